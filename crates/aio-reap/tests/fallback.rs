@@ -1,8 +1,8 @@
-//! Every way a backend may be refused at start leads to the next one.
+//! If a backend cannot start, for whatever error, the next one is tried.
 //!
-//! A filter on one thread's system calls (seccomp) refuses them with a chosen error; threads that
-//! it starts later inherit it, nothing else notices. Where a filter cannot be installed the tests
-//! say so and pass, unless `OFFLOCK_REQUIRE_ALL` is set.
+//! A filter on one thread's system calls (seccomp) makes them fail with a chosen error. Only
+//! threads that this thread starts later inherit it. If a filter cannot be installed, the tests
+//! print that and pass, unless `OFFLOCK_REQUIRE_ALL` is set.
 #![cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
 
 use std::io;
@@ -13,11 +13,11 @@ use aio_reap::{BackendKind, Engine, StartError};
 
 const URING_CALLS: [i64; 3] =
     [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
-/// As the kernel, containers and service managers refuse io_uring.
+/// The errors with which the kernel, containers and service managers refuse io_uring.
 const REFUSALS: [i32; 5] =
     [libc::EPERM, libc::ENOSYS, libc::ENOMEM, libc::EINVAL, libc::EOPNOTSUPP];
 
-/// Refuses each of `calls` on this thread, for ever.
+/// Makes each of `calls` fail on this thread, until it ends.
 fn refuse(calls: &[(i64, i32)]) -> io::Result<()> {
     let statement = |code: u32, value: u32, skip: u8| libc::sock_filter {
         code: code as u16,
@@ -26,7 +26,7 @@ fn refuse(calls: &[(i64, i32)]) -> io::Result<()> {
         k: value,
     };
     let mut program = vec![
-        // The call's number: the first word of `struct seccomp_data`.
+        // The number of the call is the first word of `struct seccomp_data`.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
     ];
     for &(call, errno) in calls {
@@ -36,19 +36,19 @@ fn refuse(calls: &[(i64, i32)]) -> io::Result<()> {
     }
     program.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0));
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: no pointers.
+    // SAFETY: the call takes no pointer.
     if unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) } != 0 {
         return Err(io::Error::last_os_error());
     }
     let mode = libc::SECCOMP_MODE_FILTER;
-    // SAFETY: `program` and the statements it points to live until the call returns.
+    // SAFETY: `program`, and the statements that it points to, live until the call returns.
     if unsafe { libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program, 0, 0) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())
 }
 
-/// Runs `test` on a thread of its own where `calls` are refused.
+/// Runs `test` on a new thread on which `calls` fail.
 fn refusing(calls: &[(i64, i32)], test: impl FnOnce() + Send) {
     thread::scope(|scope| {
         let thread = scope.spawn(|| match refuse(calls) {
@@ -68,7 +68,7 @@ fn aio_works() -> bool {
     Engine::builder().backend(BackendKind::Aio).build().is_ok()
 }
 
-/// The engine does its work, whatever it runs on.
+/// Checks that the engine works on its backend.
 fn exercise(engine: &Engine) {
     let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
     let plug = engine.plug();
@@ -85,7 +85,7 @@ fn exercise(engine: &Engine) {
     engine.fdatasync(&file).submit().unwrap().wait().0.unwrap();
 }
 
-/// What an automatic choice tried in vain, with what the system said.
+/// Returns the backends that the automatic choice tried without success, with the errors.
 fn refused_by(engine: &Engine) -> Vec<(BackendKind, Option<i32>)> {
     let of = |fallback: &aio_reap::Fallback| (fallback.backend, fallback.error.raw_os_error());
     engine.fallbacks().iter().map(of).collect()
@@ -147,8 +147,8 @@ fn when_threads_are_refused_too_the_error_names_all_three() {
     });
 }
 
-/// `aio-max-nr` used up: the engine's 32,768 do not fit beside what this test takes, which leaves
-/// room for contexts of modest size elsewhere on the system.
+/// `aio-max-nr` is used up: the engine's 32,768 requests do not fit beside those of this test,
+/// which leaves room for contexts of modest size elsewhere on the system.
 #[test]
 fn linux_aio_without_room_in_aio_max_nr_falls_back_to_threads() {
     let most = std::fs::read_to_string("/proc/sys/fs/aio-max-nr").unwrap_or_default();
@@ -157,7 +157,7 @@ fn linux_aio_without_room_in_aio_max_nr_falls_back_to_threads() {
         return;
     };
     let mut context: libc::c_ulong = 0;
-    // SAFETY: stores one id.
+    // SAFETY: the kernel stores one id.
     let ret = unsafe { libc::syscall(libc::SYS_io_setup, most - 25_000, &raw mut context) };
     if ret != 0 {
         eprintln!("skipped: {}", io::Error::last_os_error());
@@ -171,12 +171,12 @@ fn linux_aio_without_room_in_aio_max_nr_falls_back_to_threads() {
         let forced = Engine::builder().depth(32_768).backend(BackendKind::Aio).build();
         assert_eq!(forced.unwrap_err().errno(), libc::EAGAIN);
     });
-    // SAFETY: our context, not used again.
+    // SAFETY: this test made the context and does not use it again.
     unsafe { libc::syscall(libc::SYS_io_destroy, context) };
 }
 
-/// Without leave to lock memory the engine starts all the same, and its buffers are not
-/// registered. In a process of its own: the limit is the whole process's.
+/// If the process may not lock memory, the engine starts, and its buffers are not registered. The
+/// test runs in its own process, because the limit is that of the process.
 #[test]
 fn no_memory_to_lock_leaves_buffers_unregistered() {
     const CHILD: &str = "AIO_REAP_NO_MEMLOCK";
@@ -193,14 +193,14 @@ fn no_memory_to_lock_leaves_buffers_unregistered() {
     // SAFETY: `none` lives until the call returns.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const none) }, 0);
     let nobody: libc::c_long = 65_534;
-    // A plain system call changes this thread alone, and takes its CAP_IPC_LOCK if it was root's.
-    // SAFETY: no pointers.
+    // The raw system call changes only this thread, and drops its CAP_IPC_LOCK if it ran as root.
+    // SAFETY: the call takes no pointer.
     let ret = unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) };
     if ret != 0 {
-        // SAFETY: no pointers.
-        assert_ne!(unsafe { libc::geteuid() }, 0, "root cannot become somebody else");
+        // SAFETY: the call takes no pointer.
+        assert_ne!(unsafe { libc::geteuid() }, 0, "root cannot become another user");
     }
-    // Kernels before 5.12 count the ring itself.
+    // Kernels before 5.12 count the memory of the ring.
     let engine = Engine::new().unwrap();
     let pool = aio_reap::BufferPool::new(&engine, 4, 4096).unwrap();
     assert!(pool.refusal().is_some(), "registered without leave");
@@ -214,14 +214,14 @@ fn no_memory_to_lock_leaves_buffers_unregistered() {
     assert_eq!((read.unwrap(), buf[4095]), (4096, 0));
 }
 
-/// A loop that asks for the engine's descriptor when the kernel will not watch one more: it is
-/// called all the time, rather than never.
+/// If the kernel refuses to watch one more descriptor, the engine's descriptor is always readable
+/// instead of never.
 #[test]
 fn unwatched_completions_keep_the_descriptor_readable() {
     let readable = |engine: &Engine| {
         let fd = engine.as_fd().as_raw_fd();
         let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid pollfd.
+        // SAFETY: the pointer is to one valid pollfd.
         unsafe { libc::poll(&raw mut poll, 1, 0) > 0 }
     };
     thread::scope(|scope| {

@@ -1,8 +1,8 @@
-//! Errors and short transfers at real system calls, by strace: the bytes and the results are those of
-//! a kernel that fails, whatever the engine was told in between.
+//! Errors and short transfers of real system calls, injected by strace. The results and the bytes
+//! must be correct in spite of them.
 //!
-//! Each case runs [`child`] in a process of its own under strace. Without strace, or where nobody may
-//! trace, the tests say so and are skipped.
+//! Each case runs [`child`] in its own process under strace. If there is no strace, or tracing is
+//! forbidden, the tests print that and are skipped.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::env;
@@ -19,13 +19,13 @@ const BLOCKS: u64 = 6;
 /// One injection.
 struct Case<'a> {
     backend: &'a str,
-    /// The system call, and what strace does to it.
+    /// The system call, and the change that strace makes.
     inject: &'a str,
-    /// Only where the call names the file.
+    /// Whether strace changes only calls that name the file.
     by_path: bool,
-    /// The errors that requests may end with, each that often.
+    /// The errors that requests end with, and their numbers.
     failed: &'a [(i32, usize)],
-    /// What strace's log must show, in this order.
+    /// The parts that strace's log must contain, in this order.
     log: &'a [&'a str],
 }
 
@@ -43,7 +43,7 @@ impl Case<'_> {
     fn run(&self) {
         let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         let (file, log) = (dir.path().join("file"), dir.path().join("log"));
-        // What is written is there before: a write that strace makes short has moved nothing.
+        // The bytes are in the file before, because a write that strace makes short moves no bytes.
         fs::write(&file, content().concat()).unwrap();
         let call = self.inject.split(':').next().unwrap();
         let mut strace = Command::new("strace");
@@ -83,12 +83,12 @@ impl Case<'_> {
     }
 }
 
-/// What each block holds.
+/// Returns the content of a block.
 fn content() -> Vec<Vec<u8>> {
     (1..=BLOCKS as u8).map(|byte| vec![byte; BLOCK]).collect()
 }
 
-/// Writes each block and reads it back, one request at a time; says which of them failed.
+/// Writes each block and reads it back, one request at a time. Returns the errors.
 #[test]
 #[ignore = "what the other tests trace"]
 fn child() {
@@ -112,7 +112,8 @@ fn child() {
     for (block, bytes) in (0..).zip(content()) {
         let mut buf = AlignedBuf::zeroed(BLOCK, BLOCK);
         buf.copy_from_slice(&bytes);
-        // Also the buffer of the read: a read that strace makes short has moved nothing.
+        // The buffer of the read has the bytes before, because a read that strace makes short moves
+        // no bytes.
         let (written, buf) =
             engine.write(&file, buf, block * BLOCK as u64).submit().unwrap().wait();
         let (read, buf) = engine.read(&file, buf, block * BLOCK as u64).submit().unwrap().wait();
@@ -138,11 +139,11 @@ fn inv12_interrupted_system_calls_are_made_again_up_to_a_limit() {
     case("pwrite64:error=EINTR:when=1..16", &[], &["INJECTED", "= 4096"]);
     case("pread64:error=EINTR:when=3..4", &[], &["= 4096", "INJECTED", "INJECTED", "= 4096"]);
     case("pwrite64:error=EAGAIN:when=2..4", &[], &["= 4096", "INJECTED", "= 4096"]);
-    // 17 in a row are one too many.
+    // 17 in a row are more than the limit of 16 retries.
     case("pwrite64:error=EINTR:when=1..17", &[(libc::EINTR, 1)], &["INJECTED", "= 4096"]);
 }
 
-/// An error is that of its request alone.
+/// An error fails only its own request.
 #[test]
 fn inv03_a_failed_system_call_fails_one_request() {
     if !strace_works() {
@@ -157,7 +158,7 @@ fn inv03_a_failed_system_call_fails_one_request() {
             if errno == libc::EIO { &[(libc::EIO, 1)] } else { &[(libc::ENOSPC, 1)] };
         Case { backend: "threads", inject, by_path: true, failed, log: &[] }.run();
     }
-    // Linux AIO: the request at the head of the submission.
+    // Linux AIO fails the request at the head of the submission.
     let failed = &[(libc::EIO, 2)];
     Case {
         backend: "aio",
@@ -169,9 +170,9 @@ fn inv03_a_failed_system_call_fails_one_request() {
     .run();
 }
 
-/// A short transfer goes on where it stopped.
+/// A short transfer is continued where it stopped.
 #[test]
-fn inv11_short_system_calls_are_gone_on_with() {
+fn inv11_short_system_calls_are_continued() {
     if !strace_works() {
         return;
     }
@@ -184,13 +185,13 @@ fn inv11_short_system_calls_are_gone_on_with() {
     }
 }
 
-/// Submissions and sleeps that fail for a while: nothing is lost, and nobody is told.
+/// If submissions and sleeps fail for a while, no request is lost, and no request fails.
 #[test]
 fn inv04_refused_submissions_and_sleeps_are_made_again() {
     if !strace_works() {
         return;
     }
-    // The first two enters of an io_uring are its set-up's.
+    // The first two enters of an io_uring belong to its set-up.
     let injected: &[&str] = &["(INJECTED)"];
     for (backend, inject, log) in [
         ("io_uring", "io_uring_enter:error=EAGAIN:when=3..7", injected),
@@ -198,7 +199,7 @@ fn inv04_refused_submissions_and_sleeps_are_made_again() {
         ("io_uring", "io_uring_enter:error=EINTR:when=3+2", injected),
         ("aio", "io_submit:error=EAGAIN:when=1..5", injected),
         ("aio", "io_submit:error=EINTR:when=2..3", injected),
-        ("threads", "ppoll:error=EINTR:when=1+2", &[]), // it may not have to sleep
+        ("threads", "ppoll:error=EINTR:when=1+2", &[]), // it may not need to sleep
     ] {
         Case { backend, inject, by_path: false, failed: &[], log }.run();
     }

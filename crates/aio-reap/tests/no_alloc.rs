@@ -1,7 +1,7 @@
-//! No allocation per request once the engine is warm: every real backend and the
-//! simulated one, every front end.
+//! A warm engine does not allocate per request, on every real backend and the simulated one, with
+//! every front end.
 //!
-//! A process of its own, with one test: the allocator counts every thread.
+//! The program has only one test, because the allocator counts every thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::Cell;
@@ -19,7 +19,7 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const DEPTH: usize = 8;
 const ROUNDS: usize = 300;
 
-/// The buffers of one round; they come back from every front end.
+/// The buffers of one round. Every front end returns them.
 struct Bench {
     engine: Rc<Engine>,
     file: File,
@@ -32,7 +32,7 @@ impl Bench {
         self.spare.pop().expect("the last round gave them back")
     }
 
-    /// A full batch through the queue.
+    /// Sends a full batch through the queue.
     fn queue_round(&mut self) {
         let engine = Rc::clone(&self.engine);
         let plug = engine.plug();
@@ -48,7 +48,7 @@ impl Bench {
         }
     }
 
-    /// A full batch by callbacks, each of which makes another request.
+    /// Sends a full batch with callbacks, each of which makes another request.
     fn callback_round(&mut self) {
         let returned: Rc<Cell<Vec<AlignedBuf>>> = RETURNED.with(Rc::clone);
         let engine = Rc::clone(&self.engine);
@@ -72,7 +72,8 @@ impl Bench {
         returned.set(list);
     }
 
-    /// Futures, half of them waited for, half awaited (`block_on` may allocate once per call).
+    /// Sends futures, of which half are waited for and half awaited (`block_on` may allocate once
+    /// per call).
     fn future_round(&mut self) -> u64 {
         let engine = Rc::clone(&self.engine);
         for block in 0..DEPTH as u64 / 2 {
@@ -93,7 +94,7 @@ impl Bench {
             Poll::Pending => Poll::Pending,
         });
         self.spare.push(engine.block_on(poll).unwrap());
-        2 // the waker and its flag
+        2 // the waker and its handle
     }
 }
 
@@ -120,7 +121,7 @@ fn no_allocation_per_request_after_warm_up() {
             let flags = if direct { libc::O_DIRECT } else { 0 };
             let mut options = std::fs::OpenOptions::new();
             let opened = options.read(true).write(true).custom_flags(flags).open(temp.path());
-            let Ok(opened) = opened else { continue }; // no O_DIRECT here
+            let Ok(opened) = opened else { continue }; // the file system has no O_DIRECT
             let mut bench = Bench {
                 file: engine.attach(opened).unwrap(),
                 engine: Rc::clone(&engine),
@@ -143,7 +144,7 @@ fn no_allocation_per_request_after_warm_up() {
                 allowed
             });
             let made = made.allocations;
-            // The locks' own table grows when one more worker than ever before goes to sleep.
+            // The table of parking_lot grows if more workers sleep than ever before.
             allowed += 4;
             assert!(
                 made <= allowed,

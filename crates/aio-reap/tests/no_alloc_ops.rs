@@ -1,7 +1,7 @@
-//! No allocation per request once the engine is warm: vectors, registered buffers, deadlines, waits
-//! for a slot, and requests from other threads, on every real backend.
+//! A warm engine does not allocate per request: for vectors, registered buffers, deadlines, waits
+//! for a slot, and requests of other threads, on every real backend.
 //!
-//! A process of its own, with one test: the allocator counts every thread.
+//! The program has only one test, because the allocator counts every thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 mod common;
@@ -24,14 +24,15 @@ static ALLOCATOR: CountingAllocator = CountingAllocator;
 const WARM_UP: usize = 40;
 const ROUNDS: usize = 300;
 const FAR: Duration = Duration::from_secs(3600);
-/// What may come later, and not again: a queue that is fuller than ever, one more thread asleep.
+/// The number of late allocations that are allowed: a queue that is longer than ever, or one more
+/// thread that sleeps.
 const LATE: u64 = 4;
 
 fn poll<F: Future>(future: Pin<&mut F>) -> bool {
     future.poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
-/// Runs `round` until it is warm, and then counts.
+/// Runs `round` until the engine is warm, and then counts allocations.
 fn count(engine: &Engine, what: &str, mut round: impl FnMut()) {
     (0..WARM_UP).for_each(|_| round());
     let ((), made) = counted(|| (0..ROUNDS).for_each(|_| round()));
@@ -73,13 +74,13 @@ fn deadlines(engine: &Engine) {
         }
         let op = engine.nop().submit().unwrap();
         op.wait_timeout(FAR).unwrap().0.unwrap();
-        // One whose time comes.
+        // A deadline that passes.
         let late = engine.nop().cancel_after(Duration::ZERO).submit().unwrap();
         _ = late.wait();
     });
 }
 
-/// One request whose wait gets another deadline again and again: the earlier ones leave the engine.
+/// The wait for one request gets a new deadline many times. The engine drops the old ones.
 fn renewed_deadlines(engine: &Engine) {
     let plug = engine.plug();
     let renew = |op: Operation<()>, nth: u64| {
@@ -94,7 +95,7 @@ fn renewed_deadlines(engine: &Engine) {
     op.wait().0.unwrap();
 }
 
-/// All slots are taken, and one more waits in line.
+/// All slots are taken, and one more request waits.
 fn waits_for_slots(engine: &Engine, capacity: usize) {
     let mut taken = Vec::with_capacity(capacity);
     count(engine, "waits", || {
@@ -109,7 +110,7 @@ fn waits_for_slots(engine: &Engine, capacity: usize) {
     });
 }
 
-/// The same from a thread that waits, polls and calls back.
+/// Sends requests from another thread, by `wait`, by polls and with callbacks.
 fn remotes(engine: &Engine) {
     let remote = engine.remote();
     let client = thread::spawn(move || {
@@ -151,7 +152,7 @@ fn remotes(engine: &Engine) {
 fn inv17_no_allocation_per_request_of_any_kind_after_warm_up() {
     on_every_backend(|engine| {
         let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
-        // A burst that starts every thread of the pool.
+        // This burst starts every thread of the pool.
         let plug = engine.plug();
         let burst = [(); 64].map(|()| engine.fdatasync(&file).submit().unwrap());
         drop(plug);
@@ -160,7 +161,7 @@ fn inv17_no_allocation_per_request_of_any_kind_after_warm_up() {
         pools(engine, &file);
         deadlines(engine);
         renewed_deadlines(engine);
-        waits_for_slots(engine, 64); // `on_every_backend` gives as many
+        waits_for_slots(engine, 64); // the capacity that `on_every_backend` sets
         remotes(engine);
     });
     let ((), one) = counted(|| drop(std::hint::black_box(vec![0_u8; 1])));

@@ -1,6 +1,7 @@
-//! A write that the kernel takes in part and then refuses: its error tells how much was written.
+//! The error of a write that the kernel takes in part and then refuses reports the number of bytes
+//! written.
 //!
-//! A process of its own, with one test: the limit of the file size is the process's.
+//! The program has only one test, because the limit of the file size belongs to the process.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 mod common;
@@ -15,15 +16,16 @@ use common::on_every_backend;
 const LIMIT: usize = 511;
 const LEN: usize = 1024;
 
-/// A limit of the file size, until it is dropped: the harness may print to a file.
+/// Limits the file size until it is dropped, because the test harness may print to a file.
 struct Limit(libc::rlimit);
 
 impl Limit {
     fn new(bytes: usize) -> Self {
-        // SAFETY: ignores a signal, which would end the process where a write meets the limit.
+        // SAFETY: the call takes no pointer. It ignores the signal that would end the process when
+        // a write exceeds the limit.
         unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
         let mut before = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: stores one limit.
+        // SAFETY: the kernel stores one limit in `old`.
         assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &raw mut before) }, 0);
         set(libc::rlimit { rlim_cur: bytes as libc::rlim_t, ..before });
         Self(before)
@@ -37,7 +39,7 @@ impl Drop for Limit {
 }
 
 fn set(limit: libc::rlimit) {
-    // SAFETY: reads one limit.
+    // SAFETY: the kernel reads one limit.
     assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) }, 0);
 }
 
@@ -49,7 +51,7 @@ fn check(front: &str, result: Result<usize, RequestError>) {
     assert_eq!(io::Error::from(error).raw_os_error(), Some(libc::EFBIG), "{front}");
 }
 
-/// By the front ends of the engine's own thread.
+/// Uses the front ends of the engine's own thread.
 fn local(engine: &Engine, file: &std::fs::File) {
     let file = engine.attach(file.try_clone().unwrap()).unwrap();
     let write = || engine.write(&file, vec![7; LEN], 0);
@@ -65,7 +67,7 @@ fn local(engine: &Engine, file: &std::fs::File) {
     check("queue", queue.pop().unwrap().result);
 }
 
-/// By those of another thread.
+/// Uses the front ends of another thread.
 fn remote(remote: Remote, file: &std::fs::File) {
     let file = SharedFile::new(file.try_clone().unwrap()).unwrap();
     check("remote", remote.write(&file, vec![7; LEN], 0).submit().unwrap().wait().0);
@@ -76,7 +78,7 @@ fn remote(remote: Remote, file: &std::fs::File) {
 }
 
 #[test]
-fn inv18_a_refused_write_tells_how_much_was_written() {
+fn inv18_a_refused_write_reports_its_bytes() {
     on_every_backend(|engine| {
         let file = tempfile::tempfile().unwrap();
         let _limit = Limit::new(LIMIT);

@@ -1,11 +1,11 @@
-//! Some seconds of requests from many threads on every real backend: nothing is lost, nothing comes
-//! twice, and nobody sleeps on.
+//! Some seconds of requests from many threads on every real backend: none is lost or repeated, and
+//! no thread sleeps for ever.
 //!
 //! ```sh
 //! cargo test --release -p aio-reap --test remote_stress -- --ignored --test-threads 1
 //! ```
 //!
-//! `OFFLOCK_STRESS_SECONDS` (2) says how long each backend takes.
+//! `OFFLOCK_STRESS_SECONDS` (2) is the time for each backend.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 #[path = "common/counted.rs"]
@@ -26,13 +26,14 @@ use variants::VARIANTS;
 
 const THREADS: u64 = 4;
 const BLOCK: usize = 512;
-/// Blocks of each thread: the last is written by requests that nobody waits for.
+/// The blocks of each thread. The last one is written by requests without a waiter.
 const BLOCKS: u64 = 8;
-/// Places in the mailbox: with one less, all could be uncollected while each thread wants another.
+/// The remote capacity. With one less, every slot could hold an uncollected request while each
+/// thread needs another slot.
 const PLACES: usize = 28;
-/// Requests of each thread, however busy the machine is.
+/// The least number of requests of each thread, also on a busy machine.
 const ENOUGH: u64 = 100;
-/// A guess: much longer than any request takes.
+/// A guess; much longer than any request takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One thread with its own blocks of the file.
@@ -58,7 +59,7 @@ impl Client {
         Counted(vec![byte; BLOCK], Arc::clone(&self.freed))
     }
 
-    /// Sends a read or a write of `block`, however often there is no place for it.
+    /// Sends a read or a write of `block`. Retries while the mailbox is full.
     fn send(&mut self, write: bool, block: u64, byte: u8) -> RemoteOperation<Counted> {
         let (at, buf) = ((self.first + block) * BLOCK as u64, self.buf(byte));
         self.made += 1;
@@ -106,7 +107,7 @@ impl Client {
                     result.unwrap();
                     called.fetch_add(1, Ordering::Relaxed);
                 };
-                // Without a place the callback is dropped, and the buffer comes back.
+                // If the mailbox is full, the callback is dropped and the buffer comes back.
                 self.callbacks +=
                     u64::from(self.remote.read(&self.file, buf, at).callback(done).is_ok());
             }
@@ -183,6 +184,6 @@ fn stress_inv06_threads_share_an_engine() {
         assert_eq!(format!("{:?}", engine.remote()), "Remote { taken: 0, of: 28 }");
         let stats = engine.stats();
         assert_eq!((stats.stray, stats.completed), (0, stats.accepted));
-        println!("{kind}: {made} requests, {full} found no place, {stats}");
+        println!("{kind}: {made} requests, {full} found no slot, {stats}");
     }
 }

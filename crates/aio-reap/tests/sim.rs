@@ -4,7 +4,7 @@
 //! cargo test --release -p aio-reap --test sim -- --ignored
 //! ```
 //!
-//! `OFFLOCK_STRESS_SECONDS` (2) says how long the stress test takes.
+//! `OFFLOCK_STRESS_SECONDS` (2) is the time of the stress test.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::{Cell, RefCell};
@@ -17,7 +17,7 @@ use aio_reap::{BackendKind, CompletionQueue, Engine, Operation, ReapMode};
 use testkit::stress::stress_time;
 
 const FREE: Costs = Costs { submission: 0, request: 0, peek: 0, completion: 0, poll: 0, wake: 0 };
-/// A fault every few requests.
+/// A model with a fault every few requests.
 const FAULTS: Faults = Faults {
     busy: 100_000,
     partial: 200_000,
@@ -48,7 +48,7 @@ fn engines(sim: &Sim, count: usize, mode: ReapMode) -> Vec<Engine> {
     (0..count).map(|_| builder.clone().build_sim(sim).unwrap()).collect()
 }
 
-/// Every request once, and the engines' books say so too.
+/// Every request completes once, and the engines' counters agree.
 fn run_to_the_end(model: Model, seed: u64, count: usize, mode: ReapMode, requests: u64) -> Sim {
     let sim = Sim::new(model, seed);
     let engines = engines(&sim, count, mode);
@@ -56,14 +56,14 @@ fn run_to_the_end(model: Model, seed: u64, count: usize, mode: ReapMode, request
     work.run(requests).unwrap();
     work.drain().unwrap();
     let figures = work.figures();
-    assert_eq!((work.outstanding(), figures.twice), (0, 0), "lost or twice, seed {seed}");
+    assert_eq!((work.outstanding(), figures.twice), (0, 0), "lost or repeated, seed {seed}");
     assert_eq!(figures.requests, figures.latency.count());
     assert_eq!(sim.in_flight(), 0);
     let mut sum = engines[0].stats();
     engines[1..].iter().for_each(|engine| sum.merge(&engine.stats()));
     assert_eq!((sum.accepted, sum.completed), (figures.requests, figures.requests));
     assert_eq!(sum.stray, 0);
-    // A refused request never reached the device; every other was timed.
+    // A refused request never reaches the device. Every other one is timed.
     let timed = sum.latency.as_ref().map_or(0, |latency| latency.count());
     assert!(timed <= sum.completed && (model.faults.refused > 0 || timed == sum.completed));
     assert_eq!(sum.batch_sizes.sum(), sum.submitted);
@@ -103,7 +103,7 @@ fn inv02_each_completes_once_on_the_simulated_device() {
     }
 }
 
-/// The same for a while, each time with other faults.
+/// The same for a while, with different faults each time.
 #[test]
 #[ignore = "seconds"]
 fn stress_inv02_each_completes_once_on_the_simulated_device() {
@@ -131,7 +131,7 @@ fn stress_inv02_each_completes_once_on_the_simulated_device() {
     println!("{requests} requests");
 }
 
-/// Little's law ties latencies, counts and the clock together.
+/// Latencies, counts and the clock obey Little's law.
 #[test]
 fn requests_in_the_system_are_rate_times_latency() {
     for service in SERVICES {
@@ -187,7 +187,7 @@ fn costs_and_bytes_add_up_to_the_nanosecond() {
     drop(plug);
     assert_eq!((sim.now(), sim.in_flight(), sim.visible()), (1_210_000, 2, 0));
     second.wait().0.unwrap();
-    // Taken up at 1,200,000; polls and peeks before the sleep are not in its way.
+    // A server begins it at 1,200,000. The polls and peeks before the sleep do not delay it.
     assert_eq!(sim.now(), 101_200_000 + 10 + 10_000 + 1_000);
     let (result, buf) = first.wait();
     assert_eq!((result.unwrap(), buf), (4096, vec![7; 4096])); // no data moves
@@ -242,11 +242,11 @@ fn retries_without_anything_in_flight_pass_virtual_time() {
     }
     let busy = engine.stats().busy;
     assert!(busy > 300, "{busy}");
-    // The first retry comes after 100 us, the others later and later.
+    // The first retry comes after 100 us, and each later one after a longer delay.
     assert!(sim.now() > busy * 100_000, "{} ns", sim.now());
 }
 
-/// Timeouts and deadlines pass as fast as the program runs, and at the same time in each run.
+/// Timeouts and deadlines take no real time, and pass at the same virtual time in each run.
 #[test]
 fn inv09_deadlines_come_in_virtual_time() {
     const HOUR: Duration = Duration::from_secs(3600);
@@ -266,7 +266,7 @@ fn inv09_deadlines_come_in_virtual_time() {
         let waits = engine.nop().submit().unwrap().deadline(sim.instant() + HOUR);
         assert!(engine.block_on(waits).unwrap().is_err());
         hours(3);
-        // Nothing has taken it up, so it can be cancelled; nobody waits for it but the engine.
+        // No server has begun it, so it can be cancelled. Only the engine waits for it.
         let late = engine.nop().cancel_after(HOUR).submit().unwrap();
         let error = late.wait().0.unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::ETIMEDOUT));
@@ -275,16 +275,16 @@ fn inv09_deadlines_come_in_virtual_time() {
         assert!(started.elapsed() < Duration::from_secs(60), "{mode:?}");
         (sim.now(), sim.fingerprint())
     };
-    // Polling would peek for hours.
+    // In the mode `Poll` it would peek for hours.
     for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit, MODES[3]] {
         assert_eq!(run(mode), run(mode), "{mode:?}");
     }
 }
 
-/// A device that never gets beyond EINTR and EAGAIN: each request is tried again 16 times, and then
-/// its caller hears of it.
+/// On a device that always completes with EINTR or EAGAIN each request is retried 16 times and then
+/// fails.
 #[test]
-fn inv12_what_is_never_done_is_surfaced_in_the_end() {
+fn inv12_endless_retries_end_with_the_error() {
     for mode in MODES {
         let faults = Faults { again: 1_000_000, ..Faults::default() };
         let sim = Sim::new(Model { faults, ..Model::default() }, 8);
@@ -294,7 +294,7 @@ fn inv12_what_is_never_done_is_surfaced_in_the_end() {
             assert!(matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)), "{error}");
         }
         assert_eq!(engine.stats().retries, 20 * 16, "{mode:?}");
-        // Half of them were EAGAIN, after which the engine waits for 100 us and longer.
+        // Half of the completions are EAGAIN, after which the engine waits for 100 us or longer.
         assert!(sim.now() > 100 * 100_000, "{mode:?}: {} ns", sim.now());
         assert!(engine.validate().is_idle());
     }
@@ -313,8 +313,8 @@ fn futures_are_woken_in_virtual_time() {
     assert!(sim.now() > 100 * 10_000, "{} ns", sim.now());
 }
 
-/// Whoever is done makes the next: by one request, by several under a plug, and turning the engine
-/// now and then.
+/// Each callback makes the next requests: one, or several under a plug. Some callbacks turn the
+/// engine.
 struct Chain {
     engine: Weak<Engine>,
     left: Cell<u32>,
@@ -357,8 +357,8 @@ impl Chain {
     }
 }
 
-/// A stack of 64 KiB, and a device that completes inside submit, in part or always, in every reap
-/// mode: no recursion, and no call that never returns.
+/// On a device on which some or all requests complete inside submit, with a stack of 64 KiB and in
+/// every reap mode, there is neither recursion nor a call that never returns.
 #[test]
 fn inv14_stack_stays_flat_on_a_simulated_device_that_completes_inside_submit() {
     let small = std::thread::Builder::new().stack_size(64 << 10);
@@ -388,7 +388,7 @@ fn inv14_stack_stays_flat_on_a_simulated_device_that_completes_inside_submit() {
     thread.unwrap().join().unwrap();
 }
 
-/// Dropping the engine delivers what is in flight, and the device forgets it.
+/// The drop of the engine delivers the requests in flight, and the device drops them.
 #[test]
 fn inv14_dropping_the_engine_passes_the_time_that_it_takes() {
     let model = Model { service: Service::Fixed(5_000_000), ..Model::default() };
@@ -412,12 +412,12 @@ fn inv14_dropping_the_engine_passes_the_time_that_it_takes() {
     assert_eq!(*done.borrow(), [("first", true), ("second", true)]);
 }
 
-/// Callbacks that do at random what a callback may do.
+/// Callbacks that randomly do everything that a callback may do.
 struct Mess {
     engine: Weak<Engine>,
     random: Cell<u64>,
     left: Cell<usize>,
-    /// By request: how often its callback ran.
+    /// For each request, how often its callback ran.
     called: RefCell<Vec<u32>>,
     held: RefCell<Vec<Operation<()>>>,
     nested: Cell<u32>,
@@ -458,13 +458,13 @@ impl Mess {
             }
             1 => drop(engine.turn()),
             2 | 3 => {
-                // What is full is refused.
+                // A full engine refuses the request.
                 let operation = engine.nop().submit();
                 operation.into_iter().for_each(|one| self.held.borrow_mut().push(one));
             }
             4 => drop(held()),
             5 => drop(held().map(|operation| operation.cancel())),
-            // It may fail, by the model's faults.
+            // It may fail because of the model's faults.
             6 if nests => drop(held().map(|operation| operation.wait().0)),
             7 if nests => drop(engine.wait(Some(Duration::from_micros(50))).unwrap()),
             _ => {}
@@ -475,10 +475,10 @@ impl Mess {
     }
 }
 
-/// Whatever callbacks do, on a device on which everything goes wrong: each is called once, and the
-/// engine comes to its end.
+/// On a device with every fault, with callbacks that use the engine at random, each callback runs
+/// once, and the engine shuts down.
 #[test]
-fn inv07_callbacks_do_as_they_please_on_a_device_with_faults() {
+fn inv07_random_callbacks_on_a_device_with_faults() {
     const REQUESTS: usize = 3_000;
     for mode in MODES {
         for (seed, inline) in [(1, 0), (2, 300_000), (3, 1_000_000)] {
@@ -496,7 +496,7 @@ fn inv07_callbacks_do_as_they_please_on_a_device_with_faults() {
                 nested: Cell::new(0),
             });
             while mess.left.get() > 0 {
-                mess.held.borrow_mut().truncate(8); // or nothing but they would be left
+                mess.held.borrow_mut().truncate(8); // otherwise they would take every slot
                 mess.ask(&engine);
                 engine.drain().unwrap();
             }

@@ -1,12 +1,12 @@
-//! Some seconds of mixed I/O on every real backend, every byte compared.
+//! Some seconds of mixed I/O on every real backend. Every byte is compared.
 //!
 //! ```sh
 //! cargo test --release -p aio-reap --test stress -- --ignored --test-threads 1
 //! OFFLOCK_SOAK=60 cargo test --release -p aio-reap --test stress -- --ignored --test-threads 1
 //! ```
 //!
-//! `OFFLOCK_STRESS_SECONDS` (2) says how long each backend and kind of file takes; `OFFLOCK_SOAK`
-//! multiplies that.
+//! `OFFLOCK_STRESS_SECONDS` (2) is the time for each backend and kind of file. `OFFLOCK_SOAK`
+//! multiplies it.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::{Cell, RefCell};
@@ -22,14 +22,14 @@ use testkit::stress::{keep_running, stress_time};
 const DEPTH: usize = 32;
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 512;
-/// Requests of each backend and kind of file, however busy the machine is.
+/// The least number of requests for each backend and kind of file, also on a busy machine.
 const ENOUGH: u64 = 100;
 
-/// What the file must hold, and who is busy with what.
+/// The expected content of the file, and the blocks in use.
 struct World {
     engine: Rc<Engine>,
     file: File,
-    /// Stamp of each block's content; 0 is zeros.
+    /// The stamp of each block's content; 0 means zeros.
     stamps: RefCell<Vec<u64>>,
     busy: RefCell<Vec<bool>>,
     seed: Cell<u64>,
@@ -45,7 +45,7 @@ impl World {
         (seed >> 33) as usize % below
     }
 
-    /// A range that nobody uses, marked as in use.
+    /// Finds a range that no request uses, and marks it as in use.
     fn claim(&self) -> Option<(usize, usize)> {
         let (first, count) = (self.random(BLOCKS - 8), 1 + self.random(8));
         let mut busy = self.busy.borrow_mut();
@@ -61,7 +61,7 @@ impl World {
         self.outstanding.set(self.outstanding.get() - 1);
     }
 
-    /// Makes one request; its callback makes the next.
+    /// Makes one request. Its callback makes the next.
     fn next(self: &Rc<Self>) {
         if !keep_running(self.until, || self.made.get() > ENOUGH) {
             return;
@@ -128,7 +128,8 @@ impl World {
     }
 }
 
-/// Every 8 bytes of a block differ from each other, and from those of any other write.
+/// Fills a block so that all its groups of 8 bytes differ from each other and from those of any
+/// other write.
 fn content(stamp: u64, block: usize) -> Box<[u8; BLOCK]> {
     let mut bytes = Box::new([0; BLOCK]);
     if stamp != 0 {
@@ -160,7 +161,7 @@ fn stress_mixed_io_on_every_backend() {
             temp.as_file().set_len((BLOCKS * BLOCK) as u64).unwrap();
             let mut options = OpenOptions::new();
             let opened = options.read(true).write(true).custom_flags(flags).open(temp.path());
-            let Ok(opened) = opened else { continue }; // no O_DIRECT here
+            let Ok(opened) = opened else { continue }; // the file system has no O_DIRECT
             let world = Rc::new(World {
                 file: engine.attach(opened).unwrap(),
                 engine: Rc::clone(&engine),
@@ -177,7 +178,7 @@ fn stress_mixed_io_on_every_backend() {
                     let before = world.outstanding.get();
                     world.next();
                     if world.outstanding.get() == before {
-                        break; // the range was taken: again after a turn
+                        break; // the range is in use, so try again after a turn
                     }
                 }
                 drop(plug);

@@ -227,7 +227,7 @@ mod tests {
 
     /// The pool has no thread, so no job has begun.
     #[test]
-    fn cancelled_jobs_complete_as_such_and_ring() {
+    fn cancelled_jobs_complete_with_ecanceled_and_notify() {
         let mut pool = Pool::new(1, 4).unwrap();
         for user_data in 0..3 {
             pool.held += 1;

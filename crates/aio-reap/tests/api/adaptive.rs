@@ -1,11 +1,10 @@
-//! The size of submissions follows the device.
+//! The limit of submissions adapts to the device.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use aio_reap::scripted::{Script, SubmitStep};
 use aio_reap::{CompletionQueue, Engine};
 
-/// Turns until `count` requests have been submitted, `complete` of them completing after each
-/// submission.
+/// Turns until `count` requests were submitted. `complete` requests complete after each submission.
 fn run(engine: &Engine, script: &Script, count: u64, complete: usize, step: Option<SubmitStep>) {
     let queue = CompletionQueue::new();
     let plug = engine.plug();
@@ -34,13 +33,13 @@ fn inv10_adaptive_batches_grow_in_the_background_and_shrink_when_complete_at_onc
     assert!(batches.iter().all(|&size| size <= 200));
     assert!(engine.batch_limit() >= 128);
 
-    // Complete at once: small batches, never below 16.
+    // Batches that complete at once shrink, but not below 16.
     run(&engine, &script, 2000, 300, Some(SubmitStep::Inline));
     assert_eq!(engine.batch_limit(), 16);
     let batches = script.batches();
     assert!(batches.iter().rev().skip(2).take(10).all(|&size| size == 16), "{batches:?}");
 
-    // No room: smaller attempts.
+    // If the device has no room, the limit shrinks.
     run(&engine, &script, 200, 5, None);
     let grown = engine.batch_limit();
     assert!(grown > 16);

@@ -1,4 +1,4 @@
-//! Futures that wait for a slot: first come, first served, and gone without a trace when dropped.
+//! Futures that wait for a slot get it in their order, and leave nothing behind when dropped.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::Cell;
@@ -47,7 +47,7 @@ impl<'e> Task<'e> {
     }
 }
 
-/// Two slots, both taken.
+/// An engine with two slots, both taken.
 fn full() -> (Engine, Script, Vec<Operation<()>>) {
     let script = Script::new();
     let engine = Engine::builder().depth(2).capacity(2).build_scripted(&script).unwrap();
@@ -56,7 +56,7 @@ fn full() -> (Engine, Script, Vec<Operation<()>>) {
 }
 
 #[test]
-fn slots_go_to_who_waits_in_order_and_before_who_does_not() {
+fn waiting_futures_get_slots_in_order_and_first() {
     let (engine, script, mut taken) = full();
     let mut tasks: Vec<_> = (0..3).map(|_| Task::new(&engine)).collect();
     assert!(tasks.iter_mut().all(|task| task.poll().is_pending()));
@@ -65,7 +65,7 @@ fn slots_go_to_who_waits_in_order_and_before_who_does_not() {
     assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [0, 0, 0], "uncollected");
     taken.remove(0).wait().0.unwrap();
     assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [1, 0, 0]);
-    // The slot is the first one's, whoever asks before it.
+    // The first future gets the slot, even if another one is polled before it.
     assert!(matches!(engine.nop().submit(), Err(SubmitError::Full(_))));
     let refused = engine.nop().enqueue(&CompletionQueue::new(), 0);
     assert!(matches!(refused, Err(SubmitError::Full(_))));
@@ -73,24 +73,24 @@ fn slots_go_to_who_waits_in_order_and_before_who_does_not() {
     let Poll::Ready(Ok(first)) = tasks[0].poll() else { panic!("it was its turn") };
     drop(tasks.remove(0));
 
-    // Both slots at once, by an orphan and a result.
+    // Free both slots at once: by a dropped operation and by a result.
     drop(taken);
     script.complete(2);
     engine.turn();
     assert!(first.is_done());
     first.wait().0.unwrap();
     assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [1, 1]);
-    // In any order: there is one for each.
+    // The futures may be polled in any order: there is a slot for each.
     let last = tasks.pop().unwrap().poll();
     let next = tasks.pop().unwrap().poll();
     assert!(matches!((last, next), (Poll::Ready(Ok(_)), Poll::Ready(Ok(_)))));
     script.complete(2);
     engine.drain().unwrap();
-    assert!(matches!(Task::new(&engine).poll(), Poll::Ready(Ok(_))), "nobody waits");
+    assert!(matches!(Task::new(&engine).poll(), Poll::Ready(Ok(_))), "no future waits");
 }
 
 #[test]
-fn dropping_one_that_waits_moves_the_others_up() {
+fn dropping_a_waiting_future_moves_later_ones_forward() {
     let (engine, script, taken) = full();
     let mut tasks: Vec<_> = (0..4).map(|_| Task::new(&engine)).collect();
     assert!(tasks.iter_mut().all(|task| task.poll().is_pending()));
@@ -98,13 +98,13 @@ fn dropping_one_that_waits_moves_the_others_up() {
     script.complete(1);
     engine.turn();
     assert_eq!(tasks[0].wakes(), 1);
-    // Woken, and gone without taking it: the next is told.
+    // A woken future that is dropped wakes the next one.
     drop(tasks.remove(0));
     assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [1, 0, 0]);
-    // Gone from the middle: nobody else is.
+    // A future dropped in the middle wakes no other.
     drop(tasks.remove(1));
     assert_eq!(tasks.iter().map(Task::wakes).collect::<Vec<_>>(), [1, 0]);
-    // Given up with the request kept.
+    // The request survives the end of the wait.
     let first = tasks.remove(0);
     let request = first.submission.into_request().unwrap();
     assert_eq!(tasks[0].wakes(), 1);
@@ -116,11 +116,11 @@ fn dropping_one_that_waits_moves_the_others_up() {
 }
 
 #[test]
-fn who_waits_is_told_of_the_end_and_of_errors() {
+fn waiting_futures_see_the_shutdown_and_errors() {
     let (engine, script, taken) = full();
     let mut tasks: Vec<_> = (0..3).map(|_| Task::new(&engine)).collect();
     assert!(tasks.iter_mut().all(|task| task.poll().is_pending()));
-    // Refused at once, without waiting.
+    // A misaligned request is refused at once.
     if let Some((_temp, file)) = direct_file(&engine) {
         let mut refused = engine.write(&file, AlignedBuf::zeroed(512, 512), 1).submit_async();
         let poll = Pin::new(&mut refused).poll(&mut Context::from_waker(Waker::noop()));
@@ -135,10 +135,10 @@ fn who_waits_is_told_of_the_end_and_of_errors() {
     taken.into_iter().for_each(|operation| _ = operation.wait().0.unwrap());
 }
 
-/// A completion that goes into a queue frees its slot inside the reap: who waits is told by the
-/// same call, although nothing is left to deliver.
+/// A completion that goes into a queue frees its slot inside the reap. The same call wakes a
+/// waiting future, although no delivery is left.
 #[test]
-fn a_queue_that_frees_a_slot_lets_the_next_in() {
+fn a_queue_that_frees_a_slot_wakes_a_future() {
     let script = Script::new();
     let engine = Engine::builder().depth(2).capacity(2).build_scripted(&script).unwrap();
     let queue = CompletionQueue::new();
@@ -155,7 +155,7 @@ fn a_queue_that_frees_a_slot_lets_the_next_in() {
 
 /// Callbacks free slots too, and a wake-up may use the engine.
 #[test]
-fn a_callback_that_frees_a_slot_lets_the_next_in() {
+fn a_callback_that_frees_a_slot_wakes_a_future() {
     let script = Script::new();
     let engine = Engine::builder().depth(1).capacity(1).build_scripted(&script).unwrap();
     let called = Rc::new(Cell::new(false));
@@ -166,7 +166,7 @@ fn a_callback_that_frees_a_slot_lets_the_next_in() {
     assert!(called.get() && script.waits() >= 2);
 }
 
-/// Many tasks over few slots on the kernel's interfaces: each gets its turn.
+/// Many tasks share few slots on the real backends, and each one completes.
 #[test]
 fn many_tasks_share_few_slots() {
     on_every_backend(|engine| {

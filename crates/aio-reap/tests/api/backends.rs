@@ -16,7 +16,7 @@ use crate::common;
 use crate::direct_file as direct;
 use crate::readable;
 
-/// A guess: much longer than a disk takes.
+/// A guess; much longer than a disk takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 
@@ -39,7 +39,7 @@ fn read_write_sync_allocate() {
         let (advised, ()) = engine.will_need(&file, 0, 4096).submit().unwrap().wait();
         advised.unwrap();
 
-        // Only what is there is read; the rest of the buffer stays.
+        // The read fills only the bytes of the file; the rest of the buffer stays.
         let (read, buf) = engine.read(&file, vec![1; 8], 9_996).submit().unwrap().wait();
         assert_eq!((read.unwrap(), buf), (4, vec![7, 7, 7, 7, 1, 1, 1, 1]));
         let request = engine.read(&file, vec![1; 8], 9_996).zero_fill();
@@ -81,7 +81,7 @@ fn errors_reach_only_their_request() {
 }
 
 #[test]
-fn callbacks_queues_and_futures_all_get_theirs() {
+fn callbacks_queues_and_futures_get_their_results() {
     on_every_backend(|engine| {
         let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
         let queue = CompletionQueue::new();
@@ -172,7 +172,7 @@ fn direct_files_are_aligned_or_refused() {
             assert_eq!(read.unwrap(), 4096);
             assert!(buf.iter().all(|&byte| byte == block));
         }
-        // Reading across an end of file that is off the alignment stops there.
+        // A read across an unaligned end of the file stops there.
         let write = std::fs::OpenOptions::new().write(true).open(_keep.path()).unwrap();
         write.set_len(65_536 + 100).unwrap();
         let (read, _) = engine.read(&file, aligned(8192, 99), 61_440).submit().unwrap().wait();
@@ -180,7 +180,8 @@ fn direct_files_are_aligned_or_refused() {
     });
 }
 
-/// What a random trace of writes leaves in a direct file; `None` where there is none.
+/// Returns the bytes that a random trace of writes leaves in a direct file, or `None` if the file
+/// system has no direct files.
 fn trace(engine: &Engine) -> Option<Vec<u8>> {
     let (_keep, file) = direct_file(engine)?;
     let mut seed = 42u64;
@@ -192,7 +193,7 @@ fn trace(engine: &Engine) -> Option<Vec<u8>> {
     for round in 0..40u8 {
         {
             let _plug = engine.plug();
-            let mut next = 0; // ranges of one batch do not overlap: their order is open
+            let mut next = 0; // ranges of one batch do not overlap, because their order is undefined
             while next < 60 {
                 let (at, blocks) = (next + random(3), 1 + random(3));
                 let buf = aligned(blocks as usize * 4096, round ^ at as u8);
@@ -211,8 +212,8 @@ fn trace(engine: &Engine) -> Option<Vec<u8>> {
     Some(buf.to_vec())
 }
 
-/// The same random trace gives the same bytes everywhere, also on simulated devices where requests
-/// find no room, end early or are to be tried again.
+/// The same random trace gives the same bytes on every backend, also on simulated devices on which
+/// requests find no room, end early or are retried.
 #[test]
 fn inv15_backends_agree_on_a_trace() {
     let reference = RefCell::new(None::<Vec<u8>>);
@@ -243,7 +244,7 @@ fn inv15_backends_agree_on_a_trace() {
     }
 }
 
-/// A foreign loop sleeps on the descriptor and turns the engine when it is readable.
+/// An event loop sleeps on the descriptor, and turns the engine when it is readable.
 #[test]
 fn descriptor_becomes_readable_and_quiet_again() {
     on_every_backend(|engine| {
@@ -263,7 +264,8 @@ fn descriptor_becomes_readable_and_quiet_again() {
     });
 }
 
-/// A bell may lag behind its completion; after a few turns it is quiet.
+/// A notification may come after its completion was reaped. After a few turns the descriptor is not
+/// readable.
 fn assert_quiet(engine: &Engine) {
     let quiet = (0..100).any(|_| {
         engine.turn();
@@ -272,10 +274,10 @@ fn assert_quiet(engine: &Engine) {
     assert!(quiet, "an idle engine keeps its descriptor readable");
 }
 
-/// Before anybody polls the descriptor, bells may go unanswered: whoever comes late hears what is
-/// under way by then, and is left in peace afterwards.
+/// Before the program asks for the descriptor, notifications may stay. A program that asks late is
+/// notified of the requests in flight, and of nothing afterwards.
 #[test]
-fn inv09_who_polls_late_hears_the_rest_and_then_nothing() {
+fn inv09_a_late_poll_sees_later_completions_and_then_nothing() {
     on_every_backend(|engine| {
         let Some((_keep, file)) = direct_file(engine) else { return };
         for block in 0..5u64 {

@@ -1,5 +1,6 @@
-//! Buffers belong to the engine until the kernel is through with them, whatever becomes of the
-//! operation: patterns show late writes, and AddressSanitizer sees every access to freed memory:
+//! Buffers belong to the engine until the kernel no longer uses them, also if the operation is
+//! dropped or forgotten. Patterns show late writes, and AddressSanitizer sees every access to freed
+//! memory:
 //!
 //! ```sh
 //! ASAN_OPTIONS=detect_leaks=0 RUSTFLAGS=-Zsanitizer=address \
@@ -25,7 +26,7 @@ const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKin
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 64;
 
-/// A buffer that is overwritten when it is freed, and counts it.
+/// A buffer that overwrites its bytes when it is freed, and counts that.
 struct Pattern {
     bytes: AlignedBuf,
     freed: Rc<Cell<u64>>,
@@ -38,7 +39,8 @@ impl Drop for Pattern {
     }
 }
 
-// SAFETY: as for the `AlignedBuf` inside, which nothing touches while the engine has the value.
+// SAFETY: it returns the memory of the `AlignedBuf` inside, which no code uses while the engine has
+// the value.
 unsafe impl IoBuf for Pattern {
     fn as_ptr(&self) -> *const u8 {
         IoBuf::as_ptr(&self.bytes)
@@ -49,7 +51,7 @@ unsafe impl IoBuf for Pattern {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: it returns the memory of the `AlignedBuf` inside, which is valid for writing.
 unsafe impl IoBufMut for Pattern {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         IoBufMut::as_mut_ptr(&mut self.bytes)
@@ -62,7 +64,7 @@ fn pattern(byte: u8, freed: &Rc<Cell<u64>>) -> Pattern {
     Pattern { bytes, freed: Rc::clone(freed) }
 }
 
-/// Direct where the file system allows it: then completions take their time.
+/// Opens a direct file if the file system allows it, so that requests stay in flight for a while.
 fn file(engine: &Engine) -> (tempfile::NamedTempFile, File) {
     let temp = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut options = StdFile::options();
@@ -89,8 +91,8 @@ fn byte_of(round: u64, block: u64) -> u8 {
     (round * 31 + block * 7 + 1) as u8
 }
 
-/// Writes whose operations are dropped at once, forgotten, or kept: each lands whole, and nothing
-/// is freed while it is in flight.
+/// Operations are dropped at once, forgotten, or kept. Each write arrives whole, and no buffer is
+/// freed in flight.
 #[test]
 fn inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten() {
     for engine in engines() {
@@ -120,7 +122,7 @@ fn inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten() {
             kept.into_iter().for_each(|write: Operation<_>| {
                 assert_eq!(write.wait().0.unwrap(), BLOCK);
             });
-            // All but the forgotten ones are back and freed.
+            // All buffers but the forgotten ones are freed.
             assert_eq!(freed.get(), (round + 1) * BLOCKS - forgotten);
             let mut bytes = vec![0; BLOCK * BLOCKS as usize];
             temp.as_file().read_exact_at(&mut bytes, 0).unwrap();
@@ -133,7 +135,7 @@ fn inv13_writes_land_whole_when_their_operations_are_dropped_or_forgotten() {
     }
 }
 
-/// Submits, waiting for a slot while a slow device holds all of them.
+/// Submits, and waits for a slot while a slow device has all requests.
 fn submit<'e, B: 'static>(engine: &'e Engine, mut request: Request<'e, B>) -> Operation<B> {
     loop {
         match request.submit() {
@@ -145,10 +147,10 @@ fn submit<'e, B: 'static>(engine: &'e Engine, mut request: Request<'e, B>) -> Op
     }
 }
 
-/// Reads into buffers whose operations are gone: the kernel writes to memory that is still theirs,
-/// and memory allocated meanwhile stays as it is.
+/// Reads into buffers of dropped operations. The kernel writes only to those buffers, and memory
+/// that is allocated meanwhile keeps its bytes.
 #[test]
-fn inv13_reads_touch_no_memory_but_their_own_after_their_operations_are_gone() {
+fn inv13_reads_of_dropped_operations_write_only_to_their_buffers() {
     for engine in engines() {
         let (temp, file) = file(&engine);
         temp.as_file().write_all_at(&vec![0x77; BLOCK * BLOCKS as usize], 0).unwrap();
@@ -157,14 +159,14 @@ fn inv13_reads_touch_no_memory_but_their_own_after_their_operations_are_gone() {
         for round in 0..40u64 {
             for block in 0..BLOCKS / 2 {
                 let buf = pattern(0x11, &freed);
-                // Not plugged: some complete inside the submission, some are in flight.
+                // Without a plug some complete inside the submission and some are in flight.
                 let read = submit(&engine, engine.read(&file, buf, block * BLOCK as u64));
                 if block == 0 && round < 8 {
                     std::mem::forget(read);
                 } else {
                     drop(read);
                 }
-                // Whatever was freed too early is handed out again here.
+                // The allocator would return a buffer here that was freed too early.
                 others.push_back(vec![0x22_u8; BLOCK]);
                 if others.len() > 64 {
                     others.pop_front();
@@ -179,7 +181,7 @@ fn inv13_reads_touch_no_memory_but_their_own_after_their_operations_are_gone() {
     }
 }
 
-/// Dropping the engine with requests in flight waits for them: also then no buffer goes early.
+/// The drop of the engine waits for the requests in flight, so no buffer is freed early.
 #[test]
 fn inv13_dropping_the_engine_in_flight_frees_each_buffer_once_it_is_written() {
     for kind in REAL {
@@ -202,7 +204,7 @@ fn inv13_dropping_the_engine_in_flight_frees_each_buffer_once_it_is_written() {
     }
 }
 
-/// Frees its bytes, and does as it is told then.
+/// A buffer that runs a closure when it is freed.
 struct Loud<F: FnMut() + 'static>(Vec<u8>, F);
 
 impl<F: FnMut() + 'static> Drop for Loud<F> {
@@ -211,7 +213,8 @@ impl<F: FnMut() + 'static> Drop for Loud<F> {
     }
 }
 
-// SAFETY: as for the `Vec` inside, which nothing touches while the engine has the value.
+// SAFETY: it returns the memory of the `Vec` inside, which no code uses while the engine has the
+// value.
 unsafe impl<F: FnMut() + 'static> IoBuf for Loud<F> {
     fn as_ptr(&self) -> *const u8 {
         IoBuf::as_ptr(&self.0)
@@ -222,10 +225,10 @@ unsafe impl<F: FnMut() + 'static> IoBuf for Loud<F> {
     }
 }
 
-/// The completion of a request that holds the last handle on its queue frees the queue, and with it
-/// buffers whose `Drop` may use the engine.
+/// The completion of a request that has the last handle of its queue frees the queue, and with it
+/// buffers whose `Drop` uses the engine.
 #[test]
-fn buffers_of_a_queue_that_nobody_has_may_use_the_engine_when_they_are_freed() {
+fn buffers_of_an_unowned_queue_may_use_the_engine_in_their_drop() {
     let script = Script::new();
     let engine = Rc::new(Engine::builder().depth(4).build_scripted(&script).unwrap());
     let freed = Rc::new(Cell::new(0));

@@ -1,4 +1,5 @@
-//! Callbacks that use the engine which runs them: submit, wait, nest, panic, and never end.
+//! Callbacks that use the engine that runs them: they submit, wait, nest, panic, or make requests
+//! without end.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::count;
@@ -19,7 +20,7 @@ fn scripted(depth: usize) -> (Engine, Script) {
     (Engine::builder().depth(depth).build_scripted(&script).unwrap(), script)
 }
 
-/// Whatever order requests were made in, callbacks and wake-ups come as their completions did.
+/// Callbacks and wake-ups run in the order of the completions, not of the requests.
 #[test]
 fn inv02_callbacks_run_in_the_order_of_the_reap() {
     let (engine, script) = scripted(8);
@@ -30,7 +31,7 @@ fn inv02_callbacks_run_in_the_order_of_the_reap() {
         engine.nop().callback(move |_, ()| log.borrow_mut().push(who)).unwrap();
     }
     drop(plug);
-    // Of those left: the third, the first, the last, the last.
+    // Of the requests left: the third, the first, the last, the last.
     [2, 0, 2, 1].into_iter().for_each(|nth| _ = script.complete_nth(nth));
     engine.turn();
     assert_eq!(*log.borrow(), [2, 0, 4, 3]);
@@ -38,8 +39,8 @@ fn inv02_callbacks_run_in_the_order_of_the_reap() {
     assert_eq!(*log.borrow(), [2, 0, 4, 3, 1]);
 }
 
-/// A batch whose callbacks submit, wait for a sibling, drop a sibling's operation and their own,
-/// and nest: each is delivered once.
+/// The callbacks of a batch submit, wait for another request of the batch, drop its operation and
+/// their own, and nest. Each is delivered once.
 #[test]
 fn inv07_callbacks_may_wait_for_or_drop_their_siblings() {
     let (engine, script) = scripted(8);
@@ -61,7 +62,7 @@ fn inv07_callbacks_may_wait_for_or_drop_their_siblings() {
                     drop(operation);
                     0
                 }
-                2 => engine.wait(None).unwrap().delivered, // the others run inside this one
+                2 => engine.wait(None).unwrap().delivered, // other callbacks run inside this one
                 3 => {
                     let log = Rc::clone(&log);
                     let again = move |_, ()| log.borrow_mut().push(10);
@@ -92,8 +93,8 @@ fn inv07_callbacks_may_wait_for_or_drop_their_siblings() {
     assert!(engine.turn().is_idle());
 }
 
-/// Queues are filled by the reap itself: a callback finds there what completed behind it, also by
-/// its own turn, and who waits hears of them.
+/// The reap itself fills queues: a callback finds there the requests that completed after its own,
+/// also those of its own turn, and a wait returns for them.
 #[test]
 fn inv07_queues_are_filled_before_the_first_callback() {
     let (engine, script) = scripted(8);
@@ -120,7 +121,8 @@ fn inv07_queues_are_filled_before_the_first_callback() {
     assert_eq!((queue.len(), engine.stats().completed), (1, 4));
 }
 
-/// A panic in a callback: the others are delivered by the next call, and a foreign loop is told.
+/// After a panic in a callback the next call delivers the other completions, and the descriptor is
+/// readable.
 #[test]
 fn inv07_panic_in_a_callback_loses_no_sibling() {
     let (engine, script) = scripted(8);
@@ -134,18 +136,18 @@ fn inv07_panic_in_a_callback_loses_no_sibling() {
     catch_unwind(AssertUnwindSafe(|| drop(plug))).unwrap_err();
     engine.validate();
     assert_eq!(done.get(), 1);
-    assert!(readable(&engine, Duration::ZERO), "nobody would deliver the third");
+    assert!(readable(&engine, Duration::ZERO), "no turn would deliver the third");
     assert_eq!((engine.turn().delivered, done.get()), (1, 2));
-    // Submitting works as before: the flag that a callback runs is off again.
+    // A submission works as before: the flag of a running callback is reset.
     script.on_submit(SubmitStep::Inline);
     engine.nop().callback(count(&done)).unwrap();
     assert_eq!(done.get(), 3);
-    engine.turn(); // an empty answer
+    engine.turn(); // a turn without work
     assert!(!readable(&engine, Duration::ZERO));
 }
 
-/// A device that completes inside submit, and callbacks that make the next request: with a stack
-/// of 64 KiB neither recursion nor a call that never returns.
+/// On a device that completes inside submit, callbacks make the next request. With a stack of 64
+/// KiB there is neither recursion nor a call that never returns.
 #[test]
 fn inv14_stack_stays_flat_on_a_device_that_completes_inside_submit() {
     fn next(engine: &Rc<Engine>, script: &Script, left: &Rc<Cell<u32>>) {
@@ -159,7 +161,7 @@ fn inv14_stack_stays_flat_on_a_device_that_completes_inside_submit() {
             let engine = inner.upgrade().unwrap();
             next(&engine, &script, &left);
             if left.get() % 3 == 0 {
-                engine.turn(); // it may turn the engine too
+                engine.turn(); // a callback may turn the engine too
             }
         };
         engine.nop().callback(done).unwrap();
@@ -183,7 +185,7 @@ fn inv14_stack_stays_flat_on_a_device_that_completes_inside_submit() {
 
 /// The same with requests that need no device at all.
 #[test]
-fn inv14_requests_of_no_length_cannot_hold_a_call_for_ever() {
+fn inv14_empty_requests_cannot_loop_for_ever() {
     fn next(engine: &Rc<Engine>, file: &File, made: &Rc<Cell<u32>>) {
         made.set(made.get() + 1);
         assert!(made.get() < 1000, "the call does not return");

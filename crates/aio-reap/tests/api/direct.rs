@@ -1,7 +1,7 @@
-//! Short transfers of `O_DIRECT` files: they go on at a block, wherever they ended.
+//! Short transfers of `O_DIRECT` files are continued at the start of a block.
 //!
-//! On a file in memory that is opened with `O_DIRECT`, which takes any length, so that the device
-//! can end a transfer anywhere.
+//! The tests use a file in memory that is opened with `O_DIRECT`. It takes any length, so the
+//! device can end a transfer at any byte.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::end_of_file;
@@ -18,7 +18,8 @@ use proptest::prelude::*;
 
 const BLOCK: usize = 512;
 
-/// A file of these bytes; `None` where files in memory know no `O_DIRECT` (before Linux 6.6).
+/// Makes a file with these bytes. Returns `None` if files in memory have no `O_DIRECT` (before
+/// Linux 6.6).
 fn direct(engine: &Engine, bytes: &[u8]) -> Option<(std::fs::File, File)> {
     let temp = tempfile::NamedTempFile::new_in("/dev/shm").ok()?;
     let mut options = OpenOptions::new();
@@ -37,9 +38,10 @@ fn buf(blocks: usize, byte: impl Fn(usize) -> u8) -> AlignedBuf {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// However the device cuts them, the bytes are the reference's, for one buffer and for lists.
+    /// Wherever the device cuts transfers, the bytes are those of the reference, for one buffer and
+    /// for lists.
     #[test]
-    fn inv11_direct_transfers_go_on_at_a_block(
+    fn inv11_direct_transfers_continue_at_a_block(
         blocks in vec(1usize..4, 1..5),
         before_end in 0usize..8000,
         first in 0usize..6,
@@ -82,7 +84,7 @@ proptest! {
     }
 }
 
-/// A device that takes less than a block is asked again, but not for ever.
+/// A write of less than a block is retried, but only up to the limit.
 #[test]
 fn inv12_less_than_a_block_is_written_again_up_to_a_limit() {
     for (tries, written) in [(10, true), (40, false)] {
@@ -104,7 +106,8 @@ fn inv12_less_than_a_block_is_written_again_up_to_a_limit() {
     }
 }
 
-/// What the engine reads from `statx` by position is what the C library's structure names.
+/// The engine reads `statx` by positions, which are those of the fields of the C library's
+/// structure.
 #[cfg(target_env = "gnu")]
 #[test]
 fn alignment_is_that_of_the_c_librarys_statx() {
@@ -122,13 +125,13 @@ fn alignment_is_that_of_the_c_librarys_statx() {
     let Ok(raw) = opened else { return };
     let mut stat = MaybeUninit::<libc::statx>::zeroed();
     let (fd, mask) = (raw.as_raw_fd(), libc::STATX_DIOALIGN);
-    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; `stat` is large enough.
+    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor, and `stat` is large enough.
     let ret =
         unsafe { libc::statx(fd, c"".as_ptr(), libc::AT_EMPTY_PATH, mask, stat.as_mut_ptr()) };
-    // SAFETY: all-zero is a valid statx, and the kernel only stores numbers.
+    // SAFETY: an all-zero statx is valid, and the kernel stores only numbers.
     let stat = unsafe { stat.assume_init() };
     if ret != 0 || stat.stx_dio_offset_align == 0 {
-        return; // before Linux 6.1, or a file system that does not say
+        return; // before Linux 6.1, or a file system that does not report it
     }
     let align = engine.attach(raw).unwrap().alignment().expect("it is opened with O_DIRECT");
     let named = (stat.stx_dio_mem_align, stat.stx_dio_offset_align);

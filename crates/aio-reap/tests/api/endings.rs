@@ -1,4 +1,4 @@
-//! Requests that are cancelled or whose time is over, and waits that end before their requests.
+//! Requests that are cancelled or time out, and waits that end before their requests.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::Cell;
@@ -24,11 +24,11 @@ use crate::readable;
 
 const SHORT: Duration = Duration::from_millis(20);
 const LONG: Duration = Duration::from_secs(3600);
-/// A guess: much longer than anything takes that is waited for.
+/// A guess; much longer than any wait of these tests.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Tries it until it was in time, as it says: on a machine that stands still for a moment, a short
-/// time can be over before anybody has looked.
+/// Repeats `test` until it returns that it was in time. If the machine stops for a moment, a short
+/// time can be over before the test checks it.
 fn in_time(try_it: impl Fn() -> bool) {
     assert!((0..100).any(|_| try_it()), "it is never in time");
 }
@@ -42,10 +42,10 @@ fn errno(result: Result<usize, aio_reap::RequestError>) -> Option<i32> {
     result.unwrap_err().raw_os_error()
 }
 
-/// A file whose reads block until the pipe's writer writes; where the backend can do that.
+/// Attaches a pipe, whose reads block until its writer writes, if the backend supports that.
 fn slow_file(engine: &Engine) -> Option<(File, io::PipeWriter)> {
     let (reader, writer) = io::pipe().unwrap();
-    // The pool's pread refuses pipes.
+    // `pread` in the pool refuses pipes.
     (engine.backend() == BackendKind::Uring).then(|| (engine.attach(reader).unwrap(), writer))
 }
 
@@ -98,9 +98,9 @@ fn requests_in_flight_are_cancelled_if_the_device_can() {
     }
 }
 
-/// What would be tried again, or continued, is not once it was cancelled.
+/// A cancelled request is neither retried nor continued.
 #[test]
-fn inv12_cancelled_requests_are_not_tried_again() {
+fn inv12_cancelled_requests_are_not_retried() {
     for transfer in [
         Transfer::Fail(libc::EINTR),
         Transfer::Fail(libc::EAGAIN),
@@ -118,11 +118,11 @@ fn inv12_cancelled_requests_are_not_tried_again() {
         assert!(write.is_done(), "{transfer:?} was tried again");
         assert_eq!(errno(write.wait().0), Some(libc::ECANCELED), "{transfer:?}");
     }
-    // Not cancelled by us: the caller should know.
+    // The device cancelled it without a request, so the error is returned.
     let (engine, script) = scripted(4);
     script.on_transfer(Transfer::Fail(libc::ECANCELED));
     assert_eq!(errno(engine.nop().submit().unwrap().wait().0), Some(libc::ECANCELED));
-    // Complete in spite of it.
+    // The request completes in spite of the attempt.
     script.cancels(false);
     let nop = engine.nop().submit().unwrap();
     nop.cancel();
@@ -130,10 +130,11 @@ fn inv12_cancelled_requests_are_not_tried_again() {
     nop.wait().0.unwrap();
 }
 
-/// A request that is cancelled after part of it was transferred tells how much: cancelled in flight,
-/// with the short completion to come, and while the rest waits in the engine.
+/// The error of a request that is cancelled after a part was transferred reports that part: for a
+/// cancellation in flight, before the short completion, and for one while the rest waits in the
+/// engine.
 #[test]
-fn inv18_cancelled_requests_tell_how_much_was_transferred() {
+fn inv18_errors_of_cancelled_requests_report_their_bytes() {
     for in_flight in [true, false] {
         let (engine, script) = scripted(4);
         script.cancels(false);
@@ -166,7 +167,7 @@ fn cancel_all_ends_everything_that_can_be_ended() {
     for token in 0..8 {
         engine.nop().enqueue(&queue, token).unwrap();
     }
-    script.complete(1); // reaped later: too late for a cancellation
+    script.complete(1); // complete but not reaped, so too late for a cancellation
     assert_eq!(engine.cancel_all(), 8);
     engine.drain().unwrap();
     let ended = std::iter::from_fn(|| queue.pop()).filter(|done| done.result.is_err()).count();
@@ -177,14 +178,14 @@ fn cancel_all_ends_everything_that_can_be_ended() {
 #[test]
 fn real_backends_cancel_what_waits() {
     on_every_backend(|engine| {
-        // In the engine's own queue.
+        // Requests in the engine's own queue.
         let plug = engine.plug();
         let nop = engine.nop().submit().unwrap();
         assert!(nop.cancel());
         drop(plug);
         assert_eq!(errno(nop.wait().0), Some(libc::ECANCELED));
 
-        // In the kernel.
+        // Requests in the kernel.
         if let Some((file, _writer)) = slow_file(engine) {
             let reads: Vec<_> =
                 (0..8).map(|_| engine.read(&file, vec![0; 4], 0).submit().unwrap()).collect();
@@ -194,14 +195,14 @@ fn real_backends_cancel_what_waits() {
                 let (result, buf) = read.wait();
                 assert_eq!((errno(result), buf.len()), (Some(libc::ECANCELED), 4));
             }
-            // Nothing of the cancellations themselves is left.
+            // No completion of a cancellation is left.
             let quiet = (0..100).any(|_| {
                 engine.turn();
                 !readable(engine, Duration::from_millis(1))
             });
             assert!(quiet, "an idle engine keeps its descriptor readable");
         }
-        // Whatever has gone too far ends by itself; all counts end even.
+        // Requests that cannot be cancelled end by themselves, and the counts add up.
         let buffered = engine.attach(tempfile::tempfile().unwrap()).unwrap();
         let direct = direct_file(engine).map(|(_temp, file)| file);
         for round in 0..50u64 {
@@ -226,7 +227,7 @@ fn real_backends_cancel_what_waits() {
     });
 }
 
-/// Many more cancellations than the completion ring has room for beside the requests.
+/// There are many more cancellations than the completion ring has room for beside the requests.
 #[test]
 fn inv01_cancellations_never_overflow_the_completion_ring() {
     let builder = || Engine::builder().backend(BackendKind::Uring).depth(4);
@@ -239,7 +240,7 @@ fn inv01_cancellations_never_overflow_the_completion_ring() {
         for _ in 0..20 {
             let reads: Vec<_> =
                 (0..4).map(|_| engine.read(&file, vec![0; 1], 0).submit().unwrap()).collect();
-            // Without a turn between them nothing makes room.
+            // Without a turn in between no completion makes room.
             let tried = (0..50).filter(|_| reads.iter().any(Operation::cancel)).count();
             assert!(tried > 0);
             for read in &reads {
@@ -253,7 +254,7 @@ fn inv01_cancellations_never_overflow_the_completion_ring() {
                     Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ECANCELED)),
                 }
             }
-            // Empty the pipe again.
+            // Empty the pipe.
             for _ in moved..4 {
                 engine.read(&file, vec![0; 1], 0).submit().unwrap().wait().0.unwrap();
             }
@@ -265,7 +266,7 @@ fn inv01_cancellations_never_overflow_the_completion_ring() {
 
 #[test]
 fn a_request_ends_at_its_time_wherever_it_is() {
-    // Waiting in the engine, for a device without room.
+    // A request that waits in the engine, because the device has no room.
     let (engine, script) = scripted(2);
     for _ in 0..1000 {
         script.on_submit(SubmitStep::Again);
@@ -278,7 +279,7 @@ fn a_request_ends_at_its_time_wherever_it_is() {
     assert!(!never.is_done());
     never.cancel();
     assert_eq!(errno(never.wait().0), Some(libc::ECANCELED));
-    // In flight.
+    // A request in flight.
     in_time(|| {
         let (engine, script) = scripted(2);
         let called = Rc::new(Cell::new(None));
@@ -297,7 +298,7 @@ fn a_request_ends_at_its_time_wherever_it_is() {
         assert_eq!(script.cancellations(), 1);
         true
     });
-    // In time: nothing happens at the deadline.
+    // A request that completes in time: the deadline has no effect.
     in_time(|| {
         let (engine, script) = scripted(2);
         let at = Instant::now() + SHORT;
@@ -318,16 +319,16 @@ fn a_request_ends_at_its_time_wherever_it_is() {
     });
 }
 
-/// On every backend a wait ends in time, by sleeping; a foreign loop is told.
+/// On every backend a wait sleeps and ends in time, and the descriptor becomes readable.
 #[test]
-fn inv09_deadlines_ring() {
+fn inv09_deadlines_notify() {
     on_every_backend(|engine| {
         let Some((file, _writer)) = slow_file(engine) else { return };
         for foreign in [false, true] {
             let start = Instant::now();
             let read = engine.read(&file, vec![0; 4], 0).cancel_after(SHORT).submit().unwrap();
             while foreign && !read.is_done() {
-                assert!(readable(engine, PATIENCE), "nobody is told");
+                assert!(readable(engine, PATIENCE), "no notification");
                 engine.turn();
             }
             assert_eq!(errno(read.wait().0), Some(libc::ETIMEDOUT));
@@ -338,7 +339,7 @@ fn inv09_deadlines_ring() {
             !readable(engine, Duration::from_millis(1))
         });
         assert!(quiet, "a deadline keeps the descriptor readable");
-        // A deadline far away, while the first is near, and the other way round.
+        // One deadline is late and the other one early, in both orders.
         for times in [[SHORT, LONG], [LONG, SHORT]] {
             let _fd = engine.as_fd();
             let reads = times
@@ -356,10 +357,10 @@ fn inv09_deadlines_ring() {
     });
 }
 
-/// A loop that asked for the descriptor once hears of deadlines set later, of those that came with
-/// a request of another thread too, and of none that is over.
+/// The descriptor becomes readable for deadlines that are set after the program asked for it, also
+/// for those of requests of other threads, and not for deadlines of completed requests.
 #[test]
-fn inv09_a_loop_that_keeps_the_descriptor_hears_of_deadlines() {
+fn inv09_later_deadlines_notify_a_kept_descriptor() {
     let (engine, script) = scripted(4);
     let fd = engine.as_fd().try_clone_to_owned().unwrap();
     let remote = engine.remote();
@@ -367,7 +368,7 @@ fn inv09_a_loop_that_keeps_the_descriptor_hears_of_deadlines() {
     let told = |what: &str, done: &dyn Fn() -> bool| {
         let start = Instant::now();
         while !done() {
-            assert!(readable(&fd, PATIENCE), "nobody is told of {what}");
+            assert!(readable(&fd, PATIENCE), "no notification of {what}");
             engine.turn();
             assert!(start.elapsed() < PATIENCE, "{what} never ends");
         }
@@ -402,14 +403,14 @@ fn inv09_a_loop_that_keeps_the_descriptor_hears_of_deadlines() {
     });
 }
 
-/// A deadline of a wait abandons the wait alone: the write lands, its buffer stays until then, and
+/// A deadline of a wait abandons only the wait: the write arrives, its buffer stays until then, and
 /// it counts as in flight.
 #[test]
 fn inv13_a_deadline_abandons_the_wait_and_not_the_request() {
     in_time(a_deadline_abandons_the_wait);
 }
 
-/// Whether the wait was looked at before its deadline.
+/// Returns whether the wait was polled before its deadline.
 fn a_deadline_abandons_the_wait() -> bool {
     let (engine, script) = scripted(2);
     let raw = tempfile::tempfile().unwrap();
@@ -421,7 +422,8 @@ fn a_deadline_abandons_the_wait() -> bool {
             self.1.set(true);
         }
     }
-    // SAFETY: as for the `Vec` inside.
+    // SAFETY: it returns the memory of the `Vec` inside, which no code uses while the engine has
+    // the value.
     unsafe impl aio_reap::IoBuf for Buf {
         fn as_ptr(&self) -> *const u8 {
             self.0.as_ptr()
@@ -475,7 +477,7 @@ impl std::task::Wake for Flag {
     }
 }
 
-/// `block_on` sleeps until the deadline; what completes before is delivered.
+/// `block_on` sleeps until the deadline, and delivers requests that complete before.
 #[test]
 fn deadlines_end_an_await_in_time() {
     on_every_backend(|engine| {
@@ -487,7 +489,7 @@ fn deadlines_end_an_await_in_time() {
         let passed = engine.block_on(read.deadline(start + SHORT)).unwrap();
         assert!(passed.is_err() && start.elapsed() >= SHORT);
         assert_eq!(engine.validate().in_flight, 1, "the request goes on");
-        // Who gives the deadline up waits for the operation itself.
+        // The operation can be taken back out of the deadline and waited for.
         let other = engine.read(&file, vec![0; 4], 0).submit().unwrap().deadline(start + SHORT);
         let other = other.into_operation().expect("it was never polled");
         drop(writer);
@@ -512,7 +514,8 @@ fn a_wait_with_a_timeout_gives_the_operation_back() {
     });
 }
 
-/// Ending many takes no longer for each of them: one by one these take most of a minute.
+/// The time to cancel many requests is linear. With quadratic time this test takes most of a
+/// minute.
 #[test]
 fn cancel_all_of_many_that_wait_is_quick_and_keeps_their_order() {
     let count = 1 << 16;

@@ -1,5 +1,5 @@
 //! The engine's invariants on the scripted device: a state machine that checks a model after every
-//! step, and one test for each invariant on its own.
+//! step, and a test for each invariant.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::count;
@@ -42,15 +42,15 @@ fn temp_file(engine: &Engine, bytes: &[u8]) -> (fs::File, File) {
 proptest! {
     #![proptest_config(config(100))]
 
-    /// Invariants 1, 2, 4, 7, 10, 11, 12 and 14 after each of 450 to 900 steps: `model` says what
-    /// is compared.
+    /// Checks invariants 1, 2, 4, 7, 10, 11, 12 and 14 after each of 450 to 900 steps. `model`
+    /// documents what is compared.
     #[test]
-    fn inv01_books_add_up_after_every_step(input in vec(any::<u8>(), 1804..3604)) {
+    fn inv01_counts_add_up_after_every_step(input in vec(any::<u8>(), 1804..3604)) {
         let steps = model::run(&input);
         prop_assert!(steps >= 200);
     }
 
-    /// Whatever the device does to submissions, it sees requests in the order they were queued,
+    /// However submissions end, the device sees requests in the order in which they were queued,
     /// and each completes once.
     #[test]
     fn inv02_device_sees_enqueue_order_and_each_completes_once(
@@ -95,7 +95,7 @@ proptest! {
         prop_assert_eq!(script.log(), expected);
     }
 
-    /// However a device cuts transfers into pieces, the bytes are the reference's.
+    /// Wherever the device cuts transfers, the bytes are those of the reference.
     #[test]
     fn inv11_any_split_of_short_transfers_gives_the_same_bytes(
         len in 1usize..300,
@@ -132,7 +132,7 @@ proptest! {
         prop_assert_eq!(raw.metadata().unwrap().len(), (start + len).max(before_end) as u64);
     }
 
-    /// Batches are bounded by what was asked for, the room in the ring, and what is pending.
+    /// A batch is limited by `max_batch`, the room in the ring, and the number of pending requests.
     #[test]
     fn inv10_batches_stay_within_their_bounds(
         depth in 1usize..17,
@@ -157,7 +157,7 @@ proptest! {
             calls = offered.len();
             prop_assert!(script.in_flight() <= depth);
             if engine.validate().in_flight == depth {
-                // No room: the device is not even asked.
+                // If there is no room, the engine does not call the device.
                 engine.turn();
                 prop_assert_eq!(script.batches().len(), calls);
             }
@@ -167,7 +167,7 @@ proptest! {
     }
 }
 
-/// The inputs that the fuzzer kept.
+/// Replays the inputs that the fuzzer kept.
 #[test]
 fn every_input_of_the_corpus_holds() {
     let corpus = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/aio_reap");
@@ -194,7 +194,7 @@ fn inv03_hard_error_hits_only_the_head() {
                 engine.read(&file, vec![0; 1], 0).enqueue(&queue, token).unwrap();
             }
             drop(plug);
-            // The head is told at once, and those behind it are on their way.
+            // The head fails at once, and the requests behind it are in flight.
             let failed = queue.pop().unwrap();
             assert_eq!(failed.result.unwrap_err().raw_os_error(), Some(errno));
             assert_eq!(failed.token, at as u64);
@@ -212,7 +212,7 @@ fn inv03_hard_error_hits_only_the_head() {
     }
 }
 
-/// A device that refuses everything: each fails on its own, and nobody waits for ever.
+/// On a device that refuses every request, each one fails, and no wait lasts for ever.
 #[test]
 fn inv03_every_head_fails_in_turn() {
     let (engine, script) = scripted(Engine::builder().depth(8));
@@ -229,10 +229,10 @@ fn inv03_every_head_fails_in_turn() {
     assert!(engine.turn().is_idle());
 }
 
-/// The device has no room and nothing is in flight: the descriptor becomes readable by itself, and
-/// each time later.
+/// If the device has no room and no request is in flight, the descriptor becomes readable by
+/// itself, after a growing delay.
 #[test]
-fn inv04_blocked_engine_rings_again_with_back_off() {
+fn inv04_blocked_engine_notifies_again_with_back_off() {
     let (engine, script) = scripted(Engine::builder().depth(4));
     let done = Rc::new(Cell::new(0));
     const TIMES: usize = 9;
@@ -250,8 +250,8 @@ fn inv04_blocked_engine_rings_again_with_back_off() {
     assert_eq!(rings, TIMES);
     assert!(start.elapsed() >= Duration::from_millis(50), "{:?}", start.elapsed());
 
-    // Progress resets the delay: the next retry is due at once, not in 51 ms or more. One of the
-    // tries is enough, as a machine that stands still for a moment lengthens the others.
+    // Progress resets the delay: the next retry is due at once, not in 51 ms or more. One fast
+    // attempt is enough, because others take longer if the machine stops for a moment.
     let mut tries = 0;
     let soon = (0..50).any(|_| {
         tries += 1;
@@ -271,7 +271,7 @@ fn inv04_blocked_engine_rings_again_with_back_off() {
     assert_eq!(engine.stats().busy, (TIMES + tries) as u64);
 }
 
-/// The same without a foreign loop: waiting goes on by itself.
+/// The same without an event loop: a wait retries by itself.
 #[test]
 fn inv04_waiting_outlasts_a_device_without_room() {
     let (engine, script) = scripted(Engine::builder().depth(4));
@@ -279,7 +279,7 @@ fn inv04_waiting_outlasts_a_device_without_room() {
     script.on_submit(SubmitStep::Accept(0));
     assert_eq!(engine.nop().submit().unwrap().wait().0.unwrap(), 0);
     assert_eq!(engine.stats().busy, 6);
-    // While something is in flight its completion is the signal, and no timer runs.
+    // While a request is in flight its completion causes the next turn, and no timer runs.
     let held: Vec<_> = (0..2).map(|_| engine.nop().submit().unwrap()).collect();
     (0..2).for_each(|_| script.on_submit(SubmitStep::Again));
     let blocked = engine.nop().submit().unwrap();
@@ -287,7 +287,7 @@ fn inv04_waiting_outlasts_a_device_without_room() {
     script.complete(1);
     assert!(readable(&engine, Duration::ZERO));
     engine.turn();
-    // Something was reaped, so there is room: the next turn submits.
+    // A completion was reaped, so there is room, and the next turn submits.
     assert!(readable(&engine, Duration::ZERO));
     engine.turn();
     assert_eq!(script.in_flight(), 2);
@@ -304,9 +304,9 @@ fn inv05_flush_reaps_what_is_visible_within_its_budget() {
     drop(plug);
     assert_eq!((script.in_flight(), done.get()), (8, 0));
     script.complete(8);
-    engine.nop().callback(count(&done)).unwrap(); // its flush reaps the others
+    engine.nop().callback(count(&done)).unwrap(); // its flush reaps the other two
     assert_eq!((done.get(), script.visible()), (3, 5));
-    assert_eq!(engine.turn().delivered, 3); // answers the only wake-up
+    assert_eq!(engine.turn().delivered, 3); // clears the only notification
     assert!(readable(&engine, Duration::ZERO), "the rest would wait for ever");
     assert_eq!(engine.turn().delivered, 2);
     assert!(!readable(&engine, Duration::ZERO));
@@ -334,14 +334,14 @@ fn inv09_spurious_wakes_are_harmless_and_still_flush() {
     engine.turn();
     assert_eq!(script.in_flight(), 2, "a wake without a completion flushes all the same");
 
-    // The submit path reaps a completion and leaves its bell alone; the wake-up finds nothing.
+    // The submit path reaps a completion and leaves the notification, which is then spurious.
     script.complete(1);
     engine.nop().callback(count(&done)).unwrap();
     assert_eq!((done.get(), script.visible()), (1, 0));
     assert!(readable(&engine, Duration::ZERO), "disarmed by the submit path");
     assert_eq!(engine.turn().delivered, 0);
     assert!(!readable(&engine, Duration::ZERO));
-    // And the next completion rings again.
+    // The next completion notifies again.
     script.complete(1);
     assert!(readable(&engine, Duration::ZERO));
     engine.drain().unwrap();
@@ -366,7 +366,7 @@ fn inv10_plugs_balance_also_when_one_unwinds() {
     drop(outer);
     assert_eq!(script.batches(), [2]);
 
-    // The last plug drops while a panic unwinds: nothing runs now, and a foreign loop is told.
+    // The last plug drops while a panic unwinds: no callback runs, and the descriptor is readable.
     script.on_submit(SubmitStep::Inline);
     assert!(!readable(&engine, Duration::ZERO));
     let unwound = catch_unwind(AssertUnwindSafe(|| {
@@ -396,7 +396,7 @@ fn inv12_interrupted_completions_are_retried_up_to_a_limit() {
         assert_eq!((read.unwrap(), &buf[..]), (4, &b"2345"[..]));
         assert_eq!(engine.stats().retries, LIMIT as u64);
         if errno == libc::EAGAIN {
-            // Not at once: from 100 us, each delay twice the last, up to 100 ms.
+            // The delays grow from 100 us, each twice the last, up to 100 ms.
             assert!(start.elapsed() > Duration::from_millis(500), "{:?}", start.elapsed());
         }
 
@@ -405,14 +405,14 @@ fn inv12_interrupted_completions_are_retried_up_to_a_limit() {
         assert_eq!(read.unwrap_err().raw_os_error(), Some(errno));
         assert_eq!((buf, script.in_flight()), (vec![0; 4], 0));
 
-        // Progress starts the count again.
+        // Progress resets the count.
         for _ in 0..3 {
             (0..LIMIT).for_each(|_| script.on_transfer(Transfer::Fail(errno)));
             script.on_transfer(Transfer::Short(1));
         }
         let (read, buf) = engine.read(&file, vec![0; 4], 2).submit().unwrap().wait();
         assert_eq!((read.unwrap(), &buf[..]), (4, &b"2345"[..]));
-        // Other errors are nobody's to retry.
+        // Other errors are not retried.
         script.on_transfer(Transfer::Fail(libc::EIO));
         assert!(engine.fsync(&file).submit().unwrap().wait().0.is_err());
     }
@@ -434,7 +434,8 @@ fn inv14_shutdown_and_drop_deliver_everything_and_nothing_afterwards() {
         let refused = Rc::new(Cell::new(false));
         let (inner, flag) = (Rc::downgrade(&engine), Rc::clone(&refused));
         let resubmit = move |_: Result<usize, aio_reap::RequestError>, ()| {
-            // Dropped, the engine is gone for this callback; shut down, it refuses.
+            // After a drop this callback cannot reach the engine. After a shutdown the engine
+            // refuses its request.
             flag.set(inner.upgrade().is_none_or(|engine| engine.nop().submit().is_err()));
         };
         engine.nop().callback(resubmit).unwrap();
@@ -468,7 +469,7 @@ fn latency_runs_from_the_submission_to_the_reap() {
     let plug = engine.plug();
     let queued = engine.nop().submit().unwrap();
     let second = engine.nop().submit().unwrap();
-    std::thread::sleep(PAUSE); // queued only: this does not count
+    std::thread::sleep(PAUSE); // only queued, so this time does not count
     drop(plug);
     script.complete(1);
     engine.turn();

@@ -1,6 +1,6 @@
 //! Tests of the engine that share one process.
 //!
-//! What needs an allocator, a limit or a fork of its own is a test program of its own.
+//! Tests that need their own allocator, process limit or fork are separate programs.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 mod adaptive;

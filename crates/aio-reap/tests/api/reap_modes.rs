@@ -1,4 +1,4 @@
-//! When completions are looked for: every mode, on the scripted device and on the kernel's.
+//! Every reap mode, on the scripted device and on the real backends.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::count;
@@ -23,8 +23,8 @@ fn scripted(mode: ReapMode) -> (Engine, Script) {
     (Engine::builder().depth(4).reap_mode(mode).build_scripted(&script).unwrap(), script)
 }
 
-/// Submitting looks for completions in every mode but `OnTurn`, where the descriptor stays
-/// readable until a turn looks.
+/// A submission reaps in every mode but `OnTurn`. In that mode the descriptor stays readable until
+/// a turn reaps.
 #[test]
 fn inv05_on_turn_leaves_completions_to_the_next_turn() {
     for mode in [
@@ -41,7 +41,7 @@ fn inv05_on_turn_leaves_completions_to_the_next_turn() {
         let at_once = usize::from(mode != ReapMode::OnTurn);
         assert_eq!((called.get(), script.visible()), (at_once, 1 - at_once), "{mode:?}");
         if mode == ReapMode::OnTurn {
-            assert!(readable(&engine, Duration::ZERO), "nobody is told of the completion");
+            assert!(readable(&engine, Duration::ZERO), "the completion does not notify");
         }
         engine.turn();
         assert_eq!(called.get(), 1, "{mode:?}");
@@ -49,7 +49,7 @@ fn inv05_on_turn_leaves_completions_to_the_next_turn() {
     }
 }
 
-/// What needs no kernel is delivered in every mode.
+/// Requests that need no kernel are delivered in every mode.
 #[test]
 fn on_turn_delivers_what_the_kernel_refused() {
     let (engine, script) = scripted(ReapMode::OnTurn);
@@ -63,8 +63,8 @@ fn on_turn_delivers_what_the_kernel_refused() {
     assert_eq!(errno.get(), libc::EIO);
 }
 
-/// A wait hands over what a plug holds back and sleeps, whether the first of it is complete by then
-/// or not.
+/// A wait submits the requests that a plug holds back and sleeps, whether or not the first one is
+/// complete by then.
 #[test]
 fn waiting_submits_what_is_held_back_and_returns_with_the_first() {
     let built = Engine::builder().backend(BackendKind::Uring).depth(4).max_batch(2).build();
@@ -79,7 +79,7 @@ fn waiting_submits_what_is_held_back_and_returns_with_the_first() {
     let (ask, asked) = mpsc::channel();
     let bytes = std::thread::spawn(move || {
         for byte in asked {
-            std::thread::sleep(Duration::from_millis(20)); // most often, it sleeps by then
+            std::thread::sleep(Duration::from_millis(20)); // usually it sleeps by then
             writer.write_all(&[byte]).unwrap();
         }
     });
@@ -94,7 +94,7 @@ fn waiting_submits_what_is_held_back_and_returns_with_the_first() {
     bytes.join().unwrap();
 }
 
-/// Polling never sleeps; a hybrid sleeps when its budget is used up.
+/// `Poll` never sleeps. `Hybrid` sleeps when its time is used up.
 #[test]
 fn polling_peeks_and_hybrid_sleeps_in_the_end() {
     for (mode, peeks, sleeps) in [
@@ -105,7 +105,7 @@ fn polling_peeks_and_hybrid_sleeps_in_the_end() {
         (ReapMode::OnTurn, false, true),
     ] {
         let (engine, script) = scripted(mode);
-        // Once: with no budget at all, peeks end before the device has completed anything.
+        // It sleeps once: without any time, the peeks end before the device completes a request.
         let turn = {
             let _nop = engine.nop().submit().unwrap();
             engine.wait(None).unwrap()
@@ -115,23 +115,23 @@ fn polling_peeks_and_hybrid_sleeps_in_the_end() {
     }
 }
 
-/// The last completion is an EAGAIN, and it is a peek that finds it: somebody has to try again.
+/// A peek finds the last completion, which is an EAGAIN. The engine must retry.
 #[test]
-fn inv04_what_a_peek_finds_is_tried_again() {
+fn inv04_eagain_found_by_a_peek_is_retried() {
     for mode in [ReapMode::Poll, ReapMode::Hybrid { spin: LONG }] {
         let (engine, script) = scripted(mode);
         script.on_transfer(Transfer::Fail(libc::EAGAIN));
         let nop = engine.nop().submit().unwrap();
         let start = Instant::now();
         let Ok((result, ())) = nop.wait_timeout(Duration::from_secs(60)) else {
-            panic!("{mode:?}: nobody tries again");
+            panic!("{mode:?}: the request is not retried");
         };
         result.unwrap();
         assert!(start.elapsed() >= Duration::from_micros(100), "{mode:?}: without a delay");
     }
 }
 
-/// With a timeout, a wait ends in time; what it waited for is not lost.
+/// A wait with a timeout ends in time, and the request is not lost.
 #[test]
 fn polling_ends_with_the_timeout() {
     for kind in REAL {
@@ -140,7 +140,8 @@ fn polling_ends_with_the_timeout() {
         };
         let (reader, writer) = io::pipe().unwrap();
         let file = engine.attach(reader).unwrap();
-        // A pipe is not seekable: the thread pool's pread says so, io_uring's read waits for data.
+        // A pipe is not seekable: `pread` in the thread pool fails, and io_uring's read waits for
+        // data.
         let read = engine.read(&file, vec![0; 1], 0).submit().unwrap();
         let start = Instant::now();
         let turn = engine.wait(Some(Duration::from_millis(20))).unwrap();
@@ -156,20 +157,20 @@ fn polling_ends_with_the_timeout() {
     }
 }
 
-/// A polling engine sleeps when nothing but time can help: the kernel holds nothing.
+/// A polling engine sleeps if no request is in the kernel and only the retry timer can help.
 #[test]
 fn polling_sleeps_while_blocked_with_nothing_in_flight() {
     let (engine, script) = scripted(ReapMode::Poll);
     script.on_submit(SubmitStep::Again);
     script.on_submit(SubmitStep::Again);
     let nop = engine.nop().submit().unwrap();
-    nop.wait().0.unwrap(); // by the retry timer
+    nop.wait().0.unwrap(); // the retry timer wakes it
     assert!(script.peeks() > 0, "once it was in flight");
 }
 
-/// A wake-up from another thread ends a poll although nothing completes.
+/// A wake-up of another thread ends a poll although no request completes.
 #[test]
-fn polling_hears_a_wake_up_from_another_thread() {
+fn a_wake_up_of_another_thread_ends_polling() {
     let Ok(engine) =
         Engine::builder().backend(BackendKind::Uring).reap_mode(ReapMode::Poll).build()
     else {
@@ -178,7 +179,7 @@ fn polling_hears_a_wake_up_from_another_thread() {
     };
     let (reader, writer) = io::pipe().unwrap();
     let file = engine.attach(reader).unwrap();
-    let read = engine.read(&file, vec![0; 1], 0).submit().unwrap(); // keeps it polling
+    let read = engine.read(&file, vec![0; 1], 0).submit().unwrap(); // a request in flight, so that it polls
     let mut polls = 0;
     let woken = engine.block_on(std::future::poll_fn(|context| {
         polls += 1;
@@ -197,7 +198,7 @@ fn polling_hears_a_wake_up_from_another_thread() {
     assert_eq!(read.wait().0.unwrap(), 0);
 }
 
-/// Every real backend does its work in every mode, deferred or not, and loses nothing.
+/// Every real backend completes every request in every mode, with and without deferred work.
 #[test]
 fn every_backend_works_in_every_mode() {
     let variants = REAL.into_iter().map(|kind| (kind, false)).chain([(BackendKind::Uring, true)]);
@@ -233,7 +234,7 @@ fn every_backend_works_in_every_mode() {
                     engine.wait(None).unwrap();
                     while let Some(completion) = queue.pop() {
                         assert_eq!(completion.result.unwrap(), 512);
-                        assert_eq!(done & 1 << completion.token, 0, "twice");
+                        assert_eq!(done & 1 << completion.token, 0, "delivered twice");
                         done |= 1 << completion.token;
                     }
                 }
@@ -246,8 +247,8 @@ fn every_backend_works_in_every_mode() {
     }
 }
 
-/// Everything that is ready is reaped by one turn, also where the kernel does the work that leads
-/// to completions only when asked, and a few requests at a time.
+/// One turn reaps every completion, also if the kernel defers the work and does it in small
+/// batches.
 #[test]
 fn inv05_one_turn_reaps_everything_that_is_ready() {
     const READS: usize = 100;
@@ -274,7 +275,7 @@ fn inv05_one_turn_reaps_everything_that_is_ready() {
         for writer in &mut writers {
             io::Write::write_all(writer, &[7]).unwrap();
         }
-        assert!(readable(&engine, Duration::ZERO), "nobody is told, deferred: {defer}");
+        assert!(readable(&engine, Duration::ZERO), "no notification, deferred: {defer}");
         let turn = engine.turn();
         assert_eq!((turn.delivered, called.get()), (READS, READS), "deferred: {defer}");
     }

@@ -1,4 +1,4 @@
-//! User code that does odd things at odd moments: each of these was, or could become, a hang, a
+//! User code that uses the engine at unusual moments. Each test was, or could become, a hang, a
 //! spinning loop or worse.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
@@ -26,7 +26,7 @@ fn scripted() -> (Rc<Engine>, Script) {
     (Rc::new(Engine::builder().depth(8).build_scripted(&script).unwrap()), script)
 }
 
-/// A file opened with `O_DIRECT` where the file system allows it, so that Linux AIO is used.
+/// Opens a file with `O_DIRECT` if the file system allows it, so that Linux AIO is used.
 fn direct_file(engine: &Engine) -> (tempfile::NamedTempFile, File) {
     let temp = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let mut options = std::fs::OpenOptions::new();
@@ -37,12 +37,12 @@ fn direct_file(engine: &Engine) -> (tempfile::NamedTempFile, File) {
 }
 
 #[test]
-fn retry_timer_that_was_not_needed_stays_silent() {
+fn an_unneeded_retry_timer_does_not_notify() {
     let (engine, script) = scripted();
     assert!(!readable(&engine, Duration::ZERO));
     script.on_submit(SubmitStep::Again);
-    let nop = engine.nop().submit().unwrap(); // no room: the timer is armed
-    engine.turn(); // there is room, before the timer runs out
+    let nop = engine.nop().submit().unwrap(); // no room, so the timer is armed
+    engine.turn(); // there is room before the timer expires
     script.complete(1);
     nop.wait().0.unwrap();
     engine.turn();
@@ -51,7 +51,7 @@ fn retry_timer_that_was_not_needed_stays_silent() {
 }
 
 #[test]
-fn waker_that_outlives_block_on_does_not_ring_for_ever() {
+fn waker_that_outlives_block_on_does_not_notify_for_ever() {
     let (engine, _script) = scripted();
     let mut kept = None;
     let poll = poll_fn(|context| {
@@ -65,7 +65,7 @@ fn waker_that_outlives_block_on_does_not_ring_for_ever() {
     assert!(!readable(&engine, Duration::ZERO), "a foreign loop would spin from here on");
 }
 
-/// A wake-up from another thread, at the moment when the engine answers a kick of its own.
+/// Another thread wakes the future at the moment when the engine clears its own kick.
 #[test]
 fn waking_races_with_the_engines_own_kick() {
     let script = Script::new();
@@ -74,7 +74,8 @@ fn waking_races_with_the_engines_own_kick() {
     let waking = std::thread::spawn(move || from_engine.iter().for_each(Waker::wake));
     let start = Instant::now();
     for _ in 0..5_000 {
-        // Work left over on a watched engine: the kick is up when `block_on` turns the engine.
+        // There is left-over work on a watched engine, so the kick is signalled when `block_on`
+        // turns the engine.
         assert!(start.elapsed() < Duration::from_secs(60));
         let plug = engine.plug();
         let nops = [(); 2].map(|()| engine.nop().submit().unwrap());
@@ -98,7 +99,7 @@ fn waking_races_with_the_engines_own_kick() {
     waking.join().unwrap();
 }
 
-/// A `block_on` inside a callback of another one must leave the outer's wake-up alone.
+/// A `block_on` inside a callback of another one must not consume the wake-up of the outer one.
 #[test]
 fn block_on_nests() {
     let (engine, _script) = scripted();
@@ -122,13 +123,13 @@ fn block_on_nests() {
     engine.block_on(outer).unwrap();
 }
 
-/// A future that always wakes itself (a busy `yield_now`) does not keep the I/O from going on.
+/// A future that always wakes itself (a busy `yield_now`) does not stop the I/O.
 #[test]
 fn future_that_wakes_itself_does_not_starve_the_engine() {
     for kind in REAL {
         let Ok(engine) = Engine::builder().backend(kind).build() else { continue };
         let _plug = engine.plug();
-        let operation = engine.nop().submit().unwrap(); // held: only `block_on` submits it
+        let operation = engine.nop().submit().unwrap(); // held back, so only `block_on` submits it
         let start = Instant::now();
         let busy = poll_fn(|context| {
             assert!(start.elapsed() < Duration::from_secs(20), "{kind}: starved");
@@ -139,7 +140,8 @@ fn future_that_wakes_itself_does_not_starve_the_engine() {
     }
 }
 
-/// One reap takes less than is there and its wake-up is answered: the descriptor says so again.
+/// If one reap takes only a part of the completions and their notification is cleared, the
+/// descriptor becomes readable again.
 #[test]
 fn completions_beyond_the_budget_are_announced() {
     for kind in REAL {
@@ -170,9 +172,9 @@ fn completions_beyond_the_budget_are_announced() {
     }
 }
 
-/// Left over from before anybody asked for the descriptor.
+/// Work that was left before the program asked for the descriptor makes it readable.
 #[test]
-fn descriptor_asked_for_late_tells_of_work_left_over() {
+fn a_late_descriptor_shows_left_over_work() {
     let script = Script::new();
     let engine = Engine::builder().depth(8).max_batch(1).build_scripted(&script).unwrap();
     let plug = engine.plug();
@@ -186,7 +188,7 @@ fn descriptor_asked_for_late_tells_of_work_left_over() {
     }
 }
 
-/// Each engine would take the other's completions for its own, and free buffers in use.
+/// Two engines on one script would get each other's completions, and free buffers in use.
 #[test]
 fn script_drives_one_engine_at_a_time() {
     let script = Script::new();
@@ -197,12 +199,12 @@ fn script_drives_one_engine_at_a_time() {
     let orphan = engine.nop().submit().unwrap();
     drop(engine);
     assert!(orphan.is_done());
-    drop(orphan); // the last that holds the device
+    drop(orphan); // the last owner of the device
     let engine = Engine::builder().build_scripted(&script).unwrap();
     engine.nop().submit().unwrap().wait().0.unwrap();
 }
 
-/// To io_uring the offset -1 is the file's own position; to the others it is an error.
+/// To io_uring the offset -1 is the file's own position; to the other backends it is an error.
 #[test]
 fn offsets_beyond_the_kernels_are_refused_everywhere() {
     for kind in REAL {
@@ -218,7 +220,7 @@ fn offsets_beyond_the_kernels_are_refused_everywhere() {
             let (result, _) = engine.read(&file, vec![1; 4], offset).submit().unwrap().wait();
             assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EINVAL), "{kind}");
         }
-        // The last offset there is: no wrap-around when the rest is computed.
+        // The largest offset: the computation of the rest does not wrap around.
         let (result, _) = engine.write(&file, vec![0; 4], i64::MAX as u64).submit().unwrap().wait();
         assert!(result.is_err());
         let (result, _) = engine.read(&file, vec![1; 4], i64::MAX as u64).submit().unwrap().wait();
@@ -233,7 +235,7 @@ thread_local! {
     static CLONED: RefCell<Option<Rc<Engine>>> = const { RefCell::new(None) };
 }
 
-/// A waker whose clone turns the engine: the result may arrive between the look and the
+/// The clone of a waker turns the engine, so the request may complete between the check and the
 /// registration.
 #[test]
 fn waker_that_turns_the_engine_while_it_is_cloned_is_not_left_waiting() {
@@ -251,7 +253,7 @@ fn waker_that_turns_the_engine_while_it_is_cloned_is_not_left_waiting() {
     CLONED.set(Some(Rc::clone(&engine)));
     let mut operation = pin!(engine.nop().submit().unwrap());
     script.complete(1);
-    // SAFETY: the functions of the table ignore the pointer, which therefore needs no owner.
+    // SAFETY: the functions of the table ignore the pointer, so it needs no owner.
     let waker = unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &TURNING)) };
     let poll = operation.as_mut().poll(&mut Context::from_waker(&waker));
     assert!(matches!(poll, Poll::Ready((Ok(0), ()))));
@@ -259,7 +261,7 @@ fn waker_that_turns_the_engine_while_it_is_cloned_is_not_left_waiting() {
     CLONED.set(None);
 }
 
-/// Wakers and buffers whose `Drop` turns, drains and submits.
+/// The drops of wakers and buffers turn, drain and submit.
 #[test]
 fn drops_that_reenter_the_engine_find_nothing_borrowed() {
     struct Busy(Weak<Engine>, Rc<Cell<u32>>);
@@ -276,7 +278,8 @@ fn drops_that_reenter_the_engine_find_nothing_borrowed() {
         }
     }
     struct Buffer(Vec<u8>, Busy);
-    // SAFETY: as for the `Vec` inside.
+    // SAFETY: it returns the memory of the `Vec` inside, which no code uses while the engine has
+    // the value.
     unsafe impl IoBuf for Buffer {
         fn as_ptr(&self) -> *const u8 {
             self.0.as_ptr()
@@ -308,7 +311,7 @@ fn drops_that_reenter_the_engine_find_nothing_borrowed() {
     assert_eq!(drops.get(), 7);
 }
 
-/// The last handle on the engine goes away inside a callback that `Operation::wait` runs.
+/// The last handle of the engine is dropped inside a callback that `Operation::wait` runs.
 #[test]
 fn engine_may_be_dropped_inside_a_callback() {
     let (engine, script) = scripted();
@@ -329,8 +332,8 @@ fn engine_may_be_dropped_inside_a_callback() {
     assert_eq!((others.get(), script.in_flight()), (3, 0));
 }
 
-/// Unwinding through the engine's owner with requests in flight: no callback runs, the buffers
-/// stay until the device is through with them.
+/// A panic unwinds through the owner of an engine with requests in flight. No callback runs, and
+/// the buffers stay until the device no longer uses them.
 #[test]
 fn engine_dropped_by_a_panic_waits_for_the_device() {
     let script = Script::new();
@@ -351,7 +354,7 @@ fn engine_dropped_by_a_panic_waits_for_the_device() {
     assert!(bytes[..64] == [7; 64] && bytes[64..] == [8; 64]);
 }
 
-/// The same on the real backends, after the wake-up for what is there was answered.
+/// The same on the real backends, after the notification of the visible completions was cleared.
 #[test]
 fn engine_dropped_by_a_panic_finds_what_was_announced_before() {
     for kind in REAL {
@@ -366,14 +369,14 @@ fn engine_dropped_by_a_panic_finds_what_was_announced_before() {
             }
             drop(plug);
             std::thread::sleep(Duration::from_millis(20)); // all complete
-            engine.turn(); // takes one, and answers for all
+            engine.turn(); // takes one, and clears the notification of all
             panic!("on purpose");
         }));
         assert!(unwound.is_err());
     }
 }
 
-/// Waiting with a limit ends when the time is over, and not before.
+/// A wait with a timeout ends when the time is over, and not before.
 #[test]
 fn wait_with_a_limit_takes_that_long_when_nothing_comes() {
     for kind in REAL {
@@ -382,7 +385,7 @@ fn wait_with_a_limit_takes_that_long_when_nothing_comes() {
         let file = engine.attach(reader).unwrap();
         let read = engine.read(&file, vec![0; 2], 0);
         if kind != BackendKind::Uring {
-            // pread refuses a pipe; what matters is that the answer is its error.
+            // `pread` refuses a pipe. The test checks that its error is returned.
             assert!(read.submit().unwrap().wait().0.is_err());
             assert!(engine.wait(Some(Duration::from_secs(5))).unwrap().is_idle());
             continue;
@@ -399,13 +402,13 @@ fn wait_with_a_limit_takes_that_long_when_nothing_comes() {
     }
 }
 
-/// What completes while it is submitted needs no waker.
+/// A request that completes during its submission needs no waker.
 #[test]
 fn operation_is_ready_at_its_first_poll_if_it_completed_at_once() {
     struct Unused;
     impl Wake for Unused {
         fn wake(self: Arc<Self>) {
-            panic!("nobody waits");
+            panic!("this waker is never used");
         }
     }
     let (engine, script) = scripted();

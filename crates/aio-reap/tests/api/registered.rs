@@ -1,4 +1,5 @@
-//! Registered files and buffers: the same results as without, and numbers that come back.
+//! Registered files and buffers give the same results as unregistered ones, and their numbers are
+//! reused.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::os::fd::AsFd;
@@ -50,7 +51,7 @@ fn inv15_registered_files_and_buffers_do_the_same_everywhere() {
         assert_eq!((direct.is_registered(), buffered.is_registered()), (uring, uring));
         for file in [&plain, &direct, &buffered] {
             write_and_read_back(engine, file, &pool);
-            // Every operation by number.
+            // Every operation on a registered file.
             engine.fsync(file).submit().unwrap().wait().0.unwrap();
             engine.will_need(file, 0, 4096).submit().unwrap().wait().0.unwrap();
             let punch = engine.allocate(file, AllocateMode::PunchHole, 0, 4096);
@@ -60,7 +61,7 @@ fn inv15_registered_files_and_buffers_do_the_same_everywhere() {
             assert_eq!(read.unwrap(), 4096);
             assert!(buf.iter().all(|&byte| byte == 0));
         }
-        // A part of a registered buffer, at a place off its start, and short transfers.
+        // A part of a registered buffer that is not at its start, with short transfers.
         let mut buf = pool.checkout().unwrap();
         buf.set_len(100);
         buf.fill(9);
@@ -73,12 +74,12 @@ fn inv15_registered_files_and_buffers_do_the_same_everywhere() {
     });
 }
 
-/// Numbers are those of one engine: another takes the same file and buffer without them.
+/// Numbers belong to one engine. Another engine uses the same file and buffer without them.
 #[test]
-fn registrations_are_of_use_only_to_their_own_engine() {
+fn registrations_work_only_with_their_engine() {
     on_every_backend(|engine| {
         let other = Engine::builder().backend(engine.backend()).build().unwrap();
-        // Other files behind the same numbers.
+        // The same numbers name other files there.
         let _decoy = other.attach_registered(tempfile::tempfile().unwrap()).unwrap();
         let _pool = BufferPool::new(&other, 1, 64).unwrap();
         let raw = tempfile::tempfile().unwrap();
@@ -89,8 +90,8 @@ fn registrations_are_of_use_only_to_their_own_engine() {
     });
 }
 
-/// Files and pools come and go, many more than there are numbers, also while requests that use
-/// them are in flight.
+/// Many more files and pools than numbers are made and dropped, also while requests that use them
+/// are in flight.
 #[test]
 fn numbers_are_used_again() {
     on_every_backend(|engine| {
@@ -117,23 +118,23 @@ fn numbers_are_used_again() {
     });
 }
 
-/// A registered file is let go of: its descriptor is closed with the last clone, and at the next
-/// turn the kernel forgets it.
+/// The drop of the last clone of a registered file closes its descriptor, and the next turn
+/// unregisters it.
 #[test]
-fn what_a_registered_file_refers_to_is_released() {
+fn a_dropped_registered_file_is_closed() {
     on_every_backend(|engine| {
         let (reader, writer) = std::io::pipe().unwrap();
         let file = engine.attach_registered(writer).unwrap();
         drop(file);
         engine.turn();
-        // With a writer left this would block; without one it is the end of the file.
-        // The kernel may let go a moment later.
+        // The read would block if a writer were left; without one it is the end of the file. The
+        // kernel may close the file a moment later.
         let mut poll = libc::pollfd {
             fd: std::os::fd::AsRawFd::as_raw_fd(&reader),
             events: libc::POLLIN,
             revents: 0,
         };
-        // SAFETY: one valid pollfd.
+        // SAFETY: the pointer is to one valid pollfd.
         let ready = unsafe { libc::poll(&raw mut poll, 1, 5000) };
         assert_eq!((ready, poll.revents & libc::POLLHUP), (1, libc::POLLHUP));
     });

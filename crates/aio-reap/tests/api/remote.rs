@@ -1,4 +1,4 @@
-//! Requests from other threads: performed once, answered once, and never forgotten.
+//! Requests of other threads are performed once and answered once.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::common;
@@ -40,7 +40,7 @@ fn shared_file() -> SharedFile {
     SharedFile::new(tempfile::tempfile().unwrap()).unwrap()
 }
 
-/// Runs `work` on a thread of its own while the engine serves.
+/// Runs `work` on another thread while the engine serves.
 fn beside<T: Send + 'static>(
     engine: &Engine,
     work: impl FnOnce(Remote) -> T + Send + 'static,
@@ -62,7 +62,7 @@ fn handles_may_go_to_other_threads() {
     movable::<RemoteOperation<Cell<u8>>>();
 }
 
-/// Every operation, waited for and awaited, on every backend.
+/// Every operation on every backend, by `wait` and by `await`.
 #[test]
 fn inv15_remote_requests_do_the_same_everywhere() {
     on_every_backend(|engine| {
@@ -103,7 +103,8 @@ fn inv15_remote_requests_do_the_same_everywhere() {
     });
 }
 
-/// Files opened with `O_DIRECT`: what is misaligned comes back, and the rest is done.
+/// On files opened with `O_DIRECT` misaligned requests are refused, and the other ones are
+/// performed.
 #[test]
 fn direct_files_are_asked_for_aligned_requests() {
     on_every_backend(|engine| {
@@ -128,9 +129,9 @@ fn direct_files_are_asked_for_aligned_requests() {
     });
 }
 
-/// What has no place comes back, and a place is free again when its result is collected.
+/// A request over the remote capacity is refused. The collection of a result makes room.
 #[test]
-fn inv01_places_are_bounded_and_come_back() {
+fn inv01_remote_requests_are_bounded() {
     let (engine, script) = scripted(8, 8, 2);
     let remote = engine.remote();
     let mut ops: Vec<_> = (0..2).map(|_| remote.nop().submit().unwrap()).collect();
@@ -140,14 +141,14 @@ fn inv01_places_are_bounded_and_come_back() {
     assert_eq!(engine.turn().in_flight, 2);
     script.complete(2);
     engine.turn();
-    // Complete, but not collected.
+    // The requests are complete but not collected.
     let Err(SubmitError::Full(request)) = request.submit() else { panic!() };
     assert!(ops.iter().all(RemoteOperation::is_done));
     block_on(ops.pop().unwrap()).0.unwrap();
     let write = request.submit().unwrap();
     assert!(matches!(remote.nop().callback(|_, ()| ()), Err(SubmitError::Full(_))));
     drop(ops);
-    // A callback's place is free when it begins.
+    // A callback's request no longer counts when the callback begins.
     let (inner, called) = (remote.clone(), Arc::new(AtomicU64::new(0)));
     let counter = Arc::clone(&called);
     let again = move |_, ()| {
@@ -168,8 +169,8 @@ fn inv01_places_are_bounded_and_come_back() {
     assert!(engine.validate().is_idle());
 }
 
-/// The device sees a thread's requests in the order they were sent, also across turns and while they
-/// wait for slots.
+/// The device sees a thread's requests in the order in which they were sent, also across turns and
+/// while they wait for slots.
 #[test]
 fn inv02_requests_of_a_thread_keep_their_order() {
     let (engine, script) = scripted(2, 3, 16);
@@ -190,14 +191,14 @@ fn inv02_requests_of_a_thread_keep_their_order() {
     assert_eq!(script.log(), (0..sent).collect::<Vec<_>>());
 }
 
-/// A burst rings once, a foreign loop hears of it, and after the turn the descriptor is quiet.
+/// A burst notifies once and makes the descriptor readable. After the turn it is not readable.
 #[test]
-fn inv09_a_burst_rings_and_one_turn_answers_it() {
+fn inv09_a_burst_notifies_and_one_turn_clears_it() {
     let (engine, script) = scripted(8, 8, 8);
     let remote = engine.remote();
     assert!(!readable(&engine, Duration::ZERO));
     let ops: Vec<_> = (0..5).map(|_| remote.nop().submit().unwrap()).collect();
-    assert!(readable(&engine, Duration::ZERO), "nobody is told");
+    assert!(readable(&engine, Duration::ZERO), "no notification");
     assert_eq!(engine.turn().in_flight, 5);
     assert!(!readable(&engine, Duration::ZERO), "a loop would spin");
     script.complete(5);
@@ -206,17 +207,18 @@ fn inv09_a_burst_rings_and_one_turn_answers_it() {
     assert!(ops.iter().all(RemoteOperation::is_done));
     engine.turn();
     assert!(!readable(&engine, Duration::ZERO));
-    // Sent before anybody watched, by an engine that was never turned.
+    // A request that was sent before the descriptor was watched, to an engine that was not turned
+    // since.
     let (engine, _script) = scripted(8, 8, 8);
     let op = engine.remote().nop().submit().unwrap();
     assert!(readable(&engine, Duration::ZERO));
     drop(op);
 }
 
-/// Slots go to remote requests and to futures in the order in which they came, and a foreign loop
-/// hears of a slot that is freed for one.
+/// Remote requests and futures get slots in the order in which they came, and a slot that is freed
+/// for one makes the descriptor readable.
 #[test]
-fn remote_requests_wait_in_line_for_slots() {
+fn remote_requests_and_futures_get_slots_in_order() {
     let (engine, script) = scripted(2, 2, 8);
     let remote = engine.remote();
     assert!(!readable(&engine, Duration::ZERO)); // watched from here on
@@ -236,7 +238,7 @@ fn remote_requests_wait_in_line_for_slots() {
     let mut first = wait();
     assert!(!poll(&mut first));
     let ops = [(); 2].map(|()| remote.nop().submit().unwrap());
-    engine.turn(); // the first of them is in line now
+    engine.turn(); // the first remote request is in the queue now
     let mut last = wait();
     assert!(!poll(&mut last));
     script.complete(2);
@@ -245,9 +247,9 @@ fn remote_requests_wait_in_line_for_slots() {
 
     taken.pop().unwrap().wait().0.unwrap(); // a slot for `first`
     engine.turn();
-    assert_eq!(script.in_flight(), 0, "it went to who came later");
-    taken.pop().unwrap().wait().0.unwrap(); // and one for the letter
-    assert!(readable(&engine, Duration::ZERO), "nobody brings the letter on");
+    assert_eq!(script.in_flight(), 0, "a later request got the slot");
+    taken.pop().unwrap().wait().0.unwrap(); // and one for the remote request
+    assert!(readable(&engine, Duration::ZERO), "no turn is due for the remote request");
     engine.turn();
     assert_eq!(script.in_flight(), 1);
     assert!(!poll(&mut last) && !poll(&mut first));
@@ -262,8 +264,8 @@ fn remote_requests_wait_in_line_for_slots() {
     assert!(engine.validate().is_idle());
 }
 
-/// An engine that is shut down or dropped performs what was sent, gives back what finds no slot,
-/// and refuses the rest.
+/// The shutdown or drop of an engine performs the sent requests, ends those without a slot, and
+/// refuses later ones.
 #[test]
 fn inv14_the_end_answers_every_remote_request() {
     for explicit in [true, false] {
@@ -276,7 +278,7 @@ fn inv14_the_end_answers_every_remote_request() {
             (0..6).map(|at| remote.write(&file, buf(), at * 8).submit().unwrap()).collect();
         let (send, called) = mpsc::channel();
         remote.nop().callback(move |result, ()| send.send(result).unwrap()).unwrap();
-        drop(remote.write(&file, buf(), 48).submit().unwrap()); // nobody waits: performed all the same
+        drop(remote.write(&file, buf(), 48).submit().unwrap()); // performed although its operation is dropped
         if explicit {
             engine.shutdown().unwrap();
             assert!(matches!(remote.nop().submit(), Err(SubmitError::Closed(_))));
@@ -285,7 +287,7 @@ fn inv14_the_end_answers_every_remote_request() {
         }
         drop(engine);
         let Err(SubmitError::Closed(request)) = remote.write(&file, buf(), 0).submit() else {
-            panic!("accepted by nobody")
+            panic!("no engine is left to accept it")
         };
         drop(request);
         assert_eq!(freed.load(Ordering::Relaxed), 2);
@@ -296,7 +298,7 @@ fn inv14_the_end_answers_every_remote_request() {
         assert_eq!(called.recv().unwrap().unwrap(), 0);
         assert_eq!(freed.load(Ordering::Relaxed), 8);
     }
-    // Slots that never come: the letters do.
+    // Remote requests that never get a slot are answered.
     let (engine, script) = scripted(1, 1, 8);
     let remote = engine.remote();
     let kept = engine.nop().submit().unwrap();
@@ -319,7 +321,8 @@ fn write_result<B: Send + 'static>(op: RemoteOperation<B>) -> aio_reap::Outcome<
     block_on(op)
 }
 
-/// An engine whose thread panics: who waits is told, whatever had become of the request.
+/// If the engine's thread panics, every waiting thread gets a result, in every state of its
+/// request.
 #[test]
 fn inv14_a_panic_of_the_engine_answers_every_remote_request() {
     let (to_us, from_engine) = mpsc::channel();
@@ -354,8 +357,8 @@ fn inv14_a_panic_of_the_engine_answers_every_remote_request() {
     assert!(engine.join().is_err());
 }
 
-/// Operations that are dropped or forgotten: the request is performed, and the buffer is freed where
-/// and when it should.
+/// The request of a dropped or forgotten operation is performed, and its buffer is freed at the
+/// right time and place.
 #[test]
 fn inv13_dropped_remote_operations_leave_their_buffers_until_the_end() {
     let (engine, script) = scripted(8, 8, 8);
@@ -367,7 +370,7 @@ fn inv13_dropped_remote_operations_leave_their_buffers_until_the_end() {
         let buf = Counted(vec![at as u8; 16], Arc::clone(&freed));
         remote.write(&file, buf, at * 16).submit().unwrap()
     };
-    drop(write(0)); // before the engine has it
+    drop(write(0)); // before the engine takes it
     let in_flight = write(1);
     let done = write(2);
     std::mem::forget(write(3));
@@ -395,7 +398,7 @@ fn inv13_dropped_remote_operations_leave_their_buffers_until_the_end() {
     assert!(buf.chunks(16).zip(0..).all(|(bytes, nr)| bytes == [nr; 16]));
 }
 
-/// A time ends the wait of another thread, or the request.
+/// A timeout ends the wait of another thread, or the request.
 #[test]
 fn remote_waits_and_requests_end_in_time() {
     let (engine, script) = scripted(1, 4, 8);
@@ -410,7 +413,7 @@ fn remote_waits_and_requests_end_in_time() {
         op
     });
     while !thread.is_finished() {
-        engine.turn(); // never sleeps: then the device would complete
+        engine.turn(); // a turn never sleeps; in a sleep the device would complete the request
         thread::sleep(Duration::from_micros(100));
     }
     script.complete(1);
@@ -419,15 +422,15 @@ fn remote_waits_and_requests_end_in_time() {
     block_on(op).0.unwrap();
 }
 
-/// A sleeping engine is woken whatever it sleeps for: idle, with a request in the kernel, in a
-/// `block_on`.
+/// A remote request wakes a sleeping engine: an idle one, one with a request in the kernel, and one
+/// in `block_on`.
 #[test]
 fn inv06_a_remote_request_ends_every_kind_of_sleep() {
     on_every_backend(|engine| {
         let remote = engine.remote();
         let (reader, writer) = std::io::pipe().unwrap();
         let never = engine.attach(reader).unwrap();
-        let pipe = engine.read(&never, vec![0; 1], 0).submit().unwrap(); // waits, where the kernel can
+        let pipe = engine.read(&never, vec![0; 1], 0).submit().unwrap(); // waits, if the kernel can
         let thread = thread::spawn(move || {
             thread::sleep(SHORT);
             remote.nop().submit().unwrap().wait().0.unwrap();
@@ -436,7 +439,7 @@ fn inv06_a_remote_request_ends_every_kind_of_sleep() {
             drop(writer);
         });
         if !pipe.is_done() {
-            engine.wait(Some(Duration::from_secs(20))).unwrap(); // by the first
+            engine.wait(Some(Duration::from_secs(20))).unwrap(); // the first request ends it
         }
         engine.block_on(pipe).unwrap().0.unwrap_or_default();
         engine.serve().unwrap();
@@ -457,7 +460,7 @@ fn the_engines_thread_cannot_wait_for_itself() {
     engine.drain().unwrap();
 }
 
-/// A result that is there needs no wait, on the engine's thread either.
+/// A result that is there needs no wait, also on the engine's thread.
 #[test]
 fn inv16_the_engines_thread_takes_a_result_that_is_there() {
     let (engine, _script) = scripted(4, 4, 4);
@@ -469,8 +472,8 @@ fn inv16_the_engines_thread_takes_a_result_that_is_there() {
     second.wait_timeout(Duration::ZERO).unwrap().0.unwrap();
 }
 
-/// Without a result the engine's thread gets its operation back at once: the result cannot come
-/// while that thread blocks.
+/// Without a result the engine's thread gets its operation back at once, because the request cannot
+/// complete while that thread blocks.
 #[test]
 fn inv16_a_timed_wait_on_the_engines_thread_gives_the_operation_back() {
     let (engine, _script) = scripted(4, 4, 4);
@@ -480,8 +483,8 @@ fn inv16_a_timed_wait_on_the_engines_thread_gives_the_operation_back() {
     op.wait_timeout(Duration::ZERO).unwrap().0.unwrap();
 }
 
-/// A thread that gets the memory of the engine's ended thread, and with it the address of its
-/// thread-locals, is another thread: it may block.
+/// A thread that reuses the memory of the engine's ended thread, and so the address of its
+/// thread-locals, is a different thread and may block.
 #[test]
 fn inv16_a_thread_in_the_memory_of_the_engines_ended_thread_may_wait() {
     let (send, receive) = mpsc::channel();
@@ -491,7 +494,7 @@ fn inv16_a_thread_in_the_memory_of_the_engines_ended_thread_may_wait() {
         let done = remote.nop().submit().unwrap();
         engine.drain().unwrap();
         send.send((done, remote.nop().submit().unwrap())).unwrap();
-        std::mem::forget(engine); // else the second request would be performed at its end
+        std::mem::forget(engine); // otherwise its drop would perform the second request
     });
     let (done, never) = receive.recv().unwrap();
     home.join().unwrap();
@@ -505,8 +508,8 @@ fn inv16_a_thread_in_the_memory_of_the_engines_ended_thread_may_wait() {
     other.join().unwrap();
 }
 
-/// Whatever wakes the future of a `block_on`, and wherever: it is polled from the loop at the bottom
-/// of the stack alone, and each wake-up leads to a poll.
+/// The future of a `block_on` is polled only from the loop at the bottom of the stack, wherever it
+/// is woken, and each wake-up leads to a poll.
 #[test]
 fn inv06_no_task_on_the_stack_is_ever_resumed() {
     let (engine, script) = scripted(8, 64, 8);
@@ -516,8 +519,8 @@ fn inv06_no_task_on_the_stack_is_ever_resumed() {
     let task = poll_fn(|context| {
         assert_eq!(depth.replace(1), 0, "resumed on its own stack");
         polls.set(polls.get() + 1);
-        // A completion inside the submission below: its callback wakes this task, turns the engine,
-        // waits, and runs another task to its end, all on top of us.
+        // The request completes inside the submission below. Its callback wakes this task, turns
+        // the engine, waits, and runs another task to its end, all above this poll on the stack.
         let (inner, waker) = (Rc::downgrade(&engine), context.waker().clone());
         let done = move |_: Result<usize, aio_reap::RequestError>, ()| {
             let engine: Rc<Engine> = inner.upgrade().unwrap();
@@ -526,7 +529,7 @@ fn inv06_no_task_on_the_stack_is_ever_resumed() {
             engine.block_on(engine.nop().submit().unwrap()).unwrap().0.unwrap();
             waker.wake();
         };
-        // An operation of ours from the last poll completes there too.
+        // An operation that this task made in the last poll completes there too.
         if let Some(mut operation) = operation.take() {
             if Pin::new(&mut operation).poll(context).is_pending() {
                 script.complete(8);

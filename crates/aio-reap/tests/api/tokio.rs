@@ -1,4 +1,4 @@
-//! The engine on tokio runtimes: driven beside other tasks, and served by other threads' tasks.
+//! The engine on tokio runtimes: driven beside other tasks, and used by tasks of other threads.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::common;
@@ -18,10 +18,10 @@ use tokio::task::LocalSet;
 use tokio::time::{sleep, timeout};
 
 const SHORT: Duration = Duration::from_millis(20);
-/// A guess: much longer than anything here takes.
+/// A guess; much longer than any of these tests takes.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Runs on the current thread, with time and I/O; fails instead of hanging.
+/// Runs a future on the current thread, with time and I/O. Fails instead of hanging.
 fn run<T>(future: impl Future<Output = T>) -> T {
     let runtime = Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { timeout(LONG, future).await.expect("a wake-up is lost") })
@@ -31,13 +31,13 @@ fn many_threads() -> Runtime {
     Builder::new_multi_thread().worker_threads(3).enable_all().build().unwrap()
 }
 
-/// Many tasks over few slots, timers among them, on a real file.
+/// Many tasks, some with timers, share few slots on a real file.
 #[test]
 fn local_tasks_share_an_engine_on_every_backend() {
     on_every_backend(|engine| {
         let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
         let copied = run(engine.run_until(async {
-            // Tasks that borrow: no spawning.
+            // The tasks borrow, so they are not spawned.
             let mut tasks: Vec<_> = (0..100u64)
                 .map(|nr| {
                     let file = &file;
@@ -73,10 +73,10 @@ fn local_tasks_share_an_engine_on_every_backend() {
     });
 }
 
-/// A driver in a task of its own: tasks that never turn the engine get their results, also those of
-/// requests that complete long after they were made, and callbacks run.
+/// The driver is a task of its own. Tasks that never turn the engine get their results, also if a
+/// request completes late, and callbacks run.
 #[test]
-fn a_driver_task_serves_the_others() {
+fn a_driver_task_serves_other_tasks() {
     let engine = Rc::new(Engine::new().unwrap());
     let (reader, mut writer) = std::io::pipe().unwrap();
     let local = LocalSet::new();
@@ -95,7 +95,7 @@ fn a_driver_task_serves_the_others() {
                     tokio::task::yield_now().await;
                 }
                 let pipe = engine.attach(reader).unwrap();
-                // The thread pool says that pipes have no positions.
+                // `pread` in the thread pool refuses pipes.
                 engine.read(&pipe, vec![0; 3], 0).submit().unwrap().await.0.ok()
             }
         });
@@ -109,10 +109,10 @@ fn a_driver_task_serves_the_others() {
     assert!(engine.validate().is_idle());
 }
 
-/// What a scripted device does without any completion: no room, and deadlines. The driver's only
-/// wake-ups are the timers behind the descriptor.
+/// The scripted device has no room and no completions, and requests have deadlines. Only the timers
+/// of the descriptor wake the driver.
 #[test]
-fn inv04_the_driver_hears_of_retries_and_deadlines() {
+fn inv04_retries_and_deadlines_wake_the_driver() {
     let script = Script::new();
     let engine = Engine::builder().depth(2).build_scripted(&script).unwrap();
     run(engine.run_until(async {
@@ -138,9 +138,9 @@ fn inv04_the_driver_hears_of_retries_and_deadlines() {
     .unwrap();
 }
 
-/// A turn that leaves work behind is followed by others, and other tasks run in between.
+/// More turns follow a turn that leaves work, and other tasks run in between.
 #[test]
-fn inv05_the_driver_goes_on_with_what_the_budget_leaves() {
+fn inv05_the_driver_continues_after_a_full_budget() {
     let script = Script::new();
     let builder = Engine::builder().depth(64).reap_budget(1);
     let engine = Rc::new(builder.build_scripted(&script).unwrap());
@@ -169,7 +169,7 @@ fn inv05_the_driver_goes_on_with_what_the_budget_leaves() {
     assert!(turns.get() >= 20, "the driver kept the thread: {}", turns.get());
 }
 
-/// Tasks of a runtime with many threads, on an engine of a thread of its own.
+/// Tasks of a runtime with several threads use an engine of another thread.
 #[test]
 fn inv06_tasks_of_many_threads_share_a_remote() {
     on_every_backend(|engine| {
@@ -180,9 +180,9 @@ fn inv06_tasks_of_many_threads_share_a_remote() {
     });
 }
 
-/// The same on an engine that a task drives.
+/// Tasks of a runtime with several threads use an engine that a task drives.
 #[test]
-fn inv06_the_driver_hears_of_remote_requests() {
+fn inv06_remote_requests_wake_the_driver() {
     on_every_backend(|engine| {
         let remote = engine.remote();
         let (done, is_done) = tokio::sync::oneshot::channel();
@@ -194,7 +194,7 @@ fn inv06_the_driver_hears_of_remote_requests() {
     });
 }
 
-/// Each of `tasks` writes `rounds` blocks and reads them back; returns how many.
+/// Each of `tasks` writes `rounds` blocks and reads them back. Returns the number of blocks.
 async fn writers(remote: Remote, tasks: u64, rounds: u64) -> u64 {
     let file = SharedFile::new(tempfile::tempfile().unwrap()).unwrap();
     let handles: Vec<_> = (0..tasks)
@@ -222,7 +222,7 @@ async fn writers(remote: Remote, tasks: u64, rounds: u64) -> u64 {
     sum
 }
 
-/// Aborted tasks leave their requests to the engine, and nothing behind.
+/// The engine completes the requests of aborted tasks, and no buffer is left.
 #[test]
 fn inv13_aborted_tasks_leave_their_requests_to_the_engine() {
     let (to_us, from_engine) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! Vectored requests: lists of buffers, whole, in pieces, and across the end of the file.
+//! Vectored requests: whole, short, and across the end of the file.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::io;
@@ -28,8 +28,8 @@ fn list(lens: &[usize], byte: impl Fn(usize) -> u8) -> BufList<Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// However a device cuts transfers into pieces, and wherever the file ends, the bytes are
-    /// those of one long buffer.
+    /// Wherever a device cuts transfers and wherever the file ends, the bytes are those of one long
+    /// buffer.
     #[test]
     fn inv11_any_split_of_vectored_transfers_gives_the_same_bytes(
         lens in vec(prop_oneof![Just(0usize), 1usize..40], 1..12),
@@ -76,7 +76,7 @@ fn inv15_vectored_requests_do_the_same_everywhere() {
         let (written, mut bufs) = engine.write_vectored(&file, bufs, 5).submit().unwrap().wait();
         assert_eq!(written.unwrap(), total);
         bufs.iter_mut().for_each(|buf| buf.fill(0xee));
-        // The same list again, across the end of the file.
+        // The same list, across the end of the file.
         let (read, bufs) = engine.read_vectored(&file, bufs, 6).submit().unwrap().wait();
         assert_eq!(read.unwrap(), total - 1);
         let bytes = bufs.into_inner().concat();
@@ -130,7 +130,8 @@ fn direct_vectors_are_aligned_or_refused() {
     });
 }
 
-/// `read_exact` gives all or an error that says why, and what was read in any case.
+/// `read_exact` reads every byte or returns an error with its reason. The buffer has the bytes that
+/// were read.
 #[test]
 fn exact_reads_fail_at_the_end_of_the_file() {
     on_every_backend(|engine| {
@@ -146,7 +147,8 @@ fn exact_reads_fail_at_the_end_of_the_file() {
     });
 }
 
-/// A device that takes nothing more is out of space; one that fails says so itself.
+/// A write that a device takes no bytes of fails with ENOSPC; an error of the device is returned as
+/// it is.
 #[test]
 fn write_errors_are_typed() {
     let script = Script::new();

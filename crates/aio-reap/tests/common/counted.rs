@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use aio_reap::{IoBuf, IoBufMut};
 
-/// Its bytes, and how many of its kind were freed.
+/// The bytes, and the shared number of freed buffers.
 pub(crate) struct Counted(pub(crate) Vec<u8>, pub(crate) Arc<AtomicU64>);
 
 impl Drop for Counted {
@@ -15,7 +15,8 @@ impl Drop for Counted {
     }
 }
 
-// SAFETY: as for the `Vec` inside, which nothing touches while the engine has the value.
+// SAFETY: it returns the memory of the `Vec` inside, which no code uses while the engine has the
+// value.
 unsafe impl IoBuf for Counted {
     fn as_ptr(&self) -> *const u8 {
         self.0.as_ptr()
@@ -26,7 +27,7 @@ unsafe impl IoBuf for Counted {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: it returns the memory of the `Vec` inside, which is valid for writing.
 unsafe impl IoBufMut for Counted {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.0.as_mut_ptr()

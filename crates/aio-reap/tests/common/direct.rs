@@ -4,7 +4,7 @@ use std::os::unix::fs::OpenOptionsExt;
 
 use aio_reap::{Engine, File};
 
-/// A file on the disk under the target directory, so that `O_DIRECT` works where tmpfs refuses it.
+/// Makes a file in the target directory, so that `O_DIRECT` works if tmpfs refuses it.
 pub(crate) fn direct_file(engine: &Engine) -> Option<(tempfile::NamedTempFile, File)> {
     let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let opened = std::fs::OpenOptions::new()

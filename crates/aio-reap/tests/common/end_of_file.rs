@@ -1,10 +1,10 @@
-//! The three ways in which a read may end at the end of the file.
+//! The three behaviours of a read at the end of the file.
 
 use std::io;
 
 use aio_reap::Request;
 
-/// The read with the way of this number.
+/// Sets the behaviour with this number.
 pub(crate) fn ending<B: 'static>(request: Request<'_, B>, at_end: u8) -> Request<'_, B> {
     match at_end {
         0 => request,
@@ -13,7 +13,8 @@ pub(crate) fn ending<B: 'static>(request: Request<'_, B>, at_end: u8) -> Request
     }
 }
 
-/// What such a read of `bytes` gave, whose buffer was full of 0xee, where the file has `there`.
+/// Checks the result of such a read of `bytes`, whose buffer was full of 0xee, if the file has
+/// `there`.
 pub(crate) fn check(
     at_end: u8,
     read: Result<usize, aio_reap::RequestError>,

@@ -1,12 +1,12 @@
-//! What the tests on real backends share.
+//! Helpers of the tests on real backends.
 
 mod variants;
 
 use aio_reap::{BackendKind, Engine};
 use variants::VARIANTS;
 
-/// Runs `test` on every backend this system allows; io_uring and AIO may be refused in a
-/// container, threads may not.
+/// Runs `test` on every backend that the system allows. A container may refuse io_uring and AIO,
+/// but not threads.
 pub(crate) fn on_every_backend(test: impl Fn(&Engine)) {
     for (kind, defer) in VARIANTS {
         let builder = Engine::builder().depth(8).capacity(64).backend(kind).defer_task_run(defer);

@@ -1,8 +1,8 @@
-//! The kernel's interfaces.
+//! The variants of the real backends.
 
 use aio_reap::BackendKind;
 
-/// The kernel's interfaces, and io_uring with deferred work.
+/// The real backends, and io_uring with deferred work.
 pub(crate) const VARIANTS: [(BackendKind, bool); 4] = [
     (BackendKind::Uring, false),
     (BackendKind::Uring, true),

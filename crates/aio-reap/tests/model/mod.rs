@@ -1,8 +1,8 @@
 //! The engine on a scripted device, driven by bytes and compared with a model after every step.
 //!
-//! Shared by the property test and the fuzz target. The model knows the bytes of the file, who
-//! reads or writes which part of it, and which requests have completed. Requests that run at the
-//! same time never conflict, so the bytes do not depend on the order of completions.
+//! The property test and the fuzz target share it. The model has the bytes of the file, the parts
+//! that requests read or write, and the completed requests. Concurrent requests never conflict, so
+//! the bytes do not depend on the order of completions.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -17,16 +17,16 @@ use aio_reap::{
     AllocateMode, CompletionQueue, Engine, File, IoBuf, IoBufMut, Operation, Request, Turn,
 };
 
-/// The part of the file that one lock of the model covers, in bytes.
+/// The size in bytes of the part of the file that one lock of the model covers.
 const CELL: usize = 32;
-/// Reads go beyond the end of the file, which is off the cells.
+/// The length of the file. Reads go beyond it, and it is not a multiple of the cell size.
 const CELLS: usize = 70;
 const FILE_LEN: usize = 64 * CELL - 10;
-/// What buffers of reads hold before, and what is left in a freed buffer.
+/// The bytes in the buffer of a read before it, and in a freed buffer.
 const FRESH: u8 = 0xee;
 const FREED: u8 = 0xdd;
 
-/// Runs one input; returns the steps it made.
+/// Runs one input. Returns the number of steps.
 ///
 /// # Panics
 ///
@@ -91,7 +91,7 @@ pub(crate) fn run(input: &[u8]) -> usize {
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
-    /// The next bytes; zeros past the end.
+    /// Returns the next bytes, or zeros past the end.
     fn array<const N: usize>(&mut self) -> [u8; N] {
         let mut array = [0; N];
         let count = N.min(self.0.len());
@@ -115,7 +115,7 @@ struct Entry {
     kind: Kind,
     at: usize,
     len: usize,
-    /// Its result was delivered, or nobody is interested and its buffer is back.
+    /// Its result was delivered, or its operation was dropped and its buffer was freed.
     done: bool,
     /// It may end with ECANCELED.
     cancelled: bool,
@@ -127,10 +127,10 @@ struct World {
     engine: Weak<Engine>,
     script: Script,
     file: File,
-    /// The same file, to look at behind the engine's back.
+    /// The same file, to read it without the engine.
     raw: fs::File,
     image: RefCell<Vec<u8>>,
-    /// Per cell: how many read it, or -1 while one writes it.
+    /// For each cell, the number of requests that read it, or -1 while one writes it.
     locks: RefCell<Vec<i32>>,
     ledger: RefCell<Vec<Entry>>,
     reads_and_writes: RefCell<Vec<(usize, Operation<Buf>)>>,
@@ -138,11 +138,11 @@ struct World {
     bufs_done: CompletionQueue<Buf>,
     others_done: CompletionQueue<()>,
     accepted: Cell<u64>,
-    /// Errors the script may still cause.
+    /// The number of errors that the script may still cause.
     failures: Cell<u64>,
-    /// Requests that callbacks may still make.
+    /// The number of requests that callbacks may still make.
     fuel: Cell<u32>,
-    /// Callbacks run so far.
+    /// The number of callbacks that have run.
     reactions: Cell<u64>,
     buffers: Cell<usize>,
     ended: Cell<bool>,
@@ -154,7 +154,8 @@ struct Buf {
     world: Rc<World>,
 }
 
-// SAFETY: as for the `Vec` inside, which nothing touches while the engine has the value.
+// SAFETY: it returns the memory of the `Vec` inside, which no code uses while the engine has the
+// value.
 unsafe impl IoBuf for Buf {
     fn as_ptr(&self) -> *const u8 {
         self.bytes.as_ptr()
@@ -165,7 +166,7 @@ unsafe impl IoBuf for Buf {
     }
 }
 
-// SAFETY: as above.
+// SAFETY: it returns the memory of the `Vec` inside, which is valid for writing.
 unsafe impl IoBufMut for Buf {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         self.bytes.as_mut_ptr()
@@ -178,10 +179,10 @@ impl Drop for Buf {
         world.buffers.set(world.buffers.get() - 1);
         let entry = world.ledger.borrow()[self.id];
         if !entry.done && !entry.ignored && !std::thread::panicking() {
-            // An orphan: the engine lets go of its buffer when it has completed.
+            // The operation was dropped: the engine frees the buffer after the completion.
             world.settle(self.id, None, &self.bytes);
         }
-        self.bytes.fill(FREED); // a device that still writes from here spoils the file
+        self.bytes.fill(FREED); // a device that still writes from this buffer spoils the file
     }
 }
 
@@ -211,7 +212,7 @@ impl World {
         })
     }
 
-    /// Makes one request, by any front end.
+    /// Makes one request with any front end.
     fn submit(self: &Rc<Self>, engine: &Engine, [front, what, place, size]: [u8; 4]) {
         let span = CELL * (1 + usize::from(size % 4));
         let at = usize::from(place) % 66 * CELL + usize::from(size >> 4);
@@ -317,7 +318,7 @@ impl World {
         self.unlock(&entry);
     }
 
-    /// What a callback does once it has looked at its result.
+    /// The actions of a callback after it has checked its result.
     fn react(self: &Rc<Self>, how: u8) {
         assert!(!self.ended.get(), "a callback after the end");
         self.reactions.set(self.reactions.get() + 1);
@@ -352,7 +353,7 @@ impl World {
     fn use_operation(self: &Rc<Self>, which: u8, how: u8) {
         let count = self.reads_and_writes.borrow().len() + self.others.borrow().len();
         let Some(nth) = usize::from(which).checked_rem(count) else { return };
-        // Out of the list before it is used: waiting runs callbacks, which use the list.
+        // Remove it from the list before the wait, which runs callbacks that use the list.
         let bufs = self.reads_and_writes.borrow().len();
         if nth < bufs {
             let (id, mut operation) = self.reads_and_writes.borrow_mut().swap_remove(nth);
@@ -438,7 +439,8 @@ impl World {
         }
     }
 
-    /// A request has completed: once, with the right bytes. `None` for an orphan's result.
+    /// Checks that a request completes once, with the right bytes. `result` is `None` if its
+    /// operation was dropped.
     fn settle(
         &self,
         id: usize,
@@ -483,7 +485,8 @@ impl World {
                 self.raw.read_exact_at(&mut now, at as u64).unwrap();
                 let zeros = vec![0; len];
                 let new = if kind == Kind::Write { bytes } else { &zeros };
-                // A prefix is new, the rest is as before; all of it is new if it succeeded.
+                // A prefix is new, and the rest is as before. All of it is new if the write
+                // succeeded.
                 let moved_prefix = (0..=len)
                     .rev()
                     .find(|&n| now[..n] == new[..n] && now[n..] == image[at..at + len][n..]);
@@ -503,7 +506,7 @@ impl World {
         self.unlock(&entry);
     }
 
-    /// A request that failed has moved exactly as many bytes as its error says.
+    /// Checks that a failed request has moved exactly as many bytes as its error reports.
     fn check_count(&self, entry: &Entry, count: usize, bytes: &[u8], image: &[u8]) {
         let Entry { kind, at, len, .. } = *entry;
         match kind {
@@ -545,20 +548,20 @@ impl World {
         self.locks.borrow_mut()[Self::cells(entry)].iter_mut().for_each(|lock| *lock += change);
     }
 
-    /// The books of the engine, the device and the model agree.
+    /// Checks that the numbers of the engine, the device and the model agree.
     fn check(&self, engine: &Engine) -> Turn {
         let turn = engine.validate();
         let device = self.script.in_flight() + self.script.visible();
         assert_eq!(turn.in_flight, device, "engine and device disagree on what is in flight");
         let stats = engine.stats();
         assert_eq!(stats.stray, 0);
-        // A request is entered in the model before the engine takes it, so inside a callback that
-        // runs during a submission the model may be one ahead for each call on the stack.
+        // The model counts a request before the engine takes it. So inside a callback that runs
+        // during a submission, the model may have one request more for each call on the stack.
         assert!(stats.accepted <= self.accepted.get());
         turn
     }
 
-    /// After the engine is gone: nothing is lost, nothing is left.
+    /// Checks after the drop of the engine that no request is lost and no buffer is left.
     fn end(&self) {
         self.empty_queues();
         assert_eq!(self.script.in_flight() + self.script.visible(), 0);
@@ -583,7 +586,7 @@ impl World {
     }
 }
 
-/// Polls once, with one waker or another.
+/// Polls once, with one of several wakers.
 fn poll<B: 'static>(operation: &mut Operation<B>, how: u8) -> Poll<aio_reap::Outcome<B>> {
     let counting = Waker::from(std::sync::Arc::new(Idle));
     let waker = if how & 4 == 0 { Waker::noop() } else { &counting };

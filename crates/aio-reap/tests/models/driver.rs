@@ -1,7 +1,7 @@
-//! A driver that hears of edges, as tokio's reactor gives them, and the engine that it turns.
+//! A model of an edge-triggered driver, like tokio's reactor, and of the engine that it turns.
 //!
-//! [`round`] and [`Mailbox`] are the shipped ones. The descriptor is a level, the reactor a flag that
-//! each edge sets and that the driver sleeps for.
+//! [`round`] and [`Mailbox`] are the shipped code. The descriptor is a level. The reactor is a flag
+//! that each edge sets and that the driver sleeps for.
 
 use std::collections::VecDeque;
 
@@ -16,22 +16,24 @@ pub(super) const MUTANTS: &[(&str, &str)] =
 
 struct Shared {
     mailbox: Mailbox<u32, ()>,
-    /// What the engine's descriptor shows.
+    /// Whether the engine's descriptor is readable.
     readable: AtomicBool,
-    /// An edge that the driver has not forgotten.
+    /// An edge that the driver has not cleared.
     edge: Notifier,
 }
 
 impl Shared {
     fn notify(&self) {
-        // Ordering: Release pairs with the Acquire in `readable`; nothing but the order counts.
+        // Ordering: Release pairs with the Acquire load in `requests_are_answered`; it carries the
+        // request, as a write to an eventfd does.
         self.readable.store(true, Ordering::Release);
         self.edge.notify();
     }
 
-    /// A turn takes all letters, but answers only `budget` of those that it has.
+    /// A turn takes all requests, but finishes only `budget` of those that it has.
     fn turn(&self, queue: &mut VecDeque<u32>, budget: usize) -> usize {
-        // Ordering: AcqRel; as in `ring`.
+        // Ordering: AcqRel; the Acquire pairs with the Release in `notify`, the Release with the
+        // Acquire load in `requests_are_answered`. A read of an eventfd orders both ways.
         self.readable.swap(false, Ordering::AcqRel);
         self.mailbox.take(queue);
         let count = budget.min(queue.len());
@@ -39,14 +41,15 @@ impl Shared {
             _ = self.mailbox.finish(index, ());
         }
         if !queue.is_empty() {
-            // It was readable all the time: no edge.
+            // It was readable all the time, so there is no edge.
             self.readable.store(true, Ordering::Release);
         }
         count
     }
 }
 
-/// One thread sends two letters, one after the other has been answered if `one_by_one`.
+/// One thread sends two requests. With `one_by_one` it sends the second one after the answer to the
+/// first.
 fn requests_are_answered(budget: usize, one_by_one: bool) {
     model(move || {
         let shared = Arc::new(Shared {
@@ -59,7 +62,7 @@ fn requests_are_answered(budget: usize, one_by_one: bool) {
             move || {
                 let send = |request| {
                     let sent = shared.mailbox.send(request, true);
-                    let sent = sent.unwrap_or_else(|_| panic!("there are places for all"));
+                    let sent = sent.unwrap_or_else(|_| panic!("there is a slot for each"));
                     if sent.notify {
                         shared.notify();
                     }
@@ -88,7 +91,7 @@ fn requests_are_answered(budget: usize, one_by_one: bool) {
                         }
                     },
                     || done += shared.turn(&mut queue, budget),
-                    // Ordering: Acquire pairs with the Release in `ring`.
+                    // Ordering: Acquire pairs with the Release in `notify` and `turn`.
                     || shared.readable.load(Ordering::Acquire),
                 );
                 if !again {
@@ -101,13 +104,13 @@ fn requests_are_answered(budget: usize, one_by_one: bool) {
     });
 }
 
-/// Fails if the driver forgets an edge that came after its turn has looked.
+/// Fails if the driver clears an edge that came after its turn took the requests.
 #[test]
 fn inv06_a_notification_at_any_moment_of_a_turn_wakes_the_driver() {
     requests_are_answered(2, true);
 }
 
-/// Fails if the driver sleeps while the descriptor shows that there is more to do.
+/// Fails if the driver sleeps while the descriptor is readable.
 #[test]
 fn inv06_work_left_by_a_turn_is_continued() {
     requests_are_answered(1, false);

@@ -1,7 +1,8 @@
-//! Models of what the engine shares with others: the kernel's ring and the threads of the pool.
+//! Models of the memory that the engine shares: with the kernel, the threads of the pool, and the
+//! threads with a remote.
 //!
-//! A planted bug is named by `is_planted("...")`, here or in the crate; [`mutants`] demands that each
-//! is caught.
+//! `is_planted("...")` or a label in the crate names a planted bug. [`mutants`] checks that a model
+//! catches each one.
 
 mod driver;
 mod mutants;
@@ -19,23 +20,24 @@ struct Shared<const NR: usize> {
     events: [UnsafeCell<Event>; NR],
 }
 
-// SAFETY: producer and consumer touch an event only on their side of head and tail, which is what
-// the model is about: loom fails it if two accesses race.
+// SAFETY: the producer and the consumer use an event only on their sides of head and tail. The
+// model checks that: loom fails it if two accesses race.
 unsafe impl<const NR: usize> Sync for Shared<NR> {}
-// SAFETY: plain numbers.
+// SAFETY: the fields are plain numbers.
 unsafe impl<const NR: usize> Send for Shared<NR> {}
 
-/// The kernel's side: waits for room, writes an event, moves the tail over it.
+/// Acts as the kernel: waits for room, writes an event, and moves the tail over it.
 fn produce<const NR: usize>(shared: &Shared<NR>, mut tail: u32, count: u64) {
     let nr = NR as u32;
     for data in 0..count {
         // Ordering: Acquire pairs with the Release store of the head in `Ring::consume`; the
-        // consumer is through with the event that we are about to overwrite.
+        // consumer's reads of the event happen before it is overwritten.
         while (tail + 1) % nr == shared.head.load(Ordering::Acquire) {
             thread::yield_now();
         }
         let event = Event { data, obj: !data, res: data as i64 * 3, res2: 0 };
-        // SAFETY: the head has passed this event, so it is the producer's (see above).
+        // SAFETY: the load above has shown that the head has passed this event, so only the
+        // producer uses it.
         shared.events[tail as usize].with_mut(|slot| unsafe { slot.write(event) });
         tail = (tail + 1) % nr;
         // Ordering: Release pairs with the Acquire load of the tail in `Ring::consume`; it carries
@@ -76,21 +78,21 @@ fn events_arrive<const NR: usize>(at: u32, count: u64, budget: usize) {
     });
 }
 
-/// Two of three places are usable, so the third event waits for the consumer and the fourth
-/// overwrites the first. Fails if the Acquire
-/// of the tail or the Release of the head is weakened, or the head moves before the event is read.
+/// Two of three events are usable, so the third one waits for the consumer and the fourth
+/// overwrites the first. Fails if the Acquire of the tail or the Release of the head is weakened,
+/// or if the head moves before the event is read.
 #[test]
 fn inv08_ring_hands_over_whole_events_and_wraps() {
     events_arrive::<3>(1, 4, 3);
 }
 
-/// One usable place: every event is overwritten by the next.
+/// One event is usable, so each event overwrites the last.
 #[test]
-fn inv08_ring_of_one_place() {
+fn inv08_ring_of_one_event() {
     events_arrive::<2>(0, 3, 1);
 }
 
-/// An eventfd: a count that a sleeper waits for.
+/// A model of an eventfd that a thread sleeps for.
 #[derive(Default)]
 struct Notifier {
     notified: Mutex<bool>,
@@ -103,7 +105,7 @@ impl Notifier {
         self.changed.notify_one();
     }
 
-    /// Sleeps until it is rung; does not answer it.
+    /// Sleeps until it is signalled. Does not clear it.
     fn wait(&self) {
         let mut notified = self.notified.lock();
         while !*notified {
@@ -116,8 +118,8 @@ impl Notifier {
     }
 }
 
-/// `pushed` jobs through `workers` threads: none is lost or repeated, the engine is never left
-/// asleep with a completion there, and closing lets every worker go.
+/// Sends `pushed` jobs through `workers` threads: none is lost or repeated, the engine never sleeps
+/// while a completion is visible, and every worker ends after the close.
 fn jobs_complete(workers: u32, pushed: u32, budget: usize, reap_on_submit: bool) {
     model(move || {
         let shared = Arc::new((Jobs::new(4), Notifier::default()));
@@ -147,7 +149,7 @@ fn jobs_complete(workers: u32, pushed: u32, budget: usize, reap_on_submit: bool)
         for job in 0..pushed {
             jobs.push(job);
             if reap_on_submit {
-                reaped = reap(); // without an answer to the bell
+                reaped = reap(); // without clearing the notifier
             }
         }
         while reaped < pushed {
@@ -172,19 +174,20 @@ fn pool_loses_no_job_and_no_wake_up() {
     jobs_complete(1, 2, 4, true);
 }
 
-/// Fails if what the budget leaves behind is not announced, or the bell is answered too late.
+/// Fails if the completions that the budget leaves are not notified, or if the notifier is cleared
+/// too late.
 #[test]
 fn pool_announces_what_a_budget_leaves() {
     jobs_complete(1, 2, 1, false);
 }
 
-/// Fails if closing leaves a worker asleep.
+/// Fails if a worker sleeps after the close.
 #[test]
 fn pool_closes_with_every_worker() {
     jobs_complete(2, 1, 4, false);
 }
 
-/// A job is withdrawn or performed, and each once. Fails if `withdraw` takes another than it found.
+/// Each job is withdrawn or performed, once. Fails if `withdraw` takes another job than it found.
 #[test]
 fn pool_withdraws_a_job_or_performs_it() {
     model(|| {
@@ -205,7 +208,7 @@ fn pool_withdraws_a_job_or_performs_it() {
         assert!(seen.iter().all(|&job| job == 0), "withdrew another");
         _ = jobs.drain(9, |job| seen.push(job));
         seen.sort_unstable();
-        assert_eq!(seen, [0, 1], "lost or twice");
+        assert_eq!(seen, [0, 1], "lost or repeated");
     });
 }
 
@@ -226,7 +229,7 @@ fn pool_performs_what_is_queued_when_it_closes() {
         });
         (0..2).for_each(|job| _ = jobs.push(job));
         jobs.close();
-        assert_eq!(worker.join().unwrap(), 1, "nobody drained, so only the first rings");
+        assert_eq!(worker.join().unwrap(), 1, "without a drain only the first one signals");
         let mut seen = Vec::new();
         let left = jobs.drain(9, |job: u32| seen.push(job));
         assert_eq!((left, seen), (false, vec![0, 1]));

@@ -1,6 +1,6 @@
-//! Letters of other threads to an engine, and the results back.
+//! Models of the mailbox: requests of other threads to an engine, and their results.
 //!
-//! [`Mailbox`] is the shipped type; the eventfd is a [`Notifier`].
+//! [`Mailbox`] is the shipped type. The eventfd is a [`Notifier`].
 
 use std::collections::VecDeque;
 use std::task::{Wake, Waker};
@@ -22,7 +22,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 
 pub(super) const LOOM_ONLY: &[&str] = &["send: the request is in its slot"];
 
-/// A letter that counts how often it is dropped.
+/// A request that counts its drops.
 struct Request {
     id: u32,
     drops: Arc<AtomicU32>,
@@ -30,7 +30,7 @@ struct Request {
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // Ordering: Relaxed; read when all threads are joined.
+        // Ordering: Relaxed; it is read after all threads are joined.
         self.drops.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -51,7 +51,7 @@ impl Shared {
         Request { id, drops: Arc::clone(&self.drops) }
     }
 
-    /// Sends and rings; the place, unless the mailbox is closed.
+    /// Sends a request and notifies. Returns the slot, or `None` if the mailbox is closed.
     fn send(&self, id: u32, awaited: bool) -> Option<u32> {
         match self.mailbox.send(self.request(id), awaited) {
             Ok(sent) => {
@@ -64,12 +64,12 @@ impl Shared {
                 assert_eq!(request.id, id);
                 None
             }
-            Err(SendError::Full(_)) => panic!("there are places for all"),
+            Err(SendError::Full(_)) => panic!("there is a slot for each"),
         }
     }
 
-    /// The engine: sleeps for the bell and answers letters, until `count` are through. Every letter
-    /// is told ten times its number.
+    /// Acts as the engine: sleeps for the notifier and finishes `count` requests. The result of a
+    /// request is ten times its id.
     fn answer(&self, count: usize) {
         let (mut done, mut queue) = (0, VecDeque::new());
         while done < count {
@@ -94,15 +94,19 @@ impl Shared {
         count
     }
 
-    /// At the end: every letter is gone, once, and every place is free.
+    /// Checks at the end that every request was dropped once, and every slot is free.
     fn check(&self, requests: u32) {
-        assert_eq!(self.mailbox.free_len(), self.mailbox.capacity(), "a place is lost");
+        assert_eq!(self.mailbox.free_len(), self.mailbox.capacity(), "a slot is lost");
         // Ordering: Relaxed; all threads are joined.
-        assert_eq!(self.drops.load(Ordering::Relaxed), requests, "a letter is lost, or gone twice");
+        assert_eq!(
+            self.drops.load(Ordering::Relaxed),
+            requests,
+            "a request is lost, or dropped twice"
+        );
     }
 }
 
-/// Wakes a thread that polls.
+/// The waker of a thread that polls.
 struct Task(Arc<Notifier>);
 
 impl Wake for Task {
@@ -111,7 +115,7 @@ impl Wake for Task {
     }
 }
 
-/// Polls until the result is there; parks meanwhile, as an executor does.
+/// Polls until there is a result, and parks in between, like an executor.
 fn block_on(shared: &Shared, index: u32) -> (Request, u32) {
     let parked = Arc::new(Notifier::default());
     let waker = Waker::from(std::sync::Arc::new(Task(Arc::clone(&parked))));
@@ -124,7 +128,7 @@ fn block_on(shared: &Shared, index: u32) -> (Request, u32) {
     }
 }
 
-/// `senders` threads send one letter each, and wait in one way or the other.
+/// `senders` threads send one request each, and poll or block for the result.
 fn requests_are_answered(senders: u32, poll: bool) {
     model(move || {
         let shared = Shared::new(senders as usize);
@@ -132,13 +136,17 @@ fn requests_are_answered(senders: u32, poll: bool) {
             .map(|id| {
                 let shared = Arc::clone(&shared);
                 thread::spawn(move || {
-                    let index = shared.send(id, true).expect("nobody closes");
+                    let index = shared.send(id, true).expect("the mailbox stays open");
                     let (request, result) = if poll {
                         block_on(&shared, index)
                     } else {
                         shared.mailbox.wait(index, None).expect("it waits for the result")
                     };
-                    assert_eq!((request.id, result), (id, id * 10), "another's");
+                    assert_eq!(
+                        (request.id, result),
+                        (id, id * 10),
+                        "the result of another request"
+                    );
                 })
             })
             .collect();
@@ -148,27 +156,28 @@ fn requests_are_answered(senders: u32, poll: bool) {
     });
 }
 
-/// Fails if who waits is told before the result is stored.
+/// Fails if a waiting sender is woken before the result is stored.
 #[test]
 fn inv06_no_wake_up_is_lost_between_the_result_and_parking() {
     requests_are_answered(1, false);
 }
 
-/// The same for who polls. Fails if the waker is stored by a look from before.
+/// Fails if the waker is stored after an older check for the result.
 #[test]
 fn inv06_no_wake_up_is_lost_between_the_result_and_a_poll() {
     requests_are_answered(1, true);
 }
 
-/// Fails if a sender does not ring because the queue was not empty when it first looked, if the
-/// letters before it are not carried along, or if the engine answers the bell after it has looked.
+/// Fails if a sender does not notify because the queue was not empty at its first load, if the
+/// older requests are not carried along, or if the engine clears the notifier after it took the
+/// requests.
 #[test]
 fn inv06_each_request_wakes_the_engine() {
     requests_are_answered(2, false);
 }
 
-/// A sender that is gone before the result, after it, or meanwhile. Fails if a result is lost in
-/// between: the letter and its place with it.
+/// A sender stops waiting before the result, after it, or at the same time. Fails if the request
+/// and its slot are lost.
 #[test]
 fn an_abandoned_request_leaves_nothing_behind() {
     model(|| {
@@ -176,7 +185,7 @@ fn an_abandoned_request_leaves_nothing_behind() {
         let sender = thread::spawn({
             let shared = Arc::clone(&shared);
             move || {
-                let index = shared.send(1, true).expect("nobody closes");
+                let index = shared.send(1, true).expect("the mailbox stays open");
                 drop(shared.mailbox.abandon(index));
             }
         });
@@ -186,7 +195,7 @@ fn an_abandoned_request_leaves_nothing_behind() {
     });
 }
 
-/// Letters that nobody waits for come back to the engine, which has the last word.
+/// Requests without a waiting sender come back to the engine.
 #[test]
 fn detached_requests_end_with_the_engine() {
     model(|| {
@@ -201,8 +210,8 @@ fn detached_requests_end_with_the_engine() {
     });
 }
 
-/// A letter that is sent while the mailbox closes is answered or comes back. Fails if closing drops
-/// what was sent.
+/// A request that is sent while the mailbox closes is answered or comes back. Fails if the close
+/// loses sent requests.
 #[test]
 fn closing_answers_or_refuses_every_request() {
     model(|| {
@@ -225,7 +234,7 @@ fn closing_answers_or_refuses_every_request() {
     });
 }
 
-/// A sender sends `requests`, and is gone; the engine serves as long as there is a sender.
+/// A sender sends `requests` and is dropped. The engine serves as long as there is a sender.
 fn serve(requests: u32) {
     model(move || {
         let shared = Shared::new(1);
@@ -251,7 +260,7 @@ fn serve(requests: u32) {
             if alone {
                 break;
             }
-            // The last sender may have rung for what the answer above has silenced.
+            // The clear above may have removed the notification of the last sender.
             if shared.mailbox.has_senders() || is_planted("remote-sleeps-by-an-older-check") {
                 shared.notifier.wait();
             }
@@ -262,14 +271,14 @@ fn serve(requests: u32) {
     });
 }
 
-/// Fails if the engine is not told of the last sender's end, or looks for senders only before it
-/// answers the bell.
+/// Fails if the drop of the last sender does not notify, or if the engine checks for senders only
+/// before it clears the notifier.
 #[test]
 fn serving_ends_with_the_last_sender() {
     serve(0);
 }
 
-/// Fails if the engine looks for senders only after it has taken their letters.
+/// Fails if the engine checks for senders only after it took their requests.
 #[test]
 fn serving_takes_the_last_request() {
     serve(1);
