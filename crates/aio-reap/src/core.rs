@@ -58,7 +58,7 @@ impl Core {
 
     /// Registers a file with the kernel. Returns `None` if that fails.
     pub(crate) fn register_file(&self, fd: RawFd) -> Option<Registration> {
-        self.forget_returned();
+        self.unregister_returned();
         let registration = self.registry.take(ResourceKind::File)?;
         let number = registration.number();
         self.state.borrow_mut().backend.register_file(number, Some(fd)).ok()?;
@@ -76,7 +76,7 @@ impl Core {
         start: NonNull<u8>,
         len: usize,
     ) -> io::Result<Registration> {
-        self.forget_returned();
+        self.unregister_returned();
         let all_taken = || io::Error::from_raw_os_error(libc::ENFILE);
         let registration = self.registry.take(ResourceKind::Buffer).ok_or_else(all_taken)?;
         let memory = Some((start, len));
@@ -86,7 +86,7 @@ impl Core {
 
     /// Unregisters the numbers of dropped registrations.
     #[cold]
-    fn forget_returned(&self) {
+    fn unregister_returned(&self) {
         let backend = &mut self.state.borrow_mut().backend;
         // After an error the kernel keeps the file or buffer until the number is used again, or
         // until the engine is dropped.
@@ -186,16 +186,16 @@ impl Core {
     pub(crate) fn serve(&self) -> io::Result<()> {
         loop {
             // Checked before the turn, so that the turn takes the last request of the last remote.
-            let alone = self.state.borrow().is_alone();
+            let no_remotes = self.state.borrow().has_no_remotes();
             let turn = self.turn(true);
             if turn.delivered > 0 {
                 continue;
             }
-            if alone && turn.is_idle() {
+            if no_remotes && turn.is_idle() {
                 return Ok(());
             }
             // If the last remote was dropped during the turn, the turn may have cleared its kick.
-            if alone || !self.state.borrow().is_alone() {
+            if no_remotes || !self.state.borrow().has_no_remotes() {
                 self.sleep(None, None)?;
             }
         }
@@ -231,7 +231,7 @@ impl Core {
                 self.wake_fd.progress();
             }
             let enqueued = state.take_enqueued();
-            if state.is_calm() {
+            if state.can_only_wait() {
                 // The usual case: no callback is ready and no work is left.
                 self.wake_fd.wake_at(state.deadlines.earliest());
                 return enqueued;
@@ -296,7 +296,7 @@ impl Core {
     fn turn_and(&self, deliver: bool, sleep: bool) -> Turn {
         self.wake_fd.clear();
         if self.registry.has_returned() {
-            self.forget_returned();
+            self.unregister_returned();
         }
         let mut state = self.state.borrow_mut();
         state.backend.acknowledge();
@@ -363,7 +363,7 @@ impl Core {
             state.completions.stats.waits += 1;
             state.backend.before_sleep(timeout);
         } else if let Some(time) = self.wake_fd.retry_delay().into_iter().chain(timeout).min() {
-            if state.backend.pass(time) {
+            if state.backend.advance_time(time) {
                 return Ok(());
             }
         }

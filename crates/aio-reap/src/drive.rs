@@ -16,8 +16,12 @@ use percpu::sync::check;
 /// Performs one round of a driver after an edge. Returns whether another round must follow without
 /// an edge.
 #[must_use = "the engine may wait for another turn"]
-pub fn round(forget: impl FnOnce(), turn: impl FnOnce(), readable: impl FnOnce() -> bool) -> bool {
-    forget();
+pub fn round(
+    clear_edge: impl FnOnce(),
+    turn: impl FnOnce(),
+    readable: impl FnOnce() -> bool,
+) -> bool {
+    clear_edge();
     turn();
     !check!("drive: the turn left nothing", !readable())
 }

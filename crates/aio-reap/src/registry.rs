@@ -72,13 +72,13 @@ impl Registry {
         self.returned.get()
     }
 
-    /// Passes each returned number to `forget`, and makes it free.
-    pub(crate) fn collect(&self, mut forget: impl FnMut(Kind, u16)) {
+    /// Passes each returned number to `unregister`, and makes it free.
+    pub(crate) fn collect(&self, mut unregister: impl FnMut(Kind, u16)) {
         self.returned.set(false);
         for kind in [Kind::File, Kind::Buffer] {
             let numbers = self.numbers(kind);
             for number in numbers.returned.borrow_mut().drain(..) {
-                forget(kind, number);
+                unregister(kind, number);
                 numbers.free.borrow_mut().push(number);
             }
         }

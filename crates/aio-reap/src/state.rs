@@ -66,7 +66,7 @@ pub(crate) struct State {
     pub(crate) inbox: Option<Box<Inbox>>,
     /// The last reap used up its budget. More completions may be visible, for which there is no
     /// wake-up.
-    more: bool,
+    budget_used_up: bool,
 }
 
 /// A completion to deliver.
@@ -92,7 +92,7 @@ impl State {
             deadlines: Deadlines::default(),
             waiting: WaitQueue::default(),
             inbox: None,
-            more: false,
+            budget_used_up: false,
         }
     }
 
@@ -123,7 +123,7 @@ impl State {
     /// Returns whether another turn makes progress without a wake-up.
     pub(crate) fn has_work(&self) -> bool {
         let can_submit = self.pending() > 0 && self.in_flight() < self.limits.depth;
-        self.more
+        self.budget_used_up
             || self.ready() > 0
             || self.completions.enqueued > 0
             || (!self.completions.blocked && (can_submit || self.backend.backlog() > 0))
@@ -162,7 +162,7 @@ impl State {
     }
 
     /// Returns whether no remote of this engine is left.
-    pub(crate) fn is_alone(&self) -> bool {
+    pub(crate) fn has_no_remotes(&self) -> bool {
         !self.inbox.as_ref().is_some_and(|inbox| inbox.has_senders())
     }
 
@@ -184,9 +184,9 @@ impl State {
 
     /// Returns whether the engine can only wait for the kernel, or is idle, and no future waits for
     /// a slot.
-    pub(crate) fn is_calm(&self) -> bool {
+    pub(crate) fn can_only_wait(&self) -> bool {
         let completions = &self.completions;
-        let quiet = !self.more && !completions.blocked && self.backend.backlog() == 0;
+        let quiet = !self.budget_used_up && !completions.blocked && self.backend.backlog() == 0;
         let quiet = quiet && completions.deferred_drops.is_empty();
         quiet
             && completions.pending.len() == 0
@@ -195,9 +195,9 @@ impl State {
     }
 
     /// Returns whether every reaped completion was delivered and no future waits for a slot.
-    fn is_quiet(&self) -> bool {
+    fn has_delivered_all(&self) -> bool {
         let completions = &self.completions;
-        !self.more
+        !self.budget_used_up
             && completions.enqueued == 0
             && completions.ready.len() == 0
             && completions.slab.promised == 0
@@ -211,7 +211,7 @@ impl State {
     /// future, a deadline or another thread would wait for that.
     pub(crate) fn submit(&mut self, sleep: bool) {
         let sleep = sleep && self.inbox.is_none();
-        let sleep = sleep && self.deadlines.earliest().is_none() && self.is_quiet();
+        let sleep = sleep && self.deadlines.earliest().is_none() && self.has_delivered_all();
         let now = self.now();
         loop {
             let completions = &mut self.completions;
@@ -267,7 +267,7 @@ impl State {
     /// Reaps as many completions as the budget allows. Returns whether one of them made progress,
     /// that is, was not EAGAIN.
     pub(crate) fn reap(&mut self) -> bool {
-        self.more = false;
+        self.budget_used_up = false;
         if self.completions.in_flight == 0 && !self.backend.has_cancellations() {
             return false;
         }
@@ -280,7 +280,7 @@ impl State {
         completions.stats.reaped(found);
         self.batch.reaped(found, completions.in_flight);
         let progress = found > mem::take(&mut completions.eagain_reaped);
-        self.more = found >= budget && completions.in_flight > 0;
+        self.budget_used_up = found >= budget && completions.in_flight > 0;
         progress
     }
 

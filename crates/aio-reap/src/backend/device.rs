@@ -68,8 +68,8 @@ impl Backend for Device {
         select!(self, backend => backend.before_sleep(timeout))
     }
 
-    fn pass(&mut self, time: Duration) -> bool {
-        select!(self, backend => backend.pass(time))
+    fn advance_time(&mut self, time: Duration) -> bool {
+        select!(self, backend => backend.advance_time(time))
     }
 
     fn watch(&mut self) {

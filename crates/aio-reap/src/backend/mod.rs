@@ -76,7 +76,7 @@ pub(crate) trait Backend {
 
     /// Advances the time of the device while the engine would sleep with nothing in flight. Returns
     /// false if the device has real time.
-    fn pass(&mut self, _time: Duration) -> bool {
+    fn advance_time(&mut self, _time: Duration) -> bool {
         false
     }
 

@@ -82,11 +82,11 @@ fn requests_are_answered(budget: usize, one_by_one: bool) {
         let (mut done, mut queue) = (0, VecDeque::new());
         while done < 2 {
             shared.edge.wait();
-            let mut forget = true;
+            let mut clear_edge = true;
             loop {
                 let again = round(
                     || {
-                        if std::mem::take(&mut forget) {
+                        if std::mem::take(&mut clear_edge) {
                             shared.edge.clear();
                         }
                     },

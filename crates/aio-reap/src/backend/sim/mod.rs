@@ -175,7 +175,7 @@ impl Backend for Simulated {
         }
     }
 
-    fn pass(&mut self, time: Duration) -> bool {
+    fn advance_time(&mut self, time: Duration) -> bool {
         self.sim.spend(nanos(time));
         true
     }
