@@ -167,7 +167,7 @@ impl EngineBuilder {
                 Ok(backend) => {
                     return self.finish(State::new(backend, limits), kind, fallbacks);
                 }
-                Err(error) => fallbacks.push(Fallback { backend: kind, error }),
+                Err(reason) => fallbacks.push(Fallback { backend: kind, reason }),
             }
         }
         Err(StartError::Refused(fallbacks))
@@ -180,8 +180,8 @@ impl EngineBuilder {
     /// Those of [`build`](Self::build). It is refused while another engine uses the script.
     pub fn build_scripted(self, script: &Script) -> Result<Engine, StartError> {
         let limits = self.limits()?;
-        let device = Scripted::new(script).map_err(|error| {
-            StartError::Refused(vec![Fallback { backend: BackendKind::Scripted, error }])
+        let device = Scripted::new(script).map_err(|reason| {
+            StartError::Refused(vec![Fallback { backend: BackendKind::Scripted, reason }])
         })?;
         let state = State::new(Device::Scripted(device), limits);
         self.finish(state, BackendKind::Scripted, Vec::new())

@@ -35,14 +35,14 @@ impl fmt::Display for BackendKind {
 
 /// A backend that did not start, with the reason.
 #[derive(Debug, Error)]
-#[error("{backend}: {error}")]
+#[error("{backend}: {reason}")]
 #[non_exhaustive]
 pub struct Fallback {
     /// The backend that was tried.
     pub backend: BackendKind,
     /// The error of the system.
     #[source]
-    pub error: io::Error,
+    pub reason: io::Error,
 }
 
 /// The reason why no engine was started.
@@ -70,7 +70,7 @@ impl StartError {
     pub fn errno(&self) -> i32 {
         let error = match self {
             Self::Limit { .. } => return libc::EINVAL,
-            Self::Refused(fallbacks) => fallbacks.last().map(|fallback| &fallback.error),
+            Self::Refused(fallbacks) => fallbacks.last().map(|fallback| &fallback.reason),
             Self::Descriptors(error) => Some(error),
         };
         error.and_then(io::Error::raw_os_error).unwrap_or(libc::EIO)

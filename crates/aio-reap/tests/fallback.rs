@@ -87,7 +87,7 @@ fn exercise(engine: &Engine) {
 
 /// Returns the backends that the automatic choice tried without success, with the errors.
 fn refused_by(engine: &Engine) -> Vec<(BackendKind, Option<i32>)> {
-    let of = |fallback: &aio_reap::Fallback| (fallback.backend, fallback.error.raw_os_error());
+    let of = |fallback: &aio_reap::Fallback| (fallback.backend, fallback.reason.raw_os_error());
     engine.fallbacks().iter().map(of).collect()
 }
 
