@@ -211,19 +211,20 @@ impl EngineBuilder {
     }
 
     fn limits(&self) -> Result<Limits, StartError> {
-        let within = |name, value, most| {
-            if (1..=most).contains(&value) {
+        let between = |name, value, least, most| {
+            if (least..=most).contains(&value) {
                 Ok(value)
             } else {
-                Err(StartError::Limit { name, most })
+                Err(StartError::Limit { name, value, least, most })
             }
         };
+        let within = |name, value, most| between(name, value, 1, most);
         let depth = within("depth", self.depth, MAX_DEPTH)?;
-        let capacity = self.capacity.unwrap_or(depth * 4).max(depth);
+        let capacity = self.capacity.unwrap_or(depth * 4);
         within("threads", self.threads, 1024)?;
         Ok(Limits {
             depth,
-            capacity: within("capacity", capacity, 1 << 24)?,
+            capacity: between("capacity", capacity, depth, 1 << 24)?,
             remote: within("remote_capacity", self.remote_capacity.unwrap_or(capacity), 1 << 24)?,
             max_batch: within("max_batch", self.max_batch.unwrap_or(depth), MAX_DEPTH)?,
             adaptive: self.adaptive,

@@ -50,10 +50,14 @@ pub struct Fallback {
 #[non_exhaustive]
 pub enum StartError {
     /// A limit is out of range.
-    #[error("{name} must be from 1 to {most}")]
+    #[error("{name} is {value}, but must be from {least} to {most}")]
     Limit {
         /// The name of the limit.
         name: &'static str,
+        /// The value that was set.
+        value: usize,
+        /// The smallest allowed value.
+        least: usize,
         /// The largest allowed value.
         most: usize,
     },

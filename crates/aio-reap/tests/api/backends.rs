@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use aio_reap::sim::{Faults, Model, Sim};
 use aio_reap::{
-    AlignedBuf, AllocateMode, BackendKind, CompletionQueue, Engine, ReapMode, Request, SubmitError,
+    AlignedBuf, AllocateMode, BackendKind, CompletionQueue, Engine, EngineBuilder, ReapMode,
+    Request, SubmitError,
 };
 use common::on_every_backend;
 use direct::direct_file;
@@ -336,4 +337,15 @@ fn automatic_choice_says_why_it_fell_back() {
     assert_eq!(tried, REAL[..expected]);
     assert!(Engine::builder().depth(0).build().is_err());
     assert!(Engine::builder().depth(40_000).build().is_err());
+}
+
+#[test]
+fn limits_out_of_range_are_refused_with_their_value() {
+    let text = |builder: EngineBuilder| builder.build().unwrap_err().to_string();
+    let builder = || Engine::builder().backend(BackendKind::Threads);
+    assert_eq!(text(builder().depth(0)), "depth is 0, but must be from 1 to 32768");
+    assert_eq!(text(builder().threads(1025)), "threads is 1025, but must be from 1 to 1024");
+    let error = builder().capacity(8).depth(64).build().unwrap_err();
+    assert_eq!(error.to_string(), "capacity is 8, but must be from 64 to 16777216");
+    assert_eq!(error.errno(), libc::EINVAL);
 }
