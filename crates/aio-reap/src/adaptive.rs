@@ -14,6 +14,7 @@
 /// request in batches of 8, 61 to 74 in batches of 32).
 const LEAST: usize = 16;
 
+/// The limit of requests in one submission.
 pub(crate) struct BatchLimit {
     now: usize,
     least: usize,

@@ -7,7 +7,7 @@ use std::ptr;
 use crate::alignment::Alignment;
 use crate::buf::{IoBuf, IoBufMut};
 
-/// The number of buffers that the kernel takes in one call at most (`UIO_MAXIOV`, ABI).
+/// The maximum number of buffers in one call (`UIO_MAXIOV`, ABI).
 const MAX_BUFFERS: usize = 1024;
 
 /// A list of buffers that one [`read_vectored`](crate::Engine::read_vectored) or

@@ -49,6 +49,7 @@ const ALIGN: usize = 4096;
 #[derive(Clone)]
 pub struct BufferPool(Rc<Pool>);
 
+/// The state that a pool and its buffers share.
 struct Pool {
     memory: NonNull<u8>,
     /// The distance in bytes from one buffer to the next.

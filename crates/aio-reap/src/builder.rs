@@ -72,13 +72,13 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the number of requests in flight in the kernel at most: 1 to 32,768; 128 by default.
+    /// Sets the maximum number of requests in flight: 1 to 32,768; 128 by default.
     pub fn depth(mut self, depth: usize) -> Self {
         self.depth = depth;
         self
     }
 
-    /// Sets the number of requests in the engine at most, in flight or waiting: at least `depth`;
+    /// Sets the maximum number of requests in the engine, in flight or waiting: at least `depth`;
     /// four times `depth` by default. One more is refused with
     /// [`SubmitError::Full`](crate::SubmitError::Full).
     pub fn capacity(mut self, capacity: usize) -> Self {
@@ -86,15 +86,14 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the number of requests of other threads ([`Remote`](crate::Remote)) at a time at most;
-    /// `capacity` by default. One more is refused with
-    /// [`SubmitError::Full`](crate::SubmitError::Full).
+    /// Sets the maximum number of requests of other threads ([`Remote`](crate::Remote)); `capacity`
+    /// by default. One more is refused with [`SubmitError::Full`](crate::SubmitError::Full).
     pub fn remote_capacity(mut self, remote_capacity: usize) -> Self {
         self.remote_capacity = Some(remote_capacity);
         self
     }
 
-    /// Sets the number of requests in one submission at most; `depth` by default.
+    /// Sets the maximum number of requests in one submission; `depth` by default.
     pub fn max_batch(mut self, max_batch: usize) -> Self {
         self.max_batch = Some(max_batch);
         self
@@ -113,8 +112,8 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the number of completions that one reap takes at most, so that one call cannot deliver
-    /// for ever; `depth` by default.
+    /// Sets the maximum number of completions in one reap, so that one call cannot deliver for
+    /// ever; `depth` by default.
     pub fn reap_budget(mut self, reap_budget: usize) -> Self {
         self.reap_budget = Some(reap_budget);
         self
@@ -135,7 +134,7 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the number of threads of the pool at most, if the backend has one; 4 by default. A
+    /// Sets the maximum number of threads of the pool, if the backend has one; 4 by default. A
     /// thread starts when it is needed.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;

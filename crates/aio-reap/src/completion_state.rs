@@ -11,13 +11,14 @@ use crate::file::File;
 use crate::op::{AtEof, Kind, Op};
 use crate::payload::{DeferredDrop, Deliver, RawResult, TakenPayload};
 use crate::raw::RawCompletion;
-use crate::slab::{CompletionTarget, Fifo, Index, Slab, State as SlotState};
+use crate::slab::{CompletionTarget, Fifo, Index, Slab, SlotState};
 use crate::stats::EngineStats;
 
 /// The number of EAGAIN and EINTR completions in a row that the engine retries; a guess. The next
 /// one is the request's error.
 const RETRY_LIMIT: u8 = 16;
 
+/// The requests of an engine, and the counters that completions change.
 pub(crate) struct CompletionState {
     pub(crate) slab: Slab,
     pub(crate) stats: EngineStats,

@@ -19,12 +19,13 @@ use crate::payload::Deliver;
 use crate::reap::{ReapMode, Spin};
 use crate::registry::{Kind as ResourceKind, Registration, Registry};
 use crate::remote::Shared;
-use crate::slab::{CancelReason, CompletionTarget, Index, State as SlotState};
+use crate::slab::{CancelReason, CompletionTarget, Index, SlotState};
 use crate::state::{Delivery, State};
 use crate::turn::Turn;
 use crate::wake_fd::WakeFd;
 use crate::waker::BlockOnWaker;
 
+/// The core of an engine, which its front ends share.
 pub(crate) struct Core {
     pub(crate) state: RefCell<State>,
     pub(crate) wake_fd: WakeFd,

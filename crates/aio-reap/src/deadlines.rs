@@ -22,6 +22,7 @@ pub(crate) enum Action {
     Wake,
 }
 
+/// A deadline of one use of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Entry {
     at: Instant,
@@ -32,6 +33,7 @@ struct Entry {
     serial: u64,
 }
 
+/// The deadlines of an engine, earliest first.
 #[derive(Default)]
 pub(crate) struct Deadlines {
     heap: BinaryHeap<Reverse<Entry>>,

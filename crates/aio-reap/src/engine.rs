@@ -28,7 +28,7 @@ use crate::turn::Turn;
 use crate::wake_fd::WakeFd;
 use crate::waker::BlockOnWaker;
 
-/// An engine does block I/O for one thread. It is neither `Send` nor `Sync`.
+/// An engine for block I/O, owned by one thread. It is neither `Send` nor `Sync`.
 ///
 /// The drop waits for all requests and delivers them, like [`shutdown`](Self::shutdown).
 pub struct Engine {

@@ -15,6 +15,7 @@ use crate::registry::{Registration, Registry};
 #[derive(Clone, Debug)]
 pub struct File(Rc<Inner>);
 
+/// The state that clones of a file share.
 #[derive(Debug)]
 struct Inner {
     fd: OwnedFd,

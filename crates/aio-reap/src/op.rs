@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 
 use crate::alignment::Alignment;
 
-/// The number of bytes that Linux moves in one call at most (`MAX_RW_COUNT`, ABI). Longer requests
+/// The maximum number of bytes that Linux moves in one call (`MAX_RW_COUNT`, ABI). Longer requests
 /// are continued as short transfers.
 pub(crate) const MAX_TRANSFER: usize = 0x7fff_f000;
 

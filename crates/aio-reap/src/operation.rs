@@ -153,7 +153,7 @@ impl<B> Drop for Operation<B> {
 #[must_use = "futures do nothing unless polled"]
 #[derive(Debug)]
 pub struct Deadline<B> {
-    /// `None` once resolved.
+    /// `None` after it resolved.
     operation: Option<Operation<B>>,
     at: Instant,
 }
@@ -164,7 +164,7 @@ pub struct Deadline<B> {
 pub struct DeadlinePassed;
 
 impl DeadlinePassed {
-    /// `ETIMEDOUT`.
+    /// Returns `ETIMEDOUT`.
     pub fn errno(&self) -> i32 {
         libc::ETIMEDOUT
     }

@@ -22,6 +22,7 @@ impl<B> Owned<B> {
     }
 }
 
+/// The payload of a request with a callback: the buffer and the callback.
 pub(crate) struct Callback<B, F> {
     pub(crate) buf: B,
     pub(crate) done: F,

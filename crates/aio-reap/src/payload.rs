@@ -50,6 +50,7 @@ impl RawResult {
     }
 }
 
+/// Space for one value of any type that fits.
 #[repr(C)] // the fields that most requests use come first
 pub(crate) struct Payload {
     vtable: Option<&'static VTable>,
@@ -59,12 +60,14 @@ pub(crate) struct Payload {
     bytes: Bytes,
 }
 
+/// The bytes of the value, aligned for every type that fits.
 #[repr(align(16))]
 struct Bytes {
     /// Accessed only through pointers to the whole.
     _room: MaybeUninit<[u8; PAYLOAD_BYTES]>,
 }
 
+/// The operations of the stored value's type.
 struct VTable {
     /// Moves the value out and delivers the result to it.
     deliver: unsafe fn(*mut u8, RawResult) -> Option<DeferredDrop>,
@@ -72,6 +75,7 @@ struct VTable {
     discard: unsafe fn(*mut u8),
 }
 
+/// Makes the table of a type a constant.
 trait HasVTable: Deliver + Sized {
     const VTABLE: VTable = VTable {
         deliver: |value, result| {

@@ -35,6 +35,7 @@ pub struct CompletionQueue<B> {
     done: Rc<UnsafeCell<VecDeque<Done<B>>>>,
 }
 
+/// A completion in the queue.
 struct Done<B> {
     token: u64,
     result: RawResult,

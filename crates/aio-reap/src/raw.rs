@@ -26,6 +26,7 @@ pub(crate) enum Stop {
     Failed(i32),
 }
 
+/// The result of a submission. `stop` is `None` if the whole batch was accepted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Submitted {
     pub(crate) accepted: usize,

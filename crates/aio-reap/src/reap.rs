@@ -28,7 +28,7 @@ pub enum ReapMode {
     Poll,
     /// Like `AfterSubmit`, but a wait peeks for a while before it sleeps.
     Hybrid {
-        /// The time that one wait peeks at most.
+        /// The maximum time that one wait peeks.
         spin: Duration,
     },
 }

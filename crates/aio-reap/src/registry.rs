@@ -7,11 +7,12 @@
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// The numbers of registered files and of registered buffer pools that one engine has at most;
-/// guesses. Later ones work unregistered.
+/// The maximum numbers of registered files and of registered buffer pools of one engine; guesses.
+/// Later ones work unregistered.
 pub(crate) const MAX_FILES: u16 = 256;
 pub(crate) const MAX_BUFFERS: u16 = 32;
 
+/// The kind of a registered resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     File,
@@ -27,6 +28,7 @@ pub(crate) struct Registry {
     returned: Cell<bool>,
 }
 
+/// The numbers of one kind of resource.
 #[derive(Debug)]
 struct Numbers {
     free: RefCell<Vec<u16>>,

@@ -16,10 +16,12 @@ use crate::op::{AtEof, Op};
 use crate::payload::{Payload, RawResult};
 use crate::raw::Sub;
 
+/// The number of a slot.
 pub(crate) type Index = u32;
 
+/// The state of a slot and its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum SlotState {
     Free,
     /// Queued, but not accepted by the backend.
     Pending,
@@ -67,7 +69,7 @@ impl CancelReason {
 #[repr(C, align(64))]
 pub(crate) struct Slot {
     pub(crate) generation: u32,
-    pub(crate) state: State,
+    pub(crate) state: SlotState,
     pub(crate) target: CompletionTarget,
     pub(crate) at_eof: AtEof,
     /// The number of EAGAIN and EINTR completions in a row, or a [`CancelReason`].
@@ -83,7 +85,7 @@ pub(crate) struct Slot {
 impl Slot {
     const VACANT: Self = Self {
         generation: 0,
-        state: State::Free,
+        state: SlotState::Free,
         target: CompletionTarget::Callback,
         at_eof: AtEof::Stop,
         retries: 0,
@@ -139,6 +141,7 @@ pub(crate) struct Fifo {
     tail: usize,
 }
 
+/// The slots of an engine, of which some are free.
 pub(crate) struct Slab {
     slots: Box<[Slot]>,
     /// The first `free_len` are the free slots. The last one freed is used first, because its cache
@@ -186,8 +189,10 @@ impl Slab {
     #[inline]
     pub(crate) fn release(&mut self, index: Index) {
         let slot = &mut self.slots[index as usize];
-        debug_assert!(slot.state != State::Free && slot.payload.is_empty() && slot.waker.is_none());
-        slot.state = State::Free;
+        debug_assert!(
+            slot.state != SlotState::Free && slot.payload.is_empty() && slot.waker.is_none()
+        );
+        slot.state = SlotState::Free;
         if let Some(file) = slot.file.take() {
             drop(file);
         }
@@ -216,7 +221,8 @@ impl Slab {
     pub(crate) fn in_flight(&mut self, user_data: u64) -> Option<(Index, &mut Slot)> {
         let index = user_data as Index;
         let slot = self.slots.get_mut(index as usize)?;
-        let known = slot.state == State::InFlight && slot.generation == (user_data >> 32) as u32;
+        let known =
+            slot.state == SlotState::InFlight && slot.generation == (user_data >> 32) as u32;
         known.then_some((index, slot))
     }
 
@@ -224,7 +230,7 @@ impl Slab {
         self.free_len
     }
 
-    pub(crate) fn count(&self, state: State) -> usize {
+    pub(crate) fn count(&self, state: SlotState) -> usize {
         self.slots.iter().filter(|slot| slot.state == state).count()
     }
 }
@@ -315,7 +321,7 @@ impl Batch<'_> {
             }
         };
         let slot = &mut self.slots[index as usize];
-        slot.state = State::InFlight;
+        slot.state = SlotState::InFlight;
         slot.payload.stamp = self.now;
         let user_data = u64::from(slot.generation) << 32 | u64::from(index);
         Some((user_data, slot))
@@ -345,7 +351,7 @@ pub(crate) fn finish_submission(slab: &mut Slab, list: &mut Fifo, offered: usize
     debug_assert!(accepted <= offered && offered <= list.len());
     for nth in accepted..offered {
         let index = list.ring[list.position(list.head.wrapping_add(nth))];
-        slab.get(index).state = State::Pending;
+        slab.get(index).state = SlotState::Pending;
     }
     list.head = list.head.wrapping_add(accepted);
 }
@@ -361,14 +367,14 @@ mod tests {
         for round in 0..5 {
             let first = slab.alloc().unwrap();
             for index in [Some(first), slab.alloc(), slab.alloc()] {
-                slab.get(index.unwrap()).state = State::Pending;
+                slab.get(index.unwrap()).state = SlotState::Pending;
                 list.push(index.unwrap());
             }
             assert!(slab.alloc().is_none());
             assert_eq!((list.len(), list.pop()), (3, Some(first)), "round {round}");
             slab.release(first);
             assert_eq!((slab.alloc(), slab.free_len()), (Some(first), 0));
-            slab.get(first).state = State::Ready;
+            slab.get(first).state = SlotState::Ready;
             slab.release(first);
             while let Some(index) = list.pop() {
                 slab.release(index);
@@ -384,14 +390,14 @@ mod tests {
         for offset in 0..4 {
             let index = slab.alloc().unwrap();
             let slot = slab.get(index);
-            (slot.state, slot.op.offset) = (State::Pending, offset);
+            (slot.state, slot.op.offset) = (SlotState::Pending, offset);
             list.push(index);
         }
         let mut batch = Batch::new(&mut slab, &list, 3, 9);
         assert_eq!(batch.len(), 3);
         assert_eq!(batch.by_ref().map(|sub| sub.op.offset).collect::<Vec<_>>(), [0, 1, 2]);
         finish_submission(&mut slab, &mut list, 3, 1);
-        assert_eq!((slab.count(State::InFlight), slab.count(State::Pending)), (1, 3));
+        assert_eq!((slab.count(SlotState::InFlight), slab.count(SlotState::Pending)), (1, 3));
         let mut batch = Batch::new(&mut slab, &list, 8, 9);
         assert_eq!(batch.next().map(|sub| sub.op.offset), Some(1));
         assert_eq!(batch.len(), 2);

@@ -32,27 +32,29 @@ use crate::payload::{RawResult, TakenPayload};
 use crate::raw::Stop;
 use crate::remote::{Inbox, PendingRemote, Shared};
 use crate::slab::{
-    Batch, CancelReason, CompletionTarget, Index, Slab, State as SlotState, finish_submission,
+    Batch, CancelReason, CompletionTarget, Index, Slab, SlotState, finish_submission,
 };
 use crate::wait_queue::WaitQueue;
 
+/// The limits of an engine.
 pub(crate) struct Limits {
-    /// The number of requests that the kernel has at a time at most.
+    /// The maximum number of requests in flight.
     pub(crate) depth: usize,
-    /// The number of requests that the engine has at a time at most.
+    /// The maximum number of requests in the engine.
     pub(crate) capacity: usize,
-    /// The number of requests in one submission at most, and whether that limit adapts to the
+    /// The maximum number of requests in one submission, and whether that limit adapts to the
     /// device.
     pub(crate) max_batch: usize,
     pub(crate) adaptive: bool,
-    /// The number of completions that one reap takes at most.
+    /// The maximum number of completions in one reap.
     pub(crate) reap_budget: usize,
-    /// The number of requests of other threads at a time at most.
+    /// The maximum number of requests of other threads.
     pub(crate) remote: usize,
     /// Whether latencies are measured.
     pub(crate) timed: bool,
 }
 
+/// The requests, the backend and the limits of an engine.
 pub(crate) struct State {
     pub(crate) completions: CompletionState,
     pub(crate) backend: Device,

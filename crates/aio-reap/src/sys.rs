@@ -4,27 +4,32 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+/// Converts the return value of a system call. Negative values become the error in `errno`.
 pub(crate) fn check(ret: libc::c_long) -> io::Result<i64> {
     if ret < 0 { Err(io::Error::last_os_error()) } else { Ok(ret) }
 }
 
+/// Takes ownership of a descriptor that a system call returned.
 fn owned(fd: libc::c_int) -> io::Result<OwnedFd> {
     let fd = check(fd.into())? as RawFd;
     // SAFETY: the kernel has just returned this descriptor, so it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Makes a non-blocking eventfd.
 pub(crate) fn eventfd() -> io::Result<OwnedFd> {
     // SAFETY: the call takes no pointer.
     owned(unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) })
 }
 
+/// Makes a non-blocking timerfd on the monotonic clock.
 pub(crate) fn timerfd() -> io::Result<OwnedFd> {
     let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
     // SAFETY: the call takes no pointer.
     owned(unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) })
 }
 
+/// Makes an epoll descriptor.
 pub(crate) fn epoll() -> io::Result<OwnedFd> {
     // SAFETY: the call takes no pointer.
     owned(unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) })
@@ -76,6 +81,7 @@ fn set_timer(timer: &OwnedFd, after: Duration) -> io::Result<()> {
     check(ret.into()).map(drop)
 }
 
+/// Converts a duration. A number of seconds that does not fit becomes the largest.
 pub(crate) fn timespec(duration: Duration) -> libc::timespec {
     libc::timespec {
         tv_sec: duration.as_secs().try_into().unwrap_or(i64::MAX),

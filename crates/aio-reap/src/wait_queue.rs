@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::task::Waker;
 
+/// A queue of futures that wait for a slot.
 #[derive(Default)]
 pub(crate) struct WaitQueue {
     /// Sorted by ticket.
@@ -14,6 +15,7 @@ pub(crate) struct WaitQueue {
     next: u64,
 }
 
+/// A waiting future.
 struct Waiter {
     ticket: u64,
     /// `None` after it was woken.

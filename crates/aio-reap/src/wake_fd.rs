@@ -25,6 +25,7 @@ use crate::sys;
 const FIRST_RETRY: Duration = Duration::from_micros(100);
 const LAST_RETRY: Duration = Duration::from_millis(100);
 
+/// The descriptors that wake an engine, and their state.
 pub(crate) struct WakeFd {
     epoll: OwnedFd,
     /// The backend's descriptors; at most two.

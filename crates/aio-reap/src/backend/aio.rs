@@ -133,6 +133,7 @@ impl Drop for Context {
     }
 }
 
+/// The backend on a context of Linux AIO and a thread pool.
 pub(crate) struct Aio {
     /// `None` if the memory of the context is not the known ring.
     ring: Option<Ring<'static>>,

@@ -16,6 +16,7 @@ use crate::completion_state::CompletionState;
 use crate::raw::{RawCompletion, Submitted};
 use crate::slab::Batch;
 
+/// One of the backends.
 pub(crate) enum Device {
     Uring(Uring),
     Aio(Aio),

@@ -31,6 +31,7 @@ pub(crate) mod uring;
 
 pub(crate) use device::Device;
 
+/// An interface to a device. The module has its contract.
 pub(crate) trait Backend {
     /// Starts requests, first to last. An empty batch continues with the [backlog](Self::backlog).
     fn submit(&mut self, batch: Batch<'_>) -> Submitted;

@@ -28,6 +28,7 @@ pub struct Jobs<J, D> {
     done: Mutex<VecDeque<D>>,
 }
 
+/// The queue of jobs that no worker has taken.
 struct Todo<J> {
     jobs: VecDeque<J>,
     /// The number of workers that sleep in `take`.
@@ -113,11 +114,13 @@ struct Job(Sub);
 // completion (contract 2 of `backend`), so the worker is the only thread that uses it.
 unsafe impl Send for Job {}
 
+/// The state that the engine and the workers share.
 struct Shared {
     jobs: Jobs<Job, RawCompletion>,
     notifier: OwnedFd,
 }
 
+/// The engine's handle of its thread pool.
 pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<thread::JoinHandle<()>>,

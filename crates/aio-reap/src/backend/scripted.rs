@@ -78,6 +78,7 @@ impl Transfer {
 #[derive(Clone, Debug, Default)]
 pub struct Script(Rc<RefCell<Device>>);
 
+/// The state of a script and its device.
 #[derive(Debug, Default)]
 struct Device {
     steps: VecDeque<SubmitStep>,
@@ -221,6 +222,7 @@ fn perform(op: &Op) -> i32 {
     unsafe { perform::perform(op) }
 }
 
+/// The backend of the engine that uses a script.
 pub(crate) struct Scripted(Script);
 
 impl Scripted {

@@ -9,6 +9,7 @@ use super::pool::Pool;
 use crate::raw::{RawCompletion, Stop, Submitted};
 use crate::slab::Batch;
 
+/// The backend on a thread pool alone.
 pub(crate) struct Threads {
     pool: Pool,
 }

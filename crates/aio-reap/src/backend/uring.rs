@@ -31,9 +31,10 @@ use crate::sys;
 /// The user data of cancellations. No slot has it, because indices are below 2^24.
 const CANCELLATION: u64 = u64::MAX;
 
-/// The number of enters in one reap at most; a guess. Linux does deferred work in batches of 20.
+/// The maximum number of enters in one reap; a guess. Linux does deferred work in batches of 20.
 const MAX_ENTERS: usize = 16;
 
+/// The backend on io_uring.
 pub(crate) struct Uring {
     /// Declared before `ring`, so it is dropped first.
     registered: RegisteredRing,

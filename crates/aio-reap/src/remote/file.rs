@@ -14,6 +14,7 @@ use crate::op::Block;
 #[derive(Clone, Debug)]
 pub struct SharedFile(Arc<Inner>);
 
+/// The state that clones of a file share.
 #[derive(Debug)]
 struct Inner {
     fd: OwnedFd,

@@ -26,6 +26,7 @@ pub(crate) struct Inbox {
     waker: Waker,
 }
 
+/// A waker that signals the engine's kick.
 struct KickWaker(Arc<OwnedFd>);
 
 /// `Wake` needs std's `Arc`, even if the facade has another one.

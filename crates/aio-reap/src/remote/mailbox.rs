@@ -43,6 +43,7 @@ pub struct Mailbox<Q, R> {
     senders: AtomicUsize,
 }
 
+/// A slot for one request.
 struct Slot<Q, R> {
     /// The next older request in `sent`, while this one is in it.
     next: AtomicU32,
@@ -51,11 +52,13 @@ struct Slot<Q, R> {
     done: Condvar,
 }
 
+/// The request of a slot, and the stage that it has reached.
 struct Content<Q, R> {
     request: Option<Q>,
     stage: Stage<R>,
 }
 
+/// The stage of a request.
 enum Stage<R> {
     /// There is no result yet. The waker is that of the task that polls for it.
     Waiting(Option<Waker>),

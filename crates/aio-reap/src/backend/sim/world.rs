@@ -22,6 +22,7 @@ use crate::op::{MAX_TRANSFER, Op};
 use crate::raw::{RawCompletion, Stop, Sub, Submitted};
 use crate::slab::Batch;
 
+/// The state of a simulation.
 #[derive(Debug)]
 pub(super) struct World {
     pub(super) model: Model,
@@ -50,6 +51,7 @@ pub(super) struct Ring {
     pub(super) rung: bool,
 }
 
+/// A request in flight, ordered by the time of its completion.
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
     /// The time of the completion.
