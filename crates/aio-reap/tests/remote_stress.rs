@@ -30,7 +30,7 @@ const BLOCK: usize = 512;
 const BLOCKS: u64 = 8;
 /// The remote capacity. With one less, every slot could hold an uncollected request while each
 /// thread needs another slot.
-const PLACES: usize = 28;
+const REMOTE_CAPACITY: usize = 28;
 /// The least number of requests of each thread, also on a busy machine.
 const ENOUGH: u64 = 100;
 /// A guess; much longer than any request takes.
@@ -134,7 +134,7 @@ impl Client {
 #[ignore = "takes seconds per backend"]
 fn stress_inv06_threads_share_an_engine() {
     for (kind, defer) in VARIANTS {
-        let builder = Engine::builder().depth(8).capacity(16).remote_capacity(PLACES);
+        let builder = Engine::builder().depth(8).capacity(16).remote_capacity(REMOTE_CAPACITY);
         let engine = match builder.backend(kind).defer_task_run(defer).build() {
             Ok(engine) => engine,
             Err(error) => {

@@ -12,7 +12,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 use aio_reap::scripted::{Script, Transfer};
 use aio_reap::{AlignedBuf, BufList, Engine, File};
-use end_of_file::{check, ending};
+use end_of_file::{check, with_end};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -64,11 +64,11 @@ proptest! {
             let bufs = blocks.iter().map(|&blocks| buf(blocks, |_| 0xee));
             let list = BufList::new(bufs.collect()).unwrap();
             let request = engine.read_vectored(&file, list, offset);
-            let (read, list) = ending(request, at_end).submit().unwrap().wait();
+            let (read, list) = with_end(request, at_end).submit().unwrap().wait();
             (read, list.iter().map(|buf| buf.to_vec()).collect::<Vec<_>>().concat())
         } else {
             let request = engine.read(&file, buf(len / BLOCK, |_| 0xee), offset);
-            let (read, buf) = ending(request, at_end).submit().unwrap().wait();
+            let (read, buf) = with_end(request, at_end).submit().unwrap().wait();
             (read, buf.to_vec())
         };
         let there = len.min(before_end.saturating_sub(start));

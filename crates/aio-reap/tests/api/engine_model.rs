@@ -239,15 +239,15 @@ fn inv04_blocked_engine_notifies_again_with_back_off() {
     (0..TIMES).for_each(|_| script.on_submit(SubmitStep::Again));
     let start = Instant::now();
     engine.nop().callback(count(&done)).unwrap();
-    let mut rings = 0;
+    let mut retries = 0;
     while script.in_flight() == 0 {
         assert!(readable(&engine, Duration::from_secs(10)), "blocked for ever");
-        rings += 1;
+        retries += 1;
         engine.turn();
         engine.validate();
     }
     // 100 us, doubled eight times, is 51 ms; without back-off it would be 0.9 ms.
-    assert_eq!(rings, TIMES);
+    assert_eq!(retries, TIMES);
     assert!(start.elapsed() >= Duration::from_millis(50), "{:?}", start.elapsed());
 
     // Progress resets the delay: the next retry is due at once, not in 51 ms or more. One fast

@@ -30,9 +30,10 @@ use testkit::block_on;
 
 const SHORT: Duration = Duration::from_millis(20);
 
-fn scripted(depth: usize, capacity: usize, places: usize) -> (Engine, Script) {
+fn scripted(depth: usize, capacity: usize, remote_capacity: usize) -> (Engine, Script) {
     let script = Script::new();
-    let builder = Engine::builder().depth(depth).capacity(capacity).remote_capacity(places);
+    let builder =
+        Engine::builder().depth(depth).capacity(capacity).remote_capacity(remote_capacity);
     (builder.build_scripted(&script).unwrap(), script)
 }
 

@@ -8,7 +8,7 @@ use aio_reap::scripted::{Script, Transfer};
 use aio_reap::{AlignedBuf, BufList, Engine, SubmitError};
 use common::on_every_backend;
 use direct::direct_file;
-use end_of_file::{check, ending};
+use end_of_file::{check, with_end};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -48,7 +48,7 @@ proptest! {
 
         pieces.iter().for_each(|&piece| script.on_transfer(Transfer::Short(piece)));
         let request = engine.read_vectored(&file, list(&lens, |_| 0xee), offset);
-        let (read, bufs) = ending(request, at_end).submit().unwrap().wait();
+        let (read, bufs) = with_end(request, at_end).submit().unwrap().wait();
         let there = len.min(before_end.saturating_sub(start));
         let bytes = bufs.into_inner().concat();
         check(at_end, read, &bytes, &old[start.min(before_end)..][..there]);

@@ -5,7 +5,7 @@ use std::io;
 use aio_reap::Request;
 
 /// Sets the behaviour with this number.
-pub(crate) fn ending<B: 'static>(request: Request<'_, B>, at_end: u8) -> Request<'_, B> {
+pub(crate) fn with_end<B: 'static>(request: Request<'_, B>, at_end: u8) -> Request<'_, B> {
     match at_end {
         0 => request,
         1 => request.zero_fill(),

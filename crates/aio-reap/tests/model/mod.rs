@@ -57,8 +57,8 @@ pub(crate) fn run(input: &[u8]) -> usize {
             6 | 7 => drop(plugs.pop()),
             8 => {
                 let turn = engine.turn();
-                let books = engine.validate();
-                assert_eq!(turn.pending + turn.in_flight, books.pending + books.in_flight);
+                let counts = engine.validate();
+                assert_eq!(turn.pending + turn.in_flight, counts.pending + counts.in_flight);
             }
             9 if a < 64 => _ = engine.wait(None).unwrap(),
             9 | 10 => world.use_operation(a, b),
@@ -213,9 +213,9 @@ impl World {
     }
 
     /// Makes one request with any front end.
-    fn submit(self: &Rc<Self>, engine: &Engine, [front, what, place, size]: [u8; 4]) {
+    fn submit(self: &Rc<Self>, engine: &Engine, [front, what, cell, size]: [u8; 4]) {
         let span = CELL * (1 + usize::from(size % 4));
-        let at = usize::from(place) % 66 * CELL + usize::from(size >> 4);
+        let at = usize::from(cell) % 66 * CELL + usize::from(size >> 4);
         let len = if size % 32 == 31 { 0 } else { span - usize::from(what >> 4) };
         let kind = match what % 8 {
             0..=2 => Kind::Read { zero_fill: what & 8 != 0 },
@@ -233,20 +233,20 @@ impl World {
             Kind::Read { zero_fill } => {
                 let request = engine.read(&self.file, self.buf(id, vec![FRESH; len]), at as u64);
                 let request = if zero_fill { request.zero_fill() } else { request };
-                self.hand_over_buf(request, front, size);
+                self.submit_buf(request, front, size);
             }
             Kind::Write => {
                 let bytes = (0..len).map(|i| (i * 13 + id * 31) as u8).collect();
                 let request = engine.write(&self.file, self.buf(id, bytes), at as u64);
-                self.hand_over_buf(request, front, size);
+                self.submit_buf(request, front, size);
             }
             Kind::Punch => {
                 let punch = AllocateMode::PunchHole;
                 let request = engine.allocate(&self.file, punch, at as u64, len as u64);
-                self.hand_over(request, front % 2, id, size); // not as a future
+                self.submit_by(request, front % 2, id, size); // not as a future
             }
-            Kind::Other if what & 16 == 0 => self.hand_over(engine.nop(), front, id, size),
-            Kind::Other => self.hand_over(engine.fdatasync(&self.file), front, id, size),
+            Kind::Other if what & 16 == 0 => self.submit_by(engine.nop(), front, id, size),
+            Kind::Other => self.submit_by(engine.fdatasync(&self.file), front, id, size),
         }
     }
 
@@ -255,7 +255,7 @@ impl World {
         Buf { id, bytes, world: Rc::clone(self) }
     }
 
-    fn hand_over_buf(self: &Rc<Self>, request: Request<'_, Buf>, front: u8, then: u8) {
+    fn submit_buf(self: &Rc<Self>, request: Request<'_, Buf>, front: u8, then: u8) {
         self.accepted.set(self.accepted.get() + 1);
         let id = self.ledger.borrow().len() - 1;
         let refused = match front % 5 {
@@ -282,7 +282,7 @@ impl World {
         }
     }
 
-    fn hand_over(self: &Rc<Self>, request: Request<'_, ()>, front: u8, id: usize, then: u8) {
+    fn submit_by(self: &Rc<Self>, request: Request<'_, ()>, front: u8, id: usize, then: u8) {
         self.accepted.set(self.accepted.get() + 1);
         let refused = match front % 5 {
             0 => {
@@ -396,11 +396,11 @@ impl World {
 
     fn cancel_all(&self, engine: &Engine) {
         self.ledger.borrow_mut().iter_mut().for_each(|entry| entry.cancelled = true);
-        let books = engine.validate();
+        let counts = engine.validate();
         let in_flight_done = self.script.visible();
         let tried = engine.cancel_all();
-        assert!(tried >= books.in_flight - in_flight_done, "in flight and not tried");
-        assert!(tried <= books.pending + books.in_flight);
+        assert!(tried >= counts.in_flight - in_flight_done, "in flight and not tried");
+        assert!(tried <= counts.pending + counts.in_flight);
     }
 
     fn script_submission(&self, how: u8, size: u8) {
