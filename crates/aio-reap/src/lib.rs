@@ -13,7 +13,7 @@
 //! use aio_reap::Engine;
 //!
 //! # fn main() -> std::io::Result<()> {
-//! let engine = Engine::new()?; // io_uring, Linux AIO or threads: whatever the system allows
+//! let engine = Engine::new()?; // the best of io_uring, Linux AIO and threads
 //! let file = engine.attach(tempfile::tempfile()?)?;
 //!
 //! // Everything queued under a plug goes to the kernel in one batch when it drops.

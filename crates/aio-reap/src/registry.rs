@@ -121,9 +121,9 @@ mod tests {
         let number = last.number();
         drop(last);
         assert!(registry.has_returned() && registry.take(Kind::Buffer).is_none());
-        let mut told = Vec::new();
-        registry.collect(|kind, number| told.push((kind, number)));
-        assert_eq!(told, [(Kind::Buffer, number)]);
+        let mut seen = Vec::new();
+        registry.collect(|kind, number| seen.push((kind, number)));
+        assert_eq!(seen, [(Kind::Buffer, number)]);
         assert_eq!(registry.take(Kind::Buffer).unwrap().number(), number);
         assert_eq!(registry.take(Kind::File).unwrap().number(), 0);
     }

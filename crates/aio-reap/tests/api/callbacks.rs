@@ -26,9 +26,9 @@ fn inv02_callbacks_run_in_the_order_of_the_reap() {
     let (engine, script) = scripted(8);
     let log = Rc::new(RefCell::new(Vec::new()));
     let plug = engine.plug();
-    for who in 0..5 {
+    for id in 0..5 {
         let log = Rc::clone(&log);
-        engine.nop().callback(move |_, ()| log.borrow_mut().push(who)).unwrap();
+        engine.nop().callback(move |_, ()| log.borrow_mut().push(id)).unwrap();
     }
     drop(plug);
     // Of the requests left: the third, the first, the last, the last.
@@ -48,15 +48,15 @@ fn inv07_callbacks_may_wait_for_or_drop_their_siblings() {
     let log = Rc::new(RefCell::new(Vec::new()));
     let operations = Rc::new(RefCell::new(Vec::new()));
     let plug = engine.plug();
-    for who in 0..6 {
+    for id in 0..6 {
         let (log, operations) = (Rc::clone(&log), Rc::clone(&operations));
         let inner = Rc::downgrade(&engine);
         let done = move |result: Result<usize, aio_reap::RequestError>, ()| {
             result.unwrap();
-            log.borrow_mut().push(who);
+            log.borrow_mut().push(id);
             let engine: Rc<Engine> = inner.upgrade().unwrap();
             let operation: Option<aio_reap::Operation<()>> = operations.borrow_mut().pop();
-            match who {
+            match id {
                 0 => operation.unwrap().wait().0.unwrap(), // completed in the same batch
                 1 => {
                     drop(operation);

@@ -141,8 +141,8 @@ fn exact_reads_fail_at_the_end_of_the_file() {
         assert_eq!(read.unwrap(), 100);
         let (read, buf) = engine.read_exact(&file, vec![1; 100], 40).submit().unwrap().wait();
         let error = read.unwrap_err();
-        let told = (error.kind(), error.raw_os_error(), error.transferred());
-        assert_eq!(told, (io::ErrorKind::UnexpectedEof, None, 60));
+        let reported = (error.kind(), error.raw_os_error(), error.transferred());
+        assert_eq!(reported, (io::ErrorKind::UnexpectedEof, None, 60));
         assert_eq!(buf, [vec![7; 60], vec![1; 40]].concat());
     });
 }
