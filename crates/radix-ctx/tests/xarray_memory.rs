@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use percpu::rcu::{self, Owned};
 use radix_ctx::xarray::{
-    AllocateError, CompareExchangeErrorKind, Cycle, InsertError, Mark, ReserveError, StoreError,
+    AllocateError, CompareExchangeReason, Cycle, InsertError, Mark, ReserveError, StoreError,
     Value, XArray,
 };
 
@@ -153,7 +153,7 @@ fn inv09_a_refused_allocation_changes_nothing() {
         |array, index| match array.compare_exchange(index, None, Some(9.into()), &rcu::pin()) {
             Ok(old) => old.is_some(),
             Err(error) => {
-                assert!(matches!(error.kind, CompareExchangeErrorKind::NoMemory));
+                assert!(matches!(error.reason, CompareExchangeReason::NoMemory));
                 error.into_inner() == Some(9.into())
             }
         },

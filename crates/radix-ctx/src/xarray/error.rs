@@ -159,12 +159,12 @@ pub struct CompareExchangeError<'g, P: Entry> {
     /// What was refused.
     pub new: Option<P>,
     /// Why.
-    pub kind: CompareExchangeErrorKind<'g, P>,
+    pub reason: CompareExchangeReason<'g, P>,
 }
 
 /// Why [`XArray::compare_exchange`](super::XArray::compare_exchange) changed nothing.
 #[non_exhaustive]
-pub enum CompareExchangeErrorKind<'g, P: Entry> {
+pub enum CompareExchangeReason<'g, P: Entry> {
     /// Another entry than the expected is there, or none. `EAGAIN`.
     Mismatch(Option<P::Ref<'g>>),
     /// None was expected, none is there, but the index is reserved. `EEXIST`.
@@ -182,15 +182,15 @@ impl<P: Entry> CompareExchangeError<'_, P> {
     /// The error as C knows it.
     #[must_use]
     pub fn errno(&self) -> i32 {
-        match self.kind {
-            CompareExchangeErrorKind::Mismatch(_) => libc::EAGAIN,
-            CompareExchangeErrorKind::Reserved => libc::EEXIST,
-            CompareExchangeErrorKind::NoMemory => libc::ENOMEM,
+        match self.reason {
+            CompareExchangeReason::Mismatch(_) => libc::EAGAIN,
+            CompareExchangeReason::Reserved => libc::EEXIST,
+            CompareExchangeReason::NoMemory => libc::ENOMEM,
         }
     }
 }
 
-impl<P: Entry> fmt::Debug for CompareExchangeErrorKind<'_, P> {
+impl<P: Entry> fmt::Debug for CompareExchangeReason<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Mismatch(_) => "Mismatch",
@@ -202,16 +202,16 @@ impl<P: Entry> fmt::Debug for CompareExchangeErrorKind<'_, P> {
 
 impl<P: Entry> fmt::Debug for CompareExchangeError<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CompareExchangeError").field("kind", &self.kind).finish_non_exhaustive()
+        f.debug_struct("CompareExchangeError").field("reason", &self.reason).finish_non_exhaustive()
     }
 }
 
 impl<P: Entry> fmt::Display for CompareExchangeError<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.kind {
-            CompareExchangeErrorKind::Mismatch(_) => "another entry than the expected is there",
-            CompareExchangeErrorKind::Reserved => "the index is reserved",
-            CompareExchangeErrorKind::NoMemory => "out of memory",
+        f.write_str(match self.reason {
+            CompareExchangeReason::Mismatch(_) => "another entry than the expected is there",
+            CompareExchangeReason::Reserved => "the index is reserved",
+            CompareExchangeReason::NoMemory => "out of memory",
         })
     }
 }

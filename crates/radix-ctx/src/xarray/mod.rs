@@ -79,7 +79,7 @@ pub use self::array::{Out, Ref, XArray};
 pub use self::cycle::{Allocation, Cycle};
 pub use self::entry::{Entry, Value};
 pub use self::error::{
-    AllocateError, CommitError, CompareExchangeError, CompareExchangeErrorKind, InsertError,
+    AllocateError, CommitError, CompareExchangeError, CompareExchangeReason, InsertError,
     ReserveError, StoreError,
 };
 pub use self::iter::Iter;

@@ -12,7 +12,7 @@ use super::counts::Counts;
 use super::cycle::Cycle;
 use super::entry::{Entry, RESERVED, is_none};
 use super::error::{
-    CompareExchangeError, CompareExchangeErrorKind as Kind, InsertError, StoreError,
+    CompareExchangeError, CompareExchangeReason as Reason, InsertError, StoreError,
 };
 use crate::tree::{Edit, Slot, Which, Word};
 
@@ -194,7 +194,7 @@ impl<P: Entry> XArray<P> {
         guard: &'g impl Pinned,
     ) -> Result<Option<Out<P>>, CompareExchangeError<'g, P>> {
         let _ = guard;
-        let refuse = |new, kind| Err(CompareExchangeError { new, kind });
+        let refuse = |new, reason| Err(CompareExchangeError { new, reason });
         let locked = self.lock();
         let there = locked.get(index);
         let is_match = match &expected {
@@ -203,19 +203,19 @@ impl<P: Entry> XArray<P> {
             Some(expected) => !is_none(there) && unsafe { P::is(there, expected) },
         };
         if !is_match && there == RESERVED && expected.is_none() {
-            return refuse(new, Kind::Reserved);
+            return refuse(new, Reason::Reserved);
         }
         if !is_match {
             // SAFETY: an entry's word, in the array now, after the guard began.
             let current = (!is_none(there)).then(|| unsafe { P::borrow(there) });
-            return refuse(new, Kind::Mismatch(current));
+            return refuse(new, Reason::Mismatch(current));
         }
         let slot = match &new {
             Some(_) => locked.edit.make_slot(index),
             None if there.is_null() => return Ok(None),
             None => locked.edit.slot(index).ok_or(AllocError::new()),
         };
-        let Ok(slot) = slot else { return refuse(new, Kind::NoMemory) };
+        let Ok(slot) = slot else { return refuse(new, Reason::NoMemory) };
         let old = locked.put(slot, new.map_or(ptr::null_mut(), P::into_word));
         // SAFETY: just taken out, here.
         Ok(unsafe { out::<P>(old) })

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use percpu::rcu;
 use proptest::prelude::*;
 use radix_ctx::xarray::{
-    AllocateError, CommitError, CompareExchangeErrorKind, Cycle, InsertError, Mark, ReserveError,
+    AllocateError, CommitError, CompareExchangeReason, Cycle, InsertError, Mark, ReserveError,
     StoreError, Value, XArray,
 };
 
@@ -295,12 +295,12 @@ impl Both {
                     Err(error) => {
                         prop_assert!(!is_match);
                         prop_assert_eq!(error.new, new.map(value));
-                        match error.kind {
-                            CompareExchangeErrorKind::Mismatch(current) => {
+                        match error.reason {
+                            CompareExchangeReason::Mismatch(current) => {
                                 prop_assert_eq!(current, there.map(value));
                                 prop_assert!(expected.is_some() || !is_reserved);
                             }
-                            CompareExchangeErrorKind::Reserved => {
+                            CompareExchangeReason::Reserved => {
                                 prop_assert!(is_reserved && expected.is_none());
                             }
                             other => prop_assert!(false, "{other:?}"),
