@@ -1,4 +1,4 @@
-//! Errors: each gives back what was refused.
+//! Errors of an array. Each returns the entry that was refused.
 
 use std::error::Error;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::io;
 
 use super::entry::Entry;
 
-/// An error that has what was refused in every case, and `errno()`.
+/// Defines error enums whose variants all return the refused entry.
 macro_rules! refusals {
     ($(
         $(#[$meta:meta])*
@@ -14,7 +14,7 @@ macro_rules! refusals {
     )+) => { $(
         $(#[$meta])*
         ///
-        /// `Debug` and `Display` leave out what comes back, which need not have either.
+        /// `Debug` and `Display` omit the entry, which needs neither of them.
         #[derive(Clone, Copy, PartialEq, Eq)]
         #[non_exhaustive]
         pub enum $name<T> {
@@ -22,18 +22,18 @@ macro_rules! refusals {
         }
 
         impl<T> $name<T> {
-            /// What was refused.
+            /// Returns the entry, or the closure that would have made it.
             pub fn into_inner(self) -> T {
                 match self { $( Self::$case(refused) )|+ => refused }
             }
 
-            /// The error as C knows it.
+            /// Returns the matching errno value.
             #[must_use]
             pub fn errno(&self) -> i32 {
                 match self { $( Self::$case(_) => libc::$errno, )+ }
             }
 
-            #[allow(dead_code, reason = "not every error is made of another")]
+            #[allow(dead_code, reason = "some of the errors are never converted")]
             pub(super) fn map<U>(self, f: impl FnOnce(T) -> U) -> $name<U> {
                 match self { $( Self::$case(refused) => $name::$case(f(refused)), )+ }
             }
@@ -62,44 +62,85 @@ macro_rules! refusals {
 }
 
 refusals! {
-    /// Of [`XArray::store`](super::XArray::store).
+    /// The error of [`XArray::store`](super::XArray::store). Returns the entry; the array has not changed.
+    ///
+    /// ```
+    /// use radix_ctx::xarray::{StoreError, Value, XArray};
+    ///
+    /// let array = XArray::<Value>::new();
+    /// let reservation = array.reserve(3)?;
+    /// let refused = array.store(3, 7.into()).unwrap_err();
+    /// assert_eq!(refused, StoreError::Reserved(7.into()));
+    /// assert_eq!(refused.into_inner().get(), 7);
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     StoreError {
-        /// The index is reserved, and stays so. `EEXIST`.
+        /// The index is reserved. Maps to `EEXIST`.
         Reserved = EEXIST, "the index is reserved";
-        /// No memory for a node. `ENOMEM`.
-        NoMemory = ENOMEM, "out of memory";
+        /// There is no memory for a node. Maps to `ENOMEM`.
+        NoMemory = ENOMEM, "no memory for a node of the array";
     }
 
-    /// Of [`XArray::insert`](super::XArray::insert) and
-    /// [`insert_with`](super::XArray::insert_with).
+    /// The error of [`XArray::insert`](super::XArray::insert) and
+    /// [`insert_with`](super::XArray::insert_with). Returns the entry; the array has not changed.
+    ///
+    /// ```
+    /// use radix_ctx::xarray::{InsertError, Value, XArray};
+    ///
+    /// let array = XArray::<Value>::new();
+    /// array.insert(3, 7.into())?;
+    /// match array.insert(3, 8.into()) {
+    ///     Err(InsertError::Present(refused)) => assert_eq!(refused.get(), 8),
+    ///     other => panic!("{other:?}"),
+    /// }
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     InsertError {
-        /// There is an entry, which stays. `EEXIST`.
-        Present = EEXIST, "there is an entry already";
-        /// The index is reserved, and stays so. `EEXIST`.
+        /// The index has an entry. Maps to `EEXIST`.
+        Present = EEXIST, "the index has an entry";
+        /// The index is reserved. Maps to `EEXIST`.
         Reserved = EEXIST, "the index is reserved";
-        /// No memory for a node. `ENOMEM`.
-        NoMemory = ENOMEM, "out of memory";
+        /// There is no memory for a node. Maps to `ENOMEM`.
+        NoMemory = ENOMEM, "no memory for a node of the array";
     }
 
-    /// Of [`XArray::alloc`](super::XArray::alloc) and its like.
+    /// The error of [`XArray::alloc`](super::XArray::alloc) and its variants. Returns the entry.
+    ///
+    /// ```
+    /// use radix_ctx::xarray::{AllocateError, Value, XArray};
+    ///
+    /// let array = XArray::<Value>::new();
+    /// array.alloc(0..1, 7.into())?;
+    /// assert_eq!(array.alloc(0..1, 8.into()), Err(AllocateError::Exhausted(8.into())));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
     AllocateError {
-        /// Every index of the range is in use or reserved. `ENOSPC`.
-        Exhausted = ENOSPC, "no index is free in the range";
-        /// Somebody has ended the reservation by its index while the entry was being made. `ESTALE`.
+        /// Every index of the range has an entry or is reserved. Maps to `ENOSPC`.
+        Exhausted = ENOSPC, "every index of the range has an entry or is reserved";
+        /// Another call released or filled the reserved index while the entry was made. Maps to `ESTALE`.
         Lost = ESTALE, "the index is not reserved any more";
-        /// No memory for a node. `ENOMEM`.
-        NoMemory = ENOMEM, "out of memory";
+        /// There is no memory for a node. Maps to `ENOMEM`.
+        NoMemory = ENOMEM, "no memory for a node of the array";
     }
 
-    /// Of [`Reservation::commit`](super::Reservation::commit).
+    /// The error of [`Reservation::commit`](super::Reservation::commit) and
+    /// [`XArray::commit`](super::XArray::commit). Returns the entry.
+    ///
+    /// ```
+    /// use radix_ctx::xarray::{CommitError, Value, XArray};
+    ///
+    /// let array = XArray::<Value>::new();
+    /// assert_eq!(array.commit(3, 7.into()), Err(CommitError::Lost(7.into())));
+    /// ```
     CommitError {
-        /// Not reserved: somebody has released or filled it by its index. `ESTALE`.
+        /// The index is not reserved, because another call has released or filled it. Maps to `ESTALE`.
         Lost = ESTALE, "the index is not reserved any more";
     }
 }
 
 impl<T> From<CommitError<T>> for InsertError<T> {
-    /// A lost reservation is an entry that somebody else put there, or may have.
+    /// Converts a lost reservation into [`Present`](InsertError::Present): another call has put an entry
+    /// there, or could have.
     fn from(error: CommitError<T>) -> Self {
         match error {
             CommitError::Lost(refused) => Self::Present(refused),
@@ -107,22 +148,32 @@ impl<T> From<CommitError<T>> for InsertError<T> {
     }
 }
 
-/// Of [`XArray::reserve`](super::XArray::reserve) and its like.
+/// The error of [`XArray::reserve`](super::XArray::reserve) and
+/// [`reserve_lowest`](super::XArray::reserve_lowest). The array has not changed.
+///
+/// ```
+/// use radix_ctx::xarray::{ReserveError, Value, XArray};
+///
+/// let array = XArray::<Value>::new();
+/// array.store(3, 7.into())?;
+/// assert_eq!(array.reserve(3).unwrap_err(), ReserveError::Present);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReserveError {
-    /// There is an entry. `EEXIST`.
+    /// The index has an entry. Maps to `EEXIST`.
     Present,
-    /// It is reserved already. `EEXIST`.
+    /// The index is reserved already. Maps to `EEXIST`.
     Reserved,
-    /// Every index of the range is in use or reserved. `ENOSPC`.
+    /// Every index of the range has an entry or is reserved. Maps to `ENOSPC`.
     Exhausted,
-    /// No memory for a node. `ENOMEM`.
+    /// There is no memory for a node. Maps to `ENOMEM`.
     NoMemory,
 }
 
 impl ReserveError {
-    /// The error as C knows it.
+    /// Returns the matching errno value.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
@@ -136,10 +187,10 @@ impl ReserveError {
 impl fmt::Display for ReserveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Present => "there is an entry already",
+            Self::Present => "the index has an entry",
             Self::Reserved => "the index is reserved",
-            Self::Exhausted => "no index is free in the range",
-            Self::NoMemory => "out of memory",
+            Self::Exhausted => "every index of the range has an entry or is reserved",
+            Self::NoMemory => "no memory for a node of the array",
         })
     }
 }
@@ -152,34 +203,63 @@ impl From<ReserveError> for io::Error {
     }
 }
 
-/// Of [`XArray::compare_exchange`](super::XArray::compare_exchange): nothing has changed, and `new`
-/// comes back.
+/// The error of [`XArray::compare_exchange`](super::XArray::compare_exchange). Returns the new entry; the
+/// array has not changed.
+///
+/// ```
+/// use radix_ctx::rcu;
+/// use radix_ctx::xarray::{CompareExchangeReason, Value, XArray};
+///
+/// let array = XArray::<Value>::new();
+/// array.store(3, 7.into())?;
+/// let guard = rcu::pin();
+/// let refused = array.compare_exchange(3, Some(6.into()), Some(8.into()), &guard).unwrap_err();
+/// assert_eq!(refused.new, Some(8.into()));
+/// match refused.reason {
+///     CompareExchangeReason::Mismatch(current) => assert_eq!(current, Some(7.into())),
+///     other => panic!("{other:?}"),
+/// }
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[non_exhaustive]
 pub struct CompareExchangeError<'g, P: Entry> {
-    /// What was refused.
+    /// The new entry.
     pub new: Option<P>,
-    /// Why.
+    /// The reason of the refusal.
     pub reason: CompareExchangeReason<'g, P>,
 }
 
-/// Why [`XArray::compare_exchange`](super::XArray::compare_exchange) changed nothing.
+/// The reason why [`XArray::compare_exchange`](super::XArray::compare_exchange) changed nothing.
+///
+/// ```
+/// use radix_ctx::rcu;
+/// use radix_ctx::xarray::{CompareExchangeReason, Value, XArray};
+///
+/// let array = XArray::<Value>::new();
+/// let _reservation = array.reserve(3)?;
+/// let guard = rcu::pin();
+/// let refused = array.compare_exchange(3, None, Some(8.into()), &guard).unwrap_err();
+/// assert!(matches!(refused.reason, CompareExchangeReason::Reserved));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[non_exhaustive]
 pub enum CompareExchangeReason<'g, P: Entry> {
-    /// Another entry than the expected is there, or none. `EAGAIN`.
+    /// The index has another entry than the expected one, or none. Holds the current entry. Maps to
+    /// `EAGAIN`.
     Mismatch(Option<P::Ref<'g>>),
-    /// None was expected, none is there, but the index is reserved. `EEXIST`.
+    /// No entry was expected and there is none, but the index is reserved. Maps to `EEXIST`.
     Reserved,
-    /// No memory for a node. `ENOMEM`.
+    /// There is no memory for a node. Maps to `ENOMEM`.
     NoMemory,
 }
 
 impl<P: Entry> CompareExchangeError<'_, P> {
-    /// What was refused.
+    /// Returns the new entry.
     pub fn into_inner(self) -> Option<P> {
         self.new
     }
 
-    /// The error as C knows it.
+    /// Returns the matching errno value.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self.reason {
@@ -209,9 +289,11 @@ impl<P: Entry> fmt::Debug for CompareExchangeError<'_, P> {
 impl<P: Entry> fmt::Display for CompareExchangeError<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.reason {
-            CompareExchangeReason::Mismatch(_) => "another entry than the expected is there",
+            CompareExchangeReason::Mismatch(_) => {
+                "the index has another entry than the expected one, or none"
+            }
             CompareExchangeReason::Reserved => "the index is reserved",
-            CompareExchangeReason::NoMemory => "out of memory",
+            CompareExchangeReason::NoMemory => "no memory for a node of the array",
         })
     }
 }
