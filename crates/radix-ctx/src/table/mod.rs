@@ -16,7 +16,7 @@
 //! | [`quota`], [`waiters`], [`dropping`], [`panics`] | limits; blocked threads and wakers; tables whose contexts a thread drops; panics of user code |
 //! | [`core`] | the parts together, and the state under the lock |
 //! | [`vacancy`], [`retire`], [`reclaim`], [`ending`] | from a vacant slot to a live one, to a dead one, to a vacant one; the end of a table |
-//! | [`ctx_table`], [`builder`], [`insert`], [`inserter`], [`remove`], [`reference`], [`iter`], [`stats`] | the table and its operations |
+//! | [`ctx_table`], [`builder`], [`insert`], [`inserter`], [`remove`], [`mod@reference`], [`iter`], [`stats`] | the table and its operations |
 
 mod builder;
 mod core;

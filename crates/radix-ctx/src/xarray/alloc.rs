@@ -1,4 +1,4 @@
-//! Indices that the array chooses.
+//! Allocation of indexes.
 
 use std::ops::RangeBounds;
 
@@ -9,6 +9,7 @@ use super::error::AllocateError;
 use super::write::Locked;
 
 impl Locked<'_> {
+    /// Puts `entry` at a free index.
     fn fill<P: Entry>(&self, index: u64, entry: P) -> Result<(), AllocateError<P>> {
         let Ok(slot) = self.edit.make_slot(index) else {
             return Err(AllocateError::NoMemory(entry));
@@ -17,6 +18,7 @@ impl Locked<'_> {
         Ok(())
     }
 
+    /// Puts `entry` at the first free index from the position of `cycle` on, and moves `cycle` behind it.
     fn fill_next<P: Entry>(
         &self,
         bounds: Option<(u64, u64)>,
@@ -39,16 +41,11 @@ impl Locked<'_> {
 }
 
 impl<P: Entry> XArray<P> {
-    /// Puts `entry` at the lowest free index of `range`, and returns that.
+    /// Inserts `entry` at the lowest free index of `range`, and returns the index. An index is free if it
+    /// has neither an entry nor a reservation.
     ///
-    /// Blocks for the lock; allocates if the index is new. A few words per level are looked at, however
-    /// many indices are in use.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocateError`] gives `entry` back; nothing has changed.
-    ///
-    /// # Examples
+    /// Blocks shortly on the lock. Allocates if the index needs new nodes. The search reads a few words for
+    /// each level of nodes, however many indexes are in use.
     ///
     /// ```
     /// use radix_ctx::xarray::{AllocateError, Value, XArray};
@@ -59,6 +56,10 @@ impl<P: Entry> XArray<P> {
     /// assert_eq!(array.alloc(1..3, 9.into()), Err(AllocateError::Exhausted(9.into())));
     /// # Ok::<(), std::io::Error>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AllocateError`] returns `entry`; the array has not changed.
     pub fn alloc(&self, range: impl RangeBounds<u64>, entry: P) -> Result<u64, AllocateError<P>> {
         let Some((from, to)) = bounds(range) else { return Err(AllocateError::Exhausted(entry)) };
         let locked = self.lock();
@@ -69,28 +70,27 @@ impl<P: Entry> XArray<P> {
         Ok(index)
     }
 
-    /// Puts `entry` at the next free index of `range` after the last that this function gave, from the
-    /// beginning again at its end: so an erased index is not soon used again.
+    /// Inserts `entry` at the first free index of `range` above the index of the last cyclic allocation. At
+    /// the end of the range the search continues at its beginning. So an erased index is used again as
+    /// late as possible.
     ///
-    /// Costs what [`alloc`](XArray::alloc) costs.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocateError`] gives `entry` back; nothing has changed.
-    ///
-    /// # Examples
+    /// Blocks shortly on the lock, and costs as much as [`alloc`](XArray::alloc).
     ///
     /// ```
     /// use radix_ctx::xarray::{Value, XArray};
     ///
     /// let array = XArray::<Value>::new();
     /// for expected in [(0, false), (1, false), (0, true)] {
-    ///     let given = array.alloc_cyclic(0..2, 7.into())?;
-    ///     assert_eq!((given.index, given.wrapped), expected);
-    ///     array.erase(given.index);
+    ///     let allocation = array.alloc_cyclic(0..2, 7.into())?;
+    ///     assert_eq!((allocation.index, allocation.wrapped), expected);
+    ///     array.erase(allocation.index);
     /// }
     /// # Ok::<(), std::io::Error>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AllocateError`] returns `entry`; the array has not changed.
     pub fn alloc_cyclic(
         &self,
         range: impl RangeBounds<u64>,
@@ -104,11 +104,12 @@ impl<P: Entry> XArray<P> {
         Ok(given)
     }
 
-    /// [`alloc_cyclic`](XArray::alloc_cyclic) after the last index that was given by way of `cycle`.
+    /// Inserts `entry` like [`alloc_cyclic`](XArray::alloc_cyclic), but from the position of `cycle` on. An
+    /// array can have several cycles, each for another range.
     ///
     /// # Errors
     ///
-    /// [`AllocateError`] gives `entry` back; nothing has changed.
+    /// [`AllocateError`] returns `entry`; neither the array nor `cycle` has changed.
     pub fn alloc_cyclic_by(
         &self,
         range: impl RangeBounds<u64>,

@@ -2,7 +2,7 @@
 
 use percpu::sync::native::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Written under the lock.
+/// The numbers of entries and reservations. Written under the array's lock.
 #[derive(Debug)]
 pub(super) struct Counts {
     entries: AtomicU64,
@@ -15,7 +15,7 @@ impl Counts {
     }
 
     pub(super) fn entries(&self) -> u64 {
-        // Ordering: Relaxed, here and below; statistics, which publish nothing.
+        // Ordering: Relaxed, in all of these functions; statistics, which publish nothing.
         self.entries.load(Relaxed)
     }
 

@@ -1,27 +1,41 @@
-//! Where a cyclic allocation begins, and what it returns.
+//! The position and the result of a cyclic allocation.
 
-/// Where the next cyclic allocation begins to look. For several rows of ids in one array; one of them is
-/// in the array itself.
+/// The position of a cyclic allocation: the index at which the next search begins.
+///
+/// [`alloc_cyclic`](super::XArray::alloc_cyclic) uses a position in the array.
+/// [`alloc_cyclic_by`](super::XArray::alloc_cyclic_by) takes one, so that an array can have several.
+///
+/// ```
+/// use radix_ctx::xarray::{Cycle, Value, XArray};
+///
+/// let array = XArray::<Value>::new();
+/// let (mut low, mut high) = (Cycle::new(), Cycle::new());
+/// assert_eq!(array.alloc_cyclic_by(0..100, &mut low, 7.into())?.index, 0);
+/// assert_eq!(array.alloc_cyclic_by(100..200, &mut high, 7.into())?.index, 100);
+/// assert_eq!((low.next_index(), high.next_index()), (Some(1), Some(101)));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cycle {
-    /// `None`: behind the last index there is.
+    /// `None` after `u64::MAX`.
     pub(super) next: Option<u64>,
 }
 
 impl Cycle {
-    /// Begins with the first index of the range.
+    /// Makes a position before every index: the search begins with the first index of the range.
     #[must_use]
     pub const fn new() -> Self {
         Self { next: Some(0) }
     }
 
-    /// Begins with `index`, if it is in the range.
+    /// Makes a position at `index`. If the index is not in the range of an allocation, the search begins
+    /// with the next index that is, or with the first of the range.
     #[must_use]
     pub const fn starting_at(index: u64) -> Self {
         Self { next: Some(index) }
     }
 
-    /// The index after the last one that was allocated; `None` if that was `u64::MAX`.
+    /// Returns the index after the one that was allocated last, or `None` if that was `u64::MAX`.
     #[must_use]
     pub const fn next_index(&self) -> Option<u64> {
         self.next
@@ -34,12 +48,21 @@ impl Default for Cycle {
     }
 }
 
-/// What a cyclic allocation gave.
+/// The result of a cyclic allocation.
+///
+/// ```
+/// use radix_ctx::xarray::{Value, XArray};
+///
+/// let array = XArray::<Value>::new();
+/// let allocation = array.alloc_cyclic(10.., 7.into())?;
+/// assert_eq!((allocation.index, allocation.wrapped), (10, false));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Allocation {
-    /// The index.
+    /// The allocated index.
     pub index: u64,
-    /// Whether the search came to the end of the range, and began anew to find this index.
+    /// Whether the search reached the end of the range and continued at its beginning.
     pub wrapped: bool,
 }

@@ -1,4 +1,4 @@
-//! What an array holds: one word each.
+//! Entries: the types that fit the word of an array.
 
 use std::fmt;
 use std::ptr::NonNull;
@@ -7,16 +7,29 @@ use percpu::rcu::{Batch, Owned, Unlinked};
 
 use crate::tree::Word;
 
-/// What fits an [`XArray`](super::XArray)'s word. Sealed: [`Owned`], [`Value`], and `&'static T`.
+/// A type that an [`XArray`](super::XArray) can hold: [`Owned`], [`Value`] or `&'static T`.
 ///
-/// | | memory per entry | comes out as |
+/// | type | memory of an entry | what a removal returns |
 /// |---|---|---|
-/// | [`Owned<T>`](Owned) | 8 bytes, and the node that it is | [`Unlinked<T>`](Unlinked): dropped after a grace period |
-/// | [`Value`] | 8 bytes | itself |
-/// | `&'static T` | 8 bytes | itself |
+/// | [`Owned<T>`](Owned) | 8 bytes, and its box | [`Unlinked<T>`](Unlinked), which is dropped after a grace period |
+/// | [`Value`] | 8 bytes | the entry |
+/// | `&'static T` | 8 bytes | the entry |
 ///
-/// A `T` behind a `&'static T` is not of size 0, and its alignment is 4 or more; anything else does not
-/// compile:
+/// ```
+/// use radix_ctx::rcu::Owned;
+/// use radix_ctx::xarray::{Value, XArray};
+///
+/// let boxes = XArray::<Owned<String>>::new();
+/// boxes.store(0, Owned::new("in a box".to_string()))?;
+/// let numbers = XArray::<Value>::new();
+/// numbers.store(0, Value::from(7))?;
+/// let statics = XArray::<&'static String>::new();
+/// statics.store(0, Box::leak(Box::new("for ever".to_string())))?;
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// The trait is sealed. The `T` of a `&'static T` needs a size above 0 and an alignment of at least 4.
+/// Other types do not compile:
 ///
 /// ```compile_fail
 /// let names = radix_ctx::XArray::<&'static u8>::new();
@@ -27,72 +40,86 @@ pub trait Entry: sealed::Words {}
 pub(super) mod sealed {
     use super::*;
 
+    /// Conversions between an entry and its word.
+    ///
     /// # Safety
     ///
-    /// A word from `into_word` is not null, is not [`RESERVED`], and has not 10 as its two lowest bits.
+    /// A word from `into_word` is not null and not [`RESERVED`], and its two lowest bits are not 10.
     pub unsafe trait Words: Sized + Send + Sync + 'static {
-        /// What a reader gets.
+        /// The form in which readers get the entry.
         type Ref<'g>: Copy;
-        /// What comes out of the array while readers may be there.
+        /// The form in which a removal returns the entry. Readers may still use the entry then.
         type Unlinked;
 
+        /// Converts the entry into a word.
         fn into_word(self) -> Word;
 
+        /// Converts a word back into its entry.
+        ///
         /// # Safety
         ///
-        /// From `into_word`, taken back by this call only; no reader has it.
+        /// `word` is from `into_word`, and is converted back once. No reader has the entry.
         unsafe fn from_word(word: Word) -> Self;
 
+        /// Converts a word back into an entry that earlier readers may still use.
+        ///
         /// # Safety
         ///
-        /// As for `from_word`, but for readers that came before: they are in RCU sections.
+        /// `word` is from `into_word`, and is converted back once. No new reader can find it, and each
+        /// reader that has found it is in an RCU section.
         unsafe fn unlinked(word: Word) -> Self::Unlinked;
 
+        /// Returns the entry of a word to a reader.
+        ///
         /// # Safety
         ///
-        /// From `into_word`, and during `'g` it is in the array, or held up by a guard or the lock.
+        /// `word` is from `into_word`. During `'g` it stays in the array, or a guard or the lock keeps
+        /// the entry alive.
         unsafe fn borrow<'g>(word: Word) -> Self::Ref<'g>;
 
-        /// Whether the reference is to this very entry.
+        /// Returns whether `other` refers to the entry of `word`.
         ///
         /// # Safety
         ///
-        /// As for `borrow`.
+        /// The conditions of `borrow` hold during this call.
         unsafe fn is(word: Word, other: &Self::Ref<'_>) -> bool;
 
-        /// Has the entry dropped when nobody can be reading it, together with others.
+        /// Adds the entry to a batch, which drops it after a grace period.
         fn retire(out: Self::Unlinked, batch: &mut Batch);
     }
 }
 
 pub(super) use sealed::Words;
 
-/// The word of a reserved index. No entry's: no object is at that address, and values are odd.
+/// The word of a reserved index. It differs from each entry's word: no object has address 4, and the
+/// words of values are odd.
 pub(super) const RESERVED: Word = std::ptr::without_provenance_mut(4);
 
-/// Whether there is neither an entry nor a reservation in the word: both cost one comparison.
+/// Returns whether the word holds no entry: it is null or [`RESERVED`]. One comparison.
 #[inline(always)]
 pub(super) fn is_none(word: Word) -> bool {
     word.addr() & !RESERVED.addr() == 0
 }
 
-/// Bits that tell a pointer from a value and from a node.
+/// The two lowest bits, which are 0 in the word of a pointer.
 const TAG: usize = 0b11;
 
+/// Converts a word back into a pointer.
+///
 /// # Safety
 ///
 /// `word` is from the `into_word` of a pointer.
 #[inline(always)]
 unsafe fn at(word: Word) -> NonNull<()> {
     debug_assert!(!is_none(word) && word.addr() & TAG == 0);
-    // SAFETY: `into_word` never gives null: the promise of `Words`.
+    // SAFETY: the word is from `into_word`, which never returns null.
     unsafe { NonNull::new_unchecked(word) }
 }
 
 impl<T: Send + Sync + 'static> Entry for Owned<T> {}
 
-// SAFETY: a pointer with its two lowest bits clear, to a node of 16 bytes and more, so neither null nor
-// at address 4.
+// SAFETY: the word is a pointer with clear low bits to a node of at least 16 bytes, so it is neither null
+// nor 4.
 unsafe impl<T: Send + Sync + 'static> Words for Owned<T> {
     type Ref<'g> = &'g T;
     type Unlinked = Unlinked<T>;
@@ -104,31 +131,31 @@ unsafe impl<T: Send + Sync + 'static> Words for Owned<T> {
 
     #[inline]
     unsafe fn from_word(word: Word) -> Self {
-        // SAFETY: from `into_word`, says the caller.
+        // SAFETY: by the contract of this function the word is from `into_word`.
         let at = unsafe { at(word) };
-        // SAFETY: the caller's.
+        // SAFETY: the word is converted back once, and no reader has the node.
         unsafe { Owned::from_raw(at) }
     }
 
     #[inline]
     unsafe fn unlinked(word: Word) -> Unlinked<T> {
-        // SAFETY: from `into_word`, says the caller.
+        // SAFETY: by the contract of this function the word is from `into_word`.
         let at = unsafe { at(word) };
-        // SAFETY: the caller's.
+        // SAFETY: the word is converted back once, and only readers in RCU sections have the node.
         unsafe { Unlinked::from_raw(at) }
     }
 
     #[inline(always)]
     unsafe fn borrow<'g>(word: Word) -> &'g T {
-        // SAFETY: from `into_word`, says the caller.
+        // SAFETY: by the contract of this function the word is from `into_word`.
         let at = unsafe { at(word) };
-        // SAFETY: the caller's.
+        // SAFETY: the array, a guard or the lock keeps the node for `'g`; values in nodes never change.
         unsafe { Owned::borrow_raw(at) }
     }
 
     #[inline]
     unsafe fn is(word: Word, other: &&T) -> bool {
-        // SAFETY: the caller's.
+        // SAFETY: by the contract of this function the node stays during this call.
         let here: *const T = unsafe { Self::borrow(word) };
         std::ptr::eq(here, *other)
     }
@@ -140,8 +167,8 @@ unsafe impl<T: Send + Sync + 'static> Words for Owned<T> {
 
 impl<T: Sync> Entry for &'static T {}
 
-// SAFETY: a pointer with its two lowest bits clear (the alignment), to an object of at least one byte,
-// so neither null nor at address 4.
+// SAFETY: the word is a pointer with clear low bits (the alignment) to an object of at least one byte, so
+// it is neither null nor 4.
 unsafe impl<T: Sync> Words for &'static T {
     type Ref<'g> = &'static T;
     type Unlinked = &'static T;
@@ -155,21 +182,21 @@ unsafe impl<T: Sync> Words for &'static T {
 
     #[inline]
     unsafe fn from_word(word: Word) -> Self {
-        // SAFETY: from `into_word`, says the caller.
+        // SAFETY: by the contract of this function the word is from `into_word`.
         let at = unsafe { at(word) };
-        // SAFETY: and that was of a `&'static T`.
+        // SAFETY: `into_word` made it of a `&'static T`, which is valid for ever and may be copied.
         unsafe { at.cast().as_ref() }
     }
 
     #[inline]
     unsafe fn unlinked(word: Word) -> Self {
-        // SAFETY: the caller's.
+        // SAFETY: the word is from `into_word`, and a `&'static T` may be copied.
         unsafe { Self::from_word(word) }
     }
 
     #[inline(always)]
     unsafe fn borrow<'g>(word: Word) -> Self::Ref<'g> {
-        // SAFETY: the caller's.
+        // SAFETY: the word is from `into_word`, and a `&'static T` may be copied.
         unsafe { Self::from_word(word) }
     }
 
@@ -181,9 +208,8 @@ unsafe impl<T: Sync> Words for &'static T {
     fn retire(_: Self, _: &mut Batch) {}
 }
 
-/// A number in the array's word itself: 0 to 2^63 - 1.
+/// A number from 0 to 2^63 - 1, which an array stores without a box.
 ///
-/// # Examples
 ///
 /// ```
 /// use radix_ctx::xarray::Value;
@@ -196,17 +222,17 @@ unsafe impl<T: Sync> Words for &'static T {
 pub struct Value(u64);
 
 impl Value {
-    /// The highest.
+    /// The highest number: 2^63 - 1.
     pub const MAX: Self = Self(u64::MAX >> 1);
 
-    /// `None` if it is above [`Value::MAX`].
+    /// Makes a value of a number. Returns `None` if the number is above [`Value::MAX`].
     #[inline]
     #[must_use]
     pub const fn new(value: u64) -> Option<Self> {
         if value <= Self::MAX.0 { Some(Self(value)) } else { None }
     }
 
-    /// The number.
+    /// Returns the number.
     #[inline]
     #[must_use]
     pub const fn get(self) -> u64 {
@@ -234,7 +260,7 @@ impl From<Value> for u64 {
 
 impl Entry for Value {}
 
-// SAFETY: odd.
+// SAFETY: the word is odd.
 unsafe impl Words for Value {
     type Ref<'g> = Value;
     type Unlinked = Value;

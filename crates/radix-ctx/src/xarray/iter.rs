@@ -1,4 +1,4 @@
-//! Going through entries, one by one or by name.
+//! Iteration over entries, ascending by index, and searches for neighbours.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -11,10 +11,27 @@ use super::array::{Ref, XArray, bounds};
 use super::entry::{Entry, is_none};
 use crate::tree::{Cursor, Tree, Which};
 
-/// Entries with their indices, ascending: a moving target, see the [module](super). From
-/// [`XArray::iter`], [`range`](XArray::range) and [`marked`](XArray::marked).
+/// An iterator over the entries of an [`XArray`] and their indexes, ascending by index.
+///
+/// Returned by [`XArray::iter`], [`XArray::range`] and [`XArray::marked`]. Weakly consistent: an entry that
+/// is present throughout is returned once. An entry that is stored or erased meanwhile may be returned or
+/// not. Each step is wait-free. Writers do not wait for an iterator.
+///
+/// ```
+/// use radix_ctx::rcu;
+/// use radix_ctx::xarray::{Value, XArray};
+///
+/// let array = XArray::<Value>::new();
+/// for index in [5, 1, 9] {
+///     array.store(index, 0.into())?;
+/// }
+/// let guard = rcu::pin();
+/// let indexes: Vec<u64> = array.range(..9, &guard).map(|(index, _entry)| index).collect();
+/// assert_eq!(indexes, [1, 5]);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub struct Iter<'g, P: Entry> {
-    /// `None`: an empty range.
+    /// `None` for an empty range.
     cursor: Option<Cursor<'g, false>>,
     _entries: PhantomData<&'g P>,
 }
@@ -27,16 +44,14 @@ impl<'g, P: Entry> Iter<'g, P> {
         guard: &'g impl Pinned,
     ) -> Self {
         let _ = guard;
-        // SAFETY: the guard, which is borrowed as long, is an RCU section.
+        // SAFETY: `guard` is an RCU guard, borrowed for `'g`.
         let cursor = bounds.map(|(from, to)| unsafe { tree.cursor(from, to, which) });
         Self { cursor, _entries: PhantomData }
     }
 
-    /// The lowest index that is yet to be looked at; `None` when all of the range was.
+    /// Returns the index at which the iteration continues, or `None` at the end of the range.
     ///
-    /// To go on from there later, with another guard: [`array.range(position..)`](XArray::range).
-    ///
-    /// # Examples
+    /// [`array.range(next_index..)`](XArray::range) continues there, under another guard.
     ///
     /// ```
     /// use radix_ctx::rcu;
@@ -49,7 +64,7 @@ impl<'g, P: Entry> Iter<'g, P> {
     /// let mut from = Some(0);
     /// let mut seen = Vec::new();
     /// while let Some(position) = from {
-    ///     let guard = rcu::pin(); // one for each entry, so that nobody waits for all of them
+    ///     let guard = rcu::pin(); // a guard for each entry, so that no grace period waits for the loop
     ///     let mut rest = array.range(position.., &guard);
     ///     seen.extend(rest.next().map(|(index, _)| index));
     ///     from = rest.next_index();
@@ -72,7 +87,7 @@ impl<'g, P: Entry> Iterator for Iter<'g, P> {
         loop {
             let (index, word) = cursor.next()?;
             if !is_none(word) {
-                // SAFETY: an entry's word, in the array after the guard began, which lives for `'g`.
+                // SAFETY: the word is an entry that was in the array under the guard of `new`, held for `'g`.
                 return Some((index, unsafe { P::borrow(word) }));
             }
         }
@@ -94,12 +109,12 @@ impl<P: Entry> fmt::Debug for Iter<'_, P> {
 }
 
 impl<P: Entry> XArray<P> {
-    /// All entries, ascending.
+    /// Iterates over all entries, ascending by index.
     pub fn iter<'g>(&'g self, guard: &'g impl Pinned) -> Iter<'g, P> {
         self.range(.., guard)
     }
 
-    /// The entries of `range`, ascending.
+    /// Iterates over the entries of `range`, ascending by index.
     pub fn range<'g>(
         &'g self,
         range: impl RangeBounds<u64>,
@@ -108,7 +123,7 @@ impl<P: Entry> XArray<P> {
         Iter::new(&self.tree, bounds(range), Which::Present, guard)
     }
 
-    /// The entry with the lowest index at or above `index`. Wait-free.
+    /// Returns the first entry at `index` or above. Wait-free.
     pub fn at_or_after<'g>(
         &'g self,
         index: u64,
@@ -117,12 +132,12 @@ impl<P: Entry> XArray<P> {
         self.range(index.., guard).next()
     }
 
-    /// The entry with the lowest index above `index`. Wait-free.
+    /// Returns the first entry above `index`. Wait-free.
     pub fn next<'g>(&'g self, index: u64, guard: &'g impl Pinned) -> Option<(u64, Ref<'g, P>)> {
         self.at_or_after(index.checked_add(1)?, guard)
     }
 
-    /// The entry with the highest index at or below `index`. Wait-free.
+    /// Returns the last entry at `index` or below. Wait-free.
     pub fn at_or_before<'g>(
         &'g self,
         index: u64,
@@ -131,23 +146,24 @@ impl<P: Entry> XArray<P> {
         let _ = guard;
         let mut from = index;
         loop {
-            // SAFETY: the guard is an RCU section.
+            // SAFETY: `guard` is an RCU guard.
             let (index, word) = unsafe { self.tree.prev(from) }?;
             if !is_none(word) {
-                // SAFETY: an entry's word, in the array after the guard began.
+                // SAFETY: the word is an entry that was in the array under `guard`, borrowed for `'g`.
                 return Some((index, unsafe { P::borrow(word) }));
             }
-            from = index.checked_sub(1)?; // it is reserved
+            from = index.checked_sub(1)?; // the index is reserved
         }
     }
 
-    /// The entry with the highest index below `index`. Wait-free.
+    /// Returns the last entry below `index`. Wait-free.
     pub fn prev<'g>(&'g self, index: u64, guard: &'g impl Pinned) -> Option<(u64, Ref<'g, P>)> {
         self.at_or_before(index.checked_sub(1)?, guard)
     }
 
-    /// The lowest index of `range` that is neither in use nor reserved; [`alloc`](XArray::alloc) would
-    /// take it. Blocks for the lock. Never allocates.
+    /// Returns the lowest index of `range` that has neither an entry nor a reservation. The next
+    /// [`alloc`](XArray::alloc) in the range would use it if no other thread changes the array. Blocks
+    /// shortly on the lock. Never allocates.
     pub fn next_free(&self, range: impl RangeBounds<u64>) -> Option<u64> {
         let (from, to) = bounds(range)?;
         self.lock().edit.first_not_full(from, to)

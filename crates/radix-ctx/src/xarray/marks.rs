@@ -1,4 +1,4 @@
-//! Marks: three bits beside each entry, and how to find by them.
+//! Marks: three bits of each entry, and searches for entries with a mark.
 
 use std::ops::RangeBounds;
 
@@ -9,19 +9,42 @@ use super::entry::{Entry, is_none};
 use super::iter::Iter;
 use crate::tree::Which;
 
-/// One of the three bits that an entry can be searched by. What it means is up to the caller.
+/// One of three bits that each entry has. The program gives it a meaning.
+///
+/// A new entry has no marks. An entry that replaces another one keeps its marks. A search for a mark skips
+/// 64 entries, or the entries of 64 nodes, at a time.
+///
+/// ```
+/// use radix_ctx::rcu;
+/// use radix_ctx::xarray::{Mark, Value, XArray};
+///
+/// const DIRTY: Mark = Mark::Zero;
+/// const WRITEBACK: Mark = Mark::One;
+///
+/// let blocks = XArray::<Value>::new();
+/// blocks.store(42, 0.into())?;
+/// blocks.set_mark(42, DIRTY);
+///
+/// let guard = rcu::pin();
+/// for (block, _entry) in blocks.marked(DIRTY, .., &guard) {
+///     blocks.set_mark(block, WRITEBACK);
+///     blocks.clear_mark(block, DIRTY);
+/// }
+/// assert!(blocks.is_marked(42, WRITEBACK) && !blocks.any_marked(DIRTY));
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Mark {
-    /// The first.
+    /// The first mark.
     Zero,
-    /// The second.
+    /// The second mark.
     One,
-    /// The third.
+    /// The third mark.
     Two,
 }
 
 impl Mark {
-    /// All of them.
+    /// All marks.
     pub const ALL: [Self; 3] = [Self::Zero, Self::One, Self::Two];
 
     fn number(self) -> usize {
@@ -30,12 +53,12 @@ impl Mark {
 }
 
 impl<P: Entry> XArray<P> {
-    /// Sets `mark` on the entry at `index`. Returns false, and does nothing, if there is none: a reserved
-    /// index has no marks either.
+    /// Sets `mark` on the entry at `index`. Returns false if there is no entry: a reserved index has no
+    /// marks.
     ///
-    /// Blocks for the lock. Never allocates. Who sees the mark sees what was done before.
+    /// Blocks shortly on the lock. Never allocates. A thread that sees the mark also sees what this thread
+    /// did before.
     ///
-    /// # Examples
     ///
     /// ```
     /// use radix_ctx::rcu;
@@ -61,9 +84,9 @@ impl<P: Entry> XArray<P> {
         is_entry && locked.edit.set_mark(slot, mark.number())
     }
 
-    /// Takes `mark` from the entry at `index`. Returns whether it had it.
+    /// Clears `mark` on the entry at `index`. Returns whether the entry had the mark.
     ///
-    /// Blocks for the lock. Never allocates.
+    /// Blocks shortly on the lock. Never allocates.
     pub fn clear_mark(&self, index: u64, mark: Mark) -> bool {
         let locked = self.lock();
         let Some(slot) = locked.edit.slot(index) else { return false };
@@ -74,24 +97,24 @@ impl<P: Entry> XArray<P> {
         was
     }
 
-    /// Whether there is an entry at `index`, and it has `mark`. Wait-free.
+    /// Returns whether the entry at `index` has `mark`. Returns false if there is no entry. Wait-free.
     #[inline]
     pub fn is_marked(&self, index: u64, mark: Mark) -> bool {
         let _guard = rcu::pin();
-        // SAFETY: the guard is an RCU section.
+        // SAFETY: `_guard` is an RCU guard.
         unsafe { self.tree.is_marked(index, mark.number()) }
     }
 
-    /// Whether any entry has `mark`. Wait-free.
+    /// Returns whether any entry has `mark`. Wait-free.
     #[inline]
     pub fn any_marked(&self, mark: Mark) -> bool {
         let _guard = rcu::pin();
-        // SAFETY: the guard is an RCU section.
+        // SAFETY: `_guard` is an RCU guard.
         unsafe { self.tree.any_marked(mark.number()) }
     }
 
-    /// The entries of `range` that have `mark`, ascending. Passes over what is not marked 64 entries, or
-    /// 64 nodes, at a time.
+    /// Iterates over the entries of `range` that have `mark`, ascending by index. Skips entries without
+    /// the mark 64 at a time, or those of 64 nodes at a time.
     pub fn marked<'g>(
         &'g self,
         mark: Mark,

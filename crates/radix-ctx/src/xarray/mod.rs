@@ -1,4 +1,4 @@
-//! Entries by the caller's own indices.
+//! Arrays of entries by `u64` indexes that the program chooses: [`XArray`] and its types.
 //!
 //! ```
 //! use radix_ctx::rcu::{self, Owned};
@@ -6,60 +6,63 @@
 //!
 //! let pages = XArray::<Owned<String>>::new();
 //! pages.store(7, Owned::new("seven".to_string()))?;
-//! let id = pages.alloc(.., Owned::new("zero".to_string()))?; // the lowest free index
-//! assert_eq!(id, 0);
+//! let lowest = pages.alloc(.., Owned::new("zero".to_string()))?; // the lowest free index
+//! assert_eq!(lowest, 0);
 //!
-//! let guard = rcu::pin(); // about a nanosecond: no lock, no fence
+//! let guard = rcu::pin(); // about a nanosecond: no lock and no fence
 //! assert_eq!(pages.load(7, &guard).map(String::as_str), Some("seven"));
 //! let all: Vec<u64> = pages.iter(&guard).map(|(index, _)| index).collect();
 //! assert_eq!(all, [0, 7]);
 //! drop(guard);
 //!
-//! drop(pages.erase(7)); // dropped when no reader can have it
+//! drop(pages.erase(7)); // the string is dropped after its last reader has left
 //! # Ok::<(), std::io::Error>(())
 //! ```
 //!
-//! | | who waits | allocates |
+//! | operations | progress | allocates |
 //! |---|---|---|
-//! | load, contains, marks asked, next, previous, iteration | nobody: wait-free | no |
-//! | everything that changes the array, and `next_free` | writers for each other: a short lock | nodes, when an index is new; never under [`try_reserve`](XArray::try_reserve) |
+//! | `load`, `with`, `contains`, `is_empty`, `is_marked`, `any_marked`, neighbours, each step of an iteration | wait-free | no |
+//! | all others | writers take turns under a short lock | nodes, if an index needs new ones and [`try_reserve`](XArray::try_reserve) has not made them |
 //!
-//! An index is any `u64`. An [`Entry`] is a word: an [`Owned`](crate::rcu::Owned) box, a [`Value`] in
-//! the word itself, or a `&'static T`. No code of the caller's runs under the lock, nor a drop.
+//! An [`Entry`] is one word: an [`Owned`](crate::rcu::Owned) box, a [`Value`] in the word itself, or a
+//! `&'static T`. No code of the program, and no drop of an entry, runs under the lock.
 //!
-//! An index can be *reserved*: it reads as absent, but nobody else gets it, and what is stored there
-//! later needs no memory. [`Reservation`] is the guard for that.
+//! An index can be *reserved*. A reserved index reads as absent, but no other insert gets it, and a later
+//! entry there needs no memory. [`Reservation`] is the guard of such an index.
 //!
-//! Each entry has three [`Mark`]s, by which to search: dirty, in use, towards the disk, as the caller
-//! likes. An entry stored in the place of another keeps them; an erased one takes them along.
+//! Each entry has three [`Mark`]s, and searches can select the entries with a mark. The program gives the
+//! marks their meaning: dirty, in use, in writeback. An entry that replaces another one keeps its marks.
+//! The removal of an entry clears them.
 //!
 //! # What it is not for
 //!
-//! - *Sparse random indices* (addresses, hashes): every entry then has up to ten nodes of 576 bytes of
-//!   its own. A hash map is twice as fast there, and much smaller. Dense indices, wherever they begin,
-//!   take less than 10 bytes per [`Value`].
-//! - *Ids whose reuse must be noticed*: an erased index means nothing, and then its next entry.
-//!   [`CtxTable`](crate::CtxTable) has generations.
-//! - Entries that cover a range of indices, as the kernel's XArray has, are left out.
+//! - *Sparse random indexes* (addresses, hashes): each entry then needs up to ten nodes of 576 bytes. A
+//!   hash map is twice as fast for them, and much smaller. Dense indexes, at any offset, take less than 10
+//!   bytes per [`Value`].
+//! - *Ids whose reuse must be noticed*: after an erase, the same index can name the next entry. The ids of
+//!   a [`CtxTable`](crate::CtxTable) have generations.
+//! - *Entries that cover a range of indexes*, which the kernel's XArray has, do not exist here.
 //!
 //! # Iteration
 //!
-//! Ascending and weakly consistent: what is present throughout is seen once; what comes or goes
-//! meanwhile may be seen or not. To pause, remember [`Iter::next_index`], and go on by
-//! [`range`](XArray::range) from there, with another guard.
+//! An iteration is ascending and weakly consistent. An entry that is present throughout is returned once.
+//! An entry that is stored or erased meanwhile may be returned or not. To pause, remember
+//! [`Iter::next_index`] and drop the guard. A [`range`](XArray::range) from that index continues the
+//! iteration under another guard.
 //!
 //! # What happens when
 //!
-//! - *Out of memory*: an error with what was refused; the array is as before.
-//! - *The array is dropped*: all entries are, at once; nobody can be reading, since a reader borrows it.
+//! - *There is no memory for a node*: the error returns the entry, and the array has not changed.
+//! - *The array is dropped*: its entries are dropped in the same call. No reader is left, because a reader
+//!   borrows the array.
 //! - *A signal handler* must not call anything here.
 //!
 //! # Source
 //!
-//! Semantics follow the kernel's XArray (`lib/xarray.c` of Linux 6.6, its documentation). Changed:
-//! reservations are refused to `insert`, to `alloc` and to `store` alike, and left alone by `erase`;
-//! a wrap of the cyclic allocation is reported by the very allocation that wrapped; errors are typed
-//! and give back; one lock flavour.
+//! The semantics are those of the kernel's XArray (`lib/xarray.c` of Linux 6.6 and its documentation),
+//! except: `insert`, `alloc` and `store` all refuse a reserved index, and `erase` ignores it; the cyclic
+//! allocation that wraps is the one that reports the wrap; errors are typed and return the entry; there
+//! is one kind of lock.
 
 mod alloc;
 mod array;

@@ -1,4 +1,4 @@
-//! Reserved indices: taken, but without an entry.
+//! Reservations: indexes that are taken and have no entry yet.
 
 use std::ops::RangeBounds;
 use std::ptr;
@@ -7,14 +7,15 @@ use super::array::{XArray, bounds};
 use super::entry::{Entry, RESERVED};
 use super::error::{AllocateError, CommitError, InsertError, ReserveError};
 
-/// An index that nobody else gets. Filled by [`commit`](Reservation::commit), released by a drop.
+/// An index that is reserved for a later entry. Returned by [`XArray::reserve`] and
+/// [`XArray::reserve_lowest`].
 ///
-/// Nothing else ends it: [`store`](XArray::store) is refused, and [`erase`](XArray::erase) and
-/// [`erase_range`](XArray::erase_range) leave it alone. But [`XArray::release`] and [`XArray::commit`],
-/// which are for the indices that [`keep`](Reservation::keep) leaves, are told an index and take the
-/// caller's word for it: one with a guard is not to be given to them.
+/// [`commit`](Self::commit) puts an entry there. The drop releases the index. [`keep`](Self::keep) leaves
+/// the index reserved without a guard.
 ///
-/// # Examples
+/// [`XArray::store`] refuses a reserved index, and the `erase` functions ignore it. [`XArray::commit`] and
+/// [`XArray::release`] are for indexes without a guard, after `keep`. They do not check this: for the index
+/// of a `Reservation` they would end the reservation.
 ///
 /// ```
 /// use radix_ctx::rcu::Owned;
@@ -30,7 +31,7 @@ use super::error::{AllocateError, CommitError, InsertError, ReserveError};
 /// assert_eq!(names.next_free(1..), Some(2));
 /// # Ok::<(), std::io::Error>(())
 /// ```
-#[must_use = "dropping it releases the index"]
+#[must_use = "dropping the reservation releases the index"]
 #[derive(Debug)]
 pub struct Reservation<'a, P: Entry> {
     array: &'a XArray<P>,
@@ -38,25 +39,25 @@ pub struct Reservation<'a, P: Entry> {
 }
 
 impl<P: Entry> Reservation<'_, P> {
-    /// The index.
+    /// Returns the reserved index.
     #[must_use]
     pub fn index(&self) -> u64 {
         self.index
     }
 
-    /// Puts `entry` there. Blocks for the lock. Never allocates.
+    /// Puts `entry` at the index. Blocks shortly on the lock. Never allocates.
     ///
     /// # Errors
     ///
-    /// [`CommitError`] gives `entry` back. The reservation is released, if it is still there.
+    /// [`CommitError`] returns `entry` if another call has ended the reservation by its index.
     pub fn commit(self, entry: P) -> Result<(), CommitError<P>> {
         self.array.commit(self.index, entry)?;
         std::mem::forget(self);
         Ok(())
     }
 
-    /// Leaves the index reserved, until it is filled by [`XArray::commit`] or let go by
-    /// [`XArray::release`]. Returns it.
+    /// Leaves the index reserved, and returns it. [`XArray::commit`] or [`XArray::release`] ends the
+    /// reservation later.
     pub fn keep(self) -> u64 {
         let index = self.index;
         std::mem::forget(self);
@@ -65,22 +66,21 @@ impl<P: Entry> Reservation<'_, P> {
 }
 
 impl<P: Entry> Drop for Reservation<'_, P> {
-    /// Releases the index, unless it was filled meanwhile.
+    /// Releases the index, unless another call has ended the reservation.
     fn drop(&mut self) {
         self.array.release(self.index);
     }
 }
 
 impl<P: Entry> XArray<P> {
-    /// Reserves `index`, where there must be neither an entry nor a reservation.
+    /// Reserves `index`, which must have neither an entry nor a reservation.
     ///
-    /// Until it is committed or released it reads as absent, but the array is not empty, and neither
-    /// [`insert`](XArray::insert) nor [`alloc`](XArray::alloc) nor [`store`](XArray::store) takes it.
-    /// Blocks for the lock; allocates if the index is new.
+    /// A reserved index reads as absent, but the array is not empty, and `insert`, `alloc` and `store` do
+    /// not use the index. Blocks shortly on the lock. Allocates if the index needs new nodes.
     ///
     /// # Errors
     ///
-    /// [`ReserveError`]; nothing has changed.
+    /// [`ReserveError`]; the array has not changed.
     pub fn reserve(&self, index: u64) -> Result<Reservation<'_, P>, ReserveError> {
         let locked = self.lock();
         match locked.get(index) {
@@ -95,11 +95,11 @@ impl<P: Entry> XArray<P> {
 
     /// Reserves the lowest free index of `range`.
     ///
-    /// Blocks for the lock; allocates if the index is new.
+    /// Blocks shortly on the lock. Allocates if the index needs new nodes.
     ///
     /// # Errors
     ///
-    /// [`ReserveError`]; nothing has changed.
+    /// [`ReserveError`]; the array has not changed.
     pub fn reserve_lowest(
         &self,
         range: impl RangeBounds<u64>,
@@ -112,14 +112,14 @@ impl<P: Entry> XArray<P> {
         Ok(Reservation { array: self, index })
     }
 
-    /// Puts `entry` at an index that was reserved and [kept](Reservation::keep). Of one that still has
-    /// its [`Reservation`], it would take the place.
+    /// Puts `entry` at an index that was reserved and [kept](Reservation::keep). For the index of a
+    /// [`Reservation`], this call would end the reservation.
     ///
-    /// Blocks for the lock. Never allocates.
+    /// Blocks shortly on the lock. Never allocates.
     ///
     /// # Errors
     ///
-    /// [`CommitError`] gives `entry` back; nothing has changed.
+    /// [`CommitError`] returns `entry` if the index is not reserved; the array has not changed.
     pub fn commit(&self, index: u64, entry: P) -> Result<(), CommitError<P>> {
         let locked = self.lock();
         let Some(slot) = locked.edit.slot(index) else { return Err(CommitError::Lost(entry)) };
@@ -130,11 +130,11 @@ impl<P: Entry> XArray<P> {
         Ok(())
     }
 
-    /// Lets an index go that was reserved and [kept](Reservation::keep). Of one that still has its
-    /// [`Reservation`], it would let others have it. Returns false, and does nothing, if it is not
-    /// reserved: an entry there stays.
+    /// Releases an index that was reserved and [kept](Reservation::keep), and returns true. Returns false
+    /// if the index is not reserved; an entry there stays. For the index of a [`Reservation`], this call
+    /// would end the reservation.
     ///
-    /// Blocks for the lock. Never allocates.
+    /// Blocks shortly on the lock. Never allocates.
     pub fn release(&self, index: u64) -> bool {
         let locked = self.lock();
         let Some(slot) = locked.edit.slot(index) else { return false };
@@ -145,36 +145,31 @@ impl<P: Entry> XArray<P> {
         is_reserved
     }
 
-    /// [`insert`](XArray::insert)s what `f` makes of the index, which is reserved meanwhile. `f` runs
-    /// without the lock, and not at all if the index is taken; if it panics the index is released.
+    /// Inserts the entry that `make` returns for `index`. The index is reserved while `make` runs, without
+    /// the lock. If `make` panics, the index is released.
     ///
     /// # Errors
     ///
-    /// [`InsertError`] gives `f` back, as it was not called. What it made is dropped where somebody ended
-    /// the reservation by its index meanwhile: then `None` comes back.
+    /// [`InsertError`] returns `make` if it was not called, because the index is in use or there is no
+    /// memory. It returns `None` if another call has ended the reservation while `make` ran; the new entry
+    /// is dropped then.
     pub fn insert_with<F: FnOnce(u64) -> P>(
         &self,
         index: u64,
-        f: F,
+        make: F,
     ) -> Result<(), InsertError<Option<F>>> {
         let reservation = match self.reserve(index) {
             Ok(reservation) => reservation,
-            Err(ReserveError::Reserved) => return Err(InsertError::Reserved(Some(f))),
-            Err(ReserveError::NoMemory) => return Err(InsertError::NoMemory(Some(f))),
-            Err(_) => return Err(InsertError::Present(Some(f))),
+            Err(ReserveError::Reserved) => return Err(InsertError::Reserved(Some(make))),
+            Err(ReserveError::NoMemory) => return Err(InsertError::NoMemory(Some(make))),
+            Err(_) => return Err(InsertError::Present(Some(make))),
         };
-        let entry = f(index);
+        let entry = make(index);
         reservation.commit(entry).map_err(|error| InsertError::from(error).map(|_| None))
     }
 
-    /// [`alloc`](XArray::alloc)s an index for what `f` makes of it, without the lock, as
-    /// [`insert_with`](XArray::insert_with) does.
-    ///
-    /// # Errors
-    ///
-    /// [`AllocateError`] gives `f` back if it was not called.
-    ///
-    /// # Examples
+    /// Inserts the entry that `make` returns for the lowest free index of `range`, and returns the index.
+    /// The index is reserved while `make` runs, without the lock. If `make` panics, the index is released.
     ///
     /// ```
     /// use radix_ctx::rcu::Owned;
@@ -184,18 +179,23 @@ impl<P: Entry> XArray<P> {
     /// let id = names.alloc_with(100.., |id| Owned::new(format!("session {id}"))).unwrap();
     /// assert_eq!(names.with(id, String::clone), Some("session 100".into()));
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AllocateError`] returns `make` if it was not called. It returns `None` if another call has ended the
+    /// reservation while `make` ran; the new entry is dropped then.
     pub fn alloc_with<F: FnOnce(u64) -> P>(
         &self,
         range: impl RangeBounds<u64>,
-        f: F,
+        make: F,
     ) -> Result<u64, AllocateError<Option<F>>> {
         let reservation = match self.reserve_lowest(range) {
             Ok(reservation) => reservation,
-            Err(ReserveError::NoMemory) => return Err(AllocateError::NoMemory(Some(f))),
-            Err(_) => return Err(AllocateError::Exhausted(Some(f))),
+            Err(ReserveError::NoMemory) => return Err(AllocateError::NoMemory(Some(make))),
+            Err(_) => return Err(AllocateError::Exhausted(Some(make))),
         };
         let index = reservation.index();
-        let entry = f(index);
+        let entry = make(index);
         match reservation.commit(entry) {
             Ok(()) => Ok(index),
             Err(CommitError::Lost(_)) => Err(AllocateError::Lost(None)),

@@ -1,23 +1,36 @@
-//! Numbers about an array.
+//! Statistics of an array.
 
 use std::fmt;
 
 use super::array::XArray;
 use super::entry::Entry;
 
-/// Numbers about an array, each as of about the moment of [`XArray::stats`].
+/// Statistics of an [`XArray`]. Returned by [`XArray::stats`].
+///
+/// Each number is from about the moment of the call. They are not from one moment.
+///
+/// ```
+/// use radix_ctx::xarray::{Value, XArray};
+///
+/// let array = XArray::<Value>::new();
+/// array.store(100, 7.into())?;
+/// let stats = array.stats();
+/// assert_eq!((stats.entries, stats.nodes, stats.height), (1, 2, 2));
+/// println!("{stats}");
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Entries.
+    /// The number of entries.
     pub entries: u64,
-    /// Reserved indices without an entry.
+    /// The number of reserved indexes.
     pub reserved: u64,
-    /// Nodes in the tree.
+    /// The number of nodes in the tree.
     pub nodes: usize,
-    /// Levels of nodes.
+    /// The number of levels of nodes.
     pub height: u32,
-    /// Bytes of those nodes, without the entries' own memory.
+    /// The size of the nodes in bytes, without the memory of the entries.
     pub bytes: usize,
 }
 
@@ -30,7 +43,7 @@ impl fmt::Display for Stats {
 }
 
 impl<P: Entry> XArray<P> {
-    /// Numbers about the array. Wait-free.
+    /// Returns statistics of the array. Wait-free.
     #[must_use]
     pub fn stats(&self) -> Stats {
         Stats {

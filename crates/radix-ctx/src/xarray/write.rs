@@ -1,4 +1,4 @@
-//! Store, insert, erase, compare-exchange: a short lock each.
+//! Changes of an array: store, insert, erase, compare-exchange.
 
 use std::ops::RangeBounds;
 use std::ptr;
@@ -16,10 +16,11 @@ use super::error::{
 };
 use crate::tree::{Edit, Slot, Which, Word};
 
-/// Entries that `erase_range` takes out before it unlocks for a moment. A guess.
+/// The number of entries that `erase_range` removes before it releases the lock for a moment. A guess.
 const CHUNK: usize = 256;
 
-/// A change under way. The lock goes first (fields drop in this order), then dead nodes are retired.
+/// A change of an array. The drop releases the lock and then retires removed nodes: fields are dropped in
+/// this order.
 pub(super) struct Locked<'a> {
     pub(super) cycle: WordGuard<'a, Cycle>,
     pub(super) edit: Edit<'a, false>,
@@ -27,7 +28,7 @@ pub(super) struct Locked<'a> {
 }
 
 impl Locked<'_> {
-    /// Puts a word into a slot, and counts.
+    /// Puts a word into a slot, counts the change, and returns the old word.
     pub(super) fn put(&self, slot: Slot<'_>, word: Word) -> Word {
         let old = self.edit.set(slot, word);
         if old.is_null() && !word.is_null() {
@@ -42,13 +43,14 @@ impl Locked<'_> {
         old
     }
 
-    /// The word at `index`, null if it is absent.
+    /// Returns the word at `index`: null if there is neither an entry nor a reservation.
     pub(super) fn get(&self, index: u64) -> Word {
         self.edit.slot(index).map_or(ptr::null_mut(), |slot| self.edit.get(slot))
     }
 
+    /// Checks the counters and the full bits. Panics with the first violation.
     pub(super) fn validate_counts(&self, counts: &Counts) {
-        // SAFETY: the writer's.
+        // SAFETY: the lock makes this thread the writer.
         let mut cursor = unsafe { self.edit.tree().cursor(0, u64::MAX, Which::Present) };
         let (mut entries, mut reserved) = (0, 0);
         while let Some((index, word)) = cursor.next() {
@@ -63,36 +65,31 @@ impl Locked<'_> {
     }
 }
 
-/// What was in a slot.
+/// Converts a word that was removed from an array into the removed entry, if it was one.
 ///
 /// # Safety
 ///
-/// The word was just taken out of an array of `P`, by who calls this once.
+/// The word was removed from an array of `P`, and is converted once.
 pub(super) unsafe fn out<P: Entry>(word: Word) -> Option<Out<P>> {
     if is_none(word) {
         return None;
     }
-    // SAFETY: an entry's word, and the caller's.
+    // SAFETY: the word is an entry that was removed and is converted once.
     Some(unsafe { P::unlinked(word) })
 }
 
 impl<P: Entry> XArray<P> {
     pub(super) fn lock(&self) -> Locked<'_> {
         let cycle = self.lock.lock();
-        // SAFETY: the lock is over the tree, and goes when the edit does.
+        // SAFETY: `lock` locks all changes of the tree, and is released when the edit ends.
         let edit = unsafe { self.tree.edit() };
         Locked { cycle, edit, counts: &self.counts }
     }
 
-    /// Puts `entry` at `index`, and returns what was there.
+    /// Stores `entry` at `index`, and returns the entry that it replaces. The new entry keeps the marks of
+    /// the old one.
     ///
-    /// Keeps the marks of an entry there. Blocks for the lock; allocates if the index is new.
-    ///
-    /// # Errors
-    ///
-    /// [`StoreError`] gives `entry` back; nothing has changed.
-    ///
-    /// # Examples
+    /// Blocks shortly on the lock. Allocates if the index needs new nodes.
     ///
     /// ```
     /// use radix_ctx::xarray::{Value, XArray};
@@ -102,6 +99,10 @@ impl<P: Entry> XArray<P> {
     /// assert_eq!(array.store(3, 2.into())?, Some(1.into()));
     /// # Ok::<(), std::io::Error>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] returns `entry`; the array has not changed.
     pub fn store(&self, index: u64, entry: P) -> Result<Option<Out<P>>, StoreError<P>> {
         let locked = self.lock();
         let Ok(slot) = locked.edit.make_slot(index) else {
@@ -111,19 +112,13 @@ impl<P: Entry> XArray<P> {
             return Err(StoreError::Reserved(entry));
         }
         let old = locked.put(slot, entry.into_word());
-        // SAFETY: just taken out, here.
+        // SAFETY: `put` removed the word, which is converted here only.
         Ok(unsafe { out::<P>(old) })
     }
 
-    /// Puts `entry` at `index`, where there must be neither an entry nor a reservation.
+    /// Inserts `entry` at `index`, which must have neither an entry nor a reservation.
     ///
-    /// Blocks for the lock; allocates if the index is new.
-    ///
-    /// # Errors
-    ///
-    /// [`InsertError`] gives `entry` back; nothing has changed.
-    ///
-    /// # Examples
+    /// Blocks shortly on the lock. Allocates if the index needs new nodes.
     ///
     /// ```
     /// use radix_ctx::xarray::{InsertError, Value, XArray};
@@ -133,6 +128,10 @@ impl<P: Entry> XArray<P> {
     /// assert_eq!(array.insert(3, 2.into()), Err(InsertError::Present(2.into())));
     /// # Ok::<(), std::io::Error>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`InsertError`] returns `entry`; the array has not changed.
     pub fn insert(&self, index: u64, entry: P) -> Result<(), InsertError<P>> {
         let locked = self.lock();
         match locked.get(index) {
@@ -147,9 +146,9 @@ impl<P: Entry> XArray<P> {
         Ok(())
     }
 
-    /// Takes the entry at `index` out, with its marks. A reserved index stays so.
+    /// Removes the entry at `index` and its marks, and returns the entry. A reservation stays.
     ///
-    /// Blocks for the lock. Never allocates.
+    /// Blocks shortly on the lock. Never allocates.
     pub fn erase(&self, index: u64) -> Option<Out<P>> {
         let locked = self.lock();
         let slot = locked.edit.slot(index)?;
@@ -157,21 +156,16 @@ impl<P: Entry> XArray<P> {
             return None;
         }
         let old = locked.put(slot, ptr::null_mut());
-        // SAFETY: just taken out, here.
+        // SAFETY: `put` removed the word, which is converted here only.
         unsafe { out::<P>(old) }
     }
 
-    /// Puts `new` at `index` (or takes out what is there, if `new` is `None`) if `expected` is there,
-    /// and returns it.
+    /// Replaces the entry at `index` by `new` if it is the `expected` one, and returns the old entry.
     ///
-    /// An entry is told by its identity: the address of a `T`, the number of a `Value`. `None` expects
-    /// neither an entry nor a reservation. Blocks for the lock; allocates if the index is new.
-    ///
-    /// # Errors
-    ///
-    /// [`CompareExchangeError`] gives `new` back, and says what is there instead; nothing has changed.
-    ///
-    /// # Examples
+    /// For a `new` of `None` the entry is removed. An `expected` of `None` means neither an entry nor a
+    /// reservation. Boxes and references are compared by address, values by number. The address of a
+    /// reference from [`load`](XArray::load) cannot belong to another box meanwhile, because its guard keeps
+    /// the box alive. Blocks shortly on the lock. Allocates if the index needs new nodes.
     ///
     /// ```
     /// use radix_ctx::rcu::{self, Owned};
@@ -186,6 +180,10 @@ impl<P: Entry> XArray<P> {
     /// assert_eq!(array.load(3, &guard), Some(&"new"));
     /// # Ok::<(), std::io::Error>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`CompareExchangeError`] returns `new` and the current entry; the array has not changed.
     pub fn compare_exchange<'g>(
         &'g self,
         index: u64,
@@ -199,14 +197,14 @@ impl<P: Entry> XArray<P> {
         let there = locked.get(index);
         let is_match = match &expected {
             None => there.is_null(),
-            // SAFETY: an entry's word, which is in the array as long as the lock is held.
+            // SAFETY: the word is an entry, which stays in the array while this thread holds the lock.
             Some(expected) => !is_none(there) && unsafe { P::is(there, expected) },
         };
         if !is_match && there == RESERVED && expected.is_none() {
             return refuse(new, Reason::Reserved);
         }
         if !is_match {
-            // SAFETY: an entry's word, in the array now, after the guard began.
+            // SAFETY: the word is an entry that is in the array now, so `guard`, which is older, keeps it.
             let current = (!is_none(there)).then(|| unsafe { P::borrow(there) });
             return refuse(new, Reason::Mismatch(current));
         }
@@ -217,31 +215,31 @@ impl<P: Entry> XArray<P> {
         };
         let Ok(slot) = slot else { return refuse(new, Reason::NoMemory) };
         let old = locked.put(slot, new.map_or(ptr::null_mut(), P::into_word));
-        // SAFETY: just taken out, here.
+        // SAFETY: `put` removed the word, which is converted here only.
         Ok(unsafe { out::<P>(old) })
     }
 
-    /// Takes out all entries of `range`, and returns how many there were; they are dropped when no
-    /// reader can have them. Reserved indices stay so.
+    /// Removes all entries of `range`, and returns their number. They are dropped after a grace period.
+    /// Reservations stay.
     ///
-    /// Not at once: the lock is given back now and then, and what comes behind stays. Blocks for the
-    /// lock. Never allocates.
+    /// The removal is not atomic: the lock is released from time to time, and an entry that is stored
+    /// behind the current position stays. Blocks shortly on the lock. Never allocates.
     pub fn erase_range(&self, range: impl RangeBounds<u64>) -> u64 {
         let Some((mut from, to)) = bounds(range) else { return 0 };
         let mut erased = 0;
         loop {
-            // Retired after the lock is given back: dropped last.
+            // Declared before `locked`, so that the entries are retired after the lock is released.
             let mut entries = Batch::new();
             let locked = self.lock();
             let mut last = None;
             for _ in 0..CHUNK {
-                // SAFETY: the writer's.
+                // SAFETY: the lock makes this thread the writer.
                 let next = unsafe { self.tree.next(from, to, Which::Present) };
                 let Some((index, word)) = next else { return erased };
                 if word != RESERVED {
                     let Some(slot) = locked.edit.slot(index) else { unreachable!("it is present") };
                     let old = locked.put(slot, ptr::null_mut());
-                    // SAFETY: just taken out, here.
+                    // SAFETY: `put` removed the word, which is converted here only.
                     if let Some(out) = unsafe { out::<P>(old) } {
                         P::retire(out, &mut entries);
                         erased += 1;
@@ -257,19 +255,19 @@ impl<P: Entry> XArray<P> {
         }
     }
 
-    /// [`erase_range`](XArray::erase_range) of all.
+    /// Removes all entries: [`erase_range`](XArray::erase_range) of the whole array.
     pub fn clear(&self) -> u64 {
         self.erase_range(..)
     }
 
-    /// Has memory ready for all of `range`: what is stored there then allocates no node, until as many
-    /// nodes were made, here or elsewhere in the array.
+    /// Allocates nodes for all indexes of `range`. A store in the range then allocates nothing until the
+    /// array has used up these nodes, for this range or another one.
     ///
-    /// Blocks for the lock, and allocates under it: up to 9.2 bytes per index of the range.
+    /// Blocks on the lock and allocates under it: at most 9.2 bytes per index of the range.
     ///
     /// # Errors
     ///
-    /// [`StoreError`]; nothing has changed.
+    /// [`StoreError::NoMemory`]; the array has not changed.
     pub fn try_reserve(&self, range: impl RangeBounds<u64>) -> Result<(), StoreError<()>> {
         let Some((from, to)) = bounds(range) else { return Ok(()) };
         let locked = self.lock();
@@ -277,8 +275,8 @@ impl<P: Entry> XArray<P> {
         locked.edit.keep_nodes(nodes).map_err(|_| StoreError::NoMemory(()))
     }
 
-    /// Gives back what [`try_reserve`](XArray::try_reserve) has ready and nobody used. Blocks for the
-    /// lock.
+    /// Frees the nodes that [`try_reserve`](XArray::try_reserve) made and no store has used. Blocks shortly
+    /// on the lock.
     pub fn shrink_to_fit(&self) {
         self.lock().edit.free_kept_nodes();
     }
