@@ -1,4 +1,4 @@
-//! The bits beside the slots: marks, and which entries are full.
+//! The bits of entries: their marks, and the full bits.
 
 use percpu::sync::atomic::Ordering;
 use percpu::sync::order;
@@ -9,14 +9,15 @@ use super::radix::Tree;
 use super::word::{ALL, BITS, MARKS, MASK, is_present};
 
 impl<const FLOORS: bool> Tree<FLOORS> {
-    /// Whether `key` is present and has mark `mark`. Wait-free.
+    /// Returns whether `key` is present and has mark `mark`. Wait-free.
     ///
     /// # Safety
     ///
     /// The caller is in an RCU section, or is the writer.
     pub(crate) unsafe fn is_marked(&self, key: u64, mark: usize) -> bool {
-        // Ordering: Acquire, for all words, as in `load`; for the mark bits it pairs with the Release
-        // in `set_mark` and carries what its caller did before.
+        // Ordering: Acquire, for the words pairs with the Release in `Edit::publish`; it carries the nodes.
+        // For the marks it pairs with the Release in `Edit::set_mark`; it carries what the writer did
+        // before.
         let root = self.root.load(Ordering::Acquire);
         let Some((mut node, mut shift)) = NodePtr::of_root(root) else {
             let marks = self.root_marks.load(Ordering::Acquire);
@@ -26,7 +27,7 @@ impl<const FLOORS: bool> Tree<FLOORS> {
             return false;
         }
         loop {
-            // SAFETY: found in the tree by a reader or the writer.
+            // SAFETY: the node was found in the tree by a reader or the writer.
             let at = unsafe { node.get() };
             let index = key >> shift & MASK;
             if at.marks[mark].load(Ordering::Acquire) & 1 << index == 0 {
@@ -36,22 +37,22 @@ impl<const FLOORS: bool> Tree<FLOORS> {
             if shift == 0 || !is_present::<FLOORS>(word) {
                 return is_present::<FLOORS>(word);
             }
-            // SAFETY: present, and above level 0.
+            // SAFETY: the word is present and above level 0, so it is a node.
             node = unsafe { NodePtr::of_word(word) };
             shift -= BITS;
         }
     }
 
-    /// Whether any entry has mark `mark`. Wait-free.
+    /// Returns whether any entry has mark `mark`. Wait-free.
     ///
     /// # Safety
     ///
     /// The caller is in an RCU section, or is the writer.
     pub(crate) unsafe fn any_marked(&self, mark: usize) -> bool {
-        // Ordering: Acquire, all, as in `is_marked`.
+        // Ordering: Acquire; pairs and carries as in `is_marked`.
         let root = self.root.load(Ordering::Acquire);
         match NodePtr::of_root(root) {
-            // SAFETY: found in the tree by a reader or the writer.
+            // SAFETY: the node was found in the tree by a reader or the writer.
             Some((node, _)) => unsafe { node.get() }.marks[mark].load(Ordering::Acquire) != 0,
             None => {
                 let marks = self.root_marks.load(Ordering::Acquire);
@@ -62,9 +63,9 @@ impl<const FLOORS: bool> Tree<FLOORS> {
 }
 
 impl<const FLOORS: bool> Edit<'_, FLOORS> {
-    /// Whether the slot's entry has mark `mark`.
+    /// Returns whether the slot's entry has mark `mark`.
     pub(crate) fn mark(&self, slot: Slot<'_>, mark: usize) -> bool {
-        // Ordering: Relaxed, both; the writer's own words.
+        // Ordering: Relaxed, both; only the writer stores these words.
         match slot.node() {
             Some(node) => {
                 self.at(node).marks[mark].load(Ordering::Relaxed) & 1 << slot.index() != 0
@@ -73,14 +74,14 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
         }
     }
 
-    /// Gives the slot's entry mark `mark`; false, and nothing is done, if there is no entry.
+    /// Sets mark `mark` of the slot's entry. Returns false if there is no entry.
     pub(crate) fn set_mark(&self, slot: Slot<'_>, mark: usize) -> bool {
         if !is_present::<FLOORS>(self.get(slot)) {
             return false;
         }
         let release = order!(Release, "set a mark: what it stands for is done");
-        // Ordering: Relaxed for the loads, of the writer's own words. Release pairs with the Acquire in
-        // `is_marked` and in searches; it carries what the caller did before it set the mark.
+        // Ordering: Relaxed for the loads, because only the writer stores these words. Release pairs with
+        // the Acquire in `Tree::is_marked` and in `Node::first`; it carries what the writer did before.
         let Some(mut node) = slot.node() else {
             let marks = self.tree.root_marks.load(Ordering::Relaxed);
             self.tree.root_marks.store(marks | 1 << mark, release);
@@ -91,7 +92,7 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
             let at = self.at(node);
             let bits = at.marks[mark].load(Ordering::Relaxed);
             if bits & 1 << index != 0 {
-                return true; // so have the nodes above
+                return true; // the nodes above have the bit too (invariant 4)
             }
             at.marks[mark].store(bits | 1 << index, release);
             index = u64::from(at.offset);
@@ -100,9 +101,10 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
         }
     }
 
-    /// Takes mark `mark` from the slot's entry.
+    /// Clears mark `mark` of the slot's entry.
     pub(crate) fn clear_mark(&self, slot: Slot<'_>, mark: usize) {
-        // Ordering: as in `set_mark`.
+        // Ordering: Relaxed for the loads, because only the writer stores these words. Release pairs with
+        // the Acquire in `Tree::is_marked`; it carries what the writer did before.
         let Some(mut node) = slot.node() else {
             let marks = self.tree.root_marks.load(Ordering::Relaxed);
             return self.tree.root_marks.store(marks & !(1 << mark), Ordering::Release);
@@ -124,7 +126,7 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
         }
     }
 
-    /// Says that there is no room below the slot's entry.
+    /// Sets the full bit of the slot's entry: the owner of the tree has no room below it.
     pub(crate) fn set_full(&self, slot: Slot<'_>) {
         debug_assert!(is_present::<FLOORS>(self.get(slot)));
         let Some(mut node) = slot.node() else {
@@ -143,7 +145,7 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
         }
     }
 
-    /// Says that there is room.
+    /// Clears the full bit of the slot's entry.
     pub(crate) fn clear_full(&self, slot: Slot<'_>) {
         let Some(mut node) = slot.node() else {
             return self.with_state(|state| state.root_full = false);
@@ -161,7 +163,7 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
         }
     }
 
-    /// The lowest key in `from..=to` that is not full. One without an entry never is.
+    /// Returns the lowest key in `from..=to` that is not full. A key without an entry is not full.
     pub(crate) fn first_not_full(&self, from: u64, to: u64) -> Option<u64> {
         let mut key = from;
         while key <= to {
@@ -177,26 +179,26 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
                 let index = key >> shift & MASK;
                 let room = !at.full() & ALL & u64::MAX << index;
                 let Some(first) = (room != 0).then(|| u64::from(room.trailing_zeros())) else {
-                    // Behind this node, from the root; the top level may be the last there is.
+                    // Behind this node, from the root again, unless the node has the largest key.
                     key = (key >> shift | MASK)
                         .checked_add(1)
                         .and_then(|next| (next <= u64::MAX >> shift).then_some(next << shift))?;
                     break;
                 };
                 if first != index {
-                    // Above the last key there is: only at the top level, which is not used up there.
+                    // The top level may have slots above the largest key: 11 levels have 66 bits.
                     let prefix = (key >> shift & !MASK) | first;
                     if prefix > u64::MAX >> shift {
                         return None;
                     }
                     key = prefix << shift;
                 }
-                // Ordering: Relaxed; the writer's own word.
+                // Ordering: Relaxed; only the writer stores this word.
                 let word = at.slot(first).load(Ordering::Relaxed);
                 if shift == 0 || !is_present::<FLOORS>(word) {
                     return (key <= to).then_some(key);
                 }
-                // SAFETY: present, and above level 0.
+                // SAFETY: the word is present and above level 0, so it is a node.
                 node = unsafe { NodePtr::of_word(word) };
                 shift -= BITS;
             }
@@ -204,10 +206,10 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
         None
     }
 
-    /// Mark bits that a node above `node` has for it.
+    /// Returns the mark bits and the full bit that the parent of `node` has for it.
     pub(super) fn summary(&self, node: NodePtr) -> ([bool; MARKS], bool) {
         let at = self.at(node);
-        // Ordering: Relaxed; the writer's own words.
+        // Ordering: Relaxed; only the writer stores these words.
         let marks = std::array::from_fn(|mark| at.marks[mark].load(Ordering::Relaxed) != 0);
         (marks, at.full() == ALL)
     }

@@ -1,4 +1,4 @@
-//! What the writer does: slots made and filled, nodes that die, growth and shrinking.
+//! The writer: makes and fills slots, grows and shrinks the tree, retires nodes.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -17,21 +17,22 @@ use super::word::{
     BITS, FANOUT, MARKS, MASK, Word, absent, floor_in, floor_word, height_for, is_present,
 };
 
-/// The one writer's access to a tree. Finish it, unlock, and only then retire what died.
+/// The writer's access to a tree. [`finish`](Self::finish) returns the removed nodes, which are to be
+/// retired after the owner's lock is released.
 ///
-/// Dropping it does the last: it needs no lock, and drops of other objects may run then.
+/// The drop of an edit retires them too. A retire needs no lock, and can run drops of other objects.
 #[must_use = "finish it, and retire what it returns after unlocking"]
 pub(crate) struct Edit<'t, const FLOORS: bool> {
     pub(super) tree: &'t Tree<FLOORS>,
-    /// Nodes that died: memory until the edit is over, so that no [`Slot`] dangles.
+    /// The removed nodes. They stay until the edit ends, so that no [`Slot`] dangles.
     retired: Cell<Batch>,
 }
 
-/// The place of a key's word. Good until the next call that makes or kills nodes: `make_slot`, `set` of
-/// an absent word, `abandon`.
+/// The position of a key's word. Valid until the next call that makes or removes nodes: `make_slot`,
+/// `abandon`, or a `set` of an absent word.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slot<'e> {
-    /// `None`: the root word, of key 0.
+    /// `None` for the root word, which is the slot of key 0.
     node: Option<NodePtr>,
     index: u8,
     _edit: PhantomData<&'e ()>,
@@ -56,11 +57,11 @@ impl Slot<'_> {
 }
 
 impl<const FLOORS: bool> Tree<FLOORS> {
-    /// The one writer's access.
+    /// Begins an edit.
     ///
     /// # Safety
     ///
-    /// Until the edit is finished, the caller holds the lock that is over this tree.
+    /// The caller holds the owner's lock of this tree until the edit is finished.
     #[inline]
     pub(crate) unsafe fn edit(&self) -> Edit<'_, FLOORS> {
         Edit { tree: self, retired: Cell::new(Batch::new()) }
@@ -68,58 +69,59 @@ impl<const FLOORS: bool> Tree<FLOORS> {
 }
 
 impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
-    /// The nodes that died in this edit. To be retired when the lock is given back.
+    /// Ends the edit. Returns the removed nodes, which are to be retired after the lock is released.
     pub(crate) fn finish(self) -> Batch {
         self.retired.take()
     }
 
-    /// The tree.
+    /// Returns the tree.
     pub(crate) fn tree(&self) -> &'t Tree<FLOORS> {
         self.tree
     }
 
     pub(super) fn at(&self, node: NodePtr) -> &Watched<Node> {
-        // SAFETY: of this tree, by the writer: what dies is freed after this edit.
+        // SAFETY: only the writer calls this function, on nodes of this tree; a removed node is freed after
+        // the edit.
         unsafe { node.get() }
     }
 
     pub(super) fn root(&self) -> Word {
-        // Ordering: Relaxed; the writer's own word.
+        // Ordering: Relaxed; only the writer stores this word.
         self.tree.root.load(Ordering::Relaxed)
     }
 
     pub(super) fn with_state<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
-        // SAFETY: the writer's, and no `f` here calls this again.
+        // SAFETY: only the writer calls this function, and no `f` in this module calls it again.
         self.tree.state.with_mut(|state| f(unsafe { &mut *state }))
     }
 
     fn place(&self, slot: Slot<'_>) -> &AtomicPtr<()> {
         match slot.node {
-            // SAFETY: as in `at`.
+            // SAFETY: only the writer has a `Slot`, and a removed node is freed after the edit.
             Some(node) => unsafe { node.get() }.slot(slot.index()),
             None => &self.tree.root,
         }
     }
 
-    /// Lets readers find what `word` leads to.
+    /// Stores `word`, from where readers find what it points to.
     fn publish(&self, place: &AtomicPtr<()>, word: Word) {
-        // Ordering: Release pairs with the Acquire in `Tree::load`, `Tree::find` and the like; it
-        // carries the nodes, and the entry's own memory.
+        // Ordering: Release pairs with the Acquire in `Tree::load`, `step`, `Tree::find` and `Tree::prev`; it
+        // carries the nodes and the memory of the entry.
         place.store(word, order!(Release, "publish: the nodes are built"));
     }
 
-    /// The word in a slot.
+    /// Returns the word in a slot.
     pub(crate) fn get(&self, slot: Slot<'_>) -> Word {
-        // Ordering: Relaxed; the writer's own word.
+        // Ordering: Relaxed; only the writer stores this word.
         self.place(slot).load(Ordering::Relaxed)
     }
 
-    /// The slot of `key`, if there is one: for a present key always.
+    /// Returns the slot of `key`, if the tree has one. A present key always has one.
     pub(crate) fn slot(&self, key: u64) -> Option<Slot<'_>> {
         self.descend(key).ok()
     }
 
-    /// The slot, or the word above it that has no node.
+    /// Returns the slot of `key`, or the absent word above it.
     fn descend(&self, key: u64) -> Result<Slot<'_>, Word> {
         let Some((mut node, mut shift)) = NodePtr::of_root(self.root()) else {
             return if key == 0 { Ok(Slot::root()) } else { Err(self.top_floor()) };
@@ -128,24 +130,25 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
             return Err(self.top_floor());
         }
         while shift > 0 {
-            // Ordering: Relaxed; the writer's own word.
+            // Ordering: Relaxed; only the writer stores this word.
             let word = self.at(node).slot(key >> shift).load(Ordering::Relaxed);
             if !is_present::<FLOORS>(word) {
                 return Err(word);
             }
-            // SAFETY: present, and above level 0.
+            // SAFETY: the word is present and above level 0, so it is a node.
             node = unsafe { NodePtr::of_word(word) };
             shift -= BITS;
         }
         Ok(Slot::of(node, key & MASK))
     }
 
+    /// Returns the word of a key above the root's range.
     fn top_floor(&self) -> Word {
-        // Ordering: Relaxed; the writer's own number.
+        // Ordering: Relaxed; only the writer stores this number.
         if FLOORS { floor_word(self.tree.top_floor.load(Relaxed)) } else { absent::<FLOORS>() }
     }
 
-    /// The floor that covers `key`; 0 if there is none, or if it is present.
+    /// Returns the floor of `key`, or 0 if the key has no floor or is present.
     pub(crate) fn floor_of(&self, key: u64) -> u64 {
         let word = match self.descend(key) {
             Ok(slot) => self.get(slot),
@@ -154,11 +157,12 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         if is_present::<FLOORS>(word) { 0 } else { floor_in(word) }
     }
 
-    /// The slot of `key`, with the nodes it needs. Fill it, or [`abandon`](Edit::abandon) it.
+    /// Returns the slot of `key`, and makes the nodes that it needs. The caller fills the slot or
+    /// [abandons](Edit::abandon) it.
     ///
     /// # Errors
     ///
-    /// There is no memory; nothing has changed.
+    /// There is no memory for a node; the tree has not changed.
     pub(crate) fn make_slot(&self, key: u64) -> Result<Slot<'_>, AllocError> {
         let Some((mut node, mut shift)) = NodePtr::of_root(self.root()) else {
             return if key == 0 { Ok(Slot::root()) } else { self.grow(key, 0) };
@@ -169,10 +173,10 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         while shift > 0 {
             let at = self.at(node);
             let place = at.slot(key >> shift);
-            // Ordering: Relaxed; the writer's own word.
+            // Ordering: Relaxed; only the writer stores this word.
             let word = place.load(Ordering::Relaxed);
             if is_present::<FLOORS>(word) {
-                // SAFETY: present, and above level 0.
+                // SAFETY: the word is present and above level 0, so it is a node.
                 node = unsafe { NodePtr::of_word(word) };
                 shift -= BITS;
                 continue;
@@ -188,18 +192,20 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         Ok(Slot::of(node, key & MASK))
     }
 
+    /// Returns memory for `nodes` nodes.
     fn take(&self, nodes: usize) -> Result<Pool, AllocError> {
         self.with_state(|state| state.pool.take(nodes))
     }
 
+    /// Makes a node, all of whose slots are `fill`.
     fn make(&self, fresh: &mut Pool, shift: u32, offset: u64, fill: Word) -> NodePtr {
         let Some(memory) = fresh.pop() else { unreachable!("taken as many as are made") };
-        // Ordering: Relaxed, both; a statistic, which only the writer writes.
+        // Ordering: Relaxed, both; a statistic that only the writer stores.
         self.tree.nodes.store(self.tree.nodes.load(Relaxed) + 1, Relaxed);
         NodePtr::new(memory, shift, offset, fill)
     }
 
-    /// Makes the nodes below `node`, which readers do not know yet, on the way to `key`.
+    /// Makes the nodes from `node`, which is not published yet, down to the slot of `key`.
     fn extend(&self, fresh: &mut Pool, mut node: NodePtr, key: u64, fill: Word) -> Slot<'_> {
         loop {
             let at = self.at(node);
@@ -211,18 +217,18 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
             let child = self.make(fresh, shift - BITS, index, fill);
             self.at(child).set_parent(Some(node));
             at.set_count(at.count() + 1);
-            // Ordering: Relaxed; `publish` of the uppermost node publishes all.
+            // Ordering: Relaxed; the `publish` of the uppermost node orders it.
             at.slot(index).store(child.to_word(), Ordering::Relaxed);
             node = child;
         }
     }
 
-    /// Puts as many levels above the root as `key` needs, and makes its slot.
+    /// Adds the levels that `key` needs above the root, and makes its slot.
     fn grow(&self, key: u64, height: u32) -> Result<Slot<'_>, AllocError> {
         let root = self.root();
         let levels = height_for(key);
         let is_empty = !is_present::<FLOORS>(root);
-        // Above an empty tree only the new root; there is nothing to lead to.
+        // An empty tree needs only the new root above, because the levels in between would have no entry.
         let above = if is_empty { 1 } else { levels - height };
         let mut fresh = self.take((above + levels - 1) as usize)?;
 
@@ -237,7 +243,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
                 None if FLOORS && is_empty => floor_word(floor_in(root).max(floor_in(top_floor))),
                 None => root,
             };
-            // Ordering: Relaxed, here and below: readers do not know the node.
+            // Ordering: Relaxed, here and below; the `publish` of the new root orders it.
             at.slot(0).store(below, Ordering::Relaxed);
             if !is_empty {
                 at.set_count(1);
@@ -258,7 +264,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         Ok(slot)
     }
 
-    /// The bits that a node above the root would have for it.
+    /// Returns the bits that a node above the root has for it.
     fn root_summary(&self) -> ([bool; MARKS], bool) {
         match NodePtr::of_root(self.root()) {
             Some((root, _)) => self.summary(root),
@@ -270,10 +276,10 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         }
     }
 
-    /// Puts `word` into the slot, and returns what was there.
+    /// Stores `word` in the slot, and returns the old word.
     ///
-    /// An entry in the place of an entry keeps its marks and its full bit. Null or a floor takes them
-    /// away first, and lets nodes die that have no entry any more: then this slot is no longer good.
+    /// An entry that replaces an entry keeps its marks and its full bit. An absent word, null or a floor,
+    /// clears them first, and removes the nodes that have no entry any more. The slot is invalid then.
     pub(crate) fn set(&self, slot: Slot<'_>, word: Word) -> Word {
         let word = if word.is_null() { absent::<FLOORS>() } else { word };
         let old = self.get(slot);
@@ -296,7 +302,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         old
     }
 
-    /// Takes back what `make_slot` made for a slot that is not filled. Nothing happens if it is.
+    /// Removes the nodes that `make_slot` made for the slot if the slot was not filled.
     pub(crate) fn abandon(&self, slot: Slot<'_>) {
         if let Some(node) = slot.node {
             if self.at(node).count() == 0 {
@@ -306,24 +312,24 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         self.shrink();
     }
 
-    /// Takes a node without entries out, and those above it that have no other child.
+    /// Removes a node without entries, and the nodes above that have no other child.
     fn prune(&self, mut node: NodePtr) {
         loop {
             let at = self.at(node);
             let floor = if FLOORS { self.max_floor(node, 0) } else { absent::<FLOORS>() };
             let Some(parent) = at.parent() else {
                 self.raise_top_floor(floor);
-                // Ordering: Relaxed; published with the root just below.
+                // Ordering: Relaxed; the `publish` of the root orders it.
                 self.tree.root_marks.store(0, Ordering::Relaxed);
                 self.with_state(|state| state.root_full = false);
                 self.publish(&self.tree.root, floor);
-                // SAFETY: the root word is absent now, and was the only way to it.
+                // SAFETY: the root word was the only one that led to the node, and it is absent now.
                 return unsafe { self.retire(node) };
             };
             let above = self.at(parent);
             self.publish(above.slot(u64::from(at.offset)), floor);
             above.set_count(above.count() - 1);
-            // SAFETY: its slot is absent now, and was the only way to it.
+            // SAFETY: the parent's slot was the only word that led to the node, and it is absent now.
             unsafe { self.retire(node) };
             if above.count() > 0 {
                 return;
@@ -332,7 +338,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         }
     }
 
-    /// The highest floor in slot `from` and after it, as a word.
+    /// Returns the word of the highest floor in slot `from` or behind it.
     fn max_floor(&self, node: NodePtr, from: u64) -> Word {
         let floors = (from..FANOUT as u64).map(|index| {
             // Ordering: Relaxed; the writer's own word.
@@ -343,16 +349,16 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
 
     fn raise_top_floor(&self, floor: Word) {
         if FLOORS {
-            // Ordering: Relaxed; the writer's own number, and a hint for others.
+            // Ordering: Relaxed; only the writer stores this number, and `publish` of the root orders it.
             self.tree.top_floor.fetch_max(floor_in(floor), Relaxed);
         }
     }
 
-    /// Makes the root's child 0 the root as long as there is no other.
+    /// Replaces the root by its child 0 while that is the only child.
     fn shrink(&self) {
         while let Some((root, shift)) = NodePtr::of_root(self.root()) {
             let at = self.at(root);
-            // Ordering: Relaxed, here and below; the writer's own words.
+            // Ordering: Relaxed, here and below; only the writer stores these words.
             let only = at.slot(0).load(Ordering::Relaxed);
             if at.count() != 1 || !is_present::<FLOORS>(only) {
                 return;
@@ -365,51 +371,52 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
                     let bit = at.marks[mark].load(Ordering::Relaxed) & 1;
                     marks | (bit as u32) << mark
                 });
-                // Ordering: Relaxed; published with the root just below.
+                // Ordering: Relaxed; the `publish` of the root orders it.
                 self.tree.root_marks.store(marks, Ordering::Relaxed);
                 self.with_state(|state| state.root_full = at.full() & 1 == 1);
                 self.publish(&self.tree.root, only);
             } else {
-                // SAFETY: present, and above level 0.
+                // SAFETY: the word is present and above level 0, so it is a node.
                 let child = unsafe { NodePtr::of_word(only) };
                 self.at(child).set_parent(None);
                 self.publish(&self.tree.root, child.to_root());
             }
-            // SAFETY: there is another root, and it was no child of a node.
+            // SAFETY: the root word was the only one that led to the node, and it leads to another root now.
             unsafe { self.retire(root) };
         }
     }
 
-    /// Takes a node that is just out of the tree.
+    /// Keeps a node that has left the tree until the edit ends.
     ///
     /// # Safety
     ///
-    /// No word of the tree leads to it any more, and it is retired once.
+    /// No word of the tree leads to the node any more, and this function is called once for it.
     unsafe fn retire(&self, node: NodePtr) {
-        // Ordering: Relaxed, both; a statistic, which only the writer writes.
+        // Ordering: Relaxed, both; a statistic that only the writer stores.
         self.tree.nodes.store(self.tree.nodes.load(Relaxed) - 1, Relaxed);
         let mut retired = self.retired.take();
-        // SAFETY: out of the tree, and not retired before, says the caller.
+        // SAFETY: the node has just left the tree, and is retired once.
         unsafe { node.retire(&mut retired) };
         self.retired.set(retired);
     }
 
-    /// Has memory for `nodes` nodes kept, so that as many are made without the allocator.
+    /// Allocates until the pool has memory for `nodes` nodes, which are later made without the allocator.
     ///
     /// # Errors
     ///
-    /// There is no memory; as many are kept as before.
+    /// There is no memory; the pool has as much as before.
     pub(crate) fn keep_nodes(&self, nodes: usize) -> Result<(), AllocError> {
         self.with_state(|state| state.pool.fill(nodes))
     }
 
-    /// Frees what is kept. Nothing of it was ever in the tree, so no grace period is needed.
+    /// Frees the memory in the pool. It was never in the tree, so no grace period is needed.
     pub(crate) fn free_kept_nodes(&self) {
         let pool = self.with_state(|state| std::mem::replace(&mut state.pool, Pool::new()));
         drop(pool);
     }
 
-    /// How many nodes there are to be made, at most, for all of `from..=to`.
+    /// Returns the number of nodes that entries at all keys of `from..=to` need at most, in addition to
+    /// the nodes of the tree.
     pub(crate) fn nodes_wanted(&self, from: u64, to: u64) -> usize {
         if from > to {
             return 0;
@@ -427,7 +434,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         });
         let mut wanted = all.fold(0_usize, usize::saturating_add);
         if levels > height && from > 0 {
-            // The way down to what is there now.
+            // The levels from the new root down to the present root.
             wanted = wanted.saturating_add((levels - height) as usize);
         }
         if let Some(root) = root {
@@ -436,7 +443,7 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
         wanted
     }
 
-    /// How many nodes of the subtree have keys in `from..=to`.
+    /// Returns the number of nodes of a subtree that have keys in `from..=to`.
     fn count_nodes(&self, node: NodePtr, base: u64, from: u64, to: u64) -> usize {
         let at = self.at(node);
         let shift = u32::from(at.shift);
@@ -449,12 +456,12 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
             return 1;
         }
         let children = (0..FANOUT as u64).map(|index| {
-            // Ordering: Relaxed; the writer's own word.
+            // Ordering: Relaxed; only the writer stores this word.
             let word = at.slot(index).load(Ordering::Relaxed);
             if !is_present::<FLOORS>(word) {
                 return 0;
             }
-            // SAFETY: present, and above level 0.
+            // SAFETY: the word is present and above level 0, so it is a node.
             let child = unsafe { NodePtr::of_word(word) };
             self.count_nodes(child, base | index << shift, from, to)
         });

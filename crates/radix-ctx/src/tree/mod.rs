@@ -1,4 +1,4 @@
-//! The core of both faces: a radix tree of words.
+//! A radix tree of words, below the table and the array.
 //!
 //! ```text
 //!  root word -> | slot 0 .. slot 63 | head, bits |    level 1 (shift 6)
@@ -7,39 +7,40 @@
 //!                  +-> ...
 //! ```
 //!
-//! A key is cut into groups of [`BITS`] bits, the highest first; each picks a slot. The root word says
-//! how many levels there are, so that small keys take few loads, and a single entry at key 0 is in the
-//! root word itself. A *word* is a pointer without a type:
+//! A key consists of groups of 6 bits. Each group selects a slot, the highest group first. The root word
+//! contains the number of levels, so small keys take few loads. A single entry at key 0 is in the root
+//! word itself. A *word* is an untyped pointer:
 //!
-//! | word | means |
+//! | word | meaning |
 //! |---|---|
 //! | null, in a tree without floors | absent |
-//! | odd, in a tree with floors | absent, and a floor: see below |
-//! | low bits 10, in the root | a node, and the number of its level |
-//! | any other in the root (then of key 0) or at level 0 | an entry, present |
+//! | odd, in a tree with floors | absent, and a floor |
+//! | low bits 10, in the root | a node and its level |
+//! | any other in the root (for key 0) or at level 0 | an entry |
 //! | any other above level 0 | a node |
 //!
 //! So an entry is even with bit 1 clear, or odd in a tree without floors.
 //!
-//! A *floor* says from which generation on the absent keys it covers may be used: all keys below its
-//! slot. A node without an entry dies and leaves the highest of its floors in its parent's slot; a
-//! node made in the place of a floor is filled with it.
+//! A *floor* is the lowest generation that the absent keys below its slot may use. A node without an entry
+//! leaves the tree, and its highest floor goes into its parent's slot. A node that replaces a floor is
+//! filled with it.
 //!
-//! # Who excludes whom
+//! # Exclusion
 //!
-//! Readers take no lock; they are in an RCU section, or are the writer. There is one writer at a time,
-//! who has an [`Edit`]; whose lock that is, is up to the tree's owner.
+//! Readers take no lock. A reader is in an RCU section, or it is the writer. The writer is the thread that
+//! has the [`Edit`] of the tree. The owner of the tree has a lock that admits one writer at a time.
 //!
 //! # Invariants
 //!
-//! 1. A node's shift, and its offset in its parent, never change. Growth puts a new root above the old
-//!    one, shrinking makes the root's only child, number 0, the root.
-//! 2. A node that was in the tree is freed a grace period after it was unlinked. It keeps its slots as
-//!    they were: a reader inside goes on from there and finds what was present when it began.
-//! 3. Between edits no node is without an entry below it, and the root has more than child 0.
-//! 4. An ancestor's mark bit is the OR of its child's, its full bit the AND of its child's. An absent
-//!    key has neither.
-//! 5. What is not covered by the root is covered by `top_floor`.
+//! 1. The shift of a node and its offset in its parent never change. Growth puts a new root above the old
+//!    one. Shrinking replaces a root that has only child 0 by this child.
+//! 2. A node that was in the tree is freed a grace period after it left the tree, and keeps its slots until
+//!    then. A reader in the node continues there, and finds the entries that were present when its search
+//!    began.
+//! 3. Between edits each node has an entry below it, and the root has more children than child 0.
+//! 4. The mark bit that a node has for a child is the OR of the child's bits of this mark. The full bit is
+//!    the AND of the child's full bits. An absent key has neither.
+//! 5. The floor of a key above the root's range is `top_floor`.
 
 mod bits;
 mod edit;

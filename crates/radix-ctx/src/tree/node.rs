@@ -1,4 +1,4 @@
-//! Nodes, and how words lead to them.
+//! Nodes, and the words of nodes.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::mem::{ManuallyDrop, offset_of};
@@ -12,7 +12,7 @@ use percpu::sync::quarantine::{Watched, free};
 
 use super::word::{BITS, FANOUT, MARKS, MASK, MAX_HEIGHT, Word};
 
-/// A node: its slots first, so that a lookup touches one line of it.
+/// A node. The slots are first and aligned, so that a lookup touches one cache line of it.
 #[derive(Debug)]
 #[repr(C)]
 #[cfg_attr(not(any(offlock_loom, offlock_shuttle)), repr(align(64)))]
@@ -20,18 +20,18 @@ use super::word::{BITS, FANOUT, MARKS, MASK, MAX_HEIGHT, Word};
 pub(super) struct Node {
     slots: [AtomicPtr<()>; FANOUT],
     head: RetireHead,
-    /// A bit for each slot, per mark. Written by the writer.
+    /// For each mark, a bit for each slot. Written by the writer.
     pub(super) marks: [AtomicU64; MARKS],
-    /// `None` for the root. The writer's.
+    /// The node above, or `None` for the root. Accessed by the writer only.
     parent: UnsafeCell<Option<NodePtr>>,
-    /// A bit for each slot. The writer's.
+    /// A bit for each slot. Accessed by the writer only.
     full: UnsafeCell<u64>,
-    /// Slots with an entry or a node. The writer's.
+    /// The number of slots with an entry or a node. Accessed by the writer only.
     count: UnsafeCell<u8>,
     pub(super) shift: u8,
-    /// Its slot in its parent; 0 in the root, which can only ever be child 0.
+    /// The slot of this node in its parent. 0 in the root, which can only become child 0.
     pub(super) offset: u8,
-    /// Out of the tree. Written by the writer.
+    /// Whether the node has left the tree. Written by the writer.
     dead: AtomicBool,
 }
 
@@ -40,7 +40,7 @@ const _: () = assert!(size_of::<Node>() == 576);
 
 impl Node {
     fn new(shift: u32, offset: u64, fill: Word) -> Self {
-        // SAFETY: such a head is retired by `NodePtr::retire` only, as a `Node`.
+        // SAFETY: `free_node` is for the heads of nodes, and this head will lie in one.
         let head = unsafe { RetireHead::new(free_node) };
         Self {
             slots: std::array::from_fn(|_| AtomicPtr::new(fill)),
@@ -55,71 +55,73 @@ impl Node {
         }
     }
 
-    /// Slot `index`, of which the lowest [`BITS`] bits count.
+    /// Returns the slot of the lowest [`BITS`] bits of `index`.
     #[inline(always)]
     pub(super) fn slot(&self, index: u64) -> &AtomicPtr<()> {
         &self.slots[(index & MASK) as usize]
     }
 
-    /// The node above.
+    /// Returns the node above, or `None` for the root.
     pub(super) fn parent(&self) -> Option<NodePtr> {
-        // SAFETY: only the writer calls this, and nobody else writes it.
+        // SAFETY: only the writer calls this function, and no other thread accesses the field.
         self.parent.with(|parent| unsafe { *parent })
     }
 
     pub(super) fn set_parent(&self, to: Option<NodePtr>) {
-        // SAFETY: only the writer calls this, and nobody else looks at it.
+        // SAFETY: only the writer calls this function, and no other thread accesses the field.
         self.parent.with_mut(|parent| unsafe { *parent = to });
     }
 
     pub(super) fn full(&self) -> u64 {
-        // SAFETY: as in `parent`.
+        // SAFETY: only the writer calls this function, and no other thread accesses the field.
         self.full.with(|full| unsafe { *full })
     }
 
     pub(super) fn set_full(&self, to: u64) {
-        // SAFETY: as in `set_parent`.
+        // SAFETY: only the writer calls this function, and no other thread accesses the field.
         self.full.with_mut(|full| unsafe { *full = to });
     }
 
     pub(super) fn count(&self) -> u8 {
-        // SAFETY: as in `parent`.
+        // SAFETY: only the writer calls this function, and no other thread accesses the field.
         self.count.with(|count| unsafe { *count })
     }
 
     pub(super) fn set_count(&self, to: u8) {
-        // SAFETY: as in `set_parent`.
+        // SAFETY: only the writer calls this function, and no other thread accesses the field.
         self.count.with_mut(|count| unsafe { *count = to });
     }
 
-    /// Whether it is out of the tree.
+    /// Returns whether the node has left the tree.
     #[inline]
     pub(super) fn is_dead(&self) -> bool {
-        // Ordering: Relaxed; who was told of a change made after the death sees it by that, and to
-        // everyone else it may just have happened.
+        // Ordering: Relaxed; the flag carries no data. A thread that has learned of a later change also
+        // sees the store. For any other thread the node may have left just now.
         self.dead.load(Ordering::Relaxed)
     }
 }
 
 const LAYOUT: Layout = Layout::new::<Watched<Node>>();
 
-/// Memory for one node, not initialised.
+/// Uninitialised memory for one node.
 #[derive(Debug)]
 pub(super) struct Memory(NonNull<Watched<Node>>);
 
 impl Memory {
-    /// The size of one node.
+    /// The size of the memory.
     pub(super) const BYTES: usize = LAYOUT.size();
 
     pub(super) fn new() -> Result<Self, AllocError> {
-        // SAFETY: the layout is not of size 0.
+        // SAFETY: the size of the layout is not 0.
         let at = unsafe { alloc(LAYOUT) };
         NonNull::new(at.cast()).map(Self).ok_or(AllocError::new())
     }
 
+    /// Takes memory back from a pointer.
+    ///
     /// # Safety
     ///
-    /// `at` is what [`into_raw`](Self::into_raw) returned, and no other `Memory` owns it.
+    /// `at` is from [`into_raw`](Self::into_raw), and no other `Memory` owns it.
     pub(super) unsafe fn from_raw(at: NonNull<Watched<Node>>) -> Self {
         Self(at)
     }
@@ -131,34 +133,34 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: from `alloc` with this layout, and ours.
+        // SAFETY: the memory is from `alloc` with this layout, and `self` owns it.
         unsafe { dealloc(self.0.as_ptr().cast(), LAYOUT) };
     }
 }
 
-/// A node in the tree, or on its way into or out of it.
+/// A pointer to a node, which is in the tree, not in it yet, or not in it any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NodePtr(NonNull<Watched<Node>>);
 
-/// Low bits of the root word: a node, and above that the number of its level.
+/// The low bits of the root word if the root is a node. The level of the node is above them.
 const NODE: usize = 0b10;
 const TAG: usize = 0b11;
 const LEVEL_SHIFT: u32 = 2;
 const _: () = assert!(MAX_HEIGHT <= align_of::<Node>() >> LEVEL_SHIFT);
 
 impl NodePtr {
-    /// Of one node.
+    /// The size of a node.
     pub(super) const BYTES: usize = size_of::<Watched<Node>>();
 
-    /// Makes a node of `memory`.
+    /// Makes a node, all of whose slots are `fill`.
     pub(super) fn new(memory: Memory, shift: u32, offset: u64, fill: Word) -> Self {
         let at = memory.into_raw();
-        // SAFETY: memory for one, which is ours.
+        // SAFETY: the memory has the layout of a node, and this function owns it.
         unsafe { at.write(Watched::new(Node::new(shift, offset, fill))) };
         Self(at)
     }
 
-    /// The node in the root word and its shift, if there is one.
+    /// Returns the node in a root word and the node's shift, if the root is a node.
     #[inline(always)]
     pub(super) fn of_root(word: Word) -> Option<(Self, u32)> {
         if word.addr() & TAG != NODE {
@@ -166,11 +168,11 @@ impl NodePtr {
         }
         let level = (word.addr() & (align_of::<Node>() - 1)) >> LEVEL_SHIFT;
         let node = word.map_addr(|addr| addr & !(align_of::<Node>() - 1)).cast();
-        // SAFETY: `to_root` made the word of a node, and no address of a node is below its alignment.
+        // SAFETY: `to_root` made the word of a node, whose address is not 0.
         Some((Self(unsafe { NonNull::new_unchecked(node) }), level as u32 * BITS))
     }
 
-    /// The node in the root word, if it is one of level `LEVEL`.
+    /// Returns the node in a root word, if it is a node of level `LEVEL`.
     #[inline(always)]
     pub(super) fn of_root_at<const LEVEL: usize>(word: Word) -> Option<Self> {
         let tag = LEVEL << LEVEL_SHIFT | NODE;
@@ -178,79 +180,82 @@ impl NodePtr {
             return None;
         }
         let node = word.map_addr(|addr| addr - tag).cast();
-        // SAFETY: as in `of_root`.
+        // SAFETY: `to_root` made the word of a node, whose address is not 0.
         Some(Self(unsafe { NonNull::new_unchecked(node) }))
     }
 
-    /// The root word for it as the root.
+    /// Returns the root word for this node.
     pub(super) fn to_root(self) -> Word {
-        // SAFETY: the writer's call, on a node that is in the tree or will be.
+        // SAFETY: only the writer calls this function, on a node of the tree or of this edit.
         let level = u32::from(unsafe { self.get() }.shift) / BITS;
         self.to_word().map_addr(|addr| addr | (level as usize) << LEVEL_SHIFT | NODE)
     }
 
-    /// The node in a slot.
+    /// Returns the node in a slot.
     ///
     /// # Safety
     ///
-    /// The word is from [`to_word`](NodePtr::to_word): present, and not at level 0.
+    /// The word is from [`to_word`](NodePtr::to_word): it is present, and its slot is above level 0.
     #[inline(always)]
     pub(super) unsafe fn of_word(word: Word) -> Self {
-        // SAFETY: the caller's: not null.
+        // SAFETY: the word is from `to_word`, which never returns null.
         Self(unsafe { NonNull::new_unchecked(word.cast()) })
     }
 
+    /// Returns the word of this node for a slot.
     pub(super) fn to_word(self) -> Word {
         self.0.as_ptr().cast()
     }
 
+    /// Returns the node.
+    ///
     /// # Safety
     ///
-    /// The node is not freed during `'a`: the caller is in an RCU section since before it found the
-    /// node, or is the writer and has it from this edit.
+    /// The node is not freed during `'a`: the calling thread is in an RCU section since before it found
+    /// the node, or it is the writer and found the node in this edit.
     #[inline(always)]
     pub(super) unsafe fn get<'a>(self) -> &'a Watched<Node> {
-        // SAFETY: the caller's.
+        // SAFETY: by the contract of this function the node is not freed during `'a`.
         unsafe { self.0.as_ref() }
     }
 
-    /// Has the node freed a grace period after `batch` is retired.
+    /// Adds the node to `batch`, which frees it after a grace period.
     ///
     /// # Safety
     ///
-    /// It is out of the tree, by the one writer, and only now.
+    /// The caller is the writer, and has just taken the node out of the tree.
     pub(super) unsafe fn retire(self, batch: &mut Batch) {
-        // SAFETY: the writer's, not freed before the batch is retired.
+        // SAFETY: the node is not freed before the batch is retired.
         let node = unsafe { self.get() };
-        // Ordering: Relaxed; see `is_dead`.
+        // Ordering: Relaxed; the flag carries no data, see `is_dead`.
         node.dead.store(true, Ordering::Relaxed);
-        // SAFETY: inside of the node.
+        // SAFETY: the offset is within the node.
         let head = unsafe { self.0.byte_add(HEAD) }.cast::<RetireHead>();
-        // SAFETY: `free_node` fits; new readers do not find the node (the caller's).
+        // SAFETY: the head was made for `free_node`, and new readers do not find the node.
         unsafe { batch.push(head, Self::BYTES) };
     }
 
-    /// Frees it now.
+    /// Frees the node now.
     ///
     /// # Safety
     ///
-    /// Nobody else has it, and nobody uses it any more.
+    /// No other thread uses the node or can find it, and it is freed once.
     pub(super) unsafe fn free(self) {
-        // SAFETY: `Memory` was allocated with the layout of a box; ours (the caller's).
+        // SAFETY: the memory was allocated with the layout of the box, and no thread uses the node.
         free(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
 const HEAD: usize = Watched::<Node>::OFFSET + offset_of!(Node, head);
 
-/// Frees the node around `head`.
+/// Frees the node of `head`.
 ///
 /// # Safety
 ///
-/// The head is a node's, which nobody uses any more.
+/// The head is that of a node that no thread uses any more.
 unsafe fn free_node(head: NonNull<RetireHead>) {
-    // SAFETY: `retire` added as much, to a pointer that is good for all of the node.
+    // SAFETY: `retire` made `head` from a pointer to the whole node by adding this offset.
     let node = unsafe { head.byte_sub(HEAD) }.cast();
-    // SAFETY: the caller's.
+    // SAFETY: by the contract of this function no thread uses the node any more.
     unsafe { NodePtr(node).free() };
 }

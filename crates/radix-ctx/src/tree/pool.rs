@@ -1,4 +1,4 @@
-//! Memory for nodes, had before it is needed.
+//! Memory for nodes, allocated before it is needed.
 
 use std::ptr::NonNull;
 
@@ -7,7 +7,7 @@ use percpu::sync::quarantine::Watched;
 
 use super::node::{Memory, Node};
 
-/// A list of such memory, through its first words.
+/// A list of memory for nodes, linked through the memory itself.
 #[derive(Debug)]
 pub(super) struct Pool {
     first: Option<NonNull<Watched<Node>>>,
@@ -21,7 +21,7 @@ impl Pool {
 
     fn push(&mut self, memory: Memory) {
         let at = memory.into_raw();
-        // SAFETY: ours, not initialised, and large enough (a node has slots).
+        // SAFETY: `push` owns the memory, which is aligned for a link and larger than one.
         unsafe { at.cast().write(self.first) };
         self.first = Some(at);
         self.len += 1;
@@ -29,15 +29,15 @@ impl Pool {
 
     pub(super) fn pop(&mut self) -> Option<Memory> {
         let at = self.first?;
-        // SAFETY: `push` wrote it.
+        // SAFETY: `push` wrote the link.
         self.first = unsafe { at.cast().read() };
         self.len -= 1;
-        // SAFETY: `push` took it from a `Memory`, and it is in no list any more.
+        // SAFETY: `push` took it from a `Memory`, and it has left the list.
         Some(unsafe { Memory::from_raw(at) })
     }
 
-    /// Takes `count`, from `self` and then from the allocator. On failure nothing is kept of what was
-    /// allocated, and nothing is lost of what was there.
+    /// Takes memory for `count` nodes out of the pool, after a `fill`. On failure the pool has as much as
+    /// before.
     pub(super) fn take(&mut self, count: usize) -> Result<Self, AllocError> {
         self.fill(count)?;
         let mut taken = Self::new();
@@ -48,11 +48,11 @@ impl Pool {
         Ok(taken)
     }
 
-    /// Allocates until there are `count`. On failure there are as many as before.
+    /// Allocates until the pool has memory for `count` nodes. On failure it has as much as before.
     pub(super) fn fill(&mut self, count: usize) -> Result<(), AllocError> {
         let before = self.len;
         if count > isize::MAX as usize / Memory::BYTES {
-            return Err(AllocError::new()); // sooner than by using up what there is
+            return Err(AllocError::new()); // before the attempt uses up the memory of the system
         }
         while self.len < count {
             match Memory::new() {
@@ -66,7 +66,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Frees all but `count`.
+    /// Frees all memory but that for `count` nodes.
     pub(super) fn shrink_to(&mut self, count: usize) {
         while self.len > count {
             drop(self.pop());

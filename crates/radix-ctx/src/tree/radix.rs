@@ -1,4 +1,4 @@
-//! The tree itself, and the loads of readers.
+//! The tree, and loads by readers.
 
 use percpu::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
@@ -8,7 +8,7 @@ use super::node::NodePtr;
 use super::pool::Pool;
 use super::word::{BITS, FANOUT, MASK, Word, absent, floor_word, is_present};
 
-/// A `const fn`, where the types of the facade allow it: not in a build for a model checker.
+/// Defines a `const fn`, or a plain `fn` in the build for a model checker, whose types need it.
 macro_rules! const_fn {
     ($(#[$meta:meta])* $vis:vis const fn $($rest:tt)*) => {
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
@@ -18,37 +18,38 @@ macro_rules! const_fn {
     };
 }
 
-/// A tree of words, with floors or without.
+/// A radix tree of words, with floors or without.
 #[derive(Debug)]
 pub(crate) struct Tree<const FLOORS: bool> {
     pub(super) root: AtomicPtr<()>,
-    /// The marks of an entry in the root word; means nothing while the root is a node.
+    /// The marks of the entry in the root word. Without a meaning while the root is a node.
     pub(super) root_marks: AtomicU32,
-    /// The writer's.
+    /// Accessed by the writer only.
     pub(super) state: UnsafeCell<State>,
-    /// Nodes in the tree: a statistic, written by the writer.
+    /// The number of nodes in the tree: a statistic that only the writer stores.
     pub(super) nodes: AtomicUsize,
-    /// The floor of every key that the root does not cover. Written by the writer.
+    /// The floor of the keys above the root's range. Written by the writer.
     pub(super) top_floor: AtomicU64,
 }
 
-// SAFETY: `state` is touched by the writer only, of whom `edit` says that there is one at a time; the
-// nodes may be dropped on any thread. The words are the owner's, who says what they are.
+// SAFETY: only the writer accesses `state`, and by the contract of `edit` there is one writer at a time. The
+// other fields are atomic. The owner of the tree is responsible for what the words point to.
 unsafe impl<const FLOORS: bool> Sync for Tree<FLOORS> {}
-// SAFETY: as above.
+// SAFETY: nodes and the pool's memory may be freed on any thread. The owner of the tree is responsible for
+// what the words point to.
 unsafe impl<const FLOORS: bool> Send for Tree<FLOORS> {}
 
 #[derive(Debug)]
 pub(super) struct State {
-    /// The full bit of an entry in the root word.
+    /// The full bit of the entry in the root word.
     pub(super) root_full: bool,
-    /// Memory for nodes to come.
+    /// Memory for new nodes.
     pub(super) pool: Pool,
 }
 
 impl<const FLOORS: bool> Tree<FLOORS> {
     const_fn! {
-        /// A tree of nothing. Does not allocate.
+        /// Makes an empty tree. Does not allocate.
         pub(crate) const fn new() -> Self {
             Self {
                 root: AtomicPtr::new(absent::<FLOORS>()),
@@ -60,20 +61,20 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         }
     }
 
-    /// The word of `key`; null or a floor if it is absent.
+    /// Returns the word of `key`: null or a floor if the key is absent.
     ///
-    /// Wait-free: a load for the root and one for each level.
+    /// Wait-free: one load for the root and one for each level.
     ///
     /// # Safety
     ///
     /// The caller is in an RCU section, or is the writer.
     #[inline(always)]
     pub(crate) unsafe fn load(&self, key: u64) -> Word {
-        // Ordering: Acquire, here and in `step`, pairs with the Release in `Edit::publish`; it carries
-        // the node that the word leads to, or what the entry leads to.
+        // Ordering: Acquire, here and in `step`, pairs with the Release in `Edit::publish`; it carries the
+        // nodes and the memory of the entry.
         let root = self.root.load(Ordering::Acquire);
-        // The usual heights one by one: their shifts are constants, and the tag in the root is the
-        // displacement of a load.
+        // The usual heights have code of their own, where each shift is a constant, and the tag in the root
+        // word is the displacement of a load.
         macro_rules! of_height {
             ($($level:literal)+) => {$(
                 if let Some(mut node) = NodePtr::of_root_at::<$level>(root) {
@@ -82,12 +83,12 @@ impl<const FLOORS: bool> Tree<FLOORS> {
                     }
                     let mut level = $level;
                     loop {
-                        // SAFETY: found in the tree by a reader or the writer (invariant 2).
+                        // SAFETY: the node was found in the tree by a reader or the writer (invariant 2).
                         let word = unsafe { step(node, key >> (BITS * level)) };
                         if level == 0 || !is_present::<FLOORS>(word) {
                             return word;
                         }
-                        // SAFETY: present, and above level 0.
+                        // SAFETY: the word is present and above level 0, so it is a node.
                         node = unsafe { NodePtr::of_word(word) };
                         level -= 1;
                     }
@@ -101,15 +102,15 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         if NodePtr::of_root(root).is_none() {
             return if key == 0 { root } else { absent::<FLOORS>() };
         }
-        // SAFETY: as here.
+        // SAFETY: the caller is in an RCU section or is the writer, and `root` was loaded by this call.
         unsafe { Self::load_from(root, key) }
     }
 
-    /// [`load`](Self::load) of a tree of any height.
+    /// Returns the word of `key` in the tree of a root word, of any height.
     ///
     /// # Safety
     ///
-    /// As there.
+    /// The caller is in an RCU section or is the writer, and has loaded `root` in it.
     #[cold]
     #[inline(never)]
     unsafe fn load_from(root: Word, key: u64) -> Word {
@@ -120,72 +121,73 @@ impl<const FLOORS: bool> Tree<FLOORS> {
             return absent::<FLOORS>();
         }
         loop {
-            // SAFETY: found in the tree by a reader or the writer (invariant 2).
+            // SAFETY: the node was found in the tree by a reader or the writer (invariant 2).
             let word = unsafe { step(node, key >> shift) };
             if shift == 0 || !is_present::<FLOORS>(word) {
                 return word;
             }
-            // SAFETY: present, and above level 0.
+            // SAFETY: the word is present and above level 0, so it is a node.
             node = unsafe { NodePtr::of_word(word) };
             shift -= BITS;
         }
     }
 
-    /// The word of `key`; where that is absent, the floor that covers it. Wait-free.
+    /// Returns the word of `key`, or the floor of the key if it is absent. Wait-free.
     ///
     /// # Safety
     ///
     /// The caller is in an RCU section, or is the writer.
     pub(crate) unsafe fn load_or_floor(&self, key: u64) -> Word {
-        // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries the node, and
-        // `top_floor`, which is raised before the root shrinks.
+        // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries the nodes, and `top_floor`,
+        // which is raised before the root shrinks.
         let root = self.root.load(Ordering::Acquire);
         let is_covered = match NodePtr::of_root(root) {
             Some((_, shift)) => key >> shift <= MASK,
             None => key == 0,
         };
         if !is_covered {
-            // Ordering: Relaxed; a number on its own.
+            // Ordering: Relaxed; the load of the root orders it.
             return floor_word(self.top_floor.load(std::sync::atomic::Ordering::Relaxed));
         }
-        // SAFETY: the caller's. From the root that covers the key: there may be another by now.
+        // SAFETY: the caller is in an RCU section or is the writer, and `root` was loaded by this call. A
+        // second load could find a root that does not cover the key.
         unsafe { Self::load_from(root, key) }
     }
 
-    /// Whether there is no entry.
+    /// Returns whether the tree has no entry.
     pub(crate) fn is_empty(&self) -> bool {
-        // Ordering: Relaxed; the word is not followed. Invariant 3: a node has an entry below it.
+        // Ordering: Relaxed; the word is not followed. A node has an entry below it (invariant 3).
         !is_present::<FLOORS>(self.root.load(Ordering::Relaxed))
     }
 
-    /// Levels of nodes: 0 to [`MAX_HEIGHT`].
+    /// Returns the number of levels of nodes: 0 to `MAX_HEIGHT`.
     pub(crate) fn height(&self) -> u32 {
         // Ordering: Relaxed; the word is not followed.
         NodePtr::of_root(self.root.load(Ordering::Relaxed)).map_or(0, |(_, shift)| shift / BITS + 1)
     }
 
-    /// Nodes in the tree. A statistic: wait-free, not ordered with anything.
+    /// Returns the number of nodes in the tree: a statistic, which is not ordered with anything.
     pub(crate) fn node_count(&self) -> usize {
         self.nodes.load(std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Bytes of those nodes.
+    /// Returns the size of the nodes in the tree.
     pub(crate) fn bytes(&self) -> usize {
         self.node_count() * NodePtr::BYTES
     }
 
-    /// Takes everything out: frees the nodes at once, and hands each entry with its key to `entry`,
-    /// in ascending order. Floors are forgotten.
+    /// Removes everything: frees the nodes at once, calls `entry` with each key and entry in ascending
+    /// order, and forgets the floors.
     ///
-    /// If `entry` panics, what is left leaks.
+    /// If `entry` panics, the remaining nodes and entries leak.
     pub(crate) fn destroy(&mut self, mut entry: impl FnMut(u64, Word)) {
-        // Ordering: Relaxed, both; `&mut self` orders it.
+        // Ordering: Relaxed, here and below; `&mut self` excludes other threads.
         let root = self.root.load(Ordering::Relaxed);
         self.root.store(absent::<FLOORS>(), Ordering::Relaxed);
         self.nodes.store(0, std::sync::atomic::Ordering::Relaxed);
         self.top_floor.store(0, std::sync::atomic::Ordering::Relaxed);
         match NodePtr::of_root(root) {
-            // SAFETY: `&mut self`: no reader can be inside, and nobody finds the nodes any more.
+            // SAFETY: `&mut self` excludes readers, and no word leads to the nodes any more.
             Some((node, shift)) => unsafe { destroy::<FLOORS>(node, shift, 0, &mut entry) },
             None if is_present::<FLOORS>(root) => entry(0, root),
             None => {}
@@ -193,24 +195,25 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     }
 }
 
-/// The word in slot `index` of a node, of which the lowest bits count.
+/// Returns the word in the slot of the lowest bits of `index`.
 ///
 /// # Safety
 ///
-/// As for [`NodePtr::get`].
+/// The conditions of [`NodePtr::get`] hold during this call.
 #[inline(always)]
 unsafe fn step(node: NodePtr, index: u64) -> Word {
-    // SAFETY: the caller's.
+    // SAFETY: by the contract of this function the node is not freed during this call.
     let slot = unsafe { node.get() }.slot(index);
-    // Ordering: see `Tree::load`.
+    // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries the nodes and the memory of the
+    // entry.
     slot.load(Ordering::Acquire)
 }
 
-/// Frees a node and those below it.
+/// Frees a node and the nodes below it, and calls `entry` with each key and entry.
 ///
 /// # Safety
 ///
-/// Nobody else can reach them.
+/// No other thread uses these nodes or can find them.
 unsafe fn destroy<const FLOORS: bool>(
     node: NodePtr,
     shift: u32,
@@ -218,8 +221,8 @@ unsafe fn destroy<const FLOORS: bool>(
     entry: &mut impl FnMut(u64, Word),
 ) {
     for index in 0..FANOUT as u64 {
-        // SAFETY: the caller's.
-        // Ordering: Relaxed; nobody else has it.
+        // SAFETY: the node is freed only at the end of this function.
+        // Ordering: Relaxed; no other thread uses the node.
         let word = unsafe { node.get() }.slot(index).load(Ordering::Relaxed);
         if !is_present::<FLOORS>(word) {
             continue;
@@ -228,13 +231,13 @@ unsafe fn destroy<const FLOORS: bool>(
         if shift == 0 {
             entry(key, word);
         } else {
-            // SAFETY: present, and above level 0.
+            // SAFETY: the word is present and above level 0, so it is a node.
             let child = unsafe { NodePtr::of_word(word) };
-            // SAFETY: the caller's.
+            // SAFETY: a node below this one, which no other thread uses or can find either.
             unsafe { destroy::<FLOORS>(child, shift - BITS, key, entry) };
         }
     }
-    // SAFETY: the caller's.
+    // SAFETY: no other thread uses the node or can find it, and this is its only visit.
     unsafe { node.free() };
 }
 

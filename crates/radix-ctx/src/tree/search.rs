@@ -1,8 +1,8 @@
-//! Searches by readers: the next entry, the one before, and a cursor for many.
+//! Searches: the next entry, the previous one, and a cursor over many.
 //!
-//! An entry that is present from the beginning to the end of a search is found: entries never change
-//! their node, but for the one of key 0 that moves to the root word and back, and then the node that it
-//! was in keeps it (invariant 2).
+//! A search finds an entry that is present from its beginning to its end, because an entry never changes
+//! its node. The exception is the entry of key 0, which moves to the root word when the tree shrinks, and
+//! back when it grows. The node that it leaves keeps it, too (invariant 2).
 
 use percpu::sync::atomic::Ordering;
 
@@ -10,28 +10,30 @@ use super::node::{Node, NodePtr};
 use super::radix::Tree;
 use super::word::{BITS, FANOUT, MASK, MAX_HEIGHT, Word, is_present};
 
-/// What a search is for.
+/// The entries that a search accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
-    /// Every entry.
+    /// All entries.
     Present,
-    /// Entries with this mark.
+    /// The entries with this mark.
     Mark(usize),
 }
 
-/// An entry, and where it is.
+/// An entry and its position.
 struct Found {
     key: u64,
     word: Word,
-    /// `None`: in the root word.
+    /// The node of the entry, or `None` for the root word.
     leaf: Option<NodePtr>,
 }
 
 impl Node {
-    /// The first entry or node in slot `index` or after it.
+    /// Returns the first entry or node in slot `index` or behind it.
     #[inline]
     fn first<const FLOORS: bool>(&self, index: u64, which: Which) -> Option<(u64, Word)> {
-        // Ordering: Acquire for words as in `Tree::load`, for marks as in `Tree::is_marked`.
+        // Ordering: Acquire. For the words pairs with the Release in `Edit::publish`; it carries the node or
+        // the memory of the entry. For the marks pairs with the Release in `Edit::set_mark`; it carries
+        // what the writer did before.
         match which {
             Which::Present => (index..FANOUT as u64).find_map(|index| {
                 let word = self.slot(index).load(Ordering::Acquire);
@@ -45,17 +47,18 @@ impl Node {
                     if is_present::<FLOORS>(word) {
                         return Some((index, word));
                     }
-                    bits &= bits - 1; // it was just erased
+                    bits &= bits - 1; // the entry was just erased
                 }
                 None
             }
         }
     }
 
-    /// The last entry or node in slot `index` or before it.
+    /// Returns the last entry or node in slot `index` or before it.
     fn last<const FLOORS: bool>(&self, index: u64) -> Option<(u64, Word)> {
         (0..=index).rev().find_map(|index| {
-            // Ordering: Acquire, as in `Tree::load`.
+            // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries the node or the memory
+            // of the entry.
             let word = self.slot(index).load(Ordering::Acquire);
             is_present::<FLOORS>(word).then_some((index, word))
         })
@@ -63,21 +66,25 @@ impl Node {
 }
 
 impl<const FLOORS: bool> Tree<FLOORS> {
-    /// The entry with the lowest key in `from..=to`. Wait-free.
+    /// Returns the entry with the lowest key in `from..=to`. Wait-free.
     ///
     /// # Safety
     ///
     /// The caller is in an RCU section, or is the writer.
     pub(crate) unsafe fn next(&self, from: u64, to: u64, which: Which) -> Option<(u64, Word)> {
-        // SAFETY: the caller's.
+        // SAFETY: by the contract of this function the caller is in an RCU section or is the writer.
         unsafe { self.find(from, to, which) }.map(|found| (found.key, found.word))
     }
 
+    /// Returns the entry with the lowest key in `from..=to`, and its position.
+    ///
     /// # Safety
     ///
-    /// As for [`next`](Tree::next).
+    /// The caller is in an RCU section, or is the writer.
     unsafe fn find(&self, from: u64, to: u64, which: Which) -> Option<Found> {
-        // Ordering: Acquire, as in `Tree::load`, and for the marks as in `is_marked`.
+        // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries the nodes or the memory of
+        // the entry. For the marks it pairs with the Release in `Edit::set_mark`; it carries what the
+        // writer did before.
         let root = self.root.load(Ordering::Acquire);
         let Some((mut node, mut shift)) = NodePtr::of_root(root) else {
             let is_wanted = match which {
@@ -95,9 +102,9 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         }
         while key <= to {
             let index = key >> shift & MASK;
-            // SAFETY: found in the tree by a reader or the writer.
+            // SAFETY: the node was found in the tree by a reader or the writer.
             let Some((first, word)) = unsafe { node.get() }.first::<FLOORS>(index, which) else {
-                // Behind this node: up, until there is a slot after this one.
+                // Nothing in this node: go up to a node that has a slot behind this one.
                 let next = loop {
                     if shift == top {
                         return None;
@@ -120,7 +127,7 @@ impl<const FLOORS: bool> Tree<FLOORS> {
             if shift == 0 {
                 return (key <= to).then_some(Found { key, word, leaf: Some(node) });
             }
-            // SAFETY: present, and above level 0.
+            // SAFETY: the word is present and above level 0, so it is a node.
             node = unsafe { NodePtr::of_word(word) };
             shift -= BITS;
             path[(shift / BITS) as usize] = node;
@@ -128,13 +135,14 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         None
     }
 
-    /// The entry with the highest key that is not above `from`. Wait-free.
+    /// Returns the entry with the highest key at or below `from`. Wait-free.
     ///
     /// # Safety
     ///
     /// The caller is in an RCU section, or is the writer.
     pub(crate) unsafe fn prev(&self, from: u64) -> Option<(u64, Word)> {
-        // Ordering: Acquire, as in `Tree::load`.
+        // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries the nodes or the memory of
+        // the entry.
         let root = self.root.load(Ordering::Acquire);
         let Some((mut node, mut shift)) = NodePtr::of_root(root) else {
             return is_present::<FLOORS>(root).then_some((0, root));
@@ -143,13 +151,13 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         let mut path = [node; MAX_HEIGHT];
         let mut key = from;
         if key >> shift > MASK {
-            key = u64::MAX >> (u64::BITS - BITS - shift); // the root's last
+            key = u64::MAX >> (u64::BITS - BITS - shift); // the last key of the root's range
         }
         loop {
             let index = key >> shift & MASK;
-            // SAFETY: found in the tree by a reader or the writer.
+            // SAFETY: the node was found in the tree by a reader or the writer.
             let Some((last, word)) = unsafe { node.get() }.last::<FLOORS>(index) else {
-                // Before this node: up, until there is a slot before this one.
+                // Nothing in this node: go up to a node that has a slot before this one.
                 loop {
                     if shift == top {
                         return None;
@@ -169,14 +177,14 @@ impl<const FLOORS: bool> Tree<FLOORS> {
             if shift == 0 {
                 return Some((key, word));
             }
-            // SAFETY: present, and above level 0.
+            // SAFETY: the word is present and above level 0, so it is a node.
             node = unsafe { NodePtr::of_word(word) };
             shift -= BITS;
             path[(shift / BITS) as usize] = node;
         }
     }
 
-    /// A cursor over the entries in `from..=to`.
+    /// Returns a cursor over the entries in `from..=to`.
     ///
     /// # Safety
     ///
@@ -186,14 +194,14 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     }
 }
 
-/// Goes through entries in ascending order, and remembers the node it is in.
+/// A cursor over entries in ascending order, which remembers its node.
 ///
-/// What is present throughout is seen once. What comes or goes meanwhile may be seen or not; what was
-/// gone before a call is not.
+/// It returns an entry that is present throughout once. It may or may not return an entry that is stored
+/// or erased meanwhile. It does not return an entry that was erased before the call.
 #[derive(Clone, Debug)]
 pub(crate) struct Cursor<'g, const FLOORS: bool> {
     tree: &'g Tree<FLOORS>,
-    /// The node of level 0 that `next` belongs to, if it is known.
+    /// The node of level 0 that has `next`, if it is known.
     leaf: Option<NodePtr>,
     next: u64,
     to: u64,
@@ -201,17 +209,19 @@ pub(crate) struct Cursor<'g, const FLOORS: bool> {
     more: bool,
 }
 
-// SAFETY: reads of nodes only; that nothing is freed meanwhile is what `cursor` asks for, whoever reads.
+// SAFETY: a cursor only reads nodes, on any thread, and by the contract of `Tree::cursor` they are not freed
+// while it exists.
 unsafe impl<const FLOORS: bool> Send for Cursor<'_, FLOORS> {}
-// SAFETY: as above.
+// SAFETY: `&Cursor` gives access to `position` and `clone`, which only read.
 unsafe impl<const FLOORS: bool> Sync for Cursor<'_, FLOORS> {}
 
 impl<const FLOORS: bool> Cursor<'_, FLOORS> {
-    /// The lowest key that is yet to be looked at; `None` at the end.
+    /// Returns the lowest key that the cursor has not passed, or `None` at the end.
     pub(crate) fn position(&self) -> Option<u64> {
         self.more.then_some(self.next)
     }
 
+    /// Moves behind `key`, and returns the entry.
     fn step(&mut self, key: u64, word: Word) -> Option<(u64, Word)> {
         self.more = key < self.to;
         if self.more {
@@ -235,10 +245,10 @@ impl<const FLOORS: bool> Cursor<'_, FLOORS> {
             return None;
         }
         if let Some(leaf) = self.leaf {
-            // SAFETY: found by this cursor, under the same guard.
+            // SAFETY: this cursor found the node under the guard or lock of `Tree::cursor`.
             let leaf = unsafe { leaf.get() };
             let found = leaf.first::<FLOORS>(self.next & MASK, self.which);
-            // Asked after the slot was read: so what was read was not gone before this call.
+            // Checked after the slot was read: a node that is in the tree now had no outdated entry then.
             if !leaf.is_dead() {
                 if let Some((index, word)) = found {
                     let key = self.next & !MASK | index;
@@ -253,9 +263,9 @@ impl<const FLOORS: bool> Cursor<'_, FLOORS> {
         self.walk()
     }
 
-    /// From the root.
+    /// Searches from the root on.
     fn walk(&mut self) -> Option<(u64, Word)> {
-        // SAFETY: as `cursor` asks.
+        // SAFETY: by the contract of `Tree::cursor` the caller is in an RCU section or is the writer.
         let Some(found) = (unsafe { self.tree.find(self.next, self.to, self.which) }) else {
             return self.end();
         };

@@ -1,4 +1,4 @@
-//! The tree against a map, with floors and without.
+//! The tree against a `BTreeMap`, with floors and without.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -12,9 +12,9 @@ fn entry(value: u64) -> Word {
     ptr::without_provenance_mut((value << 2) as usize)
 }
 
-/// Keys where levels begin and end, and some between.
+/// Keys at the limits of levels, and some between them.
 fn keys() -> impl Strategy<Value = u64> {
-    // A few that meet each other often, so that trees become empty and single again.
+    // Keys that often meet, so that a tree becomes empty or has a single entry again.
     let few = [0, 0, 1, 63, 64, 130, 4_096, u64::MAX];
     prop_oneof![
         10 => prop::sample::select(few.to_vec()),
@@ -61,7 +61,7 @@ fn check(ops: &[Op]) -> Result<(), TestCaseError> {
     let mut tree = Tree::<false>::new();
     let mut map = BTreeMap::<u64, Expected>::new();
     for op in ops {
-        // SAFETY: one thread.
+        // SAFETY: only this thread has the tree.
         let edit = unsafe { tree.edit() };
         match *op {
             Op::Set(key, value) => {
@@ -140,10 +140,10 @@ fn compare(
     };
     for key in [key, key.wrapping_add(1), key.wrapping_sub(1), 0, u64::MAX] {
         let had = map.get(&key).copied().unwrap_or_default();
-        // SAFETY: one thread, here and below.
+        // SAFETY: only this thread has the tree.
         prop_assert_eq!(unsafe { tree.load(key) }, entry(had.value));
         for mark in 0..MARKS {
-            // SAFETY: as above.
+            // SAFETY: only this thread has the tree.
             prop_assert_eq!(unsafe { tree.is_marked(key, mark) }, had.marks[mark]);
         }
         let mut room = key;
@@ -151,14 +151,14 @@ fn compare(
             room += 1;
         }
         let is_room = !map.get(&room).is_some_and(|had| had.full);
-        // SAFETY: as above.
+        // SAFETY: only this thread has the tree.
         let edit = unsafe { tree.edit() };
         prop_assert_eq!(edit.first_not_full(key, u64::MAX), is_room.then_some(room));
         let next = map.range(key..).next().map(|(&key, had)| (key, entry(had.value)));
-        // SAFETY: as above.
+        // SAFETY: only this thread has the tree.
         prop_assert_eq!(unsafe { tree.next(key, u64::MAX, Which::Present) }, next);
         let prev = map.range(..=key).next_back().map(|(&key, had)| (key, entry(had.value)));
-        // SAFETY: as above.
+        // SAFETY: only this thread has the tree.
         prop_assert_eq!(unsafe { tree.prev(key) }, prev);
     }
     for which in [Which::Present, Which::Mark(0), Which::Mark(2)] {
@@ -167,14 +167,14 @@ fn compare(
             Which::Mark(mark) => had.marks[mark],
         };
         for (from, to) in [(0, u64::MAX), (key, u64::MAX), (0, key), (key / 2, key)] {
-            // SAFETY: as above.
+            // SAFETY: only this thread has the tree.
             let mut cursor = unsafe { tree.cursor(from, to, which) };
             let seen: Vec<_> = std::iter::from_fn(|| cursor.next()).collect();
             let all = map.range(from..=to).filter(|(_, had)| wanted(had));
             prop_assert_eq!(seen, all.map(|(&k, e)| (k, entry(e.value))).collect::<Vec<_>>());
         }
         if let Which::Mark(mark) = which {
-            // SAFETY: as above.
+            // SAFETY: only this thread has the tree.
             prop_assert_eq!(unsafe { tree.any_marked(mark) }, map.values().any(wanted));
         }
     }
@@ -189,14 +189,14 @@ proptest! {
         check(&ops)?;
     }
 
-    /// What is erased leaves a floor no lower than its own, for its key and its own only if it is alone.
+    /// The floor of an erased key is at least its own floor. It is higher only if another key's is.
     #[test]
     fn floors_only_rise(ops in prop::collection::vec((keys(), any::<bool>(), 1..50_u64), 1..60)) {
         let tree = Tree::<true>::new();
         let mut floors = BTreeMap::<u64, u64>::new();
         let mut present = BTreeMap::<u64, u64>::new();
         for (key, on, by) in ops {
-            // SAFETY: one thread, here and below.
+            // SAFETY: only this thread has the tree.
             let edit = unsafe { tree.edit() };
             let floor = edit.floor_of(key);
             if !present.contains_key(&key) {
@@ -222,13 +222,13 @@ proptest! {
                 }
             }
             for (&key, &value) in &present {
-                // SAFETY: as above.
+                // SAFETY: only this thread has the tree.
                 prop_assert_eq!(unsafe { tree.load(key) }, entry(value));
                 prop_assert_eq!(edit.floor_of(key), 0);
             }
             drop(edit.finish());
             prop_assert_eq!(tree.is_empty(), present.is_empty());
-            // SAFETY: as above.
+            // SAFETY: only this thread has the tree.
             let mut cursor = unsafe { tree.cursor(0, u64::MAX, Which::Present) };
             let seen: Vec<_> = std::iter::from_fn(|| cursor.next()).map(|(key, _)| key).collect();
             prop_assert_eq!(seen, present.keys().copied().collect::<Vec<_>>());
@@ -239,7 +239,7 @@ proptest! {
 #[test]
 fn an_entry_at_zero_needs_no_node() {
     let tree = Tree::<false>::new();
-    // SAFETY: one thread.
+    // SAFETY: only this thread has the tree.
     let edit = unsafe { tree.edit() };
     edit.set(edit.make_slot(0).unwrap(), entry(1));
     assert_eq!((tree.height(), tree.bytes()), (0, 0));
@@ -253,7 +253,7 @@ fn an_entry_at_zero_needs_no_node() {
 #[test]
 fn the_highest_floor_outlives_the_nodes() {
     let tree = Tree::<true>::new();
-    // SAFETY: one thread.
+    // SAFETY: only this thread has the tree.
     let edit = unsafe { tree.edit() };
     for key in [0, 1, 64, 4096] {
         edit.set(edit.make_slot(key).unwrap(), entry(1));

@@ -1,4 +1,4 @@
-//! The invariants, checked. For tests and fuzzing.
+//! Checks of the invariants, for tests and fuzzing.
 
 use percpu::sync::atomic::Ordering;
 
@@ -6,7 +6,7 @@ use super::edit::Edit;
 use super::node::NodePtr;
 use super::word::{ALL, BITS, FANOUT, MARKS, is_present};
 
-/// What a node's parent must have for it.
+/// What the parent of a node has to agree with.
 struct Summary {
     marks: [bool; MARKS],
     full: bool,
@@ -14,11 +14,11 @@ struct Summary {
 }
 
 impl<const FLOORS: bool> Edit<'_, FLOORS> {
-    /// Checks counts, parents, offsets, shifts, heights and bits.
+    /// Checks the counts, parents, offsets, shifts, heights and bits of all nodes.
     ///
     /// # Errors
     ///
-    /// What does not hold.
+    /// The first violation.
     pub(crate) fn validate(&self) -> Result<(), String> {
         let root = self.root();
         let Some((node, shift)) = NodePtr::of_root(root) else {
@@ -36,7 +36,7 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
         if u32::from(at.shift) != shift {
             return Err(format!("the root word says shift {shift}, the node {}", at.shift));
         }
-        // Ordering: Relaxed; the writer's own word.
+        // Ordering: Relaxed; only the writer stores this word.
         if at.count() == 1 && is_present::<FLOORS>(at.slot(0).load(Ordering::Relaxed)) {
             return Err("the root has child 0 only".into());
         }
@@ -58,7 +58,7 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
         }
         let (mut count, mut nodes) = (0, 1);
         for index in 0..FANOUT as u64 {
-            // Ordering: Relaxed, here and below; the writer's own words.
+            // Ordering: Relaxed, here and below; only the writer stores these words.
             let word = at.slot(index).load(Ordering::Relaxed);
             let marks: [bool; MARKS] = std::array::from_fn(|mark| {
                 at.marks[mark].load(Ordering::Relaxed) & 1 << index != 0
@@ -76,7 +76,7 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
             if shift == 0 {
                 continue;
             }
-            // SAFETY: present, and above level 0.
+            // SAFETY: the word is present and above level 0, so it is a node.
             let child = unsafe { NodePtr::of_word(word) };
             if self.at(child).parent() != Some(node) {
                 return Err(format!("{place}: child {index} has another parent"));
