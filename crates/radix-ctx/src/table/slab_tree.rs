@@ -13,7 +13,7 @@ use percpu::sync::quarantine::Watched;
 use super::error::LookupError;
 use super::id::Id;
 use super::slab::{NotLive, SLAB_BITS, SLOTS, Slab, SlabPtr, Slot};
-use crate::tree::{Cursor, Tree, Which, floor_in};
+use crate::tree::{Cursor, Filter, Tree, floor_in};
 
 /// The key of the slab with the highest index.
 pub(super) const LAST_KEY: u64 = u32::MAX as u64 >> SLAB_BITS;
@@ -42,7 +42,7 @@ impl<T: Send + Sync + 'static> SlabTree<T> {
     /// For `'g` the caller holds an RCU guard.
     pub(super) unsafe fn range<'g>(&'g self, from: u64, to: u64) -> Cursor<'g, true> {
         // SAFETY: the caller holds a guard for `'g`.
-        unsafe { self.tree.cursor(from, to, Which::Present) }
+        unsafe { self.tree.cursor(from, to, Filter::Present) }
     }
 
     /// Returns the slab that an index belongs to. Wait-free.
@@ -109,7 +109,7 @@ impl<T: Send + Sync + 'static> SlabTree<T> {
         }
         let _guard = rcu::pin();
         // SAFETY: `_guard` is an RCU guard.
-        let (key, word) = unsafe { self.tree.next(from, to, Which::Present) }?;
+        let (key, word) = unsafe { self.tree.next(from, to, Filter::Present) }?;
         Some((key, slab_of(word)?))
     }
 

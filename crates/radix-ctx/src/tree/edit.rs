@@ -405,12 +405,12 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
     /// # Errors
     ///
     /// There is no memory; the pool has as much as before.
-    pub(crate) fn keep_nodes(&self, nodes: usize) -> Result<(), AllocError> {
+    pub(crate) fn fill_pool(&self, nodes: usize) -> Result<(), AllocError> {
         self.with_state(|state| state.pool.fill(nodes))
     }
 
     /// Frees the memory in the pool. It was never in the tree, so no grace period is needed.
-    pub(crate) fn free_kept_nodes(&self) {
+    pub(crate) fn empty_pool(&self) {
         let pool = self.with_state(|state| std::mem::replace(&mut state.pool, Pool::new()));
         drop(pool);
     }

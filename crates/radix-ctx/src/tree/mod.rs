@@ -55,5 +55,5 @@ mod word;
 
 pub(crate) use self::edit::{Edit, Slot};
 pub(crate) use self::radix::Tree;
-pub(crate) use self::search::{Cursor, Which};
+pub(crate) use self::search::{Cursor, Filter};
 pub(crate) use self::word::{Word, floor_in, floor_word};

@@ -12,7 +12,7 @@ use super::word::{BITS, FANOUT, MASK, MAX_HEIGHT, Word, is_present};
 
 /// The entries that a search accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Which {
+pub(crate) enum Filter {
     /// All entries.
     Present,
     /// The entries with this mark.
@@ -30,16 +30,16 @@ struct Found {
 impl Node {
     /// Returns the first entry or node in slot `index` or behind it.
     #[inline]
-    fn first<const FLOORS: bool>(&self, index: u64, which: Which) -> Option<(u64, Word)> {
+    fn first<const FLOORS: bool>(&self, index: u64, filter: Filter) -> Option<(u64, Word)> {
         // Ordering: Acquire. For the words pairs with the Release in `Edit::publish`; it carries the node or
         // the memory of the entry. For the marks pairs with the Release in `Edit::set_mark`; it carries
         // what the writer did before.
-        match which {
-            Which::Present => (index..FANOUT as u64).find_map(|index| {
+        match filter {
+            Filter::Present => (index..FANOUT as u64).find_map(|index| {
                 let word = self.slot(index).load(Ordering::Acquire);
                 is_present::<FLOORS>(word).then_some((index, word))
             }),
-            Which::Mark(mark) => {
+            Filter::Mark(mark) => {
                 let mut bits = self.marks[mark].load(Ordering::Acquire) & u64::MAX << index;
                 while bits != 0 {
                     let index = u64::from(bits.trailing_zeros());
@@ -71,9 +71,9 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     /// # Safety
     ///
     /// The caller is in an RCU section, or is the writer.
-    pub(crate) unsafe fn next(&self, from: u64, to: u64, which: Which) -> Option<(u64, Word)> {
+    pub(crate) unsafe fn next(&self, from: u64, to: u64, filter: Filter) -> Option<(u64, Word)> {
         // SAFETY: by the contract of this function the caller is in an RCU section or is the writer.
-        unsafe { self.find(from, to, which) }.map(|found| (found.key, found.word))
+        unsafe { self.find(from, to, filter) }.map(|found| (found.key, found.word))
     }
 
     /// Returns the entry with the lowest key in `from..=to`, and its position.
@@ -81,15 +81,15 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     /// # Safety
     ///
     /// The caller is in an RCU section, or is the writer.
-    unsafe fn find(&self, from: u64, to: u64, which: Which) -> Option<Found> {
+    unsafe fn find(&self, from: u64, to: u64, filter: Filter) -> Option<Found> {
         // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries the nodes or the memory of
         // the entry. For the marks it pairs with the Release in `Edit::set_mark`; it carries what the
         // writer did before.
         let root = self.root.load(Ordering::Acquire);
         let Some((mut node, mut shift)) = NodePtr::of_root(root) else {
-            let is_wanted = match which {
-                Which::Present => true,
-                Which::Mark(mark) => self.root_marks.load(Ordering::Acquire) & 1 << mark != 0,
+            let is_wanted = match filter {
+                Filter::Present => true,
+                Filter::Mark(mark) => self.root_marks.load(Ordering::Acquire) & 1 << mark != 0,
             };
             let found = from == 0 && is_present::<FLOORS>(root) && is_wanted;
             return found.then_some(Found { key: 0, word: root, leaf: None });
@@ -103,7 +103,7 @@ impl<const FLOORS: bool> Tree<FLOORS> {
         while key <= to {
             let index = key >> shift & MASK;
             // SAFETY: the node was found in the tree by a reader or the writer.
-            let Some((first, word)) = unsafe { node.get() }.first::<FLOORS>(index, which) else {
+            let Some((first, word)) = unsafe { node.get() }.first::<FLOORS>(index, filter) else {
                 // Nothing in this node: go up to a node that has a slot behind this one.
                 let next = loop {
                     if shift == top {
@@ -189,8 +189,8 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     /// # Safety
     ///
     /// During `'g` the caller is in an RCU section, or is the writer.
-    pub(crate) unsafe fn cursor(&self, from: u64, to: u64, which: Which) -> Cursor<'_, FLOORS> {
-        Cursor { tree: self, leaf: None, next: from, to, which, more: from <= to }
+    pub(crate) unsafe fn cursor(&self, from: u64, to: u64, filter: Filter) -> Cursor<'_, FLOORS> {
+        Cursor { tree: self, leaf: None, next: from, to, filter, more: from <= to }
     }
 }
 
@@ -205,7 +205,7 @@ pub(crate) struct Cursor<'g, const FLOORS: bool> {
     leaf: Option<NodePtr>,
     next: u64,
     to: u64,
-    which: Which,
+    filter: Filter,
     more: bool,
 }
 
@@ -247,7 +247,7 @@ impl<const FLOORS: bool> Cursor<'_, FLOORS> {
         if let Some(leaf) = self.leaf {
             // SAFETY: this cursor found the node under the guard or lock of `Tree::cursor`.
             let leaf = unsafe { leaf.get() };
-            let found = leaf.first::<FLOORS>(self.next & MASK, self.which);
+            let found = leaf.first::<FLOORS>(self.next & MASK, self.filter);
             // Checked after the slot was read: a node that is in the tree now had no outdated entry then.
             if !leaf.is_dead() {
                 if let Some((index, word)) = found {
@@ -266,7 +266,7 @@ impl<const FLOORS: bool> Cursor<'_, FLOORS> {
     /// Searches from the root on.
     fn walk(&mut self) -> Option<(u64, Word)> {
         // SAFETY: by the contract of `Tree::cursor` the caller is in an RCU section or is the writer.
-        let Some(found) = (unsafe { self.tree.find(self.next, self.to, self.which) }) else {
+        let Some(found) = (unsafe { self.tree.find(self.next, self.to, self.filter) }) else {
             return self.end();
         };
         self.leaf = found.leaf;

@@ -110,9 +110,9 @@ fn check(ops: &[Op]) -> Result<(), TestCaseError> {
                 prop_assert!(from < to || wanted <= 2 * MAX_HEIGHT);
             }
             Op::Keep(nodes) => {
-                edit.keep_nodes(nodes.into()).unwrap();
+                edit.fill_pool(nodes.into()).unwrap();
                 if nodes == 0 {
-                    edit.free_kept_nodes();
+                    edit.empty_pool();
                 }
             }
         }
@@ -156,24 +156,24 @@ fn compare(
         prop_assert_eq!(edit.first_not_full(key, u64::MAX), is_room.then_some(room));
         let next = map.range(key..).next().map(|(&key, had)| (key, entry(had.value)));
         // SAFETY: only this thread has the tree.
-        prop_assert_eq!(unsafe { tree.next(key, u64::MAX, Which::Present) }, next);
+        prop_assert_eq!(unsafe { tree.next(key, u64::MAX, Filter::Present) }, next);
         let prev = map.range(..=key).next_back().map(|(&key, had)| (key, entry(had.value)));
         // SAFETY: only this thread has the tree.
         prop_assert_eq!(unsafe { tree.prev(key) }, prev);
     }
-    for which in [Which::Present, Which::Mark(0), Which::Mark(2)] {
-        let wanted = |had: &Expected| match which {
-            Which::Present => true,
-            Which::Mark(mark) => had.marks[mark],
+    for filter in [Filter::Present, Filter::Mark(0), Filter::Mark(2)] {
+        let wanted = |had: &Expected| match filter {
+            Filter::Present => true,
+            Filter::Mark(mark) => had.marks[mark],
         };
         for (from, to) in [(0, u64::MAX), (key, u64::MAX), (0, key), (key / 2, key)] {
             // SAFETY: only this thread has the tree.
-            let mut cursor = unsafe { tree.cursor(from, to, which) };
+            let mut cursor = unsafe { tree.cursor(from, to, filter) };
             let seen: Vec<_> = std::iter::from_fn(|| cursor.next()).collect();
             let all = map.range(from..=to).filter(|(_, had)| wanted(had));
             prop_assert_eq!(seen, all.map(|(&k, e)| (k, entry(e.value))).collect::<Vec<_>>());
         }
-        if let Which::Mark(mark) = which {
+        if let Filter::Mark(mark) = filter {
             // SAFETY: only this thread has the tree.
             prop_assert_eq!(unsafe { tree.any_marked(mark) }, map.values().any(wanted));
         }
@@ -229,7 +229,7 @@ proptest! {
             drop(edit.finish());
             prop_assert_eq!(tree.is_empty(), present.is_empty());
             // SAFETY: only this thread has the tree.
-            let mut cursor = unsafe { tree.cursor(0, u64::MAX, Which::Present) };
+            let mut cursor = unsafe { tree.cursor(0, u64::MAX, Filter::Present) };
             let seen: Vec<_> = std::iter::from_fn(|| cursor.next()).map(|(key, _)| key).collect();
             prop_assert_eq!(seen, present.keys().copied().collect::<Vec<_>>());
         }

@@ -9,7 +9,7 @@ use percpu::rcu::Pinned;
 
 use super::array::{Ref, XArray, bounds};
 use super::entry::{Entry, is_none};
-use crate::tree::{Cursor, Tree, Which};
+use crate::tree::{Cursor, Filter, Tree};
 
 /// An iterator over the entries of an [`XArray`] and their indexes, ascending by index.
 ///
@@ -40,12 +40,12 @@ impl<'g, P: Entry> Iter<'g, P> {
     pub(super) fn new(
         tree: &'g Tree<false>,
         bounds: Option<(u64, u64)>,
-        which: Which,
+        filter: Filter,
         guard: &'g impl Pinned,
     ) -> Self {
         let _ = guard;
         // SAFETY: `guard` is an RCU guard, borrowed for `'g`.
-        let cursor = bounds.map(|(from, to)| unsafe { tree.cursor(from, to, which) });
+        let cursor = bounds.map(|(from, to)| unsafe { tree.cursor(from, to, filter) });
         Self { cursor, _entries: PhantomData }
     }
 
@@ -120,7 +120,7 @@ impl<P: Entry> XArray<P> {
         range: impl RangeBounds<u64>,
         guard: &'g impl Pinned,
     ) -> Iter<'g, P> {
-        Iter::new(&self.tree, bounds(range), Which::Present, guard)
+        Iter::new(&self.tree, bounds(range), Filter::Present, guard)
     }
 
     /// Returns the first entry at `index` or above. Wait-free.

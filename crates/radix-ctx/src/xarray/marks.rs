@@ -7,7 +7,7 @@ use percpu::rcu::{self, Pinned};
 use super::array::{XArray, bounds};
 use super::entry::{Entry, is_none};
 use super::iter::Iter;
-use crate::tree::Which;
+use crate::tree::Filter;
 
 /// One of three bits that each entry has. The program gives it a meaning.
 ///
@@ -121,6 +121,6 @@ impl<P: Entry> XArray<P> {
         range: impl RangeBounds<u64>,
         guard: &'g impl Pinned,
     ) -> Iter<'g, P> {
-        Iter::new(&self.tree, bounds(range), Which::Mark(mark.number()), guard)
+        Iter::new(&self.tree, bounds(range), Filter::Mark(mark.number()), guard)
     }
 }

@@ -14,7 +14,7 @@ use super::entry::{Entry, RESERVED, is_none};
 use super::error::{
     CompareExchangeError, CompareExchangeReason as Reason, InsertError, StoreError,
 };
-use crate::tree::{Edit, Slot, Which, Word};
+use crate::tree::{Edit, Filter, Slot, Word};
 
 /// The number of entries that `erase_range` removes before it releases the lock for a moment. A guess.
 const CHUNK: usize = 256;
@@ -51,7 +51,7 @@ impl Locked<'_> {
     /// Checks the counters and the full bits. Panics with the first violation.
     pub(super) fn validate_counts(&self, counts: &Counts) {
         // SAFETY: the lock makes this thread the writer.
-        let mut cursor = unsafe { self.edit.tree().cursor(0, u64::MAX, Which::Present) };
+        let mut cursor = unsafe { self.edit.tree().cursor(0, u64::MAX, Filter::Present) };
         let (mut entries, mut reserved) = (0, 0);
         while let Some((index, word)) = cursor.next() {
             if word == RESERVED {
@@ -234,7 +234,7 @@ impl<P: Entry> XArray<P> {
             let mut last = None;
             for _ in 0..CHUNK {
                 // SAFETY: the lock makes this thread the writer.
-                let next = unsafe { self.tree.next(from, to, Which::Present) };
+                let next = unsafe { self.tree.next(from, to, Filter::Present) };
                 let Some((index, word)) = next else { return erased };
                 if word != RESERVED {
                     let Some(slot) = locked.edit.slot(index) else { unreachable!("it is present") };
@@ -272,12 +272,12 @@ impl<P: Entry> XArray<P> {
         let Some((from, to)) = bounds(range) else { return Ok(()) };
         let locked = self.lock();
         let nodes = locked.edit.nodes_wanted(from, to);
-        locked.edit.keep_nodes(nodes).map_err(|_| StoreError::NoMemory(()))
+        locked.edit.fill_pool(nodes).map_err(|_| StoreError::NoMemory(()))
     }
 
     /// Frees the nodes that [`try_reserve`](XArray::try_reserve) made and no store has used. Blocks shortly
     /// on the lock.
     pub fn shrink_to_fit(&self) {
-        self.lock().edit.free_kept_nodes();
+        self.lock().edit.empty_pool();
     }
 }
