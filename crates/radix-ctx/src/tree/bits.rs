@@ -79,7 +79,7 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
         if !is_present::<FLOORS>(self.get(slot)) {
             return false;
         }
-        let release = order!(Release, "set a mark: what it stands for is done");
+        let release = order!(Release, "set a mark: the work before it is done");
         // Ordering: Relaxed for the loads, because only the writer stores these words. Release pairs with
         // the Acquire in `Tree::is_marked` and in `Node::first`; it carries what the writer did before.
         let Some(mut node) = slot.node() else {

@@ -1,11 +1,12 @@
-//! Models of the table and the array, run by loom in every interleaving and by shuttle in random ones.
-//! Nodes have two slots here, so that a few entries make a high tree.
+//! Models of the table and the array. loom runs them in every interleaving, shuttle in random ones.
+//! Nodes and slabs have two slots here, so that a few entries make a high tree.
 //!
-//! A planted bug is named by `mutant("...")`, in a model or in the crate; [`mutants`] demands that
-//! each is caught.
+//! A planted bug weakens a step of the crate that has a label (`order!`, `step!`, `check!`). [`mutants`]
+//! demands that a model catches each.
 
 mod mutants;
 mod quota;
+mod support;
 mod table;
 mod table_refs;
 mod xarray;

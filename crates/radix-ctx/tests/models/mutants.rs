@@ -1,4 +1,4 @@
-//! Every planted bug must fail the model that is about it.
+//! Every planted bug must fail its model.
 
 use testkit::planted::Planted;
 

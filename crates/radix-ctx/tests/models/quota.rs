@@ -1,14 +1,14 @@
-//! The quota of a table: never exceeded, never refused while there is room.
+//! The limits of a table: never exceeded, and no insert is refused that fits.
 
 use percpu::sync::{Arc, model, thread};
 use radix_ctx::{CtxTable, InsertRefused};
 
-use super::table::spawn;
+use super::support::spawn;
 
-/// A planted bug, and the model that must fail for it.
+/// The planted bugs, each with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[];
 
-/// Two inserts where there is room for one: exactly one succeeds.
+/// Two inserts while one more context fits: exactly one succeeds.
 #[test]
 fn inv15_two_inserts_share_the_last_room() {
     model(|| {
@@ -27,9 +27,10 @@ fn inv15_two_inserts_share_the_last_room() {
     });
 }
 
-/// One thread replaces its context: with the other's there are never more than two.
+/// A thread removes its context and inserts another. With the context of the other thread the table never
+/// has more than two, so no insert is refused.
 #[test]
-fn inv15_room_that_a_removal_leaves_is_found() {
+fn inv15_an_insert_finds_the_room_of_a_removal() {
     model(|| {
         let table = Arc::new(CtxTable::builder().max_contexts(2).build().unwrap());
         let first = table.insert(0).unwrap();
@@ -43,14 +44,14 @@ fn inv15_room_that_a_removal_leaves_is_found() {
     });
 }
 
-/// An insert that is too large for the room that is left does not keep a smaller one from it.
+/// An insert that is too heavy does not make a lighter one fail that fits.
 #[test]
 fn inv15_a_refused_insert_takes_no_room_from_another() {
     model(|| {
         let table = Arc::new(CtxTable::builder().max_weight(3).build().unwrap());
         table.insert_weighted(0, 1).unwrap();
         let large = spawn(&table, |table| {
-            // There are 2 left at most, and no more is taken back.
+            // At most 2 are left, and no removal makes more room.
             let refused = table.insert_weighted(1, 3).map_err(|error| error.reason);
             assert_eq!(refused, Err(InsertRefused::Quota));
         });

@@ -1,7 +1,8 @@
-//! Lookups, removal and reclaim of a table. Slabs have two slots here, nodes too.
+//! Lookups, removal and reclaim of a table.
 //!
-//! What a reader found it reads late, so that a drop under it, or one that is not ordered after it,
-//! fails the model; a drop too many finds the canary dead, and one too few is missed by the count.
+//! Readers read a context some time after they found it. So a model fails if the drop comes before the read
+//! or is not ordered after it. A second drop finds the memory in quarantine. A missing drop is missed by
+//! the count.
 
 use percpu::CpuId;
 use percpu::rcu;
@@ -11,66 +12,57 @@ use percpu::sync::virtual_cpu::set_current;
 use percpu::sync::{Arc, model, thread};
 use radix_ctx::{CtxTable, Id, LookupError};
 
-/// A planted bug, and the model that must fail for it.
+use super::support::{TIMES, spawn, yield_often};
+
+/// The planted bugs, each with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("insert: the value is written", "table::inv12_a_context_is_seen_finished"),
     ("reclaim: a grace period is over", "table::inv12_a_removed_context_outlives_its_readers"),
     (
         "callback: queue it for slots that were added meanwhile",
-        "table::a_removal_meets_the_last_tick",
+        "table::a_removal_meets_the_last_callback",
     ),
 ];
 
-/// Of these, what only loom can see.
+/// The planted bugs that only loom can catch.
 pub(super) const LOOM_ONLY: &[&str] =
     &["insert: the value is written", "reclaim: a grace period is over"];
 
-/// How often a short thing is done that must hit another short thing: a random schedule needs some.
-pub(super) const TIMES: usize = if cfg!(offlock_shuttle) { 10 } else { 1 };
-
-/// Takes a while, so that others come in between as often as not; loom needs no help.
-pub(super) fn dawdle() {
-    if cfg!(offlock_shuttle) {
-        for _ in 0..100 {
-            thread::yield_now();
-        }
-    }
-}
-
-/// A context whose reads the checker sees, however late, and whose drops are counted.
+/// A context that counts its drops, and whose memory stays in quarantine after its drop: the checker sees a
+/// late read.
 pub(super) struct Payload {
     at: *mut Watched<u64>,
     drops: Arc<AtomicUsize>,
 }
 
-// SAFETY: read by all, and freed by the drop, which has it alone: that is what the models check.
+// SAFETY: every thread may read the value, and only the drop frees it. The models check their order.
 unsafe impl Send for Payload {}
-// SAFETY: as above.
+// SAFETY: every thread may read the value, and only the drop frees it. The models check their order.
 unsafe impl Sync for Payload {}
 
 impl Payload {
-    /// To be read when the reference is long used.
+    /// Returns a pointer for a read after the reference is used for the last time.
     pub(super) fn late(&self) -> *const Watched<u64> {
         self.at
     }
 
-    /// Reads what `found` led to a while ago.
+    /// Reads the value of a pointer from [`late`](Self::late).
     pub(super) fn read(found: *const Watched<u64>) -> u64 {
-        // SAFETY: alive, or in quarantine until the run is over, where the canary is dead.
+        // SAFETY: the memory is alive, or in quarantine until the run ends.
         **unsafe { &*found }
     }
 }
 
 impl Drop for Payload {
     fn drop(&mut self) {
-        // SAFETY: ours from `into_raw`, and dropped once.
+        // SAFETY: the pointer is from `Box::into_raw`, and is dropped once.
         free(unsafe { Box::from_raw(self.at) });
-        // Ordering: Relaxed; counted at the end, behind the joins.
+        // Ordering: Relaxed; the tests read it after joins.
         self.drops.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-/// A table, and how many of its contexts were dropped.
+/// A table, and the number of its contexts that were dropped.
 pub(super) struct Contexts {
     pub(super) table: CtxTable<Payload>,
     pub(super) drops: Arc<AtomicUsize>,
@@ -94,16 +86,16 @@ impl Contexts {
         self.table.insert_in(index..=index, self.payload(index.into())).unwrap()
     }
 
-    /// Finds, takes a while, and reads.
-    pub(super) fn look(&self, id: Id) -> Result<u64, LookupError> {
+    /// Finds a context and reads it after a pause.
+    pub(super) fn lookup(&self, id: Id) -> Result<u64, LookupError> {
         let guard = rcu::pin();
         let found = self.table.get(id, &guard)?.late();
         thread::yield_now();
-        dawdle();
+        yield_often();
         Ok(Payload::read(found))
     }
 
-    /// When nobody is at it: what was removed is dropped, and nothing else.
+    /// Checks the numbers of drops and of live contexts. No other thread uses the table.
     pub(super) fn assert_dropped(&self, drops: usize, live: usize) {
         self.table.flush().unwrap();
         assert_eq!(self.drops.load(Ordering::Relaxed), drops);
@@ -112,34 +104,26 @@ impl Contexts {
     }
 }
 
-pub(super) fn spawn<T: Send + Sync + 'static>(
-    shared: &Arc<T>,
-    f: impl FnOnce(&T) + Send + 'static,
-) -> thread::JoinHandle<()> {
-    let shared = Arc::clone(shared);
-    thread::spawn(move || f(&shared))
-}
-
 fn on_cpu(cpu: u32) {
     set_current(CpuId::new(cpu));
 }
 
-/// The tree shrinks away from the place of an id whose slab is gone: the id is stale all the same.
-/// Fails if the root is read apart from what it covers.
+/// An id whose slab was freed stays stale while the tree shrinks to less than its index. Fails if the root
+/// and its height are read separately.
 #[test]
 fn inv12_a_stale_id_stays_stale_while_the_tree_shrinks() {
     model(|| {
         let contexts = Contexts::new();
         let [_, stale, last] = [0, 2, 4].map(|index| contexts.insert_at(index));
         for id in [stale, last] {
-            contexts.table.shrink_to_fit(); // the slab of the one before
+            contexts.table.shrink_to_fit(); // frees the slab of the previous removal
             contexts.table.remove(id).unwrap();
             contexts.table.flush().unwrap();
         }
         let height = contexts.table.stats().height;
         let reader = spawn(&contexts, move |contexts| {
             for _ in 0..TIMES {
-                assert_eq!(contexts.look(stale), Err(LookupError::Stale));
+                assert_eq!(contexts.lookup(stale), Err(LookupError::Stale));
             }
         });
         contexts.table.shrink_to_fit();
@@ -149,7 +133,7 @@ fn inv12_a_stale_id_stays_stale_while_the_tree_shrinks() {
     });
 }
 
-/// A lookup finds nothing, or all of a context and of the slab it is in.
+/// A lookup finds nothing, or a complete context in a complete slab.
 #[test]
 fn inv12_a_context_is_seen_finished() {
     model(|| {
@@ -157,7 +141,7 @@ fn inv12_a_context_is_seen_finished() {
         let reader = spawn(&contexts, |contexts| {
             let first = Id::from_bits(1 << 32).unwrap();
             for _ in 0..TIMES {
-                match contexts.look(first) {
+                match contexts.lookup(first) {
                     Ok(value) => assert_eq!(value, 7),
                     Err(error) => assert_eq!(error, LookupError::NotFound),
                 }
@@ -174,20 +158,20 @@ fn inv12_a_removed_context_outlives_its_readers() {
     model(|| {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
-        let reader = spawn(&contexts, move |contexts| match contexts.look(id) {
+        let reader = spawn(&contexts, move |contexts| match contexts.lookup(id) {
             Ok(value) => assert_eq!(value, 7),
             Err(error) => assert_eq!(error, LookupError::Stale),
         });
-        dawdle();
+        yield_often();
         contexts.table.remove(id).unwrap();
         contexts.table.poll();
-        assert_eq!(contexts.look(id), Err(LookupError::Stale));
+        assert_eq!(contexts.lookup(id), Err(LookupError::Stale));
         reader.join().unwrap();
         contexts.assert_dropped(1, 0);
     });
 }
 
-/// The index is used again; the old id never leads to the new context.
+/// The index is used again, and the old id never leads to the new context.
 #[test]
 fn inv12_a_stale_id_finds_nothing_after_reuse() {
     model(|| {
@@ -195,7 +179,7 @@ fn inv12_a_stale_id_finds_nothing_after_reuse() {
         let old = contexts.insert(1);
         let reader = spawn(&contexts, move |contexts| {
             for _ in 0..TIMES {
-                match contexts.look(old) {
+                match contexts.lookup(old) {
                     Ok(value) => assert_eq!(value, 1),
                     Err(error) => assert_eq!(error, LookupError::Stale),
                 }
@@ -205,8 +189,8 @@ fn inv12_a_stale_id_finds_nothing_after_reuse() {
         contexts.table.flush().unwrap();
         let new = contexts.insert(2);
         assert_eq!((new.index(), new.generation()), (0, 2));
-        assert_eq!(contexts.look(new), Ok(2));
-        assert_eq!(contexts.look(old), Err(LookupError::Stale));
+        assert_eq!(contexts.lookup(new), Ok(2));
+        assert_eq!(contexts.lookup(old), Err(LookupError::Stale));
         reader.join().unwrap();
         contexts.assert_dropped(1, 1);
     });
@@ -236,9 +220,9 @@ fn inv14_of_racing_removes_one_succeeds() {
     });
 }
 
-/// Two removals, on one CPU or on two, while the first of them to come to it reclaims.
+/// Two removals, on one CPU or on two. One of the threads reclaims meanwhile.
 #[test]
-fn what_two_removed_is_reclaimed_once() {
+fn two_removals_are_reclaimed_once() {
     for cpu in [0, 1] {
         model(move || {
             let contexts = Contexts::new();
@@ -255,7 +239,7 @@ fn what_two_removed_is_reclaimed_once() {
     }
 }
 
-/// Two inserts get two ids, and both find what they put there.
+/// Two inserts get two ids, and each finds its context.
 #[test]
 fn two_inserts_get_two_ids() {
     model(|| {
@@ -264,18 +248,18 @@ fn two_inserts_get_two_ids() {
         let other = spawn(&contexts, |contexts| {
             on_cpu(1);
             let id = contexts.insert(2);
-            assert_eq!(contexts.look(id), Ok(2));
+            assert_eq!(contexts.lookup(id), Ok(2));
         });
         let id = contexts.insert(3);
-        assert_eq!(contexts.look(id), Ok(3));
+        assert_eq!(contexts.lookup(id), Ok(3));
         other.join().unwrap();
         contexts.table.remove(first).unwrap();
         contexts.assert_dropped(1, 2);
     });
 }
 
-/// A cyclic insert begins where the last one ended, also beside it: what that one's thread vacates
-/// meanwhile is behind both.
+/// A cyclic insert begins where the previous one of any thread has ended. An index behind it that becomes
+/// vacant meanwhile is not used.
 #[test]
 fn inv08_cyclic_inserts_take_turns() {
     let late: &[bool] = if cfg!(offlock_shuttle) { &[false, true] } else { &[false] };
@@ -290,7 +274,7 @@ fn inv08_cyclic_inserts_take_turns() {
                 move || {
                     on_cpu(1);
                     if late {
-                        (0..2).for_each(|_| dawdle());
+                        (0..2).for_each(|_| yield_often());
                     }
                     insert(&contexts).index()
                 }
@@ -306,7 +290,7 @@ fn inv08_cyclic_inserts_take_turns() {
     }
 }
 
-/// A context that stays is found while slabs and nodes beside and above it come and go.
+/// Lookups find a context that stays, while slabs and nodes beside and above it come and go.
 #[test]
 fn inv17_a_permanent_id_is_found_while_the_tree_grows_and_shrinks() {
     model(|| {
@@ -314,10 +298,10 @@ fn inv17_a_permanent_id_is_found_while_the_tree_grows_and_shrinks() {
         let permanent = contexts.insert(7);
         let reader = spawn(&contexts, move |contexts| {
             for _ in 0..TIMES {
-                assert_eq!(contexts.look(permanent), Ok(7));
+                assert_eq!(contexts.lookup(permanent), Ok(7));
             }
         });
-        let far = contexts.insert_at(2); // a node above
+        let far = contexts.insert_at(2); // adds a node
         contexts.table.remove(far).unwrap();
         contexts.table.flush().unwrap();
         contexts.table.shrink_to_fit();
@@ -327,8 +311,8 @@ fn inv17_a_permanent_id_is_found_while_the_tree_grows_and_shrinks() {
     });
 }
 
-/// A reader is in a slab that leaves the tree; the id stays stale when the slab is gone, and when
-/// another takes its place.
+/// A reader is in a slab that leaves the tree. The id stays stale when the slab is freed, and when another
+/// one replaces it.
 #[test]
 fn inv17_a_slab_outlives_its_readers() {
     model(|| {
@@ -338,7 +322,7 @@ fn inv17_a_slab_outlives_its_readers() {
         contexts.table.flush().unwrap();
         let reader = spawn(&contexts, move |contexts| {
             for _ in 0..TIMES {
-                assert_eq!(contexts.look(gone), Err(LookupError::Stale));
+                assert_eq!(contexts.lookup(gone), Err(LookupError::Stale));
             }
         });
         contexts.table.shrink_to_fit();
@@ -349,17 +333,18 @@ fn inv17_a_slab_outlives_its_readers() {
     });
 }
 
-/// A removal beside the end of a tick: that goes on, or another is sent, without anybody's help.
+/// A removal while the last callback ends. The callback continues or another one is queued, without another
+/// call.
 #[test]
-fn a_removal_meets_the_last_tick() {
+fn a_removal_meets_the_last_callback() {
     model(|| {
         let contexts = Contexts::new();
         let ids = [1, 2].map(|value| contexts.insert(value));
         contexts.table.remove(ids[0]).unwrap();
-        let ticks = thread::spawn(|| _ = rcu::poll());
-        dawdle();
+        let callbacks = thread::spawn(|| _ = rcu::poll());
+        yield_often();
         contexts.table.remove(ids[1]).unwrap();
-        ticks.join().unwrap();
+        callbacks.join().unwrap();
         for _ in 0..2 {
             rcu::poll();
         }
@@ -367,10 +352,10 @@ fn a_removal_meets_the_last_tick() {
     });
 }
 
-/// The tick of a removal is on its way, or running, when the table is dropped: it does not free what
-/// the drop still uses, and the last tick frees it.
+/// The callback of a removal is queued or runs when the table is dropped. It frees nothing that the drop
+/// still uses, and the last callback frees the core.
 #[test]
-fn an_old_tick_meets_the_drop_of_the_table() {
+fn an_old_callback_meets_the_drop_of_the_table() {
     let late: &[bool] = if cfg!(offlock_shuttle) { &[false, true] } else { &[false] };
     for &late in late {
         model(move || {
@@ -378,18 +363,18 @@ fn an_old_tick_meets_the_drop_of_the_table() {
             let drops = Arc::clone(&contexts.drops);
             let id = contexts.insert(7);
             contexts.table.remove(id).unwrap();
-            let ticks = thread::spawn(move || {
+            let callbacks = thread::spawn(move || {
                 if !late {
-                    dawdle();
+                    yield_often();
                 }
                 rcu::poll();
                 rcu::poll();
             });
             if late {
-                dawdle();
+                yield_often();
             }
             drop(contexts);
-            ticks.join().unwrap();
+            callbacks.join().unwrap();
             assert_eq!(drops.load(Ordering::Relaxed), 1);
         });
     }

@@ -1,4 +1,4 @@
-//! References, and who waits for what.
+//! Counted references, and waits.
 
 use std::future::{Future, IntoFuture};
 use std::task::{Context, Wake, Waker};
@@ -10,19 +10,20 @@ use percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections}
 use percpu::sync::{Arc, model, thread};
 use radix_ctx::{CtxRef, GetRefError, Id, LookupError, WaitError};
 
-use super::table::{Contexts, Payload, dawdle, spawn};
+use super::support::{spawn, yield_often};
+use super::table::{Contexts, Payload};
 
-/// A planted bug, and the model that must fail for it.
+/// The planted bugs, each with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("fold: no section still counts", "table_refs::inv13_the_last_put_meets_the_fold"),
     ("fold: no reference is left", "table_refs::inv13_the_last_put_meets_the_fold"),
     (
         "wake: the table has no waiter",
-        "table_refs::inv18_who_waits_on_a_context_wakes_when_it_is_killed",
+        "table_refs::inv18_a_waiter_wakes_when_its_context_is_removed",
     ),
     (
         "wait: no change since the condition was false",
-        "table_refs::inv18_who_waits_on_a_context_wakes_when_it_is_killed",
+        "table_refs::inv18_a_waiter_wakes_when_its_context_is_removed",
     ),
     (
         "wake: no slot has a waiter",
@@ -30,18 +31,17 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Of these, what only loom can see.
-///
-/// A section that is stopped for a whole grace period is none of a random schedule's.
+/// The planted bugs that only loom can catch: a random schedule never stops a section for a whole grace
+/// period.
 pub(super) const LOOM_ONLY: &[&str] = &["fold: no section still counts"];
 
-/// Takes a reference, uses it late, puts it.
+/// Takes a reference, reads the context late, and drops the reference.
 fn hold(contexts: &Contexts, id: Id) {
     match contexts.table.get_ref(id) {
         Ok(context) => {
             let found = context.late();
             thread::yield_now();
-            dawdle();
+            yield_often();
             assert_eq!(Payload::read(found), 7);
             drop(context);
         }
@@ -49,13 +49,13 @@ fn hold(contexts: &Contexts, id: Id) {
     }
 }
 
-/// A `get_ref` meets the removal, the grace period, the fold, and the next use of the slot.
+/// A `get_ref` meets the removal, the grace period, the fold, and the next context of the slot.
 #[test]
-fn inv13_a_reference_is_taken_of_what_lives_or_not_at_all() {
+fn inv13_only_a_live_context_gives_a_reference() {
     both_modes(|| {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
-        drop(contexts.table.get_ref(id)); // the counts are there
+        drop(contexts.table.get_ref(id)); // makes the counts
         let user = spawn(&contexts, move |contexts| {
             set_current(CpuId::new(1));
             hold(contexts, id);
@@ -68,7 +68,7 @@ fn inv13_a_reference_is_taken_of_what_lives_or_not_at_all() {
     });
 }
 
-/// The first reference of a slab, while its context is removed and reclaimed.
+/// The first reference of a slab is taken while its context is removed and reclaimed.
 #[test]
 fn inv13_the_first_reference_meets_the_removal() {
     both_modes(|| {
@@ -85,7 +85,7 @@ fn inv13_the_first_reference_meets_the_removal() {
     });
 }
 
-/// A thread without an rseq id counts elsewhere.
+/// A thread without an rseq id counts in another word.
 #[test]
 fn inv13_a_thread_without_an_id_takes_a_reference() {
     with_sections(true, || {
@@ -103,7 +103,7 @@ fn inv13_a_thread_without_an_id_takes_a_reference() {
     });
 }
 
-/// The last of two references is put around the fold, by one thread or another.
+/// The drops of two references meet the fold: the last drop or the fold finds the count at zero.
 #[test]
 fn inv13_the_last_put_meets_the_fold() {
     both_modes(|| {
@@ -114,9 +114,9 @@ fn inv13_the_last_put_meets_the_fold() {
             set_current(CpuId::new(1));
             let other = context.clone();
             let found = context.late();
-            dawdle();
+            yield_often();
             drop(context);
-            dawdle();
+            yield_often();
             assert_eq!(Payload::read(found), 7);
             drop(other);
         });
@@ -127,9 +127,9 @@ fn inv13_the_last_put_meets_the_fold() {
     });
 }
 
-/// The next context of the slot has a count of its own.
+/// Each context of a slot has a count of its own.
 #[test]
-fn inv13_nothing_of_a_count_is_left_for_the_next() {
+fn inv13_each_context_of_a_slot_has_its_own_count() {
     both_modes(|| {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
@@ -147,8 +147,8 @@ fn inv13_nothing_of_a_count_is_left_for_the_next() {
     });
 }
 
-/// A reference is put while its table is dropped; a tick is on its way, and both may be the last that
-/// have the table.
+/// The last reference is dropped while the table is dropped and a callback is queued. Either may be the last
+/// user of the core.
 #[test]
 fn the_last_reference_outlives_the_table() {
     model(|| {
@@ -163,7 +163,7 @@ fn the_last_reference_outlives_the_table() {
             drop(context);
         });
         for _ in 0..3 {
-            dawdle();
+            yield_often();
             rcu::poll();
         }
         user.join().unwrap();
@@ -171,9 +171,9 @@ fn the_last_reference_outlives_the_table() {
     });
 }
 
-/// A waiter that waits for what never comes is woken by the removal, and told.
+/// A waiter whose condition never becomes true wakes when the context is removed, and gets that error.
 #[test]
-fn inv18_who_waits_on_a_context_wakes_when_it_is_killed() {
+fn inv18_a_waiter_wakes_when_its_context_is_removed() {
     model(|| {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
@@ -188,7 +188,7 @@ fn inv18_who_waits_on_a_context_wakes_when_it_is_killed() {
     });
 }
 
-/// Who removed a context waits until the other thread has put its reference.
+/// The thread that removed a context waits until the other thread has dropped its reference.
 #[test]
 fn inv18_a_removal_waits_for_the_last_reference() {
     model(|| {
@@ -203,10 +203,10 @@ fn inv18_a_removal_waits_for_the_last_reference() {
     });
 }
 
-/// A future that sleeps until a context is dropped is woken by the thread that puts its last reference,
-/// and one that sleeps until it is removed by who removes it.
+/// The drop of the last reference wakes a future that waits for the drop of the context. The removal wakes
+/// a future that waits for the removal.
 #[test]
-fn inv18_a_future_is_woken_by_what_it_sleeps_for() {
+fn inv18_a_future_wakes_when_it_is_ready() {
     model(|| {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
@@ -217,7 +217,7 @@ fn inv18_a_future_is_woken_by_what_it_sleeps_for() {
         });
         is_ready_or_woken(removed, || remover.join().unwrap());
 
-        let removal = contexts.table.begin_remove_all(); // nothing any more
+        let removal = contexts.table.begin_remove_all(); // the table is empty
         assert!(removal.is_empty());
         contexts.table.flush().unwrap();
         let user = thread::spawn(move || drop(context));
@@ -247,19 +247,22 @@ impl Wake for Flag {
     }
 }
 
-/// Polls once; what it waits for is over after `end`.
+/// Polls a future once. It is ready after `end`.
 fn is_ready_or_woken(future: impl Future, end: impl FnOnce()) {
     let flag = std::sync::Arc::new(Flag(AtomicBool::new(false)));
     let waker = Waker::from(std::sync::Arc::clone(&flag));
     let mut future = std::pin::pin!(future);
     let polled = future.as_mut().poll(&mut Context::from_waker(&waker));
     end();
-    assert!(polled.is_ready() || flag.0.load(Ordering::Relaxed), "asleep for ever");
+    assert!(
+        polled.is_ready() || flag.0.load(Ordering::Relaxed),
+        "the future is ready, but its task was not woken"
+    );
     let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     assert!(polled.is_ready());
 }
 
-/// Two threads close the table; each returns when all is dropped.
+/// Two threads close the table. Each returns when all contexts are dropped.
 #[test]
 fn inv14_two_threads_close_the_table() {
     model(|| {

@@ -1,4 +1,4 @@
-//! Readers of an array, and of the tree in it, while a writer is at work.
+//! Readers of an array and of its tree, while a writer changes them.
 
 use percpu::rcu::{self, Owned};
 use percpu::sync::atomic::{AtomicU64, Ordering};
@@ -6,21 +6,23 @@ use percpu::sync::quarantine::{Watched, free};
 use percpu::sync::{Arc, model, thread};
 use radix_ctx::xarray::{Mark, Value, XArray};
 
-/// A planted bug, and the model that must fail for it.
+use super::support::{TIMES, spawn, yield_often};
+
+/// The planted bugs, each with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("publish: the nodes are built", "xarray::an_entry_is_seen_finished"),
-    ("set a mark: what it stands for is done", "xarray::a_mark_carries_what_was_done_before"),
+    ("set a mark: the work before it is done", "xarray::a_mark_carries_what_was_done_before"),
 ];
 
-/// Of these, what only loom can see.
+/// The planted bugs that only loom can catch.
 pub(super) const LOOM_ONLY: &[&str] =
-    &["publish: the nodes are built", "set a mark: what it stands for is done"];
+    &["publish: the nodes are built", "set a mark: the work before it is done"];
 
 type Numbers = Arc<XArray<Value>>;
 
-fn numbers(indices: &[u64]) -> Numbers {
+fn numbers(indexes: &[u64]) -> Numbers {
     let array = XArray::new();
-    for &index in indices {
+    for &index in indexes {
         array.store(index, value(index)).unwrap();
     }
     Arc::new(array)
@@ -30,32 +32,12 @@ fn value(index: u64) -> Value {
     Value::new(index + 100).unwrap()
 }
 
-fn spawn<T: Send + Sync + 'static>(
-    shared: &Arc<T>,
-    f: impl FnOnce(&T) + Send + 'static,
-) -> thread::JoinHandle<()> {
-    let shared = Arc::clone(shared);
-    thread::spawn(move || f(&shared))
-}
-
-/// How often a short thing is done that must hit another short thing: a random schedule needs some.
-const TIMES: usize = if cfg!(offlock_shuttle) { 10 } else { 1 };
-
-/// Takes a while, so that others come in between as often as not; loom needs no help.
-fn dawdle() {
-    if cfg!(offlock_shuttle) {
-        for _ in 0..100 {
-            thread::yield_now();
-        }
-    }
-}
-
-/// A value whose reads the checker sees, however late: its memory is in quarantine when it is gone.
+/// A value whose memory stays in quarantine after its drop: the checker sees a late read.
 struct Payload(*mut Watched<u64>);
 
-// SAFETY: read by all, and freed by the drop, which has it alone: that is what the models check.
+// SAFETY: every thread may read the value, and only the drop frees it. The models check their order.
 unsafe impl Send for Payload {}
-// SAFETY: as above.
+// SAFETY: every thread may read the value, and only the drop frees it. The models check their order.
 unsafe impl Sync for Payload {}
 
 impl Payload {
@@ -63,21 +45,21 @@ impl Payload {
         Self(Box::into_raw(Box::new(Watched::new(value))))
     }
 
-    /// Reads what `found` led to a while ago.
+    /// Reads the value of a pointer that a reader took some time ago.
     fn read(found: *const Watched<u64>) -> u64 {
-        // SAFETY: alive, or in quarantine until the run is over, where the canary is dead.
+        // SAFETY: the memory is alive, or in quarantine until the run ends.
         **unsafe { &*found }
     }
 }
 
 impl Drop for Payload {
     fn drop(&mut self) {
-        // SAFETY: ours from `into_raw`, and dropped once.
+        // SAFETY: the pointer is from `Box::into_raw`, and is dropped once.
         free(unsafe { Box::from_raw(self.0) });
     }
 }
 
-/// A reader finds nothing, or all of an entry and of the nodes above it.
+/// A reader finds nothing, or a complete entry below complete nodes.
 #[test]
 fn an_entry_is_seen_finished() {
     model(|| {
@@ -97,7 +79,7 @@ fn an_entry_is_seen_finished() {
     });
 }
 
-/// Who sees the mark sees what its setter did before; who finds by it, too.
+/// A thread that sees a mark sees what its setter did before. A search finds the marked entry.
 #[test]
 fn a_mark_carries_what_was_done_before() {
     model(|| {
@@ -115,7 +97,7 @@ fn a_mark_carries_what_was_done_before() {
     });
 }
 
-/// A reader that is in a node when that dies may stay there.
+/// A reader in a node may stay there when the node leaves the tree.
 #[test]
 fn a_node_outlives_its_readers() {
     model(|| {
@@ -126,13 +108,13 @@ fn a_node_outlives_its_readers() {
                 assert!(found.is_none_or(|found| found == value(2)));
             }
         });
-        array.erase(2); // two nodes less
+        array.erase(2); // removes two nodes
         rcu::poll();
         reader.join().unwrap();
     });
 }
 
-/// A reader that has an entry when that is erased may go on reading it.
+/// A reader may use an entry that was erased after the reader found it.
 #[test]
 fn an_erased_entry_outlives_its_readers() {
     model(|| {
@@ -142,18 +124,18 @@ fn an_erased_entry_outlives_its_readers() {
             let guard = rcu::pin();
             if let Some(found) = array.load(1, &guard).map(|payload| payload.0) {
                 thread::yield_now();
-                dawdle();
+                yield_often();
                 assert_eq!(Payload::read(found), 7);
             }
         });
-        dawdle();
+        yield_often();
         drop(array.erase(1));
         rcu::poll();
         reader.join().unwrap();
     });
 }
 
-/// The entry at 0 goes into a node and out of it; there is always one place to find it.
+/// The entry of index 0 moves into a node and back, and every lookup finds it.
 #[test]
 fn inv10_lookup_of_zero_succeeds_while_one_toggles() {
     model(|| {
@@ -171,7 +153,7 @@ fn inv10_lookup_of_zero_succeeds_while_one_toggles() {
     });
 }
 
-/// The same for a root that becomes a child, and again the root.
+/// The root becomes a child and the root again, and every lookup finds the entries below it.
 #[test]
 fn inv10_lookups_succeed_while_the_tree_grows_and_shrinks() {
     model(|| {
@@ -191,8 +173,8 @@ fn inv10_lookups_succeed_while_the_tree_grows_and_shrinks() {
     });
 }
 
-/// Checks that what stays is seen once, and that all is ascending.
-fn walk(array: &XArray<Value>, stays: &[u64]) {
+/// Checks that an iteration is ascending and returns the entries that stay.
+fn check_iteration(array: &XArray<Value>, stays: &[u64]) {
     let guard = rcu::pin();
     let seen: Vec<u64> = array
         .iter(&guard)
@@ -207,14 +189,14 @@ fn walk(array: &XArray<Value>, stays: &[u64]) {
     }
 }
 
-/// A walk over nodes that die under it, down to the entry in the root word.
+/// The nodes of an iteration leave the tree, down to the entry in the root word.
 #[test]
 fn inv10_gang_lookup_against_shrink() {
     model(|| {
         let array = numbers(&[0, 1, 2, 3]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
-                walk(array, &[0, 1]);
+                check_iteration(array, &[0, 1]);
             }
         });
         array.erase(2);
@@ -225,18 +207,18 @@ fn inv10_gang_lookup_against_shrink() {
         }
         rcu::poll();
         reader.join().unwrap();
-        walk(&array, &[0, 1]);
+        check_iteration(&array, &[0, 1]);
     });
 }
 
-/// The leaf that the walk remembers dies, and what it has not come to is in another.
+/// The leaf that an iteration remembers leaves the tree, and the next entries are in another one.
 #[test]
-fn inv10_a_walk_outlives_the_leaf_it_is_in() {
+fn inv10_an_iteration_outlives_its_leaf() {
     model(|| {
         let array = numbers(&[0, 1]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
-                walk(array, &[0]);
+                check_iteration(array, &[0]);
             }
         });
         for _ in 0..TIMES {
@@ -245,18 +227,18 @@ fn inv10_a_walk_outlives_the_leaf_it_is_in() {
         }
         rcu::poll();
         reader.join().unwrap();
-        walk(&array, &[0, 1]);
+        check_iteration(&array, &[0, 1]);
     });
 }
 
-/// A walk that began under a smaller root.
+/// An iteration begins under a smaller root and continues under a larger one.
 #[test]
 fn inv10_iterators_go_on_across_growth() {
     model(|| {
         let array = numbers(&[0, 1]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
-                walk(array, &[0, 1]);
+                check_iteration(array, &[0, 1]);
             }
         });
         for _ in (0..TIMES).skip(1) {
@@ -265,11 +247,11 @@ fn inv10_iterators_go_on_across_growth() {
         }
         array.store(4, value(4)).unwrap();
         reader.join().unwrap();
-        walk(&array, &[0, 1, 4]);
+        check_iteration(&array, &[0, 1, 4]);
     });
 }
 
-/// Of two that want the lowest index one gets the next; what is reserved goes to neither.
+/// Two allocations of the lowest index get two indexes, and neither gets a reserved one.
 #[test]
 fn inv08_two_allocations_share_no_index() {
     model(|| {

@@ -1,0 +1,23 @@
+//! Helpers of the models.
+
+use percpu::sync::{Arc, thread};
+
+/// Repetitions of a short operation that must meet another short one: a random schedule needs several.
+pub(super) const TIMES: usize = if cfg!(offlock_shuttle) { 10 } else { 1 };
+
+/// Lets other threads run for a while in a random schedule. loom runs every schedule anyway.
+pub(super) fn yield_often() {
+    if cfg!(offlock_shuttle) {
+        for _ in 0..100 {
+            thread::yield_now();
+        }
+    }
+}
+
+pub(super) fn spawn<T: Send + Sync + 'static>(
+    shared: &Arc<T>,
+    f: impl FnOnce(&T) + Send + 'static,
+) -> thread::JoinHandle<()> {
+    let shared = Arc::clone(shared);
+    thread::spawn(move || f(&shared))
+}
