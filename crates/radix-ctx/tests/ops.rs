@@ -1,4 +1,4 @@
-//! What the fuzzer drives, on its corpus and on random bytes.
+//! The operations of the fuzz target, on its corpus and on random bytes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 #[path = "ops/mod.rs"]

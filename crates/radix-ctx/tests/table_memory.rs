@@ -1,4 +1,4 @@
-//! Memory that runs out, and memory that comes back: an allocator that refuses and counts.
+//! Tables without memory, and the memory that tables free. The allocator counts, and can refuse.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::Cell;
@@ -16,7 +16,8 @@ use testkit::alloc::{ThreadAllocator, admitted_left, process_bytes, refuse_after
 #[global_allocator]
 static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 
-/// The tests of this file count the bytes of the whole process: one at a time, and none is percpu's first use.
+/// Lets one test of this file run at a time, because each counts the bytes of the process. The first use of
+/// percpu is not counted.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -25,8 +26,8 @@ fn alone() -> MutexGuard<'static, ()> {
     turn
 }
 
-/// Refuses the first allocation of `f`, then the second, and so on until it succeeds: `f` says whether
-/// it was refused, and `check` that nothing came of it.
+/// Calls `f` while its first allocation fails, then its second, and so on until it succeeds. `f` returns
+/// whether it failed. `check` checks that the call changed nothing.
 fn fails_cleanly(mut f: impl FnMut() -> bool, mut check: impl FnMut(usize)) {
     let mut refused = 0;
     while refuse_after(refused, &mut f) {
@@ -34,10 +35,10 @@ fn fails_cleanly(mut f: impl FnMut() -> bool, mut check: impl FnMut(usize)) {
         refused += 1;
         assert!(refused < 100);
     }
-    assert!(refused > 0, "nothing was allocated: the case is void");
+    assert!(refused > 0, "the case does not allocate");
 }
 
-/// A context that counts itself.
+/// A context that is counted.
 #[derive(Debug)]
 struct Counted(u64, Arc<AtomicI64>);
 
@@ -54,19 +55,19 @@ impl Drop for Counted {
     }
 }
 
-/// Everything there is to be seen of a table.
+/// The visible state of a table.
 #[derive(Debug, PartialEq)]
-struct Seen {
+struct Snapshot {
     live: Vec<(Id, u64)>,
     next_free: Option<u32>,
     usage: Usage,
     stats: TableStats,
 }
 
-fn see(table: &CtxTable<Counted>) -> Seen {
+fn snapshot(table: &CtxTable<Counted>) -> Snapshot {
     table.validate();
     let guard = rcu::pin();
-    Seen {
+    Snapshot {
         live: table.iter(&guard).map(|(id, context)| (id, context.0)).collect(),
         next_free: table.next_free(),
         usage: table.usage(),
@@ -74,7 +75,7 @@ fn see(table: &CtxTable<Counted>) -> Seen {
     }
 }
 
-/// Tables whose next context needs a slab: the first, one more, or one with nodes above it.
+/// Tables whose next context needs a new slab: the first slab, another one, or one with new nodes above it.
 fn tables() -> impl Iterator<Item = (CtxTable<Counted>, Arc<AtomicI64>)> {
     [0, 64, 128, 4096].into_iter().map(|full| {
         let count = Arc::new(AtomicI64::new(0));
@@ -102,7 +103,7 @@ const INSERTS: [Case; 6] = [
         table.insert_with(|_| value).map_err(|error| {
             let reason = error.reason;
             let make = error.value;
-            // What it would have made is still in it.
+            // The closure still has the value.
             (reason, Some(make(Id::from_bits(1 << 32).unwrap())))
         })
     },
@@ -113,7 +114,7 @@ fn inv09_a_refused_allocation_changes_nothing_and_gives_the_value_back() {
     let _alone = alone();
     for insert in INSERTS {
         for (table, count) in tables() {
-            let before = see(&table);
+            let before = snapshot(&table);
             let values = count.load(Relaxed);
             let mut value = Some(Counted::new(99, &count));
             let inserted = Cell::new(None);
@@ -129,8 +130,8 @@ fn inv09_a_refused_allocation_changes_nothing_and_gives_the_value_back() {
                 }
             };
             fails_cleanly(try_it, |refused| {
-                let mut now = see(&table);
-                // The lists of dead slots, made once and kept.
+                let mut now = snapshot(&table);
+                // The lists of dead slots are made once and stay.
                 now.stats.bytes = before.stats.bytes;
                 assert_eq!(now, before, "after {refused} allocations");
             });
@@ -147,9 +148,9 @@ fn inv09_a_refused_allocation_changes_nothing_and_gives_the_value_back() {
 fn inv09_a_refused_reservation_or_room_changes_nothing() {
     let _alone = alone();
     for (table, _count) in tables() {
-        let before = see(&table);
+        let before = snapshot(&table);
         let check = |refused| {
-            let mut now = see(&table);
+            let mut now = snapshot(&table);
             now.stats.bytes = before.stats.bytes;
             assert_eq!(now, before, "after {refused} allocations");
         };
@@ -168,7 +169,7 @@ fn inv09_a_refused_reservation_or_room_changes_nothing() {
         fails_cleanly(reserve, check);
         drop(kept.take().unwrap());
         table.shrink_to_fit();
-        // Slabs that were made before the refusal stay; the contexts are as they were.
+        // Slabs that were made before the failure stay, and the contexts do not change.
         fails_cleanly(
             || match table.try_reserve(200) {
                 Ok(()) => false,
@@ -178,8 +179,8 @@ fn inv09_a_refused_reservation_or_room_changes_nothing() {
                 }
             },
             |_| {
-                let now = see(&table);
-                assert_eq!((now.live, now.usage), (see(&table).live, before.usage));
+                let now = snapshot(&table);
+                assert_eq!((now.live, now.usage), (snapshot(&table).live, before.usage));
             },
         );
         refuse_after(0, || {
@@ -196,7 +197,7 @@ fn inv13_a_refused_count_gives_no_reference() {
     let _alone = alone();
     for (table, count) in tables() {
         let id = table.insert(Counted::new(5, &count)).unwrap();
-        let before = see(&table);
+        let before = snapshot(&table);
         let got = Cell::new(None);
         let get = || match table.get_ref(id) {
             Ok(context) => {
@@ -208,7 +209,7 @@ fn inv13_a_refused_count_gives_no_reference() {
                 true
             }
         };
-        fails_cleanly(get, |refused| assert_eq!(see(&table), before, "after {refused}"));
+        fails_cleanly(get, |refused| assert_eq!(snapshot(&table), before, "after {refused}"));
         let context = got.take().unwrap();
         assert_eq!(context.0, 5);
         refuse_after(0, || {
@@ -217,22 +218,22 @@ fn inv13_a_refused_count_gives_no_reference() {
             table.remove(id).unwrap();
         });
         drop(table);
-        assert_eq!(count.load(Relaxed), 1, "the reference has it");
+        assert_eq!(count.load(Relaxed), 1, "the reference keeps the context");
         drop(context);
         assert_eq!(count.load(Relaxed), 0);
     }
 }
 
-/// Whoever looks, holds on, removes, reclaims or inserts where there is room asks for no memory.
+/// Lookups, references, removals, reclaim, and inserts into slabs with vacant slots allocate nothing.
 #[test]
 fn a_table_with_room_allocates_nothing() {
     let _alone = alone();
     let table = CtxTable::builder().max_contexts(10_000).build().unwrap();
     table.try_reserve(100).unwrap();
     let first = table.insert(0).unwrap();
-    drop(table.get_ref(first).unwrap()); // its slab's counts
+    drop(table.get_ref(first).unwrap()); // makes the counts of the slab
     table.remove(table.insert(0).unwrap()).unwrap();
-    table.flush().unwrap(); // and RCU's own
+    table.flush().unwrap(); // makes the memory of RCU
     let left = refuse_after(100, || {
         let guard = rcu::pin();
         assert_eq!((table.get(first, &guard), table.with(first, |n| *n)), (Ok(&0), Ok(0)));
@@ -250,7 +251,7 @@ fn a_table_with_room_allocates_nothing() {
             table.remove(id).unwrap();
             drop(table.reserve().unwrap());
             if round % 50 == 49 {
-                table.flush().unwrap(); // so that two slabs do
+                table.flush().unwrap(); // so that two slabs are enough
             }
         }
         assert!(table.next_free().is_some() && table.usage().contexts == 1);
@@ -282,9 +283,9 @@ fn inv09_a_table_that_cannot_be_made_is_refused() {
     assert_eq!(table.with(table.insert(7).unwrap(), |value| *value), Ok(7));
 }
 
-/// The quota is given back whatever an insert fails by: also a panic in `make`.
+/// An insert that fails gives its share of the limits back, also if `make` panics.
 #[test]
-fn inv15_every_failing_path_gives_the_quota_back() {
+fn inv15_every_failing_path_gives_its_share_back() {
     let _alone = alone();
     let count = Arc::new(AtomicI64::new(0));
     let table = CtxTable::builder().max_contexts(3).max_weight(30).max_index(1).build().unwrap();
@@ -316,7 +317,7 @@ fn inv15_every_failing_path_gives_the_quota_back() {
     assert_eq!((refused.reason, usage()), (InsertRefused::Quota, (2, Some(6))));
 }
 
-/// All bytes are back: after mass removal, and when the table and its last reference are gone.
+/// All bytes are freed after a mass removal, and after the drop of the table and its last reference.
 #[test]
 fn inv11_all_bytes_are_back_after_mass_removal() {
     let _alone = alone();
@@ -339,7 +340,7 @@ fn inv11_all_bytes_are_back_after_mass_removal() {
         let left = table.stats();
         assert!(left.slabs <= 2 && left.nodes <= 2, "{full}; {left}");
         assert!(ids.iter().all(|id| table.with(*id, |_| ()) == Err(LookupError::Stale)));
-        // The same indexes, other generations.
+        // Uses the same indexes with other generations.
         let again: Vec<Id> =
             (0..1_000).map(|value| table.insert(Counted::new(value, &count)).unwrap()).collect();
         assert!(again.iter().all(|id| id.generation() > 1 || !ids.contains(id)));
@@ -349,7 +350,7 @@ fn inv11_all_bytes_are_back_after_mass_removal() {
         drop(held);
         assert_eq!(count.load(Relaxed), 0);
     };
-    // What is made once in a process, or for the most threads at a time, and kept.
+    // Makes the memory that a process keeps, for one thread or for each of the most threads at a time.
     let all_there = std::sync::Barrier::new(8);
     thread::scope(|scope| {
         for _ in 0..8 {

@@ -1,4 +1,4 @@
-//! Who waits for what of a table, and what is refused to whom.
+//! Wakers: which events wake a waiter, and which waits are refused.
 
 use std::future::{Future, IntoFuture};
 use std::mem::MaybeUninit;
@@ -12,13 +12,13 @@ use std::time::Duration;
 use percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id, WaitError};
 
-/// Counts how often it is woken, and never under a guard.
+/// A waker that counts its calls, and panics if a guard is held.
 #[derive(Default)]
 struct Count(AtomicUsize);
 
 impl Wake for Count {
     fn wake(self: Arc<Self>) {
-        assert!(!rcu::is_pinned(), "woken by who holds a guard");
+        assert!(!rcu::is_pinned(), "woken under a guard");
         self.0.fetch_add(1, Relaxed);
     }
 }
@@ -38,7 +38,7 @@ fn poll<F: Future>(future: std::pin::Pin<&mut F>, waker: &Waker) -> Poll<F::Outp
     future.poll(&mut Context::from_waker(waker))
 }
 
-/// A table with two contexts.
+/// Returns a table with two contexts.
 fn two() -> (CtxTable<u32>, Id, Id) {
     let table = CtxTable::new();
     let (first, second) = (table.insert(1).unwrap(), table.insert(2).unwrap());
@@ -71,13 +71,13 @@ fn inv18_all_wakers_are_woken_when_a_table_closes() {
     for future in &mut futures {
         assert_eq!(poll(future.as_mut(), &waker), Poll::Pending);
     }
-    drop(futures.pop()); // and leaves
+    drop(futures.pop()); // removes its waker
     assert_eq!(table.begin_remove_all().len(), 2);
     assert_eq!(count.get(), 1);
 }
 
 #[test]
-fn inv18_the_last_reference_wakes_who_waits_for_the_drop() {
+fn inv18_the_last_reference_wakes_the_waiters_for_the_drop() {
     let (table, first, second) = two();
     let (count, waker) = counted();
     let context = table.get_ref(first).unwrap();
@@ -86,7 +86,7 @@ fn inv18_the_last_reference_wakes_who_waits_for_the_drop() {
     table.flush().unwrap();
     assert_eq!(poll(gone.as_mut(), &waker), Poll::Pending);
     assert_eq!(poll(closed.as_mut(), &waker), Poll::Pending);
-    assert_eq!(count.get(), 0, "both sleep");
+    assert_eq!(count.get(), 0, "no event has woken the futures");
     assert!(!table.contains(second));
     drop(context);
     assert_eq!(count.get(), 2);
@@ -98,12 +98,12 @@ struct Panics;
 
 impl Wake for Panics {
     fn wake(self: Arc<Self>) {
-        panic!("a waker's");
+        panic!("a waker panics");
     }
 }
 
 #[test]
-fn inv18_a_waker_that_panics_keeps_nobody_from_being_woken() {
+fn inv18_after_a_waker_that_panics_the_others_are_woken() {
     let (table, first, _) = two();
     let (count, waker) = counted();
     let context = table.get_ref(first).unwrap();
@@ -123,9 +123,9 @@ fn inv18_a_waker_that_panics_keeps_nobody_from_being_woken() {
     table.validate();
 }
 
-/// `look` may do what it likes, and panic.
+/// The condition of a wait may use the table: it is called without a lock and without a guard.
 #[test]
-fn inv18_who_looks_holds_nothing() {
+fn inv18_a_condition_runs_without_a_lock() {
     let (table, first, _) = two();
     let context = table.get_ref(first).unwrap();
     let mut inserted = None;
@@ -156,7 +156,7 @@ fn inv18_a_wait_that_was_refused_can_be_tried_again() {
 }
 
 #[test]
-fn inv18_a_future_that_waits_for_its_own_thread_says_so() {
+fn inv18_a_future_polled_under_a_guard_is_refused() {
     let (table, first, _) = two();
     let (count, waker) = counted();
     let guard = rcu::pin();
@@ -168,43 +168,43 @@ fn inv18_a_future_that_waits_for_its_own_thread_says_so() {
     assert_eq!(count.get(), 0);
 }
 
-/// What is said to who waits from within a drop.
-static SAID: Mutex<Option<Result<(), WaitError>>> = Mutex::new(None);
+/// The result of a wait in a drop.
+static RESULT: Mutex<Option<Result<(), WaitError>>> = Mutex::new(None);
 
 struct Waits(Arc<CtxTable<Option<Waits>>>, Id);
 
 impl Drop for Waits {
     fn drop(&mut self) {
         let mut gone = pin!(self.0.remove(self.1).unwrap().into_future());
-        if let Poll::Ready(said) = poll(gone.as_mut(), Waker::noop()) {
-            *SAID.lock().unwrap() = Some(said);
+        if let Poll::Ready(result) = poll(gone.as_mut(), Waker::noop()) {
+            *RESULT.lock().unwrap() = Some(result);
         }
     }
 }
 
 #[test]
-fn inv18_a_future_polled_from_a_drop_of_its_table_says_so() {
+fn inv18_a_future_polled_in_a_drop_of_its_table_is_refused() {
     let table = Arc::new(CtxTable::new());
     let other = table.insert(None).unwrap();
     let id = table.insert(Some(Waits(Arc::clone(&table), other))).unwrap();
     table.remove(id).unwrap();
     table.flush().unwrap();
-    assert_eq!(SAID.lock().unwrap().take(), Some(Err(WaitError::InDrop)));
+    assert_eq!(RESULT.lock().unwrap().take(), Some(Err(WaitError::InDrop)));
 }
 
-/// How often this thread has waited, and been preempted.
+/// Returns the number of voluntary context switches of this thread.
 fn switches() -> i64 {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: room for a `rusage`, which the call fills.
+    // SAFETY: the pointer is valid for a `rusage`, which the call fills.
     assert_eq!(unsafe { libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr()) }, 0);
-    // SAFETY: it was all zeroes at the least.
+    // SAFETY: a `rusage` of zeros is valid, and the call has filled it.
     unsafe { usage.assume_init() }.ru_nvcsw
 }
 
-/// Where a reference is in the way nobody looks again before it is gone: with a deadline, and with
-/// one that no clock reaches.
+/// A wait with a timeout sleeps while a reference keeps the context, and does not poll. This holds for a
+/// short timeout and for the longest one.
 #[test]
-fn inv18_a_deadline_is_slept_for() {
+fn inv18_a_wait_with_a_timeout_sleeps() {
     let (table, first, second) = two();
     let contexts = [table.get_ref(first).unwrap(), table.get_ref(second).unwrap()];
     let removal = table.remove(first).unwrap();
@@ -231,7 +231,7 @@ fn inv18_a_deadline_is_slept_for() {
 
 fn cpu_time() -> Duration {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: a `timespec` of ours.
+    // SAFETY: the pointer is valid for a `timespec`.
     assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }

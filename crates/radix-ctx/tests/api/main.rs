@@ -1,6 +1,6 @@
 //! Tests of tables and arrays that share one process.
 //!
-//! What needs an allocator, a limit or a fork of its own is a test program of its own.
+//! A test that needs an allocator or a limit of its own is a test program of its own.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 #[path = "../model/mod.rs"]

@@ -1,4 +1,4 @@
-//! One thread, and what it may expect of a table.
+//! A table and one thread.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ fn inv08_a_full_table_gives_the_value_back() {
     let ids: Vec<_> = (0..4).map(|i| table.insert(i).unwrap()).collect();
     let refused = table.insert(9).unwrap_err();
     assert_eq!((refused.reason, refused.value), (InsertRefused::Exhausted { pending: 0 }, 9));
-    let guard = rcu::pin(); // first, or the place may be vacant by the time of the insert
+    let guard = rcu::pin(); // before the removal, so that the index does not become vacant
     table.remove(ids[2]).unwrap();
     let refused = table.insert(9).unwrap_err();
     assert_eq!(refused.reason, InsertRefused::Exhausted { pending: 1 });
@@ -59,7 +59,8 @@ fn inv08_a_full_table_gives_the_value_back() {
     assert_eq!((id.index(), id.generation()), (2, 2));
 }
 
-/// The reference is there before anybody can remove the context; taken, it is gone for others.
+/// `insert_ref` takes the reference before another thread can remove the context. `take` removes the
+/// context for other threads.
 #[test]
 fn a_context_is_inserted_and_taken_with_a_reference() {
     let table = CtxTable::builder().max_contexts(1).build().unwrap();
@@ -78,8 +79,8 @@ fn a_context_is_inserted_and_taken_with_a_reference() {
     assert_eq!(table.insert_ref("two".to_string()).unwrap().as_str(), "two");
 }
 
-/// The slab of index 64 is released and made again. Index 65 has had no context, so none of its
-/// generations is used up.
+/// The slab of index 64 is released and made again. Index 65 never had a context, so it begins with
+/// generation 1.
 #[test]
 fn inv20_a_released_slab_charges_no_index_that_was_never_used() {
     let table = CtxTable::builder().generation_limit(3).build().unwrap();
@@ -99,7 +100,7 @@ fn inv20_a_released_slab_charges_no_index_that_was_never_used() {
     let ((again, at), (fresh, beside)) = (insert(65), insert(66));
     assert_eq!((at, beside), ((64, 2), (65, 1)), "the second context of 64, the first of 65");
 
-    // Released once more: 65 was used, so its id stays stale. 66 was not.
+    // After another release 65 was used, so its id stays stale. 66 was never used.
     release(&[again, fresh]);
     assert_eq!([67, 68, 69].map(|n| insert(n).1), [(64, 3), (65, 3), (66, 1)]);
     assert!([again, fresh].iter().all(|&id| !table.contains(id)));

@@ -1,4 +1,4 @@
-//! Inserts with options, and what they leave behind where they fail.
+//! Inserts with options, and the state of the table after an insert that fails.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -11,7 +11,7 @@ use radix_ctx::{CtxTable, InsertRefused};
 const EXHAUSTED: InsertRefused = InsertRefused::Exhausted { pending: 0 };
 
 #[test]
-fn inv15_a_weighted_insert_counts_however_it_comes_in() {
+fn inv15_every_kind_of_insert_counts_its_weight() {
     let table = CtxTable::builder().max_weight(100).max_contexts(10).build().unwrap();
     let used = || {
         let usage = table.usage();
@@ -29,7 +29,7 @@ fn inv15_a_weighted_insert_counts_however_it_comes_in() {
     drop(reserved);
     let panics = || of_ten().within(3..).insert_with(|_| panic!("half-way"));
     assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
-    #[allow(clippy::reversed_empty_ranges, reason = "that is what is tested")]
+    #[allow(clippy::reversed_empty_ranges, reason = "the test is about empty ranges")]
     let empty = of_ten().within(5..3);
     for cyclic in [false, true] {
         let with = |weight| {
@@ -69,10 +69,10 @@ fn inv08_a_cyclic_insert_keeps_to_its_range() {
     table.validate();
 }
 
-/// Two threads, each of which vacates what it was given: before the wrap no index comes again, and
-/// neither thread's indexes go back.
+/// Two threads insert and remove. Before the wrap no index is assigned twice, and the indexes of each thread
+/// ascend.
 #[test]
-fn inv08_no_index_comes_twice_in_a_lap() {
+fn inv08_no_index_is_assigned_twice_before_the_wrap() {
     let table = CtxTable::new();
     let lap = || {
         let given = (0..20_000).map(|_| {
@@ -95,7 +95,7 @@ fn inv08_no_index_comes_twice_in_a_lap() {
     table.validate();
 }
 
-/// Vacant indexes outside of the range are no reason to go on.
+/// An insert with a range waits although indexes outside of the range are vacant.
 #[test]
 fn an_insert_waits_for_its_range() {
     let table = CtxTable::new();

@@ -1,4 +1,4 @@
-//! `CtxTable` against a `BTreeMap`, one thread.
+//! A `CtxTable` against a `BTreeMap`, on one thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::table_ops;
@@ -8,7 +8,7 @@ use radix_ctx::{CtxTable, InsertRefused, LookupError};
 
 use table_ops::{Limits, Op, run_ops};
 
-/// `PROPTEST_CASES`, or a few.
+/// Returns a configuration of `PROPTEST_CASES` cases, or of 40.
 fn cases() -> ProptestConfig {
     let asked = std::env::var("PROPTEST_CASES").ok();
     ProptestConfig::with_cases(asked.map_or(40, |cases| cases.parse().expect("a number")))
@@ -18,10 +18,10 @@ fn any_op() -> BoxedStrategy<[u8; 4]> {
     any::<[u8; 4]>().boxed()
 }
 
-/// Of the steps whose first byte is in a list.
-fn ops(whats: &'static [u8]) -> impl Strategy<Value = Vec<[u8; 4]>> {
-    let some = (prop::sample::select(whats), any::<[u8; 3]>());
-    let some = some.prop_map(|(what, [a, b, c])| [what, a, b, c]);
+/// Operations whose first byte is one of `kinds`, and some others.
+fn ops(kinds: &'static [u8]) -> impl Strategy<Value = Vec<[u8; 4]>> {
+    let some = (prop::sample::select(kinds), any::<[u8; 3]>());
+    let some = some.prop_map(|(kind, [a, b, c])| [kind, a, b, c]);
     prop::collection::vec(prop_oneof![5 => some.boxed(), 1 => any_op()], 1..120)
 }
 
@@ -43,7 +43,7 @@ proptest! {
         run(Limits::decode(limits), &ops);
     }
 
-    /// Stale ids stay stale while generations run out, slabs go and come back.
+    /// Stale ids stay stale while generations run out, and while slabs are freed and made again.
     #[test]
     fn inv12_stale_ids_stay_stale(
         generations in prop::option::of(1..4_u32),
@@ -61,7 +61,7 @@ proptest! {
     }
 
     #[test]
-    fn inv15_the_quota_is_that_of_what_is_live(
+    fn inv15_the_use_of_the_limits_is_the_sum_over_live_contexts(
         contexts in prop::option::of(0..20_u64),
         weight in prop::option::of(0..300_u64),
         ops in ops(&[0, 4, 4, 5, 8, 9, 12, 13, 14, 15, 16, 19, 27]),
@@ -70,14 +70,14 @@ proptest! {
     }
 }
 
-/// Each refusal beside every one that comes after it.
+/// Each reason for a refusal is found before those that come later in the order of checks.
 #[test]
 fn inv16_size_then_quota_then_index() {
     let builder = CtxTable::builder().max_contexts(2).max_weight(10).max_index(1);
     let table = builder.generation_limit(1).build().unwrap();
     let refused = |weight| table.insert_weighted("back", weight).unwrap_err();
     let ids = [table.insert_weighted("a", 5).unwrap(), table.insert_weighted("b", 5).unwrap()];
-    assert_eq!(refused(11).reason, InsertRefused::TooHeavy); // and quota, and index
+    assert_eq!(refused(11).reason, InsertRefused::TooHeavy); // also above the limit, and no index
     assert_eq!(refused(1).reason, InsertRefused::Quota);
     assert_eq!(table.insert_in(7..9, "back").unwrap_err().reason, InsertRefused::Quota);
     for id in ids {
@@ -85,18 +85,18 @@ fn inv16_size_then_quota_then_index() {
         assert_eq!(table.remove(id).map(|_| ()), Err(LookupError::Stale));
     }
     table.flush().unwrap();
-    assert_eq!(refused(11).reason, InsertRefused::TooHeavy); // and index
+    assert_eq!(refused(11).reason, InsertRefused::TooHeavy); // also no index
     assert_eq!(refused(1).reason, InsertRefused::Exhausted { pending: 0 });
     assert_eq!(refused(1).value, "back");
     assert_eq!(table.insert_in(7..9, "back").unwrap_err().reason, InsertRefused::NoRange);
     let usage = table.usage();
-    assert_eq!((usage.contexts, usage.weight), (0, Some(0)), "every refusal gave it back");
+    assert_eq!((usage.contexts, usage.weight), (0, Some(0)), "the use after refused inserts");
     assert_eq!(table.stats().exhausted, 2);
 }
 
-/// A context that is removed makes room for another one at once, used or not.
+/// The removal of a context makes room for another one at once, even if a reference keeps the old one.
 #[test]
-fn inv15_destroy_then_create_meets_no_quota() {
+fn inv15_an_insert_after_a_removal_fits() {
     let table = CtxTable::builder().max_contexts(3).max_weight(30).build().unwrap();
     let mut ids = [(); 3].map(|()| table.insert_weighted(0, 10).unwrap());
     let held = table.get_ref(ids[1]).unwrap();
@@ -112,13 +112,13 @@ fn inv15_destroy_then_create_meets_no_quota() {
     table.validate();
 }
 
-/// What is made ready is the lowest indexes, also where a higher slab has room.
+/// `try_reserve` makes the slabs of the lowest vacant indexes, even if a higher slab has vacant slots.
 #[test]
-fn try_reserve_counts_what_an_insert_would_take() {
+fn try_reserve_makes_the_slabs_that_inserts_would_take() {
     let table = CtxTable::builder().max_index(199).build().unwrap();
     table.insert_in(190..=190, ()).unwrap();
     table.try_reserve(100).unwrap();
-    assert_eq!(table.stats().slabs, 3, "indexes 0 to 127, and 190");
+    assert_eq!(table.stats().slabs, 3, "slabs of 0 to 127, and of 190");
     table.try_reserve(199).unwrap();
     assert_eq!(table.stats().slabs, 4);
     assert_eq!(table.try_reserve(200), Err(InsertRefused::Exhausted { pending: 0 }));

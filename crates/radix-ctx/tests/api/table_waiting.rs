@@ -1,4 +1,4 @@
-//! Who waits for a context, or for the end of one: blocked, for a while, or as a future.
+//! Waits on a context, for its removal and for its drop: blocking, with a timeout, and as a future.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::future::{Future, IntoFuture};
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id, InsertRefused, LookupError, WaitError};
 
-/// Long for a wait that must not end; a guess.
+/// A timeout for waits that must not end. A guess.
 const WHILE: Duration = Duration::from_millis(30);
-/// No wait of these tests takes so long, unless it hangs.
+/// The timeout of waits that must end: a longer one hangs.
 const NEVER: Duration = Duration::from_secs(20);
 
 struct Unpark(Thread, AtomicBool);
@@ -27,7 +27,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Runs a future on this thread; panics if it is not ready in time.
+/// Runs a future on this thread. Panics if it is not ready in time.
 fn block_on<F: Future>(future: F) -> F::Output {
     let mut future = pin!(future);
     let wake = Arc::new(Unpark(thread::current(), AtomicBool::new(false)));
@@ -38,33 +38,33 @@ fn block_on<F: Future>(future: F) -> F::Output {
             return output;
         }
         while !wake.1.swap(false, Relaxed) {
-            assert!(began.elapsed() < NEVER, "nobody wakes it");
+            assert!(began.elapsed() < NEVER, "the future was not woken in {NEVER:?}");
             thread::park_timeout(WHILE);
         }
     }
 }
 
-/// Runs `f` on a thread; panics if it does not end in time.
+/// Runs `f` on another thread. Panics if it does not end in time.
 fn in_time<R: Send + 'static>(f: impl FnOnce() -> R + Send + 'static) -> R {
-    let (tell, told) = mpsc::channel();
-    let thread = thread::spawn(move || tell.send(f()));
-    let result = told.recv_timeout(NEVER).expect("it hangs");
+    let (sender, receiver) = mpsc::channel();
+    let thread = thread::spawn(move || sender.send(f()));
+    let result = receiver.recv_timeout(NEVER).expect("the closure hangs");
     thread.join().unwrap().unwrap();
     result
 }
 
-/// A context that says when it is dropped.
-struct Told(Arc<AtomicUsize>);
+/// A context that counts its drops.
+struct CountsDrops(Arc<AtomicUsize>);
 
-impl Drop for Told {
+impl Drop for CountsDrops {
     fn drop(&mut self) {
         self.0.fetch_add(1, Relaxed);
     }
 }
 
-fn told() -> (Arc<AtomicUsize>, Told) {
+fn counts_drops() -> (Arc<AtomicUsize>, CountsDrops) {
     let drops = Arc::new(AtomicUsize::new(0));
-    (Arc::clone(&drops), Told(drops))
+    (Arc::clone(&drops), CountsDrops(drops))
 }
 
 #[test]
@@ -92,10 +92,10 @@ fn inv18_a_waiter_wakes_when_its_context_is_removed() {
     thread::sleep(WHILE);
     let removal = table.remove(id).unwrap();
     assert!(CtxRef::is_removed(&context));
-    let said: Vec<_> = waiters.into_iter().map(|waiter| waiter.join().unwrap()).collect();
-    assert_eq!(said[..3], [Err(WaitError::Removed); 3]);
-    assert_eq!(said[3], Ok(()), "notified before");
-    assert!(!removal.is_done(), "we have a reference");
+    let results: Vec<_> = waiters.into_iter().map(|waiter| waiter.join().unwrap()).collect();
+    assert_eq!(results[..3], [Err(WaitError::Removed); 3]);
+    assert_eq!(results[3], Ok(()), "the condition was true before the removal");
+    assert!(!removal.is_done(), "this thread has a reference");
     drop(context);
     removal.wait().unwrap();
 }
@@ -109,7 +109,7 @@ fn inv18_a_wait_in_a_guard_is_refused() {
     assert_eq!(CtxRef::wait_until(&context, |_| None::<()>), Err(WaitError::Pinned));
     assert_eq!(table.flush(), Err(WaitError::Pinned));
     assert_eq!(table.remove_all(), Err(WaitError::Pinned));
-    assert_eq!(table.len(), 3, "nothing was removed");
+    assert_eq!(table.len(), 3, "remove_all removed no context");
     let removal = table.remove(ids[1]).unwrap();
     assert_eq!(removal.wait_timeout(WHILE), Err(WaitError::Pinned));
     assert_eq!(removal.wait(), Err(WaitError::Pinned));
@@ -122,7 +122,7 @@ fn inv18_a_wait_in_a_guard_is_refused() {
 fn a_removal_is_waited_for_in_every_way() {
     let table = CtxTable::new();
     let remove = || {
-        let (drops, context) = told();
+        let (drops, context) = counts_drops();
         let id = table.insert(context).unwrap();
         (drops, table.remove(id).unwrap())
     };
@@ -141,9 +141,9 @@ fn a_removal_is_waited_for_in_every_way() {
     block_on(removal.into_future()).unwrap();
     assert_eq!(drops.load(Relaxed), 1);
 
-    // A reference of another thread's holds each of them up.
+    // With a reference of another thread, each wait lasts until it is dropped.
     for way in 0..4 {
-        let (drops, context) = told();
+        let (drops, context) = counts_drops();
         let id = table.insert(context).unwrap();
         let held = table.get_ref(id).unwrap();
         let removal = table.remove(id).unwrap();
@@ -162,23 +162,23 @@ fn a_removal_is_waited_for_in_every_way() {
         assert_eq!(drops.load(Relaxed), 1, "way {way}");
         user.join().unwrap();
     }
-    // A reader, too.
-    let (drops, context) = told();
+    // With a reader, too.
+    let (drops, context) = counts_drops();
     let id = table.insert(context).unwrap();
-    let (tell, go) = mpsc::channel::<()>();
+    let (end, ended) = mpsc::channel::<()>();
     let (pinned, is_pinned) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(move || {
             let guard = rcu::pin();
             pinned.send(()).unwrap();
-            let _ = go.recv();
+            let _ = ended.recv();
             drop(guard);
         });
         is_pinned.recv().unwrap();
         let removal = table.remove(id).unwrap();
         assert_eq!(removal.wait_timeout(WHILE), Err(WaitError::TimedOut));
         assert_eq!((drops.load(Relaxed), removal.is_done()), (0, false));
-        drop(tell);
+        drop(end);
         block_on(removal.into_future()).unwrap();
         assert_eq!(drops.load(Relaxed), 1);
     });
@@ -197,7 +197,7 @@ fn a_future_that_is_dropped_leaves_no_waker() {
         assert!(polled.is_pending());
     }
     drop(waker);
-    assert_eq!(Arc::strong_count(&wake), 2, "one waker is kept, not three");
+    assert_eq!(Arc::strong_count(&wake), 2, "the context keeps one waker");
     drop(waiting);
     assert_eq!(Arc::strong_count(&wake), 1);
     drop(table.remove(id).unwrap().into_future());
@@ -210,7 +210,7 @@ fn inv14_close_all_drops_everything_once() {
     let drops = Arc::new(AtomicUsize::new(0));
     for round in 1..4 {
         let ids: Vec<Id> =
-            (0..500).map(|_| table.insert(Told(Arc::clone(&drops))).unwrap()).collect();
+            (0..500).map(|_| table.insert(CountsDrops(Arc::clone(&drops))).unwrap()).collect();
         assert_eq!(table.remove_all(), Ok(500));
         assert_eq!(drops.load(Relaxed), 500 * round);
         assert!(ids.iter().all(|id| table.remove(*id).err() == Some(LookupError::Stale)));
@@ -218,7 +218,7 @@ fn inv14_close_all_drops_everything_once() {
         assert_eq!(table.remove_all(), Ok(0));
     }
     let held = {
-        let id = table.insert(Told(Arc::clone(&drops))).unwrap();
+        let id = table.insert(CountsDrops(Arc::clone(&drops))).unwrap();
         table.get_ref(id).unwrap()
     };
     let mut closing = table.begin_remove_all();
@@ -230,9 +230,10 @@ fn inv14_close_all_drops_everything_once() {
     assert_eq!(drops.load(Relaxed), 1501);
 }
 
-/// Full of removed contexts: it waits for readers, and then for references; whichever ends first.
+/// In a table full of removed contexts `insert_wait` waits for readers and for references, whichever
+/// leaves first.
 #[test]
-fn insert_wait_takes_what_comes_free() {
+fn insert_wait_takes_an_index_that_becomes_vacant() {
     let table = Arc::new(CtxTable::builder().max_index(1).build().unwrap());
     let ids = [1, 2].map(|value| table.insert(value).unwrap());
     assert_eq!(table.insert_wait(9).unwrap_err().reason, InsertRefused::Exhausted { pending: 0 });
@@ -245,7 +246,7 @@ fn insert_wait_takes_what_comes_free() {
         let table = Arc::clone(&table);
         move || table.insert_wait(value)
     };
-    // One is kept by a reference; the other is removed while it waits.
+    // A reference keeps one context. The other is removed while the insert waits.
     let waiter = thread::spawn(insert(10));
     thread::sleep(WHILE);
     let [first, second] = held;
@@ -253,7 +254,7 @@ fn insert_wait_takes_what_comes_free() {
     table.remove(ids[1]).unwrap();
     let id = in_time(move || waiter.join().unwrap()).unwrap();
     assert_eq!((id.index(), id.generation()), (1, 2));
-    // Now the reference is all there is to wait for.
+    // Only the reference is left to wait for.
     let waiter = thread::spawn(insert(11));
     thread::sleep(WHILE);
     drop(first);
@@ -263,7 +264,7 @@ fn insert_wait_takes_what_comes_free() {
 }
 
 #[test]
-fn insert_wait_takes_what_a_reservation_gives_back() {
+fn insert_wait_takes_the_index_of_a_dropped_reservation() {
     let table = Arc::new(CtxTable::builder().max_index(1).build().unwrap());
     let id = table.insert(1).unwrap();
     let held = table.get_ref(id).unwrap();
@@ -283,7 +284,7 @@ fn insert_wait_takes_what_a_reservation_gives_back() {
 /// A context whose drop calls its table.
 struct Calls {
     table: &'static OnceLock<CtxTable<Calls>>,
-    said: mpsc::Sender<[Option<WaitError>; 3]>,
+    results: mpsc::Sender<[Option<WaitError>; 3]>,
 }
 
 impl Drop for Calls {
@@ -292,27 +293,28 @@ impl Drop for Calls {
         let flush = table.flush().err();
         let close = table.remove_all().err();
         let wait = table.begin_remove_all().wait().err();
-        let _ = self.said.send([flush, close, wait]);
+        let _ = self.results.send([flush, close, wait]);
     }
 }
 
-/// By whoever drops it: the reclaim of a `flush`, the last reference, another context's end.
+/// A drop that waits for its own table gets an error, in the reclaim of a `flush` and in the drop of the last
+/// reference.
 #[test]
-fn inv18_a_drop_that_waits_for_its_own_table_is_told() {
+fn inv18_a_drop_that_waits_for_its_own_table_is_refused() {
     for by_reference in [false, true] {
         static TABLES: [OnceLock<CtxTable<Calls>>; 2] = [const { OnceLock::new() }; 2];
         let table = &TABLES[usize::from(by_reference)];
-        let said = in_time(move || {
-            let (said, hear) = mpsc::channel();
+        let results = in_time(move || {
+            let (results, received) = mpsc::channel();
             let made = table.get_or_init(CtxTable::new);
-            let id = made.insert(Calls { table, said }).unwrap();
+            let id = made.insert(Calls { table, results }).unwrap();
             let held = by_reference.then(|| made.get_ref(id).unwrap());
             made.remove(id).unwrap();
             made.flush().unwrap();
             drop(held);
-            hear.recv().unwrap()
+            received.recv().unwrap()
         });
-        assert_eq!(said, [Some(WaitError::InDrop); 3], "by reference: {by_reference}");
+        assert_eq!(results, [Some(WaitError::InDrop); 3], "by reference: {by_reference}");
         let made = table.get().unwrap();
         made.flush().unwrap();
         made.validate();
@@ -331,7 +333,7 @@ impl Drop for Bomb {
     }
 }
 
-/// A context that panics when it is dropped, if it is told to.
+/// A context whose drop panics for 1, and for 2 panics with a [`Bomb`].
 struct Panics(u32);
 
 impl Drop for Panics {
@@ -357,18 +359,21 @@ fn a_drop_that_panics_stops_nothing() {
     let held = table.get_ref(id).unwrap();
     table.remove(id).unwrap();
     table.flush().unwrap();
-    assert!(catch_unwind(AssertUnwindSafe(|| drop(held))).is_err(), "whoever put the last sees it");
+    assert!(
+        catch_unwind(AssertUnwindSafe(|| drop(held))).is_err(),
+        "the drop of the last reference panics"
+    );
     assert_eq!(table.stats().pending, 0);
     table.validate();
     table.insert(Panics(1)).unwrap();
-    drop(table); // counted, and gone
+    drop(table); // catches the panic of the drop
 }
 
-/// [`in_time`] for what borrows.
+/// [`in_time`] for a closure that borrows.
 fn in_time_scoped<R: Send>(f: impl FnOnce() -> R + Send) -> R {
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     thread::scope(|scope| {
-        scope.spawn(move || tell.send(f()));
-        told.recv_timeout(NEVER).unwrap_or_else(|_| std::process::abort())
+        scope.spawn(move || sender.send(f()));
+        receiver.recv_timeout(NEVER).unwrap_or_else(|_| std::process::abort())
     })
 }

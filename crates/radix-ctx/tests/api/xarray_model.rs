@@ -1,4 +1,4 @@
-//! `XArray` against a `BTreeMap`, one thread.
+//! An `XArray` against a `BTreeMap`, on one thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::model;
@@ -22,13 +22,13 @@ fn any_op() -> BoxedStrategy<Op> {
         model::exchanges(),
         model::allocations(),
         model::marks(),
-        model::walks(),
+        model::iterations(),
         model::memory(),
     ]
     .boxed()
 }
 
-/// Where levels begin and end.
+/// Indexes at the limits of levels.
 fn edges() -> impl Iterator<Item = u64> {
     let powers = (0..64).map(|bit| 1_u64 << bit);
     powers.chain([0, u64::MAX, u64::MAX - 1])
@@ -53,7 +53,7 @@ proptest! {
     }
 
     #[test]
-    fn inv06_walks_neither_skip_nor_repeat(ops in many(model::walks())) {
+    fn inv06_iterations_neither_skip_nor_repeat(ops in many(model::iterations())) {
         Both::run(&ops)?;
     }
 
@@ -67,8 +67,8 @@ proptest! {
         Both::run(&ops)?;
     }
 
-    /// Between two steps of a walk anything may happen: each step gives what is there now, as a search
-    /// from its position would.
+    /// Each step of an iteration returns what a search from its position returns, whatever changes between
+    /// two steps.
     #[test]
     fn inv06_a_walk_goes_on_through_changes(
         ops in many(any_op()),
@@ -78,21 +78,21 @@ proptest! {
         let mut both = Both::new();
         let array = std::sync::Arc::clone(&both.array);
         let guard = rcu::pin();
-        let mut walks = [array.range(from.., &guard), array.marked(Mark::One, .., &guard)];
+        let mut iterations = [array.range(from.., &guard), array.marked(Mark::One, .., &guard)];
         for (op, steps) in ops.iter().zip(steps) {
             both.step(op)?;
             for _ in 0..steps {
-                for (walk, mark) in walks.iter_mut().zip([None, Some(Mark::One)]) {
-                    let position = walk.next_index();
+                for (iteration, mark) in iterations.iter_mut().zip([None, Some(Mark::One)]) {
+                    let position = iteration.next_index();
                     let expected = position.and_then(|from| both.first(from, mark));
-                    let found = walk.next();
+                    let found = iteration.next();
                     prop_assert_eq!(found, expected);
                     if let Some((index, _)) = found {
-                        prop_assert_eq!(walk.next_index(), index.checked_add(1));
+                        prop_assert_eq!(iteration.next_index(), index.checked_add(1));
                     }
-                    // At the end begin again, with a walk that remembers nothing.
-                    if walk.next_index().is_none() {
-                        *walk = match mark {
+                    // At the end begins a new iteration.
+                    if iteration.next_index().is_none() {
+                        *iteration = match mark {
                             Some(mark) => array.marked(mark, .., &guard),
                             None => array.iter(&guard),
                         };
@@ -102,7 +102,7 @@ proptest! {
         }
     }
 
-    /// What is erased is as if it had never been stored, in whatever order.
+    /// After erases in any order the array is as if the entries had never been stored.
     #[test]
     fn inv02_erased_is_never_stored(
         ops in many(any_op()),
@@ -148,7 +148,7 @@ fn inv01_neighbours_of_an_entry_stay_empty() {
     }
 }
 
-/// Every entry, and every node of the tree, goes when the array does.
+/// The drop of an array drops every entry and frees every node.
 #[test]
 fn inv02_a_dropped_array_drops_its_entries_once() {
     let counted = Arc::new(());
@@ -167,9 +167,9 @@ fn inv02_a_dropped_array_drops_its_entries_once() {
     assert_eq!(Arc::strong_count(&counted), 1);
 }
 
-/// An entry taken out by each of the ways there are is dropped once, and no sooner than its reader goes.
+/// An entry that is removed in any way is dropped once, and not before its reader leaves.
 #[test]
-fn inv02_what_is_taken_out_outlives_its_readers() {
+fn inv02_a_removed_entry_outlives_its_readers() {
     type Array = XArray<Owned<Arc<u32>>>;
     let ways: [fn(&Array); 6] = [
         |array| drop(array.store(5, Owned::new(Arc::new(9))).unwrap()),
@@ -220,7 +220,7 @@ fn inv03_storing_and_erasing_the_last_index_restores_the_tree() {
     }
 }
 
-/// One dense level more takes one node per 64 indices, and shrinks to what it was.
+/// Each dense level takes one node per 64 indexes, and the tree shrinks back after an erase.
 #[test]
 fn inv03_height_is_minimal_on_the_way_down() {
     let array = XArray::<Value>::new();
@@ -254,9 +254,9 @@ fn inv04_a_new_entry_has_no_marks_and_a_replaced_one_keeps_them() {
     }
 }
 
-/// The bits of an entry in the root word do not outlive a tree that has grown since.
+/// The marks of an entry in the root word are cleared when the tree has grown and becomes empty.
 #[test]
-fn inv04_an_empty_tree_forgets_the_bits_of_its_root() {
+fn inv04_an_empty_tree_has_no_marks_at_its_root() {
     let array = XArray::<Value>::new();
     for other in [1, 64, u64::MAX] {
         array.store(0, 1.into()).unwrap();
@@ -273,7 +273,7 @@ fn inv04_an_empty_tree_forgets_the_bits_of_its_root() {
 }
 
 #[test]
-fn inv05_an_entry_is_told_by_its_address() {
+fn inv05_boxes_are_compared_by_address() {
     static ONE: u32 = 7;
     static OTHER: u32 = 7;
     let array = XArray::<&'static u32>::new();
@@ -287,7 +287,7 @@ fn inv05_an_entry_is_told_by_its_address() {
 }
 
 #[test]
-fn inv06_walks_end_at_the_edges() {
+fn inv06_iterations_end_at_the_first_and_last_index() {
     let array = XArray::<Value>::new();
     for index in edges() {
         array.store(index, 1.into()).unwrap();
@@ -306,7 +306,7 @@ fn inv06_walks_end_at_the_edges() {
     assert_eq!(last.next_index(), Some(u64::MAX));
     assert_eq!(last.next().map(|(index, _)| index), Some(u64::MAX));
     assert_eq!((last.next_index(), last.next()), (None, None));
-    #[allow(clippy::reversed_empty_ranges, reason = "that is what is tested")]
+    #[allow(clippy::reversed_empty_ranges, reason = "the test is about empty ranges")]
     let empty = array.range(5..3, &guard);
     assert_eq!((empty.next_index(), empty.count()), (None, 0));
     assert_eq!(array.range(..0, &guard).count(), 0);
@@ -327,15 +327,16 @@ fn inv07_a_reservation_is_not_empty_and_reads_as_none() {
         drop(reservation);
         assert!(array.is_empty());
         array.store(index, 1.into()).unwrap();
-        assert!(!array.release(index), "it is in use");
+        assert!(!array.release(index), "the index has an entry");
         assert!(array.contains(index));
         array.erase(index);
     }
 }
 
-/// A reservation knows its index only, so nothing done there may leave the place to another one.
+/// A reservation knows only its index, so no other operation may end the reservation and leave the index to
+/// another one.
 #[test]
-fn inv07_what_is_reserved_stays_so_until_its_guard_ends_it() {
+fn inv07_an_index_stays_reserved_until_its_guard_ends() {
     let array = XArray::<Value>::new();
     let mine = array.reserve(5).unwrap();
     assert_eq!(array.store(5, 1.into()), Err(StoreError::Reserved(1.into())));
@@ -354,13 +355,13 @@ fn inv07_what_is_reserved_stays_so_until_its_guard_ends_it() {
     assert!(array.contains(5));
 }
 
-/// The closure of `insert_with` runs without the lock; if it panics the index is free again.
+/// The closure of `insert_with` runs without the lock. If it panics, the index is free again.
 #[test]
 fn inv07_a_panic_releases_the_reservation() {
     let array = XArray::<Value>::new();
     let caught = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         array.insert_with(3, |_| {
-            array.store(4, 1.into()).unwrap(); // no deadlock
+            array.store(4, 1.into()).unwrap(); // the lock is free
             panic!("half-way");
         })
     }));
@@ -371,7 +372,7 @@ fn inv07_a_panic_releases_the_reservation() {
 }
 
 #[test]
-fn inv08_full_leaves_all_unchanged() {
+fn inv08_a_refused_allocation_changes_nothing() {
     let array = XArray::<Value>::new();
     for index in 10..20 {
         assert_eq!(array.alloc(10..20, 1.into()), Ok(index));
@@ -390,7 +391,7 @@ fn inv08_full_leaves_all_unchanged() {
 }
 
 #[test]
-fn inv08_a_wrap_is_reported_once_also_behind_the_last_index() {
+fn inv08_a_wrap_is_reported_once_also_after_the_largest_index() {
     let array = XArray::<Value>::new();
     let (mut cycle, mut given) = (Cycle::starting_at(u64::MAX - 1), Vec::new());
     for _ in 0..4 {
@@ -401,7 +402,7 @@ fn inv08_a_wrap_is_reported_once_also_behind_the_last_index() {
     assert_eq!(given, [(last - 1, false), (last, false), (5, true), (6, false)]);
 }
 
-/// An array is as fit to be shared as its entries.
+/// An array of `Send` and `Sync` entries is `Send` and `Sync`.
 #[test]
 fn arrays_are_send_and_sync() {
     fn both<T: Send + Sync>() {}

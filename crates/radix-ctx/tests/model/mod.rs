@@ -1,4 +1,4 @@
-//! What an `XArray` must do, by a `BTreeMap`: each step is done to both, and compared.
+//! An `XArray` and its model, a `BTreeMap`: each step changes both and compares them.
 
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
@@ -11,7 +11,7 @@ use radix_ctx::xarray::{
     StoreError, Value, XArray,
 };
 
-/// An index that is in use: `value` is `None` if it is only reserved.
+/// An index in use. `value` is `None` for a reservation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Used {
     pub(crate) value: Option<u64>,
@@ -27,14 +27,14 @@ impl Used {
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     Store(u64, u64),
-    /// All 64 that share a node with this one.
+    /// Stores at all 64 indexes that share a node with this one.
     Fill(u64),
     Insert(u64, u64),
     InsertWith(u64, u64),
     Erase(u64),
     EraseRange(u64, u64),
     Clear,
-    /// Expects what is there, or this; puts this there, or nothing.
+    /// The index, the expected entry, the new entry. An expected entry of `None` is the current one.
     CompareExchange(u64, Option<Option<u64>>, Option<u64>),
     Reserve(u64),
     ReserveAndCommit(u64, u64),
@@ -50,13 +50,13 @@ pub(crate) enum Op {
     ClearMark(u64, usize),
     TryReserve(u64, u64),
     ShrinkToFit,
-    /// Goes on there and back.
-    Walk(u64, u64),
+    /// Iterates in both directions.
+    Iterate(u64, u64),
 }
 
-/// Indices where levels begin and end, dense ones, and any.
+/// Indexes at the limits of levels, dense ones, and any.
 pub(crate) fn keys() -> impl Strategy<Value = u64> {
-    // A few that meet each other often, so that trees become empty and single again.
+    // Indexes that often meet, so that an array becomes empty or has a single entry again.
     let few = [0, 0, 1, 63, 64, 130, 4_096, u64::MAX];
     prop_oneof![
         8 => prop::sample::select(few.to_vec()),
@@ -68,7 +68,7 @@ pub(crate) fn keys() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Pairs of indices, the lower one first; close together as often as not.
+/// Pairs of indexes, the lower one first. Half of them are close together.
 pub(crate) fn spans() -> impl Strategy<Value = (u64, u64)> {
     prop_oneof![
         (keys(), 0..20_u64).prop_map(|(from, by)| (from, from.saturating_add(by))),
@@ -76,7 +76,7 @@ pub(crate) fn spans() -> impl Strategy<Value = (u64, u64)> {
     ]
 }
 
-/// Also those that look like the words of an absent and of a reserved index.
+/// Values, with those whose words look like that of an absent or a reserved index.
 fn small() -> impl Strategy<Value = u64> {
     prop_oneof![0..4_u64, 0..1_000_u64]
 }
@@ -132,8 +132,8 @@ pub(crate) fn marks() -> BoxedStrategy<Op> {
     .boxed()
 }
 
-pub(crate) fn walks() -> BoxedStrategy<Op> {
-    spans().prop_map(|(from, to)| Op::Walk(from, to)).boxed()
+pub(crate) fn iterations() -> BoxedStrategy<Op> {
+    spans().prop_map(|(from, to)| Op::Iterate(from, to)).boxed()
 }
 
 pub(crate) fn memory() -> BoxedStrategy<Op> {
@@ -145,13 +145,13 @@ pub(crate) fn memory() -> BoxedStrategy<Op> {
     .boxed()
 }
 
-/// `PROPTEST_CASES`, or a few.
+/// Returns a configuration of `PROPTEST_CASES` cases, or of 40.
 pub(crate) fn cases() -> ProptestConfig {
     let asked = std::env::var("PROPTEST_CASES").ok();
     ProptestConfig::with_cases(asked.map_or(40, |cases| cases.parse().expect("a number")))
 }
 
-/// Of a step.
+/// The result of a step.
 pub(crate) type Step = Result<(), TestCaseError>;
 
 fn value(value: u64) -> Value {
@@ -171,12 +171,12 @@ fn store(array: &XArray<Value>, model: &mut BTreeMap<u64, Used>, key: u64, new: 
     Ok(())
 }
 
-/// The array, and what it must be.
+/// The array and its model.
 #[derive(Debug, Default)]
 pub(crate) struct Both {
     pub(crate) array: Arc<XArray<Value>>,
     pub(crate) model: BTreeMap<u64, Used>,
-    /// `None`: behind the last index.
+    /// The array's position of cyclic allocations. `None` after the largest index.
     inner: Option<u64>,
     cycle: Cycle,
     serial: u64,
@@ -195,13 +195,13 @@ impl Both {
         both.compare()
     }
 
-    /// The first entry at or after `from`; of those with the mark, if one is asked for.
+    /// Returns the first entry at `from` or above, with the mark if one is given.
     pub(crate) fn first(&self, from: u64, mark: Option<Mark>) -> Option<(u64, Value)> {
         let has = |key: &u64| mark.is_none_or(|mark| self.model[key].marks[mark as usize]);
         self.entries(from..=u64::MAX).find(|(key, _)| has(key))
     }
 
-    /// The lowest index of the range that is not in use.
+    /// Returns the lowest index of the range that is not in use.
     fn free(&self, from: u64, to: u64) -> Option<u64> {
         let mut free = from;
         for &used in self.model.range(from..=to).map(|(used, _)| used) {
@@ -224,7 +224,7 @@ impl Both {
         self.free(from, to).map(|found| (found, true))
     }
 
-    /// Does it to both, compares what they say, and the invariants.
+    /// Does a step on both, compares the results, and checks the invariants.
     pub(crate) fn step(&mut self, op: &Op) -> Step {
         self.serial += 1;
         let serial = self.serial;
@@ -237,25 +237,25 @@ impl Both {
                 }
             }
             Op::Insert(key, new) => {
-                let said = array.insert(key, value(new));
+                let result = array.insert(key, value(new));
                 let expected = match model.get(&key) {
                     None => Ok(()),
                     Some(Used { value: None, .. }) => Err(InsertError::Reserved(value(new))),
                     Some(_) => Err(InsertError::Present(value(new))),
                 };
-                prop_assert_eq!(said, expected);
+                prop_assert_eq!(result, expected);
                 model.entry(key).or_insert(Used::of(new));
             }
             Op::InsertWith(key, new) => {
-                let said = array.insert_with(key, |index| {
+                let result = array.insert_with(key, |index| {
                     assert_eq!(index, key);
-                    assert!(!array.contains(key) && !array.is_empty(), "it is reserved");
+                    assert!(!array.contains(key) && !array.is_empty(), "{key} is reserved");
                     value(new)
                 });
-                let said = said.map_err(|error| {
-                    assert!(error.into_inner().is_some(), "the closure comes back");
+                let result = result.map_err(|error| {
+                    assert!(error.into_inner().is_some(), "the error returns the closure");
                 });
-                prop_assert_eq!(said.is_ok(), !model.contains_key(&key));
+                prop_assert_eq!(result.is_ok(), !model.contains_key(&key));
                 model.entry(key).or_insert(Used::of(new));
             }
             Op::Erase(key) => {
@@ -280,10 +280,11 @@ impl Both {
                 let there = had.and_then(|had| had.value);
                 let expected = expected.unwrap_or(there);
                 let guard = rcu::pin();
-                let said = array.compare_exchange(key, expected.map(value), new.map(value), &guard);
+                let result =
+                    array.compare_exchange(key, expected.map(value), new.map(value), &guard);
                 let is_reserved = had.is_some() && there.is_none();
                 let is_match = expected == there && !is_reserved;
-                match said {
+                match result {
                     Ok(old) => {
                         prop_assert!(is_match);
                         prop_assert_eq!(old, there.map(value));
@@ -309,13 +310,13 @@ impl Both {
                 }
             }
             Op::Reserve(key) => {
-                let said = array.reserve(key).map(|reservation| reservation.keep());
+                let result = array.reserve(key).map(|reservation| reservation.keep());
                 let expected = match model.get(&key) {
                     None => Ok(key),
                     Some(Used { value: None, .. }) => Err(ReserveError::Reserved),
                     Some(_) => Err(ReserveError::Present),
                 };
-                prop_assert_eq!(said, expected);
+                prop_assert_eq!(result, expected);
                 model.entry(key).or_default();
             }
             Op::ReserveAndCommit(key, new) => {
@@ -332,7 +333,8 @@ impl Both {
                 prop_assert!(!array.is_empty());
                 if let Ok(reservation) = reservation {
                     if serial.is_multiple_of(2) {
-                        // Filled by its index: neither the commit nor the drop touches that.
+                        // A commit by the index ends the reservation. Its own commit fails, and its
+                        // drop does nothing.
                         array.commit(key, value(serial)).unwrap();
                         model.insert(key, Used::of(serial));
                         let lost = reservation.commit(value(serial + 1));
@@ -359,9 +361,9 @@ impl Both {
                 prop_assert_eq!(array.commit(key, value(new)), expected);
             }
             Op::ReserveLowest(from, to) => {
-                let said = array.reserve_lowest(from..=to).map(|reservation| reservation.keep());
+                let result = array.reserve_lowest(from..=to).map(|reservation| reservation.keep());
                 let free = self.free(from, to);
-                prop_assert_eq!(said, free.ok_or(ReserveError::Exhausted));
+                prop_assert_eq!(result, free.ok_or(ReserveError::Exhausted));
                 if let Some(free) = free {
                     self.model.insert(free, Used::default());
                 }
@@ -369,39 +371,39 @@ impl Both {
             Op::Alloc(from, to) => {
                 let free = self.free(from, to);
                 prop_assert_eq!(array.next_free(from..=to), free);
-                let said = array.alloc(from..=to, value(serial));
-                prop_assert_eq!(said, free.ok_or(AllocateError::Exhausted(value(serial))));
-                self.took(free);
+                let result = array.alloc(from..=to, value(serial));
+                prop_assert_eq!(result, free.ok_or(AllocateError::Exhausted(value(serial))));
+                self.allocated(free);
             }
             Op::AllocWith(from, to) => {
                 let free = self.free(from, to);
-                let said = array.alloc_with(from..=to, |index| {
+                let result = array.alloc_with(from..=to, |index| {
                     assert_eq!(Some(index), free);
                     value(serial)
                 });
-                prop_assert_eq!(said.ok(), free);
-                self.took(free);
+                prop_assert_eq!(result.ok(), free);
+                self.allocated(free);
             }
             Op::AllocCyclic(from, to) => {
                 let free = self.free_cyclic(self.inner, from, to);
-                let said = array.alloc_cyclic(from..=to, value(serial));
-                let said = said.map(|given| (given.index, given.wrapped));
-                prop_assert_eq!(said, free.ok_or(AllocateError::Exhausted(value(serial))));
+                let result = array.alloc_cyclic(from..=to, value(serial));
+                let result = result.map(|allocation| (allocation.index, allocation.wrapped));
+                prop_assert_eq!(result, free.ok_or(AllocateError::Exhausted(value(serial))));
                 if let Some((free, _)) = free {
                     self.inner = free.checked_add(1);
-                    self.took(Some(free));
+                    self.allocated(Some(free));
                 }
             }
             Op::AllocCyclicBy(from, to) => {
                 let free = self.free_cyclic(self.cycle.next_index(), from, to);
                 let before = self.cycle;
-                let said = array.alloc_cyclic_by(from..=to, &mut self.cycle, value(serial));
-                let said = said.map(|given| (given.index, given.wrapped));
-                prop_assert_eq!(said, free.ok_or(AllocateError::Exhausted(value(serial))));
+                let result = array.alloc_cyclic_by(from..=to, &mut self.cycle, value(serial));
+                let result = result.map(|allocation| (allocation.index, allocation.wrapped));
+                prop_assert_eq!(result, free.ok_or(AllocateError::Exhausted(value(serial))));
                 match free {
                     Some((free, _)) => {
                         prop_assert_eq!(self.cycle.next_index(), free.checked_add(1));
-                        self.took(Some(free));
+                        self.allocated(Some(free));
                     }
                     None => prop_assert_eq!(self.cycle, before),
                 }
@@ -420,19 +422,19 @@ impl Both {
             }
             Op::TryReserve(from, to) => prop_assert_eq!(array.try_reserve(from..=to), Ok(())),
             Op::ShrinkToFit => array.shrink_to_fit(),
-            Op::Walk(from, to) => self.walk(from..=to)?,
+            Op::Iterate(from, to) => self.iterate(from..=to)?,
         }
         self.array.validate();
         self.compare_at(op)
     }
 
-    fn took(&mut self, index: Option<u64>) {
+    fn allocated(&mut self, index: Option<u64>) {
         if let Some(index) = index {
             self.model.insert(index, Used::of(self.serial));
         }
     }
 
-    /// The step's index, its neighbours, and the ends.
+    /// Compares the index of the step, its neighbours, and the first and the last index.
     fn compare_at(&self, op: &Op) -> Step {
         let key = match *op {
             Op::Store(key, _) | Op::Insert(key, _) | Op::InsertWith(key, _) => key,
@@ -440,7 +442,7 @@ impl Both {
             Op::CompareExchange(key, ..) | Op::ReserveAndCommit(key, _) | Op::Commit(key, _) => key,
             Op::Reserve(key) | Op::ReserveAndDrop(key) | Op::Release(key) => key,
             Op::SetMark(key, _) | Op::ClearMark(key, _) => key,
-            Op::EraseRange(_, to) | Op::Alloc(_, to) | Op::Walk(_, to) => to,
+            Op::EraseRange(_, to) | Op::Alloc(_, to) | Op::Iterate(_, to) => to,
             _ => 0,
         };
         let guard = rcu::pin();
@@ -462,8 +464,8 @@ impl Both {
         self.model.range(range).filter_map(|(&key, had)| Some((key, value(had.value?))))
     }
 
-    /// There in one go, there with a pause at each entry, and back.
-    fn walk(&self, range: RangeInclusive<u64>) -> Step {
+    /// Iterates at once, with a pause at each entry, and backwards.
+    fn iterate(&self, range: RangeInclusive<u64>) -> Step {
         let (array, guard) = (&self.array, rcu::pin());
         let expected: Vec<_> = self.entries(range.clone()).collect();
         prop_assert_eq!(&array.range(range.clone(), &guard).collect::<Vec<_>>(), &expected);
@@ -500,9 +502,9 @@ impl Both {
         Ok(())
     }
 
-    /// All of it.
+    /// Compares everything.
     pub(crate) fn compare(&self) -> Step {
-        self.walk(0..=u64::MAX)?;
+        self.iterate(0..=u64::MAX)?;
         let stats = self.array.stats();
         let entries = self.model.values().filter(|had| had.value.is_some()).count() as u64;
         prop_assert_eq!(stats.entries, entries);

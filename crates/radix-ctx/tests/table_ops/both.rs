@@ -1,4 +1,4 @@
-//! The table, and what it must be: what each step changes in the model.
+//! The table and its model, and what each step changes in the model.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,11 +18,11 @@ pub(super) enum State {
         weight: u64,
     },
     Reserved,
-    /// Removed; `folded` before a guard came, so that the last reference alone makes it vacant.
+    /// Removed and not dropped. `folded` if a flush has folded the count: only references keep the context.
     Pending {
         folded: bool,
     },
-    Retired,
+    Exhausted,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -31,13 +31,13 @@ pub(super) struct Slot {
     pub(super) state: State,
 }
 
-/// The table, and what it must be.
+/// The table and its model.
 pub(super) struct Both<'t> {
     pub(super) table: &'t CtxTable<Canary>,
     pub(super) limits: Limits,
     /// The last context of each index.
     pub(super) slots: BTreeMap<u32, Slot>,
-    /// Ids that name nothing any more; some of them.
+    /// Some of the stale ids.
     pub(super) stale: Vec<Id>,
     pub(super) reservations: Vec<Reservation<'t, Canary>>,
     pub(super) refs: Vec<CtxRef<Canary>>,
@@ -67,7 +67,7 @@ impl<'t> Both<'t> {
         }
     }
 
-    /// Releases the reservations, and gives back the references.
+    /// Drops the guard and the reservations, and returns the references.
     pub(super) fn end(self) -> Vec<CtxRef<Canary>> {
         drop(self.guard);
         drop(self.reservations);
@@ -99,7 +99,7 @@ impl<'t> Both<'t> {
         self.slots.values().map(weight).sum()
     }
 
-    /// The lowest vacant index of a range.
+    /// Returns the lowest vacant index of a range.
     pub(super) fn vacant(&self, first: u32, last: u32) -> Option<u32> {
         let last = last.min(self.limits.max_index);
         if first > last {
@@ -118,7 +118,7 @@ impl<'t> Both<'t> {
         Some(at)
     }
 
-    /// What an insert must say: size, quota, index.
+    /// Returns the result of an insert. The checks have this order: the weight, the limits, the index.
     pub(super) fn expected(
         &self,
         first: u32,
@@ -140,8 +140,8 @@ impl<'t> Both<'t> {
         self.vacant(first, last).ok_or(exhausted)
     }
 
-    /// A new context has this id.
-    pub(super) fn came(&mut self, id: Id, state: State) {
+    /// Records the id of a new context.
+    pub(super) fn record_new(&mut self, id: Id, state: State) {
         let old = self.slots.insert(id.index(), Slot { id, state });
         let before = old.map_or(0, |slot| slot.id.generation());
         assert!(id.generation() > before, "{id} after generation {before}");
@@ -149,39 +149,39 @@ impl<'t> Both<'t> {
         assert!(limit.is_none_or(|limit| id.generation() <= limit), "{id}");
     }
 
-    /// The last user of the index is gone.
-    pub(super) fn went(slot: &mut Slot, limits: &Limits) {
+    /// Records that the context of a slot is dropped.
+    pub(super) fn record_vacant(slot: &mut Slot, limits: &Limits) {
         let last = limits.generations.is_some_and(|limit| slot.id.generation() >= limit);
-        slot.state = if last { State::Retired } else { State::Vacant };
+        slot.state = if last { State::Exhausted } else { State::Vacant };
     }
 
-    pub(super) fn forget(&mut self, id: Id) {
+    pub(super) fn record_stale(&mut self, id: Id) {
         if self.stale.len() == 64 {
             self.stale.remove(id.index() as usize % 64);
         }
         self.stale.push(id);
     }
 
-    pub(super) fn inserted(
+    pub(super) fn record_insert(
         &mut self,
         expected: Result<u32, InsertRefused>,
-        said: Result<Id, InsertError<Canary>>,
+        result: Result<Id, InsertError<Canary>>,
         value: u64,
         weight: u64,
     ) {
-        match said {
+        match result {
             Ok(id) => {
                 assert_eq!(Ok(id.index()), expected);
-                self.came(id, State::Live { value, weight });
+                self.record_new(id, State::Live { value, weight });
             }
             Err(error) => {
                 assert_eq!(Err(error.reason), expected);
-                assert_eq!(error.value.read(), value, "the value comes back");
+                assert_eq!(error.value.read(), value, "the error returns the value");
             }
         }
     }
 
-    /// One of the live contexts.
+    /// Returns the id of a live context.
     pub(super) fn pick(&self, which: u8) -> Option<Id> {
         let live = self.slots.values().filter(|slot| matches!(slot.state, State::Live { .. }));
         let number = self.live() as usize;
@@ -192,24 +192,24 @@ impl<'t> Both<'t> {
         self.refs.iter().any(|context| CtxRef::id(context) == id)
     }
 
-    pub(super) fn removed(&mut self, id: Id) {
+    pub(super) fn record_removal(&mut self, id: Id) {
         self.slots.get_mut(&id.index()).unwrap().state = State::Pending { folded: false };
-        self.forget(id);
+        self.record_stale(id);
     }
 
-    /// Everything that waits for readers only is vacant after this.
+    /// Flushes the table. If there is no guard, only references keep removed contexts after this.
     pub(super) fn flush(&mut self) {
         if self.guard.is_some() {
             return assert_eq!(self.table.flush(), Err(WaitError::Pinned));
         }
         self.table.flush().unwrap();
-        let referred: Vec<Id> = self.refs.iter().map(CtxRef::id).collect();
+        let referenced: Vec<Id> = self.refs.iter().map(CtxRef::id).collect();
         for slot in self.slots.values_mut() {
             if matches!(slot.state, State::Pending { .. }) {
-                if referred.contains(&slot.id) {
+                if referenced.contains(&slot.id) {
                     slot.state = State::Pending { folded: true };
                 } else {
-                    Self::went(slot, &self.limits);
+                    Self::record_vacant(slot, &self.limits);
                 }
             }
         }
@@ -220,9 +220,9 @@ impl<'t> Both<'t> {
         live.map(|slot| slot.id).collect()
     }
 
-    /// A reservation was given up: its id is stale, its index vacant at once.
-    pub(super) fn gave_back(&mut self, id: Id) {
-        Self::went(self.slots.get_mut(&id.index()).unwrap(), &self.limits);
-        self.forget(id);
+    /// Records that a reservation was dropped: its id is stale, and its index is vacant.
+    pub(super) fn record_release(&mut self, id: Id) {
+        Self::record_vacant(self.slots.get_mut(&id.index()).unwrap(), &self.limits);
+        self.record_stale(id);
     }
 }

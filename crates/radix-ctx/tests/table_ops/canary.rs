@@ -1,11 +1,11 @@
-//! A context that tells of a drop too many, or too few.
+//! A context that detects missing drops and double drops.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 const ALIVE: u64 = 0x0a11_fe0f_0c0f_fee5;
 
-/// A context that is counted, and screams when it is read or dropped after its drop.
+/// A context that is counted, and panics if it is read or dropped after its drop.
 pub(super) struct Canary {
     alive: u64,
     value: u64,
@@ -27,7 +27,7 @@ impl Canary {
 impl Drop for Canary {
     fn drop(&mut self) {
         assert_eq!(self.alive, ALIVE, "dropped twice");
-        // SAFETY: ours; volatile, as nobody is to read it.
+        // SAFETY: a field of `self`. The write is volatile because no read follows that a compiler can see.
         unsafe { (&raw mut self.alive).write_volatile(0xdead) };
         self.count.fetch_sub(1, Relaxed);
     }

@@ -1,4 +1,4 @@
-//! All that can be seen of a table, and what it must be.
+//! Comparisons of the table with its model.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -9,8 +9,8 @@ use super::both::{Both, Slot, State};
 use super::canary::Canary;
 
 impl Both<'_> {
-    /// What is around an index.
-    pub(super) fn look(&self, index: u32) {
+    /// Compares the neighbours of an index and the iterations around it.
+    pub(super) fn compare_at(&self, index: u32) {
         let guard = rcu::pin();
         let entry = |(id, context): (Id, &Canary)| (id, context.read());
         let of = |(_, slot): (&u32, &Slot)| match slot.state {
@@ -20,11 +20,11 @@ impl Both<'_> {
         let next = self.slots.range(index..).find_map(of);
         assert_eq!(self.table.at_or_after(index, &guard).map(entry), next);
         let prev = self.slots.range(..=index).rev().find_map(of);
-        assert_eq!(self.table.at_or_before(index, &guard).map(entry), prev);
-        // A walk in two parts.
-        let mut walk = self.table.range(index / 2.., &guard);
-        let mut seen: Vec<_> = walk.by_ref().take(3).map(entry).collect();
-        let position = walk.next_index();
+        assert_eq!(self.table.prev(index, &guard).map(entry), prev);
+        // An iteration in two parts.
+        let mut iteration = self.table.range(index / 2.., &guard);
+        let mut seen: Vec<_> = iteration.by_ref().take(3).map(entry).collect();
+        let position = iteration.next_index();
         if let Some(position) = position {
             seen.extend(self.table.range(position.., &guard).map(entry));
         }
@@ -34,7 +34,7 @@ impl Both<'_> {
         assert!(below.iter().eq(&self.slots.range(..index).filter_map(of).collect::<Vec<_>>()));
     }
 
-    /// All that can be seen, and the invariants.
+    /// Compares everything, and checks the invariants.
     pub(super) fn compare(&self) {
         let table = self.table;
         table.validate();
@@ -46,7 +46,7 @@ impl Both<'_> {
         assert_eq!(stats.pending, self.pending());
         let folded = State::Pending { folded: true };
         assert_eq!(stats.referenced, self.number(|state| state == folded));
-        assert_eq!(stats.exhausted, self.number(|state| state == State::Retired));
+        assert_eq!(stats.exhausted, self.number(|state| state == State::Exhausted));
         assert_eq!(stats.panics, 0);
         let usage = table.usage();
         assert_eq!(usage.contexts, self.counted());
@@ -55,21 +55,21 @@ impl Both<'_> {
         assert_eq!(self.count.load(Relaxed), (self.live() + self.pending()) as i64);
 
         let guard = rcu::pin();
-        let mut walk = table.iter(&guard);
+        let mut iteration = table.iter(&guard);
         for slot in self.slots.values() {
-            let (id, said) = (slot.id, table.get(slot.id, &guard));
+            let (id, result) = (slot.id, table.get(slot.id, &guard));
             match slot.state {
                 State::Live { value, .. } => {
-                    assert_eq!(said.map(Canary::read), Ok(value), "{id}");
-                    let walked = walk.next().map(|(id, context)| (id, context.read()));
-                    assert_eq!(walked, Some((id, value)));
-                    assert_eq!(forged(&guard, table, id), LookupError::NotFound);
+                    assert_eq!(result.map(Canary::read), Ok(value), "{id}");
+                    let returned = iteration.next().map(|(id, context)| (id, context.read()));
+                    assert_eq!(returned, Some((id, value)));
+                    assert_eq!(lookup_next_generation(&guard, table, id), LookupError::NotFound);
                 }
-                State::Reserved => assert_eq!(said.err(), Some(LookupError::NotFound), "{id}"),
-                _ => assert_eq!(said.err(), Some(LookupError::Stale), "{id}"),
+                State::Reserved => assert_eq!(result.err(), Some(LookupError::NotFound), "{id}"),
+                _ => assert_eq!(result.err(), Some(LookupError::Stale), "{id}"),
             }
         }
-        assert!(walk.next().is_none());
+        assert!(iteration.next().is_none());
         for id in &self.stale {
             assert_eq!(table.get(*id, &guard).err(), Some(LookupError::Stale), "{id}");
             assert!(!table.contains(*id));
@@ -84,8 +84,8 @@ impl Both<'_> {
     }
 }
 
-/// What is said of a generation that is yet to come.
-fn forged(guard: &rcu::Guard, table: &CtxTable<Canary>, id: Id) -> LookupError {
+/// Looks up the next generation of an id.
+fn lookup_next_generation(guard: &rcu::Guard, table: &CtxTable<Canary>, id: Id) -> LookupError {
     let next = Id::from_bits(id.to_bits() + (1 << 32)).unwrap();
-    table.get(next, guard).err().expect("it never was")
+    table.get(next, guard).err().expect("no context has this generation yet")
 }

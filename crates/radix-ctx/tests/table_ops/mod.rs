@@ -1,15 +1,15 @@
-//! What a `CtxTable` must do, by a `BTreeMap`: each step is done to both, and compared.
+//! A `CtxTable` and its model, a `BTreeMap`: each step changes both and compares them.
 //!
-//! One thread. After each step without a guard the table is flushed, and while there is a guard
-//! nothing is reclaimed that was removed under it: so which indexes are vacant is always known.
+//! One thread runs the steps. Each step without a guard flushes the table. While there is a guard, no context
+//! that was removed under it is reclaimed. So it is always known which indexes are vacant.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
-//! | [`op`] | the steps, and the limits of a table, from bytes |
+//! | [`op`] | the steps and the limits of a table, decoded from bytes |
 //! | [`canary`] | the contexts |
-//! | [`both`] | the table and the map, and what a step makes of the map |
-//! | [`step`] | each step, done to both |
-//! | [`compare`] | all that can be seen |
+//! | [`both`] | the table and the map, and what a step changes in the map |
+//! | [`step`] | each step |
+//! | [`compare`] | comparisons |
 
 mod both;
 mod canary;
@@ -27,11 +27,11 @@ use canary::Canary;
 
 pub(crate) use op::{Limits, Op};
 
-/// Runs steps on a table; returns their number.
+/// Runs steps on a table, and returns their number.
 ///
 /// # Panics
 ///
-/// Panics if an operation's answer is not the model's.
+/// Panics if the result of an operation differs from that of the model.
 pub(crate) fn run_ops(limits: Limits, ops: impl Iterator<Item = Op>) -> usize {
     let count = Arc::new(AtomicI64::new(0));
     let table = limits.build();
@@ -39,13 +39,13 @@ pub(crate) fn run_ops(limits: Limits, ops: impl Iterator<Item = Op>) -> usize {
     let steps = ops.map(|op| both.step(op)).count();
     let refs = both.end();
     drop(table);
-    assert_eq!(count.load(Relaxed), referred(&refs), "only references keep contexts");
+    assert_eq!(count.load(Relaxed), referenced(&refs), "only references keep contexts");
     drop(refs);
-    assert_eq!(count.load(Relaxed), 0, "a context was lost");
+    assert_eq!(count.load(Relaxed), 0, "a context was not dropped");
     steps
 }
 
-fn referred(refs: &[CtxRef<Canary>]) -> i64 {
+fn referenced(refs: &[CtxRef<Canary>]) -> i64 {
     let ids: std::collections::BTreeSet<Id> = refs.iter().map(CtxRef::id).collect();
     ids.len() as i64
 }

@@ -1,4 +1,4 @@
-//! What is done, and to which tables; both from bytes, so that a fuzzer finds its way.
+//! Steps and limits, decoded from bytes, which a fuzzer can vary.
 
 use radix_ctx::CtxTable;
 
@@ -31,13 +31,13 @@ pub(crate) enum Op {
     TryReserve(u32),
     Shrink,
     Poll,
-    /// The neighbours of an index.
-    Look(u32),
+    /// Compares the neighbours of an index.
+    CompareAt(u32),
 }
 
 impl Op {
-    /// The step that four bytes say; of table with a given largest index.
-    pub(crate) fn decode([what, a, b, c]: [u8; 4], max_index: u32) -> Self {
+    /// Decodes a step for a table with a given largest index.
+    pub(crate) fn decode([kind, a, b, c]: [u8; 4], max_index: u32) -> Self {
         let index = |at: u8| match at % 8 {
             0..=3 => u32::from(b) % 80,
             4 => u32::from(b) * 16,
@@ -45,12 +45,12 @@ impl Op {
             6 => u32::from(b) << (at / 8 % 24),
             _ => 64 * (u32::from(b) % 8) + 63,
         };
-        match what % 32 {
+        match kind % 32 {
             0..=3 => Self::Insert { weight: 1 },
             4 => Self::Insert { weight: u64::from(a) << (b % 8) },
             5 => Self::InsertWith { panics: b % 2 == 1 },
             6..=7 => Self::InsertIn(index(a), index(a).saturating_add(c.into())),
-            8 => Self::InsertIn(index(a), index(c)), // the empty range too
+            8 => Self::InsertIn(index(a), index(c)), // may be an empty range
             9..=10 => Self::InsertCyclic,
             11 => Self::InsertMany(u32::from(a)),
             12 => Self::Reserve,
@@ -68,12 +68,12 @@ impl Op {
             28 => Self::TryReserve(u32::from(a) * (1 + u32::from(b % 4))),
             29 => Self::Shrink,
             30 => Self::Poll,
-            _ => Self::Look(index(a)),
+            _ => Self::CompareAt(index(a)),
         }
     }
 }
 
-/// What a table is to allow.
+/// The limits of a table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     pub(crate) contexts: Option<u64>,

@@ -1,4 +1,4 @@
-//! Each step, done to both.
+//! The steps.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
@@ -10,7 +10,7 @@ use super::canary::Canary;
 use super::op::Op;
 
 impl Both<'_> {
-    /// Does it to both, and compares what they say, and all that can be seen.
+    /// Does a step on both, and compares the results and everything else.
     pub(super) fn step(&mut self, op: Op) {
         self.serial += 1;
         let (table, value) = (self.table, self.serial);
@@ -18,46 +18,46 @@ impl Both<'_> {
         match op {
             Op::Insert { weight: 1 } => {
                 let expected = self.expected(0, u32::MAX, 1);
-                let said = table.insert(new());
-                self.inserted(expected, said, value, 1);
+                let result = table.insert(new());
+                self.record_insert(expected, result, value, 1);
             }
             Op::Insert { weight } => {
                 let expected = self.expected(0, u32::MAX, weight);
-                let said = table.insert_weighted(new(), weight);
-                self.inserted(expected, said, value, weight);
+                let result = table.insert_weighted(new(), weight);
+                self.record_insert(expected, result, value, weight);
             }
             Op::InsertWith { panics: false } => {
                 let expected = self.expected(0, u32::MAX, 1);
-                let said = table.insert_with(|id| {
+                let result = table.insert_with(|id| {
                     assert_eq!(table.with(id, |_| ()), Err(LookupError::NotFound));
                     new()
                 });
-                let said = said.map_err(|error| {
+                let result = result.map_err(|error| {
                     let InsertError { value: _make, reason, .. } = error;
                     reason
                 });
-                assert_eq!(said.map(Id::index), expected);
-                if let Ok(id) = said {
-                    self.came(id, State::Live { value, weight: 1 });
+                assert_eq!(result.map(Id::index), expected);
+                if let Ok(id) = result {
+                    self.record_new(id, State::Live { value, weight: 1 });
                 }
             }
             Op::InsertWith { panics: true } => {
                 let expected = self.expected(0, u32::MAX, 1);
                 let mut seen = None;
-                let said = catch_unwind(AssertUnwindSafe(|| {
+                let result = catch_unwind(AssertUnwindSafe(|| {
                     let make = |id| -> Canary {
                         seen = Some(id);
-                        resume_unwind(Box::new("no context"))
+                        resume_unwind(Box::new("make panics"))
                     };
                     table.insert_with(make).map_err(|error| error.reason)
                 }));
-                match said {
-                    Ok(said) => assert_eq!(said.map(Id::index), expected),
+                match result {
+                    Ok(result) => assert_eq!(result.map(Id::index), expected),
                     Err(_) => {
                         let id: Id = seen.expect("`make` panicked");
                         assert_eq!(Ok(id.index()), expected);
-                        self.came(id, State::Reserved);
-                        self.gave_back(id);
+                        self.record_new(id, State::Reserved);
+                        self.record_release(id);
                     }
                 }
             }
@@ -67,26 +67,26 @@ impl Both<'_> {
                 } else {
                     self.expected(first, last, 1)
                 };
-                let said = table.insert_in(first..=last, new());
-                self.inserted(expected, said, value, 1);
+                let result = table.insert_in(first..=last, new());
+                self.record_insert(expected, result, value, 1);
             }
             Op::InsertCyclic => {
                 let mut expected = self.expected(0, u32::MAX, 1);
                 if let Ok(lowest) = expected {
                     expected = Ok(self.vacant(self.cursor, u32::MAX).unwrap_or(lowest));
                 }
-                let said = table.insert_cyclic(new());
+                let result = table.insert_cyclic(new());
                 if let Ok(index) = expected {
                     self.cursor = index + 1;
                 }
-                self.inserted(expected, said, value, 1);
+                self.record_insert(expected, result, value, 1);
             }
             Op::InsertMany(number) => {
                 for _ in 0..number {
                     let expected = self.expected(0, u32::MAX, 1);
-                    let said = table.insert(Canary::new(value, self.count));
-                    let is_full = said.is_err();
-                    self.inserted(expected, said, value, 1);
+                    let result = table.insert(Canary::new(value, self.count));
+                    let is_full = result.is_err();
+                    self.record_insert(expected, result, value, 1);
                     if is_full {
                         break;
                     }
@@ -94,10 +94,13 @@ impl Both<'_> {
             }
             Op::Reserve if self.reservations.len() < 6 => {
                 let expected = self.expected(0, u32::MAX, 1);
-                let said = table.reserve().map_err(|error| error.reason);
-                assert_eq!(said.as_ref().map(|made| made.id().index()), expected.as_ref().copied());
-                if let Ok(reservation) = said {
-                    self.came(reservation.id(), State::Reserved);
+                let result = table.reserve().map_err(|error| error.reason);
+                assert_eq!(
+                    result.as_ref().map(|made| made.id().index()),
+                    expected.as_ref().copied()
+                );
+                if let Ok(reservation) = result {
+                    self.record_new(reservation.id(), State::Reserved);
                     self.reservations.push(reservation);
                 }
             }
@@ -113,7 +116,7 @@ impl Both<'_> {
                 if let Some(reservation) = take(&mut self.reservations, which) {
                     let id = reservation.id();
                     drop(reservation);
-                    self.gave_back(id);
+                    self.record_release(id);
                 }
             }
             Op::Remove(which) => {
@@ -122,7 +125,7 @@ impl Both<'_> {
                     assert_eq!(removal.id(), id);
                     let kept = self.guard.is_some() || self.has_ref(id);
                     assert!(!(kept && removal.is_done()));
-                    self.removed(id);
+                    self.record_removal(id);
                 }
                 if let Some(id) = self.stale.get(usize::from(which) % 64) {
                     assert_eq!(table.remove(*id).map(|_| ()), Err(LookupError::Stale));
@@ -135,7 +138,7 @@ impl Both<'_> {
                 for (number, id) in live.into_iter().enumerate() {
                     if keep % 4 == 0 || number % (1 + usize::from(keep)) != 0 {
                         table.remove(id).unwrap();
-                        self.removed(id);
+                        self.record_removal(id);
                     }
                 }
             }
@@ -144,8 +147,8 @@ impl Both<'_> {
                     self.refs.push(table.get_ref(id).unwrap());
                 }
                 if let Some(id) = self.stale.get(usize::from(which) % 64) {
-                    let said = table.get_ref(*id).map(|_| ());
-                    assert_eq!(said, Err(GetRefError::Lookup(LookupError::Stale)));
+                    let result = table.get_ref(*id).map(|_| ());
+                    assert_eq!(result, Err(GetRefError::Lookup(LookupError::Stale)));
                 }
             }
             Op::CloneRef(which) if (1..12).contains(&self.refs.len()) => {
@@ -160,7 +163,7 @@ impl Both<'_> {
                     let is_last = !self.has_ref(id);
                     let slot = self.slots.get_mut(&id.index()).unwrap();
                     if slot.state == (State::Pending { folded: true }) && slot.id == id && is_last {
-                        Self::went(slot, &self.limits);
+                        Self::record_vacant(slot, &self.limits);
                     }
                 }
             }
@@ -175,7 +178,7 @@ impl Both<'_> {
                 assert_eq!(closing.len(), live.len());
                 let is_done = closing.is_done();
                 assert!(!is_done || self.refs.is_empty() || live.is_empty());
-                live.into_iter().for_each(|id| self.removed(id));
+                live.into_iter().for_each(|id| self.record_removal(id));
             }
             Op::CloseAll => {
                 if self.guard.is_some() {
@@ -183,23 +186,23 @@ impl Both<'_> {
                 } else if self.refs.is_empty() {
                     let live: Vec<Id> = self.live_ids();
                     assert_eq!(table.remove_all(), Ok(live.len()));
-                    live.into_iter().for_each(|id| self.removed(id));
+                    live.into_iter().for_each(|id| self.record_removal(id));
                 }
             }
             Op::TryReserve(number) => {
                 let room = u64::from(self.limits.max_index) + 1
                     - self.number(|state| state != State::Vacant);
-                let said = table.try_reserve(number);
+                let result = table.try_reserve(number);
                 if u64::from(number) <= room {
-                    assert_eq!(said, Ok(()));
+                    assert_eq!(result, Ok(()));
                 } else {
                     let pending = self.pending();
-                    assert_eq!(said, Err(InsertRefused::Exhausted { pending }));
+                    assert_eq!(result, Err(InsertRefused::Exhausted { pending }));
                 }
             }
             Op::Shrink => table.shrink_to_fit(),
             Op::Poll => _ = table.poll(),
-            Op::Look(index) => self.look(index),
+            Op::CompareAt(index) => self.compare_at(index),
             Op::Reserve | Op::GetRef(_) | Op::CloneRef(_) | Op::Pin => {}
         }
         self.flush();
@@ -207,7 +210,7 @@ impl Both<'_> {
     }
 }
 
-/// One of a list, out of it.
+/// Takes an element out of a list.
 fn take<T>(list: &mut Vec<T>, which: u8) -> Option<T> {
     let at = usize::from(which).checked_rem(list.len())?;
     Some(list.swap_remove(at))
