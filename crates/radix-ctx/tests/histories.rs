@@ -1,7 +1,7 @@
-//! What threads saw of one table, put in order: is there an order of the operations, one after the
-//! other, in which a table of one thread would have said the same?
+//! Linearizability: the results of the operations of several threads on a table are those of the same
+//! operations in some order, one after the other.
 //!
-//! Each operation is between two tickets of one counter. The checker is that of Wing, Gong and Lowe.
+//! Each operation lies between two tickets of one counter. The checker is that of Wing, Gong and Lowe.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::collections::BTreeMap;
@@ -18,15 +18,15 @@ use todc_utils::specifications::Specification;
 use testkit::rng::{self, Rng};
 
 const THREADS: usize = 4;
-/// Indexes of the table: few, so that they are used again.
+/// The number of indexes of the table: few, so that they are used again.
 const INDEXES: u32 = 4;
 
-/// An operation, and what it said: `None` before it ended.
+/// An operation and its result, which is `None` before its end.
 #[derive(Clone, Copy, Debug)]
 enum Op {
     Insert(u64, Option<Result<Id, ()>>),
     Lookup(Id, Option<Result<u64, LookupError>>),
-    /// By a counted reference.
+    /// Reads through a counted reference.
     GetRef(Id, Option<Result<u64, LookupError>>),
     Remove(Id, Option<Result<(), LookupError>>),
 }
@@ -34,7 +34,7 @@ enum Op {
 struct Table;
 
 impl Specification for Table {
-    /// The last generation of each index, and the value of the context, if it lives.
+    /// For each index the last generation, and the value of the context if it is live.
     type State = BTreeMap<u32, (u32, Option<u64>)>;
     type Operation = Op;
 
@@ -55,14 +55,14 @@ impl Specification for Table {
                 next.insert(id.index(), (id.generation(), Some(value)));
                 live.is_none() && id.generation() > generation
             }
-            // Removed contexts that are not reclaimed yet are in the way, too.
+            // Indexes of removed contexts that are not reclaimed yet are not vacant either.
             Op::Insert(_, Some(Err(()))) => true,
-            Op::Lookup(id, Some(said)) | Op::GetRef(id, Some(said)) => said == find(id),
-            Op::Remove(id, Some(said)) => {
-                if said.is_ok() {
+            Op::Lookup(id, Some(result)) | Op::GetRef(id, Some(result)) => result == find(id),
+            Op::Remove(id, Some(result)) => {
+                if result.is_ok() {
                     next.insert(id.index(), (id.generation(), None));
                 }
-                said == find(id).map(|_| ())
+                result == find(id).map(|_| ())
             }
             Op::Insert(_, None)
             | Op::Lookup(_, None)
@@ -79,7 +79,7 @@ fn is_linearizable(actions: &Actions) -> bool {
     WGLChecker::<Table>::is_linearizable(History::from_actions(actions.clone()))
 }
 
-/// Ids that one thread tells the others.
+/// Ids that the threads share.
 #[derive(Default)]
 struct Board([AtomicU64; 6]);
 
@@ -88,7 +88,7 @@ impl Board {
         self.0[rng.usize(..6)].store(id.to_bits(), Relaxed);
     }
 
-    /// One of them; or one that may come next.
+    /// Returns one of the ids, or the next id of its index.
     fn read(&self, rng: &mut Rng) -> Option<Id> {
         let bits = self.0[rng.usize(..6)].load(Relaxed);
         let ahead = if rng.usize(..6) == 0 { 1 << 32 } else { 0 };
@@ -96,7 +96,7 @@ impl Board {
     }
 }
 
-/// What some threads do and hear.
+/// Records the operations of several threads and their results.
 fn record(seed: u64, each: usize) -> Actions {
     let table = CtxTable::builder().max_index(INDEXES - 1).build().unwrap();
     let (board, tickets, start) = (Board::default(), AtomicUsize::new(0), Barrier::new(THREADS));
@@ -112,13 +112,13 @@ fn record(seed: u64, each: usize) -> Actions {
                         let value = (me * each + serial) as u64;
                         let Some(op) = choose(&mut rng, board, value) else { continue };
                         let began = tickets.fetch_add(1, SeqCst);
-                        let said = run(table, op);
+                        let result = run(table, op);
                         let ended = tickets.fetch_add(1, SeqCst);
-                        if let Op::Insert(_, Some(Ok(id))) = said {
+                        if let Op::Insert(_, Some(Ok(id))) = result {
                             board.write(&mut rng, id);
                         }
                         actions.push((began, (me, Action::Call(op))));
-                        actions.push((ended, (me, Action::Response(said))));
+                        actions.push((ended, (me, Action::Response(result))));
                         if rng.usize(..8) == 0 {
                             table.poll();
                         }
@@ -146,25 +146,25 @@ fn choose(rng: &mut Rng, board: &Board, value: u64) -> Option<Op> {
 fn run(table: &CtxTable<u64>, op: Op) -> Op {
     match op {
         Op::Insert(value, _) => {
-            let said = table.insert(value).map_err(|error| {
+            let result = table.insert(value).map_err(|error| {
                 assert!(matches!(error.reason, InsertRefused::Exhausted { .. }));
             });
-            Op::Insert(value, Some(said))
+            Op::Insert(value, Some(result))
         }
         Op::Lookup(id, _) => Op::Lookup(id, Some(table.with(id, |value| *value))),
         Op::GetRef(id, _) => {
-            let said = table.get_ref(id).map(|context| *context).map_err(|error| match error {
+            let result = table.get_ref(id).map(|context| *context).map_err(|error| match error {
                 GetRefError::Lookup(error) => error,
                 other => panic!("{other}"),
             });
-            Op::GetRef(id, Some(said))
+            Op::GetRef(id, Some(result))
         }
         Op::Remove(id, _) => Op::Remove(id, Some(table.remove(id).map(|_| ()))),
     }
 }
 
 #[test]
-fn inv14_what_threads_see_is_as_if_one_after_the_other() {
+fn inv14_results_are_those_of_a_sequence() {
     for seed in 0..60 {
         let actions = record(seed, 25);
         assert!(is_linearizable(&actions), "seed {seed}: {actions:#?}");
@@ -173,7 +173,7 @@ fn inv14_what_threads_see_is_as_if_one_after_the_other() {
 
 #[test]
 #[ignore = "stress: seconds of histories"]
-fn stress_inv14_what_threads_see_is_as_if_one_after_the_other() {
+fn stress_inv14_results_are_those_of_a_sequence() {
     let until = Instant::now() + testkit::stress::stress_time(5);
     let (mut seed, mut operations) = (1_000, 0);
     while Instant::now() < until {
@@ -185,7 +185,7 @@ fn stress_inv14_what_threads_see_is_as_if_one_after_the_other() {
     println!("{} histories, {operations} operations", seed - 1_000);
 }
 
-/// The check itself: histories that no table may make.
+/// The checker rejects histories that no table can have.
 #[test]
 fn a_wrong_history_is_rejected() {
     let id = |generation: u64| Id::from_bits(generation << 32).unwrap();
@@ -216,16 +216,18 @@ fn a_wrong_history_is_rejected() {
     ] {
         assert!(!is_linearizable(&one_by_one(wrong)), "{wrong:?}");
     }
-    // Of real ones, each with one answer changed.
+    // Recorded histories, each with one changed result.
     let mut changed = 0;
     for seed in 0..20 {
         let mut actions = record(seed, 25);
-        let lie = actions.iter_mut().rev().find_map(|(_, action)| match action {
-            Action::Response(Op::Lookup(_, Some(said)) | Op::GetRef(_, Some(said))) => Some(said),
+        let last = actions.iter_mut().rev().find_map(|(_, action)| match action {
+            Action::Response(Op::Lookup(_, Some(result)) | Op::GetRef(_, Some(result))) => {
+                Some(result)
+            }
             _ => None,
         });
-        if let Some(said) = lie {
-            *said = Ok(u64::MAX);
+        if let Some(result) = last {
+            *result = Ok(u64::MAX);
             changed += 1;
             assert!(!is_linearizable(&actions));
         }

@@ -1,6 +1,6 @@
-//! A table and many threads, on this kernel; with rseq sections, and without.
+//! A table and many threads on the real kernel, with rseq sections and without.
 //!
-//! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
+//! Ignored by default. Each test runs for `OFFLOCK_STRESS_SECONDS` (3).
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -15,7 +15,7 @@ use testkit::rng::{self, Rng};
 
 static ALIVE: AtomicI64 = AtomicI64::new(0);
 
-/// Knows whether it lives, and is large enough to be seen half written.
+/// A context that detects reads after its drop and torn reads.
 struct Canary([u64; 7]);
 
 impl Canary {
@@ -36,14 +36,14 @@ impl Drop for Canary {
     fn drop(&mut self) {
         self.read();
         for word in &mut self.0 {
-            // SAFETY: ours; volatile, as nobody is to read it.
+            // SAFETY: a word of `self`. The write is volatile because no read follows that a compiler can see.
             unsafe { std::ptr::from_mut(word).write_volatile(u64::MAX) };
         }
         ALIVE.fetch_sub(1, Relaxed);
     }
 }
 
-/// Ids that one thread tells the others; the value of a context is its place here.
+/// Ids that the threads share. The value of a context is the place of its id.
 struct Board(Vec<AtomicU64>);
 
 impl Board {
@@ -55,17 +55,17 @@ impl Board {
         Id::from_bits(self.0[place].load(Relaxed))
     }
 
-    /// Puts a new context here, and removes the old one.
+    /// Inserts a context, puts its id at a place, and removes the context of the previous id.
     fn replace(&self, table: &CtxTable<Canary>, place: usize) {
         let Ok(id) = table.insert(Canary::new(place as u64)) else { return };
         let old = Id::from_bits(self.0[place].swap(id.to_bits(), Relaxed));
         if let Some(old) = old {
-            table.remove(old).expect("who takes it from the board removes it");
+            table.remove(old).expect("only the thread that takes an id from the board removes it");
         }
     }
 }
 
-/// Runs `f` on threads until the time is over; it is told its number and a rng.
+/// Runs `f` on threads until the time is over. Each thread has a number and an rng.
 fn storm(threads: usize, f: impl Fn(usize, &mut Rng) + Sync) {
     let until = Instant::now() + testkit::stress::stress_time(3);
     let stop = AtomicBool::new(false);
@@ -91,7 +91,8 @@ fn storm(threads: usize, f: impl Fn(usize, &mut Rng) + Sync) {
     assert!(rounds.into_inner() > 1_000);
 }
 
-/// When all is quiet: what the board names lives, and nothing else; then nothing at all.
+/// Checks a table that no other thread uses: the contexts of the board and `others` more are live. Then
+/// closes the table and checks that no context is left.
 fn end(table: CtxTable<Canary>, board: &Board, others: usize) {
     table.flush().unwrap();
     table.validate();
@@ -102,11 +103,14 @@ fn end(table: CtxTable<Canary>, board: &Board, others: usize) {
     assert_eq!(table.remove_all(), Ok(live));
     assert_eq!(ALIVE.load(Relaxed), 0);
     rcu::barrier().unwrap();
-    // Contexts are dropped before their slots are given back, and that by whoever came to it: another
-    // thread, perhaps, in the middle of it.
+    // Slots become vacant after the drops, and another thread of the process may still do that.
     let began = Instant::now();
     while table.stats().slabs > 1 {
-        assert!(began.elapsed() < Duration::from_secs(30), "slabs stay: {}", table.stats());
+        assert!(
+            began.elapsed() < Duration::from_secs(30),
+            "slabs are not freed: {}",
+            table.stats()
+        );
         thread::yield_now();
     }
     drop(table);
@@ -142,7 +146,7 @@ fn stress_inv12_churn() {
     end(table, &board, 0);
 }
 
-/// Small tables: every index is used again at once, or waited for.
+/// In a table with few indexes each is used again soon.
 #[test]
 #[ignore = "stress: seconds of churn"]
 fn stress_inv12_churn_at_the_limit() {
@@ -177,7 +181,7 @@ fn stress_inv13_references_against_removal() {
         assert_eq!(context.read(), place as u64);
         let other = context.clone();
         drop(context);
-        // It goes to another thread, or comes from one.
+        // Passes the reference to another thread, and drops one from another thread.
         let place = rng.usize(..16);
         let swapped = held[place].lock().unwrap().replace(other);
         if let Some(context) = swapped {
@@ -190,7 +194,7 @@ fn stress_inv13_references_against_removal() {
     end(table, &board, 0);
 }
 
-/// The table is dropped while references live on.
+/// The table is dropped before its references.
 #[test]
 #[ignore = "stress: seconds of references"]
 fn stress_inv13_references_outlive_their_tables() {
@@ -242,13 +246,13 @@ fn stress_inv17_permanent_ids_are_found_throughout_growth_and_shrink() {
         }
         let guard = rcu::pin();
         let mut seen = table.iter(&guard).map(|(id, _)| id);
-        let walked = permanent.iter().all(|id| seen.any(|other| other == *id));
-        assert!(walked, "a walk sees what is there throughout, in order");
+        let all_seen = permanent.iter().all(|id| seen.any(|other| other == *id));
+        assert!(all_seen, "an iteration returns the contexts that stay, in order");
     });
     end(table, &none, permanent.len());
 }
 
-/// Many remove the same; one of them may.
+/// Of many removals of one context one succeeds.
 #[test]
 #[ignore = "stress: seconds of removals"]
 fn stress_inv14_one_of_many_removes() {
@@ -272,9 +276,9 @@ fn stress_inv14_one_of_many_removes() {
     end(table, &board, left as usize);
 }
 
-/// All of the above in a process without rseq sections.
+/// Runs all tests of this file in a process without rseq sections.
 #[test]
 #[ignore = "stress: seconds of everything"]
-fn stress_all_of_it_without_rseq() {
+fn stress_all_without_rseq() {
     rerun_without_rseq("stress_inv");
 }

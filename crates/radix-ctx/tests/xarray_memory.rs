@@ -1,4 +1,4 @@
-//! Memory that runs out, and memory that comes back: an allocator that refuses and counts.
+//! Arrays without memory, and the memory that arrays free. The allocator counts nodes, and can refuse.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -12,19 +12,19 @@ use radix_ctx::xarray::{
     Value, XArray,
 };
 
-/// A node's layout, and nothing else's here.
+/// The size and the alignment of a node. No other allocation of these tests has both.
 const NODE: (usize, usize) = (576, 64);
 
 static NODES: AtomicI64 = AtomicI64::new(0);
 
 thread_local! {
-    /// How many allocations of this thread succeed before one is refused; negative: all.
+    /// The number of allocations of this thread before one fails. A negative number means that none fails.
     static LEFT: Cell<i64> = const { Cell::new(-1) };
 }
 
 struct Refusing;
 
-// SAFETY: the system's allocator, which may refuse, as any may; nothing here unwinds.
+// SAFETY: passes each call to the system's allocator or returns null, which an allocator may do. Never unwinds.
 unsafe impl GlobalAlloc for Refusing {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let left = LEFT.get();
@@ -51,8 +51,8 @@ unsafe impl GlobalAlloc for Refusing {
 #[global_allocator]
 static ALLOCATOR: Refusing = Refusing;
 
-/// The tests of this file count nodes of the whole process: one at a time. What a process and a thread ask for
-/// once, bags for what is retired and a reader's slot, they have.
+/// Lets one test of this file run at a time, because each counts the nodes of the process. Makes the bag and
+/// the reader's slot of this thread before.
 fn alone() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -60,11 +60,11 @@ fn alone() -> MutexGuard<'static, ()> {
     let array = XArray::<Value>::new();
     array.store(1, 7.into()).unwrap();
     array.erase(1);
-    rcu::barrier().unwrap(); // and what the one before has retired
+    rcu::barrier().unwrap(); // frees the nodes of the previous test
     turn
 }
 
-/// Runs `f` with the allocation refused that comes after `left` others.
+/// Runs `f` with an allocator that fails after `left` allocations.
 fn refusing<R>(left: i64, f: impl FnOnce() -> R) -> R {
     LEFT.set(left);
     let result = f();
@@ -72,9 +72,9 @@ fn refusing<R>(left: i64, f: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Everything there is to be seen of an array.
+/// The visible state of an array.
 #[derive(Debug, PartialEq)]
-struct Seen {
+struct Snapshot {
     entries: Vec<(u64, Value)>,
     marked: Vec<u64>,
     free: Vec<Option<u64>>,
@@ -82,10 +82,10 @@ struct Seen {
     nodes: i64,
 }
 
-fn see(array: &XArray<Value>) -> Seen {
+fn snapshot(array: &XArray<Value>) -> Snapshot {
     array.validate();
     let guard = rcu::pin();
-    Seen {
+    Snapshot {
         entries: array.iter(&guard).collect(),
         marked: array.marked(Mark::Two, .., &guard).map(|(index, _)| index).collect(),
         free: [0, 60, 4_000].map(|from| array.next_free(from..)).to_vec(),
@@ -94,7 +94,7 @@ fn see(array: &XArray<Value>) -> Seen {
     }
 }
 
-/// Arrays whose next index needs one node, a path, or a path and growth.
+/// Arrays whose next index needs one node, several, or a new root and several.
 fn arrays() -> impl Iterator<Item = (XArray<Value>, u64)> {
     const CASES: [(&[u64], u64); 8] = [
         (&[], 1),
@@ -116,17 +116,17 @@ fn arrays() -> impl Iterator<Item = (XArray<Value>, u64)> {
     })
 }
 
-/// Refuses the first allocation of `f`, then the second, and so on until it succeeds: `f` says whether
-/// it was refused. Nothing may have changed before that.
+/// Calls `f` while its first allocation fails, then its second, and so on until it succeeds. `f` returns
+/// whether it failed. Checks that the failed calls changed nothing.
 fn fails_cleanly(array: &XArray<Value>, mut f: impl FnMut() -> bool) {
-    let before = see(array);
+    let before = snapshot(array);
     let mut refused = 0;
     while refusing(refused, &mut f) {
-        assert_eq!(see(array), before, "after {refused} allocations");
+        assert_eq!(snapshot(array), before, "after {refused} allocations");
         refused += 1;
         assert!(refused < 100);
     }
-    assert!(refused > 0, "nothing was allocated: the case is void");
+    assert!(refused > 0, "the case does not allocate");
     array.validate();
 }
 
@@ -175,17 +175,17 @@ fn inv09_a_refused_allocation_does_not_move_the_cycle() {
     for (array, index) in arrays() {
         let mut cycle = Cycle::starting_at(index);
         fails_cleanly(&array, || {
-            let said = array.alloc_cyclic_by(.., &mut cycle, 9.into());
-            let refused = said == Err(AllocateError::NoMemory(9.into()));
+            let result = array.alloc_cyclic_by(.., &mut cycle, 9.into());
+            let refused = result == Err(AllocateError::NoMemory(9.into()));
             assert_eq!(refused, cycle == Cycle::starting_at(index));
             refused
         });
     }
 }
 
-/// What was made ready is enough, whatever was there: nothing is allocated in the range any more.
+/// After a `try_reserve` a store in the range allocates nothing, whatever entries the array had.
 #[test]
-fn inv09_after_try_reserve_nothing_is_refused() {
+fn inv09_a_store_after_try_reserve_succeeds() {
     let _alone = alone();
     for (array, index) in arrays() {
         let last = index.saturating_add(200);
@@ -203,9 +203,9 @@ fn inv09_after_try_reserve_nothing_is_refused() {
     assert_eq!(NODES.load(Relaxed), 0);
 }
 
-/// Whoever reads, marks, replaces or takes out asks for no memory, nor who fills what is reserved.
+/// Reads, marks, replacements, removals and commits of reservations allocate nothing.
 #[test]
-fn what_needs_no_new_node_allocates_nothing() {
+fn operations_without_a_new_node_allocate_nothing() {
     let _alone = alone();
     for (array, index) in arrays() {
         array.store(index, 1.into()).unwrap();
@@ -229,20 +229,20 @@ fn what_needs_no_new_node_allocates_nothing() {
             assert!(array.erase_range(..) > 0 && array.is_empty());
             LEFT.get()
         });
-        assert_eq!(left, 100, "allocated");
+        assert_eq!(left, 100, "the operations allocate nothing");
     }
 }
 
-/// A range that no machine has the memory for is refused at once.
+/// A reserve that needs more memory than any machine has fails before it allocates.
 #[test]
 fn inv09_an_absurd_reserve_is_refused() {
     let _alone = alone();
     let array = XArray::<Value>::new();
-    let (said, left) = refusing(100, || (array.try_reserve(..), LEFT.get()));
-    assert_eq!((said, left), (Err(StoreError::NoMemory(())), 100), "nothing was asked for");
+    let (result, left) = refusing(100, || (array.try_reserve(..), LEFT.get()));
+    assert_eq!((result, left), (Err(StoreError::NoMemory(())), 100), "the call allocates nothing");
 }
 
-/// Half of the indices, then all, then none; with replaced entries and a reader in the way.
+/// Stores a range, erases half of it and then all, under a reader's guard.
 #[test]
 fn inv11_all_nodes_are_back_after_a_grace_period() {
     let _alone = alone();
@@ -261,13 +261,13 @@ fn inv11_all_nodes_are_back_after_a_grace_period() {
     array.clear();
     assert!(array.is_empty());
     assert_eq!(array.stats().nodes, 0);
-    assert!(NODES.load(Relaxed) >= full.nodes as i64, "a reader may be in them");
+    assert!(NODES.load(Relaxed) >= full.nodes as i64, "a reader may be in the nodes");
     drop(guard);
     rcu::barrier().unwrap();
     assert_eq!(NODES.load(Relaxed), 0);
 }
 
-/// R9: dense numbers take 10 bytes each at most, an empty array no memory but its own.
+/// Target R9: a dense entry takes 10 bytes at most, and an empty array allocates nothing.
 #[test]
 fn dense_entries_take_ten_bytes() {
     let _alone = alone();

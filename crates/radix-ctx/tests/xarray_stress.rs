@@ -1,6 +1,6 @@
-//! Readers of an `XArray` on real threads, while the tree under them grows, shrinks and dies.
+//! Readers of an `XArray` on the real kernel, while its tree grows and shrinks.
 //!
-//! Ignored by default: `OFFLOCK_STRESS_SECONDS` (5) says how long each test runs.
+//! Ignored by default. Each test runs for `OFFLOCK_STRESS_SECONDS` (5).
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -12,7 +12,7 @@ use radix_ctx::xarray::{Mark, Value, XArray};
 
 use testkit::stress::{keep_running, stress_time};
 
-/// Runs `readers` beside `writer` for the stress time, and says how often each went round.
+/// Runs `readers` and `writer` at once for the stress time, and prints their numbers of rounds.
 fn race(name: &str, writer: impl Fn(u64) + Sync, readers: &[&(dyn Fn(u64) + Sync)]) {
     let until = Instant::now() + stress_time(5);
     let stop = AtomicBool::new(false);
@@ -58,7 +58,7 @@ fn value(index: u64) -> Value {
 #[test]
 #[ignore = "stress: five seconds of toggling"]
 fn stress_inv10_lookup_of_zero_always_succeeds() {
-    // Each has the entry at 0 in another place when its neighbour comes and goes.
+    // Each neighbour moves the entry at 0 to another node.
     for neighbour in [1, 64, 4_096, u64::MAX] {
         let array = XArray::<Value>::new();
         array.store(0, value(0)).unwrap();
@@ -72,7 +72,7 @@ fn stress_inv10_lookup_of_zero_always_succeeds() {
     }
 }
 
-/// Entries that stay, between others that come and go with their nodes.
+/// Entries stay while others are stored and erased, with their nodes.
 #[test]
 #[ignore = "stress: five seconds of lookups"]
 fn stress_inv10_gang_lookup_against_shrink() {
@@ -82,7 +82,7 @@ fn stress_inv10_gang_lookup_against_shrink() {
         array.store(index, value(index)).unwrap();
         array.set_mark(index, Mark::Two);
     }
-    let walk = |_| {
+    let iterate = |_| {
         let guard = rcu::pin();
         let seen = array.iter(&guard).inspect(|&(index, found)| assert_eq!(found, value(index)));
         let seen: Vec<u64> = seen.map(|(index, _)| index).collect();
@@ -116,11 +116,11 @@ fn stress_inv10_gang_lookup_against_shrink() {
         }
         array.erase_range(base..base + 50);
     };
-    race("gang lookups", writer, &[&walk, &marked, &back]);
+    race("gang lookups", writer, &[&iterate, &marked, &back]);
     array.validate();
 }
 
-/// A walk begins under a small root and ends under a high one, and the other way round.
+/// An iteration begins under a small root and ends under a large one, or the other way round.
 #[test]
 #[ignore = "stress: five seconds of growing"]
 fn stress_inv10_iterators_go_on_across_growth() {
@@ -131,11 +131,11 @@ fn stress_inv10_iterators_go_on_across_growth() {
     }
     let reader = |_| {
         let guard = rcu::pin();
-        let mut walk = array.iter(&guard);
+        let mut iteration = array.iter(&guard);
         for &index in &stays {
-            assert_eq!(walk.next(), Some((index, value(index))));
+            assert_eq!(iteration.next(), Some((index, value(index))));
         }
-        assert!(walk.all(|(index, _)| index >= 130));
+        assert!(iteration.all(|(index, _)| index >= 130));
     };
     let writer = |round: u64| {
         let far = 1 << (8 + round % 56);
@@ -147,7 +147,7 @@ fn stress_inv10_iterators_go_on_across_growth() {
     array.validate();
 }
 
-/// Boxes that know whether they are alive, replaced and erased all over while they are read.
+/// Boxes with a drop flag are replaced and erased while readers read them.
 #[test]
 #[ignore = "stress: five seconds of replacing"]
 fn stress_inv11_no_reader_sees_a_dropped_entry() {
@@ -188,7 +188,7 @@ fn stress_inv11_no_reader_sees_a_dropped_entry() {
     assert_eq!(MADE.load(Relaxed), DROPPED.load(Relaxed));
 }
 
-/// Several writers: each has its own indices, and finds what it put there.
+/// Each of several writers finds the entries at its own indexes.
 #[test]
 #[ignore = "stress: five seconds of writing"]
 fn stress_inv01_writers_do_not_lose_each_others_entries() {
