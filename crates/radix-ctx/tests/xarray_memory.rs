@@ -35,7 +35,7 @@ unsafe impl GlobalAlloc for Refusing {
         if (layout.size(), layout.align()) == NODE {
             NODES.fetch_add(1, Relaxed);
         }
-        // SAFETY: the caller's promises are handed on.
+        // SAFETY: the caller keeps the contract of the system allocator, which is also that of this function.
         unsafe { System.alloc(layout) }
     }
 
@@ -43,7 +43,7 @@ unsafe impl GlobalAlloc for Refusing {
         if (layout.size(), layout.align()) == NODE {
             NODES.fetch_sub(1, Relaxed);
         }
-        // SAFETY: the caller's promises are handed on.
+        // SAFETY: the caller keeps the contract of the system allocator, which is also that of this function.
         unsafe { System.dealloc(at, layout) }
     }
 }
