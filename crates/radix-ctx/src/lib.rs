@@ -84,7 +84,7 @@
 //!
 //! | errno | [`CtxTable`] | [`XArray`] |
 //! |---|---|---|
-//! | `EINVAL` | an id that is stale or not of this table ([`LookupError`]); a weight above the limit of the sum; an empty range; a context that is removed during a wait | |
+//! | `EINVAL` | an id that is stale or not of this table ([`LookupError`]); a weight above the limit of the sum ([`InsertRefused::TooHeavy`]); an empty range; a context that is removed during a wait | |
 //! | `EAGAIN` | the limits are reached ([`InsertRefused::Quota`]) | `compare_exchange` found another entry |
 //! | `ENOSPC` | no index is vacant ([`InsertRefused::Exhausted`], with the number of indexes that become vacant later) | no index of the range is free |
 //! | `EEXIST` | | the index has an entry or is reserved |

@@ -69,7 +69,12 @@ pub type RemoveError = LookupError;
 #[non_exhaustive]
 pub enum InsertRefused {
     /// The weight of the context is above the limit of the sum. Maps to `EINVAL`.
-    TooHeavy,
+    TooHeavy {
+        /// The weight of the context.
+        weight: u64,
+        /// The limit of the table: [`max_weight`](super::Builder::max_weight).
+        limit: u64,
+    },
     /// The number of live contexts, or the sum of their weights, has reached its limit. Maps to `EAGAIN`.
     Quota,
     /// Every index of the range is in use. Maps to `ENOSPC`.
@@ -223,7 +228,7 @@ impl InsertRefused {
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::TooHeavy | Self::NoRange => libc::EINVAL,
+            Self::TooHeavy { .. } | Self::NoRange => libc::EINVAL,
             Self::Quota => libc::EAGAIN,
             Self::Exhausted { .. } => libc::ENOSPC,
             Self::Alloc(alloc) => alloc.errno(),
@@ -235,8 +240,8 @@ impl InsertRefused {
 impl fmt::Display for InsertRefused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooHeavy => {
-                f.write_str("the weight is above the limit for the sum of all contexts")
+            Self::TooHeavy { weight, limit } => {
+                write!(f, "weight {weight} is above {limit}, the limit of all contexts together")
             }
             Self::Quota => {
                 f.write_str("the number or the weight of the contexts has reached its limit")

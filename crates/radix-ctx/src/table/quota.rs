@@ -108,8 +108,10 @@ impl Quota {
     /// context until it returns.
     #[inline]
     pub(super) fn take(&self, weight: u64) -> Result<(), InsertRefused> {
-        if self.weight.as_ref().is_some_and(|limit| weight > limit.0.most) {
-            return Err(InsertRefused::TooHeavy);
+        if let Some(limit) = self.weight.as_ref().map(|limit| limit.0.most) {
+            if weight > limit {
+                return Err(InsertRefused::TooHeavy { weight, limit });
+            }
         }
         if self.contexts.as_ref().is_some_and(|limit| !limit.try_add(1)) {
             return Err(InsertRefused::Quota);

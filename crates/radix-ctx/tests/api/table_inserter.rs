@@ -36,7 +36,8 @@ fn inv15_every_kind_of_insert_counts_its_weight() {
             let inserter = table.inserter().weight(weight).wait();
             if cyclic { inserter.cyclic() } else { inserter }
         };
-        assert_eq!(with(101).insert(9).unwrap_err().reason, InsertRefused::TooHeavy);
+        let too_heavy = InsertRefused::TooHeavy { weight: 101, limit: 100 };
+        assert_eq!(with(101).insert(9).unwrap_err().reason, too_heavy);
         assert_eq!(with(61).insert(9).unwrap_err().reason, InsertRefused::Quota);
         assert_eq!(
             with(9).within(u32::MAX..).insert(9).unwrap_err().reason,

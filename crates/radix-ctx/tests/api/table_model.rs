@@ -77,7 +77,9 @@ fn inv16_size_then_quota_then_index() {
     let table = builder.generation_limit(1).build().unwrap();
     let refused = |weight| table.insert_weighted("back", weight).unwrap_err();
     let ids = [table.insert_weighted("a", 5).unwrap(), table.insert_weighted("b", 5).unwrap()];
-    assert_eq!(refused(11).reason, InsertRefused::TooHeavy); // also above the limit, and no index
+    let too_heavy = InsertRefused::TooHeavy { weight: 11, limit: 10 };
+    assert_eq!(too_heavy.to_string(), "weight 11 is above 10, the limit of all contexts together");
+    assert_eq!(refused(11).reason, too_heavy); // also above the limit, and no index
     assert_eq!(refused(1).reason, InsertRefused::Quota);
     assert_eq!(table.insert_in(7..9, "back").unwrap_err().reason, InsertRefused::Quota);
     for id in ids {
@@ -85,7 +87,7 @@ fn inv16_size_then_quota_then_index() {
         assert_eq!(table.remove(id).map(|_| ()), Err(LookupError::Stale));
     }
     table.flush().unwrap();
-    assert_eq!(refused(11).reason, InsertRefused::TooHeavy); // also no index
+    assert_eq!(refused(11).reason, too_heavy); // also no index
     assert_eq!(refused(1).reason, InsertRefused::Exhausted { pending: 0 });
     assert_eq!(refused(1).value, "back");
     assert_eq!(table.insert_in(7..9, "back").unwrap_err().reason, InsertRefused::NoRange);

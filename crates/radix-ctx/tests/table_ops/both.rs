@@ -125,8 +125,8 @@ impl<'t> Both<'t> {
         last: u32,
         weight: u64,
     ) -> Result<u32, InsertRefused> {
-        if self.limits.weight.is_some_and(|limit| weight > limit) {
-            return Err(InsertRefused::TooHeavy);
+        if let Some(limit) = self.limits.weight.filter(|&limit| weight > limit) {
+            return Err(InsertRefused::TooHeavy { weight, limit });
         }
         if self.limits.contexts.is_some_and(|limit| self.counted() >= limit)
             || self.limits.weight.is_some_and(|limit| self.weight() + weight > limit)
