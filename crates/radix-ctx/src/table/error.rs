@@ -13,12 +13,12 @@ use percpu::rcu::SynchronizeError;
 /// use radix_ctx::{CtxTable, Id, LookupError};
 ///
 /// let table = CtxTable::new();
-/// let id = table.insert("alice")?;
+/// let id = table.insert("alice").unwrap();
 /// table.remove(id)?;
 /// assert_eq!(table.with(id, |_| ()), Err(LookupError::Stale));
-/// let forged = Id::from_bits(99 << 32 | 7).unwrap();
+/// let forged = Id::from_bits(7 << 32 | 100).unwrap();
 /// assert_eq!(table.with(forged, |_| ()), Err(LookupError::NotFound));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok::<(), LookupError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -35,10 +35,11 @@ pub enum LookupError {
 /// use radix_ctx::{CtxTable, GetRefError, LookupError};
 ///
 /// let table = CtxTable::new();
-/// let id = table.insert("alice")?;
+/// let id = table.insert("alice").unwrap();
 /// table.remove(id)?;
-/// assert_eq!(table.get_ref(id).unwrap_err(), GetRefError::Lookup(LookupError::Stale));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// let refused = table.get_ref(id).unwrap_err();
+/// assert_eq!(refused, GetRefError::Lookup(LookupError::Stale));
+/// # Ok::<(), LookupError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -51,6 +52,16 @@ pub enum GetRefError {
 }
 
 /// The reason why a context was not removed. Maps to `EINVAL`.
+///
+/// ```
+/// use radix_ctx::{CtxTable, RemoveError};
+///
+/// let table = CtxTable::new();
+/// let id = table.insert("alice").unwrap();
+/// table.remove(id)?;
+/// assert_eq!(table.remove(id).err(), Some(RemoveError::Stale));
+/// # Ok::<(), RemoveError>(())
+/// ```
 pub type RemoveError = LookupError;
 
 /// The reason why a context was not inserted. The call changed nothing.
@@ -58,12 +69,13 @@ pub type RemoveError = LookupError;
 /// ```
 /// use radix_ctx::{CtxTable, InsertRefused};
 ///
-/// let table = CtxTable::builder().max_index(0).build()?;
-/// let id = table.insert("alice")?;
-/// table.remove(id)?;
-/// let guard = radix_ctx::rcu::pin(); // a reader keeps the removed context
-/// assert_eq!(table.insert("bob").unwrap_err().reason, InsertRefused::Exhausted { pending: 1 });
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// let table = CtxTable::builder().max_index(0).max_weight(10).build()?;
+/// let too_heavy = table.insert_weighted("alice", 11).unwrap_err().reason;
+/// assert_eq!(too_heavy, InsertRefused::TooHeavy { weight: 11, limit: 10 });
+/// table.insert("alice").unwrap();
+/// let exhausted = table.insert("bob").unwrap_err().reason;
+/// assert_eq!(exhausted, InsertRefused::Exhausted { pending: 0 });
+/// # Ok::<(), radix_ctx::AllocError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -95,12 +107,20 @@ pub enum InsertRefused {
 /// The reason why a wait failed.
 ///
 /// ```
+/// use std::time::Duration;
+///
 /// use radix_ctx::{CtxTable, WaitError, rcu};
 ///
-/// let table = CtxTable::<u32>::new();
+/// let table = CtxTable::new();
+/// let id = table.insert("alice")?;
+/// let reference = table.get_ref(id)?;
+/// let removal = table.remove(id)?;
+/// assert_eq!(removal.wait_timeout(Duration::from_millis(1)), Err(WaitError::TimedOut));
+///
 /// let guard = rcu::pin();
-/// assert_eq!(table.flush(), Err(WaitError::Pinned)); // would wait for `guard`
-/// # drop(guard);
+/// assert_eq!(removal.wait(), Err(WaitError::Pinned));
+/// # drop((guard, reference));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

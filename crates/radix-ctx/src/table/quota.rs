@@ -31,10 +31,13 @@ struct Counted {
 /// The use of the limits of a table. Returned by [`CtxTable::usage`](super::CtxTable::usage).
 ///
 /// ```
-/// let table = radix_ctx::CtxTable::builder().max_weight(100).build()?;
-/// table.insert_weighted("alice", 60).unwrap();
-/// let usage = table.usage();
-/// assert_eq!((usage.contexts, usage.weight), (1, Some(60)));
+/// use radix_ctx::CtxTable;
+///
+/// let table = CtxTable::builder().max_weight(100).build()?;
+/// let id = table.insert_weighted("alice", 60).unwrap();
+/// assert_eq!((table.usage().contexts, table.usage().weight), (1, Some(60)));
+/// table.remove(id).unwrap();
+/// assert_eq!(table.usage().weight, Some(0)); // at once, before the drop
 /// # Ok::<(), radix_ctx::AllocError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

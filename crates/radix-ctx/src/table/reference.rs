@@ -315,12 +315,19 @@ impl<T: Send + Sync + fmt::Display + 'static> fmt::Display for CtxRef<T> {
 /// [`CtxRef::removed`].
 ///
 /// ```
-/// use radix_ctx::CtxRef;
+/// use std::pin::pin;
+/// use std::task::{Context, Waker};
 ///
-/// async fn watch(session: CtxRef<String>) {
-///     CtxRef::removed(&session).await;
-///     println!("{session} is closed");
-/// }
+/// use radix_ctx::{CtxRef, CtxTable};
+///
+/// let table = CtxTable::new();
+/// let context = table.insert_ref("alice")?;
+/// let mut removed = pin!(CtxRef::removed(&context)); // in a task: `CtxRef::removed(&context).await`
+/// let mut task = Context::from_waker(Waker::noop());
+/// assert!(removed.as_mut().poll(&mut task).is_pending());
+/// table.remove(CtxRef::id(&context))?;
+/// assert!(removed.poll(&mut task).is_ready());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is polled"]

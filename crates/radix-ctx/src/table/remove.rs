@@ -363,6 +363,15 @@ impl<'a, T: Send + Sync + 'static> IntoFuture for Removal<'a, T> {
 /// While readers use the context, the task is polled repeatedly, because a reader wakes no task when it
 /// leaves. While only references keep it, the task sleeps.
 ///
+/// ```
+/// use radix_ctx::{CtxTable, Id, WaitError};
+///
+/// async fn remove(table: &CtxTable<String>, id: Id) -> Result<(), WaitError> {
+///     let Ok(removal) = table.remove(id) else { return Ok(()) };
+///     removal.await // ready when the string is dropped
+/// }
+/// ```
+///
 /// # Errors
 ///
 /// The errors of [`Removal::wait`], returned by the poll: a task that polls with an RCU guard, or in the
@@ -399,19 +408,19 @@ impl<T: Send + Sync + 'static> fmt::Debug for Removal<'_, T> {
 /// The removed contexts of a table, for a wait until they are dropped. Returned by
 /// [`CtxTable::begin_remove_all`].
 ///
-/// A wait may include contexts that other threads remove meanwhile. `removal.await` waits as a
+/// A wait may include contexts that other threads remove meanwhile. `closing.await` waits as a
 /// [`RemoveAllFuture`].
 ///
 /// ```
 /// use radix_ctx::CtxTable;
 ///
 /// let table = CtxTable::new();
-/// table.insert("alice")?;
-/// table.insert("bob")?;
-/// let mut removal = table.begin_remove_all();
-/// assert!(table.is_empty());
-/// removal.wait()?; // both contexts are dropped
-/// assert_eq!(removal.len(), 2);
+/// for name in ["alice", "bob"] {
+///     table.insert(name)?;
+/// }
+/// let mut closing = table.begin_remove_all();
+/// assert_eq!(closing.len(), 2); // lookups fail from now on
+/// closing.wait()?; // both are dropped
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct RemoveAll<'a, T: Send + Sync + 'static> {
@@ -509,8 +518,10 @@ impl<'a, T: Send + Sync + 'static> IntoFuture for RemoveAll<'a, T> {
 /// [`RemoveAll`]. Wakes and fails like a [`RemovalFuture`].
 ///
 /// ```
-/// async fn shut_down(table: &radix_ctx::CtxTable<String>) -> std::io::Result<usize> {
-///     Ok(table.begin_remove_all().await?) // how many there were
+/// use radix_ctx::{CtxTable, WaitError};
+///
+/// async fn close(table: &CtxTable<String>) -> Result<usize, WaitError> {
+///     table.begin_remove_all().await // the number of contexts, when all are dropped
 /// }
 /// ```
 #[derive(Debug)]

@@ -16,11 +16,16 @@ use super::slab_tree::LAST_KEY;
 /// Exact while no thread changes the table. During changes, each number is right for some moment.
 ///
 /// ```
-/// let table = radix_ctx::CtxTable::new();
-/// table.insert("alice").unwrap();
+/// use radix_ctx::CtxTable;
+///
+/// let table = CtxTable::new();
+/// let id = table.insert("alice")?;
+/// let reference = table.get_ref(id)?;
+/// table.remove(id)?;
 /// let stats = table.stats();
-/// assert_eq!((stats.live, stats.slabs, stats.pending), (1, 1, 0));
+/// assert_eq!((stats.live, stats.pending), (0, 1));
 /// println!("{stats}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
