@@ -15,9 +15,8 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     ///
     /// The caller is in an RCU section, or is the writer.
     pub(crate) unsafe fn is_marked(&self, key: u64, mark: usize) -> bool {
-        // Ordering: Acquire, for the words pairs with the Release in `Edit::publish`; it carries the nodes.
-        // For the marks it pairs with the Release in `Edit::set_mark`; it carries what the writer did
-        // before.
+        // Ordering: Acquire. For a word it pairs with the Release in `Edit::publish` and carries the node.
+        // For marks it pairs with the Release in `Edit::set_mark` and carries what the writer did before.
         let root = self.root.load(Ordering::Acquire);
         let Some((mut node, mut shift)) = NodePtr::of_root(root) else {
             let marks = self.root_marks.load(Ordering::Acquire);
@@ -49,7 +48,8 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     ///
     /// The caller is in an RCU section, or is the writer.
     pub(crate) unsafe fn any_marked(&self, mark: usize) -> bool {
-        // Ordering: Acquire; pairs and carries as in `is_marked`.
+        // Ordering: Acquire. For the root it pairs with the Release in `Edit::publish` and carries the node.
+        // For marks it pairs with the Release in `Edit::set_mark` and carries what the writer did before.
         let root = self.root.load(Ordering::Acquire);
         match NodePtr::of_root(root) {
             // SAFETY: the node was found in the tree by a reader or the writer.
@@ -81,7 +81,8 @@ impl<const FLOORS: bool> Edit<'_, FLOORS> {
         }
         let release = order!(Release, "set a mark: the work before it is done");
         // Ordering: Relaxed for the loads, because only the writer stores these words. Release pairs with
-        // the Acquire in `Tree::is_marked` and in `Node::first`; it carries what the writer did before.
+        // the Acquire in `Tree::is_marked`, `Tree::any_marked`, `Tree::find` and `Node::first`; it carries
+        // what the writer did before.
         let Some(mut node) = slot.node() else {
             let marks = self.tree.root_marks.load(Ordering::Relaxed);
             self.tree.root_marks.store(marks | 1 << mark, release);

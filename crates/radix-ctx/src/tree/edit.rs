@@ -105,8 +105,9 @@ impl<'t, const FLOORS: bool> Edit<'t, FLOORS> {
 
     /// Stores `word`, from where readers find what it points to.
     fn publish(&self, place: &AtomicPtr<()>, word: Word) {
-        // Ordering: Release pairs with the Acquire in `Tree::load`, `step`, `Tree::find` and `Tree::prev`; it
-        // carries the nodes and the memory of the entry.
+        // Ordering: Release pairs with the Acquire in `Tree::load`, `load_or_floor`, `is_marked`,
+        // `any_marked`, `find` and `prev`, in `step`, `Node::first` and `Node::last`; it carries the nodes
+        // and the memory of the entry.
         place.store(word, order!(Release, "publish: the nodes are built"));
     }
 

@@ -31,9 +31,9 @@ impl Node {
     /// Returns the first entry or node in slot `index` or behind it.
     #[inline]
     fn first<const FLOORS: bool>(&self, index: u64, filter: Filter) -> Option<(u64, Word)> {
-        // Ordering: Acquire. For the words pairs with the Release in `Edit::publish`; it carries the node or
-        // the memory of the entry. For the marks pairs with the Release in `Edit::set_mark`; it carries
-        // what the writer did before.
+        // Ordering: Acquire. For a word it pairs with the Release in `Edit::publish` and carries the node or
+        // the memory of the entry. For marks it pairs with the Release in `Edit::set_mark` and carries what
+        // the writer did before.
         match filter {
             Filter::Present => (index..FANOUT as u64).find_map(|index| {
                 let word = self.slot(index).load(Ordering::Acquire);
@@ -82,9 +82,9 @@ impl<const FLOORS: bool> Tree<FLOORS> {
     ///
     /// The caller is in an RCU section, or is the writer.
     unsafe fn find(&self, from: u64, to: u64, filter: Filter) -> Option<Found> {
-        // Ordering: Acquire pairs with the Release in `Edit::publish`; it carries the nodes or the memory of
-        // the entry. For the marks it pairs with the Release in `Edit::set_mark`; it carries what the
-        // writer did before.
+        // Ordering: Acquire. For the root it pairs with the Release in `Edit::publish` and carries the node or
+        // the memory of the entry. For marks it pairs with the Release in `Edit::set_mark` and carries what
+        // the writer did before.
         let root = self.root.load(Ordering::Acquire);
         let Some((mut node, mut shift)) = NodePtr::of_root(root) else {
             let is_wanted = match filter {
