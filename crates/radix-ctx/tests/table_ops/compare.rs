@@ -20,7 +20,7 @@ impl Both<'_> {
         let next = self.slots.range(index..).find_map(of);
         assert_eq!(self.table.at_or_after(index, &guard).map(entry), next);
         let prev = self.slots.range(..=index).rev().find_map(of);
-        assert_eq!(self.table.prev(index, &guard).map(entry), prev);
+        assert_eq!(self.table.at_or_before(index, &guard).map(entry), prev);
         // An iteration in two parts.
         let mut iteration = self.table.range(index / 2.., &guard);
         let mut seen: Vec<_> = iteration.by_ref().take(3).map(entry).collect();
