@@ -21,12 +21,12 @@ pub enum Deadline {
 
 impl Deadline {
     /// More than anybody waits: 136 years.
-    const AGE: Duration = Duration::from_secs(u32::MAX as u64);
+    const MAX_WAIT: Duration = Duration::from_secs(u32::MAX as u64);
 
     /// `time` from now, by the monotonic clock; at most 136 years, which is as good as no limit.
     #[must_use]
     pub fn after(time: Duration) -> Self {
-        Self::Monotonic(Instant::now() + time.min(Self::AGE))
+        Self::Monotonic(Instant::now() + time.min(Self::MAX_WAIT))
     }
 
     /// The time of a C `timespec`, in seconds and nanoseconds since 1970.
@@ -185,7 +185,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     #[test]
-    fn a_deadline_is_over_from_its_moment_on() {
+    fn a_deadline_is_over_once_reached() {
         assert!(Deadline::from(Instant::now()).is_over());
         assert!(Deadline::from(SystemTime::now()).is_over());
         assert!(!Deadline::from(Instant::now() + 60 * SECOND).is_over());
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wait_is_what_it_was_made_of() {
+    fn a_wait_returns_its_parts() {
         let end = Instant::now() + SECOND;
         for (wait, is_no, deadline) in [
             (Wait::NO, true, None),

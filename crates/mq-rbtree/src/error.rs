@@ -183,7 +183,7 @@ impl From<AllocError> for BuildError {
     }
 }
 
-macro_rules! plain {
+macro_rules! impl_error {
     ($($name:ident)*) => {$(
         impl Error for $name {}
 
@@ -195,7 +195,7 @@ macro_rules! plain {
     )*};
 }
 
-plain!(SendRefused ReceiveError NotifyRefused BuildError BatchError);
+impl_error!(SendRefused ReceiveError NotifyRefused BuildError BatchError);
 
 /// A message that was not sent, and why.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -8,9 +8,9 @@ pub(crate) const WRITABLE: usize = 1;
 
 /// An eventfd.
 #[derive(Debug)]
-pub(crate) struct Bell(OwnedFd);
+pub(crate) struct EventNotifier(OwnedFd);
 
-impl Bell {
+impl EventNotifier {
     pub(crate) fn try_new() -> io::Result<Self> {
         // SAFETY: takes two numbers.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
@@ -21,14 +21,14 @@ impl Bell {
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
 
-    pub(crate) fn ring(&self) {
+    pub(crate) fn signal(&self) {
         let one = 1u64;
         // It can only fail by being full, and then it is readable anyway.
         // SAFETY: 8 bytes that live.
         unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
     }
 
-    pub(crate) fn silence(&self) {
+    pub(crate) fn clear(&self) {
         let mut count = 0u64;
         // The count does not matter, nor that there was none.
         // SAFETY: 8 bytes that live.
@@ -36,7 +36,7 @@ impl Bell {
     }
 }
 
-impl AsFd for Bell {
+impl AsFd for EventNotifier {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

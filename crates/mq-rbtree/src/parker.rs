@@ -12,23 +12,23 @@ pub(crate) struct Parker {
 }
 
 percpu::sync::thread_local! {
-    static MINE: Arc<Parker> = Arc::new(Parker { woken: Futex::new() });
+    static CURRENT: Arc<Parker> = Arc::new(Parker { woken: Futex::new() });
 }
 
 impl Parker {
     /// This thread's. Allocates once in a thread.
-    pub(crate) fn mine() -> Arc<Self> {
+    pub(crate) fn current() -> Arc<Self> {
         // A thread that waits in the destructor of another variable has lost its own.
-        MINE.try_with(Arc::clone).unwrap_or_else(|_| Arc::new(Self { woken: Futex::new() }))
+        CURRENT.try_with(Arc::clone).unwrap_or_else(|_| Arc::new(Self { woken: Futex::new() }))
     }
 
-    /// Sleeps until `over`, or the deadline: false.
-    pub(crate) fn park(&self, deadline: Option<Deadline>, over: impl Fn() -> bool) -> bool {
+    /// Sleeps until `is_done`, or the deadline: false.
+    pub(crate) fn park(&self, deadline: Option<Deadline>, is_done: impl Fn() -> bool) -> bool {
         loop {
             let seen = self.woken.load();
             step!(
-                "park: look again before the sleep",
-                if over() {
+                "park: check again before the sleep",
+                if is_done() {
                     return true;
                 }
             );

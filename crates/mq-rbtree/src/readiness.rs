@@ -15,9 +15,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use percpu::sync::{Arc, step};
 
-use crate::event::{Bell, READABLE, WRITABLE};
+use crate::event::{EventNotifier, READABLE, WRITABLE};
 use crate::handles::QueueHandle;
-use crate::queue::After;
+use crate::queue::Deferred;
 
 /// What a [`Readiness`] tells of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub enum Interest {
 }
 
 impl Interest {
-    fn which(self) -> usize {
+    fn direction(self) -> usize {
         match self {
             Self::Readable => READABLE,
             Self::Writable => WRITABLE,
@@ -90,8 +90,8 @@ impl<Q> From<ReadinessError<Q>> for io::Error {
 /// ```
 pub struct Readiness<Q: QueueHandle> {
     handle: Q,
-    bell: Arc<Bell>,
-    which: usize,
+    notifier: Arc<EventNotifier>,
+    direction: usize,
 }
 
 impl<Q: QueueHandle> Readiness<Q> {
@@ -102,9 +102,9 @@ impl<Q: QueueHandle> Readiness<Q> {
     ///
     /// [`ReadinessError`] with the queue: `EBUSY` if that direction has one; what `eventfd` says.
     pub fn new(handle: Q, interest: Interest) -> Result<Self, ReadinessError<Q>> {
-        let which = interest.which();
-        match Self::register(&handle, which) {
-            Ok(bell) => Ok(Self { handle, bell, which }),
+        let direction = interest.direction();
+        match Self::register(&handle, direction) {
+            Ok(notifier) => Ok(Self { handle, notifier, direction }),
             Err(reason) => Err(ReadinessError { queue: handle, reason }),
         }
     }
@@ -114,63 +114,70 @@ impl<Q: QueueHandle> Readiness<Q> {
         &self.handle
     }
 
-    fn register(handle: &Q, which: usize) -> io::Result<Arc<Bell>> {
+    fn register(handle: &Q, direction: usize) -> io::Result<Arc<EventNotifier>> {
         let queue = handle.queue();
-        let bell = Arc::new(Bell::try_new()?);
-        let mut after = After::new();
+        let notifier = Arc::new(EventNotifier::try_new()?);
+        let mut deferred = Deferred::new();
         {
             let mut state = queue.lock();
-            if state.bells[which].is_some() {
+            if state.notifiers[direction].is_some() {
                 drop(state);
                 return Err(io::Error::from_raw_os_error(libc::EBUSY));
             }
-            state.bells[which] = Some(Arc::clone(&bell));
-            state.armed |= 1 << which;
-            state.ring(&queue.config, &mut after);
+            state.notifiers[direction] = Some(Arc::clone(&notifier));
+            state.armed |= 1 << direction;
+            state.signal_notifiers(&queue.config, &mut deferred);
         }
-        after.run();
-        Ok(bell)
+        deferred.run();
+        Ok(notifier)
     }
 
     /// Makes it unreadable until the next message, or room: at once if that is there now.
     pub fn clear(&self) {
-        self.bell.silence();
-        let mut after = After::new();
+        self.notifier.clear();
+        let mut deferred = Deferred::new();
         let queue = self.handle.queue();
         {
             let mut state = queue.lock();
-            step!("clear: arm after the silence", state.armed |= 1 << self.which);
-            step!("clear: look after arming", state.ring(&queue.config, &mut after));
+            step!("clear: arm after the read", state.armed |= 1 << self.direction);
+            step!(
+                "clear: check after arming",
+                state.signal_notifiers(&queue.config, &mut deferred)
+            );
         }
-        after.run();
+        deferred.run();
     }
 }
 
 impl<Q: QueueHandle> fmt::Debug for Readiness<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let interest = if self.which == READABLE { Interest::Readable } else { Interest::Writable };
-        f.debug_struct("Readiness").field("interest", &interest).field("bell", &self.bell).finish()
+        let interest =
+            if self.direction == READABLE { Interest::Readable } else { Interest::Writable };
+        f.debug_struct("Readiness")
+            .field("interest", &interest)
+            .field("notifier", &self.notifier)
+            .finish()
     }
 }
 
 impl<Q: QueueHandle> AsFd for Readiness<Q> {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+        self.notifier.as_fd()
     }
 }
 
 impl<Q: QueueHandle> AsRawFd for Readiness<Q> {
     fn as_raw_fd(&self) -> RawFd {
-        self.bell.as_fd().as_raw_fd()
+        self.notifier.as_fd().as_raw_fd()
     }
 }
 
 impl<Q: QueueHandle> Drop for Readiness<Q> {
     fn drop(&mut self) {
         let mut state = self.handle.queue().lock();
-        state.armed &= !(1 << self.which);
-        let bell = state.bells[self.which].take();
+        state.armed &= !(1 << self.direction);
+        let notifier = state.notifiers[self.direction].take();
         drop(state);
-        drop(bell);
+        drop(notifier);
     }
 }

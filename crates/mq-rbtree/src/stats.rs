@@ -73,7 +73,7 @@ impl Counters {
     /// Notes how long the lock was held, just before it is not any more.
     #[cold]
     #[inline(never)]
-    pub(crate) fn held_since(&mut self, since: Instant) {
+    pub(crate) fn record_hold(&mut self, since: Instant) {
         self.longest_hold = self.longest_hold.max(since.elapsed());
     }
 }

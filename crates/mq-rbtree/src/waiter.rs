@@ -3,8 +3,8 @@
 //! ```text
 //!  WaitList -> waiter <-> waiter <-> waiter      by urgency, then by ticket
 //!
-//!  thread:  SPINNING ──────────────► DONE, AGAIN         nobody has to be woken
-//!               └──► PARKED ───────► DONE, AGAIN ─► unpark
+//!  thread:  SPINNING ──────────────► COMPLETED, RETRY         nobody has to be woken
+//!               └──► PARKED ───────► COMPLETED, RETRY ─► unpark
 //!  task:    listed ──► permit ──► polled, or dropped and passed on
 //! ```
 //!
@@ -15,15 +15,15 @@
 //!
 //! # Invariants
 //!
-//! 1. All of `inner` is used under the queue's lock only, but for `cargo` once the state is `DONE` or
-//!    `AGAIN`: then the waiting thread alone uses it.
+//! 1. All of `inner` is used under the queue's lock only, but for `message` once the state is `COMPLETED` or
+//!    `RETRY`: then the waiting thread alone uses it.
 //! 2. A listed node lives, and does not move: its thread leaves its stack frame, and its future its
 //!    place, only after it was taken off the list under the lock.
 //! 3. A node is off the list before its state says so; that store is the last use of the node by who
 //!    makes it. Who is to be woken was moved or cloned out of the node before: the thread's own
 //!    reference to its parker may end with that store.
 //! 4. `parker` is there before the state is `PARKED`, and stays until the thread has left; it is not
-//!    looked at in any other state. Who ends the wait of a thread that still looks touches one line of
+//!    looked at in any other state. Who ends the wait of a thread that still spins touches one line of
 //!    its node, as far as the message fits, and no other memory of that thread.
 
 use std::cmp::Reverse;
@@ -38,14 +38,14 @@ use crate::core::Message;
 use crate::deadline::Deadline;
 use crate::parker::Parker;
 
-/// The thread looks at its state, and sleeps if that does not change soon.
+/// The thread spins at its state, and sleeps if that does not change soon.
 const SPINNING: u32 = 0;
 /// The thread sleeps, or is about to.
 const PARKED: u32 = 1;
 /// A message was handed over: to the waiting receiver, or by the waiting sender.
-const DONE: u32 = 2;
+const COMPLETED: u32 = 2;
 /// Nothing was handed over: look again.
-const AGAIN: u32 = 3;
+const RETRY: u32 = 3;
 
 /// Who is to be woken, after the unlock.
 #[derive(Debug)]
@@ -65,26 +65,26 @@ impl Wake {
 
 /// How a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
-    Done,
-    Again,
-    Timeout,
+pub(crate) enum WaitEnd {
+    Completed,
+    Retry,
+    TimedOut,
 }
 
 /// What a waiting sender needs room for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<P> {
+pub(crate) struct Demand<P> {
     pub(crate) priority: P,
     pub(crate) bytes: u32,
     /// Messages that there may be before this one is refused.
-    pub(crate) open_to: usize,
+    pub(crate) len_limit: usize,
 }
 
 /// The place among those who wait: the least is the first.
 pub(crate) type Rank = (Reverse<u8>, u64);
 
 /// The place of who comes now, and is not on the list yet.
-pub(crate) fn newcomer(urgency: u8) -> Rank {
+pub(crate) fn rank_of_new(urgency: u8) -> Rank {
     (Reverse(urgency), u64::MAX)
 }
 
@@ -106,21 +106,21 @@ pub(crate) struct Inner<T, P> {
     next: Link<T, P>,
     /// When it first waited, as a number; 0 before that.
     ticket: u64,
-    pub(crate) cargo: Option<Message<T, P>>,
-    pub(crate) wanted: Option<Wanted<P>>,
+    pub(crate) message: Option<Message<T, P>>,
+    pub(crate) demand: Option<Demand<P>>,
     /// A task's, while it is listed.
     waker: Option<Waker>,
 }
 
 /// What is on a thread's stack while another one writes there: on lines of its own.
 #[repr(align(64))]
-pub(crate) struct OnLines<W>(pub(crate) W);
+pub(crate) struct CacheAligned<W>(pub(crate) W);
 
 /// The state and a small message are on one line.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 const _: () = {
     let inner = std::mem::offset_of!(Waiter<u64, u32>, inner);
-    assert!(inner + std::mem::offset_of!(Inner<u64, u32>, wanted) <= 64);
+    assert!(inner + std::mem::offset_of!(Inner<u64, u32>, demand) <= 64);
 };
 
 type Link<T, P> = Option<NonNull<Waiter<T, P>>>;
@@ -141,8 +141,8 @@ impl<T, P: Copy> Waiter<T, P> {
                 prev: None,
                 next: None,
                 ticket: 0,
-                cargo: None,
-                wanted: None,
+                message: None,
+                demand: None,
                 waker: None,
             }),
             parker: UnsafeCell::new(None),
@@ -163,28 +163,28 @@ impl<T, P: Copy> Waiter<T, P> {
     }
 
     /// Before a thread waits again.
-    pub(crate) fn rewind(&self) {
+    pub(crate) fn reset(&self) {
         // Ordering: Relaxed; nobody else knows the node, and the lock publishes it.
         self.state.store(SPINNING, Ordering::Relaxed);
     }
 
-    /// Waits on the thread's behalf: looks `looks` times, then sleeps. `Timeout` does not take it off
+    /// Waits on the thread's behalf: spins `spins` times, then sleeps. `Timeout` does not take it off
     /// the list.
-    pub(crate) fn wait(&self, deadline: Option<Deadline>, looks: u32) -> (Ended, bool) {
-        for _ in 0..looks {
-            if let Some(ended) = self.ended() {
+    pub(crate) fn wait(&self, deadline: Option<Deadline>, spins: u32) -> (WaitEnd, bool) {
+        for _ in 0..spins {
+            if let Some(ended) = self.poll_end() {
                 return (ended, true);
             }
             hint::spin_loop();
         }
-        (self.sleep(deadline).unwrap_or(Ended::Timeout), false)
+        (self.sleep(deadline).unwrap_or(WaitEnd::TimedOut), false)
     }
 
     #[cold]
-    fn sleep(&self, deadline: Option<Deadline>) -> Option<Ended> {
-        let parker = Parker::mine();
+    fn sleep(&self, deadline: Option<Deadline>) -> Option<WaitEnd> {
+        let parker = Parker::current();
         self.parker.with_mut(|own| {
-            // SAFETY: invariant 4: the state is not `PARKED` yet, so nobody else looks there.
+            // SAFETY: invariant 4: the state is not `PARKED` yet, so nobody else spins there.
             unsafe { *own = Some(Arc::clone(&parker)) }
         });
         let release = order!(Release, "park: the parker is set");
@@ -192,18 +192,18 @@ impl<T, P: Copy> Waiter<T, P> {
         // failure, as in `ended`.
         let parked = self.state.compare_exchange(SPINNING, PARKED, release, Ordering::Acquire);
         if parked.is_ok() {
-            parker.park(deadline, || self.ended().is_some());
+            parker.park(deadline, || self.poll_end().is_some());
         }
-        self.ended()
+        self.poll_end()
     }
 
     /// Whether the wait is over.
-    pub(crate) fn ended(&self) -> Option<Ended> {
-        let acquire = order!(Acquire, "ended: before the message is taken");
-        // Ordering: Acquire pairs with the Release in `end`; it carries `cargo`.
+    pub(crate) fn poll_end(&self) -> Option<WaitEnd> {
+        let acquire = order!(Acquire, "poll end: before the message is read");
+        // Ordering: Acquire pairs with the Release in `end`; it carries `message`.
         match self.state.load(acquire) {
-            DONE => Some(Ended::Done),
-            AGAIN => Some(Ended::Again),
+            COMPLETED => Some(WaitEnd::Completed),
+            RETRY => Some(WaitEnd::Retry),
             _ => None,
         }
     }
@@ -214,17 +214,17 @@ impl<T, P: Copy> Waiter<T, P> {
     /// # Safety
     ///
     /// `node` was on a list of this queue until now, in this section of the lock.
-    pub(crate) unsafe fn end(node: NonNull<Self>, ended: Ended) -> Option<Wake> {
+    pub(crate) unsafe fn end_wait(node: NonNull<Self>, ended: WaitEnd) -> Option<Wake> {
         // SAFETY: invariant 2: nobody told it yet that it is off the list.
         let waiter = unsafe { node.as_ref() };
         // SAFETY: the caller has the lock.
         if let Some(waker) = unsafe { waiter.inner() }.waker.take() {
-            return Some(Wake::Task(waker)); // it looks at its node under the lock only
+            return Some(Wake::Task(waker)); // it spins at its node under the lock only
         }
-        let state = if ended == Ended::Done { DONE } else { AGAIN };
+        let state = if ended == WaitEnd::Completed { COMPLETED } else { RETRY };
         let release = order!(Release, "end: after the last use of the node");
         let acquire = order!(Acquire, "end: before the parker is used");
-        // Ordering: Release on success pairs with the Acquire in `ended`; it carries `cargo`. Acquire on
+        // Ordering: Release on success pairs with the Acquire in `ended`; it carries `message`. Acquire on
         // failure pairs with the Release in `sleep`; it carries `parker`.
         let told = waiter.state.compare_exchange(SPINNING, state, release, acquire);
         if told.is_ok() {
@@ -233,7 +233,7 @@ impl<T, P: Copy> Waiter<T, P> {
         // SAFETY: invariant 4, and the exchange has seen `PARKED`.
         let parker = waiter.parker.with(|parker| unsafe { (*parker).clone() });
         // Ordering: Release, as above. A store would do; loom wants an exchange.
-        step!("end: tell the parked thread", waiter.state.swap(state, release));
+        step!("end: store the result for the parked thread", waiter.state.swap(state, release));
         // The last use of the node was that swap, and the reference is ours.
         parker.map(Wake::Thread)
     }
@@ -273,7 +273,7 @@ impl<T, P: Copy> WaitList<T, P> {
     /// # Safety
     ///
     /// `node` is on this list.
-    pub(crate) unsafe fn behind(&self, node: NonNull<Waiter<T, P>>) -> Link<T, P> {
+    pub(crate) unsafe fn next(&self, node: NonNull<Waiter<T, P>>) -> Link<T, P> {
         // SAFETY: invariant 2.
         let waiter = unsafe { node.as_ref() };
         // SAFETY: the list is used under the lock.
@@ -312,7 +312,7 @@ impl<T, P: Copy> WaitList<T, P> {
         inner.prev = before;
         inner.next = match before {
             // SAFETY: on this list.
-            Some(at) => unsafe { self.behind(at) },
+            Some(at) => unsafe { self.next(at) },
             None => self.first,
         };
         let next = inner.next;

@@ -336,7 +336,7 @@ fn histories<L: Keyed>(seed: u64, each: usize) -> usize {
 }
 
 #[test]
-fn inv18_what_threads_see_is_as_if_one_after_the_other() {
+fn inv18_histories_are_linearizable() {
     for seed in 0..24 {
         histories::<Bitmap>(seed, 20);
         histories::<RbTree<i64>>(seed, 20);

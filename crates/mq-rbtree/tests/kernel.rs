@@ -59,7 +59,7 @@ fn the_oldest_of_the_highest_priority_comes_first() {
 }
 
 #[test]
-fn what_is_refused_comes_back_with_its_reason() {
+fn a_refused_message_comes_back_with_the_reason() {
     let queue = queue(1);
     let refused = |message: &str, priority, wait| {
         let error = queue.send_with(message.into(), priority, wait).unwrap_err();
@@ -103,7 +103,7 @@ fn a_deadline_of_either_clock_is_waited_for() {
 }
 
 #[test]
-fn who_waits_is_served() {
+fn waiting_threads_are_served() {
     let queue = queue(1);
     for wait in [Wait::FOREVER, Wait::at_most(Duration::MAX), Wait::until(SystemTime::now() + LONG)]
     {
@@ -197,7 +197,7 @@ fn a_registration_ends_by_cancel_and_with_the_queue() {
 }
 
 #[test]
-fn who_waits_comes_before_who_is_registered() {
+fn a_waiting_receiver_comes_before_a_registration() {
     let queue = queue(1);
     let (first, called) = callback();
     queue.notify(first).unwrap();

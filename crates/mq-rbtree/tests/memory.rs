@@ -206,7 +206,7 @@ fn inv04_bursts_over_all_levels_allocate_nothing_after_warm_up() {
 
 /// Of nodes beyond those kept, each is made before the lock and freed after it.
 #[test]
-fn inv04_what_a_small_cache_does_not_keep_is_made_and_freed_outside_the_lock() {
+fn inv04_nodes_beyond_the_cache_are_allocated_and_freed_outside_the_lock() {
     let queue: Queue<u32, RbTree<u32>> =
         Queue::builder_with_keys(2_000).spare_nodes(10).build().unwrap();
     let mut burst = bursts(&queue);
@@ -244,7 +244,7 @@ fn never_allocates<L: Levels<Priority = u32>>() {
 }
 
 #[test]
-fn inv04_a_queue_that_got_all_its_memory_first_never_allocates() {
+fn inv04_a_no_alloc_queue_never_allocates() {
     never_allocates::<Bitmap>();
     never_allocates::<RbTree<u32>>();
 }

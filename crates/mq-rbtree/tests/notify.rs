@@ -104,7 +104,7 @@ fn inv12_a_second_notification_comes_back() {
 }
 
 #[test]
-fn inv12_a_notification_waits_while_somebody_waits_to_receive() {
+fn inv12_no_notification_while_a_receiver_waits() {
     let queue: Queue<u32> = Queue::builder(4).spin(false).build().unwrap();
     let count = Arc::new(AtomicUsize::new(0));
     assert!(count_on(&queue, &count));

@@ -30,7 +30,7 @@ fn flush(sink: &mut Pin<Box<SendSink<'_, u32>>>) -> Poll<Result<(), SendRefused>
 }
 
 #[test]
-fn a_stream_gives_what_there_is_and_ends_with_the_queue() {
+fn a_stream_ends_when_the_queue_is_closed_and_empty() {
     let (sender, receiver) = Queue::<u32>::builder(4).channel().unwrap();
     let mut stream = Box::pin(receiver.into_stream().urgency(1));
     assert_eq!(look(&mut stream), Poll::Pending);

@@ -52,7 +52,7 @@ impl Page {
     /// Out of line, as a page is needed once.
     #[cold]
     #[inline(never)]
-    fn preload(preload: &mut Option<Box<Self>>) {
+    fn fill(preload: &mut Option<Box<Self>>) {
         if preload.is_none() {
             *preload = Self::try_new().ok();
         }
@@ -60,7 +60,7 @@ impl Page {
 }
 
 /// The highest priority; at the start none, [`NIL`].
-struct First {
+struct Highest {
     priority: u32,
     fifo: Fifo,
 }
@@ -68,13 +68,13 @@ struct First {
 /// Priorities 0 to 32,767, found by a bitmap: [`Levels`] that allocate a page for 64 priorities once.
 #[repr(C)] // what every message needs comes first
 pub struct Bitmap {
-    first: First,
+    highest: Highest,
     top: u64,
     /// Times that a priority got messages.
-    entered: u64,
+    inserted: u64,
     pages: Box<[Option<Box<Page>>; PAGES]>,
     middle: [u64; WORDS],
-    there: Arc<[AtomicU64; WORDS]>,
+    present: Arc<[AtomicU64; WORDS]>,
     kept: usize,
     from_preload: u64,
     fallback: u64,
@@ -110,7 +110,7 @@ impl Bitmap {
     /// Puts a page where there is none.
     #[cold]
     #[inline(never)]
-    fn add_page(
+    fn allocate_page(
         &mut self,
         number: usize,
         preload: &mut Option<Box<Page>>,
@@ -126,17 +126,17 @@ impl Bitmap {
                 page
             }
         };
-        self.put_page(number, page);
+        self.install_page(number, page);
         Ok(())
     }
 
-    fn put_page(&mut self, number: usize, page: Box<Page>) {
+    fn install_page(&mut self, number: usize, page: Box<Page>) {
         self.pages[number] = Some(page);
         self.kept += 1;
         let (word, bit) = split(number as u32);
-        let there = load_own(&self.there[word]);
+        let there = load_own(&self.present[word]);
         // Ordering: Relaxed; a hint, and the caller's lock orders the writers.
-        self.there[word].store(there | 1 << bit, Ordering::Relaxed);
+        self.present[word].store(there | 1 << bit, Ordering::Relaxed);
     }
 
     /// A page that is there, as that of every priority is which was entered.
@@ -158,7 +158,7 @@ impl Bitmap {
         };
         let bits = (0..PAGES).filter(with_messages).filter_map(|page| self.page(page));
         let below: u32 = bits.map(|page| page.bits.count_ones()).sum();
-        below as usize + usize::from(!self.first.fifo.is_empty())
+        below as usize + usize::from(!self.highest.fifo.is_empty())
     }
 
     /// Sets the bits of a priority below the first.
@@ -187,25 +187,25 @@ impl Bitmap {
     }
 
     /// Puts the first into its page: there is a higher one.
-    fn lay_down(&mut self, priority: u32) {
-        let below = std::mem::replace(&mut self.first, First { priority, fifo: Fifo::EMPTY });
+    fn demote(&mut self, priority: u32) {
+        let below = std::mem::replace(&mut self.highest, Highest { priority, fifo: Fifo::EMPTY });
         let (page, bit) = self.page_of(below.priority);
         page.levels[bit as usize] = below.fifo;
         self.set(below.priority);
     }
 
     /// Has the highest of the others, if there is one, as the first.
-    fn pick_up(&mut self) {
-        let Some(priority) = self.search() else { return };
+    fn promote(&mut self) {
+        let Some(priority) = self.highest_in_pages() else { return };
         let (page, bit) = self.page_of(priority);
         let fifo = std::mem::replace(&mut page.levels[bit as usize], Fifo::EMPTY);
-        self.first = First { priority, fifo };
+        self.highest = Highest { priority, fifo };
         self.clear(priority);
     }
 
     /// The highest priority below the first.
     #[inline(always)]
-    fn search(&self) -> Option<u32> {
+    fn highest_in_pages(&self) -> Option<u32> {
         let word = highest_bit(self.top)? as usize;
         self.highest_of(word, self.middle[word])
     }
@@ -227,17 +227,17 @@ impl Levels for Bitmap {
     type Priority = u32;
     type Hint = PageHint;
     type Preload = Option<Box<Page>>;
-    type Place = u32;
+    type Level = u32;
 
     fn try_new(_spare: usize) -> Result<Self, AllocError> {
         let pages = try_box([const { None }; PAGES]).map_err(|_| AllocError::new())?;
         Ok(Self {
-            first: First { priority: NIL, fifo: Fifo::EMPTY },
+            highest: Highest { priority: NIL, fifo: Fifo::EMPTY },
             top: 0,
-            entered: 0,
+            inserted: 0,
             pages,
             middle: [0; WORDS],
-            there: Arc::new(std::array::from_fn(|_| AtomicU64::new(0))),
+            present: Arc::new(std::array::from_fn(|_| AtomicU64::new(0))),
             kept: 0,
             from_preload: 0,
             fallback: 0,
@@ -245,7 +245,7 @@ impl Levels for Bitmap {
     }
 
     fn hint(&self) -> PageHint {
-        PageHint(Arc::clone(&self.there))
+        PageHint(Arc::clone(&self.present))
     }
 
     #[inline(always)]
@@ -254,7 +254,7 @@ impl Levels for Bitmap {
     }
 
     #[inline(always)]
-    fn is_short(hint: &PageHint, priority: u32) -> bool {
+    fn needs_memory(hint: &PageHint, priority: u32) -> bool {
         let (word, bit) = split(priority / WORD);
         // Ordering: Relaxed; a hint, the lock orders what it is about.
         let there = hint.0.get(word).map_or(0, |there| there.load(Ordering::Relaxed));
@@ -262,85 +262,89 @@ impl Levels for Bitmap {
     }
 
     #[inline(always)]
-    fn fill(hint: &PageHint, priority: u32, preload: &mut Option<Box<Page>>) {
-        if Self::is_short(hint, priority) {
-            Page::preload(preload);
+    fn preload(hint: &PageHint, priority: u32, preload: &mut Option<Box<Page>>) {
+        if Self::needs_memory(hint, priority) {
+            Page::fill(preload);
         }
     }
 
-    fn stock(&mut self, priority: u32, preload: &mut Option<Box<Page>>) {
+    fn keep_preload(&mut self, priority: u32, preload: &mut Option<Box<Page>>) {
         let (number, _) = split(priority);
         if self.pages[number].is_none() {
             if let Some(page) = preload.take() {
-                self.put_page(number, page);
+                self.install_page(number, page);
             }
         }
     }
 
     #[inline(always)]
-    fn enter(&mut self, priority: u32, preload: &mut Option<Box<Page>>) -> Result<u32, AllocError> {
+    fn get_or_insert(
+        &mut self,
+        priority: u32,
+        preload: &mut Option<Box<Page>>,
+    ) -> Result<u32, AllocError> {
         let (number, _) = split(priority);
-        if check!("enter: the page is still missing", self.pages[number].is_none()) {
-            self.add_page(number, preload)?;
+        if check!("insert: the page is still missing", self.pages[number].is_none()) {
+            self.allocate_page(number, preload)?;
         }
-        self.enter_at_once(priority).ok_or(AllocError::new())
+        self.get_or_insert_no_alloc(priority).ok_or(AllocError::new())
     }
 
     #[inline(always)]
-    fn enter_at_once(&mut self, priority: u32) -> Option<u32> {
-        if priority != self.first.priority {
+    fn get_or_insert_no_alloc(&mut self, priority: u32) -> Option<u32> {
+        if priority != self.highest.priority {
             let (number, bit) = split(priority);
             let page = self.pages[number].as_deref()?;
-            if self.first.fifo.is_empty() {
-                self.first.priority = priority;
-            } else if priority > self.first.priority {
-                self.lay_down(priority);
+            if self.highest.fifo.is_empty() {
+                self.highest.priority = priority;
+            } else if priority > self.highest.priority {
+                self.demote(priority);
             } else if page.bits & (1 << bit) == 0 {
                 self.set(priority);
-                self.entered += 1;
+                self.inserted += 1;
                 return Some(priority);
             } else {
                 return Some(priority);
             }
         }
-        if self.first.fifo.is_empty() {
-            self.entered += 1;
+        if self.highest.fifo.is_empty() {
+            self.inserted += 1;
         }
         Some(priority)
     }
 
     #[inline(always)]
-    unsafe fn leave(&mut self, place: u32, _preload: &mut Option<Box<Page>>) {
-        if place != self.first.priority {
-            debug_assert!(self.page_of(place).0.levels[split(place).1 as usize].is_empty());
-            self.clear(place);
+    unsafe fn remove(&mut self, level: u32, _preload: &mut Option<Box<Page>>) {
+        if level != self.highest.priority {
+            debug_assert!(self.page_of(level).0.levels[split(level).1 as usize].is_empty());
+            self.clear(level);
         } else if self.top != 0 {
-            debug_assert!(self.first.fifo.is_empty());
-            self.pick_up();
+            debug_assert!(self.highest.fifo.is_empty());
+            self.promote();
         }
     }
 
     #[inline(always)]
-    unsafe fn fifo(&mut self, place: u32) -> &mut Fifo {
-        if place == self.first.priority {
-            return &mut self.first.fifo;
+    unsafe fn fifo(&mut self, level: u32) -> &mut Fifo {
+        if level == self.highest.priority {
+            return &mut self.highest.fifo;
         }
-        let (page, bit) = self.page_of(place);
+        let (page, bit) = self.page_of(level);
         &mut page.levels[bit as usize]
     }
 
     #[inline(always)]
-    unsafe fn priority(&self, place: u32) -> u32 {
-        place
+    unsafe fn priority(&self, level: u32) -> u32 {
+        level
     }
 
     #[inline(always)]
     fn highest(&self) -> Option<u32> {
-        (!self.first.fifo.is_empty()).then_some(self.first.priority)
+        (!self.highest.fifo.is_empty()).then_some(self.highest.priority)
     }
 
     fn find(&self, priority: u32) -> Option<u32> {
-        if priority == self.first.priority {
+        if priority == self.highest.priority {
             return self.highest();
         }
         let (number, bit) = split(priority);
@@ -374,24 +378,24 @@ impl Levels for Bitmap {
     fn reserve(&mut self, _messages: usize) -> Result<(), AllocError> {
         for number in 0..PAGES {
             if self.pages[number].is_none() {
-                self.put_page(number, Page::try_new()?);
+                self.install_page(number, Page::try_new()?);
             }
         }
         Ok(())
     }
 
     fn stats(&self) -> LevelStats {
-        let Self { kept, entered, from_preload, fallback, .. } = *self;
+        let Self { kept, inserted, from_preload, fallback, .. } = *self;
         let live = self.live();
-        let from_cache = entered - from_preload - fallback;
+        let from_cache = inserted - from_preload - fallback;
         LevelStats { live, kept, from_cache, from_preload, fallback }
     }
 
     fn validate(&self, mut each: impl FnMut(u32, Fifo)) {
         let mut live = 0;
-        if !self.first.fifo.is_empty() {
+        if !self.highest.fifo.is_empty() {
             live += 1;
-            each(self.first.priority, self.first.fifo);
+            each(self.highest.priority, self.highest.fifo);
         }
         for number in (0..PAGES).rev() {
             let (word, bit) = split(number as u32);
@@ -411,13 +415,13 @@ impl Levels for Bitmap {
             assert_eq!(middle != 0, self.top & (1 << word) != 0, "the top level");
         }
         assert_eq!(live, self.live(), "the number of levels");
-        if self.first.fifo.is_empty() {
+        if self.highest.fifo.is_empty() {
             assert_eq!(live, 0, "messages below a first that has none");
         } else {
-            let below = self.search().is_none_or(|below| below < self.first.priority);
+            let below = self.highest_in_pages().is_none_or(|below| below < self.highest.priority);
             assert!(below, "the first is the highest");
         }
-        let page = self.page((self.first.priority / WORD) as usize).is_some();
-        assert!(page || self.first.priority == NIL, "the page of the first");
+        let page = self.page((self.highest.priority / WORD) as usize).is_some();
+        assert!(page || self.highest.priority == NIL, "the page of the first");
     }
 }

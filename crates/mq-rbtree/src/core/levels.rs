@@ -27,9 +27,9 @@ pub trait Levels: Sized + sealed::Sealed {
     #[doc(hidden)]
     type Preload: Default;
 
-    /// A level: valid from [`enter`](Self::enter) until [`leave`](Self::leave).
+    /// A level: valid from [`get_or_insert`](Self::get_or_insert) until [`remove`](Self::remove).
     #[doc(hidden)]
-    type Place: Copy + PartialEq;
+    type Level: Copy + PartialEq;
 
     /// An empty set that keeps up to `spare` freed nodes, where levels are nodes.
     #[doc(hidden)]
@@ -44,17 +44,17 @@ pub trait Levels: Sized + sealed::Sealed {
 
     /// Whether a new level for this priority seems to need memory that is not there.
     #[doc(hidden)]
-    fn is_short(hint: &Self::Hint, priority: Self::Priority) -> bool;
+    fn needs_memory(hint: &Self::Hint, priority: Self::Priority) -> bool;
 
     /// Gets memory for a new level if one seems to be needed. Fails quietly: the operation may do
     /// without.
     #[doc(hidden)]
-    fn fill(hint: &Self::Hint, priority: Self::Priority, preload: &mut Self::Preload);
+    fn preload(hint: &Self::Hint, priority: Self::Priority, preload: &mut Self::Preload);
 
     /// Keeps what was made before the lock for a level of this priority, as far as there is room: for a
     /// sender that waits, and whose message another thread will put in.
     #[doc(hidden)]
-    fn stock(&mut self, priority: Self::Priority, preload: &mut Self::Preload);
+    fn keep_preload(&mut self, priority: Self::Priority, preload: &mut Self::Preload);
 
     /// The level of a priority; a new one, with an empty list, if there is none. Nothing else is
     /// called until a message was put into it, or it was left.
@@ -63,51 +63,51 @@ pub trait Levels: Sized + sealed::Sealed {
     ///
     /// The priority is valid.
     #[doc(hidden)]
-    fn enter(
+    fn get_or_insert(
         &mut self,
         priority: Self::Priority,
         preload: &mut Self::Preload,
-    ) -> Result<Self::Place, AllocError>;
+    ) -> Result<Self::Level, AllocError>;
 
     /// The same without memory that is not kept: `None` if some is needed, and nothing has changed.
     #[doc(hidden)]
-    fn enter_at_once(&mut self, priority: Self::Priority) -> Option<Self::Place>;
+    fn get_or_insert_no_alloc(&mut self, priority: Self::Priority) -> Option<Self::Level>;
 
     /// Removes a level whose list has become empty.
     ///
     /// # Safety
     ///
-    /// `place` came from this set and was not left since.
+    /// `level` came from this set and was not left since.
     #[doc(hidden)]
-    unsafe fn leave(&mut self, place: Self::Place, preload: &mut Self::Preload);
+    unsafe fn remove(&mut self, level: Self::Level, preload: &mut Self::Preload);
 
     /// The list of a level.
     ///
     /// # Safety
     ///
-    /// As for [`leave`](Self::leave).
+    /// As for [`remove`](Self::remove).
     #[doc(hidden)]
-    unsafe fn fifo(&mut self, place: Self::Place) -> &mut Fifo;
+    unsafe fn fifo(&mut self, level: Self::Level) -> &mut Fifo;
 
     /// The priority of a level.
     ///
     /// # Safety
     ///
-    /// As for [`leave`](Self::leave).
+    /// As for [`remove`](Self::remove).
     #[doc(hidden)]
-    unsafe fn priority(&self, place: Self::Place) -> Self::Priority;
+    unsafe fn priority(&self, level: Self::Level) -> Self::Priority;
 
     /// The highest level.
     #[doc(hidden)]
-    fn highest(&self) -> Option<Self::Place>;
+    fn highest(&self) -> Option<Self::Level>;
 
     /// The level of a priority.
     #[doc(hidden)]
-    fn find(&self, priority: Self::Priority) -> Option<Self::Place>;
+    fn find(&self, priority: Self::Priority) -> Option<Self::Level>;
 
     /// The highest level below a priority, which itself need not have one.
     #[doc(hidden)]
-    fn below(&self, priority: Self::Priority) -> Option<Self::Place>;
+    fn below(&self, priority: Self::Priority) -> Option<Self::Level>;
 
     /// Whether `a` is served before `b`.
     #[doc(hidden)]

@@ -24,7 +24,7 @@ pub use self::bitmap::{Bitmap, PRIORITIES};
 use self::fifo::{Fifo, NIL};
 pub use self::levels::Levels;
 pub use self::rbtree::RbTree;
-pub(crate) use self::slab::MOST;
+pub(crate) use self::slab::MAX_MESSAGES;
 use self::slab::{Chunk, Removed, Slab, SlabHint};
 use crate::stats::LevelStats;
 
@@ -58,15 +58,15 @@ pub(crate) struct Hint<L: Levels> {
 impl<L: Levels> Hint<L> {
     /// Whether one more message seems to need memory that is not there.
     #[inline]
-    pub(crate) fn is_short(&self, priority: L::Priority) -> bool {
-        self.slab.is_short() || L::is_short(&self.levels, priority)
+    pub(crate) fn needs_memory(&self, priority: L::Priority) -> bool {
+        self.slab.needs_memory() || L::needs_memory(&self.levels, priority)
     }
 
     /// Gets memory for one more message, if it seems to be needed.
     #[inline(always)]
-    pub(crate) fn fill<T>(&self, priority: L::Priority, preload: &mut Preload<T, L>) {
-        self.slab.fill(&mut preload.chunk);
-        L::fill(&self.levels, priority, &mut preload.levels);
+    pub(crate) fn preload<T>(&self, priority: L::Priority, preload: &mut Preload<T, L>) {
+        self.slab.preload(&mut preload.chunk);
+        L::preload(&self.levels, priority, &mut preload.levels);
     }
 }
 
@@ -154,7 +154,7 @@ impl<T, L: Levels> Core<T, L> {
     pub fn len_at(&mut self, priority: L::Priority) -> usize {
         match self.levels.find(priority) {
             // SAFETY: found just now.
-            Some(place) => unsafe { self.levels.fifo(place) }.len as usize,
+            Some(level) => unsafe { self.levels.fifo(level) }.len as usize,
             None => 0,
         }
     }
@@ -210,11 +210,11 @@ impl<T, L: Levels> Core<T, L> {
     /// The message that is next; ageing is not looked at.
     #[must_use]
     pub fn peek(&mut self) -> Option<(&T, L::Priority)> {
-        let place = self.levels.highest()?;
+        let level = self.levels.highest()?;
         // SAFETY: found just now.
-        let head = unsafe { self.levels.fifo(place) }.head;
+        let head = unsafe { self.levels.fifo(level) }.head;
         // SAFETY: as above.
-        let priority = unsafe { self.levels.priority(place) };
+        let priority = unsafe { self.levels.priority(level) };
         // SAFETY: a level has messages, and what a FIFO names is live.
         Some((unsafe { self.slab.get(head) }.0, priority))
     }
@@ -227,35 +227,35 @@ impl<T, L: Levels> Core<T, L> {
         preload: &mut Preload<T, L>,
     ) -> Result<(), Message<T, L::Priority>> {
         // The level first: what it takes to find it may panic, and then nothing is to be undone.
-        match self.enter(message.priority, preload) {
-            Ok(place) => self.fill(place, message, preload),
+        match self.get_or_insert_level(message.priority, preload) {
+            Ok(level) => self.push_to_level(level, message, preload),
             Err(AllocError { .. }) => Err(message),
         }
     }
 
     /// Keeps what was made before the lock for a message that another thread will put in.
-    pub(crate) fn stock(&mut self, priority: L::Priority, preload: &mut Preload<T, L>) {
-        self.slab.stock(&mut preload.chunk);
-        self.levels.stock(priority, &mut preload.levels);
+    pub(crate) fn keep_preload(&mut self, priority: L::Priority, preload: &mut Preload<T, L>) {
+        self.slab.keep_preload(&mut preload.chunk);
+        self.levels.keep_preload(priority, &mut preload.levels);
     }
 
-    /// The level for a message that [`fill`](Self::fill) puts there next, before anything else is
+    /// The level for a message that [`push_to_level`](Self::push_to_level) puts there next, before anything else is
     /// done. Panics if the order of priorities does, and has changed nothing then.
     #[inline(always)]
-    pub(crate) fn enter(
+    pub(crate) fn get_or_insert_level(
         &mut self,
         priority: L::Priority,
         preload: &mut Preload<T, L>,
-    ) -> Result<L::Place, AllocError> {
-        self.levels.enter(priority, &mut preload.levels)
+    ) -> Result<L::Level, AllocError> {
+        self.levels.get_or_insert(priority, &mut preload.levels)
     }
 
     /// Puts a message into its level, which was entered just now. Back it comes if there is no memory,
     /// and the level is left.
     #[inline(always)]
-    pub(crate) fn fill(
+    pub(crate) fn push_to_level(
         &mut self,
-        place: L::Place,
+        level: L::Level,
         message: Message<T, L::Priority>,
         preload: &mut Preload<T, L>,
     ) -> Result<(), Message<T, L::Priority>> {
@@ -263,21 +263,21 @@ impl<T, L: Levels> Core<T, L> {
         let index = match self.slab.insert(value, bytes, &mut preload.chunk) {
             Ok(index) => index,
             Err(value) => {
-                self.leave_if_empty(place, preload);
+                self.remove_if_empty(level, preload);
                 return Err(Message { value, priority, bytes });
             }
         };
         // SAFETY: entered just now.
-        let fifo = unsafe { self.levels.fifo(place) };
+        let fifo = unsafe { self.levels.fifo(level) };
         // SAFETY: inserted just now, and what a FIFO names is live.
         unsafe { append(&mut self.slab, fifo, index) };
-        self.add(bytes);
+        self.count_pushed(bytes);
         Ok(())
     }
 
     /// Counts one message more.
     #[inline(always)]
-    fn add(&mut self, bytes: u32) {
+    fn count_pushed(&mut self, bytes: u32) {
         self.len += 1;
         if bytes != 0 {
             self.bytes += u64::from(bytes);
@@ -286,30 +286,37 @@ impl<T, L: Levels> Core<T, L> {
 
     /// Counts one message less.
     #[inline(always)]
-    fn subtract(&mut self, bytes: u32) {
+    fn count_removed(&mut self, bytes: u32) {
         self.len -= 1;
         if bytes != 0 {
             self.bytes -= u64::from(bytes);
         }
     }
 
-    /// The level for a message that [`fill_at_once`](Self::fill_at_once) puts there next; `None` if
-    /// that needs memory that is not kept here. Panics as [`enter`](Self::enter).
+    /// The level for a message that [`push_to_level_no_alloc`](Self::push_to_level_no_alloc) puts there next; `None` if
+    /// that needs memory that is not kept here. Panics as [`get_or_insert_level`](Self::get_or_insert_level).
     #[inline(always)]
-    pub(crate) fn enter_at_once(&mut self, priority: L::Priority) -> Option<L::Place> {
-        if self.slab.has_place() { self.levels.enter_at_once(priority) } else { None }
+    pub(crate) fn get_or_insert_level_no_alloc(
+        &mut self,
+        priority: L::Priority,
+    ) -> Option<L::Level> {
+        if self.slab.has_free_slot() { self.levels.get_or_insert_no_alloc(priority) } else { None }
     }
 
-    /// Puts a message into its level, which was entered at once just now: a place is there.
+    /// Puts a message into its level, which was entered at once just now: a slot is free.
     #[inline(always)]
-    pub(crate) fn fill_at_once(&mut self, place: L::Place, message: Message<T, L::Priority>) {
+    pub(crate) fn push_to_level_no_alloc(
+        &mut self,
+        level: L::Level,
+        message: Message<T, L::Priority>,
+    ) {
         let Message { value, bytes, .. } = message;
-        let index = self.slab.insert_at_once(value, bytes);
+        let index = self.slab.insert_no_alloc(value, bytes);
         // SAFETY: entered just now.
-        let fifo = unsafe { self.levels.fifo(place) };
+        let fifo = unsafe { self.levels.fifo(level) };
         // SAFETY: inserted just now, and what a FIFO names is live.
         unsafe { append(&mut self.slab, fifo, index) };
-        self.add(bytes);
+        self.count_pushed(bytes);
     }
 
     #[inline(always)]
@@ -318,11 +325,11 @@ impl<T, L: Levels> Core<T, L> {
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
         let highest = self.levels.highest()?;
-        let place = if self.ageing.is_some() { self.aged(highest) } else { highest };
+        let level = if self.ageing.is_some() { self.ageing_level(highest) } else { highest };
         // SAFETY: found just now.
-        let priority = unsafe { self.levels.priority(place) };
+        let priority = unsafe { self.levels.priority(level) };
         // SAFETY: found just now.
-        let fifo = unsafe { self.levels.fifo(place) };
+        let fifo = unsafe { self.levels.fifo(level) };
         // SAFETY: a level has messages, and what a FIFO names is live; it is taken out of it below.
         let Removed { value, bytes, next } = unsafe { self.slab.remove(fifo.head) };
         fifo.head = next;
@@ -330,43 +337,43 @@ impl<T, L: Levels> Core<T, L> {
         if next == NIL {
             fifo.tail = NIL;
             // SAFETY: found just now, and its list is empty.
-            unsafe { self.levels.leave(place, &mut preload.levels) };
-            if let Some(place) = self.levels.highest() {
+            unsafe { self.levels.remove(level, &mut preload.levels) };
+            if let Some(level) = self.levels.highest() {
                 // SAFETY: found just now.
-                let next = unsafe { self.levels.fifo(place) }.head;
+                let next = unsafe { self.levels.fifo(level) }.head;
                 self.slab.prefetch(next);
             }
         } else {
             // Most likely the next to be taken.
             self.slab.prefetch(next);
         }
-        self.subtract(bytes);
+        self.count_removed(bytes);
         Some(Message { value, priority, bytes })
     }
 
     /// The level whose turn it is.
     #[cold]
     #[inline(never)]
-    fn aged(&mut self, highest: L::Place) -> L::Place {
+    fn ageing_level(&mut self, highest: L::Level) -> L::Level {
         let Some(ageing) = &mut self.ageing else { return highest };
         ageing.count += 1;
         if ageing.count < ageing.every.get() {
             return highest;
         }
         ageing.count = 0;
-        let place = ageing.last.and_then(|last| self.levels.below(last)).unwrap_or(highest);
+        let level = ageing.last.and_then(|last| self.levels.below(last)).unwrap_or(highest);
         // SAFETY: found just now.
-        ageing.last = Some(unsafe { self.levels.priority(place) });
-        place
+        ageing.last = Some(unsafe { self.levels.priority(level) });
+        level
     }
 
     #[cold]
     #[inline(never)]
-    fn leave_if_empty(&mut self, place: L::Place, preload: &mut Preload<T, L>) {
+    fn remove_if_empty(&mut self, level: L::Level, preload: &mut Preload<T, L>) {
         // SAFETY: the caller has it from the levels just now.
-        if unsafe { self.levels.fifo(place) }.is_empty() {
+        if unsafe { self.levels.fifo(level) }.is_empty() {
             // SAFETY: as above, and its list is empty.
-            unsafe { self.levels.leave(place, &mut preload.levels) };
+            unsafe { self.levels.remove(level, &mut preload.levels) };
         }
     }
 
@@ -381,20 +388,20 @@ impl<T, L: Levels> Core<T, L> {
         let mut next = self.levels.highest();
         // An order that contradicts itself could lead around for ever.
         let mut levels = self.levels.stats().live;
-        while let Some(place) = next.filter(|_| levels > 0) {
+        while let Some(level) = next.filter(|_| levels > 0) {
             levels -= 1;
             // SAFETY: found just now; of this turn's messages none was taken yet.
-            let priority = unsafe { self.levels.priority(place) };
+            let priority = unsafe { self.levels.priority(level) };
             let mut before = NIL;
             // SAFETY: as above.
-            let mut at = unsafe { self.levels.fifo(place) }.head;
+            let mut at = unsafe { self.levels.fifo(level) }.head;
             while at != NIL {
                 // SAFETY: what a FIFO names is live.
                 let behind = unsafe { self.slab.next(at) };
                 // SAFETY: as above.
                 if take(unsafe { self.slab.get(at) }.0, priority) {
                     // SAFETY: its list is not empty: `at` is on it.
-                    let fifo = unsafe { self.levels.fifo(place) };
+                    let fifo = unsafe { self.levels.fifo(level) };
                     fifo.len -= 1;
                     if before == NIL {
                         fifo.head = behind;
@@ -408,10 +415,10 @@ impl<T, L: Levels> Core<T, L> {
                     let empty = fifo.is_empty();
                     // SAFETY: live until here, and taken out of its FIFO above.
                     let Removed { value, bytes, .. } = unsafe { self.slab.remove(at) };
-                    self.subtract(bytes);
+                    self.count_removed(bytes);
                     if empty {
                         // SAFETY: not left before, and its list has just become empty.
-                        unsafe { self.levels.leave(place, &mut preload.levels) };
+                        unsafe { self.levels.remove(level, &mut preload.levels) };
                     }
                     out(Message { value, priority, bytes });
                 } else {
@@ -479,9 +486,9 @@ unsafe fn append<T>(slab: &mut Slab<T>, fifo: &mut Fifo, index: u32) {
 }
 
 /// Drops what is left, also when the drop of a message panics.
-struct Rest<'c, T, L: Levels>(&'c mut Core<T, L>);
+struct DropRest<'c, T, L: Levels>(&'c mut Core<T, L>);
 
-impl<T, L: Levels> Drop for Rest<'_, T, L> {
+impl<T, L: Levels> Drop for DropRest<'_, T, L> {
     fn drop(&mut self) {
         while self.0.pop().is_some() {}
     }
@@ -491,7 +498,7 @@ impl<T, L: Levels> Drop for Core<T, L> {
     fn drop(&mut self) {
         if std::mem::needs_drop::<T>() {
             self.ageing = None; // in order nobody's comparisons run
-            let rest = Rest(self);
+            let rest = DropRest(self);
             while rest.0.pop().is_some() {}
         }
     }

@@ -36,17 +36,17 @@
 
 mod node;
 mod pool;
-mod shape;
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests;
+mod tree;
 
 use std::fmt;
 
 use percpu::AllocError;
 
 use self::node::NodePtr;
-use self::pool::{NodeHint, NodePool, Preload, make};
-use self::shape::Shape;
+use self::pool::{NodeHint, NodePool, Preload, try_new_node};
+use self::tree::Tree;
 use super::fifo::Fifo;
 use super::levels::{Levels, sealed::Sealed};
 use crate::stats::LevelStats;
@@ -62,7 +62,7 @@ use crate::stats::LevelStats;
 /// Comparisons run under the queue's lock. One that panics leaves the queue as it was; with an order
 /// that contradicts itself messages may come in any order, and none is lost.
 pub struct RbTree<K> {
-    shape: Shape<K>,
+    tree: Tree<K>,
     pool: NodePool<K>,
     fallback: u64,
 }
@@ -75,10 +75,10 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     type Priority = K;
     type Hint = NodeHint;
     type Preload = Preload<K>;
-    type Place = NodePtr<K>;
+    type Level = NodePtr<K>;
 
     fn try_new(spare: usize) -> Result<Self, AllocError> {
-        Ok(Self { shape: Shape::new(), pool: NodePool::try_new(spare)?, fallback: 0 })
+        Ok(Self { tree: Tree::new(), pool: NodePool::try_new(spare)?, fallback: 0 })
     }
 
     fn hint(&self) -> NodeHint {
@@ -90,89 +90,93 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     }
 
     #[inline]
-    fn is_short(hint: &NodeHint, _: K) -> bool {
+    fn needs_memory(hint: &NodeHint, _: K) -> bool {
         hint.is_empty()
     }
 
     #[inline]
-    fn fill(hint: &NodeHint, _: K, preload: &mut Preload<K>) {
+    fn preload(hint: &NodeHint, _: K, preload: &mut Preload<K>) {
         preload.fill(hint);
     }
 
-    fn stock(&mut self, _: K, preload: &mut Preload<K>) {
+    fn keep_preload(&mut self, _: K, preload: &mut Preload<K>) {
         self.pool.keep(preload);
     }
 
     #[inline]
-    fn enter(&mut self, priority: K, preload: &mut Preload<K>) -> Result<NodePtr<K>, AllocError> {
+    fn get_or_insert(
+        &mut self,
+        priority: K,
+        preload: &mut Preload<K>,
+    ) -> Result<NodePtr<K>, AllocError> {
         // The last of the user's code: nothing has changed before it.
-        let spot = match self.shape.search(&priority) {
+        let point = match self.tree.search(&priority) {
             Ok(found) => {
                 self.pool.keep(preload);
                 return Ok(found.ptr());
             }
-            Err(spot) => spot,
+            Err(point) => point,
         };
         let node = match self.pool.take(preload) {
             Some(node) => node,
             None => {
-                let node = make()?;
+                let node = try_new_node()?;
                 self.fallback += 1;
                 node
             }
         };
-        let place = self.shape.link(node, priority, spot);
+        let level = self.tree.link(node, priority, point);
         self.pool.keep(preload);
-        Ok(place)
+        Ok(level)
     }
 
     #[inline]
-    fn enter_at_once(&mut self, priority: K) -> Option<NodePtr<K>> {
-        let spot = match self.shape.search(&priority) {
+    fn get_or_insert_no_alloc(&mut self, priority: K) -> Option<NodePtr<K>> {
+        let point = match self.tree.search(&priority) {
             Ok(found) => return Some(found.ptr()),
-            Err(spot) => spot,
+            Err(point) => point,
         };
         let node = self.pool.take(&mut Preload::default())?;
-        Some(self.shape.link(node, priority, spot))
+        Some(self.tree.link(node, priority, point))
     }
 
     #[inline]
-    unsafe fn leave(&mut self, place: NodePtr<K>, preload: &mut Preload<K>) {
+    unsafe fn remove(&mut self, level: NodePtr<K>, preload: &mut Preload<K>) {
         // SAFETY: by the caller it is a node of this tree, which is freed below and not before.
-        let node = unsafe { place.at() };
+        let node = unsafe { level.node_ref() };
         debug_assert!(node.fifo().is_empty(), "a level that is left has no messages");
-        self.shape.unlink(node);
+        self.tree.unlink(node);
         // SAFETY: by invariant 1 it came from a box; unlinking it took away the last link to it, and
-        // by its promise the caller does not use this place again.
-        let node = unsafe { place.reclaim() };
+        // by its promise the caller does not use this level again.
+        let node = unsafe { level.reclaim() };
         self.pool.put(node, preload);
     }
 
     #[inline]
-    unsafe fn fifo(&mut self, place: NodePtr<K>) -> &mut Fifo {
+    unsafe fn fifo(&mut self, level: NodePtr<K>) -> &mut Fifo {
         // SAFETY: by the caller it is a node of this tree, which `self` borrows alone for as long as
         // it lends the list.
-        unsafe { place.fifo() }
+        unsafe { level.fifo() }
     }
 
     #[inline]
-    unsafe fn priority(&self, place: NodePtr<K>) -> K {
+    unsafe fn priority(&self, level: NodePtr<K>) -> K {
         // SAFETY: by the caller it is a node of this tree, and `self` is borrowed.
-        let node = unsafe { place.at() };
+        let node = unsafe { level.node_ref() };
         *node.key()
     }
 
     #[inline]
     fn highest(&self) -> Option<NodePtr<K>> {
-        self.shape.highest()
+        self.tree.highest()
     }
 
     fn find(&self, priority: K) -> Option<NodePtr<K>> {
-        self.shape.search(&priority).ok().map(|found| found.ptr())
+        self.tree.search(&priority).ok().map(|found| found.ptr())
     }
 
     fn below(&self, priority: K) -> Option<NodePtr<K>> {
-        self.shape.below(&priority).map(|found| found.ptr())
+        self.tree.below(&priority).map(|found| found.ptr())
     }
 
     #[inline]
@@ -183,13 +187,13 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     // For messages to come, beside those that are there. Until there are more, nodes are neither made
     // nor freed from then on, before the lock or under it.
     fn reserve(&mut self, messages: usize) -> Result<(), AllocError> {
-        self.pool.reserve(self.shape.len(), messages)
+        self.pool.reserve(self.tree.len(), messages)
     }
 
     fn stats(&self) -> LevelStats {
-        let (from_cache, from_preload) = self.pool.taken();
+        let (from_cache, from_preload) = self.pool.hits();
         LevelStats {
-            live: self.shape.len(),
+            live: self.tree.len(),
             kept: self.pool.len(),
             from_cache,
             from_preload,
@@ -198,7 +202,7 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     }
 
     fn validate(&self, each: impl FnMut(K, Fifo)) {
-        self.shape.validate(each);
+        self.tree.validate(each);
         self.pool.validate();
     }
 }
@@ -206,7 +210,7 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
 impl<K> fmt::Debug for RbTree<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RbTree")
-            .field("live", &self.shape.len())
+            .field("live", &self.tree.len())
             .field("kept", &self.pool.len())
             .finish_non_exhaustive()
     }

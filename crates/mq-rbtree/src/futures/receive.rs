@@ -12,19 +12,19 @@ use percpu::sync::step;
 use crate::core::{Bitmap, Levels, Preload};
 use crate::deadline::Wait;
 use crate::error::ReceiveError;
-use crate::handles::{Receiver, Way};
-use crate::queue::{After, Queue, Received};
+use crate::handles::{QueueRef, Receiver};
+use crate::queue::{Deferred, Queue, Received};
 use crate::waiter::Waiter;
 
 /// A receive that waits asynchronously: [`Queue::receive_async`], or
 /// [`Receiver::into_receive_async`].
 #[must_use = "futures do nothing unless polled"]
 pub struct ReceiveFuture<'q, T, L: Levels = Bitmap> {
-    way: Way<'q, T, L, Receiver<T, L>>,
+    queue: QueueRef<'q, T, L, Receiver<T, L>>,
     waiter: Waiter<T, L::Priority>,
     /// It may be on a list, or have a permit.
-    known: bool,
-    done: bool,
+    registered: bool,
+    completed: bool,
     _pinned: PhantomPinned,
 }
 
@@ -46,22 +46,22 @@ impl<T, L: Levels> Receiver<T, L> {
     /// The same with the receiver in the future, which so depends on no reference, and counts as a handle
     /// until it is dropped.
     pub fn into_receive_async(self) -> ReceiveFuture<'static, T, L> {
-        ReceiveFuture::keeping(self)
+        ReceiveFuture::owning(self)
     }
 }
 
 impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
     pub(super) fn new(queue: &'q Queue<T, L>) -> Self {
-        Self::on(Way::Lent(queue))
+        Self::with(QueueRef::Borrowed(queue))
     }
 
-    pub(crate) fn keeping(receiver: Receiver<T, L>) -> Self {
-        Self::on(Way::Kept(receiver))
+    pub(crate) fn owning(receiver: Receiver<T, L>) -> Self {
+        Self::with(QueueRef::Owned(receiver))
     }
 
-    fn on(way: Way<'q, T, L, Receiver<T, L>>) -> Self {
+    fn with(queue: QueueRef<'q, T, L, Receiver<T, L>>) -> Self {
         let waiter = Waiter::new(0);
-        Self { way, waiter, known: false, done: false, _pinned: PhantomPinned }
+        Self { queue, waiter, registered: false, completed: false, _pinned: PhantomPinned }
     }
 
     /// Begins anew, behind who waits by then.
@@ -70,11 +70,11 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
     ///
     /// Panics if it has not received.
     #[cfg(feature = "futures")]
-    pub(super) fn renew(self: Pin<&mut Self>, urgency: u8) {
+    pub(super) fn restart(self: Pin<&mut Self>, urgency: u8) {
         // SAFETY: what is overwritten is the node, and that is on no list, as is made sure of below.
         let this = unsafe { self.get_unchecked_mut() };
-        assert!(this.done && !this.known, "renewed before it had received");
-        (this.waiter, this.done) = (Waiter::new(urgency), false);
+        assert!(this.completed && !this.registered, "renewed before it had received");
+        (this.waiter, this.completed) = (Waiter::new(urgency), false);
     }
 
     /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
@@ -95,18 +95,18 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // SAFETY: nothing is moved out of it; the node stays where it is.
         let this = unsafe { self.get_unchecked_mut() };
-        assert!(!this.done, "polled after it was ready");
-        if !this.known {
+        assert!(!this.completed, "polled after it was ready");
+        if !this.registered {
             // The first look is that of a thread which does not wait: it needs neither node nor waker.
-            match this.way.queue().receive_with(Wait::NO) {
-                Err(ReceiveError::Empty) => this.known = true,
+            match this.queue.get().receive_with(Wait::NO) {
+                Err(ReceiveError::Empty) => this.registered = true,
                 ready => {
-                    this.done = true;
+                    this.completed = true;
                     return Poll::Ready(ready);
                 }
             }
         }
-        this.look_again(cx)
+        this.poll_registered(cx)
     }
 }
 
@@ -114,32 +114,35 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
     /// Looks, and waits if there is nothing.
     #[cold]
     #[inline(never)]
-    fn look_again(&mut self, cx: &mut Context<'_>) -> Poll<Result<Received<T, L>, ReceiveError>> {
+    fn poll_registered(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<Received<T, L>, ReceiveError>> {
         let this = self;
-        let queue = this.way.queue();
+        let queue = this.queue.get();
         // Cloned and dropped outside the lock: it is user code.
         let waker = cx.waker().clone();
         let mut preload = Preload::new();
-        let mut after = After::new();
+        let mut deferred = Deferred::new();
         let _old;
         {
             let mut state = queue.lock();
             let node = NonNull::from(&this.waiter);
             // SAFETY: we have the lock; no other reference is there.
             if std::mem::take(&mut unsafe { this.waiter.inner() }.permit) {
-                state.end_receive_permit();
+                state.release_receive_permit();
             }
             // Off the list before anything is taken: a sender that goes on then must not tell us.
             // SAFETY: it lives, and is on this list or none.
             let was_listed = unsafe { state.receivers.remove(node) };
             // SAFETY: we have the lock; no other reference is there.
             _old = unsafe { this.waiter.inner() }.take_waker();
-            match state.take(&queue.config, &mut preload, &mut after) {
+            match state.receive(&queue.config, &mut preload, &mut deferred) {
                 None if !state.closed => {
                     let waker = Some(waker);
                     if was_listed {
                         step!(
-                            "poll: wait with the new waker",
+                            "poll: register the new waker",
                             // SAFETY: on no list; pinned, and taken off when it is dropped.
                             unsafe { state.receivers.add(node, waker) }
                         );
@@ -150,9 +153,9 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
                     Poll::Pending
                 }
                 taken => {
-                    (this.known, this.done) = (false, true);
+                    (this.registered, this.completed) = (false, true);
                     drop(state);
-                    queue.finish(&mut after);
+                    queue.run_deferred(&mut deferred);
                     let message = taken.ok_or(ReceiveError::Closed);
                     Poll::Ready(message.map(|message| (message.value, message.priority)))
                 }
@@ -163,12 +166,12 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
 
 impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
     fn drop(&mut self) {
-        if !self.known {
+        if !self.registered {
             return;
         }
-        let queue = self.way.queue();
+        let queue = self.queue.get();
         let mut preload = Preload::new();
-        let mut after = After::new();
+        let mut deferred = Deferred::new();
         let _old;
         {
             let mut state = queue.lock();
@@ -178,21 +181,21 @@ impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
             let inner = unsafe { self.waiter.inner() };
             _old = inner.take_waker();
             if std::mem::take(&mut inner.permit) {
-                state.end_receive_permit();
+                state.release_receive_permit();
             }
             // What it was told of is for another; also what it was told of before a poll that panicked.
             step!(
-                "receive dropped: pass the promised message on",
-                state.settle(&queue.config, &mut preload, &mut after)
+                "receive dropped: pass the permit on",
+                state.serve_waiters(&queue.config, &mut preload, &mut deferred)
             );
         }
-        queue.finish(&mut after);
+        queue.run_deferred(&mut deferred);
     }
 }
 
 impl<T, L: Levels> fmt::Debug for ReceiveFuture<'_, T, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReceiveFuture").field("ready", &self.done).finish_non_exhaustive()
+        f.debug_struct("ReceiveFuture").field("ready", &self.completed).finish_non_exhaustive()
     }
 }
 

@@ -11,8 +11,8 @@ use percpu::sync::step;
 
 use crate::core::{Bitmap, Levels, Message, Preload};
 use crate::error::{SendError, SendRefused};
-use crate::handles::{Sender, Way};
-use crate::queue::{After, Queue, refuse, refuse_put};
+use crate::handles::{QueueRef, Sender};
+use crate::queue::{Deferred, Queue, refuse, refuse_or_unwind};
 use crate::waiter::Waiter;
 
 /// A message on its way in, or why it can never be sent.
@@ -21,11 +21,11 @@ type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, (T, SendRefuse
 /// A send that waits asynchronously: [`Queue::send_async`], or [`Sender::into_send_async`].
 #[must_use = "futures do nothing unless polled"]
 pub struct SendFuture<'q, T, L: Levels = Bitmap> {
-    way: Way<'q, T, L, Sender<T, L>>,
+    queue: QueueRef<'q, T, L, Sender<T, L>>,
     waiter: Waiter<T, L::Priority>,
     /// `None` once it is ready.
     message: Option<Admitted<T, L>>,
-    known: bool,
+    registered: bool,
     _pinned: PhantomPinned,
 }
 
@@ -69,30 +69,30 @@ impl<T, L: Levels> Sender<T, L> {
     /// # Ok::<(), mq_rbtree::BuildError>(())
     /// ```
     pub fn into_send_async(self, value: T, priority: L::Priority) -> SendFuture<'static, T, L> {
-        SendFuture::keeping(self, value, priority)
+        SendFuture::owning(self, value, priority)
     }
 }
 
 impl<'q, T, L: Levels> SendFuture<'q, T, L> {
     pub(super) fn new(queue: &'q Queue<T, L>, value: T, priority: L::Priority) -> Self {
-        Self::on(Way::Lent(queue), value, priority)
+        Self::with(QueueRef::Borrowed(queue), value, priority)
     }
 
-    pub(crate) fn keeping(sender: Sender<T, L>, value: T, priority: L::Priority) -> Self {
-        Self::on(Way::Kept(sender), value, priority)
+    pub(crate) fn owning(sender: Sender<T, L>, value: T, priority: L::Priority) -> Self {
+        Self::with(QueueRef::Owned(sender), value, priority)
     }
 
-    fn on(way: Way<'q, T, L, Sender<T, L>>, value: T, priority: L::Priority) -> Self {
+    fn with(queue: QueueRef<'q, T, L, Sender<T, L>>, value: T, priority: L::Priority) -> Self {
         let waiter = Waiter::new(0);
-        let message = Some(way.queue().config.admit(value, priority));
-        Self { way, waiter, message, known: false, _pinned: PhantomPinned }
+        let message = Some(queue.get().config.admit(value, priority));
+        Self { queue, waiter, message, registered: false, _pinned: PhantomPinned }
     }
 
     /// One that was ready, as it were.
     #[cfg(feature = "futures")]
-    pub(super) fn without_message(way: Way<'q, T, L, Sender<T, L>>) -> Self {
+    pub(super) fn without_message(queue: QueueRef<'q, T, L, Sender<T, L>>) -> Self {
         let waiter = Waiter::new(0);
-        Self { way, waiter, message: None, known: false, _pinned: PhantomPinned }
+        Self { queue, waiter, message: None, registered: false, _pinned: PhantomPinned }
     }
 
     /// Whether it has a message to send.
@@ -107,7 +107,7 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
     ///
     /// Panics if it has a message still.
     #[cfg(feature = "futures")]
-    pub(super) fn renew(
+    pub(super) fn restart(
         self: Pin<&mut Self>,
         value: T,
         priority: L::Priority,
@@ -115,8 +115,8 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
     ) -> Result<(), SendError<T>> {
         // SAFETY: what is overwritten is the node, and that is on no list, as is made sure of below.
         let this = unsafe { self.get_unchecked_mut() };
-        assert!(this.message.is_none() && !this.known, "a message before there was room");
-        let message = this.way.queue().config.admit(value, priority).map_err(refuse)?;
+        assert!(this.message.is_none() && !this.registered, "a message before there was room");
+        let message = this.queue.get().config.admit(value, priority).map_err(refuse)?;
         (this.waiter, this.message) = (Waiter::new(urgency), Some(Ok(message)));
         Ok(())
     }
@@ -139,7 +139,7 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // SAFETY: nothing that is pinned is moved out of it; the node stays where it is.
         let this = unsafe { self.get_unchecked_mut() };
-        if !this.known {
+        if !this.registered {
             let message = match this.message.take().expect("polled after it was ready") {
                 Ok(message) => message,
                 Err(refused) => return Poll::Ready(Err(refuse(refused))),
@@ -147,12 +147,12 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
             // The first look is that of a thread which does not wait: it needs neither node nor waker.
             // SAFETY: it was on no list yet, so nobody else knows the node.
             let rank = unsafe { this.waiter.inner() }.rank();
-            match this.way.queue().put_now(message, rank) {
+            match this.queue.get().poll_send(message, rank) {
                 Ok(sent) => return Poll::Ready(sent),
-                Err(message) => (this.message, this.known) = (Some(Ok(message)), true),
+                Err(message) => (this.message, this.registered) = (Some(Ok(message)), true),
             }
         }
-        this.look_again(cx)
+        this.poll_registered(cx)
     }
 }
 
@@ -160,9 +160,9 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
     /// Looks, and waits if there is no room.
     #[cold]
     #[inline(never)]
-    fn look_again(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError<T>>> {
+    fn poll_registered(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError<T>>> {
         let this = self;
-        let queue = this.way.queue();
+        let queue = this.queue.get();
         // Cloned and dropped outside the lock: it is user code, as comparisons are. If it panics the
         // message is still there.
         let waker = cx.waker().clone();
@@ -170,10 +170,10 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
             Ok(message) => message,
             Err(refused) => return Poll::Ready(Err(refuse(refused))),
         };
-        let wanted = queue.config.wanted(message.priority, message.bytes);
+        let demand = queue.config.demand(message.priority, message.bytes);
         let mut preload = Preload::new();
-        let mut after = After::new();
-        queue.hint.fill(message.priority, &mut preload);
+        let mut deferred = Deferred::new();
+        queue.hint.preload(message.priority, &mut preload);
         let _old;
         {
             let mut state = queue.lock();
@@ -181,7 +181,7 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
             // SAFETY: we have the lock; no other reference is there.
             let had_permit = std::mem::take(&mut unsafe { this.waiter.inner() }.permit);
             if had_permit {
-                state.end_send_permit(message.bytes);
+                state.release_send_permit(message.bytes);
             }
             // Off the list before it is put in: a receiver that takes it must not tell us of room.
             // SAFETY: it lives, and is on this list or none.
@@ -190,11 +190,11 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
             _old = unsafe { this.waiter.inner() }.take_waker();
             // SAFETY: as above.
             let rank = unsafe { this.waiter.inner() }.rank();
-            match state.put(&queue.config, message, rank, &mut preload, &mut after) {
+            match state.send(&queue.config, message, rank, &mut preload, &mut deferred) {
                 Err((back, SendRefused::Full)) => {
                     this.message = Some(Ok(back));
                     // SAFETY: as above.
-                    unsafe { this.waiter.inner() }.wanted = Some(wanted);
+                    unsafe { this.waiter.inner() }.demand = Some(demand);
                     let waker = Some(waker);
                     if was_listed {
                         // SAFETY: on no list; pinned, and taken off when it is dropped.
@@ -206,24 +206,24 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                     if had_permit {
                         // What is left of the room that it was promised may do for another.
                         step!(
-                            "send refused: pass the promised room on",
-                            state.settle(&queue.config, &mut preload, &mut after)
+                            "send refused: pass the permit on",
+                            state.serve_waiters(&queue.config, &mut preload, &mut deferred)
                         );
                     }
                     drop(state);
-                    queue.finish(&mut after);
+                    queue.run_deferred(&mut deferred);
                     Poll::Pending
                 }
                 put => {
-                    this.known = false;
+                    this.registered = false;
                     if had_permit || was_listed {
                         // What it was promised, or wanted, may do for another: also if a receiver took
                         // the message at once.
-                        state.settle(&queue.config, &mut preload, &mut after);
+                        state.serve_waiters(&queue.config, &mut preload, &mut deferred);
                     }
                     drop(state);
-                    queue.finish(&mut after);
-                    Poll::Ready(put.map_err(|not_put| refuse_put(not_put, &mut after)))
+                    queue.run_deferred(&mut deferred);
+                    Poll::Ready(put.map_err(|not_put| refuse_or_unwind(not_put, &mut deferred)))
                 }
             }
         }
@@ -232,12 +232,12 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
 
 impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
     fn drop(&mut self) {
-        if !self.known {
+        if !self.registered {
             return;
         }
-        let queue = self.way.queue();
+        let queue = self.queue.get();
         let mut preload = Preload::new();
-        let mut after = After::new();
+        let mut deferred = Deferred::new();
         let _old;
         {
             let mut state = queue.lock();
@@ -248,17 +248,17 @@ impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
             _old = inner.take_waker();
             let permit = std::mem::take(&mut inner.permit);
             if permit {
-                state.end_send_permit(inner.wanted.map_or(0, |wanted| wanted.bytes));
+                state.release_send_permit(inner.demand.map_or(0, |demand| demand.bytes));
             }
             if permit || listed {
                 // What it wanted room for may have kept others from going on.
                 step!(
-                    "send dropped: let other senders go on",
-                    state.settle(&queue.config, &mut preload, &mut after)
+                    "send dropped: serve the other senders",
+                    state.serve_waiters(&queue.config, &mut preload, &mut deferred)
                 );
             }
         }
-        queue.finish(&mut after);
+        queue.run_deferred(&mut deferred);
     }
 }
 

@@ -11,7 +11,7 @@ use super::receive::ReceiveFuture;
 use super::send::SendFuture;
 use crate::core::{Bitmap, Levels};
 use crate::error::SendError;
-use crate::handles::{Receiver, Sender, Way};
+use crate::handles::{QueueRef, Receiver, Sender};
 use crate::queue::{Queue, Received};
 
 /// Messages as a `Stream`: [`Receiver::into_stream`], [`Queue::stream`].
@@ -45,7 +45,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// A `Sink` that sends to it. With the feature `futures`.
     pub fn sink(&self) -> SendSink<'_, T, L> {
-        SendSink::new(Way::Lent(self))
+        SendSink::new(QueueRef::Borrowed(self))
     }
 }
 
@@ -58,20 +58,20 @@ impl<T, L: Levels> Receiver<T, L> {
     /// The same with the receiver in the stream, which so depends on no reference, and counts as a handle
     /// until it is dropped. With the feature `futures`.
     pub fn into_stream(self) -> ReceiveStream<'static, T, L> {
-        ReceiveStream::new(ReceiveFuture::keeping(self))
+        ReceiveStream::new(ReceiveFuture::owning(self))
     }
 }
 
 impl<T, L: Levels> Sender<T, L> {
     /// A `Sink` that sends. With the feature `futures`.
     pub fn sink(&self) -> SendSink<'_, T, L> {
-        SendSink::new(Way::Lent(self.queue()))
+        SendSink::new(QueueRef::Borrowed(self.queue()))
     }
 
     /// The same with the sender in the sink, which so depends on no reference, and counts as a handle
     /// until it is dropped. With the feature `futures`.
     pub fn into_sink(self) -> SendSink<'static, T, L> {
-        SendSink::new(Way::Kept(self))
+        SendSink::new(QueueRef::Owned(self))
     }
 }
 
@@ -87,8 +87,8 @@ impl<'q, T, L: Levels> ReceiveStream<'q, T, L> {
 }
 
 impl<'q, T, L: Levels> SendSink<'q, T, L> {
-    fn new(way: Way<'q, T, L, Sender<T, L>>) -> Self {
-        Self { future: SendFuture::without_message(way), urgency: 0 }
+    fn new(queue: QueueRef<'q, T, L, Sender<T, L>>) -> Self {
+        Self { future: SendFuture::without_message(queue), urgency: 0 }
     }
 
     /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
@@ -115,7 +115,7 @@ impl<T, L: Levels> Stream for ReceiveStream<'_, T, L> {
         let mut future = unsafe { Pin::new_unchecked(&mut this.future) };
         match ready!(future.as_mut().poll(cx)) {
             Ok(message) => {
-                future.renew(this.urgency);
+                future.restart(this.urgency);
                 Poll::Ready(Some(message))
             }
             Err(_) => {
@@ -147,7 +147,7 @@ impl<T, L: Levels> Sink<Received<T, L>> for SendSink<'_, T, L> {
         (value, priority): Received<T, L>,
     ) -> Result<(), SendError<T>> {
         let urgency = self.urgency;
-        self.future().renew(value, priority, urgency)
+        self.future().restart(value, priority, urgency)
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), SendError<T>>> {

@@ -3,9 +3,9 @@
 //! A side has the methods that are its own, and those that look: a receiver does not send.
 
 mod iter;
+mod queue_ref;
 mod receiver;
 mod sender;
-mod way;
 
 use std::fmt;
 
@@ -13,10 +13,10 @@ use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
 use percpu::sync::{Arc, check, step};
 
 pub use self::iter::{IntoIter, Iter, TryIter};
-pub use self::way::QueueHandle;
-pub(crate) use self::way::Way;
+pub use self::queue_ref::QueueHandle;
+pub(crate) use self::queue_ref::QueueRef;
 
-use self::way::sealed::HasQueue;
+use self::queue_ref::sealed::HasQueue;
 use crate::core::{Bitmap, Levels};
 use crate::error::BuildError;
 use crate::queue::{Builder, Queue};

@@ -1,8 +1,8 @@
 //! The kernel's own POSIX message queue, for what needs it: other processes, or a comparison.
 //!
 //! ```text
-//!  KernelQueue --+-- waits     a descriptor that waits; with a deadline of the system's clock
-//!                +-- refuses   the same queue, opened with O_NONBLOCK: EAGAIN instead
+//!  KernelQueue --+-- blocking     a descriptor whose calls wait, until a deadline of CLOCK_REALTIME
+//!                +-- nonblocking  the same queue, opened with O_NONBLOCK: EAGAIN instead
 //! ```
 
 mod limits;
@@ -32,7 +32,7 @@ use crate::posix::{Attributes, Callback, MessageQueue};
 ///
 /// What the kernel does in its own way:
 ///
-/// - Who waits is served by the priority of its thread, then first come, first served; the urgency
+/// - A waiting thread is served by the priority of its thread, then first come, first served; the urgency
 ///   of a [`Wait`] says nothing.
 /// - It knows deadlines of the system's clock only. A monotonic one is converted, and once more if
 ///   that was too early; if the clock is set back meanwhile, it comes later by that much.
@@ -51,8 +51,8 @@ use crate::posix::{Attributes, Callback, MessageQueue};
 /// ```
 #[derive(Debug)]
 pub struct KernelQueue {
-    waits: OwnedFd,
-    refuses: OwnedFd,
+    blocking: OwnedFd,
+    nonblocking: OwnedFd,
     attributes: Attributes,
 }
 
@@ -94,10 +94,10 @@ impl KernelQueue {
         if attributes.max_messages == 0 || attributes.max_message_bytes == 0 {
             return Err(OpenError::NoRoom);
         }
-        let path = checked(name)?;
-        let waits =
+        let path = checked_name(name)?;
+        let blocking =
             create(&path, attributes).map_err(|errno| OpenError::of_create(errno, attributes))?;
-        Self::with_second(waits, &path).map_err(|errno| {
+        Self::with_nonblocking(blocking, &path).map_err(|errno| {
             // SAFETY: the name ends in NUL and outlives the call.
             unsafe { libc::mq_unlink(path.as_ptr()) };
             OpenError::of_open(errno) // the limits of queues have let it pass
@@ -110,9 +110,9 @@ impl KernelQueue {
     ///
     /// [`OpenError::NotFound`], or another [`OpenError`].
     pub fn open(name: &str) -> Result<Self, OpenError> {
-        let path = checked(name)?;
-        let waits = open(&path, 0).map_err(OpenError::of_open)?;
-        Self::with_second(waits, &path).map_err(OpenError::of_open)
+        let path = checked_name(name)?;
+        let blocking = open(&path, 0).map_err(OpenError::of_open)?;
+        Self::with_nonblocking(blocking, &path).map_err(OpenError::of_open)
     }
 
     /// Takes a queue's name away: who has it open goes on with it, and it ends with the last.
@@ -121,7 +121,7 @@ impl KernelQueue {
     ///
     /// [`OpenError::NotFound`], or another [`OpenError`].
     pub fn unlink(name: &str) -> Result<(), OpenError> {
-        let path = checked(name)?;
+        let path = checked_name(name)?;
         // SAFETY: the name ends in NUL and outlives the call.
         match unsafe { libc::mq_unlink(path.as_ptr()) } {
             0 => Ok(()),
@@ -130,22 +130,22 @@ impl KernelQueue {
     }
 
     /// Opens the second descriptor.
-    fn with_second(mut waits: OwnedFd, path: &CString) -> Result<Self, i32> {
+    fn with_nonblocking(mut blocking: OwnedFd, path: &CString) -> Result<Self, i32> {
         loop {
-            let refuses = open(path, libc::O_NONBLOCK)?;
-            if identity(&waits)? == identity(&refuses)? {
-                let attributes = attributes(&waits)?;
+            let nonblocking = open(path, libc::O_NONBLOCK)?;
+            if identity(&blocking)? == identity(&nonblocking)? {
+                let attributes = attributes(&blocking)?;
                 return Ok(Self {
                     attributes: Attributes {
                         max_messages: attributes.mq_maxmsg.try_into().unwrap_or(0),
                         max_message_bytes: attributes.mq_msgsize.try_into().unwrap_or(0),
                     },
-                    waits,
-                    refuses,
+                    blocking,
+                    nonblocking,
                 });
             }
             // Somebody has unlinked it and made another in its place.
-            waits = open(path, 0)?;
+            blocking = open(path, 0)?;
         }
     }
 
@@ -155,16 +155,16 @@ impl KernelQueue {
         wait: Wait,
         mut call: impl FnMut(libc::mqd_t, *const libc::timespec) -> isize,
     ) -> Result<usize, i32> {
-        let (refuses, waits) = (self.refuses.as_raw_fd(), self.waits.as_raw_fd());
+        let (nonblocking, blocking) = (self.nonblocking.as_raw_fd(), self.blocking.as_raw_fd());
         if wait.is_no() {
-            return uninterrupted(|| call(refuses, ptr::null()));
+            return uninterrupted(|| call(nonblocking, ptr::null()));
         }
         let Some(deadline) = wait.deadline() else {
-            return uninterrupted(|| call(waits, ptr::null()));
+            return uninterrupted(|| call(blocking, ptr::null()));
         };
         loop {
             let end = timespec(deadline);
-            match uninterrupted(|| call(waits, &raw const end)) {
+            match uninterrupted(|| call(blocking, &raw const end)) {
                 // The clocks have come apart since.
                 Err(libc::ETIMEDOUT) if !deadline.is_over() => {}
                 done => return done,
@@ -220,7 +220,7 @@ impl MessageQueue for KernelQueue {
     }
 
     fn len(&self) -> io::Result<usize> {
-        let attributes = attributes(&self.waits).map_err(io::Error::from_raw_os_error)?;
+        let attributes = attributes(&self.blocking).map_err(io::Error::from_raw_os_error)?;
         Ok(attributes.mq_curmsgs.try_into().unwrap_or(0))
     }
 
@@ -239,16 +239,16 @@ impl MessageQueue for KernelQueue {
     }
 }
 
-/// The one that waits: readable while there is a message, writable while there is room, for `poll`
+/// The blocking descriptor: readable while there is a message, writable while there is room, for `poll`
 /// and its kin.
 impl AsFd for KernelQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.waits.as_fd()
+        self.blocking.as_fd()
     }
 }
 
 /// The name as C wants it, if it can be one.
-fn checked(name: &str) -> Result<CString, OpenError> {
+fn checked_name(name: &str) -> Result<CString, OpenError> {
     const LONGEST: usize = libc::NAME_MAX as usize;
     match name.strip_prefix('/') {
         None | Some("" | "." | "..") => Err(OpenError::BadName),
@@ -267,16 +267,16 @@ fn create(path: &CString, wanted: Attributes) -> Result<OwnedFd, i32> {
     attributes.mq_msgsize = wanted.max_message_bytes.try_into().unwrap_or(libc::c_long::MAX);
     // SAFETY: the name ends in NUL; with O_CREAT there are a mode and attributes; all outlive the
     // call.
-    owned(unsafe { libc::mq_open(path.as_ptr(), FLAGS, MODE, &raw const attributes) })
+    into_fd(unsafe { libc::mq_open(path.as_ptr(), FLAGS, MODE, &raw const attributes) })
 }
 
 fn open(path: &CString, flags: libc::c_int) -> Result<OwnedFd, i32> {
     // SAFETY: the name ends in NUL and outlives the call; without O_CREAT nothing else is read.
-    owned(unsafe { libc::mq_open(path.as_ptr(), libc::O_RDWR | flags) })
+    into_fd(unsafe { libc::mq_open(path.as_ptr(), libc::O_RDWR | flags) })
 }
 
 /// On Linux a queue is a descriptor, and `mq_close` is `close`.
-fn owned(queue: libc::mqd_t) -> Result<OwnedFd, i32> {
+fn into_fd(queue: libc::mqd_t) -> Result<OwnedFd, i32> {
     if queue < 0 {
         return Err(errno());
     }

@@ -45,13 +45,13 @@ pub(super) fn register(
         Err(errno) => return refuse(callback, errno),
     };
     // The thread comes first: what cannot be had is refused before anything is registered.
-    let errand = Arc::new(Mutex::new(None::<(OwnedFd, Callback)>));
-    let theirs = Arc::clone(&errand);
-    let mut held = errand.lock();
+    let pending = Arc::new(Mutex::new(None::<(OwnedFd, Callback)>));
+    let of_thread = Arc::clone(&pending);
+    let mut held = pending.lock();
     let started = thread::Builder::new().name("mq-notify".to_owned()).spawn(move || {
-        let errand = theirs.lock().take();
-        if let Some((socket, callback)) = errand {
-            if is_woken(&socket) {
+        let pending = of_thread.lock().take();
+        if let Some((socket, callback)) = pending {
+            if wait_for_message(&socket) {
                 drop(socket);
                 callback();
             }
@@ -60,7 +60,7 @@ pub(super) fn register(
     if let Err(error) = started {
         return refuse(callback, error.raw_os_error().unwrap_or(libc::EAGAIN));
     }
-    if let Err(errno) = ask(queue, &socket) {
+    if let Err(errno) = register_socket(queue, &socket) {
         return refuse(callback, errno);
     }
     *held = Some((socket, callback));
@@ -85,7 +85,7 @@ fn socket() -> Result<OwnedFd, i32> {
 }
 
 /// Registers the socket. The library's `mq_notify` would make one of its own.
-fn ask(queue: BorrowedFd<'_>, socket: &OwnedFd) -> Result<(), i32> {
+fn register_socket(queue: BorrowedFd<'_>, socket: &OwnedFd) -> Result<(), i32> {
     let mut cookie = [0_u8; COOKIE];
     // SAFETY: all zero is a valid `sigevent`, a structure of plain numbers and pointers.
     let mut event: libc::sigevent = unsafe { mem::zeroed() };
@@ -100,7 +100,7 @@ fn ask(queue: BorrowedFd<'_>, socket: &OwnedFd) -> Result<(), i32> {
 }
 
 /// Waits for the kernel's word. False if the registration was removed.
-fn is_woken(socket: &OwnedFd) -> bool {
+fn wait_for_message(socket: &OwnedFd) -> bool {
     let mut cookie = [0_u8; COOKIE];
     let received = uninterrupted(|| {
         // SAFETY: the kernel writes no more than the array's length.

@@ -69,10 +69,14 @@ impl OpenError {
         let bytes = asked.max_message_bytes as u64;
         match errno {
             libc::EINVAL => None
-                .or_else(|| above(messages, HARD_MESSAGES).map(Self::TooManyMessages))
-                .or_else(|| above(bytes, HARD_MESSAGE_BYTES).map(Self::MessageTooLong))
-                .or_else(|| above(messages, limits::setting("msg_max")?).map(Self::TooManyMessages))
-                .or_else(|| above(bytes, limits::setting("msgsize_max")?).map(Self::MessageTooLong))
+                .or_else(|| exceeds(messages, HARD_MESSAGES).map(Self::TooManyMessages))
+                .or_else(|| exceeds(bytes, HARD_MESSAGE_BYTES).map(Self::MessageTooLong))
+                .or_else(|| {
+                    exceeds(messages, limits::setting("msg_max")?).map(Self::TooManyMessages)
+                })
+                .or_else(|| {
+                    exceeds(bytes, limits::setting("msgsize_max")?).map(Self::MessageTooLong)
+                })
                 .unwrap_or(Self::System(errno)),
             libc::EMFILE if !limits::out_of_descriptors() => {
                 let asked = limits::charge(asked);
@@ -117,7 +121,7 @@ impl OpenError {
     }
 }
 
-fn above(asked: u64, limit: u64) -> Option<Exceeded> {
+fn exceeds(asked: u64, limit: u64) -> Option<Exceeded> {
     (asked > limit).then_some(Exceeded { asked, limit })
 }
 

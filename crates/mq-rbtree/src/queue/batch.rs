@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use super::{After, Queue, Received, refuse_message};
+use super::{Deferred, Queue, Received, refuse_message};
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
-use crate::waiter::newcomer;
+use crate::waiter::rank_of_new;
 
 /// Most messages of one section of the lock; a guess: a few microseconds.
 const SECTION: usize = 64;
@@ -68,26 +68,26 @@ impl<T, L: Levels> Queue<T, L> {
             count += 1;
         }
         let mut preload = Preload::new();
-        let mut after = After::new();
+        let mut deferred = Deferred::new();
         if let Some(&(_, priority)) = batch.front() {
-            self.hint.fill(priority, &mut preload);
+            self.hint.preload(priority, &mut preload);
         }
-        let rank = newcomer(wait.urgency_level());
+        let rank = rank_of_new(wait.urgency_level());
         let mut result = Ok(());
         {
             let mut state = self.lock();
             for (nth, &bytes) in sizes[..count].iter().enumerate() {
                 let Some(&(_, priority)) = batch.front() else { break };
                 // What was made before the lock was for the first of them.
-                if nth > 0 && (self.hint.is_short(priority) || !after.has_room()) {
+                if nth > 0 && (self.hint.needs_memory(priority) || !deferred.has_room()) {
                     break;
                 }
                 let Some((value, priority)) = batch.pop_front() else { break };
                 let message = Message { value, priority, bytes };
-                match state.put(&self.config, message, rank, &mut preload, &mut after) {
+                match state.send(&self.config, message, rank, &mut preload, &mut deferred) {
                     Ok(()) => *sent += 1,
                     // The first of the next section; or a panic of its order goes on below.
-                    Err((back, _)) if nth > 0 || after.panics() => {
+                    Err((back, _)) if nth > 0 || deferred.panics() => {
                         batch.push_front((back.value, back.priority));
                         break;
                     }
@@ -98,7 +98,7 @@ impl<T, L: Levels> Queue<T, L> {
                 }
             }
         }
-        self.finish(&mut after);
+        self.run_deferred(&mut deferred);
         result
     }
 
@@ -120,22 +120,22 @@ impl<T, L: Levels> Queue<T, L> {
             let section = SECTION.min(most - (out.len() - before));
             out.reserve(section); // before the lock
             let mut preload = Preload::new();
-            let mut after = After::new();
+            let mut deferred = Deferred::new();
             let empty = {
                 let mut state = self.lock();
                 let mut taken = 0;
                 loop {
-                    if taken == section || !after.has_room() {
+                    if taken == section || !deferred.has_room() {
                         break false;
                     }
-                    match state.take(&self.config, &mut preload, &mut after) {
+                    match state.receive(&self.config, &mut preload, &mut deferred) {
                         Some(message) => out.push((message.value, message.priority)),
                         None => break true,
                     }
                     taken += 1;
                 }
             };
-            self.finish(&mut after);
+            self.run_deferred(&mut deferred);
             if empty {
                 if out.len() > before {
                     break;

@@ -9,12 +9,12 @@ use super::Queue;
 use super::config::{Config, Reserve};
 use super::spin::Spin;
 use super::state::State;
-use crate::core::{Bitmap, Core, Levels, MOST, RbTree};
+use crate::core::{Bitmap, Core, Levels, MAX_MESSAGES, RbTree};
 use crate::error::BuildError;
 use crate::quota::Quota;
 
 /// Nodes kept for priorities to come, where nothing is said: 64 KiB of them or so.
-const SPARE: usize = 1024;
+const DEFAULT_SPARE_NODES: usize = 1024;
 
 impl<T> Queue<T, Bitmap> {
     /// A queue for up to `max_messages` messages, with priorities from 0 to 32,767.
@@ -85,10 +85,10 @@ impl<T, L: Levels> Builder<T, L> {
             measure: None,
             reserves: Box::default(),
             fair_bytes: false,
-            timed: false,
+            time_lock: false,
         };
         let reserves = Vec::new();
-        let (ageing, spare, no_alloc, spin, quota) = (None, SPARE, false, true, None);
+        let (ageing, spare, no_alloc, spin, quota) = (None, DEFAULT_SPARE_NODES, false, true, None);
         Self { config, reserves, ageing, spare, no_alloc, spin, quota }
     }
 
@@ -172,7 +172,7 @@ impl<T, L: Levels> Builder<T, L> {
     /// looks at the clock for each operation.
     #[must_use]
     pub fn time_lock(mut self) -> Self {
-        self.config.timed = true;
+        self.config.time_lock = true;
         self
     }
 
@@ -194,7 +194,7 @@ impl<T, L: Levels> Builder<T, L> {
         let max = config.max_messages;
         let kept =
             reserves.iter().try_fold(0usize, |sum, reserve| sum.checked_add(reserve.messages));
-        if max == 0 || max > MOST || kept.is_none_or(|kept| kept >= max) {
+        if max == 0 || max > MAX_MESSAGES || kept.is_none_or(|kept| kept >= max) {
             return Err(BuildError::Limits);
         }
         if !reserves.iter().all(|reserve| L::is_valid(reserve.from)) {
@@ -204,7 +204,7 @@ impl<T, L: Levels> Builder<T, L> {
         // What is longer than all messages may be together would wait for ever, and others behind it.
         let most = u32::try_from(config.max_bytes).unwrap_or(u32::MAX);
         config.max_message_bytes = config.max_message_bytes.min(most);
-        let charge = quota.map(|quota| quota.charge(config.most_memory())).transpose()?;
+        let charge = quota.map(|quota| quota.charge(config.max_memory())).transpose()?;
         let mut core = Core::try_new(if no_alloc { spare.max(max) } else { spare })?;
         core.set_limit(max);
         core.set_ageing(ageing);

@@ -2,7 +2,7 @@
 
 use crate::core::{Levels, Message};
 use crate::error::SendRefused;
-use crate::waiter::Wanted;
+use crate::waiter::Demand;
 
 /// Room that messages below a priority leave to those at or above it.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Config<T, L: Levels> {
     pub(crate) reserves: Box<[Reserve<L::Priority>]>,
     /// Nobody overtakes who waits for bytes.
     pub(crate) fair_bytes: bool,
-    pub(crate) timed: bool,
+    pub(crate) time_lock: bool,
 }
 
 impl<T, L: Levels> Config<T, L> {
@@ -52,25 +52,25 @@ impl<T, L: Levels> Config<T, L> {
     /// What a message wants. Not under the lock, or where a panic costs nobody else anything: compares
     /// priorities.
     #[inline(always)]
-    pub(crate) fn wanted(&self, priority: L::Priority, bytes: u32) -> Wanted<L::Priority> {
-        Wanted { priority, bytes, open_to: self.open_to(priority) }
+    pub(crate) fn demand(&self, priority: L::Priority, bytes: u32) -> Demand<L::Priority> {
+        Demand { priority, bytes, len_limit: self.len_limit(priority) }
     }
 
     /// Whether what is wanted has room beside so many others.
     #[inline(always)]
-    pub(crate) fn has_room(&self, len: usize, bytes: u64, wanted: Wanted<L::Priority>) -> bool {
-        self.would_fit_but_for_reserves(len, bytes, wanted) && len < wanted.open_to
+    pub(crate) fn has_room(&self, len: usize, bytes: u64, demand: Demand<L::Priority>) -> bool {
+        self.fits_without_reserves(len, bytes, demand) && len < demand.len_limit
     }
 
     /// The same, if nothing were kept for others.
     #[inline(always)]
-    pub(crate) fn would_fit_but_for_reserves(
+    pub(crate) fn fits_without_reserves(
         &self,
         len: usize,
         bytes: u64,
-        wanted: Wanted<L::Priority>,
+        demand: Demand<L::Priority>,
     ) -> bool {
-        len < self.max_messages && bytes + u64::from(wanted.bytes) <= self.max_bytes
+        len < self.max_messages && bytes + u64::from(demand.bytes) <= self.max_bytes
     }
 
     /// Whether no message has room, of whatever priority.
@@ -80,20 +80,24 @@ impl<T, L: Levels> Config<T, L> {
 
     /// Messages that there may be before one of this priority is refused.
     #[inline(always)]
-    fn open_to(&self, priority: L::Priority) -> usize {
-        if self.reserves.is_empty() { self.max_messages } else { self.left_to(priority) }
+    fn len_limit(&self, priority: L::Priority) -> usize {
+        if self.reserves.is_empty() {
+            self.max_messages
+        } else {
+            self.limit_below_reserves(priority)
+        }
     }
 
     #[cold]
     #[inline(never)]
-    fn left_to(&self, priority: L::Priority) -> usize {
+    fn limit_below_reserves(&self, priority: L::Priority) -> usize {
         let kept = |reserve: &&Reserve<L::Priority>| L::is_above(reserve.from, priority);
         let kept: usize = self.reserves.iter().filter(kept).map(|reserve| reserve.messages).sum();
         self.max_messages.saturating_sub(kept)
     }
 
     /// The most bytes that messages and their places can take.
-    pub(crate) fn most_memory(&self) -> u64 {
+    pub(crate) fn max_memory(&self) -> u64 {
         let messages = self.max_messages as u64;
         let each = match self.measure {
             Some(_) => u64::from(self.max_message_bytes),

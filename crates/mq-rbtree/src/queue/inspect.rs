@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::{After, Queue, Received};
+use super::{Deferred, Queue, Received};
 use crate::core::{Levels, Preload};
 use crate::stats::QueueStats;
 
@@ -73,7 +73,7 @@ impl<T, L: Levels> Queue<T, L> {
     pub fn drain_filter(&self, take: impl FnMut(&T, L::Priority) -> bool) -> Vec<Received<T, L>> {
         let mut out = Vec::new();
         let mut preload = Preload::new();
-        let mut after = After::new();
+        let mut deferred = Deferred::new();
         let mut state = loop {
             // Room for all is made before the lock.
             let state = self.lock();
@@ -91,14 +91,14 @@ impl<T, L: Levels> Queue<T, L> {
             });
         };
         // The senders that wait for the room go on also if `take` panics. That panic goes on in
-        // `finish`: it is the first, so that of a waker is dropped.
+        // `run_deferred`: it is the first, so that of a waker is dropped.
         let extracted = catch_unwind(AssertUnwindSafe(extract));
-        state.settle(&self.config, &mut preload, &mut after);
+        state.serve_waiters(&self.config, &mut preload, &mut deferred);
         if let Err(panic) = extracted {
-            after.set_panic(panic);
+            deferred.set_panic(panic);
         }
         drop(state);
-        self.finish(&mut after);
+        self.run_deferred(&mut deferred);
         out
     }
 
@@ -126,7 +126,7 @@ impl<T, L: Levels> Queue<T, L> {
             waiting: (state.senders.len(), state.receivers.len()),
             levels: state.core.level_stats(),
             slab_fallback: state.core.slab_fallback(),
-            longest_hold: self.config.timed.then_some(counters.longest_hold),
+            longest_hold: self.config.time_lock.then_some(counters.longest_hold),
         }
     }
 
@@ -148,7 +148,10 @@ impl<T, L: Levels> Queue<T, L> {
         assert!(counters.sent >= len as u64, "messages that nobody sent");
         let idle = state.receivers.is_empty() || len <= state.receive_permits;
         assert!(idle, "somebody waits to receive beside a message");
-        assert!(state.admissible(&self.config).is_none(), "somebody waits to send beside room");
+        assert!(
+            state.first_admissible_sender(&self.config).is_none(),
+            "somebody waits to send beside room"
+        );
         if state.closed {
             assert!(
                 state.receivers.is_empty() && state.senders.is_empty(),

@@ -11,11 +11,11 @@
 //! No `malloc`, no `free`, no drop of a message, no waker and no callback runs under the lock, but for
 //! memory that another thread took between the hint and the lock: that is counted.
 
-mod after;
 mod batch;
 mod blocking;
 mod builder;
 mod config;
+mod deferred;
 mod inspect;
 mod spin;
 mod state;
@@ -28,15 +28,15 @@ use percpu::sync::{WordGuard, WordLock, step};
 
 pub use self::builder::Builder;
 
-pub(crate) use self::after::After;
 use self::config::Config;
+pub(crate) use self::deferred::Deferred;
 use self::spin::Spin;
-use self::state::{NotPut, State};
+use self::state::{Refused, State};
 use crate::core::{Bitmap, Hint, Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused};
 use crate::quota::Charge;
-use crate::waiter::{Rank, newcomer};
+use crate::waiter::{Rank, rank_of_new};
 
 /// A bounded queue of messages with priorities, for any number of threads and tasks.
 ///
@@ -91,14 +91,14 @@ impl<T, L: Levels> Queue<T, L> {
             Err(reason) => return Err(SendError { value, reason }),
         };
         let message = Message { value, priority, bytes };
-        if self.config.timed || self.hint.is_short(priority) {
-            return self.send_prepared(message, wait);
+        if self.config.time_lock || self.hint.needs_memory(priority) {
+            return self.send_preloaded(message, wait);
         }
         let mut guard = self.state.lock();
         // Comparisons may panic: then the guard goes first, and then the message.
-        match guard.enter_at_once(&self.config, priority, bytes) {
-            Some(place) => {
-                guard.fill_at_once(place, message);
+        match guard.begin_fast_send(&self.config, priority, bytes) {
+            Some(level) => {
+                guard.finish_fast_send(level, message);
                 Ok(())
             }
             None => self.send_locked(guard, message, wait),
@@ -108,14 +108,14 @@ impl<T, L: Levels> Queue<T, L> {
     /// A send that may need memory: it is got before the lock.
     #[cold]
     #[inline(never)]
-    fn send_prepared(
+    fn send_preloaded(
         &self,
         message: Message<T, L::Priority>,
         wait: Wait,
     ) -> Result<(), SendError<T>> {
         let mut preload = Preload::new();
-        self.hint.fill(message.priority, &mut preload);
-        self.send_at(self.lock(), message, wait, preload)
+        self.hint.preload(message.priority, &mut preload);
+        self.send_with_preload(self.lock(), message, wait, preload)
     }
 
     /// A send beside somebody who waits or is to be told, or that is refused.
@@ -126,31 +126,31 @@ impl<T, L: Levels> Queue<T, L> {
         message: Message<T, L::Priority>,
         wait: Wait,
     ) -> Result<(), SendError<T>> {
-        self.send_at(self.timed(guard), message, wait, Preload::new())
+        self.send_with_preload(self.with_hold_timer(guard), message, wait, Preload::new())
     }
 
     /// The rest of a send.
     #[inline(always)]
-    fn send_at(
+    fn send_with_preload(
         &self,
-        state: Locked<'_, T, L>,
+        state: LockedState<'_, T, L>,
         message: Message<T, L::Priority>,
         wait: Wait,
         mut preload: Preload<T, L>,
     ) -> Result<(), SendError<T>> {
-        let mut after = After::new();
+        let mut deferred = Deferred::new();
         let put = {
             let mut state = state; // it goes before what was made and collected
-            let rank = newcomer(wait.urgency_level());
-            state.put(&self.config, message, rank, &mut preload, &mut after)
+            let rank = rank_of_new(wait.urgency_level());
+            state.send(&self.config, message, rank, &mut preload, &mut deferred)
         };
         match put {
             Ok(()) => {
-                self.finish(&mut after);
+                self.run_deferred(&mut deferred);
                 Ok(())
             }
             Err((message, SendRefused::Full)) if !wait.is_no() => self.wait_to_send(message, wait),
-            Err(not_put) => Err(refuse_put(not_put, &mut after)),
+            Err(not_put) => Err(refuse_or_unwind(not_put, &mut deferred)),
         }
     }
 
@@ -183,8 +183,8 @@ impl<T, L: Levels> Queue<T, L> {
     pub fn receive_with(&self, wait: Wait) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
         let mut guard = self.state.lock();
-        if !self.config.timed {
-            if let Some(message) = guard.take_at_once(&mut preload) {
+        if !self.config.time_lock {
+            if let Some(message) = guard.fast_receive(&mut preload) {
                 return Ok((message.value, message.priority));
             }
         }
@@ -199,23 +199,23 @@ impl<T, L: Levels> Queue<T, L> {
         wait: Wait,
     ) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
-        let mut after = After::new();
+        let mut deferred = Deferred::new();
         let taken = {
-            let mut state = self.timed(guard);
-            match state.take(&self.config, &mut preload, &mut after) {
+            let mut state = self.with_hold_timer(guard);
+            match state.receive(&self.config, &mut preload, &mut deferred) {
                 None if state.closed => return Err(ReceiveError::Closed),
                 taken => taken,
             }
         };
         match taken {
             Some(message) => {
-                self.finish(&mut after);
+                self.run_deferred(&mut deferred);
                 Ok((message.value, message.priority))
             }
             None if wait.is_no() => Err(ReceiveError::Empty),
             None => {
                 // A sender for whose message there was no memory is told before we wait for another.
-                self.finish(&mut after);
+                self.run_deferred(&mut deferred);
                 self.wait_to_receive(wait)
             }
         }
@@ -223,48 +223,50 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Puts a message in, or says why not; if there is no room, it comes back.
     #[inline(always)]
-    pub(crate) fn put_now(
+    pub(crate) fn poll_send(
         &self,
         message: Message<T, L::Priority>,
         rank: Rank,
     ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
         let Message { priority, bytes, .. } = message;
-        if self.config.timed || self.hint.is_short(priority) {
+        if self.config.time_lock || self.hint.needs_memory(priority) {
             let mut preload = Preload::new();
-            self.hint.fill(priority, &mut preload);
-            return self.put_locked(self.lock(), message, rank, preload);
+            self.hint.preload(priority, &mut preload);
+            return self.poll_send_locked(self.lock(), message, rank, preload);
         }
         let mut guard = self.state.lock();
         // Comparisons may panic: then the guard goes first, and then the message.
-        match guard.enter_at_once(&self.config, priority, bytes) {
-            Some(place) => {
-                guard.fill_at_once(place, message);
+        match guard.begin_fast_send(&self.config, priority, bytes) {
+            Some(level) => {
+                guard.finish_fast_send(level, message);
                 Ok(Ok(()))
             }
-            None => self.put_locked(self.timed(guard), message, rank, Preload::new()),
+            None => {
+                self.poll_send_locked(self.with_hold_timer(guard), message, rank, Preload::new())
+            }
         }
     }
 
     #[inline(never)]
-    fn put_locked(
+    fn poll_send_locked(
         &self,
-        state: Locked<'_, T, L>,
+        state: LockedState<'_, T, L>,
         message: Message<T, L::Priority>,
         rank: Rank,
         mut preload: Preload<T, L>,
     ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
-        let mut after = After::new();
+        let mut deferred = Deferred::new();
         let put = {
-            let mut state = state; // unlocks before `preload` and `after` are dropped
-            state.put(&self.config, message, rank, &mut preload, &mut after)
+            let mut state = state; // unlocks before `preload` and `deferred` are dropped
+            state.send(&self.config, message, rank, &mut preload, &mut deferred)
         };
         match put {
             Ok(()) => {
-                self.finish(&mut after);
+                self.run_deferred(&mut deferred);
                 Ok(Ok(()))
             }
             Err((message, SendRefused::Full)) => Err(message),
-            Err(not_put) => Ok(Err(refuse_put(not_put, &mut after))),
+            Err(not_put) => Ok(Err(refuse_or_unwind(not_put, &mut deferred))),
         }
     }
 
@@ -273,22 +275,22 @@ impl<T, L: Levels> Queue<T, L> {
     pub fn close(&self) -> bool {
         let mut was_open = false;
         let mut never = None; // a notification that nobody calls any more: dropped after the unlock
-        let mut after = After::new();
+        let mut deferred = Deferred::new();
         loop {
             {
                 let mut state = self.lock();
                 was_open |= !std::mem::replace(&mut state.closed, true);
                 never = never.or(state.notification.take());
                 step!(
-                    "close: dismiss all that wait",
-                    while after.has_room() && state.dismiss_one(&mut after) {}
+                    "close: dismiss every waiter",
+                    while deferred.has_room() && state.dismiss_one(&mut deferred) {}
                 );
-                if !after.has_room() {
-                    after.come_again();
+                if !deferred.has_room() {
+                    deferred.request_section();
                 }
-                state.ring(&self.config, &mut after);
+                state.signal_notifiers(&self.config, &mut deferred);
             }
-            if !after.run() {
+            if !deferred.run() {
                 return was_open;
             }
         }
@@ -328,40 +330,40 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Locks, and notes the time if the queue measures how long its lock is held.
     #[inline(always)]
-    pub(crate) fn lock(&self) -> Locked<'_, T, L> {
-        self.timed(self.state.lock())
+    pub(crate) fn lock(&self) -> LockedState<'_, T, L> {
+        self.with_hold_timer(self.state.lock())
     }
 
     /// Notes the time of a lock that was just taken, if the queue measures how long it is held.
     #[inline(always)]
-    fn timed<'q>(&self, guard: WordGuard<'q, State<T, L>>) -> Locked<'q, T, L> {
-        let since = if self.config.timed { Some(Instant::now()) } else { None };
-        Locked { guard, since }
+    fn with_hold_timer<'q>(&self, guard: WordGuard<'q, State<T, L>>) -> LockedState<'q, T, L> {
+        let since = if self.config.time_lock { Some(Instant::now()) } else { None };
+        LockedState { guard, since }
     }
 
     /// Does what was collected under the lock, which is not held any more, and goes on there if it must.
     ///
-    /// What panics of it goes on from here. A panic out of `after`'s destructor would come when the caller's
+    /// What panics of it goes on from here. A panic out of `deferred`'s destructor would come when the caller's
     /// result is in its place already, and leak that: a message, if it was a receive.
     #[inline(always)]
-    pub(crate) fn finish(&self, after: &mut After) {
-        if after.run() {
-            self.settle();
+    pub(crate) fn run_deferred(&self, deferred: &mut Deferred) {
+        if deferred.run() {
+            self.serve_waiters();
         }
-        after.go_on();
+        deferred.resume_panic();
     }
 
     /// Goes on where a section of the lock had to stop.
     #[cold]
-    fn settle(&self) {
-        let mut after = After::new();
+    fn serve_waiters(&self) {
+        let mut deferred = Deferred::new();
         loop {
             let mut preload = Preload::new();
             {
                 let mut state = self.lock();
-                state.settle(&self.config, &mut preload, &mut after);
+                state.serve_waiters(&self.config, &mut preload, &mut deferred);
             }
-            if !after.run() {
+            if !deferred.run() {
                 return;
             }
         }
@@ -372,14 +374,17 @@ pub(crate) fn refuse<T>((value, reason): (T, SendRefused)) -> SendError<T> {
     SendError { value, reason }
 }
 
-fn refuse_message<T, P>((message, reason): NotPut<T, P>) -> SendError<T> {
+fn refuse_message<T, P>((message, reason): Refused<T, P>) -> SendError<T> {
     SendError { value: message.value, reason }
 }
 
 /// Gives back a message that was not put in; or drops it, if what kept it out was a panic of its order,
 /// and lets that go on. The lock is not held.
-pub(crate) fn refuse_put<T, P>(not_put: NotPut<T, P>, after: &mut After) -> SendError<T> {
-    if let Some(panic) = after.take_panic() {
+pub(crate) fn refuse_or_unwind<T, P>(
+    not_put: Refused<T, P>,
+    deferred: &mut Deferred,
+) -> SendError<T> {
+    if let Some(panic) = deferred.take_panic() {
         drop(not_put);
         resume_unwind(panic);
     }
@@ -387,13 +392,13 @@ pub(crate) fn refuse_put<T, P>(not_put: NotPut<T, P>, after: &mut After) -> Send
 }
 
 /// The queue's state, locked.
-pub(crate) struct Locked<'q, T, L: Levels> {
+pub(crate) struct LockedState<'q, T, L: Levels> {
     guard: WordGuard<'q, State<T, L>>,
     /// If the queue looks how long it is held.
     since: Option<Instant>,
 }
 
-impl<T, L: Levels> std::ops::Deref for Locked<'_, T, L> {
+impl<T, L: Levels> std::ops::Deref for LockedState<'_, T, L> {
     type Target = State<T, L>;
 
     #[inline(always)]
@@ -402,18 +407,18 @@ impl<T, L: Levels> std::ops::Deref for Locked<'_, T, L> {
     }
 }
 
-impl<T, L: Levels> std::ops::DerefMut for Locked<'_, T, L> {
+impl<T, L: Levels> std::ops::DerefMut for LockedState<'_, T, L> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut State<T, L> {
         &mut self.guard
     }
 }
 
-impl<T, L: Levels> Drop for Locked<'_, T, L> {
+impl<T, L: Levels> Drop for LockedState<'_, T, L> {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some(since) = self.since {
-            self.guard.counters.held_since(since);
+            self.guard.counters.record_hold(since);
         }
     }
 }

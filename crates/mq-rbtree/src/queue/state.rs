@@ -16,20 +16,20 @@ use std::task::Waker;
 use percpu::AllocError;
 use percpu::sync::{Arc, check, step};
 
-use super::after::{After, Notification};
 use super::config::Config;
+use super::deferred::{Deferred, Notification};
 use crate::core::{Core, Levels, Message, Preload};
 use crate::error::SendRefused;
-use crate::event::{Bell, READABLE, WRITABLE};
+use crate::event::{EventNotifier, READABLE, WRITABLE};
 use crate::stats::Counters;
-use crate::waiter::{Ended, Rank, WaitList, Waiter, Wake, Wanted};
+use crate::waiter::{Demand, Rank, WaitEnd, WaitList, Waiter, Wake};
 
 pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
 
 #[repr(C)] // what every message needs comes first, beside the lock's word
 pub(crate) struct State<T, L: Levels> {
     pub(crate) closed: bool,
-    /// A bell of either direction is to be rung: bits by direction.
+    /// A notifier of either direction is to be rung: bits by direction.
     pub(crate) armed: u8,
     pub(crate) notification: Option<Notification>,
     pub(crate) receivers: WaitList<T, L::Priority>,
@@ -39,7 +39,7 @@ pub(crate) struct State<T, L: Levels> {
     /// Tasks that were told of room, and have not looked yet; and the bytes they want.
     pub(crate) send_permits: usize,
     pub(crate) send_permit_bytes: u64,
-    pub(crate) bells: [Option<Arc<Bell>>; 2],
+    pub(crate) notifiers: [Option<Arc<EventNotifier>>; 2],
     pub(crate) counters: Counters,
     pub(crate) core: Core<T, L>,
 }
@@ -49,7 +49,7 @@ pub(crate) struct State<T, L: Levels> {
 unsafe impl<T: Send, L: Levels> Send for State<T, L> where L::Priority: Send {}
 
 /// A message that was not put in, and why.
-pub(crate) type NotPut<T, P> = (Message<T, P>, SendRefused);
+pub(crate) type Refused<T, P> = (Message<T, P>, SendRefused);
 
 impl<T, L: Levels> State<T, L> {
     pub(crate) fn new(core: Core<T, L>) -> Self {
@@ -63,73 +63,73 @@ impl<T, L: Levels> State<T, L> {
             send_permits: 0,
             send_permit_bytes: 0,
             notification: None,
-            bells: [const { None }; 2],
+            notifiers: [const { None }; 2],
             counters: Counters::default(),
         }
     }
 
     /// Puts a message in, or into the hands of who waits for one; `rank` is its sender's.
     #[inline(always)]
-    pub(crate) fn put(
+    pub(crate) fn send(
         &mut self,
         config: &Config<T, L>,
         message: Message<T, L::Priority>,
         rank: Rank,
         preload: &mut Preload<T, L>,
-        after: &mut After,
-    ) -> Result<(), NotPut<T, L::Priority>> {
+        deferred: &mut Deferred,
+    ) -> Result<(), Refused<T, L::Priority>> {
         if self.closed {
             return Err((message, SendRefused::Closed));
         }
         if !check!("send: no receiver waits", self.receivers.is_empty()) {
-            return self.put_beside_receivers(config, message, rank, preload, after);
+            return self.send_to_receivers(config, message, rank, preload, deferred);
         }
-        self.push(config, message, rank, preload, after)?;
+        self.push(config, message, rank, preload, deferred)?;
         if self.core.len() == 1 {
-            self.notify_unless_awaited(after);
+            self.notify_unless_awaited(deferred);
         }
         if self.armed != 0 {
-            self.ring(config, after);
+            self.signal_notifiers(config, deferred);
         }
         Ok(())
     }
 
-    /// The level for a message that [`fill_at_once`](Self::fill_at_once) puts there next, if nobody
+    /// The level for a message that [`finish_fast_send`](Self::finish_fast_send) puts there next, if nobody
     /// waits or is to be told and there is room and memory; else nothing has changed.
     #[inline(always)]
-    pub(crate) fn enter_at_once(
+    pub(crate) fn begin_fast_send(
         &mut self,
         config: &Config<T, L>,
         priority: L::Priority,
         bytes: u32,
-    ) -> Option<L::Place> {
-        let quiet = self.is_quiet() && !self.closed && self.notification.is_none();
-        let quiet = quiet && self.send_permits == 0; // in turn, what is promised is not there
-        let wanted = || config.wanted(priority, bytes);
-        let room = quiet && config.has_room(self.core.len(), self.core.bytes(), wanted());
-        if room { self.core.enter_at_once(priority) } else { None }
+    ) -> Option<L::Level> {
+        let idle = self.is_idle() && !self.closed && self.notification.is_none();
+        let idle = idle && self.send_permits == 0; // in turn, what is promised is not there
+        let demand = || config.demand(priority, bytes);
+        let room = idle && config.has_room(self.core.len(), self.core.bytes(), demand());
+        if room { self.core.get_or_insert_level_no_alloc(priority) } else { None }
     }
 
     /// Puts a message into its level, which was entered just now.
     #[inline(always)]
-    pub(crate) fn fill_at_once(&mut self, place: L::Place, message: Message<T, L::Priority>) {
-        self.core.fill_at_once(place, message);
+    pub(crate) fn finish_fast_send(&mut self, level: L::Level, message: Message<T, L::Priority>) {
+        self.core.push_to_level_no_alloc(level, message);
         self.count_sent();
     }
 
     /// Takes the next message out, if there is one and nobody waits or is to be told; else nothing has
     /// changed.
     #[inline(always)]
-    pub(crate) fn take_at_once(
+    pub(crate) fn fast_receive(
         &mut self,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
-        if self.is_quiet() { self.core.pop_with(preload) } else { None }
+        if self.is_idle() { self.core.pop_with(preload) } else { None }
     }
 
-    /// Whether nobody waits, and no bell is to be rung.
+    /// Whether nobody waits, and no notifier is to be rung.
     #[inline(always)]
-    fn is_quiet(&self) -> bool {
+    fn is_idle(&self) -> bool {
         self.receivers.is_empty() && self.senders.is_empty() && self.armed == 0
     }
 
@@ -145,22 +145,22 @@ impl<T, L: Levels> State<T, L> {
 
     /// Takes the next message out; whoever waits to send may go on.
     #[inline(always)]
-    pub(crate) fn take(
+    pub(crate) fn receive(
         &mut self,
         config: &Config<T, L>,
         preload: &mut Preload<T, L>,
-        after: &mut After,
+        deferred: &mut Deferred,
     ) -> Option<Message<T, L::Priority>> {
         let message = match self.core.pop_with(preload) {
             Some(message) => message,
             None if self.senders.is_empty() => return None,
-            None => self.take_from_sender(config, preload, after)?,
+            None => self.receive_from_sender(config, preload, deferred)?,
         };
         let waiting = !self.senders.is_empty() || self.armed != 0;
         if waiting {
             step!(
-                "take: let those that wait to send go on",
-                self.go_on(config, preload, after, false)
+                "receive: serve the waiting senders",
+                self.serve_waiters_of(config, preload, deferred, false)
             );
         }
         Some(message)
@@ -170,24 +170,24 @@ impl<T, L: Levels> State<T, L> {
     /// that have not looked yet. They keep nobody from receiving.
     #[cold]
     #[inline(never)]
-    fn take_from_sender(
+    fn receive_from_sender(
         &mut self,
         config: &Config<T, L>,
         preload: &mut Preload<T, L>,
-        after: &mut After,
+        deferred: &mut Deferred,
     ) -> Option<Message<T, L::Priority>> {
-        let mut at = self.senders.first().filter(|_| !self.closed && after.has_room());
+        let mut at = self.senders.first().filter(|_| !self.closed && deferred.has_room());
         while let Some(node) = at {
             // SAFETY: on the list, so it lives; we have the lock.
             let waiter = unsafe { node.as_ref() };
             // SAFETY: as above.
-            let wanted = unsafe { waiter.inner() }.wanted?;
-            if !is_task(node) && config.has_room(0, 0, wanted) {
-                self.serve_sender(node, preload, after);
+            let demand = unsafe { waiter.inner() }.demand?;
+            if !is_task(node) && config.has_room(0, 0, demand) {
+                self.serve_sender(node, preload, deferred);
                 break;
             }
             // SAFETY: on the list.
-            at = unsafe { self.senders.behind(node) };
+            at = unsafe { self.senders.next(node) };
         }
         self.core.pop_with(preload)
     }
@@ -225,25 +225,26 @@ impl<T, L: Levels> State<T, L> {
         message: Message<T, L::Priority>,
         rank: Rank,
         preload: &mut Preload<T, L>,
-        after: &mut After,
-    ) -> Result<(), NotPut<T, L::Priority>> {
+        deferred: &mut Deferred,
+    ) -> Result<(), Refused<T, L::Priority>> {
         let Message { priority, bytes, .. } = message;
-        let place = if L::COMPARES {
+        let level = if L::COMPARES {
             // If that panics nothing was changed. The message goes back, to be dropped after the unlock
-            // as the panic goes on: any reason does, see `refuse_put`.
-            let enter = AssertUnwindSafe(|| self.enter(config, priority, bytes, rank, preload));
+            // as the panic goes on: any reason does, see `refuse_or_unwind`.
+            let enter =
+                AssertUnwindSafe(|| self.level_for_send(config, priority, bytes, rank, preload));
             catch_unwind(enter).unwrap_or_else(|panic| {
-                after.set_panic(panic);
+                deferred.set_panic(panic);
                 Err(SendRefused::NoMemory)
             })
         } else {
-            self.enter(config, priority, bytes, rank, preload)
+            self.level_for_send(config, priority, bytes, rank, preload)
         };
-        let place = match place {
-            Ok(place) => place,
+        let level = match level {
+            Ok(level) => level,
             Err(reason) => return Err((message, reason)),
         };
-        let filled = self.core.fill(place, message, preload);
+        let filled = self.core.push_to_level(level, message, preload);
         filled.map_err(|message| (message, SendRefused::NoMemory))?;
         self.count_sent();
         Ok(())
@@ -251,21 +252,23 @@ impl<T, L: Levels> State<T, L> {
 
     /// The level for a message, if it has room.
     #[inline(always)]
-    fn enter(
+    fn level_for_send(
         &mut self,
         config: &Config<T, L>,
         priority: L::Priority,
         bytes: u32,
         rank: Rank,
         preload: &mut Preload<T, L>,
-    ) -> Result<L::Place, SendRefused> {
-        let wanted = config.wanted(priority, bytes);
-        if !config.has_room(self.core.len(), self.core.bytes(), wanted)
-            || (config.fair_bytes && self.would_overtake(config, wanted, rank))
+    ) -> Result<L::Level, SendRefused> {
+        let demand = config.demand(priority, bytes);
+        if !config.has_room(self.core.len(), self.core.bytes(), demand)
+            || (config.fair_bytes && self.would_overtake(config, demand, rank))
         {
             return Err(SendRefused::Full);
         }
-        self.core.enter(priority, preload).map_err(|AllocError { .. }| SendRefused::NoMemory)
+        self.core
+            .get_or_insert_level(priority, preload)
+            .map_err(|AllocError { .. }| SendRefused::NoMemory)
     }
 
     /// Whether a sender of this rank that has room takes it from others: from tasks that it was
@@ -275,12 +278,12 @@ impl<T, L: Levels> State<T, L> {
     fn would_overtake(
         &self,
         config: &Config<T, L>,
-        wanted: Wanted<L::Priority>,
+        demand: Demand<L::Priority>,
         rank: Rank,
     ) -> bool {
         let len = self.core.len() + self.send_permits;
         let bytes = self.core.bytes() + self.send_permit_bytes;
-        if !config.has_room(len, bytes, wanted) {
+        if !config.has_room(len, bytes, demand) {
             return true;
         }
         let mut at = self.senders.first();
@@ -292,56 +295,56 @@ impl<T, L: Levels> State<T, L> {
             if inner.rank() > rank {
                 return false;
             }
-            // Whom a reserve alone keeps out holds up nobody, as in `admissible`. Who is about to be
+            // Whom a reserve alone keeps out holds up nobody, as in `first_admissible_sender`. Who is about to be
             // served has its room, or will be.
-            let fits = |theirs| config.would_fit_but_for_reserves(len, bytes, theirs);
-            if !inner.wanted.is_some_and(fits) {
+            let fits = |theirs| config.fits_without_reserves(len, bytes, theirs);
+            if !inner.demand.is_some_and(fits) {
                 return true;
             }
             // SAFETY: on the list.
-            at = unsafe { self.senders.behind(node) };
+            at = unsafe { self.senders.next(node) };
         }
         false
     }
 
     #[cold]
     #[inline(never)]
-    fn put_beside_receivers(
+    fn send_to_receivers(
         &mut self,
         config: &Config<T, L>,
         message: Message<T, L::Priority>,
         rank: Rank,
         preload: &mut Preload<T, L>,
-        after: &mut After,
-    ) -> Result<(), NotPut<T, L::Priority>> {
+        deferred: &mut Deferred,
+    ) -> Result<(), Refused<T, L::Priority>> {
         if self.core.is_empty() {
             if let Some(thread) = self.receivers.first().filter(|&node| !is_task(node)) {
-                self.hand_over(thread, message, after);
+                self.hand_over(thread, message, deferred);
                 // After it was told: these are on other lines, for which it would wait.
                 self.counters.sent += 1;
                 return Ok(());
             }
         }
-        self.push(config, message, rank, preload, after)?;
-        self.settle(config, preload, after);
+        self.push(config, message, rank, preload, deferred)?;
+        self.serve_waiters(config, preload, deferred);
         Ok(())
     }
 
-    /// Ends the wait of a thread that waits to receive with a message. `after` has room.
+    /// Ends the wait of a thread that waits to receive with a message. `deferred` has room.
     fn hand_over(
         &mut self,
         thread: Node<T, L::Priority>,
         message: Message<T, L::Priority>,
-        after: &mut After,
+        deferred: &mut Deferred,
     ) {
         // SAFETY: the first of this list, so it lives.
         unsafe { self.receivers.remove(thread) };
         // SAFETY: nobody told it yet; we have the lock.
         let waiter = unsafe { thread.as_ref() };
         // SAFETY: as above.
-        unsafe { waiter.inner() }.cargo = Some(message);
+        unsafe { waiter.inner() }.message = Some(message);
         // SAFETY: taken off the list above.
-        after.wake(unsafe { Waiter::end(thread, Ended::Done) });
+        deferred.wake(unsafe { Waiter::end_wait(thread, WaitEnd::Completed) });
         self.counters.handed_over += 1;
     }
 
@@ -349,60 +352,61 @@ impl<T, L: Levels> State<T, L> {
     /// or room was made.
     #[cold]
     #[inline(never)]
-    pub(crate) fn settle(
+    pub(crate) fn serve_waiters(
         &mut self,
         config: &Config<T, L>,
         preload: &mut Preload<T, L>,
-        after: &mut After,
+        deferred: &mut Deferred,
     ) {
-        self.go_on(config, preload, after, self.core.is_empty());
+        self.serve_waiters_of(config, preload, deferred, self.core.is_empty());
     }
 
     /// The same, of a queue that was empty, as far as anybody could see, or not.
     #[cold]
     #[inline(never)]
-    fn go_on(
+    fn serve_waiters_of(
         &mut self,
         config: &Config<T, L>,
         preload: &mut Preload<T, L>,
-        after: &mut After,
+        deferred: &mut Deferred,
         mut was_empty: bool,
     ) {
         loop {
             let receiver =
                 self.receivers.first().filter(|_| self.core.len() > self.receive_permits);
-            let sender = if receiver.is_none() { self.admissible(config) } else { None };
+            let sender =
+                if receiver.is_none() { self.first_admissible_sender(config) } else { None };
             if receiver.is_none() && sender.is_none() {
                 break;
             }
-            if !after.has_room() {
-                after.come_again();
+            if !deferred.has_room() {
+                deferred.request_section();
                 break;
             }
             if let Some(node) = receiver {
-                self.serve_receiver(node, preload, after);
+                self.serve_receiver(node, preload, deferred);
             } else if let Some(node) = sender {
-                self.serve_sender(node, preload, after);
+                self.serve_sender(node, preload, deferred);
                 if was_empty && !self.core.is_empty() {
                     was_empty = false;
-                    self.notify_unless_awaited(after);
+                    self.notify_unless_awaited(deferred);
                 }
             }
         }
         if self.armed != 0 {
-            self.ring(config, after);
+            self.signal_notifiers(config, deferred);
         }
     }
 
     /// Has the notification made for a message that came into the empty queue, unless a receiver
     /// waits for it: one on the list, or a task that was told of a message and has not looked yet.
     #[inline(always)]
-    fn notify_unless_awaited(&mut self, after: &mut After) {
+    fn notify_unless_awaited(&mut self, deferred: &mut Deferred) {
         let awaited = !self.receivers.is_empty() || self.receive_permits != 0;
         if self.notification.is_some() && !awaited {
             step!(
                 "send: notify of the first message",
-                after.set_notification(self.notification.take())
+                deferred.set_notification(self.notification.take())
             );
         }
     }
@@ -412,26 +416,26 @@ impl<T, L: Levels> State<T, L> {
         &mut self,
         node: Node<T, L::Priority>,
         preload: &mut Preload<T, L>,
-        after: &mut After,
+        deferred: &mut Deferred,
     ) {
         if is_task(node) {
             // SAFETY: the first of this list, so it lives.
             unsafe { self.receivers.remove(node) };
-            step!("serve a receiving task: count its permit", self.receive_permits += 1);
-            after.wake(permit(node));
+            step!("receive permit: increment the count", self.receive_permits += 1);
+            deferred.wake(grant_permit(node));
             return;
         }
         // Of comparisons that panic the receiver finds out by itself, as in `serve_sender`.
         let pop = || self.core.pop_with(preload);
         match catch_unwind(AssertUnwindSafe(pop)) {
-            Ok(Some(message)) => self.hand_over(node, message, after),
+            Ok(Some(message)) => self.hand_over(node, message, deferred),
             Ok(None) => {}
             Err(panic) => {
-                after.discard(panic);
+                deferred.discard(panic);
                 // SAFETY: on this list.
                 unsafe { self.receivers.remove(node) };
                 // SAFETY: taken off the list above.
-                after.wake(unsafe { Waiter::end(node, Ended::Again) });
+                deferred.wake(unsafe { Waiter::end_wait(node, WaitEnd::Retry) });
             }
         }
     }
@@ -441,59 +445,64 @@ impl<T, L: Levels> State<T, L> {
         &mut self,
         node: Node<T, L::Priority>,
         preload: &mut Preload<T, L>,
-        after: &mut After,
+        deferred: &mut Deferred,
     ) {
         // SAFETY: on this list, so it lives; nobody tells it anything without the lock.
         let waiter = unsafe { node.as_ref() };
         // SAFETY: we have the lock, and the reference ends in this line.
-        let wanted = unsafe { waiter.inner() }.wanted;
+        let demand = unsafe { waiter.inner() }.demand;
         if is_task(node) {
             // SAFETY: on this list.
             unsafe { self.senders.remove(node) };
-            step!("serve a sending task: count its permit", self.send_permits += 1);
-            self.send_permit_bytes += wanted.map_or(0, |wanted| u64::from(wanted.bytes));
-            after.wake(permit(node));
+            step!("send permit: increment the count", self.send_permits += 1);
+            self.send_permit_bytes += demand.map_or(0, |demand| u64::from(demand.bytes));
+            deferred.wake(grant_permit(node));
             return;
         }
         // Comparisons are the user's code, and may panic: then nothing was changed, and the sender
         // finds out by itself, rather than this thread, which may have a message at hand.
-        let enter = || wanted.map(|wanted| self.core.enter(wanted.priority, preload));
-        let place = match catch_unwind(AssertUnwindSafe(enter)) {
-            Ok(place) => place,
+        let enter = || demand.map(|demand| self.core.get_or_insert_level(demand.priority, preload));
+        let level = match catch_unwind(AssertUnwindSafe(enter)) {
+            Ok(level) => level,
             Err(panic) => {
-                after.discard(panic);
+                deferred.discard(panic);
                 None
             }
         };
         // SAFETY: on this list.
         unsafe { self.senders.remove(node) };
         // SAFETY: we have the lock; no other reference is left.
-        let cargo = &mut unsafe { waiter.inner() }.cargo;
-        let ended = match (place, cargo.take()) {
-            (Some(Ok(place)), Some(message)) => match self.core.fill(place, message, preload) {
-                Ok(()) => Ended::Done,
-                Err(message) => {
-                    *cargo = Some(message);
-                    Ended::Again
+        let slot = &mut unsafe { waiter.inner() }.message;
+        let ended = match (level, slot.take()) {
+            (Some(Ok(level)), Some(message)) => {
+                match self.core.push_to_level(level, message, preload) {
+                    Ok(()) => WaitEnd::Completed,
+                    Err(message) => {
+                        *slot = Some(message);
+                        WaitEnd::Retry
+                    }
                 }
-            },
+            }
             // No memory here: it tries with its own, and says so if there is none.
             (_, message) => {
-                *cargo = message;
-                Ended::Again
+                *slot = message;
+                WaitEnd::Retry
             }
         };
-        if ended == Ended::Done {
+        if ended == WaitEnd::Completed {
             self.counters.sent += 1;
             self.counters.taken_over += 1;
             self.counters.peak = self.counters.peak.max(self.core.len());
         }
         // SAFETY: taken off the list above.
-        after.wake(unsafe { Waiter::end(node, ended) });
+        deferred.wake(unsafe { Waiter::end_wait(node, ended) });
     }
 
     /// The first who waits to send and may: whom only a reserve keeps out holds up nobody behind it.
-    pub(super) fn admissible(&self, config: &Config<T, L>) -> Option<Node<T, L::Priority>> {
+    pub(super) fn first_admissible_sender(
+        &self,
+        config: &Config<T, L>,
+    ) -> Option<Node<T, L::Priority>> {
         if self.closed {
             return None; // they are about to be told
         }
@@ -504,33 +513,33 @@ impl<T, L: Levels> State<T, L> {
             // SAFETY: on the list, so it lives; we have the lock.
             let waiter = unsafe { node.as_ref() };
             // SAFETY: as above.
-            let wanted = unsafe { waiter.inner() }.wanted?;
-            if config.has_room(len, bytes, wanted) {
+            let demand = unsafe { waiter.inner() }.demand?;
+            if config.has_room(len, bytes, demand) {
                 return Some(node);
             }
-            if !config.would_fit_but_for_reserves(len, bytes, wanted) {
+            if !config.fits_without_reserves(len, bytes, demand) {
                 return None;
             }
             // SAFETY: on the list.
-            at = unsafe { self.senders.behind(node) };
+            at = unsafe { self.senders.next(node) };
         }
         None
     }
 
     /// Uses up a permit to receive, or gives it back.
-    pub(crate) fn end_receive_permit(&mut self) {
-        step!("end of a permit to receive: count it out", self.receive_permits -= 1);
+    pub(crate) fn release_receive_permit(&mut self) {
+        step!("receive permit: decrement the count", self.receive_permits -= 1);
     }
 
     /// Uses up a permit to send, or gives it back.
-    pub(crate) fn end_send_permit(&mut self, bytes: u32) {
-        step!("end of a permit to send: count it out", self.send_permits -= 1);
+    pub(crate) fn release_send_permit(&mut self, bytes: u32) {
+        step!("send permit: decrement the count", self.send_permits -= 1);
         self.send_permit_bytes -= u64::from(bytes);
     }
 
     /// Takes the first of those who wait off their lists, to look again: the queue is closed.
     /// Returns false when none is left.
-    pub(crate) fn dismiss_one(&mut self, after: &mut After) -> bool {
+    pub(crate) fn dismiss_one(&mut self, deferred: &mut Deferred) -> bool {
         let node = if let Some(node) = self.receivers.first() {
             // SAFETY: on the list, so it lives.
             unsafe { self.receivers.remove(node) };
@@ -543,21 +552,21 @@ impl<T, L: Levels> State<T, L> {
             return false;
         };
         // SAFETY: taken off its list just now.
-        after.wake(unsafe { Waiter::end(node, Ended::Again) });
+        deferred.wake(unsafe { Waiter::end_wait(node, WaitEnd::Retry) });
         true
     }
 
-    /// Rings the bells that are due.
+    /// Rings the notifiers that are due.
     #[cold]
     #[inline(never)]
-    pub(crate) fn ring(&mut self, config: &Config<T, L>, after: &mut After) {
+    pub(crate) fn signal_notifiers(&mut self, config: &Config<T, L>, deferred: &mut Deferred) {
         let readable = !self.core.is_empty() || self.closed;
         let writable = !config.is_full(self.core.len(), self.core.bytes()) || self.closed;
-        for (which, due) in [(READABLE, readable), (WRITABLE, writable)] {
-            if due && self.armed & (1 << which) != 0 {
-                self.armed &= !(1 << which);
-                if let Some(bell) = &self.bells[which] {
-                    after.ring(which, Arc::clone(bell));
+        for (direction, due) in [(READABLE, readable), (WRITABLE, writable)] {
+            if due && self.armed & (1 << direction) != 0 {
+                self.armed &= !(1 << direction);
+                if let Some(notifier) = &self.notifiers[direction] {
+                    deferred.signal(direction, Arc::clone(notifier));
                 }
             }
         }
@@ -573,11 +582,11 @@ fn is_task<T, P: Copy>(node: Node<T, P>) -> bool {
 }
 
 /// Gives a task that was taken off its list a permit.
-fn permit<T, P: Copy>(node: Node<T, P>) -> Option<Wake> {
+fn grant_permit<T, P: Copy>(node: Node<T, P>) -> Option<Wake> {
     // SAFETY: its future takes the lock before it goes, and we have that.
     let waiter = unsafe { node.as_ref() };
     // SAFETY: as above.
     unsafe { waiter.inner() }.permit = true;
     // SAFETY: taken off its list by the caller.
-    unsafe { Waiter::end(node, Ended::Done) }
+    unsafe { Waiter::end_wait(node, WaitEnd::Completed) }
 }

@@ -25,7 +25,7 @@ fn soon() -> Wait {
 
 /// Room was promised to a task that does not look: a receiver takes the message of a thread behind it.
 #[test]
-fn inv07_a_receiver_does_not_wait_beside_a_thread_that_waits_to_send() {
+fn inv07_a_receiver_does_not_wait_beside_a_waiting_sender() {
     let queue: Queue<u32> = Queue::new(1).unwrap();
     let mut cx = Context::from_waker(Waker::noop());
     queue.send(1, 0).unwrap();
@@ -143,7 +143,7 @@ impl Ord for Weight {
 }
 
 #[test]
-fn a_sender_whose_key_has_no_order_panics_and_takes_no_message_along() {
+fn a_panicking_comparison_of_a_sender_loses_no_message() {
     let queue: Queue<u32, RbTree<Weight>> = Queue::with_keys(3).unwrap();
     for n in 1..=3 {
         queue.send(n, Weight(f64::from(n))).unwrap();
@@ -162,7 +162,7 @@ fn a_sender_whose_key_has_no_order_panics_and_takes_no_message_along() {
 
 /// What the sender made before it waited is there for the receiver that puts its message in.
 #[test]
-fn inv04_a_blocked_senders_page_is_not_made_under_the_lock() {
+fn inv04_a_blocked_senders_page_is_allocated_before_the_lock() {
     let queue: Queue<u32> = Queue::new(1).unwrap();
     queue.send(1, 0).unwrap();
     thread::scope(|scope| {
@@ -186,7 +186,7 @@ fn a_refused_readiness_gives_the_receiver_back() {
 }
 
 #[test]
-fn a_queue_is_as_good_after_a_panic() {
+fn a_queue_works_after_a_panic() {
     const fn unwind_safe<T: RefUnwindSafe>() {}
     const { unwind_safe::<Queue<u32>>() };
     const { unwind_safe::<Queue<u32, RbTree<u64>>>() };

@@ -11,7 +11,7 @@ use mq_rbtree::{
 };
 
 #[test]
-fn each_reason_has_its_errno_and_its_words() {
+fn each_reason_has_an_errno_and_a_text() {
     let send = [
         (SendRefused::Full, libc::EAGAIN),
         (SendRefused::Timeout, libc::ETIMEDOUT),
@@ -69,7 +69,7 @@ struct Unprintable;
 
 /// Boxed, with a question mark, and with what was refused in hand.
 #[test]
-fn errors_travel_and_give_the_message_back() {
+fn errors_are_send_and_return_the_message() {
     fn fails() -> Result<(), Box<dyn Error + Send + Sync>> {
         let queue: Queue<Vec<u8>> = Queue::new(1)?;
         queue.try_send(vec![1], 1)?;
@@ -86,7 +86,7 @@ fn errors_travel_and_give_the_message_back() {
 /// What can be wrong with a message is said in the order of the kernel's queue: its priority, its
 /// length, and then what the queue is like.
 #[test]
-fn the_reason_is_the_first_that_holds() {
+fn the_first_failed_check_is_the_reason() {
     let builder = Queue::<u32>::builder(1).measure(|n| *n as usize).max_message_bytes(9);
     let queue = builder.build().unwrap();
     let reason = |value, priority, wait| {

@@ -78,7 +78,7 @@ fn inv09_a_receive_dropped_at_any_stage_loses_no_message() {
 }
 
 #[test]
-fn inv09_a_send_dropped_at_any_stage_is_as_if_never_made() {
+fn inv09_a_send_dropped_at_any_stage_leaves_no_trace() {
     let queue: Queue<Arc<u32>> = Queue::new(1).unwrap();
     let (first_flag, flag) = (WakeCount::new(), WakeCount::new());
     for stage in 0..3 {
@@ -118,7 +118,7 @@ fn inv09_a_send_dropped_at_any_stage_is_as_if_never_made() {
 
 /// What a message wanted that found the room taken again goes to whom it is enough for.
 #[test]
-fn inv07_a_permit_that_was_too_late_keeps_nobody_waiting() {
+fn inv07_an_unused_permit_blocks_no_waiter() {
     let queue = by_bytes(10, 100);
     queue.send(60, 9).unwrap();
     queue.send(30, 8).unwrap();
@@ -165,7 +165,7 @@ fn the_waker_of_the_last_poll_is_the_one_that_is_called() {
 }
 
 #[test]
-fn polled_after_it_was_ready_a_future_panics() {
+fn a_future_polled_after_completion_panics() {
     let queue: Queue<u32> = Queue::new(1).unwrap();
     let flag = WakeCount::new();
     let mut send = Box::pin(queue.send_async(1, 1));
@@ -180,7 +180,7 @@ fn polled_after_it_was_ready_a_future_panics() {
 }
 
 #[test]
-fn what_can_never_be_sent_is_refused_at_the_first_poll() {
+fn an_invalid_message_is_refused_at_the_first_poll() {
     let queue = by_bytes(1, 10);
     let flag = WakeCount::new();
     for (bytes, priority, reason) in
@@ -194,7 +194,7 @@ fn what_can_never_be_sent_is_refused_at_the_first_poll() {
 }
 
 #[test]
-fn a_close_tells_every_task_and_gives_its_message_back() {
+fn close_wakes_every_task_and_returns_messages() {
     let queue: Queue<u32> = Queue::new(1).unwrap();
     let flags: Vec<_> = (0..20).map(|_| WakeCount::new()).collect();
     let mut receives: Vec<_> = flags.iter().map(|_| Box::pin(queue.receive_async())).collect();
@@ -263,7 +263,7 @@ fn inv17_threads_and_tasks_share_a_queue() {
 
 /// A task that was told first does not keep the message from a thread, nor the other way round.
 #[test]
-fn inv14_a_permit_dropped_beside_a_blocked_thread_gives_it_the_message() {
+fn inv14_a_dropped_permit_gives_the_message_to_a_blocked_thread() {
     let queue: Queue<u32> = Queue::new(4).unwrap();
     let flag = WakeCount::new();
     let mut task = Box::pin(queue.receive_async());
@@ -299,7 +299,7 @@ fn inv14_a_permit_dropped_beside_a_blocked_thread_gives_it_the_message() {
 /// A task that was promised room hands its message to a thread that waits for one, and so needs no
 /// room: whoever waits behind it goes on.
 #[test]
-fn inv07_room_that_was_promised_and_not_needed_goes_to_the_next() {
+fn inv07_unused_room_of_a_permit_goes_to_the_next_sender() {
     let queue: Queue<u32> = Queue::new(1).unwrap();
     let (first, second) = (WakeCount::new(), WakeCount::new());
     queue.send(1, 1).unwrap();
@@ -324,7 +324,7 @@ fn inv07_room_that_was_promised_and_not_needed_goes_to_the_next() {
 /// A task that is polled though nobody told it takes another's message: the senders that go on then
 /// must not tell it as well, of messages that it will never look for.
 #[test]
-fn inv14_a_task_that_takes_anothers_message_is_promised_none() {
+fn inv14_a_barging_task_gets_no_permit() {
     let queue = by_bytes(10, 6);
     let (first, second) = (WakeCount::new(), WakeCount::new());
     let mut told = Box::pin(queue.receive_async());
@@ -351,7 +351,7 @@ fn inv14_a_task_that_takes_anothers_message_is_promised_none() {
 
 /// A close tells a few at a time. Who has not been told yet is not let in meanwhile.
 #[test]
-fn nobody_is_let_in_while_a_queue_closes() {
+fn no_send_succeeds_while_a_queue_closes() {
     struct Gives(Mutex<Option<Pin<Box<SendFuture<'static, u32>>>>>);
     impl std::task::Wake for Gives {
         fn wake(self: Arc<Self>) {

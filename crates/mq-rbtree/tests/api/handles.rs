@@ -14,7 +14,7 @@ use mq_rbtree::{
 use testkit::wait_until;
 
 #[test]
-fn the_last_sender_closes_and_what_is_there_can_be_received() {
+fn the_last_sender_closes_and_remaining_messages_are_received() {
     let (sender, receiver) = Queue::<u32>::builder(4).channel().unwrap();
     let second = sender.clone();
     sender.send(1, 1).unwrap();
@@ -30,7 +30,7 @@ fn the_last_sender_closes_and_what_is_there_can_be_received() {
 }
 
 #[test]
-fn the_last_receiver_closes_and_drops_what_is_there() {
+fn the_last_receiver_closes_and_drops_the_messages() {
     let (sender, receiver) = Queue::<Arc<u32>>::builder(4).channel().unwrap();
     let message = Arc::new(1);
     (0..3).for_each(|n| sender.send(Arc::clone(&message), n).unwrap());
@@ -46,7 +46,7 @@ fn the_last_receiver_closes_and_drops_what_is_there() {
 }
 
 #[test]
-fn threads_that_wait_are_told_of_the_last_handle() {
+fn dropping_the_last_handle_wakes_waiting_threads() {
     let (sender, receiver) = Queue::<u32>::builder(1).spin(false).channel().unwrap();
     let waiting = receiver.clone();
     let blocked = thread::spawn(move || waiting.receive());
@@ -100,7 +100,7 @@ fn an_owned_future_is_a_handle() {
 }
 
 #[test]
-fn a_receiver_is_iterated_over() {
+fn a_receiver_iterates() {
     let (sender, receiver) = Queue::<u32>::builder(8).channel().unwrap();
     (0..4).for_each(|n| sender.send(n, n).unwrap());
     let mut there = receiver.try_iter();
@@ -123,7 +123,7 @@ fn a_receiver_is_iterated_over() {
 }
 
 #[test]
-fn each_side_looks_at_the_same_queue() {
+fn both_sides_inspect_the_same_queue() {
     let builder = Queue::<u32>::builder(2).measure(|n| *n as usize).max_message_bytes(99);
     let (sender, receiver) = builder.channel().unwrap();
     let (other, _receiver) = Queue::<u32>::builder(2).channel().unwrap();
@@ -175,7 +175,7 @@ fn handles_of_many_threads_close_once() {
 
 /// Whatever can cross threads does, if messages can; and nothing else.
 #[test]
-fn what_can_be_sent_and_shared() {
+fn handles_are_send_and_sync() {
     fn both<T: Send + Sync>() {}
     fn send<T: Send>() {}
     both::<Queue<Cell<u8>>>();

@@ -86,7 +86,7 @@ fn a_reserve_is_kept_for_its_class() {
 }
 
 #[test]
-fn who_only_a_reserve_keeps_out_holds_up_nobody() {
+fn a_sender_blocked_by_a_reserve_does_not_block_later_senders() {
     let queue = Queue::<u32>::builder(4).reserve(100, 2).spin(false).build().unwrap();
     (0..4).for_each(|n| queue.send(n, 100 + n).unwrap());
     let (low_flag, high_flag) = (WakeCount::new(), WakeCount::new());
@@ -115,7 +115,7 @@ fn who_only_a_reserve_keeps_out_holds_up_nobody() {
 }
 
 #[test]
-fn a_large_sender_at_the_head_is_not_overtaken_for_want_of_bytes() {
+fn a_waiting_large_sender_is_not_overtaken_by_later_waiters() {
     let queue = by_bytes(100, 100);
     for bytes in [40, 30, 30] {
         queue.send(bytes, bytes).unwrap();
@@ -147,7 +147,7 @@ fn by_bytes_in_turn(messages: usize, bytes: u64) -> Queue<u32> {
 }
 
 #[test]
-fn inv20_who_comes_does_not_overtake_who_waits_for_bytes() {
+fn inv20_a_new_sender_does_not_overtake_a_waiter_for_bytes() {
     for fair in [false, true] {
         let queue = if fair { by_bytes_in_turn(100, 100) } else { by_bytes(100, 100) };
         (0..3).for_each(|n| queue.send(30, n).unwrap());
@@ -178,7 +178,7 @@ fn inv20_who_comes_does_not_overtake_who_waits_for_bytes() {
 }
 
 #[test]
-fn inv20_bytes_that_a_task_was_told_of_are_kept_for_it() {
+fn inv20_the_bytes_of_a_permit_are_reserved() {
     for fair in [false, true] {
         let queue = if fair { by_bytes_in_turn(100, 100) } else { by_bytes(100, 100) };
         queue.send(90, 9).unwrap();
@@ -204,7 +204,7 @@ fn inv20_bytes_that_a_task_was_told_of_are_kept_for_it() {
 
 /// A stream of short messages that does not end keeps no long one waiting, be it a thread's or a task's.
 #[test]
-fn inv20_an_endless_stream_starves_nobody() {
+fn inv20_an_endless_stream_does_not_starve_a_long_message() {
     let queue = by_bytes_in_turn(1_000, 100);
     let over = std::sync::atomic::AtomicBool::new(false);
     let ended = || over.load(std::sync::atomic::Ordering::Relaxed);
@@ -225,7 +225,7 @@ fn inv20_an_endless_stream_starves_nobody() {
 
 /// Neither does one that gives up, or is dropped, hold up those behind it.
 #[test]
-fn a_large_sender_that_gives_up_lets_the_others_go_on() {
+fn a_large_sender_that_gives_up_unblocks_later_senders() {
     let flag = WakeCount::new();
     let soon = Wait::at_most(std::time::Duration::from_millis(60)).urgency(2);
     for by_deadline in [false, true] {
@@ -260,7 +260,7 @@ fn a_large_sender_that_gives_up_lets_the_others_go_on() {
 }
 
 #[test]
-fn a_message_may_not_be_longer_than_one_or_all_may_be() {
+fn a_message_longer_than_either_limit_is_refused() {
     let builder = || Queue::<u32>::builder(10).measure(|n| *n as usize);
     for (queue, most) in [
         (builder().max_message_bytes(20).max_bytes(50).build().unwrap(), 20),

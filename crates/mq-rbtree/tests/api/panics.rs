@@ -62,7 +62,7 @@ fn a_waker_that_cannot_be_cloned_costs_no_message() {
 
 /// A waker that panics among others: the others are called, and threads go on.
 #[test]
-fn a_waker_that_panics_costs_nobody_else_its_wake_up() {
+fn a_panicking_waker_does_not_stop_other_wake_ups() {
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
     let flags: Vec<_> = (0..10).map(|_| WakeCount::new()).collect();
     let mut bombs: Vec<_> = (0..2).map(|_| Box::pin(queue.receive_async().urgency(9))).collect();
@@ -146,7 +146,7 @@ fn a_filter_and_wakers_may_panic_with_such_payloads() {
 
 /// What a receive has taken when a waker panics is dropped, not leaked.
 #[test]
-fn a_message_is_dropped_when_its_receive_wakes_who_panics() {
+fn a_received_message_is_dropped_if_a_waker_panics() {
     type Messages = Queue<Arc<()>>;
     let receives: [fn(&Messages); 5] = [
         |queue| drop(queue.receive()),
@@ -168,7 +168,7 @@ fn a_message_is_dropped_when_its_receive_wakes_who_panics() {
 
 /// The same for those who wait to send, when a drain makes room for all.
 #[test]
-fn room_for_many_is_given_to_all_though_a_waker_panics() {
+fn a_panicking_waker_does_not_stop_other_senders() {
     let queue: Queue<u32> = Queue::builder(12).spin(false).build().unwrap();
     (0..12).for_each(|n| queue.send(n, 1).unwrap());
     let mut bomb = Box::pin(queue.send_async(100, 1));
@@ -208,7 +208,7 @@ fn a_notification_that_panics_leaves_the_message_there() {
 
 /// What the predicate had taken is dropped, the rest stays, and room that came of it is used.
 #[test]
-fn a_predicate_that_panics_leaves_what_it_had_not_looked_at() {
+fn a_panicking_filter_leaves_the_remaining_messages() {
     let queue: Queue<Arc<u32>> = Queue::builder(10).spin(false).build().unwrap();
     let messages: Vec<_> = (0..10).map(Arc::new).collect();
     for (n, message) in messages.iter().enumerate() {
@@ -240,7 +240,7 @@ fn a_predicate_that_panics_leaves_what_it_had_not_looked_at() {
 
 /// Looking is no change, and nothing is held afterwards.
 #[test]
-fn a_look_that_panics_changes_nothing() {
+fn a_panicking_peek_changes_nothing() {
     let queue: Queue<u32> = Queue::new(2).unwrap();
     queue.send(1, 1).unwrap();
     assert!(panics(|| queue.peek(|_, _| panic!("a look"))));
@@ -330,7 +330,7 @@ impl Drop for Fragile {
 }
 
 #[test]
-fn a_message_that_panics_when_it_is_dropped_takes_no_other_along() {
+fn a_panicking_drop_loses_no_other_message() {
     let dropped = Arc::new(AtomicUsize::new(0));
     let message = || Fragile(Arc::clone(&dropped));
     let queue: Queue<Fragile> = Queue::new(8).unwrap();

@@ -64,7 +64,7 @@ fn inv14_a_receiver_without_memory_wakes_the_sender_before_it_waits() {
 /// The promise is given back, or comes to nothing, and so the thread's message comes into the empty
 /// queue: that is a send that finds it empty.
 #[test]
-fn inv12_a_message_that_comes_when_a_promise_ends_is_notified() {
+fn inv12_a_message_sent_as_a_permit_ends_is_notified() {
     let queue = one();
     let mut task = full(&queue);
     let flag = WakeCount::new();

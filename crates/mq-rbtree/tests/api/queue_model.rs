@@ -146,14 +146,14 @@ proptest! {
 
     /// Lengths, bytes, levels and who waits; and each is told in its order of urgency.
     #[test]
-    fn inv02_a_bitmap_queue_that_tasks_wait_on_holds_what_was_sent_and_not_received(
+    fn inv02_a_bitmap_queue_with_waiting_tasks_matches_the_model(
         limits in limits(), steps in steps(mixed()),
     ) {
         run::<Bitmap>(&limits, &steps);
     }
 
     #[test]
-    fn inv02_a_tree_queue_that_tasks_wait_on_holds_what_was_sent_and_not_received(
+    fn inv02_a_tree_queue_with_waiting_tasks_matches_the_model(
         limits in limits(), steps in steps(mixed()),
     ) {
         run::<RbTree<u32>>(&limits, &steps);
@@ -162,7 +162,7 @@ proptest! {
     /// Few places and many senders: each is told once, the most urgent first, of one urgency whoever
     /// waited first, and none that only a reserve keeps out holds up another.
     #[test]
-    fn inv10_who_waits_is_told_by_urgency_and_then_by_age(
+    fn inv10_tasks_are_woken_by_urgency_and_then_by_age(
         mut limits in limits(), steps in steps(crowded()),
     ) {
         limits.messages = limits.messages.min(8);

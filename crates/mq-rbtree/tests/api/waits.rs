@@ -120,7 +120,7 @@ fn inv11_a_receive_takes_over_the_message_of_a_blocked_sender() {
 
 /// Not through the queue: it never held more than it may, nor told anybody else.
 #[test]
-fn inv08_a_message_goes_straight_to_a_thread_that_waits() {
+fn inv08_a_message_goes_straight_to_a_waiting_thread() {
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
     queue.notify(|| panic!("somebody waited")).unwrap();
     thread::scope(|scope| {
@@ -152,7 +152,7 @@ fn past() -> [Wait; 4] {
 }
 
 #[test]
-fn inv13_a_deadline_in_the_past_is_for_what_would_block_only() {
+fn inv13_a_past_deadline_only_ends_blocking_operations() {
     for wait in past() {
         let queue: Queue<u32> = Queue::new(1).unwrap();
         assert_eq!(queue.receive_with(wait), Err(ReceiveError::Timeout));
@@ -285,7 +285,7 @@ fn a_close_ends_every_wait() {
 
 /// A batch that waits for each of its messages, against one that takes what there is.
 #[test]
-fn batches_wait_for_what_they_need() {
+fn batches_wait_for_room_and_messages() {
     let queue: Queue<u32> = Queue::new(5).unwrap();
     thread::scope(|scope| {
         scope.spawn(|| {

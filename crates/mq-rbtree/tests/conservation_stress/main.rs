@@ -171,7 +171,7 @@ fn rounds<L: Keyed>() {
 }
 
 #[test]
-fn inv17_threads_lose_and_double_no_message() {
+fn inv17_threads_conserve_messages() {
     for seed in 0..4 {
         round::<Bitmap>(seed);
         round::<RbTree<i64>>(seed);

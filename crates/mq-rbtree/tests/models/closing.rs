@@ -3,20 +3,25 @@
 use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
 use percpu::sync::{Arc, thread};
 
-use super::payload::{Bell, Payload, block_on, finish, received, run, run_but, sent, unseen, with};
+use super::payload::{
+    Payload, WakeCounter, block_on, finish, received, run, run_with_unseen, sent, unseen, with,
+};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("close: dismiss all that wait", "closing::a_close_meets_two_who_wait_to_receive"),
-    ("close: dismiss all that wait", "closing::a_close_meets_two_who_wait_to_send"),
-    ("wakes: another section for the rest", "closing::a_close_wakes_more_than_one_section_takes"),
-    ("drop: the last handle", "closing::the_last_sender_closes"),
-    ("last receiver: close before the drain", "closing::the_last_receiver_leaves_nothing"),
+    ("close: dismiss every waiter", "closing::close_wakes_two_waiting_receivers"),
+    ("close: dismiss every waiter", "closing::close_wakes_two_waiting_senders"),
+    (
+        "wakes: lock again for the remaining waiters",
+        "closing::close_wakes_more_waiters_than_one_section",
+    ),
+    ("drop: the last handle", "closing::last_sender_closes"),
+    ("last receiver: close before the drain", "closing::last_receiver_drains"),
 ];
 
 /// The message is received, or given back, or still there.
 #[test]
-fn a_close_meets_a_send_and_a_receive() {
+fn close_races_a_send_and_a_receive() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
         let sender = thread::spawn({
@@ -38,7 +43,7 @@ fn a_close_meets_a_send_and_a_receive() {
 
 /// A thread, and a task behind it.
 #[test]
-fn a_close_meets_two_who_wait_to_receive() {
+fn close_wakes_two_waiting_receivers() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
         let waits = [false, true].map(|by_task| {
@@ -56,7 +61,7 @@ fn a_close_meets_two_who_wait_to_receive() {
 
 /// What is in the queue stays there.
 #[test]
-fn a_close_meets_two_who_wait_to_send() {
+fn close_wakes_two_waiting_senders() {
     run(|| {
         let queue = with::<Bitmap>(1, 1);
         let waits = [1, 2].map(|id| {
@@ -78,13 +83,13 @@ fn a_close_meets_two_who_wait_to_send() {
 
 /// Five tasks wait; one of them is given up, and one more may get a message.
 #[test]
-fn a_close_wakes_more_than_one_section_takes() {
+fn close_wakes_more_waiters_than_one_section() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
-        let bells = [(); 6].map(|()| Bell::new());
+        let counters = [(); 6].map(|()| WakeCounter::new());
         let mut tasks = [(); 6].map(|()| Box::pin(queue.receive_async()));
-        for (bell, task) in bells.iter().zip(&mut tasks) {
-            assert!(bell.poll(task.as_mut()).is_pending());
+        for (counter, task) in counters.iter().zip(&mut tasks) {
+            assert!(counter.poll(task.as_mut()).is_pending());
         }
         let sender = thread::spawn({
             let queue = Arc::clone(&queue);
@@ -92,10 +97,10 @@ fn a_close_wakes_more_than_one_section_takes() {
         });
         assert!(queue.close());
         let went = sender.join().unwrap();
-        assert!(bells.iter().all(|bell| bell.rings() == 1));
+        assert!(counters.iter().all(|counter| counter.wakes() == 1));
         let mut got = 0;
-        for (bell, task) in bells.iter().zip(&mut tasks) {
-            match bell.poll(task.as_mut()) {
+        for (counter, task) in counters.iter().zip(&mut tasks) {
+            match counter.poll(task.as_mut()) {
                 std::task::Poll::Ready(result) => got += received(result, ReceiveError::Closed),
                 std::task::Poll::Pending => panic!("it waits on a closed queue"),
             }
@@ -107,7 +112,7 @@ fn a_close_wakes_more_than_one_section_takes() {
 
 /// Which of the two that is, nobody knows before.
 #[test]
-fn the_last_sender_closes() {
+fn last_sender_closes() {
     run(|| {
         let (sender, receiver) = Queue::<Payload>::builder(1).channel().unwrap();
         let other = thread::spawn({
@@ -124,8 +129,8 @@ fn the_last_sender_closes() {
 /// A message that comes as they leave is given back, or dropped with what was there; a sender that
 /// waits has its message back.
 #[test]
-fn the_last_receiver_leaves_nothing() {
-    run_but(2, || {
+fn last_receiver_drains() {
+    run_with_unseen(2, || {
         let (sender, receiver) = Queue::<Payload>::builder(1).channel().unwrap();
         let other = thread::spawn({
             let receiver = receiver.clone();

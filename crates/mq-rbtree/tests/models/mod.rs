@@ -6,8 +6,8 @@
 //! demands that each is caught.
 
 mod closing;
-mod crowd;
 mod memory;
+mod mixed;
 mod mutants;
 mod notify;
 mod payload;

@@ -5,17 +5,14 @@ use std::os::fd::AsRawFd;
 use mq_rbtree::{Bitmap, Interest, Queue, Readiness, ReceiveError};
 use percpu::sync::{Arc, thread};
 
-use super::payload::{Bell, Payload, Shared, finish, received, run, soon, with};
+use super::payload::{Payload, Shared, WakeCounter, finish, received, run, soon, with};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    (
-        "send: notify of the first message",
-        "notify::inv12_who_begins_to_wait_takes_it_or_it_is_told",
-    ),
-    ("clear: arm after the silence", "notify::inv14_a_message_is_told_or_found"),
-    ("clear: look after arming", "notify::inv14_a_message_is_told_or_found"),
-    ("take: let those that wait to send go on", "notify::inv14_room_is_told_or_found"),
+    ("send: notify of the first message", "notify::inv12_hand_over_or_notification"),
+    ("clear: arm after the read", "notify::inv14_message_races_clear"),
+    ("clear: check after arming", "notify::inv14_message_races_clear"),
+    ("receive: serve the waiting senders", "notify::inv14_room_races_clear"),
 ];
 
 /// Once, whoever sends.
@@ -23,8 +20,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 fn inv12_one_of_two_senders_notifies() {
     run(|| {
         let queue = with::<Bitmap>(2, 0);
-        let bell = Bell::new();
-        let waker = bell.waker();
+        let counter = WakeCounter::new();
+        let waker = counter.waker();
         queue.notify(move || waker.wake()).unwrap();
         let sender = thread::spawn({
             let queue = Arc::clone(&queue);
@@ -32,18 +29,18 @@ fn inv12_one_of_two_senders_notifies() {
         });
         queue.send(Payload::new(2), 0).unwrap();
         sender.join().unwrap();
-        assert_eq!((bell.rings(), queue.cancel_notify()), (1, false));
+        assert_eq!((counter.wakes(), queue.cancel_notify()), (1, false));
         assert_eq!(finish(&queue), 2);
     });
 }
 
 /// A receiver that gives up may have been there, or not; what is left was told.
 #[test]
-fn inv12_who_begins_to_wait_takes_it_or_it_is_told() {
+fn inv12_hand_over_or_notification() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
-        let bell = Bell::new();
-        let waker = bell.waker();
+        let counter = WakeCounter::new();
+        let waker = counter.waker();
         queue.notify(move || waker.wake()).unwrap();
         let receiver = thread::spawn({
             let queue = Arc::clone(&queue);
@@ -52,7 +49,7 @@ fn inv12_who_begins_to_wait_takes_it_or_it_is_told() {
         queue.send(Payload::new(1), 0).unwrap();
         let got = receiver.join().unwrap();
         let handed = queue.stats().handed_over;
-        assert_eq!(bell.rings() as u64, 1 - handed);
+        assert_eq!(counter.wakes() as u64, 1 - handed);
         assert_eq!(queue.cancel_notify(), handed == 1);
         assert_eq!(finish(&queue), 1 - got);
     });
@@ -69,7 +66,7 @@ fn is_readable(ready: &Ready) -> bool {
 
 /// An event loop that clears it and takes a message or none: behind that, what is left was told.
 #[test]
-fn inv14_a_message_is_told_or_found() {
+fn inv14_message_races_clear() {
     run(|| {
         let queue = with::<Bitmap>(2, 0);
         let ready = Readiness::new(Arc::clone(&queue), Interest::Readable).unwrap();
@@ -90,7 +87,7 @@ fn inv14_a_message_is_told_or_found() {
 
 /// The same for room.
 #[test]
-fn inv14_room_is_told_or_found() {
+fn inv14_room_races_clear() {
     run(|| {
         let queue = with::<Bitmap>(1, 1);
         let ready: Ready = Readiness::new(Arc::clone(&queue), Interest::Writable).unwrap();

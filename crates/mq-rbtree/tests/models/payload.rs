@@ -64,7 +64,7 @@ pub(super) fn unseen() -> usize {
 }
 
 /// Runs a model, at the end of which all messages are dropped, and all but `may_go_unseen` were seen.
-pub(super) fn run_but(may_go_unseen: usize, f: impl Fn() + Send + Sync + 'static) {
+pub(super) fn run_with_unseen(may_go_unseen: usize, f: impl Fn() + Send + Sync + 'static) {
     model(move || {
         for count in [&MADE, &SEEN, &DROPPED] {
             count.set(0);
@@ -77,17 +77,17 @@ pub(super) fn run_but(may_go_unseen: usize, f: impl Fn() + Send + Sync + 'static
 
 /// Runs a model, at the end of which somebody saw each message.
 pub(super) fn run(f: impl Fn() + Send + Sync + 'static) {
-    run_but(0, f);
+    run_with_unseen(0, f);
 }
 
 pub(super) type Shared<L> = Arc<Queue<Payload, L>>;
 
 /// The levels that models are about.
-pub(super) trait Kind: Levels<Priority = u32, Hint: Send + Sync> + 'static {}
-impl<L: Levels<Priority = u32> + 'static> Kind for L {}
+pub(super) trait TestLevels: Levels<Priority = u32, Hint: Send + Sync> + 'static {}
+impl<L: Levels<Priority = u32> + 'static> TestLevels for L {}
 
 /// A queue of so many messages, with some in it: 0, 1 and so on, with priority 0.
-pub(super) fn with<L: Kind>(max: usize, len: u64) -> Shared<L> {
+pub(super) fn with<L: TestLevels>(max: usize, len: u64) -> Shared<L> {
     let queue = Builder::new(max).build().unwrap();
     (0..len).for_each(|id| queue.try_send(Payload::new(id), 0).unwrap());
     Arc::new(queue)
@@ -105,7 +105,7 @@ pub(super) fn soon() -> Wait {
 }
 
 /// Looks at a queue that others use: nobody waits for what is there. No task has a permit.
-pub(super) fn look<L: Kind>(queue: &Queue<Payload, L>) {
+pub(super) fn check_waiters<L: TestLevels>(queue: &Queue<Payload, L>) {
     queue.validate();
     let stats = queue.stats();
     let (to_send, to_receive) = stats.waiting;
@@ -115,7 +115,7 @@ pub(super) fn look<L: Kind>(queue: &Queue<Payload, L>) {
 }
 
 /// When nobody is at it: receives what is left, and says how many that were.
-pub(super) fn finish<L: Kind>(queue: &Queue<Payload, L>) -> u64 {
+pub(super) fn finish<L: TestLevels>(queue: &Queue<Payload, L>) -> u64 {
     queue.validate();
     let mut left = 0;
     while let Ok((message, _)) = queue.try_receive() {
@@ -130,7 +130,7 @@ pub(super) fn finish<L: Kind>(queue: &Queue<Payload, L>) -> u64 {
 }
 
 /// Takes a while, so that others come in between as often as not; loom needs no help.
-pub(super) fn dawdle() {
+pub(super) fn yield_often() {
     if cfg!(offlock_shuttle) {
         (0..50).for_each(|_| thread::yield_now());
     }
@@ -163,32 +163,32 @@ pub(super) fn received(result: Result<(Payload, u32), ReceiveError>, or: Receive
 }
 
 /// Counts how often it is woken.
-pub(super) struct Bell(Plain<Rings>);
+pub(super) struct WakeCounter(Plain<Wakes>);
 
-struct Rings(AtomicUsize);
+struct Wakes(AtomicUsize);
 
-impl Wake for Rings {
+impl Wake for Wakes {
     fn wake(self: Plain<Self>) {
         // Ordering: Relaxed; counted at the end, behind the joins.
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-impl Bell {
+impl WakeCounter {
     pub(super) fn new() -> Self {
-        Self(Plain::new(Rings(AtomicUsize::new(0))))
+        Self(Plain::new(Wakes(AtomicUsize::new(0))))
     }
 
     pub(super) fn waker(&self) -> Waker {
         Plain::clone(&self.0).into()
     }
 
-    pub(super) fn rings(&self) -> usize {
+    pub(super) fn wakes(&self) -> usize {
         // Ordering: Relaxed; as above.
         self.0.0.load(Ordering::Relaxed)
     }
 
-    /// Polls a future that rings this bell.
+    /// Polls a future that rings this counter.
     pub(super) fn poll<F: Future>(&self, future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
         future.poll(&mut Context::from_waker(&self.waker()))
     }

@@ -6,30 +6,21 @@ use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
 use percpu::sync::{Arc, thread};
 
 use super::payload::{
-    Bell, Payload, Shared, block_on, dawdle, finish, look, measured, received, run, run_but, sent,
-    with,
+    Payload, Shared, WakeCounter, block_on, check_waiters, finish, measured, received, run,
+    run_with_unseen, sent, with, yield_often,
 };
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    (
-        "receive dropped: pass the promised message on",
-        "tasks::inv14_a_permit_to_receive_is_passed_on_at_drop",
-    ),
-    ("end of a permit to receive: count it out", "tasks::inv14_a_task_is_woken_for_each_message"),
-    ("serve a receiving task: count its permit", "tasks::inv14_one_message_wakes_one_task"),
-    ("send dropped: let other senders go on", "tasks::inv14_a_permit_to_send_is_passed_on_at_drop"),
-    (
-        "end of a permit to send: count it out",
-        "tasks::inv14_a_task_is_woken_whenever_there_is_room",
-    ),
-    ("serve a sending task: count its permit", "tasks::inv14_room_for_one_wakes_one_task"),
-    (
-        "send refused: pass the promised room on",
-        "tasks::inv14_a_permit_that_came_to_nothing_lets_others_go_on",
-    ),
-    ("poll: wait with the new waker", "tasks::inv14_the_last_waker_is_woken"),
-    ("send dropped: let other senders go on", "tasks::inv14_a_task_that_goes_lets_others_go_on"),
+    ("receive dropped: pass the permit on", "tasks::inv14_dropped_receive_permit_passes_to_thread"),
+    ("receive permit: decrement the count", "tasks::inv14_a_task_is_woken_for_each_message"),
+    ("receive permit: increment the count", "tasks::inv14_one_message_wakes_one_task"),
+    ("send dropped: serve the other senders", "tasks::inv14_dropped_send_permit_passes_to_thread"),
+    ("send permit: decrement the count", "tasks::inv14_a_task_is_woken_for_each_free_place"),
+    ("send permit: increment the count", "tasks::inv14_room_for_one_wakes_one_task"),
+    ("send refused: pass the permit on", "tasks::inv14_unused_send_permit_passes_on"),
+    ("poll: register the new waker", "tasks::inv14_the_last_waker_is_woken"),
+    ("send dropped: serve the other senders", "tasks::inv14_dropped_send_unblocks_smaller_message"),
 ];
 
 /// Takes what a future of a message is ready with.
@@ -51,9 +42,9 @@ fn send_one(queue: &Shared<Bitmap>, id: u64) -> thread::JoinHandle<()> {
 fn passed_on(by_task: bool) {
     run(move || {
         let queue = with::<Bitmap>(2, 0);
-        let bell = Bell::new();
+        let counter = WakeCounter::new();
         let mut first = Box::pin(queue.receive_async());
-        assert!(bell.poll(first.as_mut()).is_pending());
+        assert!(counter.poll(first.as_mut()).is_pending());
         let other = thread::spawn({
             let queue = Arc::clone(&queue);
             move || {
@@ -68,35 +59,35 @@ fn passed_on(by_task: bool) {
 }
 
 #[test]
-fn inv14_a_permit_to_receive_is_passed_on_at_drop() {
+fn inv14_dropped_receive_permit_passes_to_thread() {
     passed_on(false);
 }
 
 #[test]
-fn inv14_a_permit_is_passed_on_to_a_task() {
+fn inv14_dropped_receive_permit_passes_to_task() {
     passed_on(true);
 }
 
 /// Two tasks and one message, while one of them may give up.
 #[test]
-fn inv09_a_dropped_future_neither_loses_nor_doubles_a_message() {
+fn inv09_dropped_receive_conserves_messages() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
         let sender = send_one(&queue, 1);
-        let (bells, mut sum) = ([Bell::new(), Bell::new()], 0);
+        let (counters, mut sum) = ([WakeCounter::new(), WakeCounter::new()], 0);
         let mut first = Box::pin(queue.receive_async());
         let mut second = Box::pin(queue.receive_async());
-        sum += got(bells[0].poll(first.as_mut())).unwrap_or(0);
+        sum += got(counters[0].poll(first.as_mut())).unwrap_or(0);
         let mut done = sum == 1;
         if !done {
-            sum += got(bells[1].poll(second.as_mut())).unwrap_or(0);
+            sum += got(counters[1].poll(second.as_mut())).unwrap_or(0);
             done = sum == 1;
         }
         drop(first);
         sender.join().unwrap();
         if !done {
-            assert_eq!(bells[1].rings(), 1, "the message is its");
-            sum += got(bells[1].poll(second.as_mut())).unwrap();
+            assert_eq!(counters[1].wakes(), 1, "the message is its");
+            sum += got(counters[1].poll(second.as_mut())).unwrap();
         }
         drop(second);
         assert_eq!((sum, finish(&queue)), (1, 0));
@@ -105,7 +96,7 @@ fn inv09_a_dropped_future_neither_loses_nor_doubles_a_message() {
 
 /// A task that waits, a thread that does not: either may get it, and the task is not left behind.
 #[test]
-fn inv09_a_message_may_be_taken_from_under_a_permit() {
+fn inv09_try_receive_overtakes_a_permit() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
         let task = thread::spawn({
@@ -114,7 +105,7 @@ fn inv09_a_message_may_be_taken_from_under_a_permit() {
         });
         queue.send(Payload::new(1), 0).unwrap();
         let barged = received(queue.try_receive(), ReceiveError::Empty);
-        look(&queue);
+        check_waiters(&queue);
         if barged == 1 {
             queue.send(Payload::new(2), 0).unwrap();
         }
@@ -135,7 +126,7 @@ fn inv14_a_task_is_woken_for_each_message() {
             }
         });
         for id in 0..2 {
-            dawdle();
+            yield_often();
             queue.send(Payload::new(id), 0).unwrap();
         }
         task.join().unwrap();
@@ -144,7 +135,7 @@ fn inv14_a_task_is_woken_for_each_message() {
 }
 
 #[test]
-fn inv14_a_task_is_woken_whenever_there_is_room() {
+fn inv14_a_task_is_woken_for_each_free_place() {
     run(|| {
         let queue = with::<Bitmap>(1, 1);
         let task = thread::spawn({
@@ -156,7 +147,7 @@ fn inv14_a_task_is_woken_whenever_there_is_room() {
             }
         });
         for id in 0..3 {
-            dawdle();
+            yield_often();
             assert_eq!(queue.receive().unwrap().0.seen(), id);
         }
         task.join().unwrap();
@@ -169,23 +160,23 @@ fn inv14_a_task_is_woken_whenever_there_is_room() {
 fn inv14_one_message_wakes_one_task() {
     run(|| {
         let queue = with::<Bitmap>(2, 0);
-        let bells = [Bell::new(), Bell::new()];
+        let counters = [WakeCounter::new(), WakeCounter::new()];
         let mut tasks = [(); 2].map(|()| Box::pin(queue.receive_async()));
-        for (bell, task) in bells.iter().zip(&mut tasks) {
-            assert!(bell.poll(task.as_mut()).is_pending());
+        for (counter, task) in counters.iter().zip(&mut tasks) {
+            assert!(counter.poll(task.as_mut()).is_pending());
         }
         let sender = send_one(&queue, 1);
         let mut sum = 0;
         queue.validate();
-        if bells[0].rings() == 1 {
-            assert_eq!(bells[1].rings(), 0, "there is one message");
-            sum += got(bells[0].poll(tasks[0].as_mut())).unwrap();
+        if counters[0].wakes() == 1 {
+            assert_eq!(counters[1].wakes(), 0, "there is one message");
+            sum += got(counters[0].poll(tasks[0].as_mut())).unwrap();
         }
         queue.send(Payload::new(2), 0).unwrap();
         sender.join().unwrap();
-        assert_eq!((bells[0].rings(), bells[1].rings()), (1, 1));
-        for (bell, task) in bells.iter().zip(&mut tasks).skip(usize::from(sum != 0)) {
-            sum += got(bell.poll(task.as_mut())).unwrap();
+        assert_eq!((counters[0].wakes(), counters[1].wakes()), (1, 1));
+        for (counter, task) in counters.iter().zip(&mut tasks).skip(usize::from(sum != 0)) {
+            sum += got(counter.poll(task.as_mut())).unwrap();
         }
         drop(tasks);
         assert_eq!((sum, finish(&queue)), (3, 0));
@@ -197,27 +188,27 @@ fn inv14_one_message_wakes_one_task() {
 fn inv14_room_for_one_wakes_one_task() {
     run(|| {
         let queue = with::<Bitmap>(2, 2);
-        let bells = [Bell::new(), Bell::new()];
+        let counters = [WakeCounter::new(), WakeCounter::new()];
         let mut tasks = [2, 3].map(|id| Box::pin(queue.send_async(Payload::new(id), 0)));
-        for (bell, task) in bells.iter().zip(&mut tasks) {
-            assert!(bell.poll(task.as_mut()).is_pending());
+        for (counter, task) in counters.iter().zip(&mut tasks) {
+            assert!(counter.poll(task.as_mut()).is_pending());
         }
         let receiver = thread::spawn({
             let queue = Arc::clone(&queue);
             move || received(queue.try_receive(), ReceiveError::Empty)
         });
         queue.validate();
-        let early = bells[0].rings();
-        assert!(early == 1 || bells[1].rings() == 0);
+        let early = counters[0].wakes();
+        assert!(early == 1 || counters[1].wakes() == 0);
         if early == 1 {
-            assert_eq!(bells[1].rings(), 0, "there is room for one");
-            assert!(bells[0].poll(tasks[0].as_mut()).is_ready());
+            assert_eq!(counters[1].wakes(), 0, "there is room for one");
+            assert!(counters[0].poll(tasks[0].as_mut()).is_ready());
         }
         assert_eq!(received(queue.try_receive(), ReceiveError::Empty), 1);
         assert_eq!(receiver.join().unwrap(), 1);
-        assert_eq!((bells[0].rings(), bells[1].rings()), (1, 1));
-        for (bell, task) in bells.iter().zip(&mut tasks).skip(early) {
-            assert!(bell.poll(task.as_mut()).is_ready());
+        assert_eq!((counters[0].wakes(), counters[1].wakes()), (1, 1));
+        for (counter, task) in counters.iter().zip(&mut tasks).skip(early) {
+            assert!(counter.poll(task.as_mut()).is_ready());
         }
         drop(tasks);
         assert_eq!(finish(&queue), 2);
@@ -227,12 +218,12 @@ fn inv14_room_for_one_wakes_one_task() {
 /// A task waits for room, and a thread behind it. There is room while the task gives up: the thread's
 /// message goes in.
 #[test]
-fn inv14_a_permit_to_send_is_passed_on_at_drop() {
-    run_but(1, || {
+fn inv14_dropped_send_permit_passes_to_thread() {
+    run_with_unseen(1, || {
         let queue = with::<Bitmap>(1, 1);
-        let bell = Bell::new();
+        let counter = WakeCounter::new();
         let mut first = Box::pin(queue.send_async(Payload::new(1), 0));
-        assert!(bell.poll(first.as_mut()).is_pending());
+        assert!(counter.poll(first.as_mut()).is_pending());
         let other = thread::spawn({
             let queue = Arc::clone(&queue);
             move || sent(queue.send(Payload::new(2), 0), SendRefused::Closed)
@@ -246,20 +237,20 @@ fn inv14_a_permit_to_send_is_passed_on_at_drop() {
 /// A task's message of two bytes waits for room, and a thread's of one byte behind it: there is room for
 /// the second alone.
 #[test]
-fn inv14_a_task_that_goes_lets_others_go_on() {
-    run_but(1, || {
+fn inv14_dropped_send_unblocks_smaller_message() {
+    run_with_unseen(1, || {
         let queue = measured(2);
         (0..2).for_each(|_| queue.try_send(Payload::new(1), 0).unwrap());
-        let bell = Bell::new();
+        let counter = WakeCounter::new();
         let mut goes = Box::pin(queue.send_async(Payload::new(2), 0));
-        assert!(bell.poll(goes.as_mut()).is_pending());
+        assert!(counter.poll(goes.as_mut()).is_pending());
         let waits = thread::spawn({
             let queue = Arc::clone(&queue);
             move || sent(queue.send(Payload::new(1), 0), SendRefused::Closed)
         });
         assert_eq!(queue.try_receive().unwrap().0.seen(), 1);
         drop(goes);
-        assert_eq!((waits.join().unwrap(), bell.rings()), (1, 0));
+        assert_eq!((waits.join().unwrap(), counter.wakes()), (1, 0));
         assert_eq!(finish(&queue), 2);
     });
 }
@@ -267,27 +258,27 @@ fn inv14_a_task_that_goes_lets_others_go_on() {
 /// There is room, which a task has a permit for, and others take the part of it that is not reserved.
 /// What is left is enough for who waits behind it.
 #[test]
-fn inv14_a_permit_that_came_to_nothing_lets_others_go_on() {
+fn inv14_unused_send_permit_passes_on() {
     run(|| {
         let (low, high) = (0, 5);
         let queue = Queue::<Payload>::builder(2).reserve(high, 1).build().unwrap();
-        let bells = [Bell::new(), Bell::new()];
+        let counters = [WakeCounter::new(), WakeCounter::new()];
         queue.try_send(Payload::new(0), low).unwrap();
         let mut first = Box::pin(queue.send_async(Payload::new(1), low));
-        assert!(bells[0].poll(first.as_mut()).is_pending());
+        assert!(counters[0].poll(first.as_mut()).is_pending());
         assert_eq!(queue.try_receive().unwrap().0.seen(), 0);
-        assert_eq!(bells[0].rings(), 1);
+        assert_eq!(counters[0].wakes(), 1);
         (2..4).for_each(|id| queue.try_send(Payload::new(id), high).unwrap());
         let mut second = Box::pin(queue.send_async(Payload::new(4), high));
-        assert!(bells[1].poll(second.as_mut()).is_pending());
+        assert!(counters[1].poll(second.as_mut()).is_pending());
         assert_eq!(queue.try_receive().unwrap().0.seen(), 2);
-        assert_eq!(bells[1].rings(), 0, "the room is the first one's");
-        assert!(bells[0].poll(first.as_mut()).is_pending());
-        assert_eq!(bells[1].rings(), 1, "the first one has no use for it");
+        assert_eq!(counters[1].wakes(), 0, "the room is the first one's");
+        assert!(counters[0].poll(first.as_mut()).is_pending());
+        assert_eq!(counters[1].wakes(), 1, "the first one has no use for it");
         queue.validate();
-        assert!(bells[1].poll(second.as_mut()).is_ready());
+        assert!(counters[1].poll(second.as_mut()).is_ready());
         (3..5).for_each(|id| assert_eq!(queue.try_receive().unwrap().0.seen(), id));
-        assert!(bells[0].poll(first.as_mut()).is_ready());
+        assert!(counters[0].poll(first.as_mut()).is_ready());
         drop((first, second));
         assert_eq!(finish(&queue), 1);
     });
@@ -298,15 +289,15 @@ fn inv14_a_permit_that_came_to_nothing_lets_others_go_on() {
 fn inv14_the_last_waker_is_woken() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
-        let bells = [Bell::new(), Bell::new()];
+        let counters = [WakeCounter::new(), WakeCounter::new()];
         let mut task = Box::pin(queue.receive_async());
-        assert!(bells[0].poll(task.as_mut()).is_pending());
+        assert!(counters[0].poll(task.as_mut()).is_pending());
         let sender = send_one(&queue, 1);
-        let early = got(bells[1].poll(task.as_mut()));
+        let early = got(counters[1].poll(task.as_mut()));
         sender.join().unwrap();
         let late = early.is_none().then(|| {
-            assert_eq!((bells[0].rings(), bells[1].rings()), (0, 1));
-            got(bells[1].poll(task.as_mut())).unwrap()
+            assert_eq!((counters[0].wakes(), counters[1].wakes()), (0, 1));
+            got(counters[1].poll(task.as_mut())).unwrap()
         });
         drop(task);
         assert_eq!((early.or(late), finish(&queue)), (Some(1), 0));

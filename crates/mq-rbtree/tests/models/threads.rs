@@ -3,39 +3,41 @@
 use mq_rbtree::{Bitmap, ReceiveError, SendRefused};
 use percpu::sync::{Arc, thread};
 
-use super::payload::{Bell, Payload, finish, look, measured, received, run, sent, soon, with};
+use super::payload::{
+    Payload, WakeCounter, check_waiters, finish, measured, received, run, sent, soon, with,
+};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("end: after the last use of the node", "threads::inv08_a_message_is_handed_over_once"),
-    ("ended: before the message is taken", "threads::inv08_a_message_is_handed_over_once"),
+    ("poll end: before the message is read", "threads::inv08_a_message_is_handed_over_once"),
     ("park: the parker is set", "threads::inv08_a_message_is_handed_over_once"),
     ("end: before the parker is used", "threads::inv08_a_message_is_handed_over_once"),
     ("end: after the last use of the node", "threads::inv08_a_message_is_taken_over_once"),
-    ("end: tell the parked thread", "threads::inv08_a_message_is_handed_over_once"),
-    ("park: look again before the sleep", "threads::inv08_a_message_is_handed_over_once"),
+    ("end: store the result for the parked thread", "threads::inv08_a_message_is_handed_over_once"),
+    ("park: check again before the sleep", "threads::inv08_a_message_is_handed_over_once"),
     ("send: no receiver waits", "threads::inv08_a_message_is_handed_over_once"),
     ("send: notify of the first message", "threads::inv08_a_message_is_handed_over_once"),
     (
-        "receive: wait in the section that found no message",
-        "threads::inv07_a_receiver_waits_only_beside_nothing",
+        "receive: register in the lock section of the check",
+        "threads::inv07_receiver_waits_only_on_an_empty_queue",
     ),
     (
-        "send: wait in the section that found no room",
-        "threads::inv07_a_sender_waits_only_beside_a_full_queue",
+        "send: register in the lock section of the check",
+        "threads::inv07_sender_waits_only_on_a_full_queue",
     ),
-    (
-        "take: let those that wait to send go on",
-        "threads::inv07_a_sender_waits_only_beside_a_full_queue",
-    ),
+    ("receive: serve the waiting senders", "threads::inv07_sender_waits_only_on_a_full_queue"),
     ("receive: a message beats the deadline", "threads::inv09_a_message_beats_the_deadline"),
-    ("send timed out: let other senders go on", "threads::inv09_who_gives_up_lets_others_go_on"),
+    (
+        "send timed out: serve the other senders",
+        "threads::inv09_timed_out_send_unblocks_smaller_message",
+    ),
 ];
 
 /// Of these, what only loom can see.
 pub(super) const LOOM_ONLY: &[&str] = &[
     "end: after the last use of the node",
-    "ended: before the message is taken",
+    "poll end: before the message is read",
     "park: the parker is set",
     "end: before the parker is used",
 ];
@@ -45,8 +47,8 @@ pub(super) const LOOM_ONLY: &[&str] = &[
 fn inv08_a_message_is_handed_over_once() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
-        let bell = Bell::new();
-        let waker = bell.waker();
+        let counter = WakeCounter::new();
+        let waker = counter.waker();
         queue.notify(move || waker.wake()).unwrap();
         let receiver = thread::spawn({
             let queue = Arc::clone(&queue);
@@ -58,7 +60,7 @@ fn inv08_a_message_is_handed_over_once() {
         let stats = queue.stats();
         let levels = stats.levels.from_cache + stats.levels.from_preload + stats.levels.fallback;
         let pushed = 1 - stats.handed_over;
-        assert_eq!((levels, bell.rings() as u64, stats.sent), (pushed, pushed, 1));
+        assert_eq!((levels, counter.wakes() as u64, stats.sent), (pushed, pushed, 1));
         assert_eq!(queue.cancel_notify(), pushed == 0);
     });
 }
@@ -102,32 +104,32 @@ fn inv08_two_receivers_get_a_message_each() {
 
 /// Somebody looks at any moment.
 #[test]
-fn inv07_a_receiver_waits_only_beside_nothing() {
+fn inv07_receiver_waits_only_on_an_empty_queue() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
         let receiver = thread::spawn({
             let queue = Arc::clone(&queue);
             move || received(queue.receive(), ReceiveError::Closed)
         });
-        look(&queue);
+        check_waiters(&queue);
         queue.send(Payload::new(1), 0).unwrap();
-        look(&queue);
+        check_waiters(&queue);
         assert_eq!(receiver.join().unwrap(), 1);
         assert_eq!(finish(&queue), 0);
     });
 }
 
 #[test]
-fn inv07_a_sender_waits_only_beside_a_full_queue() {
+fn inv07_sender_waits_only_on_a_full_queue() {
     run(|| {
         let queue = with::<Bitmap>(1, 1);
         let sender = thread::spawn({
             let queue = Arc::clone(&queue);
             move || sent(queue.send(Payload::new(1), 0), SendRefused::Closed)
         });
-        look(&queue);
+        check_waiters(&queue);
         assert_eq!(queue.try_receive().unwrap().0.seen(), 0);
-        look(&queue);
+        check_waiters(&queue);
         assert_eq!(sender.join().unwrap(), 1);
         assert_eq!(finish(&queue), 1);
     });
@@ -135,7 +137,7 @@ fn inv07_a_sender_waits_only_beside_a_full_queue() {
 
 /// Room for one: each of the two waits for the other in turn.
 #[test]
-fn inv07_never_both_wait() {
+fn inv07_sender_and_receiver_never_both_wait() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
         let sender = thread::spawn({
@@ -144,7 +146,7 @@ fn inv07_never_both_wait() {
         });
         for id in 0..2 {
             assert_eq!(queue.receive().unwrap().0.seen(), id);
-            look(&queue);
+            check_waiters(&queue);
         }
         sender.join().unwrap();
         assert_eq!(finish(&queue), 0);
@@ -189,7 +191,7 @@ fn inv09_room_beats_the_deadline() {
 
 /// One gives up while the other's message comes: it is handed to who waits still.
 #[test]
-fn inv09_a_message_finds_who_waits_still() {
+fn inv09_message_goes_to_the_remaining_waiter() {
     run(|| {
         let queue = with::<Bitmap>(1, 0);
         let gives_up = thread::spawn({
@@ -212,7 +214,7 @@ fn inv09_a_message_finds_who_waits_still() {
 /// A message of two bytes waits for room, and one of one byte behind it; there is room for the second
 /// alone.
 #[test]
-fn inv09_who_gives_up_lets_others_go_on() {
+fn inv09_timed_out_send_unblocks_smaller_message() {
     run(|| {
         let queue = measured(2);
         (0..2).for_each(|_| queue.try_send(Payload::new(1), 0).unwrap());
@@ -220,14 +222,14 @@ fn inv09_who_gives_up_lets_others_go_on() {
             let queue = Arc::clone(&queue);
             move || sent(queue.send_with(Payload::new(2), 0, soon()), SendRefused::Timeout)
         });
-        let bell = Bell::new();
+        let counter = WakeCounter::new();
         let mut waits = Box::pin(queue.send_async(Payload::new(1), 0));
-        assert!(bell.poll(waits.as_mut()).is_pending());
+        assert!(counter.poll(waits.as_mut()).is_pending());
         assert_eq!(queue.try_receive().unwrap().0.seen(), 1);
         assert_eq!(gives_up.join().unwrap(), 0);
-        assert_eq!(bell.rings(), 1, "there is room for it");
+        assert_eq!(counter.wakes(), 1, "there is room for it");
         queue.validate();
-        assert!(bell.poll(waits.as_mut()).is_ready());
+        assert!(counter.poll(waits.as_mut()).is_ready());
         drop(waits);
         assert_eq!(finish(&queue), 2);
     });

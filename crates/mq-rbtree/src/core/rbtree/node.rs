@@ -1,7 +1,7 @@
 //! A node, and the two ways to point at one.
 //!
 //! [`NodePtr`] is a bare pointer, for links and for the queue, which promises to use it in time.
-//! [`At`] borrows the tree, and so needs no promise: it is what this module's own code walks with.
+//! [`NodeRef`] borrows the tree, and so needs no promise: it is what this module's own code walks with.
 
 use std::cell::Cell;
 use std::fmt;
@@ -64,7 +64,7 @@ impl<K> Node<K> {
     }
 
     /// Makes it a new leaf: red, with no message and no links.
-    pub(super) fn start(&mut self, key: K) {
+    pub(super) fn init_leaf(&mut self, key: K) {
         self.child = [Cell::new(None), Cell::new(None)];
         self.parent = Cell::new(None);
         self.key.write(key);
@@ -139,8 +139,8 @@ impl<K> NodePtr<K> {
     ///
     /// For `'a` it is in a tree, which nothing borrows as `&mut`; or in a tree that the caller has as
     /// `&mut`, and does not use [`fifo`](Self::fifo) or [`reclaim`](Self::reclaim) on.
-    pub(super) unsafe fn at<'a>(self) -> At<'a, K> {
-        At { ptr: self, tree: PhantomData }
+    pub(super) unsafe fn node_ref<'a>(self) -> NodeRef<'a, K> {
+        NodeRef { ptr: self, tree: PhantomData }
     }
 
     /// The node's list.
@@ -155,37 +155,37 @@ impl<K> NodePtr<K> {
 }
 
 /// A node of a tree that is borrowed for `'a`.
-pub(super) struct At<'a, K> {
+pub(super) struct NodeRef<'a, K> {
     ptr: NodePtr<K>,
     tree: PhantomData<&'a Node<K>>,
 }
 
-impl<K> Clone for At<'_, K> {
+impl<K> Clone for NodeRef<'_, K> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<K> Copy for At<'_, K> {}
+impl<K> Copy for NodeRef<'_, K> {}
 
-impl<K> PartialEq for At<'_, K> {
+impl<K> PartialEq for NodeRef<'_, K> {
     fn eq(&self, other: &Self) -> bool {
         self.ptr == other.ptr
     }
 }
 
-impl<K> Deref for At<'_, K> {
+impl<K> Deref for NodeRef<'_, K> {
     type Target = Node<K>;
 
     #[inline]
     fn deref(&self) -> &Node<K> {
-        // SAFETY: `at` was promised, or by invariant 1 a link says, that the node is in a tree; it is
+        // SAFETY: `node_ref` was promised, or by invariant 1 a link says, that the node is in a tree; it is
         // freed, and its list lent, only with `&mut` to that tree, which `'a` forbids.
         unsafe { self.ptr.0.as_ref() }
     }
 }
 
-impl<'a, K> At<'a, K> {
+impl<'a, K> NodeRef<'a, K> {
     pub(super) fn ptr(self) -> NodePtr<K> {
         self.ptr
     }
@@ -222,7 +222,7 @@ impl<'a, K> At<'a, K> {
     }
 
     /// Puts `child`, or nothing, on that side: invariant 2.
-    pub(super) fn set_child(self, side: Side, child: Option<At<'a, K>>) {
+    pub(super) fn set_child(self, side: Side, child: Option<NodeRef<'a, K>>) {
         self.child[side as usize].set(child.map(Self::ptr));
         if let Some(child) = child {
             child.parent.set(Some(self.ptr));
@@ -235,7 +235,7 @@ impl<'a, K> At<'a, K> {
     }
 
     /// On which side `child` is.
-    pub(super) fn side_of(self, child: At<'a, K>) -> Side {
+    pub(super) fn side_of(self, child: NodeRef<'a, K>) -> Side {
         if self.child(Side::Right) == Some(child) { Side::Right } else { Side::Left }
     }
 

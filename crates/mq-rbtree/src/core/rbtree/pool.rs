@@ -31,7 +31,7 @@ use percpu::sync::{Arc, check};
 use super::node::{Link, Node, NodePtr};
 
 /// Makes a node for a level to come.
-pub(super) fn make<K>() -> Result<Box<Node<K>>, AllocError> {
+pub(super) fn try_new_node<K>() -> Result<Box<Node<K>>, AllocError> {
     #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
     super::tests::memory()?;
     try_box(Node::vacant()).map_err(|_| AllocError::new())
@@ -80,7 +80,7 @@ impl<K> NodePool<K> {
     }
 
     /// How many nodes were taken from the pool, and how many from a preload.
-    pub(super) fn taken(&self) -> (u64, u64) {
+    pub(super) fn hits(&self) -> (u64, u64) {
         (self.from_pool, self.from_preload)
     }
 
@@ -93,7 +93,7 @@ impl<K> NodePool<K> {
             return Some(node);
         }
         // A node that an earlier removal under the same lock left will do as well.
-        let node = preload.made.take().or_else(|| preload.reuse())?;
+        let node = preload.made.take().or_else(|| preload.take_surplus())?;
         self.from_preload += 1;
         Some(node)
     }
@@ -104,7 +104,7 @@ impl<K> NodePool<K> {
         if self.nodes.len() < self.bound {
             self.push(node);
         } else {
-            preload.leave(node);
+            preload.defer_free(node);
         }
     }
 
@@ -132,7 +132,7 @@ impl<K> NodePool<K> {
         let beside = all.saturating_sub(self.len());
         self.nodes.try_reserve_exact(beside).map_err(|_| AllocError::new())?;
         while self.len() < wanted {
-            let node = make()?;
+            let node = try_new_node()?;
             self.bound = self.bound.max(live + self.len() + 1);
             self.push(node);
         }
@@ -179,17 +179,17 @@ impl<K> Preload<K> {
     pub(super) fn fill(&mut self, hint: &NodeHint) {
         if hint.is_empty() && self.made.is_none() {
             // An error is no reason to give up: under the lock a node may be found.
-            self.made = make().ok();
+            self.made = try_new_node().ok();
         }
     }
 
-    fn leave(&mut self, node: Box<Node<K>>) {
+    fn defer_free(&mut self, node: Box<Node<K>>) {
         node.set_next(self.surplus);
         self.surplus = Some(NodePtr::leak(node));
     }
 
     /// Takes one of the surplus.
-    fn reuse(&mut self) -> Option<Box<Node<K>>> {
+    fn take_surplus(&mut self) -> Option<Box<Node<K>>> {
         let first = self.surplus?;
         // SAFETY: invariant 3, and the only pointer to it is overwritten before another use.
         let node = unsafe { first.reclaim() };
@@ -207,7 +207,7 @@ impl<K> Default for Preload<K> {
 impl<K> Drop for Preload<K> {
     #[inline]
     fn drop(&mut self) {
-        while let Some(node) = self.reuse() {
+        while let Some(node) = self.take_surplus() {
             drop(node);
         }
     }

@@ -38,7 +38,7 @@ impl Drop for Alive {
     }
 }
 
-/// What `make` asks first.
+/// What `try_new_node` asks first.
 pub(super) fn memory() -> Result<(), AllocError> {
     ASKED.set(ASKED.get() + 1);
     MEMORY.set(MEMORY.get().checked_sub(1).ok_or(AllocError::new())?);
@@ -46,9 +46,9 @@ pub(super) fn memory() -> Result<(), AllocError> {
 }
 
 /// A tree as the queue uses it: a preload for each operation.
-struct Tree<K>(RbTree<K>);
+struct TestTree<K>(RbTree<K>);
 
-impl<K: Ord + Copy + fmt::Debug> Tree<K> {
+impl<K: Ord + Copy + fmt::Debug> TestTree<K> {
     fn new(spare: usize) -> Self {
         Self(RbTree::try_new(spare).unwrap())
     }
@@ -56,43 +56,43 @@ impl<K: Ord + Copy + fmt::Debug> Tree<K> {
     /// Puts a message with this name into a level.
     fn send(&mut self, key: K, name: u32) -> Result<(), AllocError> {
         let mut preload = Preload::default();
-        RbTree::fill(&self.0.hint(), key, &mut preload);
+        RbTree::preload(&self.0.hint(), key, &mut preload);
         self.send_with(key, name, &mut preload)
     }
 
     fn send_with(&mut self, key: K, name: u32, preload: &mut Preload<K>) -> Result<(), AllocError> {
-        let place = self.0.enter(key, preload)?;
-        *self.fifo(place) = Fifo { head: name, tail: name, len: 1 };
+        let level = self.0.get_or_insert(key, preload)?;
+        *self.fifo(level) = Fifo { head: name, tail: name, len: 1 };
         Ok(())
     }
 
-    fn fifo(&mut self, place: NodePtr<K>) -> &mut Fifo {
-        // SAFETY: the tests have places from the tree itself, and use none of a level that they left.
-        unsafe { self.0.fifo(place) }
+    fn fifo(&mut self, level: NodePtr<K>) -> &mut Fifo {
+        // SAFETY: the tests have levels from the tree itself, and use none of a level that they left.
+        unsafe { self.0.fifo(level) }
     }
 
-    fn key(&self, place: NodePtr<K>) -> K {
+    fn key(&self, level: NodePtr<K>) -> K {
         // SAFETY: as in `fifo`.
-        unsafe { self.0.priority(place) }
+        unsafe { self.0.priority(level) }
     }
 
-    fn leave(&mut self, place: NodePtr<K>, preload: &mut Preload<K>) {
-        *self.fifo(place) = Fifo::EMPTY;
+    fn remove_level(&mut self, level: NodePtr<K>, preload: &mut Preload<K>) {
+        *self.fifo(level) = Fifo::EMPTY;
         // SAFETY: as in `fifo`.
-        unsafe { self.0.leave(place, preload) };
+        unsafe { self.0.remove(level, preload) };
     }
 
     fn remove(&mut self, key: K) -> bool {
-        let Some(place) = self.0.find(key) else { return false };
-        self.leave(place, &mut Preload::default());
+        let Some(level) = self.0.find(key) else { return false };
+        self.remove_level(level, &mut Preload::default());
         true
     }
 
     /// Takes the highest level out.
     fn pop(&mut self) -> Option<K> {
-        let place = self.0.highest()?;
-        let key = self.key(place);
-        self.leave(place, &mut Preload::default());
+        let level = self.0.highest()?;
+        let key = self.key(level);
+        self.remove_level(level, &mut Preload::default());
         Some(key)
     }
 
@@ -141,7 +141,7 @@ proptest! {
     #[test]
     fn inv03_as_a_btreemap(ops in ops(), spare in 0..4_usize, reserved in 0..4_usize) {
         without_leak(|| {
-            let mut tree = Tree::new(spare);
+            let mut tree = TestTree::new(spare);
             tree.0.reserve(reserved).unwrap();
             let mut model = BTreeMap::new();
             let mut most = 0;
@@ -154,15 +154,15 @@ proptest! {
                     Op::Remove(key) => assert_eq!(tree.remove(key), model.remove(&key).is_some()),
                     Op::Pop => assert_eq!(tree.pop(), model.pop_last().map(|(key, _)| key)),
                     Op::Find(key) => {
-                        let found = tree.0.find(key).map(|place| tree.fifo(place).head);
+                        let found = tree.0.find(key).map(|level| tree.fifo(level).head);
                         assert_eq!(found, model.get(&key).copied());
                     }
                     Op::Below(key) => {
-                        let below = tree.0.below(key).map(|place| tree.key(place));
+                        let below = tree.0.below(key).map(|level| tree.key(level));
                         assert_eq!(below, model.range(..key).next_back().map(|(&key, _)| key));
                     }
                 }
-                let highest = tree.0.highest().map(|place| tree.key(place));
+                let highest = tree.0.highest().map(|level| tree.key(level));
                 assert_eq!(highest, model.keys().next_back().copied());
                 assert!(tree.all().into_iter().eq(model.iter().rev().map(|(&key, &name)| (key, name))));
                 most = most.max(model.len());
@@ -180,7 +180,7 @@ proptest! {
 
 /// Every order of sending and every order of removing, up to five levels.
 #[test]
-fn inv03_every_order_of_few() {
+fn inv03_every_order_of_five_levels() {
     fn orders(of: &[u8]) -> Vec<Vec<u8>> {
         if of.is_empty() {
             return vec![vec![]];
@@ -196,7 +196,7 @@ fn inv03_every_order_of_few() {
         let orders = orders(&[0, 1, 2, 3, 4]);
         for sent in &orders {
             for removed in &orders {
-                let mut tree = Tree::new(5);
+                let mut tree = TestTree::new(5);
                 for &key in sent {
                     tree.send(key, u32::from(key)).unwrap();
                     tree.all();
@@ -212,24 +212,24 @@ fn inv03_every_order_of_few() {
     });
 }
 
-/// A place stays good while other levels come and go around it.
+/// A level stays good while other levels come and go around it.
 #[test]
-fn places_outlive_changes_elsewhere() {
+fn levels_stay_valid_while_others_change() {
     without_leak(|| {
-        let mut tree = Tree::new(0);
+        let mut tree = TestTree::new(0);
         let at = |key: u32| key.wrapping_mul(0x9e37_79b1) >> 8;
         for key in 0..1000 {
             tree.send(at(key), key).unwrap();
         }
-        let places: Vec<_> = (0..1000).map(|key| tree.0.find(at(key)).unwrap()).collect();
+        let levels: Vec<_> = (0..1000).map(|key| tree.0.find(at(key)).unwrap()).collect();
         for key in (0..1000).filter(|key| key % 3 != 0) {
-            tree.leave(places[key], &mut Preload::default());
+            tree.remove_level(levels[key], &mut Preload::default());
         }
         tree.all();
         for key in (0..1000_u32).step_by(3) {
-            let place = places[key as usize];
-            assert_eq!((tree.key(place), tree.fifo(place).head), (at(key), key));
-            assert!(tree.0.find(at(key)) == Some(place));
+            let level = levels[key as usize];
+            assert_eq!((tree.key(level), tree.fifo(level).head), (at(key), key));
+            assert!(tree.0.find(at(key)) == Some(level));
         }
     });
 }
@@ -244,7 +244,7 @@ fn is_above_is_the_order() {
 #[test]
 fn inv04_one_level_takes_its_node_from_the_cache() {
     without_leak(|| {
-        let mut tree = Tree::new(1);
+        let mut tree = TestTree::new(1);
         let asked = ASKED.get();
         for round in 0..1000 {
             assert_eq!(tree.stats().from_cache, u64::from(round).saturating_sub(1));
@@ -262,12 +262,12 @@ fn inv04_one_level_takes_its_node_from_the_cache() {
 #[test]
 fn no_spare_keeps_nothing() {
     without_leak(|| {
-        let mut tree = Tree::new(0);
+        let mut tree = TestTree::new(0);
         for round in 0..10 {
             tree.send(round, 0).unwrap();
             let mut preload = Preload::default();
-            let place = tree.0.highest().unwrap();
-            tree.leave(place, &mut preload);
+            let level = tree.0.highest().unwrap();
+            tree.remove_level(level, &mut preload);
             assert_eq!(ALIVE.get(), 1, "in the preload");
             assert_eq!(format!("{preload:?}").matches("true").count(), 1);
             drop(preload);
@@ -280,16 +280,16 @@ fn no_spare_keeps_nothing() {
 
 /// Many levels may leave with one preload, and a level to come takes one of theirs.
 #[test]
-fn a_preload_takes_any_surplus_and_gives_it_back() {
+fn a_preload_holds_surplus_nodes_for_reuse() {
     without_leak(|| {
-        let mut tree = Tree::new(2);
+        let mut tree = TestTree::new(2);
         for key in 0..100 {
             tree.send(key, 0).unwrap();
         }
         let mut preload = Preload::default();
         for _ in 0..100 {
-            let place = tree.0.highest().unwrap();
-            tree.leave(place, &mut preload);
+            let level = tree.0.highest().unwrap();
+            tree.remove_level(level, &mut preload);
             tree.all();
         }
         assert_eq!((tree.stats().kept, ALIVE.get()), (2, 100));
@@ -309,12 +309,12 @@ fn a_preload_takes_any_surplus_and_gives_it_back() {
 
 /// A node that was made because the hint was out of date is kept, if there is room.
 #[test]
-fn inv05_a_node_made_for_nothing_is_kept_or_freed() {
+fn inv05_an_unused_node_is_kept_or_freed() {
     without_leak(|| {
-        let mut tree = Tree::new(1);
+        let mut tree = TestTree::new(1);
         let [mut first, mut second, mut third] = [(); 3].map(|()| Preload::default());
         for preload in [&mut first, &mut second, &mut third] {
-            RbTree::fill(&tree.0.hint(), 7, preload); // none is kept yet
+            RbTree::preload(&tree.0.hint(), 7, preload); // none is kept yet
         }
         assert_eq!(ALIVE.get(), 3);
         tree.send_with(7, 0, &mut first).unwrap();
@@ -329,7 +329,7 @@ fn inv05_a_node_made_for_nothing_is_kept_or_freed() {
 
         // Also one whose level took a node that came back in between.
         let mut preload = Preload::default();
-        RbTree::fill(&tree.0.hint(), 9, &mut preload);
+        RbTree::preload(&tree.0.hint(), 9, &mut preload);
         assert_eq!(tree.pop(), Some(8));
         tree.send_with(9, 4, &mut preload).unwrap();
         assert_eq!((tree.stats().from_cache, tree.stats().from_preload), (2, 1));
@@ -341,12 +341,12 @@ fn inv05_a_node_made_for_nothing_is_kept_or_freed() {
 #[test]
 fn inv06_failures_change_nothing() {
     without_leak(|| {
-        let mut tree = Tree::new(1);
+        let mut tree = TestTree::new(1);
         tree.send(5, 50).unwrap();
         // The one before the lock fails, the one under it does not.
         let mut preload = Preload::default();
         MEMORY.set(0);
-        RbTree::fill(&tree.0.hint(), 6, &mut preload);
+        RbTree::preload(&tree.0.hint(), 6, &mut preload);
         MEMORY.set(1);
         tree.send_with(6, 60, &mut preload).unwrap();
         assert_eq!((tree.stats().fallback, MEMORY.get()), (1, 0));
@@ -371,7 +371,7 @@ fn inv04_reserved_levels_need_no_memory() {
         [(0, 0, 0), (0, 3, 1), (1, 0, 0), (2, 30, 0), (50, 70, 0), (50, 70, 40), (50, 70, 70)]
     {
         without_leak(|| {
-            let mut tree = Tree::new(spare);
+            let mut tree = TestTree::new(spare);
             for key in 1000..1000 + there {
                 tree.send(key, key).unwrap();
             }
@@ -405,7 +405,7 @@ fn inv04_reserved_levels_need_no_memory() {
 #[test]
 fn reserve_may_fail_and_keeps_what_it_got() {
     without_leak(|| {
-        let mut tree = Tree::new(0);
+        let mut tree = TestTree::new(0);
         tree.send(1, 1).unwrap();
         for impossible in [usize::MAX, usize::MAX - 1, usize::MAX / 8] {
             assert_eq!(tree.0.reserve(impossible), Err(AllocError::new()));
@@ -469,7 +469,7 @@ fn blow_each<R>(mut op: impl FnMut() -> R, mut after_panic: impl FnMut()) -> usi
 fn a_panicking_order_changes_nothing() {
     for key in [0, 31, 50, 99, 200].map(Fused) {
         without_leak(|| {
-            let tree = RefCell::new(Tree::new(2));
+            let tree = RefCell::new(TestTree::new(2));
             for key in 0..50 {
                 tree.borrow_mut().send(Fused(2 * key), key).unwrap();
             }
@@ -481,7 +481,7 @@ fn a_panicking_order_changes_nothing() {
             assert!(blow_each(|| tree.borrow().0.below(key), unchanged) >= 4);
             assert!(blow_each(|| tree.borrow().0.find(key), unchanged) >= 1);
             let preload = RefCell::new(Preload::default());
-            RbTree::fill(&tree.borrow().0.hint(), key, &mut preload.borrow_mut());
+            RbTree::preload(&tree.borrow().0.hint(), key, &mut preload.borrow_mut());
             let send = || tree.borrow_mut().send_with(key, 1000, &mut preload.borrow_mut());
             let blown = blow_each(send, || {
                 unchanged();
@@ -518,37 +518,37 @@ impl PartialOrd for Odd {
 /// With an order that contradicts itself the tree holds together: every level comes out, once.
 #[test]
 fn an_inconsistent_order_loses_nothing() {
-    fn check(tree: &Tree<Odd>, mut want: Vec<u32>) {
+    fn check(tree: &TestTree<Odd>, mut want: Vec<u32>) {
         let mut names = Vec::new();
-        tree.0.shape.validate_links(|at| names.push(at.fifo().head));
+        tree.0.tree.validate_links(|at| names.push(at.fifo().head));
         names.sort_unstable();
         want.sort_unstable();
         assert_eq!(names, want);
     }
     without_leak(|| {
-        let mut tree = Tree::new(3);
+        let mut tree = TestTree::new(3);
         let mut there = Vec::new();
         for name in 0..1000 {
             let key = Odd(name * 7919 % 500);
-            let place = tree.0.enter(key, &mut Preload::default()).unwrap();
+            let level = tree.0.get_or_insert(key, &mut Preload::default()).unwrap();
             // A new level, or any of those that are there.
-            let old = mem::replace(tree.fifo(place), Fifo { head: name, tail: name, len: 1 });
+            let old = mem::replace(tree.fifo(level), Fifo { head: name, tail: name, len: 1 });
             if !old.is_empty() {
                 there.retain(|&name| name != old.head);
             }
             there.push(name);
             let gone = if name % 2 == 0 { tree.0.find(key) } else { tree.0.below(key) };
-            if let Some(place) = gone.filter(|_| name % 3 == 0) {
-                let head = tree.fifo(place).head;
-                tree.leave(place, &mut Preload::default());
+            if let Some(level) = gone.filter(|_| name % 3 == 0) {
+                let head = tree.fifo(level).head;
+                tree.remove_level(level, &mut Preload::default());
                 there.retain(|&name| name != head);
             }
             check(&tree, there.clone());
         }
         assert!(there.len() > 100);
-        while let Some(place) = tree.0.highest() {
-            let head = tree.fifo(place).head;
-            tree.leave(place, &mut Preload::default());
+        while let Some(level) = tree.0.highest() {
+            let head = tree.fifo(level).head;
+            tree.remove_level(level, &mut Preload::default());
             there.retain(|&name| name != head);
             check(&tree, there.clone());
         }
@@ -560,7 +560,7 @@ fn an_inconsistent_order_loses_nothing() {
 #[test]
 fn a_large_tree_drops() {
     without_leak(|| {
-        let mut tree = Tree::new(0);
+        let mut tree = TestTree::new(0);
         for key in 0..100_000 {
             tree.send(key, 0).unwrap();
         }

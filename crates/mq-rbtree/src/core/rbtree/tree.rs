@@ -8,23 +8,23 @@ use std::cmp::Ordering;
 use std::fmt;
 
 use super::super::fifo::Fifo;
-use super::node::{At, Link, Node, NodePtr, Side};
+use super::node::{Link, Node, NodePtr, NodeRef, Side};
 
 use Side::{Left, Right};
 
-pub(super) struct Shape<K> {
+pub(super) struct Tree<K> {
     root: Cell<Link<K>>,
     highest: Cell<Link<K>>,
     len: Cell<usize>,
 }
 
 /// A place without a node: where a search ended that found nothing.
-pub(super) struct Spot<'a, K> {
-    parent: Option<At<'a, K>>,
+pub(super) struct InsertionPoint<'a, K> {
+    parent: Option<NodeRef<'a, K>>,
     side: Side,
 }
 
-impl<K> Shape<K> {
+impl<K> Tree<K> {
     pub(super) fn new() -> Self {
         Self { root: Cell::new(None), highest: Cell::new(None), len: Cell::new(0) }
     }
@@ -41,18 +41,18 @@ impl<K> Shape<K> {
     }
 
     #[inline]
-    fn root(&self) -> Option<At<'_, K>> {
+    fn root(&self) -> Option<NodeRef<'_, K>> {
         // SAFETY: by invariant 1 it is in this tree, which we lend for as long as it.
-        self.root.get().map(|root| unsafe { root.at() })
+        self.root.get().map(|root| unsafe { root.node_ref() })
     }
 
     /// The node of a key, or where it would go.
     #[inline]
-    pub(super) fn search(&self, key: &K) -> Result<At<'_, K>, Spot<'_, K>>
+    pub(super) fn search(&self, key: &K) -> Result<NodeRef<'_, K>, InsertionPoint<'_, K>>
     where
         K: Ord,
     {
-        let mut spot = Spot { parent: None, side: Left };
+        let mut point = InsertionPoint { parent: None, side: Left };
         let mut next = self.root();
         while let Some(at) = next {
             let side = match key.cmp(at.key()) {
@@ -61,13 +61,13 @@ impl<K> Shape<K> {
                 Ordering::Greater => Right,
             };
             next = at.child(side);
-            spot = Spot { parent: Some(at), side };
+            point = InsertionPoint { parent: Some(at), side };
         }
-        Err(spot)
+        Err(point)
     }
 
     /// The node of the greatest key below this one.
-    pub(super) fn below(&self, key: &K) -> Option<At<'_, K>>
+    pub(super) fn below(&self, key: &K) -> Option<NodeRef<'_, K>>
     where
         K: Ord,
     {
@@ -84,37 +84,37 @@ impl<K> Shape<K> {
         best
     }
 
-    /// Puts a node into a spot that a search of this tree has just found.
+    /// Puts a node into a point that a search of this tree has just found.
     #[inline]
     pub(super) fn link<'a>(
         &'a self,
         mut node: Box<Node<K>>,
         key: K,
-        spot: Spot<'a, K>,
+        point: InsertionPoint<'a, K>,
     ) -> NodePtr<K> {
-        node.start(key);
+        node.init_leaf(key);
         let ptr = NodePtr::leak(node);
         // SAFETY: it is in this tree from here on, which `'a` borrows: nothing frees it for so long.
-        let node: At<'a, K> = unsafe { ptr.at() };
-        let parent = spot.parent.map(At::ptr);
-        if parent == self.highest.get() && (parent.is_none() || spot.side == Right) {
+        let node: NodeRef<'a, K> = unsafe { ptr.node_ref() };
+        let parent = point.parent.map(NodeRef::ptr);
+        if parent == self.highest.get() && (parent.is_none() || point.side == Right) {
             self.highest.set(Some(ptr));
         }
-        match spot.parent {
-            Some(parent) => parent.set_child(spot.side, Some(node)),
+        match point.parent {
+            Some(parent) => parent.set_child(point.side, Some(node)),
             None => self.root.set(Some(ptr)),
         }
         self.len.set(self.len.get() + 1);
-        self.balance_below_red(node);
+        self.insert_fixup(node);
         ptr
     }
 
     /// Takes a node of this tree out, so that no link leads to it. What it links to itself means
     /// nothing any more.
     #[inline]
-    pub(super) fn unlink<'a>(&'a self, node: At<'a, K>) {
+    pub(super) fn unlink<'a>(&'a self, node: NodeRef<'a, K>) {
         if self.highest.get() == Some(node.ptr()) {
-            self.highest.set(before(node).map(At::ptr));
+            self.highest.set(predecessor(node).map(NodeRef::ptr));
         }
         self.len.set(self.len.get() - 1);
 
@@ -147,16 +147,16 @@ impl<K> Shape<K> {
             // By invariant 3 it was red, below a black one: now it is black itself.
             orphan.set_red(false);
         } else if !red {
-            self.balance_short(short);
+            self.remove_fixup(short);
         }
     }
 
     /// Puts `new`, or nothing, where `old` is.
-    fn replace<'a>(&'a self, old: At<'a, K>, new: Option<At<'a, K>>) {
+    fn replace<'a>(&'a self, old: NodeRef<'a, K>, new: Option<NodeRef<'a, K>>) {
         match old.parent() {
             Some(parent) => parent.set_child(parent.side_of(old), new),
             None => {
-                self.root.set(new.map(At::ptr));
+                self.root.set(new.map(NodeRef::ptr));
                 if let Some(new) = new {
                     new.set_no_parent();
                 }
@@ -173,7 +173,7 @@ impl<K> Shape<K> {
     ///    /  \               /  \
     ///   a    b             b    c
     /// ```
-    fn rotate<'a>(&'a self, at: At<'a, K>, up: At<'a, K>) {
+    fn rotate<'a>(&'a self, at: NodeRef<'a, K>, up: NodeRef<'a, K>) {
         let side = at.side_of(up);
         let between = up.child(side.other());
         self.replace(at, Some(up));
@@ -183,7 +183,7 @@ impl<K> Shape<K> {
 
     /// Makes invariant 3 true again, where all that may be wrong is a red parent of this red node, or
     /// that it is the root.
-    fn balance_below_red<'a>(&'a self, mut node: At<'a, K>) {
+    fn insert_fixup<'a>(&'a self, mut node: NodeRef<'a, K>) {
         loop {
             let Some(parent) = node.parent() else { return node.set_red(false) };
             if !parent.is_red() {
@@ -218,7 +218,7 @@ impl<K> Shape<K> {
 
     /// Makes invariant 3 true again, where all ways down that side of that node are one black node
     /// short: all ways of the tree, if `None`, which is as well.
-    fn balance_short<'a>(&'a self, mut short: Option<(At<'a, K>, Side)>) {
+    fn remove_fixup<'a>(&'a self, mut short: Option<(NodeRef<'a, K>, Side)>) {
         while let Some((parent, side)) = short {
             let other = side.other();
             // The other side has one black node more than this one, so there is a node.
@@ -272,17 +272,17 @@ impl<K> Shape<K> {
     }
 
     /// Checks invariants 2 to 4, which hold whatever the order of keys is.
-    pub(super) fn validate_links<'a>(&'a self, mut each: impl FnMut(At<'a, K>))
+    pub(super) fn validate_links<'a>(&'a self, mut each: impl FnMut(NodeRef<'a, K>))
     where
         K: fmt::Debug,
     {
         let highest = self.root().map(|root| root.furthest(Right));
-        assert_eq!(self.highest.get(), highest.map(At::ptr), "highest is the last in order");
+        assert_eq!(self.highest.get(), highest.map(NodeRef::ptr), "highest is the last in order");
         if let Some(root) = self.root() {
             assert!(!root.is_red() && root.parent().is_none(), "a root is black, without a parent");
         }
         let (mut seen, mut blacks) = (0, None);
-        for at in std::iter::successors(highest, |&at| before(at)) {
+        for at in std::iter::successors(highest, |&at| predecessor(at)) {
             seen += 1;
             assert!(seen <= self.len(), "more nodes than were counted");
             let key = at.key();
@@ -302,7 +302,7 @@ impl<K> Shape<K> {
 }
 
 /// The node before this one in order.
-fn before<K>(at: At<'_, K>) -> Option<At<'_, K>> {
+fn predecessor<K>(at: NodeRef<'_, K>) -> Option<NodeRef<'_, K>> {
     if let Some(lower) = at.child(Left) {
         return Some(lower.furthest(Right));
     }
@@ -317,18 +317,18 @@ fn before<K>(at: At<'_, K>) -> Option<At<'_, K>> {
 }
 
 /// The black nodes from here up to the root.
-fn blacks_above<K>(at: At<'_, K>) -> usize {
+fn blacks_above<K>(at: NodeRef<'_, K>) -> usize {
     std::iter::successors(Some(at), |at| at.parent()).filter(|at| !at.is_red()).count()
 }
 
 /// Frees the nodes from the leaves up, in constant space.
-impl<K> Drop for Shape<K> {
+impl<K> Drop for Tree<K> {
     fn drop(&mut self) {
         let mut next = self.root.take();
         while let Some(ptr) = next {
             // SAFETY: by invariant 1 it is in this tree, which we have as `&mut`; it is reclaimed
             // below, after the last use of this.
-            let at = unsafe { ptr.at() };
+            let at = unsafe { ptr.node_ref() };
             let lower = at.take_child(Left).or_else(|| at.take_child(Right));
             next = lower.or_else(|| at.take_parent());
             if lower.is_none() {

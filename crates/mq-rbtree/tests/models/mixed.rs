@@ -13,7 +13,8 @@ mod random {
     use percpu::sync::{Arc, thread};
 
     use crate::models::payload::{
-        Bell, Kind, Payload, Shared, block_on, finish, run_but, soon, unseen, with,
+        Payload, Shared, TestLevels, WakeCounter, block_on, finish, run_with_unseen, soon, unseen,
+        with,
     };
 
     const SENDERS: u64 = 3;
@@ -31,7 +32,7 @@ mod random {
 
     /// Sends all; returns how many were sent, how many went with a future that was dropped, and whether
     /// it was told that the queue is closed.
-    fn send_all<L: Kind>(queue: &Shared<L>, sender: u64) -> (u64, u64, bool) {
+    fn send_all<L: TestLevels>(queue: &Shared<L>, sender: u64) -> (u64, u64, bool) {
         let (mut went, mut cancelled) = (0, 0);
         for nth in 0..EACH {
             let (message, priority) = (Payload::new(id(sender, nth)), priority(nth));
@@ -41,7 +42,7 @@ mod random {
                 2 => block_on(queue.send_async(message, priority).urgency(1)),
                 _ => {
                     let mut task = pin!(queue.send_async(message, priority));
-                    match Bell::new().poll(task.as_mut()) {
+                    match WakeCounter::new().poll(task.as_mut()) {
                         Poll::Ready(result) => result,
                         Poll::Pending => {
                             thread::yield_now();
@@ -68,7 +69,7 @@ mod random {
 
     /// Receives until the queue is closed and empty; how many it got. Those of one sender and priority
     /// come in the order in which they were sent.
-    fn receive_all<L: Kind>(queue: &Shared<L>, receiver: u64) -> u64 {
+    fn receive_all<L: TestLevels>(queue: &Shared<L>, receiver: u64) -> u64 {
         let mut last = [[None; 2]; SENDERS as usize];
         let mut got = 0;
         for nth in receiver.. {
@@ -78,7 +79,7 @@ mod random {
                 2 => block_on(queue.receive_async()),
                 _ => {
                     let mut task = pin!(queue.receive_async());
-                    match Bell::new().poll(task.as_mut()) {
+                    match WakeCounter::new().poll(task.as_mut()) {
                         Poll::Ready(result) => result,
                         Poll::Pending => {
                             thread::yield_now();
@@ -105,8 +106,8 @@ mod random {
 
     /// Conservation: what was sent is received or still there, and the rest is given back, or was
     /// dropped with its future.
-    fn crowd<L: Kind>(closes_early: bool) {
-        run_but((SENDERS * EACH) as usize, move || {
+    fn mixed<L: TestLevels>(closes_early: bool) {
+        run_with_unseen((SENDERS * EACH) as usize, move || {
             let queue = with::<L>(2, 0);
             let senders: Vec<_> = (0..SENDERS)
                 .map(|sender| {
@@ -142,12 +143,12 @@ mod random {
     }
 
     #[test]
-    fn inv09_a_crowd_neither_loses_nor_doubles_a_message() {
-        crowd::<RbTree<u32>>(false);
+    fn inv09_mixed_operations_conserve_messages() {
+        mixed::<RbTree<u32>>(false);
     }
 
     #[test]
-    fn inv09_a_crowd_is_closed_upon() {
-        crowd::<Bitmap>(true);
+    fn inv09_mixed_operations_race_a_close() {
+        mixed::<Bitmap>(true);
     }
 }

@@ -1,4 +1,4 @@
-//! What leads to a queue.
+//! References to a queue: borrowed, or through a handle.
 
 use percpu::sync::Arc;
 
@@ -14,19 +14,19 @@ pub trait QueueHandle: sealed::HasQueue {}
 impl<Q: sealed::HasQueue + ?Sized> QueueHandle for Q {}
 
 /// How a future has its queue.
-pub(crate) enum Way<'q, T, L: Levels, H> {
+pub(crate) enum QueueRef<'q, T, L: Levels, H> {
     /// By reference.
-    Lent(&'q Queue<T, L>),
+    Borrowed(&'q Queue<T, L>),
     /// With a handle of its own.
-    Kept(H),
+    Owned(H),
 }
 
-impl<T, L: Levels, H: QueueHandle<Message = T, Levels = L>> Way<'_, T, L, H> {
+impl<T, L: Levels, H: QueueHandle<Message = T, Levels = L>> QueueRef<'_, T, L, H> {
     #[inline(always)]
-    pub(crate) fn queue(&self) -> &Queue<T, L> {
+    pub(crate) fn get(&self) -> &Queue<T, L> {
         match self {
-            Self::Lent(queue) => queue,
-            Self::Kept(handle) => handle.queue(),
+            Self::Borrowed(queue) => queue,
+            Self::Owned(handle) => handle.queue(),
         }
     }
 }
@@ -45,9 +45,9 @@ pub(crate) mod sealed {
     }
 }
 
-macro_rules! leads {
-    ($($way:ty: |$this:ident| $queue:expr;)*) => {$(
-        impl<T, L: Levels> sealed::HasQueue for $way {
+macro_rules! impl_has_queue {
+    ($($handle:ty: |$this:ident| $queue:expr;)*) => {$(
+        impl<T, L: Levels> sealed::HasQueue for $handle {
             type Message = T;
             type Levels = L;
 
@@ -60,7 +60,7 @@ macro_rules! leads {
     )*};
 }
 
-leads! {
+impl_has_queue! {
     Queue<T, L>: |queue| queue;
     Arc<Queue<T, L>>: |queue| queue;
 }
