@@ -1,25 +1,28 @@
-//! The priorities 0 to 32,767 as a bitmap of three levels: any of its operations looks at three
-//! words. The highest is at hand, with its FIFO: a receive looks for none before it takes the message,
-//! and an empty queue that gets messages of one priority again and again needs nothing else.
+//! A bitmap of three levels over the priorities 0 to 32,767: each operation reads three words.
+//!
+//! The highest priority is cached with its FIFO. A receive finds the message without a search, and
+//! an empty queue that gets messages of one priority again and again does not touch the bitmap.
 //!
 //! ```text
-//!  first            the highest priority that has messages, and its FIFO
-//!                   of those below it:
+//!  highest          the highest priority that has messages, and its FIFO
+//!                   and for the priorities below it:
 //!  top    8 bits    which words of `middle` are not zero
 //!  middle 512 bits  which pages have messages
 //!  page   64 bits   which of its priorities have messages, and 64 FIFOs
 //! ```
 //!
-//! Pages are allocated when one of their priorities is first used, before the lock if the hint says
-//! that it is not there, and stay: 512 pages of 776 bytes are 0.4 MiB at most.
+//! A page is allocated when one of its priorities is first used; before the lock, if the hint shows
+//! that the page is missing. Pages are kept until the queue is dropped: at most 512 pages of 776
+//! bytes, 0.4 MiB.
 //!
 //! # Invariants
 //!
-//! 1. A bit is set if and only if what it stands for has messages that are not those of `first`,
-//!    whenever the lock is not held. A FIFO in a page without its bit is empty.
-//! 2. A page that has messages is there; so is that of `first`, and each that the hint names.
-//! 3. `first` has no messages only if there are none at all; they are of the highest priority that has
-//!    any, whenever the lock is not held.
+//! 1. Whenever the lock is not held, a bit is set exactly if its page or priority has messages
+//!    other than those of `highest`. The FIFO of a priority whose bit is clear is empty.
+//! 2. The page of every priority that has messages is allocated, also that of `highest`. So is each
+//!    page that the hint names.
+//! 3. Whenever the lock is not held, `highest` holds the messages of the highest priority that has
+//!    any. It is empty only if no priority has messages.
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU64, Ordering};
@@ -30,7 +33,7 @@ use super::levels::{Levels, sealed};
 use crate::stats::LevelStats;
 use percpu::alloc::try_box;
 
-/// Priorities: 0 to one less. As POSIX on Linux has them.
+/// The number of priorities: messages have one from 0 to 32,767, as in POSIX queues on Linux.
 pub const PRIORITIES: u32 = 32_768;
 
 const WORD: u32 = u64::BITS;
@@ -49,7 +52,7 @@ impl Page {
         try_box(page).map_err(|_| AllocError::new())
     }
 
-    /// Out of line, as a page is needed once.
+    /// Allocates a page if `preload` has none. Out of line, because each page is needed once.
     #[cold]
     #[inline(never)]
     fn fill(preload: &mut Option<Box<Self>>) {
@@ -59,18 +62,31 @@ impl Page {
     }
 }
 
-/// The highest priority; at the start none, [`NIL`].
+/// The highest priority and its FIFO. Before the first message the priority is [`NIL`].
 struct Highest {
     priority: u32,
     fifo: Fifo,
 }
 
-/// Priorities 0 to 32,767, found by a bitmap: [`Levels`] that allocate a page for 64 priorities once.
-#[repr(C)] // what every message needs comes first
+/// Levels for the priorities 0 to 32,767, found by a bitmap.
+///
+/// A page for 64 priorities is allocated when the first of them is used, and kept.
+///
+/// ```
+/// use mq_rbtree::{Bitmap, Queue, PRIORITIES};
+///
+/// let queue: Queue<&str, Bitmap> = Queue::new(8)?; // the default: `Queue<&str>` is the same type
+/// queue.send("lowest", 0)?;
+/// queue.send("highest", PRIORITIES - 1)?;
+/// assert!(queue.send("no such priority", PRIORITIES).is_err());
+/// assert_eq!(queue.receive()?, ("highest", 32_767));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[repr(C)] // the fields that every message uses come first
 pub struct Bitmap {
     highest: Highest,
     top: u64,
-    /// Times that a priority got messages.
+    /// How often a priority without messages got one.
     inserted: u64,
     pages: Box<[Option<Box<Page>>; PAGES]>,
     middle: [u64; WORDS],
@@ -80,17 +96,17 @@ pub struct Bitmap {
     fallback: u64,
 }
 
-/// Which pages are there.
+/// A bitmap of the allocated pages that is readable without the lock.
 #[doc(hidden)]
 pub struct PageHint(Arc<[AtomicU64; WORDS]>);
 
-/// The highest bit of a word that has one.
+/// Returns the highest set bit of a word.
 #[inline(always)]
 fn highest_bit(word: u64) -> Option<u32> {
     word.checked_ilog2()
 }
 
-/// The bits below one.
+/// Returns the bits of a word below `bit`.
 #[inline(always)]
 fn below_bit(word: u64, bit: u32) -> u64 {
     word & ((1 << bit) - 1)
@@ -107,7 +123,7 @@ impl Bitmap {
         self.pages.get(number)?.as_deref()
     }
 
-    /// Puts a page where there is none.
+    /// Stores the preloaded page at a number that has none, or else allocates one.
     #[cold]
     #[inline(never)]
     fn allocate_page(
@@ -135,11 +151,12 @@ impl Bitmap {
         self.kept += 1;
         let (word, bit) = split(number as u32);
         let there = load_own(&self.present[word]);
-        // Ordering: Relaxed; a hint, and the caller's lock orders the writers.
+        // Ordering: Relaxed; a hint that publishes nothing. The lock orders its writers.
         self.present[word].store(there | 1 << bit, Ordering::Relaxed);
     }
 
-    /// A page that is there, as that of every priority is which was entered.
+    /// Returns the page of a priority that `get_or_insert` has returned; by invariant 2 it is
+    /// allocated.
     #[inline(always)]
     fn page_of(&mut self, priority: u32) -> (&mut Page, u32) {
         let (number, bit) = split(priority);
@@ -149,8 +166,9 @@ impl Bitmap {
         }
     }
 
-    /// How many priorities have messages. Counted when asked: nobody keeps a number that every message
-    /// would change.
+    /// Counts the priorities that have messages.
+    ///
+    /// This is computed on demand, because a counter would be written with every message.
     fn live(&self) -> usize {
         let with_messages = |&page: &usize| {
             let (word, bit) = split(page as u32);
@@ -161,7 +179,7 @@ impl Bitmap {
         below as usize + usize::from(!self.highest.fifo.is_empty())
     }
 
-    /// Sets the bits of a priority below the first.
+    /// Sets the bits of a priority below `highest`.
     #[inline(always)]
     fn set(&mut self, priority: u32) {
         let (number, bit) = split(priority);
@@ -171,7 +189,7 @@ impl Bitmap {
         self.top |= 1 << word;
     }
 
-    /// Clears them.
+    /// Clears the bits of a priority below `highest`.
     #[inline(always)]
     fn clear(&mut self, priority: u32) {
         let (number, bit) = split(priority);
@@ -186,7 +204,7 @@ impl Bitmap {
         }
     }
 
-    /// Puts the first into its page: there is a higher one.
+    /// Moves `highest` into its page, and makes a higher priority the new `highest`.
     fn demote(&mut self, priority: u32) {
         let below = std::mem::replace(&mut self.highest, Highest { priority, fifo: Fifo::EMPTY });
         let (page, bit) = self.page_of(below.priority);
@@ -194,7 +212,7 @@ impl Bitmap {
         self.set(below.priority);
     }
 
-    /// Has the highest of the others, if there is one, as the first.
+    /// Moves the highest priority of the pages, if there is one, into `highest`.
     fn promote(&mut self) {
         let Some(priority) = self.highest_in_pages() else { return };
         let (page, bit) = self.page_of(priority);
@@ -203,14 +221,14 @@ impl Bitmap {
         self.clear(priority);
     }
 
-    /// The highest priority below the first.
+    /// Returns the highest priority below `highest`.
     #[inline(always)]
     fn highest_in_pages(&self) -> Option<u32> {
         let word = highest_bit(self.top)? as usize;
         self.highest_of(word, self.middle[word])
     }
 
-    /// The highest priority of a page that has messages, of those in `middle` and `top`.
+    /// Returns the highest priority in the pages that one word of the middle level names.
     #[inline(always)]
     fn highest_of(&self, word: usize, middle: u64) -> Option<u32> {
         let number = word as u32 * WORD + highest_bit(middle)?;
@@ -256,7 +274,8 @@ impl Levels for Bitmap {
     #[inline(always)]
     fn needs_memory(hint: &PageHint, priority: u32) -> bool {
         let (word, bit) = split(priority / WORD);
-        // Ordering: Relaxed; a hint, the lock orders what it is about.
+        // Ordering: Relaxed; a hint. The operation checks again under the lock, which orders the
+        // pages.
         let there = hint.0.get(word).map_or(0, |there| there.load(Ordering::Relaxed));
         there & (1 << bit) == 0
     }

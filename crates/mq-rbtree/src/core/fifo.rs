@@ -1,9 +1,9 @@
-//! Messages of one priority, oldest first: a list through the slab.
+//! The messages of one priority, oldest first: a list linked through the slab.
 
-/// No message.
+/// The index that stands for no message.
 pub(crate) const NIL: u32 = u32::MAX;
 
-/// The messages of one priority: indices into the slab, [`NIL`] if there are none.
+/// The list of the messages of one priority: indices into the slab, [`NIL`] if the list is empty.
 #[doc(hidden)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fifo {

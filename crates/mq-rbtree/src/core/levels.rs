@@ -1,4 +1,4 @@
-//! What finds the FIFO of a priority, and the highest one.
+//! The set of priorities that have messages: finds the FIFO of a priority, and the highest one.
 
 use std::fmt;
 
@@ -7,61 +7,85 @@ use percpu::AllocError;
 use super::fifo::Fifo;
 use crate::stats::LevelStats;
 
-/// An ordered set of priorities, each with the list of its messages: [`Bitmap`](crate::Bitmap) for
-/// 0 to 32,767, [`RbTree`](crate::RbTree) for any ordered key.
+/// An ordered set of priorities, each with the list of its messages.
 ///
-/// Sealed: its methods trust the queue that calls them.
+/// There are two: [`Bitmap`](crate::Bitmap) for the numbers 0 to 32,767, and
+/// [`RbTree`](crate::RbTree) for keys of any ordered type. The trait is sealed. Code that is
+/// generic over it works with both:
+///
+/// ```
+/// use mq_rbtree::{Levels, Queue, SendError};
+///
+/// fn send_twice<L: Levels>(
+///     queue: &Queue<&'static str, L>,
+///     priority: L::Priority,
+/// ) -> Result<(), SendError<&'static str>> {
+///     queue.try_send("first", priority)?;
+///     queue.try_send("second", priority)
+/// }
+///
+/// let numbers = Queue::new(8).unwrap();
+/// let keys = Queue::with_keys(8).unwrap();
+/// send_twice(&numbers, 7)?;
+/// send_twice(&keys, ("urgent", 7))?;
+/// # Ok::<(), mq_rbtree::SendError<&str>>(())
+/// ```
 pub trait Levels: Sized + sealed::Sealed {
-    /// What messages are ordered by.
+    /// The type of a message's priority.
     type Priority: Copy + fmt::Debug;
 
-    /// Whether the order of priorities is the user's code, which may panic.
+    /// Whether comparing priorities runs the user's code, which may panic.
     #[doc(hidden)]
     const COMPARES: bool;
 
-    /// Tells without the lock what a new level would need.
+    /// A view of the free memory for levels that is readable without the lock.
     #[doc(hidden)]
     type Hint: Send + Sync;
 
-    /// Memory for a new level, got before the lock; what is left in it is freed after the unlock.
+    /// Memory for a new level, allocated before the lock. What is not used is freed after the
+    /// unlock.
     #[doc(hidden)]
     type Preload: Default;
 
-    /// A level: valid from [`get_or_insert`](Self::get_or_insert) until [`remove`](Self::remove).
+    /// Identifies a level: valid from [`get_or_insert`](Self::get_or_insert) until
+    /// [`remove`](Self::remove).
     #[doc(hidden)]
     type Level: Copy + PartialEq;
 
-    /// An empty set that keeps up to `spare` freed nodes, where levels are nodes.
+    /// Creates an empty set. If levels are tree nodes, it keeps up to `spare` freed ones.
     #[doc(hidden)]
     fn try_new(spare: usize) -> Result<Self, AllocError>;
 
     #[doc(hidden)]
     fn hint(&self) -> Self::Hint;
 
-    /// Whether there is such a priority.
+    /// Returns whether messages may have this priority.
     #[doc(hidden)]
     fn is_valid(priority: Self::Priority) -> bool;
 
-    /// Whether a new level for this priority seems to need memory that is not there.
+    /// Returns whether a new level for this priority seems to need an allocation.
     #[doc(hidden)]
     fn needs_memory(hint: &Self::Hint, priority: Self::Priority) -> bool;
 
-    /// Gets memory for a new level if one seems to be needed. Fails quietly: the operation may do
-    /// without.
+    /// Allocates memory for a new level if one seems to be needed.
+    ///
+    /// A failed allocation is not reported, because the operation may find memory under the lock.
     #[doc(hidden)]
     fn preload(hint: &Self::Hint, priority: Self::Priority, preload: &mut Self::Preload);
 
-    /// Keeps what was made before the lock for a level of this priority, as far as there is room: for a
-    /// sender that waits, and whose message another thread will put in.
+    /// Stores preloaded memory for a level of this priority, as far as there is room for it.
+    ///
+    /// A sender that begins to wait calls it: another thread will push its message.
     #[doc(hidden)]
     fn keep_preload(&mut self, priority: Self::Priority, preload: &mut Self::Preload);
 
-    /// The level of a priority; a new one, with an empty list, if there is none. Nothing else is
-    /// called until a message was put into it, or it was left.
+    /// Returns the level of a priority, which is valid; inserts one with an empty FIFO if there is
+    /// none.
     ///
-    /// Takes memory from what is kept, from `preload`, or else allocates here and counts that.
+    /// The caller pushes a message to the level, or removes it, before it calls anything else.
     ///
-    /// The priority is valid.
+    /// A new level takes its memory from the kept one, then from `preload`. As the last resort it
+    /// is allocated here, and counted.
     #[doc(hidden)]
     fn get_or_insert(
         &mut self,
@@ -69,62 +93,63 @@ pub trait Levels: Sized + sealed::Sealed {
         preload: &mut Self::Preload,
     ) -> Result<Self::Level, AllocError>;
 
-    /// The same without memory that is not kept: `None` if some is needed, and nothing has changed.
+    /// Does the same without allocating. Returns `None` if a new level needs memory that is not
+    /// kept; then nothing has changed.
     #[doc(hidden)]
     fn get_or_insert_no_alloc(&mut self, priority: Self::Priority) -> Option<Self::Level>;
 
-    /// Removes a level whose list has become empty.
+    /// Removes a level whose FIFO has become empty.
     ///
     /// # Safety
     ///
-    /// `level` came from this set and was not left since.
+    /// `level` was returned by a method of this set and has not been removed since.
     #[doc(hidden)]
     unsafe fn remove(&mut self, level: Self::Level, preload: &mut Self::Preload);
 
-    /// The list of a level.
+    /// Returns the FIFO of a level.
     ///
     /// # Safety
     ///
-    /// As for [`remove`](Self::remove).
+    /// `level` was returned by a method of this set and has not been removed since.
     #[doc(hidden)]
     unsafe fn fifo(&mut self, level: Self::Level) -> &mut Fifo;
 
-    /// The priority of a level.
+    /// Returns the priority of a level.
     ///
     /// # Safety
     ///
-    /// As for [`remove`](Self::remove).
+    /// `level` was returned by a method of this set and has not been removed since.
     #[doc(hidden)]
     unsafe fn priority(&self, level: Self::Level) -> Self::Priority;
 
-    /// The highest level.
+    /// Returns the highest level.
     #[doc(hidden)]
     fn highest(&self) -> Option<Self::Level>;
 
-    /// The level of a priority.
+    /// Returns the level of a priority, if it has messages.
     #[doc(hidden)]
     fn find(&self, priority: Self::Priority) -> Option<Self::Level>;
 
-    /// The highest level below a priority, which itself need not have one.
+    /// Returns the highest level below a priority. The priority itself need not have a level.
     #[doc(hidden)]
     fn below(&self, priority: Self::Priority) -> Option<Self::Level>;
 
-    /// Whether `a` is served before `b`.
+    /// Returns whether messages of priority `a` are served before those of `b`.
     #[doc(hidden)]
     fn is_above(a: Self::Priority, b: Self::Priority) -> bool;
 
-    /// Gets now what `messages` messages, each of another priority, may need later.
+    /// Allocates the memory for `messages` messages of distinct priorities now.
     #[doc(hidden)]
     fn reserve(&mut self, messages: usize) -> Result<(), AllocError>;
 
     #[doc(hidden)]
     fn stats(&self) -> LevelStats;
 
-    /// Checks the structure, and shows each level to `each`, the highest first.
+    /// Checks the structure, and passes each level to `each`, highest first.
     ///
     /// # Panics
     ///
-    /// Panics with the name of what does not hold.
+    /// Panics with the invariant that is violated.
     #[doc(hidden)]
     fn validate(&self, each: impl FnMut(Self::Priority, Fifo));
 }

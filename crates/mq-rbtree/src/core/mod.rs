@@ -1,4 +1,4 @@
-//! A priority queue without a lock: which message comes next, and where it is.
+//! A priority queue without a lock: the store that finds the next message.
 //!
 //! ```text
 //!  Core ─┬─ levels: priority -> FIFO      Bitmap, RbTree
@@ -7,7 +7,8 @@
 //!
 //! # Invariants
 //!
-//! 1. A level has messages; what is live in the slab is in exactly one FIFO.
+//! 1. Every level in `levels` has at least one message. Each live slot of the slab is in exactly
+//!    one FIFO, and every index in a FIFO is a live slot.
 //! 2. `len` and `bytes` are the sums over the FIFOs.
 
 mod bitmap;
@@ -28,7 +29,7 @@ pub(crate) use self::slab::MAX_MESSAGES;
 use self::slab::{Chunk, Removed, Slab, SlabHint};
 use crate::stats::LevelStats;
 
-/// A message on its way in or out.
+/// A message with its priority and its measured length.
 #[derive(Debug)]
 pub(crate) struct Message<T, P> {
     pub(crate) value: T,
@@ -36,7 +37,7 @@ pub(crate) struct Message<T, P> {
     pub(crate) bytes: u32,
 }
 
-/// Memory got before the lock; what is left in it is freed after the unlock.
+/// Memory allocated before the lock. What an operation does not use is freed after the unlock.
 pub(crate) struct Preload<T, L: Levels> {
     chunk: Option<Chunk<T>>,
     levels: L::Preload,
@@ -49,20 +50,20 @@ impl<T, L: Levels> Preload<T, L> {
     }
 }
 
-/// Tells without the lock what a message would need.
+/// A view of the free memory that is readable without the lock.
 pub(crate) struct Hint<L: Levels> {
     slab: SlabHint,
     levels: L::Hint,
 }
 
 impl<L: Levels> Hint<L> {
-    /// Whether one more message seems to need memory that is not there.
+    /// Returns whether one more message seems to need an allocation.
     #[inline]
     pub(crate) fn needs_memory(&self, priority: L::Priority) -> bool {
         self.slab.needs_memory() || L::needs_memory(&self.levels, priority)
     }
 
-    /// Gets memory for one more message, if it seems to be needed.
+    /// Allocates the memory for one more message, if it seems to be needed.
     #[inline(always)]
     pub(crate) fn preload<T>(&self, priority: L::Priority, preload: &mut Preload<T, L>) {
         self.slab.preload(&mut preload.chunk);
@@ -70,13 +71,24 @@ impl<L: Levels> Hint<L> {
     }
 }
 
-/// A priority queue of `T` for one thread at a time: the highest priority first, first in first out
-/// within it.
+/// A priority queue for one thread at a time: highest priority first, first in first out within it.
 ///
-/// What [`Queue`](crate::Queue) has under its lock. Allocates when it holds more messages, or more
-/// different priorities, than before; frees nothing before it is dropped, but nodes of an
-/// [`RbTree`] beyond those it keeps.
-#[repr(C)] // what every message needs comes first
+/// This is the store that a [`Queue`](crate::Queue) keeps under its lock. It allocates when it
+/// holds more messages, or more distinct priorities, than ever before. Until it is dropped it frees
+/// nothing, except the nodes of an [`RbTree`] beyond those that it keeps.
+///
+/// ```
+/// use mq_rbtree::Core;
+///
+/// let mut core: Core<&str> = Core::try_new(0)?; // a bitmap keeps no spare nodes
+/// core.push(1, "later").unwrap();
+/// core.push(9, "now").unwrap();
+/// assert_eq!(core.peek(), Some((&"now", 9)));
+/// assert_eq!(core.pop(), Some(("now", 9)));
+/// assert_eq!((core.len(), core.len_at(1)), (1, 1));
+/// # Ok::<(), mq_rbtree::AllocError>(())
+/// ```
+#[repr(C)] // the fields that every message uses come first
 pub struct Core<T, L: Levels = Bitmap> {
     len: usize,
     bytes: u64,
@@ -85,7 +97,7 @@ pub struct Core<T, L: Levels = Bitmap> {
     slab: Slab<T>,
 }
 
-/// Every so many receives serve the level below the one served that way before.
+/// The state of ageing: every `every`th pop serves the next level below the last one served so.
 struct Ageing<P> {
     every: NonZeroU32,
     count: u32,
@@ -93,11 +105,13 @@ struct Ageing<P> {
 }
 
 impl<T, L: Levels> Core<T, L> {
-    /// An empty one that keeps up to `spare` nodes for levels to come, if levels are nodes.
+    /// Creates an empty queue that keeps up to `spare` freed tree nodes for reuse.
+    ///
+    /// A [`Bitmap`] has no nodes and ignores `spare`.
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if there is no memory.
+    /// [`AllocError`] if memory is exhausted.
     pub fn try_new(spare: usize) -> Result<Self, AllocError> {
         let (slab, levels) = (Slab::new(), L::try_new(spare)?);
         Ok(Self { slab, levels, len: 0, bytes: 0, ageing: None })
@@ -107,70 +121,76 @@ impl<T, L: Levels> Core<T, L> {
         Hint { slab: self.slab.hint(), levels: self.levels.hint() }
     }
 
-    /// Every `every`th [`pop`](Self::pop) takes the oldest message not of the highest priority, but
-    /// of the next lower one than such a pop took last, and after the lowest of the highest again.
+    /// Makes every `every`th [`pop`](Self::pop) serve the priorities in turn.
     ///
-    /// So a message is popped, at the latest, after `every` times as many pops as there are
-    /// priorities with messages, for each message of its own priority that is ahead of it.
+    /// Such a pop takes the oldest message of the next lower priority than the one that the
+    /// previous such pop served. After the lowest priority it starts again at the highest. `None`
+    /// turns ageing off.
+    ///
+    /// The wait of a message is bounded: for each older message of its own priority, and for
+    /// itself, at most `every` pops for each priority that has messages.
     pub fn set_ageing(&mut self, every: Option<NonZeroU32>) {
         self.ageing = every.map(|every| Ageing { every, count: 0, last: None });
     }
 
-    /// Says that there will be no more than `messages` messages.
+    /// Sets the most messages that the queue will ever hold, so that no memory is allocated for
+    /// more.
     pub(crate) fn set_limit(&mut self, messages: usize) {
         self.slab.set_limit(messages);
     }
 
-    /// Gets now the memory for `messages` messages, of whatever priorities.
+    /// Allocates the memory for `messages` messages of any priorities now.
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if there is not so much.
+    /// [`AllocError`] if memory is exhausted.
     pub fn reserve(&mut self, messages: usize) -> Result<(), AllocError> {
         self.slab.reserve(messages)?;
         self.levels.reserve(messages)
     }
 
-    /// Messages in it.
+    /// Returns the number of messages.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True if there is no message in it.
+    /// Returns true if there is no message.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The sum of the bytes that the messages were said to have.
+    /// Returns the total measured length of the messages, in bytes.
+    ///
+    /// A message pushed by [`push`](Self::push) counts 0 bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Messages of one priority.
+    /// Returns the number of messages of one priority.
     #[must_use]
     pub fn len_at(&mut self, priority: L::Priority) -> usize {
         match self.levels.find(priority) {
-            // SAFETY: found just now.
+            // SAFETY: `find` has just returned the level.
             Some(level) => unsafe { self.levels.fifo(level) }.len as usize,
             None => 0,
         }
     }
 
-    /// Messages that fit without more memory than there is.
+    /// Returns the number of messages that fit without another allocation of slots.
     #[must_use]
     pub fn capacity(&self) -> usize {
         self.slab.capacity()
     }
 
-    /// Puts a message behind those of its priority.
+    /// Appends a message to those of its priority.
     ///
     /// # Errors
     ///
-    /// The value, if there is no such priority, no memory, or there are 2^32 messages: nothing was
-    /// changed.
+    /// Returns the value if the priority is invalid, if memory is exhausted, or if the queue holds
+    /// 2^32 - 64 messages. The queue is unchanged.
     pub fn push(&mut self, priority: L::Priority, value: T) -> Result<(), T> {
         if !L::is_valid(priority) {
             return Err(value);
@@ -179,14 +199,14 @@ impl<T, L: Levels> Core<T, L> {
             .map_err(|message| message.value)
     }
 
-    /// Takes the message that is next.
+    /// Removes and returns the next message with its priority, or `None` if the queue is empty.
     pub fn pop(&mut self) -> Option<(T, L::Priority)> {
         self.pop_with(&mut Preload::new()).map(|message| (message.value, message.priority))
     }
 
-    /// Takes out every message that `take` wants and hands it to `out`, the highest priority first.
+    /// Removes every message that `take` selects and passes it to `out`, highest priority first.
     ///
-    /// If one of them panics, what was not looked at stays.
+    /// If `take` or `out` panics, the messages not yet examined stay in the queue.
     ///
     /// ```
     /// let mut core: mq_rbtree::Core<u32> = mq_rbtree::Core::try_new(0)?;
@@ -207,40 +227,43 @@ impl<T, L: Levels> Core<T, L> {
         self.extract(&mut Preload::new(), take, |message| out(message.value, message.priority));
     }
 
-    /// The message that is next; ageing is not looked at.
+    /// Returns the oldest message of the highest priority, without regard to ageing.
     #[must_use]
     pub fn peek(&mut self) -> Option<(&T, L::Priority)> {
         let level = self.levels.highest()?;
-        // SAFETY: found just now.
+        // SAFETY: `highest` has just returned the level.
         let head = unsafe { self.levels.fifo(level) }.head;
-        // SAFETY: as above.
+        // SAFETY: the level is still in the set: nothing was removed since `highest` returned it.
         let priority = unsafe { self.levels.priority(level) };
-        // SAFETY: a level has messages, and what a FIFO names is live.
+        // SAFETY: by invariant 1 the level has messages and its head is a live slot.
         Some((unsafe { self.slab.get(head) }.0, priority))
     }
 
-    /// The priority is valid. Back comes the message if there is no memory.
+    /// Appends a message. The priority is valid. Returns the message if memory is exhausted.
     #[inline(always)]
     pub(crate) fn push_with(
         &mut self,
         message: Message<T, L::Priority>,
         preload: &mut Preload<T, L>,
     ) -> Result<(), Message<T, L::Priority>> {
-        // The level first: what it takes to find it may panic, and then nothing is to be undone.
+        // The level comes first: the search runs the comparisons of the keys, which may panic, and
+        // nothing has changed before it.
         match self.get_or_insert_level(message.priority, preload) {
             Ok(level) => self.push_to_level(level, message, preload),
             Err(AllocError { .. }) => Err(message),
         }
     }
 
-    /// Keeps what was made before the lock for a message that another thread will put in.
+    /// Stores preloaded memory for a message that another thread will push later.
     pub(crate) fn keep_preload(&mut self, priority: L::Priority, preload: &mut Preload<T, L>) {
         self.slab.keep_preload(&mut preload.chunk);
         self.levels.keep_preload(priority, &mut preload.levels);
     }
 
-    /// The level for a message that [`push_to_level`](Self::push_to_level) puts there next, before anything else is
-    /// done. Panics if the order of priorities does, and has changed nothing then.
+    /// Returns the level of a priority, for [`push_to_level`](Self::push_to_level).
+    ///
+    /// Nothing else may be called in between: a new level is empty, which invariant 1 forbids. If a
+    /// comparison of keys panics, nothing has changed.
     #[inline(always)]
     pub(crate) fn get_or_insert_level(
         &mut self,
@@ -250,8 +273,9 @@ impl<T, L: Levels> Core<T, L> {
         self.levels.get_or_insert(priority, &mut preload.levels)
     }
 
-    /// Puts a message into its level, which was entered just now. Back it comes if there is no memory,
-    /// and the level is left.
+    /// Appends a message to the level that [`get_or_insert_level`](Self::get_or_insert_level) has
+    /// just returned. If memory is exhausted it returns the message, and removes the level if it is
+    /// empty.
     #[inline(always)]
     pub(crate) fn push_to_level(
         &mut self,
@@ -267,15 +291,15 @@ impl<T, L: Levels> Core<T, L> {
                 return Err(Message { value, priority, bytes });
             }
         };
-        // SAFETY: entered just now.
+        // SAFETY: the level has just been returned by `get_or_insert_level`.
         let fifo = unsafe { self.levels.fifo(level) };
-        // SAFETY: inserted just now, and what a FIFO names is live.
+        // SAFETY: `index` has just been inserted, and by invariant 1 the FIFO names live slots.
         unsafe { append(&mut self.slab, fifo, index) };
         self.count_pushed(bytes);
         Ok(())
     }
 
-    /// Counts one message more.
+    /// Counts an added message.
     #[inline(always)]
     fn count_pushed(&mut self, bytes: u32) {
         self.len += 1;
@@ -284,7 +308,7 @@ impl<T, L: Levels> Core<T, L> {
         }
     }
 
-    /// Counts one message less.
+    /// Counts a removed message.
     #[inline(always)]
     fn count_removed(&mut self, bytes: u32) {
         self.len -= 1;
@@ -293,8 +317,11 @@ impl<T, L: Levels> Core<T, L> {
         }
     }
 
-    /// The level for a message that [`push_to_level_no_alloc`](Self::push_to_level_no_alloc) puts there next; `None` if
-    /// that needs memory that is not kept here. Panics as [`get_or_insert_level`](Self::get_or_insert_level).
+    /// Returns the level of a priority, for
+    /// [`push_to_level_no_alloc`](Self::push_to_level_no_alloc), without allocating.
+    ///
+    /// Returns `None` if the message needs memory that is not stored here; then nothing has
+    /// changed. If a comparison of keys panics, nothing has changed either.
     #[inline(always)]
     pub(crate) fn get_or_insert_level_no_alloc(
         &mut self,
@@ -303,7 +330,9 @@ impl<T, L: Levels> Core<T, L> {
         if self.slab.has_free_slot() { self.levels.get_or_insert_no_alloc(priority) } else { None }
     }
 
-    /// Puts a message into its level, which was entered at once just now: a slot is free.
+    /// Appends a message to the level that
+    /// [`get_or_insert_level_no_alloc`](Self::get_or_insert_level_no_alloc) has just returned. That
+    /// call has checked that a slot is free.
     #[inline(always)]
     pub(crate) fn push_to_level_no_alloc(
         &mut self,
@@ -312,9 +341,9 @@ impl<T, L: Levels> Core<T, L> {
     ) {
         let Message { value, bytes, .. } = message;
         let index = self.slab.insert_no_alloc(value, bytes);
-        // SAFETY: entered just now.
+        // SAFETY: the level has just been returned by `get_or_insert_level_no_alloc`.
         let fifo = unsafe { self.levels.fifo(level) };
-        // SAFETY: inserted just now, and what a FIFO names is live.
+        // SAFETY: `index` has just been inserted, and by invariant 1 the FIFO names live slots.
         unsafe { append(&mut self.slab, fifo, index) };
         self.count_pushed(bytes);
     }
@@ -326,32 +355,33 @@ impl<T, L: Levels> Core<T, L> {
     ) -> Option<Message<T, L::Priority>> {
         let highest = self.levels.highest()?;
         let level = if self.ageing.is_some() { self.ageing_level(highest) } else { highest };
-        // SAFETY: found just now.
+        // SAFETY: `highest` or `ageing_level` has just returned the level.
         let priority = unsafe { self.levels.priority(level) };
-        // SAFETY: found just now.
+        // SAFETY: the level is still in the set: nothing was removed since it was returned.
         let fifo = unsafe { self.levels.fifo(level) };
-        // SAFETY: a level has messages, and what a FIFO names is live; it is taken out of it below.
+        // SAFETY: by invariant 1 the level has messages and its head is a live slot. The head
+        // leaves its FIFO below.
         let Removed { value, bytes, next } = unsafe { self.slab.remove(fifo.head) };
         fifo.head = next;
         fifo.len -= 1;
         if next == NIL {
             fifo.tail = NIL;
-            // SAFETY: found just now, and its list is empty.
+            // SAFETY: the level is still in the set, and its FIFO is empty.
             unsafe { self.levels.remove(level, &mut preload.levels) };
             if let Some(level) = self.levels.highest() {
-                // SAFETY: found just now.
+                // SAFETY: `highest` has just returned the level.
                 let next = unsafe { self.levels.fifo(level) }.head;
                 self.slab.prefetch(next);
             }
         } else {
-            // Most likely the next to be taken.
+            // The next receive most likely takes this message.
             self.slab.prefetch(next);
         }
         self.count_removed(bytes);
         Some(Message { value, priority, bytes })
     }
 
-    /// The level whose turn it is.
+    /// Returns the level that the next pop serves: the highest, or by ageing another one.
     #[cold]
     #[inline(never)]
     fn ageing_level(&mut self, highest: L::Level) -> L::Level {
@@ -362,7 +392,7 @@ impl<T, L: Levels> Core<T, L> {
         }
         ageing.count = 0;
         let level = ageing.last.and_then(|last| self.levels.below(last)).unwrap_or(highest);
-        // SAFETY: found just now.
+        // SAFETY: `below` or `highest` has just returned the level.
         ageing.last = Some(unsafe { self.levels.priority(level) });
         level
     }
@@ -370,63 +400,67 @@ impl<T, L: Levels> Core<T, L> {
     #[cold]
     #[inline(never)]
     fn remove_if_empty(&mut self, level: L::Level, preload: &mut Preload<T, L>) {
-        // SAFETY: the caller has it from the levels just now.
+        // SAFETY: `push_to_level` passes the level that it was given, which is in the set.
         if unsafe { self.levels.fifo(level) }.is_empty() {
-            // SAFETY: as above, and its list is empty.
+            // SAFETY: the level is in the set, and its FIFO is empty.
             unsafe { self.levels.remove(level, &mut preload.levels) };
         }
     }
 
-    /// Takes out the messages that `take` wants, the highest priority first, and hands them to
-    /// `out`. If `take` or `out` panics, what was not looked at stays.
+    /// Removes the messages that `take` selects, highest priority first, and passes them to `out`.
+    ///
+    /// If `take` or `out` panics, the messages not yet examined stay.
     pub(crate) fn extract(
         &mut self,
         preload: &mut Preload<T, L>,
         mut take: impl FnMut(&T, L::Priority) -> bool,
         mut out: impl FnMut(Message<T, L::Priority>),
     ) {
-        let mut next = self.levels.highest();
-        // An order that contradicts itself could lead around for ever.
+        let mut next_level = self.levels.highest();
+        // Bounds the loop: with an inconsistent order of keys, `below` could lead around in a
+        // circle.
         let mut levels = self.levels.stats().live;
-        while let Some(level) = next.filter(|_| levels > 0) {
+        while let Some(level) = next_level.filter(|_| levels > 0) {
             levels -= 1;
-            // SAFETY: found just now; of this turn's messages none was taken yet.
+            // SAFETY: `highest` or `below` has just returned the level.
             let priority = unsafe { self.levels.priority(level) };
-            let mut before = NIL;
-            // SAFETY: as above.
+            let mut previous = NIL;
+            // SAFETY: the level is still in the set: nothing was removed since it was returned.
             let mut at = unsafe { self.levels.fifo(level) }.head;
             while at != NIL {
-                // SAFETY: what a FIFO names is live.
-                let behind = unsafe { self.slab.next(at) };
-                // SAFETY: as above.
+                // SAFETY: by invariant 1 `at`, an index from the FIFO, is a live slot.
+                let next = unsafe { self.slab.next(at) };
+                // SAFETY: `at` is a live slot, as for the line above.
                 if take(unsafe { self.slab.get(at) }.0, priority) {
-                    // SAFETY: its list is not empty: `at` is on it.
+                    // SAFETY: the level is in the set as long as its FIFO has a message, and `at`
+                    // is still in it.
                     let fifo = unsafe { self.levels.fifo(level) };
                     fifo.len -= 1;
-                    if before == NIL {
-                        fifo.head = behind;
+                    if previous == NIL {
+                        fifo.head = next;
                     } else {
-                        // SAFETY: it stayed on the list, so it is live.
-                        unsafe { self.slab.set_next(before, behind) };
+                        // SAFETY: `previous` stayed in the FIFO, so by invariant 1 it is live.
+                        unsafe { self.slab.set_next(previous, next) };
                     }
-                    if behind == NIL {
-                        fifo.tail = before;
+                    if next == NIL {
+                        fifo.tail = previous;
                     }
                     let empty = fifo.is_empty();
-                    // SAFETY: live until here, and taken out of its FIFO above.
+                    // SAFETY: `at` was live, and it has just left its FIFO.
                     let Removed { value, bytes, .. } = unsafe { self.slab.remove(at) };
                     self.count_removed(bytes);
                     if empty {
-                        // SAFETY: not left before, and its list has just become empty.
+                        // SAFETY: the level is still in the set, and its FIFO has just become
+                        // empty.
                         unsafe { self.levels.remove(level, &mut preload.levels) };
                     }
                     out(Message { value, priority, bytes });
                 } else {
-                    before = at;
+                    previous = at;
                 }
-                at = behind;
+                at = next;
             }
-            next = self.levels.below(priority);
+            next_level = self.levels.below(priority);
         }
     }
 
@@ -434,16 +468,16 @@ impl<T, L: Levels> Core<T, L> {
         self.levels.stats()
     }
 
-    /// Chunks of places allocated while a message was put in, because none was made before.
+    /// Returns how many chunks of slots were allocated inside a push, because none was preloaded.
     pub(crate) fn slab_fallback(&self) -> u64 {
         self.slab.fallback()
     }
 
-    /// Checks the invariants of all its parts; tests call it after every step.
+    /// Checks the invariants of all parts. Tests call it after every step.
     ///
     /// # Panics
     ///
-    /// Panics with the name of what does not hold.
+    /// Panics with the invariant that is violated.
     pub fn validate(&self) {
         let (mut len, mut bytes) = (0, 0);
         let mut last = None;
@@ -452,12 +486,12 @@ impl<T, L: Levels> Core<T, L> {
             last = Some(priority);
             let (mut at, mut tail, mut count) = (fifo.head, NIL, 0);
             while at != NIL {
-                // SAFETY: what a FIFO names is live.
+                // SAFETY: by invariant 1 `at`, an index from the FIFO, is a live slot.
                 bytes += u64::from(unsafe { self.slab.get(at) }.1);
                 count += 1;
                 assert!(len + count <= self.len, "more messages than counted");
                 tail = at;
-                // SAFETY: as above.
+                // SAFETY: `at` is a live slot, as above: nothing was removed since.
                 at = unsafe { self.slab.next(at) };
             }
             assert_eq!((count, tail), (fifo.len as usize, fifo.tail), "a FIFO");
@@ -468,11 +502,11 @@ impl<T, L: Levels> Core<T, L> {
     }
 }
 
-/// Puts a message that was inserted behind those of its level.
+/// Links an inserted message behind the last one of a FIFO.
 ///
 /// # Safety
 ///
-/// `index` and what the list names are live.
+/// `index` and the indices of the FIFO are live slots.
 #[inline(always)]
 unsafe fn append<T>(slab: &mut Slab<T>, fifo: &mut Fifo, index: u32) {
     fifo.len += 1;
@@ -480,12 +514,13 @@ unsafe fn append<T>(slab: &mut Slab<T>, fifo: &mut Fifo, index: u32) {
     if tail == NIL {
         fifo.head = index;
     } else {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees that the FIFO names live slots, and `tail` was its last
+        // one.
         unsafe { slab.set_next(tail, index) };
     }
 }
 
-/// Drops what is left, also when the drop of a message panics.
+/// Drops the remaining messages, also if the drop of one panics.
 struct DropRest<'c, T, L: Levels>(&'c mut Core<T, L>);
 
 impl<T, L: Levels> Drop for DropRest<'_, T, L> {
@@ -497,7 +532,7 @@ impl<T, L: Levels> Drop for DropRest<'_, T, L> {
 impl<T, L: Levels> Drop for Core<T, L> {
     fn drop(&mut self) {
         if std::mem::needs_drop::<T>() {
-            self.ageing = None; // in order nobody's comparisons run
+            self.ageing = None; // without ageing, no comparison of keys runs
             let rest = DropRest(self);
             while rest.0.pop().is_some() {}
         }

@@ -1,4 +1,4 @@
-//! A red-black tree of priorities: for any ordered key.
+//! A red-black tree of priorities, for keys of any ordered type.
 //!
 //! ```text
 //!   root ------------> | 20 black |            highest ----+
@@ -7,32 +7,35 @@
 //!                                  /      \                v
 //!                          | 30 red |    | 50 red | key, fifo, parent
 //!
-//!   a level appears:   pool, preload, allocator --> node --> tree
-//!   it goes:           tree --> node --> pool, or the preload, which frees after the unlock
+//!   a level appears:   pool, preload, or allocator --> node --> tree
+//!   a level goes:      tree --> node --> pool, or the preload, which frees it after the unlock
 //! ```
 //!
-//! A node is a box of its own, so a [`NodePtr`] to it is good until its level is left, whatever
-//! happens to other levels: rebalancing moves links, never keys.
+//! Each node is a box of its own. A [`NodePtr`] to it stays valid until its level is removed,
+//! whatever happens to other levels: rebalancing changes links and never moves keys.
 //!
-//! The key's order is code of the user's. It runs while a place is searched, and in `below`,
-//! before anything has changed: if it panics, nothing has. What holds the tree together does not
-//! depend on it: an order that contradicts itself has keys sought in vain or present twice, in a
-//! tree that is balanced all the same.
+//! Comparing keys is the user's code, and may panic. Comparisons run only in a search and in
+//! `below`, before anything is changed, so a panic leaves the tree as it was. The links do not
+//! depend on the order: with an inconsistent order a search may miss a key, or a key may occur
+//! twice, but the tree stays balanced and loses no node.
 //!
-//! Source: red-black trees as in Cormen, Leiserson, Rivest, Stein, "Introduction to Algorithms",
-//! with both sides folded into one, and two changes: a removed node's successor moves into its
-//! place (rather than its key), and the highest node is cached, as in Linux's `ipc/mqueue.c`.
+//! Source: Cormen, Leiserson, Rivest, Stein, "Introduction to Algorithms", with the two mirrored
+//! cases folded into one. There are two changes. A removed node's successor is moved into its
+//! place, where the book copies the successor's key. The highest node is cached, as in the Linux
+//! kernel's `ipc/mqueue.c`.
 //!
 //! # Invariants
 //!
-//! 1. Every link of the tree, and of a node in it, leads to a node of the same tree. That node came
-//!    from a box, has a key, and is freed only with `&mut RbTree`, after the last link to it is gone.
-//! 2. A child's parent link leads back to the node that has it as a child; the root has no parent.
-//! 3. The root is black; a red node has no red child; from a node down to each missing child there are
-//!    as many black nodes.
-//! 4. `highest` is the last node in order: the last one down the right from the root.
-//! 5. With a consistent order, keys rise strictly from left to right.
-//! 6. Between two operations no node has an empty list.
+//! 1. Every link of the tree, and of a node in it, leads to a node of the same tree. That node was
+//!    leaked from a box and has a key. It is freed only with `&mut RbTree`, after the last link to
+//!    it is gone.
+//! 2. The parent link of a child leads back to the node that has it as a child. The root has no
+//!    parent.
+//! 3. The root is black. A red node has no red child. All paths from a node down to a missing child
+//!    contain the same number of black nodes.
+//! 4. `highest` is the last node in order: the rightmost one.
+//! 5. With a consistent order, keys increase strictly from left to right.
+//! 6. Between two operations no node has an empty FIFO.
 
 mod node;
 mod pool;
@@ -51,16 +54,27 @@ use super::fifo::Fifo;
 use super::levels::{Levels, sealed::Sealed};
 use crate::stats::LevelStats;
 
-/// Levels for priorities of any type with an order: a red-black tree with a node for each priority
-/// that has messages.
+/// Levels for priorities of any ordered type: a red-black tree with one node for each priority that
+/// has messages.
 ///
-/// The greatest key is served first; for the least, wrap it in [`Reverse`](std::cmp::Reverse). A
-/// message of a priority that is there already needs no node; finding it takes as many comparisons
-/// as the tree is high, at most twice the logarithm of the number of priorities. The highest is at
-/// hand.
+/// The greatest key is served first. To serve the least key first, wrap keys in
+/// [`Reverse`](std::cmp::Reverse). The highest level is found without a search. A send searches the
+/// tree, with at most twice log2 of the number of priorities as comparisons, and needs a node only
+/// if its priority has no messages yet.
 ///
-/// Comparisons run under the queue's lock. One that panics leaves the queue as it was; with an order
-/// that contradicts itself messages may come in any order, and none is lost.
+/// Comparisons run under the queue's lock. If one panics, the queue is unchanged. With an
+/// inconsistent order messages may be received in any order, and none is lost.
+///
+/// ```
+/// use std::cmp::Reverse;
+/// use mq_rbtree::{Queue, RbTree};
+///
+/// let deadlines: Queue<&str, RbTree<Reverse<u64>>> = Queue::with_keys(8)?;
+/// deadlines.send("due at 90", Reverse(90))?;
+/// deadlines.send("due at 30", Reverse(30))?;
+/// assert_eq!(deadlines.receive()?, ("due at 30", Reverse(30)));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct RbTree<K> {
     tree: Tree<K>,
     pool: NodePool<K>,
@@ -109,7 +123,7 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
         priority: K,
         preload: &mut Preload<K>,
     ) -> Result<NodePtr<K>, AllocError> {
-        // The last of the user's code: nothing has changed before it.
+        // The search runs the last comparisons, which may panic: nothing has changed before it.
         let point = match self.tree.search(&priority) {
             Ok(found) => {
                 self.pool.keep(preload);
@@ -142,26 +156,27 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
 
     #[inline]
     unsafe fn remove(&mut self, level: NodePtr<K>, preload: &mut Preload<K>) {
-        // SAFETY: by the caller it is a node of this tree, which is freed below and not before.
+        // SAFETY: the caller guarantees a node of this tree. It is freed below, after the last use
+        // of this reference.
         let node = unsafe { level.node_ref() };
         debug_assert!(node.fifo().is_empty(), "a level that is left has no messages");
         self.tree.unlink(node);
-        // SAFETY: by invariant 1 it came from a box; unlinking it took away the last link to it, and
-        // by its promise the caller does not use this level again.
+        // SAFETY: by invariant 1 the node came from a box, and `unlink` removed the last link to
+        // it. The caller does not use a level again that it has removed.
         let node = unsafe { level.reclaim() };
         self.pool.put(node, preload);
     }
 
     #[inline]
     unsafe fn fifo(&mut self, level: NodePtr<K>) -> &mut Fifo {
-        // SAFETY: by the caller it is a node of this tree, which `self` borrows alone for as long as
-        // it lends the list.
+        // SAFETY: the caller guarantees a node of this tree. `&mut self` is borrowed for as long as
+        // the FIFO is, so nothing else reaches the node.
         unsafe { level.fifo() }
     }
 
     #[inline]
     unsafe fn priority(&self, level: NodePtr<K>) -> K {
-        // SAFETY: by the caller it is a node of this tree, and `self` is borrowed.
+        // SAFETY: the caller guarantees a node of this tree, which is borrowed during the call.
         let node = unsafe { level.node_ref() };
         *node.key()
     }
@@ -184,8 +199,8 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
         a > b
     }
 
-    // For messages to come, beside those that are there. Until there are more, nodes are neither made
-    // nor freed from then on, before the lock or under it.
+    // The reserved nodes are for new levels, beside those that exist. Until there are more levels
+    // than that, nodes are neither allocated nor freed any more, before the lock or under it.
     fn reserve(&mut self, messages: usize) -> Result<(), AllocError> {
         self.pool.reserve(self.tree.len(), messages)
     }

@@ -1,20 +1,20 @@
-//! Where the messages are: slots with 32-bit indices, in chunks that never move.
+//! Storage of the messages: slots with 32-bit indices, in chunks that never move.
 //!
 //! ```text
 //!  chunks -> | 64 | 128 | 256 | ...        index -> chunk and slot by the position of its top bit
-//!  spare  -> 2                             freed last: used again without a look at the slot
-//!  free   -> 5 -> 3 -> 8                   the others that were freed; then those never used yet
+//!  spare  -> 2                             the slot freed last, reused without a read of the slot
+//!  free   -> 5 -> 3 -> 8                   the other freed slots; then come those never used yet
 //! ```
 //!
-//! A chunk is twice as large as the one before, so 26 of them hold 2^32 messages. It is allocated
-//! before the lock when the hint says that the slab is full, and never freed before the slab: what
-//! a burst needed once is there for the next.
+//! Each chunk is twice as large as the one before, so 26 of them hold 2^32 - 64 messages. A chunk
+//! is allocated before the lock if the hint says that the slab is full. It is freed with the slab
+//! only: the memory of one burst serves the next.
 //!
 //! # Invariants
 //!
-//! 1. Places below `used` are live, `spare` or on the free list; those above were never written.
-//! 2. The hint is 0 if a slot is there for the next message, else the number of the chunk that is
-//!    missing, counted from 1, whenever the lock is not held.
+//! 1. Slots below `used` are live, `spare`, or on the free list. Those above were never written.
+//! 2. Whenever the lock is not held, the hint is 0 if a slot is free for the next message or if no
+//!    further chunk may exist. Otherwise it is the number of the missing chunk, counted from 1.
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::mem::{ManuallyDrop, MaybeUninit};
@@ -26,32 +26,32 @@ use percpu::sync::{Arc, check};
 
 use super::fifo::NIL;
 
-/// Places in the first chunk; a guess. Few in a model, which fills it.
+/// Slots in the first chunk; a guess. Models have few, so that they fill it.
 const FIRST_CHUNK: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
-/// As many as 32-bit indices can use.
+/// The most chunks: their slots use all 32-bit indices, except the last 64.
 const MAX_CHUNKS: usize = 26;
-/// Most messages of one slab.
+/// The most messages of one slab.
 pub(crate) const MAX_MESSAGES: usize = (FIRST_CHUNK as usize) * ((1 << MAX_CHUNKS) - 1);
 
 const _: () = assert!(MAX_MESSAGES < NIL as usize);
 
-/// A slot for a message.
+/// Space for one message.
 struct Slot<T> {
-    /// The next one of its FIFO, or of the free list.
+    /// The next slot of its FIFO, or of the free list.
     next: u32,
-    /// The message's bytes, as its sender measured them.
+    /// The length of the message in bytes, as measured by its sender.
     bytes: u32,
     value: MaybeUninit<T>,
 }
 
-/// Memory for the slots of one chunk; their contents are the slab's.
+/// The memory of one chunk. The slab owns the messages in its slots.
 pub(crate) struct Chunk<T> {
     slots: NonNull<Slot<T>>,
-    /// Which one: it has [`FIRST_CHUNK`] times two to the power of that many slots.
+    /// The number of the chunk, from 0: chunk `n` has `FIRST_CHUNK << n` slots.
     number: usize,
 }
 
-// SAFETY: it owns its memory, and drops no `T`.
+// SAFETY: a chunk owns its memory and neither reads nor drops the messages in it.
 unsafe impl<T> Send for Chunk<T> {}
 
 impl<T> Chunk<T> {
@@ -60,13 +60,13 @@ impl<T> Chunk<T> {
     }
 
     fn try_new(number: usize) -> Result<Self, AllocError> {
-        // SAFETY: a `Slot` has two numbers, so the layout is not empty.
+        // SAFETY: a `Slot` contains two integers, so the layout has a non-zero size.
         let slots = unsafe { alloc(Self::layout(number)?) };
         let slots = NonNull::new(slots.cast()).ok_or_else(AllocError::new)?;
         Ok(Self { slots, number })
     }
 
-    /// The one that a hint misses; out of line, as most messages need none.
+    /// Allocates the chunk that a hint names. Out of line, because most messages need none.
     #[cold]
     #[inline(never)]
     fn try_from_hint(hint: u32) -> Option<Self> {
@@ -77,35 +77,40 @@ impl<T> Chunk<T> {
 impl<T> Drop for Chunk<T> {
     fn drop(&mut self) {
         if let Ok(layout) = Self::layout(self.number) {
-            // SAFETY: allocated in `try_new` with this layout.
+            // SAFETY: `try_new` allocated the memory with this layout.
             unsafe { dealloc(self.slots.as_ptr().cast(), layout) };
         }
     }
 }
 
-/// What was taken out.
+/// A message that was taken out of the slab.
 pub(crate) struct Removed<T> {
     pub(crate) value: T,
     pub(crate) bytes: u32,
-    /// The message that was behind it.
+    /// The slot that followed it in its FIFO.
     pub(crate) next: u32,
 }
 
-/// Tells from outside the lock whether a chunk is missing.
+/// A view of the slab that shows without the lock whether a chunk is missing.
 pub(crate) struct SlabHint(Arc<AtomicU32>);
 
 impl SlabHint {
-    /// Whether a message seems to need memory that is not there.
+    /// Returns whether one more message seems to need a chunk.
     #[inline]
     pub(crate) fn needs_memory(&self) -> bool {
-        // Ordering: Relaxed; as in `fill`.
+        // Ordering: Relaxed; a hint. The operation checks again under the lock, which orders the
+        // slots.
         self.0.load(Ordering::Relaxed) != 0
     }
 
-    /// Makes the chunk that seems to be missing. Fails quietly: the operation may do without.
+    /// Allocates the chunk that seems to be missing.
+    ///
+    /// A failed allocation is not reported, because the operation may find a free slot under the
+    /// lock.
     #[inline(always)]
     pub(crate) fn preload<T>(&self, preload: &mut Option<Chunk<T>>) {
-        // Ordering: Relaxed; a hint, the lock orders what it is about.
+        // Ordering: Relaxed; a hint. The operation checks again under the lock, which orders the
+        // slots.
         let missing = self.0.load(Ordering::Relaxed);
         if missing != 0 {
             *preload = Chunk::try_from_hint(missing);
@@ -113,31 +118,34 @@ impl SlabHint {
     }
 }
 
-/// What every message needs comes first: few lines go from CPU to CPU.
+/// The slots, the lists of free ones, and the hint.
+///
+/// The fields that every message uses come first, so that few cache lines move between CPUs.
 #[repr(C)]
 pub(crate) struct Slab<T> {
-    /// Of the first chunk, which most messages are in.
+    /// The first chunk, which holds most messages.
     first: *mut Slot<T>,
-    /// A free slot that is on no list.
+    /// A free slot that is on no list, or [`NIL`].
     spare: u32,
     free: u32,
     used: u32,
     capacity: u32,
-    /// What the hint says.
+    /// The value that was last stored in the hint.
     published: u32,
-    /// Messages that there will be at most: no chunk is made beyond them.
+    /// The most messages that the queue will hold: no chunk is added beyond them.
     limit: u32,
-    /// Of each chunk: where the slot would be whose index and [`FIRST_CHUNK`] make 0. So its own slots are
-    /// found by adding that sum.
+    /// For each chunk, the address at which slot index + [`FIRST_CHUNK`] = 0 would lie. Adding that
+    /// sum to it gives the address of a slot of the chunk.
     bases: [*mut Slot<T>; MAX_CHUNKS],
-    /// How many of them are there.
+    /// The number of chunks.
     count: usize,
     hint: Arc<AtomicU32>,
-    /// Chunks allocated under the lock.
+    /// The number of chunks allocated under the lock.
     fallback: u64,
 }
 
-// SAFETY: it owns the messages that are live in it, which the queue around it moves and drops.
+// SAFETY: the slab owns its messages and gives out no shared access to them beyond its own borrow,
+// so `T: Send` suffices.
 unsafe impl<T: Send> Send for Slab<T> {}
 
 impl<T> Slab<T> {
@@ -165,12 +173,12 @@ impl<T> Slab<T> {
         self.fallback
     }
 
-    /// Places that are there, in use or not.
+    /// Returns the number of slots, free or not.
     pub(crate) fn capacity(&self) -> usize {
         self.capacity as usize
     }
 
-    /// Gets now what `messages` messages need.
+    /// Allocates the chunks for `messages` messages now.
     pub(crate) fn reserve(&mut self, messages: usize) -> Result<(), AllocError> {
         while self.capacity() < messages {
             let chunk = Chunk::try_new(self.count)?;
@@ -180,13 +188,13 @@ impl<T> Slab<T> {
         Ok(())
     }
 
-    /// Whether a slot is there for one more message.
+    /// Returns whether a slot is free for one more message.
     #[inline(always)]
     pub(crate) fn has_free_slot(&self) -> bool {
         self.spare != NIL || self.free != NIL || self.used != self.capacity
     }
 
-    /// Puts a message in; back it comes if there is no memory.
+    /// Stores a message and returns its index, or returns the message if memory is exhausted.
     #[inline(always)]
     pub(crate) fn insert(
         &mut self,
@@ -200,14 +208,15 @@ impl<T> Slab<T> {
         Ok(self.insert_no_alloc(value, bytes))
     }
 
-    /// Puts a message in: a slot is there.
+    /// Stores a message in a free slot, which the caller has checked for, and returns its index.
     #[inline(always)]
     pub(crate) fn insert_no_alloc(&mut self, value: T, bytes: u32) -> u32 {
         let index = if self.spare != NIL {
             std::mem::replace(&mut self.spare, NIL)
         } else if self.free != NIL {
             let index = self.free;
-            // SAFETY: on the free list, so below `used` and written before.
+            // SAFETY: `index` is on the free list, so by invariant 1 it is below `used` and was
+            // written.
             self.free = unsafe { (*self.slot(index)).next };
             index
         } else {
@@ -215,7 +224,8 @@ impl<T> Slab<T> {
             self.used - 1
         };
         let slot = Slot { next: NIL, bytes, value: MaybeUninit::new(value) };
-        // SAFETY: below `used`, and not live: nothing there needs to be dropped.
+        // SAFETY: `index` is below `used`, so its chunk exists. The slot is not live: overwriting
+        // it drops no message.
         unsafe { self.slot(index).write(slot) };
         if !self.has_free_slot() {
             self.update_hint();
@@ -227,13 +237,15 @@ impl<T> Slab<T> {
     ///
     /// # Safety
     ///
-    /// `index` is live; from now on it is not.
+    /// `index` is a live slot. This call frees it.
     #[inline(always)]
     pub(crate) unsafe fn remove(&mut self, index: u32) -> Removed<T> {
         let slot = self.slot(index);
-        // SAFETY: the caller says that it is live, so written; nobody else has a reference.
+        // SAFETY: the caller guarantees a live slot, which was written; `&mut self` excludes other
+        // references to it.
         let slot = unsafe { &mut *slot };
-        // SAFETY: live, and read once: `index` is free below.
+        // SAFETY: the slot is live, so its value is initialised; it is read once, because the slot
+        // is freed below.
         let value = unsafe { slot.value.assume_init_read() };
         let bytes = slot.bytes;
         let next = slot.next;
@@ -249,55 +261,57 @@ impl<T> Slab<T> {
         Removed { value, bytes, next }
     }
 
-    /// The message behind one in its FIFO.
+    /// Returns the slot that follows a message in its FIFO.
     ///
     /// # Safety
     ///
-    /// `index` is live.
+    /// `index` is a live slot.
     #[inline(always)]
     pub(crate) unsafe fn next(&self, index: u32) -> u32 {
-        // SAFETY: the caller says that it is live, so written.
+        // SAFETY: the caller guarantees a live slot, which was written.
         unsafe { (*self.slot(index)).next }
     }
 
-    /// Puts a message behind another.
+    /// Sets the slot that follows a message in its FIFO.
     ///
     /// # Safety
     ///
-    /// `index` is live.
+    /// `index` is a live slot.
     #[inline(always)]
     pub(crate) unsafe fn set_next(&mut self, index: u32, next: u32) {
-        // SAFETY: the caller says that it is live, so written; nobody else has a reference.
+        // SAFETY: the caller guarantees a live slot, which was written; `&mut self` excludes other
+        // references to it.
         unsafe { (*self.slot(index)).next = next };
     }
 
-    /// A message, and its bytes.
+    /// Returns a message and its length in bytes.
     ///
     /// # Safety
     ///
-    /// `index` is live.
+    /// `index` is a live slot.
     pub(crate) unsafe fn get(&self, index: u32) -> (&T, u32) {
-        // SAFETY: the caller says that it is live, so written.
+        // SAFETY: the caller guarantees a live slot, which was written.
         let slot = unsafe { &*self.slot(index) };
-        // SAFETY: as above.
+        // SAFETY: the value of a live slot is initialised.
         (unsafe { slot.value.assume_init_ref() }, slot.bytes)
     }
 
-    /// Has the processor fetch a message that is wanted soon: in a deep queue it has left the caches.
+    /// Prefetches a message that is needed soon: in a deep queue it has left the caches.
     #[inline(always)]
     pub(crate) fn prefetch(&self, index: u32) {
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let slot = self.slot(index).cast_const().cast();
-            // SAFETY: a prefetch reads nothing as far as the program can tell, wherever it points.
+            // SAFETY: a prefetch does not access memory as far as the program can tell, so any
+            // address is valid.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(slot) };
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _nothing_to_ask = index;
     }
 
-    /// Where a slot is that is below `capacity`.
+    /// Returns the address of a slot whose index is below `capacity`.
     #[inline(always)]
     fn slot(&self, index: u32) -> *mut Slot<T> {
         debug_assert!(index < self.capacity);
@@ -309,7 +323,8 @@ impl<T> Slab<T> {
         self.bases[number].wrapping_add(at as usize)
     }
 
-    /// Adds a chunk: the one made before the lock, or one made here.
+    /// Adds a chunk: the preloaded one if it is the missing one, otherwise one allocated here.
+    /// Returns false if memory or indices are exhausted.
     #[cold]
     #[inline(never)]
     fn grow(&mut self, preload: &mut Option<Chunk<T>>) -> bool {
@@ -334,7 +349,7 @@ impl<T> Slab<T> {
         true
     }
 
-    /// Adds a chunk that was made before the lock, if it is the one that is missing.
+    /// Adds a preloaded chunk, if it is the one that is missing.
     pub(crate) fn keep_preload(&mut self, preload: &mut Option<Chunk<T>>) {
         if !self.has_all_chunks() {
             if let Some(chunk) = preload.take_if(|chunk| chunk.number == self.count) {
@@ -355,18 +370,18 @@ impl<T> Slab<T> {
         self.count += 1;
     }
 
-    /// Sees to it that no memory is got for more messages than these.
+    /// Sets the most messages that the queue will hold, so that no chunk is added for more.
     pub(crate) fn set_limit(&mut self, messages: usize) {
         self.limit = u32::try_from(messages).unwrap_or(NIL);
     }
 
-    /// Whether no chunk is missing, be it because there can be no more messages.
+    /// Returns whether no chunk is missing: a slot is free, or the slab may not grow.
     fn has_all_chunks(&self) -> bool {
         let full = self.count == MAX_CHUNKS || self.capacity >= self.limit;
         self.has_free_slot() || full
     }
 
-    /// Makes invariant 2 true again.
+    /// Restores invariant 2.
     #[cold]
     #[inline(never)]
     fn update_hint(&mut self) {
@@ -374,16 +389,16 @@ impl<T> Slab<T> {
         let missing = if room { 0 } else { self.count as u32 + 1 };
         if missing != self.published {
             self.published = missing;
-            // Ordering: Relaxed; a hint, and the caller's lock orders the writers.
+            // Ordering: Relaxed; a hint that publishes nothing. The lock orders its writers.
             self.hint.store(missing, Ordering::Relaxed);
         }
     }
 
-    /// Checks the invariants, with the number of messages that the FIFOs have.
+    /// Checks the invariants. `live` is the number of messages in the FIFOs.
     ///
     /// # Panics
     ///
-    /// Panics with the name of what does not hold.
+    /// Panics with the invariant that is violated.
     pub(crate) fn validate(&self, live: usize) {
         for (number, start) in self.bases.iter().enumerate() {
             assert_eq!(start.is_null(), number >= self.count, "a chunk in its place");
@@ -397,7 +412,7 @@ impl<T> Slab<T> {
             assert!(at < self.used, "a free slot that was never used");
             free += 1;
             assert!(free <= self.used as usize, "a circle in the free list");
-            // SAFETY: below `used`, so written.
+            // SAFETY: `at` is below `used`, so by invariant 1 it was written.
             at = unsafe { (*self.slot(at)).next };
         }
         assert_eq!(live + free, self.used as usize, "slots that are neither live nor free");

@@ -1,7 +1,7 @@
-//! A node, and the two ways to point at one.
+//! A node of the tree, and two references to one.
 //!
-//! [`NodePtr`] is a bare pointer, for links and for the queue, which promises to use it in time.
-//! [`NodeRef`] borrows the tree, and so needs no promise: it is what this module's own code walks with.
+//! [`NodePtr`] is a plain pointer, for links and for the queue, whose calls are `unsafe`.
+//! [`NodeRef`] borrows the tree and is safe to use: the tree's own code walks with it.
 
 use std::cell::Cell;
 use std::fmt;
@@ -12,10 +12,10 @@ use std::ptr::NonNull;
 
 use super::super::fifo::Fifo;
 
-/// What is at a place of the tree.
+/// A link to a node, or the end of a path.
 pub(super) type Link<K> = Option<NodePtr<K>>;
 
-/// Where a child is: lower keys are to the left.
+/// The side of a child: lower keys are on the left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Left,
@@ -31,14 +31,15 @@ impl Side {
     }
 }
 
-/// A level: in the tree, or kept for a level to come.
+/// A node: in the tree, in the pool, or in a preload.
 ///
-/// Cells, for the tree's edits hold more than one reference to a node. The list is none: it is
-/// lent as `&mut` to whoever has the tree as such.
+/// The links and the colour are cells, because an edit holds several references to a node. The FIFO
+/// is not a cell: it is borrowed as `&mut`, through a `&mut` borrow of the tree.
 pub(super) struct Node<K> {
     child: [Cell<Link<K>>; 2],
     parent: Cell<Link<K>>,
-    /// Written in every node of a tree, and in no other for sure. Not dropped: keys are `Copy`.
+    /// Initialised in every node of a tree; possibly not in others. Never dropped, because keys are
+    /// `Copy`.
     key: MaybeUninit<K>,
     fifo: Fifo,
     red: Cell<bool>,
@@ -46,11 +47,11 @@ pub(super) struct Node<K> {
     _alive: super::tests::Alive,
 }
 
-// A search reads one line for each node on its way, if the allocator keeps it in one.
+// A search reads one cache line of each node on its path, if the allocator places it in one.
 const _: () = assert!(size_of::<Node<u64>>() == 48);
 
 impl<K> Node<K> {
-    /// A node for any key.
+    /// Creates a node without a key.
     pub(super) fn vacant() -> Self {
         Self {
             child: [Cell::new(None), Cell::new(None)],
@@ -63,7 +64,7 @@ impl<K> Node<K> {
         }
     }
 
-    /// Makes it a new leaf: red, with no message and no links.
+    /// Makes the node a new leaf: red, with an empty FIFO and no links.
     pub(super) fn init_leaf(&mut self, key: K) {
         self.child = [Cell::new(None), Cell::new(None)];
         self.parent = Cell::new(None);
@@ -72,7 +73,7 @@ impl<K> Node<K> {
         self.red = Cell::new(true);
     }
 
-    /// Takes the link to one side's child out.
+    /// Takes the link to the child of one side out.
     pub(super) fn take_child(&self, side: Side) -> Link<K> {
         self.child[side as usize].take()
     }
@@ -82,18 +83,19 @@ impl<K> Node<K> {
         self.parent.take()
     }
 
-    /// Uses the parent link of a node outside every tree for a list of the caller's.
+    /// Stores a list link in the parent link. The node is in no tree.
     pub(super) fn set_next(&self, next: Link<K>) {
         self.parent.set(next);
     }
 }
 
-/// Points to a node that was a box. Says nothing about how long.
+/// A pointer to a node that was leaked from a box. It does not show how long the node lives.
 #[doc(hidden)]
 pub struct NodePtr<K>(NonNull<Node<K>>);
 
-// SAFETY: it is as good as a `Box<Node<K>>` that whoever has the tree, or the preload, owns: without a
-// promise of the caller's it gives no access, and with it the node moves between threads with its owner.
+// SAFETY: the pointer itself gives no access: its methods are `unsafe`. The node belongs to the
+// owner of its tree or preload and moves between threads with that owner, as a `Box<Node<K>>`
+// would, for which `K: Send` suffices.
 unsafe impl<K: Send> Send for NodePtr<K> {}
 
 impl<K> Clone for NodePtr<K> {
@@ -117,44 +119,47 @@ impl<K> fmt::Debug for NodePtr<K> {
 }
 
 impl<K> NodePtr<K> {
-    /// Gives the node up, to be had back with [`reclaim`](Self::reclaim).
+    /// Turns a box into a pointer. [`reclaim`](Self::reclaim) turns it back.
     pub(super) fn leak(node: Box<Node<K>>) -> Self {
         Self(NonNull::from(Box::leak(node)))
     }
 
-    /// The node as the box that it was.
+    /// Turns the pointer back into the box that it was made of.
     ///
     /// # Safety
     ///
-    /// It was not reclaimed since it was leaked, and no copy of this pointer, nor what was got by one,
-    /// is used from now on.
+    /// The node has not been reclaimed since it was leaked. From this call on, no copy of the
+    /// pointer and no reference obtained from one is used.
     pub(super) unsafe fn reclaim(self) -> Box<Node<K>> {
-        // SAFETY: `leak` made the pointer of a box, and by the caller we are the only one to use it.
+        // SAFETY: `leak` made the pointer of a box, and the caller guarantees that nothing else
+        // uses the node from now on.
         unsafe { Box::from_raw(self.0.as_ptr()) }
     }
 
-    /// The node, borrowed from its tree.
+    /// Returns a reference to the node that borrows its tree.
     ///
     /// # Safety
     ///
-    /// For `'a` it is in a tree, which nothing borrows as `&mut`; or in a tree that the caller has as
-    /// `&mut`, and does not use [`fifo`](Self::fifo) or [`reclaim`](Self::reclaim) on.
+    /// During `'a` the node is in a tree, and one of these holds: nothing borrows the tree as
+    /// `&mut`; or the caller has the `&mut` borrow and does not call [`fifo`](Self::fifo) or
+    /// [`reclaim`](Self::reclaim) for the node.
     pub(super) unsafe fn node_ref<'a>(self) -> NodeRef<'a, K> {
         NodeRef { ptr: self, tree: PhantomData }
     }
 
-    /// The node's list.
+    /// Returns the FIFO of the node.
     ///
     /// # Safety
     ///
-    /// For `'a` it is in a tree that the caller has as `&mut`, and does not use otherwise.
+    /// During `'a` the node is in a tree that the caller borrows as `&mut` and does not use
+    /// otherwise.
     pub(super) unsafe fn fifo<'a>(self) -> &'a mut Fifo {
-        // SAFETY: by the caller the node is there, and nobody else uses it.
+        // SAFETY: the caller guarantees that the node is alive and that nothing else uses its tree.
         unsafe { &mut (*self.0.as_ptr()).fifo }
     }
 }
 
-/// A node of a tree that is borrowed for `'a`.
+/// A reference to a node of a tree that is borrowed during `'a`.
 pub(super) struct NodeRef<'a, K> {
     ptr: NodePtr<K>,
     tree: PhantomData<&'a Node<K>>,
@@ -179,8 +184,9 @@ impl<K> Deref for NodeRef<'_, K> {
 
     #[inline]
     fn deref(&self) -> &Node<K> {
-        // SAFETY: `node_ref` was promised, or by invariant 1 a link says, that the node is in a tree; it is
-        // freed, and its list lent, only with `&mut` to that tree, which `'a` forbids.
+        // SAFETY: the node is in a tree: `node_ref` requires that, and invariant 1 says it of a
+        // link. It is freed, and its FIFO is borrowed, only with `&mut` to that tree, which `'a`
+        // excludes.
         unsafe { self.ptr.0.as_ref() }
     }
 }
@@ -191,7 +197,7 @@ impl<'a, K> NodeRef<'a, K> {
     }
 
     pub(super) fn key(&self) -> &K {
-        // SAFETY: by invariant 1 the node, which is in a tree, has a key.
+        // SAFETY: by invariant 1 a node in a tree has a key.
         unsafe { self.key.assume_init_ref() }
     }
 
@@ -221,7 +227,7 @@ impl<'a, K> NodeRef<'a, K> {
         link.get().map(|ptr| Self { ptr, tree: self.tree })
     }
 
-    /// Puts `child`, or nothing, on that side: invariant 2.
+    /// Makes `child`, or nothing, the child of that side, and keeps invariant 2.
     pub(super) fn set_child(self, side: Side, child: Option<NodeRef<'a, K>>) {
         self.child[side as usize].set(child.map(Self::ptr));
         if let Some(child) = child {
@@ -229,17 +235,17 @@ impl<'a, K> NodeRef<'a, K> {
         }
     }
 
-    /// Makes it the root.
+    /// Clears the parent link: the node becomes the root.
     pub(super) fn set_no_parent(self) {
         self.parent.set(None);
     }
 
-    /// On which side `child` is.
+    /// Returns the side on which `child` is.
     pub(super) fn side_of(self, child: NodeRef<'a, K>) -> Side {
         if self.child(Side::Right) == Some(child) { Side::Right } else { Side::Left }
     }
 
-    /// The last node from here that way.
+    /// Returns the last node on the path from here to that side.
     pub(super) fn furthest(self, side: Side) -> Self {
         let mut at = self;
         while let Some(child) = at.child(side) {

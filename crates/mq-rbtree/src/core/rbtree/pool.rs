@@ -1,25 +1,26 @@
-//! The node pool: nodes for levels to come, and nodes to free after the unlock.
+//! The node pool: nodes kept for new levels, and nodes to free after the unlock.
 //!
 //! ```text
-//!   outside the lock               inside                       outside again
+//!   outside the lock               under the lock               outside the lock
 //!
-//!   hint: no node? -> make         take(), keep(made)           drop(preload): frees
+//!   hint: no node? -> allocate     take(), keep(made)           drop(preload) frees
 //!        Preload  --------------->  NodePool: | n n n - |  ---->  made, surplus -> n -> n
-//!                                  put(freed)
+//!                                  put(removed)
 //! ```
 //!
-//! Three rules: a node is made before the lock is taken, and only if the pool seems to be empty; the
-//! pool keeps up to `bound` freed nodes; an operation looks again under the lock, and what finds no
-//! room in the pool is freed after the unlock.
+//! A node is allocated before the lock, and only if the pool seems to be empty. The pool keeps up
+//! to `bound` removed nodes. An operation checks the pool again under the lock. A node that finds
+//! no room in the pool is freed after the unlock.
 //!
-//! Source: "ipc/mqueue: add rbtree node caching support" (Linux 3.5, `ipc/mqueue.c`) and "xfs: don't
-//! allocate new buffers on every call to _xfs_buf_find" (Linux 3.2).
+//! Source: "ipc/mqueue: add rbtree node caching support" (Linux 3.5, `ipc/mqueue.c`) and "xfs:
+//! don't allocate new buffers on every call to _xfs_buf_find" (Linux 3.2).
 //!
 //! # Invariants
 //!
-//! 1. `nodes` has capacity for `bound` nodes and holds at most that many: keeping one never allocates.
-//! 2. The hint is whether `nodes` has any, whenever the lock is not held.
-//! 3. The nodes of `surplus` were boxes, and the preload alone has pointers to them.
+//! 1. `nodes` has capacity for `bound` nodes and holds at most that many, so keeping a node never
+//!    allocates.
+//! 2. Whenever the lock is not held, the hint is true exactly if `nodes` is not empty.
+//! 3. The nodes of `surplus` were leaked from boxes, and only the preload has pointers to them.
 
 use std::fmt;
 
@@ -30,25 +31,25 @@ use percpu::sync::{Arc, check};
 
 use super::node::{Link, Node, NodePtr};
 
-/// Makes a node for a level to come.
+/// Allocates a node for a new level.
 pub(super) fn try_new_node<K>() -> Result<Box<Node<K>>, AllocError> {
     #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
     super::tests::memory()?;
     try_box(Node::vacant()).map_err(|_| AllocError::new())
 }
 
-/// Nodes that are kept under the lock.
+/// The nodes that are kept under the lock.
 pub(super) struct NodePool<K> {
     nodes: Vec<Box<Node<K>>>,
-    /// How many are kept at most: what the queue's owner wanted, and what was reserved.
+    /// The most nodes to keep: the configured number, or more after a reservation.
     bound: usize,
     hint: NodeHint,
     from_pool: u64,
     from_preload: u64,
 }
 
-/// Tells without the lock whether the pool seems to have a node. It may be out of date: then a node
-/// was made for nothing, or one is missing under the lock.
+/// Shows without the lock whether the pool seems to have a node. If it is out of date, a node is
+/// allocated that is not needed, or one is missing under the lock.
 #[doc(hidden)]
 #[derive(Clone)]
 pub struct NodeHint(Arc<AtomicBool>);
@@ -57,13 +58,14 @@ impl NodeHint {
     /// Returns whether the pool seems to be empty. Wait-free: one load.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        // Ordering: Relaxed; a hint, the lock orders the nodes.
+        // Ordering: Relaxed; a hint. The operation checks again under the lock, which orders the
+        // nodes.
         !self.0.load(Ordering::Relaxed)
     }
 }
 
 impl<K> NodePool<K> {
-    /// Makes an empty pool that keeps up to `bound` nodes.
+    /// Creates an empty pool that keeps up to `bound` nodes.
     pub(super) fn try_new(bound: usize) -> Result<Self, AllocError> {
         let mut nodes = Vec::new();
         nodes.try_reserve_exact(bound).map_err(|_| AllocError::new())?;
@@ -79,12 +81,12 @@ impl<K> NodePool<K> {
         self.nodes.len()
     }
 
-    /// How many nodes were taken from the pool, and how many from a preload.
+    /// Returns how many nodes were taken from the pool, and how many from a preload.
     pub(super) fn hits(&self) -> (u64, u64) {
         (self.from_pool, self.from_preload)
     }
 
-    /// Takes a node of the pool, or one that the preload has.
+    /// Takes a node from the pool, or else from the preload.
     #[inline]
     pub(super) fn take(&mut self, preload: &mut Preload<K>) -> Option<Box<Node<K>>> {
         if let Some(node) = self.nodes.pop() {
@@ -92,13 +94,13 @@ impl<K> NodePool<K> {
             self.from_pool += 1;
             return Some(node);
         }
-        // A node that an earlier removal under the same lock left will do as well.
+        // A node that was removed in the same lock section serves as well.
         let node = preload.made.take().or_else(|| preload.take_surplus())?;
         self.from_preload += 1;
         Some(node)
     }
 
-    /// Keeps a node, or leaves it to the preload.
+    /// Keeps a removed node if there is room; otherwise leaves it to the preload.
     #[inline]
     pub(super) fn put(&mut self, node: Box<Node<K>>, preload: &mut Preload<K>) {
         if self.nodes.len() < self.bound {
@@ -108,7 +110,7 @@ impl<K> NodePool<K> {
         }
     }
 
-    /// Keeps a node that was made for nothing, if there is room.
+    /// Keeps the preloaded node if it was not used and there is room.
     #[inline]
     pub(super) fn keep(&mut self, preload: &mut Preload<K>) {
         if check!("keep: the pool has room", self.nodes.len() < self.bound) {
@@ -118,15 +120,16 @@ impl<K> NodePool<K> {
         }
     }
 
-    /// Makes nodes for `messages` levels beside the `live` ones, and from now on keeps all there are.
+    /// Allocates nodes for `messages` levels beside the `live` ones, and from now on keeps all
+    /// nodes.
     ///
-    /// On an error the nodes that were made are kept.
+    /// If it fails, it keeps the nodes that it has allocated.
     pub(super) fn reserve(&mut self, live: usize, messages: usize) -> Result<(), AllocError> {
         if messages == 0 {
             return Ok(());
         }
-        // One more than are needed: when the pool is empty the hint has the next one made, though it
-        // is for a level that there is.
+        // One more than needed. When the pool is empty, the hint makes the next send allocate a
+        // node, even for a level that exists.
         let wanted = messages.checked_add(1).ok_or(AllocError::new())?;
         let all = live.checked_add(wanted.max(self.len())).ok_or(AllocError::new())?;
         let beside = all.saturating_sub(self.len());
@@ -140,18 +143,18 @@ impl<K> NodePool<K> {
         Ok(())
     }
 
-    /// Adds a node where there is room.
+    /// Adds a node. The caller has checked that there is room.
     #[inline]
     fn push(&mut self, node: Box<Node<K>>) {
-        self.nodes.push(node); // invariant 1: within its capacity
+        self.nodes.push(node); // invariant 1: within the capacity
         self.update_hint();
     }
 
-    /// Makes invariant 2 true again. Writes only what changes, so that other CPUs keep their copy of
-    /// the line.
+    /// Restores invariant 2. Stores only a changed value, so that other CPUs keep their copy of the
+    /// cache line.
     #[inline]
     fn update_hint(&self) {
-        // Ordering: Relaxed, both; a hint, and the lock orders its writers.
+        // Ordering: Relaxed, both; a hint that publishes nothing. The lock orders its writers.
         if self.hint.is_empty() != self.nodes.is_empty() {
             self.hint.0.store(!self.nodes.is_empty(), Ordering::Relaxed);
         }
@@ -165,20 +168,21 @@ impl<K> NodePool<K> {
     }
 }
 
-/// A node for a new level, made before the lock; and nodes to free after the unlock, any number.
+/// A node allocated before the lock for a new level, and any number of nodes to free after the
+/// unlock.
 #[doc(hidden)]
 pub struct Preload<K> {
     made: Option<Box<Node<K>>>,
-    /// A list by parent links, as a batch may free many nodes.
+    /// A list linked by the parent links, because a batch may remove many nodes.
     surplus: Link<K>,
 }
 
 impl<K> Preload<K> {
-    /// Makes a node if the pool seems to be empty, and if there is memory.
+    /// Allocates a node if the pool seems to be empty.
     #[inline]
     pub(super) fn fill(&mut self, hint: &NodeHint) {
         if hint.is_empty() && self.made.is_none() {
-            // An error is no reason to give up: under the lock a node may be found.
+            // A failure is not reported: under the lock the pool may have a node.
             self.made = try_new_node().ok();
         }
     }
@@ -188,10 +192,11 @@ impl<K> Preload<K> {
         self.surplus = Some(NodePtr::leak(node));
     }
 
-    /// Takes one of the surplus.
+    /// Takes one node of the surplus.
     fn take_surplus(&mut self) -> Option<Box<Node<K>>> {
         let first = self.surplus?;
-        // SAFETY: invariant 3, and the only pointer to it is overwritten before another use.
+        // SAFETY: by invariant 3 the node was leaked, and only this preload points to it. The
+        // pointer is overwritten below, before another use.
         let node = unsafe { first.reclaim() };
         self.surplus = node.take_parent();
         Some(node)

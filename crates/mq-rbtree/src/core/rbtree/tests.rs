@@ -14,15 +14,15 @@ use super::{NodePtr, Preload, RbTree};
 use crate::stats::LevelStats;
 
 thread_local! {
-    /// Nodes of this thread, in trees or out of them.
+    /// Nodes of this thread, in trees or outside.
     static ALIVE: Cell<usize> = const { Cell::new(0) };
-    /// Nodes that this thread wanted to make.
+    /// Allocations of nodes that this thread attempted.
     static ASKED: Cell<usize> = const { Cell::new(0) };
-    /// How many more may be made.
+    /// How many more of them succeed.
     static MEMORY: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// In every node: counts them.
+/// A member of every node that counts the nodes alive.
 pub(super) struct Alive(());
 
 impl Alive {
@@ -38,14 +38,14 @@ impl Drop for Alive {
     }
 }
 
-/// What `try_new_node` asks first.
+/// Called by `try_new_node` before it allocates.
 pub(super) fn memory() -> Result<(), AllocError> {
     ASKED.set(ASKED.get() + 1);
     MEMORY.set(MEMORY.get().checked_sub(1).ok_or(AllocError::new())?);
     Ok(())
 }
 
-/// A tree as the queue uses it: a preload for each operation.
+/// A tree used as the queue uses it: with a preload for each operation.
 struct TestTree<K>(RbTree<K>);
 
 impl<K: Ord + Copy + fmt::Debug> TestTree<K> {
@@ -53,7 +53,7 @@ impl<K: Ord + Copy + fmt::Debug> TestTree<K> {
         Self(RbTree::try_new(spare).unwrap())
     }
 
-    /// Puts a message with this name into a level.
+    /// Makes `name` the only message of a level.
     fn send(&mut self, key: K, name: u32) -> Result<(), AllocError> {
         let mut preload = Preload::default();
         RbTree::preload(&self.0.hint(), key, &mut preload);
@@ -67,18 +67,18 @@ impl<K: Ord + Copy + fmt::Debug> TestTree<K> {
     }
 
     fn fifo(&mut self, level: NodePtr<K>) -> &mut Fifo {
-        // SAFETY: the tests have levels from the tree itself, and use none of a level that they left.
+        // SAFETY: the tests use levels that this tree returned, and none after its removal.
         unsafe { self.0.fifo(level) }
     }
 
     fn key(&self, level: NodePtr<K>) -> K {
-        // SAFETY: as in `fifo`.
+        // SAFETY: the tests use levels that this tree returned, and none after its removal.
         unsafe { self.0.priority(level) }
     }
 
     fn remove_level(&mut self, level: NodePtr<K>, preload: &mut Preload<K>) {
         *self.fifo(level) = Fifo::EMPTY;
-        // SAFETY: as in `fifo`.
+        // SAFETY: the tests use levels that this tree returned, and none after its removal.
         unsafe { self.0.remove(level, preload) };
     }
 
@@ -88,7 +88,7 @@ impl<K: Ord + Copy + fmt::Debug> TestTree<K> {
         true
     }
 
-    /// Takes the highest level out.
+    /// Removes the highest level.
     fn pop(&mut self) -> Option<K> {
         let level = self.0.highest()?;
         let key = self.key(level);
@@ -96,7 +96,7 @@ impl<K: Ord + Copy + fmt::Debug> TestTree<K> {
         Some(key)
     }
 
-    /// What is there, the highest first, after a check.
+    /// Validates the tree, and returns its keys and names, highest first.
     fn all(&self) -> Vec<(K, u32)> {
         let mut all = Vec::new();
         self.0.validate(|key, fifo| all.push((key, fifo.head)));
@@ -108,7 +108,7 @@ impl<K: Ord + Copy + fmt::Debug> TestTree<K> {
     }
 }
 
-/// Runs `test`, and demands that every node was freed, once.
+/// Runs `test`, and asserts that every node was freed once.
 fn without_leak(test: impl FnOnce()) {
     assert_eq!(ALIVE.get(), 0);
     test();
@@ -170,7 +170,7 @@ proptest! {
                 assert_eq!(live, model.len());
                 let bound = if reserved == 0 { spare } else { spare.max(reserved + 1) };
                 assert!(kept <= bound);
-                // inv02: nodes are those of levels and those kept.
+                // inv02: the nodes are those of the levels and those kept.
                 assert_eq!(ALIVE.get(), live + kept);
             }
             assert_eq!(tree.stats().fallback, 0, "the hint is never out of date here");
@@ -178,7 +178,7 @@ proptest! {
     }
 }
 
-/// Every order of sending and every order of removing, up to five levels.
+/// Every order of five sends, with every order of five removals.
 #[test]
 fn inv03_every_order_of_five_levels() {
     fn orders(of: &[u8]) -> Vec<Vec<u8>> {
@@ -212,7 +212,7 @@ fn inv03_every_order_of_five_levels() {
     });
 }
 
-/// A level stays good while other levels come and go around it.
+/// A level stays valid while other levels are inserted and removed.
 #[test]
 fn levels_stay_valid_while_others_change() {
     without_leak(|| {
@@ -240,7 +240,7 @@ fn is_above_is_the_order() {
     assert!(RbTree::<i8>::is_valid(-128));
 }
 
-/// One level at a time: its node is always the same one.
+/// One level at a time reuses the same node.
 #[test]
 fn inv04_one_level_takes_its_node_from_the_cache() {
     without_leak(|| {
@@ -258,7 +258,7 @@ fn inv04_one_level_takes_its_node_from_the_cache() {
     });
 }
 
-/// Without a cache each level's node is made for it before the lock, and freed after the unlock.
+/// Without a cache, the node of each level is allocated before the lock and freed after the unlock.
 #[test]
 fn no_spare_keeps_nothing() {
     without_leak(|| {
@@ -278,7 +278,7 @@ fn no_spare_keeps_nothing() {
     });
 }
 
-/// Many levels may leave with one preload, and a level to come takes one of theirs.
+/// One preload holds the nodes of many removed levels, and a new level takes one of them.
 #[test]
 fn a_preload_holds_surplus_nodes_for_reuse() {
     without_leak(|| {
@@ -307,7 +307,7 @@ fn a_preload_holds_surplus_nodes_for_reuse() {
     });
 }
 
-/// A node that was made because the hint was out of date is kept, if there is room.
+/// A node that was allocated because the hint was out of date is kept, if there is room.
 #[test]
 fn inv05_an_unused_node_is_kept_or_freed() {
     without_leak(|| {
@@ -327,7 +327,7 @@ fn inv05_an_unused_node_is_kept_or_freed() {
         tree.send(8, 3).unwrap();
         assert_eq!((tree.stats().from_cache, tree.stats().from_preload), (1, 1));
 
-        // Also one whose level took a node that came back in between.
+        // The same if the level took a node that was returned in between.
         let mut preload = Preload::default();
         RbTree::preload(&tree.0.hint(), 9, &mut preload);
         assert_eq!(tree.pop(), Some(8));
@@ -343,19 +343,19 @@ fn inv06_failures_change_nothing() {
     without_leak(|| {
         let mut tree = TestTree::new(1);
         tree.send(5, 50).unwrap();
-        // The one before the lock fails, the one under it does not.
+        // The allocation before the lock fails, the one under it succeeds.
         let mut preload = Preload::default();
         MEMORY.set(0);
         RbTree::preload(&tree.0.hint(), 6, &mut preload);
         MEMORY.set(1);
         tree.send_with(6, 60, &mut preload).unwrap();
         assert_eq!((tree.stats().fallback, MEMORY.get()), (1, 0));
-        // Both fail.
+        // Both allocations fail.
         let before = tree.stats();
         assert_eq!(tree.send(7, 70), Err(AllocError::new()));
         assert_eq!(tree.stats(), before);
         assert_eq!(tree.all(), [(6, 60), (5, 50)]);
-        // No memory is needed for a level that is there, nor for one whose node is kept.
+        // No memory is needed for a level that exists, nor for one whose node is kept.
         tree.send(5, 51).unwrap();
         assert_eq!(tree.pop(), Some(6));
         tree.send(8, 80).unwrap();
@@ -364,7 +364,7 @@ fn inv06_failures_change_nothing() {
     });
 }
 
-/// After `reserve` nodes are neither made nor freed, in trees that keep few themselves.
+/// After `reserve`, nodes are neither allocated nor freed, even in trees that keep few themselves.
 #[test]
 fn inv04_reserved_levels_need_no_memory() {
     for (spare, there, gone) in
@@ -384,7 +384,7 @@ fn inv04_reserved_levels_need_no_memory() {
             for round in 0..3 {
                 for key in 0..20 {
                     tree.send(key, 0).unwrap();
-                    tree.send(key, 1).unwrap(); // one that is there: nothing is made for it
+                    tree.send(key, 1).unwrap(); // its level exists: no allocation
                     tree.all();
                     assert_eq!(ALIVE.get(), alive);
                 }
@@ -428,11 +428,11 @@ fn reserve_may_fail_and_keeps_what_it_got() {
 }
 
 thread_local! {
-    /// Comparisons until one panics.
+    /// The number of comparisons before one panics.
     static FUSE: Cell<usize> = const { Cell::new(usize::MAX) };
 }
 
-/// A key whose order panics.
+/// A key whose comparison panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Fused(u32);
 
@@ -450,7 +450,8 @@ impl PartialOrd for Fused {
     }
 }
 
-/// Runs `op` with each comparison of it panicking in turn, then with none: how many there are.
+/// Runs `op` so that each of its comparisons panics in turn, then without a panic. Returns the
+/// number of comparisons.
 fn blow_each<R>(mut op: impl FnMut() -> R, mut after_panic: impl FnMut()) -> usize {
     for fuse in 0.. {
         FUSE.set(fuse);
@@ -464,7 +465,7 @@ fn blow_each<R>(mut op: impl FnMut() -> R, mut after_panic: impl FnMut()) -> usi
     unreachable!("the operation ends")
 }
 
-/// Whichever comparison panics, nothing has changed.
+/// Whichever comparison panics, the tree is unchanged.
 #[test]
 fn a_panicking_order_changes_nothing() {
     for key in [0, 31, 50, 99, 200].map(Fused) {
@@ -494,7 +495,7 @@ fn a_panicking_order_changes_nothing() {
     }
 }
 
-/// A key whose order is a hash of both sides, so that it contradicts itself.
+/// A key whose order is a hash of both sides, so that it is inconsistent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Odd(u32);
 
@@ -515,7 +516,7 @@ impl PartialOrd for Odd {
     }
 }
 
-/// With an order that contradicts itself the tree holds together: every level comes out, once.
+/// With an inconsistent order the tree holds together: every level is removed once.
 #[test]
 fn an_inconsistent_order_loses_nothing() {
     fn check(tree: &TestTree<Odd>, mut want: Vec<u32>) {
@@ -531,7 +532,7 @@ fn an_inconsistent_order_loses_nothing() {
         for name in 0..1000 {
             let key = Odd(name * 7919 % 500);
             let level = tree.0.get_or_insert(key, &mut Preload::default()).unwrap();
-            // A new level, or any of those that are there.
+            // The level is new, or any of the existing ones.
             let old = mem::replace(tree.fifo(level), Fifo { head: name, tail: name, len: 1 });
             if !old.is_empty() {
                 there.retain(|&name| name != old.head);
@@ -556,7 +557,7 @@ fn an_inconsistent_order_loses_nothing() {
     });
 }
 
-/// In constant stack: the thread of a test has two MiB.
+/// The drop uses constant stack: a test's thread has two MiB.
 #[test]
 fn a_large_tree_drops() {
     without_leak(|| {
@@ -569,7 +570,7 @@ fn a_large_tree_drops() {
     });
 }
 
-/// The tree and its preload move between threads as the keys do.
+/// The tree and its preload move between threads if the keys do.
 const _: () = {
     const fn send<T: Send>() {}
     send::<RbTree<Cell<u8>>>();

@@ -1,7 +1,7 @@
-//! The tree itself: search, link, unlink, balance. Knows nothing of lists, or of where nodes come from.
+//! The links of the tree: search, link, unlink and rebalance.
 //!
-//! Edits take `&self`: the links are cells, and a walk borrows the tree that it changes. Nothing
-//! here frees a node but the drop.
+//! This module knows neither the messages nor where nodes come from. Edits take `&self`, because a
+//! walk borrows the tree that it edits; the links are cells. Only the drop frees nodes.
 
 use std::cell::Cell;
 use std::cmp::Ordering;
@@ -18,7 +18,7 @@ pub(super) struct Tree<K> {
     len: Cell<usize>,
 }
 
-/// A place without a node: where a search ended that found nothing.
+/// The missing child at which a search ended without finding its key.
 pub(super) struct InsertionPoint<'a, K> {
     parent: Option<NodeRef<'a, K>>,
     side: Side,
@@ -29,12 +29,12 @@ impl<K> Tree<K> {
         Self { root: Cell::new(None), highest: Cell::new(None), len: Cell::new(0) }
     }
 
-    /// How many nodes there are.
+    /// Returns the number of nodes.
     pub(super) fn len(&self) -> usize {
         self.len.get()
     }
 
-    /// The last node in order.
+    /// Returns the last node in order.
     #[inline]
     pub(super) fn highest(&self) -> Link<K> {
         self.highest.get()
@@ -42,11 +42,12 @@ impl<K> Tree<K> {
 
     #[inline]
     fn root(&self) -> Option<NodeRef<'_, K>> {
-        // SAFETY: by invariant 1 it is in this tree, which we lend for as long as it.
+        // SAFETY: by invariant 1 the root is in this tree, which is borrowed for as long as the
+        // reference.
         self.root.get().map(|root| unsafe { root.node_ref() })
     }
 
-    /// The node of a key, or where it would go.
+    /// Returns the node of a key, or the point at which to insert it.
     #[inline]
     pub(super) fn search(&self, key: &K) -> Result<NodeRef<'_, K>, InsertionPoint<'_, K>>
     where
@@ -66,7 +67,7 @@ impl<K> Tree<K> {
         Err(point)
     }
 
-    /// The node of the greatest key below this one.
+    /// Returns the node of the greatest key below this one.
     pub(super) fn below(&self, key: &K) -> Option<NodeRef<'_, K>>
     where
         K: Ord,
@@ -84,7 +85,7 @@ impl<K> Tree<K> {
         best
     }
 
-    /// Puts a node into a point that a search of this tree has just found.
+    /// Inserts a node at a point that a search of this tree has just returned.
     #[inline]
     pub(super) fn link<'a>(
         &'a self,
@@ -94,7 +95,8 @@ impl<K> Tree<K> {
     ) -> NodePtr<K> {
         node.init_leaf(key);
         let ptr = NodePtr::leak(node);
-        // SAFETY: it is in this tree from here on, which `'a` borrows: nothing frees it for so long.
+        // SAFETY: the node is in this tree from here on, and nothing frees it while `'a` borrows
+        // the tree.
         let node: NodeRef<'a, K> = unsafe { ptr.node_ref() };
         let parent = point.parent.map(NodeRef::ptr);
         if parent == self.highest.get() && (parent.is_none() || point.side == Right) {
@@ -109,8 +111,8 @@ impl<K> Tree<K> {
         ptr
     }
 
-    /// Takes a node of this tree out, so that no link leads to it. What it links to itself means
-    /// nothing any more.
+    /// Removes a node of this tree, so that no link leads to it. Its own links are left as they
+    /// were and mean nothing.
     #[inline]
     pub(super) fn unlink<'a>(&'a self, node: NodeRef<'a, K>) {
         if self.highest.get() == Some(node.ptr()) {
@@ -118,8 +120,9 @@ impl<K> Tree<K> {
         }
         self.len.set(self.len.get() - 1);
 
-        // What goes is the node's colour, if it has one child at most; otherwise the next node in
-        // order, which has none to its left, moves into its place with its colour, and its own goes.
+        // With at most one child, the node's own colour disappears from its path. With two
+        // children, the next node in order, which has no left child, moves into its place and takes
+        // its colour; then the colour of that next node disappears from its former path.
         let (short, red, orphan) = match (node.child(Left), node.child(Right)) {
             (Some(left), Some(right)) => {
                 let next = right.furthest(Left);
@@ -144,14 +147,15 @@ impl<K> Tree<K> {
             }
         };
         if let Some(orphan) = orphan {
-            // By invariant 3 it was red, below a black one: now it is black itself.
+            // By invariant 3 the orphan was red and the removed node black: the orphan takes over
+            // the black.
             orphan.set_red(false);
         } else if !red {
             self.remove_fixup(short);
         }
     }
 
-    /// Puts `new`, or nothing, where `old` is.
+    /// Puts `new`, or nothing, in the place of `old`.
     fn replace<'a>(&'a self, old: NodeRef<'a, K>, new: Option<NodeRef<'a, K>>) {
         match old.parent() {
             Some(parent) => parent.set_child(parent.side_of(old), new),
@@ -164,12 +168,12 @@ impl<K> Tree<K> {
         }
     }
 
-    /// Turns `at` down, and its child `up` into its place.
+    /// Rotates: `up`, a child of `at`, takes the place of `at`, and `at` becomes its child.
     ///
     /// ```text
     ///       at            up
     ///      /  \          /  \
-    ///     up   c   ->   a    at       or the other way round
+    ///     up   c   ->   a    at       or its mirror image
     ///    /  \               /  \
     ///   a    b             b    c
     /// ```
@@ -181,8 +185,8 @@ impl<K> Tree<K> {
         up.set_child(side.other(), Some(at));
     }
 
-    /// Makes invariant 3 true again, where all that may be wrong is a red parent of this red node, or
-    /// that it is the root.
+    /// Restores invariant 3 after an insertion, where at most one thing is wrong: this red node has
+    /// a red parent, or is the root.
     fn insert_fixup<'a>(&'a self, mut node: NodeRef<'a, K>) {
         loop {
             let Some(parent) = node.parent() else { return node.set_red(false) };
@@ -193,8 +197,8 @@ impl<K> Tree<K> {
             let side = above.side_of(parent);
             match above.child(side.other()) {
                 Some(uncle) if uncle.is_red() => {
-                    // Both of them black, what is above them red: as many blacks on each way down,
-                    // and one red node less to look at on the way up.
+                    // The parent and the uncle become black and the grandparent red: each path has
+                    // as many black nodes as before, and the problem moves two levels up.
                     parent.set_red(false);
                     uncle.set_red(false);
                     above.set_red(true);
@@ -204,7 +208,7 @@ impl<K> Tree<K> {
                     let middle = if parent.side_of(node) == side {
                         parent
                     } else {
-                        self.rotate(parent, node); // to the outside
+                        self.rotate(parent, node); // moves the red node to the outer side
                         node
                     };
                     middle.set_red(false);
@@ -216,15 +220,16 @@ impl<K> Tree<K> {
         }
     }
 
-    /// Makes invariant 3 true again, where all ways down that side of that node are one black node
-    /// short: all ways of the tree, if `None`, which is as well.
+    /// Restores invariant 3 after a removal, where the paths through that side of that node have
+    /// one black node too few. `None`: all paths of the tree do, which is no violation.
     fn remove_fixup<'a>(&'a self, mut short: Option<(NodeRef<'a, K>, Side)>) {
         while let Some((parent, side)) = short {
             let other = side.other();
-            // The other side has one black node more than this one, so there is a node.
+            // The other side has one black node more than this one, so it is not empty.
             let Some(mut sibling) = parent.child(other) else { return };
             if sibling.is_red() {
-                // Its children are black, and there for the same reason: the nearer is the new one.
+                // Both children of a red sibling exist and are black, for the same reason. After
+                // the rotation the nearer of them is the sibling.
                 sibling.set_red(false);
                 parent.set_red(true);
                 self.rotate(parent, sibling);
@@ -244,7 +249,8 @@ impl<K> Tree<K> {
                 self.rotate(sibling, inner);
                 return self.rotate(parent, inner);
             }
-            // As short on the other side now; a black parent has it one up.
+            // Now the sibling's paths have one black node too few as well. A red parent becomes
+            // black and makes up for it; below a black parent the problem moves one level up.
             sibling.set_red(true);
             if parent.is_red() {
                 return parent.set_red(false);
@@ -253,7 +259,7 @@ impl<K> Tree<K> {
         }
     }
 
-    /// Checks all invariants, and shows what is there, the highest first.
+    /// Checks all invariants, and passes each level to `each`, highest first.
     pub(super) fn validate(&self, mut each: impl FnMut(K, Fifo))
     where
         K: Ord + Copy + fmt::Debug,
@@ -271,7 +277,7 @@ impl<K> Tree<K> {
         });
     }
 
-    /// Checks invariants 2 to 4, which hold whatever the order of keys is.
+    /// Checks invariants 2 to 4, which hold with any order of keys.
     pub(super) fn validate_links<'a>(&'a self, mut each: impl FnMut(NodeRef<'a, K>))
     where
         K: fmt::Debug,
@@ -301,7 +307,7 @@ impl<K> Tree<K> {
     }
 }
 
-/// The node before this one in order.
+/// Returns the previous node in order.
 fn predecessor<K>(at: NodeRef<'_, K>) -> Option<NodeRef<'_, K>> {
     if let Some(lower) = at.child(Left) {
         return Some(lower.furthest(Right));
@@ -316,7 +322,7 @@ fn predecessor<K>(at: NodeRef<'_, K>) -> Option<NodeRef<'_, K>> {
     None
 }
 
-/// The black nodes from here up to the root.
+/// Counts the black nodes on the path from here to the root.
 fn blacks_above<K>(at: NodeRef<'_, K>) -> usize {
     std::iter::successors(Some(at), |at| at.parent()).filter(|at| !at.is_red()).count()
 }
@@ -326,14 +332,14 @@ impl<K> Drop for Tree<K> {
     fn drop(&mut self) {
         let mut next = self.root.take();
         while let Some(ptr) = next {
-            // SAFETY: by invariant 1 it is in this tree, which we have as `&mut`; it is reclaimed
-            // below, after the last use of this.
+            // SAFETY: by invariant 1 the node is in this tree, which is borrowed as `&mut`. It is
+            // reclaimed below, after the last use of this reference.
             let at = unsafe { ptr.node_ref() };
             let lower = at.take_child(Left).or_else(|| at.take_child(Right));
             next = lower.or_else(|| at.take_parent());
             if lower.is_none() {
-                // SAFETY: invariant 1; its parent's link to it was taken when we came down, its
-                // children are gone, and `highest` is not followed any more.
+                // SAFETY: by invariant 1 the node came from a box. Its parent's link was taken on
+                // the way down, its children are gone, and `highest` is not followed any more.
                 drop(unsafe { ptr.reclaim() });
             }
         }
