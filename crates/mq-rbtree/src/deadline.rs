@@ -1,4 +1,4 @@
-//! How long an operation waits, and before whom.
+//! Deadlines, and how an operation waits.
 
 use std::error::Error;
 use std::fmt;
@@ -9,45 +9,65 @@ use percpu::sync::Futex;
 
 /// The moment at which an operation gives up.
 ///
-/// A monotonic one is a length of time. A realtime one is what the system's clock shows: when that
-/// is set, threads that wait follow. That is what POSIX has, and what the kernel's queue takes.
+/// A monotonic deadline is unaffected by changes of the system clock. A realtime deadline follows
+/// the system clock: if that is set while a thread waits, the wait ends earlier or later. POSIX
+/// queues have realtime deadlines.
+///
+/// ```
+/// use std::time::{Duration, Instant, SystemTime};
+/// use mq_rbtree::{Deadline, Queue, ReceiveError, Wait};
+///
+/// let queue: Queue<&str> = Queue::new(8)?;
+/// let timeout = Duration::from_millis(5);
+/// for deadline in [
+///     Deadline::after(timeout),                      // monotonic
+///     Deadline::from(Instant::now() + timeout),      // the same
+///     Deadline::from(SystemTime::now() + timeout),   // realtime
+///     Deadline::realtime(1_700_000_000, 0)?,         // a C `timespec`; this one is over
+/// ] {
+///     assert_eq!(queue.receive_with(Wait::until(deadline)), Err(ReceiveError::Timeout));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deadline {
-    /// By `CLOCK_MONOTONIC`.
+    /// A moment of `CLOCK_MONOTONIC`.
     Monotonic(Instant),
-    /// By `CLOCK_REALTIME`.
+    /// A moment of `CLOCK_REALTIME`.
     Realtime(SystemTime),
 }
 
 impl Deadline {
-    /// More than anybody waits: 136 years.
+    /// The longest timeout: 136 years.
     const MAX_WAIT: Duration = Duration::from_secs(u32::MAX as u64);
 
-    /// `time` from now, by the monotonic clock; at most 136 years, which is as good as no limit.
+    /// Returns the monotonic deadline `time` from now; at most 136 years, which is as good as no
+    /// limit.
     #[must_use]
     pub fn after(time: Duration) -> Self {
         Self::Monotonic(Instant::now() + time.min(Self::MAX_WAIT))
     }
 
-    /// The time of a C `timespec`, in seconds and nanoseconds since 1970.
+    /// Returns the realtime deadline of a C `timespec`: seconds and nanoseconds since 1970.
     ///
     /// # Errors
     ///
-    /// [`InvalidDeadline`] for what the kernel refuses: less than 0 seconds, or nanoseconds that are
-    /// not in 0 to 999,999,999.
+    /// [`InvalidDeadline`] for what the kernel refuses: negative seconds, or nanoseconds outside 0
+    /// to 999,999,999.
     pub fn realtime(seconds: i64, nanoseconds: i64) -> Result<Self, InvalidDeadline> {
         let seconds = u64::try_from(seconds).map_err(|_| InvalidDeadline {})?;
         let nanoseconds = u32::try_from(nanoseconds).map_err(|_| InvalidDeadline {})?;
         if nanoseconds >= 1_000_000_000 {
             return Err(InvalidDeadline {});
         }
-        // A `SystemTime` goes as far as a `timespec`: this does not overflow.
+        // This cannot overflow: a `SystemTime` has the range of a `timespec`.
         Ok(Self::Realtime(SystemTime::UNIX_EPOCH + Duration::new(seconds, nanoseconds)))
     }
 
-    /// True from that moment on. A system call, or its equivalent in user space.
+    /// Returns true from that moment on. Reads the clock.
     ///
-    /// In a model time has no measure, and may be over at any moment: always true.
+    /// In a model build it is always true, because a model has no time and a wait may end at any
+    /// moment.
     #[must_use]
     pub fn is_over(self) -> bool {
         if cfg!(any(offlock_loom, offlock_shuttle)) {
@@ -72,7 +92,7 @@ impl From<SystemTime> for Deadline {
     }
 }
 
-/// Sleeps as [`Futex::wait`] does, but not past the deadline.
+/// Sleeps as [`Futex::wait`] does, at most until the deadline.
 pub(crate) fn sleep(futex: &Futex, seen: u32, deadline: Option<Deadline>) {
     match deadline {
         None => futex.wait(seen),
@@ -83,14 +103,13 @@ pub(crate) fn sleep(futex: &Futex, seen: u32, deadline: Option<Deadline>) {
     }
 }
 
-/// A time that is none: before 1970, or with nanoseconds that make no part of a second. Maps to
-/// `EINVAL`.
+/// The `timespec` of [`Deadline::realtime`] was invalid. Maps to `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct InvalidDeadline {}
 
 impl InvalidDeadline {
-    /// The error as C knows it: `EINVAL`.
+    /// Returns the errno: `EINVAL`.
     #[must_use]
     pub fn errno(&self) -> i32 {
         libc::EINVAL
@@ -111,16 +130,20 @@ impl From<InvalidDeadline> for io::Error {
     }
 }
 
-/// How long an operation waits if it cannot be done at once, and how urgent it is among those that
-/// wait.
+/// How long an operation waits if it cannot complete at once, and how urgent its wait is.
 ///
 /// ```
 /// use std::time::Duration;
-/// use mq_rbtree::Wait;
+/// use mq_rbtree::{Queue, ReceiveError, Wait};
 ///
-/// let patient = Wait::FOREVER;
-/// let soon = Wait::at_most(Duration::from_millis(5)).urgency(7); // before others that wait
-/// # assert_ne!(patient, soon);
+/// let queue: Queue<&str> = Queue::new(8)?;
+/// queue.send_with("a message", 7, Wait::NO)?;                // as `try_send`
+/// assert_eq!(queue.receive_with(Wait::FOREVER)?.0, "a message"); // as `receive`
+/// let soon = Wait::at_most(Duration::from_millis(5));
+/// assert_eq!(queue.receive_with(soon), Err(ReceiveError::Timeout));
+/// let before_others = soon.urgency(7); // served before waiters of urgency 0 to 6
+/// assert_eq!(queue.receive_with(before_others), Err(ReceiveError::Timeout));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wait {
@@ -136,26 +159,30 @@ enum Length {
 }
 
 impl Wait {
-    /// Until it can be done.
+    /// Waits without a time limit.
     pub const FOREVER: Self = Self { length: Length::Forever, urgency: 0 };
-    /// Not at all: it is refused at once (`EAGAIN`).
+    /// Does not wait: the operation is refused at once (`EAGAIN`).
     pub const NO: Self = Self { length: Length::No, urgency: 0 };
 
-    /// Until a deadline: an [`Instant`], a [`SystemTime`] or a [`Deadline`]. If that is in the past,
-    /// what can be done at once is done, the rest has timed out (`ETIMEDOUT`).
+    /// Waits until a deadline: an [`Instant`], a [`SystemTime`] or a [`Deadline`].
+    ///
+    /// With a deadline in the past, an operation that can complete at once completes; any other
+    /// times out (`ETIMEDOUT`).
     #[must_use]
     pub fn until(deadline: impl Into<Deadline>) -> Self {
         Self { length: Length::Until(deadline.into()), urgency: 0 }
     }
 
-    /// For a length of time, from now on: see [`Deadline::after`].
+    /// Waits for at most this time, from now on: see [`Deadline::after`].
     #[must_use]
     pub fn at_most(time: Duration) -> Self {
         Self::until(Deadline::after(time))
     }
 
-    /// The same, with this urgency: whoever waits with a higher one is served before those with a
-    /// lower one, of one urgency whoever came first. 0 where nothing is said.
+    /// Sets the urgency of the wait; the default is 0.
+    ///
+    /// Waiters of a higher urgency are served first. Waiters of equal urgency are served in their
+    /// order of arrival.
     #[must_use]
     pub const fn urgency(self, urgency: u8) -> Self {
         Self { urgency, ..self }
@@ -165,7 +192,7 @@ impl Wait {
         self.length == Length::No
     }
 
-    /// `None`: there is no end to it, or no wait.
+    /// Returns the deadline, or `None` if there is no time limit or no wait.
     pub(crate) fn deadline(self) -> Option<Deadline> {
         match self.length {
             Length::Until(deadline) => Some(deadline),
@@ -238,7 +265,7 @@ mod tests {
             while !deadline.is_over() {
                 sleep(&futex, seen, Some(deadline));
             }
-            sleep(&futex, seen, Some(deadline)); // and at once when it is over
+            sleep(&futex, seen, Some(deadline)); // returns at once after the deadline
         }
         futex.advance();
         sleep(&futex, seen, None);

@@ -1,4 +1,4 @@
-//! A descriptor that other threads make readable.
+//! A file descriptor that other threads make readable.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -12,7 +12,7 @@ pub(crate) struct EventNotifier(OwnedFd);
 
 impl EventNotifier {
     pub(crate) fn try_new() -> io::Result<Self> {
-        // SAFETY: takes two numbers.
+        // SAFETY: `eventfd` takes two integers.
         let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
@@ -23,15 +23,15 @@ impl EventNotifier {
 
     pub(crate) fn signal(&self) {
         let one = 1u64;
-        // It can only fail by being full, and then it is readable anyway.
-        // SAFETY: 8 bytes that live.
+        // The write fails only if the counter is at its maximum, when the descriptor is readable.
+        // SAFETY: the pointer is to 8 bytes that live during the call.
         unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
     }
 
     pub(crate) fn clear(&self) {
         let mut count = 0u64;
-        // The count does not matter, nor that there was none.
-        // SAFETY: 8 bytes that live.
+        // The value read does not matter, nor does a failure because the counter is 0.
+        // SAFETY: the pointer is to 8 bytes that live during the call.
         unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
     }
 }

@@ -1,11 +1,11 @@
-//! Where a thread sleeps until somebody has something for it.
+//! A thread's place to sleep until another thread wakes it.
 
 use percpu::sync::{Arc, Futex, step};
 
 use crate::deadline::{Deadline, sleep};
 
-/// One for each thread that ever waited: whoever wakes it holds a reference of its own, because what
-/// it waits with is gone as soon as it knows that the wait is over.
+/// The futex of one thread. A waking thread holds a reference of its own, because the sleeping
+/// thread may exit as soon as it sees the end of its wait.
 #[derive(Debug)]
 pub(crate) struct Parker {
     woken: Futex,
@@ -16,13 +16,14 @@ percpu::sync::thread_local! {
 }
 
 impl Parker {
-    /// This thread's. Allocates once in a thread.
+    /// Returns the parker of the calling thread. Allocates once for each thread.
     pub(crate) fn current() -> Arc<Self> {
-        // A thread that waits in the destructor of another variable has lost its own.
+        // During thread exit the thread-local variable may be gone already: then a new parker
+        // serves.
         CURRENT.try_with(Arc::clone).unwrap_or_else(|_| Arc::new(Self { woken: Futex::new() }))
     }
 
-    /// Sleeps until `is_done`, or the deadline: false.
+    /// Sleeps until `is_done` returns true, or until the deadline. Returns false at the deadline.
     pub(crate) fn park(&self, deadline: Option<Deadline>, is_done: impl Fn() -> bool) -> bool {
         loop {
             let seen = self.woken.load();
@@ -39,7 +40,7 @@ impl Parker {
         }
     }
 
-    /// Has the thread look again.
+    /// Wakes the thread to check `is_done` again.
     pub(crate) fn unpark(&self) {
         self.woken.advance();
         self.woken.wake_one();

@@ -1,4 +1,4 @@
-//! One interface over the kernel's POSIX queue and ours.
+//! One interface over the kernel's POSIX queue and the queue of this crate.
 
 use std::io;
 
@@ -7,11 +7,23 @@ use crate::deadline::Wait;
 use crate::error::{NotifyError, ReceiveError, SendError};
 use crate::queue::Queue;
 
-/// Called once when a queue stops being empty. It runs on whatever thread the queue has for it: the
-/// sender's, behind the send, or one of its own.
+/// A callback that is called once when a queue stops being empty.
+///
+/// [`Queue`] calls it on the sender's thread, after the send. `KernelQueue` calls it on a thread of
+/// its own.
 pub type Callback = Box<dyn FnOnce() + Send>;
 
-/// What a queue was made for.
+/// The limits of a POSIX message queue.
+///
+/// ```
+/// use mq_rbtree::{Attributes, MessageQueue, Queue};
+///
+/// let queue: Queue<Vec<u8>> =
+///     Queue::builder(8).measure(Vec::len).max_message_bytes(256).build()?;
+/// let Attributes { max_messages, max_message_bytes } = queue.attributes();
+/// assert_eq!((max_messages, max_message_bytes), (8, 256));
+/// # Ok::<(), mq_rbtree::BuildError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// The most messages at one time.
@@ -20,17 +32,33 @@ pub struct Attributes {
     pub max_message_bytes: usize,
 }
 
-/// A POSIX message queue: this process's own, or, with the feature `kernel`, the kernel's.
+/// A POSIX message queue: one of this process, or, with the feature `kernel`, one of the kernel.
 ///
-/// Of what is wrong with a send the first of this list is told: the priority, the length, no room.
+/// If a send has several faults, the error names the first of this list: the priority, the length,
+/// no room.
+///
+/// ```
+/// use mq_rbtree::{MessageQueue, Queue, ReceiveError, Wait};
+///
+/// fn echo(queue: &dyn MessageQueue) -> Result<Vec<u8>, Box<dyn std::error::Error>> {
+///     queue.send_with(b"ping".to_vec(), 7, Wait::NO)?;
+///     let (message, priority) = queue.receive_with(Wait::NO)?;
+///     assert_eq!((priority, queue.is_empty()?), (7, true));
+///     Ok(message)
+/// }
+///
+/// let ours: Queue<Vec<u8>> = Queue::builder(8).measure(Vec::len).max_message_bytes(256).build()?;
+/// assert_eq!(echo(&ours)?, b"ping"); // a `KernelQueue` works as well
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub trait MessageQueue: Send + Sync {
-    /// Sends a message: it is received before those of a lower priority, after older ones of the
-    /// same.
+    /// Sends a message. It is received before messages of lower priority, and after older messages
+    /// of equal priority.
     ///
     /// # Errors
     ///
-    /// [`SendError`] has the message, and says why; `EAGAIN` ([`Full`](crate::SendRefused::Full))
-    /// only with [`Wait::NO`].
+    /// [`SendError`] carries the message and the reason. `EAGAIN`
+    /// ([`Full`](crate::SendRefused::Full)) occurs only with [`Wait::NO`].
     fn send_with(
         &self,
         message: Vec<u8>,
@@ -38,46 +66,47 @@ pub trait MessageQueue: Send + Sync {
         wait: Wait,
     ) -> Result<(), SendError<Vec<u8>>>;
 
-    /// Receives the oldest message of the highest priority, and that.
+    /// Receives the oldest message of the highest priority, with its priority.
     ///
     /// # Errors
     ///
-    /// `EAGAIN` ([`Empty`](ReceiveError::Empty)) only with [`Wait::NO`].
+    /// [`ReceiveError`]. `EAGAIN` ([`Empty`](ReceiveError::Empty)) occurs only with [`Wait::NO`].
     fn receive_with(&self, wait: Wait) -> Result<(Vec<u8>, u32), ReceiveError>;
 
-    /// The number of messages, of a moment ago.
+    /// Returns the number of messages at some moment during the call.
     ///
     /// # Errors
     ///
-    /// What the kernel says; a [`Queue`](crate::Queue) has none.
+    /// The error of the kernel. A [`Queue`](crate::Queue) has none.
     fn len(&self) -> io::Result<usize>;
 
-    /// Whether there was no message a moment ago.
+    /// Returns whether there was no message at some moment during the call.
     ///
     /// # Errors
     ///
-    /// As [`len`](Self::len).
+    /// As for [`len`](Self::len).
     fn is_empty(&self) -> io::Result<bool> {
         self.len().map(|len| len == 0)
     }
 
-    /// What the queue was made for.
+    /// Returns the limits of the queue.
     fn attributes(&self) -> Attributes;
 
-    /// Registers a callback for the next send to an empty queue for which nobody waits. That ends
-    /// the registration. What is in the queue now does not count.
+    /// Registers a callback for the next send to an empty queue without a waiting receiver.
+    ///
+    /// The call ends the registration. Messages that are in the queue now do not count.
     ///
     /// # Errors
     ///
-    /// [`NotifyError`] has the callback, and says why; `EBUSY` if one is registered.
+    /// [`NotifyError`] carries the callback and the reason; `EBUSY` if a callback is registered.
     fn notify(&self, callback: Callback) -> Result<(), NotifyError<Callback>>;
 
-    /// Ends the registration, if there is one. A callback that was called for is not stopped.
+    /// Ends the registration, if there is one. It does not stop a callback that has been triggered.
     fn cancel_notify(&self);
 }
 
-/// Messages have a length if the queue measures them: a [`Builder`](crate::Builder) with
-/// `measure(Vec::len)` and `max_message_bytes`.
+/// The queue knows the length of its messages if it measures them: use a
+/// [`Builder`](crate::Builder) with `measure(Vec::len)` and `max_message_bytes`.
 impl MessageQueue for Queue<Vec<u8>, Bitmap> {
     fn send_with(
         &self,

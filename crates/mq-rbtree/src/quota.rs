@@ -1,4 +1,4 @@
-//! Bytes that several queues share.
+//! A limit on the bytes of several queues together.
 
 use std::fmt;
 
@@ -7,8 +7,23 @@ use percpu::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::BuildError;
 
-/// A number of bytes that queues are charged to when they are made, and give back when they are
-/// dropped: what `RLIMIT_MSGQUEUE` is to the kernel's. Cheap to clone; clones share it.
+/// A limit on the bytes that several queues may need, as `RLIMIT_MSGQUEUE` is for kernel queues.
+///
+/// A queue is charged when it is made, with the most memory that its messages can take, and gives
+/// the bytes back when it is dropped. A clone shares the limit.
+///
+/// ```
+/// use mq_rbtree::{BuildError, Queue, Quota};
+///
+/// let quota = Quota::new(1_000);
+/// let queue = Queue::<[u8; 16]>::builder(30).quota(&quota).build()?; // 30 messages of 16 + 8 bytes
+/// assert_eq!((queue.charged(), quota.used()), (720, 720));
+/// let refused = Queue::<[u8; 16]>::builder(30).quota(&quota).build();
+/// assert_eq!(refused.err(), Some(BuildError::Quota { needed: 720, left: 280 }));
+/// drop(queue);
+/// assert_eq!(quota.used(), 0);
+/// # Ok::<(), mq_rbtree::BuildError>(())
+/// ```
 #[derive(Clone)]
 pub struct Quota {
     shared: Arc<Shared>,
@@ -20,29 +35,30 @@ struct Shared {
 }
 
 impl Quota {
-    /// A quota of `limit` bytes.
+    /// Creates a quota of `limit` bytes.
     #[must_use]
     pub fn new(limit: u64) -> Self {
         Self { shared: Arc::new(Shared { limit, used: AtomicU64::new(0) }) }
     }
 
-    /// Bytes in all.
+    /// Returns the limit in bytes.
     #[must_use]
     pub fn limit(&self) -> u64 {
         self.shared.limit
     }
 
-    /// Bytes that queues have.
+    /// Returns the bytes that are charged to queues.
     #[must_use]
     pub fn used(&self) -> u64 {
-        // Ordering: Relaxed, here and below; the number is the whole message.
+        // Ordering: Relaxed; the number publishes no other memory.
         self.shared.used.load(Ordering::Relaxed)
     }
 
-    /// Takes `needed` bytes, all or none.
+    /// Charges `needed` bytes, or none if they exceed what is left.
     pub(crate) fn charge(&self, needed: u64) -> Result<Charge, BuildError> {
         let limit = self.shared.limit;
         let add = |used: u64| used.checked_add(needed).filter(|&sum| sum <= limit);
+        // Ordering: Relaxed, both; the number publishes no other memory.
         match self.shared.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
             Ok(_) => Ok(Charge { quota: self.clone(), bytes: needed }),
             Err(used) => Err(BuildError::Quota { needed, left: limit - used }),
@@ -56,7 +72,7 @@ impl fmt::Debug for Quota {
     }
 }
 
-/// What one queue takes; goes back when it is dropped.
+/// The bytes charged for one queue. They are given back on drop.
 pub(crate) struct Charge {
     quota: Quota,
     bytes: u64,
@@ -70,7 +86,7 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        // Ordering: Relaxed; see `used`.
+        // Ordering: Relaxed; the number publishes no other memory.
         self.quota.shared.used.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }

@@ -1,9 +1,9 @@
-//! A descriptor for foreign event loops: readable when the queue has a message, or room.
+//! A file descriptor for event loops: readable when the queue has a message, or room.
 //!
 //! ```text
-//!   arm ── a message is there, or comes ──► eventfd rings, once ──► epoll
-//!    ▲                                                                │
-//!    └──────────────── clear: read it, look, arm again ◄──────────────┘
+//!   arm ── the queue has or gets a message ──► eventfd is signalled once ──► epoll
+//!    ▲                                                                         │
+//!    └──────────────── clear: read it, arm again, check the queue ◄────────────┘
 //! ```
 //!
 //! While it is not armed, sends and receives make no system call for it.
@@ -19,13 +19,15 @@ use crate::event::{EventNotifier, READABLE, WRITABLE};
 use crate::handles::QueueHandle;
 use crate::queue::Deferred;
 
-/// What a [`Readiness`] tells of.
+/// The event that a [`Readiness`] reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// A message is there, or the queue is closed.
+    /// The queue has a message, or is closed.
     Readable,
-    /// There is room, or the queue is closed. A message may still find too little: too few bytes, or
-    /// only what is reserved for others.
+    /// The queue has room, or is closed.
+    ///
+    /// A send may still be refused, if its message has more bytes than there is room for, or if the
+    /// room is reserved for higher priorities.
     Writable,
 }
 
@@ -38,15 +40,15 @@ impl Interest {
     }
 }
 
-/// Why there is no [`Readiness`], and what it was to be for.
+/// A [`Readiness`] was refused: carries the queue and the reason.
 pub struct ReadinessError<Q> {
-    /// What leads to the queue.
+    /// The handle or reference that was passed in.
     pub queue: Q,
-    /// What the system said, or `EBUSY`.
+    /// `EBUSY` if that direction has a [`Readiness`], or the error of `eventfd`.
     pub reason: io::Error,
 }
 
-/// Without the queue, which need not be `Debug`.
+/// Omits the queue, which need not be `Debug`.
 impl<Q> fmt::Debug for ReadinessError<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReadinessError").field("reason", &self.reason).finish_non_exhaustive()
@@ -67,11 +69,11 @@ impl<Q> From<ReadinessError<Q>> for io::Error {
     }
 }
 
-/// A descriptor that becomes readable when a queue has a message, or room: for epoll, or for tokio's
-/// `AsyncFd`.
+/// A file descriptor that becomes readable when a queue has a message, or room.
 ///
-/// One for each direction of a queue. The loop: wait until it is readable, [`clear`](Self::clear) it,
-/// then receive (or send) until that is refused, and wait again.
+/// It is for epoll, or for tokio's `AsyncFd`. A queue has at most one for each direction. The event
+/// loop waits until the descriptor is readable, calls [`clear`](Self::clear), receives (or sends)
+/// until that is refused, and waits again.
 ///
 /// ```
 /// use std::os::fd::AsFd;
@@ -95,12 +97,15 @@ pub struct Readiness<Q: QueueHandle> {
 }
 
 impl<Q: QueueHandle> Readiness<Q> {
-    /// A descriptor for one direction of the queue that `handle` leads to: a handle of its own or by
-    /// reference, the queue by reference or in an `Arc`.
+    /// Creates a descriptor for one direction of a queue.
+    ///
+    /// `handle` is a reference to the queue, an `Arc` of it, or a [`Sender`](crate::Sender) or
+    /// [`Receiver`](crate::Receiver), by value or by reference.
     ///
     /// # Errors
     ///
-    /// [`ReadinessError`] with the queue: `EBUSY` if that direction has one; what `eventfd` says.
+    /// [`ReadinessError`] carries `handle`. The reason is `EBUSY` if the direction has a
+    /// descriptor, or the error of `eventfd`.
     pub fn new(handle: Q, interest: Interest) -> Result<Self, ReadinessError<Q>> {
         let direction = interest.direction();
         match Self::register(&handle, direction) {
@@ -109,7 +114,7 @@ impl<Q: QueueHandle> Readiness<Q> {
         }
     }
 
-    /// What it was made with.
+    /// Returns the handle that it was made with.
     pub fn get_ref(&self) -> &Q {
         &self.handle
     }
@@ -132,7 +137,8 @@ impl<Q: QueueHandle> Readiness<Q> {
         Ok(notifier)
     }
 
-    /// Makes it unreadable until the next message, or room: at once if that is there now.
+    /// Makes the descriptor unreadable until the queue has a message, or room. If it has that now,
+    /// the descriptor becomes readable again at once.
     pub fn clear(&self) {
         self.notifier.clear();
         let mut deferred = Deferred::new();

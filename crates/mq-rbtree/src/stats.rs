@@ -1,41 +1,53 @@
-//! What a queue counts.
+//! Statistics of a queue.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// What the levels of a queue consist of.
+/// Statistics of the levels, the priorities that have messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LevelStats {
-    /// Levels with messages.
+    /// Priorities that have messages.
     pub live: usize,
-    /// Nodes or pages kept for levels to come.
+    /// Nodes kept for reuse, or pages of a bitmap.
     pub kept: usize,
-    /// Levels that took a kept node, or a page that was there.
+    /// How often a priority got its first message with a kept node, or with an existing page.
     pub from_cache: u64,
-    /// Levels that took a node or page made before the lock.
+    /// How often the node or page was allocated before the lock.
     pub from_preload: u64,
-    /// Nodes or pages allocated under the lock, because nothing else was there.
+    /// How often a node or page was allocated under the lock, because there was no other.
     pub fallback: u64,
 }
 
-/// What a queue did so far, and what it holds now: one consistent moment.
+/// Statistics of a queue, from one consistent moment: what it holds, and counts since it was made.
+///
+/// ```
+/// let queue: mq_rbtree::Queue<&str> = mq_rbtree::Queue::new(8)?;
+/// queue.send("one", 1)?;
+/// queue.send("two", 2)?;
+/// queue.receive()?;
+/// let stats = queue.stats();
+/// assert_eq!((stats.depth, stats.peak, stats.sent, stats.received), (1, 2, 2, 1));
+/// assert_eq!((stats.levels.live, stats.levels.fallback), (1, 0));
+/// println!("{stats}"); // several lines of text
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueueStats {
-    /// Messages in it.
+    /// Messages in the queue.
     pub depth: usize,
-    /// Their bytes, as measured.
+    /// Bytes of those messages, as measured.
     pub bytes: u64,
-    /// The most messages that were ever in it.
+    /// The most messages that were in the queue at one time.
     pub peak: usize,
-    /// Messages that were accepted.
+    /// Messages accepted.
     pub sent: u64,
-    /// Messages that were received, or drained.
+    /// Messages received or drained.
     pub received: u64,
-    /// Messages that went to a waiting thread.
+    /// Messages passed directly to a waiting thread.
     pub handed_over: u64,
-    /// Messages that were taken from a waiting thread.
+    /// Messages taken directly from a waiting thread.
     pub taken_over: u64,
     /// Sends that had to wait.
     pub send_waits: u64,
@@ -43,23 +55,23 @@ pub struct QueueStats {
     pub receive_waits: u64,
     /// Waits of threads that ended before the thread slept.
     pub spun: u64,
-    /// Waits that a deadline ended.
+    /// Waits that ended by their deadline.
     pub timeouts: u64,
-    /// Who waits now, to send and to receive.
+    /// Threads and tasks that wait now: to send, and to receive.
     pub waiting: (usize, usize),
-    /// What became of priorities.
+    /// Statistics of the levels.
     pub levels: LevelStats,
-    /// Chunks of message places allocated under the lock.
+    /// Chunks of message slots allocated under the lock.
     pub slab_fallback: u64,
-    /// The longest time that the lock was held, if the queue was told to look.
+    /// The longest time the lock was held, if [`time_lock`](crate::Builder::time_lock) is set.
     pub longest_hold: Option<Duration>,
 }
 
-/// What is counted under the lock.
+/// The counts kept under the lock.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) peak: usize,
-    /// What was received is this less what is there.
+    /// Messages accepted. Those received are this number less the length of the queue.
     pub(crate) sent: u64,
     pub(crate) handed_over: u64,
     pub(crate) taken_over: u64,
@@ -70,7 +82,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// Notes how long the lock was held, just before it is not any more.
+    /// Records how long the lock was held, just before the unlock.
     #[cold]
     #[inline(never)]
     pub(crate) fn record_hold(&mut self, since: Instant) {

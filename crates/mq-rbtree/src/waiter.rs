@@ -1,30 +1,31 @@
-//! Who waits, and for what: nodes that stand on the waiting thread's stack, or in a future.
+//! Waiting threads and tasks: list nodes on the stack of the waiting thread, or in a future.
 //!
 //! ```text
 //!  WaitList -> waiter <-> waiter <-> waiter      by urgency, then by ticket
 //!
-//!  thread:  SPINNING ──────────────► COMPLETED, RETRY         nobody has to be woken
+//!  thread:  SPINNING ──────────────► COMPLETED, RETRY        no wake-up is needed
 //!               └──► PARKED ───────► COMPLETED, RETRY ─► unpark
-//!  task:    listed ──► permit ──► polled, or dropped and passed on
+//!  task:    listed ──► permit ──► polled, or dropped and the permit passed on
 //! ```
 //!
-//! A thread that waits to receive gets its message put into its node; one that waits to send has its
-//! message there, for a receiver to take. A task gets a permit: the message, or the room, stays where
-//! it is, and it is woken to look. Nothing is ever handed to a task, because a future that is dropped
-//! could only put it back behind younger ones.
+//! A thread that waits to receive gets its message stored into its node. A thread that waits to
+//! send has its message in its node, from which a receiver takes it. A task gets a permit: the
+//! message or the room stays in the queue, and the task is woken to poll again. A message is never
+//! stored into the node of a task, because a dropped future could only put it back behind younger
+//! messages.
 //!
 //! # Invariants
 //!
-//! 1. All of `inner` is used under the queue's lock only, but for `message` once the state is `COMPLETED` or
-//!    `RETRY`: then the waiting thread alone uses it.
-//! 2. A listed node lives, and does not move: its thread leaves its stack frame, and its future its
-//!    place, only after it was taken off the list under the lock.
-//! 3. A node is off the list before its state says so; that store is the last use of the node by who
-//!    makes it. Who is to be woken was moved or cloned out of the node before: the thread's own
-//!    reference to its parker may end with that store.
-//! 4. `parker` is there before the state is `PARKED`, and stays until the thread has left; it is not
-//!    looked at in any other state. Who ends the wait of a thread that still spins touches one line of
-//!    its node, as far as the message fits, and no other memory of that thread.
+//! 1. `inner` is used only under the queue's lock. The exception is `message` once the state is
+//!    `COMPLETED` or `RETRY`: then only the waiting thread uses it.
+//! 2. A listed node is alive and does not move. A thread leaves its stack frame, and a future its
+//!    place, only after the node was taken off the list under the lock.
+//! 3. A node is taken off its list before the state is set to `COMPLETED` or `RETRY`. That store is
+//!    the last access to the node by the thread that makes it. The parker or waker was cloned or
+//!    moved out of the node before, because the waiting thread may be gone after the store.
+//! 4. `parker` is set before the state becomes `PARKED`, and stays until the thread has left. It is
+//!    not read in any other state. So ending the wait of a spinning thread touches one cache line
+//!    of its node, if the message fits, and no other memory of that thread.
 
 use std::cmp::Reverse;
 use std::ptr::NonNull;
@@ -38,16 +39,16 @@ use crate::core::Message;
 use crate::deadline::Deadline;
 use crate::parker::Parker;
 
-/// The thread spins at its state, and sleeps if that does not change soon.
+/// The thread polls its state, and will park if that does not change soon.
 const SPINNING: u32 = 0;
 /// The thread sleeps, or is about to.
 const PARKED: u32 = 1;
-/// A message was handed over: to the waiting receiver, or by the waiting sender.
+/// A message was transferred: to the waiting receiver, or from the waiting sender.
 const COMPLETED: u32 = 2;
-/// Nothing was handed over: look again.
+/// Nothing was transferred: the thread tries again.
 const RETRY: u32 = 3;
 
-/// Who is to be woken, after the unlock.
+/// A thread or task to wake after the unlock.
 #[derive(Debug)]
 pub(crate) enum Wake {
     Thread(Arc<Parker>),
@@ -63,7 +64,7 @@ impl Wake {
     }
 }
 
-/// How a wait ended.
+/// The way in which a wait ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitEnd {
     Completed,
@@ -71,28 +72,28 @@ pub(crate) enum WaitEnd {
     TimedOut,
 }
 
-/// What a waiting sender needs room for.
+/// The room that a waiting sender needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand<P> {
     pub(crate) priority: P,
     pub(crate) bytes: u32,
-    /// Messages that there may be before this one is refused.
+    /// The queue's length must be below this: the most messages, less the reserves for others.
     pub(crate) len_limit: usize,
 }
 
-/// The place among those who wait: the least is the first.
+/// The position of a waiter: the least comes first.
 pub(crate) type Rank = (Reverse<u8>, u64);
 
-/// The place of who comes now, and is not on the list yet.
+/// Returns the position of an operation that is not on the list: behind all waiters of its urgency.
 pub(crate) fn rank_of_new(urgency: u8) -> Rank {
     (Reverse(urgency), u64::MAX)
 }
 
-#[repr(C)] // what a hand-over to a thread uses comes first
+#[repr(C)] // the fields that a hand-over to a thread uses come first
 pub(crate) struct Waiter<T, P> {
     state: AtomicU32,
     inner: UnsafeCell<Inner<T, P>>,
-    /// A thread's, once it sleeps.
+    /// The parker of a thread that sleeps.
     parker: UnsafeCell<Option<Arc<Parker>>>,
 }
 
@@ -100,23 +101,23 @@ pub(crate) struct Waiter<T, P> {
 pub(crate) struct Inner<T, P> {
     urgency: u8,
     listed: bool,
-    /// A task that was told to look, and has not looked yet.
+    /// A task that was woken to poll, and has not polled yet.
     pub(crate) permit: bool,
     prev: Link<T, P>,
     next: Link<T, P>,
-    /// When it first waited, as a number; 0 before that.
+    /// The order of arrival; 0 before the node is first listed.
     ticket: u64,
     pub(crate) message: Option<Message<T, P>>,
     pub(crate) demand: Option<Demand<P>>,
-    /// A task's, while it is listed.
+    /// The waker of a listed task; a thread has none.
     waker: Option<Waker>,
 }
 
-/// What is on a thread's stack while another one writes there: on lines of its own.
+/// A value on cache lines of its own: another thread writes to it while it is on the stack.
 #[repr(align(64))]
 pub(crate) struct CacheAligned<W>(pub(crate) W);
 
-/// The state and a small message are on one line.
+/// The state and a small message share a cache line.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 const _: () = {
     let inner = std::mem::offset_of!(Waiter<u64, u32>, inner);
@@ -125,9 +126,11 @@ const _: () = {
 
 type Link<T, P> = Option<NonNull<Waiter<T, P>>>;
 
-// SAFETY: between threads its parts are used one at a time, as invariant 1 says; a message moves.
+// SAFETY: by invariant 1 each field is used by one thread at a time, which is a move as far as `T`
+// and `P` can tell, so `T: Send` and `P: Send` suffice.
 unsafe impl<T: Send, P: Send> Send for Waiter<T, P> {}
-// SAFETY: as above.
+// SAFETY: by invariant 1 a shared node gives access to each field to one thread at a time, so `T:
+// Send` and `P: Send` suffice; `&T` is never shared.
 unsafe impl<T: Send, P: Send> Sync for Waiter<T, P> {}
 
 impl<T, P: Copy> Waiter<T, P> {
@@ -149,27 +152,29 @@ impl<T, P: Copy> Waiter<T, P> {
         }
     }
 
-    /// What is used under the lock.
+    /// Returns the part of the node that the lock protects.
     ///
     /// # Safety
     ///
-    /// The caller has the lock of the only queue that knows this node, or nobody else knows it
-    /// (invariant 1); the reference ends before another is made.
+    /// By invariant 1 the caller may use it: it holds the lock of the only queue that knows the
+    /// node, or no other thread knows the node. The reference ends before another one is made.
     #[expect(clippy::mut_from_ref, reason = "the lock makes it unique")]
     pub(crate) unsafe fn inner(&self) -> &mut Inner<T, P> {
         let inner = self.inner.with_mut(|inner| inner);
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees exclusive access while the reference lives.
         unsafe { &mut *inner }
     }
 
-    /// Before a thread waits again.
+    /// Prepares the node for the next wait of its thread.
     pub(crate) fn reset(&self) {
-        // Ordering: Relaxed; nobody else knows the node, and the lock publishes it.
+        // Ordering: Relaxed; no other thread knows the node, and the lock publishes it.
         self.state.store(SPINNING, Ordering::Relaxed);
     }
 
-    /// Waits on the thread's behalf: spins `spins` times, then sleeps. `Timeout` does not take it off
-    /// the list.
+    /// Waits for the end of the wait: polls the state `spins` times, then sleeps. Returns how the
+    /// wait ended, and whether it ended before the sleep.
+    ///
+    /// `TimedOut` leaves the node on its list.
     pub(crate) fn wait(&self, deadline: Option<Deadline>, spins: u32) -> (WaitEnd, bool) {
         for _ in 0..spins {
             if let Some(ended) = self.poll_end() {
@@ -184,12 +189,13 @@ impl<T, P: Copy> Waiter<T, P> {
     fn sleep(&self, deadline: Option<Deadline>) -> Option<WaitEnd> {
         let parker = Parker::current();
         self.parker.with_mut(|own| {
-            // SAFETY: invariant 4: the state is not `PARKED` yet, so nobody else spins there.
+            // SAFETY: by invariant 4 no other thread reads `parker`, because the state is not
+            // `PARKED` yet.
             unsafe { *own = Some(Arc::clone(&parker)) }
         });
         let release = order!(Release, "park: the parker is set");
-        // Ordering: Release on success pairs with the Acquire in `end`; it carries `parker`. Acquire on
-        // failure, as in `ended`.
+        // Ordering: Release on success pairs with the Acquire in `end_wait`; it carries `parker`.
+        // Acquire on failure pairs with the Release in `end_wait`; it carries `message`.
         let parked = self.state.compare_exchange(SPINNING, PARKED, release, Ordering::Acquire);
         if parked.is_ok() {
             parker.park(deadline, || self.poll_end().is_some());
@@ -197,10 +203,10 @@ impl<T, P: Copy> Waiter<T, P> {
         self.poll_end()
     }
 
-    /// Whether the wait is over.
+    /// Returns how the wait ended, or `None` while it lasts.
     pub(crate) fn poll_end(&self) -> Option<WaitEnd> {
         let acquire = order!(Acquire, "poll end: before the message is read");
-        // Ordering: Acquire pairs with the Release in `end`; it carries `message`.
+        // Ordering: Acquire pairs with the Release in `end_wait`; it carries `message`.
         match self.state.load(acquire) {
             COMPLETED => Some(WaitEnd::Completed),
             RETRY => Some(WaitEnd::Retry),
@@ -208,38 +214,41 @@ impl<T, P: Copy> Waiter<T, P> {
         }
     }
 
-    /// Ends the wait of a node that was taken off its list, under the lock. The node may be gone when
-    /// this returns.
+    /// Ends the wait of a node that was taken off its list under the lock. The node may be gone
+    /// when this returns. Returns the thread or task to wake, if any.
     ///
     /// # Safety
     ///
-    /// `node` was on a list of this queue until now, in this section of the lock.
+    /// The caller holds the queue's lock and has taken `node` off a list in this section.
     pub(crate) unsafe fn end_wait(node: NonNull<Self>, ended: WaitEnd) -> Option<Wake> {
-        // SAFETY: invariant 2: nobody told it yet that it is off the list.
+        // SAFETY: by invariant 2 the node is alive: its thread or future leaves only after this
+        // call.
         let waiter = unsafe { node.as_ref() };
-        // SAFETY: the caller has the lock.
+        // SAFETY: the caller holds the lock, and this is the only reference.
         if let Some(waker) = unsafe { waiter.inner() }.waker.take() {
-            return Some(Wake::Task(waker)); // it spins at its node under the lock only
+            return Some(Wake::Task(waker)); // a task uses its node only under the lock
         }
         let state = if ended == WaitEnd::Completed { COMPLETED } else { RETRY };
         let release = order!(Release, "end: after the last use of the node");
         let acquire = order!(Acquire, "end: before the parker is used");
-        // Ordering: Release on success pairs with the Acquire in `ended`; it carries `message`. Acquire on
-        // failure pairs with the Release in `sleep`; it carries `parker`.
-        let told = waiter.state.compare_exchange(SPINNING, state, release, acquire);
-        if told.is_ok() {
-            return None; // the last use of the node was that exchange
+        // Ordering: Release on success pairs with the Acquire in `poll_end`; it carries `message`.
+        // Acquire on failure pairs with the Release in `sleep`; it carries `parker`.
+        let exchanged = waiter.state.compare_exchange(SPINNING, state, release, acquire);
+        if exchanged.is_ok() {
+            return None; // the exchange was the last access to the node
         }
-        // SAFETY: invariant 4, and the exchange has seen `PARKED`.
+        // SAFETY: the failed exchange has read `PARKED`, so by invariant 4 `parker` is set and not
+        // written.
         let parker = waiter.parker.with(|parker| unsafe { (*parker).clone() });
-        // Ordering: Release, as above. A store would do; loom wants an exchange.
+        // Ordering: Release pairs with the Acquire in `poll_end`; it carries `message`. A store
+        // would do; loom needs an exchange.
         step!("end: store the result for the parked thread", waiter.state.swap(state, release));
-        // The last use of the node was that swap, and the reference is ours.
+        // The swap was the last access to the node; `parker` is a reference of our own.
         parker.map(Wake::Thread)
     }
 }
 
-/// Those who wait for the same thing: by urgency, then by ticket.
+/// The waiters for room, or for messages: by urgency, then by ticket.
 pub(crate) struct WaitList<T, P> {
     first: Link<T, P>,
     last: Link<T, P>,
@@ -247,7 +256,7 @@ pub(crate) struct WaitList<T, P> {
     tickets: u64,
 }
 
-// SAFETY: the nodes are; the list uses them under the queue's lock.
+// SAFETY: the list uses its nodes only under the queue's lock, and nodes are `Send`.
 unsafe impl<T: Send, P: Send> Send for WaitList<T, P> {}
 
 impl<T, P: Copy> WaitList<T, P> {
@@ -268,28 +277,29 @@ impl<T, P: Copy> WaitList<T, P> {
         self.first
     }
 
-    /// The one behind `node`.
+    /// Returns the waiter behind `node`.
     ///
     /// # Safety
     ///
-    /// `node` is on this list.
+    /// `node` is on this list, and the caller holds the lock.
     pub(crate) unsafe fn next(&self, node: NonNull<Waiter<T, P>>) -> Link<T, P> {
-        // SAFETY: invariant 2.
+        // SAFETY: by invariant 2 a listed node is alive.
         let waiter = unsafe { node.as_ref() };
-        // SAFETY: the list is used under the lock.
+        // SAFETY: the caller holds the lock, and the reference ends in this line.
         unsafe { waiter.inner() }.next
     }
 
-    /// Puts a node on the list: behind those of its urgency that came before it. A task is woken by
-    /// its waker; a thread has none.
+    /// Puts a node on the list, behind the earlier ones of its urgency. A task has a waker, a
+    /// thread has none.
     ///
     /// # Safety
     ///
-    /// The node is on no list, and keeps its place until it is off this one (invariant 2).
+    /// The caller holds the lock. The node is on no list, and stays in its place until it is off
+    /// this one (invariant 2).
     pub(crate) unsafe fn add(&mut self, node: NonNull<Waiter<T, P>>, waker: Option<Waker>) {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees that the node is alive.
         let waiter = unsafe { node.as_ref() };
-        // SAFETY: the list is used under the lock.
+        // SAFETY: the caller holds the lock; the other references below are to other nodes.
         let inner = unsafe { waiter.inner() };
         debug_assert!(!inner.listed);
         if inner.ticket == 0 {
@@ -300,9 +310,10 @@ impl<T, P: Copy> WaitList<T, P> {
         let mine = (Reverse(inner.urgency), inner.ticket);
         let mut before = self.last;
         while let Some(at) = before {
-            // SAFETY: on this list, invariant 2.
+            // SAFETY: by invariant 2 a listed node is alive.
             let other = unsafe { at.as_ref() };
-            // SAFETY: the list is used under the lock; another node than ours.
+            // SAFETY: the caller holds the lock, and `at` is another node than ours, which is not
+            // listed.
             let other = unsafe { other.inner() };
             if (Reverse(other.urgency), other.ticket) < mine {
                 break;
@@ -311,7 +322,7 @@ impl<T, P: Copy> WaitList<T, P> {
         }
         inner.prev = before;
         inner.next = match before {
-            // SAFETY: on this list.
+            // SAFETY: `at` is on this list, and the caller holds the lock.
             Some(at) => unsafe { self.next(at) },
             None => self.first,
         };
@@ -321,15 +332,15 @@ impl<T, P: Copy> WaitList<T, P> {
         self.len += 1;
     }
 
-    /// Takes a node off the list; false if it was not on it.
+    /// Takes a node off the list. Returns false if it was not on it.
     ///
     /// # Safety
     ///
-    /// It lives, and is on no other list.
+    /// The caller holds the lock. The node is alive and on no other list.
     pub(crate) unsafe fn remove(&mut self, node: NonNull<Waiter<T, P>>) -> bool {
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees that the node is alive.
         let waiter = unsafe { node.as_ref() };
-        // SAFETY: the list is used under the lock.
+        // SAFETY: the caller holds the lock, and the other references below are to other nodes.
         let inner = unsafe { waiter.inner() };
         if !std::mem::take(&mut inner.listed) {
             return false;
@@ -344,9 +355,9 @@ impl<T, P: Copy> WaitList<T, P> {
     fn link(&mut self, prev: Link<T, P>, next: Link<T, P>) {
         match prev {
             Some(prev) => {
-                // SAFETY: on this list, invariant 2.
+                // SAFETY: `prev` is on this list, so by invariant 2 it is alive.
                 let prev = unsafe { prev.as_ref() };
-                // SAFETY: the list is used under the lock.
+                // SAFETY: `add` and `remove` hold the lock, and the reference ends in this line.
                 unsafe { prev.inner() }.next = next;
             }
             None => self.first = next,
@@ -356,9 +367,9 @@ impl<T, P: Copy> WaitList<T, P> {
     fn link_back(&mut self, next: Link<T, P>, prev: Link<T, P>) {
         match next {
             Some(next) => {
-                // SAFETY: on this list, invariant 2.
+                // SAFETY: `next` is on this list, so by invariant 2 it is alive.
                 let next = unsafe { next.as_ref() };
-                // SAFETY: the list is used under the lock.
+                // SAFETY: `add` and `remove` hold the lock, and the reference ends in this line.
                 unsafe { next.inner() }.prev = prev;
             }
             None => self.last = prev,
@@ -369,14 +380,15 @@ impl<T, P: Copy> WaitList<T, P> {
     ///
     /// # Panics
     ///
-    /// Panics with the name of what does not hold.
+    /// Panics with the property that is violated.
     pub(crate) fn validate(&self) {
         let (mut at, mut before, mut count) = (self.first, None, 0);
         let mut last = None;
         while let Some(node) = at {
-            // SAFETY: on this list, invariant 2.
+            // SAFETY: the node is on this list, so by invariant 2 it is alive.
             let waiter = unsafe { node.as_ref() };
-            // SAFETY: the list is used under the lock.
+            // SAFETY: the list is in the queue's state, which is reached only under the lock; no
+            // other reference exists.
             let inner = unsafe { waiter.inner() };
             assert!(inner.listed && !inner.permit, "a waiter on the list");
             assert_eq!(inner.prev, before, "the links of waiters");
@@ -391,7 +403,7 @@ impl<T, P: Copy> WaitList<T, P> {
 }
 
 impl<T, P> Inner<T, P> {
-    /// Its place, also while it is on no list.
+    /// Returns the position of the waiter, also while it is on no list.
     pub(crate) fn rank(&self) -> Rank {
         let ticket = if self.ticket == 0 { u64::MAX } else { self.ticket };
         (Reverse(self.urgency), ticket)
@@ -401,7 +413,8 @@ impl<T, P> Inner<T, P> {
         self.waker.is_some()
     }
 
-    /// A task that waits no more, or by another waker; the old one is dropped after the unlock.
+    /// Takes the waker of a task that stops waiting or has another waker now. The caller drops it
+    /// after the unlock.
     pub(crate) fn take_waker(&mut self) -> Option<Waker> {
         self.waker.take()
     }
