@@ -1,9 +1,10 @@
-//! Tasks that wait.
+//! Waiting tasks.
 //!
-//! A future's node is in the future, and on a list only while it waits. Who makes room or brings a
-//! message gives the first task a permit: takes its node off the list and wakes it to look. Others may
-//! be faster; then it waits again, where it stood before. A future that is dropped with a permit passes
-//! it on.
+//! A future contains its node, which is on a list only while the future waits. A sender, or a
+//! receiver that makes room, gives the first waiting task a permit: it takes the node off the list
+//! and wakes the task, which polls again. Another thread or task may take the message or the room
+//! before. Then the task waits again, at its former position. A future that is dropped with a
+//! permit passes it on.
 
 mod receive;
 mod send;

@@ -1,4 +1,4 @@
-//! A receive that waits asynchronously.
+//! The future of a receive.
 
 use std::fmt;
 use std::future::Future;
@@ -16,35 +16,55 @@ use crate::handles::{QueueRef, Receiver};
 use crate::queue::{Deferred, Queue, Received};
 use crate::waiter::Waiter;
 
-/// A receive that waits asynchronously: [`Queue::receive_async`], or
-/// [`Receiver::into_receive_async`].
+/// A receive that waits asynchronously.
+///
+/// It comes from [`Queue::receive_async`], [`Receiver::receive_async`] or
+/// [`Receiver::into_receive_async`]. See [`SendFuture`](crate::SendFuture) for an example with both
+/// sides.
+///
+/// ```
+/// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+/// # let mut cx = Context::from_waker(Waker::noop());
+/// let queue: mq_rbtree::Queue<&str> = mq_rbtree::Queue::new(8)?;
+/// let mut receive = pin!(queue.receive_async());
+/// assert!(receive.as_mut().poll(&mut cx).is_pending());
+/// queue.send("a message", 7)?; // wakes the task
+/// assert_eq!(receive.poll(&mut cx), Poll::Ready(Ok(("a message", 7))));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "futures do nothing unless polled"]
 pub struct ReceiveFuture<'q, T, L: Levels = Bitmap> {
     queue: QueueRef<'q, T, L, Receiver<T, L>>,
     waiter: Waiter<T, L::Priority>,
-    /// It may be on a list, or have a permit.
+    /// The node may be on a list, or have a permit.
     registered: bool,
     completed: bool,
     _pinned: PhantomPinned,
 }
 
 impl<T, L: Levels> Queue<T, L> {
-    /// Receives the next message, asynchronously: the future waits while there is none.
+    /// Receives the next message asynchronously: the future waits while there is none.
     ///
-    /// Dropping it loses nothing: a message is not taken before the future is ready.
+    /// Dropping the future loses no message: it takes one only when it is ready.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError::Closed`] once the queue is closed and empty.
     pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
         ReceiveFuture::new(self)
     }
 }
 
 impl<T, L: Levels> Receiver<T, L> {
-    /// Receives the next message, asynchronously: [`Queue::receive_async`](crate::Queue::receive_async).
+    /// Receives the next message asynchronously: see
+    /// [`Queue::receive_async`](crate::Queue::receive_async).
     pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
         self.queue().receive_async()
     }
 
-    /// The same with the receiver in the future, which so depends on no reference, and counts as a handle
-    /// until it is dropped.
+    /// Receives the next message asynchronously; the future owns the receiver.
+    ///
+    /// So the future borrows nothing. It counts as a handle until it is dropped.
     pub fn into_receive_async(self) -> ReceiveFuture<'static, T, L> {
         ReceiveFuture::owning(self)
     }
@@ -64,21 +84,22 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
         Self { queue, waiter, registered: false, completed: false, _pinned: PhantomPinned }
     }
 
-    /// Begins anew, behind who waits by then.
+    /// Starts another receive, which waits behind the current waiters.
     ///
     /// # Panics
     ///
-    /// Panics if it has not received.
+    /// Panics if the future is not completed.
     #[cfg(feature = "futures")]
     pub(super) fn restart(self: Pin<&mut Self>, urgency: u8) {
-        // SAFETY: what is overwritten is the node, and that is on no list, as is made sure of below.
+        // SAFETY: only the node is overwritten, and it is on no list, because the future is
+        // completed: that is checked below.
         let this = unsafe { self.get_unchecked_mut() };
         assert!(this.completed && !this.registered, "renewed before it had received");
         (this.waiter, this.completed) = (Waiter::new(urgency), false);
     }
 
-    /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
-    /// Before it is first polled.
+    /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it before
+    /// the first poll.
     pub fn urgency(mut self, urgency: u8) -> Self {
         self.waiter = Waiter::new(urgency);
         self
@@ -90,14 +111,14 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
 
     /// # Panics
     ///
-    /// Panics if it was ready before.
+    /// Panics if the future has completed.
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // SAFETY: nothing is moved out of it; the node stays where it is.
+        // SAFETY: nothing is moved out of the future, so the node stays in its place.
         let this = unsafe { self.get_unchecked_mut() };
         assert!(!this.completed, "polled after it was ready");
         if !this.registered {
-            // The first look is that of a thread which does not wait: it needs neither node nor waker.
+            // The first poll tries without waiting: that needs neither the node nor a waker.
             match this.queue.get().receive_with(Wait::NO) {
                 Err(ReceiveError::Empty) => this.registered = true,
                 ready => {
@@ -111,7 +132,7 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
 }
 
 impl<T, L: Levels> ReceiveFuture<'_, T, L> {
-    /// Looks, and waits if there is nothing.
+    /// Polls a future that has found the queue empty before, and waits if it still is.
     #[cold]
     #[inline(never)]
     fn poll_registered(
@@ -120,7 +141,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
     ) -> Poll<Result<Received<T, L>, ReceiveError>> {
         let this = self;
         let queue = this.queue.get();
-        // Cloned and dropped outside the lock: it is user code.
+        // Wakers are user code: they are cloned and dropped outside the lock.
         let waker = cx.waker().clone();
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
@@ -128,14 +149,15 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
         {
             let mut state = queue.lock();
             let node = NonNull::from(&this.waiter);
-            // SAFETY: we have the lock; no other reference is there.
+            // SAFETY: the lock is held, and the reference ends in this line.
             if std::mem::take(&mut unsafe { this.waiter.inner() }.permit) {
                 state.release_receive_permit();
             }
-            // Off the list before anything is taken: a sender that goes on then must not tell us.
-            // SAFETY: it lives, and is on this list or none.
+            // The node leaves the list before a message is taken: a sender that is served then must
+            // not give the permit for its message to this task.
+            // SAFETY: the node is alive, and on this list or on none.
             let was_listed = unsafe { state.receivers.remove(node) };
-            // SAFETY: we have the lock; no other reference is there.
+            // SAFETY: the lock is held, and the reference ends in this line.
             _old = unsafe { this.waiter.inner() }.take_waker();
             match state.receive(&queue.config, &mut preload, &mut deferred) {
                 None if !state.closed => {
@@ -143,11 +165,12 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
                     if was_listed {
                         step!(
                             "poll: register the new waker",
-                            // SAFETY: on no list; pinned, and taken off when it is dropped.
+                            // SAFETY: the node is on no list. It is pinned, and the drop takes it
+                            // off.
                             unsafe { state.receivers.add(node, waker) }
                         );
                     } else {
-                        // SAFETY: as above.
+                        // SAFETY: the node is on no list. It is pinned, and the drop takes it off.
                         unsafe { state.wait_to_receive(node, waker) };
                     }
                     Poll::Pending
@@ -175,15 +198,16 @@ impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
         let _old;
         {
             let mut state = queue.lock();
-            // SAFETY: it lives, and is on this list or none.
+            // SAFETY: the node is alive, and on this list or on none.
             unsafe { state.receivers.remove(NonNull::from(&self.waiter)) };
-            // SAFETY: we have the lock; no other reference is there.
+            // SAFETY: the lock is held, and this is the only reference.
             let inner = unsafe { self.waiter.inner() };
             _old = inner.take_waker();
             if std::mem::take(&mut inner.permit) {
                 state.release_receive_permit();
             }
-            // What it was told of is for another; also what it was told of before a poll that panicked.
+            // The message of the permit is for another waiter now; also that of a permit from
+            // before a poll that panicked.
             step!(
                 "receive dropped: pass the permit on",
                 state.serve_waiters(&queue.config, &mut preload, &mut deferred)
@@ -199,6 +223,6 @@ impl<T, L: Levels> fmt::Debug for ReceiveFuture<'_, T, L> {
     }
 }
 
-// SAFETY: what it shares with other threads is the node, under the queue's lock; the message moves
-// with it.
+// SAFETY: the future shares its node with other threads, under the queue's lock. A message moves
+// with the future.
 unsafe impl<T: Send, L: Levels> Send for ReceiveFuture<'_, T, L> where L::Priority: Send + Sync {}

@@ -1,4 +1,4 @@
-//! A send that waits asynchronously.
+//! The future of a send.
 
 use std::fmt;
 use std::future::Future;
@@ -15,37 +15,59 @@ use crate::handles::{QueueRef, Sender};
 use crate::queue::{Deferred, Queue, refuse, refuse_or_unwind};
 use crate::waiter::Waiter;
 
-/// A message on its way in, or why it can never be sent.
+/// A checked message, or the reason why it can never be sent.
 type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, (T, SendRefused)>;
 
-/// A send that waits asynchronously: [`Queue::send_async`], or [`Sender::into_send_async`].
+/// A send that waits asynchronously.
+///
+/// It comes from [`Queue::send_async`], [`Sender::send_async`] or [`Sender::into_send_async`].
+///
+/// ```
+/// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+/// use mq_rbtree::Queue;
+///
+/// async fn produce_and_consume(queue: &Queue<String>) -> Result<(), Box<dyn std::error::Error>> {
+///     queue.send_async("a message".to_string(), 7).await?; // waits while there is no room
+///     let (message, priority) = queue.receive_async().await?; // waits while there is none
+///     assert_eq!((message.as_str(), priority), ("a message", 7));
+///     Ok(())
+/// }
+/// # let queue = Queue::new(8).unwrap();
+/// # let mut cx = Context::from_waker(Waker::noop());
+/// # assert!(pin!(produce_and_consume(&queue)).poll(&mut cx).is_ready());
+/// ```
 #[must_use = "futures do nothing unless polled"]
 pub struct SendFuture<'q, T, L: Levels = Bitmap> {
     queue: QueueRef<'q, T, L, Sender<T, L>>,
     waiter: Waiter<T, L::Priority>,
-    /// `None` once it is ready.
+    /// `None` once the future is completed.
     message: Option<Admitted<T, L>>,
     registered: bool,
     _pinned: PhantomPinned,
 }
 
 impl<T, L: Levels> Queue<T, L> {
-    /// Sends a message, asynchronously: the future waits while there is no room.
+    /// Sends a message asynchronously: the future waits while there is no room.
     ///
-    /// Dropping it is harmless: the message was sent, or is dropped with it.
+    /// Dropping the future before it is ready drops the message, which is not sent.
+    ///
+    /// # Errors
+    ///
+    /// [`SendError`] carries the message and the reason.
     pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
         SendFuture::new(self, value, priority)
     }
 }
 
 impl<T, L: Levels> Sender<T, L> {
-    /// Sends a message, asynchronously: [`Queue::send_async`](crate::Queue::send_async).
+    /// Sends a message asynchronously: see [`Queue::send_async`](crate::Queue::send_async).
     pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
         self.queue().send_async(value, priority)
     }
 
-    /// The same with the sender in the future, which so depends on no reference, and counts as a handle
-    /// until it is dropped.
+    /// Sends a message asynchronously; the future owns the sender.
+    ///
+    /// So the future borrows nothing and can be spawned. It counts as a handle until it is dropped.
     ///
     /// ```
     /// # use std::{future::Future, pin::Pin};
@@ -59,7 +81,7 @@ impl<T, L: Levels> Sender<T, L> {
     /// # Ok::<(), mq_rbtree::BuildError>(())
     /// ```
     ///
-    /// One that borrows its sender is not `'static`:
+    /// A future that borrows its sender is not `'static`:
     ///
     /// ```compile_fail,E0597
     /// fn spawn(task: impl Future<Output = Result<(), mq_rbtree::SendError<u8>>> + Send + 'static) {}
@@ -88,24 +110,24 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
         Self { queue, waiter, message, registered: false, _pinned: PhantomPinned }
     }
 
-    /// One that was ready, as it were.
+    /// Creates a completed future, to be started by [`restart`](Self::restart).
     #[cfg(feature = "futures")]
     pub(super) fn without_message(queue: QueueRef<'q, T, L, Sender<T, L>>) -> Self {
         let waiter = Waiter::new(0);
         Self { queue, waiter, message: None, registered: false, _pinned: PhantomPinned }
     }
 
-    /// Whether it has a message to send.
+    /// Returns whether the future has a message to send.
     #[cfg(feature = "futures")]
     pub(super) fn has_message(&self) -> bool {
         self.message.is_some()
     }
 
-    /// Begins anew with another message, behind who waits by then.
+    /// Starts to send another message, which waits behind the current waiters.
     ///
     /// # Panics
     ///
-    /// Panics if it has a message still.
+    /// Panics if the future still has a message.
     #[cfg(feature = "futures")]
     pub(super) fn restart(
         self: Pin<&mut Self>,
@@ -113,7 +135,8 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
         priority: L::Priority,
         urgency: u8,
     ) -> Result<(), SendError<T>> {
-        // SAFETY: what is overwritten is the node, and that is on no list, as is made sure of below.
+        // SAFETY: only the node and the message are overwritten, and the node is on no list,
+        // because the future is completed: that is checked below.
         let this = unsafe { self.get_unchecked_mut() };
         assert!(this.message.is_none() && !this.registered, "a message before there was room");
         let message = this.queue.get().config.admit(value, priority).map_err(refuse)?;
@@ -121,8 +144,8 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
         Ok(())
     }
 
-    /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
-    /// Before it is first polled.
+    /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it before
+    /// the first poll.
     pub fn urgency(mut self, urgency: u8) -> Self {
         self.waiter = Waiter::new(urgency);
         self
@@ -134,18 +157,18 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
 
     /// # Panics
     ///
-    /// Panics if it was ready before.
+    /// Panics if the future has completed.
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // SAFETY: nothing that is pinned is moved out of it; the node stays where it is.
+        // SAFETY: the message, which is not pinned, is all that is moved out of the future; the
+        // node stays in its place.
         let this = unsafe { self.get_unchecked_mut() };
         if !this.registered {
             let message = match this.message.take().expect("polled after it was ready") {
                 Ok(message) => message,
                 Err(refused) => return Poll::Ready(Err(refuse(refused))),
             };
-            // The first look is that of a thread which does not wait: it needs neither node nor waker.
-            // SAFETY: it was on no list yet, so nobody else knows the node.
+            // SAFETY: the node was on no list yet, so no other thread knows it.
             let rank = unsafe { this.waiter.inner() }.rank();
             match this.queue.get().poll_send(message, rank) {
                 Ok(sent) => return Poll::Ready(sent),
@@ -157,14 +180,14 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
 }
 
 impl<T, L: Levels> SendFuture<'_, T, L> {
-    /// Looks, and waits if there is no room.
+    /// Polls a future that has found no room before, and waits if there still is none.
     #[cold]
     #[inline(never)]
     fn poll_registered(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError<T>>> {
         let this = self;
         let queue = this.queue.get();
-        // Cloned and dropped outside the lock: it is user code, as comparisons are. If it panics the
-        // message is still there.
+        // Wakers are user code: they are cloned and dropped outside the lock. If the clone panics,
+        // the future still has its message. Comparisons run outside the lock as well.
         let waker = cx.waker().clone();
         let message = match this.message.take().expect("one that waits has its message") {
             Ok(message) => message,
@@ -178,33 +201,34 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         {
             let mut state = queue.lock();
             let node = NonNull::from(&this.waiter);
-            // SAFETY: we have the lock; no other reference is there.
+            // SAFETY: the lock is held, and the reference ends in this line.
             let had_permit = std::mem::take(&mut unsafe { this.waiter.inner() }.permit);
             if had_permit {
                 state.release_send_permit(message.bytes);
             }
-            // Off the list before it is put in: a receiver that takes it must not tell us of room.
-            // SAFETY: it lives, and is on this list or none.
+            // The node leaves the list before the message is sent: a receiver that takes the
+            // message must not give the permit for its room to this task.
+            // SAFETY: the node is alive, and on this list or on none.
             let was_listed = unsafe { state.senders.remove(node) };
-            // SAFETY: we have the lock; no other reference is there.
+            // SAFETY: the lock is held, and the reference ends in this line.
             _old = unsafe { this.waiter.inner() }.take_waker();
-            // SAFETY: as above.
+            // SAFETY: the lock is held, and the reference ends in this line.
             let rank = unsafe { this.waiter.inner() }.rank();
             match state.send(&queue.config, message, rank, &mut preload, &mut deferred) {
                 Err((back, SendRefused::Full)) => {
                     this.message = Some(Ok(back));
-                    // SAFETY: as above.
+                    // SAFETY: the lock is held, and the reference ends in this line.
                     unsafe { this.waiter.inner() }.demand = Some(demand);
                     let waker = Some(waker);
                     if was_listed {
-                        // SAFETY: on no list; pinned, and taken off when it is dropped.
+                        // SAFETY: the node is on no list. It is pinned, and the drop takes it off.
                         unsafe { state.senders.add(node, waker) };
                     } else {
-                        // SAFETY: as above.
+                        // SAFETY: the node is on no list. It is pinned, and the drop takes it off.
                         unsafe { state.wait_to_send(node, waker) };
                     }
                     if had_permit {
-                        // What is left of the room that it was promised may do for another.
+                        // The rest of the permit's room may be enough for another sender.
                         step!(
                             "send refused: pass the permit on",
                             state.serve_waiters(&queue.config, &mut preload, &mut deferred)
@@ -217,8 +241,8 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                 put => {
                     this.registered = false;
                     if had_permit || was_listed {
-                        // What it was promised, or wanted, may do for another: also if a receiver took
-                        // the message at once.
+                        // The room of the permit, or the room that this message needed, may be
+                        // enough for another sender; also if a receiver took the message at once.
                         state.serve_waiters(&queue.config, &mut preload, &mut deferred);
                     }
                     drop(state);
@@ -241,9 +265,9 @@ impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
         let _old;
         {
             let mut state = queue.lock();
-            // SAFETY: it lives, and is on this list or none.
+            // SAFETY: the node is alive, and on this list or on none.
             let listed = unsafe { state.senders.remove(NonNull::from(&self.waiter)) };
-            // SAFETY: we have the lock; no other reference is there.
+            // SAFETY: the lock is held, and this is the only reference.
             let inner = unsafe { self.waiter.inner() };
             _old = inner.take_waker();
             let permit = std::mem::take(&mut inner.permit);
@@ -251,7 +275,7 @@ impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
                 state.release_send_permit(inner.demand.map_or(0, |demand| demand.bytes));
             }
             if permit || listed {
-                // What it wanted room for may have kept others from going on.
+                // The room that this message needed may have blocked the senders behind it.
                 step!(
                     "send dropped: serve the other senders",
                     state.serve_waiters(&queue.config, &mut preload, &mut deferred)
@@ -269,6 +293,6 @@ impl<T, L: Levels> fmt::Debug for SendFuture<'_, T, L> {
     }
 }
 
-// SAFETY: what it shares with other threads is the node, under the queue's lock; the message moves
-// with it.
+// SAFETY: the future shares its node with other threads, under the queue's lock. A message moves
+// with the future.
 unsafe impl<T: Send, L: Levels> Send for SendFuture<'_, T, L> where L::Priority: Send + Sync {}

@@ -1,4 +1,4 @@
-//! A queue behind the traits that libraries for tasks have in common.
+//! A queue as a `Stream` and as a `Sink`.
 
 use std::fmt;
 use std::pin::Pin;
@@ -14,10 +14,32 @@ use crate::error::SendError;
 use crate::handles::{QueueRef, Receiver, Sender};
 use crate::queue::{Queue, Received};
 
-/// Messages as a `Stream`: [`Receiver::into_stream`], [`Queue::stream`].
+/// The messages of a queue as a `Stream`.
 ///
-/// Ends when the queue is closed and empty. Dropping it loses no message. It waits for each message
-/// behind the receivers that wait by then.
+/// It comes from [`Receiver::stream`], [`Receiver::into_stream`] or [`Queue::stream`]. It ends when
+/// the queue is closed and empty. For each message it waits behind the receivers that wait already.
+/// Dropping the stream loses no message.
+///
+/// ```
+/// # use std::{future::poll_fn, future::Future, pin::{Pin, pin}, task::{Context, Waker}};
+/// use futures_core::Stream;
+///
+/// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+/// sender.send("later", 1)?;
+/// sender.send("now", 9)?;
+/// drop(sender);
+/// let mut stream = pin!(receiver.into_stream());
+/// # let task = async {
+/// // With the `futures` crate: `while let Some((message, priority)) = stream.next().await`
+/// let mut messages = Vec::new();
+/// while let Some((message, _)) = poll_fn(|cx| stream.as_mut().poll_next(cx)).await {
+///     messages.push(message);
+/// }
+/// assert_eq!(messages, ["now", "later"]);
+/// # };
+/// # assert!(pin!(task).poll(&mut Context::from_waker(Waker::noop())).is_ready());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "streams do nothing unless polled"]
 pub struct ReceiveStream<'q, T, L: Levels = Bitmap> {
     future: ReceiveFuture<'q, T, L>,
@@ -25,12 +47,31 @@ pub struct ReceiveStream<'q, T, L: Levels = Bitmap> {
     ended: bool,
 }
 
-/// A `Sink` for messages with their priorities: [`Sender::into_sink`], [`Queue::sink`].
+/// A `Sink` that sends messages with their priorities to a queue.
 ///
-/// It keeps one message at most. That is on its way when it is flushed, or asked whether it is ready
-/// for another: then it waits while there is no room. What is refused comes back in the error, at the
-/// flush; a message that can never be sent at once. Closing flushes: the queue closes with the last
-/// sender, as ever. Dropping it drops the message that it kept.
+/// It comes from [`Sender::sink`], [`Sender::into_sink`] or [`Queue::sink`]. It holds at most one
+/// message. `poll_flush` and `poll_ready` send that message, and wait while there is no room. A
+/// refused message comes back in their error; a message that can never be sent, in the error of
+/// `start_send`. `poll_close` flushes; the queue closes with its last sender, as ever. Dropping the
+/// sink drops the message that it holds.
+///
+/// ```
+/// # use std::{future::poll_fn, future::Future, pin::{Pin, pin}, task::{Context, Waker}};
+/// use futures_sink::Sink;
+///
+/// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+/// let mut sink = pin!(sender.into_sink());
+/// # let task = async {
+/// // With the `futures` crate: `sink.send(("a message", 7)).await?`
+/// poll_fn(|cx| sink.as_mut().poll_ready(cx)).await?;
+/// sink.as_mut().start_send(("a message", 7))?;
+/// poll_fn(|cx| sink.as_mut().poll_flush(cx)).await?;
+/// # Ok::<(), mq_rbtree::SendError<&str>>(())
+/// # };
+/// # assert!(pin!(task).poll(&mut Context::from_waker(Waker::noop())).is_ready());
+/// assert_eq!(receiver.receive()?, ("a message", 7));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "sinks do nothing unless polled"]
 pub struct SendSink<'q, T, L: Levels = Bitmap> {
     future: SendFuture<'q, T, L>,
@@ -38,38 +79,40 @@ pub struct SendSink<'q, T, L: Levels = Bitmap> {
 }
 
 impl<T, L: Levels> Queue<T, L> {
-    /// Its messages as a `Stream`. With the feature `futures`.
+    /// Returns the messages as a `Stream`. Needs the feature `futures`.
     pub fn stream(&self) -> ReceiveStream<'_, T, L> {
         ReceiveStream::new(ReceiveFuture::new(self))
     }
 
-    /// A `Sink` that sends to it. With the feature `futures`.
+    /// Returns a `Sink` that sends to the queue. Needs the feature `futures`.
     pub fn sink(&self) -> SendSink<'_, T, L> {
         SendSink::new(QueueRef::Borrowed(self))
     }
 }
 
 impl<T, L: Levels> Receiver<T, L> {
-    /// The messages as a `Stream`. With the feature `futures`.
+    /// Returns the messages as a `Stream`. Needs the feature `futures`.
     pub fn stream(&self) -> ReceiveStream<'_, T, L> {
         ReceiveStream::new(self.receive_async())
     }
 
-    /// The same with the receiver in the stream, which so depends on no reference, and counts as a handle
-    /// until it is dropped. With the feature `futures`.
+    /// Returns the messages as a `Stream` that owns the receiver. Needs the feature `futures`.
+    ///
+    /// So the stream borrows nothing. It counts as a handle until it is dropped.
     pub fn into_stream(self) -> ReceiveStream<'static, T, L> {
         ReceiveStream::new(ReceiveFuture::owning(self))
     }
 }
 
 impl<T, L: Levels> Sender<T, L> {
-    /// A `Sink` that sends. With the feature `futures`.
+    /// Returns a `Sink` that sends to the queue. Needs the feature `futures`.
     pub fn sink(&self) -> SendSink<'_, T, L> {
         SendSink::new(QueueRef::Borrowed(self.queue()))
     }
 
-    /// The same with the sender in the sink, which so depends on no reference, and counts as a handle
-    /// until it is dropped. With the feature `futures`.
+    /// Returns a `Sink` that owns the sender. Needs the feature `futures`.
+    ///
+    /// So the sink borrows nothing. It counts as a handle until it is dropped.
     pub fn into_sink(self) -> SendSink<'static, T, L> {
         SendSink::new(QueueRef::Owned(self))
     }
@@ -80,7 +123,8 @@ impl<'q, T, L: Levels> ReceiveStream<'q, T, L> {
         Self { future, urgency: 0, ended: false }
     }
 
-    /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
+    /// Sets the urgency of its waits: see [`Wait::urgency`](crate::Wait::urgency). Call it before
+    /// the first poll.
     pub fn urgency(self, urgency: u8) -> Self {
         Self { future: self.future.urgency(urgency), urgency, ended: self.ended }
     }
@@ -91,13 +135,15 @@ impl<'q, T, L: Levels> SendSink<'q, T, L> {
         Self { future: SendFuture::without_message(queue), urgency: 0 }
     }
 
-    /// The same, with this urgency among those that wait: see [`Wait::urgency`](crate::Wait::urgency).
+    /// Sets the urgency of its waits: see [`Wait::urgency`](crate::Wait::urgency). It counts from
+    /// the next message on.
     pub fn urgency(self, urgency: u8) -> Self {
         Self { future: self.future, urgency }
     }
 
     fn future(self: Pin<&mut Self>) -> Pin<&mut SendFuture<'q, T, L>> {
-        // SAFETY: pinned as a part of what is pinned: it is not moved, and dropped in its place.
+        // SAFETY: the future is a field of a pinned sink: it is not moved, and is dropped in its
+        // place.
         unsafe { self.map_unchecked_mut(|this| &mut this.future) }
     }
 }
@@ -106,12 +152,12 @@ impl<T, L: Levels> Stream for ReceiveStream<'_, T, L> {
     type Item = Received<T, L>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Received<T, L>>> {
-        // SAFETY: the future is not moved.
+        // SAFETY: the future is not moved out of the stream.
         let this = unsafe { self.get_unchecked_mut() };
         if this.ended {
             return Poll::Ready(None);
         }
-        // SAFETY: pinned as a part of what is pinned.
+        // SAFETY: the future is a field of a pinned stream.
         let mut future = unsafe { Pin::new_unchecked(&mut this.future) };
         match ready!(future.as_mut().poll(cx)) {
             Ok(message) => {
@@ -141,7 +187,7 @@ impl<T, L: Levels> Sink<Received<T, L>> for SendSink<'_, T, L> {
 
     /// # Panics
     ///
-    /// Panics if it was not ready: it keeps a message still.
+    /// Panics if the sink is not ready: it still holds a message.
     fn start_send(
         self: Pin<&mut Self>,
         (value, priority): Received<T, L>,

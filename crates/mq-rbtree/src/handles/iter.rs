@@ -1,4 +1,4 @@
-//! A receiver's messages, one after the other.
+//! Iterators over the messages of a receiver.
 
 use std::fmt;
 use std::iter::FusedIterator;
@@ -7,17 +7,43 @@ use super::Receiver;
 use crate::core::{Bitmap, Levels};
 use crate::queue::Received;
 
-/// Messages as they come, until the queue is closed and empty: [`Receiver::iter`].
+/// An iterator that waits for each message and ends when the queue is closed and empty.
+///
+/// It comes from [`Receiver::iter`], or from a loop over `&receiver`.
+///
+/// ```
+/// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+/// sender.send("a message", 7)?;
+/// drop(sender); // closes the queue
+/// for (message, priority) in &receiver {
+///     assert_eq!((message, priority), ("a message", 7));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Iter<'r, T, L: Levels = Bitmap> {
     pub(super) receiver: &'r Receiver<T, L>,
 }
 
-/// The messages that are there: [`Receiver::try_iter`].
+/// An iterator over the messages that are in the queue: see [`Receiver::try_iter`].
 pub struct TryIter<'r, T, L: Levels = Bitmap> {
     pub(super) receiver: &'r Receiver<T, L>,
 }
 
-/// As [`Iter`], with the receiver.
+/// An iterator that owns its receiver, waits for each message, and ends when the queue is closed
+/// and empty.
+///
+/// ```
+/// use std::thread;
+///
+/// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+/// let worker = thread::spawn(move || receiver.into_iter().map(|(n, _)| n).sum::<u32>());
+/// for n in 1..=4 {
+///     sender.send(n, 7)?;
+/// }
+/// drop(sender); // closes the queue
+/// assert_eq!(worker.join().unwrap(), 10);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct IntoIter<T, L: Levels = Bitmap> {
     receiver: Receiver<T, L>,
 }
@@ -46,7 +72,7 @@ impl<T, L: Levels> Iterator for IntoIter<T, L> {
     }
 }
 
-// A closed queue stays so.
+// A closed queue stays closed, so the end is final.
 impl<T, L: Levels> FusedIterator for Iter<'_, T, L> {}
 impl<T, L: Levels> FusedIterator for IntoIter<T, L> {}
 

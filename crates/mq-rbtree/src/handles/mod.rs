@@ -1,6 +1,6 @@
-//! A handle for each side of a queue: the last of a side closes it.
+//! Handles for the two sides of a queue. The queue closes with the last handle of a side.
 //!
-//! A side has the methods that are its own, and those that look: a receiver does not send.
+//! A handle has the methods of its side and those that inspect the queue; a receiver cannot send.
 
 mod iter;
 mod queue_ref;
@@ -22,10 +22,28 @@ use crate::error::BuildError;
 use crate::queue::{Builder, Queue};
 use crate::stats::QueueStats;
 
-/// The side that sends: [`Builder::channel`](crate::Builder::channel).
+/// The sending side of a queue: see [`Builder::channel`](crate::Builder::channel).
 ///
-/// Clones are of the same side. When the last is dropped the queue closes: what is in it can be
-/// received.
+/// Clones are senders of the same queue. When the last sender is dropped the queue closes, and the
+/// messages in it can still be received.
+///
+/// ```
+/// use std::thread;
+/// use mq_rbtree::Queue;
+///
+/// let (sender, receiver) = Queue::builder(8).channel()?;
+/// for n in 0..3 {
+///     let sender = sender.clone();
+///     thread::spawn(move || sender.send(n, n).unwrap());
+/// }
+/// drop(sender);
+/// let mut all: Vec<_> = receiver.iter().map(|(n, _)| n).collect(); // until all three have sent
+/// all.sort();
+/// assert_eq!(all, [0, 1, 2]);
+/// # Ok::<(), mq_rbtree::BuildError>(())
+/// ```
+///
+/// A sender does not receive:
 ///
 /// ```compile_fail,E0599
 /// let (sender, receiver) = mq_rbtree::Queue::<u8>::builder(1).channel()?;
@@ -36,10 +54,24 @@ pub struct Sender<T, L: Levels = Bitmap> {
     shared: Arc<Shared<T, L>>,
 }
 
-/// The side that receives: [`Builder::channel`](crate::Builder::channel).
+/// The receiving side of a queue: see [`Builder::channel`](crate::Builder::channel).
 ///
-/// Clones are of the same side; each message goes to one of them. When the last is dropped the queue
-/// closes, and its messages are dropped.
+/// Clones are receivers of the same queue; each message goes to one of them. When the last receiver
+/// is dropped the queue closes, and its messages are dropped.
+///
+/// ```
+/// use mq_rbtree::{Queue, ReceiveError};
+///
+/// let (sender, receiver) = Queue::builder(8).channel()?;
+/// sender.send("a message", 7)?;
+/// assert_eq!(receiver.receive()?, ("a message", 7));
+/// assert_eq!(receiver.try_receive(), Err(ReceiveError::Empty));
+/// drop(receiver);
+/// assert!(sender.send("another", 7).is_err()); // the queue is closed
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A receiver does not send:
 ///
 /// ```compile_fail,E0599
 /// let (sender, receiver) = mq_rbtree::Queue::<u8>::builder(1).channel()?;
@@ -60,11 +92,19 @@ struct Shared<T, L: Levels> {
 type Sides<T, L> = (Sender<T, L>, Receiver<T, L>);
 
 impl<T, L: Levels> Builder<T, L> {
-    /// Makes it, with a handle for each side: when the last of a side is dropped, the queue closes.
+    /// Makes the queue, with a handle for each side. It closes when the last handle of a side is
+    /// dropped.
+    ///
+    /// ```
+    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).max_bytes(1 << 20).channel()?;
+    /// sender.send("a message", 7)?;
+    /// assert_eq!(receiver.receive()?, ("a message", 7));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`BuildError`].
+    /// As for [`build`](Self::build).
     pub fn channel(self) -> Result<Sides<T, L>, BuildError> {
         let queue = self.build()?;
         let (senders, receivers) = (AtomicUsize::new(1), AtomicUsize::new(1));
@@ -73,12 +113,14 @@ impl<T, L: Levels> Builder<T, L> {
     }
 }
 
-/// Counts a handle out; true if it was the last.
+/// Subtracts a handle from the count. Returns true if it was the last one.
 fn was_last(count: &AtomicUsize) -> bool {
-    // Ordering: Release pairs with the fence of the last one; it carries what was done by this handle.
+    // Ordering: Release pairs with the Acquire fence below in the last handle's drop; it carries
+    // what was done through this handle.
     let last = check!("drop: the last handle", count.fetch_sub(1, Ordering::Release) == 1);
     if last {
-        // Ordering: Acquire, of what the others did before they were dropped.
+        // Ordering: Acquire fence, pairs with the Release of the other handles' drops; it carries
+        // what was done through them.
         fence(Ordering::Acquire);
     }
     last
@@ -88,71 +130,73 @@ macro_rules! side {
     ($name:ident, $count:ident) => {
         impl<T, L: Levels> Clone for $name<T, L> {
             fn clone(&self) -> Self {
-                // Ordering: Relaxed; this handle keeps the count above 0.
+                // Ordering: Relaxed; this handle keeps the count above 0, and the count publishes
+                // nothing.
                 self.shared.$count.fetch_add(1, Ordering::Relaxed);
                 Self { shared: Arc::clone(&self.shared) }
             }
         }
 
         impl<T, L: Levels> $name<T, L> {
-            /// Messages in the queue.
+            /// Returns the number of messages in the queue.
             pub fn len(&self) -> usize {
                 self.shared.queue.len()
             }
 
-            /// True if there is no message.
+            /// Returns true if there is no message.
             pub fn is_empty(&self) -> bool {
                 self.shared.queue.is_empty()
             }
 
-            /// True if there is no room for any message: [`Queue::is_full`].
+            /// Returns true if no message has room, of any priority: see [`Queue::is_full`].
             pub fn is_full(&self) -> bool {
                 self.shared.queue.is_full()
             }
 
-            /// Messages of one priority.
+            /// Returns the number of messages of one priority.
             pub fn len_at(&self, priority: L::Priority) -> usize {
                 self.shared.queue.len_at(priority)
             }
 
-            /// Bytes of the messages in the queue, as measured.
+            /// Returns the bytes of the messages in the queue, as measured.
             pub fn bytes(&self) -> u64 {
                 self.shared.queue.bytes()
             }
 
-            /// Most messages that the queue takes.
+            /// Returns the most messages that the queue holds.
             #[doc(alias = "capacity")]
             pub fn max_messages(&self) -> usize {
                 self.shared.queue.max_messages()
             }
 
-            /// Most bytes that one message may have.
+            /// Returns the most bytes that one message may have.
             pub fn max_message_bytes(&self) -> usize {
                 self.shared.queue.max_message_bytes()
             }
 
-            /// Bytes that the queue has of its quota.
+            /// Returns the bytes that are charged to the queue's quota.
             pub fn charged(&self) -> u64 {
                 self.shared.queue.charged()
             }
 
-            /// Whether the queue refuses messages: it was closed, or a side is gone.
+            /// Returns whether the queue refuses messages: it was closed, or the last handle of a
+            /// side was dropped.
             #[doc(alias = "is_disconnected")]
             pub fn is_closed(&self) -> bool {
                 self.shared.queue.is_closed()
             }
 
-            /// Closes the queue for all, whoever else has handles: [`Queue::close`].
+            /// Closes the queue for all handles: see [`Queue::close`].
             pub fn close(&self) -> bool {
                 self.shared.queue.close()
             }
 
-            /// What the queue did and what it holds.
+            /// Returns statistics of the queue.
             pub fn stats(&self) -> QueueStats {
                 self.shared.queue.stats()
             }
 
-            /// Whether another handle, of whichever side, is of the same queue.
+            /// Returns whether another handle, of either side, belongs to the same queue.
             #[doc(alias = "same_channel")]
             pub fn same_queue(&self, other: &impl QueueHandle<Message = T, Levels = L>) -> bool {
                 std::ptr::eq(&raw const self.shared.queue, other.queue())
@@ -201,7 +245,7 @@ impl<T, L: Levels> Drop for Receiver<T, L> {
     fn drop(&mut self) {
         if was_last(&self.shared.receivers) {
             step!("last receiver: close before the drain", self.shared.queue.close());
-            // One by one: neither a lock for long nor memory for all of them.
+            // One by one: this neither holds the lock for long nor needs memory for all messages.
             while self.shared.queue.try_receive().is_ok() {}
         }
     }

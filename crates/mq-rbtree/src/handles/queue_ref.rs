@@ -5,19 +5,34 @@ use percpu::sync::Arc;
 use crate::core::Levels;
 use crate::queue::Queue;
 
-/// What leads to a queue, and to the same one as long as it lives: `&Queue`, an `Arc` of one, a
-/// [`Sender`](crate::Sender) or [`Receiver`](crate::Receiver), or a reference to one of these.
+/// A reference to a queue: `&Queue`, an `Arc` of one, a [`Sender`](crate::Sender), a
+/// [`Receiver`](crate::Receiver), or a reference to one of these.
 ///
-/// Sealed: a queue trusts it.
+/// [`Readiness`](crate::Readiness) is generic over it. The trait is sealed, because a queue relies
+/// on a handle always leading to the same queue.
+///
+/// ```
+/// use std::sync::Arc;
+/// use mq_rbtree::{Interest, Queue, QueueHandle, Readiness, ReadinessError};
+///
+/// fn readable<Q: QueueHandle>(queue: Q) -> Result<Readiness<Q>, ReadinessError<Q>> {
+///     Readiness::new(queue, Interest::Readable)
+/// }
+///
+/// let queue: Arc<Queue<u8>> = Arc::new(Queue::new(8).unwrap());
+/// let ready = readable(Arc::clone(&queue)).unwrap();
+/// assert!(readable(&*queue).is_err()); // there is one for that direction already
+/// drop(ready);
+/// ```
 pub trait QueueHandle: sealed::HasQueue {}
 
 impl<Q: sealed::HasQueue + ?Sized> QueueHandle for Q {}
 
-/// How a future has its queue.
+/// A future's reference to its queue.
 pub(crate) enum QueueRef<'q, T, L: Levels, H> {
-    /// By reference.
+    /// The future borrows the queue.
     Borrowed(&'q Queue<T, L>),
-    /// With a handle of its own.
+    /// The future owns a handle.
     Owned(H),
 }
 
@@ -35,9 +50,9 @@ pub(crate) mod sealed {
     use super::{Levels, Queue};
 
     pub trait HasQueue {
-        /// What its messages are.
+        /// The type of the queue's messages.
         type Message;
-        /// How it finds the next of them.
+        /// The type of the queue's levels.
         type Levels: Levels;
 
         #[doc(hidden)]

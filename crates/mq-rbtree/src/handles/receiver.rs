@@ -1,4 +1,4 @@
-//! What a receiver does.
+//! The methods of a receiver.
 
 use super::{Iter, Receiver, TryIter};
 use crate::core::Levels;
@@ -21,7 +21,7 @@ impl<T, L: Levels> Receiver<T, L> {
     ///
     /// # Errors
     ///
-    /// [`ReceiveError::Empty`]; [`ReceiveError::Closed`] once the queue is closed and empty.
+    /// [`ReceiveError::Empty`], or [`ReceiveError::Closed`] once the queue is closed and empty.
     #[inline]
     pub fn try_receive(&self) -> Result<Received<T, L>, ReceiveError> {
         self.shared.queue.try_receive()
@@ -37,11 +37,12 @@ impl<T, L: Levels> Receiver<T, L> {
         self.shared.queue.receive_with(wait)
     }
 
-    /// Receives up to `most` messages into `out`: [`Queue::receive_batch`](crate::Queue::receive_batch).
+    /// Receives up to `most` messages into `out`: see
+    /// [`Queue::receive_batch`](crate::Queue::receive_batch).
     ///
     /// # Errors
     ///
-    /// [`ReceiveError`] if there was not even one.
+    /// [`ReceiveError`] if it received no message.
     pub fn receive_batch(
         &self,
         out: &mut Vec<Received<T, L>>,
@@ -51,8 +52,8 @@ impl<T, L: Levels> Receiver<T, L> {
         self.shared.queue.receive_batch(out, most, wait)
     }
 
-    /// Messages, one after the other, as they are received. Waits for each; ends when the queue is
-    /// closed and empty.
+    /// Returns an iterator that receives messages. It waits for each one, and ends when the queue
+    /// is closed and empty.
     ///
     /// ```
     /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
@@ -68,33 +69,44 @@ impl<T, L: Levels> Receiver<T, L> {
         Iter { receiver: self }
     }
 
-    /// Messages, one after the other, until there is none: it waits for nothing, and may have more later.
+    /// Returns an iterator that receives messages without waiting.
+    ///
+    /// It returns `None` when the queue is empty, and may return messages again later.
+    ///
+    /// ```
+    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+    /// sender.send("later", 1)?;
+    /// sender.send("now", 9)?;
+    /// assert!(receiver.try_iter().map(|(message, _)| message).eq(["now", "later"]));
+    /// assert!(!receiver.is_closed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn try_iter(&self) -> TryIter<'_, T, L> {
         TryIter { receiver: self }
     }
 
-    /// Shows `look` the message that is next, under the lock: [`Queue::peek`](crate::Queue::peek).
+    /// Calls `look` with the next message, under the lock: see [`Queue::peek`](crate::Queue::peek).
     pub fn peek<R>(&self, look: impl FnOnce(&T, L::Priority) -> R) -> Option<R> {
         self.shared.queue.peek(look)
     }
 
-    /// Takes out every message, the highest priority first.
+    /// Removes and returns every message, highest priority first.
     pub fn drain(&self) -> Vec<Received<T, L>> {
         self.shared.queue.drain()
     }
 
-    /// Takes out every message that `take` wants, which runs under the lock:
+    /// Removes and returns every message that `take` selects; `take` runs under the lock. See
     /// [`Queue::drain_filter`](crate::Queue::drain_filter).
     pub fn drain_filter(&self, take: impl FnMut(&T, L::Priority) -> bool) -> Vec<Received<T, L>> {
         self.shared.queue.drain_filter(take)
     }
 
-    /// Has `notification` called once, when a message comes to the empty queue:
+    /// Registers `notification` to be called once when a message comes to the empty queue: see
     /// [`Queue::notify`](crate::Queue::notify).
     ///
     /// # Errors
     ///
-    /// [`NotifyError`] with the notification.
+    /// [`NotifyError`] carries the notification.
     pub fn notify<F: FnOnce() + Send + 'static>(
         &self,
         notification: F,
@@ -102,7 +114,7 @@ impl<T, L: Levels> Receiver<T, L> {
         self.shared.queue.notify(notification)
     }
 
-    /// Takes back what was registered; false if nothing is, any more.
+    /// Cancels the registered notification. Returns false if there is none.
     pub fn cancel_notify(&self) -> bool {
         self.shared.queue.cancel_notify()
     }

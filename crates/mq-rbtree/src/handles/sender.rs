@@ -1,4 +1,4 @@
-//! What a sender does.
+//! The methods of a sender.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ impl<T, L: Levels> Sender<T, L> {
     ///
     /// # Errors
     ///
-    /// [`SendError`] with the message.
+    /// [`SendError`] carries the message and the reason.
     #[inline]
     pub fn send(&self, value: T, priority: L::Priority) -> Result<(), SendError<T>> {
         self.shared.queue.send(value, priority)
@@ -23,7 +23,7 @@ impl<T, L: Levels> Sender<T, L> {
     ///
     /// # Errors
     ///
-    /// [`SendError`] with the message.
+    /// [`SendError`] carries the message and the reason.
     #[inline]
     pub fn try_send(&self, value: T, priority: L::Priority) -> Result<(), SendError<T>> {
         self.shared.queue.try_send(value, priority)
@@ -33,7 +33,7 @@ impl<T, L: Levels> Sender<T, L> {
     ///
     /// # Errors
     ///
-    /// [`SendError`] with the message.
+    /// [`SendError`] carries the message and the reason.
     #[inline]
     pub fn send_with(
         &self,
@@ -44,11 +44,12 @@ impl<T, L: Levels> Sender<T, L> {
         self.shared.queue.send_with(value, priority, wait)
     }
 
-    /// Sends messages from the front of `batch`: [`Queue::send_batch`](crate::Queue::send_batch).
+    /// Sends messages from the front of `batch`: see
+    /// [`Queue::send_batch`](crate::Queue::send_batch).
     ///
     /// # Errors
     ///
-    /// [`BatchError`]; what was not sent is in `batch`.
+    /// [`BatchError`]; the messages that were not sent are in `batch`.
     pub fn send_batch(
         &self,
         batch: &mut VecDeque<Received<T, L>>,

@@ -1,4 +1,4 @@
-//! The limits of the kernel's queues, as they are now.
+//! The current limits of the kernel's queues.
 
 use std::fs;
 use std::mem;
@@ -7,27 +7,27 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use super::sys::errno;
 use crate::posix::Attributes;
 
-/// The most messages in a queue, whatever is set: ABI (`mq_overview(7)`, since Linux 3.5).
+/// The most messages of a queue, which no setting raises: ABI (`mq_overview(7)`, since Linux 3.5).
 pub(super) const HARD_MESSAGES: u64 = 65_536;
-/// The most bytes in a message, whatever is set: ABI.
+/// The most bytes of a message, which no setting raises: ABI.
 pub(super) const HARD_MESSAGE_BYTES: u64 = 16 << 20;
 
-/// A number under `/proc/sys/fs/mqueue`, of this IPC namespace.
+/// Returns a number under `/proc/sys/fs/mqueue`, of this IPC namespace.
 pub(super) fn setting(name: &str) -> Option<u64> {
     fs::read_to_string(format!("/proc/sys/fs/mqueue/{name}")).ok()?.trim().parse().ok()
 }
 
-/// The limit that the process has now.
+/// Returns the current soft limit of the process.
 pub(super) fn rlimit(resource: i32) -> Option<u64> {
     // SAFETY: all zero is a valid `rlimit`, a structure of plain numbers.
     let mut limit: libc::rlimit = unsafe { mem::zeroed() };
-    // SAFETY: fills in a structure of this frame.
-    let given = unsafe { libc::getrlimit(resource as _, &mut limit) } == 0; // C libraries differ
+    // SAFETY: `getrlimit` writes to a structure of this frame.
+    let given = unsafe { libc::getrlimit(resource as _, &mut limit) } == 0; // the type differs between C libraries
     given.then_some(limit.rlim_cur)
 }
 
-/// What the kernel charges for a queue, empty or not: `getrlimit(2)`, with the sizes of a 64-bit
-/// kernel.
+/// Returns the bytes that the kernel charges for a queue, empty or not: `getrlimit(2)`, with the
+/// sizes of a 64-bit kernel.
 pub(super) fn charge(of: Attributes) -> u64 {
     const MESSAGE: u64 = 48;
     const TREE_NODE: u64 = 48;
@@ -37,9 +37,9 @@ pub(super) fn charge(of: Attributes) -> u64 {
     messages.saturating_mul(each).saturating_add(messages.min(PRIORITIES) * TREE_NODE)
 }
 
-/// Whether the process can open no more descriptors of any kind.
+/// Returns whether the process can open no more descriptors of any kind.
 pub(super) fn out_of_descriptors() -> bool {
-    // SAFETY: no pointers.
+    // SAFETY: `eventfd` takes two integers.
     let probe = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
     if probe < 0 {
         return errno() == libc::EMFILE;

@@ -1,4 +1,4 @@
-//! The kernel's own POSIX message queue, for what needs it: other processes, or a comparison.
+//! The kernel's own POSIX message queue, for communication between processes and for comparisons.
 //!
 //! ```text
 //!  KernelQueue --+-- blocking     a descriptor whose calls wait, until a deadline of CLOCK_REALTIME
@@ -25,20 +25,21 @@ use crate::deadline::{Deadline, Wait};
 use crate::error::{NotifyError, ReceiveError, SendError, SendRefused};
 use crate::posix::{Attributes, Callback, MessageQueue};
 
-/// A POSIX message queue of the kernel (`mq_overview(7)`).
+/// A POSIX message queue of the kernel (`mq_overview(7)`). Needs the feature `kernel`.
 ///
-/// It is used through [`MessageQueue`]; each operation is a system call. Interrupted calls are made
-/// again. Two descriptors, closed on `exec`.
+/// Its operations are those of [`MessageQueue`], and each is a system call. A call that a signal
+/// interrupts is repeated. The queue uses two descriptors, closed on `exec`.
 ///
-/// What the kernel does in its own way:
+/// It differs from [`Queue`](crate::Queue):
 ///
-/// - A waiting thread is served by the priority of its thread, then first come, first served; the urgency
-///   of a [`Wait`] says nothing.
-/// - It knows deadlines of the system's clock only. A monotonic one is converted, and once more if
-///   that was too early; if the clock is set back meanwhile, it comes later by that much.
+/// - Waiting threads are served by their scheduling priority, then in the order of arrival. The
+///   urgency of a [`Wait`] is ignored.
+/// - The kernel has deadlines of the system clock only. A monotonic deadline is converted, and
+///   converted again if the wait ended too early. If the clock is set back during a wait, the wait
+///   ends later by that much.
 /// - A received message has the capacity of the longest possible one.
-/// - A registration to be notified is of the process. It ends when the process closes *any*
-///   descriptor of the queue: also when another `KernelQueue` of the same name is dropped.
+/// - A notification is registered for the process. It ends when the process closes *any* descriptor
+///   of the queue, also when another `KernelQueue` of the same name is dropped.
 ///
 /// ```
 /// use mq_rbtree::{Attributes, KernelQueue, MessageQueue, Wait};
@@ -57,11 +58,12 @@ pub struct KernelQueue {
 }
 
 impl KernelQueue {
-    /// Makes a queue without a name: nobody else can open it, and it ends with its descriptors.
+    /// Creates a queue without a name. No other process can open it, and it ends with its
+    /// descriptors.
     ///
     /// # Errors
     ///
-    /// [`OpenError`]: which limit of the system was reached, if it was one.
+    /// [`OpenError`] names the limit of the system that was reached, if it was one.
     pub fn new(attributes: Attributes) -> Result<Self, OpenError> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         loop {
@@ -69,8 +71,8 @@ impl KernelQueue {
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
             let name = format!("/mq-rbtree.{}.{number}", std::process::id());
             match Self::create(&name, attributes) {
-                // Left by a process of that id that was killed here, or made by one of another
-                // container.
+                // The name is left from a killed process of this id, or belongs to a process of
+                // another container.
                 Err(OpenError::Exists) => {}
                 made => {
                     if made.is_ok() {
@@ -82,10 +84,10 @@ impl KernelQueue {
         }
     }
 
-    /// Makes a queue with a name, for processes of this user: `/` and up to 255 bytes without a
-    /// `/`.
+    /// Creates a queue with a name, for processes of this user. The name is `/` and 1 to 255 bytes
+    /// without a `/`.
     ///
-    /// It stays after this, with its messages, until [`unlink`](Self::unlink).
+    /// The queue and its messages exist until [`unlink`](Self::unlink).
     ///
     /// # Errors
     ///
@@ -100,11 +102,11 @@ impl KernelQueue {
         Self::with_nonblocking(blocking, &path).map_err(|errno| {
             // SAFETY: the name ends in NUL and outlives the call.
             unsafe { libc::mq_unlink(path.as_ptr()) };
-            OpenError::of_open(errno) // the limits of queues have let it pass
+            OpenError::of_open(errno) // the creation has passed the limits of queues
         })
     }
 
-    /// Opens a queue that somebody has made.
+    /// Opens an existing queue.
     ///
     /// # Errors
     ///
@@ -115,7 +117,8 @@ impl KernelQueue {
         Self::with_nonblocking(blocking, &path).map_err(OpenError::of_open)
     }
 
-    /// Takes a queue's name away: who has it open goes on with it, and it ends with the last.
+    /// Removes the name of a queue. Processes that have the queue open continue to use it, and it
+    /// ends with the last of them.
     ///
     /// # Errors
     ///
@@ -144,12 +147,12 @@ impl KernelQueue {
                     nonblocking,
                 });
             }
-            // Somebody has unlinked it and made another in its place.
+            // The queue was unlinked and another one made in its place.
             blocking = open(path, 0)?;
         }
     }
 
-    /// Makes `call` with the descriptor that waits as `wait` says, and a deadline.
+    /// Calls `call` with the descriptor and the deadline that `wait` requires.
     fn transfer(
         &self,
         wait: Wait,
@@ -165,7 +168,7 @@ impl KernelQueue {
         loop {
             let end = timespec(deadline);
             match uninterrupted(|| call(blocking, &raw const end)) {
-                // The clocks have come apart since.
+                // The two clocks have drifted apart since the conversion.
                 Err(libc::ETIMEDOUT) if !deadline.is_over() => {}
                 done => return done,
             }
@@ -182,7 +185,8 @@ impl MessageQueue for KernelQueue {
     ) -> Result<(), SendError<Vec<u8>>> {
         let (bytes, len) = (message.as_ptr().cast(), message.len());
         let sent = self.transfer(wait, |queue, end| {
-            // SAFETY: `bytes` and `len` are those of `message`; `end` is null or the caller's.
+            // SAFETY: `bytes` and `len` describe `message`; `end` is null, or points to a
+            // `timespec` that outlives the call.
             unsafe { libc::mq_timedsend(queue, bytes, len, priority, end) as isize }
         });
         sent.map(drop).map_err(|errno| SendError {
@@ -191,7 +195,7 @@ impl MessageQueue for KernelQueue {
                 libc::EAGAIN => SendRefused::Full,
                 libc::ETIMEDOUT => SendRefused::Timeout,
                 libc::EMSGSIZE => SendRefused::TooLong,
-                libc::EINVAL => SendRefused::BadPriority, // the time is a valid one
+                libc::EINVAL => SendRefused::BadPriority, // the `timespec` is valid
                 libc::ENOMEM => SendRefused::NoMemory,
                 _ => SendRefused::System(errno),
             },
@@ -201,11 +205,12 @@ impl MessageQueue for KernelQueue {
     fn receive_with(&self, wait: Wait) -> Result<(Vec<u8>, u32), ReceiveError> {
         let (mut message, mut priority) = (Vec::<u8>::new(), 0);
         let len = self.attributes.max_message_bytes;
-        // Before it is received, so that it is not lost.
+        // The memory is allocated before the receive, so that no message is lost.
         message.try_reserve_exact(len).map_err(|_| ReceiveError::NoMemory)?;
         let received = self.transfer(wait, |queue, end| {
             let bytes = message.as_mut_ptr().cast();
-            // SAFETY: `bytes` has room for `len`, `priority` is ours, `end` null or the caller's.
+            // SAFETY: `bytes` has room for `len` bytes, `priority` is a local variable, and `end`
+            // is null or points to a `timespec` that outlives the call.
             unsafe { libc::mq_timedreceive(queue, bytes, len, &mut priority, end) }
         });
         let len = received.map_err(|errno| match errno {
@@ -214,7 +219,7 @@ impl MessageQueue for KernelQueue {
             libc::ENOMEM => ReceiveError::NoMemory,
             _ => ReceiveError::System(errno),
         })?;
-        // SAFETY: the kernel has written `len` bytes, no more than it was told there is room for.
+        // SAFETY: the kernel has written `len` bytes, and not more than the room it was given.
         unsafe { message.set_len(len) };
         Ok((message, priority))
     }
@@ -233,21 +238,21 @@ impl MessageQueue for KernelQueue {
         notify::register(self.as_fd(), callback)
     }
 
-    /// The callback is dropped by its thread, soon.
+    /// The callback is dropped by its thread soon afterwards.
     fn cancel_notify(&self) {
         notify::cancel(self.as_fd());
     }
 }
 
-/// The blocking descriptor: readable while there is a message, writable while there is room, for `poll`
-/// and its kin.
+/// Returns the blocking descriptor, for `poll` and similar calls: readable while there is a
+/// message, writable while there is room.
 impl AsFd for KernelQueue {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.blocking.as_fd()
     }
 }
 
-/// The name as C wants it, if it can be one.
+/// Returns the name as a C string, if it is a valid one.
 fn checked_name(name: &str) -> Result<CString, OpenError> {
     const LONGEST: usize = libc::NAME_MAX as usize;
     match name.strip_prefix('/') {
@@ -262,51 +267,53 @@ fn create(path: &CString, wanted: Attributes) -> Result<OwnedFd, i32> {
     const MODE: libc::mode_t = 0o600;
     // SAFETY: all zero is a valid `mq_attr`, a structure of plain numbers.
     let mut attributes: libc::mq_attr = unsafe { mem::zeroed() };
-    // What a `long` cannot hold is above every limit: the kernel refuses that as well.
+    // A value that a `long` cannot hold is above every limit, and so is the one passed here.
     attributes.mq_maxmsg = wanted.max_messages.try_into().unwrap_or(libc::c_long::MAX);
     attributes.mq_msgsize = wanted.max_message_bytes.try_into().unwrap_or(libc::c_long::MAX);
-    // SAFETY: the name ends in NUL; with O_CREAT there are a mode and attributes; all outlive the
-    // call.
+    // SAFETY: the name ends in NUL. With O_CREAT the call takes a mode and attributes. All outlive
+    // the call.
     into_fd(unsafe { libc::mq_open(path.as_ptr(), FLAGS, MODE, &raw const attributes) })
 }
 
 fn open(path: &CString, flags: libc::c_int) -> Result<OwnedFd, i32> {
-    // SAFETY: the name ends in NUL and outlives the call; without O_CREAT nothing else is read.
+    // SAFETY: the name ends in NUL and outlives the call. Without O_CREAT the call takes no more
+    // arguments.
     into_fd(unsafe { libc::mq_open(path.as_ptr(), libc::O_RDWR | flags) })
 }
 
-/// On Linux a queue is a descriptor, and `mq_close` is `close`.
+/// Takes ownership of a descriptor. On Linux a queue is a file descriptor, and `mq_close` is
+/// `close`.
 fn into_fd(queue: libc::mqd_t) -> Result<OwnedFd, i32> {
     if queue < 0 {
         return Err(errno());
     }
-    // SAFETY: `mq_open` has just given it, and nobody else has it.
+    // SAFETY: `mq_open` has just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(queue) })
 }
 
 fn attributes(queue: &OwnedFd) -> Result<libc::mq_attr, i32> {
-    // SAFETY: all zero is a valid `mq_attr`.
+    // SAFETY: all zero is a valid `mq_attr`, a structure of plain numbers.
     let mut attributes: libc::mq_attr = unsafe { mem::zeroed() };
-    // SAFETY: fills in a structure of this frame.
+    // SAFETY: `mq_getattr` writes to a structure of this frame.
     match unsafe { libc::mq_getattr(queue.as_raw_fd(), &mut attributes) } {
         0 => Ok(attributes),
         _ => Err(errno()),
     }
 }
 
-/// Tells a queue from every other that lives.
+/// Returns a value that distinguishes the queue from every other existing one.
 fn identity(queue: &OwnedFd) -> Result<(libc::dev_t, libc::ino_t), i32> {
     // SAFETY: all zero is a valid `stat`, a structure of plain numbers.
     let mut stat: libc::stat = unsafe { mem::zeroed() };
-    // SAFETY: fills in a structure of this frame.
+    // SAFETY: `fstat` writes to a structure of this frame.
     match unsafe { libc::fstat(queue.as_raw_fd(), &mut stat) } {
         0 => Ok((stat.st_dev, stat.st_ino)),
         _ => Err(errno()),
     }
 }
 
-/// A deadline as the kernel takes it: by the system's clock. What was before 1970 is over, as 1970
-/// is.
+/// Converts a deadline to the system clock, as the kernel requires. A time before 1970 becomes
+/// 1970: both are over.
 fn timespec(deadline: Deadline) -> libc::timespec {
     let since_1970 = |time: SystemTime| time.duration_since(SystemTime::UNIX_EPOCH);
     let end: Duration = match deadline {

@@ -1,18 +1,18 @@
-//! Being told by the kernel that a queue is empty no longer.
+//! Notifications of the kernel that a queue is no longer empty.
 //!
-//! The kernel can send a signal, or a message to a netlink socket, which is what a C library has
-//! its `SIGEV_THREAD` from. We take the message, and a thread for each registration, which ends
+//! The kernel can send a signal, or a message to a netlink socket, on which C libraries base
+//! `SIGEV_THREAD`. This module uses the socket, and one thread for each registration, which ends
 //! with it:
 //!
 //! ```text
-//!  register          the kernel                          the thread
-//!  makes a socket                                        waits for the lock
-//!  registers it      sends 32 bytes to the socket once:
-//!  unlocks           a send came, or it is removed   ->  reads them; calls, or not; ends
+//!  register            the kernel                            the thread
+//!  creates a socket                                          waits for the lock
+//!  registers it        sends 32 bytes to the socket, once:
+//!  unlocks             a send came, or it was removed   ->   reads them, calls or not, exits
 //! ```
 //!
 //! A registration is removed by `cancel`, and when the process closes a descriptor of the queue. So
-//! no thread stays behind.
+//! no thread is left behind.
 
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -24,9 +24,9 @@ use super::sys::{errno, uninterrupted};
 use crate::error::{NotifyError, NotifyRefused};
 use crate::posix::Callback;
 
-/// What the kernel sends: bytes of ours, the last of which it replaced. ABI.
+/// The length of the kernel's message: bytes that were registered, with the last one replaced. ABI.
 const COOKIE: usize = 32;
-/// That byte, if a message came. ABI.
+/// The value of the last byte if a message came. ABI.
 const WOKEN: u8 = 1;
 
 pub(super) fn register(
@@ -44,7 +44,8 @@ pub(super) fn register(
         Ok(socket) => socket,
         Err(errno) => return refuse(callback, errno),
     };
-    // The thread comes first: what cannot be had is refused before anything is registered.
+    // The thread is started first, so that a failure to start it is reported before the
+    // registration.
     let pending = Arc::new(Mutex::new(None::<(OwnedFd, Callback)>));
     let of_thread = Arc::clone(&pending);
     let mut held = pending.lock();
@@ -69,13 +70,13 @@ pub(super) fn register(
 
 pub(super) fn cancel(queue: BorrowedFd<'_>) {
     let nothing = ptr::null::<libc::sigevent>();
-    // It removes a registration of this process, or does nothing.
-    // SAFETY: the descriptor is open, and nothing is read.
+    // A null event removes the registration of this process, if there is one.
+    // SAFETY: the descriptor is open, and the null pointer is not read.
     unsafe { libc::syscall(libc::SYS_mq_notify, queue.as_raw_fd(), nothing) };
 }
 
 fn socket() -> Result<OwnedFd, i32> {
-    // SAFETY: no pointers.
+    // SAFETY: `socket` takes three integers.
     let fd = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
     if fd < 0 {
         return Err(errno());
@@ -84,7 +85,8 @@ fn socket() -> Result<OwnedFd, i32> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Registers the socket. The library's `mq_notify` would make one of its own.
+/// Registers the socket by a plain system call: the C library's `mq_notify` would create a socket
+/// of its own.
 fn register_socket(queue: BorrowedFd<'_>, socket: &OwnedFd) -> Result<(), i32> {
     let mut cookie = [0_u8; COOKIE];
     // SAFETY: all zero is a valid `sigevent`, a structure of plain numbers and pointers.
@@ -99,11 +101,11 @@ fn register_socket(queue: BorrowedFd<'_>, socket: &OwnedFd) -> Result<(), i32> {
     }
 }
 
-/// Waits for the kernel's word. False if the registration was removed.
+/// Waits for the kernel's message. Returns false if the registration was removed.
 fn wait_for_message(socket: &OwnedFd) -> bool {
     let mut cookie = [0_u8; COOKIE];
     let received = uninterrupted(|| {
-        // SAFETY: the kernel writes no more than the array's length.
+        // SAFETY: the kernel writes at most the length of the array.
         unsafe { libc::recv(socket.as_raw_fd(), cookie.as_mut_ptr().cast(), COOKIE, 0) }
     });
     received == Ok(COOKIE) && cookie[COOKIE - 1] == WOKEN

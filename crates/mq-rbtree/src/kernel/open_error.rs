@@ -1,4 +1,4 @@
-//! Why the kernel gave no queue.
+//! Errors of opening a kernel queue.
 
 use std::error::Error;
 use std::fmt;
@@ -9,19 +9,29 @@ use percpu::AllocError;
 use super::limits::{self, HARD_MESSAGE_BYTES, HARD_MESSAGES};
 use crate::posix::Attributes;
 
-/// What was asked for, and the limit that is below it.
+/// A value above a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Exceeded {
-    /// What was asked for.
+    /// The requested value.
     pub asked: u64,
-    /// The limit, as it was then.
+    /// The limit at that moment.
     pub limit: u64,
 }
 
-/// Why a queue of the kernel was not made, opened or unlinked.
+/// A kernel queue was not made, opened or unlinked.
 ///
-/// `mq_open` has one errno for several limits; here is which it was, and how to raise it.
+/// `mq_open` returns one errno for several limits. This error names the limit, and its text tells
+/// how to raise it.
+///
+/// ```
+/// use mq_rbtree::{Attributes, KernelQueue, OpenError};
+///
+/// let wanted = Attributes { max_messages: 100_000, max_message_bytes: 16 };
+/// let error = KernelQueue::new(wanted).map(drop).unwrap_err();
+/// let OpenError::TooManyMessages(exceeded) = error else { panic!("{error}") };
+/// assert_eq!((exceeded.asked, exceeded.limit), (100_000, 65_536));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -31,39 +41,38 @@ pub enum OpenError {
     /// Longer messages than `/proc/sys/fs/mqueue/msgsize_max`, or than the 16 MiB that no setting
     /// raises. Maps to `EINVAL`.
     MessageTooLong(Exceeded),
-    /// More bytes than this user may have in queues (`RLIMIT_MSGQUEUE`), or has left beside its
-    /// other queues. A queue counts with all it may hold, and up to 96 bytes a message more. Maps
-    /// to `EMFILE`.
+    /// More bytes than this user may have in queues (`RLIMIT_MSGQUEUE`), or has left beside other
+    /// queues. A queue counts with all that it may hold, and up to 96 bytes more for each message.
+    /// Maps to `EMFILE`.
     TooManyBytes(Exceeded),
-    /// The process has as many descriptors as it may (`RLIMIT_NOFILE`); a queue takes two. Maps to
-    /// `EMFILE`.
+    /// The process has no descriptor left (`RLIMIT_NOFILE`); a queue takes two. Maps to `EMFILE`.
     TooManyDescriptors {
-        /// The limit, as it was then.
+        /// The limit at that moment.
         limit: u64,
     },
-    /// The system has as many queues as it may: `/proc/sys/fs/mqueue/queues_max`. Maps to `ENOSPC`.
+    /// The system has as many queues as `/proc/sys/fs/mqueue/queues_max` allows. Maps to `ENOSPC`.
     TooManyQueues {
-        /// The limit, as it was then.
+        /// The limit at that moment.
         limit: u64,
     },
-    /// A queue for no messages, or for none of any length. Maps to `EINVAL`.
+    /// The queue would hold no messages, or only empty ones. Maps to `EINVAL`.
     NoRoom,
-    /// Not a `/` and 1 to 255 bytes without `/` and NUL. Maps to `EINVAL`.
+    /// The name is not a `/` and 1 to 255 bytes without `/` and NUL. Maps to `EINVAL`.
     BadName,
-    /// There is a queue of that name. Maps to `EEXIST`.
+    /// A queue of that name exists. Maps to `EEXIST`.
     Exists,
-    /// There is no queue of that name. Maps to `ENOENT`.
+    /// No queue of that name exists. Maps to `ENOENT`.
     NotFound,
-    /// Another user's queue. Maps to `EACCES`.
+    /// The queue belongs to another user. Maps to `EACCES`.
     Denied,
-    /// Memory could not be had. Maps to `ENOMEM`.
+    /// Memory is exhausted. Maps to `ENOMEM`.
     NoMemory,
-    /// Another error: that is its number. `ENOSYS` where the kernel was built without queues.
+    /// Another errno. It is `ENOSYS` if the kernel was built without POSIX queues.
     System(i32),
 }
 
 impl OpenError {
-    /// What `mq_open` means by an errno, when it was to make a queue.
+    /// Converts an errno of `mq_open` that was to create a queue.
     pub(super) fn of_create(errno: i32, asked: Attributes) -> Self {
         let messages = asked.max_messages as u64;
         let bytes = asked.max_message_bytes as u64;
@@ -90,7 +99,7 @@ impl OpenError {
         }
     }
 
-    /// The same, when it was to open or unlink one.
+    /// Converts an errno of `mq_open` or `mq_unlink` for an existing queue.
     pub(super) fn of_open(errno: i32) -> Self {
         match errno {
             libc::EMFILE => limits::rlimit(libc::RLIMIT_NOFILE as i32)
@@ -103,7 +112,7 @@ impl OpenError {
         }
     }
 
-    /// The error as C knows it.
+    /// Returns the errno.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {

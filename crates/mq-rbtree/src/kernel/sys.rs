@@ -1,5 +1,4 @@
-//! What all system calls of this module have in common: the errno, and calls that a signal
-//! interrupted.
+//! The errno of a system call, and the repetition of interrupted calls.
 
 use std::io;
 

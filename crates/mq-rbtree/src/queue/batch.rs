@@ -1,4 +1,4 @@
-//! Many messages in one section of the lock.
+//! Batches: many messages in one lock section.
 
 use std::collections::VecDeque;
 
@@ -8,19 +8,36 @@ use crate::deadline::Wait;
 use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
 use crate::waiter::rank_of_new;
 
-/// Most messages of one section of the lock; a guess: a few microseconds.
+/// The most messages of one lock section; a guess: a few microseconds.
 const SECTION: usize = 64;
 
 impl<T, L: Levels> Queue<T, L> {
-    /// Sends messages from the front of `batch`, many in one section of the lock; waits as `wait` says
-    /// for each of them. Returns how many were sent: all.
+    /// Sends messages from the front of `batch`, many in one lock section. Returns how many were
+    /// sent, which is all of them.
     ///
-    /// Others may send in between.
+    /// For each message that finds no room it waits as `wait` says. Other threads may send in
+    /// between.
+    ///
+    /// ```
+    /// use std::collections::VecDeque;
+    /// use mq_rbtree::{Queue, SendRefused, Wait};
+    ///
+    /// let queue: Queue<u32> = Queue::new(2)?;
+    /// let mut batch: VecDeque<_> = (0..3).map(|n| (n, 7)).collect(); // messages with priorities
+    /// let error = queue.send_batch(&mut batch, Wait::NO).unwrap_err();
+    /// assert_eq!((error.sent, error.reason), (2, SendRefused::Full));
+    /// assert_eq!(batch, [(2, 7)]); // still to be sent
+    ///
+    /// let mut out = Vec::new();
+    /// assert_eq!(queue.receive_batch(&mut out, 100, Wait::NO)?, 2);
+    /// assert_eq!(out, [(0, 7), (1, 7)]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`BatchError`]: why a message could not be sent, and how many were before it. It is at the front
-    /// of `batch`.
+    /// [`BatchError`] tells why a message was not sent, and how many were sent before it. That
+    /// message is at the front of `batch`.
     pub fn send_batch(
         &self,
         batch: &mut VecDeque<Received<T, L>>,
@@ -47,7 +64,7 @@ impl<T, L: Levels> Queue<T, L> {
         Ok(sent)
     }
 
-    /// Sends some messages, at least one; or gives back the first with the reason.
+    /// Sends some messages, at least one, or returns the first one with the reason.
     fn send_section(
         &self,
         batch: &mut VecDeque<Received<T, L>>,
@@ -59,7 +76,7 @@ impl<T, L: Levels> Queue<T, L> {
         for (value, priority) in batch.iter().take(SECTION) {
             match self.config.check(value, *priority) {
                 Ok(bytes) => sizes[count] = bytes,
-                Err(_) if count > 0 => break, // the first of the next section
+                Err(_) if count > 0 => break, // it is the first of the next section
                 Err(reason) => {
                     let Some((value, priority)) = batch.pop_front() else { return Ok(()) };
                     return Err((Message { value, priority, bytes: 0 }, reason));
@@ -78,7 +95,7 @@ impl<T, L: Levels> Queue<T, L> {
             let mut state = self.lock();
             for (nth, &bytes) in sizes[..count].iter().enumerate() {
                 let Some(&(_, priority)) = batch.front() else { break };
-                // What was made before the lock was for the first of them.
+                // The preload was allocated for the first message only.
                 if nth > 0 && (self.hint.needs_memory(priority) || !deferred.has_room()) {
                     break;
                 }
@@ -86,7 +103,8 @@ impl<T, L: Levels> Queue<T, L> {
                 let message = Message { value, priority, bytes };
                 match state.send(&self.config, message, rank, &mut preload, &mut deferred) {
                     Ok(()) => *sent += 1,
-                    // The first of the next section; or a panic of its order goes on below.
+                    // The message becomes the first of the next section; or its comparison
+                    // panicked, and the panic resumes below.
                     Err((back, _)) if nth > 0 || deferred.panics() => {
                         batch.push_front((back.value, back.priority));
                         break;
@@ -102,13 +120,15 @@ impl<T, L: Levels> Queue<T, L> {
         result
     }
 
-    /// Receives up to `most` messages into `out`, many in one section of the lock. Waits as `wait` says
-    /// for the first, and takes then what is there. Returns how many it were: at least one, unless
-    /// `most` is 0.
+    /// Receives up to `most` messages into `out`, many in one lock section. Returns how many were
+    /// received: at least one, unless `most` is 0.
+    ///
+    /// It waits for the first message as `wait` says, and then takes what is in the queue. See
+    /// [`send_batch`](Self::send_batch) for an example.
     ///
     /// # Errors
     ///
-    /// [`ReceiveError`] if there was not even one.
+    /// [`ReceiveError`] if it received no message.
     pub fn receive_batch(
         &self,
         out: &mut Vec<Received<T, L>>,
@@ -118,7 +138,7 @@ impl<T, L: Levels> Queue<T, L> {
         let before = out.len();
         while out.len() - before < most {
             let section = SECTION.min(most - (out.len() - before));
-            out.reserve(section); // before the lock
+            out.reserve(section); // allocates before the lock
             let mut preload = Preload::new();
             let mut deferred = Deferred::new();
             let empty = {

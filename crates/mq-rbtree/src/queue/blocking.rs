@@ -1,8 +1,9 @@
 //! Threads that wait.
 //!
-//! A waiting thread's node is on its stack. It leaves this module only when the node is off its list:
-//! because somebody took it off and said so, or because it took itself off at its deadline. Which of
-//! the two it was the lock decides, so a message that was handed over is never lost to a deadline.
+//! The node of a waiting thread is on its stack. The thread leaves this module only when the node
+//! is off its list: either another thread has removed it and has stored that in the node's state,
+//! or the thread has removed it at its deadline. The lock decides between the two, so a deadline
+//! cannot lose a message that was handed over.
 
 use std::pin::pin;
 use std::ptr::NonNull;
@@ -16,7 +17,7 @@ use crate::error::{ReceiveError, SendError, SendRefused};
 use crate::waiter::{CacheAligned, Rank, WaitEnd, Waiter};
 
 impl<T, L: Levels> Queue<T, L> {
-    /// Goes on with a send that found no room.
+    /// Continues a send that found no room.
     #[cold]
     pub(super) fn wait_to_send(
         &self,
@@ -32,7 +33,7 @@ impl<T, L: Levels> Queue<T, L> {
             let mut deferred = Deferred::new();
             self.hint.preload(message.priority, &mut preload);
             let mut state = self.lock();
-            // SAFETY: the node is on no list, and we have the lock.
+            // SAFETY: the node is on no list, and the lock is held.
             let rank = unsafe { waiter.inner() }.rank();
             match state.send(&self.config, message, rank, &mut preload, &mut deferred) {
                 Ok(()) => {
@@ -47,34 +48,37 @@ impl<T, L: Levels> Queue<T, L> {
                 }
             }
             waiter.reset();
-            // SAFETY: the node is on no list, and we have the lock.
+            // SAFETY: the node is on no list, and the lock is held.
             let inner = unsafe { waiter.inner() };
             inner.demand = Some(demand);
             state.core.keep_preload(message.priority, &mut preload);
             inner.message = Some(message);
             step!(
                 "send: register in the lock section of the check",
-                // SAFETY: on no list, and pinned here until it is off this one: see below.
+                // SAFETY: the node is on no list. It is pinned in this frame, which it leaves only
+                // when it is off this list: `sleep` has seen the end of the wait, or `unlist` has
+                // run.
                 unsafe { state.wait_to_send(node, None) }
             );
             drop(state);
             let ended = self.sleep(waiter, wait);
             let late = ended == WaitEnd::TimedOut;
-            // SAFETY: it lives, and was put on this list only.
+            // SAFETY: the node is alive, and no other list ever had it.
             let state = late.then(|| self.unlist(|state| unsafe { state.senders.remove(node) }));
-            // SAFETY: off the list, and the state says so, or we took it off: it is ours alone.
+            // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
+            // invariant 1 of the waiters its message belongs to this thread now.
             let Some(back) = (unsafe { waiter.inner() }).message.take() else { return Ok(()) };
             let Some(Some(state)) = state else {
                 message = back;
                 continue;
             };
-            // SAFETY: as above.
+            // SAFETY: the node is off its list, so this thread alone uses it.
             let rank = unsafe { waiter.inner() }.rank();
             return self.send_at_deadline(back, rank, state);
         }
     }
 
-    /// Goes on with a receive that found nothing.
+    /// Continues a receive that found no message.
     #[cold]
     pub(super) fn wait_to_receive(&self, wait: Wait) -> Result<Received<T, L>, ReceiveError> {
         let lines = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
@@ -95,17 +99,20 @@ impl<T, L: Levels> Queue<T, L> {
             waiter.reset();
             step!(
                 "receive: register in the lock section of the check",
-                // SAFETY: on no list, and pinned here until it is off this one: see below.
+                // SAFETY: the node is on no list. It is pinned in this frame, which it leaves only
+                // when it is off this list: `sleep` has seen the end of the wait, or `unlist` has
+                // run.
                 unsafe { state.wait_to_receive(node, None) }
             );
             drop(state);
-            // A sender for whose message there was no memory is told before we sleep.
+            // Wakes a sender whose message found no memory, before this thread sleeps.
             self.run_deferred(&mut deferred);
             let ended = self.sleep(waiter, wait);
             let late = ended == WaitEnd::TimedOut;
-            // SAFETY: it lives, and was put on this list only.
+            // SAFETY: the node is alive, and no other list ever had it.
             let state = late.then(|| self.unlist(|state| unsafe { state.receivers.remove(node) }));
-            // SAFETY: off the list, and the state says so, or we took it off: it is ours alone.
+            // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
+            // invariant 1 of the waiters its message belongs to this thread now.
             let message = unsafe { waiter.inner() }.message.take();
             step!(
                 "receive: a message beats the deadline",
@@ -119,7 +126,8 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Waits until the node is off its list, or the deadline. One in the past waits for nothing.
+    /// Waits until the node is off its list, or until the deadline. Does not spin if the deadline
+    /// is over.
     fn sleep(&self, waiter: &Waiter<T, L::Priority>, wait: Wait) -> WaitEnd {
         let late = wait.deadline().is_some_and(|deadline| deadline.is_over());
         let spins = if late { 0 } else { self.spin.spins() };
@@ -130,7 +138,8 @@ impl<T, L: Levels> Queue<T, L> {
         ended
     }
 
-    /// Locks, and takes a node off its list, unless somebody else did in the meantime: `None`.
+    /// Locks, and takes a node off its list. Returns `None` if another thread has taken it off
+    /// before.
     fn unlist(
         &self,
         remove: impl FnOnce(&mut State<T, L>) -> bool,
@@ -139,8 +148,9 @@ impl<T, L: Levels> Queue<T, L> {
         remove(&mut guard).then_some(guard)
     }
 
-    /// The end of a send at its deadline: with success if there is room now, which was promised to a
-    /// task that has not looked yet.
+    /// Completes a send at its deadline.
+    ///
+    /// It succeeds if there is room now: room of a task that has a permit and has not polled yet.
     fn send_at_deadline(
         &self,
         message: Message<T, L::Priority>,
@@ -153,7 +163,7 @@ impl<T, L: Levels> Queue<T, L> {
         if let Err((_, SendRefused::Full)) = &put {
             state.counters.timeouts += 1;
         }
-        // What it wanted room for may have kept others from going on.
+        // The room that this sender needed may have blocked the senders behind it.
         step!(
             "send timed out: serve the other senders",
             state.serve_waiters(&self.config, &mut preload, &mut deferred)
@@ -166,8 +176,10 @@ impl<T, L: Levels> Queue<T, L> {
         })
     }
 
-    /// The end of a receive at its deadline: with success if a message is there, which was promised to a
-    /// task that has not looked yet.
+    /// Completes a receive at its deadline.
+    ///
+    /// It succeeds if there is a message now: that of a task that has a permit and has not polled
+    /// yet.
     fn receive_at_deadline(
         &self,
         mut state: WordGuard<'_, State<T, L>>,

@@ -1,4 +1,4 @@
-//! Making a queue with more limits than one.
+//! The builder of a queue.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -13,20 +13,23 @@ use crate::core::{Bitmap, Core, Levels, MAX_MESSAGES, RbTree};
 use crate::error::BuildError;
 use crate::quota::Quota;
 
-/// Nodes kept for priorities to come, where nothing is said: 64 KiB of them or so.
+/// The nodes kept for reuse by default, 64 KiB or so.
 const DEFAULT_SPARE_NODES: usize = 1024;
 
 impl<T> Queue<T, Bitmap> {
-    /// A queue for up to `max_messages` messages, with priorities from 0 to 32,767.
+    /// Creates a queue of up to `max_messages` messages, with priorities from 0 to 32,767.
     ///
     /// # Errors
     ///
-    /// [`BuildError::Limits`] for none or too many, [`BuildError::NoMemory`].
+    /// [`BuildError::Limits`] if `max_messages` is 0 or above 2^32 - 64; [`BuildError::NoMemory`].
     pub fn new(max_messages: usize) -> Result<Self, BuildError> {
         Self::builder(max_messages).build()
     }
 
-    /// The same, with more limits than one, or as a [`channel`](Builder::channel).
+    /// Returns a builder for a queue of up to `max_messages` messages, with priorities from 0 to
+    /// 32,767.
+    ///
+    /// It sets further limits and options, or makes a [`channel`](Builder::channel).
     #[must_use]
     pub fn builder(max_messages: usize) -> Builder<T, Bitmap> {
         Builder::new(max_messages)
@@ -34,8 +37,9 @@ impl<T> Queue<T, Bitmap> {
 }
 
 impl<T, K: Ord + Copy + fmt::Debug> Queue<T, RbTree<K>> {
-    /// A queue for up to `max_messages` messages, with priorities of any type with an order: the
-    /// greatest first. Which type that is follows from the first send.
+    /// Creates a queue of up to `max_messages` messages, with priorities of any ordered type.
+    ///
+    /// The greatest priority is served first. The first send fixes the type of the priority.
     ///
     /// ```
     /// use std::cmp::Reverse;
@@ -50,19 +54,40 @@ impl<T, K: Ord + Copy + fmt::Debug> Queue<T, RbTree<K>> {
     ///
     /// # Errors
     ///
-    /// As [`new`](Queue::new).
+    /// [`BuildError::Limits`] if `max_messages` is 0 or above 2^32 - 64; [`BuildError::NoMemory`].
     pub fn with_keys(max_messages: usize) -> Result<Self, BuildError> {
         Self::builder_with_keys(max_messages).build()
     }
 
-    /// The same, with more limits than one, or as a [`channel`](Builder::channel).
+    /// Returns a builder for a queue of up to `max_messages` messages, with priorities of any
+    /// ordered type.
     #[must_use]
     pub fn builder_with_keys(max_messages: usize) -> Builder<T, RbTree<K>> {
         Builder::new(max_messages)
     }
 }
 
-/// Limits and habits of a [`Queue`] to be made: [`Queue::builder`], [`Queue::builder_with_keys`].
+/// Sets the limits and options of a [`Queue`], and makes it.
+///
+/// It comes from [`Queue::builder`] or [`Queue::builder_with_keys`]. [`build`](Self::build) makes a
+/// queue, and [`channel`](Self::channel) a queue behind a [`Sender`](crate::Sender) and a
+/// [`Receiver`](crate::Receiver).
+///
+/// ```
+/// use mq_rbtree::{Queue, SendRefused};
+///
+/// let queue = Queue::<String>::builder(1_000) // at most 1,000 messages
+///     .measure(String::len)
+///     .max_message_bytes(256) // of one message
+///     .max_bytes(64 << 10)    // of all messages
+///     .reserve(30_000, 10)    // places for messages of priority 30,000 and above
+///     .no_alloc()             // allocate everything now
+///     .build()?;
+/// queue.send("a message".to_string(), 7)?;
+/// let refused = queue.send("x".repeat(300), 7).unwrap_err();
+/// assert_eq!(refused.reason, SendRefused::TooLong);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Builder<T, L: Levels = Bitmap> {
     config: Config<T, L>,
     reserves: Vec<Reserve<L::Priority>>,
@@ -74,8 +99,10 @@ pub struct Builder<T, L: Levels = Bitmap> {
 }
 
 impl<T, L: Levels> Builder<T, L> {
-    /// For a queue of up to `max_messages` messages, of whichever levels: for code that is generic over
-    /// them.
+    /// Creates a builder for a queue of up to `max_messages` messages.
+    ///
+    /// It is for code that is generic over the levels; other code calls [`Queue::builder`] or
+    /// [`Queue::builder_with_keys`].
     #[must_use]
     pub fn new(max_messages: usize) -> Self {
         let config = Config {
@@ -92,103 +119,146 @@ impl<T, L: Levels> Builder<T, L> {
         Self { config, reserves, ageing, spare, no_alloc, spin, quota }
     }
 
-    /// Has messages measured: `measure` says how many bytes a message has, for the limits on them. Runs
-    /// once for each send, outside the lock.
+    /// Sets the function that returns a message's length in bytes, for the limits on bytes.
+    ///
+    /// It runs in each send, outside the lock. In a batch it may run more than once for a message.
     #[must_use]
     pub fn measure(mut self, measure: fn(&T) -> usize) -> Self {
         self.config.measure = Some(measure);
         self
     }
 
-    /// Most bytes of all messages together, and so of one; without [`measure`](Self::measure) each has
-    /// 0. See [`fair_bytes`](Self::fair_bytes).
+    /// Limits the bytes of all messages together, and so of each one; the default is no limit.
+    ///
+    /// Without [`measure`](Self::measure) every message counts 0 bytes. See also
+    /// [`fair_bytes`](Self::fair_bytes).
     #[must_use]
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.config.max_bytes = bytes;
         self
     }
 
-    /// Lets no sender overtake one that waits for bytes, unless it has more
-    /// [urgency](crate::Wait::urgency), nor take bytes that a task was told of and has not taken yet: it
-    /// waits behind them, or finds the queue full, though there be room for it.
+    /// Serves senders that wait for bytes in turn.
     ///
-    /// Without this a message is sent whenever there is room for it; a stream of short ones that does
-    /// not end may keep a long one waiting for ever. With it a future that waits to send holds others
-    /// up until it is polled or dropped: do not keep one that you do not poll.
+    /// With this option a send does not overtake a waiting sender of the same or higher
+    /// [urgency](crate::Wait::urgency), and does not use bytes that a task has a permit for. It
+    /// waits behind them, or finds the queue full, even if its message would fit.
+    ///
+    /// Without this option a message is sent whenever there is room for it, so an endless stream of
+    /// short messages can keep a long one waiting for ever. With it, a future that waits to send
+    /// blocks other senders until it is polled or dropped: do not keep one without polling it.
     #[must_use]
     pub fn fair_bytes(mut self) -> Self {
         self.config.fair_bytes = true;
         self
     }
 
-    /// Most bytes of one message; a longer one is refused.
+    /// Limits the bytes of one message; a longer message is refused. The default is no limit.
     #[must_use]
     pub fn max_message_bytes(mut self, bytes: u32) -> Self {
         self.config.max_message_bytes = bytes;
         self
     }
 
-    /// Keeps room for `messages` messages of priority `from` or above: those below find the queue full
-    /// while no more than that is left. Several reserves add up.
+    /// Reserves `messages` places for messages of priority `from` and above.
+    ///
+    /// Messages below `from` find the queue full if only reserved places are left. Several reserves
+    /// add up.
+    ///
+    /// ```
+    /// use mq_rbtree::Queue;
+    ///
+    /// let queue = Queue::builder(3).reserve(100, 1).build()?;
+    /// queue.try_send("low", 1)?;
+    /// queue.try_send("low", 1)?;
+    /// assert!(queue.try_send("low", 1).is_err()); // the last place is reserved
+    /// queue.try_send("high", 100)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn reserve(mut self, from: L::Priority, messages: usize) -> Self {
         self.reserves.push(Reserve { from, messages });
         self
     }
 
-    /// Lets low priorities not starve: every `every`th receive serves the priorities in turn, from high
-    /// to low, rather than the highest. See [`Core::set_ageing`].
+    /// Prevents the starvation of low priorities: every `every`th receive serves the priorities in
+    /// turn, from high to low, and not the highest.
+    ///
+    /// [`Core::set_ageing`] defines the order and the bound of the wait.
+    ///
+    /// ```
+    /// use std::num::NonZeroU32;
+    /// use mq_rbtree::Queue;
+    ///
+    /// let every = NonZeroU32::new(3).unwrap();
+    /// let queue = Queue::builder(8).ageing(every).build()?;
+    /// for n in 0..6 {
+    ///     queue.send("high", 9)?;
+    /// }
+    /// queue.send("low", 1)?;
+    /// let order: Vec<_> = (0..6).map(|_| queue.receive().unwrap().0).collect();
+    /// assert_eq!(order, ["high", "high", "high", "high", "high", "low"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[must_use]
     pub fn ageing(mut self, every: NonZeroU32) -> Self {
         self.ageing = Some(every);
         self
     }
 
-    /// Keeps up to `nodes` freed nodes for priorities to come, where they are nodes of a tree: 1,024
-    /// if nothing is said.
+    /// Sets how many tree nodes are kept for reuse; the default is 1,024. A [`Bitmap`] has no
+    /// nodes.
     #[must_use]
     pub fn spare_nodes(mut self, nodes: usize) -> Self {
         self.spare = nodes;
         self
     }
 
-    /// Gets all memory that the queue can need now: no operation allocates later, but for the first
-    /// wait of a thread, once.
+    /// Allocates all memory of the queue when it is made.
+    ///
+    /// No operation allocates later, except the first wait of each thread.
     #[must_use]
     pub fn no_alloc(mut self) -> Self {
         self.no_alloc = true;
         self
     }
 
-    /// Whether a thread looks for some microseconds before it sleeps, where that pays. It does on more
-    /// than one CPU if nothing is said; never on one.
+    /// Sets whether a waiting thread spins for some microseconds before it sleeps, where that
+    /// helps.
+    ///
+    /// The default is true on more than one CPU. On one CPU threads never spin.
     #[must_use]
     pub fn spin(mut self, on: bool) -> Self {
         self.spin = on;
         self
     }
 
-    /// Measures how long the lock is held, for [`QueueStats::longest_hold`](crate::QueueStats): two
-    /// looks at the clock for each operation.
+    /// Measures the longest time that the lock is held, for
+    /// [`QueueStats::longest_hold`](crate::QueueStats). Each operation reads the clock twice.
     #[must_use]
     pub fn time_lock(mut self) -> Self {
         self.config.time_lock = true;
         self
     }
 
-    /// Charges the queue to a quota until it is dropped: the most bytes that its messages may have, and
-    /// their places.
+    /// Charges the queue to a quota until it is dropped.
+    ///
+    /// The charge is the most bytes that its messages may have, plus the memory of their slots.
     #[must_use]
     pub fn quota(mut self, quota: &Quota) -> Self {
         self.quota = Some(quota.clone());
         self
     }
 
-    /// Makes it.
+    /// Makes the queue.
     ///
     /// # Errors
     ///
-    /// [`BuildError`].
+    /// - [`BuildError::Limits`]: the most messages are 0 or above 2^32 - 64, or the reserves leave
+    ///   no place for other messages.
+    /// - [`BuildError::BadPriority`]: a reserve is for an invalid priority.
+    /// - [`BuildError::Quota`]: the quota has too few bytes left.
+    /// - [`BuildError::NoMemory`]: memory is exhausted.
     pub fn build(self) -> Result<Queue<T, L>, BuildError> {
         let Self { mut config, reserves, ageing, spare, no_alloc, spin, quota } = self;
         let max = config.max_messages;
@@ -201,7 +271,8 @@ impl<T, L: Levels> Builder<T, L> {
             return Err(BuildError::BadPriority);
         }
         config.reserves = reserves.into();
-        // What is longer than all messages may be together would wait for ever, and others behind it.
+        // A message longer than all messages may be together would wait for ever, and block those
+        // behind it.
         let most = u32::try_from(config.max_bytes).unwrap_or(u32::MAX);
         config.max_message_bytes = config.max_message_bytes.min(most);
         let charge = quota.map(|quota| quota.charge(config.max_memory())).transpose()?;

@@ -1,30 +1,31 @@
-//! The limits of a queue, and whether a message keeps to them.
+//! The limits of a queue, and their checks.
 
 use crate::core::{Levels, Message};
 use crate::error::SendRefused;
 use crate::waiter::Demand;
 
-/// Room that messages below a priority leave to those at or above it.
+/// Places that messages below a priority leave free.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reserve<P> {
     pub(crate) from: P,
     pub(crate) messages: usize,
 }
 
-/// What is fixed when a queue is made.
+/// The options that are fixed when a queue is made.
 pub(crate) struct Config<T, L: Levels> {
     pub(crate) max_messages: usize,
     pub(crate) max_bytes: u64,
     pub(crate) max_message_bytes: u32,
     pub(crate) measure: Option<fn(&T) -> usize>,
     pub(crate) reserves: Box<[Reserve<L::Priority>]>,
-    /// Nobody overtakes who waits for bytes.
+    /// No send overtakes a waiter for bytes.
     pub(crate) fair_bytes: bool,
     pub(crate) time_lock: bool,
 }
 
 impl<T, L: Levels> Config<T, L> {
-    /// A message on its way in, measured; or why it can never be sent. Not under the lock.
+    /// Checks and measures a message. Returns it with the reason if it can never be sent. Runs the
+    /// user's `measure`, so the lock is not held.
     #[inline(always)]
     pub(crate) fn admit(
         &self,
@@ -37,8 +38,8 @@ impl<T, L: Levels> Config<T, L> {
         }
     }
 
-    /// A message's bytes, or why it can never be sent. Not under the lock: measuring is the user's
-    /// code.
+    /// Returns a message's length in bytes, or the reason why it can never be sent. Runs the user's
+    /// `measure`, so the lock is not held.
     #[inline(always)]
     pub(crate) fn check(&self, value: &T, priority: L::Priority) -> Result<u32, SendRefused> {
         if !L::is_valid(priority) {
@@ -49,20 +50,20 @@ impl<T, L: Levels> Config<T, L> {
         bytes.filter(|&bytes| bytes <= self.max_message_bytes).ok_or(SendRefused::TooLong)
     }
 
-    /// What a message wants. Not under the lock, or where a panic costs nobody else anything: compares
-    /// priorities.
+    /// Returns the room that a message needs. Compares priorities, which may panic: callers hold no
+    /// lock, or have changed nothing yet.
     #[inline(always)]
     pub(crate) fn demand(&self, priority: L::Priority, bytes: u32) -> Demand<L::Priority> {
         Demand { priority, bytes, len_limit: self.len_limit(priority) }
     }
 
-    /// Whether what is wanted has room beside so many others.
+    /// Returns whether a message has room in a queue of this length and so many bytes.
     #[inline(always)]
     pub(crate) fn has_room(&self, len: usize, bytes: u64, demand: Demand<L::Priority>) -> bool {
         self.fits_without_reserves(len, bytes, demand) && len < demand.len_limit
     }
 
-    /// The same, if nothing were kept for others.
+    /// Returns whether a message would have room if no places were reserved.
     #[inline(always)]
     pub(crate) fn fits_without_reserves(
         &self,
@@ -73,12 +74,12 @@ impl<T, L: Levels> Config<T, L> {
         len < self.max_messages && bytes + u64::from(demand.bytes) <= self.max_bytes
     }
 
-    /// Whether no message has room, of whatever priority.
+    /// Returns whether no message has room, of any priority.
     pub(crate) fn is_full(&self, len: usize, bytes: u64) -> bool {
         len >= self.max_messages || (self.max_bytes > 0 && bytes >= self.max_bytes)
     }
 
-    /// Messages that there may be before one of this priority is refused.
+    /// Returns the length of the queue at which messages of this priority are refused.
     #[inline(always)]
     fn len_limit(&self, priority: L::Priority) -> usize {
         if self.reserves.is_empty() {
@@ -96,7 +97,7 @@ impl<T, L: Levels> Config<T, L> {
         self.max_messages.saturating_sub(kept)
     }
 
-    /// The most bytes that messages and their places can take.
+    /// Returns the most bytes that messages and their slots can take.
     pub(crate) fn max_memory(&self) -> u64 {
         let messages = self.max_messages as u64;
         let each = match self.measure {

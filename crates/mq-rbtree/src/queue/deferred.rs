@@ -1,4 +1,4 @@
-//! What is done after the unlock: threads and tasks woken, notifications made.
+//! Actions deferred until after the unlock: wake-ups, notifications and panics.
 
 use std::any::Any;
 use std::mem::{self, MaybeUninit};
@@ -10,18 +10,20 @@ use percpu::sync::{Arc, step};
 use crate::event::EventNotifier;
 use crate::waiter::Wake;
 
-/// Most wakes of one section of the lock; whoever has more to wake locks again.
+/// The most wake-ups of one lock section. A thread that has more to wake locks again.
 const MAX_WAKES: usize = 4;
 
-/// A notification: called once.
+/// A notification, called once.
 pub(crate) type Notification = Box<dyn FnOnce() + Send>;
 
-/// Collected under the lock, declared before its guard: what a panic keeps from being run is run when
-/// it is dropped, after the unlock as well. Empty it costs nothing.
+/// Actions collected under the lock, to be run after the unlock.
+///
+/// It is declared before the lock's guard, so that an unwind drops it after the unlock; the drop
+/// runs the actions. While it is empty it costs nothing.
 pub(crate) struct Deferred {
-    /// Whether there is something in `actions`, which is written then.
+    /// Whether `actions` is initialised.
     initialized: bool,
-    /// Something under the lock can go on that found no room here.
+    /// More waiters can be served than there was room for here.
     another_section: bool,
     actions: MaybeUninit<Actions>,
 }
@@ -32,9 +34,10 @@ struct Actions {
     count: usize,
     notification: Option<Notification>,
     notifiers: [Option<Arc<EventNotifier>>; 2],
-    /// The first of a waker or notification.
+    /// The first panic of a waker, of a notification, or of the caller's own code under the lock.
+    /// It resumes after the unlock.
     panic: Option<Box<dyn Any + Send>>,
-    /// Of a comparison under the lock that is somebody else's: only to be dropped.
+    /// The panic of another thread's comparison, which that thread will repeat. It is only dropped.
     discarded: Option<Box<dyn Any + Send>>,
 }
 
@@ -49,11 +52,11 @@ impl Deferred {
             self.actions.write(Actions::default());
             self.initialized = true;
         }
-        // SAFETY: written above, or before `initialized` was set.
+        // SAFETY: it was initialised above, or when `initialized` was set.
         unsafe { self.actions.assume_init_mut() }
     }
 
-    /// Whether there is room for one more wake.
+    /// Returns whether there is room for another wake-up.
     pub(crate) fn has_room(&mut self) -> bool {
         if !self.initialized {
             return true;
@@ -62,7 +65,7 @@ impl Deferred {
         actions.count < MAX_WAKES && actions.discarded.is_none()
     }
 
-    /// There is room.
+    /// Adds a wake-up. The caller has checked that there is room.
     pub(crate) fn wake(&mut self, wake: Option<Wake>) {
         if wake.is_some() {
             let actions = self.actions();
@@ -71,24 +74,24 @@ impl Deferred {
         }
     }
 
-    /// Keeps what must be dropped after the unlock. There is room.
+    /// Stores a panic to be dropped after the unlock. The caller has checked that there is room.
     pub(crate) fn discard(&mut self, panic: Box<dyn Any + Send>) {
         self.actions().discarded = Some(panic);
     }
 
-    /// Has the caller's own panic go on after the unlock.
+    /// Stores a panic of the caller's own code, to be resumed after the unlock.
     #[cold]
     #[inline(never)]
     pub(crate) fn set_panic(&mut self, panic: Box<dyn Any + Send>) {
         self.actions().panic = Some(panic);
     }
 
-    /// Whether a panic is to go on.
+    /// Returns whether a panic will be resumed.
     pub(crate) fn panics(&mut self) -> bool {
         self.initialized && self.actions().panic.is_some()
     }
 
-    /// That panic.
+    /// Takes the panic that would be resumed.
     pub(crate) fn take_panic(&mut self) -> Option<Box<dyn Any + Send>> {
         if self.initialized { self.actions().panic.take() } else { None }
     }
@@ -101,15 +104,15 @@ impl Deferred {
         self.actions().notifiers[direction] = Some(notifier);
     }
 
-    /// Asks for another section of the lock.
+    /// Requests another lock section.
     pub(crate) fn request_section(&mut self) {
         step!("wakes: lock again for the remaining waiters", self.another_section = true);
     }
 
-    /// Does it all. The lock is not held. Returns whether it must be locked again.
+    /// Runs the actions; the lock is not held. Returns whether another lock section was requested.
     ///
-    /// What panics keeps nothing else from being done; the panic goes on by [`resume_panic`](Self::resume_panic), or when
-    /// `self` is dropped.
+    /// A panic of one action does not stop the others. It is resumed by
+    /// [`resume_panic`](Self::resume_panic), or on drop.
     #[inline(always)]
     pub(crate) fn run(&mut self) -> bool {
         if self.initialized {
@@ -118,7 +121,7 @@ impl Deferred {
         mem::take(&mut self.another_section)
     }
 
-    /// Lets a panic of what was done go on.
+    /// Resumes the panic of an action.
     #[inline(always)]
     pub(crate) fn resume_panic(&mut self) {
         if self.initialized {
@@ -166,13 +169,13 @@ impl Deferred {
         self.actions().panic = panic;
     }
 
-    /// Does what was collected before a panic under the lock, and lets a panic of its own go on.
+    /// Runs the actions that were collected before a panic under the lock, and resumes their own.
     #[cold]
     #[inline(never)]
     fn run_at_drop(&mut self) {
         self.run_all();
         let panic = self.actions().panic.take();
-        // SAFETY: written, as `initialized` says; nobody uses it any more.
+        // SAFETY: `initialized` is set, and `self` is being dropped.
         unsafe { self.actions.assume_init_drop() };
         if let Some(panic) = panic {
             if !std::thread::panicking() {

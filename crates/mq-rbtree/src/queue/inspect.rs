@@ -1,4 +1,4 @@
-//! Looking at a queue, and taking out what is not next.
+//! Inspection of a queue, and removal of messages out of order.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -7,24 +7,27 @@ use crate::core::{Levels, Preload};
 use crate::stats::QueueStats;
 
 impl<T, L: Levels> Queue<T, L> {
-    /// Messages in the queue. Locks; there is no number that all CPUs would write.
+    /// Returns the number of messages. Takes the lock, because no separate counter is kept that all
+    /// CPUs would write.
     pub fn len(&self) -> usize {
         self.lock().core.len()
     }
 
-    /// True if there is no message.
+    /// Returns true if there is no message.
     pub fn is_empty(&self) -> bool {
         self.lock().core.is_empty()
     }
 
-    /// True if there is no room for any message. One may find too little otherwise: too few bytes, or
-    /// only what is reserved for others.
+    /// Returns true if no message has room, of any priority.
+    ///
+    /// When it is false, a send may still be refused: its message may have too many bytes, or the
+    /// room may be reserved.
     pub fn is_full(&self) -> bool {
         let state = self.lock();
         self.config.is_full(state.core.len(), state.core.bytes())
     }
 
-    /// Messages of one priority.
+    /// Returns the number of messages of one priority.
     pub fn len_at(&self, priority: L::Priority) -> usize {
         if !L::is_valid(priority) {
             return 0;
@@ -32,50 +35,69 @@ impl<T, L: Levels> Queue<T, L> {
         self.lock().core.len_at(priority)
     }
 
-    /// Bytes of the messages in the queue, as measured.
+    /// Returns the bytes of the messages in the queue, as measured.
     pub fn bytes(&self) -> u64 {
         self.lock().core.bytes()
     }
 
-    /// Whether it refuses messages.
+    /// Returns whether the queue refuses messages because it was closed.
     pub fn is_closed(&self) -> bool {
         self.lock().closed
     }
 
-    /// Most messages it takes.
+    /// Returns the most messages that the queue holds.
     #[doc(alias = "capacity")]
     pub fn max_messages(&self) -> usize {
         self.config.max_messages
     }
 
-    /// Most bytes that one message may have.
+    /// Returns the most bytes that one message may have.
     pub fn max_message_bytes(&self) -> usize {
         self.config.max_message_bytes as usize
     }
 
-    /// Bytes that it has of its quota.
+    /// Returns the bytes that are charged to the queue's quota.
     pub fn charged(&self) -> u64 {
         self.charge.as_ref().map_or(0, crate::quota::Charge::bytes)
     }
 
-    /// Shows `look` the message that is next by priority; ageing is not looked at. `look` runs under
-    /// the lock: whatever it does, others wait meanwhile, and it must not use this queue.
+    /// Calls `look` with the oldest message of the highest priority, without regard to ageing.
+    ///
+    /// `look` runs under the lock: it delays other threads, and must not use this queue.
+    ///
+    /// ```
+    /// let queue: mq_rbtree::Queue<&str> = mq_rbtree::Queue::new(8)?;
+    /// queue.send("urgent", 9)?;
+    /// assert_eq!(queue.peek(|message, priority| (message.len(), priority)), Some((6, 9)));
+    /// assert_eq!(queue.len(), 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn peek<R>(&self, look: impl FnOnce(&T, L::Priority) -> R) -> Option<R> {
         let mut state = self.lock();
         state.core.peek().map(|(value, priority)| look(value, priority))
     }
 
-    /// Takes out every message that `take` wants, the highest priority first.
+    /// Removes and returns every message that `take` selects, highest priority first.
     ///
-    /// `take` runs under the lock, once for each message: as long as that takes, others wait, and it
-    /// must not use this queue. If it panics, what it had not looked at stays, and what it had taken is
-    /// dropped.
+    /// `take` runs under the lock, once for each message: it delays other threads, and must not use
+    /// this queue. If it panics, the messages it has not examined stay, and those it has selected
+    /// are dropped.
+    ///
+    /// ```
+    /// let queue: mq_rbtree::Queue<u32> = mq_rbtree::Queue::new(8)?;
+    /// for n in 0..4 {
+    ///     queue.send(n, n)?;
+    /// }
+    /// assert_eq!(queue.drain_filter(|&n, _| n % 2 == 1), [(3, 3), (1, 1)]);
+    /// assert_eq!(queue.len(), 2);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn drain_filter(&self, take: impl FnMut(&T, L::Priority) -> bool) -> Vec<Received<T, L>> {
         let mut out = Vec::new();
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
         let mut state = loop {
-            // Room for all is made before the lock.
+            // The space for all messages is allocated before the lock.
             let state = self.lock();
             let len = state.core.len();
             if len <= out.capacity() {
@@ -90,8 +112,8 @@ impl<T, L: Levels> Queue<T, L> {
                 out.push((message.value, message.priority));
             });
         };
-        // The senders that wait for the room go on also if `take` panics. That panic goes on in
-        // `run_deferred`: it is the first, so that of a waker is dropped.
+        // The waiting senders are served even if `take` panics. The panic resumes in
+        // `run_deferred`: it is the first one, so a panic of a waker is dropped.
         let extracted = catch_unwind(AssertUnwindSafe(extract));
         state.serve_waiters(&self.config, &mut preload, &mut deferred);
         if let Err(panic) = extracted {
@@ -102,12 +124,12 @@ impl<T, L: Levels> Queue<T, L> {
         out
     }
 
-    /// Takes out every message, the highest priority first.
+    /// Removes and returns every message, highest priority first.
     pub fn drain(&self) -> Vec<Received<T, L>> {
         self.drain_filter(|_, _| true)
     }
 
-    /// What it did and what it holds.
+    /// Returns statistics of the queue. Takes the lock.
     pub fn stats(&self) -> QueueStats {
         let state = self.lock();
         let counters = state.counters;
@@ -130,11 +152,11 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Checks every invariant that can be checked at rest; tests call it after every step.
+    /// Checks every invariant that holds between operations. Tests call it after every step.
     ///
     /// # Panics
     ///
-    /// Panics with the name of what does not hold.
+    /// Panics with the invariant that is violated.
     #[doc(hidden)]
     pub fn validate(&self) {
         let state = self.lock();
@@ -145,12 +167,12 @@ impl<T, L: Levels> Queue<T, L> {
         assert!(len <= self.config.max_messages, "more messages than there may be");
         assert!(state.core.bytes() <= self.config.max_bytes, "more bytes than there may be");
         let counters = state.counters;
-        assert!(counters.sent >= len as u64, "messages that nobody sent");
+        assert!(counters.sent >= len as u64, "more messages than were sent");
         let idle = state.receivers.is_empty() || len <= state.receive_permits;
-        assert!(idle, "somebody waits to receive beside a message");
+        assert!(idle, "a receiver waits beside a message");
         assert!(
             state.first_admissible_sender(&self.config).is_none(),
-            "somebody waits to send beside room"
+            "a sender waits beside room"
         );
         if state.closed {
             assert!(

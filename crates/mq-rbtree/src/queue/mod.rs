@@ -1,15 +1,16 @@
-//! The queue: a [`Core`](crate::Core) under a lock, and those who wait.
+//! The queue: a [`Core`](crate::Core) under a lock, and the waiting threads and tasks.
 //!
 //! ```text
-//!   outside the lock              inside                              outside again
+//!   outside the lock            under the lock                    outside the lock
 //!
-//!   measure, check          ┌─ message or room? ─ yes: done           free what was made for nothing
-//!   hint: short? ─► make ──►│      no: wait                     ──►   wake, notify, drop
-//!                           └─ put back what nobody needed
+//!   check, measure          ┌─ message or room? ─ yes: done       free unused memory
+//!   hint: memory needed? ──►│      no: wait                   ──► wake, notify, drop
+//!     yes: allocate         └─ store unused memory
 //! ```
 //!
-//! No `malloc`, no `free`, no drop of a message, no waker and no callback runs under the lock, but for
-//! memory that another thread took between the hint and the lock: that is counted.
+//! Under the lock nothing is allocated or freed, no message is dropped, and no waker or callback
+//! runs. There is one exception: if another thread took the memory between the hint and the lock,
+//! memory is allocated under the lock, which is counted.
 
 mod batch;
 mod blocking;
@@ -38,10 +39,32 @@ use crate::error::{NotifyError, NotifyRefused, ReceiveError, SendError, SendRefu
 use crate::quota::Charge;
 use crate::waiter::{Rank, rank_of_new};
 
-/// A bounded queue of messages with priorities, for any number of threads and tasks.
+/// A bounded priority queue for any number of threads and tasks.
 ///
-/// The highest priority comes first; messages of one priority come in the order in which they were
-/// sent.
+/// Messages are received by priority, the highest first. Messages of equal priority are received in
+/// the order in which they were sent.
+///
+/// Threads share a queue by reference or in an `Arc`. A queue that closes when its last sender or
+/// receiver is dropped comes from [`Builder::channel`].
+///
+/// ```
+/// use std::thread;
+/// use mq_rbtree::Queue;
+///
+/// let queue: Queue<&str> = Queue::new(100)?; // at most 100 messages
+/// thread::scope(|s| {
+///     s.spawn(|| {
+///         queue.send("later", 1).unwrap(); // waits if the queue is full
+///         queue.send("now", 9).unwrap();
+///         queue.close(); // refuses further messages
+///     });
+///     while let Ok((message, priority)) = queue.receive() {
+///         println!("{message} ({priority})"); // until the queue is closed and empty
+///     }
+/// });
+/// assert!(queue.is_empty());
+/// # Ok::<(), mq_rbtree::BuildError>(())
+/// ```
 pub struct Queue<T, L: Levels = Bitmap> {
     state: WordLock<State<T, L>>,
     pub(crate) hint: Hint<L>,
@@ -50,7 +73,7 @@ pub struct Queue<T, L: Levels = Bitmap> {
     charge: Option<Charge>,
 }
 
-/// What a receive gives: the message and its priority.
+/// A received message and its priority.
 pub type Received<T, L> = (T, <L as Levels>::Priority);
 
 impl<T, L: Levels> Queue<T, L> {
@@ -58,7 +81,7 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// # Errors
     ///
-    /// [`SendError`] with the message.
+    /// [`SendError`] carries the message and the reason.
     #[inline]
     pub fn send(&self, value: T, priority: L::Priority) -> Result<(), SendError<T>> {
         self.send_with(value, priority, Wait::FOREVER)
@@ -68,7 +91,7 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// # Errors
     ///
-    /// [`SendError`] with the message.
+    /// [`SendError`] carries the message and the reason.
     #[inline]
     pub fn try_send(&self, value: T, priority: L::Priority) -> Result<(), SendError<T>> {
         self.send_with(value, priority, Wait::NO)
@@ -78,7 +101,7 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// # Errors
     ///
-    /// [`SendError`] with the message.
+    /// [`SendError`] carries the message and the reason.
     #[inline]
     pub fn send_with(
         &self,
@@ -95,7 +118,7 @@ impl<T, L: Levels> Queue<T, L> {
             return self.send_preloaded(message, wait);
         }
         let mut guard = self.state.lock();
-        // Comparisons may panic: then the guard goes first, and then the message.
+        // Comparisons may panic; an unwind drops the guard before the message.
         match guard.begin_fast_send(&self.config, priority, bytes) {
             Some(level) => {
                 guard.finish_fast_send(level, message);
@@ -105,7 +128,7 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// A send that may need memory: it is got before the lock.
+    /// Sends a message that may need memory, which is allocated before the lock.
     #[cold]
     #[inline(never)]
     fn send_preloaded(
@@ -118,7 +141,8 @@ impl<T, L: Levels> Queue<T, L> {
         self.send_with_preload(self.lock(), message, wait, preload)
     }
 
-    /// A send beside somebody who waits or is to be told, or that is refused.
+    /// Sends a message if the queue is not idle: a thread waits or is to be notified, or the
+    /// message is refused.
     #[inline(never)]
     fn send_locked(
         &self,
@@ -129,7 +153,7 @@ impl<T, L: Levels> Queue<T, L> {
         self.send_with_preload(self.with_hold_timer(guard), message, wait, Preload::new())
     }
 
-    /// The rest of a send.
+    /// Sends a message under the lock with preloaded memory, and then waits if there is no room.
     #[inline(always)]
     fn send_with_preload(
         &self,
@@ -140,7 +164,7 @@ impl<T, L: Levels> Queue<T, L> {
     ) -> Result<(), SendError<T>> {
         let mut deferred = Deferred::new();
         let put = {
-            let mut state = state; // it goes before what was made and collected
+            let mut state = state; // unlocks before `preload` and `deferred` are dropped
             let rank = rank_of_new(wait.urgency_level());
             state.send(&self.config, message, rank, &mut preload, &mut deferred)
         };
@@ -168,7 +192,7 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// # Errors
     ///
-    /// [`ReceiveError::Empty`]; [`ReceiveError::Closed`] once the queue is closed and empty.
+    /// [`ReceiveError::Empty`], or [`ReceiveError::Closed`] once the queue is closed and empty.
     #[inline]
     pub fn try_receive(&self) -> Result<Received<T, L>, ReceiveError> {
         self.receive_with(Wait::NO)
@@ -191,7 +215,8 @@ impl<T, L: Levels> Queue<T, L> {
         self.receive_locked(guard, wait)
     }
 
-    /// A receive beside somebody who waits or is to be told, or from an empty queue.
+    /// Receives a message if the queue is not idle: a thread waits or is to be notified, or the
+    /// queue is empty.
     #[inline(never)]
     fn receive_locked(
         &self,
@@ -214,14 +239,15 @@ impl<T, L: Levels> Queue<T, L> {
             }
             None if wait.is_no() => Err(ReceiveError::Empty),
             None => {
-                // A sender for whose message there was no memory is told before we wait for another.
+                // Wakes a sender whose message found no memory, before this thread waits.
                 self.run_deferred(&mut deferred);
                 self.wait_to_receive(wait)
             }
         }
     }
 
-    /// Puts a message in, or says why not; if there is no room, it comes back.
+    /// Sends a message without waiting. Returns the message if there is no room, and an error if it
+    /// is refused for another reason.
     #[inline(always)]
     pub(crate) fn poll_send(
         &self,
@@ -235,7 +261,7 @@ impl<T, L: Levels> Queue<T, L> {
             return self.poll_send_locked(self.lock(), message, rank, preload);
         }
         let mut guard = self.state.lock();
-        // Comparisons may panic: then the guard goes first, and then the message.
+        // Comparisons may panic; an unwind drops the guard before the message.
         match guard.begin_fast_send(&self.config, priority, bytes) {
             Some(level) => {
                 guard.finish_fast_send(level, message);
@@ -270,11 +296,25 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Refuses messages from now on. Who waits to send gets its message back; what is in the queue can
-    /// be received. Returns whether it was open.
+    /// Closes the queue: it refuses messages from now on. Returns whether it was open.
+    ///
+    /// Waiting senders get their messages back. The messages in the queue can still be received.
+    /// Waiting receivers return [`ReceiveError::Closed`].
+    ///
+    /// ```
+    /// use mq_rbtree::{Queue, ReceiveError, SendRefused};
+    ///
+    /// let queue: Queue<&str> = Queue::new(8)?;
+    /// queue.send("last", 1)?;
+    /// assert!(queue.close());
+    /// assert_eq!(queue.send("late", 1).unwrap_err().reason, SendRefused::Closed);
+    /// assert_eq!(queue.receive(), Ok(("last", 1)));
+    /// assert_eq!(queue.receive(), Err(ReceiveError::Closed));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn close(&self) -> bool {
         let mut was_open = false;
-        let mut never = None; // a notification that nobody calls any more: dropped after the unlock
+        let mut never = None; // a notification that will not be called; dropped after the unlock
         let mut deferred = Deferred::new();
         loop {
             {
@@ -296,13 +336,26 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Has `notification` called once, by the next send that brings a message to the empty queue while
-    /// nobody waits to receive: on the sender's thread, after the message is there.
+    /// Registers `notification` for the next send to the empty queue without a waiting receiver.
+    ///
+    /// It is called once, on the sender's thread, after the message is in the queue.
+    ///
+    /// ```
+    /// use std::sync::mpsc;
+    /// use mq_rbtree::Queue;
+    ///
+    /// let queue: Queue<&str> = Queue::new(8)?;
+    /// let (tell, told) = mpsc::channel();
+    /// queue.notify(move || tell.send("a message came").unwrap()).unwrap();
+    /// queue.send("one", 1)?;
+    /// queue.send("two", 1)?; // the queue was not empty
+    /// assert!(told.iter().eq(["a message came"]));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`NotifyError`] with the notification: one is registered, or the queue is closed, so that it
-    /// would never be called.
+    /// [`NotifyError`] carries the notification: another one is registered, or the queue is closed.
     pub fn notify<F: FnOnce() + Send + 'static>(
         &self,
         notification: F,
@@ -322,29 +375,31 @@ impl<T, L: Levels> Queue<T, L> {
         Err(NotifyError { callback: *boxed, reason })
     }
 
-    /// Takes back what was registered; false if nothing is, any more.
+    /// Cancels the registered notification. Returns false if there is none.
     pub fn cancel_notify(&self) -> bool {
         let taken = self.lock().notification.take();
         taken.is_some() // dropped after the unlock
     }
 
-    /// Locks, and notes the time if the queue measures how long its lock is held.
+    /// Locks the state, and starts to measure the hold time if the queue measures it.
     #[inline(always)]
     pub(crate) fn lock(&self) -> LockedState<'_, T, L> {
         self.with_hold_timer(self.state.lock())
     }
 
-    /// Notes the time of a lock that was just taken, if the queue measures how long it is held.
+    /// Starts to measure the hold time of a lock that was just taken, if the queue measures it.
     #[inline(always)]
     fn with_hold_timer<'q>(&self, guard: WordGuard<'q, State<T, L>>) -> LockedState<'q, T, L> {
         let since = if self.config.time_lock { Some(Instant::now()) } else { None };
         LockedState { guard, since }
     }
 
-    /// Does what was collected under the lock, which is not held any more, and goes on there if it must.
+    /// Runs the deferred actions after the unlock, and serves more waiters if there was no room for
+    /// all.
     ///
-    /// What panics of it goes on from here. A panic out of `deferred`'s destructor would come when the caller's
-    /// result is in its place already, and leak that: a message, if it was a receive.
+    /// A panic of an action resumes from here. If the destructor of `deferred` resumed it, the
+    /// result of the caller would be in its place already and would leak: a message, if the caller
+    /// was a receive.
     #[inline(always)]
     pub(crate) fn run_deferred(&self, deferred: &mut Deferred) {
         if deferred.run() {
@@ -353,7 +408,7 @@ impl<T, L: Levels> Queue<T, L> {
         deferred.resume_panic();
     }
 
-    /// Goes on where a section of the lock had to stop.
+    /// Serves the waiters that an earlier lock section had no room for.
     #[cold]
     fn serve_waiters(&self) {
         let mut deferred = Deferred::new();
@@ -378,8 +433,8 @@ fn refuse_message<T, P>((message, reason): Refused<T, P>) -> SendError<T> {
     SendError { value: message.value, reason }
 }
 
-/// Gives back a message that was not put in; or drops it, if what kept it out was a panic of its order,
-/// and lets that go on. The lock is not held.
+/// Returns the error for a message that was refused. If a panic of its comparison refused it, drops
+/// the message and resumes the panic. The lock is not held.
 pub(crate) fn refuse_or_unwind<T, P>(
     not_put: Refused<T, P>,
     deferred: &mut Deferred,
@@ -391,10 +446,10 @@ pub(crate) fn refuse_or_unwind<T, P>(
     refuse_message(not_put)
 }
 
-/// The queue's state, locked.
+/// The locked state of a queue.
 pub(crate) struct LockedState<'q, T, L: Levels> {
     guard: WordGuard<'q, State<T, L>>,
-    /// If the queue looks how long it is held.
+    /// The moment of the lock, if the queue measures the hold time.
     since: Option<Instant>,
 }
 
@@ -423,14 +478,14 @@ impl<T, L: Levels> Drop for LockedState<'_, T, L> {
     }
 }
 
-// What panics under the lock or while somebody waits leaves nothing half done.
+// A panic under the lock or in a wait leaves the state consistent.
 impl<T, L: Levels> std::panic::UnwindSafe for Queue<T, L> {}
 impl<T, L: Levels> std::panic::RefUnwindSafe for Queue<T, L> {}
 
 impl<T, L: Levels> fmt::Debug for Queue<T, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Queue");
-        // Written after the unlock: the writer is the user's.
+        // The fields are written after the unlock, because the writer is the user's.
         let seen = self.state.try_lock().map(|state| (state.core.len(), state.closed));
         if let Some((len, closed)) = seen {
             debug.field("len", &len).field("closed", &closed);

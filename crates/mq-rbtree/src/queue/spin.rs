@@ -1,21 +1,22 @@
 //! How long a thread spins before it sleeps.
 //!
-//! Putting a thread to sleep and waking it takes tens of microseconds; an answer that comes sooner is
-//! worth looking for. Each wait that was over in time lets the next one look twice as long, each in
-//! vain half as long, and every few waits the full length is tried again. On one CPU nobody spins: who
-//! could answer could not run.
+//! A sleep and a wake-up take tens of microseconds, so an answer that comes sooner is worth
+//! spinning for. A wait that ends while the thread spins doubles the spins of the next wait; a wait
+//! in vain halves them. Every [`PROBE_INTERVAL`] waits the full length is tried. On one CPU threads
+//! never spin, because the answering thread could not run.
 
 use percpu::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Most spins, each with a pause: about 20 us on processors whose pause takes 20 to 40 ns; a guess.
+/// The most spins, each with a pause: about 20 us on processors whose pause takes 20 to 40 ns; a
+/// guess.
 const MAX_SPINS: u32 = 1_000;
-/// Fewest, once looking was in vain for long.
+/// The fewest spins, after many waits in vain.
 const MIN_SPINS: u32 = 16;
-/// One wait of so many spins the full length, whatever the others learnt.
+/// One of so many waits spins the full length.
 const PROBE_INTERVAL: u32 = 64;
 
 pub(crate) struct Spin {
-    /// Looks of the next wait; 0: none, ever.
+    /// The spins of the next wait; 0 means that threads never spin.
     spins: AtomicU32,
     waits: AtomicU32,
     in_time: AtomicU64,
@@ -28,9 +29,9 @@ impl Spin {
         Self { spins, waits: AtomicU32::new(0), in_time: AtomicU64::new(0) }
     }
 
-    /// Looks of a wait that begins now.
+    /// Returns the spins of a wait that begins now.
     pub(crate) fn spins(&self) -> u32 {
-        // Ordering: Relaxed, all; numbers that say nothing about other memory.
+        // Ordering: Relaxed, all; statistics that publish no other memory.
         let spins = self.spins.load(Ordering::Relaxed);
         if spins == 0 {
             return 0;
@@ -39,9 +40,10 @@ impl Spin {
         if waits.is_multiple_of(PROBE_INTERVAL) { MAX_SPINS } else { spins }
     }
 
-    /// Learns how a wait went that had spins.
+    /// Records whether a wait ended while the thread spun.
     pub(crate) fn record(&self, in_time: bool) {
-        // Ordering: Relaxed; as above, and a lost step is no harm.
+        // Ordering: Relaxed, all; statistics that publish no other memory. A lost update is
+        // harmless.
         let spins = self.spins.load(Ordering::Relaxed);
         let next = if in_time { (spins * 2).min(MAX_SPINS) } else { (spins / 2).max(MIN_SPINS) };
         if in_time {
@@ -52,9 +54,9 @@ impl Spin {
         }
     }
 
-    /// Waits that were over in time.
+    /// Returns the number of waits that ended while the thread spun.
     pub(crate) fn in_time(&self) -> u64 {
-        // Ordering: Relaxed; as above.
+        // Ordering: Relaxed; a statistics counter.
         self.in_time.load(Ordering::Relaxed)
     }
 }

@@ -1,13 +1,17 @@
-//! What the lock protects: messages, who waits, and who is to be told.
+//! The state under the lock: messages, waiters, permits and notifiers.
+//!
+//! A `&mut State` comes from the lock's guard, or from the queue's owner; either excludes all other
+//! threads.
 //!
 //! # Invariants
 //!
-//! Whenever the lock is not held, and nobody is about to lock it again because it had more to wake
-//! than one section of the lock takes:
+//! These hold whenever the lock is not held, unless a thread is about to lock it again because one
+//! lock section cannot wake all waiters:
 //!
-//! 1. If somebody waits to receive, there are no more messages than tasks with a permit to receive.
-//! 2. If somebody waits to send, there is no room for it beside what tasks with a permit to send want.
-//! 3. If the queue is closed, nobody waits.
+//! 1. If a thread or task waits to receive, there are no more messages than receive permits.
+//! 2. If a thread or task waits to send, its message has no room beside the room of the send
+//!    permits.
+//! 3. If the queue is closed, no thread or task waits.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -26,17 +30,17 @@ use crate::waiter::{Demand, Rank, WaitEnd, WaitList, Waiter, Wake};
 
 pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
 
-#[repr(C)] // what every message needs comes first, beside the lock's word
+#[repr(C)] // the fields that every message uses come first, beside the lock's word
 pub(crate) struct State<T, L: Levels> {
     pub(crate) closed: bool,
-    /// A notifier of either direction is to be rung: bits by direction.
+    /// The notifiers to be signalled: one bit for each direction.
     pub(crate) armed: u8,
     pub(crate) notification: Option<Notification>,
     pub(crate) receivers: WaitList<T, L::Priority>,
     pub(crate) senders: WaitList<T, L::Priority>,
-    /// Tasks that were told of a message, and have not looked yet.
+    /// Tasks that were woken for a message and have not polled since.
     pub(crate) receive_permits: usize,
-    /// Tasks that were told of room, and have not looked yet; and the bytes they want.
+    /// Tasks that were woken for room and have not polled since; and the bytes they need.
     pub(crate) send_permits: usize,
     pub(crate) send_permit_bytes: u64,
     pub(crate) notifiers: [Option<Arc<EventNotifier>>; 2],
@@ -44,11 +48,11 @@ pub(crate) struct State<T, L: Levels> {
     pub(crate) core: Core<T, L>,
 }
 
-// SAFETY: messages, notifications and wakers move between threads; priorities are copied there. The
-// levels hold priorities alone.
+// SAFETY: messages, notifications and wakers move between threads, and priorities are copied
+// between them, for which `Send` suffices. The levels contain nothing but priorities.
 unsafe impl<T: Send, L: Levels> Send for State<T, L> where L::Priority: Send {}
 
-/// A message that was not put in, and why.
+/// A refused message and the reason.
 pub(crate) type Refused<T, P> = (Message<T, P>, SendRefused);
 
 impl<T, L: Levels> State<T, L> {
@@ -68,7 +72,8 @@ impl<T, L: Levels> State<T, L> {
         }
     }
 
-    /// Puts a message in, or into the hands of who waits for one; `rank` is its sender's.
+    /// Sends a message into the queue, or directly to a waiting thread. `rank` is the sender's
+    /// position.
     #[inline(always)]
     pub(crate) fn send(
         &mut self,
@@ -94,8 +99,10 @@ impl<T, L: Levels> State<T, L> {
         Ok(())
     }
 
-    /// The level for a message that [`finish_fast_send`](Self::finish_fast_send) puts there next, if nobody
-    /// waits or is to be told and there is room and memory; else nothing has changed.
+    /// Returns the level of a message for [`finish_fast_send`](Self::finish_fast_send).
+    ///
+    /// Returns `None` if a thread waits or is to be notified, or if room or memory is missing; then
+    /// nothing has changed.
     #[inline(always)]
     pub(crate) fn begin_fast_send(
         &mut self,
@@ -104,20 +111,22 @@ impl<T, L: Levels> State<T, L> {
         bytes: u32,
     ) -> Option<L::Level> {
         let idle = self.is_idle() && !self.closed && self.notification.is_none();
-        let idle = idle && self.send_permits == 0; // in turn, what is promised is not there
+        // With `fair_bytes`, the room of a permit is not free.
+        let idle = idle && self.send_permits == 0;
         let demand = || config.demand(priority, bytes);
         let room = idle && config.has_room(self.core.len(), self.core.bytes(), demand());
         if room { self.core.get_or_insert_level_no_alloc(priority) } else { None }
     }
 
-    /// Puts a message into its level, which was entered just now.
+    /// Appends a message to the level that [`begin_fast_send`](Self::begin_fast_send) has just
+    /// returned.
     #[inline(always)]
     pub(crate) fn finish_fast_send(&mut self, level: L::Level, message: Message<T, L::Priority>) {
         self.core.push_to_level_no_alloc(level, message);
         self.count_sent();
     }
 
-    /// Takes the next message out, if there is one and nobody waits or is to be told; else nothing has
+    /// Receives the next message, unless a thread waits or is to be notified; then nothing has
     /// changed.
     #[inline(always)]
     pub(crate) fn fast_receive(
@@ -127,13 +136,13 @@ impl<T, L: Levels> State<T, L> {
         if self.is_idle() { self.core.pop_with(preload) } else { None }
     }
 
-    /// Whether nobody waits, and no notifier is to be rung.
+    /// Returns whether no thread or task waits and no notifier is armed.
     #[inline(always)]
     fn is_idle(&self) -> bool {
         self.receivers.is_empty() && self.senders.is_empty() && self.armed == 0
     }
 
-    /// Counts a message that was put in.
+    /// Counts a message that was added to the queue.
     #[inline(always)]
     fn count_sent(&mut self) {
         self.counters.sent += 1;
@@ -143,7 +152,7 @@ impl<T, L: Levels> State<T, L> {
         }
     }
 
-    /// Takes the next message out; whoever waits to send may go on.
+    /// Receives the next message, and serves the senders that wait for its room.
     #[inline(always)]
     pub(crate) fn receive(
         &mut self,
@@ -166,8 +175,10 @@ impl<T, L: Levels> State<T, L> {
         Some(message)
     }
 
-    /// The message of a thread that waits although the queue is empty: room was promised to tasks
-    /// that have not looked yet. They keep nobody from receiving.
+    /// Receives the message of a waiting thread, although the queue is empty.
+    ///
+    /// A thread waits beside an empty queue if the room belongs to tasks with a permit that have
+    /// not polled yet. These do not keep the message from a receiver.
     #[cold]
     #[inline(never)]
     fn receive_from_sender(
@@ -178,21 +189,21 @@ impl<T, L: Levels> State<T, L> {
     ) -> Option<Message<T, L::Priority>> {
         let mut at = self.senders.first().filter(|_| !self.closed && deferred.has_room());
         while let Some(node) = at {
-            // SAFETY: on the list, so it lives; we have the lock.
+            // SAFETY: the node is on the list, so it is alive.
             let waiter = unsafe { node.as_ref() };
-            // SAFETY: as above.
+            // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
             let demand = unsafe { waiter.inner() }.demand?;
             if !is_task(node) && config.has_room(0, 0, demand) {
                 self.serve_sender(node, preload, deferred);
                 break;
             }
-            // SAFETY: on the list.
+            // SAFETY: the node is on the list.
             at = unsafe { self.senders.next(node) };
         }
         self.core.pop_with(preload)
     }
 
-    /// Puts a node on a list.
+    /// Puts a node on the list of receivers, and counts the wait.
     ///
     /// # Safety
     ///
@@ -203,18 +214,20 @@ impl<T, L: Levels> State<T, L> {
         waker: Option<Waker>,
     ) {
         self.counters.receive_waits += 1;
-        // SAFETY: as the caller says.
+        // SAFETY: the caller keeps the contract of `add`, which is also the contract of this
+        // function.
         unsafe { self.receivers.add(node, waker) };
     }
 
-    /// The same, to send.
+    /// Puts a node on the list of senders, and counts the wait.
     ///
     /// # Safety
     ///
     /// As for [`WaitList::add`].
     pub(crate) unsafe fn wait_to_send(&mut self, node: Node<T, L::Priority>, waker: Option<Waker>) {
         self.counters.send_waits += 1;
-        // SAFETY: as the caller says.
+        // SAFETY: the caller keeps the contract of `add`, which is also the contract of this
+        // function.
         unsafe { self.senders.add(node, waker) };
     }
 
@@ -229,8 +242,9 @@ impl<T, L: Levels> State<T, L> {
     ) -> Result<(), Refused<T, L::Priority>> {
         let Message { priority, bytes, .. } = message;
         let level = if L::COMPARES {
-            // If that panics nothing was changed. The message goes back, to be dropped after the unlock
-            // as the panic goes on: any reason does, see `refuse_or_unwind`.
+            // If a comparison panics, nothing has changed. The message is returned, and dropped
+            // after the unlock when the panic resumes. `refuse_or_unwind` does not look at the
+            // reason then.
             let enter =
                 AssertUnwindSafe(|| self.level_for_send(config, priority, bytes, rank, preload));
             catch_unwind(enter).unwrap_or_else(|panic| {
@@ -250,7 +264,7 @@ impl<T, L: Levels> State<T, L> {
         Ok(())
     }
 
-    /// The level for a message, if it has room.
+    /// Returns the level of a message, if the message has room.
     #[inline(always)]
     fn level_for_send(
         &mut self,
@@ -271,8 +285,8 @@ impl<T, L: Levels> State<T, L> {
             .map_err(|AllocError { .. }| SendRefused::NoMemory)
     }
 
-    /// Whether a sender of this rank that has room takes it from others: from tasks that it was
-    /// promised to, or from who is before it and waits for more. Its place would be behind them.
+    /// Returns whether a send, whose message has room, would take that room from other senders:
+    /// from tasks with a permit, or from a waiter before it that needs more room.
     #[cold]
     #[inline(never)]
     fn would_overtake(
@@ -288,20 +302,20 @@ impl<T, L: Levels> State<T, L> {
         }
         let mut at = self.senders.first();
         while let Some(node) = at {
-            // SAFETY: on the list, so it lives; we have the lock.
+            // SAFETY: the node is on the list, so it is alive.
             let waiter = unsafe { node.as_ref() };
-            // SAFETY: as above.
+            // SAFETY: `&self` comes from the lock's guard, and the reference ends in this turn.
             let inner = unsafe { waiter.inner() };
             if inner.rank() > rank {
                 return false;
             }
-            // Whom a reserve alone keeps out holds up nobody, as in `first_admissible_sender`. Who is about to be
-            // served has its room, or will be.
+            // A waiter that fits here is about to be served, or only a reserve keeps it out;
+            // neither is overtaken, as in `first_admissible_sender`.
             let fits = |theirs| config.fits_without_reserves(len, bytes, theirs);
             if !inner.demand.is_some_and(fits) {
                 return true;
             }
-            // SAFETY: on the list.
+            // SAFETY: the node is on the list.
             at = unsafe { self.senders.next(node) };
         }
         false
@@ -320,7 +334,8 @@ impl<T, L: Levels> State<T, L> {
         if self.core.is_empty() {
             if let Some(thread) = self.receivers.first().filter(|&node| !is_task(node)) {
                 self.hand_over(thread, message, deferred);
-                // After it was told: these are on other lines, for which it would wait.
+                // This comes after the hand-over: the counters are on other cache lines, and the
+                // receiver need not wait for them.
                 self.counters.sent += 1;
                 return Ok(());
             }
@@ -330,26 +345,26 @@ impl<T, L: Levels> State<T, L> {
         Ok(())
     }
 
-    /// Ends the wait of a thread that waits to receive with a message. `deferred` has room.
+    /// Ends the wait of a receiving thread with a message. `deferred` has room.
     fn hand_over(
         &mut self,
         thread: Node<T, L::Priority>,
         message: Message<T, L::Priority>,
         deferred: &mut Deferred,
     ) {
-        // SAFETY: the first of this list, so it lives.
+        // SAFETY: the node is the first of this list.
         unsafe { self.receivers.remove(thread) };
-        // SAFETY: nobody told it yet; we have the lock.
+        // SAFETY: the thread does not leave before `end_wait` below.
         let waiter = unsafe { thread.as_ref() };
-        // SAFETY: as above.
+        // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
         unsafe { waiter.inner() }.message = Some(message);
-        // SAFETY: taken off the list above.
+        // SAFETY: the node was taken off its list above.
         deferred.wake(unsafe { Waiter::end_wait(thread, WaitEnd::Completed) });
         self.counters.handed_over += 1;
     }
 
-    /// Makes the invariants true again after a message came or went, a permit was used or given up,
-    /// or room was made.
+    /// Restores the invariants after a message came or went, a permit was used or released, or room
+    /// was made.
     #[cold]
     #[inline(never)]
     pub(crate) fn serve_waiters(
@@ -361,7 +376,7 @@ impl<T, L: Levels> State<T, L> {
         self.serve_waiters_of(config, preload, deferred, self.core.is_empty());
     }
 
-    /// The same, of a queue that was empty, as far as anybody could see, or not.
+    /// Restores the invariants. `was_empty` tells whether other threads last saw the queue empty.
     #[cold]
     #[inline(never)]
     fn serve_waiters_of(
@@ -398,8 +413,8 @@ impl<T, L: Levels> State<T, L> {
         }
     }
 
-    /// Has the notification made for a message that came into the empty queue, unless a receiver
-    /// waits for it: one on the list, or a task that was told of a message and has not looked yet.
+    /// Defers the notification of a first message, unless a receiver waits for the message: one on
+    /// the list, or a task with a permit that has not polled yet.
     #[inline(always)]
     fn notify_unless_awaited(&mut self, deferred: &mut Deferred) {
         let awaited = !self.receivers.is_empty() || self.receive_permits != 0;
@@ -411,7 +426,7 @@ impl<T, L: Levels> State<T, L> {
         }
     }
 
-    /// There are more messages than permits.
+    /// Serves the first receiver; there are more messages than permits.
     fn serve_receiver(
         &mut self,
         node: Node<T, L::Priority>,
@@ -419,48 +434,50 @@ impl<T, L: Levels> State<T, L> {
         deferred: &mut Deferred,
     ) {
         if is_task(node) {
-            // SAFETY: the first of this list, so it lives.
+            // SAFETY: the node is the first of this list.
             unsafe { self.receivers.remove(node) };
             step!("receive permit: increment the count", self.receive_permits += 1);
             deferred.wake(grant_permit(node));
             return;
         }
-        // Of comparisons that panic the receiver finds out by itself, as in `serve_sender`.
+        // If a comparison panics, the receiver tries again by itself, as the sender in
+        // `serve_sender`.
         let pop = || self.core.pop_with(preload);
         match catch_unwind(AssertUnwindSafe(pop)) {
             Ok(Some(message)) => self.hand_over(node, message, deferred),
             Ok(None) => {}
             Err(panic) => {
                 deferred.discard(panic);
-                // SAFETY: on this list.
+                // SAFETY: the node is on this list.
                 unsafe { self.receivers.remove(node) };
-                // SAFETY: taken off the list above.
+                // SAFETY: the node was taken off its list above.
                 deferred.wake(unsafe { Waiter::end_wait(node, WaitEnd::Retry) });
             }
         }
     }
 
-    /// There is room for what it wants to send.
+    /// Serves a waiting sender, whose message has room.
     fn serve_sender(
         &mut self,
         node: Node<T, L::Priority>,
         preload: &mut Preload<T, L>,
         deferred: &mut Deferred,
     ) {
-        // SAFETY: on this list, so it lives; nobody tells it anything without the lock.
+        // SAFETY: the node is on this list, so it is alive; its thread or future leaves only under
+        // the lock or after `end_wait` below.
         let waiter = unsafe { node.as_ref() };
-        // SAFETY: we have the lock, and the reference ends in this line.
+        // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
         let demand = unsafe { waiter.inner() }.demand;
         if is_task(node) {
-            // SAFETY: on this list.
+            // SAFETY: the node is on this list.
             unsafe { self.senders.remove(node) };
             step!("send permit: increment the count", self.send_permits += 1);
             self.send_permit_bytes += demand.map_or(0, |demand| u64::from(demand.bytes));
             deferred.wake(grant_permit(node));
             return;
         }
-        // Comparisons are the user's code, and may panic: then nothing was changed, and the sender
-        // finds out by itself, rather than this thread, which may have a message at hand.
+        // If a comparison panics, nothing has changed. The sender repeats the comparison and the
+        // panic by itself: the calling thread may be returning a message.
         let enter = || demand.map(|demand| self.core.get_or_insert_level(demand.priority, preload));
         let level = match catch_unwind(AssertUnwindSafe(enter)) {
             Ok(level) => level,
@@ -469,9 +486,9 @@ impl<T, L: Levels> State<T, L> {
                 None
             }
         };
-        // SAFETY: on this list.
+        // SAFETY: the node is on this list.
         unsafe { self.senders.remove(node) };
-        // SAFETY: we have the lock; no other reference is left.
+        // SAFETY: `&mut self` excludes other threads, and no other reference to the node is in use.
         let slot = &mut unsafe { waiter.inner() }.message;
         let ended = match (level, slot.take()) {
             (Some(Ok(level)), Some(message)) => {
@@ -483,7 +500,8 @@ impl<T, L: Levels> State<T, L> {
                     }
                 }
             }
-            // No memory here: it tries with its own, and says so if there is none.
+            // Memory is missing here: the sender tries with memory of its own, and reports if there
+            // is none.
             (_, message) => {
                 *slot = message;
                 WaitEnd::Retry
@@ -494,25 +512,28 @@ impl<T, L: Levels> State<T, L> {
             self.counters.taken_over += 1;
             self.counters.peak = self.counters.peak.max(self.core.len());
         }
-        // SAFETY: taken off the list above.
+        // SAFETY: the node was taken off its list above.
         deferred.wake(unsafe { Waiter::end_wait(node, ended) });
     }
 
-    /// The first who waits to send and may: whom only a reserve keeps out holds up nobody behind it.
+    /// Returns the first waiting sender whose message has room.
+    ///
+    /// A sender that only a reserve keeps out does not block those behind it; any other sender
+    /// without room does.
     pub(super) fn first_admissible_sender(
         &self,
         config: &Config<T, L>,
     ) -> Option<Node<T, L::Priority>> {
         if self.closed {
-            return None; // they are about to be told
+            return None; // every waiter is about to be dismissed
         }
         let len = self.core.len() + self.send_permits;
         let bytes = self.core.bytes() + self.send_permit_bytes;
         let mut at = self.senders.first();
         while let Some(node) = at {
-            // SAFETY: on the list, so it lives; we have the lock.
+            // SAFETY: the node is on the list, so it is alive.
             let waiter = unsafe { node.as_ref() };
-            // SAFETY: as above.
+            // SAFETY: `&self` comes from the lock's guard, and the reference ends in this line.
             let demand = unsafe { waiter.inner() }.demand?;
             if config.has_room(len, bytes, demand) {
                 return Some(node);
@@ -520,43 +541,43 @@ impl<T, L: Levels> State<T, L> {
             if !config.fits_without_reserves(len, bytes, demand) {
                 return None;
             }
-            // SAFETY: on the list.
+            // SAFETY: the node is on the list.
             at = unsafe { self.senders.next(node) };
         }
         None
     }
 
-    /// Uses up a permit to receive, or gives it back.
+    /// Ends a receive permit: its task has polled, or was dropped.
     pub(crate) fn release_receive_permit(&mut self) {
         step!("receive permit: decrement the count", self.receive_permits -= 1);
     }
 
-    /// Uses up a permit to send, or gives it back.
+    /// Ends a send permit: its task has polled, or was dropped.
     pub(crate) fn release_send_permit(&mut self, bytes: u32) {
         step!("send permit: decrement the count", self.send_permits -= 1);
         self.send_permit_bytes -= u64::from(bytes);
     }
 
-    /// Takes the first of those who wait off their lists, to look again: the queue is closed.
-    /// Returns false when none is left.
+    /// Takes one waiter of a closed queue off its list, to try again and see that. Returns false if
+    /// there is none.
     pub(crate) fn dismiss_one(&mut self, deferred: &mut Deferred) -> bool {
         let node = if let Some(node) = self.receivers.first() {
-            // SAFETY: on the list, so it lives.
+            // SAFETY: the node is the first of this list.
             unsafe { self.receivers.remove(node) };
             node
         } else if let Some(node) = self.senders.first() {
-            // SAFETY: as above.
+            // SAFETY: the node is the first of this list.
             unsafe { self.senders.remove(node) };
             node
         } else {
             return false;
         };
-        // SAFETY: taken off its list just now.
+        // SAFETY: the node was taken off its list above.
         deferred.wake(unsafe { Waiter::end_wait(node, WaitEnd::Retry) });
         true
     }
 
-    /// Rings the notifiers that are due.
+    /// Defers the signals of the armed notifiers whose event has occurred, and disarms them.
     #[cold]
     #[inline(never)]
     pub(crate) fn signal_notifiers(&mut self, config: &Config<T, L>, deferred: &mut Deferred) {
@@ -573,20 +594,20 @@ impl<T, L: Levels> State<T, L> {
     }
 }
 
-/// Whether a node on a list is a task's.
+/// Returns whether a listed node belongs to a task.
 fn is_task<T, P: Copy>(node: Node<T, P>) -> bool {
-    // SAFETY: on a list, so it lives; the caller has the lock.
+    // SAFETY: the node is on a list, so it is alive.
     let waiter = unsafe { node.as_ref() };
-    // SAFETY: as above.
+    // SAFETY: the callers hold the lock, and the reference ends in this line.
     unsafe { waiter.inner() }.is_task()
 }
 
-/// Gives a task that was taken off its list a permit.
+/// Gives a permit to a task that was taken off its list.
 fn grant_permit<T, P: Copy>(node: Node<T, P>) -> Option<Wake> {
-    // SAFETY: its future takes the lock before it goes, and we have that.
+    // SAFETY: the node's future takes the lock before it is dropped, and the callers hold the lock.
     let waiter = unsafe { node.as_ref() };
-    // SAFETY: as above.
+    // SAFETY: the callers hold the lock, and the reference ends in this line.
     unsafe { waiter.inner() }.permit = true;
-    // SAFETY: taken off its list by the caller.
+    // SAFETY: the callers have taken the node off its list.
     unsafe { Waiter::end_wait(node, WaitEnd::Completed) }
 }
