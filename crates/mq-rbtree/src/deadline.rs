@@ -55,13 +55,11 @@ impl Deadline {
     /// [`InvalidDeadline`] for what the kernel refuses: negative seconds, or nanoseconds outside 0
     /// to 999,999,999.
     pub fn realtime(seconds: i64, nanoseconds: i64) -> Result<Self, InvalidDeadline> {
-        let seconds = u64::try_from(seconds).map_err(|_| InvalidDeadline {})?;
-        let nanoseconds = u32::try_from(nanoseconds).map_err(|_| InvalidDeadline {})?;
-        if nanoseconds >= 1_000_000_000 {
-            return Err(InvalidDeadline {});
-        }
+        let (Ok(whole), 0..1_000_000_000) = (u64::try_from(seconds), nanoseconds) else {
+            return Err(InvalidDeadline { seconds, nanoseconds });
+        };
         // This cannot overflow: a `SystemTime` has the range of a `timespec`.
-        Ok(Self::Realtime(SystemTime::UNIX_EPOCH + Duration::new(seconds, nanoseconds)))
+        Ok(Self::Realtime(SystemTime::UNIX_EPOCH + Duration::new(whole, nanoseconds as u32)))
     }
 
     /// Returns true from that moment on. Reads the clock.
@@ -104,9 +102,22 @@ pub(crate) fn sleep(futex: &Futex, seen: u32, deadline: Option<Deadline>) {
 }
 
 /// The `timespec` of [`Deadline::realtime`] was invalid. Maps to `EINVAL`.
+///
+/// ```
+/// use mq_rbtree::Deadline;
+///
+/// let error = Deadline::realtime(7, 1_000_000_000).unwrap_err();
+/// assert_eq!((error.seconds, error.nanoseconds), (7, 1_000_000_000));
+/// assert!(error.to_string().contains("1000000000 nanoseconds"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct InvalidDeadline {}
+pub struct InvalidDeadline {
+    /// The seconds since 1970.
+    pub seconds: i64,
+    /// The nanoseconds.
+    pub nanoseconds: i64,
+}
 
 impl InvalidDeadline {
     /// Returns the errno: `EINVAL`.
@@ -118,7 +129,12 @@ impl InvalidDeadline {
 
 impl fmt::Display for InvalidDeadline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a deadline before 1970, or with nanoseconds out of 0 to 999,999,999")
+        let Self { seconds, nanoseconds } = self;
+        write!(
+            f,
+            "the deadline has {seconds} seconds and {nanoseconds} nanoseconds; \
+             these must be at least 0, and the nanoseconds at most 999999999"
+        )
     }
 }
 
@@ -223,13 +239,12 @@ mod tests {
 
     #[test]
     fn inv13_a_timespec_is_checked_as_the_kernel_checks_it() {
-        let refused = Err(InvalidDeadline {});
         for (seconds, nanoseconds) in
             [(-1, 0), (i64::MIN, 0), (0, -1), (0, 1_000_000_000), (5, i64::MAX), (5, 1 << 32)]
         {
             assert_eq!(
                 Deadline::realtime(seconds, nanoseconds),
-                refused,
+                Err(InvalidDeadline { seconds, nanoseconds }),
                 "{seconds} {nanoseconds}"
             );
         }
@@ -237,7 +252,7 @@ mod tests {
         let time = SystemTime::UNIX_EPOCH + Duration::new(7, 999_999_999);
         assert_eq!(Deadline::realtime(7, 999_999_999), Ok(time.into()));
         assert!(!Deadline::realtime(i64::MAX, 999_999_999).unwrap().is_over());
-        assert_eq!(InvalidDeadline {}.errno(), libc::EINVAL);
+        assert_eq!(InvalidDeadline { seconds: -1, nanoseconds: 0 }.errno(), libc::EINVAL);
     }
 
     #[test]

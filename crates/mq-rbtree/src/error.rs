@@ -1,4 +1,4 @@
-//! What is refused, and why; with what was to be done with it.
+//! Errors: each tells what was refused and why, and returns what was passed in.
 
 use std::error::Error;
 use std::fmt;
@@ -6,7 +6,21 @@ use std::io;
 
 use percpu::AllocError;
 
-/// Why a message was not sent. Nothing was changed.
+use crate::core::{MAX_MESSAGES, PRIORITIES};
+
+/// The reason why a message was not sent. The queue is unchanged.
+///
+/// ```
+/// use mq_rbtree::{Queue, SendRefused};
+///
+/// let queue: Queue<&str> = Queue::new(1)?;
+/// let refused = queue.try_send("a message", 40_000).unwrap_err();
+/// assert_eq!(refused.reason, SendRefused::BadPriority { priority: 40_000 });
+/// assert_eq!(refused.to_string(), "the priority is 40000; the highest is 32767");
+/// queue.try_send(refused.value, 7)?;
+/// assert_eq!(queue.try_send("another", 7).unwrap_err().reason, SendRefused::Full);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SendRefused {
@@ -16,18 +30,36 @@ pub enum SendRefused {
     Timeout,
     /// The queue is closed, or its last receiver was dropped. Maps to `ESHUTDOWN`.
     Closed,
-    /// The message has more bytes than one may have. Maps to `EMSGSIZE`.
-    TooLong,
-    /// There is no such priority. Maps to `EINVAL`.
-    BadPriority,
-    /// Out of memory. Maps to `ENOMEM`.
+    /// The message is longer than one message may be. Maps to `EMSGSIZE`.
+    TooLong {
+        /// The length of the message in bytes.
+        bytes: usize,
+        /// The most bytes that one message may have.
+        limit: u32,
+    },
+    /// The priority is above 32,767. Maps to `EINVAL`.
+    BadPriority {
+        /// The priority of the message.
+        priority: u32,
+    },
+    /// Memory is exhausted. Maps to `ENOMEM`.
     NoMemory,
-    /// The kernel gave another error: that is its number.
+    /// Another errno of the kernel.
     #[cfg(feature = "kernel")]
     System(i32),
 }
 
-/// Why no message was received.
+/// The reason why no message was received.
+///
+/// ```
+/// use mq_rbtree::{Queue, ReceiveError};
+///
+/// let queue: Queue<&str> = Queue::new(1)?;
+/// assert_eq!(queue.try_receive(), Err(ReceiveError::Empty));
+/// queue.close();
+/// assert_eq!(queue.receive(), Err(ReceiveError::Closed));
+/// # Ok::<(), mq_rbtree::BuildError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReceiveError {
@@ -35,47 +67,63 @@ pub enum ReceiveError {
     Empty,
     /// There was no message until the deadline. Maps to `ETIMEDOUT`.
     Timeout,
-    /// There is no message, and none will come: the queue is closed, or its last sender was dropped.
+    /// There is no message and none will come: the queue is closed, or its last sender was dropped.
     /// Maps to `ESHUTDOWN`.
     Closed,
-    /// No memory for the longest message that may come. Maps to `ENOMEM`.
+    /// There is no memory for the longest possible message. Maps to `ENOMEM`.
     #[cfg(feature = "kernel")]
     NoMemory,
-    /// The kernel gave another error: that is its number.
+    /// Another errno of the kernel.
     #[cfg(feature = "kernel")]
     System(i32),
 }
 
-/// Why a queue was not made.
+/// The reason why a queue was not made.
+///
+/// ```
+/// use mq_rbtree::{BuildError, Queue};
+///
+/// let error = Queue::<u8>::builder(10).reserve(100, 10).build().unwrap_err();
+/// assert_eq!(error, BuildError::Limits { messages: 10, reserved: 10 });
+/// assert_eq!(error.to_string(), "10 of 10 places are reserved; the others need at least 1");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// No message would fit, or more than 2^32 - 64 were asked for; or the reserves leave no room to
-    /// other messages. Maps to `EINVAL`.
-    Limits,
-    /// A reserve was asked for a priority that there is not. Maps to `EINVAL`.
-    BadPriority,
-    /// The quota has not so many bytes left. Maps to `EMFILE`.
+    /// The most messages are 0 or above 2^32 - 64, or the reserves leave no place for other
+    /// messages. Maps to `EINVAL`.
+    Limits {
+        /// The most messages, as configured.
+        messages: usize,
+        /// The places that all reserves take.
+        reserved: usize,
+    },
+    /// A reserve is for a priority above 32,767. Maps to `EINVAL`.
+    BadPriority {
+        /// The priority of the reserve.
+        priority: u32,
+    },
+    /// The quota has too few bytes left. Maps to `EMFILE`.
     Quota {
-        /// Bytes that the queue needs.
+        /// The bytes that the queue needs.
         needed: u64,
-        /// Bytes that are left.
+        /// The bytes that are left.
         left: u64,
     },
-    /// Out of memory. Maps to `ENOMEM`.
+    /// Memory is exhausted. Maps to `ENOMEM`.
     NoMemory,
 }
 
 impl SendRefused {
-    /// The error as C knows it.
+    /// Returns the errno.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
             Self::Full => libc::EAGAIN,
             Self::Timeout => libc::ETIMEDOUT,
             Self::Closed => libc::ESHUTDOWN,
-            Self::TooLong => libc::EMSGSIZE,
-            Self::BadPriority => libc::EINVAL,
+            Self::TooLong { .. } => libc::EMSGSIZE,
+            Self::BadPriority { .. } => libc::EINVAL,
             Self::NoMemory => libc::ENOMEM,
             #[cfg(feature = "kernel")]
             Self::System(errno) => *errno,
@@ -84,7 +132,7 @@ impl SendRefused {
 }
 
 impl ReceiveError {
-    /// The error as C knows it.
+    /// Returns the errno.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
@@ -100,7 +148,7 @@ impl ReceiveError {
 }
 
 impl NotifyRefused {
-    /// The error as C knows it.
+    /// Returns the errno.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
@@ -113,15 +161,19 @@ impl NotifyRefused {
 }
 
 impl BuildError {
-    /// The error as C knows it.
+    /// Returns the errno.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {
-            Self::Limits | Self::BadPriority => libc::EINVAL,
+            Self::Limits { .. } | Self::BadPriority { .. } => libc::EINVAL,
             Self::Quota { .. } => libc::EMFILE,
             Self::NoMemory => libc::ENOMEM,
         }
     }
+}
+
+fn write_bad_priority(f: &mut fmt::Formatter<'_>, priority: u32) -> fmt::Result {
+    write!(f, "the priority is {priority}; the highest is {}", PRIORITIES - 1)
 }
 
 impl fmt::Display for SendRefused {
@@ -130,8 +182,10 @@ impl fmt::Display for SendRefused {
             Self::Full => "the queue is full",
             Self::Timeout => "the queue was full until the deadline",
             Self::Closed => "the queue is closed",
-            Self::TooLong => "the message is too long",
-            Self::BadPriority => "there is no such priority",
+            Self::TooLong { bytes, limit } => {
+                return write!(f, "the message has {bytes} bytes; one may have at most {limit}");
+            }
+            Self::BadPriority { priority } => return write_bad_priority(f, *priority),
             Self::NoMemory => "out of memory",
             #[cfg(feature = "kernel")]
             Self::System(errno) => return io::Error::from_raw_os_error(*errno).fmt(f),
@@ -167,8 +221,17 @@ impl fmt::Display for NotifyRefused {
 impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Limits => f.write_str("the limits leave no room for a message, or are too large"),
-            Self::BadPriority => f.write_str("there is no such priority"),
+            Self::Limits { messages: 0, .. } => {
+                f.write_str("the queue would hold 0 messages; it needs room for at least 1")
+            }
+            Self::Limits { messages, .. } if *messages > MAX_MESSAGES => {
+                write!(f, "the queue would hold {messages} messages; the most are {MAX_MESSAGES}")
+            }
+            Self::Limits { messages, reserved } => write!(
+                f,
+                "{reserved} of {messages} places are reserved; the others need at least 1"
+            ),
+            Self::BadPriority { priority } => write_bad_priority(f, *priority),
             Self::Quota { needed, left } => {
                 write!(f, "the queue needs {needed} bytes, and the quota has {left} left")
             }
@@ -197,27 +260,37 @@ macro_rules! impl_error {
 
 impl_error!(SendRefused ReceiveError NotifyRefused BuildError BatchError);
 
-/// A message that was not sent, and why.
+/// A message that was not sent, and the reason.
+///
+/// ```
+/// use mq_rbtree::{Queue, SendError, SendRefused};
+///
+/// let queue: Queue<String> = Queue::new(1)?;
+/// queue.close();
+/// let SendError { value, reason, .. } = queue.send("a message".to_string(), 7).unwrap_err();
+/// assert_eq!((value.as_str(), reason), ("a message", SendRefused::Closed));
+/// # Ok::<(), mq_rbtree::BuildError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct SendError<T> {
     /// The message.
     pub value: T,
-    /// Why it was not sent.
+    /// The reason.
     pub reason: SendRefused,
 }
 
-/// Why a batch was not sent to its end.
+/// A batch was not sent to its end. [`Queue::send_batch`](crate::Queue::send_batch) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BatchError {
-    /// Messages that were sent.
+    /// The number of messages that were sent.
     pub sent: usize,
-    /// Why the next one was not.
+    /// The reason why the next message was not sent.
     pub reason: SendRefused,
 }
 
 impl BatchError {
-    /// The error as C knows it.
+    /// Returns the errno.
     #[must_use]
     pub fn errno(&self) -> i32 {
         self.reason.errno()
@@ -230,35 +303,47 @@ impl fmt::Display for BatchError {
     }
 }
 
-/// Why a notification was not registered.
+/// The reason why a notification was not registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotifyRefused {
-    /// One is registered already. Maps to `EBUSY`.
+    /// Another notification is registered. Maps to `EBUSY`.
     Busy,
-    /// The queue is closed: no message will come. Maps to `ESHUTDOWN`.
+    /// The queue is closed, so no message will come. Maps to `ESHUTDOWN`.
     Closed,
-    /// The system gave no thread or socket for it, or the kernel another error: that is its number.
+    /// The errno of the kernel, or of the system call that creates the thread or socket.
     #[cfg(feature = "kernel")]
     System(i32),
 }
 
-/// A notification that was not registered, and why.
+/// A notification that was not registered, and the reason.
+///
+/// ```
+/// use mq_rbtree::{NotifyRefused, Queue};
+///
+/// let queue: Queue<u8> = Queue::new(1)?;
+/// queue.notify(|| println!("a message came")).unwrap();
+/// let refused = queue.notify(|| println!("twice")).unwrap_err();
+/// assert_eq!(refused.reason, NotifyRefused::Busy);
+/// assert!(queue.cancel_notify());
+/// queue.notify(refused.callback).unwrap();
+/// # Ok::<(), mq_rbtree::BuildError>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct NotifyError<N> {
-    /// What was to be called.
+    /// The function that would have been called.
     pub callback: N,
-    /// Why it will not be.
+    /// The reason.
     pub reason: NotifyRefused,
 }
 
 impl<T> SendError<T> {
-    /// The message that was not sent.
+    /// Returns the message that was not sent.
     pub fn into_inner(self) -> T {
         self.value
     }
 
-    /// The error as C knows it.
+    /// Returns the errno.
     #[must_use]
     pub fn errno(&self) -> i32 {
         self.reason.errno()
@@ -266,19 +351,19 @@ impl<T> SendError<T> {
 }
 
 impl<N> NotifyError<N> {
-    /// The notification that was not registered.
+    /// Returns the function that was not registered.
     pub fn into_inner(self) -> N {
         self.callback
     }
 
-    /// The error as C knows it.
+    /// Returns the errno.
     #[must_use]
     pub fn errno(&self) -> i32 {
         self.reason.errno()
     }
 }
 
-/// Without what is given back, which need not be `Debug`.
+/// Omits the message, which need not be `Debug`.
 impl<T> fmt::Debug for SendError<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SendError").field("reason", &self.reason).finish_non_exhaustive()
@@ -299,7 +384,7 @@ impl<T> From<SendError<T>> for io::Error {
     }
 }
 
-/// Without what is given back, which need not be `Debug`.
+/// Omits the function, which need not be `Debug`.
 impl<N> fmt::Debug for NotifyError<N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("NotifyError").field("reason", &self.reason).finish_non_exhaustive()

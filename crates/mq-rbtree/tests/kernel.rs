@@ -68,20 +68,23 @@ fn a_refused_message_comes_back_with_the_reason() {
     };
     let past = Wait::until(SystemTime::UNIX_EPOCH - LONG);
     let short = Wait::at_most(Duration::from_millis(5));
+    let too_long = SendRefused::TooLong { bytes: 9, limit: 8 };
+    let bad_priority = SendRefused::BadPriority { priority: 32_768 };
 
     assert_eq!(queue.receive_with(Wait::NO), Err(ReceiveError::Empty));
     assert_eq!(queue.receive_with(past), Err(ReceiveError::Timeout));
     assert_eq!(queue.receive_with(short), Err(ReceiveError::Timeout));
-    assert_eq!(refused("m", 32_768, Wait::FOREVER), SendRefused::BadPriority);
-    assert_eq!(refused("too long!", 0, Wait::FOREVER), SendRefused::TooLong);
-    assert_eq!(refused("too long!", 32_768, Wait::FOREVER), SendRefused::BadPriority);
+    assert_eq!(refused("m", 32_768, Wait::FOREVER), bad_priority);
+    assert_eq!(refused("too long!", 0, Wait::FOREVER), too_long);
+    assert_eq!(refused("too long!", 32_768, Wait::FOREVER), bad_priority);
 
     queue.send_with(b"there is".to_vec(), 0, past).unwrap(); // no need to wait
     assert_eq!(refused("m", 0, Wait::NO), SendRefused::Full);
     assert_eq!(refused("m", 0, past), SendRefused::Timeout);
     assert_eq!(refused("m", 0, short), SendRefused::Timeout);
-    assert_eq!(refused("too long!", 0, past), SendRefused::TooLong);
-    assert_eq!(refused("m", u32::MAX, past), SendRefused::BadPriority);
+    assert_eq!(refused("too long!", 0, past), too_long);
+    let bad_priority = SendRefused::BadPriority { priority: u32::MAX };
+    assert_eq!(refused("m", u32::MAX, past), bad_priority);
     assert_eq!(queue.receive_with(past).unwrap(), (b"there is".to_vec(), 0));
 }
 

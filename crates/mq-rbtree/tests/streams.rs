@@ -95,7 +95,7 @@ fn a_sink_keeps_one_message_until_there_is_room() {
     assert_eq!(flush(&mut sink), Poll::Ready(Ok(())));
     // What can never be sent comes back at once, what the queue refuses at the flush.
     let refused = sink.as_mut().start_send((3, 40_000)).unwrap_err();
-    assert_eq!((refused.value, refused.reason), (3, SendRefused::BadPriority));
+    assert_eq!((refused.value, refused.reason), (3, SendRefused::BadPriority { priority: 40_000 }));
     sink.as_mut().start_send((4, 4)).unwrap();
     assert_eq!(flush(&mut sink), Poll::Pending);
     let closes = thread::spawn(move || receiver.close());

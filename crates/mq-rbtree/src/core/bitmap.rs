@@ -267,8 +267,8 @@ impl Levels for Bitmap {
     }
 
     #[inline(always)]
-    fn is_valid(priority: u32) -> bool {
-        priority < PRIORITIES
+    fn check(priority: u32) -> Result<(), u32> {
+        if priority < PRIORITIES { Ok(()) } else { Err(priority) }
     }
 
     #[inline(always)]

@@ -59,9 +59,13 @@ pub trait Levels: Sized + sealed::Sealed {
     #[doc(hidden)]
     fn hint(&self) -> Self::Hint;
 
-    /// Returns whether messages may have this priority.
+    /// Checks that messages may have this priority.
+    ///
+    /// # Errors
+    ///
+    /// The priority as a number, for the error.
     #[doc(hidden)]
-    fn is_valid(priority: Self::Priority) -> bool;
+    fn check(priority: Self::Priority) -> Result<(), u32>;
 
     /// Returns whether a new level for this priority seems to need an allocation.
     #[doc(hidden)]

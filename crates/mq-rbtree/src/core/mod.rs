@@ -192,7 +192,7 @@ impl<T, L: Levels> Core<T, L> {
     /// Returns the value if the priority is invalid, if memory is exhausted, or if the queue holds
     /// 2^32 - 64 messages. The queue is unchanged.
     pub fn push(&mut self, priority: L::Priority, value: T) -> Result<(), T> {
-        if !L::is_valid(priority) {
+        if L::check(priority).is_err() {
             return Err(value);
         }
         self.push_with(Message { value, priority, bytes: 0 }, &mut Preload::new())

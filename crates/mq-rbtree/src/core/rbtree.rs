@@ -99,8 +99,8 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
         self.pool.hint()
     }
 
-    fn is_valid(_: K) -> bool {
-        true
+    fn check(_: K) -> Result<(), u32> {
+        Ok(())
     }
 
     #[inline]

@@ -194,8 +194,11 @@ impl MessageQueue for KernelQueue {
             reason: match errno {
                 libc::EAGAIN => SendRefused::Full,
                 libc::ETIMEDOUT => SendRefused::Timeout,
-                libc::EMSGSIZE => SendRefused::TooLong,
-                libc::EINVAL => SendRefused::BadPriority, // the `timespec` is valid
+                libc::EMSGSIZE => SendRefused::TooLong {
+                    bytes: len,
+                    limit: self.attributes.max_message_bytes.try_into().unwrap_or(u32::MAX),
+                },
+                libc::EINVAL => SendRefused::BadPriority { priority }, // the `timespec` is valid
                 libc::ENOMEM => SendRefused::NoMemory,
                 _ => SendRefused::System(errno),
             },

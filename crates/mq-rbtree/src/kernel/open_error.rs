@@ -173,8 +173,12 @@ impl fmt::Display for OpenError {
                 "there are as many queues as /proc/sys/fs/mqueue/queues_max allows, {limit}: raise \
                  it, as root, with `sysctl fs.mqueue.queues_max=`, or remove some in /dev/mqueue"
             ),
-            Self::NoRoom => f.write_str("a queue for no messages, or for none of any length"),
-            Self::BadName => f.write_str("a queue's name is a slash and 1 to 255 bytes without"),
+            Self::NoRoom => {
+                f.write_str("a queue needs room for at least 1 message of at least 1 byte")
+            }
+            Self::BadName => f.write_str(
+                "a queue's name must be a slash and 1 to 255 bytes without slash and NUL",
+            ),
             Self::Exists => f.write_str("there is a queue of that name"),
             Self::NotFound => f.write_str("there is no queue of that name"),
             Self::Denied => f.write_str("that is another user's queue"),

@@ -85,7 +85,8 @@ impl<T, K: Ord + Copy + fmt::Debug> Queue<T, RbTree<K>> {
 ///     .build()?;
 /// queue.send("a message".to_string(), 7)?;
 /// let refused = queue.send("x".repeat(300), 7).unwrap_err();
-/// assert_eq!(refused.reason, SendRefused::TooLong);
+/// assert_eq!(refused.reason, SendRefused::TooLong { bytes: 300, limit: 256 });
+/// assert_eq!(refused.to_string(), "the message has 300 bytes; one may have at most 256");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Builder<T, L: Levels = Bitmap> {
@@ -264,11 +265,12 @@ impl<T, L: Levels> Builder<T, L> {
         let max = config.max_messages;
         let kept =
             reserves.iter().try_fold(0usize, |sum, reserve| sum.checked_add(reserve.messages));
-        if max == 0 || max > MAX_MESSAGES || kept.is_none_or(|kept| kept >= max) {
-            return Err(BuildError::Limits);
+        let reserved = kept.unwrap_or(usize::MAX);
+        if max == 0 || max > MAX_MESSAGES || reserved >= max {
+            return Err(BuildError::Limits { messages: max, reserved });
         }
-        if !reserves.iter().all(|reserve| L::is_valid(reserve.from)) {
-            return Err(BuildError::BadPriority);
+        for reserve in &reserves {
+            L::check(reserve.from).map_err(|priority| BuildError::BadPriority { priority })?;
         }
         config.reserves = reserves.into();
         // A message longer than all messages may be together would wait for ever, and block those

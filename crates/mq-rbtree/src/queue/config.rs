@@ -42,12 +42,13 @@ impl<T, L: Levels> Config<T, L> {
     /// `measure`, so the lock is not held.
     #[inline(always)]
     pub(crate) fn check(&self, value: &T, priority: L::Priority) -> Result<u32, SendRefused> {
-        if !L::is_valid(priority) {
-            return Err(SendRefused::BadPriority);
-        }
+        L::check(priority).map_err(|priority| SendRefused::BadPriority { priority })?;
         let Some(measure) = self.measure else { return Ok(0) };
-        let bytes = u32::try_from(measure(value)).ok();
-        bytes.filter(|&bytes| bytes <= self.max_message_bytes).ok_or(SendRefused::TooLong)
+        let (bytes, limit) = (measure(value), self.max_message_bytes);
+        match u32::try_from(bytes) {
+            Ok(bytes) if bytes <= limit => Ok(bytes),
+            _ => Err(SendRefused::TooLong { bytes, limit }),
+        }
     }
 
     /// Returns the room that a message needs. Compares priorities, which may panic: callers hold no

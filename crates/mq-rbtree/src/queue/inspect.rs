@@ -29,7 +29,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Returns the number of messages of one priority.
     pub fn len_at(&self, priority: L::Priority) -> usize {
-        if !L::is_valid(priority) {
+        if L::check(priority).is_err() {
             return 0;
         }
         self.lock().core.len_at(priority)

@@ -16,8 +16,8 @@ fn each_reason_has_an_errno_and_a_text() {
         (SendRefused::Full, libc::EAGAIN),
         (SendRefused::Timeout, libc::ETIMEDOUT),
         (SendRefused::Closed, libc::ESHUTDOWN),
-        (SendRefused::TooLong, libc::EMSGSIZE),
-        (SendRefused::BadPriority, libc::EINVAL),
+        (SendRefused::TooLong { bytes: 300, limit: 256 }, libc::EMSGSIZE),
+        (SendRefused::BadPriority { priority: 40_000 }, libc::EINVAL),
         (SendRefused::NoMemory, libc::ENOMEM),
     ];
     for (reason, errno) in send {
@@ -37,8 +37,8 @@ fn each_reason_has_an_errno_and_a_text() {
         assert_eq!((error.errno(), io::Error::from(error).raw_os_error()), (errno, Some(errno)));
     }
     let build = [
-        (BuildError::Limits, libc::EINVAL),
-        (BuildError::BadPriority, libc::EINVAL),
+        (BuildError::Limits { messages: 5, reserved: 7 }, libc::EINVAL),
+        (BuildError::BadPriority { priority: 40_000 }, libc::EINVAL),
         (BuildError::Quota { needed: 12_345, left: 678 }, libc::EMFILE),
         (BuildError::NoMemory, libc::ENOMEM),
     ];
@@ -47,6 +47,19 @@ fn each_reason_has_an_errno_and_a_text() {
     }
     let quota = build[2].0.to_string();
     assert!(quota.contains("12345") && quota.contains("678"), "{quota}");
+    for (text, numbers) in [
+        (send[3].0.to_string(), &["300", "256"][..]),
+        (send[4].0.to_string(), &["40000", "32767"]),
+        (build[0].0.to_string(), &["7 of 5"]),
+        (build[1].0.to_string(), &["40000", "32767"]),
+        (BuildError::Limits { messages: 0, reserved: 0 }.to_string(), &["0 messages"]),
+        (
+            BuildError::Limits { messages: 1 << 32, reserved: 0 }.to_string(),
+            &["4294967296", "4294967232"],
+        ),
+    ] {
+        assert!(numbers.iter().all(|number| text.contains(number)), "{text}");
+    }
     let (of_send, of_receive) = (send.map(|e| e.0.to_string()), receive.map(|e| e.0.to_string()));
     let all: BTreeSet<_> = of_send.iter().chain(&of_receive).collect();
     assert_eq!(all.len(), 9, "all differ");
@@ -80,7 +93,7 @@ fn errors_are_send_and_return_the_message() {
     let error = fails().unwrap_err();
     assert!(error.is::<SendError<Vec<u8>>>());
     let error = Queue::<u8>::new(0).map(drop).unwrap_err();
-    assert_eq!(error, BuildError::Limits);
+    assert_eq!(error, BuildError::Limits { messages: 0, reserved: 0 });
 }
 
 /// What can be wrong with a message is said in the order of the kernel's queue: its priority, its
@@ -101,8 +114,8 @@ fn the_first_failed_check_is_the_reason() {
             queue.send(1, 1).unwrap();
         }
         for wait in [Wait::NO, Wait::FOREVER] {
-            assert_eq!(reason(10, 32_768, wait), SendRefused::BadPriority);
-            assert_eq!(reason(10, 1, wait), SendRefused::TooLong);
+            assert_eq!(reason(10, 32_768, wait), SendRefused::BadPriority { priority: 32_768 });
+            assert_eq!(reason(10, 1, wait), SendRefused::TooLong { bytes: 10, limit: 9 });
         }
         let expected = if closed { SendRefused::Closed } else { SendRefused::Full };
         assert_eq!(reason(1, 1, Wait::NO), expected);

@@ -183,9 +183,10 @@ fn a_future_polled_after_completion_panics() {
 fn an_invalid_message_is_refused_at_the_first_poll() {
     let queue = by_bytes(1, 10);
     let flag = WakeCount::new();
-    for (bytes, priority, reason) in
-        [(11, 1, SendRefused::TooLong), (1, 32_768, SendRefused::BadPriority)]
-    {
+    for (bytes, priority, reason) in [
+        (11, 1, SendRefused::TooLong { bytes: 11, limit: 10 }),
+        (1, 32_768, SendRefused::BadPriority { priority: 32_768 }),
+    ] {
         let mut send = Box::pin(queue.send_async(bytes, priority));
         let Poll::Ready(Err(error)) = poll(&mut send, &flag) else { panic!("{reason:?}") };
         assert_eq!((error.value, error.reason), (bytes, reason));

@@ -47,17 +47,18 @@ fn limits_that_leave_no_room_are_refused() {
         builder.build().map(drop)
     };
     let most = (1usize << 32) - 64;
+    let limits = |messages, reserved| Err(BuildError::Limits { messages, reserved });
     for (messages, reserves, result) in [
-        (0, &[][..], Err(BuildError::Limits)),
+        (0, &[][..], limits(0, 0)),
         (1, &[], Ok(())),
         (most, &[], Ok(())),
-        (most + 1, &[], Err(BuildError::Limits)),
-        (usize::MAX, &[], Err(BuildError::Limits)),
-        (5, &[(1, 5)], Err(BuildError::Limits)),
+        (most + 1, &[], limits(most + 1, 0)),
+        (usize::MAX, &[], limits(usize::MAX, 0)),
+        (5, &[(1, 5)], limits(5, 5)),
         (5, &[(1, 4)], Ok(())),
-        (5, &[(1, 2), (2, 3)], Err(BuildError::Limits)),
-        (5, &[(1, usize::MAX), (2, 2)], Err(BuildError::Limits)),
-        (5, &[(PRIORITIES, 1)], Err(BuildError::BadPriority)),
+        (5, &[(1, 2), (2, 3)], limits(5, 5)),
+        (5, &[(1, usize::MAX), (2, 2)], limits(5, usize::MAX)),
+        (5, &[(PRIORITIES, 1)], Err(BuildError::BadPriority { priority: PRIORITIES })),
         (5, &[(PRIORITIES - 1, 1)], Ok(())),
     ] {
         assert_eq!(build(messages, reserves), result, "{messages} {reserves:?}");
@@ -269,18 +270,20 @@ fn a_message_longer_than_either_limit_is_refused() {
         (builder().max_bytes(50).build().unwrap(), 50),
     ] {
         assert_eq!(queue.max_message_bytes(), most as usize);
-        assert_eq!(refused(&queue, most + 1, 1), Some(SendRefused::TooLong));
+        let too_long = SendRefused::TooLong { bytes: most as usize + 1, limit: most };
+        assert_eq!(refused(&queue, most + 1, 1), Some(too_long));
         assert_eq!((refused(&queue, most, 1), queue.bytes()), (None, most.into()));
         // Said first, also when the queue is full or closed.
         let error = queue.send_with(most + 1, 1, Wait::FOREVER).unwrap_err();
-        assert_eq!((error.value, error.reason), (most + 1, SendRefused::TooLong));
+        assert_eq!((error.value, error.reason), (most + 1, too_long));
         queue.close();
-        assert_eq!(refused(&queue, most + 1, 1), Some(SendRefused::TooLong));
+        assert_eq!(refused(&queue, most + 1, 1), Some(too_long));
         queue.validate();
     }
     // A length that no 32 bits hold.
     let queue = Queue::<u32>::builder(1).measure(|_| 1 << 32).build().unwrap();
-    assert_eq!(refused(&queue, 1, 1), Some(SendRefused::TooLong));
+    let too_long = SendRefused::TooLong { bytes: 1 << 32, limit: u32::MAX };
+    assert_eq!(refused(&queue, 1, 1), Some(too_long));
     // Without a measure nothing is too long.
     let queue = Queue::<u32>::builder(1).max_bytes(0).max_message_bytes(0).build().unwrap();
     assert_eq!((refused(&queue, 7, 1), queue.bytes()), (None, 0));
@@ -308,7 +311,7 @@ fn inv15_a_quota_is_charged_once_and_released_at_the_last_drop() {
     assert_eq!(quota.used(), 660);
     // What fails later gives back as well: no such priority is found first.
     let bad = Queue::<u8>::builder(9).reserve(PRIORITIES, 1).quota(&quota).build().map(drop);
-    assert_eq!((bad, quota.used()), (Err(BuildError::BadPriority), 660));
+    assert_eq!((bad, quota.used()), (Err(BuildError::BadPriority { priority: PRIORITIES }), 660));
 
     // Handles share one charge; the last of all releases it, not the last of a side.
     let (sender, receiver) = Queue::<u8>::builder(4).quota(&quota).channel().unwrap();

@@ -20,7 +20,10 @@ fn the_highest_priority_comes_first_and_the_oldest_of_it() {
     assert_eq!(order, [(3, 32_767), (0, 3), (2, 3), (1, 1), (5, 1), (4, 0)]);
     queue.validate();
     assert_eq!(queue.try_receive(), Err(ReceiveError::Empty));
-    assert_eq!(queue.try_send(1, 32_768).unwrap_err().reason, SendRefused::BadPriority);
+    assert_eq!(
+        queue.try_send(1, 32_768).unwrap_err().reason,
+        SendRefused::BadPriority { priority: 32_768 }
+    );
 }
 
 #[test]

@@ -167,7 +167,7 @@ fn inv13_a_past_deadline_only_ends_blocking_operations() {
         assert_eq!(queue.receive_batch(&mut out, 5, wait), Err(ReceiveError::Timeout));
         // What is wrong in another way is said first, as the kernel says it.
         let refused = queue.send_with(2, 40_000, wait).unwrap_err();
-        assert_eq!(refused.reason, SendRefused::BadPriority);
+        assert_eq!(refused.reason, SendRefused::BadPriority { priority: 40_000 });
         queue.close();
         assert_eq!(queue.receive_with(wait), Err(ReceiveError::Closed));
         assert_eq!(queue.send_with(2, 2, wait).unwrap_err().reason, SendRefused::Closed);

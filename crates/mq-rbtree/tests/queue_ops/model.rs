@@ -129,11 +129,13 @@ impl<L: Keyed> Model<L> {
         rank: Rank,
     ) -> Result<(), SendRefused> {
         if !L::is_key(key) {
-            return Err(SendRefused::BadPriority);
+            let priority = L::check(key).expect_err("an invalid priority");
+            return Err(SendRefused::BadPriority { priority });
         }
         let most = u64::from(self.limits.message_bytes).min(self.limits.bytes);
         if u64::from(stored.bytes) > most {
-            return Err(SendRefused::TooLong);
+            let (bytes, limit) = (stored.bytes as usize, most as u32);
+            return Err(SendRefused::TooLong { bytes, limit });
         }
         if self.closed {
             return Err(SendRefused::Closed);

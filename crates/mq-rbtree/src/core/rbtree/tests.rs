@@ -237,7 +237,7 @@ fn levels_stay_valid_while_others_change() {
 #[test]
 fn is_above_is_the_order() {
     assert!(RbTree::is_above(2, 1) && !RbTree::is_above(1, 1) && !RbTree::is_above(1, 2));
-    assert!(RbTree::<i8>::is_valid(-128));
+    assert_eq!(RbTree::<i8>::check(-128), Ok(()));
 }
 
 /// One level at a time reuses the same node.
