@@ -249,7 +249,8 @@ impl<T, L: Levels> Core<T, L> {
         // The level comes first: the search runs the comparisons of the keys, which may panic, and
         // nothing has changed before it.
         match self.get_or_insert_level(message.priority, preload) {
-            Ok(level) => self.push_to_level(level, message, preload),
+            // SAFETY: the level has just been returned.
+            Ok(level) => unsafe { self.push_to_level(level, message, preload) },
             Err(AllocError { .. }) => Err(message),
         }
     }
@@ -276,8 +277,12 @@ impl<T, L: Levels> Core<T, L> {
     /// Appends a message to the level that [`get_or_insert_level`](Self::get_or_insert_level) has
     /// just returned. If memory is exhausted it returns the message, and removes the level if it is
     /// empty.
+    ///
+    /// # Safety
+    ///
+    /// `get_or_insert_level` has returned `level`, and nothing else was called since.
     #[inline(always)]
-    pub(crate) fn push_to_level(
+    pub(crate) unsafe fn push_to_level(
         &mut self,
         level: L::Level,
         message: Message<T, L::Priority>,
@@ -287,11 +292,12 @@ impl<T, L: Levels> Core<T, L> {
         let index = match self.slab.insert(value, bytes, &mut preload.chunk) {
             Ok(index) => index,
             Err(value) => {
-                self.remove_if_empty(level, preload);
+                // SAFETY: the caller guarantees a level of this queue.
+                unsafe { self.remove_if_empty(level, preload) };
                 return Err(Message { value, priority, bytes });
             }
         };
-        // SAFETY: the level has just been returned by `get_or_insert_level`.
+        // SAFETY: the caller guarantees a level of this queue.
         let fifo = unsafe { self.levels.fifo(level) };
         // SAFETY: `index` has just been inserted, and by invariant 1 the FIFO names live slots.
         unsafe { append(&mut self.slab, fifo, index) };
@@ -331,17 +337,21 @@ impl<T, L: Levels> Core<T, L> {
     }
 
     /// Appends a message to the level that
-    /// [`get_or_insert_level_no_alloc`](Self::get_or_insert_level_no_alloc) has just returned. That
-    /// call has checked that a slot is free.
+    /// [`get_or_insert_level_no_alloc`](Self::get_or_insert_level_no_alloc) has just returned.
+    ///
+    /// # Safety
+    ///
+    /// `get_or_insert_level_no_alloc` has returned `level`, and nothing else was called since.
     #[inline(always)]
-    pub(crate) fn push_to_level_no_alloc(
+    pub(crate) unsafe fn push_to_level_no_alloc(
         &mut self,
         level: L::Level,
         message: Message<T, L::Priority>,
     ) {
         let Message { value, bytes, .. } = message;
-        let index = self.slab.insert_no_alloc(value, bytes);
-        // SAFETY: the level has just been returned by `get_or_insert_level_no_alloc`.
+        // SAFETY: `get_or_insert_level_no_alloc` has checked that a slot is free.
+        let index = unsafe { self.slab.insert_no_alloc(value, bytes) };
+        // SAFETY: the caller guarantees a level of this queue.
         let fifo = unsafe { self.levels.fifo(level) };
         // SAFETY: `index` has just been inserted, and by invariant 1 the FIFO names live slots.
         unsafe { append(&mut self.slab, fifo, index) };
@@ -397,12 +407,17 @@ impl<T, L: Levels> Core<T, L> {
         level
     }
 
+    /// Removes a level that has no messages.
+    ///
+    /// # Safety
+    ///
+    /// `level` is in the set.
     #[cold]
     #[inline(never)]
-    fn remove_if_empty(&mut self, level: L::Level, preload: &mut Preload<T, L>) {
-        // SAFETY: `push_to_level` passes the level that it was given, which is in the set.
+    unsafe fn remove_if_empty(&mut self, level: L::Level, preload: &mut Preload<T, L>) {
+        // SAFETY: the caller guarantees a level of the set.
         if unsafe { self.levels.fifo(level) }.is_empty() {
-            // SAFETY: the level is in the set, and its FIFO is empty.
+            // SAFETY: the caller guarantees a level of the set, and its FIFO is empty.
             unsafe { self.levels.remove(level, &mut preload.levels) };
         }
     }

@@ -205,12 +205,17 @@ impl<T> Slab<T> {
         if !check!("insert: a slot is free", self.has_free_slot()) && !self.grow(preload) {
             return Err(value);
         }
-        Ok(self.insert_no_alloc(value, bytes))
+        // SAFETY: a slot was free, or `grow` has added a chunk.
+        Ok(unsafe { self.insert_no_alloc(value, bytes) })
     }
 
-    /// Stores a message in a free slot, which the caller has checked for, and returns its index.
+    /// Stores a message in a free slot, and returns its index.
+    ///
+    /// # Safety
+    ///
+    /// A slot is free: [`has_free_slot`](Self::has_free_slot).
     #[inline(always)]
-    pub(crate) fn insert_no_alloc(&mut self, value: T, bytes: u32) -> u32 {
+    pub(crate) unsafe fn insert_no_alloc(&mut self, value: T, bytes: u32) -> u32 {
         let index = if self.spare != NIL {
             std::mem::replace(&mut self.spare, NIL)
         } else if self.free != NIL {
@@ -224,7 +229,7 @@ impl<T> Slab<T> {
             self.used - 1
         };
         let slot = Slot { next: NIL, bytes, value: MaybeUninit::new(value) };
-        // SAFETY: `index` is below `used`, so its chunk exists. The slot is not live: overwriting
+        // SAFETY: the caller guarantees a free slot, so the chunk of `index` exists. The slot is not live: overwriting
         // it drops no message.
         unsafe { self.slot(index).write(slot) };
         if !self.has_free_slot() {

@@ -121,7 +121,8 @@ impl<T, L: Levels> Queue<T, L> {
         // Comparisons may panic; an unwind drops the guard before the message.
         match guard.begin_fast_send(&self.config, priority, bytes) {
             Some(level) => {
-                guard.finish_fast_send(level, message);
+                // SAFETY: `begin_fast_send` has just returned the level.
+                unsafe { guard.finish_fast_send(level, message) };
                 Ok(())
             }
             None => self.send_locked(guard, message, wait),
@@ -264,7 +265,8 @@ impl<T, L: Levels> Queue<T, L> {
         // Comparisons may panic; an unwind drops the guard before the message.
         match guard.begin_fast_send(&self.config, priority, bytes) {
             Some(level) => {
-                guard.finish_fast_send(level, message);
+                // SAFETY: `begin_fast_send` has just returned the level.
+                unsafe { guard.finish_fast_send(level, message) };
                 Ok(Ok(()))
             }
             None => {

@@ -120,9 +120,19 @@ impl<T, L: Levels> State<T, L> {
 
     /// Appends a message to the level that [`begin_fast_send`](Self::begin_fast_send) has just
     /// returned.
+    ///
+    /// # Safety
+    ///
+    /// `begin_fast_send` has returned `level`, and nothing else was called since.
     #[inline(always)]
-    pub(crate) fn finish_fast_send(&mut self, level: L::Level, message: Message<T, L::Priority>) {
-        self.core.push_to_level_no_alloc(level, message);
+    pub(crate) unsafe fn finish_fast_send(
+        &mut self,
+        level: L::Level,
+        message: Message<T, L::Priority>,
+    ) {
+        // SAFETY: `begin_fast_send` has the level from `get_or_insert_level_no_alloc`, and the
+        // caller guarantees that nothing was called since.
+        unsafe { self.core.push_to_level_no_alloc(level, message) };
         self.count_sent();
     }
 
@@ -193,8 +203,10 @@ impl<T, L: Levels> State<T, L> {
             let waiter = unsafe { node.as_ref() };
             // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
             let demand = unsafe { waiter.inner() }.demand?;
-            if !is_task(node) && config.has_room(0, 0, demand) {
-                self.serve_sender(node, preload, deferred);
+            // SAFETY: the node is on the list.
+            if !unsafe { is_task(node) } && config.has_room(0, 0, demand) {
+                // SAFETY: the node is on the list.
+                unsafe { self.serve_sender(node, preload, deferred) };
                 break;
             }
             // SAFETY: the node is on the list.
@@ -258,8 +270,10 @@ impl<T, L: Levels> State<T, L> {
             Ok(level) => level,
             Err(reason) => return Err((message, reason)),
         };
-        let filled = self.core.push_to_level(level, message, preload);
-        filled.map_err(|message| (message, SendRefused::NoMemory))?;
+        // SAFETY: `level_for_send` has the level from `get_or_insert_level`, and nothing was called
+        // since.
+        let pushed = unsafe { self.core.push_to_level(level, message, preload) };
+        pushed.map_err(|message| (message, SendRefused::NoMemory))?;
         self.count_sent();
         Ok(())
     }
@@ -332,8 +346,11 @@ impl<T, L: Levels> State<T, L> {
         deferred: &mut Deferred,
     ) -> Result<(), Refused<T, L::Priority>> {
         if self.core.is_empty() {
-            if let Some(thread) = self.receivers.first().filter(|&node| !is_task(node)) {
-                self.hand_over(thread, message, deferred);
+            // SAFETY: the node is the first of the list.
+            let is_thread = |&node: &Node<_, _>| !unsafe { is_task(node) };
+            if let Some(thread) = self.receivers.first().filter(is_thread) {
+                // SAFETY: the node is the first of the list, and belongs to a thread.
+                unsafe { self.hand_over(thread, message, deferred) };
                 // This comes after the hand-over: the counters are on other cache lines, and the
                 // receiver need not wait for them.
                 self.counters.sent += 1;
@@ -346,13 +363,17 @@ impl<T, L: Levels> State<T, L> {
     }
 
     /// Ends the wait of a receiving thread with a message. `deferred` has room.
-    fn hand_over(
+    ///
+    /// # Safety
+    ///
+    /// `thread` is on the list of receivers, and belongs to a thread.
+    unsafe fn hand_over(
         &mut self,
         thread: Node<T, L::Priority>,
         message: Message<T, L::Priority>,
         deferred: &mut Deferred,
     ) {
-        // SAFETY: the node is the first of this list.
+        // SAFETY: the caller guarantees that the node is on this list.
         unsafe { self.receivers.remove(thread) };
         // SAFETY: the thread does not leave before `end_wait` below.
         let waiter = unsafe { thread.as_ref() };
@@ -399,9 +420,11 @@ impl<T, L: Levels> State<T, L> {
                 break;
             }
             if let Some(node) = receiver {
-                self.serve_receiver(node, preload, deferred);
+                // SAFETY: the node is the first of the list.
+                unsafe { self.serve_receiver(node, preload, deferred) };
             } else if let Some(node) = sender {
-                self.serve_sender(node, preload, deferred);
+                // SAFETY: `first_admissible_sender` returns a node of the list.
+                unsafe { self.serve_sender(node, preload, deferred) };
                 if was_empty && !self.core.is_empty() {
                     was_empty = false;
                     self.notify_unless_awaited(deferred);
@@ -427,24 +450,31 @@ impl<T, L: Levels> State<T, L> {
     }
 
     /// Serves the first receiver; there are more messages than permits.
-    fn serve_receiver(
+    ///
+    /// # Safety
+    ///
+    /// `node` is on the list of receivers.
+    unsafe fn serve_receiver(
         &mut self,
         node: Node<T, L::Priority>,
         preload: &mut Preload<T, L>,
         deferred: &mut Deferred,
     ) {
-        if is_task(node) {
-            // SAFETY: the node is the first of this list.
+        // SAFETY: the caller guarantees that the node is on this list.
+        if unsafe { is_task(node) } {
+            // SAFETY: the caller guarantees that the node is on this list.
             unsafe { self.receivers.remove(node) };
             step!("receive permit: increment the count", self.receive_permits += 1);
-            deferred.wake(grant_permit(node));
+            // SAFETY: the task's node was taken off its list above.
+            deferred.wake(unsafe { grant_permit(node) });
             return;
         }
         // If a comparison panics, the receiver tries again by itself, as the sender in
         // `serve_sender`.
         let pop = || self.core.pop_with(preload);
         match catch_unwind(AssertUnwindSafe(pop)) {
-            Ok(Some(message)) => self.hand_over(node, message, deferred),
+            // SAFETY: the node is on the list still, and belongs to a thread.
+            Ok(Some(message)) => unsafe { self.hand_over(node, message, deferred) },
             Ok(None) => {}
             Err(panic) => {
                 deferred.discard(panic);
@@ -457,7 +487,11 @@ impl<T, L: Levels> State<T, L> {
     }
 
     /// Serves a waiting sender, whose message has room.
-    fn serve_sender(
+    ///
+    /// # Safety
+    ///
+    /// `node` is on the list of senders.
+    unsafe fn serve_sender(
         &mut self,
         node: Node<T, L::Priority>,
         preload: &mut Preload<T, L>,
@@ -468,12 +502,14 @@ impl<T, L: Levels> State<T, L> {
         let waiter = unsafe { node.as_ref() };
         // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
         let demand = unsafe { waiter.inner() }.demand;
-        if is_task(node) {
-            // SAFETY: the node is on this list.
+        // SAFETY: the caller guarantees that the node is on this list.
+        if unsafe { is_task(node) } {
+            // SAFETY: the caller guarantees that the node is on this list.
             unsafe { self.senders.remove(node) };
             step!("send permit: increment the count", self.send_permits += 1);
             self.send_permit_bytes += demand.map_or(0, |demand| u64::from(demand.bytes));
-            deferred.wake(grant_permit(node));
+            // SAFETY: the task's node was taken off its list above.
+            deferred.wake(unsafe { grant_permit(node) });
             return;
         }
         // If a comparison panics, nothing has changed. The sender repeats the comparison and the
@@ -492,7 +528,8 @@ impl<T, L: Levels> State<T, L> {
         let slot = &mut unsafe { waiter.inner() }.message;
         let ended = match (level, slot.take()) {
             (Some(Ok(level)), Some(message)) => {
-                match self.core.push_to_level(level, message, preload) {
+                // SAFETY: the level has just been returned, and only the list was changed since.
+                match unsafe { self.core.push_to_level(level, message, preload) } {
                     Ok(()) => WaitEnd::Completed,
                     Err(message) => {
                         *slot = Some(message);
@@ -594,20 +631,28 @@ impl<T, L: Levels> State<T, L> {
     }
 }
 
-/// Returns whether a listed node belongs to a task.
-fn is_task<T, P: Copy>(node: Node<T, P>) -> bool {
-    // SAFETY: the node is on a list, so it is alive.
+/// Returns whether a node belongs to a task.
+///
+/// # Safety
+///
+/// The node is on a list of the state that the caller has locked.
+unsafe fn is_task<T, P: Copy>(node: Node<T, P>) -> bool {
+    // SAFETY: the caller guarantees that the node is on a list, so it is alive.
     let waiter = unsafe { node.as_ref() };
-    // SAFETY: the callers hold the lock, and the reference ends in this line.
+    // SAFETY: the caller holds the lock, and the reference ends in this line.
     unsafe { waiter.inner() }.is_task()
 }
 
-/// Gives a permit to a task that was taken off its list.
-fn grant_permit<T, P: Copy>(node: Node<T, P>) -> Option<Wake> {
-    // SAFETY: the node's future takes the lock before it is dropped, and the callers hold the lock.
+/// Gives a permit to a task.
+///
+/// # Safety
+///
+/// The node was taken off a list of the state in the lock section of the caller.
+unsafe fn grant_permit<T, P: Copy>(node: Node<T, P>) -> Option<Wake> {
+    // SAFETY: the node's future takes the lock before it is dropped, and the caller holds the lock.
     let waiter = unsafe { node.as_ref() };
-    // SAFETY: the callers hold the lock, and the reference ends in this line.
+    // SAFETY: the caller holds the lock, and the reference ends in this line.
     unsafe { waiter.inner() }.permit = true;
-    // SAFETY: the callers have taken the node off its list.
+    // SAFETY: the caller has taken the node off its list in this lock section.
     unsafe { Waiter::end_wait(node, WaitEnd::Completed) }
 }
