@@ -1,99 +1,139 @@
 //! A priority message queue for the threads and tasks of one process, with the semantics of POSIX
-//! message queues, that does not allocate under its lock.
+//! message queues. It does not allocate under its lock.
 //!
 //! ```
 //! use std::time::Duration;
 //! use mq_rbtree::{Queue, ReceiveError, Wait};
 //!
-//! let (sender, receiver) = Queue::builder(100).channel()?; // room for 100 messages
+//! let (sender, receiver) = Queue::builder(100).channel()?; // at most 100 messages
 //! sender.send("later", 1)?;
-//! sender.send("now", 9)?; // priorities 0 to 32,767; waits while there is no room
+//! sender.send("now", 9)?; // priorities are 0 to 32,767; waits while there is no room
 //! sender.send("now, too", 9)?;
 //!
-//! assert_eq!(receiver.receive()?, ("now", 9)); // the highest first, of one priority the oldest
+//! assert_eq!(receiver.receive()?, ("now", 9)); // highest priority first, then first in, first out
 //! assert_eq!(receiver.try_receive()?, ("now, too", 9));
 //!
-//! let refused = sender.send("never", 40_000).unwrap_err(); // there is no such priority
-//! assert_eq!(refused.value, "never"); // what is refused comes back
+//! let refused = sender.send("never", 40_000).unwrap_err();
+//! assert_eq!(refused.to_string(), "the priority is 40000; the highest is 32767");
+//! assert_eq!(refused.value, "never"); // a refused message comes back
 //!
-//! drop(sender); // the last one: the queue closes, and what is in it is still received
+//! drop(sender); // the last sender: the queue closes, and its messages can still be received
 //! assert_eq!(receiver.receive()?, ("later", 1));
 //! let soon = Wait::at_most(Duration::from_millis(1));
 //! assert_eq!(receiver.receive_with(soon), Err(ReceiveError::Closed));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! | to | |
+//! # Choosing
+//!
+//! First the type. All have the same order and limits:
+//!
+//! | use | if |
 //! |---|---|
-//! | share one queue | [`Queue::new`], by reference or in an `Arc` |
-//! | have it close with the last handle of a side | [`Builder::channel`]: [`Sender`], [`Receiver`] |
-//! | order by something else than 0 to 32,767 | [`Queue::with_keys`], for any `K: Ord + Copy` |
-//! | wait: for ever, not at all, to a deadline of either clock, before others | [`Wait`], [`Deadline`]; [`send_with`](Queue::send_with), [`receive_with`](Queue::receive_with) |
-//! | wait in a task | [`send_async`](Queue::send_async), [`receive_async`](Queue::receive_async), [`into_send_async`](Sender::into_send_async), [`into_receive_async`](Receiver::into_receive_async); tasks and threads on one queue |
-//! | take messages in a loop | [`Receiver`] is `IntoIterator`; [`try_iter`](Receiver::try_iter) |
-//! | have a `Stream` and a `Sink` | `Receiver::into_stream` and `Sender::into_sink`, with the feature `futures` |
-//! | wait in an event loop | [`Readiness`]: a descriptor for epoll |
-//! | be told once that a message came | [`notify`](Queue::notify), as `mq_notify` |
-//! | move many at a time | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch) |
-//! | limit bytes, of one message and of all | [`measure`](Builder::measure), [`max_message_bytes`](Builder::max_message_bytes), [`max_bytes`](Builder::max_bytes), [`fair_bytes`](Builder::fair_bytes); a [`Quota`] for several queues |
-//! | keep room for what is urgent | [`reserve`](Builder::reserve) |
-//! | keep what is not urgent from starving | [`ageing`](Builder::ageing) |
-//! | look, or take out what is not next | [`peek`](Queue::peek), [`len_at`](Queue::len_at), [`drain_filter`](Queue::drain_filter) |
-//! | end | [`close`](Queue::close), then receive, or [`drain`](Queue::drain) |
-//! | see what it did | [`stats`](Queue::stats) |
-//! | have the same without a lock, for one thread | [`Core`] |
-//! | exchange it for the kernel's queue | [`MessageQueue`], and `KernelQueue` with the feature `kernel` |
+//! | [`Sender`], [`Receiver`] | the queue ends when the last user of one side is gone: [`Builder::channel`] |
+//! | [`Queue`], by reference or in an `Arc` | every user sends and receives, or the program closes the queue itself |
+//! | [`Core`] | one thread uses the queue, or a lock of your own protects it |
+//! | `KernelQueue`, with the feature `kernel` | other processes take part; [`MessageQueue`] is the interface of both queues |
+//!
+//! Then the priorities:
+//!
+//! | use | if | finding the next message |
+//! |---|---|---|
+//! | [`Bitmap`], the default | priorities are numbers from 0 to 32,767 | at most three words of a bitmap |
+//! | [`RbTree`]: [`Queue::with_keys`] | priorities have any other ordered type: times, pairs, [`Reverse`](std::cmp::Reverse) | the highest is cached; a send searches a tree |
+//!
+//! Then the way to wait:
+//!
+//! | use | in |
+//! |---|---|
+//! | [`send`](Queue::send), [`receive`](Queue::receive); with a [`Wait`] or [`Deadline`] [`send_with`](Queue::send_with), [`receive_with`](Queue::receive_with) | a thread |
+//! | [`send_async`](Queue::send_async), [`receive_async`](Queue::receive_async) | a task; tasks and threads may share one queue |
+//! | [`into_send_async`](Sender::into_send_async), [`into_receive_async`](Receiver::into_receive_async) | a spawned task, which must not borrow |
+//! | `Receiver::into_stream`, `Sender::into_sink`, with the feature `futures` | code that expects a `Stream` or a `Sink` |
+//! | [`Readiness`], a file descriptor | an event loop: epoll, or tokio's `AsyncFd` |
+//! | [`notify`](Queue::notify) | a program that wants one call when a message comes, as with `mq_notify` |
+//!
+//! And the rest:
+//!
+//! | to | use |
+//! |---|---|
+//! | receive in a loop | a `for` loop over a [`Receiver`], [`try_iter`](Receiver::try_iter) |
+//! | send or receive many messages at once | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch) |
+//! | limit the bytes of one message or of all | [`measure`](Builder::measure), [`max_message_bytes`](Builder::max_message_bytes), [`max_bytes`](Builder::max_bytes), [`fair_bytes`](Builder::fair_bytes) |
+//! | limit the bytes of several queues | a [`Quota`] |
+//! | reserve room for urgent messages | [`reserve`](Builder::reserve) |
+//! | prevent the starvation of low priorities | [`ageing`](Builder::ageing) |
+//! | inspect the queue, or remove messages out of order | [`peek`](Queue::peek), [`len_at`](Queue::len_at), [`drain_filter`](Queue::drain_filter) |
+//! | end | [`close`](Queue::close), then [`receive`](Queue::receive) or [`drain`](Queue::drain) |
+//! | observe | [`stats`](Queue::stats) |
+//!
+//! # Features
+//!
+//! Both are off by default.
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `kernel` | `KernelQueue`, the kernel's POSIX message queue |
+//! | `futures` | `ReceiveStream` and `SendSink`, for the traits of futures-core and futures-sink |
 //!
 //! # Order
 //!
-//! Messages: the highest priority first, the oldest of it before the others; with ageing every so many
-//! receives serve the priorities in turn instead. Who waits: by [urgency](Wait::urgency), then first
-//! come, first served, whatever the priority of the message that a sender waits with. A send or receive
-//! that need not wait may overtake a task that was told to look and has not looked yet, and with it
-//! whoever waits behind that task; it overtakes no thread that is first, because to that the message was
-//! handed, or its message taken, by whoever made it possible. With limits on bytes it overtakes a long
-//! message too, for which there is not enough room yet: an endless stream of short ones keeps that
-//! waiting, unless the queue is made with [`fair_bytes`](Builder::fair_bytes).
+//! Messages of the highest priority are received first, and messages of equal priority in the order
+//! in which they were sent. With [`ageing`](Builder::ageing), every so many receives serve the
+//! priorities in turn.
 //!
-//! # Who waits for whom
+//! Waiters are served by [urgency](Wait::urgency), then in the order of their arrival. The priority
+//! of the message that a sender waits with does not matter.
 //!
-//! There is one lock. It is neither fair nor recursive. Who waits for it looks again after pauses
-//! that double up to some microseconds, ten times, and then sleeps: so two threads that use the queue
-//! all the time have it for some microseconds each, rather than send it to and fro for every message.
+//! An operation that need not wait may overtake a task that was woken and has not polled yet, and
+//! with it the waiters behind that task. It does not overtake a waiting thread that is first: the
+//! operation that makes it possible also completes the wait of that thread. With limits on bytes, a
+//! send may overtake a waiting sender whose longer message has no room yet. An endless stream of
+//! short messages can then keep a long one waiting for ever, unless the queue is made with
+//! [`fair_bytes`](Builder::fair_bytes).
 //!
-//! | | progress | system calls |
+//! # Progress
+//!
+//! There is one lock. It is neither fair nor recursive. A thread that finds it locked tries again
+//! ten times, after pauses that double up to some microseconds, and then sleeps. So each of two
+//! threads that use the queue all the time keeps it for some microseconds, and it does not move
+//! between their CPUs for every message.
+//!
+//! | operation | time under the lock | system calls |
 //! |---|---|---|
-//! | send, receive, and their `try_` and async forms | the lock, for steps that do not depend on the depth; the logarithm of the number of priorities with an [`RbTree`] | none, unless somebody sleeps who is woken, or a [`Readiness`] is armed |
-//! | a wait | the lock, for steps past those who wait with less urgency; then looks for up to some microseconds if that was worth it lately and there are CPUs to spare, then sleeps | one to sleep, one of whoever wakes |
-//! | who waits with a message that a [`reserve`](Builder::reserve) alone keeps out | steps of whoever makes room past each of those | none |
-//! | batches | the lock for at most 64 messages at a time | as above |
-//! | [`close`](Queue::close) | the lock for four who wait, again and again | one for each who sleeps |
-//! | [`len`](Queue::len), [`stats`](Queue::stats), [`peek`](Queue::peek) | the lock | none |
-//! | [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter) | the lock, for as long as it takes to look at every message | as above |
+//! | send and receive, with `try_` and async forms | constant in the depth; with an [`RbTree`] logarithmic in the number of priorities | none, unless it wakes a sleeping thread or signals a [`Readiness`] |
+//! | a wait | linear in the waiters of lower urgency; then the thread spins for up to some microseconds if that has helped lately and there are several CPUs | one to sleep, one of the waking thread |
+//! | a receive beside waiting senders that only a [`reserve`](Builder::reserve) keeps out | linear in their number | as for a receive |
+//! | batches | up to 64 messages at a time | as for a send or receive |
+//! | [`close`](Queue::close) | four waiters at a time | one for each sleeping thread |
+//! | [`len`](Queue::len), [`stats`](Queue::stats), [`peek`](Queue::peek) | constant in the depth | none |
+//! | [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter) | linear in the depth | as for a receive |
 //!
-//! Outside the lock: allocation, freeing, the drop of messages, clones and calls of wakers, the callback
-//! of [`notify`](Queue::notify), [`measure`](Builder::measure). Under it: the order of an [`RbTree`]'s
-//! keys, and what is handed to [`peek`](Queue::peek) and [`drain_filter`](Queue::drain_filter).
+//! These run outside the lock: allocation, freeing, the drop of messages, clones and calls of
+//! wakers, the callback of [`notify`](Queue::notify), and [`measure`](Builder::measure). These run
+//! under it: comparisons of an [`RbTree`]'s keys, and the functions passed to [`peek`](Queue::peek)
+//! and [`drain_filter`](Queue::drain_filter).
 //!
 //! # Memory
 //!
-//! A message has 8 bytes beside it, in chunks that double and stay until the queue is dropped. A
-//! [`Bitmap`] has a page of 776 bytes for 64 priorities, once one of them was used; an [`RbTree`] a node
-//! for each priority that has messages, of which up to [`spare_nodes`](Builder::spare_nodes) are kept
-//! when it has none any more. Waiting threads and futures bring their own; a thread allocates when
-//! it first sleeps, once.
+//! A message takes 8 bytes beside its own size, in chunks that double in size and are kept until
+//! the queue is dropped. A [`Bitmap`] has a page of 776 bytes for each 64 priorities of which one
+//! was used. An [`RbTree`] has a node for each priority with messages, and keeps up to
+//! [`spare_nodes`](Builder::spare_nodes) freed nodes. Waiting threads and futures bring their own
+//! memory; a thread allocates once, when it first sleeps.
 //!
-//! What a send may need is made before the lock if a hint says so, and the hint is looked at again under
-//! it. If another thread took what was there in between, memory is allocated under the lock, which
-//! [`stats`](Queue::stats) counts. Once a queue has been as deep, with as many priorities as nodes
-//! are kept for (of a bitmap: with those of the same pages), nothing is allocated. With [`no_alloc`](Builder::no_alloc) all of it is when the queue is made.
+//! A send allocates before it takes the lock, if a hint shows that memory is missing, and checks
+//! again under the lock. If another thread took the memory in between, it is allocated under the
+//! lock, which [`stats`](Queue::stats) counts. A queue that was as deep before allocates nothing,
+//! if nodes are kept for as many priorities as it has; a bitmap, if it has the pages. With
+//! [`no_alloc`](Builder::no_alloc) everything is allocated when the queue is made.
 //!
 //! # Errors
 //!
-//! What is refused comes back, and nothing has changed. Each error has `errno()`, and becomes an
-//! [`io::Error`](std::io::Error).
+//! A refused message comes back in the error, and the queue is unchanged. Each error has `errno()`
+//! and converts to [`io::Error`](std::io::Error). The cause is in the field `reason`.
 //!
-//! | errno | send: [`SendRefused`] | receive: [`ReceiveError`] | others |
+//! | errno | send: [`SendRefused`] | receive: [`ReceiveError`] | other errors |
 //! |---|---|---|---|
 //! | `EAGAIN` | `Full` | `Empty` | |
 //! | `ETIMEDOUT` | `Timeout` | `Timeout` | |
@@ -101,57 +141,64 @@
 //! | `EMSGSIZE` | `TooLong` | | |
 //! | `EINVAL` | `BadPriority` | | [`BuildError::Limits`], [`BuildError::BadPriority`], [`InvalidDeadline`] |
 //! | `ENOMEM` | `NoMemory` | | [`BuildError::NoMemory`] |
-//! | `EBUSY` | | | [`NotifyRefused::Busy`], [`ReadinessError`]: there is one already |
+//! | `EBUSY` | | | [`NotifyRefused::Busy`], [`ReadinessError`] |
 //! | `EMFILE` | | | [`BuildError::Quota`] |
 //!
-//! # What happens when
+//! # Special situations
 //!
-//! - *A queue is closed*: sends are refused; who waits to send gets its message back; messages that are
-//!   there can be received, and then the queue says `Closed` to all who wait. The last [`Receiver`]
-//!   drops them too.
-//! - *A future is dropped* before it is ready: a receive has taken nothing, a send drops its message, and
-//!   if it was told to look another one is told. One that is forgotten (`mem::forget` of its box) keeps
-//!   its place among those who wait for ever, and if it was told to look nobody else is for that one
-//!   message.
-//! - *What the caller gave panics* under the lock (a comparison, `peek`, `drain_filter`): the lock is
-//!   released, nothing is poisoned, and no message is lost but what `drain_filter` had taken, and the
-//!   one that was being sent when its comparison panicked: of a batch it stays in front. Comparisons
-//!   for somebody who waits are made again by whoever that is: it, and nobody else, sees the panic. What is
-//!   dropped is dropped after the unlock. A message whose drop panics passes that on to whoever dropped it.
-//!   A waker or notification that panics does so in whoever has it called, when everybody else was woken;
-//!   if that was a receive, what it had taken is dropped.
-//! - *There is no memory*: the send is refused with the message. A receive needs none.
-//! - *A signal handler* may call nothing here: the thread that it interrupts may hold the lock.
-//! - *The process forks*: the child may only exec or exit.
+//! - *Close*: sends are refused, and waiting senders get their messages back. The messages in the
+//!   queue can still be received; after that every receive returns `Closed`. Dropping the last
+//!   [`Receiver`] also drops the messages.
+//! - *A dropped future*: a receive has taken no message, and a send drops its message. If the
+//!   future was woken, another waiter is woken for it. A future that is leaked (`mem::forget` of
+//!   its box) keeps its position among the waiters for ever; if it was woken, no other waiter is
+//!   woken for that message.
+//! - *A panic of user code under the lock* (a comparison, `peek`, `drain_filter`) releases the lock
+//!   and poisons nothing. It loses no message, except those that `drain_filter` had removed, and
+//!   one whose comparison panicked in its own send; a batch keeps that one at its front. If a
+//!   comparison on behalf of a waiter panics, the waiter repeats it and gets the panic; the thread
+//!   that served it does not.
+//! - *A panic in a drop* of a message is the panic of the thread that dropped it.
+//! - *A panic of a waker or notification* resumes in the thread that called it, after all other
+//!   waiters were woken. If that thread was in a receive, the received message is dropped.
+//! - *Memory is exhausted*: a send is refused. A receive needs no memory.
+//! - *In a signal handler* no function of this crate may be called: the interrupted thread may hold
+//!   the lock.
+//! - *After `fork`* the child may only exec or exit.
 //!
-//! # What it is not for
+//! # Limitations
 //!
-//! - Other processes: its memory is this process's. `KernelQueue` (feature `kernel`) is for them, with
-//!   the kernel's limits on depth and length.
-//! - No bound on the number of messages, or none at all in between (a rendezvous).
-//! - Another priority for a message that was sent, or a search by anything else:
-//!   [`drain_filter`](Queue::drain_filter) looks at all.
-//! - One wait for several queues: a [`Readiness`] each in an epoll set, or a `select` of futures.
-//! - A copy of each message for each receiver.
-//! - One priority only: a channel without priorities does less for each message.
-//! - Real-time guarantees: the lock does not lend its holder the priority of who waits for it.
+//! The crate is not for:
+//!
+//! - Other processes: a queue is in the memory of this process. `KernelQueue` works between
+//!   processes, with the kernel's limits on depth and length.
+//! - Unbounded queues, and queues of no capacity (rendezvous).
+//! - Changing the priority of a sent message, or finding messages by other properties:
+//!   [`drain_filter`](Queue::drain_filter) examines all messages.
+//! - One wait for several queues: use a [`Readiness`] of each in an epoll set, or a `select` of
+//!   futures.
+//! - Broadcasts: each message goes to one receiver.
+//! - A single priority: a channel without priorities does less work for each message.
+//! - Real-time guarantees: the lock has no priority inheritance.
 //!
 //! # Source
 //!
 //! The idea is that of "ipc/mqueue: add rbtree node caching support" (Linux, 2012): a tree of
-//! priorities, each with a list of messages; the node freed last is kept, and when none is, one is made
-//! before the lock. The order of those who wait and the direct hand-over are those of that queue too.
-//! What we changed:
+//! priorities, each with a list of messages; the node freed last is kept, and if none is kept, one
+//! is allocated before the lock. The order of waiters and the direct hand-over are those of that
+//! queue as well. This crate differs:
 //!
-//! - Not one node is kept but a bounded number, so that a burst over many priorities allocates no more
-//!   than a single one does; and for priorities that are small numbers there is no tree, but a bitmap.
-//! - Messages lie in a slab and are linked by 32-bit indices: neither they nor their links are allocated
-//!   one by one.
-//! - A task gets a permit, not the message: a future that is dropped cannot put a message back behind
-//!   younger ones.
-//! - Whoever is to be woken is cloned before it is told, which is the last access to what it waits with.
+//! - It keeps a bounded number of nodes, and not only one, so that a burst over many priorities
+//!   allocates nothing once the nodes exist. For small numbers as priorities there is a bitmap in
+//!   place of the tree.
+//! - Messages are stored in a slab and linked by 32-bit indices. Neither messages nor links are
+//!   allocated one by one.
+//! - A task gets a permit and not the message: a dropped future could only put a message back
+//!   behind younger ones.
+//! - The parker or waker of a waiter is taken before its wait is ended, which is the last access to
+//!   the waiter's memory.
 
-// Which feature an item wants, on docs.rs.
+// Shows on docs.rs which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod core;
