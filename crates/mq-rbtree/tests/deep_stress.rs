@@ -1,4 +1,4 @@
-//! The end of deep queues while others use them.
+//! Drops of deep queues while other threads use them.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use testkit::watchdog::watched;
 
 const MESSAGES: u64 = 1_000_000;
 
-/// What the messages of one queue have seen.
+/// What the messages of one queue have observed.
 #[derive(Default)]
 struct Seen {
     dropped: AtomicU64,
@@ -21,8 +21,8 @@ struct Seen {
     over: AtomicBool,
 }
 
-/// Now and then its drop waits until the queue was used once more: with the lock held, it never would.
-/// Not one of those that the user of the queue sends itself.
+/// A message whose drop sometimes waits until the queue was used once more: under the lock it would
+/// wait for ever. The messages of the thread that uses the queue contain `None` and do not wait.
 struct Message(Option<Arc<Seen>>);
 
 impl Drop for Message {
@@ -31,7 +31,7 @@ impl Drop for Message {
         let before = seen.dropped.fetch_add(1, Relaxed);
         if before % (MESSAGES / 10) == MESSAGES / 20 {
             let done = seen.operations.load(SeqCst);
-            // Two, of which the second began after this.
+            // Two operations: the second one began after this load.
             while seen.operations.load(SeqCst) < done + 2 {
                 thread::yield_now();
             }
@@ -51,7 +51,7 @@ fn uses<L: Levels<Priority = u32>>(sender: &Sender<Message, L>, seen: &Seen) {
     }
 }
 
-/// A queue of a million messages, and its last receiver, or a drain.
+/// Drops a million messages, with the last receiver or in a drain.
 fn drops<L: Levels<Priority = u32>>(by_drain: bool)
 where
     Sender<Message, L>: Sync,

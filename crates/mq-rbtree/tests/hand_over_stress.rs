@@ -1,5 +1,5 @@
-//! Threads and tasks that meet at small queues, over and over: what is handed from one to the other is
-//! handed once, whoever gives up meanwhile.
+//! Threads and tasks that meet at small queues again and again: each message is handed over once,
+//! also if waits are given up meanwhile.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::future::Future;
@@ -19,17 +19,17 @@ use testkit::rng::{self, Rng};
 use testkit::wait_until;
 use testkit::watchdog::watched;
 
-/// Threads on either side of a game.
+/// The threads on each side of a game.
 const PLAYERS: usize = 4;
 
-/// A ball: it has one owner at a time, who counts its hops.
+/// A message that has one owner at a time, which counts its hops.
 struct Ball {
     number: usize,
     hops: u64,
     canary: Canary,
 }
 
-/// What a player has to say in the end.
+/// The results of a player.
 #[derive(Default)]
 struct Played {
     hops: u64,
@@ -76,7 +76,7 @@ fn play<L: Levels<Priority = u32>>(
     }
 }
 
-/// A game of some milliseconds; returns how many balls went from hand to hand.
+/// Plays for some milliseconds; returns how many balls were handed over directly.
 fn game<L: Levels<Priority = u32>>(spin: bool, balls: usize, with_tasks: bool) -> u64
 where
     Queue<Ball, L>: Sync,
@@ -133,7 +133,8 @@ where
 fn stress_inv08_balls_go_from_hand_to_hand_once() {
     let until = Instant::now() + testkit::stress::stress_time(5);
     let (mut round, mut handed) = (0, [0; 2]);
-    // One ball, and most wait to receive; as many as players, and most wait to send.
+    // With one ball, most threads wait to receive; with as many balls as players, most wait to
+    // send.
     while Instant::now() < until || handed.contains(&0) {
         let (spin, balls) = (round % 2 == 1, [1, 3, 2 * PLAYERS][round / 2 % 3]);
         let with_tasks = round % 5 == 0;
@@ -147,7 +148,8 @@ fn stress_inv08_balls_go_from_hand_to_hand_once() {
     println!("{round} games; from hand to hand without and with spin: {handed:?}");
 }
 
-/// A time that follows the moment of a race: who came too late comes earlier next time.
+/// A delay that adapts to the moment of a race: a thread that came too late comes earlier next
+/// time.
 struct Aim(u64);
 
 impl Aim {
@@ -160,7 +162,7 @@ impl Aim {
     }
 }
 
-/// What came out of a message's send, or a receive.
+/// The results of the sends, or of the receives.
 #[derive(Clone, Copy, Default)]
 struct Books {
     sum: u64,
@@ -183,8 +185,8 @@ impl Books {
     }
 }
 
-/// Polls once, waits until it is woken or the time is over, and drops it then: sometimes although it
-/// was woken.
+/// Polls once, waits until a wake-up or the timeout, and then drops the future, sometimes in spite
+/// of the wake-up.
 fn poll_briefly<F: Future>(future: F, time: Duration, rng: &mut Rng) -> Option<F::Output> {
     let waker = unparker();
     let mut cx = Context::from_waker(&waker);
@@ -202,7 +204,7 @@ fn poll_briefly<F: Future>(future: F, time: Duration, rng: &mut Rng) -> Option<F
     }
 }
 
-/// Sends with deadlines, or with futures that are dropped, until it is told to stop.
+/// Sends with deadlines, or with futures that are dropped, until it is stopped.
 fn send_briefly(
     queue: &Queue<Canary>,
     me: u64,
@@ -241,7 +243,7 @@ fn send_briefly(
     books
 }
 
-/// Receives in the same way. Number 0 waits for ever, until the queue is closed.
+/// Receives in the same ways. Thread 0 waits without a limit, until the queue is closed.
 fn receive_briefly(queue: &Queue<Canary>, me: u64, stop: &AtomicBool, steps: &AtomicU64) -> Books {
     let (mut rng, mut aim, mut books) = (rng::seeded(99 + me), Aim(1_000), Books::default());
     while me == 0 || !stop.load(Relaxed) {
@@ -268,8 +270,8 @@ fn receive_briefly(queue: &Queue<Canary>, me: u64, stop: &AtomicBool, steps: &At
     books
 }
 
-/// Some milliseconds of that: what was sent was received. Returns what each side gave up, and what was
-/// handed over.
+/// Runs the races for some milliseconds, and checks that every message sent was received. Returns
+/// the waits given up on each side, and the messages handed over.
 fn races(spin: bool) -> [u64; 3] {
     let queue: Queue<Canary> = Queue::builder(1).spin(spin).build().unwrap();
     let (census, steps) = (Census::default(), AtomicU64::new(0));
@@ -291,7 +293,8 @@ fn races(spin: bool) -> [u64; 3] {
                 stops[1].store(true, Relaxed);
                 let [forever, others @ ..] = receivers;
                 let others = others.map(|receiver| receiver.join().unwrap());
-                // Whoever gave up passed on what it was told of: the one that is left got it.
+                // A wait that was given up with a permit has passed it on: the remaining receiver
+                // gets the message.
                 wait_until(|| {
                     let stats = queue.stats();
                     stats.depth == 0 && stats.waiting == (0, 1)

@@ -1,7 +1,8 @@
-//! What threads saw of one small queue, put in order: is there an order of the operations, one after
-//! the other, in which a queue of one thread would have said the same?
+//! Linearizability: records the operations of threads on one small queue, and checks that some
+//! sequential order of them gives the same results on a queue of one thread.
 //!
-//! Each operation is between two tickets of one counter. The checker is that of Wing, Gong and Lowe.
+//! Each operation lies between two tickets of one counter. The checker is that of Wing, Gong and
+//! Lowe.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::future::Future;
@@ -21,31 +22,31 @@ use testkit::block_on::{block_on, unparker};
 use testkit::rng::{self, Rng};
 use testkit::watchdog::watched;
 
-/// Threads that send and receive; one more helps when all of them wait.
+/// The threads that send and receive. One more helps when all of them wait.
 const THREADS: usize = 4;
-/// From this priority on the reserved place is open.
+/// From this priority on, the reserved place is available.
 const URGENT: u32 = 2;
 
 type Sent = Result<(), SendRefused>;
 type Got = Result<(u64, u32), ReceiveError>;
 
-/// An operation, and what it said: `None` before it ended.
+/// An operation and its result: `None` before it has ended.
 #[derive(Clone, Debug)]
 enum Op {
     Send(u64, u32, Option<Sent>),
     Receive(Option<Got>),
-    /// The whole queue at once.
+    /// Takes all messages at once.
     Drain(Option<Vec<(u64, u32)>>),
     Len(Option<usize>),
     Close(Option<bool>),
 }
 
-/// A queue of `MAX` messages, `KEPT` of them for urgent ones.
+/// The specification: a queue of `MAX` messages, of which `KEPT` places are reserved.
 struct Spec<const MAX: usize, const KEPT: usize>;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct State {
-    /// In the order in which they were sent.
+    /// The messages in the order in which they were sent.
     messages: Vec<(u64, u32)>,
     closed: bool,
 }
@@ -80,7 +81,7 @@ impl<const MAX: usize, const KEPT: usize> Specification for Spec<MAX, KEPT> {
                         room && !state.closed
                     }
                     Err(SendRefused::Closed) => state.closed,
-                    // Who waited until its deadline found the queue full when it began to wait.
+                    // A send that timed out has found the queue full when it began to wait.
                     Err(SendRefused::Full | SendRefused::Timeout) => !room && !state.closed,
                     Err(_) => false,
                 }
@@ -113,7 +114,7 @@ fn is_linearizable<const MAX: usize, const KEPT: usize>(actions: &Actions) -> bo
     WGLChecker::<Spec<MAX, KEPT>>::is_linearizable(History::from_actions(actions.clone()))
 }
 
-/// Priorities as these levels have them.
+/// Levels with priorities that are made of numbers.
 trait Keyed: Levels<Priority: Sync + Send> {
     fn key(n: u32) -> Self::Priority;
     fn number(key: Self::Priority) -> u32;
@@ -139,7 +140,7 @@ impl Keyed for RbTree<i64> {
     }
 }
 
-/// What one thread does, and when it began and ended.
+/// The operations of one thread, with the tickets of their begin and end.
 struct Recorder<'q, L: Keyed> {
     queue: &'q Queue<u64, L>,
     tickets: &'q AtomicUsize,
@@ -148,7 +149,7 @@ struct Recorder<'q, L: Keyed> {
 }
 
 impl<L: Keyed> Recorder<'_, L> {
-    /// Runs one operation; what did not happen after all is not recorded.
+    /// Runs one operation and records it, unless it did not take place.
     fn record(&mut self, op: Op, run: impl FnOnce(&Queue<u64, L>) -> Option<Op>) {
         let began = self.tickets.fetch_add(1, SeqCst);
         let said = run(self.queue);
@@ -245,7 +246,7 @@ fn poll_some<F: Future>(future: F, polls: usize) -> Option<F::Output> {
     None
 }
 
-/// What some threads do and hear.
+/// Records the operations of several threads.
 fn record<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize) -> Actions {
     let mut rng = rng::seeded(seed * 8);
     let mut builder = Builder::<u64, L>::new(MAX).spin(rng.usize(..2) == 0);
@@ -280,7 +281,7 @@ fn record<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize)
         running.fetch_sub(1, SeqCst);
         recorder.actions
     };
-    // While all that are left wait for the same thing.
+    // Helps while all remaining threads wait for the same event.
     let help = || {
         let mut recorder = recorder(threads);
         let mut value = 1_000_000;
@@ -302,7 +303,7 @@ fn record<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize)
         recorder.actions
     };
     let mut actions: Vec<(usize, (usize, Action<Op>))> = watched(
-        || done.load(Relaxed) as u64, // not what helps: who sleeps for ever is helped in vain
+        || done.load(Relaxed) as u64, // does not count the helper: a thread that sleeps for ever must not be hidden
         || queue.stats().to_string(),
         || {
             thread::scope(|scope| {
@@ -318,7 +319,7 @@ fn record<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize)
     actions.into_iter().map(|(_, action)| action).collect()
 }
 
-/// Records a history, and checks it; returns it.
+/// Records a history and checks it; returns it.
 fn checked<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize) -> Actions {
     let actions = record::<L, MAX, KEPT>(seed, each);
     assert!(is_linearizable::<MAX, KEPT>(&actions), "seed {seed}: {actions:#?}");
@@ -356,7 +357,7 @@ fn stress_inv18_what_threads_see_is_as_if_one_after_the_other() {
     println!("{} histories, {operations} operations", 2 * (seed - 1_000));
 }
 
-/// The check itself: histories that no queue may make.
+/// The checker rejects histories that no queue can produce.
 #[test]
 fn a_wrong_history_is_rejected() {
     let sent = |value, priority| Op::Send(value, priority, Some(Ok(())));
@@ -407,8 +408,8 @@ fn a_wrong_history_is_rejected() {
     ] {
         assert!(!is_linearizable::<3, 1>(&one_by_one(wrong)), "{wrong:?}");
     }
-    // Of real ones, each with one answer changed: a message that was received twice, or at the wrong
-    // priority.
+    // Recorded histories with one changed result are rejected: a message that is received twice, or
+    // with a wrong priority.
     let mut changed = 0;
     for seed in 0..20 {
         let mut actions = record::<Bitmap, 2, 0>(seed, 20);

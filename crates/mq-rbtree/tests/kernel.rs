@@ -1,4 +1,4 @@
-//! The kernel's queue through the interface of ours, and what the system limits.
+//! The kernel's queue through this crate's interface, and the limits of the system.
 
 #![cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
 
@@ -23,9 +23,9 @@ use mq_rbtree::{
 };
 use namespace::{is_child, run_in_one, say_refused};
 
-/// Longer than anything takes here.
+/// Longer than any step here takes.
 const LONG: Duration = Duration::from_secs(20);
-/// Long enough for what should not come to come.
+/// Long enough for an unexpected event to occur.
 const MOMENT: Duration = Duration::from_millis(50);
 
 fn queue(max_messages: usize) -> KernelQueue {
@@ -78,7 +78,7 @@ fn a_refused_message_comes_back_with_the_reason() {
     assert_eq!(refused("too long!", 0, Wait::FOREVER), too_long);
     assert_eq!(refused("too long!", 32_768, Wait::FOREVER), bad_priority);
 
-    queue.send_with(b"there is".to_vec(), 0, past).unwrap(); // no need to wait
+    queue.send_with(b"there is".to_vec(), 0, past).unwrap(); // does not wait
     assert_eq!(refused("m", 0, Wait::NO), SendRefused::Full);
     assert_eq!(refused("m", 0, past), SendRefused::Timeout);
     assert_eq!(refused("m", 0, short), SendRefused::Timeout);
@@ -131,7 +131,7 @@ fn a_signal_does_not_end_a_wait() {
     // SAFETY: all zero is a valid `sigaction`: no flags, so calls are not restarted.
     let mut action: libc::sigaction = unsafe { mem::zeroed() };
     action.sa_sigaction = do_nothing as extern "C" fn(libc::c_int) as usize;
-    // SAFETY: the handler does nothing; no other test uses the signal.
+    // SAFETY: the handler does nothing, and no other test uses the signal.
     let rc = unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) };
     assert_eq!(rc, 0);
 
@@ -151,7 +151,8 @@ fn a_signal_does_not_end_a_wait() {
     assert!(waiter.join().unwrap() >= 8 * MOMENT);
 }
 
-/// A callback, and what tells that it was called (`Ok`), or dropped uncalled (`Disconnected`).
+/// Returns a callback, and a receiver that shows whether it was called (`Ok`) or dropped uncalled
+/// (`Disconnected`).
 fn callback() -> (Callback, mpsc::Receiver<()>) {
     let (sender, receiver) = mpsc::channel();
     (Box::new(move || sender.send(()).unwrap()), receiver)
@@ -194,7 +195,7 @@ fn a_registration_ends_by_cancel_and_with_the_queue() {
     queue.cancel_notify();
     assert_eq!(called.recv_timeout(LONG), DROPPED);
     let (second, called) = callback();
-    queue.notify(second).unwrap(); // there is room for another
+    queue.notify(second).unwrap(); // a new registration is possible
     drop(queue);
     assert_eq!(called.recv_timeout(LONG), DROPPED, "its thread has ended, too");
 }
@@ -247,7 +248,7 @@ fn a_queue_can_be_polled() {
     let ready = || {
         let events = libc::POLLIN | libc::POLLOUT;
         let mut polled = libc::pollfd { fd: queue.as_fd().as_raw_fd(), events, revents: 0 };
-        // SAFETY: one structure of this frame.
+        // SAFETY: the pointer is to one structure of this frame.
         assert!(unsafe { libc::poll(&mut polled, 1, 0) } >= 0);
         polled.revents
     };
@@ -313,7 +314,7 @@ fn child_at_the_limits() {
     the_number_of_queues();
 }
 
-/// What the kernel charges is what we say that it does: to the byte.
+/// The kernel charges exactly the bytes that the error names.
 fn the_users_bytes(max_messages: usize) {
     let attributes = Attributes { max_messages, max_message_bytes: 64 };
     let charge = max_messages as u64 * (64 + 48 + 48);
@@ -328,15 +329,15 @@ fn the_users_bytes(max_messages: usize) {
     assert!(text.contains("RLIMIT_MSGQUEUE is") && text.contains("ulimit -q"), "{text}");
 }
 
-/// With room for no descriptor, or for one of two, and then no name is left.
+/// Fails with room for no descriptor and for one of two, and leaves no name behind.
 fn the_descriptors() {
     const NAME: &str = "/descriptors";
     let attributes = Attributes { max_messages: 1, max_message_bytes: 1 };
     let lowest = {
-        // SAFETY: no pointers.
+        // SAFETY: `eventfd` takes two integers.
         let fd = unsafe { libc::eventfd(0, 0) };
         assert!(fd >= 0);
-        // SAFETY: just opened, and nobody else has it.
+        // SAFETY: the descriptor was just opened, and nothing else owns it.
         unsafe { OwnedFd::from_raw_fd(fd) }.as_raw_fd() as u64
     };
     let before = set_limit(libc::RLIMIT_NOFILE as i32, lowest);
@@ -353,7 +354,7 @@ fn the_descriptors() {
 
 fn the_number_of_queues() {
     if let Err(error) = fs::write("/proc/sys/fs/mqueue/queues_max", "1") {
-        // Older kernels let only the root of the system.
+        // Older kernels allow this only to the root of the system.
         return say_refused(&format!("queues_max: {error}"));
     }
     let attributes = Attributes { max_messages: 1, max_message_bytes: 1 };
@@ -364,14 +365,14 @@ fn the_number_of_queues() {
     assert_eq!(error.errno(), libc::ENOSPC);
 }
 
-/// Sets the soft limit; what it was before.
+/// Sets the soft limit; returns the previous one.
 fn set_limit(resource: i32, value: u64) -> u64 {
     // SAFETY: all zero is a valid `rlimit`.
     let mut limit: libc::rlimit = unsafe { mem::zeroed() };
-    // SAFETY: fills in a structure of this frame.
+    // SAFETY: `getrlimit` writes to a structure of this frame.
     assert_eq!(unsafe { libc::getrlimit(resource as _, &mut limit) }, 0);
     let before = mem::replace(&mut limit.rlim_cur, value);
-    // SAFETY: reads a structure of this frame.
+    // SAFETY: `setrlimit` reads a structure of this frame.
     assert_eq!(unsafe { libc::setrlimit(resource as _, &limit) }, 0);
     before
 }

@@ -1,6 +1,6 @@
-//! The kernel's queue and ours do the same: values, errors and order.
+//! The kernel's queue and this crate's give the same values, errors and order.
 //!
-//! It runs in an IPC namespace of its own, so that queues may be deep there.
+//! The test runs in an IPC namespace of its own, where it can make deep queues.
 
 #![cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
 
@@ -21,7 +21,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use side::{How, Op, Reply, Side};
 
-/// Of the kernel's queue where we may say so.
+/// The depth of the queues, if the test may raise the kernel's limit.
 const DEPTH: usize = 256;
 const MESSAGE_BYTES: usize = 16;
 const CASES: u32 = 256;
@@ -31,7 +31,7 @@ fn priority() -> impl Strategy<Value = u32> {
         8 => 0..4_u32,
         4 => prop::sample::select(vec![31, 63, 64, 65, 4_095, 4_096, 32_766, 32_767]),
         4 => 0..32_768_u32,
-        1 => prop::sample::select(vec![32_768, 65_536, u32::MAX]), // no priorities
+        1 => prop::sample::select(vec![32_768, 65_536, u32::MAX]), // invalid priorities
     ]
 }
 
@@ -43,7 +43,7 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn how() -> impl Strategy<Value = How> {
-    /// The time does not come while a test runs.
+    /// A time that is not reached during a test.
     const FAR: i64 = i64::MAX;
     let second = 1_000_000_000_i64;
     prop_oneof![
@@ -87,7 +87,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A queue of at most `deepest` messages, and what is done with it.
+/// Generates a queue of at most `deepest` messages, and operations on it.
 fn trace(deepest: usize) -> impl Strategy<Value = (usize, Vec<Op>)> {
     let depth =
         prop_oneof![1..4_usize, 1..=deepest, Just(deepest)].prop_map(move |n| n.min(deepest));
@@ -109,7 +109,7 @@ fn child_compares() {
         return;
     }
     if let Err(error) = fs::write(MSG_MAX, DEPTH.to_string()) {
-        // Older kernels let only the root of the system.
+        // Older kernels allow this only to the root of the system.
         say_refused(&format!("msg_max: {error}"));
     }
     compare(msg_max().min(DEPTH));
@@ -126,7 +126,7 @@ fn compare(deepest: usize) {
     let config = Config {
         cases: CASES,
         failure_persistence: None,
-        max_shrink_time: 60_000, // a call that does not come takes seconds each time
+        max_shrink_time: 60_000, // a missing callback takes seconds each time
         ..Config::default()
     };
     let seen = RefCell::new(BTreeMap::new());
@@ -135,7 +135,7 @@ fn compare(deepest: usize) {
         let kernel = KernelQueue::new(attributes).unwrap();
         let ours = ours(attributes);
         let (mut theirs, mut ours) = (Side::kernel(&kernel), Side::ours(&ours));
-        // Whether somebody is registered is seen at the end.
+        // The end of a trace shows whether a callback is registered.
         let ends = [Op::Notify, Op::Drain(max_messages + 1)];
         for (number, op) in ops.iter().chain(&ends).enumerate() {
             let got = ours.run(op, false);

@@ -1,5 +1,6 @@
-//! Memory: when it is asked for, what happens if there is none, and that nothing is allocated, freed or
-//! dropped under the lock. An allocator that refuses, counts, and looks whether a queue is locked.
+//! Memory: when it is allocated, what happens if there is none, and that nothing is allocated,
+//! freed or dropped under the lock. The allocator refuses, counts, and checks whether a queue is
+//! locked.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -22,18 +23,18 @@ use mq_rbtree::{
 use testkit::wait_until;
 
 thread_local! {
-    /// How many allocations of this thread succeed before one is refused; negative: all.
+    /// How many allocations of this thread succeed before one is refused; if negative, all.
     static LEFT: Cell<i64> = const { Cell::new(-1) };
     /// Whether all later ones are refused as well.
     static FOR_EVER: Cell<bool> = const { Cell::new(false) };
-    /// Calls of the allocator, to get and to give back.
+    /// The calls of the allocator: allocations, and frees.
     static CALLS: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
-    /// A queue that should not be locked in such a call.
+    /// A queue that must not be locked during such a call.
     static PROBE: Cell<Option<NonNull<dyn Debug>>> = const { Cell::new(None) };
     static HELD: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Finds the field of a queue's `Debug` that is there only if the lock could be had.
+/// Finds the field in a queue's `Debug` output that is there only if the lock was free.
 struct SaysLen(bool);
 
 impl Write for SaysLen {
@@ -43,11 +44,11 @@ impl Write for SaysLen {
     }
 }
 
-/// Whether the queue of the probe is locked: by this thread, as no other uses it.
+/// Returns whether the probed queue is locked: by this thread, because no other thread uses it.
 fn is_locked() -> bool {
     let Some(probe) = PROBE.take() else { return false };
     let mut says_len = SaysLen(false);
-    // SAFETY: it outlives the time in which it is here: see `watched`.
+    // SAFETY: the queue outlives the time during which it is in `PROBE`: see `watched`.
     write!(says_len, "{:?}", unsafe { probe.as_ref() }).unwrap();
     PROBE.set(Some(probe));
     !says_len.0
@@ -55,7 +56,8 @@ fn is_locked() -> bool {
 
 struct Watching;
 
-// SAFETY: the system's allocator, which may refuse, as any may; nothing here unwinds or allocates.
+// SAFETY: the allocator is the system's, and may refuse, as any allocator may. Nothing here unwinds
+// or allocates.
 unsafe impl GlobalAlloc for Watching {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let ((got, back), (got_held, back_held)) = (CALLS.get(), HELD.get());
@@ -69,7 +71,7 @@ unsafe impl GlobalAlloc for Watching {
             return std::ptr::null_mut();
         }
         LEFT.set((left - 1).max(-1));
-        // SAFETY: the caller's promises are handed on.
+        // SAFETY: the caller keeps the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -77,7 +79,7 @@ unsafe impl GlobalAlloc for Watching {
         let ((got, back), (got_held, back_held)) = (CALLS.get(), HELD.get());
         CALLS.set((got, back + 1));
         HELD.set((got_held, back_held + u64::from(is_locked())));
-        // SAFETY: the caller's promises are handed on.
+        // SAFETY: the caller keeps the contract of `dealloc`.
         unsafe { System.dealloc(at, layout) }
     }
 }
@@ -85,11 +87,12 @@ unsafe impl GlobalAlloc for Watching {
 #[global_allocator]
 static ALLOCATOR: Watching = Watching;
 
-/// Runs `f`, and says how often the allocator was called with the queue locked: to get and give back.
+/// Runs `f`; returns also how many allocations and frees it made with the queue locked.
 fn watched<T, L: Levels, R>(queue: &Queue<T, L>, f: impl FnOnce() -> R) -> (R, (u64, u64)) {
     HELD.set((0, 0));
     let probe: NonNull<dyn Debug + '_> = NonNull::from(queue);
-    // SAFETY: only the lifetime changes, and it is taken away again before the queue's borrow ends.
+    // SAFETY: only the lifetime changes, and the pointer is removed before the borrow of the queue
+    // ends.
     PROBE.set(Some(unsafe {
         std::mem::transmute::<NonNull<dyn Debug + '_>, NonNull<dyn Debug>>(probe)
     }));
@@ -98,7 +101,7 @@ fn watched<T, L: Levels, R>(queue: &Queue<T, L>, f: impl FnOnce() -> R) -> (R, (
     (result, HELD.get())
 }
 
-/// Calls of the allocator, of either kind, in `f`.
+/// Returns how many allocations and frees `f` makes.
 fn calls<R>(f: impl FnOnce() -> R) -> (u64, u64) {
     let before = CALLS.get();
     let result = f();
@@ -107,7 +110,7 @@ fn calls<R>(f: impl FnOnce() -> R) -> (u64, u64) {
     (after.0 - before.0, after.1 - before.1)
 }
 
-/// Numbers that look random, and are the same each time.
+/// Generates pseudo-random numbers, the same ones each time.
 fn numbers(seed: u32) -> impl FnMut() -> u32 {
     let mut state = seed;
     move || {
@@ -116,7 +119,7 @@ fn numbers(seed: u32) -> impl FnMut() -> u32 {
     }
 }
 
-/// What was allocated under the lock, as the queue counts it.
+/// Returns the queue's own count of allocations under the lock.
 fn fallbacks(stats: &QueueStats) -> u64 {
     stats.levels.fallback + stats.slab_fallback
 }
@@ -131,7 +134,7 @@ fn the_watch_sees_what_is_allocated_and_freed_under_the_lock() {
     assert_eq!(held, (0, 0));
 }
 
-/// 0 -> 1 -> 0, and the same at other depths, in every way there is.
+/// Checks 0 -> 1 -> 0 and other depths, with every kind of operation.
 fn allocates_nothing_in_steady_state<L: Levels<Priority = u32>>() {
     let queue: Queue<u32, L> = Builder::new(5_000).build().unwrap();
     let mut cx = Context::from_waker(Waker::noop());
@@ -179,7 +182,7 @@ fn inv04_a_tree_allocates_nothing_in_steady_state() {
     allocates_nothing_in_steady_state::<RbTree<u32>>();
 }
 
-/// Bursts of 1,000 over 32,768 levels: none after the first few.
+/// Makes bursts of 1,000 messages over 32,768 levels; after the first few they allocate nothing.
 fn bursts<L: Levels<Priority = u32>>(queue: &Queue<u32, L>) -> impl FnMut() + '_ {
     let mut number = numbers(1);
     move || {
@@ -204,7 +207,7 @@ fn inv04_bursts_over_all_levels_allocate_nothing_after_warm_up() {
     }
 }
 
-/// Of nodes beyond those kept, each is made before the lock and freed after it.
+/// Each node beyond the kept ones is allocated before the lock and freed after it.
 #[test]
 fn inv04_nodes_beyond_the_cache_are_allocated_and_freed_outside_the_lock() {
     let queue: Queue<u32, RbTree<u32>> =
@@ -218,7 +221,7 @@ fn inv04_nodes_beyond_the_cache_are_allocated_and_freed_outside_the_lock() {
     assert_eq!(queue.stats().levels.kept, 10);
 }
 
-/// From the first operation on, of whatever kind.
+/// Checks all operations, from the first one on.
 fn never_allocates<L: Levels<Priority = u32>>() {
     let queue: Queue<u32, L> = Builder::new(1_000).no_alloc().build().unwrap();
     let mut batch: VecDeque<_> = (0..1_000).map(|n| (n, n * 32)).collect();
@@ -249,7 +252,7 @@ fn inv04_a_no_alloc_queue_never_allocates() {
     never_allocates::<RbTree<u32>>();
 }
 
-/// Messages that own memory: the watch sees where they are dropped.
+/// Checks where messages that own memory are dropped.
 fn leaves_the_lock_before_it_frees<L: Levels<Priority = u32>>() {
     let mut queue = Builder::<Box<u32>, L>::new(300)
         .measure(|n| **n as usize % 7)
@@ -301,8 +304,8 @@ fn inv04_nothing_is_allocated_freed_or_dropped_under_the_lock() {
     leaves_the_lock_before_it_frees::<RbTree<u32>>();
 }
 
-/// Sends a message to each of many priorities; an operation in which an allocation is refused for once
-/// needs no more than that one.
+/// Sends a message to each of many priorities. If a single allocation is refused, no operation
+/// fails.
 fn one_failure_fails_nothing<L: Levels<Priority = u32>>() {
     const MESSAGES: u32 = 200;
     let mut refused = 0;
@@ -315,7 +318,7 @@ fn one_failure_fails_nothing<L: Levels<Priority = u32>>() {
         }
         let failed = LEFT.replace(-1) < 0;
         queue.validate();
-        // What could not be made before the lock was made under it, and counted.
+        // Memory that was refused before the lock was allocated under it, and counted.
         let stats = queue.stats();
         assert_eq!(fallbacks(&stats), u64::from(failed), "{stats}");
         refused += u64::from(failed);
@@ -332,8 +335,8 @@ fn inv05_a_spare_that_cannot_be_made_before_the_lock_fails_no_send() {
     one_failure_fails_nothing::<RbTree<u32>>();
 }
 
-/// From the nth allocation on there is no memory: what needs some is refused and changes nothing, the
-/// rest goes on.
+/// From the nth allocation on there is no memory: an operation that needs some is refused and
+/// changes nothing, and the others proceed.
 fn no_memory_refuses_only_what_needs_it<L: Levels<Priority = u32>>() {
     for nth in 0.. {
         let queue: Queue<u32, L> = Builder::new(300).spare_nodes(2).build().unwrap();
@@ -352,7 +355,7 @@ fn no_memory_refuses_only_what_needs_it<L: Levels<Priority = u32>>() {
             }
             queue.validate();
         }
-        // And asynchronously, and as a batch.
+        // The same with a future and with a batch.
         let mut cx = Context::from_waker(Waker::noop());
         if back > 0 {
             let Poll::Ready(result) = pin!(queue.send_async(7, 32_000)).poll(&mut cx) else {
@@ -407,16 +410,16 @@ fn inv06_a_batch_without_memory_stops_at_the_message_that_needs_some() {
     queue.validate();
 }
 
-/// The receiver that makes room cannot make the level for the message of a blocked sender: the sender
-/// goes on by itself, with its own memory, or says that it has none. What it had made before it waited
-/// is kept for that level, where levels keep anything.
+/// A receiver makes room, but cannot allocate the level for the message of a blocked sender. The
+/// sender proceeds by itself with its own memory, or reports that there is none. Memory that it
+/// preloaded before its wait is kept for that level, if the levels keep any.
 fn a_blocked_sender_goes_on<L: Levels<Priority = u32>>(sender_has_memory: bool, keeps: bool) {
     let queue: Queue<u32, L> = Builder::new(2).spare_nodes(0).spin(false).build().unwrap();
     queue.send(1, 100).unwrap();
-    queue.send(2, 100).unwrap(); // the level stays, so its node comes not free
+    queue.send(2, 100).unwrap(); // the level stays, so its node is not freed
     thread::scope(|scope| {
         let blocked = scope.spawn(|| {
-            // What waits needs once in a thread is there before.
+            // The memory that a thread needs once for its waits is allocated here.
             let soon = Wait::at_most(Duration::from_millis(1));
             assert_eq!(queue.send_with(0, 1, soon).unwrap_err().reason, SendRefused::Timeout);
             if !sender_has_memory {
@@ -464,7 +467,8 @@ fn inv06_a_blocked_sender_without_memory_gets_its_message_back() {
     a_blocked_sender_goes_on::<RbTree<u32>>(false, false);
 }
 
-/// Room that a sender cannot use, for want of memory, is offered to who waits behind it, and told.
+/// Room that a sender cannot use, because it has no memory, is offered to the waiter behind it, and
+/// to the readiness descriptor.
 #[test]
 fn inv14_no_wake_up_is_lost_when_memory_is_out() {
     let queue: Queue<u32> = Queue::builder(2).spin(false).build().unwrap();
@@ -473,7 +477,7 @@ fn inv14_no_wake_up_is_lost_when_memory_is_out() {
     let ready = Readiness::new(&queue, Interest::Writable).unwrap();
     let is_rung = || {
         let mut fd = libc::pollfd { fd: ready.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one descriptor, which is ours.
+        // SAFETY: the pointer is to one structure of this frame.
         unsafe { libc::poll(&mut fd, 1, 0) == 1 }
     };
     ready.clear();
@@ -481,7 +485,7 @@ fn inv14_no_wake_up_is_lost_when_memory_is_out() {
     thread::scope(|scope| {
         let blocked = scope.spawn(|| {
             let soon = Wait::at_most(Duration::from_millis(1));
-            assert!(queue.send_with(0, 1, soon).is_err()); // for what is needed once in a thread
+            assert!(queue.send_with(0, 1, soon).is_err()); // allocates what a thread needs once
             FOR_EVER.set(true);
             LEFT.set(0);
             let result = queue.send(3, 20_000);
@@ -511,7 +515,7 @@ fn inv14_no_wake_up_is_lost_when_memory_is_out() {
     queue.validate();
 }
 
-/// All that was allocated for a queue comes back.
+/// All memory of a queue is freed.
 #[test]
 fn inv16_a_deep_queue_gives_all_its_memory_back() {
     fn check<L: Levels<Priority = u32>>() {

@@ -1,4 +1,4 @@
-//! Being told: one-shot notifications, and descriptors that a real epoll waits for.
+//! Notifications: one-shot callbacks, and descriptors in a real epoll set.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::collections::VecDeque;
@@ -18,7 +18,7 @@ use mq_rbtree::{Interest, Queue, RbTree, Readiness, ReceiveError, SendRefused, W
 use testkit::WakeCount;
 use testkit::wait_until;
 
-/// Registers a notification that counts.
+/// Registers a notification that counts its calls.
 fn count_on(queue: &Queue<u32>, count: &Arc<AtomicUsize>) -> bool {
     let count = Arc::clone(count);
     let notification = move || {
@@ -31,7 +31,7 @@ fn count_on(queue: &Queue<u32>, count: &Arc<AtomicUsize>) -> bool {
 fn inv12_a_notification_is_for_the_first_message_of_an_empty_queue_once() {
     let queue: Queue<u32> = Queue::new(4).unwrap();
     let count = Arc::new(AtomicUsize::new(0));
-    // On a queue that has messages: when it was empty again.
+    // Registered on a queue with messages, it is called after the queue was empty again.
     queue.send(1, 1).unwrap();
     assert!(count_on(&queue, &count));
     queue.send(2, 2).unwrap();
@@ -43,7 +43,7 @@ fn inv12_a_notification_is_for_the_first_message_of_an_empty_queue_once() {
     queue.send(4, 4).unwrap();
     assert_eq!(count.load(SeqCst), 1, "one shot");
     queue.drain();
-    // By every way in.
+    // Every way to send.
     for way in 0..4 {
         assert!(count_on(&queue, &count));
         match way {
@@ -61,7 +61,7 @@ fn inv12_a_notification_is_for_the_first_message_of_an_empty_queue_once() {
         assert_eq!(count.load(SeqCst), 2 + way);
         queue.drain();
     }
-    // A refused message is none.
+    // A refused message does not trigger it.
     assert!(count_on(&queue, &count));
     assert!(queue.send(1, 40_000).is_err());
     queue.close();
@@ -82,11 +82,11 @@ fn inv12_a_second_notification_comes_back() {
     let error = refused.unwrap_err();
     assert_eq!(error.errno(), libc::EBUSY);
     assert_eq!(Arc::strong_count(&mine), 2, "it is not dropped");
-    error.into_inner()(); // and can be called still
+    error.into_inner()(); // can still be called
     assert_eq!((mine.load(SeqCst), Arc::strong_count(&mine)), (1, 1));
     queue.send(1, 1).unwrap();
     assert_eq!(count.load(SeqCst), 1, "the first is the one");
-    // Taken back, it is dropped and not called.
+    // A cancelled notification is dropped and not called.
     assert!(count_on(&queue, &count));
     assert_eq!(Arc::strong_count(&count), 2);
     assert!(queue.cancel_notify());
@@ -97,7 +97,7 @@ fn inv12_a_second_notification_comes_back() {
     closed.send(1, 1).unwrap();
     closed.close();
     assert_eq!(closed.notify(|| ()).unwrap_err().errno(), libc::ESHUTDOWN);
-    // With the queue goes what nobody called.
+    // Dropping the queue drops the notification uncalled.
     assert!(count_on(&queue, &count));
     drop(queue);
     assert_eq!((count.load(SeqCst), Arc::strong_count(&count)), (1, 1));
@@ -121,14 +121,14 @@ fn inv12_no_notification_while_a_receiver_waits() {
         let mut task = pin!(queue.receive_async());
         assert!(task.as_mut().poll(&mut cx).is_pending());
         queue.send(2, 2).unwrap();
-        assert_eq!((count.load(SeqCst), flag.count()), (0, 1), "the task is told instead");
+        assert_eq!((count.load(SeqCst), flag.count()), (0, 1), "the task is woken instead");
         assert!(task.as_mut().poll(&mut cx).is_ready());
     }
     queue.send(3, 3).unwrap();
     assert_eq!(count.load(SeqCst), 1);
 }
 
-/// On the thread of the sender that brought the message, which is there by then.
+/// It runs on the thread of the sender, after the message is in the queue.
 #[test]
 fn inv12_a_notification_runs_on_the_senders_thread() {
     let queue: Arc<Queue<u32>> = Arc::new(Queue::new(4).unwrap());
@@ -146,7 +146,7 @@ fn inv12_a_notification_runs_on_the_senders_thread() {
     assert_eq!(from.recv().unwrap(), (thread.join().unwrap(), 1));
 }
 
-/// Many threads register and send: no more calls than registrations, and none is called twice.
+/// Many threads register and send: no notification is called twice, and each is called or returned.
 #[test]
 fn inv12_each_notification_is_called_once_or_taken_back() {
     let queue: Queue<u32> = Queue::new(8).unwrap();
@@ -173,34 +173,34 @@ fn inv12_each_notification_is_called_once_or_taken_back() {
     queue.validate();
 }
 
-/// A real epoll, on one descriptor.
+/// An epoll set with one descriptor.
 struct Epoll(OwnedFd);
 
 impl Epoll {
     fn on(fd: &impl AsFd, flags: i32) -> Self {
-        // SAFETY: takes a number.
+        // SAFETY: `epoll_create1` takes an integer.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         assert!(epoll >= 0, "epoll_create1: {}", io::Error::last_os_error());
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: the descriptor was just made, and nothing else owns it.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
         let mut event = libc::epoll_event { events: flags as u32, u64: 7 };
         let (at, fd) = (epoll.as_raw_fd(), fd.as_fd().as_raw_fd());
-        // SAFETY: both are open, and `event` is initialised.
+        // SAFETY: both descriptors are open, and `event` is initialised.
         let rc = unsafe { libc::epoll_ctl(at, libc::EPOLL_CTL_ADD, fd, &mut event) };
         assert_eq!(rc, 0, "epoll_ctl: {}", io::Error::last_os_error());
         Self(epoll)
     }
 
-    /// Whether it is readable within so many milliseconds; negative: waits.
+    /// Returns whether the descriptor is readable within so many milliseconds; if negative, waits.
     fn wait(&self, milliseconds: i32) -> bool {
         let mut event = libc::epoll_event { events: 0, u64: 0 };
         let n = loop {
-            // SAFETY: room for one event.
+            // SAFETY: the pointer is to room for one event.
             let n = unsafe { libc::epoll_wait(self.0.as_raw_fd(), &mut event, 1, milliseconds) };
             if n >= 0 {
                 break n;
             }
-            // Who is stopped and goes on again is interrupted, although no handler ran.
+            // A process that is stopped and continued is interrupted, even if no handler ran.
             let error = io::Error::last_os_error();
             assert_eq!(error.kind(), io::ErrorKind::Interrupted, "epoll_wait: {error}");
         };
@@ -227,11 +227,11 @@ fn inv14_epoll_sees_a_message_that_came_before_or_after() {
             assert_eq!(queue.try_receive(), Err(ReceiveError::Empty));
         }
         queue.close();
-        assert!(epoll.wait(0), "who looks is told that it is closed");
+        assert!(epoll.wait(0), "readable, because the queue is closed");
         ready.clear();
         assert!(epoll.wait(0));
     }
-    // Messages first, the descriptor later.
+    // First the messages, then the descriptor.
     let queue: Queue<u32, RbTree<u32>> = Queue::with_keys(4).unwrap();
     queue.send(1, 1).unwrap();
     let ready = Readiness::new(&queue, Interest::Readable).unwrap();
@@ -255,7 +255,8 @@ fn inv14_epoll_sees_room() {
         assert!(epoll.wait(0));
         queue.drain_filter(|_, _| true);
     }
-    // One that a deadline or a drop ended made no room; a message taken over from a sender neither.
+    // A wait ended by a deadline or a drop makes no room; neither does a message taken from a
+    // sender.
     queue.send(1, 1).unwrap();
     queue.send(1, 1).unwrap();
     let mut cx = Context::from_waker(Waker::noop());
@@ -290,14 +291,15 @@ fn a_direction_has_one_descriptor_at_a_time() {
     let readable = open(Interest::Readable).unwrap();
     assert!(format!("{readable:?}").contains("Readable"));
     assert!(Epoll::on(&readable, libc::EPOLLIN).wait(0), "what came in between is seen");
-    // The descriptor of one that is gone is not rung any more, nor is the queue kept by it.
+    // A dropped descriptor is not signalled any more, and does not keep the queue alive.
     drop((readable, writable));
     queue.drain();
     queue.send(2, 2).unwrap();
     assert_eq!(Arc::strong_count(&queue), 1);
 }
 
-/// An event loop and a thread, both directions at once, on a queue of two: it ends, with all messages.
+/// An event loop and a thread use both directions of a queue of two. All messages arrive, and the
+/// test ends.
 #[test]
 fn inv14_event_loops_on_both_sides_lose_no_wake_up() {
     const MESSAGES: u32 = 20_000;
@@ -330,7 +332,7 @@ fn inv14_event_loops_on_both_sides_lose_no_wake_up() {
     queue.validate();
 }
 
-/// What an event loop on one side of a queue did.
+/// The results of an event loop on one side of a queue.
 struct Loop<'q> {
     queue: &'q Queue<u64>,
     stop: &'q AtomicBool,
@@ -338,8 +340,8 @@ struct Loop<'q> {
 }
 
 impl Loop<'_> {
-    /// Waits on a descriptor, level or edge triggered, clears it, and does `work` until that is refused;
-    /// until `work` says that it was the last time.
+    /// Waits for a descriptor, level or edge triggered, clears it, and repeats `work` until that is
+    /// refused. Ends when `work` breaks.
     fn run(&self, interest: Interest, flags: i32, mut work: impl FnMut() -> ControlFlow<()>) {
         let ready = Readiness::new(self.queue, interest).unwrap();
         let epoll = Epoll::on(&ready, flags);
@@ -388,7 +390,7 @@ impl Loop<'_> {
         (count, sum)
     }
 
-    /// Takes a message now and then from under the loop, or waits for one and gives up.
+    /// Takes a message from the loop's queue now and then, or waits for one and gives up.
     fn meddle(&self) -> (u64, u64) {
         let (mut count, mut sum) = (0, 0);
         let mut cx = Context::from_waker(Waker::noop());
@@ -409,13 +411,14 @@ impl Loop<'_> {
                 count += 1;
                 sum += message + 1;
             }
-            thread::sleep(Duration::from_micros(50)); // most are the loop's
+            thread::sleep(Duration::from_micros(50)); // most messages are left to the loop
         }
         (count, sum)
     }
 }
 
-/// Two event loops, a thread that meddles, and a queue that is full or empty most of the time.
+/// Runs two event loops and an interfering thread on a queue that is full or empty most of the
+/// time.
 fn event_loops(max: usize, flags: i32) {
     let queue: Queue<u64> = Queue::new(max).unwrap();
     let (stop, steps) = (AtomicBool::new(false), AtomicUsize::new(0));
@@ -428,7 +431,7 @@ fn event_loops(max: usize, flags: i32) {
         wait_until(|| steps.load(SeqCst) > 100);
         stop.store(true, SeqCst);
         let (meddled, sent) = (meddles.join().unwrap(), sends.join().unwrap());
-        assert!(queue.close()); // which the loop that receives is told of
+        assert!(queue.close()); // wakes the receiving loop
         let got = receives.join().unwrap();
         assert_eq!(sent, (got.0 + meddled.0, got.1 + meddled.1), "what was sent, and received");
     });

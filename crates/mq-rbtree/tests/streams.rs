@@ -14,12 +14,12 @@ use testkit::block_on;
 
 type Next = Poll<Option<(u32, u32)>>;
 
-/// One look, whatever wakes.
+/// Polls a stream once, with a waker that does nothing.
 fn look(stream: &mut Pin<Box<ReceiveStream<'_, u32>>>) -> Next {
     stream.as_mut().poll_next(&mut Context::from_waker(Waker::noop()))
 }
 
-/// Until there is room for one message more.
+/// Returns a future that waits until the sink is ready for another message.
 fn ready<'a>(sink: &'a mut Pin<Box<SendSink<'_, u32>>>) -> impl Future<Output = SendRefused> + 'a {
     poll_fn(|cx| sink.as_mut().poll_ready(cx).map(|ready| ready.unwrap_err().reason))
 }
@@ -49,8 +49,8 @@ fn a_stream_ends_when_the_queue_is_closed_and_empty() {
     assert!(format!("{stream:?}").contains("ended: true"));
 }
 
-/// Of two streams each waits behind the other when it has had a message; one that is dropped after it
-/// was told passes that on.
+/// A stream that has received a message waits behind the other one. A stream that is dropped with a
+/// permit passes it on.
 #[test]
 fn inv10_a_stream_takes_its_turn() {
     let queue: Queue<u32> = Queue::new(4).unwrap();
@@ -59,7 +59,7 @@ fn inv10_a_stream_takes_its_turn() {
     for stream in [&mut first, &mut second, &mut urgent] {
         assert_eq!(look(stream), Poll::Pending);
     }
-    // Whoever is told first takes the message, and waits again.
+    // The stream that is woken takes the message, and waits again.
     for n in 0..2 {
         queue.send(n, 0).unwrap();
         assert_eq!(
@@ -73,7 +73,7 @@ fn inv10_a_stream_takes_its_turn() {
         let one = if n % 2 == 0 { &mut first } else { &mut second };
         assert_eq!((look(one), look(one)), (Poll::Ready(Some((n, 0))), Poll::Pending));
     }
-    queue.send(6, 0).unwrap(); // the first is told
+    queue.send(6, 0).unwrap(); // wakes the first stream
     drop(first);
     assert_eq!(look(&mut second), Poll::Ready(Some((6, 0))));
     drop(second);
@@ -93,7 +93,7 @@ fn a_sink_keeps_one_message_until_there_is_room() {
     assert_eq!((flush(&mut sink), flush(&mut sink)), (Poll::Pending, Poll::Pending));
     assert_eq!(receiver.try_receive(), Ok((1, 1)));
     assert_eq!(flush(&mut sink), Poll::Ready(Ok(())));
-    // What can never be sent comes back at once, what the queue refuses at the flush.
+    // An invalid message is refused at once, and a message that the queue refuses, at the flush.
     let refused = sink.as_mut().start_send((3, 40_000)).unwrap_err();
     assert_eq!((refused.value, refused.reason), (3, SendRefused::BadPriority { priority: 40_000 }));
     sink.as_mut().start_send((4, 4)).unwrap();
@@ -104,7 +104,7 @@ fn a_sink_keeps_one_message_until_there_is_room() {
     assert_eq!(flush(&mut sink), Poll::Ready(Ok(())), "it came back, and is not kept");
     drop(sink);
 
-    // Given up with a message, while it waits: that is dropped, and nobody waits.
+    // A sink that is dropped while it waits drops its message and leaves no waiter.
     let queue: Queue<u32> = Queue::new(1).unwrap();
     queue.send(5, 5).unwrap();
     let mut sink = Box::pin(queue.sink());
@@ -124,7 +124,7 @@ fn a_sink_takes_no_message_before_it_is_ready() {
     let _ = sink.as_mut().start_send((2, 2));
 }
 
-/// All that one task sends another receives, in order.
+/// One task sends and another receives all messages in order.
 #[test]
 fn inv17_a_sink_and_a_stream_lose_nothing() {
     const MESSAGES: u32 = 20_000;

@@ -1,5 +1,5 @@
-//! Situations at the edge: promises that nobody redeems, queues that close or fill at the wrong moment,
-//! keys that have no order.
+//! Edge cases: permits that are never used, queues that close or fill at a bad moment, keys without
+//! an order.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cmp::Ordering;
@@ -23,7 +23,8 @@ fn soon() -> Wait {
     Wait::at_most(Duration::from_millis(200))
 }
 
-/// Room was promised to a task that does not look: a receiver takes the message of a thread behind it.
+/// A task has a permit for room and does not poll: a receiver takes the message of a thread behind
+/// it.
 #[test]
 fn inv07_a_receiver_does_not_wait_beside_a_waiting_sender() {
     let queue: Queue<u32> = Queue::new(1).unwrap();
@@ -42,7 +43,8 @@ fn inv07_a_receiver_does_not_wait_beside_a_waiting_sender() {
     queue.validate();
 }
 
-/// A message was promised to a task that does not look: whoever waits behind it gets it at its deadline.
+/// A task has a permit for a message and does not poll: the thread behind it gets the message at
+/// its deadline.
 #[test]
 fn inv09_a_receive_does_not_time_out_beside_a_message() {
     sooner_or_later(|| {
@@ -65,7 +67,7 @@ fn inv09_a_receive_does_not_time_out_beside_a_message() {
     });
 }
 
-/// The same for room; the future that was promised it is forgotten.
+/// A task has a permit for room and is leaked: the thread behind it sends at its deadline.
 #[test]
 fn inv09_a_send_does_not_time_out_beside_room() {
     sooner_or_later(|| {
@@ -90,13 +92,13 @@ fn inv09_a_send_does_not_time_out_beside_room() {
     });
 }
 
-/// Tries it until it was in time, as it says: on a machine that stands still for a moment, a deadline
-/// passes before there is anything beside it.
+/// Repeats an attempt until it was in time, which it returns. On a machine that stalls for a
+/// moment, a deadline can pass too early.
 fn sooner_or_later(try_it: impl Fn() -> bool) {
     assert!((0..20).any(|_| try_it()), "it is never in time");
 }
 
-/// Receives in the middle of a close: the first section of it wakes four tasks.
+/// A waker that receives during a close, whose first lock section wakes four tasks.
 struct Receives(Arc<Queue<u32>>);
 
 impl Wake for Receives {
@@ -124,7 +126,7 @@ fn a_send_that_waits_when_the_queue_closes_is_refused() {
     assert_eq!(queue.try_receive(), Err(ReceiveError::Closed));
 }
 
-/// An order that panics for what is not a number.
+/// A key whose comparison panics for NaN.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Weight(f64);
 
@@ -160,7 +162,7 @@ fn a_panicking_comparison_of_a_sender_loses_no_message() {
     queue.validate();
 }
 
-/// What the sender made before it waited is there for the receiver that puts its message in.
+/// The memory that a sender preloaded before its wait serves the receiver that pushes its message.
 #[test]
 fn inv04_a_blocked_senders_page_is_allocated_before_the_lock() {
     let queue: Queue<u32> = Queue::new(1).unwrap();

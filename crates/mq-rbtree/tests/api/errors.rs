@@ -1,4 +1,4 @@
-//! Errors: each names itself, maps to the errno of POSIX, and gives back what was refused.
+//! Errors: each has its own text, maps to an errno of POSIX, and returns what was refused.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::collections::BTreeSet;
@@ -80,7 +80,7 @@ fn each_reason_has_an_errno_and_a_text() {
 
 struct Unprintable;
 
-/// Boxed, with a question mark, and with what was refused in hand.
+/// An error converts to a boxed one by the question mark and still carries the message.
 #[test]
 fn errors_are_send_and_return_the_message() {
     fn fails() -> Result<(), Box<dyn Error + Send + Sync>> {
@@ -96,8 +96,8 @@ fn errors_are_send_and_return_the_message() {
     assert_eq!(error, BuildError::Limits { messages: 0, reserved: 0 });
 }
 
-/// What can be wrong with a message is said in the order of the kernel's queue: its priority, its
-/// length, and then what the queue is like.
+/// The faults of a message are reported in the order of the kernel's queue: its priority, its
+/// length, and then the state of the queue.
 #[test]
 fn the_first_failed_check_is_the_reason() {
     let builder = Queue::<u32>::builder(1).measure(|n| *n as usize).max_message_bytes(9);

@@ -1,4 +1,4 @@
-//! Sends and receives that wait asynchronously: who is told, what a drop does, and wakers.
+//! Asynchronous sends and receives: which task is woken, the effect of a drop, and wakers.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::future::Future;
@@ -12,12 +12,12 @@ use mq_rbtree::{Queue, ReceiveError, SendFuture, SendRefused, Wait};
 
 use testkit::{WakeCount, block_on, wait_until};
 
-/// Polls once, with a waker of its own.
+/// Polls a future once, with a waker that counts in `flag`.
 fn poll<F: Future + ?Sized>(future: &mut Pin<Box<F>>, flag: &Arc<WakeCount>) -> Poll<F::Output> {
     future.as_mut().poll(&mut Context::from_waker(&flag.waker()))
 }
 
-/// Messages with their bytes as value.
+/// Creates a queue whose messages have their value as length in bytes.
 fn by_bytes(messages: usize, bytes: u64) -> Queue<u32> {
     Queue::builder(messages).measure(|bytes| *bytes as usize).max_bytes(bytes).build().unwrap()
 }
@@ -36,7 +36,8 @@ fn a_future_that_was_never_polled_does_nothing() {
     queue.validate();
 }
 
-/// Listed, told, and told for nothing: each is dropped, and another goes on in its place.
+/// A future is dropped while it is listed, with a permit, and with a permit whose message is gone.
+/// Each time the next one proceeds in its place.
 #[test]
 fn inv09_a_receive_dropped_at_any_stage_loses_no_message() {
     let queue: Queue<u32> = Queue::new(4).unwrap();
@@ -116,7 +117,7 @@ fn inv09_a_send_dropped_at_any_stage_leaves_no_trace() {
     }
 }
 
-/// What a message wanted that found the room taken again goes to whom it is enough for.
+/// A permit whose room was taken meanwhile is passed on to a sender for whom the rest is enough.
 #[test]
 fn inv07_an_unused_permit_blocks_no_waiter() {
     let queue = by_bytes(10, 100);
@@ -202,7 +203,7 @@ fn close_wakes_every_task_and_returns_messages() {
     for (receive, flag) in receives.iter_mut().zip(&flags) {
         assert!(poll(receive, flag).is_pending());
     }
-    queue.send(1, 1).unwrap(); // a permit
+    queue.send(1, 1).unwrap(); // gives a permit
     assert!(queue.close());
     assert!(flags.iter().all(|flag| flag.count() == 1));
     let results: Vec<_> =
@@ -227,7 +228,7 @@ fn close_wakes_every_task_and_returns_messages() {
     assert_eq!(queue.receive(), Ok((100, 1)), "what was there can be received");
 }
 
-/// Threads and tasks on both sides of one small queue: each message arrives once.
+/// Threads and tasks on both sides of a small queue: each message arrives once.
 #[test]
 fn inv17_threads_and_tasks_share_a_queue() {
     const EACH: u64 = 3_000;
@@ -262,7 +263,7 @@ fn inv17_threads_and_tasks_share_a_queue() {
     assert!(stats.longest_hold.is_some());
 }
 
-/// A task that was told first does not keep the message from a thread, nor the other way round.
+/// A dropped permit passes its message to a blocked thread.
 #[test]
 fn inv14_a_dropped_permit_gives_the_message_to_a_blocked_thread() {
     let queue: Queue<u32> = Queue::new(4).unwrap();
@@ -280,7 +281,7 @@ fn inv14_a_dropped_permit_gives_the_message_to_a_blocked_thread() {
     queue.validate();
     assert_eq!(queue.stats().handed_over, 1);
 
-    // And to send: the thread's message is taken when the permit is given up.
+    // A dropped permit to send lets the blocked thread's message in.
     let queue: Queue<u32> = Queue::new(1).unwrap();
     queue.send(1, 1).unwrap();
     let mut task = Box::pin(queue.send_async(2, 2));
@@ -297,8 +298,8 @@ fn inv14_a_dropped_permit_gives_the_message_to_a_blocked_thread() {
     queue.validate();
 }
 
-/// A task that was promised room hands its message to a thread that waits for one, and so needs no
-/// room: whoever waits behind it goes on.
+/// A task with a permit for room hands its message directly to a waiting thread. The room is not
+/// needed, so the next sender proceeds.
 #[test]
 fn inv07_unused_room_of_a_permit_goes_to_the_next_sender() {
     let queue: Queue<u32> = Queue::new(1).unwrap();
@@ -322,8 +323,8 @@ fn inv07_unused_room_of_a_permit_goes_to_the_next_sender() {
     assert_eq!(queue.receive(), Ok((3, 3)));
 }
 
-/// A task that is polled though nobody told it takes another's message: the senders that go on then
-/// must not tell it as well, of messages that it will never look for.
+/// A task is polled without a wake-up and takes the message of another's permit. The senders served
+/// then must not give it a permit as well, for a message that it will never poll for.
 #[test]
 fn inv14_a_barging_task_gets_no_permit() {
     let queue = by_bytes(10, 6);
@@ -350,7 +351,7 @@ fn inv14_a_barging_task_gets_no_permit() {
     queue.validate();
 }
 
-/// A close tells a few at a time. Who has not been told yet is not let in meanwhile.
+/// A close wakes a few waiters in each lock section. In between, no remaining sender is let in.
 #[test]
 fn no_send_succeeds_while_a_queue_closes() {
     struct Gives(Mutex<Option<Pin<Box<SendFuture<'static, u32>>>>>);

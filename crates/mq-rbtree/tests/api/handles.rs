@@ -1,4 +1,4 @@
-//! Handles: the last of a side closes the queue; and what can be sent to other threads.
+//! Handles: the last one of a side closes the queue; and which types are `Send` and `Sync`.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::Cell;
@@ -65,7 +65,7 @@ fn dropping_the_last_handle_wakes_waiting_threads() {
     assert_eq!(sender.len(), 0);
 }
 
-/// A future with a handle in it is one of its side, as long as it lives, ready or not.
+/// A future that owns a handle counts as one until it is dropped, ready or not.
 #[test]
 fn an_owned_future_is_a_handle() {
     fn is_static<F: Future + Send + 'static>(future: F) -> std::pin::Pin<Box<F>> {
@@ -91,7 +91,7 @@ fn an_owned_future_is_a_handle() {
     assert!(second.as_mut().poll(&mut cx).is_pending());
     assert!(first.as_mut().poll(&mut cx).is_pending());
     sender.send(1, 2).unwrap();
-    drop(first); // it was told, and passes that on
+    drop(first); // it has a permit, and passes it on
     assert_eq!(second.as_mut().poll(&mut cx), Poll::Ready(Ok((1, 2))));
     assert!(!sender.is_closed(), "a handle until it is dropped");
     drop(second);
@@ -115,7 +115,7 @@ fn a_receiver_iterates() {
     assert_eq!((again.next(), again.next()), (None, None));
     assert!(format!("{again:?} {there:?}").starts_with("Iter(Receiver(Queue"));
 
-    // It waits for each, and the handle goes with it.
+    // The stream waits for each message, and drops the handle with itself.
     let (sender, receiver) = Queue::<u32>::builder(1).channel().unwrap();
     let sum = thread::spawn(move || receiver.into_iter().take(3).map(|(n, _)| n).sum::<u32>());
     (1..4).for_each(|n| sender.send(n, 1).unwrap());
@@ -148,7 +148,7 @@ fn both_sides_inspect_the_same_queue() {
     assert_eq!((sender.close(), receiver.close(), receiver.drain()), (true, false, vec![]));
 }
 
-/// Many threads clone and drop handles; the queue closes when the last is gone, not before.
+/// Many threads clone and drop handles; the queue closes with the last one, and not before.
 #[test]
 fn handles_of_many_threads_close_once() {
     let message = Arc::new(());
@@ -173,7 +173,7 @@ fn handles_of_many_threads_close_once() {
     assert_eq!(Arc::strong_count(&message), 1);
 }
 
-/// Whatever can cross threads does, if messages can; and nothing else.
+/// The types are `Send` and `Sync` exactly if the messages allow it.
 #[test]
 fn handles_are_send_and_sync() {
     fn both<T: Send + Sync>() {}
@@ -190,7 +190,7 @@ fn handles_are_send_and_sync() {
     both::<Readiness<Arc<Queue<Cell<u8>>>>>();
     both::<Readiness<Sender<Cell<u8>>>>();
     send::<Builder<Cell<u8>>>();
-    // What may not: asked of the compiler in a way that compiles either way.
+    // Checks that a type lacks a trait, in a way that compiles whether it has the trait or not.
     trait Ask<A> {
         const IS: bool = false;
     }

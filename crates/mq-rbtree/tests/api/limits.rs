@@ -1,5 +1,4 @@
-//! What a queue may hold, and for whom: messages, bytes, reserves, quotas; and ageing, which serves low
-//! priorities in time.
+//! Limits: messages, bytes, reserves and quotas; and ageing, which serves low priorities in time.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::collections::BTreeMap;
@@ -24,7 +23,7 @@ fn is_pending<F: Future>(future: &mut Pin<Box<F>>, flag: &Arc<WakeCount>) -> boo
     future.as_mut().poll(&mut Context::from_waker(&flag.waker())).is_pending()
 }
 
-/// The reason for which a message is refused now.
+/// Returns the reason why a message is refused now.
 fn refused<T, L: Levels>(
     queue: &Queue<T, L>,
     value: T,
@@ -33,7 +32,7 @@ fn refused<T, L: Levels>(
     queue.try_send(value, priority).err().map(|error| error.reason)
 }
 
-/// A queue whose messages are as long as they say.
+/// Creates a queue whose messages have their value as length in bytes.
 fn by_bytes(messages: usize, bytes: u64) -> Queue<u32> {
     let builder = Queue::<u32>::builder(messages).measure(|n| *n as usize);
     builder.max_bytes(bytes).spin(false).build().unwrap()
@@ -67,7 +66,7 @@ fn limits_that_leave_no_room_are_refused() {
 
 #[test]
 fn a_reserve_is_kept_for_its_class() {
-    // Of 10, 2 are for 100 and above, 3 more for 50 and above.
+    // Of 10 places, 2 are for priorities from 100, and 3 more for priorities from 50.
     let builder = Queue::<u8>::builder(10).reserve(100, 2).reserve(50, 3);
     let queue = builder.build().unwrap();
     for (priority, room) in [(0, 5), (49, 0), (50, 3), (99, 0), (100, 2), (32_767, 0)] {
@@ -77,7 +76,7 @@ fn a_reserve_is_kept_for_its_class() {
         assert_eq!(refused(&queue, 1, priority), Some(SendRefused::Full), "{priority}");
         queue.validate();
     }
-    // What a higher class gives back is not the lower one's, until there is more than is reserved.
+    // Places freed by a higher class serve a lower one only when more than the reserves are free.
     for _ in 0..5 {
         assert!(queue.receive().unwrap().1 >= 50);
         assert_eq!(refused(&queue, 1, 49), Some(SendRefused::Full));
@@ -105,7 +104,7 @@ fn a_sender_blocked_by_a_reserve_does_not_block_later_senders() {
         assert!(blocked.join().unwrap().is_ok());
         queue.validate();
         assert_eq!((queue.len(), low_flag.count()), (4, 0));
-        // When there is room for all, it is its turn.
+        // When unreserved places are free, the low sender is served.
         for _ in 0..3 {
             queue.receive().unwrap();
         }
@@ -141,7 +140,7 @@ fn a_waiting_large_sender_is_not_overtaken_by_later_waiters() {
     queue.validate();
 }
 
-/// The same with `fair_bytes`.
+/// Creates the same with `fair_bytes`.
 fn by_bytes_in_turn(messages: usize, bytes: u64) -> Queue<u32> {
     let builder = Queue::<u32>::builder(messages).measure(|n| *n as usize);
     builder.max_bytes(bytes).fair_bytes().spin(false).build().unwrap()
@@ -174,7 +173,7 @@ fn inv20_a_new_sender_does_not_overtake_a_waiter_for_bytes() {
             assert!(small.join().unwrap().is_ok());
         });
         queue.validate();
-        assert_eq!(refused(&queue, 10, 1), None, "nobody waits");
+        assert_eq!(refused(&queue, 10, 1), None, "no sender waits");
     }
 }
 
@@ -196,14 +195,14 @@ fn inv20_the_bytes_of_a_permit_are_reserved() {
         if fair {
             assert!(is_pending(&mut behind, &other), "not with 70");
             drop(behind);
-            assert_eq!(refused(&queue, 30, 1), None, "nobody is before it any more");
+            assert_eq!(refused(&queue, 30, 1), None, "no sender is before it any more");
         }
         drop(large);
         queue.validate();
     }
 }
 
-/// A stream of short messages that does not end keeps no long one waiting, be it a thread's or a task's.
+/// An endless stream of short messages does not keep a long one waiting, of a thread or of a task.
 #[test]
 fn inv20_an_endless_stream_does_not_starve_a_long_message() {
     let queue = by_bytes_in_turn(1_000, 100);
@@ -215,7 +214,7 @@ fn inv20_an_endless_stream_does_not_starve_a_long_message() {
         }
         scope.spawn(|| while queue.receive().is_ok() {});
         for _ in 0..100 {
-            queue.send(100, 1).unwrap(); // all of it
+            queue.send(100, 1).unwrap(); // takes all bytes
             block_on(queue.send_async(95, 1)).unwrap();
         }
         over.store(true, std::sync::atomic::Ordering::Relaxed);
@@ -224,7 +223,7 @@ fn inv20_an_endless_stream_does_not_starve_a_long_message() {
     queue.validate();
 }
 
-/// Neither does one that gives up, or is dropped, hold up those behind it.
+/// A large sender that times out or is dropped does not block those behind it.
 #[test]
 fn a_large_sender_that_gives_up_unblocks_later_senders() {
     let flag = WakeCount::new();
@@ -273,18 +272,18 @@ fn a_message_longer_than_either_limit_is_refused() {
         let too_long = SendRefused::TooLong { bytes: most as usize + 1, limit: most };
         assert_eq!(refused(&queue, most + 1, 1), Some(too_long));
         assert_eq!((refused(&queue, most, 1), queue.bytes()), (None, most.into()));
-        // Said first, also when the queue is full or closed.
+        // The length is checked first, also if the queue is full or closed.
         let error = queue.send_with(most + 1, 1, Wait::FOREVER).unwrap_err();
         assert_eq!((error.value, error.reason), (most + 1, too_long));
         queue.close();
         assert_eq!(refused(&queue, most + 1, 1), Some(too_long));
         queue.validate();
     }
-    // A length that no 32 bits hold.
+    // A length that does not fit in 32 bits.
     let queue = Queue::<u32>::builder(1).measure(|_| 1 << 32).build().unwrap();
     let too_long = SendRefused::TooLong { bytes: 1 << 32, limit: u32::MAX };
     assert_eq!(refused(&queue, 1, 1), Some(too_long));
-    // Without a measure nothing is too long.
+    // Without a measure, no message is too long.
     let queue = Queue::<u32>::builder(1).max_bytes(0).max_message_bytes(0).build().unwrap();
     assert_eq!((refused(&queue, 7, 1), queue.bytes()), (None, 0));
 }
@@ -296,7 +295,7 @@ fn inv15_a_quota_is_charged_once_and_released_at_the_last_drop() {
         let builder = Queue::<[u8; 16]>::builder(messages).measure(|m| usize::from(m[0]));
         builder.max_bytes(bytes).quota(&quota).build()
     };
-    // 24 for a place; at most `bytes` for what messages own.
+    // 24 bytes for each slot, and at most `bytes` for the contents of messages.
     let first = build(10, 100).unwrap();
     assert_eq!((first.charged(), quota.used(), quota.limit()), (340, 340, 1_000));
     let second = build(10, 420).unwrap();
@@ -304,16 +303,16 @@ fn inv15_a_quota_is_charged_once_and_released_at_the_last_drop() {
     let error = build(1, 0).map(drop).unwrap_err();
     assert_eq!((error, error.errno()), (BuildError::Quota { needed: 24, left: 0 }, libc::EMFILE));
     assert_eq!(quota.used(), 1_000, "nothing was charged");
-    // Messages come and go without it.
+    // Messages come and go without a charge.
     (0..10).for_each(|n| first.send([n; 16], 1).unwrap());
     first.drain();
     drop(first);
     assert_eq!(quota.used(), 660);
-    // What fails later gives back as well: no such priority is found first.
+    // A build that fails later returns its charge as well: the invalid priority is found first.
     let bad = Queue::<u8>::builder(9).reserve(PRIORITIES, 1).quota(&quota).build().map(drop);
     assert_eq!((bad, quota.used()), (Err(BuildError::BadPriority { priority: PRIORITIES }), 660));
 
-    // Handles share one charge; the last of all releases it, not the last of a side.
+    // Handles share one charge. The last handle of both sides releases it.
     let (sender, receiver) = Queue::<u8>::builder(4).quota(&quota).channel().unwrap();
     let other = sender.clone();
     assert_eq!((receiver.charged(), quota.used()), (36, 696));
@@ -321,7 +320,7 @@ fn inv15_a_quota_is_charged_once_and_released_at_the_last_drop() {
     assert_eq!((receiver.is_closed(), quota.used()), (true, 696));
     drop((receiver, second));
     assert_eq!(quota.used(), 0);
-    // Sums that overflow are too much, not too little.
+    // A sum that overflows counts as too much.
     let all = Queue::<u8>::builder(1 << 31).measure(|_| 0).quota(&Quota::new(u64::MAX - 1)).build();
     assert!(all.is_ok());
     let builder = Queue::<[u64; 1 << 30]>::builder((1 << 32) - 64).quota(&quota).build();
@@ -352,13 +351,14 @@ fn inv15_threads_charge_a_quota_for_no_more_than_there_is() {
     assert_eq!(quota.used(), 0);
 }
 
-/// `every`, and messages with the level (of a few) of each, and between two pops more of them.
+/// Generates `every`, the number of levels, and steps: messages to push before each pop, with the
+/// level of each.
 fn aged() -> impl Strategy<Value = (u32, usize, Vec<(u8, u8)>)> {
     (1_u32..6, 1_usize..12, prop::collection::vec((any::<u8>(), 0_u8..4), 1..400))
 }
 
-/// A message at place `i` of its FIFO is popped within `every * levels * (i + 1)` pops, whatever is
-/// pushed meanwhile to those levels.
+/// Checks that a message at position `i` of its FIFO is popped within `every * levels * (i + 1)`
+/// pops, whatever is pushed to those levels meanwhile.
 fn is_served_in_time<L: Levels<Priority = u32>>(every: u32, levels: usize, steps: &[(u8, u8)]) {
     let mut core = Core::<usize, L>::try_new(4).unwrap();
     core.set_ageing(NonZeroU32::new(every));
@@ -366,7 +366,7 @@ fn is_served_in_time<L: Levels<Priority = u32>>(every: u32, levels: usize, steps
         [0, 1, 63, 64, 4_095, 4_096, 9_000, 20_000, 32_700, 32_766, 32_767, 5]
             [usize::from(n) % levels]
     };
-    // By message: the pop by which it is due.
+    // For each message, the pop by which it is due.
     let mut due = BTreeMap::new();
     let mut pops = 0;
     let mut ids = 0;
@@ -402,7 +402,7 @@ proptest! {
     }
 }
 
-/// A flood of the highest priority: with ageing the lowest is served, without it is not.
+/// In a flood of the highest priority, the lowest is served with ageing, and is not without.
 #[test]
 fn a_flood_does_not_starve_a_low_priority() {
     for (every, pops_until_low) in [(Some(10), 20), (Some(1), 2), (None, 1_000)] {
@@ -425,7 +425,7 @@ fn a_flood_does_not_starve_a_low_priority() {
     }
 }
 
-/// The core by itself: what its users without a queue see.
+/// The public interface of the core.
 #[test]
 fn a_core_is_a_queue_without_a_lock() {
     fn check<L: Levels<Priority = u32>>(has_bounds: bool) {

@@ -1,6 +1,6 @@
 //! Tests of the queues that share one process.
 //!
-//! What needs an allocator, a limit or a fork of its own is a test program of its own.
+//! A test that needs its own allocator, resource limit or fork is in a test program of its own.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 mod edges;
@@ -22,6 +22,6 @@ mod waits;
 
 use testkit::alloc::ThreadAllocator;
 
-/// Refuses only allocations of a thread that asks for it.
+/// Refuses only the allocations of threads that ask for it.
 #[global_allocator]
 static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();

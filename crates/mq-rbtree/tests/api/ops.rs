@@ -1,4 +1,4 @@
-//! What the fuzzer drives, on its corpus and on random bytes.
+//! The fuzz target's operations, on its corpus and on random bytes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::mq_ops;

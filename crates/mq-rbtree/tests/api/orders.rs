@@ -1,4 +1,4 @@
-//! Orders of priorities that panic: the queue stays whole, and no message is lost.
+//! Comparisons of priorities that panic: the queue stays consistent, and no message is lost.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::panicking;
@@ -18,7 +18,7 @@ use testkit::WakeCount;
 use testkit::wait_until;
 
 thread_local! {
-    /// Comparisons until one panics; negative: none does.
+    /// The number of comparisons before one panics; if negative, none does.
     static COMPARISONS: Cell<i32> = const { Cell::new(-1) };
 }
 
@@ -43,7 +43,7 @@ impl PartialOrd for Key {
     }
 }
 
-/// With the nth comparison of an operation panicking, for every n.
+/// Repeats an operation so that each of its comparisons panics in turn.
 fn at_every_comparison(mut operation: impl FnMut() -> bool) {
     for nth in 0..1_000 {
         COMPARISONS.set(nth);
@@ -102,8 +102,8 @@ fn inv06_an_order_that_panics_leaves_the_queue_as_it_was() {
     assert_eq!(Arc::strong_count(&message), 1, "none was leaked");
 }
 
-/// A receive that makes room compares the key of a sender that waits: if that panics it is the
-/// sender's affair, which tries by itself.
+/// A receive that makes room compares the key of a waiting sender. If that panics, the receive
+/// succeeds, and the sender tries by itself.
 #[test]
 fn inv06_an_order_that_panics_in_a_hand_off_costs_the_receiver_nothing() {
     let mut by_itself = 0;
@@ -127,7 +127,7 @@ fn inv06_an_order_that_panics_in_a_hand_off_costs_the_receiver_nothing() {
     assert!((1..10).contains(&by_itself), "{by_itself}");
 }
 
-/// And whoever waits goes on where an aged receive panics.
+/// A waiting sender proceeds even if an ageing receive panics.
 #[test]
 fn inv06_an_order_that_panics_in_an_aged_receive_leaves_the_sender_able_to_go_on() {
     at_every_comparison(|| {
@@ -151,7 +151,7 @@ fn inv06_an_order_that_panics_in_an_aged_receive_leaves_the_sender_able_to_go_on
     });
 }
 
-/// Tells when it ends whether its queue is locked then.
+/// A message that records at its drop whether its queue is locked.
 struct Minds(Weak<Queue<Minds, RbTree<Key>>>, Arc<AtomicUsize>);
 
 impl Drop for Minds {
@@ -161,7 +161,7 @@ impl Drop for Minds {
     }
 }
 
-/// The message that was being sent is dropped after the unlock; of a batch it stays in front.
+/// The message of a panicking send is dropped after the unlock; of a batch, it stays at the front.
 #[test]
 fn inv06_an_order_that_panics_does_not_drop_the_message_under_the_lock() {
     type Minding = Arc<Queue<Minds, RbTree<Key>>>;
@@ -202,7 +202,7 @@ fn inv06_an_order_that_panics_does_not_drop_the_message_under_the_lock() {
     assert_eq!(kept.load(SeqCst), of_batches);
 }
 
-/// What a sender that waits has is compared with the reserves by itself, once.
+/// A sender that begins to wait compares its own priority with the reserves, once.
 #[test]
 fn inv06_an_order_that_panics_loses_no_message_beside_reserves() {
     for nth in 0..8 {
@@ -225,7 +225,7 @@ fn inv06_an_order_that_panics_loses_no_message_beside_reserves() {
     }
 }
 
-/// A send that would serve a thread by age, behind a task that has not looked yet.
+/// A send would serve a thread by ageing, behind a task with an unused permit.
 #[test]
 fn inv06_an_order_that_panics_in_an_aged_hand_off_costs_the_sender_nothing() {
     let mut by_itself = 0;
@@ -233,13 +233,13 @@ fn inv06_an_order_that_panics_in_an_aged_hand_off_costs_the_sender_nothing() {
         let builder = Queue::<u32, RbTree<Key>>::builder_with_keys(9).spin(false);
         let queue = builder.ageing(std::num::NonZeroU32::MIN).build().unwrap();
         queue.send(3, Key(3)).unwrap();
-        queue.receive().unwrap(); // from here on there is a last one by age
+        queue.receive().unwrap(); // from here on, ageing continues from a served priority
         let mut task = Box::pin(queue.receive_async());
         assert!(poll(&mut task, Waker::noop().clone()).is_pending());
         thread::scope(|scope| {
             let blocked = scope.spawn(|| queue.receive());
             wait_until(|| queue.stats().waiting == (0, 2));
-            queue.send(5, Key(5)).unwrap(); // promised to the task
+            queue.send(5, Key(5)).unwrap(); // goes to the task's permit
             COMPARISONS.set(nth);
             let sent = !panics(|| queue.try_send(7, Key(7)).unwrap());
             COMPARISONS.set(-1);
@@ -257,13 +257,13 @@ fn inv06_an_order_that_panics_in_an_aged_hand_off_costs_the_sender_nothing() {
     assert!((1..12).contains(&by_itself), "{by_itself}");
 }
 
-/// What a task was told of is for another if its own poll panics, and it is dropped.
+/// A permit is passed on if its task's own poll panics and the task is dropped.
 #[test]
 fn inv14_a_receive_whose_order_panics_keeps_no_message() {
     let builder = Queue::<u32, RbTree<Key>>::builder_with_keys(2).spin(false);
     let queue = builder.ageing(std::num::NonZeroU32::MIN).build().unwrap();
     for _ in 0..2 {
-        queue.send(0, Key(3)).unwrap(); // the next aged receive looks for what is below
+        queue.send(0, Key(3)).unwrap(); // the next ageing receive looks for a lower priority
         assert!(queue.try_receive().is_ok());
     }
     let flags = [WakeCount::new(), WakeCount::new()];

@@ -1,5 +1,5 @@
-//! Code of the user's that panics, and code of the user's that uses the same queue: whatever runs for a
-//! queue, the queue stays whole, and whoever waits on it goes on.
+//! User code that panics, and user code that uses the same queue: the queue stays consistent, and
+//! the other waiters proceed.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::panicking;
@@ -17,7 +17,7 @@ use panicking::{panics, poll};
 use testkit::WakeCount;
 use testkit::wait_until;
 
-/// Panics, once, when it is woken.
+/// A waker that panics once, when it is woken.
 struct Bomb;
 
 impl Wake for Bomb {
@@ -26,14 +26,14 @@ impl Wake for Bomb {
     }
 }
 
-/// A waker that panics when it is cloned: the futures go on with the next.
+/// A waker whose clone panics: the futures proceed with the next waker.
 #[test]
 fn a_waker_that_cannot_be_cloned_costs_no_message() {
     fn no_clone(_: *const ()) -> RawWaker {
         panic!("a clone");
     }
     static NO_CLONE: RawWakerVTable = RawWakerVTable::new(no_clone, |_| (), |_| (), |_| ());
-    // SAFETY: the functions use no data.
+    // SAFETY: the functions of the table use no data.
     let waker = || unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &NO_CLONE)) };
     let noop = || Waker::noop().clone();
     let queue: Queue<u32> = Queue::new(1).unwrap();
@@ -60,7 +60,7 @@ fn a_waker_that_cannot_be_cloned_costs_no_message() {
     queue.validate();
 }
 
-/// A waker that panics among others: the others are called, and threads go on.
+/// If one of several wakers panics, the others are called, and threads proceed.
 #[test]
 fn a_panicking_waker_does_not_stop_other_wake_ups() {
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
@@ -86,7 +86,7 @@ fn a_panicking_waker_does_not_stop_other_wake_ups() {
     assert!(queue.is_closed());
 }
 
-/// Panics when it is woken, with a payload that panics when it is dropped.
+/// A waker that panics when it is woken, with a payload whose drop panics.
 struct NestedBomb;
 
 struct Payload;
@@ -103,8 +103,8 @@ impl Wake for NestedBomb {
     }
 }
 
-/// Only the first panic goes on. The payloads of the others are dropped, and what their drops do
-/// keeps no task from being woken.
+/// Only the first panic resumes. The payloads of the others are dropped, and a panic in their drop
+/// stops no wake-up.
 #[test]
 fn payloads_that_panic_when_dropped_cost_no_wake_up() {
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
@@ -125,7 +125,7 @@ fn payloads_that_panic_when_dropped_cost_no_wake_up() {
     queue.validate();
 }
 
-/// The same of a filter that panics when wakers do, too: the filter's panic goes on.
+/// If a filter and wakers panic, the filter's panic resumes.
 #[test]
 fn a_filter_and_wakers_may_panic_with_such_payloads() {
     let queue: Queue<u32> = Queue::builder(2).spin(false).build().unwrap();
@@ -144,7 +144,7 @@ fn a_filter_and_wakers_may_panic_with_such_payloads() {
     queue.validate();
 }
 
-/// What a receive has taken when a waker panics is dropped, not leaked.
+/// If a waker panics, the received message is dropped and not leaked.
 #[test]
 fn a_received_message_is_dropped_if_a_waker_panics() {
     type Messages = Queue<Arc<()>>;
@@ -166,7 +166,7 @@ fn a_received_message_is_dropped_if_a_waker_panics() {
     }
 }
 
-/// The same for those who wait to send, when a drain makes room for all.
+/// If a waker panics in a drain, the other waiting senders are served.
 #[test]
 fn a_panicking_waker_does_not_stop_other_senders() {
     let queue: Queue<u32> = Queue::builder(12).spin(false).build().unwrap();
@@ -206,7 +206,8 @@ fn a_notification_that_panics_leaves_the_message_there() {
     queue.send(2, 2).unwrap();
 }
 
-/// What the predicate had taken is dropped, the rest stays, and room that came of it is used.
+/// If a filter panics, the messages it has selected are dropped, the others stay, and the room is
+/// used.
 #[test]
 fn a_panicking_filter_leaves_the_remaining_messages() {
     let queue: Queue<Arc<u32>> = Queue::builder(10).spin(false).build().unwrap();
@@ -238,7 +239,7 @@ fn a_panicking_filter_leaves_the_remaining_messages() {
     queue.validate();
 }
 
-/// Looking is no change, and nothing is held afterwards.
+/// If `peek` panics, nothing has changed, and the lock is released.
 #[test]
 fn a_panicking_peek_changes_nothing() {
     let queue: Queue<u32> = Queue::new(2).unwrap();
@@ -262,7 +263,7 @@ fn a_measure_that_panics_sends_nothing() {
     assert_eq!((batch.len(), queue.len()), (4, 0), "all are measured before the first is sent");
 }
 
-/// A message whose end looks at the queue that it was in.
+/// A message that inspects its queue when it is dropped.
 struct Looks {
     queue: Weak<Queue<Looks>>,
     seen: Arc<AtomicUsize>,
@@ -271,7 +272,7 @@ struct Looks {
 impl Drop for Looks {
     fn drop(&mut self) {
         if let Some(queue) = self.queue.upgrade() {
-            // Would wait for itself for ever with the lock held.
+            // These calls would block for ever if the lock was held.
             let _ = (queue.len(), queue.is_closed(), queue.cancel_notify());
             queue.validate();
         }
@@ -317,7 +318,7 @@ fn a_message_may_use_its_queue_when_it_is_dropped() {
     assert!(before > 40 && seen.load(SeqCst) >= before);
 }
 
-/// Panics as often as it is told to.
+/// A message whose drop panics as often as configured.
 struct Fragile(Arc<AtomicUsize>);
 
 impl Drop for Fragile {

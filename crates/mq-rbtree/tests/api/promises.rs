@@ -1,5 +1,5 @@
-//! A task was promised room and does not look: what becomes of the thread behind it, and of who is to be
-//! told of its message.
+//! A task has a permit for room and does not poll: its effect on the thread behind it, and on
+//! notifications.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::future::Future;
@@ -15,7 +15,7 @@ use testkit::WakeCount;
 use testkit::alloc::refuse_first;
 use testkit::wait_until;
 
-/// Longer than anything takes here.
+/// Longer than any step here takes.
 const LONG: Duration = Duration::from_secs(20);
 
 type Promised<'q> = Pin<Box<SendFuture<'q, u32>>>;
@@ -24,7 +24,7 @@ fn poll<F: Future>(future: &mut Pin<Box<F>>) -> Poll<F::Output> {
     future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// A queue of one message, which is full, and a task that waits for room in it.
+/// Creates a full queue of one message, and a task that waits for room in it.
 fn full(queue: &Queue<u32>) -> Promised<'_> {
     queue.try_send(1, 0).unwrap();
     let mut task = Box::pin(queue.send_async(2, 0));
@@ -36,8 +36,8 @@ fn one() -> Queue<u32> {
     Queue::builder(1).spin(false).build().unwrap()
 }
 
-/// The thread's message needs a page, for which the receiver has no memory: the thread is told to try
-/// by itself before the receiver begins to wait.
+/// The thread's message needs a page, for which the receiver has no memory. The thread is woken to
+/// try by itself before the receiver begins to wait.
 #[test]
 fn inv14_a_receiver_without_memory_wakes_the_sender_before_it_waits() {
     let queue = one();
@@ -45,7 +45,7 @@ fn inv14_a_receiver_without_memory_wakes_the_sender_before_it_waits() {
     thread::scope(|scope| {
         let sender = scope.spawn(|| {
             let soon = Wait::at_most(Duration::from_millis(1));
-            assert!(queue.send_with(0, 0, soon).is_err()); // for what is needed once in a thread
+            assert!(queue.send_with(0, 0, soon).is_err()); // allocates what a thread needs once
             refuse_first(2, || queue.send(3, 20_000))
         });
         wait_until(|| {
@@ -61,8 +61,8 @@ fn inv14_a_receiver_without_memory_wakes_the_sender_before_it_waits() {
     queue.validate();
 }
 
-/// The promise is given back, or comes to nothing, and so the thread's message comes into the empty
-/// queue: that is a send that finds it empty.
+/// The permit is released unused, so the thread's message enters the empty queue: that triggers a
+/// notification.
 #[test]
 fn inv12_a_message_sent_as_a_permit_ends_is_notified() {
     let queue = one();
@@ -75,7 +75,7 @@ fn inv12_a_message_sent_as_a_permit_ends_is_notified() {
         wait_until(|| queue.stats().waiting == (2, 0));
         assert_eq!(queue.try_receive(), Ok((1, 0)));
         assert_eq!((queue.len(), flag.count()), (0, 0));
-        task.set(queue.send_async(9, 9)); // drops the one that was promised the room
+        task.set(queue.send_async(9, 9)); // drops the future with the permit
         assert_eq!(sender.join().unwrap(), Ok(()));
     });
     assert_eq!((queue.len(), flag.count()), (1, 1));
@@ -84,8 +84,8 @@ fn inv12_a_message_sent_as_a_permit_ends_is_notified() {
     queue.validate();
 }
 
-/// A task was told of a message that another receiver took. It still waits to receive, so the next
-/// message is for it, whether it is sent or comes when a promise to a sender ends.
+/// A task has a permit whose message another receiver took. It still waits to receive, so the next
+/// message is not notified, whether it is sent or enters when a send permit ends.
 #[test]
 fn inv12_no_notification_while_a_task_with_an_unused_permit_waits() {
     let queue = one();
@@ -106,7 +106,7 @@ fn inv12_no_notification_while_a_task_with_an_unused_permit_waits() {
         let sender = scope.spawn(|| queue.send(3, 7));
         wait_until(|| queue.stats().waiting == (2, 0));
         assert_eq!(queue.try_receive(), Ok((1, 0)));
-        task.set(queue.send_async(9, 9)); // drops the one that was promised the room
+        task.set(queue.send_async(9, 9)); // drops the future with the permit
         assert_eq!(sender.join().unwrap(), Ok(()));
     });
     assert_eq!((queue.len(), flag.count()), (1, 0), "nor did the end of the promise tell");
@@ -118,7 +118,7 @@ fn inv12_no_notification_while_a_task_with_an_unused_permit_waits() {
     queue.validate();
 }
 
-/// A drain leaves the queue empty, and then come those who waited.
+/// A drain empties the queue before the messages of the waiting senders enter.
 #[test]
 fn inv12_a_message_that_comes_after_a_drain_is_notified() {
     let queue = one();
@@ -133,7 +133,7 @@ fn inv12_a_message_that_comes_after_a_drain_is_notified() {
         assert_eq!(sender.join().unwrap(), Ok(()));
     });
     assert_eq!((queue.len(), flag.count()), (1, 1));
-    // But a receive that a sender goes on for leaves no moment in which it is empty.
+    // A receive that serves a sender leaves no moment at which the queue is empty.
     let silent: Arc<WakeCount> = WakeCount::new();
     let told = silent.waker();
     queue.notify(move || told.wake()).unwrap();

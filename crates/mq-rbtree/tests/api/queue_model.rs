@@ -1,5 +1,5 @@
-//! Queues of every kind of limits against a model, one thread: messages, levels, who is told, and
-//! who is notified.
+//! Queues with all kinds of limits against a model, on one thread: messages, levels, wake-ups and
+//! notifications.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::mq_ops::queue_ops;
@@ -11,7 +11,7 @@ use proptest::prelude::*;
 
 use queue_ops::{Limits, Step, run};
 
-/// `PROPTEST_CASES`, or a few.
+/// The number of cases: `PROPTEST_CASES`, or a few.
 fn cases() -> ProptestConfig {
     let asked = std::env::var("PROPTEST_CASES").ok();
     ProptestConfig::with_cases(asked.map_or(25, |cases| cases.parse().expect("a number")))
@@ -30,7 +30,7 @@ fn received() -> impl Strategy<Value = Step> {
     prop::bool::weighted(0.2).prop_map(|late| Step::Receive { late })
 }
 
-/// Steps that nobody waits in.
+/// Steps without waits.
 fn plain() -> impl Strategy<Value = Step> {
     prop_oneof![
         12 => message(),
@@ -42,7 +42,7 @@ fn plain() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// With those that wait, and a notification.
+/// Steps with waits and a notification.
 fn mixed() -> impl Strategy<Value = Step> {
     prop_oneof![
         16 => plain(),
@@ -65,7 +65,7 @@ fn mixed() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// More that wait than there is room for.
+/// Steps with more waiters than there is room for.
 fn crowded() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => any::<[u8; 3]>()
@@ -80,7 +80,7 @@ fn crowded() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Mostly open: the close comes late, if at all.
+/// Steps of a queue that is open mostly: the close comes late, if at all.
 fn steps(of: impl Strategy<Value = Step>) -> impl Strategy<Value = Vec<Step>> {
     let open = prop::collection::vec(of, 1..200);
     (open, prop::bool::weighted(0.3), any::<prop::sample::Index>()).prop_map(
@@ -136,7 +136,7 @@ proptest! {
         run::<RbTree<u32>>(&limits, &steps);
     }
 
-    /// The least key first: what is rightmost is what the order says.
+    /// With reversed keys, the least key comes first.
     #[test]
     fn inv03_a_tree_queue_follows_the_order_of_its_keys(
         limits in limits(), steps in steps(plain()),
@@ -144,7 +144,8 @@ proptest! {
         run::<RbTree<Reverse<u64>>>(&limits, &steps);
     }
 
-    /// Lengths, bytes, levels and who waits; and each is told in its order of urgency.
+    /// The model compares lengths, bytes, levels and waiters, and the order of the wake-ups by
+    /// urgency.
     #[test]
     fn inv02_a_bitmap_queue_with_waiting_tasks_matches_the_model(
         limits in limits(), steps in steps(mixed()),
@@ -159,8 +160,8 @@ proptest! {
         run::<RbTree<u32>>(&limits, &steps);
     }
 
-    /// Few places and many senders: each is told once, the most urgent first, of one urgency whoever
-    /// waited first, and none that only a reserve keeps out holds up another.
+    /// Few places and many senders: each is woken once, by urgency and then by arrival. A sender
+    /// that only a reserve keeps out does not block the others.
     #[test]
     fn inv10_tasks_are_woken_by_urgency_and_then_by_age(
         mut limits in limits(), steps in steps(crowded()),

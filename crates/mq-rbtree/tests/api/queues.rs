@@ -1,4 +1,4 @@
-//! A queue as its users see it.
+//! The basic operations of a queue.
 
 use std::future::Future;
 use std::pin::pin;

@@ -1,4 +1,4 @@
-//! Threads that wait: who is served first, what is handed over, and when a wait ends.
+//! Waiting threads: their order of service, hand-overs, and the ends of waits.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::collections::VecDeque;
@@ -12,7 +12,7 @@ use testkit::wait_until;
 
 type Joined<'s, T> = ScopedJoinHandle<'s, T>;
 
-/// Starts threads one by one: each waits before the next comes.
+/// Starts threads one by one: each waits before the next is started.
 fn one_by_one<'s, 'e, T: Send + 's, F: FnOnce() -> T + Send + 's>(
     scope: &'s Scope<'s, 'e>,
     queue: &Queue<u32>,
@@ -47,7 +47,8 @@ fn inv10_receivers_are_served_by_urgency_and_then_by_age() {
                 .map(Some)
                 .collect();
             for (n, served) in SERVED.into_iter().enumerate() {
-                // The lowest priority last: a message goes to who is first, whatever it is.
+                // The priority falls with each message: the first waiter gets the message whatever
+                // its priority.
                 queue.send(n as u32, 100 - n as u32).unwrap();
                 let got = threads[served].take().unwrap().join().unwrap();
                 assert_eq!(got, Ok((n as u32, 100 - n as u32)));
@@ -59,7 +60,7 @@ fn inv10_receivers_are_served_by_urgency_and_then_by_age() {
     }
 }
 
-/// Whatever the priority of what it wants to send.
+/// The priority of the message that a sender waits with does not matter.
 #[test]
 fn inv10_senders_are_served_by_urgency_and_not_by_their_messages_priority() {
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
@@ -67,7 +68,7 @@ fn inv10_senders_are_served_by_urgency_and_not_by_their_messages_priority() {
     thread::scope(|scope| {
         let queue = &queue;
         let send = |(n, urgency): (usize, u8)| {
-            // The later it comes, the higher its priority.
+            // A later sender has a higher priority.
             move || queue.send_with(n as u32, n as u32 * 1_000, Wait::FOREVER.urgency(urgency))
         };
         let threads = one_by_one(scope, queue, URGENCIES.into_iter().enumerate().map(send));
@@ -93,7 +94,7 @@ fn inv11_a_receive_takes_over_the_message_of_a_blocked_sender() {
         let send = |n: u32| move || queue.send(n, n);
         let threads = one_by_one(scope, queue, [9, 1].map(send).into_iter());
         assert_eq!(queue.receive(), Ok((0, 5)));
-        // Its message is in its place before the thread ran: by priority the next.
+        // The message is in the queue before its thread has run, and is the next by priority.
         assert_eq!((queue.len(), queue.len_at(9)), (3, 1));
         let stats = queue.stats();
         assert_eq!((stats.waiting, stats.taken_over, stats.peak), ((1, 0), 1, 3), "one is woken");
@@ -106,10 +107,10 @@ fn inv11_a_receive_takes_over_the_message_of_a_blocked_sender() {
         assert_eq!(queue.receive(), Ok(expected));
     }
     assert!(queue.cancel_notify());
-    // Also in a queue of one message, which a receive empties and fills again.
+    // The same in a queue of one message, which a receive empties and fills again.
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
     queue.send(1, 1).unwrap();
-    queue.notify(|| panic!("nobody saw it empty")).unwrap();
+    queue.notify(|| panic!("it was never seen empty")).unwrap();
     thread::scope(|scope| {
         one_by_one(scope, &queue, [|| queue.send(2, 2)].into_iter());
         assert_eq!(queue.receive(), Ok((1, 1)));
@@ -118,11 +119,12 @@ fn inv11_a_receive_takes_over_the_message_of_a_blocked_sender() {
     assert!(queue.cancel_notify());
 }
 
-/// Not through the queue: it never held more than it may, nor told anybody else.
+/// A handed-over message does not pass through the queue: the length stays within its limit, and no
+/// notification is called.
 #[test]
 fn inv08_a_message_goes_straight_to_a_waiting_thread() {
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
-    queue.notify(|| panic!("somebody waited")).unwrap();
+    queue.notify(|| panic!("two receivers waited")).unwrap();
     thread::scope(|scope| {
         let queue = &queue;
         let threads = one_by_one(scope, queue, [0, 0].map(|_| || queue.receive()).into_iter());
@@ -140,7 +142,7 @@ fn inv08_a_message_goes_straight_to_a_waiting_thread() {
     queue.validate();
 }
 
-/// Every kind of deadline that is over.
+/// Returns every kind of deadline in the past.
 fn past() -> [Wait; 4] {
     let second = Duration::from_secs(1);
     [
@@ -165,7 +167,7 @@ fn inv13_a_past_deadline_only_ends_blocking_operations() {
         assert_eq!(queue.receive_with(wait), Ok((1, 1)));
         let mut out = Vec::new();
         assert_eq!(queue.receive_batch(&mut out, 5, wait), Err(ReceiveError::Timeout));
-        // What is wrong in another way is said first, as the kernel says it.
+        // Other faults are reported first, as by the kernel.
         let refused = queue.send_with(2, 40_000, wait).unwrap_err();
         assert_eq!(refused.reason, SendRefused::BadPriority { priority: 40_000 });
         queue.close();
@@ -193,7 +195,7 @@ fn inv13_a_wait_ends_at_the_deadline_of_either_clock_and_not_before() {
         assert!(began.elapsed() >= time * 2 - Duration::from_millis(2), "the clocks' difference");
         assert_eq!(queue.receive(), Ok((1, 1)));
         queue.validate();
-        // And what comes in time is had in time.
+        // A message that comes before the deadline is received.
         let far = Wait::until(if realtime {
             Deadline::from(SystemTime::now() + Duration::from_secs(100))
         } else {
@@ -209,7 +211,7 @@ fn inv13_a_wait_ends_at_the_deadline_of_either_clock_and_not_before() {
     }
 }
 
-/// Whoever gives up takes nothing along, and holds up nobody.
+/// A wait that times out takes no message, and blocks no other waiter.
 #[test]
 fn inv09_waits_that_end_by_their_deadline_lose_nothing() {
     let (got, refused) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
@@ -283,7 +285,7 @@ fn a_close_ends_every_wait() {
     }
 }
 
-/// A batch that waits for each of its messages, against one that takes what there is.
+/// A batch that waits for each of its messages, against a receiver that takes what is in the queue.
 #[test]
 fn batches_wait_for_room_and_messages() {
     let queue: Queue<u32> = Queue::new(5).unwrap();

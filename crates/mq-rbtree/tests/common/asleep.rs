@@ -1,4 +1,4 @@
-//! Threads that wait already.
+//! Threads that sleep in a wait.
 
 use std::fs;
 use std::sync::mpsc;
@@ -20,7 +20,7 @@ pub(crate) fn asleep<'scope, R: Send + 'scope>(
         f()
     });
     let stat = format!("/proc/self/task/{}/stat", told.recv().unwrap());
-    // pid (name) state ...
+    // Format: pid (name) state ...
     let sleeps = || {
         let stat = fs::read_to_string(&stat).unwrap_or_default();
         stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('S'))

@@ -1,17 +1,19 @@
-//! Tests in an IPC namespace of their own: no queues but theirs, and limits that they may set.
+//! Tests in an IPC namespace of their own: they see only their own queues, and may set limits.
 
 use std::env;
 use std::process::Command;
 
-/// Tells the child that it is one.
+/// The environment variable that marks the child.
 const CHILD: &str = "OFFLOCK_IN_A_NAMESPACE";
 
-/// Runs the ignored test `name` of this program in a child: as who runs its parent, if that is root
-/// and the child need not be `unprivileged`; else as root of a user namespace of its own.
+/// Runs the ignored test `name` of this program in a child process in a new namespace.
+///
+/// If the parent runs as root and the child need not be `unprivileged`, the child runs as root too.
+/// Otherwise it is root of a new user namespace.
 ///
 /// # Errors
 ///
-/// Why the system gives no namespace.
+/// The reason why the system provides no namespace.
 ///
 /// # Panics
 ///
@@ -44,16 +46,16 @@ pub(crate) fn run_in_one(name: &str, unprivileged: bool) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether this is the child that runs the test `name`.
+/// Returns whether this process is the child that runs the test `name`.
 pub(crate) fn is_child(name: &str) -> bool {
     env::var(CHILD).is_ok_and(|child| child == name)
 }
 
-/// Says why there is no namespace.
+/// Prints why there is no namespace.
 ///
 /// # Panics
 ///
-/// Panics if nothing may be missing: `OFFLOCK_REQUIRE_ALL=1`.
+/// Panics if no test may be skipped: `OFFLOCK_REQUIRE_ALL=1`.
 pub(crate) fn say_refused(why: &str) {
     let required = env::var_os("OFFLOCK_REQUIRE_ALL").is_some_and(|value| value == "1");
     assert!(!required, "no IPC namespace here: {why}");

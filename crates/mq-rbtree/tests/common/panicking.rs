@@ -1,11 +1,11 @@
-//! What tests of panics begin with.
+//! Helpers for tests of panics.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Waker};
 
-/// Polls a future once, as a task with that waker.
+/// Polls a future once, with this waker.
 pub(crate) fn poll<F: Future>(
     future: &mut Pin<Box<F>>,
     waker: Waker,
@@ -13,7 +13,7 @@ pub(crate) fn poll<F: Future>(
     future.as_mut().poll(&mut Context::from_waker(&waker))
 }
 
-/// Whether `f` panics.
+/// Returns whether `f` panics.
 pub(crate) fn panics<R>(f: impl FnOnce() -> R) -> bool {
     catch_unwind(AssertUnwindSafe(|| drop(f()))).is_err()
 }

@@ -1,8 +1,8 @@
-//! What a thread knows of messages.
+//! A thread's record of messages.
 
 use std::collections::BTreeMap;
 
-/// A set of different numbers, as far as a count and a sum tell.
+/// A set of distinct numbers, represented by a count and a sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Sum {
     pub(crate) count: u64,
@@ -21,7 +21,7 @@ impl Sum {
     }
 }
 
-/// A message's number: who sent it, at which priority, and the how manieth of these.
+/// The number of a message: its sender, its priority, and its serial among these.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Number {
     pub(crate) sender: u8,
@@ -41,13 +41,13 @@ impl Number {
 
 #[derive(Default)]
 pub(crate) struct Ledger {
-    /// Messages whose send said that they were sent.
+    /// Messages whose send succeeded.
     pub(crate) accepted: Sum,
-    /// Messages that came out.
+    /// Messages received, drained or dropped.
     pub(crate) taken: Sum,
-    /// The next serial of a sender and a priority.
+    /// The next serial for each sender and priority.
     next: BTreeMap<(u8, u8), u32>,
-    /// The last serial received.
+    /// The last serial received from each sender and priority.
     last: BTreeMap<(u8, u8), u32>,
 }
 
@@ -60,14 +60,14 @@ impl Ledger {
         }
     }
 
-    /// A number for the next message.
+    /// Returns a number for the next message.
     pub(crate) fn number(&mut self, sender: u8, priority: u8) -> Number {
         let next = self.next.entry((sender, priority)).or_default();
         *next += 1;
         Number { sender, priority, serial: *next }
     }
 
-    /// A message came out; `in_order` if it was the oldest of its priority.
+    /// Records a received message; `in_order` if it was the oldest of its priority.
     pub(crate) fn take(&mut self, bits: u64, in_order: bool) -> Number {
         self.taken.add(bits);
         let number = Number::from_bits(bits);

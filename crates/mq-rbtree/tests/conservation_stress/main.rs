@@ -1,5 +1,5 @@
-//! Threads that send and receive in every way there is: each message that was accepted is received,
-//! drained or dropped, exactly once, and those of one sender and one priority come in order.
+//! Threads that send and receive with all operations: each accepted message is received, drained or
+//! dropped exactly once, and the messages of one sender and priority come in order.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 mod ledger;
@@ -19,10 +19,10 @@ use testkit::rng::{self, Rng};
 use testkit::stress::keep_running;
 use testkit::watchdog::watched;
 
-/// Different priorities.
+/// The number of distinct priorities.
 const PRIORITIES: usize = 5;
 
-/// Levels, and some of their priorities: in order.
+/// Levels with some of their priorities, in order.
 trait Keyed: Levels<Priority: Send + Sync + PartialEq> {
     fn key(n: usize) -> Self::Priority;
 }
@@ -43,7 +43,7 @@ fn bytes(message: &Canary) -> usize {
     message.read() as usize % 8
 }
 
-/// Queues of every habit.
+/// Returns a builder with random options.
 fn builder<L: Keyed>(rng: &mut Rng) -> Builder<Canary, L> {
     let small = rng.usize(..3) + 1;
     let builder = match rng.usize(..7) {
@@ -58,7 +58,7 @@ fn builder<L: Keyed>(rng: &mut Rng) -> Builder<Canary, L> {
     if rng.usize(..8) == 0 { builder.time_lock() } else { builder }
 }
 
-/// How it comes to an end.
+/// The way in which a round ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Closed,
@@ -66,7 +66,7 @@ enum End {
     NoReceivers,
 }
 
-/// A handle of one side.
+/// A handle that keeps one side open.
 enum Kept<L: Keyed> {
     Sender(Sender<Canary, L>),
     Receiver(Receiver<Canary, L>),
@@ -92,7 +92,7 @@ of_either! {
     validate -> ();
 }
 
-/// Threads on one queue for some milliseconds. Returns the messages accepted.
+/// Runs threads on one queue for some milliseconds. Returns the number of messages accepted.
 fn round<L: Keyed>(seed: u64) -> u64 {
     let mut rng = rng::seeded(seed * 16);
     let (sender, receiver) = builder::<L>(&mut rng).channel().unwrap();
@@ -108,7 +108,7 @@ fn round<L: Keyed>(seed: u64) -> u64 {
         steps: &steps,
         levels: std::marker::PhantomData,
     };
-    // One side ends when its threads do.
+    // One side ends with its threads.
     let kept = match end {
         End::NoSenders => Kept::Receiver(receiver.clone()),
         End::Closed | End::NoReceivers => Kept::Sender(sender.clone()),
@@ -152,7 +152,7 @@ fn round<L: Keyed>(seed: u64) -> u64 {
     let stats = kept.stats();
     assert_eq!((stats.waiting, stats.depth, kept.is_closed()), ((0, 0), 0, true));
     assert_eq!((stats.sent, stats.received), (all.accepted.count, all.accepted.count));
-    // The last receiver drops what it does not receive.
+    // The last receiver drops the messages that it does not receive.
     assert!(all.taken == all.accepted || end == End::NoReceivers, "seed {seed}, {end:?}");
     assert!(all.taken.count <= all.accepted.count);
     assert_eq!(census.alive(), 0, "what was refused or given up is dropped, too");

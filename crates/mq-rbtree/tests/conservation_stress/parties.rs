@@ -1,4 +1,4 @@
-//! The threads.
+//! The threads of a round.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -28,12 +28,12 @@ pub(crate) struct Party<'a, L> {
     pub(crate) levels: std::marker::PhantomData<fn() -> L>,
 }
 
-/// Futures that one thread has at a time, of each kind.
+/// The futures of each kind that one thread has at a time.
 const FUTURES: usize = 3;
 
-/// A receive that waits.
+/// A waiting receive.
 type Waiting<'q, L> = Pin<Box<ReceiveFuture<'q, Canary, L>>>;
-/// A send that waits, and the number of its message.
+/// A waiting send, and the number of its message.
 type Numbered<'q, L> = (Pin<Box<SendFuture<'q, Canary, L>>>, u64);
 
 impl<L: Keyed> Party<'_, L> {
@@ -43,7 +43,7 @@ impl<L: Keyed> Party<'_, L> {
         (Canary::new(bits, self.census), L::key(priority), bits)
     }
 
-    /// What a send said. False once the queue is closed.
+    /// Records the result of a send. Returns false once the queue is closed.
     fn sent(&mut self, bits: u64, said: Result<(), SendError<Canary>>) -> bool {
         match said {
             Ok(()) => self.ledger.accepted.add(bits),
@@ -59,13 +59,13 @@ impl<L: Keyed> Party<'_, L> {
         true
     }
 
-    /// A message came out.
+    /// Records a received message.
     fn took(&mut self, (message, key): Received<Canary, L>, in_order: bool) {
         let number = self.ledger.take(message.read(), in_order);
         assert!(L::key(number.priority.into()) == key);
     }
 
-    /// What a receive said. False once the queue is closed.
+    /// Records the result of a receive. Returns false once the queue is closed.
     fn received(&mut self, said: Result<Received<Canary, L>, ReceiveError>) -> bool {
         match said {
             Ok(message) => self.took(message, true),
@@ -89,7 +89,7 @@ impl<L: Keyed> Party<'_, L> {
         if self.rng.usize(..2) == 0 { Wait::FOREVER } else { self.short_wait() }
     }
 
-    /// Sends only: it may wait for ever, as others receive until the end.
+    /// Only sends. It may wait without a limit, because other threads receive until the end.
     pub(crate) fn send_until(&mut self, queue: &Sender<Canary, L>, over: &AtomicBool) {
         let mut open = true;
         while open && !over.load(Relaxed) {
@@ -143,7 +143,7 @@ impl<L: Keyed> Party<'_, L> {
         }
     }
 
-    /// Receives only: it may wait for ever, as others send until the end.
+    /// Only receives. It may wait without a limit, because other threads send until the end.
     pub(crate) fn receive_until(&mut self, queue: &Receiver<Canary, L>, over: &AtomicBool) {
         let mut open = true;
         while open && !over.load(Relaxed) {
@@ -190,8 +190,8 @@ impl<L: Keyed> Party<'_, L> {
         }
     }
 
-    /// Does both, with futures of its own on both sides. It never waits for ever: it may have been
-    /// promised what another waits for.
+    /// Sends and receives, with futures of its own on both sides. It never waits without a limit,
+    /// because its own futures may hold the permit that another thread waits for.
     pub(crate) fn juggle_until(
         &mut self,
         sender: &Sender<Canary, L>,
@@ -208,7 +208,7 @@ impl<L: Keyed> Party<'_, L> {
             let (at, wait) = (self.rng.usize(..FUTURES), self.short_wait());
             match self.rng.usize(..16) {
                 0..5 => {
-                    // One sender each: which of them is first is open.
+                    // Each future counts as a sender of its own, because their order is open.
                     let (mut future, bits) = sends[at].take().unwrap_or_else(|| {
                         let (message, key, bits) = self.message(self.number + 1 + at);
                         let urgency = self.rng.usize(..3) as u8;

@@ -1,4 +1,4 @@
-//! One of two queues that do the same, and what it answers.
+//! One of the two queues, and its answers.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,23 +11,25 @@ use std::time::{Duration, Instant, SystemTime};
 use super::asleep::asleep;
 use mq_rbtree::{Deadline, KernelQueue, MessageQueue, Wait};
 
-/// Longer than anything takes here.
+/// Longer than any step here takes.
 const LONG: Duration = Duration::from_secs(5);
-/// A deadline that comes.
+/// A deadline that is reached.
 const SHORT: Duration = Duration::from_micros(200);
 
-/// How an operation waits. Only `Patient` and `Short` may, for a moment, in fact.
+/// The wait of an operation. Only `Patient` and `Short` really wait, for a moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum How {
-    /// Not at all.
+    /// Does not wait.
     Now,
-    /// For ever, if it can be done at once; else until a short deadline.
+    /// Waits without a limit if the operation can complete at once, otherwise until a short
+    /// deadline.
     Patient,
-    /// The deadline is over.
+    /// Waits until a deadline in the past.
     Past { realtime: bool },
-    /// The deadline comes.
+    /// Waits until a deadline that is reached.
     Short { realtime: bool },
-    /// The deadline of a C program; where that is far and the operation would wait, none.
+    /// Waits until the deadline of a C program. If it is far away and the operation would wait,
+    /// there is none.
     Timespec { seconds: i64, nanoseconds: i64 },
 }
 
@@ -39,17 +41,18 @@ pub(crate) enum Op {
     Receive(How),
     Notify,
     CancelNotify,
-    /// Sends without waiting until that is refused, or no message is left.
+    /// Sends without waiting until a message is refused, or none is left.
     Fill(Vec<Message>),
-    /// As many receives without waiting.
+    /// Receives so many times without waiting.
     Drain(usize),
-    /// If the queue is empty: as many threads wait to receive, then these are sent.
+    /// If the queue is empty: so many threads wait to receive, then these messages are sent.
     WaitingReceivers(Vec<Message>),
-    /// If the queue is full: each of these is sent by a thread that waits, then as many are received.
+    /// If the queue is full: a waiting thread sends each of these, then as many messages are
+    /// received.
     WaitingSenders(Vec<Message>),
 }
 
-/// What came back: a message that was refused, a message that was received, or nothing.
+/// One reply: a refused message, a received message, or neither.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Sent,
@@ -61,14 +64,14 @@ pub(crate) enum Reply {
     Called,
 }
 
-/// All that an operation shows: replies, and the number of messages after it.
+/// The result of an operation: the replies, and the number of messages after it.
 pub(crate) type Answer = (Vec<Reply>, usize);
 
 pub(crate) struct Side<'q> {
     queue: &'q (dyn MessageQueue + 'q),
-    /// The kernel's: what a C program may ask is asked of it as by one.
+    /// The kernel's queue: a call of a C program is made as by one.
     kernel: Option<BorrowedFd<'q>>,
-    /// The callback that is registered tells here that it ran.
+    /// Receives from the registered callback when it runs.
     called: Option<Receiver<()>>,
 }
 
@@ -89,7 +92,7 @@ impl<'q> Side<'q> {
         self.len() == self.queue.attributes().max_messages
     }
 
-    /// Does it. `calls`: a callback must run, as the other side has found out.
+    /// Runs an operation. With `calls` a callback must run, because it did on the other side.
     pub(crate) fn run(&mut self, op: &Op, calls: bool) -> Answer {
         let mut replies = Vec::new();
         match op {
@@ -135,9 +138,9 @@ impl<'q> Side<'q> {
         (replies, self.len())
     }
 
-    /// Ours calls on the sender's thread, so that is known now; the kernel's call comes when it
-    /// comes. One that should not come has ended the registration, and that is found at the latest
-    /// by the next `Notify`.
+    /// Returns whether the callback ran. Our queue calls it on the sender's thread, so that is
+    /// known now; the kernel's callback may come later. An unexpected call has ended the
+    /// registration, which the next `Notify` shows at the latest.
     fn was_called(&mut self, must_be: bool) -> bool {
         let Some(called) = &self.called else { return false };
         let patience = if must_be { LONG } else { Duration::ZERO };
@@ -204,7 +207,7 @@ impl<'q> Side<'q> {
         })
     }
 
-    /// Each who waits gets one message, in the order in which they came.
+    /// Each waiting receiver gets one message, in the order of arrival.
     fn hand_over(&self, messages: &[Message], replies: &mut Vec<Reply>) {
         let queue = self.queue;
         thread::scope(|scope| {
@@ -224,7 +227,7 @@ impl<'q> Side<'q> {
         });
     }
 
-    /// Each who waits sends in its turn, as somebody receives.
+    /// Each waiting sender sends in its turn, as messages are received.
     fn take_over(&self, messages: &[Message], replies: &mut Vec<Reply>) {
         let queue = self.queue;
         thread::scope(|scope| {
@@ -248,7 +251,7 @@ impl<'q> Side<'q> {
     }
 }
 
-/// A time that ours refuses to take for one, and why. The kernel is to refuse it, too.
+/// A deadline that our queue refuses as invalid, and the reason. The kernel must refuse it as well.
 struct RefusedTime {
     time: libc::timespec,
     errno: i32,
@@ -273,7 +276,7 @@ impl RefusedTime {
     }
 }
 
-/// Of the call that was just made; 0 if it was `done`.
+/// Returns the errno of the preceding call; 0 if it succeeded.
 fn errno(done: bool) -> i32 {
     if done { 0 } else { io::Error::last_os_error().raw_os_error().unwrap() }
 }

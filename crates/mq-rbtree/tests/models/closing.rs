@@ -1,4 +1,4 @@
-//! The end of a queue: closed, or left by the last of its senders or receivers.
+//! The end of a queue: it is closed, or its last sender or receiver is dropped.
 
 use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
 use percpu::sync::{Arc, thread};
@@ -7,7 +7,7 @@ use super::payload::{
     Payload, WakeCounter, block_on, finish, received, run, run_with_unseen, sent, unseen, with,
 };
 
-/// A planted bug, and the model that must fail for it.
+/// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("close: dismiss every waiter", "closing::close_wakes_two_waiting_receivers"),
     ("close: dismiss every waiter", "closing::close_wakes_two_waiting_senders"),
@@ -19,7 +19,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("last receiver: close before the drain", "closing::last_receiver_drains"),
 ];
 
-/// The message is received, or given back, or still there.
+/// A send and a receive race a close: the message is received, returned, or still in the queue.
 #[test]
 fn close_races_a_send_and_a_receive() {
     run(|| {
@@ -41,7 +41,7 @@ fn close_races_a_send_and_a_receive() {
     });
 }
 
-/// A thread, and a task behind it.
+/// A close wakes a waiting thread and a task behind it.
 #[test]
 fn close_wakes_two_waiting_receivers() {
     run(|| {
@@ -59,7 +59,7 @@ fn close_wakes_two_waiting_receivers() {
     });
 }
 
-/// What is in the queue stays there.
+/// A close wakes a sending thread and task, and leaves the queue's message.
 #[test]
 fn close_wakes_two_waiting_senders() {
     run(|| {
@@ -81,7 +81,7 @@ fn close_wakes_two_waiting_senders() {
     });
 }
 
-/// Five tasks wait; one of them is given up, and one more may get a message.
+/// Six tasks wait, and a message may come: the close wakes all in several lock sections.
 #[test]
 fn close_wakes_more_waiters_than_one_section() {
     run(|| {
@@ -110,7 +110,7 @@ fn close_wakes_more_waiters_than_one_section() {
     });
 }
 
-/// Which of the two that is, nobody knows before.
+/// Two senders are dropped; the drop of the last one, whichever it is, closes the queue.
 #[test]
 fn last_sender_closes() {
     run(|| {
@@ -126,8 +126,8 @@ fn last_sender_closes() {
     });
 }
 
-/// A message that comes as they leave is given back, or dropped with what was there; a sender that
-/// waits has its message back.
+/// A message that is sent while both receivers are dropped is returned, or dropped with the queue's
+/// messages. A waiting sender gets its message back.
 #[test]
 fn last_receiver_drains() {
     run_with_unseen(2, || {

@@ -1,4 +1,4 @@
-//! Memory made before the lock by threads that need the same.
+//! Memory preloaded by two threads that need the same.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use percpu::sync::{Arc, thread};
 
 use super::payload::{Payload, TestLevels, finish, run, with};
 
-/// A planted bug, and the model that must fail for it.
+/// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("insert: the page is still missing", "memory::inv05_one_of_two_preloaded_pages_is_stored"),
     ("keep: the pool has room", "memory::inv05_one_of_two_unused_nodes_is_kept"),
@@ -15,7 +15,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("insert: a slot is free", "memory::inv05_an_outdated_chunk_is_not_stored"),
 ];
 
-/// Two threads send messages of these priorities; what the queue then says, and `more` are in it.
+/// Two threads send messages of these priorities. Returns the statistics of the queue, which then
+/// has `more` messages besides.
 fn speculate<L: TestLevels>(
     queue: Arc<Queue<Payload, L>>,
     here: Range<u32>,
@@ -39,8 +40,8 @@ fn speculate<L: TestLevels>(
     stats
 }
 
-/// Both find no page, and no chunk, and make them; or one finds the other's. Each message has its
-/// place, and none is made under the lock.
+/// Both threads may find no page and no chunk, and allocate them. Each message gets a slot, and
+/// nothing is allocated under the lock.
 #[test]
 fn inv05_one_of_two_preloaded_pages_is_stored() {
     run(|| {
@@ -51,7 +52,7 @@ fn inv05_one_of_two_preloaded_pages_is_stored() {
     });
 }
 
-/// There is a level for both, but no node is kept, as far as they know before the lock.
+/// The level of both messages exists, but the hint shows no kept node, so both allocate one.
 #[test]
 fn inv05_one_of_two_unused_nodes_is_kept() {
     run(|| {
@@ -64,7 +65,7 @@ fn inv05_one_of_two_unused_nodes_is_kept() {
     });
 }
 
-/// The other finds none any more, though it saw one before it had the lock.
+/// Both threads see the kept node before they lock, and only one gets it.
 #[test]
 fn inv05_two_sends_race_for_one_kept_node() {
     run(|| {
@@ -76,7 +77,7 @@ fn inv05_two_sends_race_for_one_kept_node() {
     });
 }
 
-/// A third message needs the second chunk, whatever its sender made before.
+/// The third message needs the second chunk. A preloaded first chunk does not serve.
 #[test]
 fn inv05_an_outdated_chunk_is_not_stored() {
     run(|| {

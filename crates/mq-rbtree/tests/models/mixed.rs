@@ -1,8 +1,8 @@
-//! Senders and receivers of every kind at once, and a close: too much for loom, which runs the parts
-//! of it that [`threads`](super::threads), [`tasks`](super::tasks) and
-//! [`closing`](super::closing) are.
+//! Senders and receivers of every kind at once, and a close. This is too much for loom, which runs
+//! the parts of it: [`threads`](super::threads), [`tasks`](super::tasks) and
+//! [`closing`](super::closing).
 //!
-//! What each thread does is fixed; which of it meets what is up to the schedule.
+//! The operations of each thread are fixed; the schedule decides which of them meet.
 
 #[cfg(offlock_shuttle)]
 mod random {
@@ -21,7 +21,7 @@ mod random {
     const EACH: u64 = 6;
     const RECEIVERS: u64 = 3;
 
-    /// A message's number: its sender, and its place among those.
+    /// The number of a message: its sender, and its serial among the sender's messages.
     fn id(sender: u64, nth: u64) -> u64 {
         sender * 100 + nth
     }
@@ -30,8 +30,8 @@ mod random {
         (nth % 2) as u32
     }
 
-    /// Sends all; returns how many were sent, how many went with a future that was dropped, and whether
-    /// it was told that the queue is closed.
+    /// Sends all messages. Returns how many were sent, how many were dropped with their future, and
+    /// whether the queue was closed.
     fn send_all<L: TestLevels>(queue: &Shared<L>, sender: u64) -> (u64, u64, bool) {
         let (mut went, mut cancelled) = (0, 0);
         for nth in 0..EACH {
@@ -67,8 +67,8 @@ mod random {
         (went, cancelled, false)
     }
 
-    /// Receives until the queue is closed and empty; how many it got. Those of one sender and priority
-    /// come in the order in which they were sent.
+    /// Receives until the queue is closed and empty. Returns the number of messages. Checks that
+    /// those of one sender and priority come in the order in which they were sent.
     fn receive_all<L: TestLevels>(queue: &Shared<L>, receiver: u64) -> u64 {
         let mut last = [[None; 2]; SENDERS as usize];
         let mut got = 0;
@@ -104,8 +104,8 @@ mod random {
         unreachable!()
     }
 
-    /// Conservation: what was sent is received or still there, and the rest is given back, or was
-    /// dropped with its future.
+    /// Checks conservation: each message that was sent is received or in the queue; the others were
+    /// returned, or dropped with their future.
     fn mixed<L: TestLevels>(closes_early: bool) {
         run_with_unseen((SENDERS * EACH) as usize, move || {
             let queue = with::<L>(2, 0);

@@ -1,9 +1,10 @@
-//! Models of the queue, run by loom in every interleaving and by shuttle in random ones. The slab's
-//! first chunk has two places, nobody spins, and a wait that has a deadline may reach it at any
-//! moment.
+//! Models of the queue, run by loom in every interleaving and by shuttle in random ones.
 //!
-//! A planted bug weakens a step that has a label (`fence!`, `order!`, `step!`, `check!`); [`mutants`]
-//! demands that each is caught.
+//! In a model the slab's first chunk has two slots, no thread spins, and a wait with a deadline may
+//! reach it at any moment.
+//!
+//! A mutant weakens a labelled step (`fence!`, `order!`, `step!`, `check!`). [`mutants`] checks
+//! that a model fails for each of them.
 
 mod closing;
 mod memory;

@@ -1,4 +1,4 @@
-//! Every planted bug must fail the model that is about it.
+//! Every mutant must fail the model that is listed for it.
 
 use testkit::planted::Planted;
 

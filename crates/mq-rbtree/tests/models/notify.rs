@@ -1,4 +1,4 @@
-//! Who is told that the queue has a message: a notification, once, and a descriptor for event loops.
+//! Notifications of a message: a one-shot callback, and a descriptor for event loops.
 
 use std::os::fd::AsRawFd;
 
@@ -7,7 +7,7 @@ use percpu::sync::{Arc, thread};
 
 use super::payload::{Payload, Shared, WakeCounter, finish, received, run, soon, with};
 
-/// A planted bug, and the model that must fail for it.
+/// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("send: notify of the first message", "notify::inv12_hand_over_or_notification"),
     ("clear: arm after the read", "notify::inv14_message_races_clear"),
@@ -15,7 +15,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("receive: serve the waiting senders", "notify::inv14_room_races_clear"),
 ];
 
-/// Once, whoever sends.
+/// Two senders race: the notification is called once.
 #[test]
 fn inv12_one_of_two_senders_notifies() {
     run(|| {
@@ -34,7 +34,8 @@ fn inv12_one_of_two_senders_notifies() {
     });
 }
 
-/// A receiver that gives up may have been there, or not; what is left was told.
+/// A receiver that gives up may be waiting when the message comes. If it is not, the notification
+/// is called.
 #[test]
 fn inv12_hand_over_or_notification() {
     run(|| {
@@ -57,14 +58,15 @@ fn inv12_hand_over_or_notification() {
 
 type Ready = Readiness<Shared<Bitmap>>;
 
-/// Whether an event loop would call.
+/// Returns whether an event loop would wake.
 fn is_readable(ready: &Ready) -> bool {
     let mut poll = libc::pollfd { fd: ready.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one descriptor, which lives; it does not wait.
+    // SAFETY: the pointer is to one structure of this frame, and the timeout is 0.
     unsafe { libc::poll(&raw mut poll, 1, 0) == 1 }
 }
 
-/// An event loop that clears it and takes a message or none: behind that, what is left was told.
+/// An event loop clears the descriptor, and receives a message or none. If a message is left, the
+/// descriptor is readable.
 #[test]
 fn inv14_message_races_clear() {
     run(|| {
@@ -79,13 +81,14 @@ fn inv14_message_races_clear() {
         ready.clear();
         sender.join().unwrap();
         assert!(!queue.is_empty());
-        assert!(is_readable(&ready), "nobody would look");
+        assert!(is_readable(&ready), "the event loop would not wake");
         drop(ready);
         assert_eq!(finish(&queue), 2 - got);
     });
 }
 
-/// The same for room.
+/// An event loop clears the descriptor while room is made. If it has seen the queue full, the
+/// descriptor is readable.
 #[test]
 fn inv14_room_races_clear() {
     run(|| {
@@ -100,7 +103,7 @@ fn inv14_room_races_clear() {
         let seen_full = full(&queue);
         assert_eq!(receiver.join().unwrap(), 1);
         assert!(!full(&queue));
-        assert!(!seen_full || is_readable(&ready), "nobody would look");
+        assert!(!seen_full || is_readable(&ready), "the event loop would not wake");
         drop(ready);
         assert_eq!(finish(&queue), 0);
     });

@@ -1,5 +1,5 @@
-//! What the models send: a message whose way through the queue the checker sees, and which somebody
-//! must get in the end; and those who wait for it.
+//! The messages of the models, and helpers. The checker observes each message on its way, and each
+//! message must be received or returned in the end.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -13,8 +13,8 @@ use percpu::sync::native::atomic::{AtomicUsize, Ordering};
 use percpu::sync::quarantine::{Watched, free};
 use percpu::sync::{Arc, Futex, model, thread};
 
-// A model's threads all run on one thread of the system: this is one count per run, and no part of
-// what is checked.
+// All threads of a model run on one system thread, so each counter counts one run. The counters are
+// not part of the checked memory.
 std::thread_local! {
     static MADE: Cell<usize> = const { Cell::new(0) };
     static SEEN: Cell<usize> = const { Cell::new(0) };
@@ -25,11 +25,11 @@ fn count(what: &'static std::thread::LocalKey<Cell<usize>>) {
     what.set(what.get() + 1);
 }
 
-/// A message. A read that is not ordered behind its sender's writes fails the model, and so does a
-/// second owner.
+/// A message. The model fails if a read is not ordered after its sender's writes, or if the message
+/// has two owners.
 pub(super) struct Payload(*mut Watched<u64>);
 
-// SAFETY: it has one owner, who alone reads and frees it: that is what the models check.
+// SAFETY: a message has one owner, which alone reads and frees it. The models check that.
 unsafe impl Send for Payload {}
 
 impl Payload {
@@ -39,11 +39,12 @@ impl Payload {
     }
 
     pub(super) fn id(&self) -> u64 {
-        // SAFETY: alive, or in quarantine until the run is over, where the canary is dead.
+        // SAFETY: the memory is alive, or in quarantine until the run is over, and its canary is
+        // dead then.
         **unsafe { &*self.0 }
     }
 
-    /// Somebody got it: received, or given back.
+    /// Counts the message as received or returned, and returns its number.
     pub(super) fn seen(self) -> u64 {
         count(&SEEN);
         self.id()
@@ -53,17 +54,19 @@ impl Payload {
 impl Drop for Payload {
     fn drop(&mut self) {
         count(&DROPPED);
-        // SAFETY: ours from `into_raw`; a second drop finds the canary dead.
+        // SAFETY: the pointer comes from `into_raw`. A second drop would find the canary dead.
         free(unsafe { Box::from_raw(self.0) });
     }
 }
 
-/// How many messages were made that nobody got: to be asked for when nobody has one any more.
+/// Returns how many messages were made and neither received nor returned. No thread has one when
+/// this is called.
 pub(super) fn unseen() -> usize {
     MADE.get() - SEEN.get()
 }
 
-/// Runs a model, at the end of which all messages are dropped, and all but `may_go_unseen` were seen.
+/// Runs a model. At its end all messages must be dropped, and all but `may_go_unseen` must have
+/// been received or returned.
 pub(super) fn run_with_unseen(may_go_unseen: usize, f: impl Fn() + Send + Sync + 'static) {
     model(move || {
         for count in [&MADE, &SEEN, &DROPPED] {
@@ -75,36 +78,37 @@ pub(super) fn run_with_unseen(may_go_unseen: usize, f: impl Fn() + Send + Sync +
     });
 }
 
-/// Runs a model, at the end of which somebody saw each message.
+/// Runs a model. At its end each message must have been received or returned.
 pub(super) fn run(f: impl Fn() + Send + Sync + 'static) {
     run_with_unseen(0, f);
 }
 
 pub(super) type Shared<L> = Arc<Queue<Payload, L>>;
 
-/// The levels that models are about.
+/// The levels used in the models.
 pub(super) trait TestLevels: Levels<Priority = u32, Hint: Send + Sync> + 'static {}
 impl<L: Levels<Priority = u32> + 'static> TestLevels for L {}
 
-/// A queue of so many messages, with some in it: 0, 1 and so on, with priority 0.
+/// Creates a queue of `max` messages that has `len` already: 0, 1 and so on, with priority 0.
 pub(super) fn with<L: TestLevels>(max: usize, len: u64) -> Shared<L> {
     let queue = Builder::new(max).build().unwrap();
     (0..len).for_each(|id| queue.try_send(Payload::new(id), 0).unwrap());
     Arc::new(queue)
 }
 
-/// A queue of so many bytes; a message has as many as its number says.
+/// Creates a queue of so many bytes. The length of a message is its number.
 pub(super) fn measured(bytes: u64) -> Shared<Bitmap> {
     let builder = Queue::builder(8).measure(|message: &Payload| message.id() as usize);
     Arc::new(builder.max_bytes(bytes).build().unwrap())
 }
 
-/// A wait that may reach its deadline at any moment.
+/// Returns a wait that may reach its deadline at any moment.
 pub(super) fn soon() -> Wait {
     Wait::at_most(Duration::from_secs(3600))
 }
 
-/// Looks at a queue that others use: nobody waits for what is there. No task has a permit.
+/// Checks, while other threads use the queue, that none waits for a message or room that is there.
+/// No task has a permit.
 pub(super) fn check_waiters<L: TestLevels>(queue: &Queue<Payload, L>) {
     queue.validate();
     let stats = queue.stats();
@@ -114,7 +118,7 @@ pub(super) fn check_waiters<L: TestLevels>(queue: &Queue<Payload, L>) {
     assert!(to_receive == 0 || stats.depth == 0, "a wait to receive beside a message");
 }
 
-/// When nobody is at it: receives what is left, and says how many that were.
+/// Receives the remaining messages when no other thread uses the queue, and returns their number.
 pub(super) fn finish<L: TestLevels>(queue: &Queue<Payload, L>) -> u64 {
     queue.validate();
     let mut left = 0;
@@ -129,14 +133,14 @@ pub(super) fn finish<L: TestLevels>(queue: &Queue<Payload, L>) -> u64 {
     left
 }
 
-/// Takes a while, so that others come in between as often as not; loom needs no help.
+/// Yields, so that other threads often run in between; loom needs no help.
 pub(super) fn yield_often() {
     if cfg!(offlock_shuttle) {
         (0..50).for_each(|_| thread::yield_now());
     }
 }
 
-/// One if a message was sent; it is given back for this reason if not.
+/// Returns 1 if a message was sent. Otherwise it must have been returned for this reason.
 pub(super) fn sent(result: Result<(), SendError<Payload>>, or: SendRefused) -> u64 {
     match result {
         Ok(()) => 1,
@@ -148,7 +152,7 @@ pub(super) fn sent(result: Result<(), SendError<Payload>>, or: SendRefused) -> u
     }
 }
 
-/// One if a message was received; none was for this reason if not.
+/// Returns 1 if a message was received. Otherwise the error must be this one.
 pub(super) fn received(result: Result<(Payload, u32), ReceiveError>, or: ReceiveError) -> u64 {
     match result {
         Ok((message, _)) => {
@@ -162,14 +166,14 @@ pub(super) fn received(result: Result<(Payload, u32), ReceiveError>, or: Receive
     }
 }
 
-/// Counts how often it is woken.
+/// A waker that counts its wake-ups.
 pub(super) struct WakeCounter(Plain<Wakes>);
 
 struct Wakes(AtomicUsize);
 
 impl Wake for Wakes {
     fn wake(self: Plain<Self>) {
-        // Ordering: Relaxed; counted at the end, behind the joins.
+        // Ordering: Relaxed; the count is read after the joins.
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -184,17 +188,17 @@ impl WakeCounter {
     }
 
     pub(super) fn wakes(&self) -> usize {
-        // Ordering: Relaxed; as above.
+        // Ordering: Relaxed; the count is read after the joins.
         self.0.0.load(Ordering::Relaxed)
     }
 
-    /// Polls a future that rings this counter.
+    /// Polls a future with this waker.
     pub(super) fn poll<F: Future>(&self, future: std::pin::Pin<&mut F>) -> Poll<F::Output> {
         future.poll(&mut Context::from_waker(&self.waker()))
     }
 }
 
-/// Wakes a thread that polls.
+/// A waker that wakes a polling thread.
 struct Unpark(Futex);
 
 impl Wake for Unpark {
@@ -204,7 +208,7 @@ impl Wake for Unpark {
     }
 }
 
-/// Polls a future until it is ready, and only when it was woken: a lost wake-up is a deadlock.
+/// Polls a future until it is ready, and only after wake-ups: a lost wake-up is a deadlock.
 pub(super) fn block_on<F: Future>(future: F) -> F::Output {
     let woken = Plain::new(Unpark(Futex::new()));
     let waker = Waker::from(Plain::clone(&woken));

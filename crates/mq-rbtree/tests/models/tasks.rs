@@ -1,4 +1,5 @@
-//! Tasks that wait, among themselves and beside threads: futures that are polled, woken and dropped.
+//! Waiting tasks, beside other tasks and beside threads: futures that are polled, woken and
+//! dropped.
 
 use std::task::Poll;
 
@@ -10,7 +11,7 @@ use super::payload::{
     run_with_unseen, sent, with, yield_often,
 };
 
-/// A planted bug, and the model that must fail for it.
+/// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("receive dropped: pass the permit on", "tasks::inv14_dropped_receive_permit_passes_to_thread"),
     ("receive permit: decrement the count", "tasks::inv14_a_task_is_woken_for_each_message"),
@@ -23,7 +24,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("send dropped: serve the other senders", "tasks::inv14_dropped_send_unblocks_smaller_message"),
 ];
 
-/// Takes what a future of a message is ready with.
+/// Returns the message of a future that is ready.
 fn got(polled: Poll<Result<(Payload, u32), ReceiveError>>) -> Option<u64> {
     match polled {
         Poll::Ready(result) => Some(result.unwrap().0.seen()),
@@ -31,14 +32,14 @@ fn got(polled: Poll<Result<(Payload, u32), ReceiveError>>) -> Option<u64> {
     }
 }
 
-/// Sends one message from a thread of its own.
+/// Sends one message from another thread.
 fn send_one(queue: &Shared<Bitmap>, id: u64) -> thread::JoinHandle<()> {
     let queue = Arc::clone(queue);
     thread::spawn(move || queue.send(Payload::new(id), 0).unwrap())
 }
 
-/// A task waits, and a thread behind it. The message comes while the task gives up: the thread gets it,
-/// or the task did.
+/// A task waits, and a thread or task behind it. The message comes while the first task is dropped:
+/// the second one gets it.
 fn passed_on(by_task: bool) {
     run(move || {
         let queue = with::<Bitmap>(2, 0);
@@ -68,7 +69,7 @@ fn inv14_dropped_receive_permit_passes_to_task() {
     passed_on(true);
 }
 
-/// Two tasks and one message, while one of them may give up.
+/// Two tasks wait for one message, while one of them may be dropped.
 #[test]
 fn inv09_dropped_receive_conserves_messages() {
     run(|| {
@@ -94,7 +95,7 @@ fn inv09_dropped_receive_conserves_messages() {
     });
 }
 
-/// A task that waits, a thread that does not: either may get it, and the task is not left behind.
+/// A task waits, and a thread does not. Either may get the message, and the task gets the next one.
 #[test]
 fn inv09_try_receive_overtakes_a_permit() {
     run(|| {
@@ -155,7 +156,7 @@ fn inv14_a_task_is_woken_for_each_free_place() {
     });
 }
 
-/// Two wait, and one message comes, from one of two threads or the other; and then the second.
+/// Two tasks wait, and two threads send a message each. The first message wakes one task.
 #[test]
 fn inv14_one_message_wakes_one_task() {
     run(|| {
@@ -183,7 +184,7 @@ fn inv14_one_message_wakes_one_task() {
     });
 }
 
-/// Two wait for room, and then there is room for one, and for two.
+/// Two tasks wait for room, and two messages are received. The first room wakes one task.
 #[test]
 fn inv14_room_for_one_wakes_one_task() {
     run(|| {
@@ -215,8 +216,8 @@ fn inv14_room_for_one_wakes_one_task() {
     });
 }
 
-/// A task waits for room, and a thread behind it. There is room while the task gives up: the thread's
-/// message goes in.
+/// A task waits for room, and a thread behind it. There is room while the task is dropped: the
+/// thread's message is sent.
 #[test]
 fn inv14_dropped_send_permit_passes_to_thread() {
     run_with_unseen(1, || {
@@ -234,8 +235,8 @@ fn inv14_dropped_send_permit_passes_to_thread() {
     });
 }
 
-/// A task's message of two bytes waits for room, and a thread's of one byte behind it: there is room for
-/// the second alone.
+/// A task's message of two bytes waits for room, and a thread's message of one byte behind it.
+/// There is room for the second message only, when the task is dropped.
 #[test]
 fn inv14_dropped_send_unblocks_smaller_message() {
     run_with_unseen(1, || {
@@ -255,8 +256,8 @@ fn inv14_dropped_send_unblocks_smaller_message() {
     });
 }
 
-/// There is room, which a task has a permit for, and others take the part of it that is not reserved.
-/// What is left is enough for who waits behind it.
+/// A task has a permit for room, and other sends take the part of it that is not reserved. The rest
+/// is enough for the sender behind the task.
 #[test]
 fn inv14_unused_send_permit_passes_on() {
     run(|| {

@@ -7,7 +7,7 @@ use super::payload::{
     Payload, WakeCounter, check_waiters, finish, measured, received, run, sent, soon, with,
 };
 
-/// A planted bug, and the model that must fail for it.
+/// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("end: after the last use of the node", "threads::inv08_a_message_is_handed_over_once"),
     ("poll end: before the message is read", "threads::inv08_a_message_is_handed_over_once"),
@@ -34,7 +34,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Of these, what only loom can see.
+/// The mutants that only loom can detect.
 pub(super) const LOOM_ONLY: &[&str] = &[
     "end: after the last use of the node",
     "poll end: before the message is read",
@@ -42,7 +42,8 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "end: before the parker is used",
 ];
 
-/// To the one who waits, past the levels and without a notification; or into the queue.
+/// A message is handed to a waiting receiver without the levels and without a notification, or else
+/// it enters the queue.
 #[test]
 fn inv08_a_message_is_handed_over_once() {
     run(|| {
@@ -65,7 +66,7 @@ fn inv08_a_message_is_handed_over_once() {
     });
 }
 
-/// From the one who waits for room, in its turn.
+/// A receiver takes the message of a waiting sender in its turn.
 #[test]
 fn inv08_a_message_is_taken_over_once() {
     run(|| {
@@ -85,7 +86,7 @@ fn inv08_a_message_is_taken_over_once() {
     });
 }
 
-/// Two wait, and two messages come: each gets one.
+/// Two threads wait, and two messages come: each thread gets one.
 #[test]
 fn inv08_two_receivers_get_a_message_each() {
     run(|| {
@@ -102,7 +103,7 @@ fn inv08_two_receivers_get_a_message_each() {
     });
 }
 
-/// Somebody looks at any moment.
+/// Another thread checks the waiters at any moment.
 #[test]
 fn inv07_receiver_waits_only_on_an_empty_queue() {
     run(|| {
@@ -135,7 +136,7 @@ fn inv07_sender_waits_only_on_a_full_queue() {
     });
 }
 
-/// Room for one: each of the two waits for the other in turn.
+/// With room for one message, the sender and the receiver wait for each other in turn.
 #[test]
 fn inv07_sender_and_receiver_never_both_wait() {
     run(|| {
@@ -153,7 +154,7 @@ fn inv07_sender_and_receiver_never_both_wait() {
     });
 }
 
-/// The receiver has it, or has timed out and it is there for others.
+/// The receiver gets the message, or has timed out and the message is in the queue.
 #[test]
 fn inv09_a_message_beats_the_deadline() {
     run(|| {
@@ -171,7 +172,7 @@ fn inv09_a_message_beats_the_deadline() {
     });
 }
 
-/// The sender has it back, or it was sent.
+/// The sender gets its message back, or the message was sent.
 #[test]
 fn inv09_room_beats_the_deadline() {
     run(|| {
@@ -189,7 +190,7 @@ fn inv09_room_beats_the_deadline() {
     });
 }
 
-/// One gives up while the other's message comes: it is handed to who waits still.
+/// One receiver times out while a message comes: the message goes to the other.
 #[test]
 fn inv09_message_goes_to_the_remaining_waiter() {
     run(|| {
@@ -211,8 +212,8 @@ fn inv09_message_goes_to_the_remaining_waiter() {
     });
 }
 
-/// A message of two bytes waits for room, and one of one byte behind it; there is room for the second
-/// alone.
+/// A message of two bytes waits for room, and one of one byte behind it. There is room for the
+/// second message only, when the first send times out.
 #[test]
 fn inv09_timed_out_send_unblocks_smaller_message() {
     run(|| {

@@ -1,6 +1,6 @@
-//! Bytes to limits and steps of `queue_ops`: what the fuzzer drives.
+//! The fuzz target: converts bytes to the limits and steps of `queue_ops`.
 //!
-//! Six bytes say how the queue is, and then four at a time what is done, so that a piece of one input
+//! Six bytes select the limits, and each following four bytes one step. So a part of one input
 //! means the same in another.
 
 #[path = "../queue_ops/mod.rs"]
@@ -12,11 +12,11 @@ use mq_rbtree::{Bitmap, RbTree};
 
 use queue_ops::{Limits, Step};
 
-/// Runs one input, and returns the steps it made.
+/// Runs one input; returns the number of steps.
 ///
 /// # Panics
 ///
-/// Panics if an operation's answer is not the model's, or a message is not dropped at the end.
+/// Panics if an answer differs from the model's, or if a message is not dropped at the end.
 pub(crate) fn run(input: &[u8]) -> usize {
     let Some((head, rest)) = input.split_first_chunk() else { return 0 };
     let limits = limits(head);

@@ -1,7 +1,7 @@
 //! Steps of one thread on a queue, with futures that wait, each checked against a model.
 //!
-//! The model is the messages as a map from priority to FIFO, and the rules of the documentation for
-//! who is told to look: a future that waits and was told is what the queue calls a permit.
+//! The model is a map from priority to FIFO, with the documented rules of wake-ups. A waiting
+//! future that was woken has a permit.
 
 mod model;
 
@@ -26,11 +26,11 @@ use model::{Model, Stored};
 use testkit::WakeCount;
 use testkit::alloc::refuse_first;
 
-/// Levels, and what stands for a number among their priorities: in the same order.
+/// Levels whose priorities are made of numbers, in the same order.
 pub(crate) trait Keyed: Levels<Priority: Ord + Debug> {
     fn key(n: u32) -> Self::Priority;
     fn is_key(priority: Self::Priority) -> bool;
-    /// Most nodes or pages that are kept by a queue of such limits.
+    /// Returns the most nodes or pages that a queue with such limits keeps.
     fn most_kept(limits: &Limits) -> usize;
 }
 
@@ -43,13 +43,13 @@ impl Keyed for Bitmap {
         priority < mq_rbtree::PRIORITIES
     }
 
-    /// A page is there from its first message on: no more than the edges are on.
+    /// A page is kept from its first message on: at most the pages of the edges.
     fn most_kept(limits: &Limits) -> usize {
         if limits.no_alloc { 512 } else { EDGES.len() }
     }
 }
 
-/// What is reserved has one more than it needs, so that none is made when all are in use.
+/// A reservation keeps one node more than it needs, so that none is allocated when all are in use.
 fn nodes_kept(limits: &Limits) -> usize {
     limits.spare.max(if limits.no_alloc { limits.messages + 1 } else { 0 })
 }
@@ -68,7 +68,7 @@ impl Keyed for RbTree<u32> {
     }
 }
 
-/// The least number first.
+/// The least number comes first.
 impl Keyed for RbTree<Reverse<u64>> {
     fn key(n: u32) -> Reverse<u64> {
         Reverse(n.into())
@@ -83,18 +83,18 @@ impl Keyed for RbTree<Reverse<u64>> {
     }
 }
 
-/// A message: dropped exactly once, or the count of the model's `Rc` tells.
+/// A message. The count of the model's `Rc` shows that it is dropped exactly once.
 pub(crate) struct Parcel {
     id: u64,
     bytes: u32,
     _live: Rc<()>,
 }
 
-/// Priorities where pages, words and the range end.
+/// Priorities at the ends of pages, words and the range.
 const EDGES: [u32; 14] =
     [0, 1, 2, 62, 63, 64, 65, 4_095, 4_096, 4_097, 32_703, 32_766, 32_767, 32_768];
 
-/// What is done next; the numbers are taken modulo what there is.
+/// A step. Its numbers are taken modulo the number of choices.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Step {
     Send {
@@ -102,7 +102,7 @@ pub(crate) enum Step {
         bytes: u8,
         late: bool,
     },
-    /// The first allocations are refused.
+    /// The first allocations of the step are refused.
     SendShort {
         priority: u8,
         bytes: u8,
@@ -160,7 +160,7 @@ pub(crate) struct Limits {
     pub(crate) messages: usize,
     pub(crate) bytes: u64,
     pub(crate) message_bytes: u32,
-    /// Edge and messages: dropped from the end until they leave room.
+    /// Edges and numbers of messages; the last ones are left out until there is room.
     pub(crate) reserves: Vec<(u8, u8)>,
     pub(crate) ageing: Option<u32>,
     pub(crate) no_alloc: bool,
@@ -192,11 +192,11 @@ impl<F: Future> Waiting<F> {
         self.future.as_mut().poll(&mut Context::from_waker(&waker))
     }
 
-    /// Whether it was told to look since it looked last: once.
+    /// Returns whether the task was woken since its last poll; at most once.
     fn told(&self) -> bool {
         assert!(self.old.iter().all(|(flag, count)| flag.count() == *count), "another's waker");
         let times = self.flag.count() - self.seen;
-        assert!(times <= 1, "told {times} times");
+        assert!(times <= 1, "woken {times} times");
         times == 1
     }
 }
@@ -248,7 +248,8 @@ struct Runner<'q, L: Keyed> {
     fired: Arc<AtomicUsize>,
 }
 
-/// Whether memory was short. Then what was to be made before the lock was refused, and that under it.
+/// Returns whether memory was missing: both the preload and the allocation under the lock were
+/// refused.
 fn is_short(error: Option<&SendError<Parcel>>, refused: usize) -> bool {
     let short = error.is_some_and(|error| error.reason == SendRefused::NoMemory);
     assert!(!short || refused >= 2, "one refusal before the lock is made up for under it");
@@ -438,7 +439,7 @@ impl<L: Keyed> Runner<'_, L> {
             Step::Close => {
                 let closed = std::mem::replace(&mut model.closed, true);
                 assert_eq!(queue.close(), !closed);
-                model.registered = false; // nothing comes any more that it could tell of
+                model.registered = false; // no message will come that could trigger it
             }
         }
     }
@@ -508,7 +509,7 @@ impl<L: Keyed> Runner<'_, L> {
         }
     }
 
-    /// The queue is as the model is, and told whom the model would have told.
+    /// Checks that the queue agrees with the model, and has woken the same tasks.
     fn check(&mut self, model: &mut Model<L>) {
         let queue = self.queue;
         queue.validate();

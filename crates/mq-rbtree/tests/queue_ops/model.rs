@@ -1,4 +1,4 @@
-//! What a queue should do, by the documentation alone.
+//! The expected behaviour of a queue, from its documentation alone.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
@@ -28,7 +28,7 @@ pub(crate) struct Sender<P> {
     pub(crate) permit: bool,
 }
 
-/// Its place among those who wait.
+/// The position of a waiter.
 type Rank = (Reverse<u8>, u64);
 const NEWCOMER: Rank = (Reverse(0), u64::MAX);
 
@@ -61,7 +61,7 @@ impl<L: Keyed> Model<L> {
         let mut kept = 0;
         let reserves = limits.reserves.iter().map_while(|&(edge, messages)| {
             kept += usize::from(messages);
-            // The last edge is no priority of every kind of levels.
+            // The last edge is not valid for every kind of levels.
             let edge = usize::from(edge) % (EDGES.len() - 1);
             (kept < limits.messages).then(|| (L::key(EDGES[edge]), usize::from(messages)))
         });
@@ -117,7 +117,7 @@ impl<L: Keyed> Model<L> {
         len < self.limits.messages && bytes + u64::from(stored.bytes) <= self.limits.bytes
     }
 
-    /// Whether a message is refused now, for want of anything but memory.
+    /// Returns whether a message is accepted now, apart from missing memory.
     pub(crate) fn accepts(&self, key: L::Priority, stored: Stored) -> Result<(), SendRefused> {
         self.accepts_from(key, stored, NEWCOMER)
     }
@@ -150,7 +150,7 @@ impl<L: Keyed> Model<L> {
         Ok(())
     }
 
-    /// Whether it would not be served at its place among those who wait.
+    /// Returns whether a send would overtake a waiter.
     fn would_overtake(&self, key: L::Priority, stored: Stored, rank: Rank) -> bool {
         let permitted = || self.senders.iter().filter(|waiter| waiter.permit);
         let len = self.len() + permitted().count();
@@ -174,7 +174,7 @@ impl<L: Keyed> Model<L> {
     ) -> Result<(), SendRefused> {
         self.accepts_from(key, stored, rank)?;
         let len = self.len();
-        // A task with a permit that it has not used waits as well.
+        // A task with an unused permit counts as waiting.
         let waits = !self.receivers.is_empty();
         if len == 0 && !waits && std::mem::take(&mut self.registered) {
             self.fired += 1;
@@ -226,7 +226,7 @@ impl<L: Keyed> Model<L> {
 
     pub(crate) fn new_receive(&mut self, urgency: u8) -> u64 {
         self.ids += 1;
-        // On no list before it was polled: see `poll_receive`.
+        // The future is on no list before its first poll: see `poll_receive`.
         self.receivers.push(Receiver { id: self.ids, urgency, ticket: 0, permit: true });
         self.ids
     }
@@ -248,7 +248,7 @@ impl<L: Keyed> Model<L> {
         self.senders.iter().find(|waiter| waiter.stored.id == id).unwrap()
     }
 
-    /// Polled: whoever waits in vain stands where it first stood.
+    /// Polls a receive. A task that waits in vain keeps its position.
     pub(crate) fn poll_receive(&mut self, id: u64) -> Option<(L::Priority, u64)> {
         let at = self.receivers.iter().position(|waiter| waiter.id == id).unwrap();
         let mut waiter = self.receivers.swap_remove(at);
@@ -278,7 +278,7 @@ impl<L: Keyed> Model<L> {
         put
     }
 
-    /// Polled, and refused for want of memory though there was room: as if it were dropped.
+    /// Polls a send that has room but is refused for lack of memory: as if it were dropped.
     pub(crate) fn poll_send_short(&mut self, id: u64) {
         let at = self.senders.iter().position(|waiter| waiter.stored.id == id).unwrap();
         let waiter = self.senders.swap_remove(at);
@@ -286,7 +286,7 @@ impl<L: Keyed> Model<L> {
         self.settle();
     }
 
-    /// Has those told who have something to look for.
+    /// Wakes the waiters that can proceed.
     pub(crate) fn settle(&mut self) {
         if self.closed {
             self.receivers.iter_mut().for_each(|waiter| waiter.permit = true);
@@ -309,8 +309,8 @@ impl<L: Keyed> Model<L> {
         }
     }
 
-    /// The first who waits to send and may. Who is short of bytes holds up those behind it; whom only
-    /// a reserve keeps out does not.
+    /// Returns the first sender that may proceed. A sender without enough bytes blocks those behind
+    /// it; one that only a reserve keeps out does not.
     fn admissible(&self) -> Option<usize> {
         let permitted = || self.senders.iter().filter(|waiter| waiter.permit);
         let len = self.len() + permitted().count();
