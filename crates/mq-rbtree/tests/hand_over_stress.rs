@@ -150,9 +150,9 @@ fn stress_inv08_balls_go_from_hand_to_hand_once() {
 
 /// A delay that adapts to the moment of a race: a thread that came too late comes earlier next
 /// time.
-struct Aim(u64);
+struct AdaptiveDelay(u64);
 
-impl Aim {
+impl AdaptiveDelay {
     fn time(&self) -> Duration {
         Duration::from_nanos(self.0)
     }
@@ -164,13 +164,13 @@ impl Aim {
 
 /// The results of the sends, or of the receives.
 #[derive(Clone, Copy, Default)]
-struct Books {
+struct Results {
     sum: u64,
     count: u64,
     gave_up: u64,
 }
 
-impl Books {
+impl Results {
     fn add(&mut self, value: u64) {
         self.sum = self.sum.wrapping_add((value + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         self.count += 1;
@@ -211,8 +211,9 @@ fn send_briefly(
     census: &Census,
     stop: &AtomicBool,
     steps: &AtomicU64,
-) -> Books {
-    let (mut rng, mut aim, mut books) = (rng::seeded(me), Aim(1_000), Books::default());
+) -> Results {
+    let (mut rng, mut delay, mut results) =
+        (rng::seeded(me), AdaptiveDelay(1_000), Results::default());
     for serial in 0.. {
         if stop.load(Relaxed) {
             break;
@@ -220,9 +221,9 @@ fn send_briefly(
         let value = me << 32 | serial;
         let message = Canary::new(value, census);
         let said = if me != 1 {
-            Some(queue.send_with(message, 0, Wait::at_most(aim.time())))
+            Some(queue.send_with(message, 0, Wait::at_most(delay.time())))
         } else {
-            poll_briefly(queue.send_async(message, 0), aim.time(), &mut rng)
+            poll_briefly(queue.send_async(message, 0), delay.time(), &mut rng)
         };
         let went = match said {
             Some(Ok(())) => true,
@@ -233,28 +234,34 @@ fn send_briefly(
             }
         };
         if went {
-            books.add(value);
+            results.add(value);
         } else {
-            books.gave_up += 1;
+            results.gave_up += 1;
         }
-        aim.learn(!went);
+        delay.learn(!went);
         steps.fetch_add(1, Relaxed);
     }
-    books
+    results
 }
 
 /// Receives in the same ways. Thread 0 waits without a limit, until the queue is closed.
-fn receive_briefly(queue: &Queue<Canary>, me: u64, stop: &AtomicBool, steps: &AtomicU64) -> Books {
-    let (mut rng, mut aim, mut books) = (rng::seeded(99 + me), Aim(1_000), Books::default());
+fn receive_briefly(
+    queue: &Queue<Canary>,
+    me: u64,
+    stop: &AtomicBool,
+    steps: &AtomicU64,
+) -> Results {
+    let (mut rng, mut delay, mut results) =
+        (rng::seeded(99 + me), AdaptiveDelay(1_000), Results::default());
     while me == 0 || !stop.load(Relaxed) {
         let said = match me {
             0 => Some(queue.receive()),
-            1 | 2 => Some(queue.receive_with(Wait::at_most(aim.time()))),
-            _ => poll_briefly(queue.receive_async(), aim.time(), &mut rng),
+            1 | 2 => Some(queue.receive_with(Wait::at_most(delay.time()))),
+            _ => poll_briefly(queue.receive_async(), delay.time(), &mut rng),
         };
         let got = match said {
             Some(Ok((message, 0))) => {
-                books.add(message.read());
+                results.add(message.read());
                 true
             }
             None | Some(Err(ReceiveError::Timeout)) => false,
@@ -263,11 +270,11 @@ fn receive_briefly(queue: &Queue<Canary>, me: u64, stop: &AtomicBool, steps: &At
                 panic!("{:?}", other.map(|(message, priority)| (message.read(), priority)))
             }
         };
-        books.gave_up += u64::from(!got);
-        aim.learn(!got);
+        results.gave_up += u64::from(!got);
+        delay.learn(!got);
         steps.fetch_add(1, Relaxed);
     }
-    books
+    results
 }
 
 /// Runs the races for some milliseconds, and checks that every message sent was received. Returns
@@ -291,8 +298,8 @@ fn races(spin: bool) -> [u64; 3] {
                 stops[0].store(true, Relaxed);
                 let sent = senders.map(|sender| sender.join().unwrap());
                 stops[1].store(true, Relaxed);
-                let [forever, others @ ..] = receivers;
-                let others = others.map(|receiver| receiver.join().unwrap());
+                let [forever, timed @ ..] = receivers;
+                let timed = timed.map(|receiver| receiver.join().unwrap());
                 // A wait that was given up with a permit has passed it on: the remaining receiver
                 // gets the message.
                 wait_until(|| {
@@ -302,9 +309,10 @@ fn races(spin: bool) -> [u64; 3] {
                 queue.validate();
                 assert!(queue.close());
                 let last = forever.join().unwrap();
-                let sum =
-                    |books: &[Books]| books.iter().copied().fold(Books::default(), Books::and);
-                (sum(&sent), sum(&others).and(last))
+                let sum = |results: &[Results]| {
+                    results.iter().copied().fold(Results::default(), Results::and)
+                };
+                (sum(&sent), sum(&timed).and(last))
             })
         },
     );

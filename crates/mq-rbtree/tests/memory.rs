@@ -35,9 +35,9 @@ thread_local! {
 }
 
 /// Finds the field in a queue's `Debug` output that is there only if the lock was free.
-struct SaysLen(bool);
+struct FindsLen(bool);
 
-impl Write for SaysLen {
+impl Write for FindsLen {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.0 |= text == "len";
         Ok(())
@@ -47,18 +47,18 @@ impl Write for SaysLen {
 /// Returns whether the probed queue is locked: by this thread, because no other thread uses it.
 fn is_locked() -> bool {
     let Some(probe) = PROBE.take() else { return false };
-    let mut says_len = SaysLen(false);
+    let mut finds_len = FindsLen(false);
     // SAFETY: the queue outlives the time during which it is in `PROBE`: see `watched`.
-    write!(says_len, "{:?}", unsafe { probe.as_ref() }).unwrap();
+    write!(finds_len, "{:?}", unsafe { probe.as_ref() }).unwrap();
     PROBE.set(Some(probe));
-    !says_len.0
+    !finds_len.0
 }
 
-struct Watching;
+struct WatchingAllocator;
 
 // SAFETY: the allocator is the system's, and may refuse, as any allocator may. Nothing here unwinds
 // or allocates.
-unsafe impl GlobalAlloc for Watching {
+unsafe impl GlobalAlloc for WatchingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let ((got, back), (got_held, back_held)) = (CALLS.get(), HELD.get());
         CALLS.set((got + 1, back));
@@ -85,7 +85,7 @@ unsafe impl GlobalAlloc for Watching {
 }
 
 #[global_allocator]
-static ALLOCATOR: Watching = Watching;
+static ALLOCATOR: WatchingAllocator = WatchingAllocator;
 
 /// Runs `f`; returns also how many allocations and frees it made with the queue locked.
 fn watched<T, L: Levels, R>(queue: &Queue<T, L>, f: impl FnOnce() -> R) -> (R, (u64, u64)) {

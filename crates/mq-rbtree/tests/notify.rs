@@ -355,7 +355,7 @@ impl Loop<'_> {
         }
     }
 
-    fn send_until_told(&self, flags: i32) -> (u64, u64) {
+    fn send_until_stopped(&self, flags: i32) -> (u64, u64) {
         let (mut count, mut sum) = (0, 0);
         self.run(Interest::Writable, flags, || {
             while !self.stop.load(SeqCst) {
@@ -391,7 +391,7 @@ impl Loop<'_> {
     }
 
     /// Takes a message from the loop's queue now and then, or waits for one and gives up.
-    fn meddle(&self) -> (u64, u64) {
+    fn interfere(&self) -> (u64, u64) {
         let (mut count, mut sum) = (0, 0);
         let mut cx = Context::from_waker(Waker::noop());
         for n in 0.. {
@@ -424,13 +424,13 @@ fn event_loops(max: usize, flags: i32) {
     let (stop, steps) = (AtomicBool::new(false), AtomicUsize::new(0));
     let each = Loop { queue: &queue, stop: &stop, steps: &steps };
     thread::scope(|scope| {
-        let sends = scope.spawn(|| each.send_until_told(flags));
+        let sends = scope.spawn(|| each.send_until_stopped(flags));
         let receives = scope.spawn(|| each.receive_until_closed(flags));
-        let meddles = scope.spawn(|| each.meddle());
+        let interferes = scope.spawn(|| each.interfere());
         thread::sleep(Duration::from_millis(20));
         wait_until(|| steps.load(SeqCst) > 100);
         stop.store(true, SeqCst);
-        let (meddled, sent) = (meddles.join().unwrap(), sends.join().unwrap());
+        let (meddled, sent) = (interferes.join().unwrap(), sends.join().unwrap());
         assert!(queue.close()); // wakes the receiving loop
         let got = receives.join().unwrap();
         assert_eq!(sent, (got.0 + meddled.0, got.1 + meddled.1), "what was sent, and received");

@@ -15,7 +15,7 @@ use testkit::block_on;
 type Next = Poll<Option<(u32, u32)>>;
 
 /// Polls a stream once, with a waker that does nothing.
-fn look(stream: &mut Pin<Box<ReceiveStream<'_, u32>>>) -> Next {
+fn poll_stream(stream: &mut Pin<Box<ReceiveStream<'_, u32>>>) -> Next {
     stream.as_mut().poll_next(&mut Context::from_waker(Waker::noop()))
 }
 
@@ -33,19 +33,25 @@ fn flush(sink: &mut Pin<Box<SendSink<'_, u32>>>) -> Poll<Result<(), SendRefused>
 fn a_stream_ends_when_the_queue_is_closed_and_empty() {
     let (sender, receiver) = Queue::<u32>::builder(4).channel().unwrap();
     let mut stream = Box::pin(receiver.into_stream().urgency(1));
-    assert_eq!(look(&mut stream), Poll::Pending);
+    assert_eq!(poll_stream(&mut stream), Poll::Pending);
     sender.send(1, 1).unwrap();
     sender.send(2, 2).unwrap();
-    assert_eq!(look(&mut stream), Poll::Ready(Some((2, 2))));
-    assert_eq!(look(&mut stream), Poll::Ready(Some((1, 1))));
-    assert_eq!((look(&mut stream), look(&mut stream)), (Poll::Pending, Poll::Pending));
+    assert_eq!(poll_stream(&mut stream), Poll::Ready(Some((2, 2))));
+    assert_eq!(poll_stream(&mut stream), Poll::Ready(Some((1, 1))));
+    assert_eq!(
+        (poll_stream(&mut stream), poll_stream(&mut stream)),
+        (Poll::Pending, Poll::Pending)
+    );
     assert_eq!(sender.stats().waiting, (0, 1));
     sender.send(3, 3).unwrap();
     assert!(!sender.is_closed(), "its handle is in it");
     drop(sender);
-    assert_eq!((look(&mut stream), stream.is_terminated()), (Poll::Ready(Some((3, 3))), false));
-    assert_eq!((look(&mut stream), stream.is_terminated()), (Poll::Ready(None), true));
-    assert_eq!(look(&mut stream), Poll::Ready(None));
+    assert_eq!(
+        (poll_stream(&mut stream), stream.is_terminated()),
+        (Poll::Ready(Some((3, 3))), false)
+    );
+    assert_eq!((poll_stream(&mut stream), stream.is_terminated()), (Poll::Ready(None), true));
+    assert_eq!(poll_stream(&mut stream), Poll::Ready(None));
     assert!(format!("{stream:?}").contains("ended: true"));
 }
 
@@ -57,13 +63,13 @@ fn inv10_a_stream_takes_its_turn() {
     let (mut first, mut second) = (Box::pin(queue.stream()), Box::pin(queue.stream()));
     let mut urgent = Box::pin(queue.stream().urgency(1));
     for stream in [&mut first, &mut second, &mut urgent] {
-        assert_eq!(look(stream), Poll::Pending);
+        assert_eq!(poll_stream(stream), Poll::Pending);
     }
     // The stream that is woken takes the message, and waits again.
     for n in 0..2 {
         queue.send(n, 0).unwrap();
         assert_eq!(
-            (look(&mut urgent), look(&mut urgent)),
+            (poll_stream(&mut urgent), poll_stream(&mut urgent)),
             (Poll::Ready(Some((n, 0))), Poll::Pending)
         );
     }
@@ -71,11 +77,14 @@ fn inv10_a_stream_takes_its_turn() {
     for n in 2..6 {
         queue.send(n, 0).unwrap();
         let one = if n % 2 == 0 { &mut first } else { &mut second };
-        assert_eq!((look(one), look(one)), (Poll::Ready(Some((n, 0))), Poll::Pending));
+        assert_eq!(
+            (poll_stream(one), poll_stream(one)),
+            (Poll::Ready(Some((n, 0))), Poll::Pending)
+        );
     }
     queue.send(6, 0).unwrap(); // wakes the first stream
     drop(first);
-    assert_eq!(look(&mut second), Poll::Ready(Some((6, 0))));
+    assert_eq!(poll_stream(&mut second), Poll::Ready(Some((6, 0))));
     drop(second);
     queue.validate();
     assert_eq!(queue.stats().waiting, (0, 0));

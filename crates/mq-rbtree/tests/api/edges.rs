@@ -47,7 +47,7 @@ fn inv07_a_receiver_does_not_wait_beside_a_waiting_sender() {
 /// its deadline.
 #[test]
 fn inv09_a_receive_does_not_time_out_beside_a_message() {
-    sooner_or_later(|| {
+    retry_until_in_time(|| {
         let queue: Queue<u32> = Queue::new(4).unwrap();
         let mut cx = Context::from_waker(Waker::noop());
         let mut idle = pin!(queue.receive_async());
@@ -70,7 +70,7 @@ fn inv09_a_receive_does_not_time_out_beside_a_message() {
 /// A task has a permit for room and is leaked: the thread behind it sends at its deadline.
 #[test]
 fn inv09_a_send_does_not_time_out_beside_room() {
-    sooner_or_later(|| {
+    retry_until_in_time(|| {
         let queue: Queue<u32> = Queue::new(1).unwrap();
         let mut cx = Context::from_waker(Waker::noop());
         queue.send(1, 0).unwrap();
@@ -94,14 +94,14 @@ fn inv09_a_send_does_not_time_out_beside_room() {
 
 /// Repeats an attempt until it was in time, which it returns. On a machine that stalls for a
 /// moment, a deadline can pass too early.
-fn sooner_or_later(try_it: impl Fn() -> bool) {
-    assert!((0..20).any(|_| try_it()), "it is never in time");
+fn retry_until_in_time(attempt: impl Fn() -> bool) {
+    assert!((0..20).any(|_| attempt()), "it is never in time");
 }
 
 /// A waker that receives during a close, whose first lock section wakes four tasks.
-struct Receives(Arc<Queue<u32>>);
+struct ReceivesOnWake(Arc<Queue<u32>>);
 
-impl Wake for Receives {
+impl Wake for ReceivesOnWake {
     fn wake(self: Arc<Self>) {
         let _ = self.0.try_receive();
     }
@@ -111,7 +111,7 @@ impl Wake for Receives {
 fn a_send_that_waits_when_the_queue_closes_is_refused() {
     let queue: Arc<Queue<u32>> = Arc::new(Queue::new(1).unwrap());
     queue.send(1, 0).unwrap();
-    let waker = Waker::from(Arc::new(Receives(Arc::clone(&queue))));
+    let waker = Waker::from(Arc::new(ReceivesOnWake(Arc::clone(&queue))));
     let mut cx = Context::from_waker(&waker);
     let mut tasks: Vec<_> = (0..4).map(|n| Box::pin(queue.send_async(10 + n, 0))).collect();
     for task in &mut tasks {

@@ -43,7 +43,7 @@ fn inv09_a_receive_dropped_at_any_stage_loses_no_message() {
     let queue: Queue<u32> = Queue::new(4).unwrap();
     let (first_flag, flag) = (WakeCount::new(), WakeCount::new());
     for stage in 0..3 {
-        let told = flag.count();
+        let before = flag.count();
         let mut first = Box::pin(queue.receive_async());
         let mut second = Box::pin(queue.receive_async());
         assert!(
@@ -60,11 +60,11 @@ fn inv09_a_receive_dropped_at_any_stage_loses_no_message() {
         if stage == 2 {
             assert_eq!(queue.try_receive(), Ok((7, 1)), "another was faster");
         }
-        assert_eq!(flag.count() - told, usize::from(stage == 0));
+        assert_eq!(flag.count() - before, usize::from(stage == 0));
         drop(first);
         queue.validate();
         assert_eq!(
-            flag.count() - told,
+            flag.count() - before,
             usize::from(stage < 2),
             "the permit is passed on, if of use"
         );
@@ -84,7 +84,7 @@ fn inv09_a_send_dropped_at_any_stage_leaves_no_trace() {
     let (first_flag, flag) = (WakeCount::new(), WakeCount::new());
     for stage in 0..3 {
         queue.send(Arc::new(0), 1).unwrap();
-        let told = flag.count();
+        let before = flag.count();
         let message = Arc::new(1);
         let mut first = Box::pin(queue.send_async(Arc::clone(&message), 9));
         let mut second = Box::pin(queue.send_async(Arc::new(2), 1));
@@ -102,11 +102,11 @@ fn inv09_a_send_dropped_at_any_stage_leaves_no_trace() {
         if stage == 2 {
             queue.try_send(Arc::new(3), 1).unwrap();
         }
-        assert_eq!(flag.count() - told, usize::from(stage == 0));
+        assert_eq!(flag.count() - before, usize::from(stage == 0));
         drop(first);
         queue.validate();
         assert_eq!(Arc::strong_count(&message), 1, "its message went with it");
-        assert_eq!(flag.count() - told, usize::from(stage < 2));
+        assert_eq!(flag.count() - before, usize::from(stage < 2));
         if stage == 2 {
             assert!(poll(&mut second, &flag).is_pending());
             assert_eq!(*queue.receive().unwrap().0, 3);
@@ -134,7 +134,7 @@ fn inv07_an_unused_permit_blocks_no_waiter() {
     assert_eq!(queue.receive(), Ok((30, 8)));
     queue.try_send(20, 6).unwrap();
     queue.validate();
-    assert_eq!(urgent_flag.count(), 0, "50, and 60 promised");
+    assert_eq!(urgent_flag.count(), 0, "50, and 60 of the permit");
     assert!(poll(&mut large, &large_flag).is_pending(), "50 + 60");
     queue.validate();
     assert_eq!(urgent_flag.count(), 1, "50 + 50");
@@ -151,8 +151,8 @@ fn the_waker_of_the_last_poll_is_the_one_that_is_called() {
         assert!(poll(&mut receive, flag).is_pending());
         queue.validate();
     }
-    let others = flags.iter().map(Arc::strong_count).take(2);
-    assert!(others.eq([1, 1]), "replaced wakers are dropped");
+    let replaced = flags.iter().map(Arc::strong_count).take(2);
+    assert!(replaced.eq([1, 1]), "replaced wakers are dropped");
     queue.send(1, 1).unwrap();
     assert!(flags.iter().map(|flag| flag.count()).eq([0, 0, 1]));
     let mut send = Box::pin(queue.send_async(2, 1));
@@ -203,7 +203,7 @@ fn close_wakes_every_task_and_returns_messages() {
     for (receive, flag) in receives.iter_mut().zip(&flags) {
         assert!(poll(receive, flag).is_pending());
     }
-    queue.send(1, 1).unwrap(); // gives a permit
+    queue.send(1, 1).unwrap(); // drops_future a permit
     assert!(queue.close());
     assert!(flags.iter().all(|flag| flag.count() == 1));
     let results: Vec<_> =
@@ -329,8 +329,8 @@ fn inv07_unused_room_of_a_permit_goes_to_the_next_sender() {
 fn inv14_a_barging_task_gets_no_permit() {
     let queue = by_bytes(10, 6);
     let (first, second) = (WakeCount::new(), WakeCount::new());
-    let mut told = Box::pin(queue.receive_async());
-    assert!(poll(&mut told, &first).is_pending());
+    let mut woken = Box::pin(queue.receive_async());
+    assert!(poll(&mut woken, &first).is_pending());
     let mut barges = Box::pin(queue.receive_async());
     assert!(poll(&mut barges, &second).is_pending());
     queue.send(6, 1).unwrap();
@@ -341,7 +341,7 @@ fn inv14_a_barging_task_gets_no_permit() {
         assert!(poll(&mut barges, &second).is_ready());
         blocked.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
     });
-    drop((told, barges));
+    drop((woken, barges));
     assert_eq!((first.count(), second.count()), (1, 0));
     assert_eq!((queue.receive(), queue.receive()), (Ok((3, 1)), Ok((3, 1))));
     let mut next = Box::pin(queue.receive_async());
@@ -354,8 +354,8 @@ fn inv14_a_barging_task_gets_no_permit() {
 /// A close wakes a few waiters in each lock section. In between, no remaining sender is let in.
 #[test]
 fn no_send_succeeds_while_a_queue_closes() {
-    struct Gives(Mutex<Option<Pin<Box<SendFuture<'static, u32>>>>>);
-    impl std::task::Wake for Gives {
+    struct DropsFuture(Mutex<Option<Pin<Box<SendFuture<'static, u32>>>>>);
+    impl std::task::Wake for DropsFuture {
         fn wake(self: Arc<Self>) {
             drop(self.0.lock().unwrap().take());
         }
@@ -364,19 +364,19 @@ fn no_send_succeeds_while_a_queue_closes() {
     let queue: &'static Queue<u32> = Box::leak(Box::new(Queue::new(1).unwrap()));
     queue.send(1, 1).unwrap();
     let flag = WakeCount::new();
-    let mut promised = Box::pin(queue.send_async(2, 2));
-    assert!(poll(&mut promised, &flag).is_pending());
-    let gives = Arc::new(Gives(Mutex::new(None)));
-    let waker = Waker::from(Arc::clone(&gives));
-    let mut told: Vec<_> = (0..4).map(|_| Box::pin(queue.send_async(3, 3))).collect();
-    for future in &mut told {
+    let mut permitted = Box::pin(queue.send_async(2, 2));
+    assert!(poll(&mut permitted, &flag).is_pending());
+    let drops_future = Arc::new(DropsFuture(Mutex::new(None)));
+    let waker = Waker::from(Arc::clone(&drops_future));
+    let mut woken: Vec<_> = (0..4).map(|_| Box::pin(queue.send_async(3, 3))).collect();
+    for future in &mut woken {
         assert!(future.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
     }
     thread::scope(|scope| {
         let last = scope.spawn(|| queue.send(4, 4));
         wait_until(|| queue.stats().waiting == (6, 0));
         assert_eq!((queue.receive(), flag.count()), (Ok((1, 1)), 1));
-        *gives.0.lock().unwrap() = Some(promised);
+        *drops_future.0.lock().unwrap() = Some(permitted);
         assert!(queue.close());
         assert_eq!(last.join().unwrap().unwrap_err().reason, SendRefused::Closed);
     });

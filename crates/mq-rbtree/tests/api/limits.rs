@@ -353,7 +353,7 @@ fn inv15_threads_charge_a_quota_for_no_more_than_there_is() {
 
 /// Generates `every`, the number of levels, and steps: messages to push before each pop, with the
 /// level of each.
-fn aged() -> impl Strategy<Value = (u32, usize, Vec<(u8, u8)>)> {
+fn ageing_cases() -> impl Strategy<Value = (u32, usize, Vec<(u8, u8)>)> {
     (1_u32..6, 1_usize..12, prop::collection::vec((any::<u8>(), 0_u8..4), 1..400))
 }
 
@@ -396,7 +396,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
     #[test]
-    fn ageing_serves_every_message_in_time((every, levels, steps) in aged()) {
+    fn ageing_serves_every_message_in_time((every, levels, steps) in ageing_cases()) {
         is_served_in_time::<Bitmap>(every, levels, &steps);
         is_served_in_time::<RbTree<u32>>(every, levels, &steps);
     }

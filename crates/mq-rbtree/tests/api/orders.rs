@@ -152,9 +152,9 @@ fn inv06_an_order_that_panics_in_an_aged_receive_leaves_the_sender_able_to_go_on
 }
 
 /// A message that records at its drop whether its queue is locked.
-struct Minds(Weak<Queue<Minds, RbTree<Key>>>, Arc<AtomicUsize>);
+struct LockProbe(Weak<Queue<LockProbe, RbTree<Key>>>, Arc<AtomicUsize>);
 
-impl Drop for Minds {
+impl Drop for LockProbe {
     fn drop(&mut self) {
         let free = self.0.upgrade().is_some_and(|queue| format!("{queue:?}").contains("len"));
         self.1.fetch_add(usize::from(free), SeqCst);
@@ -164,12 +164,12 @@ impl Drop for Minds {
 /// The message of a panicking send is dropped after the unlock; of a batch, it stays at the front.
 #[test]
 fn inv06_an_order_that_panics_does_not_drop_the_message_under_the_lock() {
-    type Minding = Arc<Queue<Minds, RbTree<Key>>>;
+    type ProbedQueue = Arc<Queue<LockProbe, RbTree<Key>>>;
     let dropped = Arc::new(AtomicUsize::new(0));
-    let check = |send: &dyn Fn(&Minding, Minds)| {
+    let check = |send: &dyn Fn(&ProbedQueue, LockProbe)| {
         let builder = Queue::builder_with_keys(20).reserve(Key(70), 2).spin(false);
-        let queue: Minding = Arc::new(builder.build().unwrap());
-        let message = || Minds(Arc::downgrade(&queue), Arc::clone(&dropped));
+        let queue: ProbedQueue = Arc::new(builder.build().unwrap());
+        let message = || LockProbe(Arc::downgrade(&queue), Arc::clone(&dropped));
         (0..12).for_each(|n| queue.try_send(message(), Key(n * 5)).map_err(drop).unwrap());
         let mut panicked = 0;
         at_every_comparison(|| {

@@ -244,7 +244,7 @@ fn a_panicking_filter_leaves_the_remaining_messages() {
 fn a_panicking_peek_changes_nothing() {
     let queue: Queue<u32> = Queue::new(2).unwrap();
     queue.send(1, 1).unwrap();
-    assert!(panics(|| queue.peek(|_, _| panic!("a look"))));
+    assert!(panics(|| queue.peek(|_, _| panic!("a panic of the caller"))));
     queue.validate();
     assert_eq!(queue.receive(), Ok((1, 1)));
 }
@@ -264,12 +264,12 @@ fn a_measure_that_panics_sends_nothing() {
 }
 
 /// A message that inspects its queue when it is dropped.
-struct Looks {
-    queue: Weak<Queue<Looks>>,
+struct InspectsQueue {
+    queue: Weak<Queue<InspectsQueue>>,
     seen: Arc<AtomicUsize>,
 }
 
-impl Drop for Looks {
+impl Drop for InspectsQueue {
     fn drop(&mut self) {
         if let Some(queue) = self.queue.upgrade() {
             // These calls would block for ever if the lock was held.
@@ -283,8 +283,8 @@ impl Drop for Looks {
 #[test]
 fn a_message_may_use_its_queue_when_it_is_dropped() {
     let seen = Arc::new(AtomicUsize::new(0));
-    let queue: Arc<Queue<Looks>> = Arc::new(Queue::new(8).unwrap());
-    let message = || Looks { queue: Arc::downgrade(&queue), seen: Arc::clone(&seen) };
+    let queue: Arc<Queue<InspectsQueue>> = Arc::new(Queue::new(8).unwrap());
+    let message = || InspectsQueue { queue: Arc::downgrade(&queue), seen: Arc::clone(&seen) };
     let fill = || {
         for n in 0..8 - queue.len() as u32 {
             queue.try_send(message(), n).unwrap();
@@ -319,9 +319,9 @@ fn a_message_may_use_its_queue_when_it_is_dropped() {
 }
 
 /// A message whose drop panics as often as configured.
-struct Fragile(Arc<AtomicUsize>);
+struct PanicsOnDrop(Arc<AtomicUsize>);
 
-impl Drop for Fragile {
+impl Drop for PanicsOnDrop {
     fn drop(&mut self) {
         self.0.fetch_add(1, SeqCst);
         if !thread::panicking() {
@@ -333,8 +333,8 @@ impl Drop for Fragile {
 #[test]
 fn a_panicking_drop_loses_no_other_message() {
     let dropped = Arc::new(AtomicUsize::new(0));
-    let message = || Fragile(Arc::clone(&dropped));
-    let queue: Queue<Fragile> = Queue::new(8).unwrap();
+    let message = || PanicsOnDrop(Arc::clone(&dropped));
+    let queue: Queue<PanicsOnDrop> = Queue::new(8).unwrap();
     (0..8).for_each(|n| queue.send(message(), n).unwrap());
     assert!(panics(|| queue.try_receive()));
     queue.validate();

@@ -18,14 +18,14 @@ use testkit::wait_until;
 /// Longer than any step here takes.
 const LONG: Duration = Duration::from_secs(20);
 
-type Promised<'q> = Pin<Box<SendFuture<'q, u32>>>;
+type WithPermit<'q> = Pin<Box<SendFuture<'q, u32>>>;
 
 fn poll<F: Future>(future: &mut Pin<Box<F>>) -> Poll<F::Output> {
     future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
 /// Creates a full queue of one message, and a task that waits for room in it.
-fn full(queue: &Queue<u32>) -> Promised<'_> {
+fn full(queue: &Queue<u32>) -> WithPermit<'_> {
     queue.try_send(1, 0).unwrap();
     let mut task = Box::pin(queue.send_async(2, 0));
     assert!(poll(&mut task).is_pending());
@@ -68,8 +68,8 @@ fn inv12_a_message_sent_as_a_permit_ends_is_notified() {
     let queue = one();
     let mut task = full(&queue);
     let flag = WakeCount::new();
-    let told = flag.waker();
-    queue.notify(move || told.wake()).unwrap();
+    let waker = flag.waker();
+    queue.notify(move || waker.wake()).unwrap();
     thread::scope(|scope| {
         let sender = scope.spawn(|| queue.send(3, 7));
         wait_until(|| queue.stats().waiting == (2, 0));
@@ -94,8 +94,8 @@ fn inv12_no_notification_while_a_task_with_an_unused_permit_waits() {
     queue.send(1, 0).unwrap();
     assert_eq!(queue.try_receive(), Ok((1, 0)), "not by the task");
     let flag = WakeCount::new();
-    let told = flag.waker();
-    queue.notify(move || told.wake()).unwrap();
+    let waker = flag.waker();
+    queue.notify(move || waker.wake()).unwrap();
     queue.send(2, 0).unwrap();
     assert_eq!(flag.count(), 0, "the task waits for this message");
 
@@ -124,8 +124,8 @@ fn inv12_a_message_that_comes_after_a_drain_is_notified() {
     let queue = one();
     queue.try_send(1, 0).unwrap();
     let flag = WakeCount::new();
-    let told = flag.waker();
-    queue.notify(move || told.wake()).unwrap();
+    let waker = flag.waker();
+    queue.notify(move || waker.wake()).unwrap();
     thread::scope(|scope| {
         let sender = scope.spawn(|| queue.send(3, 7));
         wait_until(|| queue.stats().waiting == (1, 0));
@@ -135,8 +135,8 @@ fn inv12_a_message_that_comes_after_a_drain_is_notified() {
     assert_eq!((queue.len(), flag.count()), (1, 1));
     // A receive that serves a sender leaves no moment at which the queue is empty.
     let silent: Arc<WakeCount> = WakeCount::new();
-    let told = silent.waker();
-    queue.notify(move || told.wake()).unwrap();
+    let waker = silent.waker();
+    queue.notify(move || waker.wake()).unwrap();
     thread::scope(|scope| {
         let sender = scope.spawn(|| queue.send(4, 8));
         wait_until(|| queue.stats().waiting == (1, 0));

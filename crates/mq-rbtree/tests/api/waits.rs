@@ -218,12 +218,12 @@ fn inv09_waits_that_end_by_their_deadline_lose_nothing() {
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
     thread::scope(|scope| {
         let senders: Vec<_> = (0..2)
-            .map(|who| {
+            .map(|sender| {
                 let (queue, refused) = (&queue, &refused);
                 scope.spawn(move || {
                     for n in 0..300 {
                         let short = Wait::at_most(Duration::from_micros(u64::from(n) % 7 * 30));
-                        if let Err(error) = queue.send_with(who * 1000 + n, n % 3, short) {
+                        if let Err(error) = queue.send_with(sender * 1000 + n, n % 3, short) {
                             assert_eq!(error.reason, SendRefused::Timeout);
                             refused.lock().unwrap().push(error.value);
                         }

@@ -13,13 +13,13 @@ pub(crate) fn asleep<'scope, R: Send + 'scope>(
     scope: &'scope Scope<'scope, '_>,
     f: impl FnOnce() -> R + Send + 'scope,
 ) -> ScopedJoinHandle<'scope, R> {
-    let (tell, told) = mpsc::channel();
+    let (send_id, id) = mpsc::channel();
     let thread = scope.spawn(move || {
         // SAFETY: has no preconditions.
-        tell.send(unsafe { libc::gettid() }).unwrap();
+        send_id.send(unsafe { libc::gettid() }).unwrap();
         f()
     });
-    let stat = format!("/proc/self/task/{}/stat", told.recv().unwrap());
+    let stat = format!("/proc/self/task/{}/stat", id.recv().unwrap());
     // Format: pid (name) state ...
     let sleeps = || {
         let stat = fs::read_to_string(&stat).unwrap_or_default();

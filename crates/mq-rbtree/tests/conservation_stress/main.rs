@@ -67,14 +67,14 @@ enum End {
 }
 
 /// A handle that keeps one side open.
-enum Kept<L: Keyed> {
+enum KeptHandle<L: Keyed> {
     Sender(Sender<Canary, L>),
     Receiver(Receiver<Canary, L>),
 }
 
 macro_rules! of_either {
     ($($name:ident -> $gives:ty;)*) => {
-        impl<L: Keyed> Kept<L> {$(
+        impl<L: Keyed> KeptHandle<L> {$(
             fn $name(&self) -> $gives {
                 match self {
                     Self::Sender(sender) => sender.$name(),
@@ -110,8 +110,8 @@ fn round<L: Keyed>(seed: u64) -> u64 {
     };
     // One side ends with its threads.
     let kept = match end {
-        End::NoSenders => Kept::Receiver(receiver.clone()),
-        End::Closed | End::NoReceivers => Kept::Sender(sender.clone()),
+        End::NoSenders => KeptHandle::Receiver(receiver.clone()),
+        End::Closed | End::NoReceivers => KeptHandle::Sender(sender.clone()),
     };
     let ledgers: Vec<Ledger> = watched(
         || steps.load(Relaxed),
@@ -134,7 +134,7 @@ fn round<L: Keyed>(seed: u64) -> u64 {
                 }
                 let mut each = party(4);
                 threads.push(scope.spawn(move || {
-                    each.juggle_until(&sender, &receiver, senders, receivers);
+                    each.exchange_until(&sender, &receiver, senders, receivers);
                     each.ledger
                 }));
                 thread::sleep(length);

@@ -60,7 +60,7 @@ impl<L: Keyed> Party<'_, L> {
     }
 
     /// Records a received message.
-    fn took(&mut self, (message, key): Received<Canary, L>, in_order: bool) {
+    fn record_received(&mut self, (message, key): Received<Canary, L>, in_order: bool) {
         let number = self.ledger.take(message.read(), in_order);
         assert!(L::key(number.priority.into()) == key);
     }
@@ -68,7 +68,7 @@ impl<L: Keyed> Party<'_, L> {
     /// Records the result of a receive. Returns false once the queue is closed.
     fn received(&mut self, said: Result<Received<Canary, L>, ReceiveError>) -> bool {
         match said {
-            Ok(message) => self.took(message, true),
+            Ok(message) => self.record_received(message, true),
             Err(ReceiveError::Empty | ReceiveError::Timeout) => {}
             Err(ReceiveError::Closed) => return false,
             Err(other) => panic!("{other}"),
@@ -162,7 +162,7 @@ impl<L: Keyed> Party<'_, L> {
                     Ok(count) => assert_eq!(count, out.len()),
                     Err(error) => return self.received(Err(error)),
                 }
-                out.into_iter().for_each(|message| self.took(message, true));
+                out.into_iter().for_each(|message| self.record_received(message, true));
                 true
             }
             20..25 => {
@@ -180,11 +180,11 @@ impl<L: Keyed> Party<'_, L> {
                 // Not always the oldest of its priority.
                 let odd = self.rng.usize(..2) as u64;
                 let some = queue.drain_filter(|message, _| message.read() % 2 == odd);
-                some.into_iter().for_each(|message| self.took(message, false));
+                some.into_iter().for_each(|message| self.record_received(message, false));
                 true
             }
             _ => {
-                queue.drain().into_iter().for_each(|message| self.took(message, false));
+                queue.drain().into_iter().for_each(|message| self.record_received(message, false));
                 true
             }
         }
@@ -192,7 +192,7 @@ impl<L: Keyed> Party<'_, L> {
 
     /// Sends and receives, with futures of its own on both sides. It never waits without a limit,
     /// because its own futures may hold the permit that another thread waits for.
-    pub(crate) fn juggle_until(
+    pub(crate) fn exchange_until(
         &mut self,
         sender: &Sender<Canary, L>,
         receiver: &Receiver<Canary, L>,
@@ -236,8 +236,8 @@ impl<L: Keyed> Party<'_, L> {
                 }
                 13 => open = self.received(receiver.receive_with(wait)),
                 14 => {
-                    let told = thread::current();
-                    let _ = receiver.notify(move || told.unpark());
+                    let woken = thread::current();
+                    let _ = receiver.notify(move || woken.unpark());
                 }
                 _ => thread::park_timeout(Duration::from_micros(100)),
             }

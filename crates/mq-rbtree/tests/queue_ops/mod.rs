@@ -84,7 +84,7 @@ impl Keyed for RbTree<Reverse<u64>> {
 }
 
 /// A message. The count of the model's `Rc` shows that it is dropped exactly once.
-pub(crate) struct Parcel {
+pub(crate) struct Payload {
     id: u64,
     bytes: u32,
     _live: Rc<()>,
@@ -193,7 +193,7 @@ impl<F: Future> Waiting<F> {
     }
 
     /// Returns whether the task was woken since its last poll; at most once.
-    fn told(&self) -> bool {
+    fn was_woken(&self) -> bool {
         assert!(self.old.iter().all(|(flag, count)| flag.count() == *count), "another's waker");
         let times = self.flag.count() - self.seen;
         assert!(times <= 1, "woken {times} times");
@@ -203,8 +203,8 @@ impl<F: Future> Waiting<F> {
 
 pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
     let mut model = Model::<L>::new(limits);
-    let mut builder = Builder::<Parcel, L>::new(limits.messages)
-        .measure(|parcel| parcel.bytes as usize)
+    let mut builder = Builder::<Payload, L>::new(limits.messages)
+        .measure(|payload| payload.bytes as usize)
         .max_bytes(limits.bytes)
         .max_message_bytes(limits.message_bytes)
         .spare_nodes(limits.spare);
@@ -241,16 +241,16 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
 }
 
 struct Runner<'q, L: Keyed> {
-    queue: &'q Queue<Parcel, L>,
+    queue: &'q Queue<Payload, L>,
     live: &'q Rc<()>,
-    receives: Vec<Waiting<ReceiveFuture<'q, Parcel, L>>>,
-    sends: Vec<Waiting<SendFuture<'q, Parcel, L>>>,
+    receives: Vec<Waiting<ReceiveFuture<'q, Payload, L>>>,
+    sends: Vec<Waiting<SendFuture<'q, Payload, L>>>,
     fired: Arc<AtomicUsize>,
 }
 
 /// Returns whether memory was missing: both the preload and the allocation under the lock were
 /// refused.
-fn is_short(error: Option<&SendError<Parcel>>, refused: usize) -> bool {
+fn lacks_memory(error: Option<&SendError<Payload>>, refused: usize) -> bool {
     let short = error.is_some_and(|error| error.reason == SendRefused::NoMemory);
     assert!(!short || refused >= 2, "one refusal before the lock is made up for under it");
     short
@@ -265,9 +265,9 @@ impl<L: Keyed> Runner<'_, L> {
         L::key(EDGES[usize::from(n) % EDGES.len()])
     }
 
-    fn parcel(&self, model: &mut Model<L>, bytes: u8) -> Parcel {
+    fn payload(&self, model: &mut Model<L>, bytes: u8) -> Payload {
         model.ids += 1;
-        Parcel { id: model.ids, bytes: bytes.into(), _live: Rc::clone(self.live) }
+        Payload { id: model.ids, bytes: bytes.into(), _live: Rc::clone(self.live) }
     }
 
     fn step(&mut self, model: &mut Model<L>, step: Step) {
@@ -279,31 +279,31 @@ impl<L: Keyed> Runner<'_, L> {
         };
         match step {
             Step::Send { priority, bytes, late } => {
-                let (parcel, key) = (self.parcel(model, bytes), Self::key(priority));
-                let stored = Stored { id: parcel.id, bytes: parcel.bytes };
-                let expected = match model.put(key, stored) {
+                let (payload, key) = (self.payload(model, bytes), Self::key(priority));
+                let stored = Stored { id: payload.id, bytes: payload.bytes };
+                let expected = match model.send(key, stored) {
                     Err(SendRefused::Full) if late => Err(SendRefused::Timeout),
                     other => other,
                 };
-                Self::sent(queue.send_with(parcel, key, past(late)), expected, stored.id);
+                Self::sent(queue.send_with(payload, key, past(late)), expected, stored.id);
             }
             Step::SendShort { priority, bytes, refused: count } => {
-                let (parcel, key) = (self.parcel(model, bytes), Self::key(priority));
-                let stored = Stored { id: parcel.id, bytes: parcel.bytes };
+                let (payload, key) = (self.payload(model, bytes), Self::key(priority));
+                let stored = Stored { id: payload.id, bytes: payload.bytes };
                 let most = usize::from(count % 6);
-                let (result, refused) = refuse_first(most, || queue.try_send(parcel, key));
-                let expected = if is_short(result.as_ref().err(), refused) {
+                let (result, refused) = refuse_first(most, || queue.try_send(payload, key));
+                let expected = if lacks_memory(result.as_ref().err(), refused) {
                     assert_eq!(model.accepts(key, stored), Ok(()));
                     Err(SendRefused::NoMemory)
                 } else {
-                    model.put(key, stored)
+                    model.send(key, stored)
                 };
                 Self::sent(result, expected, stored.id);
             }
             Step::Receive { late } => {
                 let expected = model.take();
                 match queue.receive_with(past(late)) {
-                    Ok((parcel, key)) => assert_eq!(Some((key, parcel.id)), expected),
+                    Ok((payload, key)) => assert_eq!(Some((key, payload.id)), expected),
                     Err(error) => {
                         assert_eq!(expected, None);
                         let refused =
@@ -317,24 +317,24 @@ impl<L: Keyed> Runner<'_, L> {
                 let mut batch = VecDeque::new();
                 for n in 0..count % 80 {
                     let key = Self::key(priority.wrapping_add(n / 3));
-                    batch.push_back((self.parcel(model, bytes.wrapping_add(n)), key));
+                    batch.push_back((self.payload(model, bytes.wrapping_add(n)), key));
                 }
                 let mut expected = Ok(());
                 let (mut sent, all) = (0, batch.len());
-                for (parcel, key) in &batch {
-                    expected = model.put(*key, Stored { id: parcel.id, bytes: parcel.bytes });
+                for (payload, key) in &batch {
+                    expected = model.send(*key, Stored { id: payload.id, bytes: payload.bytes });
                     if expected.is_err() {
                         break;
                     }
                     sent += 1;
                 }
-                let next = batch.get(sent).map_or(0, |(parcel, _)| parcel.id);
+                let next = batch.get(sent).map_or(0, |(payload, _)| payload.id);
                 match queue.send_batch(&mut batch, Wait::NO) {
                     Ok(count) => assert_eq!((count, sent, expected), (all, all, Ok(()))),
                     Err(error) => {
                         assert_eq!((error.sent, batch.len()), (sent, all - sent), "the rest stays");
                         let (value, _) = batch.pop_front().expect("the one that was refused");
-                        assert!(batch.front().is_none_or(|(parcel, _)| parcel.id == next + 1));
+                        assert!(batch.front().is_none_or(|(payload, _)| payload.id == next + 1));
                         let reason = error.reason;
                         Self::sent(Err(mq_rbtree::SendError { value, reason }), expected, next);
                     }
@@ -353,25 +353,25 @@ impl<L: Keyed> Runner<'_, L> {
                         assert_eq!(error, why);
                     }
                 }
-                let out: Vec<_> = out.iter().map(|(parcel, key)| (*key, parcel.id)).collect();
+                let out: Vec<_> = out.iter().map(|(payload, key)| (*key, payload.id)).collect();
                 assert_eq!(out, expected);
             }
             Step::DrainFilter { modulus } => {
                 let wanted = |id: u64| id.is_multiple_of(u64::from(modulus % 5) + 1);
                 let expected = model.drain(wanted);
                 let mut seen = Vec::new();
-                let out = queue.drain_filter(|parcel, key| {
-                    seen.push((key, parcel.id));
-                    wanted(parcel.id)
+                let out = queue.drain_filter(|payload, key| {
+                    seen.push((key, payload.id));
+                    wanted(payload.id)
                 });
-                let out: Vec<_> = out.iter().map(|(parcel, key)| (*key, parcel.id)).collect();
+                let out: Vec<_> = out.iter().map(|(payload, key)| (*key, payload.id)).collect();
                 assert_eq!(out, expected);
                 assert!(seen.is_sorted_by(|a, b| a.0 >= b.0), "the highest first");
             }
             Step::Drain => {
                 let expected = model.drain(|_| true);
                 let out = queue.drain();
-                let out: Vec<_> = out.iter().map(|(parcel, key)| (*key, parcel.id)).collect();
+                let out: Vec<_> = out.iter().map(|(payload, key)| (*key, payload.id)).collect();
                 assert_eq!(out, expected);
             }
             Step::WaitToReceive { urgency } => {
@@ -381,11 +381,11 @@ impl<L: Keyed> Runner<'_, L> {
                 self.poll_receive(model, self.receives.len() - 1, false);
             }
             Step::WaitToSend { priority, bytes, urgency } => {
-                let (parcel, key) = (self.parcel(model, bytes), Self::key(priority));
-                let id = parcel.id;
-                let stored = Stored { id, bytes: parcel.bytes };
+                let (payload, key) = (self.payload(model, bytes), Self::key(priority));
+                let id = payload.id;
+                let stored = Stored { id, bytes: payload.bytes };
                 model.new_send(urgency % 3, key, stored);
-                let future = Box::pin(queue.send_async(parcel, key).urgency(urgency % 3));
+                let future = Box::pin(queue.send_async(payload, key).urgency(urgency % 3));
                 self.sends.push(Waiting::new(future, id));
                 self.poll_send(model, self.sends.len() - 1, false);
             }
@@ -445,7 +445,7 @@ impl<L: Keyed> Runner<'_, L> {
     }
 
     #[track_caller]
-    fn sent(result: Result<(), SendError<Parcel>>, expected: Result<(), SendRefused>, id: u64) {
+    fn sent(result: Result<(), SendError<Payload>>, expected: Result<(), SendRefused>, id: u64) {
         let result = result.map_err(|SendError { value, reason, .. }| {
             assert_eq!(value.id, id, "the message comes back");
             reason
@@ -459,8 +459,8 @@ impl<L: Keyed> Runner<'_, L> {
         let (id, result) = (waiting.id, waiting.poll(other_waker));
         match (result, expected) {
             (Poll::Pending, None) => assert!(!model.closed),
-            (Poll::Ready(Ok((parcel, key))), Some(next)) => {
-                assert_eq!((key, parcel.id), next);
+            (Poll::Ready(Ok((payload, key))), Some(next)) => {
+                assert_eq!((key, payload.id), next);
                 self.receives.swap_remove(which);
             }
             (Poll::Ready(Err(error)), None) => {
@@ -482,7 +482,7 @@ impl<L: Keyed> Runner<'_, L> {
     fn poll_send_short(&mut self, model: &mut Model<L>, which: usize, most: usize) {
         let (polled, refused) = refuse_first(most, || self.sends[which].poll(false));
         match polled {
-            Poll::Ready(Err(error)) if is_short(Some(&error), refused) => {
+            Poll::Ready(Err(error)) if lacks_memory(Some(&error), refused) => {
                 let waiting = self.sends.swap_remove(which);
                 assert_eq!(error.value.id, waiting.id, "the message comes back");
                 model.poll_send_short(waiting.id);
@@ -495,7 +495,7 @@ impl<L: Keyed> Runner<'_, L> {
         &mut self,
         model: &mut Model<L>,
         which: usize,
-        polled: Poll<Result<(), SendError<Parcel>>>,
+        polled: Poll<Result<(), SendError<Payload>>>,
     ) {
         let id = self.sends[which].id;
         let expected = model.poll_send(id);
@@ -513,7 +513,7 @@ impl<L: Keyed> Runner<'_, L> {
     fn check(&mut self, model: &mut Model<L>) {
         let queue = self.queue;
         queue.validate();
-        model.settle();
+        model.wake_waiters();
         let stats = queue.stats();
         assert_eq!((stats.depth, stats.bytes), (model.len(), model.bytes()));
         assert_eq!((queue.len(), queue.bytes()), (model.len(), model.bytes()));
@@ -527,15 +527,15 @@ impl<L: Keyed> Runner<'_, L> {
             let key = Self::key(n as u8);
             assert_eq!(queue.len_at(key), model.len_at(key), "{key:?}");
         }
-        let peeked = queue.peek(|parcel, key| (key, parcel.id));
+        let peeked = queue.peek(|payload, key| (key, payload.id));
         assert_eq!(peeked, model.highest());
         for waiting in &self.receives {
             let permit = model.receiver(waiting.id).permit;
-            assert_eq!(waiting.told(), permit, "receiver {}", waiting.id);
+            assert_eq!(waiting.was_woken(), permit, "receiver {}", waiting.id);
         }
         for waiting in &self.sends {
             let permit = model.sender(waiting.id).permit;
-            assert_eq!(waiting.told(), permit, "sender {}", waiting.id);
+            assert_eq!(waiting.was_woken(), permit, "sender {}", waiting.id);
         }
         let unlisted = |permit: &bool| !*permit;
         let senders = model.senders.iter().map(|waiter| waiter.permit).filter(unlisted).count();

@@ -30,7 +30,7 @@ pub(crate) struct Sender<P> {
 
 /// The position of a waiter.
 type Rank = (Reverse<u8>, u64);
-const NEWCOMER: Rank = (Reverse(0), u64::MAX);
+const RANK_OF_NEW: Rank = (Reverse(0), u64::MAX);
 
 impl<P> Sender<P> {
     fn rank(&self) -> Rank {
@@ -108,9 +108,10 @@ impl<L: Keyed> Model<L> {
         (self.sent, self.received, self.peak)
     }
 
-    fn open_to(&self, key: L::Priority) -> usize {
-        let kept: usize = self.reserves.iter().filter(|(from, _)| key < *from).map(|r| r.1).sum();
-        self.limits.messages - kept
+    fn len_limit(&self, key: L::Priority) -> usize {
+        let reserved: usize =
+            self.reserves.iter().filter(|(from, _)| key < *from).map(|r| r.1).sum();
+        self.limits.messages - reserved
     }
 
     fn fits(&self, len: usize, bytes: u64, stored: Stored) -> bool {
@@ -119,7 +120,7 @@ impl<L: Keyed> Model<L> {
 
     /// Returns whether a message is accepted now, apart from missing memory.
     pub(crate) fn accepts(&self, key: L::Priority, stored: Stored) -> Result<(), SendRefused> {
-        self.accepts_from(key, stored, NEWCOMER)
+        self.accepts_from(key, stored, RANK_OF_NEW)
     }
 
     fn accepts_from(
@@ -141,7 +142,7 @@ impl<L: Keyed> Model<L> {
             return Err(SendRefused::Closed);
         }
         let len = self.len();
-        if !self.fits(len, self.bytes(), stored) || len >= self.open_to(key) {
+        if !self.fits(len, self.bytes(), stored) || len >= self.len_limit(key) {
             return Err(SendRefused::Full);
         }
         if self.limits.fair_bytes && self.would_overtake(key, stored, rank) {
@@ -154,19 +155,19 @@ impl<L: Keyed> Model<L> {
     fn would_overtake(&self, key: L::Priority, stored: Stored, rank: Rank) -> bool {
         let permitted = || self.senders.iter().filter(|waiter| waiter.permit);
         let len = self.len() + permitted().count();
-        let promised: u64 = permitted().map(|waiter| u64::from(waiter.stored.bytes)).sum();
-        let bytes = self.bytes() + promised;
+        let permitted_bytes: u64 = permitted().map(|waiter| u64::from(waiter.stored.bytes)).sum();
+        let bytes = self.bytes() + permitted_bytes;
         let before = |waiter: &&Sender<L::Priority>| !waiter.permit && waiter.rank() < rank;
         !self.fits(len, bytes, stored)
-            || len >= self.open_to(key)
+            || len >= self.len_limit(key)
             || self.senders.iter().filter(before).any(|w| !self.fits(len, bytes, w.stored))
     }
 
-    pub(crate) fn put(&mut self, key: L::Priority, stored: Stored) -> Result<(), SendRefused> {
-        self.put_from(key, stored, NEWCOMER)
+    pub(crate) fn send(&mut self, key: L::Priority, stored: Stored) -> Result<(), SendRefused> {
+        self.send_from(key, stored, RANK_OF_NEW)
     }
 
-    fn put_from(
+    fn send_from(
         &mut self,
         key: L::Priority,
         stored: Stored,
@@ -182,7 +183,7 @@ impl<L: Keyed> Model<L> {
         self.stored.entry(key).or_default().push_back(stored);
         self.sent += 1;
         self.peak = self.peak.max(len + 1);
-        self.settle();
+        self.wake_waiters();
         Ok(())
     }
 
@@ -204,7 +205,7 @@ impl<L: Keyed> Model<L> {
             self.stored.remove(&key);
         }
         self.received += 1;
-        self.settle();
+        self.wake_waiters();
         Some((key, stored.id))
     }
 
@@ -220,7 +221,7 @@ impl<L: Keyed> Model<L> {
         }
         self.stored.retain(|_, fifo| !fifo.is_empty());
         self.received += out.len() as u64;
-        self.settle();
+        self.wake_waiters();
         out
     }
 
@@ -266,16 +267,16 @@ impl<L: Keyed> Model<L> {
     pub(crate) fn poll_send(&mut self, id: u64) -> Result<(), SendRefused> {
         let at = self.senders.iter().position(|waiter| waiter.stored.id == id).unwrap();
         let mut waiter = self.senders.swap_remove(at);
-        let put = self.put_from(waiter.key, waiter.stored, waiter.rank());
-        if put == Err(SendRefused::Full) {
+        let sent = self.send_from(waiter.key, waiter.stored, waiter.rank());
+        if sent == Err(SendRefused::Full) {
             waiter.permit = false;
             waiter.ticket = self.ticket(waiter.ticket);
             self.senders.push(waiter);
-            self.settle();
+            self.wake_waiters();
         } else {
-            self.settle();
+            self.wake_waiters();
         }
-        put
+        sent
     }
 
     /// Polls a send that has room but is refused for lack of memory: as if it were dropped.
@@ -283,11 +284,11 @@ impl<L: Keyed> Model<L> {
         let at = self.senders.iter().position(|waiter| waiter.stored.id == id).unwrap();
         let waiter = self.senders.swap_remove(at);
         assert_eq!(self.accepts_from(waiter.key, waiter.stored, waiter.rank()), Ok(()));
-        self.settle();
+        self.wake_waiters();
     }
 
     /// Wakes the waiters that can proceed.
-    pub(crate) fn settle(&mut self) {
+    pub(crate) fn wake_waiters(&mut self) {
         if self.closed {
             self.receivers.iter_mut().for_each(|waiter| waiter.permit = true);
             self.senders.iter_mut().for_each(|waiter| waiter.permit = true);
@@ -304,14 +305,14 @@ impl<L: Keyed> Model<L> {
                 None => break,
             }
         }
-        while let Some(first) = self.admissible() {
+        while let Some(first) = self.first_admissible_sender() {
             self.senders[first].permit = true;
         }
     }
 
     /// Returns the first sender that may proceed. A sender without enough bytes blocks those behind
     /// it; one that only a reserve keeps out does not.
-    fn admissible(&self) -> Option<usize> {
+    fn first_admissible_sender(&self) -> Option<usize> {
         let permitted = || self.senders.iter().filter(|waiter| waiter.permit);
         let len = self.len() + permitted().count();
         let bytes = permitted().map(|waiter| u64::from(waiter.stored.bytes)).sum::<u64>();
@@ -324,7 +325,7 @@ impl<L: Keyed> Model<L> {
             if !self.fits(len, bytes, stored) {
                 return None;
             }
-            if len < self.open_to(key) {
+            if len < self.len_limit(key) {
                 return Some(at);
             }
         }
