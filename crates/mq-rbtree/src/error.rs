@@ -279,7 +279,18 @@ pub struct SendError<T> {
     pub reason: SendRefused,
 }
 
-/// A batch was not sent to its end. [`Queue::send_batch`](crate::Queue::send_batch) has an example.
+/// A batch was not sent to its end: the messages that were not sent are still in it.
+///
+/// ```
+/// use mq_rbtree::{BatchError, Queue, SendRefused, Wait};
+///
+/// let queue: Queue<&str> = Queue::new(1)?;
+/// let mut batch = [("one", 1), ("two", 2)].into();
+/// let BatchError { sent, reason, .. } = queue.send_batch(&mut batch, Wait::NO).unwrap_err();
+/// assert_eq!((sent, reason), (1, SendRefused::Full));
+/// assert_eq!(batch, [("two", 2)]);
+/// # Ok::<(), mq_rbtree::BuildError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BatchError {
@@ -304,6 +315,16 @@ impl fmt::Display for BatchError {
 }
 
 /// The reason why a notification was not registered.
+///
+/// ```
+/// use mq_rbtree::{NotifyRefused, Queue};
+///
+/// let queue: Queue<u8> = Queue::new(1)?;
+/// queue.close();
+/// let refused = queue.notify(|| println!("a message came")).unwrap_err();
+/// assert_eq!(refused.reason, NotifyRefused::Closed);
+/// # Ok::<(), mq_rbtree::BuildError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotifyRefused {

@@ -11,6 +11,15 @@ use crate::queue::Queue;
 ///
 /// [`Queue`] calls it on the sender's thread, after the send. `KernelQueue` calls it on a thread of
 /// its own.
+///
+/// ```
+/// use mq_rbtree::{Callback, MessageQueue, Queue};
+///
+/// let queue: Queue<Vec<u8>> = Queue::new(8)?;
+/// let callback: Callback = Box::new(|| println!("a message came"));
+/// MessageQueue::notify(&queue, callback).unwrap();
+/// # Ok::<(), mq_rbtree::BuildError>(())
+/// ```
 pub type Callback = Box<dyn FnOnce() + Send>;
 
 /// The limits of a POSIX message queue.

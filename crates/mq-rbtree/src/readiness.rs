@@ -20,6 +20,15 @@ use crate::handles::QueueHandle;
 use crate::queue::Deferred;
 
 /// The event that a [`Readiness`] reports.
+///
+/// ```
+/// use mq_rbtree::{Interest, Queue, Readiness};
+///
+/// let queue: Queue<&str> = Queue::new(8)?;
+/// let messages = Readiness::new(&queue, Interest::Readable)?;
+/// let room = Readiness::new(&queue, Interest::Writable)?; // one for each direction
+/// # Ok::<(), std::io::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
     /// The queue has a message, or is closed.
@@ -41,6 +50,18 @@ impl Interest {
 }
 
 /// A [`Readiness`] was refused: carries the queue and the reason.
+///
+/// ```
+/// use mq_rbtree::{Interest, Queue, Readiness};
+///
+/// let (sender, receiver) = Queue::<&str>::builder(8).channel()?;
+/// let ready = Readiness::new(&receiver, Interest::Readable)?;
+/// let refused = Readiness::new(receiver.clone(), Interest::Readable).unwrap_err();
+/// assert_eq!(refused.reason.kind(), std::io::ErrorKind::ResourceBusy); // `EBUSY`
+/// assert!(refused.queue.same_queue(&receiver)); // the clone comes back
+/// # drop(sender);
+/// # Ok::<(), std::io::Error>(())
+/// ```
 pub struct ReadinessError<Q> {
     /// The handle or reference that was passed in.
     pub queue: Q,

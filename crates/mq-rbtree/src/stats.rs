@@ -4,6 +4,20 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 /// Statistics of the levels, the priorities that have messages.
+///
+/// ```
+/// use mq_rbtree::Queue;
+///
+/// let queue = Queue::with_keys(8)?;
+/// for round in 0..10 {
+///     queue.send("a message", round)?;
+///     queue.receive()?;
+/// }
+/// let levels = queue.stats().levels;
+/// assert_eq!((levels.from_preload, levels.from_cache), (1, 9)); // the node is reused
+/// assert_eq!((levels.live, levels.kept, levels.fallback), (0, 1, 0));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LevelStats {

@@ -171,8 +171,8 @@ impl<T, P: Copy> Waiter<T, P> {
         self.state.store(SPINNING, Ordering::Relaxed);
     }
 
-    /// Waits for the end of the wait: polls the state `spins` times, then sleeps. Returns how the
-    /// wait ended, and whether it ended before the sleep.
+    /// Blocks the calling thread until its wait ends: polls the state `spins` times, then sleeps.
+    /// Returns how the wait ended, and whether it ended before the sleep.
     ///
     /// `TimedOut` leaves the node on its list.
     pub(crate) fn wait(&self, deadline: Option<Deadline>, spins: u32) -> (WaitEnd, bool) {
@@ -231,8 +231,9 @@ impl<T, P: Copy> Waiter<T, P> {
         let state = if ended == WaitEnd::Completed { COMPLETED } else { RETRY };
         let release = order!(Release, "end: after the last use of the node");
         let acquire = order!(Acquire, "end: before the parker is used");
-        // Ordering: Release on success pairs with the Acquire in `poll_end`; it carries `message`.
-        // Acquire on failure pairs with the Release in `sleep`; it carries `parker`.
+        // Ordering: Release on success pairs with the Acquire in `poll_end` and on failure in
+        // `sleep`; it carries `message`. Acquire on failure pairs with the Release in `sleep`; it
+        // carries `parker`.
         let exchanged = waiter.state.compare_exchange(SPINNING, state, release, acquire);
         if exchanged.is_ok() {
             return None; // the exchange was the last access to the node
@@ -241,7 +242,7 @@ impl<T, P: Copy> Waiter<T, P> {
         // written.
         let parker = waiter.parker.with(|parker| unsafe { (*parker).clone() });
         // Ordering: Release pairs with the Acquire in `poll_end`; it carries `message`. A store
-        // would do; loom needs an exchange.
+        // would suffice; loom needs an exchange.
         step!("end: store the result for the parked thread", waiter.state.swap(state, release));
         // The swap was the last access to the node; `parker` is a reference of our own.
         parker.map(Wake::Thread)

@@ -24,7 +24,15 @@ pub struct Iter<'r, T, L: Levels = Bitmap> {
     pub(super) receiver: &'r Receiver<T, L>,
 }
 
-/// An iterator over the messages that are in the queue: see [`Receiver::try_iter`].
+/// An iterator that receives messages without waiting: see [`Receiver::try_iter`].
+///
+/// ```
+/// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+/// sender.send("a message", 7)?;
+/// let mut messages = receiver.try_iter();
+/// assert_eq!((messages.next(), messages.next()), (Some(("a message", 7)), None));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct TryIter<'r, T, L: Levels = Bitmap> {
     pub(super) receiver: &'r Receiver<T, L>,
 }

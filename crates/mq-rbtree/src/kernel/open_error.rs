@@ -9,7 +9,19 @@ use percpu::AllocError;
 use super::limits::{self, HARD_MESSAGE_BYTES, HARD_MESSAGES};
 use crate::posix::Attributes;
 
-/// A value above a limit.
+/// A value above a limit, in an [`OpenError`].
+///
+/// ```
+/// use mq_rbtree::{Attributes, Exceeded, KernelQueue, OpenError};
+///
+/// let wanted = Attributes { max_messages: 8, max_message_bytes: 1 << 30 };
+/// match KernelQueue::new(wanted).map(drop).unwrap_err() {
+///     OpenError::MessageTooLong(Exceeded { asked, limit, .. }) => {
+///         assert_eq!((asked, limit), (1 << 30, 16 << 20));
+///     }
+///     other => panic!("{other}"),
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Exceeded {

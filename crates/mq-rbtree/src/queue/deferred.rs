@@ -23,7 +23,7 @@ pub(crate) type Notification = Box<dyn FnOnce() + Send>;
 pub(crate) struct Deferred {
     /// Whether `actions` is initialised.
     initialized: bool,
-    /// More waiters can be served than there was room for here.
+    /// Whether more waiters can be served than there was room for.
     another_section: bool,
     actions: MaybeUninit<Actions>,
 }

@@ -74,6 +74,16 @@ pub struct Queue<T, L: Levels = Bitmap> {
 }
 
 /// A received message and its priority.
+///
+/// ```
+/// use mq_rbtree::{Bitmap, Queue, Received};
+///
+/// let queue: Queue<&str> = Queue::new(8)?;
+/// queue.send("a message", 7)?;
+/// let (message, priority): Received<&str, Bitmap> = queue.receive()?;
+/// assert_eq!((message, priority), ("a message", 7));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub type Received<T, L> = (T, <L as Levels>::Priority);
 
 impl<T, L: Levels> Queue<T, L> {

@@ -33,7 +33,7 @@ pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
 #[repr(C)] // the fields that every message uses come first, beside the lock's word
 pub(crate) struct State<T, L: Levels> {
     pub(crate) closed: bool,
-    /// The notifiers to be signalled: one bit for each direction.
+    /// The armed notifiers: one bit for each direction.
     pub(crate) armed: u8,
     pub(crate) notification: Option<Notification>,
     pub(crate) receivers: WaitList<T, L::Priority>,
