@@ -68,7 +68,7 @@ fn a_refused_message_comes_back_with_the_reason() {
     };
     let past = Wait::until(SystemTime::UNIX_EPOCH - LONG);
     let short = Wait::at_most(Duration::from_millis(5));
-    let too_long = SendRefused::TooLong { bytes: 9, limit: 8 };
+    let too_long = SendRefused::TooLong { limit: 8 };
     let bad_priority = SendRefused::BadPriority { priority: 32_768 };
 
     assert_eq!(queue.receive_with(Wait::NO), Err(ReceiveError::Empty));

@@ -195,7 +195,6 @@ impl MessageQueue for KernelQueue {
                 libc::EAGAIN => SendRefused::Full,
                 libc::ETIMEDOUT => SendRefused::Timeout,
                 libc::EMSGSIZE => SendRefused::TooLong {
-                    bytes: len,
                     limit: self.attributes.max_message_bytes.try_into().unwrap_or(u32::MAX),
                 },
                 libc::EINVAL => SendRefused::BadPriority { priority }, // the `timespec` is valid

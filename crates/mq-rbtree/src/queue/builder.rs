@@ -85,8 +85,8 @@ impl<T, K: Ord + Copy + fmt::Debug> Queue<T, RbTree<K>> {
 ///     .build()?;
 /// queue.send("a message".to_string(), 7)?;
 /// let refused = queue.send("x".repeat(300), 7).unwrap_err();
-/// assert_eq!(refused.reason, SendRefused::TooLong { bytes: 300, limit: 256 });
-/// assert_eq!(refused.to_string(), "the message has 300 bytes; one may have at most 256");
+/// assert_eq!(refused.reason, SendRefused::TooLong { limit: 256 });
+/// assert_eq!(refused.to_string(), "the message is too long: it may have at most 256 bytes");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub struct Builder<T, L: Levels = Bitmap> {

@@ -44,10 +44,10 @@ impl<T, L: Levels> Config<T, L> {
     pub(crate) fn check(&self, value: &T, priority: L::Priority) -> Result<u32, SendRefused> {
         L::check(priority).map_err(|priority| SendRefused::BadPriority { priority })?;
         let Some(measure) = self.measure else { return Ok(0) };
-        let (bytes, limit) = (measure(value), self.max_message_bytes);
-        match u32::try_from(bytes) {
+        let limit = self.max_message_bytes;
+        match u32::try_from(measure(value)) {
             Ok(bytes) if bytes <= limit => Ok(bytes),
-            _ => Err(SendRefused::TooLong { bytes, limit }),
+            _ => Err(SendRefused::TooLong { limit }),
         }
     }
 

@@ -185,7 +185,7 @@ fn an_invalid_message_is_refused_at_the_first_poll() {
     let queue = by_bytes(1, 10);
     let flag = WakeCount::new();
     for (bytes, priority, reason) in [
-        (11, 1, SendRefused::TooLong { bytes: 11, limit: 10 }),
+        (11, 1, SendRefused::TooLong { limit: 10 }),
         (1, 32_768, SendRefused::BadPriority { priority: 32_768 }),
     ] {
         let mut send = Box::pin(queue.send_async(bytes, priority));

@@ -269,7 +269,7 @@ fn a_message_longer_than_either_limit_is_refused() {
         (builder().max_bytes(50).build().unwrap(), 50),
     ] {
         assert_eq!(queue.max_message_bytes(), most as usize);
-        let too_long = SendRefused::TooLong { bytes: most as usize + 1, limit: most };
+        let too_long = SendRefused::TooLong { limit: most };
         assert_eq!(refused(&queue, most + 1, 1), Some(too_long));
         assert_eq!((refused(&queue, most, 1), queue.bytes()), (None, most.into()));
         // The length is checked first, also if the queue is full or closed.
@@ -281,7 +281,7 @@ fn a_message_longer_than_either_limit_is_refused() {
     }
     // A length that does not fit in 32 bits.
     let queue = Queue::<u32>::builder(1).measure(|_| 1 << 32).build().unwrap();
-    let too_long = SendRefused::TooLong { bytes: 1 << 32, limit: u32::MAX };
+    let too_long = SendRefused::TooLong { limit: u32::MAX };
     assert_eq!(refused(&queue, 1, 1), Some(too_long));
     // Without a measure, no message is too long.
     let queue = Queue::<u32>::builder(1).max_bytes(0).max_message_bytes(0).build().unwrap();

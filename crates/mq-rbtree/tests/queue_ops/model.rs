@@ -135,8 +135,7 @@ impl<L: Keyed> Model<L> {
         }
         let most = u64::from(self.limits.message_bytes).min(self.limits.bytes);
         if u64::from(stored.bytes) > most {
-            let (bytes, limit) = (stored.bytes as usize, most as u32);
-            return Err(SendRefused::TooLong { bytes, limit });
+            return Err(SendRefused::TooLong { limit: most as u32 });
         }
         if self.closed {
             return Err(SendRefused::Closed);
