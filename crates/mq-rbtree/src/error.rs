@@ -47,8 +47,8 @@ pub enum SendRefused {
     System(i32),
 }
 
-// With a `u64` message, `Result<(), SendError>` fits in two registers. Measured: with a larger reason
-// a send to a full queue takes 13 ns in place of 9.
+// With a `u64` message, `Result<(), SendError>` fits in two registers. Measured: with a larger
+// reason a send to a full queue takes 13 ns in place of 9.
 const _: () = assert!(size_of::<SendRefused>() <= 8);
 
 /// The reason why no message was received.

@@ -16,7 +16,7 @@ use crate::error::BuildError;
 /// use mq_rbtree::{BuildError, Queue, Quota};
 ///
 /// let quota = Quota::new(1_000);
-/// let queue = Queue::<[u8; 16]>::builder(30).quota(&quota).build()?; // 30 messages of 16 + 8 bytes
+/// let queue = Queue::<[u8; 16]>::builder(30).quota(&quota).build()?; // 30 * (16 + 8) bytes
 /// assert_eq!((queue.charged(), quota.used()), (720, 720));
 /// let refused = Queue::<[u8; 16]>::builder(30).quota(&quota).build();
 /// assert_eq!(refused.err(), Some(BuildError::Quota { needed: 720, left: 280 }));

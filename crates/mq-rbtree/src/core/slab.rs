@@ -229,8 +229,8 @@ impl<T> Slab<T> {
             self.used - 1
         };
         let slot = Slot { next: NIL, bytes, value: MaybeUninit::new(value) };
-        // SAFETY: the caller guarantees a free slot, so the chunk of `index` exists. The slot is not live: overwriting
-        // it drops no message.
+        // SAFETY: the caller guarantees a free slot, so the chunk of `index` exists. The slot is not
+        // live: overwriting it drops no message.
         unsafe { self.slot(index).write(slot) };
         if !self.has_free_slot() {
             self.update_hint();

@@ -21,8 +21,9 @@ pub(super) fn setting(name: &str) -> Option<u64> {
 pub(super) fn rlimit(resource: i32) -> Option<u64> {
     // SAFETY: all zero is a valid `rlimit`, a structure of plain numbers.
     let mut limit: libc::rlimit = unsafe { mem::zeroed() };
+    // The type of the resource differs between C libraries.
     // SAFETY: `getrlimit` writes to a structure of this frame.
-    let given = unsafe { libc::getrlimit(resource as _, &mut limit) } == 0; // the type differs between C libraries
+    let given = unsafe { libc::getrlimit(resource as _, &mut limit) } == 0;
     given.then_some(limit.rlim_cur)
 }
 

@@ -117,7 +117,7 @@ fn inv09_a_send_dropped_at_any_stage_leaves_no_trace() {
     }
 }
 
-/// A permit whose room was taken meanwhile is passed on to a sender that needs no more than the rest.
+/// A permit whose room was taken meanwhile is passed on to a sender that needs less room.
 #[test]
 fn inv07_an_unused_permit_blocks_no_waiter() {
     let queue = by_bytes(10, 100);
