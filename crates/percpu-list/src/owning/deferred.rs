@@ -1,5 +1,5 @@
-//! Deferred removals, for threads that cannot lock the slot: in a signal handler, or inside a locked
-//! walk.
+//! Deferred removals, for threads that cannot lock the slot: in a signal handler, or inside a
+//! locked walk.
 //!
 //! Each shard has a stack of entries to remove. A push is lock-free. The next thread that locks the
 //! shard pops the whole stack at once, so there is no ABA problem.
@@ -18,8 +18,8 @@ use super::node::{DropList, NodePtr};
 ///
 /// # Safety
 ///
-/// The node was inserted into the list of `core`. The caller has the count of its entry, which passes
-/// to the stack.
+/// The node was inserted into the list of `core`. The caller has the count of its entry, which
+/// passes to the stack.
 pub(super) unsafe fn defer<T>(core: &Core, node: NodePtr<T>) {
     // SAFETY: by the contract of this function the caller has a count, so the node is alive.
     let home = unsafe { node.anchor() }.home(); // the home of a node never changes
@@ -31,8 +31,8 @@ pub(super) unsafe fn defer<T>(core: &Core, node: NodePtr<T>) {
         // Ordering: Relaxed; the exchange below publishes it.
         // SAFETY: the caller has the entry's count, and with it the right to use `next`.
         unsafe { node.next() }.store(first, Ordering::Relaxed);
-        // Ordering: Release on success pairs with the Acquire in `flush_stack`; it carries `next`, and
-        // this thread's uses of the value. Relaxed on failure: the value read is not used.
+        // Ordering: Release on success pairs with the Acquire in `flush_stack`; it carries `next`,
+        // and this thread's uses of the value. Relaxed on failure: the value read is not used.
         let order = order!(Release, "defer: the link and the last use are complete");
         let anchor = node.anchor_ptr().as_ptr();
         let pushed = stack.compare_exchange(first, anchor, order, Ordering::Relaxed);
@@ -72,8 +72,8 @@ unsafe fn flush_stack<T, G>(
     removed: &mut DropList<T>,
 ) {
     let from = core.domain().current_slot();
-    // Ordering: Acquire pairs with the Release in `defer`; it carries the links, and the uses of the
-    // values by the threads that deferred the removals.
+    // Ordering: Acquire pairs with the Release in `defer`; it carries the links, and the uses of
+    // the values by the threads that deferred the removals.
     let stack = locked.shard().deferred();
     let order = order!(Acquire, "flush: before the links are followed");
     let mut first = stack.swap(ptr::null_mut(), order);
@@ -87,8 +87,8 @@ unsafe fn flush_stack<T, G>(
         let anchor = unsafe { node.anchor() };
         // SAFETY: the node was inserted into this shard, and its home never changes.
         unsafe { locked.remove(anchor, from, core.domain()) };
-        // SAFETY: the entry's count came with the node. The node is unlinked for good, because only a
-        // pooled node is inserted again.
+        // SAFETY: the entry's count came with the node. The node is unlinked for good, because only
+        // a pooled node is inserted again.
         unsafe { removed.push(node) };
     }
 }
@@ -97,8 +97,8 @@ unsafe fn flush_stack<T, G>(
 ///
 /// # Safety
 ///
-/// The shard belongs to `core`, whose anchors are those of nodes of `T`. No thread has an entry of the
-/// list: a linked entry is either deferred or was forgotten.
+/// The shard belongs to `core`, whose anchors are those of nodes of `T`. No thread has an entry of
+/// the list: a linked entry is either deferred or was forgotten.
 pub(super) unsafe fn remove_all<T, G>(
     core: &Core,
     locked: &mut LockedShard<'_, G>,
@@ -113,8 +113,8 @@ pub(super) unsafe fn remove_all<T, G>(
         let anchor = unsafe { node.anchor() };
         // SAFETY: the anchor was found in the array of this shard.
         unsafe { locked.remove(anchor, anchor.home(), core.domain()) };
-        // SAFETY: the entry was forgotten, so its count passes to the list. The node is unlinked for
-        // good, because the list is being dropped.
+        // SAFETY: the entry was forgotten, so its count passes to the list. The node is unlinked
+        // for good, because the list is being dropped.
         unsafe { removed.push(node) };
     }
 }

@@ -12,11 +12,11 @@ use super::node::{DropList, NodePtr, Ref};
 use super::node_shard::NodeShard;
 use super::nodes::Nodes;
 
-/// An iterator that removes the entries of a [`PerCpuList`](crate::PerCpuList) and returns them, for
-/// [`PerCpuList::drain`](crate::PerCpuList::drain).
+/// An iterator that removes the entries of a [`PerCpuList`](crate::PerCpuList) and returns them,
+/// for [`PerCpuList::drain`](crate::PerCpuList::drain).
 ///
-/// It removes every entry that is on the list during the whole drain, unless another call removes it
-/// first. An entry that is added during the drain may stay; to leave the list empty,
+/// It removes every entry that is on the list during the whole drain, unless another call removes
+/// it first. An entry that is added during the drain may stay; to leave the list empty,
 /// [`close`](crate::PerCpuList::close) it before. The owner of a removed entry keeps the
 /// [`Entry`](super::Entry), which is no longer linked. The value is dropped with the last of the
 /// `Entry` and the [`Ref`]s.
@@ -27,8 +27,8 @@ use super::nodes::Nodes;
 pub struct Drain<'a, T> {
     nodes: &'a Nodes<T>,
     slot: u32,
-    /// How many entries of the slot are left to remove. At first it is their number, so the drain ends
-    /// while other threads add.
+    /// How many entries of the slot are left to remove. At first it is their number, so the drain
+    /// ends while other threads add.
     left: Option<u32>,
     chunk: Chunk<Ref<T>>,
 }
@@ -61,8 +61,8 @@ impl<T> Iterator for Drain<'_, T> {
     }
 }
 
-/// Removes a chunk of the entries of a slot, the last entry first. Returns how many are left to remove.
-/// `left` is how many were left before, or `None` for the first chunk of the slot.
+/// Removes a chunk of the entries of a slot, the last entry first. Returns how many are left to
+/// remove. `left` is how many were left before, or `None` for the first chunk of the slot.
 fn remove_chunk<T>(
     slot: NodeShard<'_, T>,
     left: Option<u32>,

@@ -29,14 +29,14 @@ pub trait Holder: sealed::Sealed {
 
 /// A value on a list. Dropping the entry removes the value, and drops it unless a [`Ref`] exists.
 ///
-/// The type is `Entry<&PerCpuList<T>>`, or `Entry<Arc<PerCpuList<T>>>`, which can be stored anywhere.
-/// Creating and dropping the latter changes the count of the `Arc`, on a cache line that all CPUs
-/// share.
+/// The type is `Entry<&PerCpuList<T>>`, or `Entry<Arc<PerCpuList<T>>>`, which can be stored
+/// anywhere. Creating and dropping the latter changes the count of the `Arc`, on a cache line that
+/// all CPUs share.
 ///
-/// The drop blocks while another thread holds the slot. Where it would wait for its own thread (inside
-/// [`for_each`](crate::PerCpuList::for_each) or while it has a [`Snapshot`](super::Snapshot)), the
-/// removal is [deferred](Self::defer_remove). A forgotten entry stays on the list until the list is
-/// dropped or drained.
+/// The drop blocks while another thread holds the slot. Where it would wait for its own thread
+/// (inside [`for_each`](crate::PerCpuList::for_each) or while it has a
+/// [`Snapshot`](super::Snapshot)), the removal is [deferred](Self::defer_remove). A forgotten entry
+/// stays on the list until the list is dropped or drained.
 #[must_use = "dropping an entry removes it at once"]
 pub struct Entry<L: Holder> {
     node: NodePtr<L::Value>,
@@ -53,14 +53,15 @@ unsafe impl<L: Holder + Sync> Sync for Entry<L> where L::Value: Send + Sync {}
 impl<L: Holder> Entry<L> {
     /// # Safety
     ///
-    /// The node was inserted into the list. The caller has the entry's count of the node, which passes
-    /// to the entry.
+    /// The node was inserted into the list. The caller has the entry's count of the node, which
+    /// passes to the entry.
     #[inline(always)]
     pub(super) unsafe fn new(node: NodePtr<L::Value>, list: L) -> Self {
         Self { node, list }
     }
 
-    /// Returns the slot that the value was added to. It is the CPU, if the list has a slot for each CPU.
+    /// Returns the slot that the value was added to. It is the CPU, if the list has a slot for each
+    /// CPU.
     #[must_use]
     pub fn slot(&self) -> CpuId {
         // SAFETY: the entry's count keeps the node alive.
@@ -85,8 +86,8 @@ impl<L: Holder> Entry<L> {
     /// Removes the value, and returns whether it was still on the list. Drops the value, unless a
     /// [`Ref`] exists.
     ///
-    /// Does the same as dropping the entry, but returns the result. Blocks while another thread holds
-    /// the slot.
+    /// Does the same as dropping the entry, but returns the result. Blocks while another thread
+    /// holds the slot.
     ///
     /// # Errors
     ///
@@ -97,8 +98,8 @@ impl<L: Holder> Entry<L> {
         self.remove_from(from, true)
     }
 
-    /// Removes the value as if the thread ran on `cpu`, which decides whether the removal counts as a
-    /// hit.
+    /// Removes the value as if the thread ran on `cpu`, which decides whether the removal counts as
+    /// a hit.
     ///
     /// # Errors
     ///
@@ -110,8 +111,8 @@ impl<L: Holder> Entry<L> {
         }
     }
 
-    /// Removes the value if its slot is free. Never blocks. A signal handler must not call it, because
-    /// it drops the value: use [`defer_remove`](Self::defer_remove) there.
+    /// Removes the value if its slot is free. Never blocks. A signal handler must not call it,
+    /// because it drops the value: use [`defer_remove`](Self::defer_remove) there.
     ///
     /// # Errors
     ///
@@ -147,23 +148,24 @@ impl<L: Holder> Entry<L> {
         match unsafe { nodes.unlink(self.node, nodes.core().domain().current_slot()) } {
             Ok(_) => {
                 let (node, _list) = self.into_parts();
-                // SAFETY: the entry's count passes to the reference, and the node is unlinked for good.
+                // SAFETY: the entry's count passes to the reference, and the node is unlinked for
+                // good.
                 Ok(unsafe { Ref::from_count(node) })
             }
             Err(reason) => Err(RemoveError { entry: self, reason }),
         }
     }
 
-    /// Defers the removal to the next thread that locks the list's shard of the slot: to add or remove
-    /// there, to walk, to take a snapshot, or to [`flush`](crate::PerCpuList::flush).
+    /// Defers the removal to the next thread that locks the list's shard of the slot: to add or
+    /// remove there, to walk, to take a snapshot, or to [`flush`](crate::PerCpuList::flush).
     ///
-    /// Lock-free and async-signal-safe, for signal handlers. It takes no lock, allocates nothing and
-    /// drops no value. The other thread drops the value after it unlocks the slot. Walks and snapshots
-    /// that begin later do not see the value. [`len`](crate::PerCpuList::len) may count it until it is
-    /// removed.
+    /// Lock-free and async-signal-safe, for signal handlers. It takes no lock, allocates nothing
+    /// and drops no value. The other thread drops the value after it unlocks the slot. Walks and
+    /// snapshots that begin later do not see the value. [`len`](crate::PerCpuList::len) may count
+    /// it until it is removed.
     ///
-    /// If the entry has an `Arc` of its list, this call drops the `Arc`. In a signal handler that must
-    /// not be the last one, because its drop would drop the list: see
+    /// If the entry has an `Arc` of its list, this call drops the `Arc`. In a signal handler that
+    /// must not be the last one, because its drop would drop the list: see
     /// [`defer_remove_keeping`](Self::defer_remove_keeping).
     pub fn defer_remove(self) {
         drop(self.defer_remove_keeping());

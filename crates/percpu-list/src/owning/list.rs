@@ -90,8 +90,8 @@ impl<T> PerCpuList<T> {
 
     /// Creates an empty list in a domain that other lists may share.
     ///
-    /// Allocates 8 bytes for each slot. The first entry in a slot allocates that slot's shard, of 256
-    /// bytes; each entry takes 8 bytes there.
+    /// Allocates 8 bytes for each slot. The first entry in a slot allocates that slot's shard, of
+    /// 256 bytes; each entry takes 8 bytes there.
     ///
     /// # Errors
     ///
@@ -218,8 +218,8 @@ impl<T> PerCpuList<T> {
                 if let Some(node) = unsafe { pool::acquire::<T, _>(&locked) } {
                     // SAFETY: a spare node has one count, which passes to the entry, and no value.
                     unsafe { node.write_value(value) };
-                    // SAFETY: there is room. The spare node is unlinked, its home is this slot, and it
-                    // lives until it is unlinked (invariant 2 of `node`).
+                    // SAFETY: there is room; the node is unlinked, a spare node's home is this
+                    // slot, and it lives until it is unlinked (node's invariant 2).
                     unsafe { locked.add(node.anchor_ptr()) };
                     drop(locked);
                     // SAFETY: the node was just inserted, and its count passes to the entry.
@@ -258,8 +258,8 @@ impl<T> PerCpuList<T> {
         }
     }
 
-    /// Adds a new node to the list. The caller drops `removed`, which gets the entries of deferred
-    /// removals, after this.
+    /// Puts a new node on the list. What had been left to be removed is in `removed`, to be
+    /// dropped.
     fn link(
         &self,
         slot: CpuId,
@@ -345,8 +345,8 @@ impl<T> PerCpuList<T> {
         self.core().stats()
     }
 
-    /// Performs the [deferred](Entry::defer_remove) removals and drops their values. Frees the spare nodes
-    /// of all slots.
+    /// Removes what was [deferred](Entry::defer_remove), and drops it; frees the nodes that slots
+    /// keep for their next values.
     ///
     /// # Errors
     ///
@@ -370,12 +370,12 @@ impl<T> PerCpuList<T> {
 
     /// Calls `f` with every value, slot by slot, under the slot's lock.
     ///
-    /// This is the cheapest walk, because it counts no references. `f` should be short: threads that add or
-    /// remove in that slot wait, in all lists of the domain. If `f` drops an entry of the domain, the
-    /// removal is deferred: for this list to the end of the walk, for another list to the next thread that
-    /// locks the slot. If `f` adds to a list of the domain, it may get [`LockError::Deadlock`]. If it drops
-    /// an entry of another domain, it waits for that lock: two threads that do so in opposite order
-    /// deadlock. A panic in `f` unlocks the slot and propagates.
+    /// The cheapest walk: no references are counted. `f` should be short: all who add or remove in
+    /// that slot wait, in all lists of the domain. In `f` an entry of the domain that is dropped is
+    /// removed later: of this list at the end of the walk, of another by whoever comes to its slot
+    /// next. Adding to lists of the domain may give [`LockError::Deadlock`]. An entry of another
+    /// domain waits for its lock as anywhere: two threads that do so crosswise wait for ever. A
+    /// panic of `f` unlocks the slot, and is the caller's to see.
     ///
     /// # Errors
     ///

@@ -43,8 +43,8 @@ impl<'a, T> NodeShard<'a, T> {
         Self { shard, _value: PhantomData }
     }
 
-    /// Locks the slot, and performs the removals that were deferred there. The caller drops `removed`
-    /// after the unlock. Blocks while another thread holds the slot.
+    /// Locks the slot, and performs the removals that were deferred there. The caller drops
+    /// `removed` after the unlock. Blocks while another thread holds the slot.
     #[inline(always)]
     pub(super) fn lock(self, removed: &mut DropList<T>) -> Result<LockedShard<'a>, LockError> {
         self.lock_or_try(true, removed)

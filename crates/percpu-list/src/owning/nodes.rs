@@ -25,14 +25,17 @@ pub struct Nodes<T> {
     _value: PhantomData<*mut T>,
 }
 
-// SAFETY: values are dropped on any thread that has the list, and shared by all.
+// SAFETY: any thread that has the list may drop values, and shares values with references on other
+// threads. `T` is `Send` and `Sync`, and so is the core.
 unsafe impl<T: Send + Sync> Send for Nodes<T> {}
-// SAFETY: as above; what is shared beside them is under the slots' locks, or atomic.
+// SAFETY: a shared list gives out references to values, the last of which drops the value on any
+// thread. `T` is `Send` and `Sync`. The core is `Sync`, and the nodes change under the locks of the
+// slots or by atomics.
 unsafe impl<T: Send + Sync> Sync for Nodes<T> {}
 
-/// A removed entry: holds the value if its node was kept in the pool, otherwise the entry's count. Also
-/// holds the entries whose deferred removals were done under the same lock. The drop of all of them
-/// continues after a panic.
+/// A removed entry: holds the value if its node was kept in the pool, otherwise the entry's count.
+/// Also holds the entries whose deferred removals were done under the same lock. The drop of all of
+/// them continues after a panic.
 pub(super) struct RemovedEntry<T> {
     /// Whether this call unlinked the node.
     pub(super) removed: bool,
@@ -84,15 +87,15 @@ impl<T> Nodes<T> {
         Ok(done)
     }
 
-    /// Unlinks the node of an entry, and uses up the entry's count. `from` is the slot of the removing
-    /// CPU. If `may_wait` is false, never blocks.
+    /// Unlinks the node of an entry, and uses up the entry's count. `from` is the slot of the
+    /// removing CPU. If `may_wait` is false, never blocks.
     ///
     /// Drops no value: the caller drops the result with no lock held.
     ///
     /// # Safety
     ///
-    /// The node was inserted into this list, and the caller has the entry's count. If the result is not
-    /// an error, the count passes to this function.
+    /// The node was inserted into this list, and the caller has the entry's count. If the result is
+    /// not an error, the count passes to this function.
     #[inline(always)]
     pub(super) unsafe fn remove_entry(
         &self,
@@ -121,8 +124,8 @@ impl<T> Nodes<T> {
         Ok(RemovedEntry { removed, _value: value, _count: count, _deferred: deferred })
     }
 
-    /// Performs the removals that were deferred while a thread held slots. If a slot cannot be locked,
-    /// its removals stay deferred.
+    /// Performs the removals that were deferred while a thread held slots. If a slot cannot be
+    /// locked, its removals stay deferred.
     pub(super) fn flush_deferred(&self) {
         for slot in self.shards().filter(|slot| slot.has_deferred()) {
             let mut removed = DropList::<T>::new(); // dropped after the lock
@@ -136,8 +139,8 @@ impl<T> Drop for Nodes<T> {
         let mut removed = DropList::<T>::new();
         for slot in self.core.slots() {
             let Some(shard) = self.core.shard(slot) else { continue };
-            // SAFETY: `&mut self` excludes other uses of this shard. A thread that holds the lock of
-            // the slot uses another list of the domain.
+            // SAFETY: `&mut self` excludes other uses of this shard. A thread that holds the lock
+            // of the slot uses another list of the domain.
             let mut locked = unsafe { LockedShard::new(shard.get(), ()) };
             // SAFETY: by invariant 1 the anchors are those of nodes of `T`. There are no entries,
             // because an entry borrows or holds the list.

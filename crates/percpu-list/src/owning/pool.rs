@@ -1,12 +1,12 @@
 //! The node pool of a shard: nodes of removed values, kept for the next values.
 //!
-//! An add and a removal use the pool under the lock that they hold anyway. So they rarely allocate or
-//! free, and never under a lock.
+//! An add and a removal use the pool under the lock that they hold anyway. So they rarely allocate
+//! or free, and never under a lock.
 //!
 //! # Invariants
 //!
-//! 1. A pooled node has no value. Its only count is that of the next entry, and its home is the slot of
-//!    the shard.
+//! 1. A pooled node has no value. Its only count is that of the next entry, and its home is the
+//!    slot of the shard.
 //! 2. The stack of pooled nodes and its length change only under the slot's lock.
 
 use std::marker::PhantomData;
@@ -21,7 +21,8 @@ use crate::shard::Shard;
 
 use super::node::NodePtr;
 
-/// The number of nodes that a shard keeps: a guess. The models keep one, to see the pool full and empty.
+/// The number of nodes that a shard keeps: a guess. The models keep one, to see the pool full and
+/// empty.
 const LIMIT: u8 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 16 };
 /// The size of the largest value that is moved in and out under a lock: a guess.
 const MAX_SIZE: usize = 128;
@@ -73,8 +74,8 @@ pub(super) unsafe fn release<T, G>(locked: &LockedShard<'_, G>, node: NodePtr<T>
     if !is_pooled::<T>() || kept >= LIMIT {
         return None;
     }
-    // SAFETY: by the contract of this function the caller has a count, and the node is unlinked. Only
-    // the pool inserts it again.
+    // SAFETY: by the contract of this function the caller has a count, and the node is unlinked.
+    // Only the pool inserts it again.
     let is_last = unsafe { node.is_last() };
     if !check!("pool: no other count is left", is_last) {
         return None;

@@ -40,14 +40,16 @@ impl<'a, T> Snapshot<'a, T> {
         let core = nodes.core();
         let mut removed = DropList::<T>::new();
         let guard = core.lock_all()?;
-        // The loop ends when a pass finds every stack empty. After one pass, a stack could have a
-        // removal again, in a shard before one where a later removal was flushed; the snapshot would
-        // then miss the earlier removal and show the later one. The loop ends, because no thread can
-        // add while all slots are locked.
+        // One pass is not enough, because other threads defer removals without a lock. A thread
+        // could defer a removal in a shard that the pass has left, and then one in a shard that the
+        // pass has yet to reach. The snapshot would show the entry that was removed first and not
+        // the other. So the loop goes on until one pass finds every stack empty. It ends, because
+        // no thread can add while all slots are locked.
         let is_flushed = || core.shards().all(|shard| !shard.has_deferred());
         while !check!("snapshot: no deferred removal is left", is_flushed()) {
             for shard in core.shards() {
-                // SAFETY: `guard` holds the locks of all slots, and this is the only use of the shard.
+                // SAFETY: `guard` holds the locks of all slots, and this is the only use of the
+                // shard.
                 let mut locked = unsafe { LockedShard::new(shard.get(), ()) };
                 // SAFETY: the shard belongs to this core, whose anchors are those of nodes of `T`.
                 unsafe { flush(core, &mut locked, &mut removed) };
@@ -82,7 +84,8 @@ impl<'a, T> Snapshot<'a, T> {
     pub fn for_each(&self, mut f: impl FnMut(&T)) {
         for array in self.arrays() {
             array.for_each(|anchor| {
-                // SAFETY: the anchor is in a shard of a list of `T`, so it is that of a node of `T`.
+                // SAFETY: the anchor is in a shard of a list of `T`, so it is that of a node of
+                // `T`.
                 let node = unsafe { NodePtr::from_anchor(anchor) };
                 // SAFETY: the node is linked, and `self` holds the lock of its slot.
                 f(unsafe { node.value() });
@@ -121,16 +124,16 @@ impl<'s, T> Iterator for SnapshotIter<'s, T> {
         while self.left != 0 {
             let slot = percpu::CpuId::new(self.slot);
             let shard = self.snapshot.nodes.core().shard(slot);
-            // SAFETY: the snapshot holds the locks of all slots as long as `'s`, and nothing changes an
-            // array through it.
+            // SAFETY: the snapshot holds the locks of all slots as long as `'s`, and nothing
+            // changes an array through it.
             let array = shard.map(|shard| unsafe { &*shard.array_ptr() });
             match array.filter(|array| self.index < array.len()) {
                 Some(array) => {
                     self.index += 1;
                     if let Some(anchor) = array.get(self.index - 1) {
                         self.left -= 1;
-                        // SAFETY: the anchor is in a shard of a list of `T`, so it is that of a node of
-                        // `T`.
+                        // SAFETY: the anchor is in a shard of a list of `T`, so it is that of a
+                        // node of `T`.
                         let node = unsafe { NodePtr::from_anchor(anchor) };
                         // SAFETY: the node is linked, and the snapshot holds the lock of its slot.
                         return Some(unsafe { node.value() });

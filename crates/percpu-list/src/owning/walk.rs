@@ -13,16 +13,16 @@ use super::deferred::flush;
 use super::node::{DropList, NodePtr, Ref};
 use super::nodes::Nodes;
 
-/// A walk of a [`PerCpuList`](crate::PerCpuList) that holds no lock while the caller's code runs, for
-/// [`PerCpuList::iter`](crate::PerCpuList::iter).
+/// A walk of a [`PerCpuList`](crate::PerCpuList) that holds no lock while the caller's code runs,
+/// for [`PerCpuList::iter`](crate::PerCpuList::iter).
 ///
-/// Other threads may add and remove during the walk. It sees an entry that is on the list during the
-/// whole walk exactly once, and an entry that is added or removed during the walk once or not at all.
-/// A [`Ref`] keeps its value alive, but the value may have been removed from the list.
+/// Other threads may add and remove during the walk. It sees an entry that is on the list during
+/// the whole walk exactly once, and an entry that is added or removed during the walk once or not
+/// at all. A [`Ref`] keeps its value alive, but the value may have been removed from the list.
 ///
-/// The walk locks a slot for 32 entries at a time, and unlocks it before it returns them. A step that
-/// locks blocks while another thread holds the slot. A walk may stop and continue at any time. While
-/// it is inside a slot, removals there leave holes, so do not keep a walk for ever.
+/// The walk locks a slot for 32 entries at a time, and unlocks it before it returns them. A step
+/// that locks blocks while another thread holds the slot. A walk may stop and continue at any time.
+/// While it is inside a slot, removals there leave holes, so do not keep a walk for ever.
 ///
 /// If this thread holds a slot, the walk returns [`LockError::Deadlock`] and then ends.
 #[must_use = "it does nothing until it is iterated over"]
@@ -46,11 +46,13 @@ impl<T> Iterator for Iter<'_, T> {
         self.chunk.next(|chunk| {
             let mut removed = DropList::<T>::new(); // dropped after the lock
             let prepare = |locked: &mut LockedShard<'_>| {
-                // SAFETY: the cursor locks shards of this core, whose anchors are those of nodes of `T`.
+                // SAFETY: the cursor locks shards of this core, whose anchors are those of nodes of
+                // `T`.
                 unsafe { flush(core, locked, &mut removed) };
             };
             cursor.visit_chunk(prepare, |anchor| {
-                // SAFETY: the anchor is in a shard of a list of `T`, so it is that of a node of `T`.
+                // SAFETY: the anchor is in a shard of a list of `T`, so it is that of a node of
+                // `T`.
                 let node = unsafe { NodePtr::from_anchor(anchor) };
                 // SAFETY: the node is linked, and the cursor holds the lock of its slot.
                 chunk.push(unsafe { node.acquire() });
