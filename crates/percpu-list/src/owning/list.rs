@@ -1,4 +1,4 @@
-//! The owning list and its operations.
+//! The public type of the owning list.
 
 use std::fmt;
 
@@ -20,8 +20,7 @@ use super::pool;
 use super::snapshot::Snapshot;
 use super::walk::Iter;
 
-/// A registry of values with a list per CPU: a value is added to the list of the current CPU, and removed
-/// from any CPU.
+/// A registry of values, with one list per CPU. A thread adds on its CPU, and removes from any.
 ///
 /// ```
 /// use percpu_list::PerCpuList;
@@ -39,15 +38,16 @@ use super::walk::Iter;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Adding and removing block while another thread holds the same slot, for some instructions. On
-/// different CPUs they share no memory. A value is stored in a node, which takes 32 bytes more. Nodes are
-/// allocated without a lock; each slot keeps up to 16 nodes for its next values. Values are dropped
-/// without a lock.
+/// An add or a removal blocks while another thread adds, removes or walks in the same slot. Threads
+/// on different CPUs share nothing. A value has a node, of 32 bytes beside the value, which is
+/// allocated with no lock held. Each slot pools up to 16 nodes for its next values. Values are
+/// dropped with no lock held.
 ///
-/// Dropping the list drops the values of forgotten entries. All other entries borrow the list.
+/// The drop of the list drops the values of forgotten entries. There are no other entries, because
+/// an entry borrows or holds the list.
 ///
-/// Walks share `&T` with other threads, and the thread with the last reference drops the `T`, so the list
-/// is `Send` and `Sync` if `T` is both. It is invariant in `T`:
+/// The list is `Send` and `Sync` if `T` is both, because walks share values, and any thread may
+/// drop the last reference to one. It is invariant in `T`:
 ///
 /// ```compile_fail
 /// fn shorten<'a>(list: percpu_list::PerCpuList<&'static str>) -> percpu_list::PerCpuList<&'a str> {
@@ -63,7 +63,7 @@ impl<T> PerCpuList<T> {
     ///
     /// # Aborts
     ///
-    /// Aborts like `Box::new` if there is no memory; [`try_new`](Self::try_new) returns an error instead.
+    /// If memory is out, like `Box::new`; [`try_new`](Self::try_new) returns an error instead.
     #[must_use]
     pub fn new() -> Self {
         Self::try_new().unwrap_or_else(|_| crate::out_of_memory::<Self>())
@@ -78,20 +78,21 @@ impl<T> PerCpuList<T> {
         Self::try_new_in(&Domain::try_new()?)
     }
 
-    /// Creates an empty list in a domain that other lists may share.
+    /// Creates an empty list in a domain, which other lists may share.
     ///
     /// # Aborts
     ///
-    /// Aborts like [`new`](Self::new).
+    /// If memory is out, like `Box::new`; [`try_new_in`](Self::try_new_in) returns an error
+    /// instead.
     #[must_use]
     pub fn new_in(domain: &Domain) -> Self {
         Self::try_new_in(domain).unwrap_or_else(|_| crate::out_of_memory::<Self>())
     }
 
-    /// Creates an empty list in a domain that other lists may share.
+    /// Creates an empty list in a domain, which other lists may share.
     ///
-    /// Allocates 8 bytes for each slot. The first entry in a slot allocates that slot's shard, of
-    /// 256 bytes; each entry takes 8 bytes there.
+    /// Allocates 8 bytes for each slot. The first add in a slot allocates 256 bytes more, and each
+    /// entry takes 8 bytes in the array of its slot.
     ///
     /// # Errors
     ///
@@ -100,7 +101,7 @@ impl<T> PerCpuList<T> {
         Ok(Self { nodes: Nodes::try_new(domain, true)? })
     }
 
-    /// Creates a list that does not count hits, to measure the cost of the counts.
+    /// Creates a list that does not count hits, to measure what counting costs.
     #[doc(hidden)]
     #[must_use]
     pub fn new_uncounted_in(domain: &Domain) -> Self {
@@ -113,7 +114,7 @@ impl<T> PerCpuList<T> {
         self.nodes.core()
     }
 
-    /// Returns the list's domain.
+    /// Returns the domain of the list.
     #[must_use]
     pub fn domain(&self) -> &Domain {
         self.core().domain()
@@ -121,39 +122,40 @@ impl<T> PerCpuList<T> {
 
     /// Adds a value in the slot of the current CPU.
     ///
-    /// Allocates if the slot has no spare node or no room, and for each value of more than 128 bytes.
-    /// Blocks while another thread holds the slot. Performs the [deferred](Entry::defer_remove) removals
-    /// of the slot, and drops their values after the unlock.
+    /// Allocates if the pool of the slot has no node, if the array must grow, and for every value
+    /// of more than 128 bytes. Blocks while another thread holds the slot. Performs the removals
+    /// that were [deferred](Entry::defer_remove) in the slot, and drops their values after the
+    /// unlock.
     ///
     /// # Errors
     ///
-    /// [`InsertError`] returns the value and the reason: the list is closed, there is no memory, or this
-    /// thread holds the slot (it is inside a locked walk or has a [`Snapshot`]).
-    #[inline(always)] // otherwise the entry is returned in memory, and store forwarding fails
+    /// [`InsertError`] contains the value and the reason: the list is closed, memory is out, or
+    /// this thread holds the slot (it is inside a locked walk or has a [`Snapshot`]).
+    #[inline(always)] // otherwise the entry is stored and reloaded in parts of different sizes
     pub fn insert(&self, value: T) -> Result<Entry<&Self>, InsertError<T>> {
         let node = self.insert_node(self.core().domain().current_slot(), value)?;
-        // SAFETY: the node was just inserted, and its count passes to the entry.
+        // SAFETY: `insert_node` inserted the node into this list, and returned the entry's count.
         Ok(unsafe { Entry::new(node, self) })
     }
 
-    /// Adds a value in the slot of `cpu`.
+    /// Adds a value in the slot of `cpu`, for replays, tests and callers that know a better CPU.
     ///
-    /// For programs that choose the slot themselves, and for replays. Otherwise the same as
-    /// [`insert`](Self::insert).
+    /// Otherwise like [`insert`](Self::insert).
     ///
     /// # Errors
     ///
     /// The errors of [`insert`](Self::insert), and [`LockError::NoSuchCpu`].
     pub fn insert_on(&self, cpu: CpuId, value: T) -> Result<Entry<&Self>, InsertError<T>> {
         let node = self.insert_node_on(cpu, value)?;
-        // SAFETY: the node was just inserted, and its count passes to the entry.
+        // SAFETY: the node was inserted into this list, and comes with the entry's count.
         Ok(unsafe { Entry::new(node, self) })
     }
 
-    /// Adds a value in the slot of the current CPU. The entry has an `Arc` of the list, so it borrows
-    /// nothing.
+    /// Adds a value like [`insert`](Self::insert), with an entry that holds an `Arc` of the list
+    /// and can be stored anywhere.
     ///
-    /// All CPUs write the count of that `Arc`. If entries are created often, borrow the list instead.
+    /// All CPUs change the count of the `Arc`, on one cache line. If entries are added and removed
+    /// very often, use [`insert`](Self::insert), which borrows the list.
     ///
     /// # Errors
     ///
@@ -161,11 +163,12 @@ impl<T> PerCpuList<T> {
     #[cfg(not(offlock_loom))]
     pub fn insert_arc(self: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
         let node = self.insert_node(self.core().domain().current_slot(), value)?;
-        // SAFETY: the node was just inserted, and its count passes to the entry.
+        // SAFETY: the node was inserted into this list, and comes with the entry's count.
         Ok(unsafe { Entry::new(node, Arc::clone(self)) })
     }
 
-    /// Adds a value in the slot of `cpu`. The entry has an `Arc` of the list.
+    /// Adds a value like [`insert_on`](Self::insert_on), with an entry that holds an `Arc` of the
+    /// list.
     ///
     /// # Errors
     ///
@@ -177,15 +180,16 @@ impl<T> PerCpuList<T> {
         value: T,
     ) -> Result<Entry<Arc<Self>>, InsertError<T>> {
         let node = self.insert_node_on(cpu, value)?;
-        // SAFETY: the node was just inserted, and its count passes to the entry.
+        // SAFETY: the node was inserted into this list, and comes with the entry's count.
         Ok(unsafe { Entry::new(node, Arc::clone(self)) })
     }
 
-    /// Adds a value like the function of that name above. loom's `Arc` cannot be a receiver.
+    /// Adds a value, with an entry that holds an `Arc` of the list. For loom, whose `Arc` cannot be
+    /// a receiver.
     #[cfg(offlock_loom)]
     pub fn insert_arc(this: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
         let node = this.insert_node(this.core().domain().current_slot(), value)?;
-        // SAFETY: the node was just inserted, and its count passes to the entry.
+        // SAFETY: the node was inserted into this list, and comes with the entry's count.
         Ok(unsafe { Entry::new(node, Arc::clone(this)) })
     }
 
@@ -204,7 +208,8 @@ impl<T> PerCpuList<T> {
         }
     }
 
-    /// Adds a value in a spare node, or in a new one if the slot has none.
+    /// Adds a value in a pooled node. Falls back to a new node if the pool is empty, the array has
+    /// no room, or the add is refused.
     #[inline(always)]
     fn insert_pooled(
         &self,
@@ -214,59 +219,58 @@ impl<T> PerCpuList<T> {
         let mut removed = DropList::<T>::new(); // dropped after the lock
         if let Ok(mut locked) = slot.lock(&mut removed) {
             if !self.core().is_closed() && locked.array().has_room() {
-                // SAFETY: `locked` is a shard of this list.
+                // SAFETY: the shard belongs to this list of `T`.
                 if let Some(node) = unsafe { pool::acquire::<T, _>(&locked) } {
-                    // SAFETY: a spare node has one count, which passes to the entry, and no value.
+                    // SAFETY: a pooled node has no value, and its only count is the entry's.
                     unsafe { node.write_value(value) };
-                    // SAFETY: there is room; the node is unlinked, a spare node's home is this
-                    // slot, and it lives until it is unlinked (node's invariant 2).
+                    // SAFETY: the array has room. A pooled node is unlinked, its home is this slot,
+                    // and it lives until it is unlinked (invariant 2 of the node).
                     unsafe { locked.add(node.anchor_ptr()) };
                     drop(locked);
-                    // SAFETY: the node was just inserted, and its count passes to the entry.
+                    // SAFETY: the node was just inserted, and its only count is the entry's.
                     let entry = unsafe { Entry::new(node, self) };
-                    drop(removed); // if a drop panics, the entry is dropped
+                    drop(removed); // if it panics, `entry` is dropped
                     return Ok(entry.into_node());
                 }
             }
         }
-        drop(removed); // if a drop panics, the value is dropped
+        drop(removed); // if it panics, `value` is dropped
         self.insert_allocated(slot.slot(), value)
     }
 
-    /// Adds a value in a new node.
+    /// Adds a value in a newly allocated node.
     #[inline(never)]
     fn insert_allocated(&self, slot: CpuId, value: T) -> Result<NodePtr<T>, InsertError<T>> {
         let node = NodePtr::try_new(slot, value)
             .map_err(|value| InsertError { value, reason: AllocError::new().into() })?;
         let mut removed = DropList::<T>::new();
         let inserted = match self.link(slot, node, &mut removed) {
-            // SAFETY: the node was just inserted, and its count passes to the entry.
+            // SAFETY: the node was just inserted, and its only count is the entry's.
             Ok(()) => Ok(unsafe { Entry::new(node, self) }),
             Err(reason) => Err(Self::unwrap_node(node, reason)),
         };
-        drop(removed); // if a drop panics, the entry or the value is dropped
+        drop(removed); // if it panics, the entry or the value in `inserted` is dropped
         inserted.map(Entry::into_node)
     }
 
     #[cold]
     #[inline(never)]
     fn unwrap_node(node: NodePtr<T>, reason: Refused) -> InsertError<T> {
-        // SAFETY: the node was never linked, so the caller has its only count.
+        // SAFETY: the node has its only count here, and was never linked.
         match unsafe { node.try_unwrap() } {
             Some(value) => InsertError { value, reason },
             None => unreachable!("a node that was never linked has one count"),
         }
     }
 
-    /// Puts a new node on the list. What had been left to be removed is in `removed`, to be
-    /// dropped.
+    /// Links a new node. The caller drops `removed`, which gets the deferred removals of the slot.
     fn link(
         &self,
         slot: CpuId,
         node: NodePtr<T>,
         removed: &mut DropList<T>,
     ) -> Result<(), Refused> {
-        // SAFETY: the shard belongs to this list.
+        // SAFETY: the shard belongs to this list of `T`.
         let slot = unsafe { NodeShard::new(self.core().shard_or_new(slot)?) };
         loop {
             let mut locked = slot.lock(removed)?;
@@ -274,8 +278,8 @@ impl<T> PerCpuList<T> {
                 return Err(Refused::Closed);
             }
             if locked.array().has_room() {
-                // SAFETY: there is room. The node is new, its home is this slot, and it lives until it
-                // is unlinked (invariant 2 of `node`).
+                // SAFETY: the array has room. The node is new, its home is this slot, and it lives
+                // until it is unlinked (invariant 2 of the node).
                 unsafe { locked.add(node.anchor_ptr()) };
                 return Ok(());
             }
@@ -284,14 +288,16 @@ impl<T> PerCpuList<T> {
         }
     }
 
-    /// Removes the entry that `found` refers to, although its [`Entry`] still exists. Returns whether it
-    /// was on this list.
+    /// Removes the value of `found` from this list, even if its [`Entry`] still exists. Returns
+    /// whether it was on this list.
     ///
-    /// Blocks like [`insert`](Self::insert). If several threads remove the entry, one call returns true.
+    /// Blocks while another thread holds the slot. If several threads remove the value, one call
+    /// returns true.
     ///
     /// # Errors
     ///
-    /// [`LockError::Deadlock`] if this thread holds the slot; the entry stays on the list.
+    /// [`LockError::Deadlock`] if this thread holds the slot, in a locked walk or a snapshot. The
+    /// value stays on the list.
     pub fn remove(&self, found: &Ref<T>) -> Result<bool, LockError> {
         // SAFETY: the reference keeps the node alive.
         let anchor = unsafe { found.node().anchor() };
@@ -302,19 +308,19 @@ impl<T> PerCpuList<T> {
         if !ours {
             return Ok(false);
         }
-        // SAFETY: the reference keeps the node alive, and it was inserted into this list.
+        // SAFETY: `found` has a count of the node, which was inserted into this list.
         unsafe { self.nodes.unlink(found.node(), self.core().domain().current_slot()) }
     }
 
-    /// Closes the list: later additions are refused. Additions that other threads have begun are complete
-    /// when this returns, so a [`drain`](Self::drain) after it leaves the list empty.
+    /// Refuses adds from now on. Adds that have begun are complete when it returns, so a
+    /// [`drain`](Self::drain) that follows leaves the list empty.
     ///
-    /// Removals, walks and drains still work. Locks each slot in turn.
+    /// Removals and walks work as before. Locks each slot in turn.
     ///
     /// # Errors
     ///
-    /// The errors of [`remove`](Self::remove). The list is closed then, but an addition that has begun in a
-    /// slot that could not be locked may still succeed.
+    /// [`LockError::Deadlock`] if this thread holds a slot, in a locked walk or a snapshot. The
+    /// list is closed, but an add in that slot that has begun may still succeed.
     pub fn close(&self) -> Result<(), LockError> {
         self.core().close()
     }
@@ -325,70 +331,77 @@ impl<T> PerCpuList<T> {
         self.core().is_closed()
     }
 
-    /// Returns the sum of the lengths of the slots, which are read one after the other. Wait-free.
-    /// [`lock_all`](Self::lock_all) shows one instant.
+    /// Returns the number of entries, summed slot by slot while other threads may add and remove.
+    /// Wait-free. The number at one instant is that of [`lock_all`](Self::lock_all).
     #[must_use]
     pub fn len(&self) -> usize {
         self.core().len()
     }
 
-    /// Returns whether [`len`](Self::len) is 0. It is not while an entry is on the list throughout the
-    /// call. Wait-free.
+    /// Returns whether [`len`](Self::len) is 0. Never true while one entry stays on the list.
+    /// Wait-free.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.core().len() == 0
     }
 
-    /// Returns the statistics of the list. Wait-free.
+    /// Returns the counters of the list. Wait-free.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.core().stats()
     }
 
-    /// Removes what was [deferred](Entry::defer_remove), and drops it; frees the nodes that slots
-    /// keep for their next values.
+    /// Performs the [deferred](Entry::defer_remove) removals and drops their values. Also frees the
+    /// pooled nodes.
     ///
     /// # Errors
     ///
-    /// The errors of [`remove`](Self::remove). The slots before the one that could not be locked are done.
+    /// [`LockError::Deadlock`] if this thread holds a slot, in a locked walk or a snapshot. The
+    /// slots before it are done.
     pub fn flush(&self) -> Result<(), LockError> {
         for slot in self.nodes.shards() {
             let mut removed = DropList::<T>::new(); // dropped after the lock
             let locked = slot.lock(&mut removed)?;
-            // SAFETY: the shard belongs to this list.
-            let spares = unsafe { pool::remove_all::<T, _>(&locked) };
+            // SAFETY: the shard belongs to this list of `T`.
+            let nodes = unsafe { pool::remove_all::<T, _>(&locked) };
             drop(locked);
-            drop(spares); // after the unlock
+            drop(nodes); // after the unlock
         }
         Ok(())
     }
 
-    /// Walks the list. No lock is held between the values: see [`Iter`].
+    /// Walks the list, with no lock held between entries: see [`Iter`].
     pub fn iter(&self) -> Iter<'_, T> {
         Iter::new(&self.nodes)
     }
 
     /// Calls `f` with every value, slot by slot, under the slot's lock.
     ///
-    /// The cheapest walk: no references are counted. `f` should be short: all who add or remove in
-    /// that slot wait, in all lists of the domain. In `f` an entry of the domain that is dropped is
-    /// removed later: of this list at the end of the walk, of another by whoever comes to its slot
-    /// next. Adding to lists of the domain may give [`LockError::Deadlock`]. An entry of another
-    /// domain waits for its lock as anywhere: two threads that do so crosswise wait for ever. A
-    /// panic of `f` unlocks the slot, and is the caller's to see.
+    /// It is the cheapest walk, because it counts no references. `f` should be short, because other
+    /// threads that add or remove in that slot wait, in all lists of the domain. In `f`:
+    ///
+    /// - An entry of this list that is dropped is removed at the end of the walk. An entry of
+    ///   another list of the domain is removed by the next thread that locks its slot.
+    /// - An add to a list of the domain may return [`LockError::Deadlock`].
+    /// - The drop of an entry of another domain waits for its slot as usual. If two threads each
+    ///   wait in `f` for a slot that the other holds, they wait for ever.
+    ///
+    /// If `f` panics, the slot is unlocked and the panic goes on.
     ///
     /// # Errors
     ///
-    /// The errors of [`remove`](Self::remove). `f` was called for the slots before the one that could not
-    /// be locked.
+    /// [`LockError::Deadlock`] if this thread holds a slot, in a locked walk or a snapshot. `f` was
+    /// called with the values of the slots before it.
     pub fn for_each(&self, mut f: impl FnMut(&T)) -> Result<(), LockError> {
         for slot in self.nodes.shards() {
             let mut removed = DropList::<T>::new(); // dropped after the lock
             let locked = slot.lock(&mut removed)?;
             locked.array().for_each(|anchor| {
-                // SAFETY: the anchor is in a shard of this list, so it is that of a node of `T`.
+                // SAFETY: the anchor is in a shard of a list of `T`, so it is that of a node of
+                // `T`.
                 let node = unsafe { NodePtr::from_anchor(anchor) };
-                // SAFETY: the node is linked, and `locked` holds its slot during the call.
+                // SAFETY: the node is linked, and `locked` holds the lock of its slot during the
+                // call of `f`.
                 f(unsafe { node.value() });
             });
         }
@@ -398,12 +411,13 @@ impl<T> PerCpuList<T> {
 
     /// Locks all slots, in ascending order. The snapshot shows the list at one instant.
     ///
-    /// Other threads wait, in all lists of the domain, until the snapshot is dropped. This thread gets
-    /// [`LockError::Deadlock`] meanwhile from calls that lock a slot of the domain.
+    /// Until the snapshot is dropped, other threads that add, remove or walk wait, in all lists of
+    /// the domain. Calls of this thread that lock a slot of the domain return
+    /// [`LockError::Deadlock`], so a thread cannot have snapshots of two lists of one domain.
     ///
     /// # Errors
     ///
-    /// The errors of [`remove`](Self::remove).
+    /// [`LockError::Deadlock`] if this thread holds a slot, in a locked walk or a snapshot.
     pub fn lock_all(&self) -> Result<Snapshot<'_, T>, LockError> {
         Snapshot::new(&self.nodes)
     }
