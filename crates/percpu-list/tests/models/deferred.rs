@@ -1,11 +1,11 @@
-//! Removals that are deferred to the next thread that locks the slot.
+//! Deferred removals, which the next thread that locks the slot performs.
 
 use percpu::sync::{Arc, model};
 
 use super::owning::{List, drain, with};
 use super::payload::{ONE, ZERO, spawn_on};
 
-/// A planted bug, and the model that must fail for it.
+/// Each planted bug, with a model that must fail if the bug is active.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     (
         "defer: the link and the last use are complete",
@@ -15,11 +15,11 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("defer: no other push came first", "deferred::a_flush_meets_two_deferred_removals"),
 ];
 
-/// Of these, what only loom can see.
+/// The planted bugs that only loom finds.
 pub(super) const LOOM_ONLY: &[&str] =
     &["defer: the link and the last use are complete", "flush: before the links are followed"];
 
-/// Each value is dropped once, by the next thread that locks the slot.
+/// Each value is dropped once.
 #[test]
 fn a_flush_meets_two_deferred_removals() {
     model(|| {
@@ -37,7 +37,7 @@ fn a_flush_meets_two_deferred_removals() {
     });
 }
 
-/// An addition, which settles what it finds, and another at once.
+/// The add flushes the removal if it is already deferred.
 #[test]
 fn an_add_meets_a_deferred_removal() {
     model(|| {
@@ -56,7 +56,7 @@ fn an_add_meets_a_deferred_removal() {
     });
 }
 
-/// Taken by the drain or not, it is dropped once.
+/// The value is dropped once, whether the drain returns it or not.
 #[test]
 fn inv04_a_drain_meets_a_deferred_removal() {
     model(|| {
@@ -71,9 +71,9 @@ fn inv04_a_drain_meets_a_deferred_removal() {
     });
 }
 
-/// The list is dropped with deferred removals, and no thread has locked the slot since.
+/// The list is dropped before any thread flushes the removals.
 #[test]
-fn inv13_a_list_drops_what_was_deferred() {
+fn inv13_a_list_drops_deferred_values() {
     model(|| {
         let (list, [first, second], drops) = with();
         let there = spawn_on(ONE, move || first.defer_remove());

@@ -1,11 +1,11 @@
-//! Items that several threads add, remove and drop at once.
+//! Items that several threads add, remove and drop at the same time.
 
 use percpu::sync::{Arc, model};
 use percpu_list::{Domain, IntrusiveList, Link, LockError, Refused};
 
 use super::payload::{Drops, Item, ONE, Owned, ZERO, spawn_on};
 
-/// A planted bug, and the model that must fail for it.
+/// Each planted bug, with a model that must fail if the bug is active.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("add: the home is this slot", "intrusive::inv02_of_two_adds_on_two_slots_one_is_refused"),
     ("add: the home is still the same", "intrusive::inv05_an_add_meets_a_move_and_back"),
@@ -27,26 +27,27 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ),
 ];
 
-/// Of these, what only loom can see.
+/// The planted bugs that only loom finds.
 ///
-/// A removal that is stopped for as long as its item takes to move is none of a random schedule's.
+/// A random schedule rarely stops a removal for as long as the item takes to move.
 pub(super) const LOOM_ONLY: &[&str] = &[
     "remove: the locked slot is still the home",
     "unlink: after the last use by a walk",
     "is_linked: before the item is destroyed",
 ];
 
-/// How often a short thing is done that must hit another: a random schedule needs some.
+/// How often a short operation is repeated. A random schedule needs repetitions to make two of them
+/// overlap.
 const TIMES: usize = if cfg!(offlock_shuttle) { 10 } else { 1 };
 
-/// A list and two items, the first added in `slot`, the second at home in the other.
-struct World {
+/// A list and two unlinked items, whose homes are slot 0 and slot 1.
+struct Fixture {
     list: IntrusiveList<Item>,
     item: Owned,
     other: Owned,
 }
 
-impl World {
+impl Fixture {
     fn new() -> Arc<Self> {
         let domain = Domain::new();
         let list = IntrusiveList::new_in(&domain);
@@ -56,14 +57,14 @@ impl World {
         Arc::new(Self { list, item, other })
     }
 
-    /// With the item on the list.
+    /// Creates a list with `item` in slot 0.
     fn linked() -> Arc<Self> {
-        let world = Self::new();
-        world.list.insert_on(ZERO, world.item.pin()).unwrap();
-        world
+        let fixture = Self::new();
+        fixture.list.insert_on(ZERO, fixture.item.pin()).unwrap();
+        fixture
     }
 
-    /// Adds the item; how many were added.
+    /// Adds the item, and returns by how much that changes the length.
     fn add_on(&self, slot: percpu::CpuId) -> i32 {
         match self.list.insert_on(slot, self.item.pin()) {
             Ok(()) => 1,
@@ -74,12 +75,12 @@ impl World {
         }
     }
 
-    /// Removes the item; what that adds to the length.
+    /// Removes the item, and returns by how much that changes the length.
     fn remove(&self) -> i32 {
         -i32::from(self.list.remove(&self.item).unwrap())
     }
 
-    /// Called while no other thread uses the list: its length is the number of additions minus removals.
+    /// Checks the length, and the links of the items. The other threads have ended.
     fn assert_len(&self, len: i32) {
         self.list.validate();
         assert_eq!(self.list.len() as i32, len);
@@ -92,144 +93,146 @@ impl World {
 #[test]
 fn inv02_of_two_adds_on_two_slots_one_is_refused() {
     model(|| {
-        let world = World::new();
+        let fixture = Fixture::new();
         let there = spawn_on(ONE, {
-            let world = Arc::clone(&world);
-            move || world.add_on(ONE)
+            let fixture = Arc::clone(&fixture);
+            move || fixture.add_on(ONE)
         });
-        let sum = world.add_on(ZERO);
+        let sum = fixture.add_on(ZERO);
         assert_eq!(sum + there.join().unwrap(), 1);
-        world.assert_len(1);
+        fixture.assert_len(1);
     });
 }
 
-/// The item comes to a list from another of the domain, under a removal from that.
+/// A removal from one list meets a move of the item to another list of the domain.
 #[test]
 fn inv02_a_removal_meets_a_move_to_another_list() {
     model(|| {
-        let world = World::linked();
-        let two = Arc::new(IntrusiveList::new_in(world.list.domain()));
+        let fixture = Fixture::linked();
+        let two = Arc::new(IntrusiveList::new_in(fixture.list.domain()));
         let there = spawn_on(ZERO, {
-            let (world, two) = (Arc::clone(&world), Arc::clone(&two));
+            let (fixture, two) = (Arc::clone(&fixture), Arc::clone(&two));
             move || {
-                let moved = world.item.link.remove().unwrap();
-                two.insert(world.item.pin()).unwrap();
+                let moved = fixture.item.link.remove().unwrap();
+                two.insert(fixture.item.pin()).unwrap();
                 moved
             }
         });
-        let removed = world.list.remove(&world.item).unwrap();
+        let removed = fixture.list.remove(&fixture.item).unwrap();
         assert!(removed != there.join().unwrap());
-        assert!(world.list.is_empty() && two.len() == 1);
+        assert!(fixture.list.is_empty() && two.len() == 1);
         two.validate();
-        assert_eq!(two.remove(&world.item), Ok(true));
+        assert_eq!(two.remove(&fixture.item), Ok(true));
     });
 }
 
 #[test]
 fn inv03_two_removals_lock_the_same_slot() {
     model(|| {
-        let world = World::linked();
+        let fixture = Fixture::linked();
         let there = spawn_on(ONE, {
-            let world = Arc::clone(&world);
-            move || world.remove()
+            let fixture = Arc::clone(&fixture);
+            move || fixture.remove()
         });
-        let sum = world.remove();
+        let sum = fixture.remove();
         assert_eq!(sum + there.join().unwrap(), -1);
-        world.assert_len(0);
+        fixture.assert_len(0);
     });
 }
 
-/// A thread that waits for the old slot finds that the item has moved.
+/// A removal that waited for the old slot finds that the item has moved.
 #[test]
 fn inv05_a_removal_meets_readd_on_another_slot() {
     model(|| {
-        let world = World::linked();
+        let fixture = Fixture::linked();
         let there = spawn_on(ONE, {
-            let world = Arc::clone(&world);
+            let fixture = Arc::clone(&fixture);
             move || {
-                let turn =
-                    |_| world.add_on(ZERO) + world.remove() + world.add_on(ONE) + world.remove();
-                world.remove()
-                    + world.add_on(ONE)
-                    + world.remove()
+                let turn = |_| {
+                    fixture.add_on(ZERO) + fixture.remove() + fixture.add_on(ONE) + fixture.remove()
+                };
+                fixture.remove()
+                    + fixture.add_on(ONE)
+                    + fixture.remove()
                     + (1..TIMES).map(turn).sum::<i32>()
             }
         });
-        let sum: i32 = (0..TIMES).map(|_| world.remove()).sum();
-        world.assert_len(1 + sum + there.join().unwrap());
+        let sum: i32 = (0..TIMES).map(|_| fixture.remove()).sum();
+        fixture.assert_len(1 + sum + there.join().unwrap());
     });
 }
 
 #[test]
 fn inv05_an_add_meets_a_move_and_back() {
     model(|| {
-        let world = World::new();
+        let fixture = Fixture::new();
         let there = spawn_on(ONE, {
-            let world = Arc::clone(&world);
-            move || world.add_on(ONE) + world.remove() + world.add_on(ONE)
+            let fixture = Arc::clone(&fixture);
+            move || fixture.add_on(ONE) + fixture.remove() + fixture.add_on(ONE)
         });
-        let sum = world.add_on(ZERO);
-        world.assert_len(sum + there.join().unwrap());
+        let sum = fixture.add_on(ZERO);
+        fixture.assert_len(sum + there.join().unwrap());
     });
 }
 
-/// A removal and two additions on two slots, each of which may come first. For loom a third thread
-/// is too much: there one of the additions follows the removal.
+/// A removal meets two adds in two slots. Under loom there are only two threads, and one of the
+/// adds follows the removal.
 #[test]
 fn inv05_a_removal_meets_two_readds() {
     model(|| {
-        let world = World::linked();
+        let fixture = Fixture::linked();
         let add_on = |slot| {
-            let world = Arc::clone(&world);
-            move || world.add_on(slot)
+            let fixture = Arc::clone(&fixture);
+            move || fixture.add_on(slot)
         };
         let there = spawn_on(ONE, add_on(ONE));
         let here = cfg!(offlock_shuttle).then(|| spawn_on(ZERO, add_on(ZERO)));
-        let mut sum = 1 + world.remove();
+        let mut sum = 1 + fixture.remove();
         sum += here.map_or_else(add_on(ZERO), |here| here.join().unwrap());
-        world.assert_len(sum + there.join().unwrap());
+        fixture.assert_len(sum + there.join().unwrap());
     });
 }
 
-/// No thread waits for ever: for all locks, for two of them, or for one. A third thread is too much for
-/// loom, so there one thread takes the one lock beside the two.
+/// Threads that wait for all locks, for two locks and for one lock all end. Under loom there are
+/// only two threads, and the single lock follows the snapshot.
 #[test]
 fn inv08_global_two_slots_and_local_end() {
     model(|| {
-        let world = World::new();
-        let add = |item: fn(&World) -> &Owned| {
-            let world = Arc::clone(&world);
-            move || world.list.insert_on(ZERO, item(&world).pin())
+        let fixture = Fixture::new();
+        let add = |item: fn(&Fixture) -> &Owned| {
+            let fixture = Arc::clone(&fixture);
+            move || fixture.list.insert_on(ZERO, item(&fixture).pin())
         };
-        let moves = spawn_on(ZERO, add(|world| &world.other)); // from the higher slot
-        let adds = cfg!(offlock_shuttle).then(|| spawn_on(ZERO, add(|world| &world.item)));
-        assert!(world.list.lock_all().unwrap().len() <= 2);
-        let added = adds.map_or_else(add(|world| &world.item), |adds| adds.join().unwrap());
+        let moves = spawn_on(ZERO, add(|fixture| &fixture.other)); // from the higher slot
+        let adds = cfg!(offlock_shuttle).then(|| spawn_on(ZERO, add(|fixture| &fixture.item)));
+        assert!(fixture.list.lock_all().unwrap().len() <= 2);
+        let added = adds.map_or_else(add(|fixture| &fixture.item), |adds| adds.join().unwrap());
         assert_eq!((moves.join().unwrap(), added), (Ok(()), Ok(())));
-        world.assert_len(2);
+        fixture.assert_len(2);
     });
 }
 
-/// A call that never waits removes the item, or returns `WouldBlock`; then another thread had the lock.
+/// A removal that never waits removes the item, or returns an error because the other removal holds
+/// the lock.
 #[test]
 fn inv14_a_try_meets_a_removal() {
     model(|| {
-        let world = World::linked();
+        let fixture = Fixture::linked();
         let there = spawn_on(ONE, {
-            let world = Arc::clone(&world);
-            move || world.remove()
+            let fixture = Arc::clone(&fixture);
+            move || fixture.remove()
         });
-        match world.list.try_remove(&world.item) {
+        match fixture.list.try_remove(&fixture.item) {
             Ok(removed) => assert_eq!(there.join().unwrap(), i32::from(removed) - 1),
             Err(error) => {
                 assert_eq!((error, there.join().unwrap()), (LockError::WouldBlock, -1));
             }
         }
-        world.assert_len(0);
+        fixture.assert_len(0);
     });
 }
 
-/// A walk reads the item, or does not find it.
+/// A walk reads the item before its drop, or does not find it.
 #[test]
 fn an_item_drops_beside_a_locked_walk() {
     model(|| {
@@ -247,23 +250,24 @@ fn an_item_drops_beside_a_locked_walk() {
     });
 }
 
-/// The item is read, and then taken off by another: whose owner need not wait to destroy it.
+/// Another thread reads the item and then removes it. The owner may destroy it without a wait.
 #[test]
 fn an_item_drops_once_it_is_seen_unlinked() {
     model(|| {
         let (list, item, drops) = one();
-        let takes = spawn_on(ONE, {
+        let removes = spawn_on(ONE, {
             let list = Arc::clone(&list);
             move || list.retain(|item| item.read() != 7).unwrap()
         });
         drop(item);
-        assert!(takes.join().unwrap() <= 1);
+        assert!(removes.join().unwrap() <= 1);
         list.validate();
         assert_eq!((list.len(), drops.count()), (0, 1));
     });
 }
 
-/// The list is dropped beside its item, which is on it or not, and never on what is freed.
+/// The list and its item are dropped at the same time, and neither uses the other after it was
+/// freed.
 #[test]
 fn inv13_a_list_drops_beside_its_item() {
     for removes in [false, true] {
@@ -282,7 +286,7 @@ fn inv13_a_list_drops_beside_its_item() {
     }
 }
 
-/// A list with an item, in slot 0.
+/// Creates a list with an item in slot 0.
 fn one() -> (Arc<IntrusiveList<Item>>, Owned, Drops) {
     let (list, drops) = (IntrusiveList::new(), Drops::new());
     let item = Owned::new(list.domain(), ZERO, &drops, 7);

@@ -1,9 +1,8 @@
-//! Models of both lists, run by loom in every interleaving and by shuttle in random ones. There are
-//! two CPUs, segments have two cells, and walks take one entry under a lock.
+//! Models of both lists. loom runs them in every interleaving, and shuttle in random ones. There
+//! are two CPUs, a segment has two cells, and a walk takes one entry under a lock.
 //!
-//! A planted bug weakens a step that has a label (`fence!`, `order!`, `step!`, `check!`), or is code
-//! of its own behind `is_planted("...")` in a model; [`mutants`] demands that each is
-//! caught.
+//! A planted bug weakens a step that has a label (`fence!`, `order!`, `step!`, `check!`), or is
+//! code in a model behind `is_planted("...")`. [`mutants`] checks that a model catches each.
 
 mod deferred;
 mod intrusive;

@@ -1,4 +1,4 @@
-//! Every planted bug must fail the model that is about it.
+//! Each planted bug must fail a model.
 
 use testkit::planted::Planted;
 

@@ -1,11 +1,11 @@
-//! Entries that several threads add, remove, take and drop at once.
+//! Entries that several threads add, remove, drain and drop at the same time.
 
 use percpu::sync::{Arc, model};
 use percpu_list::{Entry, PerCpuList, Refused};
 
 use super::payload::{Drops, ONE, Payload, ZERO, spawn_on};
 
-/// A planted bug, and the model that must fail for it.
+/// Each planted bug, with a model that must fail if the bug is active.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("release: no other count is left", "owning::inv04_a_removal_meets_the_drop_of_the_entry"),
     (
@@ -25,11 +25,11 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("length: removals before adds", "owning::inv10_a_list_with_an_entry_is_never_empty"),
 ];
 
-/// Of these, what only loom can see.
+/// The planted bugs that only loom finds.
 ///
-/// The drain after a close that does not wait takes the lock that carries the addition, but for a
-/// stale look at `closed`. Two loads that are a whole addition and removal apart are none of a random
-/// schedule's.
+/// A `close` that does not wait only fails if an add that follows the drain loads a stale `closed`,
+/// and shuttle returns no stale values. And a random schedule rarely runs a whole add and removal
+/// between the two loads of a length.
 pub(super) const LOOM_ONLY: &[&str] = &[
     "last count: after the uses by other threads",
     "release: after this thread's last use",
@@ -42,7 +42,7 @@ pub(super) const LOOM_ONLY: &[&str] = &[
 pub(super) type List = PerCpuList<Payload>;
 pub(super) type Shared = Entry<Arc<List>>;
 
-/// A list with as many entries in slot 0: with the values 0, 1 and so on.
+/// Creates a list with `N` entries in slot 0, whose values are 0, 1 and so on.
 pub(super) fn with<const N: usize>() -> (Arc<List>, [Shared; N], Drops) {
     let (list, drops) = (Arc::new(List::new()), Drops::new());
     let entries = std::array::from_fn(|n| {
@@ -51,7 +51,7 @@ pub(super) fn with<const N: usize>() -> (Arc<List>, [Shared; N], Drops) {
     (list, entries, drops)
 }
 
-/// Takes all, and reads it; how many there were.
+/// Drains the list, reads every value and returns their number.
 pub(super) fn drain(list: &List) -> usize {
     list.drain().map(|found| assert!(found.unwrap().read() < 2)).count()
 }
@@ -72,7 +72,7 @@ fn inv04_a_removal_meets_a_drain() {
 }
 
 #[test]
-fn inv04_two_drains_share_what_there_is() {
+fn inv04_two_drains_share_the_entries() {
     model(|| {
         let (list, [first, second], drops) = with();
         let drains = spawn_on(ONE, {
@@ -89,7 +89,7 @@ fn inv04_two_drains_share_what_there_is() {
     });
 }
 
-/// By a reference, and by the entry's end; the value goes with the last of them.
+/// A reference and the drop of the entry remove the same value. The last of them drops it.
 #[test]
 fn inv04_a_removal_meets_the_drop_of_the_entry() {
     model(|| {
@@ -112,7 +112,7 @@ fn inv04_a_removal_meets_the_drop_of_the_entry() {
     });
 }
 
-/// What a walk found is read when the entry is gone and the list too.
+/// A reference from a walk is read after the entry and the list were dropped.
 #[test]
 fn inv07_a_reference_outlives_entry_and_list() {
     model(|| {
@@ -128,7 +128,7 @@ fn inv07_a_reference_outlives_entry_and_list() {
     });
 }
 
-/// The list goes with the last of its entries, whichever that is.
+/// The drop of either entry may be the last, which drops the list.
 #[test]
 fn inv13_the_last_entry_drops_the_list() {
     model(|| {
@@ -141,7 +141,7 @@ fn inv13_the_last_entry_drops_the_list() {
     });
 }
 
-/// What was added before the list was closed is drained, what comes later is given back.
+/// A value that was added before the close is drained. A value that comes later is returned.
 #[test]
 fn nothing_is_added_once_close_returned() {
     model(|| {
@@ -166,13 +166,14 @@ fn nothing_is_added_once_close_returned() {
     });
 }
 
-/// A walk beside the first insert into a slot finds no shard, or a complete one. The walk is on the
-/// spawned thread, so that it runs last in the first execution, from which loom goes back.
+/// A thread that reads a slot during the first add there finds no shard, or a complete one. The
+/// spawned thread is the reader, because it runs last in loom's first run, and loom derives the
+/// other runs from what it finds there.
 #[test]
 fn a_slots_first_entry_is_seen_finished() {
     model(|| {
         let (list, [], drops) = with();
-        let comes_by = spawn_on(ONE, {
+        let reader = spawn_on(ONE, {
             let list = Arc::clone(&list);
             move || {
                 assert!(list.len() <= 1);
@@ -180,7 +181,7 @@ fn a_slots_first_entry_is_seen_finished() {
             }
         });
         drop(List::insert_arc(&list, drops.payload(1)).unwrap());
-        comes_by.join().unwrap();
+        reader.join().unwrap();
         assert_eq!((list.len(), drops.count()), (0, 1));
     });
 }
@@ -202,8 +203,8 @@ fn two_first_entries_of_a_slot_share_a_shard() {
     });
 }
 
-/// Entries come and go beside one that stays; the counts never say that there is none, nor more
-/// hits than removals.
+/// Another entry is added and removed while one stays. The length is never 0, and there are never
+/// more hits than removals.
 #[test]
 fn inv10_a_list_with_an_entry_is_never_empty() {
     model(|| {

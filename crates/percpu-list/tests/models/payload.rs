@@ -1,5 +1,5 @@
-//! What the models put on lists: a value whose reads the checker sees, however late, and whose drops
-//! are counted; and an item of an intrusive list that has one.
+//! The values and items that the models put on lists. The checker sees every read of one, even
+//! after its drop, and the drops are counted.
 
 use std::ops::Deref;
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use percpu_list::{Domain, Link, linked};
 pub(super) const ZERO: CpuId = CpuId::new(0);
 pub(super) const ONE: CpuId = CpuId::new(1);
 
-/// How many payloads of a run were dropped.
+/// The number of payloads that were dropped in a run.
 #[derive(Clone)]
 pub(super) struct Drops(Arc<AtomicUsize>);
 
@@ -28,39 +28,41 @@ impl Drops {
     }
 
     pub(super) fn count(&self) -> usize {
-        // Ordering: Relaxed; asked for behind the joins.
+        // Ordering: Relaxed; the joins order the drops before this load.
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A read of it that a drop overtook, or is not ordered before, fails the model; so does a second
-/// drop.
+/// A value. A read after its drop, a read that is not ordered with the drop, and a second drop fail
+/// the model.
 pub(super) struct Payload {
     at: *mut Watched<u64>,
     drops: Drops,
 }
 
-// SAFETY: read by all, and freed by the drop, which has it alone: that is what the models check.
+// SAFETY: only the drop frees the value, and the models check that no thread uses it then.
 unsafe impl Send for Payload {}
-// SAFETY: as above.
+// SAFETY: `&Payload` only reads the value.
 unsafe impl Sync for Payload {}
 
 impl Payload {
     pub(super) fn read(&self) -> u64 {
-        // SAFETY: alive, or in quarantine until the run is over, where the canary is dead.
+        // SAFETY: the memory stays allocated until the end of the run: a dropped payload is in
+        // quarantine, and a read of it fails the model.
         **unsafe { &*self.at }
     }
 }
 
 impl Drop for Payload {
     fn drop(&mut self) {
-        // SAFETY: ours from `into_raw`; a second drop finds the canary dead.
+        // SAFETY: the pointer is from `into_raw`, and `free` fails the model at a second drop.
         free(unsafe { Box::from_raw(self.at) });
-        // Ordering: Relaxed; counted at the end, behind the joins.
+        // Ordering: Relaxed; the joins order it before the load in `count`.
         self.drops.0.fetch_add(1, Ordering::Relaxed);
     }
 }
 
+/// An item of an intrusive list.
 pub(super) struct Item {
     pub(super) link: Link,
     payload: Payload,
@@ -73,16 +75,16 @@ impl Item {
     }
 }
 
-/// An item in a place of its own, which stays until the run is over.
+/// A box of an item. Its memory stays allocated until the end of the run.
 pub(super) struct Owned(*mut Watched<Item>);
 
-// SAFETY: a box of an item, which may be dropped anywhere.
+// SAFETY: it owns the item, which is `Send`.
 unsafe impl Send for Owned {}
-// SAFETY: walks share an item, whose fields are `Sync`.
+// SAFETY: `&Owned` gives `&Item`, and an item is `Sync`.
 unsafe impl Sync for Owned {}
 
 impl Owned {
-    /// One whose first home is `slot`.
+    /// Creates an item whose home is `slot`.
     pub(super) fn new(domain: &Domain, slot: CpuId, drops: &Drops, value: u64) -> Self {
         let here = percpu::sync::cpu::current();
         set_current(slot);
@@ -92,7 +94,7 @@ impl Owned {
     }
 
     pub(super) fn pin(&self) -> Pin<&Item> {
-        // SAFETY: the item is in a box, and this model does not move it out.
+        // SAFETY: the item is in a box, and no function moves it out.
         unsafe { Pin::new_unchecked(self) }
     }
 }
@@ -101,20 +103,21 @@ impl Deref for Owned {
     type Target = Item;
 
     fn deref(&self) -> &Item {
-        // SAFETY: from `into_raw`, and freed by our drop only.
+        // SAFETY: the pointer is from `into_raw`, and only the drop of `self` frees it.
         unsafe { &*self.0 }
     }
 }
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: from `into_raw`, once.
+        // SAFETY: the pointer is from `into_raw`, and is freed once, here.
         free(unsafe { Box::from_raw(self.0) });
     }
 }
 
-/// Takes a while, so that others come in between as often as not; loom needs no help.
-pub(super) fn dawdle() {
+/// Yields many times under shuttle, so that other threads often run in between. loom tries that
+/// anyway.
+pub(super) fn yield_often() {
     if cfg!(offlock_shuttle) {
         for _ in 0..100 {
             thread::yield_now();
@@ -122,7 +125,7 @@ pub(super) fn dawdle() {
     }
 }
 
-/// Runs `f` in a thread that is on `cpu`.
+/// Runs `f` in a thread on `cpu`.
 pub(super) fn spawn_on<R: Send + 'static>(
     cpu: CpuId,
     f: impl FnOnce() -> R + Send + 'static,

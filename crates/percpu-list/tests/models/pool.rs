@@ -1,11 +1,11 @@
-//! The spare nodes of a slot, while other threads still have references.
+//! Pooled nodes, while other threads have references to their earlier values.
 
 use percpu::sync::{Arc, model};
 
 use super::owning::{List, with};
-use super::payload::{ONE, ZERO, dawdle, spawn_on};
+use super::payload::{ONE, ZERO, spawn_on, yield_often};
 
-/// A planted bug, and the model that must fail for it.
+/// Each planted bug, with a model that must fail if the bug is active.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("pool: no other count is left", "pool::inv07_a_referenced_node_is_not_reused"),
     ("pool: no other count is left", "pool::inv04_a_reference_removes_no_later_entry"),
@@ -14,14 +14,14 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("last count: after the uses by other threads", "pool::inv07_a_referenced_node_is_not_reused"),
 ];
 
-/// A reference keeps its value, although its entry was removed and the slot has another one.
+/// A reference keeps its value after the entry was removed and another was added in the slot.
 #[test]
 fn inv07_a_referenced_node_is_not_reused() {
     model(|| {
         let (list, [entry], drops) = with();
         let found = entry.share();
         let reads = spawn_on(ONE, move || {
-            dawdle();
+            yield_often();
             assert_eq!(found.read(), 0);
         });
         drop(entry);
@@ -35,7 +35,7 @@ fn inv07_a_referenced_node_is_not_reused() {
     });
 }
 
-/// It is of the entry that it was taken of, not of the next in that place.
+/// A removal by a reference does not remove the next entry at that index.
 #[test]
 fn inv04_a_reference_removes_no_later_entry() {
     model(|| {
@@ -44,7 +44,7 @@ fn inv04_a_reference_removes_no_later_entry() {
         let removes = spawn_on(ONE, {
             let list = Arc::clone(&list);
             move || {
-                dawdle();
+                yield_often();
                 list.remove(&found).unwrap()
             }
         });
@@ -59,7 +59,7 @@ fn inv04_a_reference_removes_no_later_entry() {
     });
 }
 
-/// What a walk gives out stays what it was.
+/// A value that a walk has returned does not change.
 #[test]
 fn inv07_a_walk_meets_a_node_that_is_reused() {
     model(|| {
@@ -75,7 +75,7 @@ fn inv07_a_walk_meets_a_node_that_is_reused() {
         for found in list.iter() {
             let found = found.unwrap();
             let value = found.read();
-            dawdle();
+            yield_often();
             assert_eq!(found.read(), value);
             seen[value as usize] += 1;
         }
@@ -86,7 +86,7 @@ fn inv07_a_walk_meets_a_node_that_is_reused() {
     });
 }
 
-/// The other finds none any more, though it saw one before it had the lock.
+/// The other add saw a node before it had the lock, and finds the pool empty under it.
 #[test]
 fn a_pooled_node_goes_to_one_of_two() {
     model(|| {
@@ -105,7 +105,7 @@ fn a_pooled_node_goes_to_one_of_two() {
     });
 }
 
-/// The pool has room for one node, so the other is freed. The next insert gets a whole node.
+/// The pool has room for one node, and the other is freed. Later adds get a node without a value.
 #[test]
 fn two_removals_of_which_one_leaves_its_node_in_the_pool() {
     model(|| {

@@ -1,25 +1,25 @@
-//! The instant that a snapshot shows.
+//! A snapshot shows one instant.
 
 use percpu::sync::virtual_cpu::set_current;
 use percpu::sync::{Arc, is_planted, model};
 
 use super::owning::{List, with};
-use super::payload::{ONE, ZERO, dawdle, spawn_on};
+use super::payload::{ONE, ZERO, spawn_on, yield_often};
 
-/// A planted bug, and the model that must fail for it.
+/// Each planted bug, with a model that must fail if the bug is active.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("snapshot-is-taken-slot-by-slot", "snapshot::inv06_what_was_added_first_is_seen_first"),
-    ("snapshot-is-taken-slot-by-slot", "snapshot::inv06_what_was_removed_before_an_add_is_gone"),
+    ("snapshot-is-taken-slot-by-slot", "snapshot::inv06_the_first_of_two_adds_is_seen_first"),
+    ("snapshot-is-taken-slot-by-slot", "snapshot::inv06_a_removal_before_an_add_is_seen"),
     (
         "snapshot: no deferred removal is left",
-        "snapshot::inv06_what_was_deferred_before_an_add_is_gone",
+        "snapshot::inv06_a_deferred_removal_before_an_add_is_seen",
     ),
 ];
 
-/// The values, at one instant.
+/// Returns the values at one instant.
 fn seen(list: &List) -> Vec<u64> {
     if is_planted("snapshot-is-taken-slot-by-slot") {
-        return list.iter().map(|found| found.unwrap().read()).inspect(|_| dawdle()).collect();
+        return list.iter().map(|found| found.unwrap().read()).inspect(|_| yield_often()).collect();
     }
     let snapshot = list.lock_all().unwrap();
     let seen: Vec<u64> = snapshot.iter().map(|value| value.read()).collect();
@@ -27,9 +27,9 @@ fn seen(list: &List) -> Vec<u64> {
     seen
 }
 
-/// 1 is added on CPU 0 beside 0, and then 2 on CPU 1.
+/// The thread adds 1 on CPU 0, where 0 is, and then 2 on CPU 1.
 #[test]
-fn inv06_what_was_added_first_is_seen_first() {
+fn inv06_the_first_of_two_adds_is_seen_first() {
     model(|| {
         let (list, [stays], drops) = with();
         let adds = spawn_on(ZERO, {
@@ -46,14 +46,14 @@ fn inv06_what_was_added_first_is_seen_first() {
     });
 }
 
-/// 0 is removed from slot 0, and then 1 added in slot 1.
+/// The thread removes 0 from slot 0, and then adds 1 in slot 1.
 #[test]
-fn inv06_what_was_removed_before_an_add_is_gone() {
+fn inv06_a_removal_before_an_add_is_seen() {
     removed_before_an_add(false);
 }
 
 #[test]
-fn inv06_what_was_deferred_before_an_add_is_gone() {
+fn inv06_a_deferred_removal_before_an_add_is_seen() {
     removed_before_an_add(true);
 }
 

@@ -1,4 +1,4 @@
-//! Walks that let the lock go between entries.
+//! Walks that release the lock between entries.
 
 use percpu::sync::{Arc, model};
 use percpu_list::IntrusiveList;
@@ -6,7 +6,7 @@ use percpu_list::IntrusiveList;
 use super::owning::{List, with};
 use super::payload::{Drops, Item, ONE, Owned, ZERO, spawn_on};
 
-/// A planted bug, and the model that must fail for it.
+/// Each planted bug, with a model that must fail if the bug is active.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     (
         "remove: no walk is under way",
@@ -15,7 +15,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("remove: no walk is under way", "walk::inv11_an_item_that_stays_is_seen_once"),
 ];
 
-/// The walk is at the first entry when that goes; the last must not take its place.
+/// The first entry is removed while the walk is behind it. The last entry must not move to its
+/// index.
 #[test]
 fn inv11_an_entry_that_stays_is_seen_once_beside_a_removal() {
     model(|| {
@@ -31,8 +32,8 @@ fn inv11_an_entry_that_stays_is_seen_once_beside_a_removal() {
     });
 }
 
-/// A hole is filled beside the walk, and the array grows: the walk ends, and returns each staying entry
-/// once.
+/// During the walk, a hole is filled and the array grows. The walk ends, and sees the entry that
+/// stays once.
 #[test]
 fn inv07_an_entry_that_stays_is_seen_once_beside_changes() {
     model(|| {
@@ -56,7 +57,7 @@ fn inv07_an_entry_that_stays_is_seen_once_beside_changes() {
     });
 }
 
-/// A walk is dropped before its end. The next thread that locks the slot closes the holes.
+/// A walk is dropped early. Later removals close its holes.
 #[test]
 fn inv11_a_walk_is_left_beside_removals() {
     model(|| {
@@ -74,7 +75,7 @@ fn inv11_a_walk_is_left_beside_removals() {
     });
 }
 
-/// The same of the intrusive list.
+/// The first item of an intrusive list is removed during a walk.
 #[test]
 fn inv11_an_item_that_stays_is_seen_once() {
     model(|| {
