@@ -1,7 +1,7 @@
-//! Both kinds of list and many threads that move from CPU to CPU, on this kernel; with rseq sections,
-//! and without.
+//! Both lists, and threads that move between CPUs, on the real kernel, with and without rseq
+//! sections.
 //!
-//! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
+//! Ignored by default. Each test runs for `OFFLOCK_STRESS_SECONDS` seconds (3).
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 #[path = "common/churn.rs"]
@@ -21,12 +21,12 @@ use testkit::canary::{Canary, Census};
 use testkit::pin::{allowed_cpus, pin_to};
 use testkit::rng::Rng;
 
-/// A value that must have been taken off its list exactly once before it is dropped.
+/// A value that exactly one call must remove before it is dropped.
 struct Value {
     canary: Canary,
-    /// Removals that said they did it.
+    /// How many removals returned true.
     removed: AtomicU32,
-    /// Its owner dropped it without asking which call removed it.
+    /// Set if the owner removed the entry without a result.
     ended: AtomicBool,
 }
 
@@ -36,8 +36,8 @@ impl Value {
         Self { canary: Canary::new(value, census), removed, ended }
     }
 
-    /// What a removal said.
-    fn answered(&self, removed: bool) {
+    /// Counts the result of a removal.
+    fn count(&self, removed: bool) {
         self.removed.fetch_add(removed.into(), Relaxed);
     }
 }
@@ -51,7 +51,7 @@ impl Drop for Value {
 
 type Shelf<'a> = Mutex<Option<Entry<&'a PerCpuList<Value>>>>;
 
-/// Ends an entry that any thread may have made, in any way.
+/// Removes an entry that any thread may have added, in one of several ways.
 fn end(entry: Entry<&PerCpuList<Value>>, rng: &mut Rng) {
     match rng.usize(..5) {
         0 => {
@@ -64,7 +64,7 @@ fn end(entry: Entry<&PerCpuList<Value>>, rng: &mut Rng) {
         }
         2 => {
             let value = entry.share();
-            value.answered(entry.remove_on(any_cpu(rng)).unwrap());
+            value.count(entry.remove_on(any_cpu(rng)).unwrap());
         }
         3 => {
             entry.ended.store(true, Relaxed);
@@ -74,8 +74,8 @@ fn end(entry: Entry<&PerCpuList<Value>>, rng: &mut Rng) {
         _ => {
             let value = entry.share();
             match entry.try_remove() {
-                Ok(removed) => value.answered(removed),
-                Err(refused) => value.answered(refused.entry.remove().unwrap()),
+                Ok(removed) => value.count(removed),
+                Err(refused) => value.count(refused.entry.remove().unwrap()),
             }
         }
     }
@@ -111,22 +111,22 @@ fn owning_churn(policy: SlotPolicy) {
                 }
             }
             14 => {
-                // Not its owner: it stays there, taken off.
+                // This thread is not the owner. The entry stays in its place, unlinked.
                 let found = shelves[place].lock().unwrap().as_ref().map(Entry::share);
                 if let Some(found) = found {
-                    found.answered(list.remove(&found).unwrap());
+                    found.count(list.remove(&found).unwrap());
                 }
             }
             _ if me == 0 && rng.usize(..64) == 0 => {
-                // To the end, because a drain does not return the entries that it has removed if it is
-                // dropped early.
-                list.drain().for_each(|found| found.unwrap().answered(true));
+                // The drain runs to its end, because an entry that it has removed and not returned
+                // would not be counted.
+                list.drain().for_each(|found| found.unwrap().count(true));
             }
             _ => {
                 for found in list.iter().take(3) {
                     let found = found.unwrap();
                     found.canary.read();
-                    found.answered(rng.usize(..4) == 0 && list.remove(&found).unwrap());
+                    found.count(rng.usize(..4) == 0 && list.remove(&found).unwrap());
                 }
             }
         }
@@ -143,7 +143,7 @@ fn owning_churn(policy: SlotPolicy) {
         let entry = shelf.lock().unwrap().take();
         if let Some(entry) = entry {
             let value = entry.share();
-            value.answered(entry.remove().unwrap());
+            value.count(entry.remove().unwrap());
         }
     }
     list.validate();
@@ -165,7 +165,7 @@ fn stress_inv01_owning_churn_in_one_slot() {
 
 struct Item {
     canary: Canary,
-    /// How often it was added and removed, by the results of the calls.
+    /// How often the item was added and removed, by the results of the calls.
     added: AtomicU64,
     removed: AtomicU64,
     link: Link,
@@ -179,8 +179,8 @@ impl Item {
     }
 }
 
-/// All threads add and remove the items of all threads, on two lists of a domain. Other items are dropped
-/// by another thread, on a list or not.
+/// Each thread adds and removes the items of all threads, on two lists of a domain. Other items are
+/// dropped by another thread, linked or not.
 #[test]
 #[ignore = "stress: seconds of churn"]
 fn stress_inv03_intrusive_churn_across_cpus() {
@@ -189,9 +189,9 @@ fn stress_inv03_intrusive_churn_across_cpus() {
     let items: Vec<Pin<Arc<Item>>> =
         (0..600).map(|n| Arc::pin(Item::new(n, &census, &domain))).collect();
     let shelves: Vec<Mutex<Option<Pin<Box<Item>>>>> = (0..50).map(|_| Mutex::new(None)).collect();
-    let others = AtomicU64::new(0);
+    let dropped_items = AtomicU64::new(0);
     let ins = || items.iter().map(|item| item.added.load(Relaxed)).sum::<u64>();
-    let enough = |calls| calls > 1_000 && others.load(Relaxed) > 100 && ins() > 1_000;
+    let enough = |calls| calls > 1_000 && dropped_items.load(Relaxed) > 100 && ins() > 1_000;
     let calls = storm(5, enough, |_, rng| {
         let (place, list) = (rng.usize(..items.len()), &lists[rng.usize(..2)]);
         let item = &items[place];
@@ -217,7 +217,7 @@ fn stress_inv03_intrusive_churn_across_cpus() {
             12..14 => {
                 let new = Box::pin(Item::new(1 << 32, &census, &domain));
                 list.insert(new.as_ref()).unwrap();
-                others.fetch_add(1, Relaxed);
+                dropped_items.fetch_add(1, Relaxed);
                 let old = shelves[place % shelves.len()].lock().unwrap().replace(new);
                 if let Some(old) = old {
                     assert!(old.link.is_linked());
@@ -247,11 +247,11 @@ fn stress_inv03_intrusive_churn_across_cpus() {
     let (mut added, mut live) = (0, 0);
     for item in &items {
         let (ins, outs) = (item.added.load(Relaxed), item.removed.load(Relaxed));
-        assert_eq!(ins - outs, item.link.is_linked().into(), "{ins} additions, {outs} removals");
+        assert_eq!(ins - outs, item.link.is_linked().into(), "{ins} adds, {outs} removals");
         added += ins;
         live += ins - outs;
     }
-    assert_eq!(stats[0].adds + stats[1].adds, added + others.load(Relaxed));
+    assert_eq!(stats[0].adds + stats[1].adds, added + dropped_items.load(Relaxed));
     drop(shelves);
     assert_eq!(lists[0].len() + lists[1].len(), live as usize);
     assert_eq!(census.alive(), items.len() as i64);
@@ -262,10 +262,10 @@ fn stress_inv03_intrusive_churn_across_cpus() {
     assert_eq!(seen.len(), live as usize);
     drop(items);
     assert!(lists.iter().all(IntrusiveList::is_empty) && census.alive() == 0);
-    assert!(calls > 1_000 && added > 1_000 && others.into_inner() > 100);
+    assert!(calls > 1_000 && added > 1_000 && dropped_items.into_inner() > 100);
 }
 
-/// All threads run on one CPU; what they add goes to another one's slot.
+/// All threads run on one CPU, and add to the slot of another.
 #[test]
 #[ignore = "stress: seconds of churn"]
 fn stress_inv16_a_slot_without_threads() {
@@ -314,7 +314,8 @@ fn stress_inv16_a_slot_without_threads() {
     pin_to(&allowed_cpus());
 }
 
-/// A vector and a list, fed the same under the vector's lock, while others walk the list.
+/// A vector and a list get the same changes under the lock of the vector, while another thread
+/// walks the list.
 #[test]
 #[ignore = "stress: seconds of churn"]
 fn stress_inv18_one_slot_beside_a_locked_vector() {
@@ -323,7 +324,7 @@ fn stress_inv18_one_slot_beside_a_locked_vector() {
     let list = PerCpuList::<Canary>::new_in(&domain);
     let items = IntrusiveList::new_in(&domain);
     let pool: Vec<_> = (0..100).map(|n| Box::pin(Item::new(n, &census, &domain))).collect();
-    /// What is on the lists.
+    /// The expected content of the lists.
     #[derive(Default)]
     struct Model<'a> {
         values: Vec<(u64, Entry<&'a PerCpuList<Canary>>)>,
@@ -402,13 +403,13 @@ fn stress_inv18_one_slot_beside_a_locked_vector() {
         assert_eq!(
             (stats.cpu_hits, stats.live()),
             (stats.removals, 0),
-            "all CPUs share the one slot"
+            "with one slot every removal is a hit"
         );
     }
     assert!(compared.into_inner() > 10);
 }
 
-/// All of the above in a process without rseq sections.
+/// Runs all tests above in a process without rseq sections.
 #[test]
 #[ignore = "stress: seconds of everything"]
 fn stress_all_of_it_without_rseq() {

@@ -1,5 +1,5 @@
-//! Memory that runs out, memory that comes back, and when it is asked for: an allocator that refuses,
-//! counts, and looks whether its caller holds a slot's lock.
+//! Memory: allocations that fail, memory that is freed, and when the lists allocate. The allocator
+//! of this program refuses, counts, and checks whether its caller holds a slot.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::Cell;
@@ -15,13 +15,13 @@ use percpu_list::{
 use testkit::alloc::{Calls, ThreadAllocator, calls, end_refusals, refuse_after, thread_bytes};
 
 thread_local! {
-    /// Of whose locks none may be held in such a call.
+    /// The probe of the domain whose slots must be free during an allocation.
     static PROBE: Cell<Option<&'static Probe>> = const { Cell::new(None) };
     static HELD: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Items on no list, one for each slot of a domain: an attempt to remove one tells whether this thread
-/// holds the slot.
+/// Unlinked items, one for each slot of a domain. Removing one shows whether this thread holds its
+/// slot.
 struct Probe {
     items: Vec<Pin<Box<Item>>>,
 }
@@ -54,7 +54,7 @@ fn cpus() -> impl Iterator<Item = CpuId> {
     (0..percpu::sync::cpu::possible() as u32).map(CpuId::new)
 }
 
-/// Runs `f`, during which nothing is allocated or freed under a lock of the domain.
+/// Runs `f`, and checks that it allocates and frees nothing under a lock of the domain.
 fn watched<R>(domain: &Domain, f: impl FnOnce() -> R) -> R {
     let list = IntrusiveList::new_in(domain);
     let items = cpus().map(|cpu| {
@@ -65,18 +65,18 @@ fn watched<R>(domain: &Domain, f: impl FnOnce() -> R) -> R {
     });
     let probe = Box::into_raw(Box::new(Probe { items: items.collect() }));
     HELD.set(0);
-    // SAFETY: freed below, after its last use.
+    // SAFETY: the probe is freed below, after the last use.
     PROBE.set(Some(unsafe { &*probe }));
     let result = f();
     PROBE.set(None);
     assert_eq!(HELD.get(), 0, "the allocator was called with a lock held");
-    // SAFETY: from `into_raw` above.
+    // SAFETY: the pointer is from `into_raw` above.
     drop(unsafe { Box::from_raw(probe) });
     result
 }
 
-/// Refuses the first allocation of `f`, then the second, and so on until it succeeds: `f` says whether
-/// it was refused, and `check` that nothing came of it.
+/// Refuses the first allocation of `f`, then the second, and so on until it succeeds. `f` returns
+/// whether it was refused, and `check` checks that it changed nothing.
 fn fails_cleanly(mut f: impl FnMut() -> bool, mut check: impl FnMut()) {
     for refused in 0..100 {
         let was_refused = refuse_after(refused, &mut f);
@@ -89,16 +89,17 @@ fn fails_cleanly(mut f: impl FnMut() -> bool, mut check: impl FnMut()) {
     panic!("refused for ever");
 }
 
-/// Memory for the check of a result.
+/// Ends the refusals, so that the check of `result` may allocate.
 fn enough<R>(result: R) -> R {
     end_refusals();
     result
 }
 
-/// Where an array grows: its first cells, its first sizes, segments and directories.
+/// The lengths at which an array grows: first cells, larger first segments, segments and
+/// directories.
 const FULL: [usize; 8] = [0, 8, 32, 128, 512, 1024, 1536, 3584];
 
-/// The check itself: an allocation in a locked walk is seen.
+/// Checks the probe: it finds an allocation in a locked walk.
 #[test]
 fn the_watch_sees_an_allocation_under_a_lock() {
     let list = PerCpuList::new();
@@ -178,7 +179,7 @@ fn a_list_says_that_memory_is_out() {
     fails_cleanly(|| PerCpuList::<u8>::try_new().is_err(), || ());
 }
 
-/// Growing and shrinking, in all the ways that change an array.
+/// An array grows and shrinks, in all the ways that change it.
 #[test]
 fn inv01_nothing_is_allocated_or_freed_under_a_lock_by_an_owning_list() {
     for policy in [SlotPolicy::PerCpu, SlotPolicy::Fixed(1)] {
@@ -188,7 +189,7 @@ fn inv01_nothing_is_allocated_or_freed_under_a_lock_by_an_owning_list() {
             let fill = || -> Vec<_> {
                 (0..5000).map(|n| list.insert_on(CpuId::new(0), Box::new(n)).unwrap()).collect()
             };
-            drop(fill()); // each alone
+            drop(fill()); // each entry alone
             let entries = fill();
             entries.into_iter().for_each(|entry| entry.defer_remove());
             list.flush().unwrap();
@@ -198,7 +199,7 @@ fn inv01_nothing_is_allocated_or_freed_under_a_lock_by_an_owning_list() {
             let entries = fill();
             let mut walk = list.iter();
             drop(walk.next().unwrap().unwrap());
-            drop(entries); // holes
+            drop(entries); // leaves holes
             drop(walk);
             let entries = fill();
             assert_eq!(list.drain().count(), 5000);
@@ -235,7 +236,7 @@ fn inv01_nothing_is_allocated_or_freed_under_a_lock_by_an_intrusive_list() {
     });
 }
 
-/// As a signal handler may interrupt an allocation, neither is what is for handlers one.
+/// A signal handler may interrupt an allocation, so the functions for handlers do not allocate.
 #[test]
 fn inv14_what_is_for_signal_handlers_calls_no_allocator() {
     let domain = Domain::new();
@@ -264,7 +265,7 @@ fn inv14_what_is_for_signal_handlers_calls_no_allocator() {
     assert_eq!(list.len(), 0);
 }
 
-/// Whatever is on a list when it goes, its memory comes back.
+/// The drop of a list frees its memory, whatever is on the list.
 #[test]
 fn inv13_no_byte_is_left_of_a_list() {
     static DROPPED: AtomicI64 = AtomicI64::new(0);
@@ -275,7 +276,7 @@ fn inv13_no_byte_is_left_of_a_list() {
         }
     }
     let value = |n| Counted(Box::new(n));
-    drop(PerCpuList::<u8>::new()); // what is made once in a process
+    drop(PerCpuList::<u8>::new()); // allocates what a process allocates once
     let before = thread_bytes();
     for many in [0, 1, 9, 600, 3000] {
         let began = DROPPED.load(Relaxed);
@@ -306,7 +307,7 @@ fn inv13_no_byte_is_left_of_a_list() {
                 (0..many as u64).map(|n| list.insert_arc(value(n)).unwrap()).collect();
             made.set(made.get() + many);
             drop(list);
-            drop(entries); // the last takes the list with it
+            drop(entries); // the last entry drops the list
         }
         {
             let domain = Domain::new();
@@ -326,7 +327,7 @@ fn inv13_no_byte_is_left_of_a_list() {
     }
 }
 
-/// Slots that a value went through do not keep it, and after a flush not the memory of a node either.
+/// Slots do not keep the values of removed entries, and after a flush they keep no nodes.
 #[test]
 fn spare_nodes_have_no_values_and_a_flush_frees_them() {
     const CPU: CpuId = CpuId::new(0);
@@ -339,10 +340,10 @@ fn spare_nodes_have_no_values_and_a_flush_frees_them() {
     };
     come_and_go();
     list.flush().unwrap();
-    let before = thread_bytes(); // the list, and its array in that slot
+    let before = thread_bytes(); // after the list and its array in that slot were allocated
     for _ in 0..100 {
         come_and_go();
-        // 32 bytes beside each value, for so many as a slot keeps.
+        // A node is 32 bytes beside its value, and the pool keeps 16.
         assert_eq!(thread_bytes() - before, 16 * (32 + size_of::<Rc<()>>()) as i64);
     }
     list.flush().unwrap();

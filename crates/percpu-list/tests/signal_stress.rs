@@ -1,7 +1,7 @@
-//! Removals in a signal handler, 10,000 times a second on each thread, beside threads that add, remove
-//! and walk the same slots; with rseq sections, and without.
+//! Removals in signal handlers, 10,000 times a second on each thread, while threads add, remove and
+//! walk in the same slots, on the real kernel, with and without rseq sections.
 //!
-//! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
+//! Ignored by default. Each test runs for `OFFLOCK_STRESS_SECONDS` seconds (3).
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 #[path = "common/churn.rs"]
@@ -23,22 +23,22 @@ use testkit::signals::{self, ThreadTimer};
 
 use Ordering::Relaxed;
 
-/// One signal every 100 us to each thread.
+/// The interval of the signals of each thread.
 const INTERVAL: Duration = Duration::from_micros(100);
 
-/// What a handler may take of the CPU's time: far more than it needs, and far less than the longest
-/// time for which others hold a slot.
+/// The most CPU time that a handler may take: much more than it needs, and much less than the
+/// longest time for which another thread holds a slot.
 const BOUND: u64 = 20_000_000; // ns
 
-/// For so long a slot is held now and then: a handler that waited for it would be found out.
+/// For how long a slot is held now and then, so that a handler that waits for it exceeds the bound.
 const HELD: Duration = Duration::from_millis(60);
 
-/// What became of a thread's handlers.
-struct Tally {
+/// Counters of the handlers of one thread.
+struct Counters {
     signals: Cell<u64>,
-    /// Removed, or left to be removed.
+    /// Removals that were done or deferred.
     removed: Cell<u64>,
-    /// Nothing was there.
+    /// Calls that found no entry.
     nothing: Cell<u64>,
     /// [`LockError::WouldBlock`].
     busy: Cell<u64>,
@@ -46,63 +46,63 @@ struct Tally {
     own: Cell<u64>,
     /// Any other error.
     wrong: Cell<u64>,
-    /// The longest, in ns of the CPU's time.
+    /// The longest handler, in ns of CPU time.
     longest: Cell<u64>,
     /// How often a handler slept.
     slept: Cell<u64>,
 }
 
 thread_local! {
-    // Nothing to drop, and `const` values: a signal handler may use them at any moment.
+    // The values are `const` and have no drop, so a signal handler may use them at any moment.
     static ACT: Cell<Option<&'static dyn Act>> = const { Cell::new(None) };
     static SEED: Cell<u64> = const { Cell::new(1) };
-    static TALLY: Tally = const {
+    static COUNTERS: Counters = const {
         let [signals, removed, nothing, busy, own, wrong, longest, slept] =
             [const { Cell::new(0) }; 8];
-        Tally { signals, removed, nothing, busy, own, wrong, longest, slept }
+        Counters { signals, removed, nothing, busy, own, wrong, longest, slept }
     };
 }
 
-/// What a handler does: async-signal-safe.
+/// The action of a handler. It is async-signal-safe.
 trait Act: Sync {
-    fn act(&self, rng: &mut Rng, tally: &Tally);
+    fn act(&self, rng: &mut Rng, counters: &Counters);
 }
 
 fn bump(count: &Cell<u64>) {
     count.set(count.get() + 1);
 }
 
-/// The CPU's time that this thread has used, in ns.
+/// Returns the CPU time that this thread has used, in ns.
 fn used() -> u64 {
-    // SAFETY: plain data, of which zero is valid.
+    // SAFETY: zero is a valid `timespec`.
     let mut time: libc::timespec = unsafe { mem::zeroed() };
-    // SAFETY: `time` is ours to write.
+    // SAFETY: `time` is a local that the call may write.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-/// How often this thread gave up the CPU to wait for something.
+/// Returns how often this thread gave up the CPU to wait.
 fn sleeps() -> u64 {
-    // SAFETY: plain data, of which zero is valid.
+    // SAFETY: zero is a valid `rusage`.
     let mut usage: libc::rusage = unsafe { mem::zeroed() };
-    // SAFETY: `usage` is ours to write.
+    // SAFETY: `usage` is a local that the call may write.
     unsafe { libc::getrusage(libc::RUSAGE_THREAD, &mut usage) };
     usage.ru_nvcsw as u64
 }
 
 extern "C" fn interrupted(_: libc::c_int) {
     let Some(act) = ACT.get() else { return };
-    TALLY.with(|tally| {
+    COUNTERS.with(|counters| {
         let mut rng = rng::seeded(SEED.replace(SEED.get() + 1));
         let (used_before, slept_before) = (used(), sleeps());
-        act.act(&mut rng, tally);
-        tally.slept.set(tally.slept.get() + sleeps() - slept_before);
-        tally.longest.set(tally.longest.get().max(used() - used_before));
-        bump(&tally.signals);
+        act.act(&mut rng, counters);
+        counters.slept.set(counters.slept.get() + sleeps() - slept_before);
+        counters.longest.set(counters.longest.get().max(used() - used_before));
+        bump(&counters.signals);
     });
 }
 
-/// The tallies of all threads, summed.
+/// The sums of the counters of all threads.
 #[derive(Debug, Default)]
 struct Sum {
     signals: AtomicU64,
@@ -116,27 +116,27 @@ struct Sum {
 }
 
 impl Sum {
-    /// Adds this thread's tally, which no handler changes just now, and begins a new one.
+    /// Adds the counters of this thread, which no handler changes at this time, and resets them.
     fn take(&self) {
-        TALLY.with(|tally| {
+        COUNTERS.with(|counters| {
             let counts = [
-                (&self.signals, &tally.signals),
-                (&self.removed, &tally.removed),
-                (&self.nothing, &tally.nothing),
-                (&self.busy, &tally.busy),
-                (&self.own, &tally.own),
-                (&self.wrong, &tally.wrong),
-                (&self.slept, &tally.slept),
+                (&self.signals, &counters.signals),
+                (&self.removed, &counters.removed),
+                (&self.nothing, &counters.nothing),
+                (&self.busy, &counters.busy),
+                (&self.own, &counters.own),
+                (&self.wrong, &counters.wrong),
+                (&self.slept, &counters.slept),
             ];
             for (sum, count) in counts {
                 sum.fetch_add(count.take(), Relaxed);
             }
-            self.longest.fetch_max(tally.longest.take(), Relaxed);
+            self.longest.fetch_max(counters.longest.take(), Relaxed);
         });
     }
 }
 
-/// [`storm`], in which handlers interrupt `f`.
+/// Runs [`storm`] with handlers that interrupt `f`.
 fn signal_storm(
     threads: usize,
     act: &'static dyn Act,
@@ -194,20 +194,20 @@ impl Place {
         Self { state: AtomicU8::new(EMPTY), entry }
     }
 
-    /// Takes the place, if it is as said.
+    /// Changes the state to `BUSY`, if it is `from`.
     fn claim(&self, from: u8) -> bool {
         // Ordering: Acquire pairs with the Release stores below; it carries the entry.
         self.state.compare_exchange(from, BUSY, Ordering::Acquire, Relaxed).is_ok()
     }
 
-    /// Gives the entry back if the place is taken.
+    /// Stores an entry, or returns it if the place is not empty.
     fn put(&self, entry: OwningEntry) -> Option<OwningEntry> {
         if !self.claim(EMPTY) {
             return Some(entry);
         }
-        // SAFETY: ours, by `claim`.
+        // SAFETY: `claim` gave this thread the only access to the entry.
         unsafe { *self.entry.get() = MaybeUninit::new(entry) };
-        // Ordering: Release; see `claim`.
+        // Ordering: Release pairs with the Acquire in `claim`; it carries the entry.
         self.state.store(FULL, Ordering::Release);
         None
     }
@@ -216,11 +216,13 @@ impl Place {
         if !self.claim(FULL) {
             return None;
         }
-        // SAFETY: ours, by `claim`.
+        // SAFETY: `claim` gave this thread the only access to the entry.
         let place = unsafe { &*self.entry.get() };
-        // SAFETY: it was full, and is read once: now it is empty.
+        // SAFETY: the place was full, and the entry is moved out once, because the place is then
+        // empty.
         let entry = unsafe { place.assume_init_read() };
-        // Ordering: Release; see `claim`.
+        // Ordering: Release pairs with the Acquire in `claim`; it carries the move out of the
+        // place.
         self.state.store(EMPTY, Ordering::Release);
         Some(entry)
     }
@@ -232,14 +234,14 @@ struct Owning {
 }
 
 impl Act for Owning {
-    fn act(&self, rng: &mut Rng, tally: &Tally) {
+    fn act(&self, rng: &mut Rng, counters: &Counters) {
         for _ in 0..3 {
             if let Some(entry) = self.places[rng.usize(..self.places.len())].take() {
                 entry.defer_remove();
-                return bump(&tally.removed);
+                return bump(&counters.removed);
             }
         }
-        bump(&tally.nothing);
+        bump(&counters.nothing);
     }
 }
 
@@ -248,7 +250,7 @@ impl Act for Owning {
 fn stress_inv14_handlers_defer_removals() {
     let census = Census::new();
     let places = (0..64).map(|_| Place::new()).collect();
-    // For good: a handler may run until its thread ends.
+    // It is never freed, because a handler may run until its thread ends.
     let stage: &'static Owning = Box::leak(Box::new(Owning { list: PerCpuList::new(), places }));
     let list = &stage.list;
     let (added, removed) = (AtomicU64::new(0), AtomicU64::new(0));
@@ -272,7 +274,7 @@ fn stress_inv14_handlers_defer_removals() {
             62 => list
                 .for_each(|value| {
                     assert_eq!(value.read(), 7);
-                    (0..20).for_each(|_| hint::spin_loop()); // for a signal to find it held
+                    (0..20).for_each(|_| hint::spin_loop()); // the slot is held, for a signal to interrupt
                 })
                 .unwrap(),
             _ => {
@@ -309,18 +311,18 @@ struct Intrusive {
 }
 
 impl Act for Intrusive {
-    fn act(&self, rng: &mut Rng, tally: &Tally) {
+    fn act(&self, rng: &mut Rng, counters: &Counters) {
         let item = &self.items[rng.usize(..self.items.len())];
         let list = rng.usize(..2) == 0;
         match if list { self.list.try_remove(item) } else { item.link.try_remove() } {
             Ok(true) => {
                 item.removed.fetch_add(1, Relaxed);
-                bump(&tally.removed);
+                bump(&counters.removed);
             }
-            Ok(false) => bump(&tally.nothing),
-            Err(LockError::WouldBlock) => bump(&tally.busy),
-            Err(LockError::Deadlock) => bump(&tally.own),
-            Err(_) => bump(&tally.wrong),
+            Ok(false) => bump(&counters.nothing),
+            Err(LockError::WouldBlock) => bump(&counters.busy),
+            Err(LockError::Deadlock) => bump(&counters.own),
+            Err(_) => bump(&counters.wrong),
         }
     }
 }
@@ -335,7 +337,7 @@ fn stress_inv14_handlers_try_removals() {
         Box::pin(Item { canary: Canary::new(n, &census), added, removed, link })
     });
     let items = items.collect();
-    // For good: a handler may run until its thread ends.
+    // It is never freed, because a handler may run until its thread ends.
     let stage: &'static Intrusive = Box::leak(Box::new(Intrusive { list, items }));
     let list = &stage.list;
     let enough =
@@ -359,7 +361,7 @@ fn stress_inv14_handlers_try_removals() {
             61 | 62 => list
                 .for_each(|item| {
                     assert!(item.canary.read() < 64);
-                    (0..20).for_each(|_| hint::spin_loop()); // for a signal to find it held
+                    (0..20).for_each(|_| hint::spin_loop()); // the slot is held, for a signal to interrupt
                 })
                 .unwrap(),
             _ => {
@@ -386,7 +388,7 @@ fn stress_inv14_handlers_try_removals() {
     assert!(refused.iter().all(|count| *count > 0), "the test proves too little: {refused:?}");
 }
 
-/// All of the above in a process without rseq sections.
+/// Runs all tests above in a process without rseq sections.
 #[test]
 #[ignore = "stress: seconds of everything"]
 fn stress_all_of_it_without_rseq() {

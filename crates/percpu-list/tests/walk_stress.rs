@@ -1,7 +1,7 @@
-//! Walks and snapshots beside threads that add and remove, on this kernel; with rseq sections, and
-//! without.
+//! Walks and snapshots while other threads add and remove, on the real kernel, with and without
+//! rseq sections.
 //!
-//! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
+//! Ignored by default. Each test runs for `OFFLOCK_STRESS_SECONDS` seconds (3).
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 #[path = "common/churn.rs"]
@@ -19,14 +19,14 @@ use churn::{any_cpu, possible, storm};
 use testkit::canary::{Canary, Census};
 use testkit::rng::{self, Rng};
 
-/// Two CPUs, different ones if there are.
+/// Returns two CPUs, which differ if the machine has two.
 fn two_cpus(rng: &mut Rng) -> [percpu_list::CpuId; 2] {
     let first = rng.usize(..possible());
     let second = (first + 1 + rng.usize(..possible().max(2) - 1)) % possible();
     [first, second].map(|cpu| percpu_list::CpuId::new(cpu as u32))
 }
 
-/// Counts pairs, and those of which the second is there without the first.
+/// The pairs of which the first half was seen, and those of which the second half was seen.
 #[derive(Default)]
 struct Pairs {
     first: HashSet<u64>,
@@ -39,7 +39,7 @@ impl Pairs {
         assert!(seen.insert(value / 2), "{value} twice");
     }
 
-    /// How many first halves were seen without the second; no second one without the first.
+    /// Returns how many first halves were seen alone. A second half is never seen alone.
     fn halves(self) -> u64 {
         let alone: Vec<_> = self.second.difference(&self.first).collect();
         assert!(alone.is_empty(), "without what was added before and removed after: {alone:?}");
@@ -47,7 +47,7 @@ impl Pairs {
     }
 }
 
-/// Each pair is added X, then Y, and removed Y, then X: no instant has a Y without its X.
+/// Each pair is added X, then Y, and removed Y, then X, so no instant has a Y without its X.
 #[test]
 #[ignore = "stress: seconds of snapshots"]
 fn stress_inv06_snapshots_of_an_owning_list_see_one_instant() {
@@ -67,7 +67,7 @@ fn stress_inv06_snapshots_of_an_owning_list_see_one_instant() {
         let x = list.insert_on(cpus[0], Canary::new(pair, &census)).unwrap();
         let y = list.insert_on(cpus[1], Canary::new(pair + 1, &census)).unwrap();
         match rng.usize(..3) {
-            0 => y.defer_remove(), // removed before a walk can see that X is gone
+            0 => y.defer_remove(), // removed before any snapshot sees that X was removed
             1 => drop(y),
             _ => assert!(list.remove(&y.share()).unwrap()),
         }
@@ -86,7 +86,7 @@ struct Half {
 }
 linked!(Half => link);
 
-/// The same; the items are used again, on other slots.
+/// The same for items, which are added again in other slots.
 #[test]
 #[ignore = "stress: seconds of snapshots"]
 fn stress_inv06_snapshots_of_an_intrusive_list_see_one_instant() {
@@ -125,11 +125,11 @@ fn stress_inv06_snapshots_of_an_intrusive_list_see_one_instant() {
     assert_eq!(census.alive(), 0);
 }
 
-/// Values that stay have their own numbers below this; those that come and go have numbers above.
+/// Values that stay have numbers below this. Values that are added and removed have numbers above.
 const STAY: u64 = 300;
 
-/// Runs a walk, which must return the staying values and its `own`. A slow walk sometimes lets the other
-/// threads run behind it, and may end early.
+/// Runs a walk, which must see the values that stay and its `own`. A slow walk lets other threads
+/// run between steps, and may end early.
 fn walk(values: impl Iterator<Item = u64>, own: &[u64], slow: bool, rng: &mut Rng) {
     let mut seen = HashSet::new();
     let end = if slow && rng.usize(..4) == 0 { rng.usize(..500) } else { usize::MAX };
@@ -147,17 +147,17 @@ fn walk(values: impl Iterator<Item = u64>, own: &[u64], slow: bool, rng: &mut Rn
     assert!(missed.is_empty(), "not seen: {missed:?}");
 }
 
-/// Entries that a walk adds before it begins, and that stay until it ends: at the end of their slots,
-/// from where a removal behind the walk would move them.
+/// The number of entries that a walk adds before it begins, and that stay until it ends. They are
+/// at the end of their slots, from where a removal during the walk could move them.
 const OWN: usize = 40;
 
-/// Others come and go, some to several segments of a slot's array, and back.
+/// Other entries are added and removed, so that the arrays grow to several segments and shrink.
 fn owning_walks(slow: bool) {
     let (census, next, walks) = (Census::new(), AtomicU64::new(STAY), AtomicU64::new(0));
     let list = PerCpuList::new();
     let mut rng = rng::seeded(99);
     let mut stay = Vec::new();
-    // Half of them are added among others that are removed before the first walk.
+    // Half of the entries are among entries that are removed before the walks begin.
     for value in 0..STAY {
         let cpu = any_cpu(&mut rng);
         let goes = list.insert_on(cpu, Canary::new(STAY, &census)).unwrap();
@@ -263,7 +263,8 @@ fn pinned_walks(slow: bool) {
             let numbers: Vec<u64> = own.iter().map(|item| item.canary.read()).collect();
             own.iter()
                 .for_each(|item| list.insert_on(any_cpu(rng), pinned(item).as_ref()).unwrap());
-            // `upgrade` skips items that are being dropped; an item may be dropped here.
+            // Items that are being dropped are left out. This thread drops an item if it has the
+            // last reference.
             let found = list.iter_pinned(|item| item.this.upgrade()).map(|found| found.unwrap());
             walk(found.map(|found| found.canary.read()), &numbers, slow, rng);
             walks.fetch_add(1, Relaxed);
@@ -317,7 +318,7 @@ fn stress_inv11_slow_walks_of_an_intrusive_list() {
     pinned_walks(true);
 }
 
-/// All of the above in a process without rseq sections.
+/// Runs all tests above in a process without rseq sections.
 #[test]
 #[ignore = "stress: seconds of everything"]
 fn stress_all_of_it_without_rseq() {

@@ -1,4 +1,4 @@
-//! Both kinds of list, one thread: the traps of dense arrays, locks inside locks, what outlives what.
+//! Both lists on one thread: indexes in dense arrays, nested locks, lifetimes.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::Cell;
@@ -24,7 +24,7 @@ struct Item {
 
 linked!(Item => link);
 
-/// Counts its drop.
+/// A value that counts its drop.
 struct Counted(Arc<AtomicUsize>);
 
 impl Drop for Counted {
@@ -37,12 +37,13 @@ fn items(names: &str, domain: &Domain) -> Vec<Pin<Arc<Item>>> {
     names.chars().map(|name| Arc::pin(Item { name, link: Link::new(domain) })).collect()
 }
 
-/// [A, B, C, D] with a walk behind B: the removal of A would move D where the walk has been.
+/// The array is [A, B, C, D] and a walk has read A and B. A removal of A must not move D to its
+/// index.
 #[test]
 fn inv11_a_removal_behind_a_walk_moves_nothing_there() {
     let domain = Domain::new();
     let list = IntrusiveList::new_in(&domain);
-    // More than a walk takes at a time, so that it must come back.
+    // The entries are more than a walk takes under one lock, so it must lock the slot again.
     let names: String = ('A'..='Z').chain('a'..='z').collect();
     for removed in [0, 5, 31] {
         let items = items(&names, &domain);
@@ -65,7 +66,7 @@ fn inv11_a_removal_behind_a_walk_moves_nothing_there() {
     assert_eq!(seen, names);
 }
 
-/// The entry that a walk has just given out, and the one that it will give out next.
+/// The walk's last entry and its next one are removed.
 #[test]
 fn inv12_the_current_and_the_next_are_removed_during_a_walk() {
     let list = PerCpuList::new();
@@ -80,9 +81,10 @@ fn inv12_the_current_and_the_next_are_removed_during_a_walk() {
                 *next = None;
             }
             list.validate();
-            seen.push(**found); // alive all the same
+            seen.push(**found); // the reference keeps it alive
         }
-        // Of a chunk, all were found before the first was given out.
+        // A walk takes a chunk of entries under one lock, so a removed entry of the chunk is still
+        // returned.
         assert!(seen.windows(2).all(|two| two[0] < two[1]) && seen.len() >= many.div_ceil(2));
         assert!(list.is_empty());
     }
@@ -124,7 +126,7 @@ fn inv15_hits_are_counted_by_the_slot_that_an_entry_was_added_to() {
     assert_eq!(stats.node_hits, if near { 10 } else { 7 });
 }
 
-/// A node's hits are those of its CPUs, whatever the slots.
+/// Under every slot policy, a removal by a CPU of the same node is a node hit.
 #[test]
 fn inv15_a_removal_on_the_same_node_is_a_hit_of_it_in_every_policy() {
     let nodes = percpu::topology().nodes().len();
@@ -141,9 +143,9 @@ fn inv15_a_removal_on_the_same_node_is_a_hit_of_it_in_every_policy() {
     }
 }
 
-/// Two removals of the same, in every way that there are two of.
+/// Every combination of two removals of one entry.
 #[test]
-fn inv04_a_second_removal_says_so() {
+fn inv04_a_second_removal_returns_false() {
     let list = PerCpuList::new();
     let entry = list.insert(1).unwrap();
     let found = entry.share();
@@ -165,7 +167,8 @@ fn inv04_a_second_removal_says_so() {
     assert_eq!(list.stats().removals, 2);
 }
 
-/// Each slot's lock, asked for inside itself and inside the global one; and the global in a local.
+/// Each slot is locked inside a lock of itself and inside the lock of all slots, and all slots
+/// inside one.
 #[test]
 fn inv09_a_lock_inside_itself_is_an_error_and_never_hangs() {
     let domain = Domain::new();
@@ -192,7 +195,7 @@ fn inv09_a_lock_inside_itself_is_an_error_and_never_hangs() {
         let error = entry.remove().unwrap_err();
         assert_eq!(error.reason, LockError::Deadlock);
         let error = error.entry.into_ref().unwrap_err();
-        drop(error.entry); // deferred
+        drop(error.entry); // its removal is deferred
     })
     .unwrap();
     assert_eq!((seen, list.len()), (1, 0), "removed when the walk ended");
@@ -209,10 +212,10 @@ fn inv09_a_lock_inside_itself_is_an_error_and_never_hangs() {
     list.validate();
 }
 
-/// A walk that cannot lock a slot returns the error once and ends, so a loop that skips errors ends. A
-/// drain does the same.
+/// A walk that cannot lock returns its entries, then one error, and then ends, so a caller that
+/// skips errors does not loop for ever. So does a drain.
 #[test]
-fn inv11_a_walk_that_is_refused_ends() {
+fn inv11_a_walk_ends_after_a_lock_error() {
     let list = PerCpuList::new();
     let _entries: Vec<_> = (0..100).map(|n| list.insert_on(CPU, n).unwrap()).collect();
     let mut walk = list.iter();
@@ -228,7 +231,8 @@ fn inv11_a_walk_that_is_refused_ends() {
     list.validate();
 }
 
-/// X is added before Y and removed after it. A deferred removal takes effect at once for later walks.
+/// X is added before Y, and its removal is deferred before that of Y. Every later snapshot sees
+/// both removals.
 #[test]
 fn inv06_a_deferred_removal_is_seen_by_every_later_snapshot() {
     let list = PerCpuList::new();
@@ -242,10 +246,9 @@ fn inv06_a_deferred_removal_is_seen_by_every_later_snapshot() {
     }
 }
 
-/// The entries that a thread drops in its own locked walk are removed when the walk ends, although no
-/// thread locks the slot again.
+/// The entries that a locked walk's own thread drops are removed at the end of the walk.
 #[test]
-fn inv09_what_a_walk_dropped_is_gone_when_it_ends() {
+fn inv09_entries_dropped_in_a_walk_are_removed_at_its_end() {
     let list = PerCpuList::new();
     let last = CpuId::new(list.domain().slots() as u32 - 1);
     let drops = Arc::new(AtomicUsize::new(0));
@@ -263,7 +266,7 @@ fn inv09_what_a_walk_dropped_is_gone_when_it_ends() {
     assert_eq!((list.len(), drops.load(Relaxed)), (0, 4));
 }
 
-/// A handler may end the entry that has the last `Arc` of its list, and drop nothing.
+/// A signal handler may end the entry that has the last `Arc` of its list, and drops nothing.
 #[test]
 fn inv14_a_deferred_removal_returns_the_last_reference_to_the_list() {
     let drops = Arc::new(AtomicUsize::new(0));
@@ -276,7 +279,7 @@ fn inv14_a_deferred_removal_returns_the_last_reference_to_the_list() {
     assert_eq!(drops.load(Relaxed), 1);
 }
 
-/// A drop that goes back to its own list, in the slot that it was just taken from.
+/// A value whose drop uses its own list, in the slot that it was removed from.
 struct Phoenix(Option<Arc<PerCpuList<Phoenix>>>, u32);
 
 impl Drop for Phoenix {
@@ -305,7 +308,7 @@ fn inv09_a_value_is_dropped_after_the_unlock() {
     another.defer_remove();
     list.flush().unwrap();
     add().defer_remove();
-    drop(add()); // settles
+    drop(add()); // flushes
     add().defer_remove();
     drop(list.lock_all().unwrap());
     add().defer_remove();
@@ -323,7 +326,7 @@ fn inv09_a_value_is_dropped_after_the_unlock() {
 }
 
 #[test]
-fn inv13_a_reference_outlives_its_list_and_an_item_goes_elsewhere() {
+fn inv13_a_reference_and_an_item_outlive_their_list() {
     let list = PerCpuList::new();
     std::mem::forget(list.insert(Box::new(1)).unwrap());
     let found = list.iter().next().unwrap().unwrap();
@@ -334,7 +337,7 @@ fn inv13_a_reference_outlives_its_list_and_an_item_goes_elsewhere() {
     let list = Arc::new(PerCpuList::new());
     let entry = list.insert_arc(Box::new(2)).unwrap();
     drop(list);
-    assert!(entry.is_linked()); // the entry has the list
+    assert!(entry.is_linked()); // the entry keeps the list alive
     let found = entry.into_ref().unwrap();
     assert_eq!(**found, 2);
 
@@ -350,7 +353,7 @@ fn inv13_a_reference_outlives_its_list_and_an_item_goes_elsewhere() {
     assert!(list.is_empty());
 }
 
-/// A list that is dropped in a locked walk of another one: its entries are not in that one's way.
+/// A list is dropped in a locked walk of another list.
 #[test]
 fn inv13_a_list_is_dropped_inside_a_walk_of_another() {
     let domain = Domain::new();
@@ -367,16 +370,16 @@ fn inv13_a_list_is_dropped_inside_a_walk_of_another() {
     let intrusive = Cell::new(Some(intrusive));
     list.for_each(|_| drop((other.take(), intrusive.take()))).unwrap();
     assert_eq!(Arc::strong_count(&dropped), 1);
-    // The intrusive list could not lock that slot: the item leaves it by itself.
+    // The drop of the intrusive list could not lock that slot, so the item removes itself.
     assert_eq!(linked[0].link.remove(), Ok(linked[0].link.slot() == CPU));
     assert_eq!(linked[0].link.remove(), Ok(false));
 }
 
 const CHILD: &str = "PERCPU_LIST_CHILD";
 
-/// What ends the process, with a message.
+/// Each way that aborts the process prints a message.
 #[test]
-fn inv09_an_item_that_is_dropped_in_a_locked_walk_ends_the_process() {
+fn inv09_dropping_an_item_in_a_locked_walk_aborts() {
     if let Ok(way) = env::var(CHILD) {
         let list = IntrusiveList::new();
         let item = Cell::new(Some(items("a", list.domain()).remove(0)));
@@ -403,15 +406,15 @@ fn inv09_an_item_that_is_dropped_in_a_locked_walk_ends_the_process() {
     for way in ["walk", "retain", "pin", "snapshot"] {
         let child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "--nocapture", "--test-threads=1"])
-            .arg("lists::inv09_an_item_that_is_dropped_in_a_locked_walk_ends_the_process")
+            .arg("lists::inv09_dropping_an_item_in_a_locked_walk_aborts")
             .env(CHILD, way)
             .output()
             .unwrap();
-        let says = String::from_utf8_lossy(&child.stderr);
-        assert_eq!(child.status.signal(), Some(libc::SIGABRT), "{way}: {says}");
+        let output = String::from_utf8_lossy(&child.stderr);
+        assert_eq!(child.status.signal(), Some(libc::SIGABRT), "{way}: {output}");
         assert!(
-            says.contains("an item was dropped while it was on a list, and cannot be removed"),
-            "{says}"
+            output.contains("an item was dropped while it was on a list, and cannot be removed"),
+            "{output}"
         );
     }
 }
@@ -428,7 +431,7 @@ fn inv05_an_item_is_added_again_on_each_slot() {
         list.validate();
         assert_eq!(list.remove(&item), Ok(true));
     }
-    // Removals that race with it, from another thread, end; the last one finds nothing.
+    // Removals that race with it on another thread end, and the last one finds nothing.
     thread::scope(|scope| {
         let other = scope.spawn(|| {
             for cpu in cpus.cycle().take(50_000) {
@@ -444,7 +447,7 @@ fn inv05_an_item_is_added_again_on_each_slot() {
     list.validate();
 }
 
-/// A CPU that may exist but does not run: its slot is as good as any.
+/// The slot of a CPU that does not run works like any other.
 #[test]
 fn inv16_entries_on_a_slot_without_threads() {
     let list = PerCpuList::new();

@@ -1,4 +1,4 @@
-//! A panic in user code leaves every lock usable, and loses no other value.
+//! A panic in the caller's code leaves every lock usable, and loses no value.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::mem;
@@ -11,7 +11,7 @@ use percpu_list::{CpuId, IntrusiveList, Link, PerCpuList, linked};
 
 static CPU: CpuId = CpuId::new(0);
 
-/// Counts its drop, and then panics if it is to.
+/// A value that counts its drop, and then panics if it is armed.
 struct Bomb<'a> {
     dropped: &'a AtomicUsize,
     armed: bool,
@@ -30,7 +30,7 @@ fn panics(f: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(f)).is_err()
 }
 
-/// Nothing is locked, and everything works.
+/// Checks that no slot is locked, and that adds, walks and removals work.
 fn usable<'a>(list: &PerCpuList<Bomb<'a>>, dropped: &'a AtomicUsize, linked: usize) {
     list.validate();
     list.flush().unwrap();
@@ -97,7 +97,7 @@ fn inv17_a_value_that_panics_in_its_drop_is_off_the_list() {
     }
 }
 
-/// One of many that are dropped together panics: the others are dropped all the same.
+/// The drop of one of several values panics. The remaining values are dropped.
 #[test]
 fn inv17_the_remaining_values_are_dropped() {
     let dropped = &AtomicUsize::new(0);
@@ -109,7 +109,7 @@ fn inv17_the_remaining_values_are_dropped() {
     };
     let began = dropped.load(Relaxed);
 
-    // A thread that performs the removals loses neither its entry nor its value.
+    // The entry or the value of the call that flushes them is not lost.
     let entry = list.insert_on(CPU, value(false)).unwrap();
     defer_at_once();
     assert!(panics(|| drop(entry)));
@@ -122,7 +122,7 @@ fn inv17_the_remaining_values_are_dropped() {
     assert_eq!(dropped.load(Relaxed) - began, 6, "by an addition");
     usable(&list, dropped, 0);
 
-    for (way, settle) in [
+    for (way, flush) in [
         &(|| list.flush().unwrap()) as &dyn Fn(),
         &|| drop(list.lock_all().unwrap()),
         &|| assert_eq!(list.iter().count(), 0),
@@ -134,12 +134,12 @@ fn inv17_the_remaining_values_are_dropped() {
     {
         let began = dropped.load(Relaxed);
         defer_at_once();
-        assert!(panics(settle), "way {way}");
+        assert!(panics(flush), "way {way}");
         assert_eq!(dropped.load(Relaxed) - began, 5, "way {way}");
         usable(&list, dropped, 0);
     }
 
-    // A drain that is given up, and a list with entries that were forgotten.
+    // The same for a drain that is dropped early, and for a list with forgotten entries.
     let began = dropped.load(Relaxed);
     let entries = [0, 1, 2].map(|n| list.insert_on(CPU, value(n == 1)).unwrap());
     let drained: Vec<_> = list.drain().map(Result::unwrap).collect();
@@ -203,13 +203,13 @@ fn inv17_an_intrusive_list_after_a_panic() {
     assert_eq!(list.drain(), Ok(5));
 }
 
-/// Too large to be moved in and out of a node that is kept.
+/// A value that is too large to be pooled.
 struct Large<'a> {
     _bomb: Bomb<'a>,
     _rest: [u64; 32],
 }
 
-/// Whatever panics on the way, an entry ends once.
+/// An entry is removed once, whatever panics on the way.
 #[test]
 fn inv17_a_removal_that_panics_ends_its_entry_once() {
     let dropped = &AtomicUsize::new(0);
@@ -220,7 +220,7 @@ fn inv17_a_removal_that_panics_ends_its_entry_once() {
     assert_eq!((dropped.load(Relaxed), large.len()), (1, 0));
     large.validate();
 
-    // Another value's drop, which was left to this removal.
+    // The drop of another value, whose removal was deferred to this one, panics.
     let list = PerCpuList::new();
     for how in 0..3 {
         let before = dropped.load(Relaxed);
@@ -241,26 +241,28 @@ fn inv17_a_removal_that_panics_ends_its_entry_once() {
     }
 }
 
-/// The value of an addition that runs into it is not on the list without an entry, and not lost.
+/// An add flushes a value whose drop panics. The added value is not lost, and not on the list
+/// without an entry.
 #[test]
 fn inv17_an_addition_that_panics_leaves_nothing() {
     let dropped = &AtomicUsize::new(0);
     let list = PerCpuList::new();
-    for spare in [false, true] {
+    for pooled in [false, true] {
         let before = dropped.load(Relaxed);
-        let spares = [(); 2].map(|()| list.insert_on(CPU, Bomb { dropped, armed: false }).unwrap());
+        let entries =
+            [(); 2].map(|()| list.insert_on(CPU, Bomb { dropped, armed: false }).unwrap());
         let bad = list.insert_on(CPU, Bomb { dropped, armed: true }).unwrap();
-        if spare {
-            drop(spares);
+        if pooled {
+            drop(entries);
         } else {
-            spares.into_iter().for_each(mem::forget);
+            entries.into_iter().for_each(mem::forget);
         }
         bad.defer_remove();
         let linked = list.len() - 1;
         assert!(panics(|| mem::forget(list.insert_on(CPU, Bomb { dropped, armed: false }))));
         assert_eq!(
             (list.len(), dropped.load(Relaxed) - before),
-            (linked, if spare { 4 } else { 2 })
+            (linked, if pooled { 4 } else { 2 })
         );
         list.drain().for_each(drop);
     }

@@ -1,4 +1,4 @@
-//! Threads that move from CPU to CPU, for the stress tests.
+//! Threads that move between CPUs, for the stress tests.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
@@ -13,13 +13,14 @@ pub(crate) fn possible() -> usize {
     percpu::sync::cpu::possible()
 }
 
-/// Any CPU of this machine.
+/// Returns any CPU of this machine.
 pub(crate) fn any_cpu(rng: &mut Rng) -> CpuId {
     CpuId::new(rng.usize(..possible()) as u32)
 }
 
-/// Runs `f` on threads until the time is over, or one of them panics; it gets its thread's number
-/// and random numbers. Between its calls threads move from CPU to CPU. Returns how often it was called.
+/// Runs `f` on several threads until the time is over or one of them panics. `f` gets the number of
+/// its thread, and random numbers. The threads move between CPUs between the calls. Returns the
+/// number of calls.
 pub(crate) fn storm(
     threads: usize,
     enough: impl Fn(u64) -> bool + Sync,
@@ -28,14 +29,14 @@ pub(crate) fn storm(
     storm_on(&allowed_cpus(), threads, enough, f)
 }
 
-/// [`storm`] on these CPUs.
+/// Runs [`storm`] on the given CPUs.
 pub(crate) fn storm_on(
     cpus: &[usize],
     threads: usize,
     enough: impl Fn(u64) -> bool + Sync,
     f: impl Fn(usize, &mut Rng) + Sync,
 ) -> u64 {
-    /// Also after a panic, so that the others end.
+    /// Stops all threads, also after a panic of one.
     struct Stop<'a>(&'a AtomicBool);
 
     impl Drop for Stop<'_> {

@@ -1,4 +1,4 @@
-//! Two intrusive lists in one domain, and items that go from one to the other.
+//! Two intrusive lists in one domain, and items that move between them.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ impl Item {
             canary: Canary::new(id, count),
             link: Link::new(domain),
         });
-        // SAFETY: an `Arc` does not move its value, and this test does not move it out.
+        // SAFETY: an `Arc` does not move its value, and the tests do not move it out.
         unsafe { Pin::new_unchecked(item) }
     }
 
@@ -40,10 +40,10 @@ impl Item {
 type List = IntrusiveList<Item>;
 type Pinning = fn(Pin<&Item>) -> Option<u64>;
 
-/// An item, and where it is.
+/// An item, and where it is in the model.
 struct Known {
     item: Pin<Arc<Item>>,
-    /// The list, and the slot where it was last.
+    /// The list, and the slot that it was last added to.
     on: Option<usize>,
     slot: u32,
 }
@@ -96,7 +96,7 @@ pub(super) fn run(policy: SlotPolicy, steps: impl Iterator<Item = Step>) -> usiz
         }
         drop(epoch);
         drop(lists);
-        // They can be added elsewhere: to the next two.
+        // The items can be added to the next two lists.
         for known in &mut items.known {
             assert!(!known.item.link.is_linked(), "a list takes its items off when it is dropped");
             known.on = None;
@@ -151,7 +151,7 @@ impl Epoch<'_> {
         }
     }
 
-    /// An item has left its list.
+    /// Counts that an item has left its list.
     fn left(&mut self, at: usize, from: u32) {
         let known = &mut self.items.known[at];
         let list = known.on.take().expect("it was on a list");
@@ -238,7 +238,7 @@ impl Epoch<'_> {
         }
     }
 
-    /// Drops an item, wherever it is.
+    /// Drops an item, which may be on a list.
     fn kill(&mut self, at: usize) {
         if self.items.known[at].on.is_some() {
             self.left(at, self.slots.here);
@@ -258,7 +258,7 @@ impl Epoch<'_> {
         }
     }
 
-    /// Each item is asked about once, whatever holes there are.
+    /// `retain` calls `keep` with each item once, with or without holes.
     fn retain(&mut self, list: usize, rest: u64, c: u8) {
         let before = self.linked(list);
         let modulus = 2 + u64::from(c % 5);
@@ -297,7 +297,7 @@ impl Epoch<'_> {
                 let mut ids = seen.take();
                 assert!(ids.insert(item.id()));
                 seen.set(ids);
-                // The slot is locked, by us: for all lists of the domain.
+                // This thread holds the slot, for all lists of the domain.
                 let cpu = (0..slots.cpus as u32).map(CpuId::new);
                 let cpu = cpu.into_iter().find(|cpu| slots.of(*cpu) == item.link.slot().get());
                 let again = lists[1 - list].insert_on(cpu.unwrap(), item);
@@ -352,7 +352,7 @@ impl Epoch<'_> {
                 assert_eq!((found.len(), ids), (expected.len(), expected));
             }
             1 => {
-                // Leaves some out, and panics once.
+                // Leaves some items out, and panics once.
                 let mut asked = 0;
                 let mut walk = self.lists[list].iter_pinned(|item| {
                     asked += 1;

@@ -1,7 +1,7 @@
-//! Lists driven by bytes, each step compared with a model of sets.
+//! Lists driven by bytes. Each step is compared with a model of sets.
 //!
-//! Shared by the property tests, a test on the corpus, and the fuzz target. One thread, which stays
-//! on one CPU where it may, so that the hits are known too.
+//! The property tests, a test on the corpus and the fuzz target share it. It runs on one thread,
+//! which stays on one CPU if it can, so that the hits are known.
 
 mod intrusive;
 mod owning;
@@ -15,7 +15,7 @@ use testkit::pin::{current_cpu, pin_to};
 
 const ALIVE: u64 = 0x0a11_fe0f_0c0f_fee5;
 
-/// A value that is counted, and screams when it is read or dropped after its drop.
+/// A value that is counted. A read or a drop after its drop panics.
 #[derive(Debug)]
 pub(crate) struct Canary {
     alive: u64,
@@ -38,22 +38,23 @@ impl Canary {
 impl Drop for Canary {
     fn drop(&mut self) {
         assert_eq!(self.alive, ALIVE, "dropped twice");
-        // SAFETY: a field of `self`; volatile, so that the store is not removed as dead.
+        // SAFETY: `self` owns the field. The write is volatile, because no code reads the field
+        // except after a bug.
         unsafe { (&raw mut self.alive).write_volatile(0xdead) };
         self.count.fetch_sub(1, Relaxed);
     }
 }
 
-/// One step: what, and on what.
+/// One step: the operation and its arguments.
 pub(crate) type Step = [u8; 4];
 
 #[cfg_attr(test, allow(dead_code, reason = "the property tests have their own steps"))]
-/// Runs one input, and returns the steps it made. Its first two bytes say on which kind of list and
-/// with which slots.
+/// Runs one input, and returns the number of its steps. The first two bytes choose the kind of list
+/// and the slots.
 ///
 /// # Panics
 ///
-/// Panics if an operation's answer is not the model's.
+/// Panics if the result of an operation differs from that of the model.
 pub(crate) fn run(input: &[u8]) -> usize {
     let [face, policy, rest @ ..] = input else { return 0 };
     let policy = policy_of(*policy);
@@ -83,7 +84,7 @@ pub(crate) fn run_intrusive(policy: SlotPolicy, steps: impl Iterator<Item = Step
     intrusive::run(policy, steps)
 }
 
-/// The slots of a domain, as the policy says.
+/// The slots of a domain, computed from the policy.
 struct Slots {
     policy: SlotPolicy,
     cpus: usize,
@@ -98,12 +99,12 @@ impl Slots {
         slots
     }
 
-    /// Any of the CPUs.
+    /// Returns one of the CPUs.
     fn cpu(&self, byte: u8) -> CpuId {
         CpuId::new((usize::from(byte) % self.cpus) as u32)
     }
 
-    /// The slot of a CPU.
+    /// Returns the slot of a CPU.
     fn of(&self, cpu: CpuId) -> u32 {
         match self.policy {
             SlotPolicy::PerNode => {
@@ -116,13 +117,13 @@ impl Slots {
         }
     }
 
-    /// How many are in use.
+    /// Returns how many slots are in use.
     fn count(&self) -> usize {
         (0..self.cpus).map(|cpu| self.of(CpuId::new(cpu as u32))).collect::<BTreeSet<_>>().len()
     }
 }
 
-/// What a list is to have counted.
+/// The expected counters of a list.
 #[derive(Clone, Copy, Default)]
 struct Counted {
     adds: u64,
@@ -148,11 +149,11 @@ impl Counted {
     }
 }
 
-/// What a walk must and may show.
+/// The values that a walk must return, and those that it may return.
 struct Expected {
     /// On the list since the walk began.
     must: BTreeSet<u64>,
-    /// On the list at any time since.
+    /// On the list at some time since the walk began.
     may: BTreeSet<u64>,
     seen: BTreeSet<u64>,
 }
@@ -164,7 +165,7 @@ impl Expected {
 
     fn sees(&mut self, id: u64) {
         assert!(self.may.contains(&id), "{id} was never on the list during the walk");
-        // An item that was taken off and added again may be met again.
+        // An item that was removed and added again may be returned again.
         assert!(self.seen.insert(id) || !self.must.contains(&id), "{id} was met twice");
     }
 

@@ -15,14 +15,14 @@ use super::{Canary, Counted, Expected, Slots, Step};
 
 type List = PerCpuList<Canary>;
 
-/// A value that lives: its entry exists, or is left to be removed, or there is a reference.
+/// A value that is alive: its entry exists, its removal is deferred, or there is a reference.
 struct Value<'l> {
     list: usize,
     slot: u32,
     entry: Option<Entry<&'l List>>,
     refs: Vec<Ref<Canary>>,
     linked: bool,
-    /// Deferred: the next thread that locks the slot removes it.
+    /// The removal is deferred.
     deferred: bool,
 }
 
@@ -32,7 +32,7 @@ struct Walk<'l> {
     expected: Expected,
 }
 
-/// The time of two lists, from their making to their drop.
+/// Two lists and their model, until the lists are dropped.
 struct Epoch<'l> {
     lists: &'l [List; 2],
     slots: &'l Slots,
@@ -87,7 +87,7 @@ impl<'l> Epoch<'l> {
         self.values.iter().filter(|(_, value)| on(value)).map(|(id, _)| *id).collect()
     }
 
-    /// The value at a place among those that `what` accepts.
+    /// Returns the value at an index among those that `what` accepts.
     fn pick(&self, at: u8, what: impl Fn(&Value) -> bool) -> Option<u64> {
         let ids: Vec<u64> =
             self.values.iter().filter(|(_, value)| what(value)).map(|(id, _)| *id).collect();
@@ -99,7 +99,7 @@ impl<'l> Epoch<'l> {
         Some((id, self.values.get_mut(&id)?.entry.take()?))
     }
 
-    /// A value has left its list.
+    /// Counts that a value has left its list.
     fn left(&mut self, id: u64, from: u32) {
         let value = self.values.get_mut(&id).expect("a value that lives");
         assert!(mem::take(&mut value.linked), "{id} left twice");
@@ -110,8 +110,8 @@ impl<'l> Epoch<'l> {
         }
     }
 
-    /// A slot of a list was locked, or all: the deferred removals there are done.
-    fn settled(&mut self, list: usize, slot: Option<u32>) {
+    /// A slot of a list, or every slot, was locked, so its deferred removals are done.
+    fn flushed(&mut self, list: usize, slot: Option<u32>) {
         let here = |value: &Value| value.list == list && slot.is_none_or(|slot| slot == value.slot);
         let gone = self.values.iter().filter(|(_, value)| value.deferred && here(value));
         let gone: Vec<u64> = gone.map(|(id, _)| *id).collect();
@@ -146,7 +146,7 @@ impl<'l> Epoch<'l> {
             Some(cpu) => lists[list].insert_on(cpu, value),
             None => lists[list].insert(value),
         };
-        self.settled(list, Some(slot));
+        self.flushed(list, Some(slot));
         match inserted {
             Ok(entry) => {
                 assert!(!self.closed[list] && entry.slot().get() == slot && entry.id() == id);
@@ -158,7 +158,7 @@ impl<'l> Epoch<'l> {
         }
     }
 
-    /// Takes an entry off, in one of the ways that there are.
+    /// Removes an entry, in one of several ways.
     fn remove(&mut self, at: u8, way: u8, cpu: CpuId) {
         let Some((id, entry)) = self.entry(at) else { return };
         let value = &self.values[&id];
@@ -180,12 +180,12 @@ impl<'l> Epoch<'l> {
             }
             _ => {
                 entry.defer_remove();
-                // One that had left its list waits in vain, but waits.
+                // The deferred removal of an entry that had left its list waits too.
                 let value = self.values.get_mut(&id).unwrap();
                 value.deferred = linked;
                 if !linked {
                     self.lists[list].flush().unwrap();
-                    self.settled(list, None);
+                    self.flushed(list, None);
                 }
                 for walk in &mut self.walks {
                     walk.expected.must.remove(&id);
@@ -193,7 +193,7 @@ impl<'l> Epoch<'l> {
                 return;
             }
         }
-        self.settled(list, Some(slot));
+        self.flushed(list, Some(slot));
         if linked {
             self.left(id, from);
         }
@@ -220,7 +220,7 @@ impl<'l> Epoch<'l> {
             18 => self.remove_found(a, b),
             19 => {
                 self.lists[list].flush().unwrap();
-                self.settled(list, None);
+                self.flushed(list, None);
             }
             20 => self.drain(list, usize::from(b) % 70),
             21 => self.for_each(list, a, b),
@@ -240,7 +240,7 @@ impl<'l> Epoch<'l> {
         self.bury();
     }
 
-    /// Gives a reference up, or takes the value out if it is the last.
+    /// Drops a reference, or takes the value if it is the last.
     fn put(&mut self, a: u8, b: u8) {
         let Some(id) = self.pick(a, |value| !value.refs.is_empty()) else { return };
         let walks = self.walks.len();
@@ -254,7 +254,7 @@ impl<'l> Epoch<'l> {
         match found.try_unwrap() {
             Ok(canary) => assert!(alone && canary.id() == id),
             Err(found) => {
-                assert!(!alone || walks != 0); // a walk may have one
+                assert!(!alone || walks != 0); // an open walk may have a reference
                 value.refs.push(found);
             }
         }
@@ -272,7 +272,7 @@ impl<'l> Epoch<'l> {
             return;
         }
         assert_eq!(self.lists[list].remove(&found), Ok(linked));
-        self.settled(list, Some(slot));
+        self.flushed(list, Some(slot));
         if linked {
             self.left(id, self.slots.here);
         }
@@ -288,7 +288,7 @@ impl<'l> Epoch<'l> {
         }
         assert!(drained.is_subset(&before));
         self.lists[list].flush().unwrap();
-        self.settled(list, None);
+        self.flushed(list, None);
         let rest: BTreeSet<u64> =
             self.lists[list].lock_all().unwrap().iter().map(Canary::id).collect();
         assert!(rest.is_subset(&before) && rest.is_disjoint(&drained));
@@ -302,7 +302,7 @@ impl<'l> Epoch<'l> {
         before.difference(&rest).for_each(|id| self.left(*id, self.slots.here));
     }
 
-    /// A locked walk, which may drop an entry, add or panic on its way.
+    /// A locked walk, which may drop an entry, add or panic.
     fn for_each(&mut self, list: usize, a: u8, way: u8) {
         let mut expected = self.linked(list);
         let mut victim = if way % 4 == 1 { self.entry(a) } else { None };
@@ -339,7 +339,7 @@ impl<'l> Epoch<'l> {
                 }
             })
         }));
-        drop(victim); // if there was nothing to walk
+        drop(victim); // if there was no value to walk
         let seen = seen.take();
         assert_eq!(walked.is_err(), way % 4 == 3 && !expected.is_empty());
         if walked.is_err() {
@@ -347,11 +347,11 @@ impl<'l> Epoch<'l> {
         } else {
             assert_eq!(refused.get(), if way % 4 == 2 && first.is_some() { 2 } else { 0 });
         }
-        self.settled(list, None);
+        self.flushed(list, None);
         if let Some(id) = gone {
             let value = self.values.get_mut(&id).unwrap();
             if first == Some(value.slot) {
-                // Its slot was locked by us.
+                // This thread had locked its slot.
                 value.deferred = value.linked;
                 let (other, was_linked) = (value.list, value.linked);
                 for walk in &mut self.walks {
@@ -359,17 +359,17 @@ impl<'l> Epoch<'l> {
                 }
                 if !was_linked {
                     lists[other].flush().unwrap();
-                    self.settled(other, None);
+                    self.flushed(other, None);
                 }
-                self.settled(list, None); // the walk's end, or the flush, removed it if it is of this list
+                self.flushed(list, None); // the walk's end, or the flush, removed the entry if it is of this list
             } else {
                 let (other, slot, linked) = (value.list, value.slot, value.linked);
-                self.settled(other, Some(slot));
+                self.flushed(other, Some(slot));
                 if linked {
                     self.left(id, slots.here);
                 }
                 if first.is_some_and(|first| first < slot) {
-                    expected.remove(&id); // it was gone before the walk came
+                    expected.remove(&id); // its removal was done before the walk reached it
                 }
             }
         }
@@ -380,12 +380,12 @@ impl<'l> Epoch<'l> {
         }
     }
 
-    /// Everything is locked: what is dropped is deferred, and nothing can be added.
+    /// All slots are locked: dropped entries are deferred, and adds are refused.
     fn snapshot(&mut self, list: usize, a: u8, way: u8) {
         let expected = self.linked(list);
         let lists = self.lists;
         let snapshot = lists[list].lock_all().unwrap();
-        self.settled(list, None);
+        self.flushed(list, None);
         let seen: BTreeSet<u64> = snapshot.iter().map(Canary::id).collect();
         assert_eq!(
             (&seen, snapshot.len(), snapshot.iter().len()),
@@ -408,16 +408,16 @@ impl<'l> Epoch<'l> {
             }
         }
         drop(snapshot);
-        // One that had left its list before is dropped by a flush too.
+        // A flush also drops a deferred value that had left its list before.
         lists.iter().for_each(|list| list.flush().unwrap());
-        (0..2).for_each(|list| self.settled(list, None));
+        (0..2).for_each(|list| self.flushed(list, None));
     }
 
     fn walk(&mut self, list: usize, how: u8) {
         if how.is_multiple_of(4) {
             let expected = self.linked(list);
             let found: Vec<Ref<Canary>> = self.lists[list].iter().map(Result::unwrap).collect();
-            self.settled(list, None);
+            self.flushed(list, None);
             let ids: BTreeSet<u64> = found.iter().map(|found| found.id()).collect();
             assert_eq!((found.len(), ids), (expected.len(), expected));
         } else if self.walks.len() < 4 {
@@ -443,9 +443,10 @@ impl<'l> Epoch<'l> {
             }
         }
         let list = walk.list;
-        // The walk has removed what was deferred in the slots that it came to, this does the rest.
+        // The walk has done the deferred removals of the slots that it reached. This does the
+        // others.
         self.lists[list].flush().unwrap();
-        self.settled(list, None);
+        self.flushed(list, None);
         if ended {
             self.walks.remove(at).expected.ends();
         }
@@ -469,7 +470,7 @@ impl<'l> Epoch<'l> {
         assert!(alive == 0 || alive > 0 && !self.walks.is_empty(), "{alive} too many live");
     }
 
-    /// Gives the lists up: some entries are forgotten, some references outlive them.
+    /// Drops the lists. Some entries are forgotten, and some references outlive the lists.
     fn end(mut self, way: u8) -> Vec<Ref<Canary>> {
         self.walks.clear();
         let mut outlive = Vec::new();

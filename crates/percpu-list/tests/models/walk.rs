@@ -15,7 +15,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("remove: no walk is under way", "walk::inv11_an_item_that_stays_is_seen_once"),
 ];
 
-/// The first entry is removed after the walk has read it. The last entry must not move to its index.
+/// The first entry is removed after the walk has read it. The last entry must not move to its
+/// index.
 #[test]
 fn inv11_an_entry_that_stays_is_seen_once_beside_a_removal() {
     model(|| {
