@@ -49,6 +49,24 @@ impl Bare {
         self.entry.publish();
     }
 
+    /// Uses the place, hides its block and frees it, as the thread does that has evicted the block.
+    pub fn give_back(&self) {
+        // SAFETY: this thread has the place until it is free; the checker says so if not.
+        self.bytes.with_mut(|at| unsafe { at.write(8) });
+        self.entry.hide();
+        self.entry.free();
+    }
+
+    /// Takes the place for another block, and uses it. Returns false if it is not free yet.
+    pub fn take_over(&self) -> bool {
+        let taken = self.entry.take(Key::new(1, 8), Word::loading(Frame::new(1, 0)));
+        if taken {
+            // SAFETY: as in `give_back`.
+            self.bytes.with_mut(|at| unsafe { at.write(9) });
+        }
+        taken
+    }
+
     /// As who has changed the device does first: whether there is nothing to forget.
     pub fn is_absent(&self) -> bool {
         begin_to_forget();

@@ -29,7 +29,7 @@
 //!    allows it; the frame of a taken word does not change.
 
 use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::mutant;
+use percpu::sync::{mutant, order};
 
 use crate::error::GetError;
 use crate::frames::Frame;
@@ -201,14 +201,14 @@ impl Entry {
         }
         // Ordering: Acquire pairs with the Release in `free`: what was done with the place before
         // is over. Relaxed on failure: another took it.
-        let taken =
-            self.word.compare_exchange(free, free | word.0, Ordering::Acquire, Ordering::Relaxed);
+        let acquire = order!(Acquire, "take: the place was freed before");
+        let taken = self.word.compare_exchange(free, free | word.0, acquire, Ordering::Relaxed);
         if taken.is_err() {
             return false;
         }
-        // Ordering: Release pairs with the Acquire of the lock of the home, or with nothing where a
-        // reader finds it: that looks at the word, which says `IO` until it is published.
-        self.key.store(key.0, Ordering::Release);
+        // Ordering: Relaxed; the lock of the home carries it to those who insert. A reader that finds it
+        // looks at the word, which says `IO` until it is published.
+        self.key.store(key.0, Ordering::Relaxed);
         true
     }
 
@@ -367,6 +367,6 @@ impl Entry {
     pub(crate) fn free(&self) {
         // Ordering: Release pairs with the Acquire in `take`; it carries the hidden key.
         let kept = if mutant("free-forgets-overflow") { 0 } else { OVERFLOW };
-        self.word.fetch_and(kept, Ordering::Release);
+        self.word.fetch_and(kept, order!(Release, "free: the key is hidden before"));
     }
 }

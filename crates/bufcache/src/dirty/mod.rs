@@ -18,8 +18,8 @@ mod rules;
 
 use std::ops::Range;
 
-use percpu::sync::Mutex;
 use percpu::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use percpu::sync::{Mutex, mutant};
 
 pub use self::errors::WriteError;
 pub(crate) use self::exclusion::Exclusion;
@@ -151,6 +151,9 @@ impl Unsynced {
 
     /// A sync has succeeded. Returns the sets that are of no use any more, to be dropped without the lock.
     pub(crate) fn end_sync(&mut self) -> [Extents; 2] {
+        if mutant("sync-forgets-what-came-meanwhile") {
+            self.written = Extents::default();
+        }
         [&mut self.syncing, &mut self.syncing_reloaded].map(std::mem::take)
     }
 

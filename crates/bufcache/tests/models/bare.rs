@@ -16,6 +16,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("slot-scan-relaxed", "bare::inv06_a_slot_against_a_scan"),
     ("bury-without-a-first-look-at-pins", "bare::inv06_a_pin_becomes_a_slot"),
     ("bury-without-a-first-look-at-pins", "bare::inv06_a_pin_becomes_a_slot_by_membarrier"),
+    ("free: the key is hidden before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
+    ("take: the place was freed before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
     ("claim-without-a-fence", "bare::inv10_a_claim_against_who_forgets"),
     ("forget-without-a-fence", "bare::inv10_a_claim_against_who_forgets"),
     ("join-forgets-the-failure", "bare::inv18_three_syncs_that_fail"),
@@ -27,6 +29,8 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "scan-without-a-fence",
     "slot-clear-relaxed",
     "slot-scan-relaxed",
+    "free: the key is hidden before",
+    "take: the place was freed before",
     "claim-without-a-fence",
     "forget-without-a-fence",
 ];
@@ -75,6 +79,22 @@ fn wakes_against_who_buries(membarrier: bool) {
     });
     bare.bury();
     wakes.join().unwrap();
+}
+
+/// The next block takes the place after the last use for the one before. The two blocks have different
+/// homes, so no lock orders the uses.
+#[test]
+fn inv06_a_place_is_free_once_its_user_has_left() {
+    model(|| {
+        let bare = Arc::new(Bare::new(false));
+        let takes = thread::spawn({
+            let bare = Arc::clone(&bare);
+            move || (0..2).any(|_| bare.take_over())
+        });
+        bare.give_back();
+        let taken = takes.join().unwrap();
+        assert!(taken || bare.take_over(), "the place is not free");
+    });
 }
 
 /// What is loaded is new, or is there to be forgotten.

@@ -14,6 +14,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("sync-skips-what-is-marked", "write::inv20_a_sync_against_the_cleaner"),
     ("durable-write-trusts-others", "sync::inv20_a_durable_write_against_the_cleaner"),
     ("clean-before-it-is-unsynced", "sync::inv20_a_durable_write_against_the_cleaner"),
+    ("sync-forgets-what-came-meanwhile", "sync::inv20_what_is_flushed_during_a_sync"),
     ("sync-of-a-poisoned-device", "sync::inv18_a_sync_beside_one_that_fails"),
 ];
 
@@ -72,6 +73,24 @@ fn inv20_a_durable_write_against_the_cleaner() {
         device.write_through(0..1).unwrap();
         assert_eq!(disk.durable(0), 1);
         flushes.join().unwrap();
+    });
+}
+
+/// A flush ends while a sync of the device runs. The sync does not make its block durable, so a durable write
+/// of the block, which finds it clean, syncs the device again.
+#[test]
+fn inv20_what_is_flushed_during_a_sync() {
+    model(|| {
+        let (disk, device) = world();
+        let syncs = thread::spawn({
+            let device = device.clone();
+            move || device.sync().unwrap()
+        });
+        fill(&device, 0, 1);
+        device.flush().unwrap();
+        syncs.join().unwrap();
+        device.write_through(0..1).unwrap();
+        assert_eq!(disk.durable(0), 1);
     });
 }
 
