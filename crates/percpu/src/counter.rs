@@ -252,9 +252,8 @@ impl PerCpuCounter {
     /// out.
     #[cold]
     fn words_or_alloc(&self) -> Option<ManuallyDrop<Words>> {
-        // Ordering: Relaxed would do for the test for null; `words` loads the pointer again, and
-        // its Acquire pairs with the Release below.
-        if self.hot.base.load(Ordering::Acquire).is_null() {
+        // Ordering: Relaxed; a test for null, and `words` loads the pointer again.
+        if self.hot.base.load(Ordering::Relaxed).is_null() {
             // Decides whether there are sections before there are words, so that no add has to.
             let _ = section::available();
             let new = match Words::new() {

@@ -41,6 +41,7 @@
 
 use std::fmt;
 
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
 use crate::sync::atomic::{Ordering, fence};
 
 #[cfg(all(
@@ -64,8 +65,7 @@ pub use self::imp::strategy;
 pub enum Strategy {
     /// `light` is a compiler fence. `heavy` is a `membarrier` system call.
     Membarrier,
-    /// Both are sequentially consistent fences: membarrier is missing or refused, or a model
-    /// checker runs the code.
+    /// Both are sequentially consistent fences: membarrier is missing or refused.
     Fences,
 }
 
@@ -90,7 +90,9 @@ pub fn light() {
 /// be one.
 #[inline(always)]
 pub(crate) fn compiler_fence() {
-    // No model checker reorders the plain accesses of one thread, so a model needs no fence here.
+    #[cfg(any(offlock_loom, offlock_shuttle))]
+    crate::sync::virtual_fence::compiler_fence();
+    #[cfg(not(any(offlock_loom, offlock_shuttle)))]
     crate::sync::native::atomic::compiler_fence(Ordering::SeqCst);
 }
 
@@ -243,22 +245,15 @@ mod imp {
     }
 }
 
-/// The model checkers have no asymmetric fence: both sides are full fences.
+/// The model checkers have no asymmetric fence: see [`virtual_fence`].
 #[cfg(any(offlock_loom, offlock_shuttle))]
 mod imp {
-    use super::{Ordering, Strategy, fence};
-    use crate::sync::{self, cpu, virtual_cpu};
-
-    pub(super) fn light() {
-        // Ordering: SeqCst fence, against the fence in `heavy`: the loads after the later of the
-        // two see the stores before the earlier.
-        fence(Ordering::SeqCst);
-    }
+    use super::Strategy;
+    pub(super) use crate::sync::virtual_fence::light;
+    use crate::sync::{cpu, step, virtual_cpu, virtual_fence};
 
     pub(super) fn heavy() {
-        // Ordering: SeqCst fence, against the fences in `light` and in this function: the loads
-        // after the later of two fences see the stores before the earlier.
-        sync::fence!(SeqCst, "heavy: a full fence");
+        step!("heavy: a full fence", virtual_fence::heavy());
     }
 
     /// `heavy`, after which every section that began before the call has committed.
@@ -270,8 +265,8 @@ mod imp {
         heavy();
     }
 
-    /// Returns how `light` and `heavy` work: a model has fences on both sides.
+    /// Returns how `light` and `heavy` work: as the model chose.
     pub fn strategy() -> Strategy {
-        Strategy::Fences
+        if virtual_fence::membarrier() { Strategy::Membarrier } else { Strategy::Fences }
     }
 }

@@ -80,7 +80,8 @@ impl Parker {
     /// Wakes one waiter, if there is one. The calling thread has just released the word.
     #[inline(always)]
     pub(crate) fn unpark_one(&self) {
-        compiler_fence(); // all that `light` does where `FENCED` is not set (invariant 1)
+        // All that `light` does where `FENCED` is not set (invariant 1).
+        step!("unpark: before the look at the waiters", compiler_fence());
         // Ordering: Relaxed; the fences order it, and no other memory is read because of it.
         if self.waiters.load(Ordering::Relaxed) != 0 {
             self.unpark_one_slow();

@@ -125,7 +125,7 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     #[inline]
     pub fn load<'g>(&'g self, guard: &'g impl Pinned) -> &'g T {
         let _ = guard;
-        // Ordering: Acquire pairs with the AcqRel of `swap` and `compare_exchange`; it carries
+        // Ordering: Acquire pairs with the Release of `swap` and `compare_exchange`; it carries
         // the node.
         let node = self.node.load(Ordering::Acquire);
         // SAFETY: never null. The node was in this `Atomic` after the guard began, so the grace
@@ -207,7 +207,7 @@ impl<T: Send + Sync + 'static> Atomic<T> {
         guard: &'g impl Pinned,
     ) -> Result<Unlinked<T>, CompareExchangeError<'g, T>> {
         let _ = guard;
-        // Ordering: Acquire pairs with the AcqRel of `swap` and of the exchange below; it carries
+        // Ordering: Acquire pairs with the Release of `swap` and of the exchange below; it carries
         // the node, whose value the error borrows.
         let mut found = self.node.load(Ordering::Acquire);
         let new = new.into_node_ptr();
@@ -221,15 +221,12 @@ impl<T: Send + Sync + 'static> Atomic<T> {
                 let new = unsafe { Owned::from_node_ptr(new) };
                 return Err(CompareExchangeError { current: value, new });
             }
+            let publish = order!(Release, "update: the node is built");
             // Ordering: Release on success pairs with the Acquire in `load`; it carries the new
-            // node. Acquire, on success and on failure, pairs with the Release of the exchange that
-            // put the found node in; it carries that node.
-            let exchanged = self.node.compare_exchange(
-                found,
-                new.as_ptr(),
-                Ordering::AcqRel,
-                Ordering::Acquire,
-            );
+            // node. The found node is acquired already, by the load above or by a failure: Acquire
+            // on failure pairs with the Release of the exchange that put the found node in.
+            let exchanged =
+                self.node.compare_exchange(found, new.as_ptr(), publish, Ordering::Acquire);
             match exchanged {
                 // SAFETY: `old` was in this `Atomic`, and only this exchange took it out.
                 Ok(old) => return Ok(unsafe { Unlinked::new(old) }),

@@ -46,7 +46,7 @@ use crate::fence;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
 use crate::sync::native::atomic::AtomicU64 as Statistic;
-use crate::sync::{global, step};
+use crate::sync::{global, order, step};
 
 global! {
     static DOMAIN: Domain = Domain::new();
@@ -108,9 +108,9 @@ impl Domain {
     /// Returns the number of the current grace period, which an entering reader stores in its slot.
     #[inline(always)]
     pub(super) fn current_gp(&self) -> u64 {
-        // Ordering: Acquire pairs with the AcqRel in `GpGuard::bump`; it carries the unlinks before
+        // Ordering: Acquire pairs with the Release in `GpGuard::bump`; it carries the unlinks before
         // that bump, so a reader that stores this number cannot find those objects.
-        self.gp.load(Ordering::Acquire)
+        self.gp.load(order!(Acquire, "pin: the unlinks before the grace period"))
     }
 
     /// Returns the target of the objects that were unlinked before this call.
@@ -120,7 +120,9 @@ impl Domain {
         // happens before the next bump, so `gp + 2` suffices and `gp + 1` does not.
         step!("target: after the unlink", fence::light());
         // Ordering: Relaxed; the fence above provides all the order that the load needs.
-        self.gp.load(Ordering::Relaxed) + 2
+        let mut target = self.gp.load(Ordering::Relaxed) + 1;
+        step!("target: one more, for a bump under way", target += 1);
+        target
     }
 
     /// Returns the last completed grace period (invariant 2).
@@ -128,7 +130,7 @@ impl Domain {
     pub(super) fn completed(&self) -> u64 {
         // Ordering: Acquire pairs with the Release in `GpGuard::scan`; it puts the reads of the
         // readers that have left before the frees of the calling thread.
-        self.completed.load(Ordering::Acquire)
+        self.completed.load(order!(Acquire, "free: the reads are done"))
     }
 
     /// Takes the right to advance grace periods, if no thread holds it. Never blocks.
@@ -213,7 +215,7 @@ impl GpGuard {
     pub(super) fn bump(&mut self) -> u64 {
         // Ordering: Release pairs with the Acquire in `Domain::current_gp`; it carries the unlinks
         // that this thread knows of. The earlier bumps happen before this one by `gp_lock`.
-        let now = self.domain.gp.fetch_add(1, Ordering::Release) + 1;
+        let now = self.domain.gp.fetch_add(1, order!(Release, "bump: the unlinks")) + 1;
         // Against the `light` of a reader (`Slot::enter`, `SendReaders::lock`): either the scan sees
         // the reader, or the reader sees every unlink before the bump. Against the `light` of
         // `Domain::target`: either its unlink is visible after this fence, or it loads the new `gp`.
@@ -253,7 +255,7 @@ impl GpGuard {
         if done > before {
             // Ordering: Release pairs with the Acquire in `Domain::completed`; it puts the reads of
             // the readers that left, which the scans above acquired, before later frees.
-            domain.completed.store(done, Ordering::Release);
+            domain.completed.store(done, order!(Release, "scan: the reads are done"));
         }
         done
     }

@@ -225,16 +225,22 @@ pub(super) fn drain(domain: &'static Domain) {
     let bags = &domain.bags;
     // An object retired before this call is in a bag, in the overflow list or in flight.
     // `close_all` moves the overflow list into a bag and closes the bags.
-    let mut target = close_all(domain, domain.try_lock_gp().as_ref());
+    let target = close_all(domain, domain.try_lock_gp().as_ref());
     // The module documentation says why two waits are enough. The second wait is needed if objects
     // retired later were merged into the second segment.
-    for _ in 0..2 {
-        if target != 0 {
-            domain.wait_for(target);
-            target = free_due(domain).1;
-        }
-    }
+    let target = wait_and_free(domain, target);
+    step!("barrier: wait for objects merged since", wait_and_free(domain, target));
     step!("barrier: wait for the drops of other threads", bags.in_flight.wait());
+}
+
+/// Waits until `target` is completed and frees the due objects of all bags. Returns the highest
+/// target of the closed objects that still wait, or 0. Does nothing if `target` is 0.
+fn wait_and_free(domain: &'static Domain, target: u64) -> u64 {
+    if target == 0 {
+        return 0;
+    }
+    domain.wait_for(target);
+    free_due(domain).1
 }
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]

@@ -108,12 +108,12 @@ impl SendReaders {
         let counters = Counters { lock: pair().ok()?, unlock: pair().ok()? };
         let new = Box::into_raw(crate::alloc::try_box(counters).ok()?);
         // Ordering: Release on success pairs with the Acquire in `counters`; it carries the
-        // counters. Acquire on failure: it carries the counters of the thread that was first.
+        // counters. Relaxed on failure: `counters` loads the pointer again.
         let first = self.counters.compare_exchange(
             ptr::null_mut(),
             new,
             Ordering::Release,
-            Ordering::Acquire,
+            Ordering::Relaxed,
         );
         if first.is_err() {
             // SAFETY: `new` is from `into_raw` and was not published.

@@ -241,18 +241,14 @@ impl PercpuRef {
     /// Adds one reference to `atomic`, unless `refused` returns true for its value.
     fn get_atomic_unless(&self, refused: impl Fn(i64) -> bool) -> bool {
         let atomic = &self.cold.atomic;
+        let acquire = order!(Acquire, "get: what was done before the new life");
         // Ordering: Relaxed; the compare-exchange checks the value.
         let mut seen = atomic.load(Ordering::Relaxed);
         while !refused(seen) {
             // Ordering: Acquire on success pairs with the Release in `resurrect` and `reinit`; it
             // carries the changes that their callers made to the object before. Relaxed on failure:
             // the next attempt checks again.
-            let done = atomic.compare_exchange_weak(
-                seen,
-                seen + ONE,
-                Ordering::Acquire,
-                Ordering::Relaxed,
-            );
+            let done = atomic.compare_exchange_weak(seen, seen + ONE, acquire, Ordering::Relaxed);
             match done {
                 Ok(_) => return true,
                 Err(now) => seen = now,

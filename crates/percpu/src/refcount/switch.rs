@@ -12,7 +12,7 @@ use crate::alloc::try_box;
 use crate::fence;
 use crate::rseq::section;
 use crate::sync::atomic::Ordering;
-use crate::sync::step;
+use crate::sync::{order, step};
 
 impl PercpuRef {
     /// Kills the count: drops the initial reference, and runs the release closure if that was the
@@ -56,11 +56,11 @@ impl PercpuRef {
         if self.is_dying() {
             return Err(KillError::AlreadyDying);
         }
-        // Ordering: AcqRel. Release pairs with the Acquire in `is_dying` and with that of the last
-        // put in `put_atomic`; it carries what `close_and_sum` acquired from the holders. Acquire pairs
-        // with the Release in `put_atomic`; it carries what the holders of references put there
-        // did.
-        self.cold.atomic.fetch_add(self.close(&mut mode) + DEAD, Ordering::AcqRel);
+        // Ordering: Release pairs with the Acquire in `is_dying`; it carries what the calling thread
+        // did before. The put of the initial reference below carries what `close_and_sum` acquired
+        // from the holders to the last put.
+        let release = order!(Release, "kill: what the killer did before");
+        self.cold.atomic.fetch_add(self.close(&mut mode) + DEAD, release);
         let initial = Reference { refs: self };
         step!("kill: unlock before the callbacks", drop(mode));
         confirm();
@@ -92,11 +92,12 @@ impl PercpuRef {
                 return Err(ResurrectError::Released);
             }
             let live = seen - DEAD + ONE + bias;
-            // Ordering: AcqRel on success. Release pairs with the Acquire in `get_atomic_unless`;
-            // it carries what the calling thread did to the object. Acquire pairs with the Release
-            // of the puts before. Relaxed on failure: the next attempt checks again.
+            // Ordering: Release on success pairs with the Acquire in `get_atomic_unless`; it carries
+            // what the calling thread did to the object. A read-modify-write continues the release
+            // sequences of the puts before, so the last put still acquires them. Relaxed on
+            // failure: the next attempt checks again.
             let done =
-                atomic.compare_exchange_weak(seen, live, Ordering::AcqRel, Ordering::Relaxed);
+                atomic.compare_exchange_weak(seen, live, Ordering::Release, Ordering::Relaxed);
             match done {
                 Ok(_) => break,
                 Err(now) => seen = now,
@@ -167,10 +168,13 @@ impl PercpuRef {
     pub fn switch_to_atomic(&self) {
         let mut mode = self.cold.mode.lock();
         mode.force_atomic = true;
-        // Ordering: AcqRel. Release pairs with the Acquire of the last put in `put_atomic`; it
-        // carries what `close_and_sum` acquired from the holders. Acquire pairs with the Release in
-        // `put_atomic`; it carries what the holders of references put there did.
-        self.cold.atomic.fetch_add(self.close(&mut mode), Ordering::AcqRel);
+        if mode.percpu {
+            // Ordering: Relaxed; the thread that kills the count locks `mode` after this thread. So
+            // what `close_and_sum` acquired from the holders happens before that thread puts the
+            // initial reference, and the last put acquires it from there. As a read-modify-write,
+            // the addition continues the release sequences of the puts before.
+            self.cold.atomic.fetch_add(self.close(&mut mode), Ordering::Relaxed);
+        }
     }
 
     /// Switches back to percpu mode after [`switch_to_atomic`](Self::switch_to_atomic).
@@ -183,10 +187,10 @@ impl PercpuRef {
         mode.force_atomic = false;
         if !mode.percpu && !self.is_dying() {
             // The count is live, so the initial reference exists, and stays while `mode` is held.
-            // Ordering: AcqRel. Release pairs with the Acquire of the last put in `put_atomic`;
-            // Acquire pairs with the Release of the puts before in `put_atomic`. Together they
-            // carry what the holders did with the object to the next fold.
-            self.cold.atomic.fetch_add(BIAS, Ordering::AcqRel);
+            // Ordering: Relaxed; as a read-modify-write, the addition continues the release
+            // sequences of the puts before, so the last put still acquires them. `open` puts it
+            // before the gets and puts of the words, and so before their fold.
+            self.cold.atomic.fetch_add(BIAS, Ordering::Relaxed);
             self.open(&mut mode);
         }
     }

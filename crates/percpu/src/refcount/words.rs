@@ -69,7 +69,8 @@ fn add_if_open(word: &AtomicU64, delta: i64) -> bool {
 pub(super) fn close_and_sum(words: &Words, remote: &AtomicU64, folded: &mut u64) -> i64 {
     let counted = if section::available() {
         // Ordering: Acquire pairs with the Release of a section's store; it carries what the
-        // holders did before their puts.
+        // holders did before their puts. No model checks it: `heavy_rseq` of a model locks the mutex
+        // of each virtual CPU, and that carries it too.
         let mut sum =
             words.iter().fold(0, |sum: u64, word| sum.wrapping_add(word.load(Ordering::Acquire)));
         let before = std::mem::replace(folded, sum);

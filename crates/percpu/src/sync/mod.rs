@@ -16,6 +16,7 @@
 //! | `thread_id()` | address of a thread-local variable | a number from a counter | as loom |
 //! | `quarantine` | drops and frees | checks a canary, keeps the memory | as loom |
 //! | `cpu::current()` | the current CPU | the CPU that the test sets | as loom |
+//! | `fence::light`, `fence::heavy` | compiler fence, `membarrier` | `virtual_fence` | full fences |
 //! | `fence!`, `order!`, `step!`, `check!` | plain | weakened by `OFFLOCK_MUTANT` | as loom |
 //! | `mutant()` | `false` | reads `OFFLOCK_MUTANT` | as loom |
 //!
@@ -42,6 +43,8 @@ mod planted;
 mod spawn;
 #[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
 pub mod virtual_cpu;
+#[cfg(any(offlock_loom, offlock_shuttle))]
+pub mod virtual_fence;
 
 pub use self::futex::Futex;
 pub use self::label::{check, fence, order, step};
@@ -212,6 +215,7 @@ mod imp {
         builder.max_branches = builder.max_branches.max(BRANCHES);
         builder.check(move || {
             super::quarantine::begin_run();
+            super::virtual_fence::begin_run();
             f();
         });
     }
@@ -247,6 +251,7 @@ mod imp {
         shuttle::check_random(
             move || {
                 super::quarantine::begin_run();
+                super::virtual_fence::begin_run();
                 f();
             },
             iterations,

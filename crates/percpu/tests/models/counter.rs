@@ -1,8 +1,10 @@
 //! The per-CPU counter: adds against carries and folds.
 
-use offlock_percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
+use offlock_percpu::sync::virtual_cpu::{set_current, take_id};
 use offlock_percpu::sync::{Arc, thread};
 use offlock_percpu::{CpuId, PerCpuCounter};
+
+use super::{both_modes, with_sections};
 
 const CPU: [CpuId; 2] = [CpuId::new(0), CpuId::new(1)];
 

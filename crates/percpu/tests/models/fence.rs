@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use offlock_percpu::fence::{heavy, light};
 use offlock_percpu::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use offlock_percpu::sync::{Arc, model, step, thread};
+use offlock_percpu::sync::virtual_fence::both_strategies;
+use offlock_percpu::sync::{self, Arc, step, thread};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -15,6 +16,11 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 
 /// Of these, what only loom can see: shuttle is sequentially consistent, fences or not.
 pub(super) const LOOM_ONLY: &[&str] = &["heavy: a full fence", "read: before the index"];
+
+/// Runs a model with each strategy.
+fn model(f: impl Fn() + Send + Sync + Copy + 'static) {
+    both_strategies(|| sync::model(f));
+}
 
 /// Each stores to its place and loads the other's: both loads cannot miss. Fails without `heavy`.
 #[test]

@@ -7,9 +7,11 @@
 use std::sync::atomic::Ordering;
 
 use offlock_percpu::sync::atomic::AtomicUsize;
-use offlock_percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
+use offlock_percpu::sync::virtual_cpu::{set_current, take_id};
 use offlock_percpu::sync::{Arc, thread};
 use offlock_percpu::{CpuId, GateError, ReadGuard, ReadWriteGate};
+
+use super::{both_modes, with_sections};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[

@@ -14,3 +14,21 @@ mod rcu;
 mod ref_block;
 mod refcount;
 mod word_lock;
+
+use offlock_percpu::sync::virtual_fence::with_membarrier;
+use offlock_percpu::sync::{self, virtual_cpu};
+
+/// Runs a model with membarrier, as the crate runs in most programs.
+fn model(f: impl Fn() + Send + Sync + 'static) {
+    with_membarrier(|| sync::model(f));
+}
+
+/// Runs a model with membarrier, with rseq sections and then without.
+fn both_modes(f: impl Fn() + Send + Sync + Clone + 'static) {
+    with_membarrier(|| virtual_cpu::both_modes(f));
+}
+
+/// Runs a model with membarrier, and with rseq sections if `on` is true.
+fn with_sections(on: bool, f: impl Fn() + Send + Sync + 'static) {
+    with_membarrier(|| virtual_cpu::with_sections(on, f));
+}

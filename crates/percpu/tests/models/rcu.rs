@@ -2,10 +2,12 @@
 
 use offlock_percpu::CpuId;
 use offlock_percpu::rcu::{self, Atomic, Owned};
-use offlock_percpu::sync::atomic::{AtomicPtr, Ordering};
+use offlock_percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use offlock_percpu::sync::quarantine::{Watched, free};
-use offlock_percpu::sync::virtual_cpu::{both_modes, set_current, take_id};
-use offlock_percpu::sync::{Arc, model, thread};
+use offlock_percpu::sync::virtual_cpu::{set_current, take_id};
+use offlock_percpu::sync::{Arc, thread};
+
+use super::both_modes;
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -17,7 +19,14 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("pin: the reads of earlier guards are done", "rcu::a_reader_that_comes_back_has_left"),
     ("publish: the node is built", "rcu::a_new_value_is_seen_finished"),
     ("update: compute again from the value found", "rcu::inv23_no_update_is_lost"),
+    ("publish: the node is built", "rcu::a_value_taken_out_is_seen_finished"),
+    ("update: the node is built", "rcu::inv23_no_update_is_lost"),
+    ("pin: the unlinks before the grace period", "rcu::inv15_a_reader_keeps_what_it_found"),
+    ("bump: the unlinks", "rcu::inv15_a_reader_keeps_what_it_found"),
     ("target: after the unlink", "rcu::a_cookie_needs_no_shared_write"),
+    ("target: one more, for a bump under way", "rcu::a_cookie_needs_no_shared_write"),
+    ("scan: the reads are done", "rcu::a_grace_period_of_another_thread_carries_the_reads"),
+    ("free: the reads are done", "rcu::a_grace_period_of_another_thread_carries_the_reads"),
     (
         "thread exit: no guard is left",
         "rcu::inv15_a_thread_that_ends_inside_a_guard_goes_on_reading",
@@ -35,6 +44,10 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "rcu::inv11_a_barrier_waits_for_the_drops_of_others",
     ),
     (
+        "barrier: wait for objects merged since",
+        "rcu::inv11_a_barrier_waits_for_a_segment_that_grew",
+    ),
+    (
         "barrier: wait for the drops of other threads",
         "rcu::inv11_two_barriers_wait_for_the_same_drop",
     ),
@@ -48,7 +61,13 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "unpin: the reads are done",
     "pin: the reads of earlier guards are done",
     "publish: the node is built",
+    "update: the node is built",
+    "pin: the unlinks before the grace period",
+    "bump: the unlinks",
     "target: after the unlink",
+    "target: one more, for a bump under way",
+    "scan: the reads are done",
+    "free: the reads are done",
     "thread exit: the slot is reset",
     "pin_send: before the reads",
     "unpin_send: the reads are done",
@@ -98,6 +117,17 @@ impl Late {
         // SAFETY: alive, or in quarantine until the run is over, where the canary is dead.
         **unsafe { &*self.0 }
     }
+}
+
+/// Runs a model in which the domain exists before the first thread begins.
+///
+/// In a checker the first use of a global happens before every later use of it. If a writer made the
+/// domain after an unlink, every reader would see the unlink.
+fn model(f: impl Fn() + Send + Sync + 'static) {
+    super::model(move || {
+        let _ = rcu::bounds();
+        f();
+    });
 }
 
 type Shared = Arc<Atomic<Payload>>;
@@ -209,8 +239,7 @@ fn inv23_no_update_is_lost() {
 }
 
 /// The target of a cookie, which costs no shared write, is far enough: another thread's bump may
-/// have been on its way, and a reader with its number may have found the old value. (That one bump
-/// is not enough only shows where two light fences order nothing: no checker knows such.)
+/// have been on its way, and a reader with its number may have found the old value.
 #[test]
 fn a_cookie_needs_no_shared_write() {
     model(|| {
@@ -223,6 +252,7 @@ fn a_cookie_needs_no_shared_write() {
                 // Ordering: Acquire pairs with nothing; the node is older than the thread.
                 let node = shared.load(Ordering::Acquire);
                 if !node.is_null() {
+                    thread::yield_now();
                     assert_eq!(Late(node).read(), 1);
                 }
                 drop(guard);
@@ -239,6 +269,52 @@ fn a_cookie_needs_no_shared_write() {
             free(unsafe { Box::from_raw(node) });
         }
         reader.join().unwrap();
+        other.join().unwrap();
+    });
+}
+
+/// A thread that finds its grace period completed by another thread frees the node after the reads
+/// that the other thread knows of.
+#[test]
+fn a_grace_period_of_another_thread_carries_the_reads() {
+    model(|| {
+        let node = Box::into_raw(Box::new(Watched::new(1_u64)));
+        let shared = Arc::new(AtomicPtr::new(node));
+        let owner = thread::spawn({
+            let (shared, node) = (Arc::clone(&shared), Late(node));
+            move || {
+                let Late(node) = { node };
+                // Ordering: Relaxed; the cookie orders it.
+                shared.store(std::ptr::null_mut(), Ordering::Relaxed);
+                let period = rcu::start_grace_period();
+                dawdle();
+                if period.poll() {
+                    // SAFETY: from `into_raw`, unlinked a grace period ago.
+                    free(unsafe { Box::from_raw(node.cast_mut()) });
+                }
+            }
+        });
+        let guard = rcu::pin();
+        // Ordering: Acquire pairs with nothing; the node is older than the thread.
+        let found = shared.load(Ordering::Acquire);
+        if !found.is_null() {
+            assert_eq!(Late(found).read(), 1);
+        }
+        drop(guard);
+        let _ = rcu::start_grace_period().poll();
+        owner.join().unwrap();
+    });
+}
+
+/// A writer that takes a value out finds all of it, also what another writer built.
+#[test]
+fn a_value_taken_out_is_seen_finished() {
+    model(|| {
+        let shared = shared(1);
+        let other = spawn(&shared, replace);
+        let old = shared.swap(Owned::new(Payload::new(1)));
+        assert_eq!(old.read(), 1);
+        drop(old);
         other.join().unwrap();
     });
 }
@@ -424,7 +500,7 @@ fn two_threads_retire_on_one_cpu() {
 fn inv11_a_barrier_waits_for_the_drops_of_others() {
     model(|| {
         let shared = shared(1);
-        let gone = Arc::new(offlock_percpu::sync::atomic::AtomicU64::new(0));
+        let gone = Arc::new(AtomicU64::new(0));
         rcu::defer(0, {
             let gone = Arc::clone(&gone);
             move || {
@@ -444,11 +520,42 @@ fn inv11_a_barrier_waits_for_the_drops_of_others() {
     });
 }
 
+/// An object that is retired while `barrier` waits is merged with one that `barrier` waits for, so
+/// both wait for a later grace period. `barrier` waits for that one too.
+#[test]
+fn inv11_a_barrier_waits_for_a_segment_that_grew() {
+    model(|| {
+        let gone = Arc::new(AtomicU64::new(0));
+        let first = rcu::pin_send();
+        rcu::defer(0, || ());
+        rcu::poll(); // closes the first segment
+        rcu::defer(0, {
+            let gone = Arc::clone(&gone);
+            // Ordering: Relaxed; the barrier carries it.
+            move || gone.store(1, Ordering::Relaxed)
+        });
+        rcu::poll(); // closes the second
+        let other = thread::spawn(move || {
+            rcu::barrier().unwrap();
+            // Ordering: as above.
+            assert_eq!(gone.load(Ordering::Relaxed), 1);
+        });
+        dawdle();
+        rcu::defer(0, || ());
+        let second = rcu::pin();
+        rcu::poll(); // the second segment now waits for a grace period that waits for `second`
+        drop(first);
+        dawdle();
+        drop(second);
+        other.join().unwrap();
+    });
+}
+
 /// Two barriers at once, of which one finds the other's objects gone, or on their way.
 #[test]
 fn inv11_two_barriers_wait_for_the_same_drop() {
     model(|| {
-        let gone = Arc::new(offlock_percpu::sync::atomic::AtomicU64::new(0));
+        let gone = Arc::new(AtomicU64::new(0));
         rcu::defer(0, {
             let gone = Arc::clone(&gone);
             move || {
@@ -457,7 +564,7 @@ fn inv11_two_barriers_wait_for_the_same_drop() {
                 gone.store(1, Ordering::Relaxed);
             }
         });
-        let check = |gone: &offlock_percpu::sync::atomic::AtomicU64| {
+        let check = |gone: &AtomicU64| {
             rcu::barrier().unwrap();
             // Ordering: as above.
             assert_eq!(gone.load(Ordering::Relaxed), 1);

@@ -7,9 +7,11 @@
 
 use offlock_percpu::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use offlock_percpu::sync::quarantine::{Watched, free};
-use offlock_percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
+use offlock_percpu::sync::virtual_cpu::{set_current, take_id};
 use offlock_percpu::sync::{Arc, is_planted, step, thread};
 use offlock_percpu::{CpuId, RefBlock, fence};
+
+use super::{both_modes, with_sections};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[

@@ -7,10 +7,13 @@
 use std::sync::atomic::Ordering;
 
 use offlock_percpu::sync::atomic::{AtomicPtr, AtomicUsize};
+use offlock_percpu::sync::cell::UnsafeCell;
 use offlock_percpu::sync::quarantine::{Watched, free};
-use offlock_percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
+use offlock_percpu::sync::virtual_cpu::{set_current, take_id};
 use offlock_percpu::sync::{Arc, thread};
 use offlock_percpu::{CpuId, KillError, PercpuRef, ResurrectError};
+
+use super::{both_modes, with_sections};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -18,10 +21,27 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("fold: no section still counts", "refcount::inv09_a_kill_counts_what_races_with_it"),
     ("get: not killed", "refcount::inv08_no_get_after_the_kill"),
     ("kill: unlock before the callbacks", "refcount::inv11_callbacks_may_use_the_count"),
+    (
+        "get: what was done before the new life",
+        "refcount::inv10_a_get_sees_what_was_done_before_the_new_life",
+    ),
+    (
+        "kill: what the killer did before",
+        "refcount::inv08_the_state_of_a_count_carries_what_led_to_it",
+    ),
+    (
+        "fold: the holders of the word",
+        "refcount::inv07_a_switch_on_another_thread_carries_the_uses",
+    ),
 ];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] = &["put: the use is done"];
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "put: the use is done",
+    "get: what was done before the new life",
+    "kill: what the killer did before",
+    "fold: the holders of the word",
+];
 
 /// A count, what it guards, and how often that was released.
 struct Object {
@@ -89,6 +109,24 @@ fn inv07_the_last_put_releases_what_others_used() {
         assert_eq!(object.released.load(Ordering::Relaxed), 0);
         drop(mine);
         other.join().unwrap();
+        object.assert_released();
+    });
+}
+
+/// A holder on one thread, a switch to atomic mode on a second and a kill on a third: the release
+/// comes after the holder's use.
+#[test]
+fn inv07_a_switch_on_another_thread_carries_the_uses() {
+    both_modes(|| {
+        let object = Object::new();
+        let holder = spawn(&object, |object| {
+            set_current(CpuId::new(1));
+            object.try_look();
+        });
+        let switcher = spawn(&object, |object| object.refs.switch_to_atomic());
+        object.refs.kill().unwrap();
+        holder.join().unwrap();
+        switcher.join().unwrap();
         object.assert_released();
     });
 }
@@ -288,6 +326,116 @@ fn inv10_a_resurrection_keeps_the_references() {
         putter.join().unwrap();
         getter.join().unwrap();
         object.assert_released();
+    });
+}
+
+/// Data that only the count orders.
+struct Plain(UnsafeCell<u64>);
+
+// SAFETY: the models order its one write before every read, by a count.
+unsafe impl Send for Plain {}
+// SAFETY: as above.
+unsafe impl Sync for Plain {}
+
+impl Plain {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(UnsafeCell::new(0)))
+    }
+
+    fn write(&self) {
+        // SAFETY: as above.
+        self.0.with_mut(|data| unsafe { *data = 1 });
+    }
+
+    fn read(&self) {
+        // SAFETY: as above.
+        assert_eq!(self.0.with(|data| unsafe { *data }), 1);
+    }
+}
+
+/// How a count begins a new life.
+#[derive(Clone, Copy)]
+enum Renewal {
+    /// From atomic mode, in which it stays.
+    ResurrectAtomic,
+    Resurrect,
+    Reinit,
+    ReinitAtomic,
+}
+
+/// A thread that gets a reference in a new life sees what was done to the object before.
+#[test]
+fn inv10_a_get_sees_what_was_done_before_the_new_life() {
+    use Renewal::{Reinit, ReinitAtomic, Resurrect, ResurrectAtomic};
+    for renewal in [ResurrectAtomic, Resurrect, Reinit, ReinitAtomic] {
+        for id in [true, false] {
+            both_modes(move || get_in_a_new_life(renewal, id));
+        }
+    }
+}
+
+fn get_in_a_new_life(renewal: Renewal, id: bool) {
+    let refs = Arc::new(PercpuRef::new(|| ()).unwrap());
+    let data = Plain::new();
+    if matches!(renewal, Renewal::ResurrectAtomic | Renewal::ReinitAtomic) {
+        refs.switch_to_atomic();
+    }
+    let old = matches!(renewal, Renewal::ResurrectAtomic | Renewal::Resurrect);
+    let old = old.then(|| refs.try_get().unwrap());
+    refs.kill().unwrap();
+    let other = thread::spawn({
+        let (refs, data) = (Arc::clone(&refs), Arc::clone(&data));
+        move || {
+            if !id {
+                take_id();
+            }
+            if let Some(_reference) = refs.try_get() {
+                data.read();
+            }
+        }
+    });
+    data.write();
+    if old.is_some() {
+        refs.resurrect().unwrap();
+    } else {
+        refs.reinit(|| ()).map_err(|_| ()).unwrap();
+    }
+    drop(old);
+    other.join().unwrap();
+    refs.kill().unwrap();
+    assert!(refs.is_zero());
+}
+
+/// A thread that finds the count killed sees what the killer did before, and one that finds it at
+/// zero sees what the holders did.
+#[test]
+fn inv08_the_state_of_a_count_carries_what_led_to_it() {
+    both_modes(|| {
+        let refs = Arc::new(PercpuRef::new(|| ()).unwrap());
+        let (before_kill, before_put) = (Plain::new(), Plain::new());
+        let holder = refs.try_get().unwrap();
+        let killer = thread::spawn({
+            let (refs, before_kill) = (Arc::clone(&refs), Arc::clone(&before_kill));
+            move || {
+                before_kill.write();
+                refs.kill().unwrap();
+            }
+        });
+        let watcher = thread::spawn({
+            let (refs, before_put) = (Arc::clone(&refs), Arc::clone(&before_put));
+            move || {
+                if refs.is_dying() {
+                    before_kill.read();
+                }
+                if refs.is_zero() {
+                    before_put.read();
+                }
+            }
+        });
+        before_put.write();
+        drop(holder);
+        killer.join().unwrap();
+        watcher.join().unwrap();
     });
 }
 
