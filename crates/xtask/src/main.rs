@@ -7,6 +7,7 @@ mod ci;
 mod error;
 mod examples;
 mod layers;
+mod litmus;
 mod mutants;
 mod parts;
 mod process;
@@ -68,6 +69,14 @@ enum Command {
         /// The same mutants again
         #[arg(long, requires = "random")]
         seed: Option<u64>,
+    },
+    /// The litmus tests, and each with its orderings and fences weakened one at a time
+    Litmus {
+        /// The tests, such as `rcu-pin`; all if none is named
+        tests: Vec<String>,
+        /// Write the expected verdicts instead of comparing them
+        #[arg(long)]
+        bless: bool,
     },
     /// The stress tests of all libraries and of the server, or of some libraries
     Stress {
@@ -185,6 +194,7 @@ fn run(command: Command) -> Result<()> {
             };
             run_models(&ws, &selection, crates.is_empty())
         }
+        Command::Litmus { tests, bless } => litmus::run(&ws, &tests, bless),
         Command::Stress { crates, seconds } if crates.is_empty() => {
             stress::all(&ws, &nothing_ahead(), seconds)
         }

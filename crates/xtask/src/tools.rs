@@ -1,10 +1,10 @@
 //! What the checks need on a machine: toolchains, Debian packages, cargo subcommands.
 
-use std::env;
 use std::fs;
 
 use crate::error::{Error, Result};
-use crate::workspace::{Workspace, path_with_cargo};
+use crate::litmus::herd;
+use crate::workspace::{Workspace, is_command};
 
 const CARGO_DENY: &str = "0.20.2";
 const CARGO_FUZZ: &str = "0.13.2";
@@ -33,6 +33,7 @@ const PACKAGES: [(&str, &str); 16] = [
 pub(crate) fn install(ws: &Workspace) -> Result<()> {
     check_toolchains(ws)?;
     install_packages(ws)?;
+    herd::install(ws)?;
     install_subcommand(ws, "cargo-deny", CARGO_DENY)?;
     install_subcommand(ws, "cargo-fuzz", CARGO_FUZZ)?;
     fetch(ws)
@@ -130,11 +131,6 @@ fn install_subcommand(ws: &Workspace, name: &str, version: &str) -> Result<()> {
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .base_env("CARGO_TARGET_DIR", Some(ws.target.join("tools").into()))
         .run()
-}
-
-fn is_command(name: &str) -> bool {
-    let path = path_with_cargo().unwrap_or_default();
-    env::split_paths(&path).any(|folder| folder.join(name).is_file())
 }
 
 #[cfg(test)]

@@ -126,11 +126,17 @@ fn settings(target: &Path) -> Vec<(String, Option<OsString>)> {
 }
 
 /// `PATH` with the folder that `cargo install` installs to at its end.
-pub(crate) fn path_with_cargo() -> Option<OsString> {
+fn path_with_cargo() -> Option<OsString> {
     let home = env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")))?;
     let path = env::var_os("PATH").unwrap_or_default();
     env::join_paths(env::split_paths(&path).chain([home.join("bin")])).ok()
+}
+
+/// Returns whether a program of this name is in the path.
+pub(crate) fn is_command(name: &str) -> bool {
+    let path = path_with_cargo().unwrap_or_default();
+    env::split_paths(&path).any(|folder| folder.join(name).is_file())
 }
 
 /// A package below `crates`.
