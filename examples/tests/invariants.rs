@@ -2,7 +2,7 @@
 //!
 //! A row is `| number | statement | tool | paths |`; a path is in backticks, relative to the crate,
 //! and may end in `::function`. A test of invariant 7 is a function `inv07_...` or
-//! `stress_inv07_...` under `#[test]`.
+//! `stress_inv07_...` under `#[test]`, or a litmus test with a line `(* invariants: CRATE 7 *)`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -33,6 +33,12 @@ fn problems(dir: &Path) -> Vec<String> {
         }
         for (file, function) in &row.tests {
             let text = fs::read_to_string(dir.join(file)).unwrap_or_default();
+            if file.ends_with(".litmus") {
+                if !litmus_numbers(dir, &text).contains(&row.number) {
+                    wrong.push(format!("invariant {}: {file} does not name it", row.number));
+                }
+                continue;
+            }
             let found = tests(&text).into_iter().any(|(number, name)| {
                 number == row.number && function.as_ref().is_none_or(|function| *function == name)
             });
@@ -55,7 +61,35 @@ fn problems(dir: &Path) -> Vec<String> {
             }
         }
     }
+    for file in litmus_files(&dir.join(LITMUS)) {
+        let path = format!("{LITMUS}/{file}");
+        let text = fs::read_to_string(dir.join(&path)).unwrap();
+        for number in litmus_numbers(dir, &text) {
+            let paths = |row: &Row| row.tests.iter().any(|(there, _)| *there == path);
+            if !rows.iter().any(|row| row.number == number && paths(row)) {
+                wrong.push(format!("{path} is in no row for invariant {number}"));
+            }
+        }
+    }
     wrong
+}
+
+/// The folder of the litmus tests, from a crate's.
+const LITMUS: &str = "../../litmus";
+
+/// The names of the litmus tests in `dir`, sorted; none if there is no such directory.
+fn litmus_files(dir: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.ends_with(".litmus")).collect()
+}
+
+/// The invariants of the crate in `dir` that a litmus test names: of `percpu`, 3 and 13 in
+/// `(* invariants: percpu 3, 13 *)`.
+fn litmus_numbers(dir: &Path, text: &str) -> Vec<u32> {
+    let prefix = format!("(* invariants: {} ", dir.file_name().unwrap().to_string_lossy());
+    let numbers = text.lines().filter_map(|line| line.strip_prefix(&prefix)?.strip_suffix(" *)"));
+    numbers.flat_map(|numbers| numbers.split(", ")).map(|number| number.parse().unwrap()).collect()
 }
 
 /// The table's rows; whatever starts like one and is none goes to `wrong`.
@@ -166,11 +200,36 @@ mod the_check {
 
     /// What is wrong with a crate of this table and this `tests/it.rs`.
     fn verdict(table: &str, source: &str) -> Vec<String> {
-        let dir = tempfile::tempdir().unwrap();
-        fs::create_dir(dir.path().join("tests")).unwrap();
-        fs::write(dir.path().join("INVARIANTS.md"), format!("{HEAD}{table}")).unwrap();
-        fs::write(dir.path().join("tests/it.rs"), source).unwrap();
-        problems(dir.path())
+        verdict_with(table, source, &[])
+    }
+
+    /// The same, with litmus tests: their names and texts.
+    fn verdict_with(table: &str, source: &str, litmus: &[(&str, &str)]) -> Vec<String> {
+        let root = tempfile::tempdir().unwrap();
+        let dir = root.path().join("crates/it");
+        fs::create_dir_all(dir.join("tests")).unwrap();
+        fs::write(dir.join("INVARIANTS.md"), format!("{HEAD}{table}")).unwrap();
+        fs::write(dir.join("tests/it.rs"), source).unwrap();
+        fs::create_dir(root.path().join("litmus")).unwrap();
+        for (name, text) in litmus {
+            fs::write(root.path().join("litmus").join(name), text).unwrap();
+        }
+        problems(&dir)
+    }
+
+    #[test]
+    fn a_row_and_its_litmus_test_name_each_other() {
+        let row = "| 7 | x | H | `../../litmus/a.litmus` |\n";
+        let named = [("a.litmus", "C a\n(* invariants: it 7 *)\n")];
+        assert_eq!(verdict_with(row, "", &named), [""; 0]);
+        let wrong = ["invariant 7: ../../litmus/a.litmus does not name it"];
+        assert_eq!(verdict_with(row, "", &[]), wrong);
+        assert_eq!(verdict_with(row, "", &[("a.litmus", "(* invariants: other 7 *)\n")]), wrong);
+        let two = [("a.litmus", "(* invariants: it 7, 8 *)\n")];
+        assert_eq!(
+            verdict_with(row, "", &two),
+            ["../../litmus/a.litmus is in no row for invariant 8"]
+        );
     }
 
     #[test]
