@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use crate::ahead::{Ahead, Job};
 use crate::error::{Error, Result};
-use crate::litmus;
 use crate::parts::{adopt, benches, fallbacks, fuzz, lint, models, stress, tests};
 use crate::tools;
 use crate::workspace::Workspace;
@@ -41,9 +40,7 @@ fn jobs(chosen: &[&Part]) -> Vec<Job> {
     jobs
 }
 
-/// The litmus tests take seconds, so they come first.
 fn all_models(ws: &Workspace, ahead: &Ahead) -> Result<()> {
-    litmus::run(ws, &[], false)?;
     let crates = ws.libraries()?;
     let checkers = models::Checker::ALL.to_vec();
     models::run(ws, ahead, &models::Selection { crates, checkers, filter: Vec::new() })

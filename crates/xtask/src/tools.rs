@@ -3,7 +3,6 @@
 use std::fs;
 
 use crate::error::{Error, Result};
-use crate::litmus::herd;
 use crate::workspace::{Workspace, is_command};
 
 const CARGO_DENY: &str = "0.20.2";
@@ -33,7 +32,6 @@ const PACKAGES: [(&str, &str); 16] = [
 pub(crate) fn install(ws: &Workspace) -> Result<()> {
     check_toolchains(ws)?;
     install_packages(ws)?;
-    herd::install(ws)?;
     install_subcommand(ws, "cargo-deny", CARGO_DENY)?;
     install_subcommand(ws, "cargo-fuzz", CARGO_FUZZ)?;
     fetch(ws)
