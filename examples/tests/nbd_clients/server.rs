@@ -165,10 +165,13 @@ impl<'a> Launch<'a> {
     /// Starts it and waits until it says where it listens.
     pub(crate) fn start(self) -> Res<Server> {
         let (mut process, stdout, stderr) = self.spawn()?;
+        // It writes a line for each listener, the one of TCP last.
+        let last = if self.args.iter().any(|arg| arg == "--tcp") { "tcp:" } else { "" };
+        let last = format!("listening on {last}");
         let listening = wait_until(PATIENCE, || {
             let text = fs::read_to_string(&stdout).unwrap_or_default();
             let ended = matches!(process.wait_for(Duration::ZERO), Ok(Some(_)));
-            let complete = text.ends_with('\n') && text.contains("listening on ");
+            let complete = text.ends_with('\n') && text.contains(&last);
             (ended || complete).then_some((ended, text))
         });
         let log = fs::read_to_string(&stderr).unwrap_or_default();
