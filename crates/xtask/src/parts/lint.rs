@@ -6,7 +6,8 @@ use crate::workspace::Workspace;
 use crate::{examples, layers};
 
 /// The crates whose modules form layers. The others get there one by one.
-const LAYERED: [&str; 6] = ["percpu", "mq-rbtree", "percpu-list", "radix-ctx", "testkit", "xtask"];
+const LAYERED: [&str; 7] =
+    ["percpu", "aio-reap", "mq-rbtree", "percpu-list", "radix-ctx", "testkit", "xtask"];
 
 /// The crates of which every public type has an example.
 const WITH_EXAMPLES: [&str; 1] = ["percpu"];
