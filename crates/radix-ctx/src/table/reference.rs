@@ -28,8 +28,9 @@ use super::waiters::{Registration, Waiters};
 /// A counted reference to a context, which keeps the context until the reference is dropped.
 ///
 /// It borrows neither a guard nor the table, so it can move to other threads and live across `.await`. If
-/// the context is removed ([`is_removed`](Self::is_removed)), or the table dropped, the last reference drops
-/// the context.
+/// the context is removed ([`is_removed`](Self::is_removed)), or the table dropped, the context is
+/// dropped with its last reference. If reclaim has not processed the removal by then, a later reclaim drops
+/// it: [`flush`](CtxTable::flush) and the [`Removal`](super::Removal) wait for that.
 ///
 /// While the context is live, clone and drop are wait-free and write to memory of this CPU only.
 ///

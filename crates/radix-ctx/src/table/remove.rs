@@ -46,7 +46,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// Contexts that are inserted meanwhile may be removed or not. The table can be used afterwards.
     ///
     /// Blocks for one grace period, whatever the number of contexts, and until the last
-    /// [`CtxRef`](super::CtxRef) of each context is dropped.
+    /// [`CtxRef`](super::CtxRef) of each context is dropped. A task awaits
+    /// [`begin_remove_all`](Self::begin_remove_all) instead.
     ///
     /// # Errors
     ///
