@@ -196,6 +196,8 @@ pub fn thread_id() -> u64 {
 
 #[cfg(offlock_loom)]
 mod imp {
+    use std::cell::Cell;
+
     pub use super::lock::{Condvar, Mutex, MutexGuard};
     pub use super::virtual_cpu as cpu;
     pub use loom::sync::{Arc, atomic};
@@ -205,6 +207,18 @@ mod imp {
     /// The module whose locks [`super::lock`] wraps.
     pub(super) use loom::sync as std_shaped;
 
+    std::thread_local! {
+        static LEAST_PREEMPTIONS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// Runs the models in `run` with at least `least` preemptions, also if `LOOM_MAX_PREEMPTIONS`
+    /// is lower.
+    pub fn with_preemptions(least: usize, run: impl FnOnce()) {
+        LEAST_PREEMPTIONS.set(least);
+        run();
+        LEAST_PREEMPTIONS.set(0);
+    }
+
     /// Runs `f` once for each interleaving within loom's limits (`LOOM_MAX_PREEMPTIONS`).
     ///
     /// # Panics
@@ -213,6 +227,8 @@ mod imp {
     pub fn model(f: impl Fn() + Send + Sync + 'static) {
         let mut builder = loom::model::Builder::new();
         builder.max_branches = builder.max_branches.max(BRANCHES);
+        let least = LEAST_PREEMPTIONS.get();
+        builder.preemption_bound = builder.preemption_bound.map(|bound| bound.max(least));
         builder.check(move || {
             super::quarantine::begin_run();
             super::virtual_fence::begin_run();
@@ -239,6 +255,11 @@ mod imp {
     /// The number of schedules that [`model`] tries if `OFFLOCK_SHUTTLE_ITERATIONS` is not set. A
     /// guess: the models of this crate catch the planted bugs within the first hundred.
     const ITERATIONS: usize = 1_000;
+
+    /// Calls `run`. shuttle does not limit preemptions.
+    pub fn with_preemptions(_least: usize, run: impl FnOnce()) {
+        run();
+    }
 
     /// Runs `f` under `OFFLOCK_SHUTTLE_ITERATIONS` random schedules.
     ///

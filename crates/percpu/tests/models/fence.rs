@@ -7,6 +7,8 @@ use offlock_percpu::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use offlock_percpu::sync::virtual_fence::both_strategies;
 use offlock_percpu::sync::{self, Arc, step, thread};
 
+use super::thoroughly;
+
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("heavy: a full fence", "fence::inv19_one_of_two_sees_the_other"),
@@ -19,7 +21,7 @@ pub(super) const LOOM_ONLY: &[&str] = &["heavy: a full fence", "read: before the
 
 /// Runs a model with each strategy.
 fn model(f: impl Fn() + Send + Sync + Copy + 'static) {
-    both_strategies(|| sync::model(f));
+    thoroughly(|| both_strategies(|| sync::model(f)));
 }
 
 /// Each stores to its place and loads the other's: both loads cannot miss. Fails without `heavy`.

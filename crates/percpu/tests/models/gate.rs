@@ -11,7 +11,7 @@ use offlock_percpu::sync::virtual_cpu::{set_current, take_id};
 use offlock_percpu::sync::{Arc, thread};
 use offlock_percpu::{CpuId, GateError, ReadGuard, ReadWriteGate};
 
-use super::{both_modes, with_sections};
+use super::{Long, both_modes, with_sections};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -161,6 +161,7 @@ fn inv16_a_wake_up_does_not_slip_past_the_wait() {
 /// One writer after the other, and a reader that may come between them and must not sleep on.
 #[test]
 fn inv16_readers_and_writers_all_get_in() {
+    let _long = Long::mark();
     both_modes(|| {
         let gate = gate();
         let writer = spawn(&gate, increment);

@@ -11,7 +11,7 @@ use offlock_percpu::sync::atomic::{AtomicU64, Ordering};
 use offlock_percpu::sync::virtual_cpu::set_current;
 use offlock_percpu::sync::{Arc, thread};
 
-use super::model;
+use super::{Long, model};
 
 type Lock = LgLock<AtomicU64>;
 
@@ -178,6 +178,7 @@ fn a_single_slot_excludes_and_a_third_is_one_more() {
 /// Three threads for one slot: a thread that is woken wakes the next.
 #[test]
 fn three_on_one_slot_all_get_it() {
+    let _long = Long::mark();
     model(|| {
         let lock = Arc::new(make());
         let others = [local, remote].map(|other| {

@@ -15,20 +15,53 @@ mod ref_block;
 mod refcount;
 mod word_lock;
 
+use std::cell::Cell;
+use std::env;
+
 use offlock_percpu::sync::virtual_fence::with_membarrier;
-use offlock_percpu::sync::{self, virtual_cpu};
+use offlock_percpu::sync::{self, virtual_cpu, with_preemptions};
 
 /// Runs a model with membarrier, as the crate runs in most programs.
 fn model(f: impl Fn() + Send + Sync + 'static) {
-    with_membarrier(|| sync::model(f));
+    thoroughly(|| with_membarrier(|| sync::model(f)));
 }
 
 /// Runs a model with membarrier, with rseq sections and then without.
 fn both_modes(f: impl Fn() + Send + Sync + Clone + 'static) {
-    with_membarrier(|| virtual_cpu::both_modes(f));
+    thoroughly(|| with_membarrier(|| virtual_cpu::both_modes(f)));
 }
 
 /// Runs a model with membarrier, and with rseq sections if `on` is true.
 fn with_sections(on: bool, f: impl Fn() + Send + Sync + 'static) {
-    with_membarrier(|| virtual_cpu::with_sections(on, f));
+    thoroughly(|| with_membarrier(|| virtual_cpu::with_sections(on, f)));
+}
+
+/// Runs models with three preemptions, unless the calling test is [`Long`].
+///
+/// Not with a planted bug: two show it, and a run that a bug makes longer is not worth the time.
+fn thoroughly(run: impl FnOnce()) {
+    let least = if LONG.get() || env::var_os("OFFLOCK_MUTANT").is_some() { 0 } else { 3 };
+    with_preemptions(least, run);
+}
+
+thread_local! {
+    static LONG: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Marks a test whose models take seconds or minutes with three preemptions, until it is dropped.
+/// They run with `LOOM_MAX_PREEMPTIONS`.
+#[must_use]
+struct Long;
+
+impl Long {
+    fn mark() -> Self {
+        LONG.set(true);
+        Self
+    }
+}
+
+impl Drop for Long {
+    fn drop(&mut self) {
+        LONG.set(false);
+    }
 }

@@ -7,7 +7,7 @@ use offlock_percpu::sync::quarantine::{Watched, free};
 use offlock_percpu::sync::virtual_cpu::{set_current, take_id};
 use offlock_percpu::sync::{Arc, thread};
 
-use super::both_modes;
+use super::{Long, both_modes};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -242,6 +242,7 @@ fn inv23_no_update_is_lost() {
 /// have been on its way, and a reader with its number may have found the old value.
 #[test]
 fn a_cookie_needs_no_shared_write() {
+    let _long = Long::mark();
     model(|| {
         let node = Box::into_raw(Box::new(Watched::new(1_u64)));
         let shared = Arc::new(AtomicPtr::new(node));
@@ -362,6 +363,7 @@ fn inv15_a_thread_that_ends_inside_a_guard_goes_on_reading() {
 /// The slot of a thread that has ended serves the next one, with nothing left in it.
 #[test]
 fn inv15_a_slot_goes_to_the_next_thread() {
+    let _long = Long::mark();
     model(|| {
         let shared = shared(1);
         let first = spawn(&shared, |shared| {

@@ -13,7 +13,7 @@ use offlock_percpu::sync::virtual_cpu::{set_current, take_id};
 use offlock_percpu::sync::{Arc, thread};
 use offlock_percpu::{CpuId, KillError, PercpuRef, ResurrectError};
 
-use super::{both_modes, with_sections};
+use super::{Long, both_modes, with_sections};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -214,6 +214,7 @@ fn inv08_no_get_after_the_kill() {
 /// The same from percpu mode, where the words are still open when the kill begins.
 #[test]
 fn inv08_no_get_after_the_kill_of_percpu_words() {
+    let _long = Long::mark();
     both_modes(|| {
         let object = Object::new();
         let confirmed = Arc::new(AtomicUsize::new(0));
@@ -302,6 +303,7 @@ fn inv09_a_thread_without_id_counts_remotely() {
 /// A put by a thread that still saw the atomic mode, while a get already uses the words again.
 #[test]
 fn inv10_a_resurrection_keeps_the_references() {
+    let _long = Long::mark();
     both_modes(|| {
         let object = Object::new();
         object.refs.try_get().unwrap().leak();

@@ -8,6 +8,8 @@ use offlock_percpu::sync::atomic::{AtomicU64, Ordering};
 use offlock_percpu::sync::virtual_fence::both_strategies;
 use offlock_percpu::sync::{self, Arc, WordLock, thread};
 
+use super::{Long, thoroughly};
+
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("lock: the value", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
@@ -28,7 +30,7 @@ pub(super) const LOOM_ONLY: &[&str] =
 
 /// Runs a model with each strategy of the fences, because an unlock takes another path with each.
 fn model(f: impl Fn() + Send + Sync + Copy + 'static) {
-    both_strategies(|| sync::model(f));
+    thoroughly(|| both_strategies(|| sync::model(f)));
 }
 
 /// Adds 1 in two steps.
@@ -67,6 +69,7 @@ fn one_thread_at_a_time_sees_what_the_last_one_did() {
 /// Two threads may wait at once: the one that is woken must wake the next.
 #[test]
 fn three_threads_are_all_woken() {
+    let _long = Long::mark();
     model(|| adders(2, 1));
 }
 

@@ -328,6 +328,17 @@ fn stalled(stall: Duration) {
     println!("{retired} objects held up for {stall:?}, the slowest retire {worst:?}; {stats}");
 }
 
+/// A reader is stalled once a grace period has begun after its pin, not before.
+#[test]
+fn a_reader_of_the_current_grace_period_is_not_stalled() {
+    let _alone = alone();
+    let guard = rcu::pin();
+    assert_eq!(rcu::stats().stalled_readers, 0);
+    assert!(!rcu::start_grace_period().poll(), "this thread reads");
+    assert_eq!(rcu::stats().stalled_readers, 1);
+    drop(guard);
+}
+
 #[test]
 fn inv20_a_stalled_reader_holds_up_memory_and_nobody() {
     stalled(Duration::from_millis(300));
