@@ -73,7 +73,8 @@ mod fast {
     pub(super) fn publish(area: Offset, capacity: u32) {
         // Ordering: Relaxed; the store of `LIMIT` publishes it.
         OFFSET.store(area.to_raw(), Ordering::Relaxed);
-        // Ordering: Release pairs with the Acquire load in `current`; it carries `OFFSET`.
+        // Ordering: Release pairs with the Acquire load in `current`; it carries `OFFSET`. No test
+        // checks the pair: x86-64 orders two stores and two loads anyway, and a model has no area.
         LIMIT.store(capacity, Ordering::Release);
     }
 
