@@ -1,7 +1,11 @@
 //! The command line.
 
+use std::ffi::CString;
+use std::io;
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::ptr;
 
 use aio_reap::BackendKind;
 use clap::{Parser, ValueEnum};
@@ -32,9 +36,17 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", value_parser = parse_size, help_heading = "Images")]
     pub(crate) size: Option<u64>,
 
-    /// Listen on this Unix socket (mode 0600).
+    /// Listen on this Unix socket.
     #[arg(long, value_name = "PATH", help_heading = "Clients")]
     pub(crate) socket: Option<PathBuf>,
+
+    /// Permissions of the --socket, in octal. A client needs the write permission.
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = parse_mode, help_heading = "Clients")]
+    pub(crate) socket_mode: u32,
+
+    /// Group of the --socket, by name or number.
+    #[arg(long, value_name = "GROUP", requires = "socket", value_parser = parse_group, help_heading = "Clients")]
+    pub(crate) socket_group: Option<u32>,
 
     /// Listen on this TCP address; a port alone binds the loopback address.
     #[arg(long, value_name = "[ADDR:]PORT", value_parser = parse_tcp, help_heading = "Clients")]
@@ -80,6 +92,24 @@ pub(crate) struct Args {
     /// network of IPv6). By default, an address has at most half of --max-connections, and a user all of them.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
     pub(crate) max_per_peer: Option<u32>,
+
+    /// Go on in the background: the command ends when the server listens. What the server prints later goes nowhere.
+    #[arg(long, help_heading = "Process")]
+    pub(crate) fork: bool,
+
+    /// Write the server's process id to this file once it listens, and remove the file at the end.
+    #[arg(long, value_name = "PATH", help_heading = "Process")]
+    pub(crate) pid_file: Option<PathBuf>,
+
+    /// Run this command of the shell once the server listens, and end with it and its exit code. Its variables uri,
+    /// unixsocket, port and exportname say how to connect. Without --socket and --tcp, to a socket for the command
+    /// alone.
+    #[arg(long, value_name = "COMMAND", conflicts_with = "fork", help_heading = "Process")]
+    pub(crate) run: Option<String>,
+
+    /// End when the last client that has finished its handshake disconnects.
+    #[arg(long, help_heading = "Process")]
+    pub(crate) exit_with_last: bool,
 
     /// Serve the figures to Prometheus on this Unix socket (mode 0600): HTTP, `/metrics`.
     #[arg(long, value_name = "PATH", help_heading = "Figures")]
@@ -129,6 +159,45 @@ fn parse_size(text: &str) -> Result<u64, String> {
     size.ok_or_else(|| format!("'{text}' is too large"))
 }
 
+fn parse_mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|&mode| mode <= 0o777);
+    mode.ok_or_else(|| format!("'{text}' is not an octal mode between 0 and 777"))
+}
+
+/// A group's number. A name is looked up as the system is configured to (`getgrnam_r`).
+fn parse_group(text: &str) -> Result<u32, String> {
+    if let Ok(number) = text.parse() {
+        return Ok(number);
+    }
+    let name = CString::new(text).map_err(|_| "a group's name has no NUL".to_string())?;
+    let mut buf = vec![0; 1024];
+    loop {
+        let mut entry = MaybeUninit::<libc::group>::zeroed();
+        let mut found = ptr::null_mut();
+        // SAFETY: the name ends in NUL; the call writes to `entry`, to `buf` as far as its length, and to
+        // `found`, all of which outlive it.
+        let error = unsafe {
+            libc::getgrnam_r(
+                name.as_ptr(),
+                entry.as_mut_ptr(),
+                buf.as_mut_ptr(),
+                buf.len(),
+                &raw mut found,
+            )
+        };
+        match error {
+            libc::ERANGE if buf.len() < 1 << 20 => buf.resize(2 * buf.len(), 0),
+            0 if !found.is_null() => {
+                // SAFETY: where `found` is set the call has filled `entry`, which consists of numbers and
+                // pointers and was all zeros before.
+                return Ok(unsafe { entry.assume_init() }.gr_gid);
+            }
+            0 => return Err(format!("there is no group '{text}'")),
+            error => return Err(io::Error::from_raw_os_error(error).to_string()),
+        }
+    }
+}
+
 fn parse_tcp(text: &str) -> Result<SocketAddr, String> {
     let port = text.strip_prefix(':').unwrap_or(text);
     if let Ok(port) = port.parse::<u16>() {
@@ -150,6 +219,18 @@ mod tests {
         for bad in ["", "M", "-1", "1.5G", "9000000T", "18446744073709551615"] {
             assert!(parse_size(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn modes_are_octal_and_groups_have_names_or_numbers() {
+        assert_eq!(parse_mode("0660"), Ok(0o660));
+        for bad in ["", "8", "1000", "-1", "rw"] {
+            assert!(parse_mode(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_group("65534"), Ok(65534));
+        assert_eq!(parse_group("root"), Ok(0));
+        assert!(parse_group("no such group").unwrap_err().contains("no such group"));
+        assert!(parse_group("a\0b").is_err());
     }
 
     #[test]

@@ -20,7 +20,7 @@ use crate::server::ServerError;
 
 /// The first descriptor that is handed over.
 const FIRST: RawFd = 3;
-/// Most of them. A guess; more than anybody listens on.
+/// Most of them. A guess; more than a server needs.
 const MOST: RawFd = 256;
 
 /// Sockets of which connections are accepted.
@@ -43,7 +43,7 @@ pub(crate) struct SocketFile {
 
 impl SocketFile {
     /// Of a socket that was bound to that path.
-    pub(crate) fn new(path: &Path) -> Self {
+    fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), identity: Self::identity(path) }
     }
 
@@ -54,7 +54,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // Somebody may have removed it, and another server have made its own there.
+        // It may have been removed, and another server have bound its own socket there.
         if self.identity.is_some() && Self::identity(&self.path) == self.identity {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -69,10 +69,10 @@ impl Listeners {
             all.push(Listener::from_fd(fd, number)?);
         }
         if let Some(path) = &args.socket {
-            let socket = listen_unix(path)?;
+            let access = Access { mode: args.socket_mode, group: args.socket_group };
+            let (socket, file) = listen_unix(path, access)?;
             let address = format!("unix:{}", path.display());
-            let file = Some(SocketFile::new(path));
-            all.push(Listener { socket, _file: file, address, tcp: false });
+            all.push(Listener { socket, _file: Some(file), address, tcp: false });
         }
         if let Some(address) = args.tcp {
             let socket = listen_tcp(address)?;
@@ -172,8 +172,24 @@ fn address_of(socket: &Socket) -> io::Result<String> {
     })
 }
 
-/// A Unix socket that only its owner may connect to. What a server that was killed has left is replaced.
-pub(crate) fn listen_unix(path: &Path) -> Result<Socket, ServerError> {
+/// The users that may connect to a Unix socket.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Access {
+    /// Permission bits: a client needs the write permission.
+    pub(crate) mode: u32,
+    pub(crate) group: Option<u32>,
+}
+
+impl Access {
+    /// The user that started the server, and root.
+    pub(crate) const OWNER: Self = Self { mode: 0o600, group: None };
+}
+
+/// Binds a Unix socket. The socket of a server that was killed is replaced.
+pub(crate) fn listen_unix(
+    path: &Path,
+    access: Access,
+) -> Result<(Socket, SocketFile), ServerError> {
     let fail = |error| ServerError::Listen { address: path.display().to_string(), error };
     // A socket left by a server that was killed refuses connections: it may go.
     let stale = path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket())
@@ -182,14 +198,21 @@ pub(crate) fn listen_unix(path: &Path) -> Result<Socket, ServerError> {
     if stale {
         std::fs::remove_file(path).map_err(fail)?;
     }
-    // The mode must be right from the first moment on.
+    // It admits its owner only until it has its group, so that no other user connects meanwhile.
     let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let bound = UnixListener::bind(path);
     rustix::process::umask(old);
     let listener = bound.map_err(fail)?;
-    std::fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(fail)?;
-    listener.set_nonblocking(true).map_err(fail)?;
-    Ok(listener.into())
+    let file = SocketFile::new(path); // removes it if the rest fails
+    let opened = match access.group {
+        Some(group) => std::os::unix::fs::chown(path, None, Some(group)),
+        None => Ok(()),
+    };
+    opened
+        .and_then(|()| std::fs::set_permissions(path, Permissions::from_mode(access.mode)))
+        .and_then(|()| listener.set_nonblocking(true))
+        .map_err(fail)?;
+    Ok((listener.into(), file))
 }
 
 fn listen_tcp(address: SocketAddr) -> Result<Socket, ServerError> {
@@ -207,9 +230,9 @@ mod tests {
     fn the_socket_of_another_stays() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
-        let listen = || (listen_unix(&path).unwrap(), SocketFile::new(&path));
+        let listen = || listen_unix(&path, Access::OWNER).unwrap();
         let (first, its) = listen();
-        assert!(listen_unix(&path).is_err(), "somebody listens there");
+        assert!(listen_unix(&path, Access::OWNER).is_err(), "another socket listens there");
         std::fs::rename(&path, dir.path().join("old")).unwrap(); // so that its inode is in use
         let (_second, others) = listen();
         drop((first, its));

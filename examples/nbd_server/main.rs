@@ -15,7 +15,9 @@
 
 mod admission;
 mod args;
+mod background;
 mod blocks;
+mod captive;
 mod changes;
 mod conn;
 mod contexts;
@@ -57,10 +59,13 @@ use tracing::info;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::Args;
+use crate::background::{PidFile, Starter};
+use crate::captive::Captive;
 use crate::demo::DemoOptions;
 use crate::server::{Calls, Server};
 
 fn main() -> ExitCode {
+    let starter = Starter::find();
     let args = Args::parse();
     let demo = args.images.is_empty() && args.export_dir.is_none();
     let default = if demo { "warn" } else { "info" };
@@ -74,9 +79,14 @@ fn main() -> ExitCode {
         .init();
     raise_descriptor_limit();
     refuse_what_is_too_large();
-    let done = if demo { demonstrate(args) } else { serve(&args) };
+    let done = match starter {
+        Err(error) => Err(error.into()),
+        Ok(_) if demo => demonstrate(args).map(|()| ExitCode::SUCCESS),
+        Ok(None) if args.fork => fork(),
+        Ok(starter) => serve(args, starter),
+    };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             let _ = writeln!(LogWriter, "nbd_server: {error}"); // a closed pipe: the exit code still tells
             ExitCode::FAILURE
@@ -122,12 +132,28 @@ fn is_ignored(signal: i32) -> bool {
     ret == 0 && old.sa_sigaction == libc::SIG_IGN
 }
 
-/// Serves the images until SIGTERM, SIGINT or SIGHUP. SIGUSR1 prints the figures.
-fn serve(args: &Args) -> Result<(), Box<dyn Error>> {
+/// Starts the server in the background.
+fn fork() -> Result<ExitCode, Box<dyn Error>> {
+    if !listeners::handed_over()?.is_empty() {
+        return Err(
+            "--fork: sockets were handed over to this process, and it is about to end".into()
+        );
+    }
+    Ok(background::start()?)
+}
+
+/// Serves the images until a signal, the end of `--run`'s command, or with `--exit-with-last` that of the last
+/// client. SIGUSR1 prints the figures.
+fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn Error>> {
     let handed_over = listeners::handed_over()?;
+    let mut own_folder = None;
     if args.socket.is_none() && args.tcp.is_none() && handed_over.is_empty() {
-        let missing = "--image and --export-dir need --socket or --tcp, or sockets handed over, to be reached by";
-        Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit();
+        if args.run.is_none() {
+            let missing = "--image and --export-dir need --socket or --tcp, or sockets handed over, to be reached by";
+            Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit();
+        }
+        let folder = own_folder.insert(tempfile::tempdir()?);
+        args.socket = Some(folder.path().join("nbd.sock"));
     }
     // A signal writes a byte to the pipe, whichever thread it finds.
     let (stop, notify) = UnixStream::pair()?;
@@ -135,16 +161,22 @@ fn serve(args: &Args) -> Result<(), Box<dyn Error>> {
     for signal in [SIGTERM, SIGINT].into_iter().chain(hang_up) {
         signal_hook::low_level::pipe::register(signal, notify.try_clone()?)?;
     }
-    let (show, notify) = UnixStream::pair()?;
+    let (show, to_show) = UnixStream::pair()?;
     show.set_nonblocking(true)?;
-    signal_hook::low_level::pipe::register(SIGUSR1, notify)?;
-    let mut server = Server::start(args, handed_over)?;
+    signal_hook::low_level::pipe::register(SIGUSR1, to_show)?;
+    let mut server = Server::start(&args, handed_over)?;
+    let _pid_file = args.pid_file.as_deref().map(PidFile::create).transpose()?;
+    let addresses = server.addresses();
     let mut stdout = io::stdout().lock();
-    for address in server.addresses() {
+    for address in &addresses {
         writeln!(stdout, "listening on {address}")?;
     }
     stdout.flush()?;
     drop(stdout);
+    starter.map_or(Ok(()), Starter::report)?;
+    let export = server.default_export();
+    let run = |command: &String| Captive::start(command, &addresses, &export, notify);
+    let command = args.run.as_ref().map(run).transpose()?;
     let period = args.stats.map(Duration::from_secs);
     let print = |server: &Server| {
         let page = format!("{}\n", server.report());
@@ -152,12 +184,14 @@ fn serve(args: &Args) -> Result<(), Box<dyn Error>> {
     };
     let calls = Calls { stop: stop.as_fd(), show: Some(&show), period };
     let ended = server.accept_until(calls, print);
+    let code = command.and_then(|command| command.end());
     info!("stopping");
     if args.stats.is_some() {
         print(&server);
     }
     server.stop()?; // says more than `ended` if a worker failed
-    Ok(ended?)
+    ended?;
+    Ok(code.map_or(ExitCode::SUCCESS, ExitCode::from))
 }
 
 /// Size of the demonstration's image, in bytes.

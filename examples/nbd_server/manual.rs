@@ -24,10 +24,11 @@ DURABILITY
   for what was lost is not known. At the end all images are made durable.
 
 SECURITY
-  There is no TLS and there are no passwords. The Unix sockets belong to the
-  user that starts the server (mode 0600). Every program that reaches a TCP
-  port can read and write every image: leave it on the loopback address, or on
-  a trusted network.
+  There is no TLS and there are no passwords. By default only the user that
+  starts the server, and root, can connect to its Unix sockets (mode 0600).
+  QEMU under libvirt runs as another user: --socket-group and --socket-mode 660
+  admit a group. Every program that reaches a TCP port can read and write every
+  image: leave it on the loopback address, or on a trusted network.
 
 CONNECTIONS
   A client has 10 seconds for its handshake. A connection that has finished it
@@ -66,7 +67,8 @@ ENVIRONMENT
                    warn, debug, off; info if not set
 
 EXIT STATUS
-  0  it was told to end, and every image is durable
+  0  it was told to end, and every image is durable; with --fork, the server listens
+  N  with --run, that of the command (128 + N if signal N ended it), if every image is durable
   1  it could not start, or could not make an image durable; standard error says why
   2  the command line is wrong
 
@@ -83,6 +85,11 @@ EXAMPLES
       nbd_server --image root=/srv/root.img --image usr=/srv/usr.img --read-only --tcp 10809
   Every image of a folder, also those that come later:
       nbd_server --export-dir /srv/images --socket /tmp/disk.sock
+  A script that works on an image, and ends the server when it ends:
+      nbd_server --image disk.img --run 'qemu-img convert -O qcow2 \"$uri\" disk.qcow2'
+  In the background, for a virtual machine of libvirt, until its disk is closed:
+      nbd_server --image disk.img --socket /run/disk.sock --socket-group libvirt-qemu --socket-mode 660 \\
+          --fork --pid-file /run/disk.pid --exit-with-last
   Started by the first client:
       systemd-socket-activate -l /tmp/disk.sock nbd_server --image disk.img
   What it does, for people and for Prometheus:

@@ -22,7 +22,7 @@ use tracing::{debug, warn};
 
 use crate::admission::Class;
 use crate::counters::Counters;
-use crate::listeners::{SocketFile, listen_unix};
+use crate::listeners::{Access, SocketFile, listen_unix};
 use crate::report::{Reporter, ServerReport};
 use crate::server::{ServerError, eventfd, ring};
 use crate::worker::Moves;
@@ -45,8 +45,7 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     pub(crate) fn start(path: &Path, reporter: Reporter) -> Result<Self, ServerError> {
-        let socket = listen_unix(path)?;
-        let file = SocketFile::new(path);
+        let (socket, file) = listen_unix(path, Access::OWNER)?;
         let stop = eventfd()?;
         let stopped = Arc::clone(&stop);
         let run = move || answer_all(&socket, &stopped, &reporter);

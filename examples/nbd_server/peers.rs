@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use percpu::sync::Mutex;
@@ -15,6 +15,7 @@ use radix_ctx::Id;
 use socket2::Socket;
 
 use crate::registry::peer_credentials;
+use crate::server::ring;
 
 /// Half-open connections of one peer, as a part of all connections. A guess.
 const SHARE: usize = 4;
@@ -51,6 +52,8 @@ pub(crate) struct Peers {
     max_per_user: usize,
     max_per_address: usize,
     max_half_open: usize,
+    /// Made readable when the last connection has ended, unless none has finished its handshake.
+    all_served: Option<Arc<OwnedFd>>,
     state: Mutex<State>,
 }
 
@@ -62,6 +65,8 @@ struct State {
     /// The half-open ones among them, the oldest first.
     half_open: BTreeMap<u64, HalfOpen>,
     counts: HashMap<PeerKey, Counts>,
+    /// A connection has finished its handshake.
+    has_served: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,13 +101,18 @@ pub(crate) struct Pass {
 impl Peers {
     /// Admits up to `max` connections, and of each peer up to `max_per_peer`. By default an address has at most
     /// half of them, so no single host can fill the server. A user may have all: the server's own socket admits
-    /// its owner and root only.
-    pub(crate) fn new(max: usize, max_per_peer: Option<usize>) -> Arc<Self> {
+    /// its owner and root only. `all_served` is an eventfd for the end of the last connection.
+    pub(crate) fn new(
+        max: usize,
+        max_per_peer: Option<usize>,
+        all_served: Option<Arc<OwnedFd>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             max,
             max_per_user: max_per_peer.unwrap_or(max),
             max_per_address: max_per_peer.unwrap_or(max.div_ceil(2)),
             max_half_open: (max / SHARE).max(ALWAYS),
+            all_served,
             state: Mutex::default(),
         })
     }
@@ -181,13 +191,20 @@ impl Pass {
         if let Some(counts) = state.counts.get_mut(&half.peer) {
             counts.half_open -= 1;
         }
+        state.has_served = true;
         true
     }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
-        self.peers.state.lock().leave(self.ticket);
+        let state = &mut *self.peers.state.lock();
+        state.leave(self.ticket);
+        if let (true, true, Some(fd)) =
+            (state.open.is_empty(), state.has_served, &self.peers.all_served)
+        {
+            ring(fd);
+        }
     }
 }
 
@@ -215,7 +232,7 @@ mod tests {
 
     #[test]
     fn a_full_server_closes_the_oldest_half_open_connection_of_the_peer_with_most() {
-        let peers = Peers::new(4, Some(4));
+        let peers = Peers::new(4, Some(4), None);
         let first = admit(&peers, B, 0).unwrap().0;
         let mut half: Vec<_> = (1..4).map(|nr| admit(&peers, A, nr).unwrap().0).collect();
         let (other, evicted) = admit(&peers, B, 4).unwrap();
@@ -233,7 +250,7 @@ mod tests {
 
     #[test]
     fn a_peer_has_its_limits() {
-        let peers = Peers::new(100, Some(30));
+        let peers = Peers::new(100, Some(30), None);
         let (mut passes, mut evicted) = (Vec::new(), Vec::new());
         for number in 0..50 {
             let (pass, out) = admit(&peers, A, number).unwrap();
@@ -254,10 +271,26 @@ mod tests {
     }
 
     #[test]
+    fn the_last_connection_that_was_served_is_noticed() {
+        let fd = crate::server::eventfd().unwrap();
+        let peers = Peers::new(4, None, Some(Arc::clone(&fd)));
+        let is_told = || rustix::io::read(&fd, &mut [0; 8]).is_ok();
+        drop(peers.admit(A).unwrap());
+        assert!(!is_told(), "a probe of the port ends nothing");
+        let passes: Vec<_> = (0..2).map(|_| peers.admit(A).unwrap().0).collect();
+        assert!(passes[0].finish_handshake());
+        let mut passes = passes.into_iter();
+        drop(passes.next());
+        assert!(!is_told(), "another is in its handshake");
+        drop(passes.next());
+        assert!(is_told());
+    }
+
+    #[test]
     fn an_address_cannot_fill_the_server_by_default_and_a_user_can() {
         for (max, most) in [(1, 1), (4, 2), (5, 3)] {
             for (peer, most) in [(B, most), (PeerKey::V6([1; 8]), most), (A, max)] {
-                let peers = Peers::new(max, None);
+                let peers = Peers::new(max, None, None);
                 let passes: Vec<_> = (0..most).map(|_| peers.admit(peer).unwrap().0).collect();
                 assert!(passes.iter().all(Pass::finish_handshake));
                 assert!(peers.admit(peer).is_err(), "{peer:?} had {most} of {max}");

@@ -89,6 +89,8 @@ pub(crate) struct Server {
     next_worker: usize,
     /// Readable once a worker has ended.
     ended: Arc<OwnedFd>,
+    /// With `--exit-with-last`: readable once the last client has left.
+    all_served: Option<Arc<OwnedFd>>,
     /// The last accept failed, and that was said.
     accept_failed: bool,
 }
@@ -126,7 +128,8 @@ impl Server {
         let exports = Arc::new(ExportTable::open(args)?);
         let max_connections = args.max_connections;
         let max_per_peer = args.max_per_peer.map(|max| max as usize);
-        let peers = Peers::new(max_connections as usize, max_per_peer);
+        let all_served = args.exit_with_last.then(eventfd).transpose()?;
+        let peers = Peers::new(max_connections as usize, max_per_peer, all_served.clone());
         // A connection that gave way keeps its context until its worker has closed it, so there may be twice as
         // many contexts as connections.
         let connections = CtxTable::builder().max_contexts(2 * u64::from(max_connections)).build();
@@ -167,6 +170,7 @@ impl Server {
             peers,
             next_worker: 0,
             ended,
+            all_served,
             accept_failed: false,
         })
     }
@@ -176,8 +180,13 @@ impl Server {
         self.listeners.addresses()
     }
 
-    /// Accepts until told to stop, or a worker ends, which is an error; meanwhile calls `tick` as
-    /// often as `calls` says.
+    /// The name of the first image; empty if there is a folder only.
+    pub(crate) fn default_export(&self) -> String {
+        self.exports.names().next().unwrap_or_default().to_owned()
+    }
+
+    /// Accepts until told to stop, or the last client has left with `--exit-with-last`, or a worker ends, which is
+    /// an error; meanwhile calls `tick` as often as `calls` says.
     pub(crate) fn accept_until(
         &mut self,
         calls: Calls<'_>,
@@ -195,6 +204,7 @@ impl Server {
             ];
             let listeners = self.listeners.fds();
             fds.extend(listeners.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            fds.extend(self.all_served.iter().map(|fd| PollFd::new(&**fd, PollFlags::IN)));
             fds.extend(show.iter().map(|show| PollFd::new(show, PollFlags::IN)));
             let soon = next.into_iter().chain(look).min();
             let left = soon.map(|soon| soon.saturating_duration_since(Instant::now()));
@@ -211,6 +221,10 @@ impl Server {
             }
             if !fds[1].revents().is_empty() {
                 return Err(ServerError::Worker("one ended by itself".into()));
+            }
+            let last = fds.len() - usize::from(show.is_some()) - 1;
+            if self.all_served.is_some() && !fds[last].revents().is_empty() {
+                return Ok(());
             }
             let shown = show.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
             drop(fds);

@@ -28,7 +28,7 @@ use crate::session::Session;
 
 /// The place of a connection on a server without others.
 fn pass() -> Pass {
-    Peers::new(1, None).admit(PeerKey::Unknown).expect("it has no other").0
+    Peers::new(1, None, None).admit(PeerKey::Unknown).expect("it has no other").0
 }
 
 const BLOCK: usize = 4096;

@@ -30,6 +30,7 @@ mod metrics;
 mod need;
 mod pressure;
 mod priorities;
+mod process;
 mod sandbox;
 mod server;
 mod sessions;
@@ -70,6 +71,7 @@ fn main() -> ExitCode {
     trials.extend(bad_requests::trials());
     trials.extend(startup::trials());
     trials.extend(activation::trials());
+    trials.extend(process::trials());
     trials.extend(metrics::trials());
     trials.extend(folder::trials());
     trials.extend(faults::trials());

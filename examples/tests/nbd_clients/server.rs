@@ -185,14 +185,20 @@ impl<'a> Launch<'a> {
 
     /// Starts a server that must refuse to run; gives its exit code and what it printed.
     pub(crate) fn start_refused(self) -> Res<(i32, String)> {
+        let (code, _, log) = self.run_to_end()?;
+        Ok((code, log))
+    }
+
+    /// Starts a server that ends by itself; gives its exit code, its output and its log.
+    pub(crate) fn run_to_end(self) -> Res<(i32, String, String)> {
         let (mut process, stdout, stderr) = self.spawn()?;
         let Some(status) = process.wait_for(PATIENCE)? else {
             let text = fs::read_to_string(&stdout)?;
-            fail!("the server runs although it had to refuse: {text}");
+            fail!("the server runs although it had to end: {text}");
         };
         let log = fs::read_to_string(&stderr)?;
         match status.code() {
-            Some(code) => Ok((code, log)),
+            Some(code) => Ok((code, fs::read_to_string(&stdout)?, log)),
             None => fail!("ended by signal {:?}\n{}", status.signal(), tail(&log, 20)),
         }
     }

@@ -1,0 +1,91 @@
+//! A server that goes on in the background: `--fork`, `--pid-file`.
+//!
+//! The process that the user started runs the same command line again, waits until the new process listens,
+//! and ends. No process forks while it has threads.
+
+use std::fs;
+use std::io::{self, PipeWriter, Read, Write};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use rustix::io::FdFlags;
+
+/// In the environment of the background process: the number of the pipe's descriptor.
+const READY: &str = "OFFLOCK_READY_FD";
+
+/// Runs this program again, and waits until that process listens or has ended. Returns the exit code for the
+/// process that the user started.
+pub(crate) fn start() -> io::Result<ExitCode> {
+    let (mut ready, theirs) = io::pipe()?;
+    rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?; // the new process inherits it
+    let mut child = Command::new(std::env::current_exe()?)
+        .args(std::env::args_os().skip(1))
+        .env(READY, theirs.as_raw_fd().to_string())
+        .stdin(Stdio::null())
+        .spawn()?;
+    drop(theirs); // the pipe ends with the new process
+    if ready.read(&mut [0])? > 0 {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let code = child.wait()?.code().and_then(|code| u8::try_from(code).ok());
+    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+}
+
+/// The process that the user started, which waits. Dropping this without [`report`](Self::report) tells it
+/// that the server did not start.
+pub(crate) struct Starter(PipeWriter);
+
+impl Starter {
+    /// `None` in the process that the user started. Leaves that one's session and terminal. To be called once,
+    /// before the process has threads or opens descriptors.
+    pub(crate) fn find() -> io::Result<Option<Self>> {
+        let Some(number) = std::env::var_os(READY) else { return Ok(None) };
+        // SAFETY: no other thread exists that could read the environment.
+        unsafe { std::env::remove_var(READY) };
+        let number = number.to_str().and_then(|number| number.parse::<RawFd>().ok());
+        let number = number.filter(|&number| number > 2);
+        let wrong = || io::Error::other(format!("{READY} is set, but names no pipe"));
+        let number = number.ok_or_else(wrong)?;
+        // SAFETY: fcntl takes plain numbers, and asks only whether the descriptor is open.
+        if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
+            return Err(wrong());
+        }
+        // SAFETY: it is open, and no code of this process has opened a descriptor yet, so nothing else owns it.
+        let pipe = unsafe { OwnedFd::from_raw_fd(number) };
+        rustix::io::fcntl_setfd(&pipe, FdFlags::CLOEXEC)?;
+        rustix::process::setsid()?;
+        Ok(Some(Self(pipe.into())))
+    }
+
+    /// Tells it that the server listens. From now on what the server prints goes nowhere: the terminal, or the
+    /// program that reads its output, is the other process's.
+    pub(crate) fn report(mut self) -> io::Result<()> {
+        let null = fs::OpenOptions::new().write(true).open("/dev/null")?;
+        rustix::stdio::dup2_stdout(null.as_fd())?;
+        rustix::stdio::dup2_stderr(null.as_fd())?;
+        self.0.write_all(&[1])
+    }
+}
+
+/// The file with the server's process id. Dropping it removes the file, unless it has another content by then.
+pub(crate) struct PidFile {
+    path: PathBuf,
+    content: String,
+}
+
+impl PidFile {
+    pub(crate) fn create(path: &Path) -> io::Result<Self> {
+        let content = format!("{}\n", std::process::id());
+        fs::write(path, &content)?;
+        Ok(Self { path: path.to_owned(), content })
+    }
+}
+
+impl Drop for PidFile {
+    fn drop(&mut self) {
+        if fs::read_to_string(&self.path).is_ok_and(|found| found == self.content) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! A command that runs while the server serves it: `--run`.
+
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, ExitStatus};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+/// A running command.
+pub(crate) struct Captive {
+    /// Names the process also when its id is another's. `None` where the kernel has none (before 5.3).
+    process: Option<OwnedFd>,
+    status: Arc<OnceLock<ExitStatus>>,
+}
+
+impl Captive {
+    /// Runs a command of the shell. Its environment says where the server listens (`addresses`, as the server prints
+    /// them) and how to reach `export`. When the command has ended, `notify` gets a byte.
+    pub(crate) fn start(
+        command: &str,
+        addresses: &[String],
+        export: &str,
+        notify: UnixStream,
+    ) -> io::Result<Self> {
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", command])
+            .envs(variables(addresses, export))
+            .spawn()?;
+        let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok();
+        let status = Arc::new(OnceLock::new());
+        let ended = Arc::clone(&status);
+        let wait = move || {
+            if let Ok(status) = child.wait() {
+                let _ = ended.set(status); // no other code sets it
+            }
+            let _ = (&notify).write(&[0]); // if nothing reads it, the server ends already
+        };
+        thread::Builder::new().name("run".into()).spawn(wait)?;
+        Ok(Self { process, status })
+    }
+
+    /// The exit code as the shell would give it, if the command has ended. Otherwise asks it to end (SIGTERM).
+    pub(crate) fn end(&self) -> Option<u8> {
+        let Some(status) = self.status.get() else {
+            let end = |process| pidfd_send_signal(process, Signal::TERM);
+            let _ = self.process.as_ref().map(end); // it may have ended a moment ago
+            return None;
+        };
+        let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+        Some(code.and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
+    }
+}
+
+/// The variables of nbdkit's `--run`, as far as they make sense here.
+fn variables(addresses: &[String], export: &str) -> Vec<(&'static str, String)> {
+    let unix = addresses.iter().find_map(|address| address.strip_prefix("unix:"));
+    let tcp = addresses.iter().find_map(|address| address.strip_prefix("tcp:"));
+    let export_in_uri = escaped(export);
+    let mut found = vec![("exportname", export.to_owned())];
+    if let Some(path) = unix {
+        found.push(("uri", format!("nbd+unix:///{export_in_uri}?socket={}", escaped(path))));
+        found.push(("unixsocket", path.to_owned()));
+    }
+    if let Some(address) = tcp {
+        if unix.is_none() {
+            found.push(("uri", format!("nbd://{address}/{export_in_uri}")));
+        }
+        let port = address.rsplit(':').next().unwrap_or_default();
+        found.push(("port", port.to_owned()));
+    }
+    found
+}
+
+/// The text with every byte escaped that has a meaning in a URI.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+            escaped.push(byte.into());
+        } else {
+            escaped.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    escaped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_is_told_where_to_connect() {
+        let addresses = ["unix:/tmp/a b".into(), "tcp:127.0.0.1:10809".into()];
+        let both = variables(&addresses, "x?");
+        let expected = [
+            ("exportname", "x?"),
+            ("uri", "nbd+unix:///x%3F?socket=/tmp/a%20b"),
+            ("unixsocket", "/tmp/a b"),
+            ("port", "10809"),
+        ];
+        assert_eq!(both, expected.map(|(name, value)| (name, value.to_owned())));
+        let tcp = variables(&addresses[1..], "disk");
+        assert_eq!(tcp[1], ("uri", "nbd://127.0.0.1:10809/disk".into()));
+    }
+}

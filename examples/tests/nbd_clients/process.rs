@@ -1,0 +1,160 @@
+//! The server as a process: in the background, with a command, with its last client; who may open its socket.
+
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::process::Command;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+
+use crate::client::{Client, MIB};
+use crate::image;
+use crate::lab::{Lab, Res, check, fail, signal, trial, wait_until};
+use crate::need::Need;
+use crate::server::Launch;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
+        trial("process/fork", &[], fork),
+        trial("process/fork_that_fails", &[], fork_that_fails),
+        trial("process/run", &[Need::NbdInfo], run),
+        trial("process/run_is_ended_with_the_server", &[], run_is_ended),
+        trial("process/exit_with_last", &[], exit_with_last),
+        trial("process/socket_access", &[], socket_access),
+    ]
+}
+
+fn launch<'a>(lab: &'a Lab, launch: Launch<'a>) -> Res<Launch<'a>> {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    Ok(launch.image(&image).arg("--backend").arg("threads"))
+}
+
+/// The command ends once clients can connect; the server goes on until a signal, without a terminal, and
+/// leaves neither its socket nor its file.
+fn fork(lab: &Lab) -> Res {
+    let (pid_file, socket) = (lab.path("pid"), lab.path("s"));
+    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--fork");
+    let (code, said, log) = server.arg("--pid-file").arg(&pid_file).run_to_end()?;
+    check!(code == 0, "exit code {code}:\n{log}");
+    check!(said == format!("listening on unix:{}\n", socket.display()), "it said {said:?}");
+    let pid: u32 = fs::read_to_string(&pid_file)?.trim().parse()?;
+    let served = || -> Res {
+        let mut client = Client::connect(&socket)?;
+        client.greet()?;
+        client.go("vol")?;
+        client.write(0, &[7; 4096], 0)?.ok("write")?;
+        // Its session is its own, and what it prints goes nowhere.
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        let fields: Vec<_> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+        check!(fields[3] == pid.to_string(), "session {} of {pid}", fields[3]);
+        for fd in 0..3 {
+            let leads_to = fs::read_link(format!("/proc/{pid}/fd/{fd}"))?;
+            check!(leads_to.as_os_str() == "/dev/null", "descriptor {fd}: {leads_to:?}");
+        }
+        client.disconnect()
+    };
+    let served = served();
+    signal(pid, libc::SIGTERM);
+    let ended = wait_until(Duration::from_secs(20), || (!pid_file.exists()).then_some(()));
+    if ended.is_none() {
+        signal(pid, libc::SIGKILL);
+        fail!("it goes on after SIGTERM");
+    }
+    served?;
+    check!(!socket.exists(), "the socket is left");
+    check!(fs::read(lab.path("a.img"))?[..4096] == [7; 4096], "the write is lost");
+    Ok(())
+}
+
+/// What the server says and its exit code are those of the command.
+fn fork_that_fails(lab: &Lab) -> Res {
+    let missing = lab.path("nosuch.img");
+    let server = Launch::bare(lab).on_socket("s").image(&missing).arg("--fork");
+    let (code, said, log) = server.run_to_end()?;
+    check!(code == 1 && said.is_empty(), "exit code {code}, {said:?}");
+    check!(log.contains("nosuch.img"), "no reason:\n{log}");
+    let (code, _, log) = launch(lab, Launch::bare(lab))?.arg("--fork").run_to_end()?;
+    check!(code == 2 && log.contains("--socket"), "exit code {code}:\n{log}");
+    Ok(())
+}
+
+/// The command finds the server, without `--socket` too; its end and its exit code are the server's.
+fn run(lab: &Lab) -> Res {
+    let script = "nbdinfo --size \"$uri\"; echo \"$exportname $unixsocket\"; exit 7";
+    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--run").arg(script);
+    let (code, said, log) = server.run_to_end()?;
+    check!(code == 7, "exit code {code}:\n{log}");
+    let wanted = format!("{MIB}\nvol {}\n", lab.path("s").display());
+    check!(said.ends_with(&wanted), "the command said {said:?}");
+
+    let server = launch(lab, Launch::bare(lab))?.arg("--run").arg("nbdinfo --size \"$uri\"");
+    let (code, said, log) = server.run_to_end()?;
+    check!(code == 0 && said.ends_with(&format!("\n{MIB}\n")), "{code}, {said:?}:\n{log}");
+    let socket = said.lines().find_map(|line| line.strip_prefix("listening on unix:"));
+    let folder = socket.and_then(|socket| socket.strip_suffix("/nbd.sock"));
+    check!(folder.is_some_and(|folder| !fs::exists(folder).unwrap_or(true)), "left: {folder:?}");
+
+    let server = launch(lab, Launch::bare(lab))?.arg("--run").arg("kill -9 $$");
+    check!(server.run_to_end()?.0 == 137, "the exit code of a signal");
+    Ok(())
+}
+
+/// A server that is told to end has its command end, too.
+fn run_is_ended(lab: &Lab) -> Res {
+    let pid_file = lab.path("pid");
+    let script = format!("echo $$ >{}; exec sleep 300", pid_file.display());
+    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--run").arg(script);
+    let server = server.start()?;
+    let pid = wait_until(Duration::from_secs(20), || {
+        fs::read_to_string(&pid_file).ok().and_then(|text| text.trim().parse::<u32>().ok())
+    });
+    let Some(pid) = pid else { fail!("the command did not start") };
+    server.stop()?;
+    let gone = || (!fs::exists(format!("/proc/{pid}")).unwrap_or(true)).then_some(());
+    check!(wait_until(Duration::from_secs(20), gone).is_some(), "the command goes on");
+    Ok(())
+}
+
+/// Neither a probe of the socket nor one client of two ends the server; the last client does.
+fn exit_with_last(lab: &Lab) -> Res {
+    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--exit-with-last");
+    let mut server = server.start()?;
+    drop(server.connect()?);
+    let (first, second) = (server.client()?, server.client()?);
+    first.disconnect()?;
+    std::thread::sleep(Duration::from_millis(100));
+    server.still_runs()?;
+    second.disconnect()?;
+    server.finished()?;
+    check!(!lab.path("s").exists(), "the socket is left");
+    Ok(())
+}
+
+fn socket_access(lab: &Lab) -> Res {
+    let group = fs::metadata(lab.dir())?.gid().to_string(); // one that this user is in
+    let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--socket-mode").arg("660");
+    let server = server.arg("--socket-group").arg(&group).start()?;
+    let meta = fs::metadata(server.socket())?;
+    check!(meta.mode() & 0o777 == 0o660, "mode {:o}", meta.permissions().mode());
+    check!(meta.gid().to_string() == group, "group {}, not {group}", meta.gid());
+    server.client()?.disconnect()?;
+    server.stop()?;
+    let refused = |option: &str, value: &str| -> Res {
+        let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg(option).arg(value);
+        let (code, log) = server.start_refused()?;
+        check!(code == 2 && log.contains(value), "{option} {value}: {code}\n{log}");
+        Ok(())
+    };
+    refused("--socket-mode", "888")?;
+    refused("--socket-group", "no-such-group")?;
+    let command = Command::new("id").arg("-u").output()?;
+    if command.stdout != b"0\n" {
+        // A group that the user is not in: the server ends and leaves no socket.
+        let server = launch(lab, Launch::bare(lab).on_socket("s"))?.arg("--socket-group").arg("0");
+        let (code, log) = server.start_refused()?;
+        check!(code == 1 && log.contains("not permitted"), "{code}\n{log}");
+        check!(!lab.path("s").exists(), "the socket is left");
+    }
+    Ok(())
+}
