@@ -10,16 +10,18 @@ use std::ptr;
 use aio_reap::BackendKind;
 use clap::{Parser, ValueEnum};
 
+use crate::image_spec::ImageSpec;
 use crate::manual;
 
 /// Serves disk images over the network block device protocol (NBD, fixed newstyle).
 #[derive(Clone, Debug, Parser)]
 #[command(name = "nbd_server", long_about = manual::ABOUT, after_long_help = manual::MORE)]
 pub(crate) struct Args {
-    /// Image to serve: a file or block device, as PATH or NAME=PATH. Repeatable; the first is the
-    /// default export. Without NAME the file's name is the export's.
-    #[arg(long = "image", value_name = "[NAME=]PATH", help_heading = "Images")]
-    pub(crate) images: Vec<String>,
+    /// Image to serve: a file or block device. Repeatable; the first is the default export. Without NAME the
+    /// file's name is the export's. Options: readonly, offset=BYTES and size=BYTES, for a part of the file. A
+    /// comma of PATH is written twice.
+    #[arg(long = "image", value_name = "[NAME=]PATH[,OPTION..]", help_heading = "Images")]
+    pub(crate) images: Vec<ImageSpec>,
 
     /// Serve every file and block device of this folder by its name, also those that come later; but not
     /// those whose name begins with a dot, and no symbolic links. Up to 1024 of them.
@@ -146,7 +148,7 @@ impl Backend {
     }
 }
 
-fn parse_size(text: &str) -> Result<u64, String> {
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.bytes().last().map(|last| last.to_ascii_uppercase()) {
         Some(b'K') => (&text[..text.len() - 1], 10),
         Some(b'M') => (&text[..text.len() - 1], 20),

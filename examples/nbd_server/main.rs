@@ -28,6 +28,7 @@ mod extents;
 mod folder;
 mod hands;
 mod idle;
+mod image_spec;
 mod listeners;
 mod lock;
 mod manual;
@@ -62,6 +63,7 @@ use crate::args::Args;
 use crate::background::{PidFile, Starter};
 use crate::captive::Captive;
 use crate::demo::DemoOptions;
+use crate::image_spec::ImageSpec;
 use crate::server::{Calls, Server};
 
 fn main() -> ExitCode {
@@ -202,7 +204,8 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
     let dir = tempfile::tempdir()?;
     let socket = dir.path().join("nbd.sock");
     let size = args.size.unwrap_or(DEMO_SIZE);
-    args.images = vec![format!("demo={}", dir.path().join("demo.img").display())];
+    let path = dir.path().join("demo.img");
+    args.images = vec![ImageSpec { name: "demo".into(), path, ..ImageSpec::default() }];
     args.size = Some(size);
     args.socket = Some(socket.clone());
     let (stop, notify) = UnixStream::pair()?;

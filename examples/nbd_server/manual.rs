@@ -83,6 +83,8 @@ EXAMPLES
       nbd-client -unix /tmp/disk.sock -N disk.img /dev/nbd0
   Two images for reading only, by name, on port 10809:
       nbd_server --image root=/srv/root.img --image usr=/srv/usr.img --read-only --tcp 10809
+  The second GiB of a disk as an export of its own, beside the disk for reading only:
+      nbd_server --image part=disk.img,offset=1G,size=1G --image disk.img,readonly --socket /tmp/disk.sock
   Every image of a folder, also those that come later:
       nbd_server --export-dir /srv/images --socket /tmp/disk.sock
   A script that works on an image, and ends the server when it ends:

@@ -27,6 +27,8 @@ pub(crate) struct Operation {
     pub(crate) conn: CtxRef<Connection>,
     pub(crate) export: usize,
     pub(crate) file: usize,
+    /// Where the export begins in the file: the offset of the request is one of the file.
+    pub(crate) start: u64,
     pub(crate) structured: bool,
     /// Another operation of the request was carried out.
     pub(crate) begun: bool,
@@ -128,14 +130,16 @@ impl Operation {
     }
 
     pub(crate) fn reply(&self, result: Result<(), NbdError>, buf: Option<AlignedBuf>) -> Step {
-        Step::reply(&self.request, self.structured, self.stage, result, buf)
+        Step::reply(&self.request, self.start, self.structured, self.stage, result, buf)
     }
 }
 
 impl Step {
-    /// A request's end, at that stage.
+    /// A request's end, at that stage. The request's offset is one of the file, in which the export begins at
+    /// `start`.
     pub(crate) fn reply(
         request: &Request,
+        start: u64,
         structured: bool,
         stage: Stage,
         result: Result<(), NbdError>,
@@ -144,7 +148,7 @@ impl Step {
         let Request { cookie, offset, len, .. } = *request;
         match (stage, result) {
             (Stage::Read, Ok(())) => {
-                let header = ReplyHeader::read_data(cookie, structured, offset, len);
+                let header = ReplyHeader::read_data(cookie, structured, offset - start, len);
                 Self { header: Some(header), data: buf, spent: None }
             }
             (Stage::Map, Ok(())) => {

@@ -33,7 +33,7 @@ use crate::blocks::Fill;
 use crate::changes::{Job, Outcome, Way, Work};
 use crate::contexts::{Connection, Lost, Stray};
 use crate::counters::{Counters, is_logged};
-use crate::export::ExportTable;
+use crate::export::{Export, ExportTable};
 use crate::extents;
 use crate::hands::{self, Back, Done, Task};
 use crate::memory::{ZEROS, zeros};
@@ -157,7 +157,7 @@ impl Requests {
         &mut self,
         conn: &CtxRef<Connection>,
         (export, structured): (usize, bool),
-        request: Request,
+        mut request: Request,
         command: Command,
         mut buf: Option<AlignedBuf>,
     ) -> Option<Step> {
@@ -176,7 +176,8 @@ impl Requests {
             }
             Command::Cache | Command::Disconnect => Stage::Advise,
         };
-        let file = self.exports.get(export).file;
+        let Export { file, start, .. } = *self.exports.get(export);
+        request.offset += start; // in the file from here to the reply; the export ends inside it
         let mut work = None;
         if let Command::BlockStatus { one } = command {
             work = Some(Work::Map { one });
@@ -211,13 +212,14 @@ impl Requests {
         let sync_failed = || command == Command::Flush && self.exports.has_sync_failed(file);
         if let Some(result) = answer.or_else(|| sync_failed().then_some(Err(NbdError::Io))) {
             self.counters.errors += u64::from(result.is_err());
-            return Some(Step::reply(&request, structured, stage, result, buf));
+            return Some(Step::reply(&request, start, structured, stage, result, buf));
         }
         let conn = conn.clone();
         let operation = Operation {
             conn,
             export,
             file,
+            start,
             structured,
             begun: false,
             request,

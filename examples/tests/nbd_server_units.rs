@@ -10,6 +10,8 @@ mod admission;
 mod args;
 #[path = "../nbd_server/blocks.rs"]
 mod blocks;
+#[path = "../nbd_server/captive.rs"]
+mod captive;
 #[path = "../nbd_server/changes/mod.rs"]
 mod changes;
 #[path = "../nbd_server/conn.rs"]
@@ -30,6 +32,8 @@ mod folder;
 mod hands;
 #[path = "../nbd_server/idle.rs"]
 mod idle;
+#[path = "../nbd_server/image_spec.rs"]
+mod image_spec;
 #[path = "../nbd_server/listeners.rs"]
 mod listeners;
 #[path = "../nbd_server/lock.rs"]

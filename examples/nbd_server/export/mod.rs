@@ -27,6 +27,7 @@ use crate::blocks::{Blocks, Fill};
 use crate::folder::{Folder, MOST_NAMES};
 use crate::hands::Hands;
 use crate::idle::{Known, Rest, Uses};
+use crate::image_spec::ImageSpec;
 use crate::lock::lock;
 use crate::slots::Slots;
 use crate::syncs::Syncs;
@@ -54,6 +55,14 @@ pub(crate) enum ExportError {
     Name { name: String },
     #[error("cannot keep blocks in memory: {0}; --cache 0 keeps none")]
     Cache(io::Error),
+    #[error(
+        "image '{path}' has {len} bytes, and the export of {size} bytes at offset {offset} ends behind them"
+    )]
+    Beyond { path: PathBuf, offset: u64, size: u64, len: u64 },
+    #[error(
+        "offset {offset} of image '{path}' is not a multiple of {unit}, which its device needs"
+    )]
+    Misaligned { path: PathBuf, offset: u64, unit: u32 },
     #[error("two images are called '{name}'; give one another name with NAME=PATH")]
     Duplicate { name: String },
     #[error(
@@ -68,6 +77,26 @@ pub(crate) struct Export {
     pub(crate) info: ExportInfo,
     /// Index into [`ExportTable::files`].
     pub(crate) file: usize,
+    /// Where it begins in the file, in bytes.
+    pub(crate) start: u64,
+}
+
+/// What is served of a file: see [`ImageSpec`].
+struct Part {
+    read_only: bool,
+    offset: u64,
+    size: Option<u64>,
+}
+
+/// An open file that is to be served.
+struct Opened {
+    file: File,
+    /// It was opened for reading only.
+    read_only: bool,
+    /// How long to wait for its lock.
+    patience: Duration,
+    /// Make it as large as `--size` says.
+    may_grow: bool,
 }
 
 /// Everything the server serves. What was opened once keeps its index: exports of a folder are added when a
@@ -126,16 +155,25 @@ impl ExportTable {
         Ok(table)
     }
 
-    fn add_image(&self, image: &str) -> Result<(), ExportError> {
-        let (name, path) = split_name(image);
+    fn add_image(&self, image: &ImageSpec) -> Result<(), ExportError> {
+        let ImageSpec { name, path, .. } = image.clone();
         if name.is_empty() || name.len() > MAX_STRING || name.chars().any(char::is_control) {
             return Err(ExportError::Name { name });
         }
         if self.exports.iter().any(|export| export.info.name == name) {
             return Err(ExportError::Duplicate { name });
         }
-        let (file, created) = open(&path, &self.args)?;
-        let added = self.add(name, &path, file, LOCK_PATIENCE, true);
+        // A file that is also served for writing is opened once, for that.
+        let writes = |other: &ImageSpec| !other.read_only && is_same_file(&other.path, &path);
+        let read_only = self.args.read_only || !self.args.images.iter().any(writes);
+        let (file, created) = open(&path, &self.args, read_only)?;
+        let part = Part {
+            read_only: self.args.read_only || image.read_only,
+            offset: image.offset,
+            size: image.size,
+        };
+        let opened = Opened { file, read_only, patience: LOCK_PATIENCE, may_grow: true };
+        let added = self.add(name, &path, opened, &part);
         if let (Some(created), Err(error)) = (created, &added) {
             // A program that holds the lock has begun to use the file in the meantime.
             if !matches!(error, ExportError::Locked { .. }) {
@@ -150,9 +188,8 @@ impl ExportTable {
         &self,
         name: String,
         path: &Path,
-        file: File,
-        patience: Duration,
-        may_grow: bool,
+        Opened { file, read_only, patience, may_grow }: Opened,
+        part: &Part,
     ) -> Result<usize, ExportError> {
         let fail = |error| ExportError::Open { path: path.to_owned(), error };
         let identity = identity(&file.metadata().map_err(fail)?);
@@ -170,10 +207,10 @@ impl ExportTable {
                     return Err(ExportError::TooMany { name, most });
                 }
                 if !self.args.no_lock {
-                    lock(&file, self.args.read_only, path, patience)?;
+                    lock(&file, read_only, path, patience)?;
                 }
                 if may_grow {
-                    grow(&file, &self.args).map_err(fail)?;
+                    grow(&file, &self.args, read_only).map_err(fail)?;
                 }
                 let len = length(&file).map_err(fail)?; // it may have grown
                 if let Some(blocks) = &self.blocks {
@@ -196,22 +233,91 @@ impl ExportTable {
             known.names.insert(name, index);
             return Ok(index);
         }
-        let mut info = describe(name, path, &self.files[file], &self.args).map_err(fail)?;
-        self.bound(&mut info, file);
+        let mut info = self.describe(name, path, &self.files[file], part)?;
+        self.bound(&mut info, file, part.offset);
         info!(export = info.name, size = info.size, path = %path.display(), "serving");
         let most = self.exports.capacity();
         let full = |export: Export| ExportError::TooMany { name: export.info.name, most };
         let name = info.name.clone();
-        let index = self.exports.push(Export { info, file }).map_err(full)?;
+        let index = self.exports.push(Export { info, file, start: part.offset }).map_err(full)?;
         known.names.insert(name, index);
         Ok(index)
     }
 
+    /// Describes a part of a file as an export.
+    fn describe(
+        &self,
+        name: String,
+        path: &Path,
+        file: &File,
+        part: &Part,
+    ) -> Result<ExportInfo, ExportError> {
+        let fail = |error| ExportError::Open { path: path.to_owned(), error };
+        let len = length(file).map_err(fail)?;
+        let Part { read_only, offset, size } = *part;
+        let rest = len.checked_sub(offset).filter(|&rest| size.is_none_or(|size| size <= rest));
+        let Some(rest) = rest else {
+            let (path, size) = (path.to_owned(), size.unwrap_or(0));
+            return Err(ExportError::Beyond { path, offset, size, len });
+        };
+        let mut size = size.unwrap_or(rest);
+        let block_device = file.metadata().map_err(fail)?.file_type().is_block_device();
+        let mut min_block = if block_device {
+            rustix::fs::ioctl_blksszget(file).map_err(|e| fail(e.into()))?
+        } else {
+            1
+        };
+        if self.args.direct {
+            let needed = aio_reap::Alignment::of(file).map_err(fail)?;
+            min_block = needed.map_or(1, |align| align.offset.max(align.memory));
+            let rounded = size - size % u64::from(min_block);
+            if rounded != size {
+                info!(export = name, from = size, to = rounded, "size rounded down for --direct");
+                size = rounded;
+            }
+        }
+        if offset % u64::from(min_block) != 0 {
+            return Err(ExportError::Misaligned { path: path.to_owned(), offset, unit: min_block });
+        }
+        let common = TransmissionFlags::HAS_FLAGS
+            | TransmissionFlags::SEND_FLUSH
+            | TransmissionFlags::SEND_FUA
+            | TransmissionFlags::SEND_CACHE
+            | TransmissionFlags::SEND_DF
+            | TransmissionFlags::CAN_MULTI_CONN;
+        let flags = if read_only {
+            common | TransmissionFlags::READ_ONLY
+        } else {
+            common
+            | TransmissionFlags::SEND_TRIM
+            | TransmissionFlags::SEND_WRITE_ZEROES
+            // A block device may write zeros one by one where a file system changes its map.
+            | if block_device { TransmissionFlags::NONE } else { TransmissionFlags::SEND_FAST_ZERO }
+        };
+        Ok(ExportInfo {
+            name,
+            description: path
+                .file_name()
+                .map_or(String::new(), |n| n.to_string_lossy().into_owned()),
+            size,
+            flags,
+            min_block,
+            preferred_block: min_block.max(4096),
+            max_block: MAX_PAYLOAD,
+        })
+    }
+
+    /// All of a file, as `--read-only` has it.
+    fn whole(&self) -> Part {
+        Part { read_only: self.args.read_only, offset: 0, size: None }
+    }
+
     /// What is kept of a file in memory is as long as the file was when it was opened: under a name that it got
     /// later it is no longer.
-    fn bound(&self, info: &mut ExportInfo, file: usize) {
+    fn bound(&self, info: &mut ExportInfo, file: usize, start: u64) {
         let kept = self.blocks.as_ref().and_then(|blocks| blocks.image(file));
-        info.size = kept.map_or(info.size, |image| image.len.min(info.size));
+        let most = kept.map(|image| image.len.saturating_sub(start));
+        info.size = most.map_or(info.size, |most| most.min(info.size));
     }
 
     /// The export that a client negotiated, if it is what the client was told.
@@ -269,7 +375,8 @@ impl ExportTable {
         let Request { offset, len, .. } = *request;
         match (&self.blocks, command) {
             (Some(blocks), Command::Read { .. }) => {
-                blocks.room(self.exports[export].file, offset, len as usize)
+                let Export { file, start, .. } = self.exports[export];
+                blocks.room(file, start + offset, len as usize)
             }
             _ => len as usize,
         }
@@ -362,11 +469,11 @@ impl Exports for ExportTable {
         if let Some(export) = self.exports.iter().find(opened) {
             return Some(Cow::Borrowed(&export.info));
         }
-        let info = describe(name.to_owned(), &folder.path(name), &file, &self.args);
+        let info = self.describe(name.to_owned(), &folder.path(name), &file, &self.whole());
         let mut info = info
             .inspect_err(|error| warn!(name, %error, "cannot look at a file of the folder"))
             .ok()?;
-        known.inspect(|&file| self.bound(&mut info, file));
+        known.inspect(|&file| self.bound(&mut info, file, 0));
         Some(Cow::Owned(info))
     }
 
@@ -376,7 +483,9 @@ impl Exports for ExportTable {
         }
         let (folder, file) = self.in_folder(name)?;
         // A worker asks, which has others to serve: no patience.
-        let added = self.add(name.to_owned(), &folder.path(name), file, Duration::ZERO, false);
+        let read_only = self.args.read_only;
+        let opened = Opened { file, read_only, patience: Duration::ZERO, may_grow: false };
+        let added = self.add(name.to_owned(), &folder.path(name), opened, &self.whole());
         let index = added.inspect_err(|error| warn!(%error, "an export is not served")).ok()?;
         Some(Cow::Borrowed(&self.exports[index].info))
     }
@@ -393,21 +502,8 @@ impl Exports for ExportTable {
     }
 }
 
-/// `name=path`, or a path whose last part is the name. A path with '=' in a directory's name is a
-/// path.
-fn split_name(image: &str) -> (String, PathBuf) {
-    if let Some((name, path)) = image.split_once('=') {
-        if !name.contains('/') {
-            return (name.to_owned(), path.into());
-        }
-    }
-    let path = PathBuf::from(image);
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-    (name.unwrap_or_default(), path)
-}
-
 /// Opens an image. If this call creates its file, returns that file's path too.
-fn open(path: &Path, args: &Args) -> Result<(File, Option<PathBuf>), ExportError> {
+fn open(path: &Path, args: &Args, read_only: bool) -> Result<(File, Option<PathBuf>), ExportError> {
     let fail = |error| ExportError::Open { path: path.to_owned(), error };
     // Opening a FIFO or a device of another kind could block or have effects: look first.
     let missing = match path.metadata() {
@@ -417,13 +513,13 @@ fn open(path: &Path, args: &Args) -> Result<(File, Option<PathBuf>), ExportError
         Err(error) => error.kind() == io::ErrorKind::NotFound,
         Ok(_) => false,
     };
-    let created = match (missing, args.size.is_some() && !args.read_only) {
+    let created = match (missing, args.size.is_some() && !read_only) {
         (true, false) => return Err(ExportError::Missing { path: path.to_owned() }),
         (true, true) => create(path).map_err(fail)?,
         (false, _) => None,
     };
     let mut options = OpenOptions::new();
-    options.read(true).write(!args.read_only);
+    options.read(true).write(!read_only);
     if args.direct {
         options.custom_flags(libc::O_DIRECT);
     }
@@ -455,10 +551,10 @@ fn create(path: &Path) -> io::Result<Option<PathBuf>> {
 }
 
 /// Makes a regular file at least as large as `--size` says. Only once it is locked.
-fn grow(file: &File, args: &Args) -> io::Result<()> {
+fn grow(file: &File, args: &Args, read_only: bool) -> io::Result<()> {
     let meta = file.metadata()?;
     match args.size {
-        Some(size) if !args.read_only && meta.is_file() && meta.len() < size => file.set_len(size),
+        Some(size) if !read_only && meta.is_file() && meta.len() < size => file.set_len(size),
         _ => Ok(()),
     }
 }
@@ -475,45 +571,14 @@ fn identity(meta: &Metadata) -> Identity {
     }
 }
 
-fn length(mut file: &File) -> io::Result<u64> {
-    file.seek(SeekFrom::End(0)) // block devices have no length in stat
+/// Whether two paths are the same image. Files that do not exist yet are compared by their paths.
+fn is_same_file(a: &Path, b: &Path) -> bool {
+    match (a.metadata(), b.metadata()) {
+        (Ok(a), Ok(b)) => identity(&a) == identity(&b),
+        _ => a == b,
+    }
 }
 
-fn describe(name: String, path: &Path, file: &File, args: &Args) -> io::Result<ExportInfo> {
-    let mut size = length(file)?;
-    let block_device = file.metadata()?.file_type().is_block_device();
-    let mut min_block = if block_device { rustix::fs::ioctl_blksszget(file)? } else { 1 };
-    if args.direct {
-        min_block =
-            aio_reap::Alignment::of(file)?.map_or(1, |align| align.offset.max(align.memory));
-        let rounded = size - size % u64::from(min_block);
-        if rounded != size {
-            info!(export = name, from = size, to = rounded, "size rounded down for --direct");
-            size = rounded;
-        }
-    }
-    let common = TransmissionFlags::HAS_FLAGS
-        | TransmissionFlags::SEND_FLUSH
-        | TransmissionFlags::SEND_FUA
-        | TransmissionFlags::SEND_CACHE
-        | TransmissionFlags::SEND_DF
-        | TransmissionFlags::CAN_MULTI_CONN;
-    let flags = if args.read_only {
-        common | TransmissionFlags::READ_ONLY
-    } else {
-        common
-            | TransmissionFlags::SEND_TRIM
-            | TransmissionFlags::SEND_WRITE_ZEROES
-            // A block device may write zeros one by one where a file system changes its map.
-            | if block_device { TransmissionFlags::NONE } else { TransmissionFlags::SEND_FAST_ZERO }
-    };
-    Ok(ExportInfo {
-        name,
-        description: path.file_name().map_or(String::new(), |n| n.to_string_lossy().into_owned()),
-        size,
-        flags,
-        min_block,
-        preferred_block: min_block.max(4096),
-        max_block: MAX_PAYLOAD,
-    })
+fn length(mut file: &File) -> io::Result<u64> {
+    file.seek(SeekFrom::End(0)) // block devices have no length in stat
 }

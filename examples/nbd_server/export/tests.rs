@@ -136,15 +136,3 @@ fn images_of_the_command_line_come_first() {
     assert_eq!(names, ["a", "b"]);
     assert_eq!([table.open(""), table.open("a"), table.open("b")].map(size), [3, 3, 2].map(Some));
 }
-
-#[test]
-fn names_come_from_the_argument_or_the_file() {
-    let split = |image| {
-        let (name, path) = split_name(image);
-        (name, path.to_str().unwrap().to_owned())
-    };
-    assert_eq!(split("/a/disk.img"), ("disk.img".into(), "/a/disk.img".into()));
-    assert_eq!(split("root=/a/disk.img"), ("root".into(), "/a/disk.img".into()));
-    assert_eq!(split("/a=b/disk"), ("disk".into(), "/a=b/disk".into()));
-    assert_eq!(split("/"), (String::new(), "/".into()));
-}

@@ -28,6 +28,7 @@ mod lab;
 mod memory;
 mod metrics;
 mod need;
+mod parts;
 mod pressure;
 mod priorities;
 mod process;
@@ -61,6 +62,7 @@ fn main() -> ExitCode {
     trials.extend(pressure::trials());
     trials.extend(memory::trials());
     trials.extend(images::trials());
+    trials.extend(parts::trials());
     trials.extend(sessions::trials());
     trials.extend(crash::trials());
     trials.extend(durability::trials());
