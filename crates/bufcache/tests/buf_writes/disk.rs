@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::{Mutex, PoisonError};
+use std::thread::{self, ThreadId};
 
 use bufcache::{BlockDevice, Fault, FaultDevice, MemoryDevice, Operation};
 
@@ -37,6 +38,8 @@ enum Next {
 struct State {
     next: [Option<Next>; 5],
     failures: [u64; 5],
+    /// A write has failed on another thread than the one that made the device: on the cleaner's.
+    cleaner_failed: bool,
     writes: u64,
     /// How often unsynced writes were given up.
     reverts: u64,
@@ -45,6 +48,7 @@ struct State {
 pub(super) struct Disk {
     faulty: FaultDevice<MemoryDevice>,
     state: Mutex<State>,
+    driver: ThreadId,
     lie: Lie,
     /// It gives unsynced writes up and serves the older bytes again, when a sync fails and before.
     reverts: bool,
@@ -90,7 +94,8 @@ impl Disk {
         let bytes = (0..BLOCKS as usize * PARTS).flat_map(|sector| stamp(sector, 1)).collect();
         let faulty = FaultDevice::new(MemoryDevice::new(bytes));
         faulty.record().expect("memory is read");
-        Self { faulty, state: Mutex::default(), lie, reverts }
+        let driver = thread::current().id();
+        Self { faulty, state: Mutex::default(), driver, lie, reverts }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -137,6 +142,18 @@ impl Disk {
         self.state().failures[operation as usize]
     }
 
+    fn count_failure(&self, operation: Operation) {
+        let mut state = self.state();
+        state.failures[operation as usize] += 1;
+        state.cleaner_failed |=
+            operation == Operation::Write && thread::current().id() != self.driver;
+    }
+
+    /// Whether a write has failed on the cleaner's thread, at any time between two steps.
+    pub(super) fn has_cleaner_failed(&self) -> bool {
+        self.state().cleaner_failed
+    }
+
     /// How often it has given up unsynced writes.
     pub(super) fn reverts(&self) -> u64 {
         self.state().reverts
@@ -171,7 +188,7 @@ impl Disk {
                     let _ = self.faulty.sync();
                     self.faulty.heal();
                 }
-                self.state().failures[operation as usize] += 1;
+                self.count_failure(operation);
                 std::panic::resume_unwind(Box::new(()));
             }
         }
@@ -183,7 +200,7 @@ impl Disk {
             Err(error) => error.kind() != io::ErrorKind::Interrupted,
         };
         if failed {
-            self.state().failures[operation as usize] += 1;
+            self.count_failure(operation);
             let reverted = next == Some(Next::Fault(Fault::Revert));
             self.state().reverts += u64::from(reverted);
         }
