@@ -1,4 +1,7 @@
 //! Client bytes, server bytes: nothing panics, and pieces say the same as the whole.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| nbd_protocol::fuzzing::run(input));
+#[path = "../../crates/nbd-protocol/tests/driven/mod.rs"]
+mod driven;
+
+libfuzzer_sys::fuzz_target!(|input: &[u8]| driven::run(input));

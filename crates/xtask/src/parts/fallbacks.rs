@@ -12,8 +12,7 @@ use crate::workspace::{Crate, Workspace, packages, rust_files};
 
 /// Tests beside the crates that run no code of `percpu`: checks of files, the wire protocol, and the
 /// demo's client. What is not named here is run.
-const ELSEWHERE_WITHOUT_RSEQ: [&str; 4] =
-    ["fuzz_corpora", "invariants", "nbd_demo", "nbd_protocol"];
+const ELSEWHERE_WITHOUT_RSEQ: [&str; 3] = ["fuzz_corpora", "invariants", "nbd_demo"];
 
 /// Without libc's rseq area; then without the rseq code; then the base without membarrier.
 ///

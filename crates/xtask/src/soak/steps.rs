@@ -210,7 +210,7 @@ pub(super) fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Ve
         "protocol-properties",
         format!("{n} cases"),
         &[cases(n)],
-        release("-p examples --test nbd_protocol"),
+        release("-p nbd-protocol --test api"),
     );
     let n = count(1_000);
     step(

@@ -1,31 +1,30 @@
-//! What the fuzz target runs, here so that stable tests replay its corpus.
+//! What the fuzz target runs. The test of the corpus runs it with stable Rust.
 //!
 //! The first byte of an input chooses who reads the rest (its two low bits) and the length of the
 //! pieces it arrives in (the others, plus 1): a client's whole session, a server's handshake, a
 //! server's replies, or one request to an arbitrary export.
 
-use crate::bytes::Bytes;
-use crate::{
+use nbd_protocol::{
     ALLOCATION_ID, Agreed, ClientError, ClientHandshake, ClientStep, Command, CommandFlags,
     ExportInfo, Exports as _, Extent, Handshake, MAX_PAYLOAD, NbdError, Negotiated, REQUEST_LEN,
     Reply, ReplyHeader, Request, Step, TransmissionFlags,
 };
 
 /// First byte of a session: what a client sends, from its flags to its last request.
-pub const SESSION: u8 = 0;
+pub(crate) const SESSION: u8 = 0;
 /// First byte of what a server sends during the handshake.
-pub const SERVER: u8 = 1;
+pub(crate) const SERVER: u8 = 1;
 /// First byte of what a server sends after the handshake.
-pub const REPLIES: u8 = 2;
+pub(crate) const REPLIES: u8 = 2;
 /// First byte of one request, after an export: size, flags and logarithm of the unit, 11 bytes.
-pub const REQUEST: u8 = 3;
+pub(crate) const REQUEST: u8 = 3;
 
 /// Runs one input.
 ///
 /// # Panics
 ///
 /// Panics if the protocol code breaks one of its promises.
-pub fn run(input: &[u8]) {
+pub(crate) fn run(input: &[u8]) {
     let Some((&mode, input)) = input.split_first() else { return };
     let piece = usize::from(mode >> 2) + 1;
     match mode & 3 {
@@ -41,7 +40,7 @@ pub fn run(input: &[u8]) {
 /// The exports every session is offered: one that can do everything, and one read-only with units
 /// of 512 bytes.
 #[must_use]
-pub fn exports() -> [ExportInfo; 2] {
+pub(crate) fn exports() -> [ExportInfo; 2] {
     let mut disk = ExportInfo::new("disk", 1 << 20);
     disk.description = "one mebibyte".into();
     disk.flags = TransmissionFlags(0x0fff) - TransmissionFlags::READ_ONLY;
@@ -63,16 +62,15 @@ fn session(input: &[u8], piece: usize) {
     assert!(agreed.structured || !agreed.allocation);
     let Negotiated { export, .. } = negotiated;
     let Some(export) = exports[..].find(&export) else { panic!("ready with unknown {export:?}") };
-    let mut rest = Bytes(&input[used..]);
-    while let Some(header) = rest.array::<REQUEST_LEN>() {
-        let Ok(request) = Request::parse(&header) else { return };
-        assert_eq!(request.encode(), header);
+    let mut rest = &input[used..];
+    while let Some((header, behind)) = rest.split_first_chunk::<REQUEST_LEN>() {
+        let Ok(request) = Request::parse(header) else { return };
+        assert_eq!(request.encode(), *header);
         if let Ok(Command::Disconnect) = judge(&request, &export, agreed) {
             return;
         }
-        if rest.take(request.payload_len() as usize).is_none() {
-            return;
-        }
+        let Some(behind) = behind.get(request.payload_len() as usize..) else { return };
+        rest = behind;
     }
 }
 
@@ -149,14 +147,15 @@ fn replies(input: &[u8]) {
 /// One request to an arbitrary export, with and without structured replies and a context; `None` if the input
 /// is too short for both or the magic is wrong.
 fn request(input: &[u8]) -> Option<()> {
-    let mut input = Bytes(input);
-    let mut export = ExportInfo::new("any", input.u64()?);
-    export.flags = TransmissionFlags(input.u16()?);
-    let [shift] = input.array()?;
+    let (size, input) = input.split_first_chunk()?;
+    let (flags, input) = input.split_first_chunk()?;
+    let (shift, input) = input.split_first()?;
+    let mut export = ExportInfo::new("any", u64::from_be_bytes(*size));
+    export.flags = TransmissionFlags(u16::from_be_bytes(*flags));
     export.min_block = 1 << (shift % 17);
-    let header = input.array()?;
-    let request = Request::parse(&header).ok()?;
-    assert_eq!(request.encode(), header);
+    let header = input.first_chunk()?;
+    let request = Request::parse(header).ok()?;
+    assert_eq!(request.encode(), *header);
     for (structured, allocation) in [(false, false), (true, false), (true, true)] {
         let _ = judge(&request, &export, Agreed { structured, allocation });
     }

@@ -3,8 +3,10 @@
 use nbd_protocol::wire::opt;
 use nbd_protocol::{
     ClientHandshake, ClientStep, CommandFlags, ExportInfo, NbdError, Reply, ReplyHeader, Request,
-    Step, TransmissionFlags, fuzzing,
+    Step, TransmissionFlags,
 };
+
+use crate::driven;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -54,7 +56,7 @@ fn requests() -> impl Strategy<Value = Vec<Request>> {
 
 proptest! {
     /// Sessions made of plausible messages, in pieces of every length: same output as whole, no
-    /// panic, every verdict sound (the assertions are in `fuzzing::run`).
+    /// panic, every verdict sound (the assertions are in `driven::run`).
     #[test]
     fn plausible_sessions(
         piece in 0..64_u8,
@@ -63,7 +65,7 @@ proptest! {
         name in prop::sample::select(vec!["disk", "frozen", ""]),
         requests in requests(),
     ) {
-        let mut input = vec![piece << 2 | fuzzing::SESSION];
+        let mut input = vec![piece << 2 | driven::SESSION];
         let mut options: Vec<_> = options.iter().map(|(o, d)| (*o, &d[..])).collect();
         let go = info(name, &[]);
         options.push((opt::GO, &go));
@@ -72,13 +74,13 @@ proptest! {
             input.extend(request.encode());
             input.resize(input.len() + request.payload_len().min(9000) as usize, 0x25);
         }
-        fuzzing::run(&input);
+        driven::run(&input);
     }
 
     /// Any bytes at all, read by each side.
     #[test]
     fn any_bytes(input in vec(any::<u8>(), 0..200)) {
-        fuzzing::run(&input);
+        driven::run(&input);
     }
 
     /// Any bytes after a valid start, so that they reach the option parser and the reply parsers.
@@ -90,13 +92,13 @@ proptest! {
             b"\x66\x8e\x33\xef",
             b"",
         ];
-        fuzzing::run(&[&[mode], starts[usize::from(mode & 3)], &tail].concat());
+        driven::run(&[&[mode], starts[usize::from(mode & 3)], &tail].concat());
     }
 
     #[test]
     fn any_request_to_any_export(export in vec(any::<u8>(), 11), request in requests()) {
         for request in request {
-            fuzzing::run(&[&[fuzzing::REQUEST], &export[..], &request.encode()].concat());
+            driven::run(&[&[driven::REQUEST], &export[..], &request.encode()].concat());
         }
     }
 

@@ -18,8 +18,6 @@ mod bytes;
 mod client;
 mod error;
 mod export;
-#[doc(hidden)]
-pub mod fuzzing;
 mod handshake;
 mod meta;
 mod option;

@@ -1,9 +1,11 @@
 //! What a client may say during the handshake, and what it hears.
 
 use nbd_protocol::wire::{FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, OPTION_MAGIC, opt, rep};
+
+use crate::driven;
 use nbd_protocol::{
     ClientError, ClientHandshake, ClientStep, CloseReason, ExportInfo, Handshake, InfoType,
-    MAX_OPTION_DRAIN, MAX_OPTIONS, MAX_STRING, Negotiated, Step, TransmissionFlags, fuzzing,
+    MAX_OPTION_DRAIN, MAX_OPTIONS, MAX_STRING, Negotiated, Step, TransmissionFlags,
 };
 
 pub(crate) const FIXED: u32 = FLAG_C_FIXED_NEWSTYLE;
@@ -39,7 +41,7 @@ pub(crate) fn serve(input: &[u8]) -> (usize, Step, Vec<OptionReply>, Vec<u8>) {
     let mut server = Handshake::new(&mut out);
     assert_eq!(out, b"NBDMAGICIHAVEOPT\x00\x03");
     out.clear();
-    let (used, step) = server.receive(input, &fuzzing::exports()[..], &mut out);
+    let (used, step) = server.receive(input, &driven::exports()[..], &mut out);
     let mut replies = Vec::new();
     let mut rest = &out[..];
     while rest.starts_with(&0x0003_e889_0455_65a9_u64.to_be_bytes()) {
@@ -279,7 +281,7 @@ pub(crate) fn negotiate(
 
 #[test]
 fn our_client_learns_everything_from_our_server() {
-    let exports = fuzzing::exports();
+    let exports = driven::exports();
     let (step, server) = negotiate(ClientHandshake::new("frozen", true), &exports).unwrap();
     let ClientStep::Connected(connected) = step else { panic!("{step:?}") };
     assert_eq!(connected.size, 64 << 10);
@@ -291,7 +293,7 @@ fn our_client_learns_everything_from_our_server() {
 
 #[test]
 fn our_client_lists_and_aborts() {
-    let (step, server) = negotiate(ClientHandshake::list(), &fuzzing::exports()).unwrap();
+    let (step, server) = negotiate(ClientHandshake::list(), &driven::exports()).unwrap();
     let ClientStep::Listed(listed) = step else { panic!("{step:?}") };
     let names: Vec<_> = listed.iter().map(|e| (&e.name[..], &e.description[..])).collect();
     assert_eq!(names, [("disk", "one mebibyte"), ("frozen", "")]);
@@ -300,7 +302,7 @@ fn our_client_lists_and_aborts() {
 
 #[test]
 fn our_client_reports_a_refusal() {
-    let refused = negotiate(ClientHandshake::new("nope", true), &fuzzing::exports());
+    let refused = negotiate(ClientHandshake::new("nope", true), &driven::exports());
     let code = rep::ERR_UNKNOWN;
     assert!(
         matches!(&refused, Err(ClientError::Refused { code: c, .. }) if *c == code),

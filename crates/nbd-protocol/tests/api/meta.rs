@@ -1,9 +1,11 @@
 //! Metadata contexts: who may choose which, for what export, and what a client learns of it.
 
 use nbd_protocol::wire::{BASE_ALLOCATION, opt, rep};
+
+use crate::driven;
 use nbd_protocol::{
     ALLOCATION_ID, ClientHandshake, ClientStep, ExportInfo, InfoType, MAX_META_DATA, MAX_STRING,
-    Negotiated, Step, fuzzing,
+    Negotiated, Step,
 };
 
 use crate::handshake::{FIXED, info, negotiate, serve, session};
@@ -143,13 +145,13 @@ fn the_last_choice_counts_and_only_for_its_export() {
 fn our_client_gets_the_context_from_our_server() {
     for name in ["disk", ""] {
         let client = ClientHandshake::new(name, true).ask_allocation();
-        let (step, server) = negotiate(client, &fuzzing::exports()).unwrap();
+        let (step, server) = negotiate(client, &driven::exports()).unwrap();
         let ClientStep::Connected(connected) = step else { panic!("{step:?}") };
         assert_eq!(connected.allocation, Some(ALLOCATION_ID));
         assert!(matches!(server, Step::Ready(Negotiated { allocation: true, .. })));
     }
     let client = ClientHandshake::new("disk", false).ask_allocation();
-    let (step, _) = negotiate(client, &fuzzing::exports()).unwrap();
+    let (step, _) = negotiate(client, &driven::exports()).unwrap();
     assert!(matches!(step, ClientStep::Connected(c) if c.allocation.is_none()));
 }
 

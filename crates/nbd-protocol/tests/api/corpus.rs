@@ -9,9 +9,10 @@ use std::fs;
 use std::path::PathBuf;
 
 use nbd_protocol::wire::{FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, cmd, opt};
+
+use crate::driven;
 use nbd_protocol::{
     ClientHandshake, ClientStep, CommandFlags, Handshake, InfoType, NbdError, ReplyHeader, Request,
-    fuzzing,
 };
 
 use crate::handshake::{info, session};
@@ -19,7 +20,7 @@ use crate::meta::meta;
 use crate::request::chunk;
 
 fn corpus() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/nbd_protocol")
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/nbd_protocol")
 }
 
 #[test]
@@ -29,11 +30,11 @@ fn every_input_of_the_corpus_holds() {
         let path = entry.unwrap().path();
         let input = fs::read(&path).unwrap();
         println!("{}", path.display()); // shown if it panics
-        fuzzing::run(&input);
+        driven::run(&input);
         // As it is, and in every other length of pieces.
         for piece in 0..64 {
             let [mode, rest @ ..] = &input[..] else { continue };
-            fuzzing::run(&[&[piece << 2 | mode & 3], rest].concat());
+            driven::run(&[&[piece << 2 | mode & 3], rest].concat());
         }
         names.push(path.file_name().unwrap().to_string_lossy().into_owned());
     }
@@ -110,7 +111,7 @@ fn seeds() -> BTreeMap<String, Vec<u8>> {
         ),
         ("option-long", both, vec![(opt::GO, &[0; 6000]), (4711, &[0; 6000]), (opt::GO, &all)]),
     ] {
-        add(&format!("option-{name}"), fuzzing::SESSION, &session(flags, &options));
+        add(&format!("option-{name}"), driven::SESSION, &session(flags, &options));
     }
 
     let context = meta("disk", &["base:allocation"]);
@@ -144,8 +145,8 @@ fn seeds() -> BTreeMap<String, Vec<u8>> {
         let payload = vec![0x5a; request.payload_len() as usize];
         let and_disc = Request { flags: CommandFlags::NONE, command: cmd::DISC, len: 0, ..request };
         let input = [&connected[..], &header, &payload, &and_disc.encode()].concat();
-        add(&format!("session-{name}"), fuzzing::SESSION, &input);
-        add(&format!("request-{name}"), fuzzing::REQUEST, &[&export[..], &header].concat());
+        add(&format!("session-{name}"), driven::SESSION, &input);
+        add(&format!("request-{name}"), driven::REQUEST, &[&export[..], &header].concat());
     }
 
     for (name, client) in [
@@ -154,11 +155,11 @@ fn seeds() -> BTreeMap<String, Vec<u8>> {
         ("meta", ClientHandshake::new("disk", true).ask_allocation()),
         ("list", ClientHandshake::list()),
     ] {
-        add(&format!("server-{name}"), fuzzing::SERVER, &server_stream(client));
+        add(&format!("server-{name}"), driven::SERVER, &server_stream(client));
     }
     let refusal = b"NBDMAGICIHAVEOPT\0\x03\0\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x07\x80\0\0\x01\
                     \0\0\0\0\0\0\0\0\0\x10\0\0\0\x05";
-    add("server-without-go", fuzzing::SERVER, refusal);
+    add("server-without-go", driven::SERVER, refusal);
 
     for (name, reply) in [
         ("simple", ReplyHeader::simple(1, Err(NbdError::NoSpc)).as_slice().to_vec()),
@@ -170,14 +171,14 @@ fn seeds() -> BTreeMap<String, Vec<u8>> {
         ("block-status", chunk(1, 5, b"\0\0\0\x01\0\0\x10\0\0\0\0\0")),
         ("block-status-none", chunk(1, 5, b"\0\0\0\x01")),
     ] {
-        add(&format!("reply-{name}"), fuzzing::REPLIES, &[&reply[..], &reply].concat());
+        add(&format!("reply-{name}"), driven::REPLIES, &[&reply[..], &reply].concat());
     }
     seeds
 }
 
 /// Everything our server says to `client` during the handshake.
 fn server_stream(mut client: ClientHandshake) -> Vec<u8> {
-    let exports = fuzzing::exports();
+    let exports = driven::exports();
     let (mut said, mut heard, mut out) = (Vec::new(), 0, Vec::new());
     let mut server = Handshake::new(&mut said);
     loop {

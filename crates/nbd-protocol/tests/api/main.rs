@@ -1,0 +1,9 @@
+//! The protocol: its rules one by one, its properties on random input, and the corpus of the fuzz target.
+
+mod corpus;
+#[path = "../driven/mod.rs"]
+mod driven;
+mod handshake;
+mod meta;
+mod properties;
+mod request;
