@@ -5,6 +5,7 @@
 //! cargo bench --bench nbd                       every row, 9 rounds of 1 s windows: under 8 minutes
 //! cargo bench --bench nbd -- --quick            the rows that decide a target: under 60 s
 //! cargo bench --bench nbd -- --only N1          rows by part of a name or target
+//! cargo bench --bench nbd -- --only W           the rows that write ([`writes`]), with 3 rounds if `--quick`
 //! cargo bench --bench nbd -- --backend aio      our server on that engine
 //! ```
 //!
@@ -19,10 +20,12 @@
 //! includes that.) `others` is the part of the used CPUs' time that went to processes outside the measurement. A
 //! window with more than [`DISTURBED`] of it is measured again, and the less disturbed one counts.
 
+mod hung;
 mod light;
 mod rows;
 mod servers;
 mod table;
+mod writes;
 
 use std::error::Error;
 use std::fs::File;
@@ -43,6 +46,9 @@ use crate::table::{Lines, heading};
 const IMAGE: usize = 1 << 30;
 /// A guess: below it, repeated windows of one server stay within a few percent of each other.
 const DISTURBED: f64 = 0.15;
+
+/// The row with an export whose device answers no more.
+const HUNG: &str = "W9.write_beside_hung_export.p99";
 
 /// How long is measured.
 struct Pace {
@@ -74,22 +80,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     let section = |name| -> Result<_, TargetError> {
         Ok(Targets::parse(include_str!("../targets.toml"), name)?.asked_for_by(&args))
     };
-    let mut targets = [section("nbd")?, section("nbd_cached")?];
+    let mut targets = [section("nbd")?, section("nbd_cached")?, section("nbd_writes")?];
     print!("{}", Header::take("nbd"));
     if let Err(error) = measure(&args, &mut targets) {
         println!("# not measured: {error}");
     }
-    let [first, second] = targets;
-    print!("{first}{second}");
+    let [first, second, third] = targets;
+    print!("{first}{second}{third}");
     Ok(())
 }
 
-fn measure(args: &Args, targets: &mut [Targets; 2]) -> Result<(), Box<dyn Error>> {
+fn measure(args: &Args, targets: &mut [Targets; 3]) -> Result<(), Box<dyn Error>> {
     if Command::new("fio").arg("--version").output().is_err() {
         return Err("fio is not installed: apt install fio".into());
     }
     let program = build_ours();
-    let start = Instant::now();
     let cpus = allowed_cpus()?;
     let (client, server) = (cpus[0], *cpus.last().ok_or("no CPU")?);
 
@@ -98,18 +103,84 @@ fn measure(args: &Args, targets: &mut [Targets; 2]) -> Result<(), Box<dyn Error>
     let image = scratch.path().join("image");
     make_image(&image)?;
 
-    let site = Site {
+    let mut site = Site {
         program: program.map_err(|error| println!("# missing: our server: {error}")).ok(),
         backend: args.backend.as_deref(),
         image: &image,
+        writable: false,
         sockets: sockets.path(),
         cpu: server,
     };
+    let [first, second, third] = targets;
+    measure_reads(args, &site, (client, server), scratch.path(), [first, second])?;
+    site.writable = true;
+    measure_writes(args, &site, (client, server), scratch.path(), third)
+}
+
+/// The rows in which each server writes an image of its own. A quick run has them if they are asked for: they
+/// take longer than it may.
+fn measure_writes(
+    args: &Args,
+    site: &Site<'_>,
+    cpus: (usize, usize),
+    scratch: &Path,
+    targets: &mut Targets,
+) -> Result<(), Box<dyn Error>> {
+    let mut rows = writes::rows(args);
+    let hung = args.wants(HUNG) && !args.smoke;
+    if (rows.is_empty() && !hung) || (args.quick && args.only.is_none() && !args.smoke) {
+        return Ok(());
+    }
+    let (rounds, window) = match args {
+        Args { smoke: true, .. } => (1, 50),
+        Args { quick: true, .. } => (3, 1_500),
+        _ => (5, 4_000),
+    };
+    if args.smoke {
+        rows.truncate(2);
+    }
+    let window = Duration::from_millis(window);
+    writes::make_images(site.image, |name| site.image_of(name))?;
+    let mut servers = if rows.is_empty() { Vec::new() } else { site.start_all() };
+    for _ in 0..rounds {
+        for row in &mut rows {
+            row.round(&mut servers, cpus, window, scratch);
+        }
+    }
+    drop(servers);
+    if !rows.is_empty() {
+        println!("{}", writes::heading());
+    }
+    for row in &rows {
+        row.print();
+        for (id, measured) in row.targets() {
+            targets.record(&id, measured)?;
+        }
+    }
+    if hung {
+        let ratio = hung::ratio(site, cpus.0, rounds, window, scratch);
+        let ratio = ratio.inspect_err(|error| println!("# not measured: {HUNG}: {error}"));
+        targets.record(HUNG, ratio.ok().flatten())?;
+    }
+    Ok(())
+}
+
+fn measure_reads(
+    args: &Args,
+    site: &Site<'_>,
+    (client, server): (usize, usize),
+    scratch: &Path,
+    mut targets: [&mut Targets; 2],
+) -> Result<(), Box<dyn Error>> {
+    let mut loads = loads(args);
+    if loads.is_empty() {
+        return Ok(());
+    }
+    let start = Instant::now();
     let mut servers = site.start_all();
     site.warm(&mut servers, client)?;
     let running: Vec<&'static str> = servers.iter().map(|server| server.name).collect();
 
-    let mut loads = loads(args);
     if client == server {
         println!("# missing: a second CPU");
         loads.retain(|load| load.cpus == 1);
@@ -120,7 +191,7 @@ fn measure(args: &Args, targets: &mut [Targets; 2]) -> Result<(), Box<dyn Error>
         servers: &mut servers,
         client,
         server,
-        scratch: scratch.path(),
+        scratch,
         window,
         retries,
         repeated: 0,
@@ -142,7 +213,7 @@ fn measure(args: &Args, targets: &mut [Targets; 2]) -> Result<(), Box<dyn Error>
     for row in &rows {
         print!("{}", Lines(row));
         for (id, measured) in row.targets() {
-            let [first, second] = &mut *targets;
+            let [first, second] = &mut targets;
             first.record(&id, measured).or_else(|_| second.record(&id, measured))?;
         }
     }

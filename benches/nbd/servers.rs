@@ -77,8 +77,11 @@ pub(crate) struct Site<'a> {
     pub(crate) program: Option<PathBuf>,
     /// Our server's engine; it chooses without.
     pub(crate) backend: Option<&'a str>,
-    /// The image that all serve, read-only.
+    /// The image that all serve, read-only; or the first part of the names of the images that each has for
+    /// itself, and writes.
     pub(crate) image: &'a Path,
+    /// Each server writes an image of its own.
+    pub(crate) writable: bool,
     /// A directory with a short name: a socket's path has at most 107 bytes.
     pub(crate) sockets: &'a Path,
     /// The CPU that the servers share.
@@ -88,7 +91,9 @@ pub(crate) struct Site<'a> {
 impl Site<'_> {
     /// Starts every server that there is, and prints a line for each that there is not.
     pub(crate) fn start_all(&self) -> Vec<Server> {
-        let names = [OURS, OURS_DIRECT, QEMU, DIRECT_PEER, NBDKIT];
+        let on_page_cache = [OURS, QEMU, NBDKIT];
+        let past_it = if self.writable { &[][..] } else { &[OURS_DIRECT, DIRECT_PEER] };
+        let names: Vec<_> = on_page_cache.iter().chain(past_it).copied().collect();
         let start = |(number, name)| match self.start(name, number) {
             Ok(server) => Some(server),
             Err(error) => {
@@ -115,12 +120,35 @@ impl Site<'_> {
 
     fn start(&self, name: &'static str, number: usize) -> io::Result<Server> {
         let socket = self.sockets.join(format!("{number}.sock"));
-        let log = self.sockets.join(format!("{number}.log"));
         let mut command = self.command(name, &socket)?;
-        let metrics = (name == OURS).then(|| self.sockets.join(format!("{number}.metrics")));
+        let metrics = (name == OURS && !self.writable)
+            .then(|| self.sockets.join(format!("{number}.metrics")));
         if let Some(path) = &metrics {
             command.arg("--metrics").arg(path);
         }
+        self.launch(name, command, socket, metrics)
+    }
+
+    /// Our server with its default cache, and with these images.
+    pub(crate) fn start_ours(&self, images: &[PathBuf]) -> io::Result<Server> {
+        let socket = self.sockets.join("images.sock");
+        let missing = || io::Error::other("it was not built");
+        let mut command = Command::new(self.program.as_ref().ok_or_else(missing)?);
+        for image in images {
+            command.arg("--image").arg(image);
+        }
+        command.arg("--socket").arg(&socket);
+        self.launch(OURS, command, socket, None)
+    }
+
+    fn launch(
+        &self,
+        name: &'static str,
+        mut command: Command,
+        socket: PathBuf,
+        metrics: Option<PathBuf>,
+    ) -> io::Result<Server> {
+        let log = socket.with_extension("log");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(File::create(&log)?);
         let process =
             Process::spawn(&mut command, self.cpu).map_err(|error| match error.kind() {
@@ -141,12 +169,23 @@ impl Site<'_> {
         Ok(server)
     }
 
+    /// The image that a server is to write.
+    pub(crate) fn image_of(&self, name: &str) -> PathBuf {
+        if !self.writable {
+            return self.image.to_owned();
+        }
+        let number = [OURS, QEMU, NBDKIT].iter().position(|other| *other == name);
+        self.image.with_extension(number.unwrap_or(usize::MAX).to_string())
+    }
+
     fn command(&self, name: &str, socket: &Path) -> io::Result<Command> {
+        let image = &self.image_of(name);
         let qemu = |cache: &str, aio: &str| {
             let mut command = Command::new("qemu-nbd");
-            command.args(["--read-only", "--persistent", "--shared=0", "--format=raw"]);
+            command.args(["--persistent", "--shared=0", "--format=raw", "--discard=unmap"]);
+            command.args((!self.writable).then_some("--read-only"));
             command.args([format!("--cache={cache}"), format!("--aio={aio}")]);
-            command.arg("--socket").arg(socket).arg(self.image);
+            command.arg("--socket").arg(socket).arg(image);
             command
         };
         Ok(match name {
@@ -154,17 +193,22 @@ impl Site<'_> {
             DIRECT_PEER => qemu("none", "native"),
             NBDKIT => {
                 let mut command = Command::new("nbdkit");
-                command.args(["--foreground", "--read-only", "--unix"]).arg(socket);
-                command.arg("file").arg(self.image);
+                command.args((!self.writable).then_some("--read-only"));
+                command.args(["--foreground", "--unix"]).arg(socket);
+                command.arg("file").arg(image);
                 command
             }
             _ => {
                 let missing = || io::Error::other("it was not built");
                 let mut command = Command::new(self.program.as_ref().ok_or_else(missing)?);
-                // qemu-nbd refuses an image that another process has locked, even for reading.
-                command.args(["--read-only", "--no-lock", "--image"]).arg(self.image);
-                command.arg("--socket").arg(socket);
-                if name == OURS_DIRECT {
+                command.arg("--image").arg(image).arg("--socket").arg(socket);
+                if !self.writable {
+                    // qemu-nbd refuses an image that another process has locked, even for reading.
+                    command.args(["--read-only", "--no-lock"]);
+                }
+                if self.writable {
+                    // the cache of a server that was told nothing
+                } else if name == OURS_DIRECT {
                     command.args(["--direct", "--cache", "0"]); // its peer has no cache, either
                 } else {
                     command.args(["--cache", "1100M"]); // all of the image, as in the page cache

@@ -63,19 +63,80 @@ impl FioReads {
     fn parse(report: &str) -> io::Result<Self> {
         let job = job(report)?;
         let reads = &job["read"];
-        let latency = |percent: &str| {
-            let nanos = &reads["clat_ns"]["percentile"][percent];
-            number(nanos, "latency").map(|nanos| Duration::from_nanos(nanos as u64))
-        };
         let percent = |name: &str| job[name].as_f64().ok_or_else(|| bad(&format!("no {name}")));
         Ok(Self {
             iops: number(&reads["iops"], "iops")?,
             bytes: number(&reads["bw_bytes"], "bandwidth")?,
-            p50: latency("50.000000")?,
-            p99: latency("99.000000")?,
+            p50: latency(reads, "50.000000")?,
+            p99: latency(reads, "99.000000")?,
             busy: (percent("usr_cpu")? + percent("sys_cpu")?) / 100.0,
         })
     }
+}
+
+/// The operations of one direction in a window: reads, writes, or both counted together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FioSide {
+    /// Operations per second.
+    pub iops: f64,
+    /// Median completion latency.
+    pub p50: Duration,
+    /// 99th percentile of the completion latency.
+    pub p99: Duration,
+}
+
+/// What fio measured in a window that reads, writes, or does both.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct FioMix {
+    /// The reads, if there were any.
+    pub reads: Option<FioSide>,
+    /// The writes, if there were any.
+    pub writes: Option<FioSide>,
+    /// Every operation, with `--unified_rw_reporting=1`: then the other two are `None`.
+    pub all: Option<FioSide>,
+}
+
+impl FioMix {
+    /// Runs fio as [`FioReads::measure`] does. Arguments from a second `--name` on describe jobs that run
+    /// beside the first, which alone is reported if the second has `--new_group`.
+    ///
+    /// # Errors
+    ///
+    /// As [`FioReads::measure`].
+    pub fn measure<S: AsRef<str>>(
+        cpu: usize,
+        runtime: Duration,
+        scratch: &Path,
+        args: impl IntoIterator<Item = S>,
+    ) -> io::Result<Self> {
+        Self::parse(&report(cpu, runtime, scratch, args)?)
+    }
+
+    /// Operations per second of both directions.
+    pub fn iops(&self) -> f64 {
+        [self.reads, self.writes, self.all].iter().flatten().map(|side| side.iops).sum()
+    }
+
+    fn parse(report: &str) -> io::Result<Self> {
+        let job = job(report)?;
+        let side = |name: &str| -> io::Result<Option<FioSide>> {
+            let side = &job[name];
+            match side["iops"].as_f64() {
+                Some(iops) if iops > 0.0 => {
+                    let (p50, p99) = (latency(side, "50.000000")?, latency(side, "99.000000")?);
+                    Ok(Some(FioSide { iops, p50, p99 }))
+                }
+                _ => Ok(None),
+            }
+        };
+        let mix = Self { reads: side("read")?, writes: side("write")?, all: side("mixed")? };
+        if mix.iops() > 0.0 { Ok(mix) } else { Err(bad("no operation")) }
+    }
+}
+
+fn latency(side: &Value, percent: &str) -> io::Result<Duration> {
+    let nanos = number(&side["clat_ns"]["percentile"][percent], "latency")?;
+    Ok(Duration::from_nanos(nanos as u64))
 }
 
 /// What fio writes about one run.
@@ -147,6 +208,17 @@ mod tests {
             busy: 0.925,
         };
         assert_eq!(reads, expected);
+    }
+
+    #[test]
+    fn a_mix_has_the_directions_that_did_something() {
+        let mix = FioMix::parse(REPORT).unwrap();
+        let (p50, p99) = (Duration::from_micros(21), Duration::from_micros(98));
+        let reads = Some(FioSide { iops: 1234.5, p50, p99 });
+        assert_eq!(mix, FioMix { reads, writes: None, all: None });
+        assert_eq!(mix.iops(), 1234.5);
+        FioMix::parse(&REPORT.replace("1234.5", "0.0")).unwrap_err();
+        FioMix::parse(&REPORT.replace("98000", "null")).unwrap_err();
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub use self::built::{profile, profile_dir, target_dir};
 pub use self::chapter::{Chapter, Claim, Plot, Series, Table, number};
 pub use self::cpu::{allowed_cpus, pin, thread_cpu_time, with_affinity, with_cpus};
 pub use self::family::{Bench, Family};
-pub use self::fio::FioReads;
+pub use self::fio::{FioMix, FioReads, FioSide};
 pub use self::foreign::Foreign;
 pub use self::group::{Case, Group, Plan};
 pub use self::header::Header;

@@ -1,0 +1,236 @@
+//! Writes: each server has an image of its own, which fio's nbd engine writes.
+//!
+//! A window of a server is followed by a FLUSH outside of it, so that what one server has left in memory is not
+//! written back in the window of the next. The figure is the median over the rounds of the ratio to the better
+//! peer of that round: for throughputs the faster one, for latencies the one with the lower p99.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use harness::{Args, FioMix, FioSide, Foreign, median};
+
+use crate::light;
+use crate::servers::{NBDKIT, OURS, QEMU, Server};
+
+/// The servers of a row, ours first.
+const NAMES: [&str; 3] = [OURS, QEMU, NBDKIT];
+
+/// One load.
+pub(crate) struct Job {
+    /// The number of its targets, and the name of the row.
+    id: &'static str,
+    name: &'static str,
+    /// fio's arguments.
+    args: &'static [&'static str],
+    /// Those of the jobs beside it.
+    beside: &'static [&'static str],
+    /// The targets that the row decides, by the ends of their names.
+    targets: &'static [(&'static str, Figure)],
+}
+
+/// What of a window is compared.
+#[derive(Debug, Clone, Copy)]
+enum Figure {
+    /// Operations per second.
+    Throughput,
+    /// The p99 of reads.
+    Reads,
+    /// The p99 of writes.
+    Writes,
+    /// The p99 of both.
+    All,
+}
+
+impl Figure {
+    fn of(self, window: &FioMix) -> Option<f64> {
+        let p99 = |side: Option<FioSide>| side.map(|side| side.p99.as_secs_f64());
+        match self {
+            Self::Throughput => Some(window.iops()),
+            Self::Reads => p99(window.reads),
+            Self::Writes => p99(window.writes),
+            Self::All => p99(window.all),
+        }
+    }
+
+    /// The better one of two peers.
+    fn better(self, a: f64, b: f64) -> f64 {
+        if matches!(self, Self::Throughput) { a.max(b) } else { a.min(b) }
+    }
+}
+
+const JOBS: [Job; 8] = [
+    Job {
+        id: "W1",
+        name: "randwrite4k",
+        args: &["--rw=randwrite", "--bs=4k", "--iodepth=32"],
+        beside: &[],
+        targets: &[("tput", Figure::Throughput), ("p99", Figure::Writes)],
+    },
+    Job {
+        id: "W2",
+        name: "randwrite4k_flush32",
+        args: &["--rw=randwrite", "--bs=4k", "--iodepth=32", "--fsync=32"],
+        beside: &[],
+        targets: &[("tput", Figure::Throughput), ("p99", Figure::Writes)],
+    },
+    Job {
+        id: "W3",
+        name: "seqwrite1M",
+        args: &["--rw=write", "--bs=1M", "--iodepth=4"],
+        beside: &[],
+        targets: &[("tput", Figure::Throughput)],
+    },
+    Job {
+        id: "W4",
+        name: "randrw70_4k",
+        args: &["--rw=randrw", "--rwmixread=70", "--bs=4k", "--iodepth=32"],
+        beside: &[],
+        targets: &[("tput", Figure::Throughput), ("read_p99", Figure::Reads)],
+    },
+    Job {
+        id: "W5",
+        name: "randwrite64k",
+        args: &["--rw=randwrite", "--bs=64k", "--iodepth=16"],
+        beside: &[],
+        targets: &[("tput", Figure::Throughput)],
+    },
+    Job {
+        id: "W6",
+        name: "mixed_sizes",
+        args: &[
+            "--rw=randrw",
+            "--rwmixread=60",
+            "--bssplit=4k/60:64k/30:256k/10",
+            "--iodepth=16",
+            "--unified_rw_reporting=1",
+        ],
+        beside: &[],
+        targets: &[("tput", Figure::Throughput), ("p99", Figure::All)],
+    },
+    Job {
+        id: "W7",
+        name: "read_beside_1M_writers",
+        args: &["--rw=randread", "--bs=4k", "--iodepth=1"],
+        beside: &["--rw=randwrite", "--bs=1M", "--iodepth=1", "--numjobs=8"],
+        targets: &[("p99", Figure::Reads)],
+    },
+    Job {
+        id: "W8",
+        name: "read_beside_trims",
+        args: &["--rw=randread", "--bs=4k", "--iodepth=1"],
+        beside: &["--rw=randtrim", "--bs=64k", "--iodepth=16"],
+        targets: &[("p99", Figure::Reads)],
+    },
+];
+
+/// A load and its windows.
+pub(crate) struct WriteRow {
+    job: &'static Job,
+    /// By round and server.
+    windows: Vec<[Option<FioMix>; 3]>,
+}
+
+/// The rows that were asked for.
+pub(crate) fn rows(args: &Args) -> Vec<WriteRow> {
+    let wanted = |job: &&Job| args.wants(&format!("{}.{}", job.id, job.name));
+    JOBS.iter().filter(wanted).map(|job| WriteRow { job, windows: Vec::new() }).collect()
+}
+
+/// Copies of an image, one for each server.
+pub(crate) fn make_images(image: &Path, of: impl Fn(&str) -> std::path::PathBuf) -> io::Result<()> {
+    for name in NAMES {
+        let copy = of(name);
+        fs::copy(image, &copy)?;
+        File::open(&copy)?.sync_all()?;
+    }
+    Ok(())
+}
+
+impl WriteRow {
+    /// One round: a window of each server.
+    pub(crate) fn round(
+        &mut self,
+        servers: &mut [Server],
+        cpus: (usize, usize),
+        window: Duration,
+        scratch: &Path,
+    ) {
+        let mut round = [None; 3];
+        for step in 0..NAMES.len() {
+            let index = (self.windows.len() + step) % NAMES.len();
+            let Some(server) = servers.iter_mut().find(|server| server.name == NAMES[index]) else {
+                continue;
+            };
+            match self.window(server, cpus, window, scratch) {
+                Ok(window) => round[index] = Some(window),
+                Err(error) => println!("# failed: {} on {}: {error}", self.job.name, server.name),
+            }
+        }
+        self.windows.push(round);
+    }
+
+    fn window(
+        &self,
+        server: &mut Server,
+        (client, cpu): (usize, usize),
+        window: Duration,
+        scratch: &Path,
+    ) -> io::Result<FioMix> {
+        server.check()?;
+        let engine = ["--ioengine=nbd".to_string(), format!("--uri={}", server.uri())];
+        let mut args: Vec<String> = self.job.args.iter().map(ToString::to_string).collect();
+        args.extend(engine.iter().cloned());
+        if !self.job.beside.is_empty() {
+            // fio's options are those of the job before them: all again.
+            args.extend(["--name=beside", "--new_group", "--time_based"].map(String::from));
+            args.extend(["--norandommap".into(), format!("--runtime={}ms", window.as_millis())]);
+            args.extend(self.job.beside.iter().map(ToString::to_string));
+            args.extend(engine);
+        }
+        let foreign = Foreign::start(&[client, cpu], &[server.process.id()])?;
+        let measured = FioMix::measure(client, window, scratch, args)?;
+        let foreign = foreign.share()?;
+        light::flush(&server.socket)?;
+        if foreign > crate::DISTURBED {
+            println!("# disturbed: {} on {}: {:.0} %", self.job.name, server.name, foreign * 100.0);
+        }
+        Ok(measured)
+    }
+
+    /// The targets of the row, as far as all servers were measured.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = (String, Option<f64>)> {
+        self.job.targets.iter().map(|(end, figure)| {
+            let ratio = |[ours, qemu, nbdkit]: &[Option<FioMix>; 3]| {
+                let of = |window: &Option<FioMix>| figure.of(window.as_ref()?);
+                Some(of(ours)? / figure.better(of(qemu)?, of(nbdkit)?))
+            };
+            let ratios: Vec<f64> = self.windows.iter().filter_map(ratio).collect();
+            (format!("{}.{}.{end}", self.job.id, self.job.name), median(&ratios))
+        })
+    }
+
+    /// The rows of the table.
+    pub(crate) fn print(&self) {
+        println!("{} [{}]", self.job.name, self.job.id);
+        for (index, name) in NAMES.iter().enumerate() {
+            let windows = self.windows.iter().filter_map(|round| round[index]);
+            let of = |get: &dyn Fn(&FioMix) -> Option<f64>| {
+                let values: Vec<f64> = windows.clone().filter_map(|window| get(&window)).collect();
+                median(&values).map_or("-".to_string(), |value| format!("{value:.0}"))
+            };
+            let iops = |side: Option<FioSide>| side.map(|side| side.iops);
+            let p99 = |side: Option<FioSide>| side.map(|side| side.p99.as_secs_f64() * 1e6);
+            let [reads, read_p99] = [of(&|w| iops(w.reads)), of(&|w| p99(w.reads))];
+            let [writes, write_p99] =
+                [of(&|w| iops(w.writes.or(w.all))), of(&|w| p99(w.writes.or(w.all)))];
+            println!("  {name:<20}{reads:>12}{read_p99:>12}{writes:>12}{write_p99:>12}");
+        }
+    }
+}
+
+/// The heading of the table.
+pub(crate) fn heading() -> String {
+    format!("{:<22}{:>12}{:>12}{:>12}{:>12}", "", "reads/s", "p99 us", "writes/s", "p99 us")
+}
