@@ -48,10 +48,9 @@ pub mod virtual_fence;
 
 pub use self::futex::Futex;
 pub use self::label::{check, fence, order, step};
-#[cfg(any(offlock_loom, offlock_shuttle))]
 #[doc(hidden)]
 pub use self::planted::is_planted;
-pub use self::planted::mutant;
+pub use self::planted::is_planted as mutant;
 pub use self::spawn::spawn;
 pub use crate::word_lock::{WordGuard, WordLock};
 
