@@ -96,7 +96,7 @@ mod park;
 pub mod rcu;
 mod refcount;
 mod rseq;
-pub mod slots;
+mod slots;
 mod starting;
 #[doc(hidden)]
 pub mod sync;

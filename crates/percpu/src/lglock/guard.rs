@@ -9,7 +9,6 @@ use std::ops::{Deref, DerefMut};
 
 use crate::cpu::CpuId;
 
-use super::iter::{Iter, IterMut};
 use super::slot::{RawGuard, Slot};
 
 /// Makes a guard `!Send` and `!Sync`; an `impl` for each guard restores `Sync` for `T: Sync`.
@@ -224,17 +223,21 @@ impl<'a, T> GlobalGuard<'a, T> {
     }
 
     /// Iterates over all slots in ascending order.
-    pub fn iter(&self) -> Iter<'_, T> {
-        // SAFETY: by the contract of `new` this thread holds the slots; the shared borrow keeps the
-        // guard alive and excludes changes.
-        unsafe { Iter::new(self.slots) }
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (CpuId, &T)> + ExactSizeIterator + Clone {
+        // The `&self` in the closure makes the iterator `Send` only if `T` is `Sync`.
+        let value = move |cpu| (cpu, self.get(cpu).expect("below the capacity"));
+        (0..self.slots.len() as u32).map(CpuId::new).map(value)
     }
 
     /// Iterates over all slots in ascending order.
-    pub fn iter_mut(&mut self) -> IterMut<'_, T> {
-        // SAFETY: by the contract of `new` this thread holds the slots; the mutable borrow keeps
-        // the guard alive and excludes every other use.
-        unsafe { IterMut::new(self.slots) }
+    pub fn iter_mut(
+        &mut self,
+    ) -> impl DoubleEndedIterator<Item = (CpuId, &mut T)> + ExactSizeIterator {
+        self.slots.iter().map(|slot| {
+            // SAFETY: by the contract of `new` this thread holds the slot. The mutable borrow of the
+            // guard excludes every other use, and each slot is visited once.
+            (slot.cpu, unsafe { &mut *slot.as_mut_ptr() })
+        })
     }
 }
 
@@ -248,26 +251,8 @@ impl<T> Drop for GlobalGuard<'_, T> {
     }
 }
 
-impl<'g, T> IntoIterator for &'g GlobalGuard<'_, T> {
-    type Item = (CpuId, &'g T);
-    type IntoIter = Iter<'g, T>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
-    }
-}
-
-impl<'g, T> IntoIterator for &'g mut GlobalGuard<'_, T> {
-    type Item = (CpuId, &'g mut T);
-    type IntoIter = IterMut<'g, T>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter_mut()
-    }
-}
-
 impl<T: fmt::Debug> fmt::Debug for GlobalGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self).finish()
+        f.debug_list().entries(self.iter()).finish()
     }
 }

@@ -10,7 +10,6 @@ use crate::sync::{check, cpu, order, thread_id};
 
 use super::error::LockError;
 use super::guard::{GlobalGuard, LocalGuard, PairGuard};
-use super::iter::{IntoIter, IterMut};
 use super::slot::{HELD, RawGuard, Slot};
 
 /// One value per CPU, each under its own lock; a thread may lock any of them, or all.
@@ -236,14 +235,6 @@ impl<T> LgLock<T> {
         self.slots.get_mut(cpu.index()).map(Slot::get_mut)
     }
 
-    /// Iterates over all slots in ascending order. Locks nothing: `&mut self` proves that no guard
-    /// exists.
-    pub fn iter_mut(&mut self) -> IterMut<'_, T> {
-        // SAFETY: a guard borrows the lock, so `&mut self` excludes every guard, which is as good
-        // as holding the slots.
-        unsafe { IterMut::new(&self.slots) }
-    }
-
     #[inline(always)]
     fn slot(&self, cpu: CpuId) -> Result<&Slot<T>, LockError> {
         self.slots.get(cpu.index()).ok_or(LockError::NoSuchCpu(cpu))
@@ -352,24 +343,6 @@ fn try_acquire<T>(slot: &Slot<T>, me: u64) -> bool {
 impl<T: Default> Default for LgLock<T> {
     fn default() -> Self {
         Self::new(|_| T::default())
-    }
-}
-
-impl<T> IntoIterator for LgLock<T> {
-    type Item = (CpuId, T);
-    type IntoIter = IntoIter<T>;
-
-    fn into_iter(self) -> IntoIter<T> {
-        IntoIter::new(self.slots)
-    }
-}
-
-impl<'a, T> IntoIterator for &'a mut LgLock<T> {
-    type Item = (CpuId, &'a mut T);
-    type IntoIter = IterMut<'a, T>;
-
-    fn into_iter(self) -> IterMut<'a, T> {
-        self.iter_mut()
     }
 }
 

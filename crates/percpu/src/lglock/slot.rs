@@ -74,10 +74,6 @@ impl<T> Slot<T> {
         // SAFETY: a guard borrows the slot, so `&mut self` excludes every guard.
         unsafe { &mut *value }
     }
-
-    pub(super) fn into_inner(self) -> T {
-        self.value.into_inner()
-    }
 }
 
 /// The lock on a slot, without access to the value; unlocks on drop.

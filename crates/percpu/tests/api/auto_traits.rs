@@ -8,7 +8,6 @@ use std::rc::Rc;
 use std::sync::MutexGuard;
 
 use offlock_percpu::fence::Strategy;
-use offlock_percpu::slots::{IntoIter, Iter, IterMut};
 use offlock_percpu::{
     AllocError, Backend, Capabilities, CpuId, CpuList, CpuListError, NodeId, PerCpu, PerCpuCounter,
     RseqState, RseqUnavailable, Sections, Source, Topology,
@@ -31,7 +30,6 @@ impl<T: ?Sized + Sync> NotSync<IsSync> for T {}
 
 fn everywhere<T: Send + Sync + Unpin>() {}
 fn send<T: Send>() {}
-fn sync<T: Sync>() {}
 
 /// Checks the traits of plain data: copied, compared and printed.
 fn plain<T: Copy + PartialEq + std::fmt::Debug + Send + Sync + 'static>() {}
@@ -69,19 +67,6 @@ fn slots_go_where_their_values_go() {
     // `T: Sync` is not enough, because any thread that runs on a CPU uses its slot.
     <PerCpu<MutexGuard<'static, u8>> as NotSend<_>>::none();
     <PerCpu<MutexGuard<'static, u8>> as NotSync<_>>::none();
-
-    everywhere::<Iter<'_, u8>>();
-    everywhere::<IterMut<'_, u8>>();
-    everywhere::<IntoIter<u8>>();
-    // `&T` on another thread, `&mut T` or `T` there.
-    <Iter<'_, Cell<u8>> as NotSend<_>>::none();
-    <Iter<'_, Cell<u8>> as NotSync<_>>::none();
-    send::<IterMut<'_, Cell<u8>>>();
-    <IterMut<'_, Cell<u8>> as NotSync<_>>::none();
-    <IterMut<'_, MutexGuard<'static, u8>> as NotSend<_>>::none();
-    send::<IntoIter<Cell<u8>>>();
-    sync::<IntoIter<MutexGuard<'static, u8>>>();
-    <IntoIter<Rc<u8>> as NotSend<_>>::none();
 }
 
 /// A longer lifetime may stand for a shorter one, inside and outside.
@@ -91,17 +76,5 @@ mod covariant {
 
     fn slots<'a>(slots: PerCpu<&'static u8>) -> PerCpu<&'a u8> {
         slots
-    }
-
-    fn iter<'a>(iter: Iter<'static, &'static u8>) -> Iter<'a, &'a u8> {
-        iter
-    }
-
-    fn iter_mut<'a>(iter: IterMut<'static, u8>) -> IterMut<'a, u8> {
-        iter
-    }
-
-    fn into_iter<'a>(iter: IntoIter<&'static u8>) -> IntoIter<&'a u8> {
-        iter
     }
 }
