@@ -108,7 +108,7 @@ mod words;
 pub use self::capabilities::{Capabilities, RseqUnavailable, capabilities, require_rseq};
 pub use self::counter::PerCpuCounter;
 pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
-pub use self::cpulist::{CpuList, CpuListError};
+pub use self::cpulist::CpuList;
 pub use self::error::{AllocError, NewError};
 pub use self::gate::{GateError, ReadGuard, ReadWriteGate, WriteGuard};
 pub use self::lglock::{LgLock, LockError};

@@ -97,8 +97,7 @@ pub fn capacity() -> usize {
 ///
 /// # Errors
 ///
-/// If `/sys/devices/system/cpu/online` cannot be read, or is not a list of CPUs
-/// ([`CpuListError`](crate::CpuListError) inside an error of kind `InvalidInput`).
+/// If `/sys/devices/system/cpu/online` cannot be read, or is not a list of CPUs (`InvalidInput`).
 ///
 /// ```
 /// match offlock_percpu::online() {
@@ -116,7 +115,8 @@ pub fn online() -> io::Result<CpuList> {
 
 #[cfg(any(test, not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))))]
 fn read_list(path: &Path) -> io::Result<CpuList> {
-    Ok(fs::read_to_string(path)?.parse::<CpuList>()?)
+    let text = fs::read_to_string(path)?;
+    CpuList::parse(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
 }
 
 impl Topology {
@@ -175,7 +175,7 @@ impl Topology {
 /// Reads the possible CPUs, at least one. The error says why this failed.
 fn possible_cpus(path: &Path) -> Result<CpuList, String> {
     let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    let list: CpuList = text.parse().map_err(|e| format!("{}: {e}", path.display()))?;
+    let list = CpuList::parse(&text).map_err(|e| format!("{}: {e}", path.display()))?;
     match list.is_empty() {
         true => Err(format!("{}: lists no CPU", path.display())),
         false => Ok(list),
@@ -192,7 +192,7 @@ fn memory_nodes(dir: &Path, capacity: u32) -> (Vec<NodeId>, Box<[NodeId]>) {
             let entry = entry.ok()?;
             let id = node_number(entry.file_name().to_str()?)?;
             let text = fs::read_to_string(entry.path().join("cpulist")).ok()?;
-            Some((NodeId(id), text.parse().ok()?))
+            Some((NodeId(id), CpuList::parse(&text).ok()?))
         })
         .collect();
     if found.is_empty() {

@@ -109,7 +109,7 @@ fn fallback_covers_the_count_and_the_affinity_mask() {
 
     let all = fs::read_to_string("/proc/self/status").unwrap();
     let allowed = all.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    let allowed: CpuList = allowed.unwrap().parse().unwrap();
+    let allowed = CpuList::parse(allowed.unwrap()).unwrap();
     assert!(configured_cpus() > allowed.last().unwrap().get());
 }
 

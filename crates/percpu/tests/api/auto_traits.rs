@@ -9,8 +9,8 @@ use std::sync::MutexGuard;
 
 use offlock_percpu::fence::Strategy;
 use offlock_percpu::{
-    AllocError, Backend, Capabilities, CpuId, CpuList, CpuListError, NodeId, PerCpu, PerCpuCounter,
-    RseqState, RseqUnavailable, Sections, Source, Topology,
+    AllocError, Backend, Capabilities, CpuId, CpuList, NodeId, PerCpu, PerCpuCounter, RseqState,
+    RseqUnavailable, Sections, Source, Topology,
 };
 
 /// `none::<T>` names one function only if `T` has none of the traits.
@@ -48,7 +48,6 @@ fn facts_are_plain_values_on_every_thread() {
     everywhere::<Topology>();
     everywhere::<&'static Topology>();
     everywhere::<CpuList>();
-    everywhere::<CpuListError>();
     everywhere::<AllocError>();
 }
 
