@@ -7,6 +7,8 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
+use crossbeam_utils::CachePadded;
+
 use crate::cpu::CpuId;
 
 use super::slot::{RawGuard, Slot};
@@ -184,7 +186,7 @@ impl<T: fmt::Debug> fmt::Debug for PairGuard<'_, T> {
 /// ```
 #[must_use = "the slots are unlocked when the guard drops"]
 pub struct GlobalGuard<'a, T> {
-    slots: &'a [Slot<T>],
+    slots: &'a [CachePadded<Slot<T>>],
     _not_send: NotSend,
 }
 
@@ -195,7 +197,7 @@ impl<'a, T> GlobalGuard<'a, T> {
     /// # Safety
     ///
     /// The calling thread has acquired the words of all `slots`, and only the guard releases them.
-    pub(super) unsafe fn new(slots: &'a [Slot<T>]) -> Self {
+    pub(super) unsafe fn new(slots: &'a [CachePadded<Slot<T>>]) -> Self {
         Self { slots, _not_send: PhantomData }
     }
 

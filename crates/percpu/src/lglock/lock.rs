@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crossbeam_utils::CachePadded;
+
 use crate::cpu::CpuId;
 use crate::error::{AllocError, out_of_memory};
 use crate::park::{self, SpinLimit};
@@ -47,7 +49,7 @@ use super::slot::{HELD, RawGuard, Slot};
 /// ```
 pub struct LgLock<T> {
     /// One slot for every CPU below `cpu::possible()`, unless `try_with_slots` made the lock.
-    slots: Box<[Slot<T>]>,
+    slots: Box<[CachePadded<Slot<T>>]>,
 }
 
 /// What a call does if a slot is held.
@@ -69,7 +71,8 @@ impl<T> LgLock<T> {
     /// If memory is out, like `Box::new`; [`try_new`](Self::try_new) returns an error instead.
     #[must_use]
     pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
-        Self::try_new(init).unwrap_or_else(|_| out_of_memory::<Slot<T>>(cpu::possible()))
+        Self::try_new(init)
+            .unwrap_or_else(|_| out_of_memory::<CachePadded<Slot<T>>>(cpu::possible()))
     }
 
     /// Creates a lock with a slot for every possible CPU, whose value is `init(cpu)`.
@@ -232,12 +235,12 @@ impl<T> LgLock<T> {
     /// that no guard exists.
     #[must_use]
     pub fn get_mut(&mut self, cpu: CpuId) -> Option<&mut T> {
-        self.slots.get_mut(cpu.index()).map(Slot::get_mut)
+        self.slots.get_mut(cpu.index()).map(|slot| slot.get_mut())
     }
 
     #[inline(always)]
     fn slot(&self, cpu: CpuId) -> Result<&Slot<T>, LockError> {
-        self.slots.get(cpu.index()).ok_or(LockError::NoSuchCpu(cpu))
+        self.slots.get(cpu.index()).map(|slot| &**slot).ok_or(LockError::NoSuchCpu(cpu))
     }
 
     /// Returns the slots of two CPUs, which must differ.
@@ -308,7 +311,7 @@ impl<T> LgLock<T> {
                 return Ok(());
             }
             // A thread waits for slots in ascending order only (invariant 3).
-            if self.slots[slot.cpu.index()..].iter().any(owned_by_me) {
+            if self.slots[slot.cpu.index()..].iter().any(|slot| owned_by_me(slot)) {
                 return Err(LockError::Deadlock);
             }
         }

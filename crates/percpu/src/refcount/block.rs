@@ -44,6 +44,8 @@
 use std::array;
 use std::fmt;
 
+use crossbeam_utils::CachePadded;
+
 use super::words::{self, BIAS, CLOSED, try_add, try_add_without_section};
 use crate::error::AllocError;
 use crate::rseq::section::{self, Refused};
@@ -84,16 +86,15 @@ use crate::words::{BLOCK, WordBlock};
 /// # Panics
 ///
 /// Each method that takes the index of a count panics if it is not below [`COUNTS`](Self::COUNTS).
-#[repr(C, align(128))]
+#[repr(C)]
 pub struct RefBlock {
     // The line that every get and put reads; no operation writes it.
     words: WordBlock,
-    cold: Cold,
+    cold: CachePadded<Cold>,
 }
 
 /// The fields that threads without a CPU id write, and all threads after a kill, on other cache
 /// lines than the fields that every operation reads.
-#[repr(align(128))]
 struct Cold {
     counts: [Count; BLOCK],
 }
@@ -106,7 +107,7 @@ struct Count {
     folded: AtomicU64,
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
 const _: () = assert!(size_of::<RefBlock>() == 128 + BLOCK * 24);
 
 impl RefBlock {
@@ -124,13 +125,13 @@ impl RefBlock {
     pub fn try_new() -> Result<Self, AllocError> {
         let block = Self {
             words: WordBlock::new()?,
-            cold: Cold {
+            cold: CachePadded::new(Cold {
                 counts: array::from_fn(|_| Count {
                     atomic: AtomicI64::new(0),
                     remote: AtomicU64::new(CLOSED),
                     folded: AtomicU64::new(0),
                 }),
-            },
+            }),
         };
         if !section::available() {
             for i in 0..BLOCK {
@@ -223,10 +224,10 @@ impl RefBlock {
         // SAFETY: the reference to put keeps the block alive until it is put.
         let words = unsafe { (*this).words.words(i) };
         // SAFETY: the reference, which is not put yet, keeps the block alive.
-        let remote = unsafe { &(*this).cold.counts[i].remote };
+        let cold: &Cold = unsafe { &(*this).cold };
         // SAFETY: the reference, which is not put yet, keeps the gate alive.
         let gate = unsafe { &*gate };
-        if try_add(&words, remote, gate, open, -1) {
+        if try_add(&words, &cold.counts[i].remote, gate, open, -1) {
             return false;
         }
         // SAFETY: the contract of this function; the reference is not put yet.
@@ -270,10 +271,12 @@ impl RefBlock {
     #[cold]
     unsafe fn put_atomic(this: *const Self, i: usize) -> bool {
         // SAFETY: the reference to put keeps the block alive until it is put.
-        let atomic = unsafe { &(*this).cold.counts[i].atomic };
+        let cold: &Cold = unsafe { &(*this).cold };
         // Ordering: AcqRel. Release pairs with the Acquire of the last put, here, and of `fold`; it
         // carries what the holder of this reference did with the object.
-        atomic.fetch_sub(1, order!(AcqRel, "put a count: the use is done")) == 1
+        let before =
+            cold.counts[i].atomic.fetch_sub(1, order!(AcqRel, "put a count: the use is done"));
+        before == 1
     }
 }
 

@@ -5,6 +5,8 @@
 use std::fmt;
 use std::mem;
 
+use crossbeam_utils::CachePadded;
+
 use super::words::{BIAS, try_add};
 use crate::error::NewError;
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -66,17 +68,16 @@ impl Mode {
 /// assert_eq!(told.try_recv(), Ok("released"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[repr(C, align(128))]
+#[repr(C)]
 pub struct PercpuRef {
     // The cache line that every get and put reads, and that only mode changes write.
     pub(super) gate: AtomicU64,
     pub(super) words: Words,
-    pub(super) cold: Cold,
+    pub(super) cold: CachePadded<Cold>,
 }
 
 /// The fields that mode changes, threads without a CPU id, and gets and puts in atomic mode write.
 /// They are on other cache lines than `gate` and `words`, which gets and puts in percpu mode read.
-#[repr(align(128))]
 pub(super) struct Cold {
     pub(super) atomic: AtomicI64,
     pub(super) remote: AtomicU64,
@@ -84,7 +85,7 @@ pub(super) struct Cold {
     pub(super) release: UnsafeCell<Option<ReleaseFn>>,
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
 const _: () = assert!(size_of::<PercpuRef>() == 256 && mem::offset_of!(PercpuRef, cold) == 128);
 
 // SAFETY: `release` is the only field that is not `Sync`. By invariant 4 one thread at a time
@@ -112,12 +113,12 @@ impl PercpuRef {
         Ok(Self {
             gate: AtomicU64::new(0),
             words,
-            cold: Cold {
+            cold: CachePadded::new(Cold {
                 atomic: AtomicI64::new(BIAS + ONE),
                 remote: AtomicU64::new(0),
                 mode: Mutex::new(Mode::new()),
                 release: UnsafeCell::new(Some(release)),
-            },
+            }),
         })
     }
 
@@ -192,8 +193,8 @@ impl PercpuRef {
         // SAFETY: the leaked reference, which is not put yet, keeps `*this` alive.
         let gate = unsafe { &(*this).gate };
         // SAFETY: the leaked reference, which is not put yet, keeps `*this` alive.
-        let remote = unsafe { &(*this).cold.remote };
-        if !try_add(&words, remote, gate, 0, -1) {
+        let cold: &Cold = unsafe { &(*this).cold };
+        if !try_add(&words, &cold.remote, gate, 0, -1) {
             // SAFETY: the contract of this function; `try_add` returned false, so the reference is
             // not put yet.
             unsafe { Self::put_atomic(this) };
