@@ -180,21 +180,5 @@ impl<T: fmt::Debug> fmt::Debug for ReadWriteGate<T> {
     }
 }
 
-/// Compile-time checks of auto traits and of variance.
-const _: () = {
-    const fn send<T: Send>() {}
-    const fn sync<T: Sync>() {}
-    send::<ReadWriteGate<std::cell::Cell<u32>>>();
-    sync::<ReadWriteGate<u32>>();
-    send::<ReadGuard<'_, u32>>();
-    sync::<ReadGuard<'_, u32>>();
-    sync::<WriteGuard<'_, u32>>();
-
-    #[expect(dead_code, reason = "compiled for the variance it needs")]
-    fn covariant<'short>(guard: ReadGuard<'static, u32>) -> ReadGuard<'short, u32> {
-        guard
-    }
-};
-
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests;

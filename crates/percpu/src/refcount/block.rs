@@ -286,12 +286,6 @@ impl fmt::Debug for RefBlock {
     }
 }
 
-/// Compile-time checks of auto traits.
-const _: () = {
-    const fn send_and_sync<T: Send + Sync>() {}
-    send_and_sync::<RefBlock>();
-};
-
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 #[path = "block_tests.rs"]
 mod tests;

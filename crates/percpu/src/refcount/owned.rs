@@ -99,9 +99,3 @@ impl fmt::Debug for ArcReference {
         f.debug_tuple("ArcReference").field(&*self.refs).finish()
     }
 }
-
-/// Compile-time checks of auto traits.
-const _: () = {
-    const fn owned<T: Send + Sync + 'static>() {}
-    owned::<ArcReference>();
-};

@@ -375,15 +375,3 @@ impl fmt::Debug for Reference<'_> {
         f.debug_tuple("Reference").field(self.refs).finish()
     }
 }
-
-/// Compile-time checks of auto traits and of variance.
-const _: () = {
-    const fn send_and_sync<T: Send + Sync>() {}
-    send_and_sync::<PercpuRef>();
-    send_and_sync::<Reference<'_>>();
-
-    #[expect(dead_code, reason = "compiled for the variance it needs")]
-    fn covariant<'short>(reference: Reference<'static>) -> Reference<'short> {
-        reference
-    }
-};

@@ -1,16 +1,19 @@
 //! `Send`, `Sync` and the variance of the public types. A compile-time test.
 //!
 //! A type that loses `Send` or `Sync` breaks its callers, and one that gains it may be unsound. The
-//! tests of locks and references have the same checks.
+//! tests of `LgLock` have the same checks.
 
 use std::cell::Cell;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::rc::Rc;
 use std::sync::MutexGuard;
 
 use offlock_percpu::fence::Strategy;
+use offlock_percpu::sync::{WordGuard, WordLock};
 use offlock_percpu::{
-    AllocError, Backend, Capabilities, CpuId, CpuList, NodeId, PerCpu, PerCpuCounter, RseqState,
-    RseqUnavailable, Sections, Source, Topology,
+    AllocError, ArcReference, Backend, Capabilities, CpuId, CpuList, LgLock, NodeId, PerCpu,
+    PerCpuCounter, PercpuRef, ReadGuard, ReadWriteGate, RefBlock, Reference, RseqState,
+    RseqUnavailable, Sections, Source, Topology, WriteGuard,
 };
 
 /// `none::<T>` names one function only if `T` has none of the traits.
@@ -30,6 +33,7 @@ impl<T: ?Sized + Sync> NotSync<IsSync> for T {}
 
 fn everywhere<T: Send + Sync + Unpin>() {}
 fn send<T: Send>() {}
+fn sync<T: Sync>() {}
 
 /// Checks the traits of plain data: copied, compared and printed.
 fn plain<T: Copy + PartialEq + std::fmt::Debug + Send + Sync + 'static>() {}
@@ -68,10 +72,48 @@ fn slots_go_where_their_values_go() {
     <PerCpu<MutexGuard<'static, u8>> as NotSync<_>>::none();
 }
 
+#[test]
+fn locks_and_references_go_where_they_may() {
+    send::<ReadWriteGate<Cell<u8>>>();
+    sync::<ReadWriteGate<u8>>();
+    <ReadWriteGate<Cell<u8>> as NotSync<_>>::none();
+    everywhere::<ReadGuard<'_, u8>>();
+    sync::<WriteGuard<'_, u8>>();
+    <WriteGuard<'_, u8> as NotSend<_>>::none();
+    everywhere::<Reference<'_>>();
+    everywhere::<ArcReference>();
+    send::<PercpuRef>();
+    sync::<PercpuRef>();
+    send::<RefBlock>();
+    sync::<RefBlock>();
+    send::<WordLock<Cell<u8>>>();
+    sync::<WordLock<Cell<u8>>>();
+    sync::<WordGuard<'_, u8>>();
+    <WordGuard<'_, Cell<u8>> as NotSync<_>>::none();
+}
+
+/// Types that contain the structures, or refer to them, are unwind safe by their fields.
+#[test]
+fn structures_stay_usable_after_a_caught_panic() {
+    fn unwind_safe<T: UnwindSafe + RefUnwindSafe>() {}
+    unwind_safe::<PerCpu<PerCpuCounter>>();
+    unwind_safe::<Reference<'_>>();
+    unwind_safe::<ReadGuard<'_, u32>>();
+    unwind_safe::<&LgLock<Cell<u32>>>();
+}
+
 /// A longer lifetime may stand for a shorter one, inside and outside.
 #[expect(dead_code, reason = "compiled for the variance they need")]
 mod covariant {
     use super::*;
+
+    fn reader<'a>(guard: ReadGuard<'static, u8>) -> ReadGuard<'a, u8> {
+        guard
+    }
+
+    fn reference<'a>(reference: Reference<'static>) -> Reference<'a> {
+        reference
+    }
 
     fn slots<'a>(slots: PerCpu<&'static u8>) -> PerCpu<&'a u8> {
         slots
