@@ -38,7 +38,6 @@
 //!    the words.
 
 use std::fmt;
-use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
@@ -52,7 +51,6 @@ use crate::rseq::section;
 use crate::starting::is_starting;
 use crate::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
 use crate::sync::{cpu, order, step};
-use crate::topology::online;
 use crate::words::Words;
 
 /// The default batch: a CPU carries its word over before the word reaches it.
@@ -76,8 +74,7 @@ const NO_MEMORY: usize = align_of::<AtomicU64>();
 /// The first add of a counter takes 8 bytes per CPU from a pool, which blocks shortly and may map
 /// memory (a page per CPU for every 512 counters; see the [crate's page](crate)).
 /// [`reserve`](Self::reserve) does so beforehand. If memory is out, every add of this counter goes
-/// to the shared sum, which is correct but slow. Only [`fold_offline`](Self::fold_offline)
-/// allocates besides.
+/// to the shared sum, which is correct but slow.
 ///
 /// The sum has 64 bits and wraps around, like `wrapping_add`.
 ///
@@ -214,23 +211,17 @@ impl PerCpuCounter {
     /// Lock-free. With sections in use it costs a [`fence::heavy`], and concurrent adds on every
     /// CPU go to the shared sum.
     pub fn fold(&self, cpu: CpuId) -> i64 {
-        self.fold_each(|| (cpu.index() < cpu::possible()).then_some(cpu).into_iter())
-    }
-
-    /// Carries the words of all CPUs that are offline now over to the shared sum, and returns their
-    /// sum.
-    ///
-    /// Costs one [`fold`](Self::fold), and also reads `/sys`, so it allocates and may block.
-    ///
-    /// # Errors
-    ///
-    /// The error of reading `/sys/devices/system/cpu/online`. Nothing has changed then.
-    pub fn fold_offline(&self) -> io::Result<i64> {
-        let online = online()?;
-        Ok(self.fold_each(|| {
-            let all = (0..cpu::possible() as u32).map(CpuId::new);
-            all.filter(|&cpu| !online.contains(cpu))
-        }))
+        let Some(words) = self.words().filter(|_| cpu.index() < cpu::possible()) else { return 0 };
+        let close = section::available();
+        if close {
+            self.close();
+        }
+        let held = drain(words.slot(cpu));
+        self.carry(held, 0);
+        if close {
+            self.reopen();
+        }
+        held
     }
 
     /// Returns the words, or `None` if they are not allocated.
@@ -304,22 +295,17 @@ impl PerCpuCounter {
             let before = word.fetch_add(delta as u64, Ordering::Relaxed) as i64;
             let after = before.wrapping_add(delta);
             if after <= -batch || batch <= after {
-                self.carry_atomic(word);
+                // The word may be back in range, if another thread carried or folded it since.
+                self.carry(drain(word), 0);
             }
         } else {
             self.carry(0, delta);
         }
     }
 
-    /// Carries over a word that an add took out of its range. It may be back in range, if another
-    /// thread carried or folded it since.
+    /// Adds `held`, the value of a drained word, and `delta` to the shared sum.
     #[cold]
     #[inline(never)]
-    fn carry_atomic(&self, word: &AtomicU64) {
-        self.carry(drain(word), 0);
-    }
-
-    /// Adds `held`, the value of a drained word, and `delta` to the shared sum.
     fn carry(&self, held: i64, delta: i64) {
         let mut sum = delta;
         step!("carry: add the drained word", sum = sum.wrapping_add(held));
@@ -340,28 +326,11 @@ impl PerCpuCounter {
         // the drained words.
         self.hot.gate.fetch_sub(1, order!(Release, "reopen: the words are drained"));
     }
-
-    fn fold_each<I: Iterator<Item = CpuId>>(&self, cpus: impl FnOnce() -> I) -> i64 {
-        let Some(words) = self.words() else { return 0 };
-        let close = section::available();
-        if close {
-            self.close();
-        }
-        let held = cpus().map(|cpu| drain(words.slot(cpu))).fold(0, i64::wrapping_add);
-        // Ordering: Relaxed; it publishes no other memory, and a later load by this thread cannot
-        // return an older sum.
-        self.shared.fetch_add(held, Ordering::Relaxed);
-        if close {
-            self.reopen();
-        }
-        held
-    }
 }
 
 /// Sets a word to 0 and returns its value.
 fn drain(word: &AtomicU64) -> i64 {
-    // Ordering: Relaxed. With sections in use the gate orders them; without, the
-    // word publishes no other memory.
+    // Ordering: Relaxed. With sections in use the gate orders it; without, it publishes nothing.
     word.swap(0, Ordering::Relaxed) as i64
 }
 

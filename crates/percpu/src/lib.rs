@@ -119,7 +119,7 @@ pub use self::refcount::{
 };
 pub use self::rseq::state::Sections;
 pub use self::slots::PerCpu;
-pub use self::topology::{NodeId, Topology, online, topology};
+pub use self::topology::{NodeId, Topology, topology};
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

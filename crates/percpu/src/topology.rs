@@ -11,7 +11,6 @@
 
 use std::fmt;
 use std::fs;
-use std::io;
 use std::path::Path;
 
 use crate::cpu_id::CpuId;
@@ -88,35 +87,6 @@ pub fn topology() -> &'static Topology {
 #[inline]
 pub fn capacity() -> usize {
     topology().capacity()
-}
-
-/// Reads the set of CPUs that are online at this moment.
-///
-/// Unlike [`Topology::possible`], this set changes with CPU hotplug, so the answer may be out of
-/// date at once. Every call reads `/sys` and allocates.
-///
-/// # Errors
-///
-/// If `/sys/devices/system/cpu/online` cannot be read, or is not a list of CPUs (`InvalidInput`).
-///
-/// ```
-/// match offlock_percpu::online() {
-///     Ok(cpus) => println!("online: {cpus}"),
-///     Err(error) => println!("no sysfs here: {error}"),
-/// }
-/// ```
-pub fn online() -> io::Result<CpuList> {
-    // Virtual CPUs are always online.
-    #[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
-    return Ok(CpuList::first_n(crate::sync::virtual_cpu::possible() as u32));
-    #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
-    read_list(Path::new("/sys/devices/system/cpu/online"))
-}
-
-#[cfg(any(test, not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))))]
-fn read_list(path: &Path) -> io::Result<CpuList> {
-    let text = fs::read_to_string(path)?;
-    CpuList::parse(&text).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
 }
 
 impl Topology {
