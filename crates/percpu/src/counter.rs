@@ -22,8 +22,8 @@
 //!  add without a CPU | shared sum only: never a word       | -
 //! ```
 //!
-//! The design is that of the Linux kernel's `percpu_counter` (`lib/percpu_counter.c`), which takes
-//! a spin lock where this counter adds to the shared sum.
+//! The design is that of the Linux kernel's `lib/percpu_counter.c`, which takes a spin lock where
+//! this counter adds to the shared sum.
 //!
 //! # Invariants
 //!
@@ -66,19 +66,14 @@ const NO_MEMORY: usize = align_of::<AtomicU64>();
 
 /// A sum that many threads add to without sharing a cache line.
 ///
-/// [`add`](Self::add) and [`increment`](Self::increment) never fail and never wait. An add is a few
-/// plain instructions with rseq sections (`cargo bench --bench percpu`, rows P2), and one
-/// `lock`-prefixed instruction on a cache line of this CPU without. It is wait-free, except for one
-/// add per batch, which is lock-free.
+/// An [`add`](Self::add) never fails and never waits: a few plain instructions with rseq sections,
+/// and one `lock`-prefixed instruction on a cache line of this CPU without. It is wait-free, except
+/// for one add per batch, which is lock-free. [`approximate`](Self::approximate) is one load;
+/// [`sum`](Self::sum) visits every CPU. The sum has 64 bits and wraps around, like `wrapping_add`.
 ///
 /// The first add of a counter takes 8 bytes per CPU from a pool, which blocks shortly and may map
-/// memory (a page per CPU for every 512 counters; see the [crate's page](crate)).
-/// [`reserve`](Self::reserve) does so beforehand. If memory is out, every add of this counter goes
-/// to the shared sum, which is correct but slow.
-///
-/// The sum has 64 bits and wraps around, like `wrapping_add`.
-///
-/// [`approximate`](Self::approximate) is one load; [`sum`](Self::sum) visits every CPU.
+/// memory; [`reserve`](Self::reserve) does so beforehand. If memory is out, every add of this
+/// counter goes to the shared sum, which is correct but slow.
 ///
 /// ```
 /// use offlock_percpu::PerCpuCounter;
@@ -148,10 +143,7 @@ impl PerCpuCounter {
         self.add(1);
     }
 
-    /// Adds `delta`, which may be negative.
-    ///
-    /// An add publishes no other memory: a thread that reads the sum and then other memory needs an
-    /// ordering of its own.
+    /// Adds `delta`, which may be negative. An add publishes no other memory.
     #[inline]
     pub fn add(&self, delta: i64) {
         let Some(words) = self.words() else { return self.first_add(delta) };
@@ -161,11 +153,10 @@ impl PerCpuCounter {
         }
     }
 
-    /// Returns the sum of the shared sum and of the words of all CPUs. Wait-free: one load per
-    /// possible CPU.
+    /// Returns the sum of all adds. Wait-free: one load per possible CPU.
     ///
     /// The sum is exact if every operation happened before the call, as after a join. Otherwise a
-    /// concurrent add may or may not count, and an amount that it is just carrying over (less than
+    /// concurrent add may or may not count, and an amount that it carries over just now (less than
     /// the batch) may count twice or not at all.
     #[must_use]
     pub fn sum(&self) -> i64 {
@@ -227,8 +218,7 @@ impl PerCpuCounter {
     /// Returns the words, or `None` if they are not allocated.
     #[inline(always)]
     fn words(&self) -> Option<ManuallyDrop<Words>> {
-        // Ordering: Acquire pairs with the Release in `words_or_alloc`; it carries the words'
-        // zeros.
+        // Ordering: Acquire pairs with the Release in `words_or_alloc`; it carries the zeros.
         let base = self.hot.base.load(Ordering::Acquire);
         if base.addr() <= NO_MEMORY {
             return None;
@@ -239,8 +229,7 @@ impl PerCpuCounter {
         Some(ManuallyDrop::new(unsafe { Words::from_raw(base) }))
     }
 
-    /// Returns the words, and allocates them if necessary. Returns `None` for ever once memory was
-    /// out.
+    /// Returns the words, allocated if necessary. Returns `None` for ever once memory was out.
     #[cold]
     fn words_or_alloc(&self) -> Option<ManuallyDrop<Words>> {
         // Ordering: Relaxed; a test for null, and `words` loads the pointer again.
@@ -252,14 +241,11 @@ impl PerCpuCounter {
                 Err(_) => ptr::without_provenance_mut(NO_MEMORY),
             };
             let publish = order!(Release, "publish: the words are zero");
+            let base = &self.hot.base;
             // Ordering: Release on success pairs with the Acquire in `words`; it carries the zeros
             // of the words. Relaxed on failure: `words` loads it again.
-            let lost = self
-                .hot
-                .base
-                .compare_exchange(ptr::null_mut(), new, publish, Ordering::Relaxed)
-                .is_err();
-            if let (true, Some(new)) = (lost && new.addr() > NO_MEMORY, NonNull::new(new)) {
+            let set = base.compare_exchange(ptr::null_mut(), new, publish, Ordering::Relaxed);
+            if let (true, Some(new)) = (set.is_err() && new.addr() > NO_MEMORY, NonNull::new(new)) {
                 // SAFETY: `new` came from `into_raw` above and was not published.
                 drop(unsafe { Words::from_raw(new) });
             }
@@ -270,8 +256,7 @@ impl PerCpuCounter {
     #[cold]
     #[inline(never)]
     fn first_add(&self, delta: i64) {
-        // During the start-up of the crate, an allocator that counts its calls gets here from
-        // inside the initialisation that `words_or_alloc` would wait for.
+        // An allocator that counts may get here inside the start-up that `words_or_alloc` waits for.
         let words = if is_starting() { None } else { self.words_or_alloc() };
         match words {
             Some(_) => self.add(delta),

@@ -10,11 +10,6 @@
 //! may use any of them. A slot has no lock: two threads may hold `&T` of one slot at the same time,
 //! so a `T` that changes needs its own lock or atomics.
 //!
-//! ```
-//! let slots = offlock_percpu::PerCpu::new(|cpu| cpu.get());
-//! assert!(slots.iter().all(|(cpu, &slot)| slot == cpu.get()));
-//! ```
-//!
 //! # Invariants
 //!
 //! 1. `slots` has `cpu::possible()` entries. The index of every CPU id that `cpu::current` returns
@@ -93,7 +88,7 @@ impl<T> PerCpu<T> {
         Self::try_new(init).unwrap_or_else(|_| out_of_memory::<Slot<T>>(cpu::possible()))
     }
 
-    /// Makes a slot for every CPU, in ascending order. `init` makes the value of each slot.
+    /// Makes the slots like [`new`](Self::new), and returns an error if there is no memory.
     ///
     /// # Errors
     ///

@@ -86,7 +86,7 @@ fn child_under_a_filter() {
     }
     everything_counts();
     if !fences && allowed_cpus().len() >= 2 {
-        let pair = store_buffer(Duration::ZERO, fence::light, fence::light, [0, 1], 50_000);
+        let pair = store_buffer(Duration::ZERO, fence::light, fence::light, [0, 1], 20_000);
         assert_eq!(pair.both_missed, 0, "light is a full fence here ({} rounds)", pair.rounds);
     }
     println!("all right under the filter");

@@ -18,10 +18,8 @@ type NotSend = PhantomData<*mut ()>;
 
 /// Exclusive access to one slot; unlocks on drop.
 ///
-/// The guard keeps the slot that it locked, even if the thread moves to another CPU.
-/// [`mem::forget`](std::mem::forget) leaves the slot locked for ever: further calls on this thread
-/// return [`Deadlock`](super::LockError::Deadlock), and other threads wait. After the thread has
-/// exited, a later thread with the same id gets that error too.
+/// The guard keeps the slot that it locked, even if the thread moves to another CPU. A forgotten
+/// guard leaves the slot locked for ever: see the [module](super).
 ///
 /// ```
 /// use offlock_percpu::lglock::{LgLock, LocalGuard, LockError};
@@ -142,11 +140,9 @@ impl<'a, T> PairGuard<'a, T> {
     /// Returns the values, in the order of the arguments of the call.
     #[must_use]
     pub fn get(&self) -> (&T, &T) {
-        // SAFETY: by the contract of `new` this thread may use the values; `&self` excludes
-        // `get_mut`.
+        // SAFETY: by the contract of `new` this thread may use it; `&self` excludes `get_mut`.
         let first = unsafe { &*self.slots.0.as_ptr() };
-        // SAFETY: by the contract of `new` this thread may use the values; `&self` excludes
-        // `get_mut`.
+        // SAFETY: by the contract of `new` this thread may use it; `&self` excludes `get_mut`.
         let second = unsafe { &*self.slots.1.as_ptr() };
         (first, second)
     }
@@ -154,11 +150,9 @@ impl<'a, T> PairGuard<'a, T> {
     /// Returns the values, in the order of the arguments of the call.
     #[must_use]
     pub fn get_mut(&mut self) -> (&mut T, &mut T) {
-        // SAFETY: by the contract of `new` this thread may use the values; `&mut self` excludes
-        // other references.
+        // SAFETY: by the contract of `new` this thread may use it; `&mut self` excludes other uses.
         let first = unsafe { &mut *self.slots.0.as_mut_ptr() };
-        // SAFETY: by the contract of `new` this thread may use the values and the slots differ;
-        // `&mut self` excludes other references.
+        // SAFETY: as above, and by the contract of `new` the slots differ.
         let second = unsafe { &mut *self.slots.1.as_mut_ptr() };
         (first, second)
     }

@@ -17,8 +17,7 @@ use super::slot::{HELD, RawGuard, Slot};
 /// One value per CPU, each under its own lock; a thread may lock any of them, or all.
 ///
 /// For data that one CPU uses nearly always and other CPUs use sometimes. Locking a slot costs one
-/// exchange, on a cache line that the slot's CPU usually owns, and [`global`](Self::global) costs
-/// one exchange per slot (`cargo bench --bench percpu`, rows P4).
+/// exchange, on a cache line that the slot's CPU usually owns.
 ///
 /// ```
 /// use offlock_percpu::lglock::{LgLock, LockError};
@@ -86,13 +85,9 @@ impl<T> LgLock<T> {
         Self::try_with_slots(cpu::possible(), init)
     }
 
-    /// Creates a lock with `count` slots, whatever the number of CPUs, whose values are
-    /// `init(cpu)`.
-    ///
-    /// Use it with [`local_on`](Self::local_on), [`pair`](Self::pair) and [`global`](Self::global),
-    /// where [`CpuId::new`] of an index below `count` names a slot. With such a lock
-    /// [`local`](Self::local) and [`try_local`](Self::try_local) return [`LockError::NoSuchCpu`] on
-    /// a CPU that has no slot.
+    /// Creates a lock with `count` slots, whatever the number of CPUs. [`CpuId::new`] of an index
+    /// below `count` names a slot. [`local`](Self::local) and [`try_local`](Self::try_local) return
+    /// [`LockError::NoSuchCpu`] on a CPU that has no slot.
     ///
     /// # Errors
     ///
@@ -143,12 +138,10 @@ impl<T> LgLock<T> {
 
     /// Locks like [`local_on`](Self::local_on), and also returns whether the slot was held.
     ///
-    /// Not covered by semantic versioning: for the other crates of the workspace.
-    ///
     /// # Errors
     ///
     /// The errors of [`local_on`](Self::local_on).
-    #[doc(hidden)]
+    #[doc(hidden)] // for the other crates of the workspace
     #[inline(always)]
     pub fn local_on_counted(&self, cpu: CpuId) -> Result<(LocalGuard<'_, T>, bool), LockError> {
         let (slot, me) = (self.slot(cpu)?, thread_id());
@@ -261,8 +254,7 @@ impl<T> LgLock<T> {
     /// The calling thread has acquired the slot's word, and makes no other guard for it.
     #[inline(always)]
     unsafe fn guard<'a>(&'a self, slot: &'a Slot<T>) -> LocalGuard<'a, T> {
-        // SAFETY: by the contract of this function the thread holds the word and there is no other
-        // `RawGuard`; `LocalGuard` is `!Send`, so this one stays on the thread.
+        // SAFETY: the contract of this function; `LocalGuard` is `!Send`.
         let raw = unsafe { RawGuard::new(slot) };
         // SAFETY: `raw` holds the word of `slot`, so by invariant 1 only this thread uses the
         // value.
@@ -275,8 +267,7 @@ impl<T> LgLock<T> {
         for (index, slot) in self.slots.iter().enumerate() {
             self.acquire(slot, mode)?; // on an error, `guard` releases the slots before this one
             std::mem::forget(guard);
-            // SAFETY: `acquire` acquired this slot now and the slots before it in earlier rounds;
-            // the guard of those was forgotten without a release.
+            // SAFETY: the rounds acquired these slots; the guard of the earlier ones was forgotten.
             guard = unsafe { GlobalGuard::new(&self.slots[..=index]) };
         }
         Ok(guard)
@@ -304,20 +295,18 @@ impl<T> LgLock<T> {
             let free = slot.word.load(Ordering::Relaxed) == 0;
             (free && try_acquire(slot, me)).then_some(())
         };
-        if mode == Mode::Wait {
-            // The thread spins first, because the check below reads a cache line of every CPU from
-            // this one on.
-            if park::spin(SpinLimit::SHORT, attempt).is_some() {
-                return Ok(());
-            }
-            // A thread waits for slots in ascending order only (invariant 3).
-            if self.slots[slot.cpu.index()..].iter().any(|slot| owned_by_me(slot)) {
-                return Err(LockError::Deadlock);
-            }
-        }
         // A `try_` method does not wait, so it may lock in any order.
         if mode == Mode::Try {
             return Err(LockError::WouldBlock);
+        }
+        // The thread spins first, because the check below reads a cache line of every CPU from this
+        // one on.
+        if park::spin(SpinLimit::SHORT, attempt).is_some() {
+            return Ok(());
+        }
+        // A thread waits for slots in ascending order only (invariant 3).
+        if self.slots[slot.cpu.index()..].iter().any(|slot| owned_by_me(slot)) {
+            return Err(LockError::Deadlock);
         }
         slot.parker.park(attempt);
         Ok(())

@@ -28,7 +28,7 @@
 //!
 //! | | blocks | allocates |
 //! |---|---|---|
-//! | [`Unlinked::retire`], or dropping the [`Unlinked`] | never | in its first call |
+//! | [`Unlinked::retire`], or dropping the [`Unlinked`] | never | once in the process |
 //! | [`defer`] | never | a node for the closure |
 //! | [`start_grace_period`] and [`GracePeriod::poll`] | never | never |
 //! | [`synchronize`], [`Unlinked::reclaim`], [`barrier`] | until the readers have left | never |

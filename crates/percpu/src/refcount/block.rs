@@ -55,13 +55,9 @@ use crate::words::{BLOCK, WordBlock};
 
 /// [`RefBlock::COUNTS`] reference counts, each gated by a word of its owner.
 ///
-/// A get and a put cost the same as those of a [`PercpuRef`](super::PercpuRef): a few instructions
-/// on the word of this CPU where rseq sections run, and a fetch-and-add on it elsewhere. Every
-/// operation except [`try_new`](Self::try_new) and the drop is wait-free and does not allocate.
-///
-/// Memory: 1,664 bytes, and 512 bytes for every CPU, from a pool.
-///
-/// For the other crates of the workspace; semantic versioning does not cover it.
+/// A get and a put cost the same as those of a [`PercpuRef`](super::PercpuRef). Every operation
+/// except [`try_new`](Self::try_new) and the drop is wait-free and does not allocate. Memory: 1,664
+/// bytes, and 512 bytes for every CPU, from a pool. Semantic versioning does not cover it.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,8 +89,7 @@ pub struct RefBlock {
     cold: CachePadded<Cold>,
 }
 
-/// The fields that threads without a CPU id write, and all threads after a kill, on other cache
-/// lines than the fields that every operation reads.
+/// The fields that threads without a CPU id write, and all threads after a kill.
 struct Cold {
     counts: [Count; BLOCK],
 }
@@ -116,8 +111,7 @@ impl RefBlock {
 
     /// Creates a block of closed counts.
     ///
-    /// Takes memory from a pool, so it blocks shortly while another thread does that, and may map
-    /// memory.
+    /// Blocks shortly while another thread takes memory from the pool, and may map memory.
     ///
     /// # Errors
     ///
@@ -218,16 +212,14 @@ impl RefBlock {
     #[inline]
     #[must_use = "the object must be cleaned up after the last put"]
     pub unsafe fn put(this: *const Self, i: usize, gate: *const AtomicU64, open: u64) -> bool {
-        // Another thread may free the block and the gate once the put is counted, while this thread
-        // is still inside `try_add`. So `try_add` gets references to atomics, which do not require the
-        // memory to stay valid after their last use, and words that are not part of the block.
         // SAFETY: the reference to put keeps the block alive until it is put.
-        let words = unsafe { (*this).words.words(i) };
-        // SAFETY: the reference, which is not put yet, keeps the block alive.
-        let cold: &Cold = unsafe { &(*this).cold };
+        let Self { words, cold } = unsafe { &*this };
         // SAFETY: the reference, which is not put yet, keeps the gate alive.
         let gate = unsafe { &*gate };
-        if try_add(&words, &cold.counts[i].remote, gate, open, -1) {
+        // Another thread may free the block and the gate once the put is counted, while this thread
+        // is still inside `try_add`. So `try_add` gets references to atomics, which may dangle after
+        // their last use, and words that are not part of the block.
+        if try_add(&words.words(i), &cold.counts[i].remote, gate, open, -1) {
             return false;
         }
         // SAFETY: the contract of this function; the reference is not put yet.
@@ -256,8 +248,7 @@ impl RefBlock {
         atomic.fetch_add(delta, Ordering::AcqRel) + delta == 0
     }
 
-    /// Adds `delta` to the word of this CPU, or to `remote`, for the holder of a reference. Returns
-    /// false if that is closed; then the atomic is the count.
+    /// Adds `delta` for the holder of a reference. Returns false if the atomic is the count.
     #[inline(always)]
     fn try_add(&self, i: usize, gate: &AtomicU64, open: u64, delta: i64) -> bool {
         try_add(&self.words.words(i), &self.cold.counts[i].remote, gate, open, delta)
