@@ -8,19 +8,14 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use percpu::{backend, current_cpu, topology};
+use percpu::{PerCpu, backend, current_cpu, topology};
 
 const THREADS: u64 = 4;
 const EVENTS: u64 = 1_000; // per thread
 
-#[repr(align(128))] // two CPUs never share a cache line
-#[derive(Default)]
-struct Slot(AtomicU64);
-
 fn main() {
     let topology = topology();
-    let mut slots: Vec<Slot> = Vec::new();
-    slots.resize_with(topology.capacity(), Slot::default);
+    let slots = PerCpu::new(|_cpu| AtomicU64::new(0)); // two CPUs never share a cache line
 
     thread::scope(|s| {
         for _ in 0..THREADS {
@@ -28,7 +23,7 @@ fn main() {
                 for _ in 0..EVENTS {
                     // The index is in bounds, always. The thread may be moved before it adds, so
                     // the slot is an atomic all the same: rarely contended, never wrong.
-                    slots[current_cpu().index()].0.fetch_add(1, Ordering::Relaxed);
+                    slots[current_cpu()].fetch_add(1, Ordering::Relaxed);
                 }
             });
         }
@@ -37,7 +32,7 @@ fn main() {
     println!("{}", backend());
     let mut sum = 0;
     for cpu in topology.possible().iter() {
-        let events = slots[cpu.index()].0.load(Ordering::Relaxed);
+        let events = slots[cpu].load(Ordering::Relaxed);
         println!("{cpu} on {}: {events} events", topology.node_of(cpu));
         sum += events;
     }

@@ -65,18 +65,14 @@ pub fn capabilities() -> Capabilities {
     STARTED.get_or_init(words::start);
     let cpu_id = backend();
     let features = if cpu_id.rseq() == RseqState::InUse { feature_size() } else { 0 };
-    Capabilities {
-        cpu_id,
-        sections: section::state(),
-        fences: fence::strategy(),
-        node_id: features >= NODE_ID_END,
-        mm_cid: features >= MM_CID_END,
-    }
+    let [node_id, mm_cid] = fields(features);
+    Capabilities { cpu_id, sections: section::state(), fences: fence::strategy(), node_id, mm_cid }
 }
 
-/// Ends of the fields `node_id` and `mm_cid`, in bytes from the start of the area (ABI).
-const NODE_ID_END: u64 = 24;
-const MM_CID_END: u64 = 28;
+/// Returns whether an area of `size` bytes contains the fields `node_id` and `mm_cid` (ABI).
+fn fields(size: u64) -> [bool; 2] {
+    [24, 28].map(|end| end <= size)
+}
 
 /// Returns how many bytes of the area the kernel fills. Linux before 6.3 does not report it: 0.
 fn feature_size() -> u64 {

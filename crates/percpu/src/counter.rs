@@ -22,8 +22,8 @@
 //!  add without a CPU | shared sum only: never a word       | -
 //! ```
 //!
-//! The design is that of the Linux kernel's `percpu_counter` (`lib/percpu_counter.c`), which takes
-//! a spin lock where this counter adds to the shared sum.
+//! The design is that of the Linux kernel's `lib/percpu_counter.c`, which takes a spin lock where
+//! this counter adds to the shared sum.
 //!
 //! # Invariants
 //!
@@ -38,7 +38,6 @@
 //!    the words.
 
 use std::fmt;
-use std::io;
 use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
@@ -52,7 +51,6 @@ use crate::rseq::section;
 use crate::starting::is_starting;
 use crate::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
 use crate::sync::{cpu, order, step};
-use crate::topology::online;
 use crate::words::Words;
 
 /// The default batch: a CPU carries its word over before the word reaches it.
@@ -68,20 +66,14 @@ const NO_MEMORY: usize = align_of::<AtomicU64>();
 
 /// A sum that many threads add to without sharing a cache line.
 ///
-/// [`add`](Self::add) and [`increment`](Self::increment) never fail and never wait. An add is a few
-/// plain instructions with rseq sections (`cargo bench --bench percpu`, rows P2), and one
-/// `lock`-prefixed instruction on a cache line of this CPU without. It is wait-free, except for one
-/// add per batch, which is lock-free.
+/// An [`add`](Self::add) never fails and never waits: a few plain instructions with rseq sections,
+/// and one `lock`-prefixed instruction on a cache line of this CPU without. It is wait-free, except
+/// for one add per batch, which is lock-free. [`approximate`](Self::approximate) is one load;
+/// [`sum`](Self::sum) visits every CPU. The sum has 64 bits and wraps around, like `wrapping_add`.
 ///
 /// The first add of a counter takes 8 bytes per CPU from a pool, which blocks shortly and may map
-/// memory (a page per CPU for every 512 counters; see the [crate's page](crate)).
-/// [`reserve`](Self::reserve) does so beforehand. If memory is out, every add of this counter goes
-/// to the shared sum, which is correct but slow. Only [`fold_offline`](Self::fold_offline)
-/// allocates besides.
-///
-/// The sum has 64 bits and wraps around, like `wrapping_add`.
-///
-/// [`approximate`](Self::approximate) is one load; [`sum`](Self::sum) visits every CPU.
+/// memory; [`reserve`](Self::reserve) does so beforehand. If memory is out, every add of this
+/// counter goes to the shared sum, which is correct but slow.
 ///
 /// ```
 /// use offlock_percpu::PerCpuCounter;
@@ -151,10 +143,7 @@ impl PerCpuCounter {
         self.add(1);
     }
 
-    /// Adds `delta`, which may be negative.
-    ///
-    /// An add publishes no other memory: a thread that reads the sum and then other memory needs an
-    /// ordering of its own.
+    /// Adds `delta`, which may be negative. An add publishes no other memory.
     #[inline]
     pub fn add(&self, delta: i64) {
         let Some(words) = self.words() else { return self.first_add(delta) };
@@ -164,11 +153,10 @@ impl PerCpuCounter {
         }
     }
 
-    /// Returns the sum of the shared sum and of the words of all CPUs. Wait-free: one load per
-    /// possible CPU.
+    /// Returns the sum of all adds. Wait-free: one load per possible CPU.
     ///
     /// The sum is exact if every operation happened before the call, as after a join. Otherwise a
-    /// concurrent add may or may not count, and an amount that it is just carrying over (less than
+    /// concurrent add may or may not count, and an amount that it carries over just now (less than
     /// the batch) may count twice or not at all.
     #[must_use]
     pub fn sum(&self) -> i64 {
@@ -214,30 +202,23 @@ impl PerCpuCounter {
     /// Lock-free. With sections in use it costs a [`fence::heavy`], and concurrent adds on every
     /// CPU go to the shared sum.
     pub fn fold(&self, cpu: CpuId) -> i64 {
-        self.fold_each(|| (cpu.index() < cpu::possible()).then_some(cpu).into_iter())
-    }
-
-    /// Carries the words of all CPUs that are offline now over to the shared sum, and returns their
-    /// sum.
-    ///
-    /// Costs one [`fold`](Self::fold), and also reads `/sys`, so it allocates and may block.
-    ///
-    /// # Errors
-    ///
-    /// The error of reading `/sys/devices/system/cpu/online`. Nothing has changed then.
-    pub fn fold_offline(&self) -> io::Result<i64> {
-        let online = online()?;
-        Ok(self.fold_each(|| {
-            let all = (0..cpu::possible() as u32).map(CpuId::new);
-            all.filter(|&cpu| !online.contains(cpu))
-        }))
+        let Some(words) = self.words().filter(|_| cpu.index() < cpu::possible()) else { return 0 };
+        let close = section::available();
+        if close {
+            self.close();
+        }
+        let held = drain(words.slot(cpu));
+        self.carry(held, 0);
+        if close {
+            self.reopen();
+        }
+        held
     }
 
     /// Returns the words, or `None` if they are not allocated.
     #[inline(always)]
     fn words(&self) -> Option<ManuallyDrop<Words>> {
-        // Ordering: Acquire pairs with the Release in `words_or_alloc`; it carries the words'
-        // zeros.
+        // Ordering: Acquire pairs with the Release in `words_or_alloc`; it carries the zeros.
         let base = self.hot.base.load(Ordering::Acquire);
         if base.addr() <= NO_MEMORY {
             return None;
@@ -248,8 +229,7 @@ impl PerCpuCounter {
         Some(ManuallyDrop::new(unsafe { Words::from_raw(base) }))
     }
 
-    /// Returns the words, and allocates them if necessary. Returns `None` for ever once memory was
-    /// out.
+    /// Returns the words, allocated if necessary. Returns `None` for ever once memory was out.
     #[cold]
     fn words_or_alloc(&self) -> Option<ManuallyDrop<Words>> {
         // Ordering: Relaxed; a test for null, and `words` loads the pointer again.
@@ -261,14 +241,11 @@ impl PerCpuCounter {
                 Err(_) => ptr::without_provenance_mut(NO_MEMORY),
             };
             let publish = order!(Release, "publish: the words are zero");
+            let base = &self.hot.base;
             // Ordering: Release on success pairs with the Acquire in `words`; it carries the zeros
             // of the words. Relaxed on failure: `words` loads it again.
-            let lost = self
-                .hot
-                .base
-                .compare_exchange(ptr::null_mut(), new, publish, Ordering::Relaxed)
-                .is_err();
-            if let (true, Some(new)) = (lost && new.addr() > NO_MEMORY, NonNull::new(new)) {
+            let set = base.compare_exchange(ptr::null_mut(), new, publish, Ordering::Relaxed);
+            if let (true, Some(new)) = (set.is_err() && new.addr() > NO_MEMORY, NonNull::new(new)) {
                 // SAFETY: `new` came from `into_raw` above and was not published.
                 drop(unsafe { Words::from_raw(new) });
             }
@@ -279,8 +256,7 @@ impl PerCpuCounter {
     #[cold]
     #[inline(never)]
     fn first_add(&self, delta: i64) {
-        // During the start-up of the crate, an allocator that counts its calls gets here from
-        // inside the initialisation that `words_or_alloc` would wait for.
+        // An allocator that counts may get here inside the start-up that `words_or_alloc` waits for.
         let words = if is_starting() { None } else { self.words_or_alloc() };
         match words {
             Some(_) => self.add(delta),
@@ -304,22 +280,17 @@ impl PerCpuCounter {
             let before = word.fetch_add(delta as u64, Ordering::Relaxed) as i64;
             let after = before.wrapping_add(delta);
             if after <= -batch || batch <= after {
-                self.carry_atomic(word);
+                // The word may be back in range, if another thread carried or folded it since.
+                self.carry(drain(word), 0);
             }
         } else {
             self.carry(0, delta);
         }
     }
 
-    /// Carries over a word that an add took out of its range. It may be back in range, if another
-    /// thread carried or folded it since.
+    /// Adds `held`, the value of a drained word, and `delta` to the shared sum.
     #[cold]
     #[inline(never)]
-    fn carry_atomic(&self, word: &AtomicU64) {
-        self.carry(drain(word), 0);
-    }
-
-    /// Adds `held`, the value of a drained word, and `delta` to the shared sum.
     fn carry(&self, held: i64, delta: i64) {
         let mut sum = delta;
         step!("carry: add the drained word", sum = sum.wrapping_add(held));
@@ -340,28 +311,11 @@ impl PerCpuCounter {
         // the drained words.
         self.hot.gate.fetch_sub(1, order!(Release, "reopen: the words are drained"));
     }
-
-    fn fold_each<I: Iterator<Item = CpuId>>(&self, cpus: impl FnOnce() -> I) -> i64 {
-        let Some(words) = self.words() else { return 0 };
-        let close = section::available();
-        if close {
-            self.close();
-        }
-        let held = cpus().map(|cpu| drain(words.slot(cpu))).fold(0, i64::wrapping_add);
-        // Ordering: Relaxed; it publishes no other memory, and a later load by this thread cannot
-        // return an older sum.
-        self.shared.fetch_add(held, Ordering::Relaxed);
-        if close {
-            self.reopen();
-        }
-        held
-    }
 }
 
 /// Sets a word to 0 and returns its value.
 fn drain(word: &AtomicU64) -> i64 {
-    // Ordering: Relaxed. With sections in use the gate orders them; without, the
-    // word publishes no other memory.
+    // Ordering: Relaxed. With sections in use the gate orders it; without, it publishes nothing.
     word.swap(0, Ordering::Relaxed) as i64
 }
 

@@ -32,9 +32,6 @@ use crate::topology::topology;
 /// If neither rseq nor `sched_getcpu` has an answer, each thread gets a slot number in turn and
 /// keeps it. That is correct, but says nothing about the CPU ([`Source::ThreadSlot`]).
 ///
-/// Wait-free and free of allocation, except for the first call in a process (see the page of the
-/// crate).
-///
 /// ```
 /// let cpu = offlock_percpu::current_cpu();
 /// assert!(cpu.index() < offlock_percpu::topology().capacity());
@@ -80,8 +77,7 @@ mod fast {
 
     /// Returns the id in the calling thread's rseq area, if there is one.
     ///
-    /// The only branch compares the id with the limit. A limit of 0 refuses every id, so the id is
-    /// read even before `publish`.
+    /// One branch: a limit of 0 refuses every id, so the id is read even before `publish`.
     #[cfg(any(test, not(offlock_virtual_cpu)))]
     #[inline(always)]
     pub(super) fn current() -> Option<CpuId> {
@@ -103,9 +99,7 @@ mod fast {
     }
 }
 
-/// The number of answers that [`recent_cpu`] gives for one call of `sched_getcpu`. A guess: the
-/// cost of the call is divided by 32, and a thread that migrated uses a remote slot for at most 32
-/// operations.
+/// The number of answers that [`recent_cpu`] gives for one call of `sched_getcpu`. A guess.
 #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
 const REUSE_LIMIT: u32 = 32;
 
@@ -272,10 +266,7 @@ impl fmt::Display for Backend {
     }
 }
 
-/// Returns what [`current_cpu`] uses in this process, and why.
-///
-/// Decided once. The first call reads `/sys` and allocates. Threads that call at the same time wait
-/// for it.
+/// Returns what [`current_cpu`] uses in this process, and why. The first call decides.
 pub fn backend() -> Backend {
     static BACKEND: OnceLock<Backend> = OnceLock::new();
     *BACKEND.get().unwrap_or_else(|| starting(|| BACKEND.get_or_init(detect)))

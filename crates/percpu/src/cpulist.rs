@@ -4,10 +4,7 @@
 //! nodes alike: comma-separated numbers and ranges, an empty line for the empty set.
 
 use std::fmt;
-use std::iter;
 use std::ops::RangeInclusive;
-use std::slice;
-use std::str::FromStr;
 
 use crate::cpu_id::CpuId;
 
@@ -19,11 +16,9 @@ pub(crate) const MAX_CPUS: u32 = 65_536;
 /// A set of CPUs.
 ///
 /// ```
-/// let list: offlock_percpu::CpuList = "0-2,8\n".parse()?;
-/// assert_eq!(list.len(), 4);
-/// assert!(!list.contains(offlock_percpu::CpuId::new(5)));
-/// assert_eq!(list.to_string(), "0-2,8");
-/// # Ok::<(), offlock_percpu::CpuListError>(())
+/// let list: &offlock_percpu::CpuList = offlock_percpu::topology().possible();
+/// assert!(list.iter().all(|cpu| list.contains(cpu)));
+/// println!("{} possible CPUs: {list}", list.len()); // 8 possible CPUs: 0-7
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuList {
@@ -56,49 +51,32 @@ impl CpuList {
     }
 
     /// Returns the CPU with the largest number.
-    #[must_use]
-    pub fn last(&self) -> Option<CpuId> {
+    pub(crate) fn last(&self) -> Option<CpuId> {
         self.cpus.last().copied()
     }
 
     /// Iterates over the CPUs, ascending.
-    ///
-    /// ```
-    /// let list: offlock_percpu::CpuList = "0-1,4".parse()?;
-    /// let ids: Vec<u32> = list.iter().map(offlock_percpu::CpuId::get).collect();
-    /// assert_eq!(ids, [0, 1, 4]);
-    /// # Ok::<(), offlock_percpu::CpuListError>(())
-    /// ```
-    pub fn iter(&self) -> iter::Copied<slice::Iter<'_, CpuId>> {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = CpuId> + ExactSizeIterator + Clone {
         self.cpus.iter().copied()
     }
-}
 
-/// Collects CPUs in any order. Repeated CPUs count once.
-///
-/// ```
-/// let near: offlock_percpu::CpuList = [3, 1, 2, 1].map(offlock_percpu::CpuId::new).into_iter().collect();
-/// assert_eq!(near.to_string(), "1-3");
-/// ```
-impl FromIterator<CpuId> for CpuList {
-    fn from_iter<I: IntoIterator<Item = CpuId>>(cpus: I) -> Self {
-        let mut cpus: Vec<CpuId> = cpus.into_iter().collect();
+    /// Parses the kernel's list format. Runs may come in any order and overlap. Space around the
+    /// whole text is ignored. The error names the first wrong part.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        let mut cpus = Vec::new();
+        if !text.is_empty() {
+            for part in text.split(',') {
+                cpus.extend(parse_run(part)?.map(CpuId::new));
+            }
+        }
         cpus.sort_unstable();
         cpus.dedup();
-        Self { cpus }
+        Ok(Self { cpus })
     }
 }
 
-impl<'a> IntoIterator for &'a CpuList {
-    type Item = CpuId;
-    type IntoIter = iter::Copied<slice::Iter<'a, CpuId>>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
-    }
-}
-
-/// Writes the set in the kernel's format. Parsing the text gives an equal set.
+/// Writes the set in the kernel's format.
 impl fmt::Display for CpuList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let runs = self.cpus.chunk_by(|cpu, next| cpu.get() + 1 == next.get());
@@ -114,94 +92,20 @@ impl fmt::Display for CpuList {
     }
 }
 
-/// The reason why a text is not a set of CPUs.
-///
-/// ```
-/// use offlock_percpu::{CpuList, CpuListError};
-///
-/// let error = "3-1".parse::<CpuList>().unwrap_err();
-/// assert_eq!(error, CpuListError::Backwards(3, 1));
-/// assert_eq!(error.to_string(), "range 3-1 runs backwards");
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CpuListError {
-    /// This part is neither a number nor two numbers with a dash between them.
-    Malformed(String),
-    /// This range ends before it starts.
-    Backwards(u32, u32),
-    /// This number, in decimal, is above the largest CPU number that is accepted (65535).
-    TooLarge(String),
-}
-
-impl fmt::Display for CpuListError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Malformed(part) => write!(f, "{part:?} is neither a CPU number nor a range"),
-            Self::Backwards(first, last) => write!(f, "range {first}-{last} runs backwards"),
-            Self::TooLarge(id) => write!(f, "no CPU has the number {id} (limit {MAX_CPUS})"),
-        }
-    }
-}
-
-impl std::error::Error for CpuListError {}
-
-impl CpuListError {
-    /// Returns the error as an errno: `EINVAL`.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        libc::EINVAL
-    }
-}
-
-impl From<CpuListError> for std::io::Error {
-    fn from(error: CpuListError) -> Self {
-        Self::new(std::io::ErrorKind::InvalidInput, error)
-    }
-}
-
-impl FromStr for CpuList {
-    type Err = CpuListError;
-
-    /// Parses the kernel's list format. Runs may come in any order and overlap. Space around the
-    /// whole text is ignored.
-    ///
-    /// # Errors
-    ///
-    /// [`CpuListError`] names the first wrong part.
-    fn from_str(text: &str) -> Result<Self, CpuListError> {
-        let text = text.trim();
-        if text.is_empty() {
-            return Ok(Self::default());
-        }
-        let mut cpus = Vec::new();
-        for part in text.split(',') {
-            cpus.extend(parse_run(part)?.map(CpuId::new));
-        }
-        Ok(cpus.into_iter().collect())
-    }
-}
-
 /// Parses `7` or `4-7`.
-fn parse_run(part: &str) -> Result<RangeInclusive<u32>, CpuListError> {
+fn parse_run(part: &str) -> Result<RangeInclusive<u32>, String> {
     let number = |digits: &str| {
         // `u32::from_str` would accept a plus sign.
-        let all_digits = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-        match digits.parse() {
-            _ if !all_digits => Err(CpuListError::Malformed(part.to_string())),
-            Ok(number) => Ok(number),
-            Err(_) => Err(CpuListError::TooLarge(digits.to_string())),
+        if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(format!("{part:?} is neither a CPU number nor a range"));
         }
+        let id = digits.parse().ok().filter(|&id| id < MAX_CPUS);
+        id.ok_or_else(|| format!("no CPU has the number {digits} (limit {MAX_CPUS})"))
     };
-    let (first, last) = match part.split_once('-') {
-        Some((first, last)) => (number(first)?, number(last)?),
-        None => (number(part)?, number(part)?),
-    };
+    let (first, last) = part.split_once('-').unwrap_or((part, part));
+    let (first, last) = (number(first)?, number(last)?);
     if first > last {
-        return Err(CpuListError::Backwards(first, last));
-    }
-    if last >= MAX_CPUS {
-        return Err(CpuListError::TooLarge(last.to_string()));
+        return Err(format!("range {part} runs backwards"));
     }
     Ok(first..=last)
 }

@@ -78,9 +78,8 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// The fence of the frequent side. See the page of the [module](self).
-///
-/// Wait-free: a load and a well-predicted branch are the only instructions.
+/// The fence of the frequent side. See the page of the [module](self). A load and a well-predicted
+/// branch are the only instructions.
 #[inline(always)]
 pub fn light() {
     imp::light();
@@ -98,9 +97,8 @@ pub(crate) fn compiler_fence() {
 
 /// The fence of the rare side. See the page of the [module](self).
 ///
-/// Wait-free in user space. The kernel interrupts each CPU that runs a thread of this process. The
-/// call costs a system call if there is no such CPU. Otherwise it takes some microseconds, tens of
-/// them in a virtual machine (`cargo bench --bench percpu`, rows P7).
+/// Wait-free in user space: a system call. The kernel interrupts each other CPU that runs a thread of
+/// this process, which takes some microseconds, and tens of them in a virtual machine.
 ///
 /// # Aborts
 ///
@@ -113,16 +111,9 @@ pub fn heavy() {
 
 /// Runs [`heavy`] and ends or restarts every restartable section of this crate.
 ///
-/// A section that tested its gate before this call has one of two outcomes. It has committed, and
-/// the calling thread sees its store. Or it starts again, and sees the gate as the calling thread
-/// left it.
-///
-/// For a thread that closes the gate of a [`RefBlock`](crate::RefBlock). Progress and cost are
-/// those of `heavy`. In a process without sections it is the same as `heavy`.
-///
-/// # Aborts
-///
-/// Aborts the process in the same case as [`heavy`].
+/// A section that tested its gate before this call has committed, and the calling thread sees its
+/// store. Or it starts again, and sees the gate as the calling thread left it. For a thread that
+/// closes the gate of a [`RefBlock`](crate::RefBlock). Everything else is as for `heavy`.
 #[doc(hidden)] // like `RefBlock`, the only structure whose gate a user closes
 #[inline]
 pub fn heavy_rseq() {

@@ -26,10 +26,8 @@
 //! | order two sides | [`fence`] | [`light`](fence::light) | [`heavy`](fence::heavy) |
 //! | spread anything else over CPUs | [`PerCpu`], [`current_cpu`], [`topology()`] | the slot of the current CPU | all slots |
 //!
-//! `cargo bench --bench percpu` measures the costs beside those of the usual alternatives: rows P2
-//! for the counter, P3 for references, P4 for locks, P5 and P6 for RCU, P8 for all of them without
-//! rseq. An add or a pin takes some nanoseconds or less, however many CPUs run it at once. A heavy
-//! fence takes microseconds.
+//! An add or a pin takes some nanoseconds or less, however many CPUs run it at once. A heavy fence
+//! takes microseconds. `cargo bench --bench percpu` measures both beside the usual alternatives.
 //!
 //! # Requirements
 //!
@@ -48,18 +46,16 @@
 //! # Guarantees of all items
 //!
 //! Operations are wait-free and allocate nothing, unless the item says otherwise. *Wait-free*
-//! includes sections. A section restarts only because the kernel interrupted its thread, never
-//! because of an operation of another thread. A thread that is interrupted every few nanoseconds
-//! makes no progress with any code.
+//! includes sections: a section restarts only because the kernel interrupted its thread, never
+//! because of an operation of another thread.
 //!
 //! The first use in a process reads `/sys`, registers with `membarrier` and tests the sections. It
 //! allocates, and ends like `Box::new` if it cannot. Threads that call at the same time wait for
 //! it. [`capabilities()`] runs the first use at a moment that the program chooses.
 //!
-//! A word of a counter, a reference or a gate takes 8 bytes per CPU, from chunks of 8,192 words per
-//! CPU. A chunk takes no memory until it is used. Its first word takes one page (4 KiB) for each
-//! possible CPU, and the next 511 words take no more. Words return to the pool. Chunks never return
-//! to the system.
+//! A word of a counter, a reference or a gate takes 8 bytes per CPU, from a pool of pages: the first
+//! word takes one page (4 KiB) for each possible CPU, and the next 511 words take no more. Words
+//! return to the pool, pages never return to the system.
 //!
 //! | out of memory | `new` | `try_new` |
 //! |---|---|---|
@@ -96,7 +92,7 @@ mod park;
 pub mod rcu;
 mod refcount;
 mod rseq;
-pub mod slots;
+mod slots;
 mod starting;
 #[doc(hidden)]
 pub mod sync;
@@ -108,7 +104,7 @@ mod words;
 pub use self::capabilities::{Capabilities, RseqUnavailable, capabilities, require_rseq};
 pub use self::counter::PerCpuCounter;
 pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
-pub use self::cpulist::{CpuList, CpuListError};
+pub use self::cpulist::CpuList;
 pub use self::error::{AllocError, NewError};
 pub use self::gate::{GateError, ReadGuard, ReadWriteGate, WriteGuard};
 pub use self::lglock::{LgLock, LockError};
@@ -119,7 +115,7 @@ pub use self::refcount::{
 };
 pub use self::rseq::state::Sections;
 pub use self::slots::PerCpu;
-pub use self::topology::{NodeId, Topology, online, topology};
+pub use self::topology::{NodeId, Topology, topology};
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

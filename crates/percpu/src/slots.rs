@@ -10,14 +10,6 @@
 //! may use any of them. A slot has no lock: two threads may hold `&T` of one slot at the same time,
 //! so a `T` that changes needs its own lock or atomics.
 //!
-//! ```
-//! use offlock_percpu::{PerCpu, slots};
-//!
-//! let slots = PerCpu::new(|cpu| cpu.get());
-//! let all: slots::Iter<'_, u32> = slots.iter();
-//! assert!(all.map(|(_, &slot)| slot).is_sorted());
-//! ```
-//!
 //! # Invariants
 //!
 //! 1. `slots` has `cpu::possible()` entries. The index of every CPU id that `cpu::current` returns
@@ -26,20 +18,14 @@
 //!    fetches together.
 
 use std::fmt;
-use std::io;
-use std::iter::{Enumerate, FusedIterator};
 use std::marker::PhantomData;
 use std::ops::Index;
-use std::slice;
-use std::vec;
 
 use crossbeam_utils::CachePadded;
 
 use crate::cpu::CpuId;
 use crate::error::{AllocError, out_of_memory};
-use crate::fence;
 use crate::sync::cpu;
-use crate::topology::online;
 
 /// One value, alone on its cache lines.
 type Slot<T> = CachePadded<T>;
@@ -102,7 +88,7 @@ impl<T> PerCpu<T> {
         Self::try_new(init).unwrap_or_else(|_| out_of_memory::<Slot<T>>(cpu::possible()))
     }
 
-    /// Makes a slot for every CPU, in ascending order. `init` makes the value of each slot.
+    /// Makes the slots like [`new`](Self::new), and returns an error if there is no memory.
     ///
     /// # Errors
     ///
@@ -149,51 +135,8 @@ impl<T> PerCpu<T> {
     /// Iterates over all slots, ascending, including those of offline CPUs and of holes.
     ///
     /// This is not a snapshot: other threads may use a slot while it is visited.
-    #[must_use]
-    pub fn iter(&self) -> Iter<'_, T> {
-        Iter(self.slots.iter().enumerate())
-    }
-
-    /// Iterates over all slots, ascending, for exclusive use.
-    pub fn iter_mut(&mut self) -> IterMut<'_, T> {
-        IterMut(self.slots.iter_mut().enumerate())
-    }
-
-    /// Folds the slots of CPUs that are offline now, ascending.
-    ///
-    /// No thread runs on the CPU of such a slot, so its contents are better moved to the slot of an
-    /// online CPU. The slot may still be in use: its CPU may come online at any moment, and a
-    /// thread without a CPU id may use the slot. So `fold` gets `&T`, and must move the contents as
-    /// it would from any slot.
-    ///
-    /// Reads `/sys`, so it allocates and may block. A panic of `fold` passes through.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if `/sys/devices/system/cpu/online` cannot be read. In this case no slot is
-    /// visited.
-    pub fn fold_offline<A>(
-        &self,
-        init: A,
-        mut fold: impl FnMut(A, CpuId, &T) -> A,
-    ) -> io::Result<A> {
-        let online = online()?;
-        let offline = self.iter().filter(|&(cpu, _)| !online.contains(cpu));
-        Ok(offline.fold(init, |acc, (cpu, slot)| fold(acc, cpu, slot)))
-    }
-
-    /// Waits until every rseq section of this process that ran on `cpu` has ended or has started
-    /// again.
-    ///
-    /// Every section that commits afterwards sees the stores that the calling thread made before.
-    /// The call costs a [`fence::heavy`], and is one in a process without sections (see
-    /// [`capabilities`](crate::capabilities())). A thread that uses atomics is neither delayed nor
-    /// waited for.
-    pub fn revoke(&self, cpu: CpuId) {
-        // The membarrier command reaches every CPU of the process. Its flag for a single CPU is
-        // unused.
-        let _ = cpu;
-        fence::heavy_rseq();
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (CpuId, &T)> + ExactSizeIterator + Clone {
+        self.slots.iter().enumerate().map(|(index, slot)| (cpu_of(index), &**slot))
     }
 }
 
@@ -225,106 +168,6 @@ impl<T: Default> Default for PerCpu<T> {
 impl<T: fmt::Debug> fmt::Debug for PerCpu<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_map().entries(self.iter().map(|(cpu, slot)| (cpu.get(), slot))).finish()
-    }
-}
-
-/// Defines one of the three iterators: ascending, double-ended and of exact size.
-macro_rules! iterator {
-    ($(#[$meta:meta])* $name:ident $(<$lifetime:lifetime>)?, $inner:ty, $item:ty, $value:expr) => {
-        $(#[$meta])*
-        pub struct $name<$($lifetime,)? T>(Enumerate<$inner>);
-
-        impl<$($lifetime,)? T> Iterator for $name<$($lifetime,)? T> {
-            type Item = (CpuId, $item);
-
-            #[inline]
-            fn next(&mut self) -> Option<Self::Item> {
-                self.0.next().map(|(index, slot)| (cpu_of(index), $value(slot)))
-            }
-
-            fn size_hint(&self) -> (usize, Option<usize>) {
-                self.0.size_hint()
-            }
-        }
-
-        impl<$($lifetime,)? T> DoubleEndedIterator for $name<$($lifetime,)? T> {
-            #[inline]
-            fn next_back(&mut self) -> Option<Self::Item> {
-                self.0.next_back().map(|(index, slot)| (cpu_of(index), $value(slot)))
-            }
-        }
-
-        impl<$($lifetime,)? T> ExactSizeIterator for $name<$($lifetime,)? T> {}
-        impl<$($lifetime,)? T> FusedIterator for $name<$($lifetime,)? T> {}
-
-        impl<$($lifetime,)? T> fmt::Debug for $name<$($lifetime,)? T> {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.debug_struct(stringify!($name)).field("left", &self.0.len()).finish()
-            }
-        }
-    };
-}
-
-iterator! {
-    /// An iterator over the slots of a [`PerCpu`] that other threads may use: see [`PerCpu::iter`].
-    ///
-    /// ```
-    /// let slots = offlock_percpu::PerCpu::new(|cpu| cpu.get());
-    /// assert!(slots.iter().all(|(cpu, &slot)| slot == cpu.get()));
-    /// ```
-    Iter<'a>, slice::Iter<'a, Slot<T>>, &'a T, |slot: &'a Slot<T>| &**slot
-}
-impl<T> Clone for Iter<'_, T> {
-    fn clone(&self) -> Self {
-        Self(self.0.clone())
-    }
-}
-
-iterator! {
-    /// An iterator over the slots of a [`PerCpu`] with exclusive access: see [`PerCpu::iter_mut`].
-    ///
-    /// ```
-    /// let mut slots = offlock_percpu::PerCpu::new(|_| 0);
-    /// slots.iter_mut().for_each(|(cpu, slot)| *slot = cpu.get() + 1);
-    /// assert!(slots.iter().all(|(_, &slot)| slot > 0));
-    /// ```
-    IterMut<'a>, slice::IterMut<'a, Slot<T>>, &'a mut T, |slot: &'a mut Slot<T>| &mut **slot
-}
-iterator! {
-    /// An iterator over the values of a [`PerCpu`], which it consumes.
-    ///
-    /// ```
-    /// let slots = offlock_percpu::PerCpu::new(|_| vec![1]);
-    /// let all: Vec<i32> = slots.into_iter().flat_map(|(_, values)| values).collect();
-    /// assert!(!all.is_empty());
-    /// ```
-    IntoIter, vec::IntoIter<Slot<T>>, T, CachePadded::into_inner
-}
-
-impl<'a, T> IntoIterator for &'a PerCpu<T> {
-    type Item = (CpuId, &'a T);
-    type IntoIter = Iter<'a, T>;
-
-    fn into_iter(self) -> Iter<'a, T> {
-        self.iter()
-    }
-}
-
-impl<'a, T> IntoIterator for &'a mut PerCpu<T> {
-    type Item = (CpuId, &'a mut T);
-    type IntoIter = IterMut<'a, T>;
-
-    fn into_iter(self) -> IterMut<'a, T> {
-        self.iter_mut()
-    }
-}
-
-impl<T> IntoIterator for PerCpu<T> {
-    type Item = (CpuId, T);
-    type IntoIter = IntoIter<T>;
-
-    fn into_iter(self) -> IntoIter<T> {
-        IntoIter(self.slots.into_vec().into_iter().enumerate())
     }
 }
 

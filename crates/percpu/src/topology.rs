@@ -11,7 +11,6 @@
 
 use std::fmt;
 use std::fs;
-use std::io;
 use std::path::Path;
 
 use crate::cpu_id::CpuId;
@@ -90,35 +89,6 @@ pub fn capacity() -> usize {
     topology().capacity()
 }
 
-/// Reads the set of CPUs that are online at this moment.
-///
-/// Unlike [`Topology::possible`], this set changes with CPU hotplug, so the answer may be out of
-/// date at once. Every call reads `/sys` and allocates.
-///
-/// # Errors
-///
-/// If `/sys/devices/system/cpu/online` cannot be read, or is not a list of CPUs
-/// ([`CpuListError`](crate::CpuListError) inside an error of kind `InvalidInput`).
-///
-/// ```
-/// match offlock_percpu::online() {
-///     Ok(cpus) => println!("online: {cpus}"),
-///     Err(error) => println!("no sysfs here: {error}"),
-/// }
-/// ```
-pub fn online() -> io::Result<CpuList> {
-    // Virtual CPUs are always online.
-    #[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
-    return Ok(CpuList::first_n(crate::sync::virtual_cpu::possible() as u32));
-    #[cfg(not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu)))]
-    read_list(Path::new("/sys/devices/system/cpu/online"))
-}
-
-#[cfg(any(test, not(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))))]
-fn read_list(path: &Path) -> io::Result<CpuList> {
-    Ok(fs::read_to_string(path)?.parse::<CpuList>()?)
-}
-
 impl Topology {
     /// Returns the possible CPUs: every CPU that is present, or may be plugged in before the next
     /// boot. Their numbers may have holes.
@@ -175,7 +145,7 @@ impl Topology {
 /// Reads the possible CPUs, at least one. The error says why this failed.
 fn possible_cpus(path: &Path) -> Result<CpuList, String> {
     let text = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
-    let list: CpuList = text.parse().map_err(|e| format!("{}: {e}", path.display()))?;
+    let list = CpuList::parse(&text).map_err(|e| format!("{}: {e}", path.display()))?;
     match list.is_empty() {
         true => Err(format!("{}: lists no CPU", path.display())),
         false => Ok(list),
@@ -192,7 +162,7 @@ fn memory_nodes(dir: &Path, capacity: u32) -> (Vec<NodeId>, Box<[NodeId]>) {
             let entry = entry.ok()?;
             let id = node_number(entry.file_name().to_str()?)?;
             let text = fs::read_to_string(entry.path().join("cpulist")).ok()?;
-            Some((NodeId(id), text.parse().ok()?))
+            Some((NodeId(id), CpuList::parse(&text).ok()?))
         })
         .collect();
     if found.is_empty() {

@@ -27,12 +27,3 @@ unwind_safe! {
     [T] ReadWriteGate<T>;
     [T] LgLock<T>;
 }
-
-/// Types that contain the types above, or refer to them, are unwind safe by their fields.
-const _: () = {
-    const fn unwind_safe<T: UnwindSafe + RefUnwindSafe>() {}
-    unwind_safe::<crate::PerCpu<PerCpuCounter>>();
-    unwind_safe::<crate::Reference<'_>>();
-    unwind_safe::<crate::ReadGuard<'_, u32>>();
-    unwind_safe::<&LgLock<std::cell::Cell<u32>>>();
-};

@@ -185,13 +185,5 @@ impl<T: fmt::Debug> fmt::Debug for WordGuard<'_, T> {
     }
 }
 
-/// Compile-time checks of auto traits.
-const _: () = {
-    const fn send_and_sync<T: Send + Sync>() {}
-    const fn sync<T: Sync>() {}
-    send_and_sync::<WordLock<std::cell::Cell<u8>>>();
-    sync::<WordGuard<'_, u8>>();
-};
-
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests;

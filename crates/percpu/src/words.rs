@@ -1,7 +1,6 @@
 //! A pool of per-CPU words: one 64-bit word for every CPU, at 8 bytes each.
 //!
-//! A counter with a cache line per CPU would waste 120 of 128 bytes. Here every CPU has a region of
-//! its own, and a word has the same offset in each region:
+//! Every CPU has a region of its own, and a word has the same offset in each region:
 //!
 //! ```text
 //!  chunk -> | cpu 0: w0 w1 w2 ... | cpu 1: w0 w1 w2 ... | ...     STRIDE bytes (64 KiB) each
@@ -22,7 +21,6 @@
 //!    The same holds for each word of a `WordBlock`.
 //! 2. The words of a new `Words`, and of a new `WordBlock`, are 0.
 
-use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
@@ -42,7 +40,6 @@ pub(crate) fn start() {
 #[derive(Debug)]
 pub(crate) struct Words {
     base: NonNull<AtomicU64>,
-    _owns: PhantomData<AtomicU64>,
 }
 
 // SAFETY: `base` points to atomics that this `Words` owns (invariant 1).
@@ -55,7 +52,7 @@ impl Words {
     ///
     /// Blocks briefly while another thread takes or returns words. May map memory.
     pub(crate) fn new() -> Result<Self, AllocError> {
-        Ok(Self { base: imp::WORDS.take()?, _owns: PhantomData })
+        Ok(Self { base: imp::WORDS.take()? })
     }
 
     /// Returns a pointer to the word of CPU 0.
@@ -83,17 +80,16 @@ impl Words {
     /// dropped.
     #[inline(always)]
     pub(crate) unsafe fn from_raw(base: NonNull<AtomicU64>) -> Self {
-        Self { base, _owns: PhantomData }
+        Self { base }
     }
 
-    /// Returns a second handle to the same words. The caller must not use it after `self` is
-    /// dropped.
+    /// Returns a second handle to the same words, which must not be used after `self` is dropped.
     ///
     /// For the put of a reference, which may let another thread free the structure that contains
     /// `self`. A `&Words` argument would promise that the structure outlives the call.
     #[inline(always)]
     pub(crate) fn alias(&self) -> ManuallyDrop<Self> {
-        ManuallyDrop::new(Self { base: self.base, _owns: PhantomData })
+        ManuallyDrop::new(Self { base: self.base })
     }
 
     /// Returns the word of `cpu`.
@@ -104,21 +100,7 @@ impl Words {
     #[inline(always)]
     pub(crate) fn slot(&self, cpu: CpuId) -> &AtomicU64 {
         assert!(cpu.index() < cpu::possible(), "{cpu} has no slot");
-        // SAFETY: the assertion above is the condition of `slot_unchecked`.
-        unsafe { self.slot_unchecked(cpu) }
-    }
-
-    /// Returns the word of `cpu`, for a fast path whose `cpu` is a result of a section or of
-    /// `cpu::current`.
-    ///
-    /// # Safety
-    ///
-    /// `cpu` is below `cpu::possible()`.
-    #[inline(always)]
-    pub(crate) unsafe fn slot_unchecked(&self, cpu: CpuId) -> &AtomicU64 {
-        debug_assert!(cpu.index() < cpu::possible(), "{cpu} has no slot");
-        // SAFETY: by the contract of this function the region of `cpu` exists, so the address is
-        // inside the chunk.
+        // SAFETY: the region of `cpu` exists (the assertion), so the address is inside the chunk.
         let word = unsafe { self.base.byte_add(cpu.index() * STRIDE) };
         // SAFETY: invariant 1: an initialised word that belongs to `self`, and chunks are never
         // unmapped.
@@ -145,7 +127,6 @@ pub(crate) const BLOCK: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 
 #[derive(Debug)]
 pub(crate) struct WordBlock {
     base: NonNull<AtomicU64>,
-    _owns: PhantomData<AtomicU64>,
 }
 
 // SAFETY: `base` points to atomics that this `WordBlock` owns (invariant 1).
@@ -157,7 +138,7 @@ impl WordBlock {
     /// Takes a block from the pool of blocks. All words are 0. May block and may map memory, like
     /// [`Words::new`].
     pub(crate) fn new() -> Result<Self, AllocError> {
-        Ok(Self { base: imp::BLOCKS.take()?, _owns: PhantomData })
+        Ok(Self { base: imp::BLOCKS.take()? })
     }
 
     /// Returns word `i` of every CPU. The caller must not use it after the block is dropped.
@@ -170,7 +151,7 @@ impl WordBlock {
         assert!(i < BLOCK, "word {i} of {BLOCK}");
         // SAFETY: `i < BLOCK`, so the address is inside the block.
         let base = unsafe { self.base.byte_add(imp::place(i)) };
-        ManuallyDrop::new(Words { base, _owns: PhantomData })
+        ManuallyDrop::new(Words { base })
     }
 }
 

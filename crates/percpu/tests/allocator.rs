@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicI64, AtomicU8, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use offlock_percpu::{CpuId, capabilities, rcu, topology};
 use offlock_percpu::{LgLock, PerCpu, PerCpuCounter, PercpuRef, ReadWriteGate};
-use offlock_percpu::{capabilities, online, rcu, topology};
 
 use no_id::take_id;
 
@@ -70,10 +70,9 @@ const FIRST_USES: &[(&str, fn())] = &[
     ("an allocation", || drop(std::hint::black_box(vec![1_u8; 100]))),
     ("capabilities", || println!("{}", capabilities())),
     ("topology", || assert!(topology().capacity() > 0)),
-    ("online", || assert!(online().unwrap().iter().next().is_some())),
     ("slots", || assert_eq!(*PerCpu::new(|_| 7).local(), 7)),
     ("sum", || _ = BYTES.sum()),
-    ("fold_offline", || _ = BYTES.fold_offline().unwrap()),
+    ("fold", || _ = BYTES.fold(CpuId::new(0))),
     ("many counters", || {
         // Enough counters for the pool to grow under its lock, and to take their words back.
         let counters: Vec<_> = (0..20_000).map(|_| PerCpuCounter::new()).collect();

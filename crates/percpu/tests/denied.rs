@@ -3,15 +3,22 @@
 //! Each case runs in a process of its own. It installs a seccomp filter on the thread of its test
 //! before the first use of the crate. The threads that the test starts inherit the filter.
 
+#[path = "common/store_buffer.rs"]
+mod store_buffer;
+
 use std::env;
 use std::process::Command;
 use std::thread;
+use std::time::Duration;
 
-use offlock_percpu::fence::Strategy;
+use offlock_percpu::fence::{self, Strategy};
 use offlock_percpu::{
     LgLock, PerCpuCounter, PercpuRef, ReadWriteGate, RseqState, Sections, backend, capabilities,
     current_cpu, rcu, require_rseq,
 };
+
+use store_buffer::store_buffer;
+use testkit::pin::allowed_cpus;
 
 /// Installs a filter that refuses `membarrier` with `errno`; with `rseq_only`, only the two
 /// commands that restart sections.
@@ -78,6 +85,10 @@ fn child_under_a_filter() {
         assert_eq!(off.errno(), libc::EPERM);
     }
     everything_counts();
+    if !fences && allowed_cpus().len() >= 2 {
+        let pair = store_buffer(Duration::ZERO, fence::light, fence::light, [0, 1], 20_000);
+        assert_eq!(pair.both_missed, 0, "light is a full fence here ({} rounds)", pair.rounds);
+    }
     println!("all right under the filter");
 }
 

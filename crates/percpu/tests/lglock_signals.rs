@@ -232,7 +232,7 @@ fn storm_act(stage: &Stage, tally: &Tally) {
     if tally.signals.get().is_multiple_of(8) {
         match stage.lock.try_global() {
             Ok(mut all) => {
-                for (_, value) in &mut all {
+                for (_, value) in all.iter_mut() {
                     add(value);
                     bump(&tally.added);
                 }

@@ -3,86 +3,16 @@
 //! Ignored by default, because two threads must run on two CPUs at once. Each half runs for at most
 //! `OFFLOCK_STRESS_SECONDS` (default 2).
 
+#[path = "common/store_buffer.rs"]
+mod store_buffer;
+
 use std::env;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::thread;
-use std::time::Instant;
 
 use offlock_percpu::fence::{self, Strategy};
 
-use testkit::pin::{allowed_cpus, pin_to};
-use testkit::stress::{keep_running, stress_time};
-
-/// A word on a cache line of its own.
-#[repr(align(128))]
-struct Line(AtomicU64);
-
-/// The number of rounds, and of those in which neither thread saw the other's store.
-struct Outcome {
-    rounds: u64,
-    both_missed: u64,
-}
-
-/// Runs rounds of two pinned threads. In each round a thread stores the round number to its own
-/// word, runs its fence and loads the other's word. The run ends after `enough` rounds if both
-/// threads missed the other's store in `least` of them, and at once if they missed it in `most`.
-fn store_buffer(frequent: fn(), rare: fn(), [least, most]: [u64; 2], enough: u64) -> Outcome {
-    const MISSED: u64 = 0;
-    let until = Instant::now() + stress_time(2);
-    let cpus = allowed_cpus();
-    let (here, there) = (cpus[0], cpus[1]);
-
-    let places = [Line(AtomicU64::new(0)), Line(AtomicU64::new(0))];
-    let seen = [Line(AtomicU64::new(0)), Line(AtomicU64::new(0))];
-    let (start, done) = (Line(AtomicU64::new(0)), Line(AtomicU64::new(0)));
-    const STOP: u64 = u64::MAX;
-
-    let side = |me: usize, round: u64, fence: fn()| {
-        places[me].0.store(round, Relaxed);
-        fence();
-        let other = places[1 - me].0.load(Relaxed);
-        seen[me].0.store(if other == round { round } else { MISSED }, Relaxed);
-    };
-    thread::scope(|scope| {
-        let (start, done, side) = (&start, &done, &side);
-        scope.spawn(move || {
-            pin_to(&[there]);
-            let mut round = 0;
-            loop {
-                let next = start.0.load(std::sync::atomic::Ordering::Acquire);
-                if next == STOP {
-                    break;
-                }
-                if next != round {
-                    round = next;
-                    side(1, round, frequent);
-                    done.0.store(round, std::sync::atomic::Ordering::Release);
-                }
-            }
-        });
-        pin_to(&[here]);
-        let mut outcome = Outcome { rounds: 0, both_missed: 0 };
-        let is_enough = |o: &Outcome| o.rounds > enough && o.both_missed >= least;
-        while outcome.both_missed < most && keep_running(until, || is_enough(&outcome)) {
-            for _ in 0..100 {
-                outcome.rounds += 1;
-                start.0.store(outcome.rounds, std::sync::atomic::Ordering::Release);
-                for _ in 0..outcome.rounds % 64 {
-                    // Starts a little later in each round, so that the threads meet.
-                    std::hint::spin_loop();
-                }
-                side(0, outcome.rounds, rare);
-                while done.0.load(std::sync::atomic::Ordering::Acquire) != outcome.rounds {
-                    std::hint::spin_loop();
-                }
-                let missed = |me: usize| seen[me].0.load(Relaxed) == MISSED;
-                outcome.both_missed += u64::from(missed(0) && missed(1));
-            }
-        }
-        start.0.store(STOP, std::sync::atomic::Ordering::Release);
-        outcome
-    })
-}
+use store_buffer::store_buffer;
+use testkit::pin::allowed_cpus;
+use testkit::stress::stress_time;
 
 #[test]
 #[ignore = "stress: seconds on two CPUs"]
@@ -91,14 +21,14 @@ fn stress_inv19_light_against_heavy_never_misses_and_without_heavy_does() {
         assert!(env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "the test needs two CPUs");
         return;
     }
-    let pair = store_buffer(fence::light, fence::heavy, [0, 1], 1_000);
+    let pair = store_buffer(stress_time(2), fence::light, fence::heavy, [0, 1], 1_000);
     println!("{}: {} rounds of light against heavy", fence::strategy(), pair.rounds);
     assert!(pair.rounds > 1_000);
     assert_eq!(pair.both_missed, 0, "in {} rounds", pair.rounds);
 
     // The negative control: without the heavy fence the same rounds see a store buffer.
     let misses = u64::from(fence::strategy() == Strategy::Membarrier);
-    let twin = store_buffer(fence::light, fence::light, [misses, 10], 0);
+    let twin = store_buffer(stress_time(2), fence::light, fence::light, [misses, 10], 0);
     println!("light against light: {} of {} rounds missed", twin.both_missed, twin.rounds);
     match fence::strategy() {
         Strategy::Membarrier => assert!(twin.both_missed > 0, "in {} rounds", twin.rounds),

@@ -112,6 +112,9 @@ fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
     drop((rcu::pin(), rcu::pin_send()));
     rcu::barrier().unwrap();
 
+    let (calls_of_one, eight) = calls(|| node(8).into_inner());
+    assert_eq!((calls_of_one, eight), (2, 8), "into_inner frees the node");
+
     let mut nodes: Vec<_> = (0..NODES).map(node).collect();
     let (calls, ()) = calls(|| {
         while let Some(node) = nodes.pop() {

@@ -74,8 +74,8 @@
 //! A removed context is dropped, and its index becomes vacant, when no reader that could have found it and
 //! no [`CtxRef`] is left. Reclaim drops many contexts together, on any thread that removes, inserts,
 //! polls, flushes or works for [`rcu`]. Therefore `T` is `Send + Sync + 'static`. In a program that comes
-//! to rest, removed contexts stay until a call of [`CtxTable::flush`], or until a
-//! [`Reclaimer`](crate::rcu::Reclaimer) runs.
+//! to rest, removed contexts stay until a call of [`CtxTable::flush`], or until
+//! [`rcu::poll`] is called repeatedly.
 //!
 //! # Errors
 //!

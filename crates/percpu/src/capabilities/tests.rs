@@ -17,6 +17,15 @@ fn parts_agree_with_each_other() {
 }
 
 #[test]
+fn a_field_is_there_if_the_area_reaches_its_end() {
+    let sizes = [0, 20, 23, 24, 27, 28, 33];
+    let node_id = [false, false, false, true, true, true, true];
+    let mm_cid = [false, false, false, false, false, true, true];
+    assert_eq!(sizes.map(|size| fields(size)[0]), node_id);
+    assert_eq!(sizes.map(|size| fields(size)[1]), mm_cid);
+}
+
+#[test]
 fn inv14_the_reason_is_said_loudly_and_as_an_errno() {
     let off = RseqUnavailable { reason: Sections::NoId(RseqState::NotRegistered) };
     assert_eq!(off.errno(), libc::EPERM);

@@ -16,7 +16,7 @@ fn parses_samples_of_the_kernel() {
         ("0-1,4,6-7\n", vec![0, 1, 4, 6, 7]),
         ("\n", vec![]),
     ] {
-        let list: CpuList = text.parse().unwrap();
+        let list = CpuList::parse(text).unwrap();
         assert_eq!(ids(&list), want.into_iter().collect(), "{text:?}");
         assert_eq!(list.to_string(), text.trim());
     }
@@ -24,19 +24,17 @@ fn parses_samples_of_the_kernel() {
 
 #[test]
 fn refuses_text_that_the_kernel_never_writes() {
-    let refused = |text: &str| text.parse::<CpuList>().unwrap_err();
+    let refused = |text: &str| CpuList::parse(text).unwrap_err();
     for text in ["a", "1,", ",1", "1-", "-1", "1--2", "+1", "1 2", "0-3:1/2"] {
-        assert!(matches!(refused(text), CpuListError::Malformed(_)), "{text:?}");
+        assert!(refused(text).contains("neither a CPU number nor a range"), "{text:?}");
     }
-    assert_eq!(refused("3-1"), CpuListError::Backwards(3, 1));
+    assert_eq!(refused("3-1"), "range 3-1 runs backwards");
     for number in ["65536", "4294967295", "4294967296", "99999999999999999999"] {
-        let too_large = CpuListError::TooLarge(number.to_string());
+        let too_large = format!("no CPU has the number {number} (limit 65536)");
         assert_eq!(refused(&format!("0-{number}")), too_large);
         assert_eq!(refused(number), too_large);
+        assert_eq!(refused(&format!("{number}-0")), too_large);
     }
-    assert_eq!(refused("99999999999-0"), CpuListError::TooLarge("99999999999".to_string()));
-    let error = std::io::Error::from(refused("x"));
-    assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
 }
 
 proptest! {
@@ -52,7 +50,7 @@ proptest! {
                 _ => format!("{first}-{}", first + more),
             })
             .collect();
-        let list: CpuList = parts.join(",").parse().unwrap();
+        let list = CpuList::parse(&parts.join(",")).unwrap();
         let model: BTreeSet<u32> =
             runs.iter().flat_map(|&(first, more)| first..=first + more).collect();
 
@@ -62,16 +60,16 @@ proptest! {
         for id in 0..320 {
             prop_assert_eq!(list.contains(CpuId::new(id)), model.contains(&id));
         }
-        prop_assert_eq!(list.to_string().parse::<CpuList>().unwrap(), list.clone());
+        prop_assert_eq!(CpuList::parse(&list.to_string()).unwrap(), list.clone());
         prop_assert_eq!(ids(&list), model);
     }
 
     /// No text causes a panic, and no text gives a CPU above the limit.
     #[test]
     fn any_text_is_a_small_set_or_an_error(text in "[0-9,\\- \n+a:]{0,24}|\\PC{0,24}") {
-        if let Ok(list) = text.parse::<CpuList>() {
+        if let Ok(list) = CpuList::parse(&text) {
             prop_assert!(list.last().is_none_or(|cpu| cpu.get() < MAX_CPUS));
-            prop_assert_eq!(list.to_string().parse::<CpuList>(), Ok(list));
+            prop_assert_eq!(CpuList::parse(&list.to_string()), Ok(list));
         }
     }
 }

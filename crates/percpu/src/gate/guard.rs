@@ -69,9 +69,7 @@ impl<T: fmt::Debug> fmt::Debug for ReadGuard<'_, T> {
 /// also by a panic.
 ///
 /// The guard is `!Send`, so that the gate can detect a thread that would wait for itself. A
-/// forgotten guard keeps the gate closed for ever: further calls on this thread return
-/// [`GateError::Deadlock`](super::GateError::Deadlock), and other threads wait. After the thread
-/// has exited, a later thread with the same id gets that error too.
+/// forgotten guard keeps the gate closed for ever.
 ///
 /// ```
 /// use offlock_percpu::{ReadWriteGate, WriteGuard};
@@ -84,13 +82,6 @@ impl<T: fmt::Debug> fmt::Debug for ReadGuard<'_, T> {
 /// add_default(routes.write()?);
 /// assert_eq!(*routes.read()?, ["default"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// ```compile_fail
-/// fn send<T: Send>(_: T) {}
-/// fn no(guard: offlock_percpu::WriteGuard<'static, u32>) {
-///     send(guard); // error: cannot be sent between threads safely
-/// }
 /// ```
 #[must_use = "dropping the guard leaves at once"]
 pub struct WriteGuard<'a, T> {
@@ -145,8 +136,8 @@ impl<T> Deref for WriteGuard<'_, T> {
 impl<T> DerefMut for WriteGuard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: this guard is the writer's, so by invariants 1 and 2 no reader is inside; the
-        // mutable borrow of the guard excludes other references through it.
+        // SAFETY: this guard is the writer's, so by invariants 1 and 2 no reader is inside; `&mut
+        // self` excludes other references.
         self.gate.value.with_mut(|value| unsafe { &mut *value })
     }
 }

@@ -120,7 +120,7 @@ impl<T> Inner<T> {
         self.open(&mut self.cold.state.lock());
     }
 
-    /// Counts one more reader. Returns false if the gate is closed.
+    /// Adds a reader. Returns false if the gate is closed.
     #[inline(always)]
     pub(super) fn enter(&self) -> bool {
         if section::available() {
@@ -134,8 +134,8 @@ impl<T> Inner<T> {
         }
     }
 
-    /// Counts the writer as a reader. It uses an atomic, because no section enters while the gate
-    /// is closed. It may use any word, because only the sum matters.
+    /// Counts the writer as a reader too. By an atomic, because no section enters a closed gate, in
+    /// any word, because only the sum matters.
     pub(super) fn enter_while_closed(&self) {
         let hot = &self.hot;
         let word = match section::available() {
@@ -147,7 +147,7 @@ impl<T> Inner<T> {
         word.fetch_add(READER, Ordering::Relaxed);
     }
 
-    /// Counts one more reader, after `enter` returned false. Waits until the writer has left.
+    /// Adds a reader after `enter` returned false. Waits until the writer has left.
     #[cold]
     pub(super) fn enter_slow(&self) -> Result<(), GateError> {
         let mut state = self.cold.state.lock();
@@ -172,8 +172,7 @@ impl<T> Inner<T> {
         Ok(())
     }
 
-    /// Counts one reader less, in the word of the CPU on which it leaves, and wakes a waiting
-    /// writer.
+    /// Subtracts a reader from the word of this CPU, and wakes a waiting writer.
     #[inline]
     pub(super) fn leave(&self) {
         let hot = &self.hot;
@@ -276,7 +275,7 @@ impl<T> Inner<T> {
     }
 }
 
-/// Counts one more reader in `word`. Returns false if the word is closed.
+/// Adds a reader to `word`. Returns false if the word is closed.
 #[inline]
 fn enter_by_atomic(word: &AtomicU64) -> bool {
     // Ordering: Relaxed; the compare-exchange checks the value.
@@ -293,7 +292,7 @@ fn enter_by_atomic(word: &AtomicU64) -> bool {
     false
 }
 
-/// Counts one reader less in `word`, which may be closed.
+/// Subtracts a reader from `word`, which may be closed.
 #[inline]
 fn leave_by_atomic(word: &AtomicU64) {
     // Ordering: Release pairs with the Acquire in `has_readers`; this reader finished its reads

@@ -54,21 +54,18 @@ use crate::words::Words;
 
 /// A read-write lock for data that is read all the time and written almost never.
 ///
-/// A reader writes only the word of its own CPU: by two rseq sections without an atomic
-/// read-modify-write where sections run ([`capabilities`](crate::capabilities())), and by two
-/// atomic operations elsewhere. A write costs a heavy fence (microseconds) and a walk over the
-/// words of all CPUs, and readers wait meanwhile.
+/// A reader writes only the word of its own CPU, by two rseq sections where sections run and by two
+/// atomic operations elsewhere. A write costs a heavy fence (microseconds) and a walk over the words
+/// of all CPUs, and readers wait meanwhile.
 ///
 /// A waiting writer keeps new readers out, so readers do not starve it. The readers that waited for
 /// a writer enter before the next writer, so writers do not starve them. Writers have no order
 /// among themselves. There is no poisoning: a panic unlocks.
 ///
-/// A waiting thread is parked. A call that would wait for a writer on the calling thread returns
-/// [`GateError::Deadlock`]. Some deadlocks are not detected and wait for ever:
-/// [`write`](Self::write) on a thread that holds a [`ReadGuard`], a second [`read`](Self::read) on
-/// such a thread while a writer waits, and `write` after a [`ReadGuard`] was forgotten. A thread
-/// may exit or move to another CPU, with or without its guard, because readers are not counted per
-/// thread.
+/// A call that would wait for a writer on the calling thread returns [`GateError::Deadlock`]. Some
+/// deadlocks are not detected and wait for ever: [`write`](Self::write) on a thread that holds a
+/// [`ReadGuard`], a second [`read`](Self::read) on such a thread while a writer waits, and `write`
+/// after a [`ReadGuard`] was forgotten. A thread may exit or change CPUs, with or without its guard.
 ///
 /// Memory: 256 bytes, 8 bytes for every CPU, and the value, rounded up to 128 bytes.
 ///
@@ -133,8 +130,6 @@ impl<T> ReadWriteGate<T> {
 
     /// Enters to write. Keeps new readers out, and blocks until the readers inside have left.
     ///
-    /// Costs a heavy fence and a walk over the words of all CPUs.
-    ///
     /// # Errors
     ///
     /// [`GateError::Deadlock`] if the calling thread is the writer already.
@@ -179,22 +174,6 @@ impl<T: fmt::Debug> fmt::Debug for ReadWriteGate<T> {
         gate.finish_non_exhaustive()
     }
 }
-
-/// Compile-time checks of auto traits and of variance.
-const _: () = {
-    const fn send<T: Send>() {}
-    const fn sync<T: Sync>() {}
-    send::<ReadWriteGate<std::cell::Cell<u32>>>();
-    sync::<ReadWriteGate<u32>>();
-    send::<ReadGuard<'_, u32>>();
-    sync::<ReadGuard<'_, u32>>();
-    sync::<WriteGuard<'_, u32>>();
-
-    #[expect(dead_code, reason = "compiled for the variance it needs")]
-    fn covariant<'short>(guard: ReadGuard<'static, u32>) -> ReadGuard<'short, u32> {
-        guard
-    }
-};
 
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests;

@@ -7,9 +7,10 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
+use crossbeam_utils::CachePadded;
+
 use crate::cpu::CpuId;
 
-use super::iter::{Iter, IterMut};
 use super::slot::{RawGuard, Slot};
 
 /// Makes a guard `!Send` and `!Sync`; an `impl` for each guard restores `Sync` for `T: Sync`.
@@ -17,10 +18,8 @@ type NotSend = PhantomData<*mut ()>;
 
 /// Exclusive access to one slot; unlocks on drop.
 ///
-/// The guard keeps the slot that it locked, even if the thread moves to another CPU.
-/// [`mem::forget`](std::mem::forget) leaves the slot locked for ever: further calls on this thread
-/// return [`Deadlock`](super::LockError::Deadlock), and other threads wait. After the thread has
-/// exited, a later thread with the same id gets that error too.
+/// The guard keeps the slot that it locked, even if the thread moves to another CPU. A forgotten
+/// guard leaves the slot locked for ever: see the [module](super).
 ///
 /// ```
 /// use offlock_percpu::lglock::{LgLock, LocalGuard, LockError};
@@ -141,11 +140,9 @@ impl<'a, T> PairGuard<'a, T> {
     /// Returns the values, in the order of the arguments of the call.
     #[must_use]
     pub fn get(&self) -> (&T, &T) {
-        // SAFETY: by the contract of `new` this thread may use the values; `&self` excludes
-        // `get_mut`.
+        // SAFETY: by the contract of `new` this thread may use it; `&self` excludes `get_mut`.
         let first = unsafe { &*self.slots.0.as_ptr() };
-        // SAFETY: by the contract of `new` this thread may use the values; `&self` excludes
-        // `get_mut`.
+        // SAFETY: by the contract of `new` this thread may use it; `&self` excludes `get_mut`.
         let second = unsafe { &*self.slots.1.as_ptr() };
         (first, second)
     }
@@ -153,11 +150,9 @@ impl<'a, T> PairGuard<'a, T> {
     /// Returns the values, in the order of the arguments of the call.
     #[must_use]
     pub fn get_mut(&mut self) -> (&mut T, &mut T) {
-        // SAFETY: by the contract of `new` this thread may use the values; `&mut self` excludes
-        // other references.
+        // SAFETY: by the contract of `new` this thread may use it; `&mut self` excludes other uses.
         let first = unsafe { &mut *self.slots.0.as_mut_ptr() };
-        // SAFETY: by the contract of `new` this thread may use the values and the slots differ;
-        // `&mut self` excludes other references.
+        // SAFETY: as above, and by the contract of `new` the slots differ.
         let second = unsafe { &mut *self.slots.1.as_mut_ptr() };
         (first, second)
     }
@@ -185,7 +180,7 @@ impl<T: fmt::Debug> fmt::Debug for PairGuard<'_, T> {
 /// ```
 #[must_use = "the slots are unlocked when the guard drops"]
 pub struct GlobalGuard<'a, T> {
-    slots: &'a [Slot<T>],
+    slots: &'a [CachePadded<Slot<T>>],
     _not_send: NotSend,
 }
 
@@ -196,7 +191,7 @@ impl<'a, T> GlobalGuard<'a, T> {
     /// # Safety
     ///
     /// The calling thread has acquired the words of all `slots`, and only the guard releases them.
-    pub(super) unsafe fn new(slots: &'a [Slot<T>]) -> Self {
+    pub(super) unsafe fn new(slots: &'a [CachePadded<Slot<T>>]) -> Self {
         Self { slots, _not_send: PhantomData }
     }
 
@@ -224,17 +219,21 @@ impl<'a, T> GlobalGuard<'a, T> {
     }
 
     /// Iterates over all slots in ascending order.
-    pub fn iter(&self) -> Iter<'_, T> {
-        // SAFETY: by the contract of `new` this thread holds the slots; the shared borrow keeps the
-        // guard alive and excludes changes.
-        unsafe { Iter::new(self.slots) }
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (CpuId, &T)> + ExactSizeIterator + Clone {
+        // The `&self` in the closure makes the iterator `Send` only if `T` is `Sync`.
+        let value = move |cpu| (cpu, self.get(cpu).expect("below the capacity"));
+        (0..self.slots.len() as u32).map(CpuId::new).map(value)
     }
 
     /// Iterates over all slots in ascending order.
-    pub fn iter_mut(&mut self) -> IterMut<'_, T> {
-        // SAFETY: by the contract of `new` this thread holds the slots; the mutable borrow keeps
-        // the guard alive and excludes every other use.
-        unsafe { IterMut::new(self.slots) }
+    pub fn iter_mut(
+        &mut self,
+    ) -> impl DoubleEndedIterator<Item = (CpuId, &mut T)> + ExactSizeIterator {
+        self.slots.iter().map(|slot| {
+            // SAFETY: by the contract of `new` this thread holds the slot. The mutable borrow of the
+            // guard excludes every other use, and each slot is visited once.
+            (slot.cpu, unsafe { &mut *slot.as_mut_ptr() })
+        })
     }
 }
 
@@ -248,26 +247,8 @@ impl<T> Drop for GlobalGuard<'_, T> {
     }
 }
 
-impl<'g, T> IntoIterator for &'g GlobalGuard<'_, T> {
-    type Item = (CpuId, &'g T);
-    type IntoIter = Iter<'g, T>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter()
-    }
-}
-
-impl<'g, T> IntoIterator for &'g mut GlobalGuard<'_, T> {
-    type Item = (CpuId, &'g mut T);
-    type IntoIter = IterMut<'g, T>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.iter_mut()
-    }
-}
-
 impl<T: fmt::Debug> fmt::Debug for GlobalGuard<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_list().entries(self).finish()
+        f.debug_list().entries(self.iter()).finish()
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crossbeam_utils::CachePadded;
+
 use crate::cpu::CpuId;
 use crate::error::{AllocError, out_of_memory};
 use crate::park::{self, SpinLimit};
@@ -10,14 +12,12 @@ use crate::sync::{check, cpu, order, thread_id};
 
 use super::error::LockError;
 use super::guard::{GlobalGuard, LocalGuard, PairGuard};
-use super::iter::{IntoIter, IterMut};
 use super::slot::{HELD, RawGuard, Slot};
 
 /// One value per CPU, each under its own lock; a thread may lock any of them, or all.
 ///
 /// For data that one CPU uses nearly always and other CPUs use sometimes. Locking a slot costs one
-/// exchange, on a cache line that the slot's CPU usually owns, and [`global`](Self::global) costs
-/// one exchange per slot (`cargo bench --bench percpu`, rows P4).
+/// exchange, on a cache line that the slot's CPU usually owns.
 ///
 /// ```
 /// use offlock_percpu::lglock::{LgLock, LockError};
@@ -48,7 +48,7 @@ use super::slot::{HELD, RawGuard, Slot};
 /// ```
 pub struct LgLock<T> {
     /// One slot for every CPU below `cpu::possible()`, unless `try_with_slots` made the lock.
-    slots: Box<[Slot<T>]>,
+    slots: Box<[CachePadded<Slot<T>>]>,
 }
 
 /// What a call does if a slot is held.
@@ -70,7 +70,8 @@ impl<T> LgLock<T> {
     /// If memory is out, like `Box::new`; [`try_new`](Self::try_new) returns an error instead.
     #[must_use]
     pub fn new(init: impl FnMut(CpuId) -> T) -> Self {
-        Self::try_new(init).unwrap_or_else(|_| out_of_memory::<Slot<T>>(cpu::possible()))
+        Self::try_new(init)
+            .unwrap_or_else(|_| out_of_memory::<CachePadded<Slot<T>>>(cpu::possible()))
     }
 
     /// Creates a lock with a slot for every possible CPU, whose value is `init(cpu)`.
@@ -84,13 +85,9 @@ impl<T> LgLock<T> {
         Self::try_with_slots(cpu::possible(), init)
     }
 
-    /// Creates a lock with `count` slots, whatever the number of CPUs, whose values are
-    /// `init(cpu)`.
-    ///
-    /// Use it with [`local_on`](Self::local_on), [`pair`](Self::pair) and [`global`](Self::global),
-    /// where [`CpuId::new`] of an index below `count` names a slot. With such a lock
-    /// [`local`](Self::local) and [`try_local`](Self::try_local) return [`LockError::NoSuchCpu`] on
-    /// a CPU that has no slot.
+    /// Creates a lock with `count` slots, whatever the number of CPUs. [`CpuId::new`] of an index
+    /// below `count` names a slot. [`local`](Self::local) and [`try_local`](Self::try_local) return
+    /// [`LockError::NoSuchCpu`] on a CPU that has no slot.
     ///
     /// # Errors
     ///
@@ -141,12 +138,10 @@ impl<T> LgLock<T> {
 
     /// Locks like [`local_on`](Self::local_on), and also returns whether the slot was held.
     ///
-    /// Not covered by semantic versioning: for the other crates of the workspace.
-    ///
     /// # Errors
     ///
     /// The errors of [`local_on`](Self::local_on).
-    #[doc(hidden)]
+    #[doc(hidden)] // for the other crates of the workspace
     #[inline(always)]
     pub fn local_on_counted(&self, cpu: CpuId) -> Result<(LocalGuard<'_, T>, bool), LockError> {
         let (slot, me) = (self.slot(cpu)?, thread_id());
@@ -233,20 +228,12 @@ impl<T> LgLock<T> {
     /// that no guard exists.
     #[must_use]
     pub fn get_mut(&mut self, cpu: CpuId) -> Option<&mut T> {
-        self.slots.get_mut(cpu.index()).map(Slot::get_mut)
-    }
-
-    /// Iterates over all slots in ascending order. Locks nothing: `&mut self` proves that no guard
-    /// exists.
-    pub fn iter_mut(&mut self) -> IterMut<'_, T> {
-        // SAFETY: a guard borrows the lock, so `&mut self` excludes every guard, which is as good
-        // as holding the slots.
-        unsafe { IterMut::new(&self.slots) }
+        self.slots.get_mut(cpu.index()).map(|slot| slot.get_mut())
     }
 
     #[inline(always)]
     fn slot(&self, cpu: CpuId) -> Result<&Slot<T>, LockError> {
-        self.slots.get(cpu.index()).ok_or(LockError::NoSuchCpu(cpu))
+        self.slots.get(cpu.index()).map(|slot| &**slot).ok_or(LockError::NoSuchCpu(cpu))
     }
 
     /// Returns the slots of two CPUs, which must differ.
@@ -267,8 +254,7 @@ impl<T> LgLock<T> {
     /// The calling thread has acquired the slot's word, and makes no other guard for it.
     #[inline(always)]
     unsafe fn guard<'a>(&'a self, slot: &'a Slot<T>) -> LocalGuard<'a, T> {
-        // SAFETY: by the contract of this function the thread holds the word and there is no other
-        // `RawGuard`; `LocalGuard` is `!Send`, so this one stays on the thread.
+        // SAFETY: the contract of this function; `LocalGuard` is `!Send`.
         let raw = unsafe { RawGuard::new(slot) };
         // SAFETY: `raw` holds the word of `slot`, so by invariant 1 only this thread uses the
         // value.
@@ -281,8 +267,7 @@ impl<T> LgLock<T> {
         for (index, slot) in self.slots.iter().enumerate() {
             self.acquire(slot, mode)?; // on an error, `guard` releases the slots before this one
             std::mem::forget(guard);
-            // SAFETY: `acquire` acquired this slot now and the slots before it in earlier rounds;
-            // the guard of those was forgotten without a release.
+            // SAFETY: the rounds acquired these slots; the guard of the earlier ones was forgotten.
             guard = unsafe { GlobalGuard::new(&self.slots[..=index]) };
         }
         Ok(guard)
@@ -310,20 +295,18 @@ impl<T> LgLock<T> {
             let free = slot.word.load(Ordering::Relaxed) == 0;
             (free && try_acquire(slot, me)).then_some(())
         };
-        if mode == Mode::Wait {
-            // The thread spins first, because the check below reads a cache line of every CPU from
-            // this one on.
-            if park::spin(SpinLimit::SHORT, attempt).is_some() {
-                return Ok(());
-            }
-            // A thread waits for slots in ascending order only (invariant 3).
-            if self.slots[slot.cpu.index()..].iter().any(owned_by_me) {
-                return Err(LockError::Deadlock);
-            }
-        }
         // A `try_` method does not wait, so it may lock in any order.
         if mode == Mode::Try {
             return Err(LockError::WouldBlock);
+        }
+        // The thread spins first, because the check below reads a cache line of every CPU from this
+        // one on.
+        if park::spin(SpinLimit::SHORT, attempt).is_some() {
+            return Ok(());
+        }
+        // A thread waits for slots in ascending order only (invariant 3).
+        if self.slots[slot.cpu.index()..].iter().any(|slot| owned_by_me(slot)) {
+            return Err(LockError::Deadlock);
         }
         slot.parker.park(attempt);
         Ok(())
@@ -352,24 +335,6 @@ fn try_acquire<T>(slot: &Slot<T>, me: u64) -> bool {
 impl<T: Default> Default for LgLock<T> {
     fn default() -> Self {
         Self::new(|_| T::default())
-    }
-}
-
-impl<T> IntoIterator for LgLock<T> {
-    type Item = (CpuId, T);
-    type IntoIter = IntoIter<T>;
-
-    fn into_iter(self) -> IntoIter<T> {
-        IntoIter::new(self.slots)
-    }
-}
-
-impl<'a, T> IntoIterator for &'a mut LgLock<T> {
-    type Item = (CpuId, &'a mut T);
-    type IntoIter = IterMut<'a, T>;
-
-    fn into_iter(self) -> IterMut<'a, T> {
-        self.iter_mut()
     }
 }
 

@@ -46,11 +46,9 @@
 
 mod error;
 mod guard;
-mod iter;
 mod lock;
 mod slot;
 
 pub use self::error::LockError;
 pub use self::guard::{GlobalGuard, LocalGuard, PairGuard};
-pub use self::iter::{IntoIter, Iter, IterMut};
 pub use self::lock::LgLock;

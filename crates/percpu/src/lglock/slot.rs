@@ -1,5 +1,7 @@
 //! The slot of one CPU, and the raw guard that unlocks it.
 
+use crossbeam_utils::CachePadded;
+
 use crate::cpu::CpuId;
 use crate::error::AllocError;
 use crate::park::Parker;
@@ -13,11 +15,11 @@ use crate::sync::order;
 /// leaves a held word unchanged, and is a tenth faster than a compare-exchange.
 pub(super) const HELD: u64 = 1;
 
-/// The value of a CPU and its lock, on cache lines of their own.
+/// The value of a CPU and its lock. Each is alone on its cache lines (`CachePadded`).
 ///
 /// The fields that an unlock reads share the cache line of the word that it writes.
 #[derive(Debug)]
-#[repr(C, align(128))]
+#[repr(C)]
 pub(super) struct Slot<T> {
     /// [`HELD`], or 0.
     pub(super) word: AtomicU64,
@@ -39,19 +41,19 @@ impl<T> Slot<T> {
     pub(super) fn boxed_slice(
         count: usize,
         mut init: impl FnMut(CpuId) -> T,
-    ) -> Result<Box<[Self]>, AllocError> {
+    ) -> Result<Box<[CachePadded<Self>]>, AllocError> {
         let end = u32::try_from(count).map_err(|_| AllocError::new())?;
         let mut slots = Vec::new();
         slots.try_reserve_exact(count).map_err(|_| AllocError::new())?;
         slots.extend((0..end).map(|index| {
             let cpu = CpuId::new(index);
-            Self {
+            CachePadded::new(Self {
                 word: AtomicU64::new(0),
                 owner: AtomicU64::new(0),
                 parker: Parker::new(),
                 cpu,
                 value: UnsafeCell::new(init(cpu)),
-            }
+            })
         }));
         Ok(slots.into_boxed_slice())
     }
@@ -73,10 +75,6 @@ impl<T> Slot<T> {
         let value = self.as_mut_ptr();
         // SAFETY: a guard borrows the slot, so `&mut self` excludes every guard.
         unsafe { &mut *value }
-    }
-
-    pub(super) fn into_inner(self) -> T {
-        self.value.into_inner()
     }
 }
 

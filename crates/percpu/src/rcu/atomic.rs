@@ -12,7 +12,6 @@
 //! [`owned`](super::owned).
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
@@ -71,17 +70,16 @@ impl Pinned for SendGuard {}
 ///
 /// A reference does not outlive the guard, nor the `Atomic`:
 ///
-/// ```compile_fail
+/// ```compile_fail,E0597
 /// # use offlock_percpu::rcu::{self, Atomic};
 /// let shared = Atomic::new(7);
 /// let seen = { let guard = rcu::pin(); shared.load(&guard) };
 /// println!("{seen:?}");
 /// ```
 ///
-/// ```compile_fail
+/// ```compile_fail,E0505
 /// # use offlock_percpu::rcu::{self, Atomic};
-/// let guard = rcu::pin();
-/// let shared = Atomic::new(7);
+/// let (guard, shared) = (rcu::pin(), Atomic::new(7));
 /// let seen = shared.load(&guard);
 /// drop(shared);
 /// println!("{seen:?}");
@@ -89,7 +87,6 @@ impl Pinned for SendGuard {}
 pub struct Atomic<T: Send + Sync + 'static> {
     /// Never null, because it is from [`Owned::into_node_ptr`].
     node: AtomicPtr<Watched<Node<T>>>,
-    _owns: PhantomData<Owned<T>>,
 }
 
 // The same bounds as `Arc<T>`: several threads may have a `&T`. No operation panics half-way.
@@ -277,7 +274,7 @@ impl<T: Default + Send + Sync + 'static> Default for Atomic<T> {
 
 impl<T: Send + Sync + 'static> From<Owned<T>> for Atomic<T> {
     fn from(owned: Owned<T>) -> Self {
-        Self { node: AtomicPtr::new(owned.into_node_ptr().as_ptr()), _owns: PhantomData }
+        Self { node: AtomicPtr::new(owned.into_node_ptr().as_ptr()) }
     }
 }
 

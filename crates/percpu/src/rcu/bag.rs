@@ -192,7 +192,6 @@ impl Lists {
 
 /// The retired objects of one CPU. Any thread may access any bag.
 #[derive(Debug)]
-#[repr(align(128))]
 pub(super) struct Bag {
     lock: SpinLock,
     lists: UnsafeCell<Lists>,

@@ -7,6 +7,8 @@
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
+use crossbeam_utils::CachePadded;
+
 use super::bag::{Bag, Lists, RetireHead, Segment, clock, next_of, set_next};
 use super::bounds::Bounds;
 use super::in_flight::InFlight;
@@ -40,9 +42,9 @@ const UNKNOWN_AGE: u64 = u64::MAX;
 #[derive(Debug)]
 pub(super) struct Bags {
     /// Null until the first retire, then an array with one bag per possible CPU, never freed.
-    per_cpu: AtomicPtr<Bag>,
+    per_cpu: AtomicPtr<CachePadded<Bag>>,
     /// The bag of all CPUs while there is no memory for `per_cpu`.
-    spare: Bag,
+    spare: CachePadded<Bag>,
     /// Set when the first object goes into `spare`.
     spare_used: AtomicBool,
     /// A stack of the objects that were retired while the lock of their bag was taken.
@@ -68,7 +70,7 @@ impl Bags {
         pub(super) const fn new() -> Self {
             Self {
                 per_cpu: AtomicPtr::new(ptr::null_mut()),
-                spare: Bag::new(),
+                spare: CachePadded::new(Bag::new()),
                 spare_used: AtomicBool::new(false),
                 overflow: AtomicPtr::new(ptr::null_mut()),
                 overflow_objects: Statistic::new(0),
@@ -114,7 +116,7 @@ impl Bags {
     pub(super) fn iter(&self) -> impl Iterator<Item = &Bag> {
         // Ordering: Acquire pairs with the Release in `allocate_bags`; it carries the bags.
         let first = self.per_cpu.load(Ordering::Acquire);
-        let own: &[Bag] = if first.is_null() {
+        let own: &[CachePadded<Bag>] = if first.is_null() {
             &[]
         } else {
             // SAFETY: the array has `cpu::possible()` bags and is never freed. The pointer is that
@@ -124,7 +126,7 @@ impl Bags {
         };
         // Ordering: Relaxed; the store in `bag_or_spare` says why it is seen.
         let spare = self.spare_used.load(Relaxed).then_some(&self.spare);
-        own.iter().chain(spare)
+        own.iter().chain(spare).map(|bag| &**bag)
     }
 
     /// Allocates a bag for each CPU. Does nothing if there is no memory.
@@ -137,13 +139,13 @@ impl Bags {
         if bags.try_reserve_exact(cpu::possible()).is_err() {
             return;
         }
-        bags.resize_with(cpu::possible(), Bag::new);
+        bags.resize_with(cpu::possible(), || CachePadded::new(Bag::new()));
         let new = Box::into_raw(bags.into_boxed_slice());
         // Ordering: Release on success pairs with the Acquire in `bag` and `iter`; it carries the
         // bags. Relaxed on failure: the bags of the other thread are not accessed here.
         let first = self.per_cpu.compare_exchange(
             ptr::null_mut(),
-            new.cast::<Bag>(),
+            new.cast::<CachePadded<Bag>>(),
             Ordering::Release,
             Ordering::Relaxed,
         );

@@ -23,10 +23,9 @@ pub struct Bounds {
     /// the size of that memory as an argument.
     pub bytes: usize,
     /// How long the oldest object on a CPU may wait for its batch to fill. 100 ms if not set; a
-    /// guess. A [`Reclaimer`](super::Reclaimer) enforces it. Without one, each object retired on
-    /// that CPU checks it while the batch has up to 64 objects, and every sixteenth object after
-    /// that; it is not checked on a CPU where no object is retired. The clock has a resolution of
-    /// some milliseconds.
+    /// guess. Each object retired on that CPU checks it while the batch has up to 64 objects, and
+    /// every sixteenth object after that. Where no object is retired, only
+    /// [`poll`](super::poll) frees. The clock has a resolution of some milliseconds.
     pub age: Duration,
 }
 

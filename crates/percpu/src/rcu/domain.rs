@@ -18,11 +18,22 @@
 //! Each unlinked object gets a *target*, the value of `completed` that it waits for:
 //!
 //! - A thread that holds `gp_lock` uses the `t` of its next bump.
-//! - Any other thread uses `light(); gp + 2`, without a shared write. `gp + 1` is not enough: the
-//!   unlinking store may still be in the store buffer of its CPU when another thread bumps `gp`. A
-//!   reader may then load `gp + 1` and the old pointer, because the `light` of the reader does not
-//!   pair with the `light` of the unlinking thread. But the `heavy` of that bump pairs with the
-//!   `light` of the unlinking thread, so the bump to `gp + 2` comes after the unlink.
+//! - Any other thread calls `light`, loads `gp`, and uses the loaded number plus 2. It writes nothing
+//!   that threads share.
+//!
+//! ```text
+//!   unlinking thread            holder of gp_lock        reader
+//!   unlink (in a store buffer)
+//!   light(); load gp: 7
+//!                               gp = 8
+//!                                                        load gp: 8; load the old pointer
+//!                               heavy(): all CPUs see the unlink
+//!                               completed = 8            still reads: 8 does not wait for it
+//!                               gp = 9                   a reader that loads 9 sees the unlink
+//! ```
+//!
+//! Here 7 + 1 would be too low. The `heavy` of the bump to 8 pairs with the `light` of the unlinking
+//! thread, so the unlink comes before the bump to 9.
 //!
 //! One bump and one `heavy` serve every object that was unlinked before the bump. `Send` readers
 //! are counted, not listed (see [`send_readers`](super::send_readers)). `drained` records, for each

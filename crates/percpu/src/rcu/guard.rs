@@ -8,7 +8,7 @@ use std::ptr::{self, NonNull};
 use super::domain::{domain, init_domain};
 use super::registry::{RELEASE_ON_UNPIN, Slot};
 use crate::error::AllocError;
-use crate::sync::{check, thread_local};
+use crate::sync::{check, const_thread_local};
 
 /// The slot of the calling thread.
 struct Local {
@@ -21,30 +21,10 @@ struct ThreadExit {
     slot: Cell<*const Slot>,
 }
 
-impl Local {
-    const fn new() -> Self {
-        Self { slot: Cell::new(ptr::null()) }
-    }
-}
-
-impl ThreadExit {
-    const fn new() -> Self {
-        Self { slot: Cell::new(ptr::null()) }
-    }
-}
-
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-thread_local! {
+const_thread_local! {
     // It has no destructor, so it can be read at any point of the thread's exit.
-    static LOCAL: Local = const { Local::new() };
-    static EXIT: ThreadExit = const { ThreadExit::new() };
-}
-
-// The `thread_local!` of the model checkers does not accept `const`.
-#[cfg(any(offlock_loom, offlock_shuttle))]
-thread_local! {
-    static LOCAL: Local = Local::new();
-    static EXIT: ThreadExit = ThreadExit::new();
+    static LOCAL: Local = Local { slot: Cell::new(ptr::null()) };
+    static EXIT: ThreadExit = ThreadExit { slot: Cell::new(ptr::null()) };
 }
 
 impl ThreadExit {
@@ -104,8 +84,7 @@ pub struct Guard {
     _not_send: PhantomData<*mut ()>,
 }
 
-// Unwinding drops a guard like any other value, and a guard has no state that can be seen half
-// done.
+// Unwinding drops a guard like any other value.
 impl UnwindSafe for Guard {}
 impl RefUnwindSafe for Guard {}
 

@@ -28,7 +28,7 @@
 //!
 //! | | blocks | allocates |
 //! |---|---|---|
-//! | [`Unlinked::retire`], or dropping the [`Unlinked`] | never | in its first call |
+//! | [`Unlinked::retire`], or dropping the [`Unlinked`] | never | once in the process |
 //! | [`defer`] | never | a node for the closure |
 //! | [`start_grace_period`] and [`GracePeriod::poll`] | never | never |
 //! | [`synchronize`], [`Unlinked::reclaim`], [`barrier`] | until the readers have left | never |
@@ -37,8 +37,8 @@
 //! the reader pinned, in any data structure. It never delays the thread that retires. [`stats`]
 //! shows how many bytes wait to be freed, and for how long. Retired objects are dropped in
 //! batches, on the thread that fills a batch or calls [`poll`]. [`set_bounds`] limits how many
-//! bytes wait for a batch to fill, and for how long. A [`Reclaimer`] thread enforces the time limit
-//! even if no thread retires or polls. The order in which retired objects are dropped and deferred
+//! bytes wait for a batch to fill, and for how long. If no thread retires, only a [`poll`] enforces
+//! the time limit: a program may call it from a timer. The order in which retired objects are dropped and deferred
 //! closures run is not specified.
 //!
 //! # Special cases
@@ -80,8 +80,6 @@ mod guard;
 mod in_flight;
 mod owned;
 mod reclaim;
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-mod reclaimer;
 mod registry;
 mod send_guard;
 mod send_readers;
@@ -102,8 +100,6 @@ pub use self::guard::end_thread;
 pub use self::guard::{Guard, is_pinned, pin, try_pin};
 pub use self::owned::Owned;
 pub use self::reclaim::{poll, retire_raw};
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-pub use self::reclaimer::Reclaimer;
 pub use self::send_guard::{SendGuard, pin_send};
 pub use self::stats::{Stats, bounds, set_bounds, stats};
 pub use self::unlinked::{ReclaimError, Unlinked};

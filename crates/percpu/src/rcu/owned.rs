@@ -14,7 +14,6 @@
 //!    the `Atomic`.
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -68,7 +67,6 @@ pub(super) fn head_of<T>(node: NodePtr<T>) -> NonNull<RetireHead> {
 /// ```
 pub struct Owned<T> {
     node: NodePtr<T>,
-    _owns: PhantomData<T>,
 }
 
 // SAFETY: the `Owned` is the only way to the `T` (invariant 1), as a `Box<T>` is.
@@ -130,7 +128,7 @@ impl<T> Owned<T> {
     fn from_box(node: Box<Watched<Node<T>>>) -> Self {
         let node = Box::into_raw(node);
         // SAFETY: a box is never null.
-        Self { node: unsafe { NonNull::new_unchecked(node) }, _owns: PhantomData }
+        Self { node: unsafe { NonNull::new_unchecked(node) } }
     }
 
     /// Takes a node that an `Owned`, an `Atomic` or an `Unlinked` has given up.
@@ -140,7 +138,7 @@ impl<T> Owned<T> {
     /// - `node` is from [`Owned::into_node_ptr`], and is converted back once.
     /// - No reader can reach the node or has a reference into it.
     pub(super) unsafe fn from_node_ptr(node: NodePtr<T>) -> Self {
-        Self { node, _owns: PhantomData }
+        Self { node }
     }
 
     /// Gives up the node without freeing it.
@@ -185,7 +183,7 @@ impl<T> Owned<T> {
     /// - No other code can reach the node or has a reference into it.
     #[inline]
     pub unsafe fn from_raw(node: NonNull<()>) -> Self {
-        Self { node: node.cast(), _owns: PhantomData }
+        Self { node: node.cast() }
     }
 
     /// Returns the value of a node that other threads may reach too.

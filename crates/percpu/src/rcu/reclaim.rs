@@ -34,13 +34,12 @@ use super::bags::Bags;
 use super::domain::{Domain, GpGuard, domain};
 use crate::cpu::CpuId;
 use crate::panics::drop_payload;
-use crate::sync::{cpu, step, thread_local};
+use crate::sync::{const_thread_local, cpu, step};
 
 /// Frees an object once no reader can hold a reference to it.
 ///
 /// `bytes` is the size of the object and of the memory it owns, for the byte bound and the
-/// statistics. Lock-free. Only the first call in the process allocates. A call may run the drops of
-/// objects retired before, like [`Unlinked::retire`](super::Unlinked::retire). [`RetireHead`] has
+/// statistics. The rest is as for [`Unlinked::retire`](super::Unlinked::retire). [`RetireHead`] has
 /// an example.
 ///
 /// # Safety
@@ -243,16 +242,9 @@ fn wait_and_free(domain: &'static Domain, target: u64) -> u64 {
     free_due(domain).1
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-thread_local! {
-    /// Set while drops of retired objects run on this thread. It has no destructor, so it can be
-    /// read at any point of the thread's exit.
-    static FREEING: Cell<bool> = const { Cell::new(false) };
-}
-
-// The `thread_local!` of the model checkers does not accept `const`.
-#[cfg(any(offlock_loom, offlock_shuttle))]
-thread_local! {
+const_thread_local! {
+    // Set while drops of retired objects run on this thread. It has no destructor, so it can be
+    // read at any point of the thread's exit.
     static FREEING: Cell<bool> = Cell::new(false);
 }
 

@@ -20,6 +20,8 @@
 
 use std::ptr;
 
+use crossbeam_utils::CachePadded;
+
 use crate::const_fn::const_fn;
 use crate::error::AllocError;
 use crate::fence;
@@ -32,7 +34,6 @@ pub(super) const RELEASE_ON_UNPIN: u64 = 1 << 62;
 
 /// The state of one reading thread.
 #[derive(Debug)]
-#[repr(align(128))]
 pub(super) struct Slot {
     /// The grace period that was current when this thread pinned; 0 while it is not pinned.
     entered_gp: AtomicU64,
@@ -41,7 +42,7 @@ pub(super) struct Slot {
     /// The id of the thread that owns the slot, or 0.
     owner: AtomicU64,
     /// Not written after the slot is published.
-    next: *const Slot,
+    next: *const CachePadded<Slot>,
 }
 
 impl Slot {
@@ -90,7 +91,7 @@ impl Slot {
 /// The list of slots.
 #[derive(Debug)]
 pub(super) struct Registry {
-    head: AtomicPtr<Slot>,
+    head: AtomicPtr<CachePadded<Slot>>,
 }
 
 // SAFETY: `entered_gp` and `owner` are atomics, `next` does not change after publication, and only
@@ -109,10 +110,10 @@ impl Registry {
 
     fn iter(&self) -> impl Iterator<Item = &'static Slot> + use<> {
         // Ordering: Acquire pairs with the Release in `claim`; it carries the slots.
-        let mut at: *const Slot = self.head.load(Ordering::Acquire);
+        let mut at: *const CachePadded<Slot> = self.head.load(Ordering::Acquire);
         std::iter::from_fn(move || {
             // SAFETY: null, or published by `claim` and never freed (invariant 1).
-            let slot = unsafe { at.as_ref() }?;
+            let slot: &Slot = unsafe { at.as_ref() }?;
             at = slot.next;
             Some(slot)
         })
@@ -145,12 +146,12 @@ impl Registry {
         if let Some(slot) = self.iter().find(free) {
             return Ok(slot);
         }
-        let slot = Slot {
+        let slot = CachePadded::new(Slot {
             entered_gp: AtomicU64::new(0),
             nesting: UnsafeCell::new(0),
             owner: AtomicU64::new(me),
             next: ptr::null(),
-        };
+        });
         let mut slot = crate::alloc::try_box(slot).map_err(|_| AllocError::new())?;
         // Ordering: Relaxed; the slot found is not accessed here. A thread that follows `next` to
         // it acquires it through the release sequence that the exchange below continues.

@@ -25,7 +25,7 @@ pub struct SendGuard {
 /// The guard may live across an `.await` and end on another thread. It costs two per-CPU counts
 /// (rseq sections if they are available, otherwise one atomic addition each), about three times a
 /// [`pin`](super::pin). Lock-free. It does not fail: the first call in the process allocates the
-/// counters, and without memory for them all CPUs share one counter.
+/// counters. Without memory for them all CPUs share one counter, and later calls try again.
 ///
 /// A task that calls [`synchronize`](super::synchronize) while it holds its own `SendGuard` waits
 /// for ever. This cannot be detected, because the guard belongs to no thread.

@@ -3,7 +3,6 @@
 //! The invariants are those of [`owned`](super::owned).
 
 use std::fmt;
-use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -32,7 +31,6 @@ use crate::sync::quarantine::Watched;
 #[must_use = "dropping it retires the value; call `retire` to make that visible"]
 pub struct Unlinked<T: Send + Sync + 'static> {
     node: NodePtr<T>,
-    _owns: PhantomData<T>,
 }
 
 // SAFETY: it gives `&T` to its owner and later the `T` to the thread that frees it; `T` is `Send`
@@ -59,14 +57,14 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     #[inline]
     pub(super) unsafe fn new(node: *mut Watched<Node<T>>) -> Self {
         // SAFETY: the pointer of an `Atomic` is never null.
-        Self { node: unsafe { NonNull::new_unchecked(node) }, _owns: PhantomData }
+        Self { node: unsafe { NonNull::new_unchecked(node) } }
     }
 
     /// Drops the value once no reader can hold a reference to it.
     ///
-    /// Lock-free. Only the first call in the process allocates: it allocates the bags, and works
-    /// without them if there is no memory. A call that finds its bag full, or the oldest object of
-    /// the bag too old, advances grace periods. It then runs the drops of objects retired before,
+    /// Lock-free. The first call in the process allocates the bags. If there is no memory, it works
+    /// without them, and later calls try again. A call that finds its bag full, or the oldest object
+    /// of the bag too old, advances grace periods. It then runs the drops of objects retired before,
     /// on this thread and after all its other work, so do not hold a lock that such a drop takes.
     #[inline]
     pub fn retire(self) {
@@ -148,16 +146,14 @@ impl<T: Send + Sync + 'static> Unlinked<T> {
     ///   guard of this module.
     #[inline]
     pub unsafe fn from_raw(node: NonNull<()>) -> Self {
-        Self { node: node.cast(), _owns: PhantomData }
+        Self { node: node.cast() }
     }
 
     /// Adds the value to a batch, which retires it together with the other objects of the batch.
     #[inline]
     pub fn retire_with(self, batch: &mut Batch) {
         let node = ManuallyDrop::new(self).node;
-        // SAFETY: the head is that of a `Node<T>` that only this `Unlinked` had (invariant 1), so
-        // it is retired once. No reader that begins now can find the node, and `T: Send + 'static`
-        // may be dropped on any thread at any later time.
+        // SAFETY: as in `retire_node`.
         unsafe { batch.push(head_of(node), size_of::<Watched<Node<T>>>()) };
     }
 }

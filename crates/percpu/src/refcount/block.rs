@@ -44,6 +44,8 @@
 use std::array;
 use std::fmt;
 
+use crossbeam_utils::CachePadded;
+
 use super::words::{self, BIAS, CLOSED, try_add, try_add_without_section};
 use crate::error::AllocError;
 use crate::rseq::section::{self, Refused};
@@ -53,13 +55,9 @@ use crate::words::{BLOCK, WordBlock};
 
 /// [`RefBlock::COUNTS`] reference counts, each gated by a word of its owner.
 ///
-/// A get and a put cost the same as those of a [`PercpuRef`](super::PercpuRef): a few instructions
-/// on the word of this CPU where rseq sections run, and a fetch-and-add on it elsewhere. Every
-/// operation except [`try_new`](Self::try_new) and the drop is wait-free and does not allocate.
-///
-/// Memory: 1,664 bytes, and 512 bytes for every CPU, from a pool.
-///
-/// For the other crates of the workspace; semantic versioning does not cover it.
+/// A get and a put cost the same as those of a [`PercpuRef`](super::PercpuRef). Every operation
+/// except [`try_new`](Self::try_new) and the drop is wait-free and does not allocate. Memory: 1,664
+/// bytes, and 512 bytes for every CPU, from a pool. Semantic versioning does not cover it.
 ///
 /// ```
 /// use std::sync::atomic::{AtomicU64, Ordering};
@@ -84,16 +82,14 @@ use crate::words::{BLOCK, WordBlock};
 /// # Panics
 ///
 /// Each method that takes the index of a count panics if it is not below [`COUNTS`](Self::COUNTS).
-#[repr(C, align(128))]
+#[repr(C)]
 pub struct RefBlock {
     // The line that every get and put reads; no operation writes it.
     words: WordBlock,
-    cold: Cold,
+    cold: CachePadded<Cold>,
 }
 
-/// The fields that threads without a CPU id write, and all threads after a kill, on other cache
-/// lines than the fields that every operation reads.
-#[repr(align(128))]
+/// The fields that threads without a CPU id write, and all threads after a kill.
 struct Cold {
     counts: [Count; BLOCK],
 }
@@ -106,7 +102,7 @@ struct Count {
     folded: AtomicU64,
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
 const _: () = assert!(size_of::<RefBlock>() == 128 + BLOCK * 24);
 
 impl RefBlock {
@@ -115,8 +111,7 @@ impl RefBlock {
 
     /// Creates a block of closed counts.
     ///
-    /// Takes memory from a pool, so it blocks shortly while another thread does that, and may map
-    /// memory.
+    /// Blocks shortly while another thread takes memory from the pool, and may map memory.
     ///
     /// # Errors
     ///
@@ -124,13 +119,13 @@ impl RefBlock {
     pub fn try_new() -> Result<Self, AllocError> {
         let block = Self {
             words: WordBlock::new()?,
-            cold: Cold {
+            cold: CachePadded::new(Cold {
                 counts: array::from_fn(|_| Count {
                     atomic: AtomicI64::new(0),
                     remote: AtomicU64::new(CLOSED),
                     folded: AtomicU64::new(0),
                 }),
-            },
+            }),
         };
         if !section::available() {
             for i in 0..BLOCK {
@@ -217,16 +212,14 @@ impl RefBlock {
     #[inline]
     #[must_use = "the object must be cleaned up after the last put"]
     pub unsafe fn put(this: *const Self, i: usize, gate: *const AtomicU64, open: u64) -> bool {
-        // Another thread may free the block and the gate once the put is counted, while this thread
-        // is still inside `try_add`. So `try_add` gets references to atomics, which do not require the
-        // memory to stay valid after their last use, and words that are not part of the block.
         // SAFETY: the reference to put keeps the block alive until it is put.
-        let words = unsafe { (*this).words.words(i) };
-        // SAFETY: the reference, which is not put yet, keeps the block alive.
-        let remote = unsafe { &(*this).cold.counts[i].remote };
+        let Self { words, cold } = unsafe { &*this };
         // SAFETY: the reference, which is not put yet, keeps the gate alive.
         let gate = unsafe { &*gate };
-        if try_add(&words, remote, gate, open, -1) {
+        // Another thread may free the block and the gate once the put is counted, while this thread
+        // is still inside `try_add`. So `try_add` gets references to atomics, which may dangle after
+        // their last use, and words that are not part of the block.
+        if try_add(&words.words(i), &cold.counts[i].remote, gate, open, -1) {
             return false;
         }
         // SAFETY: the contract of this function; the reference is not put yet.
@@ -255,8 +248,7 @@ impl RefBlock {
         atomic.fetch_add(delta, Ordering::AcqRel) + delta == 0
     }
 
-    /// Adds `delta` to the word of this CPU, or to `remote`, for the holder of a reference. Returns
-    /// false if that is closed; then the atomic is the count.
+    /// Adds `delta` for the holder of a reference. Returns false if the atomic is the count.
     #[inline(always)]
     fn try_add(&self, i: usize, gate: &AtomicU64, open: u64, delta: i64) -> bool {
         try_add(&self.words.words(i), &self.cold.counts[i].remote, gate, open, delta)
@@ -270,10 +262,12 @@ impl RefBlock {
     #[cold]
     unsafe fn put_atomic(this: *const Self, i: usize) -> bool {
         // SAFETY: the reference to put keeps the block alive until it is put.
-        let atomic = unsafe { &(*this).cold.counts[i].atomic };
+        let cold: &Cold = unsafe { &(*this).cold };
         // Ordering: AcqRel. Release pairs with the Acquire of the last put, here, and of `fold`; it
         // carries what the holder of this reference did with the object.
-        atomic.fetch_sub(1, order!(AcqRel, "put a count: the use is done")) == 1
+        let before =
+            cold.counts[i].atomic.fetch_sub(1, order!(AcqRel, "put a count: the use is done"));
+        before == 1
     }
 }
 
@@ -282,12 +276,6 @@ impl fmt::Debug for RefBlock {
         f.debug_struct("RefBlock").field("counts", &Self::COUNTS).finish_non_exhaustive()
     }
 }
-
-/// Compile-time checks of auto traits.
-const _: () = {
-    const fn send_and_sync<T: Send + Sync>() {}
-    send_and_sync::<RefBlock>();
-};
 
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 #[path = "block_tests.rs"]

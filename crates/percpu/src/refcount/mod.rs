@@ -13,12 +13,11 @@
 //!   atomic: BIAS + initial                              atomic: the count, and DEAD after a kill
 //! ```
 //!
-//! The design is that of the Linux kernel's `lib/percpu-refcount.c` (3.11), with a different
-//! protocol. The kernel waits for a grace period between closing the words and summing them. Here
-//! the rseq sections that change the words test the gate, so one [`heavy_rseq`](crate::fence)
-//! suffices. Where no sections run, fetch-and-adds change the words, and a `swap` to `CLOSED` ends
-//! them. An add to a closed word is void. It is never undone, because the undo could land after the
-//! word was opened again.
+//! The design is that of the Linux kernel's `lib/percpu-refcount.c` (3.11), which waits for a grace
+//! period between closing the words and summing them. Here the rseq sections that change the words
+//! test the gate, so one [`heavy_rseq`](crate::fence) suffices. Where no sections run,
+//! fetch-and-adds change the words, and a `swap` to `CLOSED` ends them. An add to a closed word is
+//! void. It is never undone, because the undo could land after the word was opened again.
 //!
 //! # Invariants
 //!
@@ -49,10 +48,8 @@
 //!
 //! A thread may exit at any time, because counts belong to CPUs and not to threads. A forgotten
 //! [`Reference`] is never put, so the release closure never runs. A panic of the release closure
-//! unwinds from the put of the last reference, or from the kill. A panic of the closure of
-//! [`PercpuRef::kill_and_confirm`] unwinds from that call, after the initial reference was dropped.
-//! A release closure that panics on a thread that already unwinds aborts the process, like any
-//! panic in a drop.
+//! unwinds from the put of the last reference, or from the kill. If that thread already unwinds, the
+//! process aborts, like for any panic in a drop.
 
 mod block;
 mod error;

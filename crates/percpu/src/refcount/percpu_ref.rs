@@ -5,6 +5,8 @@
 use std::fmt;
 use std::mem;
 
+use crossbeam_utils::CachePadded;
+
 use super::words::{BIAS, try_add};
 use crate::error::NewError;
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -41,9 +43,9 @@ impl Mode {
 /// A reference count without a shared cache line while the object is live.
 ///
 /// [`try_get`](Self::try_get) and a put are a few instructions on the word of this CPU where rseq
-/// sections run ([`capabilities`](crate::capabilities())), and a fetch-and-add on that word
-/// elsewhere. Both are wait-free and do not allocate. After a [kill](Self::kill), or a
-/// [switch](Self::switch_to_atomic), the count is one atomic, like that of an `Arc`.
+/// sections run, and a fetch-and-add on that word elsewhere. Both are wait-free and do not allocate.
+/// After a [kill](Self::kill), or a [switch](Self::switch_to_atomic), the count is one atomic, like
+/// that of an `Arc`.
 ///
 /// A new count is live, with one initial reference that the kill drops. So the count reaches zero
 /// only after a kill. The release closure then runs once, on the thread that put the last
@@ -66,17 +68,15 @@ impl Mode {
 /// assert_eq!(told.try_recv(), Ok("released"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[repr(C, align(128))]
+#[repr(C)]
 pub struct PercpuRef {
     // The cache line that every get and put reads, and that only mode changes write.
     pub(super) gate: AtomicU64,
     pub(super) words: Words,
-    pub(super) cold: Cold,
+    pub(super) cold: CachePadded<Cold>,
 }
 
 /// The fields that mode changes, threads without a CPU id, and gets and puts in atomic mode write.
-/// They are on other cache lines than `gate` and `words`, which gets and puts in percpu mode read.
-#[repr(align(128))]
 pub(super) struct Cold {
     pub(super) atomic: AtomicI64,
     pub(super) remote: AtomicU64,
@@ -84,7 +84,7 @@ pub(super) struct Cold {
     pub(super) release: UnsafeCell<Option<ReleaseFn>>,
 }
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+#[cfg(all(target_arch = "x86_64", not(any(offlock_loom, offlock_shuttle))))]
 const _: () = assert!(size_of::<PercpuRef>() == 256 && mem::offset_of!(PercpuRef, cold) == 128);
 
 // SAFETY: `release` is the only field that is not `Sync`. By invariant 4 one thread at a time
@@ -95,10 +95,14 @@ unsafe impl Sync for PercpuRef {}
 impl PercpuRef {
     /// Creates a live count in percpu mode with one reference, the initial one. Allocates.
     ///
-    /// `release` runs when the count reaches zero, on the thread that put the last reference. No
-    /// lock is held then and the `PercpuRef` is not accessed again, so the closure may free the
-    /// object that embeds it. The closure should not panic: if an unwinding thread drops the last
-    /// reference, a panic of the closure aborts the process.
+    /// `release` runs when the count reaches zero, on the thread that put the last reference, with
+    /// no lock held. The closure should not panic: if an unwinding thread drops the last reference,
+    /// a panic of the closure aborts the process.
+    ///
+    /// The closure may free the memory of the `PercpuRef` itself only if [`put`](Self::put) put the
+    /// last reference, because `put` takes a raw pointer. A [`Reference`], and the `&self` of
+    /// [`kill`](Self::kill), must stay valid until their call returns. So
+    /// [leak](Reference::leak) a reference before the kill, and `put` it after the kill.
     ///
     /// # Errors
     ///
@@ -112,12 +116,12 @@ impl PercpuRef {
         Ok(Self {
             gate: AtomicU64::new(0),
             words,
-            cold: Cold {
+            cold: CachePadded::new(Cold {
                 atomic: AtomicI64::new(BIAS + ONE),
                 remote: AtomicU64::new(0),
                 mode: Mutex::new(Mode::new()),
                 release: UnsafeCell::new(Some(release)),
-            },
+            }),
         })
     }
 
@@ -136,9 +140,7 @@ impl PercpuRef {
 
     /// Takes a reference, unless the count has reached zero.
     ///
-    /// Unlike [`try_get`](Self::try_get) this succeeds after a kill, as long as other references
-    /// are left. It is for code that must finish its work on a dying object.
-    ///
+    /// For code that must finish its work on a dying object: it also succeeds after a kill.
     /// Wait-free in percpu mode, lock-free in atomic mode.
     ///
     /// ```
@@ -159,11 +161,9 @@ impl PercpuRef {
         (self.try_add(1) || self.get_even_killed_atomic()).then(|| Reference { refs: self })
     }
 
-    /// Puts a [leaked](Reference::leak) reference. For an object that embeds its count and is
-    /// passed around without a [`Reference`].
+    /// Puts a [leaked](Reference::leak) reference. For an object that embeds its count.
     ///
-    /// `this` is a raw pointer, because the call may run the release closure, which may free
-    /// `*this`. A `&PercpuRef` coerces to that pointer.
+    /// `this` is a raw pointer, because the release closure may free `*this` during the call.
     ///
     /// ```
     /// use offlock_percpu::PercpuRef;
@@ -184,16 +184,12 @@ impl PercpuRef {
     /// this call consumes.
     #[inline]
     pub unsafe fn put(this: *const Self) {
+        // SAFETY: the leaked reference keeps `*this` alive until it is put.
+        let Self { gate, words, cold } = unsafe { &*this };
         // Another thread may free `*this` once the put is counted, while this thread is still
         // inside `try_add`. So the arguments of `try_add` are references to atomics, which may dangle
         // after their last use, and words that are not part of `*this`.
-        // SAFETY: the leaked reference keeps `*this` alive until it is put.
-        let words = unsafe { (*this).words.alias() };
-        // SAFETY: the leaked reference, which is not put yet, keeps `*this` alive.
-        let gate = unsafe { &(*this).gate };
-        // SAFETY: the leaked reference, which is not put yet, keeps `*this` alive.
-        let remote = unsafe { &(*this).cold.remote };
-        if !try_add(&words, remote, gate, 0, -1) {
+        if !try_add(&words.alias(), &cold.remote, gate, 0, -1) {
             // SAFETY: the contract of this function; `try_add` returned false, so the reference is
             // not put yet.
             unsafe { Self::put_atomic(this) };
@@ -221,8 +217,7 @@ impl PercpuRef {
         self.cold.atomic.load(Ordering::Acquire) & RELEASED != 0
     }
 
-    /// Adds `delta` to the word of this CPU, or to `remote`. Returns false if that word is closed;
-    /// the caller must then change `atomic`.
+    /// Adds `delta` to a word. Returns false if it is closed; the caller then changes `atomic`.
     #[inline(always)]
     fn try_add(&self, delta: i64) -> bool {
         try_add(&self.words, &self.cold.remote, &self.gate, 0, delta)
@@ -374,15 +369,3 @@ impl fmt::Debug for Reference<'_> {
         f.debug_tuple("Reference").field(self.refs).finish()
     }
 }
-
-/// Compile-time checks of auto traits and of variance.
-const _: () = {
-    const fn send_and_sync<T: Send + Sync>() {}
-    send_and_sync::<PercpuRef>();
-    send_and_sync::<Reference<'_>>();
-
-    #[expect(dead_code, reason = "compiled for the variance it needs")]
-    fn covariant<'short>(reference: Reference<'static>) -> Reference<'short> {
-        reference
-    }
-};

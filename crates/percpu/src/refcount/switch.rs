@@ -71,8 +71,8 @@ impl PercpuRef {
     /// Undoes a [`kill`](Self::kill), if the count has not reached zero.
     ///
     /// The count gets an initial reference again, and [`try_get`](Self::try_get) succeeds. A thread
-    /// that takes a reference afterwards sees what the calling thread did before. Blocks briefly
-    /// while another thread changes the mode of the same count.
+    /// that takes a reference afterwards sees what the calling thread did before. Blocks like
+    /// [`kill`](Self::kill).
     ///
     /// # Errors
     ///
@@ -114,8 +114,8 @@ impl PercpuRef {
     ///
     /// The previous release closure may still be running. The count is in percpu mode, unless
     /// [`switch_to_atomic`](Self::switch_to_atomic) was the last switch. A thread that takes a
-    /// reference afterwards sees what the calling thread did before. Allocates. Blocks briefly
-    /// while another thread changes the mode of the same count.
+    /// reference afterwards sees what the calling thread did before. Allocates. Blocks like
+    /// [`kill`](Self::kill).
     ///
     /// # Errors
     ///
@@ -148,8 +148,7 @@ impl PercpuRef {
     ///
     /// Use this for a count that will often be killed and resurrected: in atomic mode a kill costs
     /// no heavy fence. If the count is dying, this only sets the mode after
-    /// [`resurrect`](Self::resurrect) or [`reinit`](Self::reinit). Blocks briefly while another
-    /// thread changes the mode of the same count.
+    /// [`resurrect`](Self::resurrect) or [`reinit`](Self::reinit). Blocks like [`kill`](Self::kill).
     ///
     /// ```
     /// use offlock_percpu::PercpuRef;
@@ -177,11 +176,8 @@ impl PercpuRef {
         }
     }
 
-    /// Switches back to percpu mode after [`switch_to_atomic`](Self::switch_to_atomic).
-    ///
-    /// If the count is dying, this only sets the mode after [`resurrect`](Self::resurrect) or
-    /// [`reinit`](Self::reinit). Blocks briefly while another thread changes the mode of the same
-    /// count.
+    /// Switches back to percpu mode after [`switch_to_atomic`](Self::switch_to_atomic). Everything
+    /// else is as for that.
     pub fn switch_to_percpu(&self) {
         let mut mode = self.cold.mode.lock();
         mode.force_atomic = false;
@@ -213,8 +209,7 @@ impl PercpuRef {
     /// Opens the words and `remote`. `atomic` must include the bias already (invariant 2).
     fn open(&self, mode: &mut Mode) {
         words::open(&self.words, &self.cold.remote);
-        // Ordering: Release pairs with the Acquire load of a section; it carries what the calling
-        // thread did to the object.
+        // Ordering: Release pairs with the Acquire of a section; it carries changes of the object.
         self.gate.store(0, Ordering::Release);
         mode.percpu = true;
     }

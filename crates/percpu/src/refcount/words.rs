@@ -92,8 +92,8 @@ pub(super) fn close_and_sum(words: &Words, remote: &AtomicU64, folded: &mut u64)
 
 /// Opens `remote`, and the words where no sections run.
 ///
-/// It swaps instead of storing, because loom may order a void add that read the value before a
-/// plain store after that store.
+/// By swaps, because loom lets a void add that follows a plain store read the closed value from
+/// before that store, and the store would then be lost. No hardware does that.
 pub(super) fn open(words: &Words, remote: &AtomicU64) {
     if !section::available() {
         for word in words.iter() {

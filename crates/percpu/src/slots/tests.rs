@@ -5,7 +5,7 @@ use std::rc::Rc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{current_cpu, topology};
+use crate::topology;
 
 /// Checks the addresses of the slots against invariant 2.
 fn check_spacing<T: Default>() {
@@ -56,18 +56,14 @@ fn every_cpu_has_a_slot_and_no_slot_is_beyond_capacity() {
     assert_eq!(slots.get_mut(beyond), None);
     assert_eq!(slots.get(CpuId::new(u32::MAX)), None);
 
-    for (cpu, slot) in &mut slots {
-        *slot += cpu.get();
-    }
     *slots.get_mut(CpuId::new(0)).unwrap() = 5;
-    let want = |cpu: CpuId| if cpu.get() == 0 { 5 } else { 2 * cpu.get() };
+    let want = |cpu: CpuId| if cpu.get() == 0 { 5 } else { cpu.get() };
     assert!(slots.iter().all(|(cpu, &slot)| slot == want(cpu)));
     assert_eq!(slots.iter().len(), slots.capacity());
     assert_eq!((&slots[CpuId::new(0)], slots.iter().clone().count()), (&5, slots.capacity()));
     let backwards: Vec<CpuId> = slots.iter().rev().map(|(cpu, _)| cpu).collect();
     assert!(backwards.is_sorted_by(|a, b| a > b) && backwards.len() == slots.capacity());
     assert!(format!("{slots:?}").starts_with("{0: 5"));
-    assert_eq!(slots.into_iter().map(|(_, slot)| slot).next(), Some(5));
 }
 
 #[test]
@@ -82,25 +78,6 @@ fn panic_of_init_drops_the_values_made_so_far() {
     }));
     assert!(made.is_err());
     assert_eq!(Rc::strong_count(&alive), 1);
-    drop(PerCpu::new(|_| Rc::clone(&alive)).into_iter().next());
-    assert_eq!(Rc::strong_count(&alive), 1, "a half-used iterator drops the rest");
-}
-
-#[test]
-fn current_cpu_is_not_offline() {
-    let slots = PerCpu::new(|_| ());
-    let offline = slots.fold_offline(Vec::new(), |mut seen, cpu, ()| {
-        seen.push(cpu);
-        seen
-    });
-    let offline = offline.unwrap();
-    assert!(offline.len() < slots.capacity());
-    if crate::backend().source() != crate::Source::ThreadSlot {
-        assert!(!offline.contains(&current_cpu()), "{offline:?}");
-    }
-    let online = online().unwrap();
-    assert!(offline.iter().all(|&cpu| !online.contains(cpu)));
-    slots.revoke(current_cpu());
 }
 
 /// `Send`, `Sync` and covariance.
@@ -114,9 +91,6 @@ mod marker {
     fn threads() {
         send::<PerCpu<Cell<u8>>>();
         sync::<PerCpu<crate::sync::atomic::AtomicU64>>();
-        sync::<Iter<'_, u8>>();
-        send::<IterMut<'_, Cell<u8>>>();
-        send::<IntoIter<Cell<u8>>>();
     }
 
     fn covariant<'a>(slots: PerCpu<&'static u8>) -> PerCpu<&'a u8> {

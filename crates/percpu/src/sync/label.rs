@@ -10,19 +10,10 @@
 //! | `check!("label", condition)` | `condition` | `true`; the condition is evaluated first |
 //!
 //! A label describes the protocol step, for example `"publish: the entry is built"`. The list of
-//! planted bugs of a crate pairs each label with a model that fails when the step is weakened.
+//! planted bugs of a crate pairs each label with a model that fails when the step is weakened. In a
+//! normal build [`is_planted`](super::is_planted) is the constant `false`.
 
 /// A fence that a model run can skip: `fence!(SeqCst, "label")`.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-#[doc(hidden)]
-#[macro_export]
-macro_rules! offlock_fence {
-    ($order:ident, $label:literal) => {
-        $crate::sync::atomic::fence($crate::sync::atomic::Ordering::$order)
-    };
-}
-
-#[cfg(any(offlock_loom, offlock_shuttle))]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_fence {
@@ -34,16 +25,6 @@ macro_rules! offlock_fence {
 }
 
 /// A memory ordering that a model run can weaken to `Relaxed`: `order!(Release, "label")`.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-#[doc(hidden)]
-#[macro_export]
-macro_rules! offlock_order {
-    ($order:ident, $label:literal) => {
-        $crate::sync::atomic::Ordering::$order
-    };
-}
-
-#[cfg(any(offlock_loom, offlock_shuttle))]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_order {
@@ -57,16 +38,6 @@ macro_rules! offlock_order {
 }
 
 /// A statement that a model run can skip: `step!("label", statement)`.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-#[doc(hidden)]
-#[macro_export]
-macro_rules! offlock_step {
-    ($label:literal, $step:expr $(,)?) => {{
-        $step;
-    }};
-}
-
-#[cfg(any(offlock_loom, offlock_shuttle))]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_step {
@@ -78,15 +49,6 @@ macro_rules! offlock_step {
 }
 
 /// A condition that a model run can read as `true`: `check!("label", condition)`.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-#[doc(hidden)]
-#[macro_export]
-macro_rules! offlock_check {
-    // A block, so that clippy does not suggest `a != b` for a negated check of `a == b`.
-    ($label:literal, $condition:expr $(,)?) => {{ $condition }};
-}
-
-#[cfg(any(offlock_loom, offlock_shuttle))]
 #[doc(hidden)]
 #[macro_export]
 macro_rules! offlock_check {

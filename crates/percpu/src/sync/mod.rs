@@ -48,10 +48,9 @@ pub mod virtual_fence;
 
 pub use self::futex::Futex;
 pub use self::label::{check, fence, order, step};
-#[cfg(any(offlock_loom, offlock_shuttle))]
 #[doc(hidden)]
 pub use self::planted::is_planted;
-pub use self::planted::mutant;
+pub use self::planted::is_planted as mutant;
 pub use self::spawn::spawn;
 pub use crate::word_lock::{WordGuard, WordLock};
 
@@ -70,10 +69,9 @@ pub mod native {
 
 /// Loads an atomic to which only the calling thread may store at this time. Relaxed.
 ///
-/// For a load whose value the caller changes and stores back. Under loom this load is not an access
-/// that the scheduler sees. loom compares an access only with the last earlier access of the same
-/// object. If that were this load, loom would miss that the store conflicts with an earlier load of
-/// another thread, and would not try the runs in which the two are swapped.
+/// For a load whose value the caller changes and stores back. loom tries two accesses in both orders
+/// only if no other access of the same object is between them. This load would be between the store
+/// that follows it and an earlier load of another thread, so loom's scheduler must not see it.
 #[inline(always)]
 pub fn load_own<A: OwnLoad>(atomic: &A) -> A::Value {
     atomic.load_own()
@@ -178,6 +176,18 @@ macro_rules! offlock_global {
 }
 
 pub use crate::offlock_global as global;
+
+/// Declares thread-local variables with constant values. Those of the model checkers, whose macro
+/// does not accept `const`, are new in each run and one per thread of the model.
+macro_rules! const_thread_local {
+    ($($(#[$meta:meta])* static $name:ident: $type:ty = $value:expr;)*) => {$(
+        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        std::thread_local! { $(#[$meta])* static $name: $type = const { $value }; }
+        #[cfg(any(offlock_loom, offlock_shuttle))]
+        $crate::sync::thread_local! { $(#[$meta])* static $name: $type = $value; }
+    )*};
+}
+pub(crate) use const_thread_local;
 
 /// Returns the id of the calling thread: unique in the process, and never 0.
 #[cfg(any(offlock_loom, offlock_shuttle))]

@@ -1,18 +1,11 @@
 //! The planted bug that a model run switches on.
 
-/// Returns whether `OFFLOCK_MUTANT` names the planted bug `name`.
-///
-/// Always false, at no cost, except in the builds for model checkers.
+/// Returns whether `OFFLOCK_MUTANT` names this label: always false in a normal build.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 #[inline(always)]
-pub const fn mutant(_name: &str) -> bool {
+#[must_use]
+pub const fn is_planted(_label: &str) -> bool {
     false
-}
-
-/// Returns whether `OFFLOCK_MUTANT` names the planted bug `name`.
-#[cfg(any(offlock_loom, offlock_shuttle))]
-pub fn mutant(name: &str) -> bool {
-    is_planted(name)
 }
 
 /// Returns whether `OFFLOCK_MUTANT` names this label.
@@ -21,7 +14,6 @@ pub fn mutant(name: &str) -> bool {
 /// run with the label `control`. The test that expects the failure can then tell the planted bug from
 /// another cause.
 #[cfg(any(offlock_loom, offlock_shuttle))]
-#[doc(hidden)]
 #[must_use]
 pub fn is_planted(label: &str) -> bool {
     use std::sync::{Once, OnceLock};

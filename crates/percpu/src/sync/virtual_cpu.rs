@@ -9,21 +9,7 @@ use std::cell::Cell;
 
 use crate::cpu::CpuId;
 
-#[cfg(offlock_loom)]
-use loom::thread_local;
-#[cfg(offlock_shuttle)]
-use shuttle::thread_local;
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-use std::thread_local;
-
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-thread_local! {
-    static CURRENT: Cell<CpuId> = const { Cell::new(CpuId::new(0)) };
-}
-
-#[cfg(any(offlock_loom, offlock_shuttle))]
-thread_local! {
-    // The checker's macro, not `std`'s, because all threads of a model run on one OS thread.
+super::const_thread_local! {
     static CURRENT: Cell<CpuId> = Cell::new(CpuId::new(0));
 }
 

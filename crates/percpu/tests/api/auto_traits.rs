@@ -1,17 +1,19 @@
 //! `Send`, `Sync` and the variance of the public types. A compile-time test.
 //!
 //! A type that loses `Send` or `Sync` breaks its callers, and one that gains it may be unsound. The
-//! tests of locks and references have the same checks.
+//! tests of `LgLock` have the same checks.
 
 use std::cell::Cell;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::rc::Rc;
 use std::sync::MutexGuard;
 
 use offlock_percpu::fence::Strategy;
-use offlock_percpu::slots::{IntoIter, Iter, IterMut};
+use offlock_percpu::sync::{WordGuard, WordLock};
 use offlock_percpu::{
-    AllocError, Backend, Capabilities, CpuId, CpuList, CpuListError, NodeId, PerCpu, PerCpuCounter,
-    RseqState, RseqUnavailable, Sections, Source, Topology,
+    AllocError, ArcReference, Backend, Capabilities, CpuId, CpuList, LgLock, NodeId, PerCpu,
+    PerCpuCounter, PercpuRef, ReadGuard, ReadWriteGate, RefBlock, Reference, RseqState,
+    RseqUnavailable, Sections, Source, Topology, WriteGuard,
 };
 
 /// `none::<T>` names one function only if `T` has none of the traits.
@@ -50,7 +52,6 @@ fn facts_are_plain_values_on_every_thread() {
     everywhere::<Topology>();
     everywhere::<&'static Topology>();
     everywhere::<CpuList>();
-    everywhere::<CpuListError>();
     everywhere::<AllocError>();
 }
 
@@ -69,19 +70,36 @@ fn slots_go_where_their_values_go() {
     // `T: Sync` is not enough, because any thread that runs on a CPU uses its slot.
     <PerCpu<MutexGuard<'static, u8>> as NotSend<_>>::none();
     <PerCpu<MutexGuard<'static, u8>> as NotSync<_>>::none();
+}
 
-    everywhere::<Iter<'_, u8>>();
-    everywhere::<IterMut<'_, u8>>();
-    everywhere::<IntoIter<u8>>();
-    // `&T` on another thread, `&mut T` or `T` there.
-    <Iter<'_, Cell<u8>> as NotSend<_>>::none();
-    <Iter<'_, Cell<u8>> as NotSync<_>>::none();
-    send::<IterMut<'_, Cell<u8>>>();
-    <IterMut<'_, Cell<u8>> as NotSync<_>>::none();
-    <IterMut<'_, MutexGuard<'static, u8>> as NotSend<_>>::none();
-    send::<IntoIter<Cell<u8>>>();
-    sync::<IntoIter<MutexGuard<'static, u8>>>();
-    <IntoIter<Rc<u8>> as NotSend<_>>::none();
+#[test]
+fn locks_and_references_go_where_they_may() {
+    send::<ReadWriteGate<Cell<u8>>>();
+    sync::<ReadWriteGate<u8>>();
+    <ReadWriteGate<Cell<u8>> as NotSync<_>>::none();
+    everywhere::<ReadGuard<'_, u8>>();
+    sync::<WriteGuard<'_, u8>>();
+    <WriteGuard<'_, u8> as NotSend<_>>::none();
+    everywhere::<Reference<'_>>();
+    everywhere::<ArcReference>();
+    send::<PercpuRef>();
+    sync::<PercpuRef>();
+    send::<RefBlock>();
+    sync::<RefBlock>();
+    send::<WordLock<Cell<u8>>>();
+    sync::<WordLock<Cell<u8>>>();
+    sync::<WordGuard<'_, u8>>();
+    <WordGuard<'_, Cell<u8>> as NotSync<_>>::none();
+}
+
+/// Types that contain the structures, or refer to them, are unwind safe by their fields.
+#[test]
+fn structures_stay_usable_after_a_caught_panic() {
+    fn unwind_safe<T: UnwindSafe + RefUnwindSafe>() {}
+    unwind_safe::<PerCpu<PerCpuCounter>>();
+    unwind_safe::<Reference<'_>>();
+    unwind_safe::<ReadGuard<'_, u32>>();
+    unwind_safe::<&LgLock<Cell<u32>>>();
 }
 
 /// A longer lifetime may stand for a shorter one, inside and outside.
@@ -89,19 +107,15 @@ fn slots_go_where_their_values_go() {
 mod covariant {
     use super::*;
 
+    fn reader<'a>(guard: ReadGuard<'static, u8>) -> ReadGuard<'a, u8> {
+        guard
+    }
+
+    fn reference<'a>(reference: Reference<'static>) -> Reference<'a> {
+        reference
+    }
+
     fn slots<'a>(slots: PerCpu<&'static u8>) -> PerCpu<&'a u8> {
         slots
-    }
-
-    fn iter<'a>(iter: Iter<'static, &'static u8>) -> Iter<'a, &'a u8> {
-        iter
-    }
-
-    fn iter_mut<'a>(iter: IterMut<'static, u8>) -> IterMut<'a, u8> {
-        iter
-    }
-
-    fn into_iter<'a>(iter: IntoIter<&'static u8>) -> IntoIter<&'a u8> {
-        iter
     }
 }

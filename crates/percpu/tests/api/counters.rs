@@ -50,7 +50,6 @@ fn hop_and_count(until: Instant, batch: u32) {
             while !stop.load(Relaxed) {
                 for cpu in all_cpus() {
                     counter.fold(cpu);
-                    counter.fold_offline().unwrap();
                 }
                 thread::sleep(Duration::from_micros(200));
             }

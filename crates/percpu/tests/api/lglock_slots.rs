@@ -13,7 +13,7 @@ const ZERO: CpuId = CpuId::new(0);
 fn a_lock_of_so_many_slots() {
     let capacity = topology().capacity();
     for count in [1, 2, capacity, capacity + 3] {
-        let mut lock = LgLock::try_with_slots(count, CpuId::get).unwrap();
+        let lock = LgLock::try_with_slots(count, CpuId::get).unwrap();
         let slots: Vec<CpuId> = (0..count as u32).map(CpuId::new).collect();
         assert_eq!(lock.capacity(), count);
         for &slot in &slots {
@@ -32,7 +32,7 @@ fn a_lock_of_so_many_slots() {
         } else {
             n
         })));
-        assert_eq!(lock.iter_mut().len(), count);
+        assert_eq!(lock.global().unwrap().iter_mut().len(), count);
     }
     assert!(LgLock::try_with_slots(usize::MAX, |_| ()).is_err());
     assert!(LgLock::try_with_slots(1 << 32, |_| ()).is_err());

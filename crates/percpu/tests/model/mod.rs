@@ -85,8 +85,7 @@ impl Counting {
                 self.counter.add(delta);
                 self.sum = self.sum.wrapping_add(delta);
             }
-            2 => _ = self.counter.fold(cpu(a)),
-            3 => _ = self.counter.fold_offline().unwrap(),
+            2 | 3 => _ = self.counter.fold(cpu(a)),
             _ => self.counter.increment_by_parts(&mut self.sum),
         }
     }

@@ -40,13 +40,11 @@ macro_rules! two {
 }
 
 /// The values, after every other thread is gone.
-fn totals<L: IntoIterator<Item = (CpuId, AtomicU64)>>(lock: Arc<L>) -> [u64; 2] {
-    let mut totals = [0; 2];
-    for (cpu, value) in Arc::try_unwrap(lock).ok().expect("the others are gone") {
-        // Ordering: Relaxed; the join ordered it.
-        totals[cpu.index()] = value.load(Ordering::Relaxed);
-    }
-    totals
+fn totals(lock: Arc<Lock>) -> [u64; 2] {
+    let mut lock = Arc::try_unwrap(lock).ok().expect("the others are gone");
+    // Ordering: Relaxed; the join ordered it.
+    let mut value = |cpu| lock.get_mut(CpuId::new(cpu)).map(|value| value.load(Ordering::Relaxed));
+    [0, 1].map(|cpu| value(cpu).unwrap_or(0))
 }
 
 fn make() -> Lock {
@@ -78,7 +76,7 @@ fn pair_backwards(lock: &Lock) {
 
 fn global(lock: &Lock) {
     set_current(ONE);
-    for (_, value) in &mut lock.global().unwrap() {
+    for (_, value) in lock.global().unwrap().iter_mut() {
         add(value);
     }
 }
@@ -216,10 +214,7 @@ fn inv02_a_migrated_guard_leaves_the_slot_of_its_new_cpu_alone() {
 /// `try_` takes a slot or says that another thread has it, and never hangs.
 #[test]
 fn try_takes_it_or_says_that_it_would_block() {
-    fn beside<L>(make: fn() -> L, other: fn(&L), tries: fn(&L) -> bool, all: bool)
-    where
-        L: IntoIterator<Item = (CpuId, AtomicU64)> + Send + Sync + 'static,
-    {
+    fn beside(other: fn(&Lock), tries: fn(&Lock) -> bool, all: bool) {
         let lock = Arc::new(make());
         let other = thread::spawn({
             let lock = Arc::clone(&lock);
@@ -229,8 +224,8 @@ fn try_takes_it_or_says_that_it_would_block() {
         other.join().unwrap();
         assert_eq!(totals(lock), [1 + u64::from(got), u64::from(got && all)]);
     }
-    model(|| beside(make, local, try_global, true));
-    model(|| beside(make, remote, try_local, false));
+    model(|| beside(local, try_global, true));
+    model(|| beside(remote, try_local, false));
 }
 
 /// A thread that would have to wait for a slot before one that it holds is refused: here both threads

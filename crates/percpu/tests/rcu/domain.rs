@@ -8,7 +8,7 @@ use std::sync::{Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use offlock_percpu::rcu::{self, Atomic, Batch, Bounds, Guard, Owned, Reclaimer, RetireHead};
+use offlock_percpu::rcu::{self, Atomic, Batch, Bounds, Guard, Owned, RetireHead};
 use offlock_percpu::rcu::{SynchronizeError, Unlinked};
 
 use crate::alone::alone;
@@ -275,21 +275,6 @@ fn retiring_keeps_the_age_bound() {
     };
     thread::spawn(run).join().unwrap();
     assert!(DROPS.load(Relaxed) > 0, "{}", rcu::stats());
-}
-
-#[test]
-fn the_reclaimer_keeps_the_age_bound_and_stops() {
-    static DROPS: AtomicUsize = AtomicUsize::new(0);
-    let _alone = alone();
-    rcu::set_bounds(Bounds::new(1 << 30, Duration::from_millis(20)));
-    let reclaimer = Reclaimer::spawn().unwrap();
-    retire(&DROPS);
-    let until = Instant::now() + Duration::from_secs(60);
-    while DROPS.load(Relaxed) == 0 {
-        assert!(Instant::now() < until, "{}", rcu::stats());
-        thread::sleep(Duration::from_millis(5));
-    }
-    drop(reclaimer);
 }
 
 /// Stalls a reader for `stall` while a writer retires objects.

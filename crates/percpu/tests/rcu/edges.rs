@@ -1,13 +1,13 @@
-//! Concurrent barriers, reclaimers that end, and their statistics.
+//! Concurrent barriers, the age bound, and the statistics.
 //!
 //! A process has one domain, so the tests take turns ([`alone`]).
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use offlock_percpu::rcu::{self, Atomic, Bounds, Owned, Reclaimer, SynchronizeError};
+use offlock_percpu::rcu::{self, Atomic, Bounds, Owned, SynchronizeError};
 
 use crate::alone::alone;
 use testkit::child::in_own_process;
@@ -55,34 +55,6 @@ fn inv11_barriers_at_once_wait_for_the_same_drops() {
             });
         });
     }
-}
-
-fn eventually(what: &str, done: impl Fn() -> bool) {
-    let until = Instant::now() + Duration::from_secs(60);
-    while !done() {
-        assert!(Instant::now() < until, "{what}: {}", rcu::stats());
-        thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// A reclaimer that a retired object owns ends on its own thread, which cannot join itself.
-#[test]
-fn inv11_a_reclaimer_may_be_dropped_by_what_it_drops() {
-    static GONE: AtomicBool = AtomicBool::new(false);
-    static BY_ITSELF: AtomicBool = AtomicBool::new(false);
-    let _alone = alone();
-    let panics = rcu::stats().panics;
-    rcu::set_bounds(Bounds::new(1 << 30, Duration::from_millis(5)));
-    let reclaimer = Reclaimer::spawn().unwrap();
-    rcu::defer(0, move || {
-        drop(reclaimer);
-        BY_ITSELF.store(thread::current().name() == Some("rcu-reclaimer"), Relaxed);
-        GONE.store(true, Relaxed);
-    });
-    eventually("the reclaimer drops itself", || GONE.load(Relaxed));
-    assert!(BY_ITSELF.load(Relaxed));
-    rcu::barrier().unwrap();
-    assert_eq!(rcu::stats().panics, panics);
 }
 
 /// A thread that retires rarely drops the objects above the age bound each time.

@@ -17,8 +17,7 @@
 //! Reclaim advances in a removal that finds its CPU's list full, in an insert that would need a new
 //! slab, in [`poll`](super::CtxTable::poll) and [`flush`](super::CtxTable::flush), and in the *reclaim
 //! callback*. The callback is an object of RCU in the core. It is queued while anything is in the lists,
-//! so that a table is reclaimed in time wherever RCU is ([`crate::rcu::Bounds`],
-//! [`crate::rcu::Reclaimer`]).
+//! so that a table is reclaimed in time wherever RCU is ([`crate::rcu::Bounds`]).
 //!
 //! # Invariants
 //!

@@ -1,7 +1,7 @@
 //! One command: how it is shown, started, limited in time and judged.
 
 use std::ffi::{OsStr, OsString};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -40,6 +40,7 @@ pub(crate) struct Cmd {
     log: Option<Arc<File>>,
     deadline: Option<Deadline>,
     cancel: Option<Arc<AtomicBool>>,
+    until: Option<(PathBuf, &'static str)>,
     idle: bool,
     terminal: bool,
 }
@@ -55,6 +56,7 @@ impl Cmd {
             log: None,
             deadline: None,
             cancel: None,
+            until: None,
             idle: false,
             terminal: false,
         }
@@ -96,6 +98,12 @@ impl Cmd {
     /// Ends the command if it is still running then.
     pub(crate) fn deadline(mut self, deadline: Deadline) -> Cmd {
         self.deadline = Some(deadline);
+        self
+    }
+
+    /// Ends the command once this log contains `text`, which is a failure.
+    pub(crate) fn until_logged(mut self, log: &Path, text: &'static str) -> Cmd {
+        self.until = Some((log.to_path_buf(), text));
         self
     }
 
@@ -144,16 +152,23 @@ impl Cmd {
     }
 
     fn finish(&self, group: &mut Group) -> Result<()> {
+        let logged = |(log, text): &(PathBuf, &'static str)| {
+            fs::read_to_string(log).is_ok_and(|log| log.contains(text))
+        };
         let stop = || {
             self.deadline.is_some_and(|deadline| Instant::now() >= deadline.at)
                 // Ordering: Relaxed; the flag carries nothing beside itself.
                 || self.cancel.as_ref().is_some_and(|cancel| cancel.load(Ordering::Relaxed))
+                || self.until.as_ref().is_some_and(logged)
         };
-        let limited = self.deadline.is_some() || self.cancel.is_some();
+        let limited = self.deadline.is_some() || self.cancel.is_some() || self.until.is_some();
         let stop = if limited { Some(&stop as &dyn Fn() -> bool) } else { None };
         match group.wait(stop).map_err(|error| Error::io(self.name(), error))? {
             Some(status) => self.judge(status),
             None => {
+                if let Some((_, text)) = self.until.as_ref().filter(|until| logged(until)) {
+                    return Err(Error::new(format!("{} logged {text:?}", self.name())));
+                }
                 let limit = self.deadline.map_or(0, |deadline| deadline.limit.as_secs());
                 let message = format!("{} was ended after its {limit} seconds", self.name());
                 Err(Error::with_status(message, 124)) // as timeout(1) has it
@@ -284,6 +299,16 @@ mod tests {
         assert!(started.elapsed() < Duration::from_secs(60));
         let error = sh("sleep 302").deadline(Deadline::after(limit)).run().unwrap_err();
         assert_eq!(error.status(), 124);
+    }
+
+    #[test]
+    fn a_command_ends_once_its_log_has_the_text() {
+        let path = std::env::temp_dir().join(format!("xtask-until-{}", std::process::id()));
+        let log = Arc::new(File::create(&path).unwrap());
+        let script = sh("echo one ... FAILED; sleep 303").log(log);
+        let error = script.until_logged(&path, "... FAILED\n").run().unwrap_err();
+        assert!(error.to_string().contains("logged"), "{error}");
+        fs::remove_file(&path).unwrap();
     }
 
     #[test]

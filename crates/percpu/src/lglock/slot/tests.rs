@@ -11,9 +11,9 @@ fn inv18_slots_of_different_cpus_never_share_a_line() {
     fn check<T: Default>() {
         let slots = Slot::<T>::boxed_slice(cpu::possible(), |_| T::default()).unwrap();
         for slot in &slots {
-            assert_eq!(std::ptr::from_ref(slot).addr() % 128, 0);
+            assert_eq!(std::ptr::from_ref::<Slot<T>>(slot).addr() % 128, 0);
         }
-        assert_eq!(size_of::<Slot<T>>() % 128, 0);
+        assert_eq!(size_of::<CachePadded<Slot<T>>>() % 128, 0);
         assert!(std::mem::offset_of!(Slot<T>, parker) + size_of::<Parker>() <= 64);
     }
     check::<()>();
@@ -25,6 +25,6 @@ fn inv18_slots_of_different_cpus_never_share_a_line() {
 /// A slot with a small value takes 128 bytes.
 #[test]
 fn a_small_value_fits_in_the_line_of_its_lock() {
-    assert_eq!(size_of::<Slot<[u64; 9]>>(), 128);
+    assert_eq!(size_of::<CachePadded<Slot<[u64; 9]>>>(), 128);
     assert!(size_of::<LgLock<u8>>() <= 32);
 }
