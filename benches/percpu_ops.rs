@@ -5,7 +5,7 @@
 //! cargo bench --bench percpu_ops -- current_cpu  one group
 //! ```
 //!
-//! One thread, on one CPU: what is left of an operation when nobody else wants anything. The rows
+//! One thread, on one CPU: the cost of an operation without contention. The rows
 //! that decide a target, and those with two threads, are in `cargo bench --bench percpu`.
 
 use std::cell::Cell;

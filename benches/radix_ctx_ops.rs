@@ -28,8 +28,8 @@ const CONTEXTS: u64 = 512;
 
 /// Why no table is full.
 const ROOM: &str = "memory for a context, and no limit";
-/// Why every lookup finds something.
-const THERE: &str = "nobody removed it";
+/// Why every lookup finds its context.
+const THERE: &str = "no thread removed it";
 
 fn value(n: u64) -> Value {
     [n; 7]

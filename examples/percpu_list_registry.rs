@@ -1,5 +1,5 @@
-//! A registry of connections: they come and go on many threads, while a monitor looks at all of them
-//! and holds nobody up.
+//! A registry of connections that come and go on many threads, while a monitor walks all of them
+//! without delaying the threads.
 //!
 //! Run:     cargo run -p examples --example percpu_list_registry
 //! Prints:  4 threads, 40000 connections; every walk saw the 4 that stayed
@@ -23,7 +23,7 @@ fn work(open: &PerCpuList<&'static str>) -> Result<(), Refused> {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let open = PerCpuList::new();
     let stay: Result<Vec<_>, _> = (0..THREADS).map(|_| open.insert("stays")).collect();
-    let stay = stay?; // whoever walks the list from here on sees each of them exactly once
+    let stay = stay?; // each walk from here on sees each of them exactly once
     thread::scope(|s| {
         let threads = [(); THREADS].map(|()| s.spawn(|| work(&open)));
         while !threads.iter().all(|thread| thread.is_finished()) {

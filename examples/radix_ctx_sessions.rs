@@ -30,9 +30,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     for _ in 0..REQUESTS {
                         assert_eq!(user_of(sessions, cookie), Ok(user));
                     }
-                    sessions.remove(id).expect("it is there, and nobody else's");
+                    sessions.remove(id).expect("only this thread removes it");
                     assert_eq!(user_of(sessions, cookie), Err(LookupError::Stale));
-                    // The place of the first one is used again and again, its id never.
+                    // The index of the first session is used again and again, its id never.
                     let first = *first.get_or_insert(cookie);
                     assert_eq!(user_of(sessions, first), Err(LookupError::Stale));
                 }

@@ -41,7 +41,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Box<dyn Error>> {
                     mark(DONE);
                 }
                 mark(STOP);
-                barrier.wait(); // nobody's exit shows up in another's record
+                barrier.wait(); // no thread's exit is in the record of another
             });
         }
     });

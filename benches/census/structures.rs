@@ -316,7 +316,7 @@ fn list_mutex(_threads: usize) -> Shared {
     })
 }
 
-/// Messages that a queue takes: more than there are threads, so that nobody waits.
+/// The capacity of a queue in messages: more than there are threads, so that no thread waits.
 const MESSAGES: usize = 1024;
 
 /// A queue that each thread sends a message to, and receives one from: its own, or another's. What

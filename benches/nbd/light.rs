@@ -74,7 +74,7 @@ impl Client {
                 let request = read_of(slot as u64, block * BLOCK as u64);
                 self.requests.extend(request.encode());
             }
-            // All requests in flight are less than a socket holds: this waits for nobody.
+            // The requests in flight fit into the socket's buffer, so this never blocks.
             self.stream.write_all(&self.requests)?;
             if self.free.len() == self.flights.len() {
                 return Ok(());
@@ -156,7 +156,7 @@ fn negotiate(stream: &mut UnixStream) -> io::Result<Connected> {
         match step {
             ClientStep::Connected(export) => return Ok(export),
             ClientStep::More => {}
-            ClientStep::Listed(_) => return Err(bad("a list that nobody asked for")),
+            ClientStep::Listed(_) => return Err(bad("a list without a request for it")),
         }
         stream.write_all(&output)?;
         output.clear();

@@ -1,7 +1,7 @@
 //! P4: the local-global lock against locks that one thread at a time holds.
 //!
-//! Nobody waits in any row with one thread. In rows with two, the peers' threads fight for the one
-//! lock that they have, and ours each lock their own CPU: that is what the lock is for.
+//! No thread waits in a row with one thread. In rows with two, the peers' threads contend for their
+//! one lock, and ours each lock the slot of their own CPU, which is the purpose of the lock.
 
 use std::hint::black_box;
 use std::sync::Mutex as StdMutex;

@@ -59,7 +59,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     report.record("P6.epoch", rounds.time_ratio(&send, &epoch));
 }
 
-/// One thread reads the value behind a pointer that nobody replaces meanwhile.
+/// One thread reads the value behind a pointer that no thread replaces meanwhile.
 pub(crate) fn run_read(plan: &Plan, report: &mut Report) {
     let ours = rcu::Atomic::new(1_u64);
     let theirs = epoch::Atomic::new(1_u64);

@@ -15,7 +15,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     run_retire(plan, report);
 }
 
-/// One thread, and no other of this process at work: there is nobody to interrupt.
+/// One thread. No other thread of the process runs, so the fence interrupts none.
 fn run_heavy(plan: &Plan, report: &mut Report) {
     fence::heavy(); // the first call registers the process, without which the system call refuses
     let rounds = Group::new("fence on every CPU")

@@ -33,7 +33,8 @@ fn node(number: u64) -> Box<Node> {
 
 #[inline(always)]
 fn push(nodes: &mut Nodes, node: &Node) {
-    // SAFETY: whoever adds a node removes it before it is freed; until then it stays where it is.
+    // SAFETY: the thread that adds a node removes it before it frees it; the node does not move until
+    // then.
     nodes.push_back(unsafe { UnsafeRef::from_raw(node) });
 }
 
@@ -166,7 +167,7 @@ impl Address {
     }
 
     fn number(self) -> u64 {
-        // SAFETY: whoever adds an object removes it before it is freed.
+        // SAFETY: the thread that adds an object removes it before it frees it.
         unsafe { self.0.as_ref() }.number
     }
 }

@@ -6,8 +6,8 @@ use percpu_list::{Domain, Entry, IntrusiveList, Link, PerCpuList, linked};
 
 use crate::registry::{Registry, Walk};
 
-/// Why nothing is refused here.
-const FREE: &str = "there is memory, and nobody walks";
+/// Why no call is refused here.
+const FREE: &str = "there is memory, and no thread walks";
 
 /// What an intrusive list links.
 #[repr(align(64))]

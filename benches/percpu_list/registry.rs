@@ -31,7 +31,7 @@ pub(crate) trait Registry: Sync + Sized {
     fn remove<'a>(&'a self, object: &Self::Object, ticket: Self::Ticket<'a>) -> bool;
 }
 
-/// One whose entries can be walked while nobody adds or removes.
+/// A registry whose entries can be walked while no thread adds or removes.
 pub(crate) trait Walk: Registry {
     /// Calls `f` with the number of every object: read in the object itself.
     fn each(&self, f: impl FnMut(u64));

@@ -6,7 +6,7 @@
 //! ```text
 //! recorded    0 add a | 1 add b | 0 remove b | 1 add b | ...
 //! thread 0    add a, remove b        waits until thread 1 has added b
-//! thread 1    add b, add b'          waits for nobody
+//! thread 1    add b, add b'          never waits
 //! ```
 //!
 //! Every addition is of an object of its own, as every open file was: the recording names files by
@@ -289,7 +289,8 @@ fn row<'a, R: Registry>(registry: &'a R, script: &'a Script) -> Row<'a> {
                 match step.action {
                     Action::Add => {
                         let ticket = registry.add(object);
-                        // SAFETY: nobody removes it before it was added, here.
+                        // SAFETY: a removal of the object waits until this thread has stored
+                        // the ticket.
                         unsafe { file.ticket.put(ticket) };
                     }
                     Action::Remove => {

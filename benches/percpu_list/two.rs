@@ -83,7 +83,7 @@ pub(crate) fn wait(done: impl Fn() -> bool) {
     }
 }
 
-/// What one thread hands to the other, who takes turns with it.
+/// A value that two threads use in turns: one puts it, the other takes it.
 pub(crate) struct Handed<T>(UnsafeCell<Option<T>>);
 
 // SAFETY: by the contracts of `put` and `take` one thread at a time uses it, and it moves a `T`.
@@ -99,7 +99,7 @@ impl<T> Handed<T> {
     /// The other thread has done with it, and this one has seen that.
     #[inline(always)]
     pub(crate) unsafe fn put(&self, value: T) {
-        // SAFETY: nobody else uses it now.
+        // SAFETY: by the contract of this function no other thread uses it now.
         unsafe { *self.0.get() = Some(value) };
     }
 
@@ -108,7 +108,7 @@ impl<T> Handed<T> {
     /// As for [`put`](Self::put).
     #[inline(always)]
     pub(crate) unsafe fn take(&self) -> Option<T> {
-        // SAFETY: nobody else uses it now.
+        // SAFETY: by the contract of this function no other thread uses it now.
         unsafe { (*self.0.get()).take() }
     }
 }

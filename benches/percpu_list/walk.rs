@@ -57,7 +57,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     report.record("L6.walk.slab", ratio(MutexSlab::NAME));
 }
 
-/// All slots against one mutex, with nobody else at work.
+/// The locks of all slots against one mutex, while no other thread runs.
 pub(crate) fn run_lock_all(plan: &Plan, report: &mut Report) {
     let (ours, owning) = (Intrusive::new(), Owning::new());
     let mutex = Mutex::new(0_u64);

@@ -1,8 +1,8 @@
-//! R12: closing 500 contexts together, beside closing one. And one by one, as it was done once.
+//! R12: the removal of 500 contexts together, against the removal of one, and of 500 one by one.
 //!
-//! A close is from the call until the values are dropped. It is measured twice: with nobody else at
-//! work, where a grace period costs least and 500 drops weigh most, which decides the target; and
-//! beside a thread that looks up without a pause.
+//! A removal is measured from the call until the values are dropped, under two conditions. Without
+//! another thread a grace period costs least and the 500 drops weigh most; this decides the target.
+//! The other condition is a thread that looks up contexts without a pause.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

@@ -1,5 +1,5 @@
 //! The peers that many threads share without a lock of ours around them, at the versions of
-//! `benches/Cargo.toml`, and the `Vec` that nobody can change: the limit.
+//! `benches/Cargo.toml`, and a `Vec` that no thread can change, as the limit.
 //!
 //! Hash maps are told dense keys from 0, hash them by Fx, the fastest hash for numbers, and know
 //! how many entries will come.

@@ -8,14 +8,14 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use percpu_list::{Domain, Entry, InsertError, PerCpuList, Refused};
+use percpu_list::{ArcEntry, Domain, InsertError, PerCpuList, Refused};
 use radix_ctx::Id;
 
 /// The subscribers of a topic.
 pub(crate) type Subscribers = PerCpuList<Id>;
 
 /// A subscription; the drop ends it. Pass it to `Topics::unsubscribe` so that an empty topic is freed.
-pub(crate) type Subscription = Entry<Arc<Subscribers>>;
+pub(crate) type Subscription = ArcEntry<Id>;
 
 /// The topics that have subscribers.
 #[derive(Debug)]

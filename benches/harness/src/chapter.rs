@@ -1,4 +1,4 @@
-//! What a bench tells a reader who has not seen it: claims, tables and plots.
+//! The chapter of a bench in the page of results: claims, tables and plots.
 //!
 //! A bench prints it, and with `--hand-on FILE` appends it to a file, a line each: the bench `seeds` makes
 //! a page of them.

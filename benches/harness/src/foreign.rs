@@ -62,7 +62,7 @@ fn foreign_ticks(cpus: &[usize], pids: &[u32]) -> io::Result<i64> {
     Ok(foreign)
 }
 
-/// user + nice + system + steal of a CPU in `/proc/stat`; interrupts are on nobody's account.
+/// user + nice + system + steal of a CPU in `/proc/stat`; interrupts are in none of them.
 fn busy(stat: &str, cpu: usize) -> Option<i64> {
     let name = format!("cpu{cpu}");
     let line = stat.lines().find(|line| line.split_whitespace().next() == Some(name.as_str()))?;

@@ -128,7 +128,7 @@ pub(super) fn file_in_memory(bytes: usize) -> io::Result<File> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+    // SAFETY: the call above made this descriptor, and nothing else owns it.
     let mut file = unsafe { File::from_raw_fd(fd) };
     let mut zeros = io::Read::take(io::repeat(0), bytes as u64);
     io::copy(&mut zeros, &mut file)?;

@@ -59,7 +59,7 @@ pub(super) struct Side<R> {
     pub(super) ids: Vec<u64>,
 }
 
-/// The run that is on, and who has done it.
+/// The current run, and the number of threads that have finished it.
 #[derive(Default)]
 struct State {
     run: Option<Run>,
@@ -112,7 +112,8 @@ impl Gate {
     }
 }
 
-/// Ends the crowd: at its end, and where one of it panics, so that nobody waits for it.
+/// Ends the crowd when it is dropped, also by the panic of one thread, so that no thread waits for
+/// that one.
 struct Over<'a>(&'a Gate);
 
 impl Drop for Over<'_> {

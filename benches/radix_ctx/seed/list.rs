@@ -31,7 +31,8 @@ pub(crate) trait Registry: Sync {
     fn find(&self, id: u64) -> Option<Handle>;
 }
 
-/// The list. Nobody removes while it lives; a walk is under a guard as if somebody did.
+/// The list. No context is removed while it lives; a walk takes a guard as if removals were
+/// possible.
 pub(crate) struct List {
     head: AtomicPtr<Context>,
 }

@@ -280,7 +280,7 @@ fn wall(
         }
         while ratios.len() < pairs && discarded < pairs {
             let foreign = Foreign::start(cpus, &[])?;
-            // Who is first changes: neither always follows the other.
+            // The first of the pair alternates, so that neither always follows the other.
             let first = ratios.len() % 2 == 0;
             let one = seconds(first, requests);
             let other = seconds(!first, requests);

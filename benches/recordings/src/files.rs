@@ -49,9 +49,9 @@ pub struct Event {
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// It was allocated: opened.
+    /// The file was opened, and its object allocated.
     Add,
-    /// It was released: closed by the last who had it.
+    /// The file's last descriptor was closed, and its object released.
     Remove,
 }
 

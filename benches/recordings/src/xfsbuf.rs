@@ -46,7 +46,7 @@ pub struct Event {
     pub operation: Operation,
     /// Whether it was for later.
     pub read_ahead: bool,
-    /// Whether the buffer was wanted only if nobody had it locked.
+    /// Whether the call failed if another thread had the buffer locked.
     pub try_lock: bool,
 }
 

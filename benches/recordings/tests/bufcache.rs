@@ -118,8 +118,8 @@ fn inv21_create8_misses_where_xfs_allocated() {
     each_get_misses_where_xfs_allocated(CREATE8);
 }
 
-/// The threads at once, each with its own gets in its own order: who comes first to a buffer is another
-/// one than it was, and there are as many misses.
+/// The recorded threads run at once, each with its gets in their order. Another thread than in the
+/// recording may be the first to get a buffer. The number of misses stays the same.
 #[test]
 fn inv21_threads_at_once_miss_each_buffer_once() {
     for recording in [UNLINK8, CREATE8] {

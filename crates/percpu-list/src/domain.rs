@@ -12,6 +12,16 @@ use percpu::{AllocError, CpuId, NodeId, topology};
 use percpu::alloc::try_box;
 
 /// How CPUs map to slots. Each slot has a lock and, for every list, an array.
+///
+/// ```
+/// use percpu_list::{Domain, PerCpuList, SlotPolicy};
+///
+/// // A walk of these lists takes one lock for each NUMA node.
+/// let domain = Domain::with_policy(SlotPolicy::PerNode);
+/// let sessions = PerCpuList::<u32>::new_in(&domain);
+/// assert_eq!(sessions.domain().policy(), SlotPolicy::PerNode);
+/// assert_eq!(Domain::with_policy(SlotPolicy::Fixed(1)).slots(), 1);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SlotPolicy {

@@ -8,6 +8,20 @@ use percpu::AllocError;
 use percpu::lglock::LockError;
 
 /// Why an entry was not added. The list is unchanged.
+///
+/// ```
+/// use percpu_list::{PerCpuList, Refused};
+///
+/// fn admit(sessions: &PerCpuList<u32>, number: u32) -> Result<(), Refused> {
+///     let _entry = sessions.insert(number)?; // an `InsertError` converts into its reason
+///     Ok(())
+/// }
+///
+/// let sessions = PerCpuList::new();
+/// assert_eq!(admit(&sessions, 1), Ok(()));
+/// sessions.close().unwrap();
+/// assert_eq!(admit(&sessions, 2), Err(Refused::Closed));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refused {
@@ -81,6 +95,16 @@ impl From<Refused> for io::Error {
 }
 
 /// The error of an add: the value, and why it was not added.
+///
+/// ```
+/// use percpu_list::{PerCpuList, Refused};
+///
+/// let sessions = PerCpuList::new();
+/// sessions.close()?;
+/// let refused = sessions.insert("alice").unwrap_err();
+/// assert_eq!((refused.value, refused.reason), ("alice", Refused::Closed));
+/// # Ok::<(), percpu_list::LockError>(())
+/// ```
 pub struct InsertError<T> {
     /// The value that was not added.
     pub value: T,
@@ -89,6 +113,20 @@ pub struct InsertError<T> {
 }
 
 /// The error of a removal: the entry, which is still on its list, and why it was not removed.
+///
+/// ```
+/// use percpu_list::{LockError, PerCpuList};
+///
+/// let sessions = PerCpuList::new();
+/// let alice = sessions.insert("alice")?;
+/// let snapshot = sessions.lock_all()?; // this thread holds every slot
+/// let refused = alice.remove().unwrap_err();
+/// assert_eq!(refused.reason, LockError::Deadlock);
+/// let alice = refused.entry;
+/// drop(snapshot);
+/// assert!(alice.remove().unwrap());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct RemoveError<E> {
     /// The entry that was not removed.
     pub entry: E,

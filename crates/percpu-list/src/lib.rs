@@ -27,7 +27,7 @@
 //! | to | in a [`PerCpuList`], which owns values | in an [`IntrusiveList`], of items that embed a [`Link`] |
 //! |---|---|---|
 //! | create a list | [`new`](PerCpuList::new), or [`new_in`](PerCpuList::new_in) a shared [`Domain`] | [`new`](IntrusiveList::new), [`new_in`](IntrusiveList::new_in) |
-//! | add | [`insert`](PerCpuList::insert) returns an [`Entry`] that borrows the list; [`insert_arc`](PerCpuList::insert_arc) returns one that can be stored anywhere | [`insert`](IntrusiveList::insert) takes a pinned item, and allocates nothing for it |
+//! | add | [`insert`](PerCpuList::insert) returns an [`Entry`] that borrows the list; [`insert_arc`](PerCpuList::insert_arc) returns an [`ArcEntry`] that can be stored anywhere | [`insert`](IntrusiveList::insert) takes a pinned item, and allocates nothing for it |
 //! | remove | drop the [`Entry`], or call [`Entry::remove`] or its variants; [`remove`](PerCpuList::remove) takes a [`Ref`] from a walk | [`remove`](IntrusiveList::remove), [`Link::remove`], or drop the item |
 //! | keep a value alive | [`Entry::share`] returns a [`Ref`] | the owner of the item keeps it alive |
 //! | walk, with no lock held while your code runs | [`iter`](PerCpuList::iter) | [`iter_pinned`](IntrusiveList::iter_pinned) |
@@ -45,6 +45,56 @@
 //!   moment ("were both there?"), and `for_each` for a few instructions on each entry.
 //! - A [`SlotPolicy`] makes fewer slots than CPUs: one for each node, or a fixed number. With one
 //!   slot, a list is a plain locked list.
+//!
+//! # A map of lists
+//!
+//! The subscribers of a topic, the sessions of a user: a list for each key, in one [`Domain`], so that
+//! an empty list costs 8 bytes for each slot. Add under the shared lock of the map, and remove an
+//! empty list under its exclusive lock. Otherwise an entry could be added to a list that has just
+//! left the map.
+//!
+//! ```
+//! use std::collections::HashMap;
+//! use std::sync::{Arc, RwLock};
+//!
+//! use percpu_list::{ArcEntry, Domain, PerCpuList, Refused};
+//!
+//! type Subscribers = PerCpuList<u32>;
+//!
+//! struct Topics {
+//!     domain: Domain,
+//!     lists: RwLock<HashMap<String, Arc<Subscribers>>>,
+//! }
+//!
+//! impl Topics {
+//!     fn subscribe(&self, topic: &str, client: u32) -> Result<ArcEntry<u32>, Refused> {
+//!         if let Some(list) = self.lists.read().unwrap().get(topic) {
+//!             return Ok(list.insert_arc(client)?); // shared: clients on other CPUs do not wait
+//!         }
+//!         let mut lists = self.lists.write().unwrap();
+//!         let new = || Arc::new(PerCpuList::new_in(&self.domain));
+//!         Ok(lists.entry(topic.into()).or_insert_with(new).insert_arc(client)?)
+//!     }
+//!
+//!     fn unsubscribe(&self, topic: &str, subscription: ArcEntry<u32>) {
+//!         drop(subscription);
+//!         let is_empty = |list: &Arc<Subscribers>| list.is_empty();
+//!         if self.lists.read().unwrap().get(topic).is_some_and(is_empty) {
+//!             let mut lists = self.lists.write().unwrap();
+//!             if lists.get(topic).is_some_and(is_empty) {
+//!                 lists.remove(topic); // no thread adds under this lock
+//!             }
+//!         }
+//!     }
+//! }
+//!
+//! let topics = Topics { domain: Domain::new(), lists: RwLock::default() };
+//! let subscription = topics.subscribe("news", 7)?;
+//! assert_eq!(topics.lists.read().unwrap()["news"].len(), 1);
+//! topics.unsubscribe("news", subscription);
+//! assert!(topics.lists.read().unwrap().is_empty());
+//! # Ok::<(), Refused>(())
+//! ```
 //!
 //! # Locks and waits
 //!
@@ -172,7 +222,9 @@ pub use self::error::{InsertError, Refused, RemoveError};
 pub use self::intrusive::{
     IntrusiveIter, IntrusiveList, IntrusiveSnapshot, Link, Linked, PinnedIter,
 };
-pub use self::owning::{Drain, Entry, Holder, Iter, PerCpuList, Ref, Snapshot, SnapshotIter};
+pub use self::owning::{
+    ArcEntry, Drain, Entry, Holder, Iter, PerCpuList, Ref, Snapshot, SnapshotIter,
+};
 pub use self::stats::Stats;
 
 /// Names that the macro [`linked!`] uses.

@@ -31,7 +31,7 @@
 //! | objects have numbers already: blocks of a file, pages, slots, ids of another system | [`XArray`] of [`Owned<T>`](rcu::Owned) |
 //! | small numbers or references to static objects by number | [`XArray`] of [`Value`](xarray::Value) or `&'static T` |
 //! | find the numbers with a property: dirty, in use, in writeback | [`XArray`] with [`Mark`](xarray::Mark)s |
-//! | keep an object across `.await`, or pass it to another thread | [`CtxRef`], from [`CtxTable::get_ref`] |
+//! | keep an object across `.await`, or pass it to another thread | [`CtxRef`], from [`CtxTable::get_ref`]; for a short `.await`, a guard of [`rcu::pin_send`] |
 //! | know when the last user of a removed object has left | [`Removal`], from [`CtxTable::remove`] |
 //! | fill a place later, when the object is ready | [`Reservation`], [`xarray::Reservation`] |
 //! | replace one object that all threads read | [`rcu::Atomic`], without an index |
@@ -50,7 +50,7 @@
 //! | iterate | [`iter`](CtxTable::iter), [`range`](CtxTable::range), [`at_or_after`](CtxTable::at_or_after), [`at_or_before`](CtxTable::at_or_before) | [`iter`](XArray::iter), [`range`](XArray::range), [`next`](XArray::next), [`prev`](XArray::prev) |
 //! | mark and search | | [`set_mark`](XArray::set_mark), [`marked`](XArray::marked) |
 //! | remove | [`remove`](CtxTable::remove), [`take`](CtxTable::take) | [`erase`](XArray::erase), [`erase_range`](XArray::erase_range) |
-//! | remove all | [`remove_all`](CtxTable::remove_all), [`begin_remove_all`](CtxTable::begin_remove_all) | [`clear`](XArray::clear) |
+//! | remove all | [`remove_all`](CtxTable::remove_all), [`begin_remove_all`](CtxTable::begin_remove_all); [`close`](CtxTable::close) before it to refuse inserts | [`clear`](XArray::clear) |
 //! | allocate in advance, free memory | [`try_reserve`](CtxTable::try_reserve), [`flush`](CtxTable::flush), [`poll`](CtxTable::poll), [`shrink_to_fit`](CtxTable::shrink_to_fit) | [`try_reserve`](XArray::try_reserve), [`shrink_to_fit`](XArray::shrink_to_fit) |
 //! | count | [`len`](CtxTable::len), [`usage`](CtxTable::usage), [`stats`](CtxTable::stats) | [`is_empty`](XArray::is_empty), [`stats`](XArray::stats) |
 //!
@@ -62,7 +62,7 @@
 //! | take, clone or drop a [`CtxRef`] | wait-free on memory of this CPU. The first reference to one of 64 neighbouring contexts takes the lock and allocates their counts. The last reference to a removed context drops it |
 //! | [`CtxTable::remove`] | lock-free. About one call in a thousand reclaims removed contexts, and the first call after a pause takes the lock. In a table with limits, all inserts and removals write one cache line |
 //! | any other change of a table or an array | writers take turns under a short lock. No code of the program and no drop runs under it |
-//! | `wait`, `flush`, `remove_all` | blocks for a grace period, and until references are dropped |
+//! | `wait`, `flush`, `remove_all` | blocks for a grace period, and until references are dropped. `.await` of a [`Removal`] or a [`RemoveAll`] does not block |
 //!
 //! # Memory
 //!
@@ -90,6 +90,7 @@
 //! | `EEXIST` | | the index has an entry or is reserved |
 //! | `ESTALE` | | the index is not reserved any more |
 //! | `ENOMEM` | no memory ([`AllocError`]) | no memory for a node |
+//! | `ESHUTDOWN` | the table is closed ([`InsertRefused::Closed`]) | |
 //! | `EDEADLK` | a wait with a guard held, or in the drop of a context | |
 //! | `ETIMEDOUT` | the timeout of a wait has passed | |
 //!
@@ -109,6 +110,8 @@
 //!   ([`WaitError::InDrop`]).
 //! - *The table is dropped before its [`CtxRef`]s*: every context is removed. A context with references
 //!   is dropped by the last one.
+//! - *A task awaits a drop, or an insert waits, while the program itself holds a [`CtxRef`]* of the context:
+//!   the wait does not end. The future may be dropped at any time.
 //! - *The process forks*: the child may only exec or exit.
 //! - *A signal handler* must not call anything here.
 //!

@@ -3,11 +3,11 @@
 use std::future::{Future, IntoFuture};
 use std::mem::MaybeUninit;
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, mpsc};
 use std::task::{Context, Poll, Wake, Waker};
-use std::thread;
-use std::time::Duration;
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
 
 use percpu::rcu;
 use radix_ctx::{CtxRef, CtxTable, Id, WaitError};
@@ -147,8 +147,8 @@ fn inv18_a_condition_runs_without_a_lock() {
 #[test]
 fn inv18_a_wait_that_was_refused_can_be_tried_again() {
     let (table, first, _) = two();
+    let guard = rcu::pin(); // before the removal, so that no other thread reclaims it
     let removal = table.remove(first).unwrap();
-    let guard = rcu::pin();
     assert_eq!(removal.wait(), Err(WaitError::Pinned));
     drop(guard);
     removal.wait().unwrap();
@@ -227,6 +227,94 @@ fn inv18_a_wait_with_a_timeout_sleeps() {
         assert!(waited < 50 && cpu < Duration::from_millis(100), "{waited} times, {cpu:?}");
     });
     removal.wait_timeout(Duration::MAX).unwrap();
+}
+
+/// Runs a future on this thread, and returns the number of its polls.
+fn block_on<F: Future>(future: F) -> (F::Output, usize) {
+    struct Unpark(Thread, AtomicBool);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.1.store(true, Relaxed);
+            self.0.unpark();
+        }
+    }
+    let wake = Arc::new(Unpark(thread::current(), AtomicBool::new(true)));
+    let waker = Waker::from(Arc::clone(&wake));
+    let (mut future, mut polls) = (pin!(future), 0);
+    loop {
+        while !wake.1.swap(false, Relaxed) {
+            thread::park();
+        }
+        polls += 1;
+        if let Poll::Ready(output) = poll(future.as_mut(), &waker) {
+            return (output, polls);
+        }
+    }
+}
+
+/// The task of a future sleeps while a reader has the context, and is ready soon after the reader leaves.
+#[test]
+fn inv18_a_future_sleeps_while_a_reader_stays() {
+    const STAYS: Duration = Duration::from_millis(500);
+    let (table, first, _) = two();
+    for all in [false, true] {
+        let (pinned, is_pinned) = mpsc::channel();
+        thread::scope(|scope| {
+            let reader = scope.spawn(move || {
+                let guard = rcu::pin();
+                pinned.send(()).unwrap();
+                thread::sleep(STAYS);
+                drop(guard);
+                Instant::now()
+            });
+            is_pinned.recv().unwrap();
+            let cpu = cpu_time();
+            let polls = if all {
+                let (removed, polls) = block_on(table.begin_remove_all().into_future());
+                assert_eq!(removed, Ok(1));
+                polls
+            } else {
+                let (removed, polls) = block_on(table.remove(first).unwrap().into_future());
+                removed.unwrap();
+                polls
+            };
+            let (ready, cpu) = (Instant::now(), cpu_time() - cpu);
+            let late = ready.duration_since(reader.join().unwrap());
+            assert!(polls > 20, "{polls} polls: it has not waited for the reader");
+            assert!(polls < 1500 && cpu < STAYS / 5, "{polls} polls, {cpu:?}");
+            assert!(late < STAYS, "{late:?} after the reader");
+        });
+    }
+}
+
+/// A future that is woken by other events during a pause does not poll more often because of them.
+#[test]
+fn inv18_a_future_whose_task_is_woken_often_pauses_as_before() {
+    let (table, first, _) = two();
+    let (count, waker) = counted();
+    let guard = rcu::pin();
+    let mut gone = pin!(thread::scope(|scope| {
+        scope.spawn(|| table.remove(first).unwrap().into_future()).join().unwrap()
+    }));
+    let began = Instant::now();
+    let polls = thread::scope(|scope| {
+        let (gone, waker) = (&mut gone, &waker);
+        let polling = scope.spawn(move || {
+            let mut polls = 0;
+            while began.elapsed() < Duration::from_millis(100) {
+                assert_eq!(poll(gone.as_mut(), waker), Poll::Pending);
+                polls += 1;
+            }
+            polls
+        });
+        polling.join().unwrap()
+    });
+    // 8 at once, about 14 in the first 2 ms, and one for each millisecond.
+    assert!(count.get() < 150, "{} wake-ups for {polls} polls", count.get());
+    drop(guard);
+    while poll(gone.as_mut(), &waker).is_pending() {
+        thread::yield_now();
+    }
 }
 
 fn cpu_time() -> Duration {

@@ -17,6 +17,24 @@ use crate::domain::Domain;
 ///
 /// A link is made for one domain, which it keeps alive, and the item can be on lists of that domain
 /// only. It is `!Unpin`, because an item is pinned while it is on a list.
+///
+/// ```
+/// use percpu_list::{IntrusiveList, Link, linked};
+///
+/// struct Session {
+///     name: &'static str,
+///     link: Link,
+/// }
+/// linked!(Session => link);
+///
+/// let sessions = IntrusiveList::new();
+/// let alice = Box::pin(Session { name: "alice", link: Link::new(sessions.domain()) });
+/// sessions.insert(alice.as_ref())?;
+/// assert!(alice.link.is_linked() && alice.name == "alice");
+/// assert!(alice.link.remove()?); // does not need the list
+/// assert!(sessions.is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[repr(C)]
 pub struct Link {
     anchor: Anchor,
@@ -140,6 +158,21 @@ impl fmt::Debug for Link {
 /// A type with a [`Link`] in it, whose values may be items of an
 /// [`IntrusiveList`](super::IntrusiveList). The macro [`linked!`](crate::linked) implements it
 /// safely.
+///
+/// ```
+/// use percpu_list::{IntrusiveList, Link, Linked, linked};
+///
+/// fn count<T: Linked>(list: &IntrusiveList<T>) -> usize {
+///     list.len()
+/// }
+///
+/// struct Session {
+///     link: Link,
+/// }
+/// linked!(Session => link);
+///
+/// assert_eq!(count(&IntrusiveList::<Session>::new()), 0);
+/// ```
 ///
 /// # Safety
 ///

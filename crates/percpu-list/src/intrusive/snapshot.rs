@@ -18,6 +18,25 @@ use super::link::Linked;
 /// While the snapshot exists, other threads that add or remove wait, in all lists of the domain. If
 /// the thread of the snapshot drops an item that is on a list of the domain, the process aborts. A
 /// snapshot is `!Send`.
+///
+/// ```
+/// use percpu_list::{IntrusiveList, Link, linked};
+///
+/// struct Session {
+///     number: u32,
+///     link: Link,
+/// }
+/// linked!(Session => link);
+///
+/// let sessions = IntrusiveList::new();
+/// let session = Box::pin(Session { number: 7, link: Link::new(sessions.domain()) });
+/// sessions.insert(session.as_ref())?;
+/// let snapshot = sessions.lock_all()?;
+/// assert_eq!(snapshot.len(), 1); // at one instant
+/// snapshot.for_each(|session| assert_eq!(session.number, 7));
+/// drop(snapshot); // unlocks the slots
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "the slots are unlocked when the snapshot drops"]
 pub struct IntrusiveSnapshot<'a, T: Linked> {
     items: &'a Items<T>,
@@ -84,6 +103,25 @@ impl<'s, T: Linked> IntoIterator for &'s IntrusiveSnapshot<'_, T> {
 }
 
 /// An iterator over the items of an [`IntrusiveSnapshot`].
+///
+/// ```
+/// use percpu_list::{IntrusiveList, Link, linked};
+///
+/// struct Session {
+///     number: u32,
+///     link: Link,
+/// }
+/// linked!(Session => link);
+///
+/// let sessions = IntrusiveList::new();
+/// let session = Box::pin(Session { number: 7, link: Link::new(sessions.domain()) });
+/// sessions.insert(session.as_ref())?;
+/// let snapshot = sessions.lock_all()?;
+/// let numbers: Vec<u32> = snapshot.iter().map(|session| session.number).collect();
+/// assert_eq!(numbers, [7]);
+/// # drop(snapshot);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct IntrusiveIter<'s, T: Linked> {
     snapshot: &'s IntrusiveSnapshot<'s, T>,
     slot: u32,

@@ -23,6 +23,19 @@ use super::nodes::Nodes;
 ///
 /// A drain locks like a walk, and returns the same errors. If it is dropped early, the remaining
 /// entries stay on the list, except those that it has removed and not yet returned.
+///
+/// ```
+/// use percpu_list::PerCpuList;
+///
+/// let sessions = PerCpuList::new();
+/// let alice = sessions.insert("alice")?;
+/// sessions.close()?; // no entry is added during the drain
+/// for session in sessions.drain() {
+///     assert_eq!(*session?, "alice");
+/// }
+/// assert!(sessions.is_empty() && !alice.is_linked());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "it does nothing until it is iterated over"]
 pub struct Drain<'a, T> {
     nodes: &'a Nodes<T>,

@@ -19,6 +19,25 @@ pub(super) mod sealed {
 }
 
 /// How an [`Entry`] refers to its list: by a borrow or by an `Arc`.
+///
+/// Two types implement it, `&PerCpuList<T>` and `Arc<PerCpuList<T>>`. A function can accept entries
+/// of both:
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use percpu_list::{Entry, Holder, PerCpuList};
+///
+/// fn length<L: Holder<Value = String>>(session: &Entry<L>) -> usize {
+///     session.len()
+/// }
+///
+/// let sessions = Arc::new(PerCpuList::new());
+/// let [alice, bob] = ["alice", "bob"].map(String::from);
+/// assert_eq!(length(&sessions.insert(alice)?), 5);
+/// assert_eq!(length(&sessions.insert_arc(bob)?), 3);
+/// # Ok::<(), percpu_list::InsertError<String>>(())
+/// ```
 pub trait Holder: sealed::Sealed {
     /// The type of the list's values.
     type Value;
@@ -29,9 +48,20 @@ pub trait Holder: sealed::Sealed {
 
 /// A value on a list. Dropping the entry removes the value, and drops it unless a [`Ref`] exists.
 ///
-/// The type is `Entry<&PerCpuList<T>>`, or `Entry<Arc<PerCpuList<T>>>`, which can be stored
+/// The type is `Entry<&PerCpuList<T>>`, or [`ArcEntry<T>`](crate::ArcEntry), which can be stored
 /// anywhere. Creating and dropping the latter changes the count of the `Arc`, on a cache line that
 /// all CPUs share.
+///
+/// ```
+/// use percpu_list::PerCpuList;
+///
+/// let sessions = PerCpuList::new();
+/// let alice = sessions.insert("alice")?;
+/// let shared = alice.share(); // keeps the value, but not on the list
+/// assert!(alice.remove().unwrap()); // the same as `drop`, with a result
+/// assert_eq!((*shared, shared.is_linked()), ("alice", false));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// The drop blocks while another thread holds the slot. Where it would wait for its own thread
 /// (inside [`for_each`](crate::PerCpuList::for_each) or while it has a

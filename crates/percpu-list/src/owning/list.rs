@@ -58,6 +58,27 @@ pub struct PerCpuList<T> {
     nodes: Nodes<T>,
 }
 
+/// The [`Entry`] of [`PerCpuList::insert_arc`], which holds an
+/// `Arc` of its list and can be stored anywhere.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use percpu_list::{ArcEntry, PerCpuList};
+///
+/// struct Connection {
+///     registered: ArcEntry<u32>, // removed from the list with the connection
+/// }
+///
+/// let connections = Arc::new(PerCpuList::new());
+/// let connection = Connection { registered: connections.insert_arc(7)? };
+/// assert_eq!((*connection.registered, connections.len()), (7, 1));
+/// drop(connection);
+/// assert!(connections.is_empty());
+/// # Ok::<(), percpu_list::InsertError<u32>>(())
+/// ```
+pub type ArcEntry<T> = Entry<Arc<PerCpuList<T>>>;
+
 impl<T> PerCpuList<T> {
     /// Creates an empty list with a slot for each CPU, in a domain of its own.
     ///
@@ -161,7 +182,7 @@ impl<T> PerCpuList<T> {
     ///
     /// The errors of [`insert`](Self::insert).
     #[cfg(not(offlock_loom))]
-    pub fn insert_arc(self: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
+    pub fn insert_arc(self: &Arc<Self>, value: T) -> Result<ArcEntry<T>, InsertError<T>> {
         let node = self.insert_node(self.core().domain().current_slot(), value)?;
         // SAFETY: the node was inserted into this list, and comes with the entry's count.
         Ok(unsafe { Entry::new(node, Arc::clone(self)) })
@@ -178,7 +199,7 @@ impl<T> PerCpuList<T> {
         self: &Arc<Self>,
         cpu: CpuId,
         value: T,
-    ) -> Result<Entry<Arc<Self>>, InsertError<T>> {
+    ) -> Result<ArcEntry<T>, InsertError<T>> {
         let node = self.insert_node_on(cpu, value)?;
         // SAFETY: the node was inserted into this list, and comes with the entry's count.
         Ok(unsafe { Entry::new(node, Arc::clone(self)) })
@@ -187,7 +208,7 @@ impl<T> PerCpuList<T> {
     /// Adds a value, with an entry that holds an `Arc` of the list. For loom, whose `Arc` cannot be
     /// a receiver.
     #[cfg(offlock_loom)]
-    pub fn insert_arc(this: &Arc<Self>, value: T) -> Result<Entry<Arc<Self>>, InsertError<T>> {
+    pub fn insert_arc(this: &Arc<Self>, value: T) -> Result<ArcEntry<T>, InsertError<T>> {
         let node = this.insert_node(this.core().domain().current_slot(), value)?;
         // SAFETY: the node was inserted into this list, and comes with the entry's count.
         Ok(unsafe { Entry::new(node, Arc::clone(this)) })

@@ -20,7 +20,7 @@ mod walk;
 
 pub use self::drain::Drain;
 pub use self::entry::{Entry, Holder};
-pub use self::list::PerCpuList;
+pub use self::list::{ArcEntry, PerCpuList};
 pub use self::node::Ref;
 pub use self::snapshot::{Snapshot, SnapshotIter};
 pub use self::walk::Iter;

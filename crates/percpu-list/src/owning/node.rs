@@ -275,6 +275,18 @@ impl<T> NodePtr<T> {
 ///
 /// The value is dropped with the last of its references and its entry. Clone and drop are
 /// wait-free. Each is one atomic operation on the cache line of the value.
+///
+/// ```
+/// use percpu_list::{PerCpuList, Ref};
+///
+/// let sessions = PerCpuList::new();
+/// let alice = sessions.insert(String::from("alice"))?;
+/// let found: Ref<String> = sessions.iter().next().unwrap()?;
+/// drop(alice);
+/// assert!(sessions.is_empty() && !found.is_linked());
+/// assert_eq!(found.try_unwrap().unwrap(), "alice"); // the last reference takes the value out
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct Ref<T> {
     node: NodePtr<T>,
     /// Tells the compiler that the last reference drops a `T`.

@@ -19,6 +19,18 @@ use super::nodes::Nodes;
 /// While the snapshot exists, other threads that add or remove wait, in all lists of the domain. If
 /// the thread of the snapshot drops entries of the list, they are removed when the snapshot is
 /// dropped; entries of other lists of the domain are removed later. A snapshot is `!Send`.
+///
+/// ```
+/// use percpu_list::PerCpuList;
+///
+/// let sessions = PerCpuList::new();
+/// let entries = [sessions.insert(1)?, sessions.insert(2)?];
+/// let snapshot = sessions.lock_all()?;
+/// assert_eq!((snapshot.len(), snapshot.iter().sum::<i32>()), (2, 3)); // at one instant
+/// drop(snapshot); // unlocks the slots
+/// # drop(entries);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "the slots are unlocked when the snapshot drops"]
 pub struct Snapshot<'a, T> {
     nodes: &'a Nodes<T>,
@@ -110,6 +122,20 @@ impl<'s, T> IntoIterator for &'s Snapshot<'_, T> {
 }
 
 /// An iterator over the values of a [`Snapshot`].
+///
+/// ```
+/// use percpu_list::PerCpuList;
+///
+/// let sessions = PerCpuList::new();
+/// let entries = [sessions.insert("alice")?, sessions.insert("bob")?];
+/// let snapshot = sessions.lock_all()?;
+/// let mut names: Vec<&str> = snapshot.iter().copied().collect();
+/// names.sort_unstable();
+/// assert_eq!(names, ["alice", "bob"]);
+/// # drop(snapshot);
+/// # drop(entries);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct SnapshotIter<'s, T> {
     snapshot: &'s Snapshot<'s, T>,
     slot: u32,

@@ -25,6 +25,18 @@ use super::nodes::Nodes;
 /// While it is inside a slot, removals there leave holes, so do not keep a walk for ever.
 ///
 /// If this thread holds a slot, the walk returns [`LockError::Deadlock`] and then ends.
+///
+/// ```
+/// use percpu_list::PerCpuList;
+///
+/// let sessions = PerCpuList::new();
+/// let alice = sessions.insert("alice")?;
+/// for session in &sessions {
+///     let session = session?; // a `Ref`; no lock is held here
+///     assert_eq!((*session, session.slot()), ("alice", alice.slot()));
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "it does nothing until it is iterated over"]
 pub struct Iter<'a, T> {
     nodes: &'a Nodes<T>,

@@ -106,6 +106,8 @@ pub(super) struct State<T: Send + Sync + 'static> {
     pub(super) waiting: Option<GracePeriod>,
     /// A thread owns the waiting lists.
     pub(super) reclaiming: bool,
+    /// Inserts are refused. The queue of vacant slots is empty then.
+    pub(super) closed: bool,
     /// The table is dropped.
     pub(super) dropped: bool,
     /// A thread has begun to remove the contexts of the dropped table, or has done so.
@@ -139,6 +141,7 @@ impl<T: Send + Sync + 'static> Core<T> {
                 unused_from: 0,
                 waiting: None,
                 reclaiming: false,
+                closed: false,
                 dropped: false,
                 ended: false,
                 callback_frees: false,

@@ -102,6 +102,8 @@ pub enum InsertRefused {
     /// The calling thread holds an RCU guard or is dropping a context of the table, so a wait for a vacant
     /// index would never end. Maps to `EDEADLK`.
     Deadlock,
+    /// The table is closed: [`CtxTable::close`](super::CtxTable::close). Maps to `ESHUTDOWN`.
+    Closed,
 }
 
 /// The reason why a wait failed.
@@ -253,6 +255,7 @@ impl InsertRefused {
             Self::Exhausted { .. } => libc::ENOSPC,
             Self::Alloc(alloc) => alloc.errno(),
             Self::Deadlock => libc::EDEADLK,
+            Self::Closed => libc::ESHUTDOWN,
         }
     }
 }
@@ -273,6 +276,7 @@ impl fmt::Display for InsertRefused {
             Self::NoRange => f.write_str("the range has no index of the table"),
             Self::Alloc(_) => f.write_str("no memory for a context"),
             Self::Deadlock => f.write_str("the calling thread would wait for itself"),
+            Self::Closed => f.write_str("the table is closed"),
         }
     }
 }
@@ -324,6 +328,13 @@ impl From<GetRefError> for InsertRefused {
     /// missing.
     fn from(_: GetRefError) -> Self {
         Self::Alloc(AllocError::new())
+    }
+}
+
+/// Drops the value, and returns the reason.
+impl<T> From<InsertError<T>> for InsertRefused {
+    fn from(error: InsertError<T>) -> Self {
+        error.reason
     }
 }
 

@@ -24,7 +24,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// # Errors
     ///
     /// [`InsertError`] returns the value and the reason; the call changed nothing. The checks have this
-    /// order: the weight, the limits, the indexes, memory.
+    /// order: the weight, the limits, a closed table, the indexes, memory.
     #[inline]
     pub fn insert(&self, value: T) -> Result<Id, InsertError<T>> {
         self.insert_weighted(value, 1)
@@ -85,7 +85,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// Inserts a context, and waits if only the indexes of removed contexts are left.
     ///
     /// Blocks for grace periods, and until a reference is dropped if necessary. A [`CtxRef`](super::CtxRef)
-    /// that the calling thread holds is not noticed: the wait for it does not end.
+    /// that the calling thread holds is not noticed: the wait for it does not end. [`close`](Self::close)
+    /// ends the wait.
     ///
     /// # Errors
     ///
@@ -104,6 +105,32 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         self.inserter().reserve()
     }
 
+    /// Refuses every insert and reservation from now on, with [`InsertRefused::Closed`]. There is no way
+    /// back.
+    ///
+    /// Lookups, references and removals work as before. An insert on another thread that has its id
+    /// already, and a [`Reservation`], still insert their contexts. Blocks shortly on the table's lock.
+    ///
+    /// ```
+    /// use radix_ctx::{CtxTable, InsertRefused};
+    ///
+    /// let sessions = CtxTable::new();
+    /// sessions.insert("alice")?;
+    /// sessions.close();
+    /// assert_eq!(sessions.insert("bob").unwrap_err().reason, InsertRefused::Closed);
+    /// assert_eq!(sessions.remove_all()?, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn close(&self) {
+        self.core().close();
+    }
+
+    /// Returns whether [`close`](Self::close) was called. Blocks shortly on the table's lock.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.core().lock().closed
+    }
+
     /// Allocates slabs for `contexts` more contexts. That many inserts at the lowest vacant index then
     /// allocate nothing, if no other thread inserts.
     ///
@@ -115,7 +142,7 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     }
 
     /// Returns the index that the next [`insert`](Self::insert) would use if no other thread inserts, or
-    /// `None` if no index is vacant.
+    /// `None` if no index is vacant or the table is closed.
     pub fn next_free(&self) -> Option<u32> {
         self.core().next_free()
     }

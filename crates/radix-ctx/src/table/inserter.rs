@@ -81,8 +81,8 @@ impl<'a, T: Send + Sync + 'static> Inserter<'a, T> {
     /// # Errors
     ///
     /// [`InsertError`] returns the value and the reason; the call changed nothing. The checks have this
-    /// order: an empty range, the weight, the limits, the indexes, memory. [`InsertRefused::Deadlock`] if it
-    /// would have to wait and the calling thread holds an RCU guard or is dropping a context of this table.
+    /// order: an empty range, the weight, the limits, a range above the indexes of the table, a closed
+    /// table, the indexes, memory. [`InsertRefused::Deadlock`] if it would have to wait and the calling thread holds an RCU guard or is dropping a context of this table.
     pub fn insert(&self, value: T) -> Result<Id, InsertError<T>> {
         match self.admit() {
             Ok(claim) => Ok(claim.fill(value, self.weight)),

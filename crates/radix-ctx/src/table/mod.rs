@@ -13,7 +13,7 @@
 //! | [`id`], [`error`] | ids and errors |
 //! | [`slab`], [`slab_tree`] | slots and their states; the tree of slabs, lookups |
 //! | [`retire_list`], [`vacant_queue`] | per-CPU lists of dead slots; the lowest vacant slots |
-//! | [`quota`], [`waiters`], [`dropping`], [`panics`] | limits; blocked threads and wakers; tables whose contexts a thread drops; panics of user code |
+//! | [`quota`], [`waiters`], [`pauses`], [`dropping`], [`panics`] | limits; blocked threads and wakers; pauses between polls; tables whose contexts a thread drops; panics of user code |
 //! | [`core`] | the parts together, and the state under the lock |
 //! | [`vacancy`], [`retire`], [`reclaim`], [`ending`] | from a vacant slot to a live one, to a dead one, to a vacant one; the end of a table |
 //! | [`ctx_table`], [`builder`], [`insert`], [`inserter`], [`remove`], [`mod@reference`], [`iter`], [`stats`] | the table and its operations |
@@ -29,6 +29,7 @@ mod insert;
 mod inserter;
 mod iter;
 mod panics;
+mod pauses;
 mod quota;
 mod reclaim;
 mod reference;

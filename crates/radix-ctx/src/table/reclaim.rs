@@ -260,7 +260,12 @@ impl<T: Send + Sync + 'static> Drop for Reclaiming<'_, T> {
             // core until after this call.
             unsafe { Core::end(core.this(), rcu::pin()) };
         }
-        core.waiters.notify();
+        if self.done {
+            core.waiters.notify();
+        } else {
+            // No slot has changed. A task that waits for a drop must not wake itself by its own poll.
+            core.waiters.notify_threads();
+        }
     }
 }
 

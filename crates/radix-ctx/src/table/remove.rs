@@ -15,6 +15,7 @@ use super::core::{Core, State};
 use super::ctx_table::CtxTable;
 use super::error::{RemoveError, WaitError};
 use super::id::Id;
+use super::pauses::Pauses;
 use super::slab::{NotLive, SLAB_BITS, SLOTS};
 use super::slab_tree::LAST_KEY;
 use super::waiters::Registration;
@@ -46,8 +47,10 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// Contexts that are inserted meanwhile may be removed or not. The table can be used afterwards.
     ///
     /// Blocks for one grace period, whatever the number of contexts, and until the last
-    /// [`CtxRef`](super::CtxRef) of each context is dropped. A task awaits
-    /// [`begin_remove_all`](Self::begin_remove_all) instead.
+    /// [`CtxRef`](super::CtxRef) of each context is dropped. A reference that the calling thread holds is
+    /// not noticed: the wait for it does not end. A task calls `begin_remove_all().await` instead
+    /// ([`begin_remove_all`](Self::begin_remove_all)). To refuse inserts meanwhile, call
+    /// [`close`](Self::close) first.
     ///
     /// # Errors
     ///
@@ -59,7 +62,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
         Ok(removal.len())
     }
 
-    /// Removes every context. Does not wait for readers.
+    /// Removes every context. Does not wait for readers. The [`RemoveAll`] can wait for the drops, by a
+    /// blocking call or by `.await`.
     pub fn begin_remove_all(&self) -> RemoveAll<'_, T> {
         let core = self.core();
         let mut killed = 0;
@@ -263,6 +267,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn poll_done(
         &self,
         registration: &mut Registration,
+        pauses: &mut Pauses,
         slot: Option<u32>,
         context: &mut Context<'_>,
         done: impl Fn() -> bool,
@@ -278,9 +283,9 @@ impl<T: Send + Sync + 'static> Core<T> {
             return Poll::Ready(Ok(()));
         }
         let blocked = blocked();
-        // A reader wakes no waiter when it leaves, so the task polls again soon.
+        // A reader wakes no waiter when it leaves, so the task polls again.
         if !registered || !blocked {
-            context.waker().wake_by_ref();
+            pauses.wake_later(context.waker());
         }
         Poll::Pending
     }
@@ -348,7 +353,11 @@ impl<'a, T: Send + Sync + 'static> IntoFuture for Removal<'a, T> {
     type IntoFuture = RemovalFuture<'a, T>;
 
     fn into_future(self) -> RemovalFuture<'a, T> {
-        RemovalFuture { removal: self, registration: Registration::default() }
+        RemovalFuture {
+            removal: self,
+            registration: Registration::default(),
+            pauses: Pauses::default(),
+        }
     }
 }
 
@@ -361,17 +370,13 @@ impl<'a, T: Send + Sync + 'static> IntoFuture for Removal<'a, T> {
 /// }
 /// ```
 ///
-/// While readers use the context, the task is polled repeatedly, because a reader wakes no task when it
-/// leaves. While only references keep it, the task sleeps.
+/// The future may be dropped at any time: the context stays removed, and is dropped as if no task had
+/// waited. A [`CtxRef`](super::CtxRef) of the context that the task itself holds is not noticed: the wait
+/// for it does not end, so drop it first.
 ///
-/// ```
-/// use radix_ctx::{CtxTable, Id, WaitError};
-///
-/// async fn remove(table: &CtxTable<String>, id: Id) -> Result<(), WaitError> {
-///     let Ok(removal) = table.remove(id) else { return Ok(()) };
-///     removal.await // ready when the string is dropped
-/// }
-/// ```
+/// The drop of the last reference wakes the task. A reader wakes no task when it leaves, so while readers
+/// use the context the task is polled again, after pauses of up to a millisecond. One thread sleeps for
+/// all such pauses of the process. It runs while it is needed and for a second after that.
 ///
 /// # Errors
 ///
@@ -382,15 +387,16 @@ impl<'a, T: Send + Sync + 'static> IntoFuture for Removal<'a, T> {
 pub struct RemovalFuture<'a, T: Send + Sync + 'static> {
     removal: Removal<'a, T>,
     registration: Registration,
+    pauses: Pauses,
 }
 
 impl<T: Send + Sync + 'static> Future for RemovalFuture<'_, T> {
     type Output = Result<(), WaitError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { removal: Removal { core, id }, registration } = self.get_mut();
+        let Self { removal: Removal { core, id }, registration, pauses } = self.get_mut();
         let (done, blocked) = (|| core.is_reclaimed(*id), || core.is_referenced(*id));
-        core.poll_done(registration, Some(id.index()), context, done, blocked)
+        core.poll_done(registration, pauses, Some(id.index()), context, done, blocked)
     }
 }
 
@@ -511,7 +517,11 @@ impl<'a, T: Send + Sync + 'static> IntoFuture for RemoveAll<'a, T> {
     type IntoFuture = RemoveAllFuture<'a, T>;
 
     fn into_future(self) -> RemoveAllFuture<'a, T> {
-        RemoveAllFuture { removal: self, registration: Registration::default() }
+        RemoveAllFuture {
+            removal: self,
+            registration: Registration::default(),
+            pauses: Pauses::default(),
+        }
     }
 }
 
@@ -530,17 +540,18 @@ impl<'a, T: Send + Sync + 'static> IntoFuture for RemoveAll<'a, T> {
 pub struct RemoveAllFuture<'a, T: Send + Sync + 'static> {
     removal: RemoveAll<'a, T>,
     registration: Registration,
+    pauses: Pauses,
 }
 
 impl<T: Send + Sync + 'static> Future for RemoveAllFuture<'_, T> {
     type Output = Result<usize, WaitError>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Self { removal: RemoveAll { core, killed, from }, registration } = self.get_mut();
+        let Self { removal: RemoveAll { core, killed, from }, registration, pauses } =
+            self.get_mut();
         let at = Cell::new(*from);
-        let done = || core.is_clear(&at);
-        let polled =
-            core.poll_done(registration, None, context, done, || core.is_referenced_at(at.get()));
+        let (done, blocked) = (|| core.is_clear(&at), || core.is_referenced_at(at.get()));
+        let polled = core.poll_done(registration, pauses, None, context, done, blocked);
         *from = at.get();
         polled.map_ok(|()| *killed)
     }

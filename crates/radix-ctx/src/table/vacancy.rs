@@ -114,6 +114,9 @@ impl<T: Send + Sync + 'static> Core<T> {
         let (mut looked_ahead, mut looked) = (false, false);
         loop {
             let mut state = self.lock();
+            if state.closed {
+                return Err(InsertRefused::Closed);
+            }
             let cursor = state.cursor;
             let is_ahead = pick == Pick::Next && cursor > first && cursor <= last;
             let mut from = if is_ahead { cursor } else { first };
@@ -367,15 +370,32 @@ impl<T: Send + Sync + 'static> Core<T> {
 
     /// Returns the index that an insert would get.
     pub(super) fn next_free(&self) -> Option<u32> {
-        self.lowest_vacant(&self.lock())
+        let state = self.lock();
+        if state.closed { None } else { self.lowest_vacant(&state) }
     }
 
-    /// Returns whether an index of a range is vacant or a flush may make one vacant. Changes nothing.
+    /// Refuses inserts from now on.
+    ///
+    /// The check is in the slow path only: the queue is empty from now on, because only that path fills
+    /// it.
+    pub(super) fn close(&self) {
+        let mut batch = Batch::new(); // its drop, after the unlock, retires the slabs in it
+        let mut state = self.lock();
+        state.closed = true;
+        self.empty_queue(&mut state, &mut batch);
+        drop(state);
+        drop(batch);
+        self.waiters.notify(); // an `insert_wait` may wait for a slot
+    }
+
+    /// Returns whether an index of a range is vacant, a flush may make one vacant, or inserts are refused.
+    /// Changes nothing.
     pub(super) fn has_vacancy(&self, first: u32, last: u32) -> bool {
         let last = last.min(self.limits.max_index);
         let state = self.lock();
         let (queue, range) = (&state.queue, first..=last);
-        state.waiting.is_some()
+        state.closed
+            || state.waiting.is_some()
             || self.filled() != 0
             || queue.indexes().iter().any(|index| range.contains(index))
             || !matches!(self.vacancy(&state, first, last), Vacancy::None)

@@ -9,7 +9,7 @@
 //!
 //! So a change costs a light fence and a load while there are no waiters. A blocked thread is woken by
 //! every change. A waker is registered for a slot or for the table. A waker of a slot is woken by changes
-//! of that slot and by [`notify_all`](Waiters::notify_all), a waker of the table by every change.
+//! of that slot and by [`notify_all`](Waiters::notify_all), a waker of the table by every change of a slot.
 //!
 //! # Invariants
 //!
@@ -118,6 +118,13 @@ impl Waiters {
     pub(super) fn notify(&self) {
         if self.has_waiters() {
             drop(self.take_table());
+        }
+    }
+
+    /// Wakes the blocked threads, after a change that no waker waits for.
+    pub(super) fn notify_threads(&self) {
+        if self.has_waiters() {
+            drop(self.take(true, |_, _| ()));
         }
     }
 

@@ -281,6 +281,55 @@ fn insert_wait_takes_the_index_of_a_dropped_reservation() {
     drop(held);
 }
 
+/// A closed table refuses every kind of insert, and the values come back. Reservations are kept.
+#[test]
+fn a_closed_table_refuses_inserts() {
+    let table = CtxTable::builder().max_index(100).max_contexts(3).build().unwrap();
+    let first = table.insert(String::from("first")).unwrap();
+    let reservation = table.reserve().unwrap();
+    assert!(!table.is_closed());
+    table.close();
+    table.close();
+    assert!(table.is_closed());
+    let refused = table.insert(String::from("second")).unwrap_err();
+    assert_eq!((refused.value.as_str(), refused.reason), ("second", InsertRefused::Closed));
+    let second = || String::from("second");
+    for reason in [
+        table.insert_in(7.., second()).unwrap_err().reason,
+        table.insert_cyclic(second()).unwrap_err().reason,
+        table.insert_wait(second()).unwrap_err().reason,
+        table.insert_ref(second()).unwrap_err().reason,
+        table.reserve().unwrap_err().reason,
+    ] {
+        assert_eq!(reason, InsertRefused::Closed);
+    }
+    assert_eq!(table.next_free(), None);
+    assert_eq!(table.usage().contexts, 2, "a refused insert gives back its place");
+    let reserved = reservation.commit(second());
+    assert_eq!(table.with(reserved, |second| second == "second"), Ok(true));
+    table.remove(first).unwrap();
+    table.flush().unwrap(); // the index is vacant again
+    assert_eq!(table.insert(second()).unwrap_err().reason, InsertRefused::Closed);
+    assert_eq!(table.remove_all(), Ok(1));
+    table.validate();
+}
+
+#[test]
+fn a_close_ends_an_insert_that_waits() {
+    let table = Arc::new(CtxTable::builder().max_index(0).build().unwrap());
+    let id = table.insert(1).unwrap();
+    let held = table.get_ref(id).unwrap();
+    table.remove(id).unwrap();
+    let waiter = thread::spawn({
+        let table = Arc::clone(&table);
+        move || table.insert_wait(2).map_err(|refused| refused.reason)
+    });
+    thread::sleep(WHILE);
+    table.close();
+    assert_eq!(in_time(move || waiter.join().unwrap()), Err(InsertRefused::Closed));
+    drop(held);
+}
+
 /// A context whose drop calls its table.
 struct Calls {
     table: &'static OnceLock<CtxTable<Calls>>,
