@@ -10,10 +10,11 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use aio_reap::scripted::{Script, SubmitStep, Transfer};
 use aio_reap::{
     AlignedBuf, BackendKind, BufList, CompletionQueue, DeadlinePassed, Engine, File, Operation,
 };
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, SubmitStep, Transfer};
 use common::on_every_backend;
 use direct::direct_file;
 use readable::readable;

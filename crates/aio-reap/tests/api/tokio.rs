@@ -10,8 +10,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aio_reap::scripted::{Script, SubmitStep};
 use aio_reap::{DeadlinePassed, Engine, Remote, SharedFile, SubmitError};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, SubmitStep};
 use common::on_every_backend;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::LocalSet;

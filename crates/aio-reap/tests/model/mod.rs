@@ -12,10 +12,11 @@ use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 
-use aio_reap::scripted::{Script, SubmitStep, Transfer};
 use aio_reap::{
     AllocateMode, CompletionQueue, Engine, File, IoBuf, IoBufMut, Operation, Request, Turn,
 };
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, SubmitStep, Transfer};
 
 /// The size in bytes of the part of the file that one lock of the model covers.
 const CELL: usize = 32;
