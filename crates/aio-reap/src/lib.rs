@@ -187,6 +187,6 @@ pub use turn::Turn;
 pub mod model {
     pub use crate::backend::pool::Jobs;
     pub use crate::backend::ring::{Event, Ring};
-    pub use crate::drive::round;
+    pub use crate::drive::{Served, round, serve};
     pub use crate::remote::mailbox::{Answer, Mailbox, SendError, Sent, SlotIndex};
 }
