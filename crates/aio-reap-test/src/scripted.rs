@@ -77,6 +77,18 @@ impl Transfer {
     }
 }
 
+/// The effect of cancellations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cancel {
+    /// The request completes at once, with `ECANCELED`.
+    #[default]
+    Works,
+    /// None: the device has begun the request.
+    TooLate,
+    /// None, and the device says that there was no attempt, as io_uring without room in its ring.
+    Refused,
+}
+
 /// The script and the log of a device. Clones share both. One engine at a time can use it.
 #[derive(Clone, Debug, Default)]
 pub struct Script(Rc<RefCell<Device>>);
@@ -96,8 +108,7 @@ struct Device {
     batches: Vec<usize>,
     waits: u64,
     peeks: u64,
-    /// Cancellations have no effect.
-    stubborn: bool,
+    cancel: Cancel,
     cancels: u64,
     /// The notifier of the engine that uses the device. It is signalled when `done` becomes
     /// non-empty.
@@ -142,9 +153,9 @@ impl Script {
         there
     }
 
-    /// Sets whether cancellations have an effect. They do by default.
-    pub fn cancels(&self, cancels: bool) {
-        self.0.borrow_mut().stubborn = !cancels;
+    /// Sets the effect of cancellations.
+    pub fn cancels(&self, cancel: Cancel) {
+        self.0.borrow_mut().cancel = cancel;
     }
 
     /// Returns the number of attempted cancellations.
@@ -294,11 +305,11 @@ unsafe impl External for Scripted {
         let mut device = self.0.0.borrow_mut();
         device.cancels += 1;
         let nth = device.accepted.iter().position(|request| request.user_data() == user_data);
-        if let (false, Some(nth)) = (device.stubborn, nth) {
+        if let (Cancel::Works, Some(nth)) = (device.cancel, nth) {
             device.transfers.push_front(Transfer::Fail(libc::ECANCELED));
             device.complete(nth);
         }
-        true
+        device.cancel != Cancel::Refused
     }
 
     fn acknowledge(&mut self) {
