@@ -33,8 +33,9 @@
 
 use std::io;
 
-use aio_reap::sim::{ClosedLoop, Model, Service, Sim, Workload};
 use aio_reap::{Engine, EngineStats, ReapMode};
+use aio_reap_test::Build;
+use aio_reap_test::sim::{ClosedLoop, Model, Service, Sim, Workload};
 use harness::{Chapter, Plan, Report, number};
 
 use crate::seed::{CHANGE, claims, reaped, times};

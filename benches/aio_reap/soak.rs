@@ -4,8 +4,9 @@
 use std::io;
 use std::time::Instant;
 
-use aio_reap::sim::{ClosedLoop, Faults, Model, Service, Sim, Workload};
 use aio_reap::{Engine, ReapMode};
+use aio_reap_test::Build;
+use aio_reap_test::sim::{ClosedLoop, Faults, Model, Service, Sim, Workload};
 use harness::{Plan, Report};
 
 use testkit::alloc::counted;

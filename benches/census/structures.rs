@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use aio_reap::Engine;
-use aio_reap::scripted::{Script, SubmitStep};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, SubmitStep};
 use crossbeam_utils::CachePadded;
 use crossbeam_utils::sync::ShardedLock;
 use dashmap::DashMap;

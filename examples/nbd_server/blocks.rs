@@ -346,7 +346,8 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     use aio_reap::Engine;
-    use aio_reap::scripted::{Script, Transfer};
+    use aio_reap_test::Build;
+    use aio_reap_test::scripted::{Script, Transfer};
 
     use super::*;
     use crate::memory::ALIGN;

@@ -2,9 +2,7 @@
 
 use std::io;
 
-use crate::backend::scripted::{Script, Scripted};
-use crate::backend::sim::{Model, Sim, Simulated};
-use crate::backend::{Device, aio::Aio, threads::Threads, uring::Uring};
+use crate::backend::{Device, aio::Aio, external::External, threads::Threads, uring::Uring};
 use crate::engine::Engine;
 use crate::reap::ReapMode;
 use crate::start::{BackendKind, Fallback, StartError};
@@ -172,30 +170,21 @@ impl EngineBuilder {
         Err(StartError::Refused(fallbacks))
     }
 
-    /// Starts an engine on a [scripted](crate::scripted) device.
+    /// Starts an engine on a device of a test.
     ///
     /// # Errors
     ///
-    /// Those of [`build`](Self::build). It is refused while another engine uses the script.
-    pub fn build_scripted(self, script: &Script) -> Result<Engine, StartError> {
+    /// Those of [`build`](Self::build). The error of `start` is that of a refused backend.
+    #[doc(hidden)]
+    pub fn build_external(
+        self,
+        start: impl FnOnce() -> io::Result<Box<dyn External>>,
+    ) -> Result<Engine, StartError> {
         let limits = self.limits()?;
-        let device = Scripted::new(script).map_err(|reason| {
-            StartError::Refused(vec![Fallback { backend: BackendKind::Scripted, reason }])
-        })?;
-        let state = State::new(Device::Scripted(device), limits);
-        self.finish(state, BackendKind::Scripted, Vec::new())
-    }
-
-    /// Starts an engine on a [simulated](crate::sim) device. Several engines may use one device.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`build`](Self::build).
-    pub fn build_sim(self, sim: &Sim) -> Result<Engine, StartError> {
-        let limits = self.limits()?;
-        let device = Simulated::new(sim).map_err(StartError::Descriptors)?;
-        let state = State::new(Device::Simulated(device), limits);
-        self.finish(state, BackendKind::Simulated, Vec::new())
+        let kind = BackendKind::External;
+        let device = start()
+            .map_err(|reason| StartError::Refused(vec![Fallback { backend: kind, reason }]))?;
+        self.finish(State::new(Device::External(device), limits), kind, Vec::new())
     }
 
     fn finish(
@@ -237,10 +226,8 @@ impl EngineBuilder {
             BackendKind::Uring => Device::Uring(Uring::new(depth, self.defer_task_run)?),
             BackendKind::Aio => Device::Aio(Aio::new(self.threads, depth)?),
             BackendKind::Threads => Device::Threads(Threads::new(self.threads, depth)?),
-            BackendKind::Scripted => Device::Scripted(Scripted::new(&Script::new())?),
-            BackendKind::Simulated => {
-                Device::Simulated(Simulated::new(&Sim::new(Model::default(), 0))?)
-            }
+            // It is started by `build_external`.
+            BackendKind::External => return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
         })
     }
 }

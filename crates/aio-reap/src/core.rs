@@ -14,6 +14,7 @@ use percpu::sync::{Arc, panicking};
 
 use crate::backend::Backend;
 use crate::deadlines::Action;
+use crate::drive::{self, Served};
 use crate::error::RequestError;
 use crate::payload::Deliver;
 use crate::reap::{ReapMode, Spin};
@@ -185,21 +186,12 @@ impl Core {
 
     /// Turns the engine until no remote is left and no request is left.
     pub(crate) fn serve(&self) -> io::Result<()> {
-        loop {
-            // Checked before the turn, so that the turn takes the last request of the last remote.
-            let no_remotes = self.state.borrow().has_no_remotes();
-            let turn = self.turn(true);
-            if turn.delivered > 0 {
-                continue;
-            }
-            if no_remotes && turn.is_idle() {
-                return Ok(());
-            }
-            // If the last remote was dropped during the turn, the turn may have cleared its kick.
-            if no_remotes || !self.state.borrow().has_no_remotes() {
-                self.sleep(None, None)?;
-            }
-        }
+        let turn = || match self.turn(true) {
+            turn if turn.delivered > 0 => Served::Progress,
+            turn if turn.is_idle() => Served::Idle,
+            _ => Served::Busy,
+        };
+        drive::serve(|| self.state.borrow().has_remotes(), turn, || self.sleep(None, None))
     }
 
     /// Wakes futures that may take a slot now.

@@ -1,4 +1,5 @@
-//! The driver of an engine beside other tasks, in an edge-triggered event loop such as tokio's.
+//! The loops that turn an engine for others: the driver beside other tasks in an edge-triggered event
+//! loop such as tokio's, and the server of other threads' requests.
 //!
 //! ```text
 //!  wait for an edge ─► clear it ─► turn ─► readable? ─ no ─► wait for an edge
@@ -10,6 +11,8 @@
 //!
 //! 1. When the driver waits, the descriptor was not readable at some time after the edge was
 //!    cleared. An event that makes it readable later makes another edge.
+//! 2. [`serve`] ends by a turn that began without a sender. The load that saw the last one gone
+//!    carries every request that was sent, so that turn took them.
 
 use percpu::sync::check;
 
@@ -24,6 +27,42 @@ pub fn round(
     clear_edge();
     turn();
     !check!("drive: the turn left nothing", !readable())
+}
+
+/// The end of a turn of [`serve`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// Completions were delivered, so another turn may find more work.
+    Progress,
+    /// Requests are left.
+    Busy,
+    /// No request is left.
+    Idle,
+}
+
+/// Turns an engine until it has no sender and no request.
+///
+/// # Errors
+///
+/// Returns the error of `sleep`.
+pub fn serve<E>(
+    has_senders: impl Fn() -> bool,
+    mut turn: impl FnMut() -> Served,
+    mut sleep: impl FnMut() -> Result<(), E>,
+) -> Result<(), E> {
+    loop {
+        // Checked before the turn: invariant 2.
+        let alone = check!("serve: no sender is left", !has_senders());
+        match turn() {
+            Served::Progress => continue,
+            Served::Idle if alone => return Ok(()),
+            Served::Idle | Served::Busy => {}
+        }
+        // If the last sender left during the turn, the turn may have cleared its notification.
+        if alone || check!("serve: a sender will notify", has_senders()) {
+            sleep()?;
+        }
+    }
 }
 
 #[cfg(feature = "tokio")]

@@ -17,19 +17,21 @@ use thiserror::Error;
 ///
 /// ```
 /// use aio_reap::Engine;
-/// use aio_reap::scripted::{Script, Transfer};
+/// use std::io::ErrorKind;
 ///
 /// # fn main() -> std::io::Result<()> {
-/// let script = Script::new();
-/// let engine = Engine::builder().build_scripted(&script)?;
+/// let engine = Engine::new()?;
 /// let file = engine.attach(tempfile::tempfile()?)?;
-/// // The device takes 511 bytes and then fails with EFBIG.
-/// script.on_transfer(Transfer::Short(511));
-/// script.on_transfer(Transfer::Fail(27));
-/// let (written, _buf) = engine.write(&file, vec![7; 1024], 0).submit()?.wait();
-/// let error = written.unwrap_err();
-/// assert_eq!((error.errno(), error.transferred()), (27, 511));
-/// assert_eq!(error.to_string(), "File too large (os error 27), after 511 bytes");
+/// engine.write(&file, b"eleven byte".to_vec(), 0).submit()?.wait().0?;
+/// // The file ends before the buffer is full.
+/// let (read, buf) = engine.read(&file, vec![0; 512], 0).exact().submit()?.wait();
+/// let error = read.unwrap_err();
+/// assert_eq!((error.kind(), error.transferred()), (ErrorKind::UnexpectedEof, 11));
+/// assert_eq!(&buf[..11], b"eleven byte");
+/// // A device that takes no bytes at all.
+/// let full = engine.attach(std::fs::OpenOptions::new().write(true).open("/dev/full")?)?;
+/// let error = engine.write(&full, vec![7; 512], 0).submit()?.wait().0.unwrap_err();
+/// assert_eq!(error.to_string(), "No space left on device (os error 28)");
 /// # Ok(())
 /// # }
 /// ```

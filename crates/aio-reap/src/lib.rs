@@ -127,7 +127,6 @@ mod buf;
 mod buf_list;
 mod buffer_pool;
 mod builder;
-mod closed_loop;
 mod completion_state;
 mod core;
 mod deadlines;
@@ -160,7 +159,8 @@ mod wake_fd;
 mod waker;
 
 pub use alignment::Alignment;
-pub use backend::{scripted, sim};
+#[doc(hidden)]
+pub use backend::external;
 pub use buf::{AlignedBuf, IoBuf, IoBufMut, Registered};
 pub use buf_list::{BufList, TooManyBuffers};
 pub use buffer_pool::{BufferPool, PoolBuf};
@@ -187,6 +187,6 @@ pub use turn::Turn;
 pub mod model {
     pub use crate::backend::pool::Jobs;
     pub use crate::backend::ring::{Event, Ring};
-    pub use crate::drive::round;
+    pub use crate::drive::{Served, round, serve};
     pub use crate::remote::mailbox::{Answer, Mailbox, SendError, Sent, SlotIndex};
 }

@@ -11,14 +11,16 @@ pub(crate) struct Sub {
 
 /// A completion. `result` is a number of bytes or a negated errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RawCompletion {
-    pub(crate) user_data: u64,
-    pub(crate) result: i32,
+pub struct RawCompletion {
+    /// The number of the request.
+    pub user_data: u64,
+    /// A number of bytes or a negated errno.
+    pub result: i32,
 }
 
 /// The reason why a submission ended before its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
+pub enum Stop {
     /// The kernel has no room now (EAGAIN, EBUSY). The engine tries again after a completion or a
     /// delay.
     Busy,
@@ -28,7 +30,9 @@ pub(crate) enum Stop {
 
 /// The result of a submission. `stop` is `None` if the whole batch was accepted.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Submitted {
-    pub(crate) accepted: usize,
-    pub(crate) stop: Option<Stop>,
+pub struct Submitted {
+    /// The number of requests that the kernel took.
+    pub accepted: usize,
+    /// Why it took no more.
+    pub stop: Option<Stop>,
 }

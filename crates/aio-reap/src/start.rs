@@ -15,10 +15,9 @@ pub enum BackendKind {
     Aio,
     /// Threads that make blocking system calls.
     Threads,
-    /// The [scripted](crate::scripted) device.
-    Scripted,
-    /// The [simulated](crate::sim) device.
-    Simulated,
+    /// A device of a test ([`external`](crate::external)).
+    #[doc(hidden)]
+    External,
 }
 
 impl fmt::Display for BackendKind {
@@ -27,8 +26,7 @@ impl fmt::Display for BackendKind {
             Self::Uring => "io_uring",
             Self::Aio => "Linux AIO",
             Self::Threads => "threads",
-            Self::Scripted => "scripted",
-            Self::Simulated => "simulated",
+            Self::External => "external",
         })
     }
 }

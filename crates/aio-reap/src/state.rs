@@ -163,9 +163,9 @@ impl State {
         Arc::clone(inbox.shared())
     }
 
-    /// Returns whether no remote of this engine is left.
-    pub(crate) fn has_no_remotes(&self) -> bool {
-        !self.inbox.as_ref().is_some_and(|inbox| inbox.has_senders())
+    /// Returns whether a remote of this engine is left.
+    pub(crate) fn has_remotes(&self) -> bool {
+        self.inbox.as_ref().is_some_and(|inbox| inbox.has_senders())
     }
 
     /// Refuses later requests.

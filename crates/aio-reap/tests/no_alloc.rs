@@ -11,6 +11,8 @@ use std::rc::Rc;
 use std::task::Poll;
 
 use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, File};
+use aio_reap_test::Build;
+use aio_reap_test::sim::{Model, Sim};
 use testkit::alloc::{CountingAllocator, counted};
 
 #[global_allocator]
@@ -104,9 +106,14 @@ thread_local! {
 
 #[test]
 fn no_allocation_per_request_after_warm_up() {
-    for kind in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads, BackendKind::Simulated]
+    for kind in [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads, BackendKind::External]
     {
-        let engine = match Engine::builder().depth(DEPTH).backend(kind).build() {
+        let builder = Engine::builder().depth(DEPTH);
+        let started = match kind {
+            BackendKind::External => builder.build_sim(&Sim::new(Model::default(), 0)),
+            _ => builder.backend(kind).build(),
+        };
+        let engine = match started {
             Ok(engine) => Rc::new(engine),
             Err(error) if matches!(kind, BackendKind::Uring | BackendKind::Aio) => {
                 assert!(std::env::var_os("OFFLOCK_REQUIRE_ALL").is_none(), "{error}");

@@ -11,8 +11,9 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::time::{Duration, Instant};
 
-use aio_reap::sim::{ClosedLoop, Costs, Faults, Model, Service, Sim, Workload};
 use aio_reap::{BackendKind, CompletionQueue, Engine, Operation, ReapMode};
+use aio_reap_test::Build;
+use aio_reap_test::sim::{ClosedLoop, Costs, Faults, Model, Service, Sim, Workload};
 
 use testkit::stress::stress_time;
 
@@ -178,7 +179,7 @@ fn costs_and_bytes_add_up_to_the_nanosecond() {
     let model = Model { servers: 2, service, costs, picos_per_byte: 2_000, ..Model::default() };
     let sim = Sim::new(model, 0);
     let engine = Engine::builder().timed(true).build_sim(&sim).unwrap();
-    assert_eq!(engine.backend(), BackendKind::Simulated);
+    assert_eq!(engine.backend(), BackendKind::External);
     let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
     let plug = engine.plug();
     let first = engine.read(&file, vec![7; 4096], 0).submit().unwrap();

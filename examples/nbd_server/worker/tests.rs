@@ -3,7 +3,8 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use aio_reap::scripted::{Script, Transfer};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, Transfer};
 use bufcache::{BlockDevice, FaultDevice, FileDevice};
 use clap::Parser;
 use nbd_protocol::{Agreed, CommandFlags, Request, wire::cmd};

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::Backend;
 use super::aio::Aio;
-use super::scripted::Scripted;
-use super::sim::Simulated;
+use super::external::External;
 use super::threads::Threads;
 use super::uring::Uring;
 use crate::completion_state::CompletionState;
@@ -21,8 +20,7 @@ pub(crate) enum Device {
     Uring(Uring),
     Aio(Aio),
     Threads(Threads),
-    Scripted(Scripted),
-    Simulated(Simulated),
+    External(Box<dyn External>),
 }
 
 /// Calls a method of the selected backend.
@@ -32,8 +30,7 @@ macro_rules! select {
             Device::Uring($backend) => $call,
             Device::Aio($backend) => $call,
             Device::Threads($backend) => $call,
-            Device::Scripted($backend) => $call,
-            Device::Simulated($backend) => $call,
+            Device::External($backend) => $call,
         }
     };
 }

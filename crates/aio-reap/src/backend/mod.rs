@@ -21,11 +21,10 @@ use crate::slab::Batch;
 
 pub(crate) mod aio;
 pub(crate) mod device;
+pub mod external;
 pub(crate) mod pool;
 mod registered_ring;
 pub(crate) mod ring;
-pub mod scripted;
-pub mod sim;
 pub(crate) mod threads;
 pub(crate) mod uring;
 

@@ -357,13 +357,15 @@ impl<Q, R> Mailbox<Q, R> {
     pub fn drop_sender(&self) -> bool {
         // Ordering: Release pairs with the Acquire in `has_senders`; it carries the requests that
         // this handle sent.
-        self.senders.fetch_sub(1, Ordering::Release) == 1
+        let release = order!(Release, "drop_sender: its requests are sent");
+        self.senders.fetch_sub(1, release) == 1
     }
 
     /// Engine: returns whether a handle is left. If not, the next `take` takes the last request.
     pub fn has_senders(&self) -> bool {
         // Ordering: Acquire pairs with the Release in `drop_sender`; it carries the requests that
         // the handle sent, so a later `take` finds them.
-        self.senders.load(Ordering::Acquire) != 0
+        let acquire = order!(Acquire, "has_senders: the last request is sent");
+        self.senders.load(acquire) != 0
     }
 }

@@ -1,8 +1,9 @@
 //! The limit of submissions adapts to the device.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-use aio_reap::scripted::{Script, SubmitStep};
 use aio_reap::{CompletionQueue, Engine};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, SubmitStep};
 
 /// Turns until `count` requests were submitted. `complete` requests complete after each submission.
 fn run(engine: &Engine, script: &Script, count: u64, complete: usize, step: Option<SubmitStep>) {

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
-use aio_reap::scripted::Script;
 use aio_reap::{AlignedBuf, CompletionQueue, Engine, Operation, Submission, SubmitError};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::Script;
 use common::on_every_backend;
 use direct::direct_file;
 

@@ -4,11 +4,12 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use aio_reap::sim::{Faults, Model, Sim};
 use aio_reap::{
     AlignedBuf, AllocateMode, BackendKind, CompletionQueue, Engine, EngineBuilder, ReapMode,
     Request, SubmitError,
 };
+use aio_reap_test::Build;
+use aio_reap_test::sim::{Faults, Model, Sim};
 use common::on_every_backend;
 use direct::direct_file;
 use readable::readable;

@@ -16,11 +16,12 @@ use std::fs::File as StdFile;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::rc::Rc;
 
-use aio_reap::scripted::Script;
 use aio_reap::{
     AlignedBuf, BackendKind, CompletionQueue, Engine, File, IoBuf, IoBufMut, Operation, Request,
     SubmitError,
 };
+use aio_reap_test::Build;
+use aio_reap_test::scripted::Script;
 
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 const BLOCK: usize = 4096;

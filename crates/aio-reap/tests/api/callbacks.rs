@@ -10,8 +10,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::Duration;
 
-use aio_reap::scripted::{Script, SubmitStep};
 use aio_reap::{CompletionQueue, Engine, File};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, SubmitStep};
 use count::count;
 use readable::readable;
 

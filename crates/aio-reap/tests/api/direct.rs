@@ -10,8 +10,9 @@ use std::fs::OpenOptions;
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
-use aio_reap::scripted::{Script, Transfer};
 use aio_reap::{AlignedBuf, BufList, Engine, File};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, Transfer};
 use end_of_file::{check, with_end};
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -10,10 +10,11 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use aio_reap::scripted::{Script, SubmitStep, Transfer};
 use aio_reap::{
     AlignedBuf, BackendKind, BufList, CompletionQueue, DeadlinePassed, Engine, File, Operation,
 };
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Cancel, Script, SubmitStep, Transfer};
 use common::on_every_backend;
 use direct::direct_file;
 use readable::readable;
@@ -78,14 +79,17 @@ fn pending_requests_are_cancelled_for_certain_and_keep_the_order_of_the_rest() {
 
 #[test]
 fn requests_in_flight_are_cancelled_if_the_device_can() {
-    for cancels in [true, false] {
+    for cancel in [Cancel::Works, Cancel::TooLate, Cancel::Refused] {
         let (engine, script) = scripted(4);
-        script.cancels(cancels);
+        script.cancels(cancel);
         let nop = engine.nop().submit().unwrap();
-        assert!(nop.cancel());
-        assert_eq!((script.cancellations(), script.in_flight()), (1, usize::from(!cancels)));
+        assert_eq!(nop.cancel(), cancel != Cancel::Refused);
+        let works = cancel == Cancel::Works;
+        assert_eq!((script.cancellations(), script.in_flight()), (1, usize::from(!works)));
+        let attempts = usize::from(cancel != Cancel::Refused);
+        assert_eq!(engine.cancel_all(), attempts, "{cancel:?}");
         let (result, ()) = nop.wait();
-        if cancels {
+        if works {
             assert_eq!(errno(result), Some(libc::ECANCELED));
         } else {
             result.unwrap();
@@ -108,7 +112,7 @@ fn inv12_cancelled_requests_are_not_retried() {
         Transfer::Short(3),
     ] {
         let (engine, script) = scripted(4);
-        script.cancels(false);
+        script.cancels(Cancel::TooLate);
         let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
         let write = engine.write(&file, vec![1; 10], 0).submit().unwrap();
         write.cancel();
@@ -123,7 +127,7 @@ fn inv12_cancelled_requests_are_not_retried() {
     script.on_transfer(Transfer::Fail(libc::ECANCELED));
     assert_eq!(errno(engine.nop().submit().unwrap().wait().0), Some(libc::ECANCELED));
     // The request completes in spite of the attempt.
-    script.cancels(false);
+    script.cancels(Cancel::TooLate);
     let nop = engine.nop().submit().unwrap();
     nop.cancel();
     script.complete(1);
@@ -137,7 +141,7 @@ fn inv12_cancelled_requests_are_not_retried() {
 fn inv18_errors_of_cancelled_requests_report_their_bytes() {
     for in_flight in [true, false] {
         let (engine, script) = scripted(4);
-        script.cancels(false);
+        script.cancels(Cancel::TooLate);
         let raw = tempfile::tempfile().unwrap();
         let file = engine.attach(raw.try_clone().unwrap()).unwrap();
         let list = BufList::new(vec![vec![1; 2], vec![2; 8]]).unwrap();
@@ -364,7 +368,7 @@ fn inv09_later_deadlines_notify_a_kept_descriptor() {
     let (engine, script) = scripted(4);
     let fd = engine.as_fd().try_clone_to_owned().unwrap();
     let remote = engine.remote();
-    script.cancels(true);
+    script.cancels(Cancel::Works);
     let told = |what: &str, done: &dyn Fn() -> bool| {
         let start = Instant::now();
         while !done() {

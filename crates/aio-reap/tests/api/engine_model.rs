@@ -13,8 +13,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use aio_reap::scripted::{Script, SubmitStep, Transfer};
 use aio_reap::{CompletionQueue, Engine, EngineBuilder, File};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, SubmitStep, Transfer};
 use count::count;
 use proptest::collection::vec;
 use proptest::prelude::*;

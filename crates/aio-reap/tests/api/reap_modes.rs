@@ -10,8 +10,9 @@ use std::rc::Rc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use aio_reap::scripted::{Script, SubmitStep, Transfer};
 use aio_reap::{BackendKind, CompletionQueue, Engine, ReapMode};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, SubmitStep, Transfer};
 use count::count;
 use readable::readable;
 

@@ -15,8 +15,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use aio_reap::scripted::{Script, SubmitStep};
 use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, File, IoBuf, StartError};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, SubmitStep};
 use readable::readable;
 
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];

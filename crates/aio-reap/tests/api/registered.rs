@@ -5,8 +5,9 @@
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
-use aio_reap::scripted::Script;
 use aio_reap::{AllocateMode, BackendKind, BufferPool, Engine, File, PoolBuf};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::Script;
 use common::on_every_backend;
 use direct::direct_file;
 

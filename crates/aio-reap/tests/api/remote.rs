@@ -17,11 +17,12 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aio_reap::scripted::{Script, SubmitStep};
 use aio_reap::{
     AlignedBuf, AllocateMode, BufList, Engine, Remote, RemoteOperation, RemoteRequest, SharedFile,
     SubmitError,
 };
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, SubmitStep};
 use common::on_every_backend;
 use counted::Counted;
 use direct::direct_file;

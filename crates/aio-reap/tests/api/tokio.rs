@@ -10,8 +10,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aio_reap::scripted::{Script, SubmitStep};
 use aio_reap::{DeadlinePassed, Engine, Remote, SharedFile, SubmitError};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Cancel, Script, SubmitStep};
 use common::on_every_backend;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::LocalSet;
@@ -130,7 +131,7 @@ fn inv04_retries_and_deadlines_wake_the_driver() {
         let held = engine.nop().submit().unwrap();
         assert_eq!(held.deadline(start + SHORT).await.unwrap_err(), DeadlinePassed);
         let ended = engine.nop().cancel_after(SHORT).submit().unwrap();
-        script.cancels(true);
+        script.cancels(Cancel::Works);
         assert_eq!(ended.await.0.unwrap_err().raw_os_error(), Some(libc::ETIMEDOUT));
         assert!(start.elapsed() >= 2 * SHORT);
         script.complete(1);

@@ -4,8 +4,9 @@
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use aio_reap::scripted::{Script, Transfer};
 use aio_reap::{AlignedBuf, BufList, Engine, SubmitError};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, Transfer};
 use common::on_every_backend;
 use direct::direct_file;
 use end_of_file::{check, with_end};

@@ -12,10 +12,11 @@ use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 
-use aio_reap::scripted::{Script, SubmitStep, Transfer};
 use aio_reap::{
     AllocateMode, CompletionQueue, Engine, File, IoBuf, IoBufMut, Operation, Request, Turn,
 };
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Cancel, Script, SubmitStep, Transfer};
 
 /// The size in bytes of the part of the file that one lock of the model covers.
 const CELL: usize = 32;
@@ -67,7 +68,11 @@ pub(crate) fn run(input: &[u8]) -> usize {
             14 if a % 2 == 0 => _ = world.script.complete(usize::from(b % 8)),
             14 => _ = world.script.complete_nth(usize::from(b % 8)),
             _ if a < 16 => engine.drain().unwrap(),
-            _ if a < 32 => world.script.cancels(b % 2 == 0),
+            _ if a < 32 => {
+                let how = [Cancel::Works, Cancel::TooLate, Cancel::Refused][usize::from(b % 3)];
+                world.refuses.set(how == Cancel::Refused);
+                world.script.cancels(how);
+            }
             _ if a < 40 => world.cancel_all(&engine),
             _ => world.script.ring(),
         }
@@ -145,6 +150,8 @@ struct World {
     /// The number of callbacks that have run.
     reactions: Cell<u64>,
     buffers: Cell<usize>,
+    /// The device refuses cancellations.
+    refuses: Cell<bool>,
     ended: Cell<bool>,
 }
 
@@ -208,6 +215,7 @@ impl World {
             fuel: Cell::new(300),
             reactions: Cell::new(0),
             buffers: Cell::new(0),
+            refuses: Cell::new(false),
             ended: Cell::new(false),
         })
     }
@@ -399,6 +407,9 @@ impl World {
         let counts = engine.validate();
         let in_flight_done = self.script.visible();
         let tried = engine.cancel_all();
+        if self.refuses.get() {
+            return assert!(tried <= counts.pending, "refused by the device and counted");
+        }
         assert!(tried >= counts.in_flight - in_flight_done, "in flight and not tried");
         assert!(tried <= counts.pending + counts.in_flight);
     }

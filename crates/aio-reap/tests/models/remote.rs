@@ -2,10 +2,12 @@
 //!
 //! [`Mailbox`] is the shipped type. The eventfd is a [`Notifier`].
 
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::task::{Wake, Waker};
 
-use aio_reap::model::{Mailbox, SendError};
+use aio_reap::model::{Mailbox, SendError, Served, serve};
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::{Arc, is_planted, model, thread};
 
@@ -16,11 +18,17 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("send: the request is in its slot", "remote::inv06_each_request_wakes_the_engine"),
     ("remote-notifier-cleared-after-the-take", "remote::inv06_each_request_wakes_the_engine"),
     ("remote-last-sender-is-silent", "remote::serving_ends_with_the_last_sender"),
-    ("remote-checks-for-senders-too-late", "remote::serving_takes_the_last_request"),
-    ("remote-sleeps-by-an-older-check", "remote::serving_ends_with_the_last_sender"),
+    ("serve: no sender is left", "remote::serving_takes_the_last_request"),
+    ("serve: a sender will notify", "remote::serving_ends_with_the_last_sender"),
+    ("drop_sender: its requests are sent", "remote::serving_takes_the_last_request"),
+    ("has_senders: the last request is sent", "remote::serving_takes_the_last_request"),
 ];
 
-pub(super) const LOOM_ONLY: &[&str] = &["send: the request is in its slot"];
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "send: the request is in its slot",
+    "drop_sender: its requests are sent",
+    "has_senders: the last request is sent",
+];
 
 /// A request that counts its drops.
 struct Request {
@@ -235,7 +243,10 @@ fn closing_answers_or_refuses_every_request() {
 }
 
 /// A sender sends `requests` and is dropped. The engine serves as long as there is a sender.
-fn serve(requests: u32) {
+///
+/// [`serve`] is the shipped loop. A turn clears the notifier only after a sleep: the engine's own
+/// `clear` makes no system call, and so orders nothing, before it has slept on the kick.
+fn serve_until_the_end(requests: u32) {
     model(move || {
         let shared = Shared::new(1);
         shared.mailbox.add_sender();
@@ -248,24 +259,22 @@ fn serve(requests: u32) {
                 }
             }
         });
-        let mut queue = VecDeque::new();
-        loop {
-            let mut alone = !shared.mailbox.has_senders();
-            shared.notifier.clear();
+        let (slept, mut queue) = (Cell::new(false), VecDeque::new());
+        let turn = || {
+            if slept.take() {
+                shared.notifier.clear();
+            }
             shared.mailbox.take(&mut queue);
-            if is_planted("remote-checks-for-senders-too-late") {
-                alone = !shared.mailbox.has_senders();
-            }
             shared.finish(&mut queue);
-            if alone {
-                break;
-            }
-            // The clear above may have removed the notification of the last sender.
-            if shared.mailbox.has_senders() || is_planted("remote-sleeps-by-an-older-check") {
-                shared.notifier.wait();
-            }
-        }
-        assert!(!shared.mailbox.has_requests(), "left behind");
+            Served::Idle
+        };
+        let sleep = || {
+            shared.notifier.wait();
+            slept.set(true);
+            Ok::<(), Infallible>(())
+        };
+        _ = serve(|| shared.mailbox.has_senders(), turn, sleep);
+        assert_eq!(shared.mailbox.free_len(), shared.mailbox.capacity(), "left behind");
         sender.join().unwrap();
         shared.check(requests);
     });
@@ -275,11 +284,11 @@ fn serve(requests: u32) {
 /// before it clears the notifier.
 #[test]
 fn serving_ends_with_the_last_sender() {
-    serve(0);
+    serve_until_the_end(0);
 }
 
 /// Fails if the engine checks for senders only after it took their requests.
 #[test]
 fn serving_takes_the_last_request() {
-    serve(1);
+    serve_until_the_end(1);
 }

@@ -6,7 +6,8 @@
 //! order of the script.
 //!
 //! ```
-//! use aio_reap::{Engine, scripted::{Script, SubmitStep}};
+//! use aio_reap::Engine;
+//! use aio_reap_test::{Build, scripted::{Script, SubmitStep}};
 //!
 //! # fn main() -> std::io::Result<()> {
 //! let script = Script::new();
@@ -25,16 +26,13 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::rc::Rc;
-use std::slice;
 use std::time::Duration;
 
-use super::Backend;
-use crate::op::{Kind, MemoryKind, Op};
-use crate::raw::{RawCompletion, Stop, Sub, Submitted};
-use crate::slab::Batch;
-use crate::{perform, sys};
+use aio_reap::external::{External, RawCompletion, Request, Stop, Submitted};
+
+use crate::notifier::Notifier;
 
 /// The end of one submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,15 +61,32 @@ pub enum Transfer {
 }
 
 impl Transfer {
-    /// Performs the system call of an accepted request that has not completed. Returns its result.
-    pub(super) fn carry_out(self, op: &Op) -> i32 {
-        match self {
-            Self::Full => perform(op),
-            Self::Short(bytes) if op.transfers() => short(op, bytes.max(1)),
-            Self::Short(_) => perform(op),
-            Self::Fail(errno) => -errno.max(1),
-        }
+    /// Performs the system call of a request. Returns its result.
+    ///
+    /// # Safety
+    ///
+    /// Those of [`Request::perform`].
+    pub(crate) unsafe fn carry_out(self, request: &Request) -> i32 {
+        let most = match self {
+            Self::Full => usize::MAX,
+            Self::Short(bytes) => bytes.max(1),
+            Self::Fail(errno) => return -errno.max(1),
+        };
+        // SAFETY: the contract of this function is that of `perform`.
+        unsafe { request.perform(most) }
     }
+}
+
+/// The effect of cancellations.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cancel {
+    /// The request completes at once, with `ECANCELED`.
+    #[default]
+    Works,
+    /// None: the device has begun the request.
+    TooLate,
+    /// None, and the device says that there was no attempt, as io_uring without room in its ring.
+    Refused,
 }
 
 /// The script and the log of a device. Clones share both. One engine at a time can use it.
@@ -84,7 +99,7 @@ struct Device {
     steps: VecDeque<SubmitStep>,
     transfers: VecDeque<Transfer>,
     /// The accepted requests, in their order.
-    accepted: VecDeque<Sub>,
+    accepted: VecDeque<Request>,
     /// The completions that are not reaped.
     done: VecDeque<RawCompletion>,
     /// The offsets of the accepted requests, in their order.
@@ -93,12 +108,11 @@ struct Device {
     batches: Vec<usize>,
     waits: u64,
     peeks: u64,
-    /// Cancellations have no effect.
-    stubborn: bool,
+    cancel: Cancel,
     cancels: u64,
     /// The notifier of the engine that uses the device. It is signalled when `done` becomes
     /// non-empty.
-    notifier: Option<OwnedFd>,
+    notifier: Option<Notifier>,
 }
 
 impl Script {
@@ -139,9 +153,9 @@ impl Script {
         there
     }
 
-    /// Sets whether cancellations have an effect. They do by default.
-    pub fn cancels(&self, cancels: bool) {
-        self.0.borrow_mut().stubborn = !cancels;
+    /// Sets the effect of cancellations.
+    pub fn cancels(&self, cancel: Cancel) {
+        self.0.borrow_mut().cancel = cancel;
     }
 
     /// Returns the number of attempted cancellations.
@@ -172,7 +186,7 @@ impl Script {
     /// Makes the engine's descriptor readable without a completion.
     pub fn ring(&self) {
         if let Some(notifier) = &self.0.borrow().notifier {
-            sys::signal(notifier);
+            notifier.signal();
         }
     }
 
@@ -190,36 +204,15 @@ impl Script {
 
 impl Device {
     fn complete(&mut self, nth: usize) {
-        let Some(Sub { user_data, op }) = self.accepted.remove(nth) else { return };
-        let result = self.transfers.pop_front().unwrap_or(Transfer::Full).carry_out(&op);
-        self.done.push_back(RawCompletion { user_data, result });
+        let Some(request) = self.accepted.remove(nth) else { return };
+        let transfer = self.transfers.pop_front().unwrap_or(Transfer::Full);
+        // SAFETY: `accepted` has the accepted requests of a living engine that have not completed.
+        let result = unsafe { transfer.carry_out(&request) };
+        self.done.push_back(RawCompletion { user_data: request.user_data(), result });
         if let (1, Some(notifier)) = (self.done.len(), &self.notifier) {
-            sys::signal(notifier);
+            notifier.signal();
         }
     }
-}
-
-/// Transfers at most `most` bytes of `op`.
-fn short(op: &Op, most: usize) -> i32 {
-    let MemoryKind::Vectors(count) = op.memory.kind() else {
-        return perform(&Op { len: op.len.min(most as u64), ..*op });
-    };
-    // SAFETY: by contract 2 of `backend` the vectors are valid until the completion.
-    let vectors = unsafe { slice::from_raw_parts(op.ptr.cast::<libc::iovec>(), count.into()) };
-    let mut left = most;
-    let mut fewer = vectors.to_vec();
-    for vector in &mut fewer {
-        vector.iov_len = vector.iov_len.min(left);
-        left -= vector.iov_len;
-    }
-    perform(&Op { ptr: fewer.as_mut_ptr().cast(), ..*op })
-}
-
-fn perform(op: &Op) -> i32 {
-    debug_assert!(op.kind == Kind::Nop || op.fd >= 0);
-    // SAFETY: by contract 2 of `backend` the memory is valid, since the request was accepted and
-    // has not completed.
-    unsafe { perform::perform(op) }
 }
 
 /// The backend of the engine that uses a script.
@@ -235,7 +228,7 @@ impl Scripted {
         if device.notifier.is_some() {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));
         }
-        device.notifier = Some(sys::eventfd()?);
+        device.notifier = Some(Notifier::new()?);
         drop(device);
         Ok(Self(script.clone()))
     }
@@ -252,10 +245,12 @@ impl Drop for Scripted {
     }
 }
 
-impl Backend for Scripted {
-    fn submit(&mut self, batch: Batch<'_>) -> Submitted {
+// SAFETY: 1 and 3: a request is on `accepted` until it moves to `done`, from which `reap` takes it;
+// the drop clears both. 2: `carry_out` gives the result.
+unsafe impl External for Scripted {
+    fn submit(&mut self, requests: &mut dyn ExactSizeIterator<Item = Request>) -> Submitted {
         let mut device = self.0.0.borrow_mut();
-        let offered = batch.len();
+        let offered = requests.len();
         device.batches.push(offered);
         let step = device.steps.pop_front();
         let (most, stop) = match step.unwrap_or(SubmitStep::Accept(usize::MAX)) {
@@ -265,9 +260,9 @@ impl Backend for Scripted {
             SubmitStep::Inline => (usize::MAX, Stop::Busy),
         };
         let accepted = most.min(offered);
-        for sub in batch.take(accepted) {
-            device.accepted.push_back(sub);
-            device.log.push(sub.op.offset);
+        for request in requests.take(accepted) {
+            device.accepted.push_back(request);
+            device.log.push(request.offset());
         }
         if step == Some(SubmitStep::Inline) {
             let newest = device.accepted.len() - accepted;
@@ -278,7 +273,7 @@ impl Backend for Scripted {
         Submitted { accepted, stop: (accepted < offered).then_some(stop) }
     }
 
-    fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion)) {
+    fn reap(&mut self, budget: usize, each: &mut dyn FnMut(RawCompletion)) {
         let mut device = self.0.0.borrow_mut();
         let count = budget.min(device.done.len());
         device.done.drain(..count).for_each(each);
@@ -309,21 +304,21 @@ impl Backend for Scripted {
     fn cancel(&mut self, user_data: u64) -> bool {
         let mut device = self.0.0.borrow_mut();
         device.cancels += 1;
-        let nth = device.accepted.iter().position(|sub| sub.user_data == user_data);
-        if let (false, Some(nth)) = (device.stubborn, nth) {
+        let nth = device.accepted.iter().position(|request| request.user_data() == user_data);
+        if let (Cancel::Works, Some(nth)) = (device.cancel, nth) {
             device.transfers.push_front(Transfer::Fail(libc::ECANCELED));
             device.complete(nth);
         }
-        true
+        device.cancel != Cancel::Refused
     }
 
     fn acknowledge(&mut self) {
         if let Some(notifier) = &self.0.0.borrow().notifier {
-            sys::drain(notifier);
+            notifier.drain();
         }
     }
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        self.0.0.borrow().notifier.iter().map(AsRawFd::as_raw_fd).collect()
+        self.0.0.borrow().notifier.iter().map(Notifier::fd).collect()
     }
 }

@@ -8,7 +8,8 @@
 //! times and the same [fingerprint](Sim::fingerprint) on every machine.
 //!
 //! ```
-//! use aio_reap::{Engine, sim::{Model, Service, Sim}};
+//! use aio_reap::Engine;
+//! use aio_reap_test::{Build, sim::{Model, Service, Sim}};
 //!
 //! # fn main() -> std::io::Result<()> {
 //! let model = Model { servers: 2, service: Service::Fixed(10_000), ..Model::default() };
@@ -28,8 +29,8 @@
 //! # Time
 //!
 //! Times are virtual nanoseconds (`u64`, from 0 on). So are the latencies of
-//! [timed](crate::EngineBuilder::timed) engines, the timeouts of waits, the delay before a retry,
-//! and the time that [`ReapMode::Hybrid`](crate::ReapMode::Hybrid) peeks. Deadlines count from
+//! [timed](aio_reap::EngineBuilder::timed) engines, the timeouts of waits, the delay before a retry,
+//! and the time that [`ReapMode::Hybrid`](aio_reap::ReapMode::Hybrid) peeks. Deadlines count from
 //! [`Sim::instant`]. An engine's descriptor becomes readable only if the engine itself sleeps on it
 //! (`block_on`). An event loop calls [`Sim::poll`] instead, until the earliest of its deadlines.
 //!
@@ -45,20 +46,20 @@
 
 use std::cell::RefCell;
 use std::io;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use aio_reap::external::{External, RawCompletion, Request, Submitted};
+
+pub use self::closed_loop::{ClosedLoop, Figures, Workload};
 pub use self::model::{Costs, Faults, Model, Service};
 use self::world::{Ring, World};
-use super::Backend;
-pub use crate::closed_loop::{ClosedLoop, Figures, Workload};
-use crate::raw::{RawCompletion, Submitted};
-use crate::slab::Batch;
-use crate::sys;
+use crate::notifier::Notifier;
 
+mod closed_loop;
 mod model;
-pub(crate) mod random;
+mod random;
 mod world;
 
 /// A virtual clock and a simulated device. Clones share both.
@@ -92,7 +93,7 @@ impl Sim {
 
     /// Sleeps until an engine has a completion to reap or the clock shows `until`, as an event loop
     /// does that polls the descriptors of all engines. If neither can happen, returns false at
-    /// once; the engines may still have work ([`Engine::wait`](crate::Engine::wait)).
+    /// once; the engines may still have work ([`Engine::wait`](aio_reap::Engine::wait)).
     pub fn poll(&self, until: Option<u64>) -> bool {
         self.0.borrow_mut().poll(None, until)
     }
@@ -123,7 +124,7 @@ pub(crate) struct Simulated {
 
 impl Simulated {
     pub(crate) fn new(sim: &Sim) -> io::Result<Self> {
-        let notifier = sys::eventfd()?;
+        let notifier = Notifier::new()?;
         let mut world = sim.0.borrow_mut();
         let rings = &mut world.rings;
         let free = rings.iter().position(Option::is_none);
@@ -144,12 +145,14 @@ impl Drop for Simulated {
     }
 }
 
-impl Backend for Simulated {
-    fn submit(&mut self, batch: Batch<'_>) -> Submitted {
-        self.sim.0.borrow_mut().submit(self.ring, batch)
+// SAFETY: 1 and 3: a request is in its ring until `reap` takes it, where it is performed; the drop
+// removes the ring. 2: `carry_out` gives the result, or `pretend` that of a transfer left out.
+unsafe impl External for Simulated {
+    fn submit(&mut self, requests: &mut dyn ExactSizeIterator<Item = Request>) -> Submitted {
+        self.sim.0.borrow_mut().submit(self.ring, requests)
     }
 
-    fn reap(&mut self, budget: usize, each: impl FnMut(RawCompletion)) {
+    fn reap(&mut self, budget: usize, each: &mut dyn FnMut(RawCompletion)) {
         self.sim.0.borrow_mut().reap(self.ring, budget, each);
     }
 
@@ -171,7 +174,7 @@ impl Backend for Simulated {
         world.poll(Some(self.ring), until);
         if let Some(ring) = &mut world.rings[self.ring] {
             ring.rung = true;
-            sys::signal(&ring.notifier);
+            ring.notifier.signal();
         }
     }
 
@@ -183,7 +186,7 @@ impl Backend for Simulated {
     fn acknowledge(&mut self) {
         if let Some(ring) = &mut self.sim.0.borrow_mut().rings[self.ring] {
             if std::mem::take(&mut ring.rung) {
-                sys::drain(&ring.notifier);
+                ring.notifier.drain();
             }
         }
     }
@@ -195,7 +198,7 @@ impl Backend for Simulated {
 
     fn wake_fds(&self) -> Vec<RawFd> {
         let world = self.sim.0.borrow();
-        world.rings[self.ring].iter().map(|ring| ring.notifier.as_raw_fd()).collect()
+        world.rings[self.ring].iter().map(|ring| ring.notifier.fd()).collect()
     }
 
     fn instant(&self) -> Instant {

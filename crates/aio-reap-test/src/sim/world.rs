@@ -12,15 +12,14 @@
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
-use std::os::fd::OwnedFd;
 use std::time::Instant;
+
+use aio_reap::external::{RawCompletion, Request, Stop, Submitted};
 
 use super::model::{Model, Service};
 use super::random::Random;
-use crate::backend::scripted::Transfer;
-use crate::op::{MAX_TRANSFER, Op};
-use crate::raw::{RawCompletion, Stop, Sub, Submitted};
-use crate::slab::Batch;
+use crate::notifier::Notifier;
+use crate::scripted::Transfer;
 
 /// The state of a simulation.
 #[derive(Debug)]
@@ -47,7 +46,7 @@ pub(super) struct World {
 pub(super) struct Ring {
     in_flight: BinaryHeap<Reverse<InFlight>>,
     /// Readable if the engine slept on it and a completion is visible.
-    pub(super) notifier: OwnedFd,
+    pub(super) notifier: Notifier,
     pub(super) rung: bool,
 }
 
@@ -59,7 +58,7 @@ struct InFlight {
     number: u64,
     /// The time at which a server begins.
     begins: u64,
-    sub: Sub,
+    request: Request,
     end: Transfer,
 }
 
@@ -90,7 +89,7 @@ impl PartialEq for InFlight {
 impl Eq for InFlight {}
 
 impl Ring {
-    pub(super) fn new(notifier: OwnedFd) -> Self {
+    pub(super) fn new(notifier: Notifier) -> Self {
         Self { in_flight: BinaryHeap::new(), notifier, rung: false }
     }
 
@@ -139,12 +138,16 @@ impl World {
         self.rings[ring].as_mut().expect("an engine keeps its ring while it lives")
     }
 
-    pub(super) fn submit(&mut self, ring: usize, batch: Batch<'_>) -> Submitted {
-        let offered = batch.len();
+    pub(super) fn submit(
+        &mut self,
+        ring: usize,
+        requests: &mut dyn ExactSizeIterator<Item = Request>,
+    ) -> Submitted {
+        let offered = requests.len();
         self.spend(self.model.costs.submission);
         let (accepted, stop) = self.share(offered);
-        for sub in batch.take(accepted) {
-            self.accept(ring, sub);
+        for request in requests.take(accepted) {
+            self.accept(ring, request);
         }
         Submitted { accepted, stop: (accepted < offered).then_some(stop) }
     }
@@ -164,9 +167,9 @@ impl World {
         }
     }
 
-    fn accept(&mut self, ring: usize, sub: Sub) {
+    fn accept(&mut self, ring: usize, request: Request) {
         self.spend(self.model.costs.request);
-        let time = self.service_time(&sub.op);
+        let time = self.service_time(&request);
         let (begins, at) = if self.random.chance(self.model.inline) {
             let begins = self.clock;
             self.spend(time);
@@ -179,14 +182,14 @@ impl World {
             server.0 = at;
             (begins, at)
         };
-        let end = self.end(&sub.op);
+        let end = self.end(&request);
         let number = self.accepted;
         self.accepted += 1;
-        self.log(at, sub.user_data);
-        self.ring(ring).in_flight.push(Reverse(InFlight { at, number, begins, sub, end }));
+        self.log(at, request.user_data());
+        self.ring(ring).in_flight.push(Reverse(InFlight { at, number, begins, request, end }));
     }
 
-    fn service_time(&mut self, op: &Op) -> u64 {
+    fn service_time(&mut self, request: &Request) -> u64 {
         let base = match self.model.service {
             Service::Fixed(time) => time,
             Service::Exponential(mean) => self.random.exponential(mean),
@@ -195,23 +198,22 @@ impl World {
                 self.random.exponential(if self.slow { slow } else { fast })
             }
         };
-        if !op.transfers() {
-            return base;
-        }
-        let bytes = u128::from(op.len) * u128::from(self.model.picos_per_byte) / 1000;
+        let Some(len) = request.transfer_len() else { return base };
+        let bytes = u128::from(len) * u128::from(self.model.picos_per_byte) / 1000;
         base.saturating_add(u64::try_from(bytes).unwrap_or(u64::MAX))
     }
 
     /// Chooses the end of a request.
-    fn end(&mut self, op: &Op) -> Transfer {
+    fn end(&mut self, request: &Request) -> Transfer {
         let faults = self.model.faults;
+        let len = request.transfer_len().unwrap_or(0);
         if self.random.chance(faults.failed) {
             Transfer::Fail(libc::EIO)
         } else if self.random.chance(faults.again) {
             let interrupted = self.random.below(2) == 0;
             Transfer::Fail(if interrupted { libc::EINTR } else { libc::EAGAIN })
-        } else if op.transfers() && op.len > 1 && self.random.chance(faults.short) {
-            match op.block.whole(1 + self.random.below(op.len - 1)) {
+        } else if len > 1 && self.random.chance(faults.short) {
+            match request.whole(1 + self.random.below(len - 1)) {
                 0 => Transfer::Full,
                 bytes => Transfer::Short(bytes as usize),
             }
@@ -221,7 +223,7 @@ impl World {
     }
 
     /// Takes at most `budget` completions that are visible at the start of the reap.
-    pub(super) fn reap(&mut self, ring: usize, budget: usize, mut each: impl FnMut(RawCompletion)) {
+    pub(super) fn reap(&mut self, ring: usize, budget: usize, each: &mut dyn FnMut(RawCompletion)) {
         self.spend(self.model.costs.peek);
         let now = self.clock;
         for _ in 0..budget {
@@ -229,12 +231,18 @@ impl World {
             if in_flight.peek().is_none_or(|Reverse(first)| first.at > now) {
                 return;
             }
-            let Some(Reverse(InFlight { sub, end, .. })) = in_flight.pop() else { return };
+            let Some(Reverse(InFlight { request, end, .. })) = in_flight.pop() else { return };
             self.spend(self.model.costs.completion);
-            let result =
-                if self.model.moves_data { end.carry_out(&sub.op) } else { pretend(end, &sub.op) };
-            self.log(u64::from(result as u32), sub.user_data);
-            each(RawCompletion { user_data: sub.user_data, result });
+            let result = if self.model.moves_data {
+                // SAFETY: the ring has the accepted requests of a living engine that have not
+                // completed.
+                unsafe { end.carry_out(&request) }
+            } else {
+                pretend(end, &request)
+            };
+            let user_data = request.user_data();
+            self.log(u64::from(result as u32), user_data);
+            each(RawCompletion { user_data, result });
         }
     }
 
@@ -259,7 +267,7 @@ impl World {
         let clock = self.clock;
         let in_flight = &mut self.ring(ring).in_flight;
         let waits = |&Reverse(one): &Reverse<InFlight>| {
-            one.sub.user_data == user_data && one.begins > clock
+            one.request.user_data() == user_data && one.begins > clock
         };
         let Some(&Reverse(found)) = in_flight.iter().find(|&one| waits(one)) else { return };
         in_flight.retain(|one| one.0.number != found.number);
@@ -276,11 +284,10 @@ impl World {
 }
 
 /// Returns the result of a request without moving its bytes.
-fn pretend(end: Transfer, op: &Op) -> i32 {
-    let whole = if op.transfers() { op.len.min(MAX_TRANSFER as u64) as i32 } else { 0 };
+fn pretend(end: Transfer, request: &Request) -> i32 {
     match end {
-        Transfer::Full => whole,
-        Transfer::Short(bytes) => whole.min(i32::try_from(bytes).unwrap_or(i32::MAX)),
+        Transfer::Full => request.full(),
+        Transfer::Short(bytes) => request.full().min(i32::try_from(bytes).unwrap_or(i32::MAX)),
         Transfer::Fail(errno) => -errno,
     }
 }

@@ -10,14 +10,10 @@ use std::collections::VecDeque;
 use std::fs;
 use std::io;
 
-use crate::backend::sim::Sim;
-use crate::backend::sim::random::Random;
-use crate::buf::AlignedBuf;
-use crate::engine::Engine;
-use crate::error::SubmitError;
-use crate::file::File;
-use crate::histogram::Histogram;
-use crate::queue::{Completion, CompletionQueue};
+use aio_reap::{AlignedBuf, Completion, CompletionQueue, Engine, File, Histogram, SubmitError};
+
+use super::Sim;
+use super::random::Random;
 
 /// The parameters of a workload. Times are virtual nanoseconds.
 #[derive(Clone, Debug)]
@@ -246,7 +242,7 @@ impl<'e> ClosedLoop<'e> {
 
     /// Returns completed requests to the queues.
     fn take(&mut self) {
-        while let Some(Completion { token, result, buf }) = self.done.pop() {
+        while let Some(Completion { token, result, buf, .. }) = self.done.pop() {
             self.sim.spend(self.workload.done);
             let now = self.sim.now();
             self.figures.requests += 1;

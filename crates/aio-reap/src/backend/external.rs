@@ -1,0 +1,182 @@
+//! The hook for a device outside this crate, for tests: `aio-reap-test` has two.
+//!
+//! It is outside semantic versioning.
+
+use std::io;
+use std::os::fd::RawFd;
+use std::slice;
+use std::time::{Duration, Instant};
+
+use super::Backend;
+use crate::op::{MAX_TRANSFER, MemoryKind, Op};
+use crate::perform;
+use crate::raw::Sub;
+pub use crate::raw::{RawCompletion, Stop, Submitted};
+use crate::slab::Batch;
+use crate::sys;
+
+/// A device outside this crate. The methods are those of the engine's own backends.
+///
+/// # Safety
+///
+/// 1. `submit` takes a prefix of the requests, in order. Each one that it took completes at most
+///    once through `reap`, with its user data.
+/// 2. The result is that of [`Request::perform`], a smaller number of bytes, or a negated errno; or
+///    the number of bytes of a transfer that was left out.
+/// 3. After its completion, and after the device was dropped, a request is not performed.
+pub unsafe trait External {
+    /// Starts requests, first to last.
+    fn submit(&mut self, requests: &mut dyn ExactSizeIterator<Item = Request>) -> Submitted;
+
+    /// Passes at most `budget` completions that are visible now to `each`, which does not panic.
+    fn reap(&mut self, budget: usize, each: &mut dyn FnMut(RawCompletion));
+
+    /// Sleeps until a completion is probably visible, or `timeout` is over. It may return early.
+    ///
+    /// # Errors
+    ///
+    /// The engine returns the error from its own wait.
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()>;
+
+    /// Called between two peeks of the engine that found nothing.
+    fn relax(&mut self);
+
+    /// Called before the engine sleeps on the [descriptors](Self::wake_fds) instead of in `wait`.
+    fn before_sleep(&mut self, timeout: Option<Duration>);
+
+    /// Advances the time of the device while the engine would sleep with nothing in flight. Returns
+    /// false if the device has real time.
+    fn advance_time(&mut self, _time: Duration) -> bool {
+        false
+    }
+
+    /// Clears the descriptors, before a reap that takes the completions.
+    fn acknowledge(&mut self);
+
+    /// Returns the descriptors that are readable when completions may be visible; at most two.
+    fn wake_fds(&self) -> Vec<RawFd>;
+
+    /// Tries to cancel an accepted request, which completes like every other in any case. Returns
+    /// false if there was no attempt.
+    fn cancel(&mut self, user_data: u64) -> bool;
+
+    /// Returns the time for deadlines and timeouts.
+    fn instant(&self) -> Instant {
+        Instant::now()
+    }
+
+    /// Returns the time for latencies, in nanoseconds.
+    fn now(&self) -> u64 {
+        sys::now()
+    }
+}
+
+/// A request as an outside device sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Request(Sub);
+
+impl Request {
+    /// Returns the number that its completion must have.
+    pub fn user_data(&self) -> u64 {
+        self.0.user_data
+    }
+
+    /// Returns the offset in the file.
+    pub fn offset(&self) -> u64 {
+        self.0.op.offset
+    }
+
+    /// Returns the number of bytes of a transfer, or `None` for other requests.
+    pub fn transfer_len(&self) -> Option<u64> {
+        self.0.op.transfers().then_some(self.0.op.len)
+    }
+
+    /// Returns the number of bytes of a full transfer in one system call; 0 for other requests.
+    pub fn full(&self) -> i32 {
+        self.transfer_len().map_or(0, |len| len.min(MAX_TRANSFER as u64) as i32)
+    }
+
+    /// Returns how many of the `bytes` of a short transfer count as moved: on a direct file, those
+    /// of whole blocks.
+    pub fn whole(&self, bytes: u64) -> u64 {
+        self.0.op.block.whole(bytes)
+    }
+
+    /// Performs the blocking system call, for a transfer of at most `most` bytes. Returns a count or
+    /// a negated errno.
+    ///
+    /// # Safety
+    ///
+    /// The device has accepted the request, has not completed it, and was not dropped.
+    pub unsafe fn perform(&self, most: usize) -> i32 {
+        let op = &self.0.op;
+        let mut vectors = Vec::new();
+        let less = match op.memory.kind() {
+            _ if !op.transfers() => *op,
+            MemoryKind::Vectors(count) => {
+                let all = op.ptr.cast::<libc::iovec>();
+                // SAFETY: by the contract of this function the request is in flight, so its slot
+                // keeps the vectors.
+                vectors.extend_from_slice(unsafe { slice::from_raw_parts(all, count.into()) });
+                let mut left = most;
+                for vector in &mut vectors {
+                    vector.iov_len = vector.iov_len.min(left);
+                    left -= vector.iov_len;
+                }
+                Op { ptr: vectors.as_mut_ptr().cast(), ..*op }
+            }
+            MemoryKind::Plain | MemoryKind::Registered(_) => {
+                Op { len: op.len.min(most as u64), ..*op }
+            }
+        };
+        // SAFETY: by the contract of this function the request is in flight, so its slot keeps the
+        // buffers and the file; `vectors` lives until the end of the function.
+        unsafe { perform::perform(&less) }
+    }
+}
+
+impl Backend for Box<dyn External> {
+    fn submit(&mut self, batch: Batch<'_>) -> Submitted {
+        (**self).submit(&mut batch.map(Request))
+    }
+
+    fn reap(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) {
+        (**self).reap(budget, &mut each);
+    }
+
+    fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        (**self).wait(timeout)
+    }
+
+    fn relax(&mut self) {
+        (**self).relax();
+    }
+
+    fn before_sleep(&mut self, timeout: Option<Duration>) {
+        (**self).before_sleep(timeout);
+    }
+
+    fn advance_time(&mut self, time: Duration) -> bool {
+        (**self).advance_time(time)
+    }
+
+    fn acknowledge(&mut self) {
+        (**self).acknowledge();
+    }
+
+    fn wake_fds(&self) -> Vec<RawFd> {
+        (**self).wake_fds()
+    }
+
+    fn cancel(&mut self, user_data: u64) -> bool {
+        (**self).cancel(user_data)
+    }
+
+    fn instant(&self) -> Instant {
+        (**self).instant()
+    }
+
+    fn now(&self) -> u64 {
+        (**self).now()
+    }
+}
