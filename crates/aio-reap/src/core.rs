@@ -14,8 +14,7 @@ use percpu::sync::{Arc, panicking};
 
 use crate::backend::Backend;
 use crate::deadlines::Action;
-use crate::error::RequestError;
-use crate::payload::Deliver;
+use crate::payload::{Deliver, RawResult};
 use crate::reap::{ReapMode, Spin};
 use crate::registry::{Kind as ResourceKind, Registration, Registry};
 use crate::remote::Shared;
@@ -412,17 +411,14 @@ impl Core {
     /// # Safety
     ///
     /// The slot was queued with a `T` as its payload.
-    pub(crate) unsafe fn collect_done<T: Deliver>(
-        &self,
-        index: Index,
-    ) -> Option<(T, Result<usize, RequestError>)> {
+    pub(crate) unsafe fn collect_done<T: Deliver>(&self, index: Index) -> Option<(T, RawResult)> {
         let completions = &mut self.state.borrow_mut().completions;
         if completions.slab.peek(index).state != SlotState::Done {
             return None;
         }
         // SAFETY: by the contract of this function the payload is a `T`.
         let (payload, result) = unsafe { completions.collect_as(index) };
-        Some((payload.expect("a slot in use holds its payload"), result.to_result()))
+        Some((payload.expect("a slot in use holds its payload"), result))
     }
 
     /// Stores the waker of a request. Returns false if the request has completed.
@@ -449,17 +445,18 @@ impl Core {
         let slot = completions.slab.get(index);
         let waker = slot.waker.take();
         let taken = if slot.state == SlotState::Done {
-            completions.collect(index).0
+            let (taken, result) = completions.collect(index);
+            taken.map(|taken| (taken, result))
         } else {
             slot.target = CompletionTarget::Orphan;
             None
         };
         drop(state);
         // User code follows, and no borrow is held.
-        if let Some(taken) = taken {
+        if let Some((taken, result)) = taken {
             // SAFETY: the state was not used since the payload was taken, and it never moves its
             // slots.
-            unsafe { taken.discard() }
+            unsafe { taken.abandon(result) }
         }
         drop(waker);
         self.admit();

@@ -43,6 +43,19 @@ impl File {
         number.map_or(self.0.fd.as_raw_fd(), |number| !RawFd::from(number))
     }
 
+    /// Returns the descriptor, for example to [close](crate::Engine::close) it, if this is the only
+    /// clone and no request uses it.
+    ///
+    /// # Errors
+    ///
+    /// Returns the file if another clone or a request uses it, or if it is registered.
+    pub fn into_fd(self) -> Result<OwnedFd, Self> {
+        if self.is_registered() {
+            return Err(self);
+        }
+        Rc::try_unwrap(self.0).map(|inner| inner.fd).map_err(Self)
+    }
+
     /// Returns the alignment that requests on this file need, if it was opened with `O_DIRECT`.
     pub fn alignment(&self) -> Option<Alignment> {
         self.0.direct

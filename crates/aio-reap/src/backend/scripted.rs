@@ -216,7 +216,7 @@ fn short(op: &Op, most: usize) -> i32 {
 }
 
 fn perform(op: &Op) -> i32 {
-    debug_assert!(op.kind == Kind::Nop || op.fd >= 0);
+    debug_assert!(op.kind == Kind::Nop || op.kind.manages_files() || op.fd >= 0);
     // SAFETY: by contract 2 of `backend` the memory is valid, since the request was accepted and
     // has not completed.
     unsafe { perform::perform(op) }

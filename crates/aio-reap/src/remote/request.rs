@@ -93,7 +93,7 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
     /// [`SubmitError`] returns the request, which was not sent.
     pub fn submit(self) -> Submitted<'r, B, RemoteOperation<B>> {
         let shared = self.shared;
-        let index = self.send(true, Owned, |owned: Owned<B>| owned.0)?;
+        let index = self.send(true, Owned::<B>::new, Owned::into_buf)?;
         Ok(RemoteOperation::new(shared, index))
     }
 
@@ -111,7 +111,7 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
         self,
         done: impl FnOnce(Result<usize, RequestError>, B) + Send + 'static,
     ) -> Submitted<'r, B, ()> {
-        self.send(false, |buf| Callback { buf, done }, |callback| callback.buf).map(drop)
+        self.send(false, |buf| Callback::<B, _>::new(buf, done), Callback::into_buf).map(drop)
     }
 
     fn send<D: Deliver>(

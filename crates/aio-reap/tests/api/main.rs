@@ -21,6 +21,7 @@ mod direct_file;
 mod end_of_file;
 mod endings;
 mod engine_model;
+mod files;
 #[path = "../model/mod.rs"]
 mod model;
 #[path = "../common/readable.rs"]

@@ -231,8 +231,11 @@ impl World {
             }
             let Some(Reverse(InFlight { sub, end, .. })) = in_flight.pop() else { return };
             self.spend(self.model.costs.completion);
-            let result =
-                if self.model.moves_data { end.carry_out(&sub.op) } else { pretend(end, &sub.op) };
+            let result = if self.model.moves_data || sub.op.kind.manages_files() {
+                end.carry_out(&sub.op)
+            } else {
+                pretend(end, &sub.op)
+            };
             self.log(u64::from(result as u32), sub.user_data);
             each(RawCompletion { user_data: sub.user_data, result });
         }
