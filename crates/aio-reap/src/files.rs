@@ -21,7 +21,8 @@ use crate::statx::Statx;
 impl Engine {
     /// Opens a file. The result is attached to the engine.
     ///
-    /// A file whose operation was dropped before its result arrived is closed.
+    /// A file whose operation was dropped before its result arrived is closed. On io_uring the open
+    /// of a FIFO for reading does not wait for a writer.
     ///
     /// ```
     /// use aio_reap::{Engine, OpenOptions};

@@ -74,15 +74,18 @@ impl Kind {
     }
 }
 
-/// The behaviour of a read at the end of the file.
+/// The behaviour of a transfer that ends short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtEof {
-    /// The read succeeds with the number of bytes that it read.
+    /// A read succeeds with the number of bytes that it read.
     Stop,
     /// The read fills the rest of the buffer with zeros.
     ZeroFill,
     /// The read fails with [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof).
     Fail,
+    /// The request succeeds with the number of bytes of its first transfer, at the end of the file
+    /// or before it.
+    Partial,
 }
 
 /// The memory that an operation's pointer names: a [`MemoryKind`], packed because an [`Op`] is half

@@ -65,6 +65,12 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
         self
     }
 
+    /// Makes a short transfer end the request, like [`Request::partial`](crate::Request::partial).
+    pub fn partial(mut self) -> Self {
+        self.at_eof = AtEof::Partial;
+        self
+    }
+
     /// Cancels the request at the time `at`, like
     /// [`Request::cancel_at`](crate::Request::cancel_at), but not before the engine has taken it
     /// out of the queue.

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::{Duration, SystemTime};
 
 use aio_reap::scripted::{Script, Transfer};
-use aio_reap::{CompletionQueue, Engine, File, IoPath, OpenOptions, SubmitError};
+use aio_reap::{CompletionQueue, Engine, File, IoPath, OpenOptions, SharedFile, SubmitError};
 use common::on_every_backend;
 use tempfile::TempPath;
 
@@ -293,4 +293,31 @@ fn inv13_paths_and_results_stay_until_the_completion() {
     assert_eq!(script.complete(2), 2);
     engine.drain().unwrap();
     assert_eq!(descriptors_of(&path), 0);
+}
+
+#[test]
+fn inv19_borrowed_and_shared_descriptors_stay_with_their_owners() {
+    on_every_backend(|engine| {
+        let path = temp_path();
+        let owner = fs::File::options().read(true).write(true).open(&path).unwrap();
+        let shared = SharedFile::new(owner.try_clone().unwrap()).unwrap();
+        // SAFETY: `owner` is dropped after the last request.
+        let borrowed = unsafe { engine.attach_borrowed(owner.as_fd()) }.unwrap();
+        let attached = engine.attach_shared(&shared);
+        assert_eq!(borrowed.as_fd().as_raw_fd(), owner.as_raw_fd());
+        assert_eq!(attached.as_fd().as_raw_fd(), shared.as_fd().as_raw_fd());
+        engine.write(&borrowed, b"abc", 0).submit().unwrap().wait().0.unwrap();
+        let (read, buf) = engine.read(&attached, vec![0; 3], 0).submit().unwrap().wait();
+        assert_eq!((read.unwrap(), &buf[..]), (3, &b"abc"[..]));
+        assert_eq!(descriptors_of(&path), 2);
+        let borrowed = borrowed.into_fd().unwrap_err();
+        drop(attached.into_fd().unwrap_err());
+        drop(borrowed);
+        assert_eq!(descriptors_of(&path), 2);
+        let attached = engine.attach_shared(&shared);
+        drop(shared);
+        assert_eq!(descriptors_of(&path), 2);
+        drop((attached, owner));
+        assert_eq!(descriptors_of(&path), 0);
+    });
 }

@@ -24,11 +24,13 @@ mod engine_model;
 mod files;
 #[path = "../model/mod.rs"]
 mod model;
+mod partial;
 #[path = "../common/readable.rs"]
 mod readable;
 mod reap_modes;
 mod reentry;
 mod registered;
 mod remote;
+mod signals;
 mod tokio;
 mod vectored;
