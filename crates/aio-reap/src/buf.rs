@@ -10,7 +10,23 @@ use std::slice;
 
 use crate::registry::{Registration, Registry};
 
-/// A buffer that the kernel may read from.
+/// A buffer that the kernel may read from: `Vec<u8>`, `Box<[u8]>`, `String`, static bytes and
+/// strings, [`AlignedBuf`], [`PoolBuf`](crate::PoolBuf), and with the feature `bytes` `Bytes` and
+/// `BytesMut`.
+///
+/// A request transfers all [`len`](Self::len) bytes, never the spare capacity.
+///
+/// ```
+/// # fn main() -> std::io::Result<()> {
+/// let engine = aio_reap::Engine::new()?;
+/// let file = engine.attach(tempfile::tempfile()?)?;
+/// engine.write(&file, "static text, ", 0).submit()?.wait().0?;
+/// engine.write(&file, String::from("and a string"), 13).submit()?.wait().0?;
+/// let (read, boxed) = engine.read(&file, vec![0; 25].into_boxed_slice(), 0).submit()?.wait();
+/// assert_eq!((read?, &boxed[..]), (25, &b"static text, and a string"[..]));
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Safety
 ///
@@ -40,7 +56,11 @@ pub unsafe trait IoBuf: 'static {
     }
 }
 
-/// A buffer that the kernel may write to.
+/// A buffer that the kernel may write to: `Vec<u8>`, `Box<[u8]>`, [`AlignedBuf`],
+/// [`PoolBuf`](crate::PoolBuf), and with the feature `bytes` `BytesMut`.
+///
+/// A read fills at most [`len`](IoBuf::len) bytes, so give it the length that you want to read:
+/// `vec![0; 4096]`, not `Vec::with_capacity(4096)`.
 ///
 /// # Safety
 ///
@@ -93,6 +113,94 @@ unsafe impl IoBuf for &'static [u8] {
 
     fn len(&self) -> usize {
         <[u8]>::len(self)
+    }
+}
+
+// SAFETY: a `'static` array is borrowed for ever, so it is immutable, initialised and never freed.
+unsafe impl<const N: usize> IoBuf for &'static [u8; N] {
+    fn as_ptr(&self) -> *const u8 {
+        <[u8]>::as_ptr(*self)
+    }
+
+    fn len(&self) -> usize {
+        N
+    }
+}
+
+// SAFETY: a `'static` string is borrowed for ever, so it is immutable, initialised and never freed.
+unsafe impl IoBuf for &'static str {
+    fn as_ptr(&self) -> *const u8 {
+        str::as_ptr(self)
+    }
+
+    fn len(&self) -> usize {
+        str::len(self)
+    }
+}
+
+// SAFETY: the bytes are on the heap, so a move of the `String` leaves them in place. The engine
+// owns the `String`, so no other code reaches them. It is not an `IoBufMut`, because a read could
+// store bytes that are not UTF-8.
+unsafe impl IoBuf for String {
+    fn as_ptr(&self) -> *const u8 {
+        str::as_ptr(self)
+    }
+
+    fn len(&self) -> usize {
+        String::len(self)
+    }
+}
+
+// SAFETY: the bytes are on the heap, so a move of the `Box` leaves them in place, and are
+// initialised. The engine owns the `Box`, and uses it only to return or to drop it.
+unsafe impl IoBuf for Box<[u8]> {
+    fn as_ptr(&self) -> *const u8 {
+        <[u8]>::as_ptr(self)
+    }
+
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+}
+
+// SAFETY: the conditions of `IoBuf` hold for a `Box`, and both methods return its address.
+unsafe impl IoBufMut for Box<[u8]> {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        <[u8]>::as_mut_ptr(self)
+    }
+}
+
+// SAFETY: the bytes are on the heap, or static, and a move leaves them in place. They are
+// initialised, and shared with other `Bytes`, none of which writes to them.
+#[cfg(feature = "bytes")]
+unsafe impl IoBuf for bytes::Bytes {
+    fn as_ptr(&self) -> *const u8 {
+        <[u8]>::as_ptr(self)
+    }
+
+    fn len(&self) -> usize {
+        bytes::Bytes::len(self)
+    }
+}
+
+// SAFETY: the bytes are on the heap, so a move leaves them in place. `len` counts initialised ones.
+// Other values may share the allocation, but no two share a byte.
+#[cfg(feature = "bytes")]
+unsafe impl IoBuf for bytes::BytesMut {
+    fn as_ptr(&self) -> *const u8 {
+        <[u8]>::as_ptr(self)
+    }
+
+    fn len(&self) -> usize {
+        bytes::BytesMut::len(self)
+    }
+}
+
+// SAFETY: the conditions of `IoBuf` hold for a `BytesMut`, and both methods return its address.
+#[cfg(feature = "bytes")]
+unsafe impl IoBufMut for bytes::BytesMut {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        <[u8]>::as_mut_ptr(self)
     }
 }
 

@@ -134,8 +134,15 @@ impl CompletionState {
     /// Processes an error or a short transfer.
     #[cold]
     fn complete_error_or_short(&mut self, index: Index, result: i32, now: u64) {
-        self.eagain_reaped += usize::from(result == -libc::EAGAIN);
         let slot = self.slab.get(index);
+        if slot.op.kind == Kind::Close {
+            // The descriptor is closed, so the call is never repeated. It may report an error of
+            // earlier writes, and EINTR if it did not wait for them.
+            let closed = matches!(-result, libc::EINTR | libc::EINPROGRESS);
+            slot.result.error = NonZeroI32::new(if closed { 0 } else { -result });
+            return self.route_result(index, now);
+        }
+        self.eagain_reaped += usize::from(result == -libc::EAGAIN);
         if result < 0 {
             let errno = -result;
             let again = matches!(errno, libc::EAGAIN | libc::EINTR);
@@ -151,6 +158,8 @@ impl CompletionState {
                 return self.requeue(index);
             }
             slot.result.error = NonZeroI32::new(errno);
+        } else if slot.op.kind == Kind::Open {
+            slot.result.done = result as u64; // the descriptor
         } else if slot.op.transfers() {
             let left = slot.op.len - slot.result.done;
             debug_assert!(result as u64 <= left);
@@ -158,12 +167,13 @@ impl CompletionState {
             let whole = slot.op.block.whole(moved);
             match slot.op.kind {
                 _ if moved == left => slot.progress(moved),
+                _ if slot.at_eof == AtEof::Partial => slot.progress(moved),
                 // Also less than a block of a direct read, which cannot be continued inside a
                 // block.
                 Kind::Read if whole == 0 => {
                     slot.progress(moved);
                     match slot.at_eof {
-                        AtEof::Stop => {}
+                        AtEof::Stop | AtEof::Partial => {}
                         AtEof::ZeroFill => slot.zero_rest(),
                         AtEof::Fail => slot.result.error = Some(RequestError::END_OF_FILE),
                     }
@@ -232,6 +242,34 @@ impl CompletionState {
         let collected = (slot.payload.take_erased(), slot.result);
         self.slab.release(index);
         collected
+    }
+
+    /// Drops the payload of a request that completed while the engine is dropped, and what its
+    /// result owns.
+    #[cold]
+    pub(crate) fn abandon(&mut self, completion: RawCompletion) {
+        let RawCompletion { user_data, result } = completion;
+        let Some((index, slot)) = self.slab.in_flight(user_data) else { return };
+        slot.state = SlotState::Ready;
+        slot.result.error = NonZeroI32::new(-result.min(0));
+        slot.result.done += result.max(0) as u64;
+        self.abandon_ready(index);
+    }
+
+    /// Drops the payloads of requests that were not delivered when the engine is dropped, and what
+    /// their results own.
+    pub(crate) fn abandon_all_ready(&mut self) {
+        while let Some(index) = self.ready.pop() {
+            self.abandon_ready(index);
+        }
+    }
+
+    fn abandon_ready(&mut self, index: Index) {
+        let (taken, result) = self.collect(index);
+        if let Some(taken) = taken {
+            // SAFETY: the payload was taken above, and the slab was not used since.
+            unsafe { taken.abandon(result) }
+        }
     }
 
     /// Frees a `Ready` or `Done` slot whose payload type is known.

@@ -1,7 +1,7 @@
 //! The core of an engine. It drives [`State`] and is the only module that runs user code:
 //! callbacks, wake-ups and drops, never while the state is borrowed.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::io;
 use std::mem;
 use std::os::fd::RawFd;
@@ -15,13 +15,13 @@ use percpu::sync::{Arc, panicking};
 use crate::backend::Backend;
 use crate::deadlines::Action;
 use crate::drive::{self, Served};
-use crate::error::RequestError;
-use crate::payload::Deliver;
+use crate::payload::{Deliver, RawResult};
 use crate::reap::{ReapMode, Spin};
 use crate::registry::{Kind as ResourceKind, Registration, Registry};
 use crate::remote::Shared;
 use crate::slab::{CancelReason, CompletionTarget, Index, SlotState};
 use crate::state::{Delivery, State};
+use crate::sys;
 use crate::turn::Turn;
 use crate::wake_fd::WakeFd;
 use crate::waker::BlockOnWaker;
@@ -330,6 +330,31 @@ impl Core {
         }
     }
 
+    /// Waits like [`wait`](Self::wait), until a signal is handled at the latest.
+    pub(crate) fn wait_interruptible(
+        &self,
+        timeout: Option<Duration>,
+        mask: Option<&libc::sigset_t>,
+    ) -> io::Result<Turn> {
+        let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
+        if mask.is_some() {
+            // A sleep that finds a completion does not handle pending signals, this one does.
+            sys::poll_with_mask(&[], Some(Duration::ZERO), mask)?;
+        }
+        loop {
+            let turn = self.turn_and(true, false);
+            let left = deadline.map(|at| at.saturating_duration_since(self.instant()));
+            if turn.delivered > 0 || turn.is_idle() || left.is_some_and(|left| left.is_zero()) {
+                return Ok(turn);
+            }
+            let state = self.state.borrow_mut();
+            let left = state.deadlines.shorten(left, || state.backend.instant());
+            if self.sleeps_before(state, left) {
+                self.wake_fd.wait_with_mask(left, mask)?;
+            }
+        }
+    }
+
     /// Sleeps until a turn may make progress or the waker is woken. May return early.
     fn sleep(&self, timeout: Option<Duration>, waker: Option<&BlockOnWaker>) -> io::Result<()> {
         let now = || self.instant();
@@ -352,17 +377,24 @@ impl Core {
         if state.in_kernel() > 0 && waker.is_none() && state.inbox.is_none() {
             return state.wait(timeout);
         }
+        if self.sleeps_before(state, timeout) { self.wake_fd.wait(timeout) } else { Ok(()) }
+    }
+
+    /// Prepares a sleep on the descriptors. Returns false if there is work instead.
+    fn sleeps_before(&self, mut state: RefMut<'_, State>, timeout: Option<Duration>) -> bool {
+        if state.has_work() {
+            return false;
+        }
         if state.in_kernel() > 0 {
             state.completions.stats.waits += 1;
             state.backend.before_sleep(timeout);
         } else if let Some(time) = self.wake_fd.retry_delay().into_iter().chain(timeout).min() {
             if state.backend.advance_time(time) {
-                return Ok(());
+                return false;
             }
         }
         state.backend.watch(); // also without a request in the kernel, to clear older notifications
-        drop(state);
-        self.wake_fd.wait(timeout)
+        true
     }
 
     /// Peeks for completions as long as `spin` allows. Returns whether the sleep can be omitted.
@@ -404,17 +436,14 @@ impl Core {
     /// # Safety
     ///
     /// The slot was queued with a `T` as its payload.
-    pub(crate) unsafe fn collect_done<T: Deliver>(
-        &self,
-        index: Index,
-    ) -> Option<(T, Result<usize, RequestError>)> {
+    pub(crate) unsafe fn collect_done<T: Deliver>(&self, index: Index) -> Option<(T, RawResult)> {
         let completions = &mut self.state.borrow_mut().completions;
         if completions.slab.peek(index).state != SlotState::Done {
             return None;
         }
         // SAFETY: by the contract of this function the payload is a `T`.
         let (payload, result) = unsafe { completions.collect_as(index) };
-        Some((payload.expect("a slot in use holds its payload"), result.to_result()))
+        Some((payload.expect("a slot in use holds its payload"), result))
     }
 
     /// Stores the waker of a request. Returns false if the request has completed.
@@ -441,17 +470,18 @@ impl Core {
         let slot = completions.slab.get(index);
         let waker = slot.waker.take();
         let taken = if slot.state == SlotState::Done {
-            completions.collect(index).0
+            let (taken, result) = completions.collect(index);
+            taken.map(|taken| (taken, result))
         } else {
             slot.target = CompletionTarget::Orphan;
             None
         };
         drop(state);
         // User code follows, and no borrow is held.
-        if let Some(taken) = taken {
+        if let Some((taken, result)) = taken {
             // SAFETY: the state was not used since the payload was taken, and it never moves its
             // slots.
-            unsafe { taken.discard() }
+            unsafe { taken.abandon(result) }
         }
         drop(waker);
         self.admit();

@@ -19,7 +19,7 @@ use crate::file::File;
 use crate::op::{AllocateMode, Block, Kind, Memory, Op};
 use crate::plug::Plug;
 use crate::reap::ReapMode;
-use crate::remote::Remote;
+use crate::remote::{Remote, SharedFile};
 use crate::request::Request;
 use crate::start::{BackendKind, Fallback};
 use crate::state::State;
@@ -78,6 +78,58 @@ impl Engine {
     /// Returns the error of `fcntl` if the descriptor is not open.
     pub fn attach(&self, fd: impl Into<OwnedFd>) -> io::Result<File> {
         File::new(fd.into(), None)
+    }
+
+    /// Attaches a file that other threads or engines use too. It has the same descriptor.
+    ///
+    /// ```
+    /// use aio_reap::{Engine, SharedFile};
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// let shared = SharedFile::new(tempfile::tempfile()?)?;
+    /// let (first, second) = (Engine::new()?, Engine::new()?);
+    /// let (to, from) = (first.attach_shared(&shared), second.attach_shared(&shared));
+    /// first.write(&to, "hello", 0).submit()?.wait().0?;
+    /// assert_eq!(second.read(&from, vec![0; 5], 0).submit()?.wait().1, b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn attach_shared(&self, file: &SharedFile) -> File {
+        File::shared(file)
+    }
+
+    /// Attaches a descriptor that stays with its owner, and is not closed by the engine.
+    ///
+    /// [`attach`](Self::attach)`(fd.try_clone_to_owned()?)` is safe, and costs a second descriptor.
+    ///
+    /// # Safety
+    ///
+    /// The descriptor stays open until every clone of the [`File`] is dropped and every request on
+    /// it has completed, also those whose operation was dropped. [`drain`](Self::drain) and the
+    /// drop of the engine wait for the latter.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`attach`](Self::attach).
+    ///
+    /// ```
+    /// use std::os::fd::AsFd;
+    /// use aio_reap::Engine;
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// let engine = Engine::new()?;
+    /// let owner = tempfile::tempfile()?;
+    /// // SAFETY: `owner` is dropped last.
+    /// let file = unsafe { engine.attach_borrowed(owner.as_fd()) }?;
+    /// engine.write(&file, "hello", 0).submit()?.wait().0?;
+    /// drop(file);
+    /// assert_eq!(owner.metadata()?.len(), 5);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub unsafe fn attach_borrowed(&self, fd: BorrowedFd<'_>) -> io::Result<File> {
+        // SAFETY: the contracts are the same.
+        unsafe { File::borrowed(fd) }
     }
 
     /// Attaches an open file and registers it with io_uring, so that the kernel does not look up
@@ -233,7 +285,8 @@ impl Engine {
     }
 
     /// Turns the engine, and sleeps, until at least one completion was delivered, `timeout` is
-    /// over, or the engine is idle. Signals do not end it.
+    /// over, or the engine is idle. Signals do not end it, but they end a
+    /// [`wait_interruptible`](Self::wait_interruptible).
     ///
     /// Inside a callback it delivers too, so other callbacks run inside that one.
     ///
@@ -242,6 +295,54 @@ impl Engine {
     /// The kernel's error if it refuses to wait. Requests stay as they are.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Turn> {
         self.core.wait(timeout, None)
+    }
+
+    /// Waits like [`wait`](Self::wait), but a signal that is handled meanwhile ends it.
+    ///
+    /// With a `mask` the thread's mask of blocked signals is replaced by it during the sleep, as by
+    /// `ppoll`. So a program blocks a signal, checks the flag that its handler sets, and waits with
+    /// a mask that lets the signal through: it cannot arrive in between. A signal that is pending
+    /// already ends the wait too, also if completions keep coming. Without a mask a signal that
+    /// comes just before the sleep does not end it.
+    ///
+    /// It sleeps in every [`ReapMode`].
+    ///
+    /// # Errors
+    ///
+    /// [`Interrupted`](io::ErrorKind::Interrupted) if a signal was handled and no completion was
+    /// delivered since the call; and those of [`wait`](Self::wait). Requests stay as they are.
+    ///
+    /// ```
+    /// use std::{io, time::Duration};
+    /// use aio_reap::Engine;
+    ///
+    /// # fn main() -> io::Result<()> {
+    /// let engine = Engine::new()?;
+    /// let stop = false; // usually set by the handler of a signal that is blocked
+    /// # let (reader, _writer) = io::pipe()?;
+    /// # let pipe = engine.attach(reader)?;
+    /// # let read = engine.read(&pipe, vec![0], 0).submit()?;
+    /// let mut nothing_blocked = unsafe { std::mem::zeroed() };
+    /// unsafe { libc::sigemptyset(&mut nothing_blocked) };
+    /// # let mut rounds = 0;
+    /// while !stop {
+    /// #   rounds += 1; if rounds == 3 { break }
+    ///     match engine.wait_interruptible(Some(Duration::from_millis(1)), Some(&nothing_blocked)) {
+    ///         Ok(_turn) => {} // completions, the end of the time, or nothing to wait for
+    ///         Err(error) if error.kind() == io::ErrorKind::Interrupted => {} // look at `stop`
+    ///         Err(error) => return Err(error),
+    ///     }
+    /// }
+    /// # drop(_writer); drop(read);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn wait_interruptible(
+        &self,
+        timeout: Option<Duration>,
+        mask: Option<&libc::sigset_t>,
+    ) -> io::Result<Turn> {
+        self.core.wait_interruptible(timeout, mask)
     }
 
     /// Turns the engine until no request is pending or in flight.

@@ -121,6 +121,9 @@ pub enum SubmitError<R> {
     /// The buffer, the offset or the length is not aligned as the `O_DIRECT` file requires.
     #[error("buffer, offset or length is not aligned as the O_DIRECT file needs")]
     Misaligned(R),
+    /// The path has a zero byte.
+    #[error("the path has a zero byte")]
+    InvalidPath(R),
     /// The engine was shut down.
     #[error("the engine was shut down")]
     Closed(R),
@@ -130,16 +133,19 @@ impl<R> SubmitError<R> {
     /// Returns the request, to change it or to try again.
     pub fn into_request(self) -> R {
         match self {
-            Self::Full(request) | Self::Misaligned(request) | Self::Closed(request) => request,
+            Self::Full(request)
+            | Self::Misaligned(request)
+            | Self::InvalidPath(request)
+            | Self::Closed(request) => request,
         }
     }
 
-    /// Returns `EAGAIN` if the engine was full, `EINVAL` if the request was misaligned, and
-    /// `ECANCELED` after shutdown.
+    /// Returns `EAGAIN` if the engine was full, `EINVAL` if the request was misaligned or the
+    /// path had a zero byte, and `ECANCELED` after shutdown.
     pub fn errno(&self) -> i32 {
         match self {
             Self::Full(_) => libc::EAGAIN,
-            Self::Misaligned(_) => libc::EINVAL,
+            Self::Misaligned(_) | Self::InvalidPath(_) => libc::EINVAL,
             Self::Closed(_) => libc::ECANCELED,
         }
     }
@@ -150,6 +156,7 @@ impl<R> fmt::Debug for SubmitError<R> {
         f.write_str(match self {
             Self::Full(_) => "Full(..)",
             Self::Misaligned(_) => "Misaligned(..)",
+            Self::InvalidPath(_) => "InvalidPath(..)",
             Self::Closed(_) => "Closed(..)",
         })
     }

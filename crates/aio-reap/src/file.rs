@@ -7,6 +7,7 @@ use std::rc::Rc;
 use crate::alignment::Alignment;
 use crate::op::Op;
 use crate::registry::{Registration, Registry};
+use crate::remote::SharedFile;
 
 /// A file attached to an engine. Clones are cheap.
 ///
@@ -18,17 +19,55 @@ pub struct File(Rc<Inner>);
 /// The state that clones of a file share.
 #[derive(Debug)]
 struct Inner {
-    fd: OwnedFd,
+    fd: Fd,
     /// `Some` for a file opened with `O_DIRECT`.
     direct: Option<Alignment>,
     /// The number of the file in the engine that it was registered with.
     registration: Option<Registration>,
 }
 
+/// A descriptor and its owner.
+#[derive(Debug)]
+enum Fd {
+    Owned(OwnedFd),
+    Shared(SharedFile),
+    /// [`Engine::attach_borrowed`](crate::Engine::attach_borrowed) has the conditions.
+    Borrowed(RawFd),
+}
+
+impl AsFd for Fd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Owned(fd) => fd.as_fd(),
+            Self::Shared(file) => file.as_fd(),
+            // SAFETY: by the contract of `attach_borrowed` it is open while a clone of the file
+            // exists.
+            Self::Borrowed(fd) => unsafe { BorrowedFd::borrow_raw(*fd) },
+        }
+    }
+}
+
 impl File {
+    /// Attaches the descriptor of a shared file.
+    pub(crate) fn shared(file: &SharedFile) -> Self {
+        let (fd, direct) = (Fd::Shared(file.clone()), file.alignment());
+        Self(Rc::new(Inner { fd, direct, registration: None }))
+    }
+
+    /// Attaches a descriptor that the file does not close.
+    ///
+    /// # Safety
+    ///
+    /// The descriptor stays open as long as a clone of the file exists or a request uses it.
+    pub(crate) unsafe fn borrowed(fd: BorrowedFd<'_>) -> io::Result<Self> {
+        let direct = Alignment::of(fd)?;
+        let fd = Fd::Borrowed(fd.as_raw_fd());
+        Ok(Self(Rc::new(Inner { fd, direct, registration: None })))
+    }
+
     pub(crate) fn new(fd: OwnedFd, registration: Option<Registration>) -> io::Result<Self> {
         let direct = Alignment::of(&fd)?;
-        Ok(Self(Rc::new(Inner { fd, direct, registration })))
+        Ok(Self(Rc::new(Inner { fd: Fd::Owned(fd), direct, registration })))
     }
 
     /// Returns whether the file is registered with the kernel interface of an engine
@@ -40,7 +79,22 @@ impl File {
     /// Returns [`Op::fd`] of this file for requests of the engine that has this registry.
     pub(crate) fn op_fd(&self, registry: &Rc<Registry>) -> RawFd {
         let number = self.0.registration.as_ref().and_then(|known| known.number_in(registry));
-        number.map_or(self.0.fd.as_raw_fd(), |number| !RawFd::from(number))
+        number.map_or_else(|| self.as_fd().as_raw_fd(), |number| !RawFd::from(number))
+    }
+
+    /// Returns the descriptor, for example to [close](crate::Engine::close) it, if this is the only
+    /// clone and no request uses it.
+    ///
+    /// # Errors
+    ///
+    /// Returns the file if another clone or a request uses it, or if it is registered, shared or
+    /// borrowed.
+    pub fn into_fd(self) -> Result<OwnedFd, Self> {
+        match Rc::try_unwrap(self.0) {
+            Ok(Inner { fd: Fd::Owned(fd), registration: None, .. }) => Ok(fd),
+            Ok(inner) => Err(Self(Rc::new(inner))),
+            Err(shared) => Err(Self(shared)),
+        }
     }
 
     /// Returns the alignment that requests on this file need, if it was opened with `O_DIRECT`.

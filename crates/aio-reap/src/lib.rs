@@ -46,7 +46,8 @@
 //! **Buffers** belong to the engine from submission to completion, even if the waiting future is
 //! dropped, forgotten, or past its deadline. After the completion the engine's thread frees or
 //! returns the buffer, or the thread that collects a [`RemoteOperation`] gets it. If the engine
-//! cannot wait for the kernel when it is dropped, it leaks the buffers.
+//! cannot wait for the kernel when it is dropped, it leaks the buffers. The same holds for paths. An
+//! opened file that no code receives is closed.
 //!
 //! **Cancellation** is best effort, and never loses a buffer:
 //!
@@ -94,6 +95,7 @@
 //! | cancellation | `api/endings.rs` | `requests_in_flight_are_cancelled_if_the_device_can` |
 //! | deadlines | `api/endings.rs` | `inv13_a_deadline_abandons_the_wait_and_not_the_request` |
 //! | short transfers | `api/engine_model.rs` | `inv11_any_split_of_short_transfers_gives_the_same_bytes` |
+//! | opened files | `api/files.rs` | `inv19_an_opened_file_without_a_receiver_is_closed` |
 //! | stack depth | `api/callbacks.rs` | `inv14_stack_stays_flat_on_a_device_that_completes_inside_submit` |
 //! | allocation | `no_alloc.rs` | `no_allocation_per_request_after_warm_up` |
 //! | the end | `api/remote.rs` | `inv14_the_end_answers_every_remote_request` |
@@ -127,6 +129,7 @@ mod buf;
 mod buf_list;
 mod buffer_pool;
 mod builder;
+mod closing;
 mod completion_state;
 mod core;
 mod deadlines;
@@ -134,8 +137,11 @@ mod drive;
 mod engine;
 mod error;
 mod file;
+mod files;
 mod histogram;
+mod io_path;
 mod op;
+mod open_options;
 mod operation;
 mod outcome;
 mod payload;
@@ -146,11 +152,13 @@ mod raw;
 mod reap;
 mod registry;
 mod remote;
+mod reply;
 mod request;
 mod slab;
 mod start;
 mod state;
 mod stats;
+mod statx;
 mod submission;
 mod sys;
 mod turn;
@@ -165,20 +173,25 @@ pub use buf::{AlignedBuf, IoBuf, IoBufMut, Registered};
 pub use buf_list::{BufList, TooManyBuffers};
 pub use buffer_pool::{BufferPool, PoolBuf};
 pub use builder::EngineBuilder;
+pub use closing::ClosingFd;
 pub use engine::Engine;
 pub use error::{RequestError, SubmitError};
 pub use file::File;
 pub use histogram::Histogram;
+pub use io_path::IoPath;
 pub use op::AllocateMode;
+pub use open_options::OpenOptions;
 pub use operation::{Deadline, DeadlinePassed, Operation};
 pub use outcome::Outcome;
 pub use plug::Plug;
 pub use queue::{Completion, CompletionQueue};
 pub use reap::ReapMode;
 pub use remote::{Remote, RemoteOperation, RemoteRequest, SharedFile};
+pub use reply::Reply;
 pub use request::Request;
 pub use start::{BackendKind, Fallback, StartError};
 pub use stats::{EngineStats, Sizes};
+pub use statx::Statx;
 pub use submission::Submission;
 pub use turn::Turn;
 

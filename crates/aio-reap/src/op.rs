@@ -46,6 +46,14 @@ pub(crate) enum Kind {
     PunchHole,
     ZeroRange,
     WillNeed,
+    /// `openat`. `ptr` is the path and `len` the flags and the mode, see [`Op::open`].
+    Open,
+    /// `statx`. `ptr` is the path, `offset` the address of the result, `len` the flags.
+    Statx,
+    /// `unlinkat`. `ptr` is the path and `len` the flags.
+    Unlink,
+    /// `close`. Linux closes the descriptor whatever the result is.
+    Close,
 }
 
 impl Kind {
@@ -58,17 +66,26 @@ impl Kind {
             _ => None,
         }
     }
+
+    /// Returns whether the operation opens, closes or names files. Its descriptor is never a
+    /// registered one, and may be `AT_FDCWD`.
+    pub(crate) fn manages_files(self) -> bool {
+        matches!(self, Self::Open | Self::Statx | Self::Unlink | Self::Close)
+    }
 }
 
-/// The behaviour of a read at the end of the file.
+/// The behaviour of a transfer that ends short.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtEof {
-    /// The read succeeds with the number of bytes that it read.
+    /// A read succeeds with the number of bytes that it read.
     Stop,
     /// The read fills the rest of the buffer with zeros.
     ZeroFill,
     /// The read fails with [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof).
     Fail,
+    /// The request succeeds with the number of bytes of its first transfer, at the end of the file
+    /// or before it.
+    Partial,
 }
 
 /// The memory that an operation's pointer names: a [`MemoryKind`], packed because an [`Op`] is half
@@ -150,7 +167,8 @@ pub(crate) struct Op {
     pub(crate) kind: Kind,
     pub(crate) block: Block,
     pub(crate) memory: Memory,
-    /// A descriptor, or the bitwise complement of a registered file's number.
+    /// A descriptor, or the bitwise complement of a registered file's number (except where
+    /// [`Kind::manages_files`]).
     pub(crate) fd: RawFd,
     /// The start of the buffer or of the vectors; null for operations without either.
     pub(crate) ptr: *mut u8,
@@ -169,6 +187,36 @@ impl Op {
         len: 0,
         offset: 0,
     };
+
+    /// Makes an operation on the path at `path`, relative to the directory `dir`.
+    pub(crate) fn on_path(kind: Kind, dir: RawFd, path: *mut u8, flags: libc::c_int) -> Self {
+        debug_assert!(kind.manages_files());
+        Self { kind, fd: dir, ptr: path, len: u64::from(flags as u32), ..Self::NOP }
+    }
+
+    /// Makes an `openat`.
+    pub(crate) fn open(dir: RawFd, path: *mut u8, flags: libc::c_int, mode: u32) -> Self {
+        let op = Self::on_path(Kind::Open, dir, path, flags);
+        Self { len: op.len | u64::from(mode) << 32, ..op }
+    }
+
+    /// Returns the flags of an operation on a path.
+    pub(crate) fn flags(&self) -> libc::c_int {
+        debug_assert!(self.kind.manages_files());
+        self.len as u32 as libc::c_int
+    }
+
+    /// Returns the mode of an `openat`.
+    pub(crate) fn mode(&self) -> libc::mode_t {
+        debug_assert_eq!(self.kind, Kind::Open);
+        (self.len >> 32) as libc::mode_t
+    }
+
+    /// Returns the address at which a `statx` stores its result.
+    pub(crate) fn stat_address(&self) -> *mut u8 {
+        debug_assert_eq!(self.kind, Kind::Statx);
+        std::ptr::with_exposed_provenance_mut(self.offset as usize)
+    }
 
     /// Returns whether the operation moves bytes between a buffer and the file.
     #[inline]

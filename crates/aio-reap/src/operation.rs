@@ -14,6 +14,7 @@ use thiserror::Error;
 use crate::core::Core;
 use crate::deadlines::Action;
 use crate::outcome::{Outcome, Owned};
+use crate::reply::Reply;
 use crate::slab::Index;
 
 /// A submitted request. Await it, or block with [`wait`](Self::wait).
@@ -23,20 +24,21 @@ use crate::slab::Index;
 /// future in [`Engine::block_on`](crate::Engine::block_on).
 ///
 /// A drop abandons the result, not the I/O: the request still runs, and the engine keeps its buffer
-/// until the completion. It is safe to forget an operation: the request completes, but its slot
+/// until the completion. An opened file is closed then. It is safe to forget an operation: the request completes, but its slot
 /// stays taken, and the memory and descriptors of the engine are never freed.
 #[must_use = "dropping an operation abandons its result"]
-pub struct Operation<B> {
+pub struct Operation<B, T = usize> {
     core: Rc<Core>,
     /// `None` after the result was returned.
     index: Option<Index>,
     buf: PhantomData<B>,
+    result: PhantomData<fn() -> T>,
 }
 
-impl<B: 'static> Operation<B> {
-    /// Makes the operation of the slot `index`, which was queued with an `Owned<B>` as its payload.
+impl<B: 'static, T: Reply<B>> Operation<B, T> {
+    /// Makes the operation of the slot `index`, which was queued with an `Owned<B, T>` as its payload.
     pub(crate) fn new(core: &Rc<Core>, index: Index) -> Self {
-        Self { core: Rc::clone(core), index: Some(index), buf: PhantomData }
+        Self { core: Rc::clone(core), index: Some(index), buf: PhantomData, result: PhantomData }
     }
 
     /// Returns whether the request has completed.
@@ -53,7 +55,7 @@ impl<B: 'static> Operation<B> {
     ///
     /// Panics if a poll has already returned the result, or if the kernel refuses to wait (other
     /// code closed a descriptor of the engine).
-    pub fn wait(mut self) -> Outcome<B> {
+    pub fn wait(mut self) -> Outcome<B, T> {
         loop {
             if let Some(outcome) = self.take() {
                 return outcome;
@@ -71,7 +73,7 @@ impl<B: 'static> Operation<B> {
     /// # Panics
     ///
     /// Panics like [`wait`](Self::wait).
-    pub fn wait_timeout(mut self, timeout: Duration) -> Result<Outcome<B>, Self> {
+    pub fn wait_timeout(mut self, timeout: Duration) -> Result<Outcome<B, T>, Self> {
         let Some(end) = self.core.instant().checked_add(timeout) else { return Ok(self.wait()) };
         loop {
             if let Some(outcome) = self.take() {
@@ -100,7 +102,7 @@ impl<B: 'static> Operation<B> {
     ///
     /// It abandons the wait, not the I/O: if the time comes first, the operation is dropped. The
     /// request keeps its buffer, counts as in flight, and may still write.
-    pub fn deadline(self, at: Instant) -> Deadline<B> {
+    pub fn deadline(self, at: Instant) -> Deadline<B, T> {
         if let Some(index) = self.index {
             self.core.add_deadline(index, at, Action::Wake);
         }
@@ -108,11 +110,11 @@ impl<B: 'static> Operation<B> {
     }
 
     /// Takes the result, if the request has completed.
-    fn take(&mut self) -> Option<Outcome<B>> {
+    fn take(&mut self) -> Option<Outcome<B, T>> {
         let index = self.index.expect("an operation is not polled after it was ready");
-        // SAFETY: `new` got a slot whose payload is an `Owned<B>`. It is still that slot: only
+        // SAFETY: `new` got a slot whose payload is an `Owned<B, T>`. It is still that slot: only
         // `collect_done` frees it, which succeeds once per operation.
-        let (owned, result) = unsafe { self.core.collect_done::<Owned<B>>(index) }?;
+        let (owned, result) = unsafe { self.core.collect_done::<Owned<B, T>>(index) }?;
         self.index = None;
         self.core.admit();
         Some(owned.outcome(result))
@@ -120,15 +122,15 @@ impl<B: 'static> Operation<B> {
 }
 
 /// The buffer is in the engine, so the operation has no pinned field.
-impl<B> Unpin for Operation<B> {}
+impl<B, T> Unpin for Operation<B, T> {}
 
-impl<B: 'static> Future for Operation<B> {
-    type Output = Outcome<B>;
+impl<B: 'static, T: Reply<B>> Future for Operation<B, T> {
+    type Output = Outcome<B, T>;
 
     /// # Panics
     ///
     /// Panics when polled again after it was ready.
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome<B>> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Outcome<B, T>> {
         loop {
             if let Some(outcome) = self.take() {
                 return Poll::Ready(outcome);
@@ -141,7 +143,7 @@ impl<B: 'static> Future for Operation<B> {
     }
 }
 
-impl<B> Drop for Operation<B> {
+impl<B, T> Drop for Operation<B, T> {
     fn drop(&mut self) {
         if let Some(index) = self.index {
             self.core.orphan(index);
@@ -152,9 +154,9 @@ impl<B> Drop for Operation<B> {
 /// A future that awaits an [`Operation`] until a time, from [`Operation::deadline`].
 #[must_use = "futures do nothing unless polled"]
 #[derive(Debug)]
-pub struct Deadline<B> {
+pub struct Deadline<B, T = usize> {
     /// `None` after it resolved.
-    operation: Option<Operation<B>>,
+    operation: Option<Operation<B, T>>,
     at: Instant,
 }
 
@@ -176,15 +178,15 @@ impl From<DeadlinePassed> for io::Error {
     }
 }
 
-impl<B> Deadline<B> {
+impl<B, T> Deadline<B, T> {
     /// Returns the operation, or `None` if this future has resolved.
-    pub fn into_operation(self) -> Option<Operation<B>> {
+    pub fn into_operation(self) -> Option<Operation<B, T>> {
         self.operation
     }
 }
 
-impl<B: 'static> Future for Deadline<B> {
-    type Output = Result<Outcome<B>, DeadlinePassed>;
+impl<B: 'static, T: Reply<B>> Future for Deadline<B, T> {
+    type Output = Result<Outcome<B, T>, DeadlinePassed>;
 
     /// # Panics
     ///
@@ -204,7 +206,7 @@ impl<B: 'static> Future for Deadline<B> {
     }
 }
 
-impl<B> fmt::Debug for Operation<B> {
+impl<B, T> fmt::Debug for Operation<B, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Operation").field("collected", &self.index.is_none()).finish()
     }

@@ -1,36 +1,82 @@
 //! The outcome of a request, and the payloads of the future and the callback front end.
 
+use std::marker::PhantomData;
+
 use crate::error::RequestError;
 use crate::payload::{DeferredDrop, Deliver, RawResult};
+use crate::reply::Reply;
 
-/// The outcome of a request: the number of bytes transferred or the error, and the buffer.
-pub type Outcome<B> = (Result<usize, RequestError>, B);
+/// The outcome of a request: the result (by default the number of bytes transferred) or the error,
+/// and the buffer.
+pub type Outcome<B, T = usize> = (Result<T, RequestError>, B);
 
 /// The payload of a request that an [`Operation`](crate::Operation) collects: only the buffer.
-pub(crate) struct Owned<B>(pub(crate) B);
+pub(crate) struct Owned<B, T = usize> {
+    buf: B,
+    result: PhantomData<fn() -> T>,
+}
 
-impl<B: 'static> Deliver for Owned<B> {
-    /// Drops the buffer. Only a request whose operation was dropped is delivered this way.
-    fn deliver(self, _verdict: RawResult) -> Option<DeferredDrop> {
+impl<B: 'static, T: Reply<B>> Deliver for Owned<B, T> {
+    /// Drops the buffer and the result. Only a request whose operation was dropped is delivered
+    /// this way.
+    fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
+        self.abandon(result);
         None
+    }
+
+    fn abandon(self, result: RawResult) {
+        drop(self.outcome(result));
     }
 }
 
-impl<B> Owned<B> {
-    pub(crate) fn outcome(self, result: Result<usize, RequestError>) -> Outcome<B> {
-        (result, self.0)
+impl<B, T> Owned<B, T> {
+    pub(crate) fn new(buf: B) -> Self {
+        Self { buf, result: PhantomData }
+    }
+
+    pub(crate) fn into_buf(self) -> B {
+        self.buf
+    }
+}
+
+impl<B, T: Reply<B>> Owned<B, T> {
+    /// Makes the outcome of the request, which has completed with `result`.
+    pub(crate) fn outcome(mut self, result: RawResult) -> Outcome<B, T> {
+        // SAFETY: the payload of a request is used with its result once, because this consumes it.
+        let result = unsafe { T::from_kernel(result.to_result(), &mut self.buf) };
+        (result, self.buf)
     }
 }
 
 /// The payload of a request with a callback: the buffer and the callback.
-pub(crate) struct Callback<B, F> {
-    pub(crate) buf: B,
-    pub(crate) done: F,
+pub(crate) struct Callback<B, F, T = usize> {
+    owned: Owned<B, T>,
+    done: F,
 }
 
-impl<B: 'static, F: FnOnce(Result<usize, RequestError>, B) + 'static> Deliver for Callback<B, F> {
+impl<B, F, T> Callback<B, F, T> {
+    pub(crate) fn new(buf: B, done: F) -> Self {
+        Self { owned: Owned::new(buf), done }
+    }
+
+    pub(crate) fn into_buf(self) -> B {
+        self.owned.into_buf()
+    }
+}
+
+impl<B, F, T> Deliver for Callback<B, F, T>
+where
+    B: 'static,
+    F: FnOnce(Result<T, RequestError>, B) + 'static,
+    T: Reply<B>,
+{
     fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
-        (self.done)(result.to_result(), self.buf);
+        let (result, buf) = self.owned.outcome(result);
+        (self.done)(result, buf);
         None
+    }
+
+    fn abandon(self, result: RawResult) {
+        self.owned.abandon(result);
     }
 }

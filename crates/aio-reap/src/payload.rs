@@ -27,6 +27,16 @@ const PAYLOAD_BYTES: usize = 96;
 pub(crate) trait Deliver: 'static {
     /// Delivers the result. The caller drops the returned value at a point where user code may run.
     fn deliver(self, result: RawResult) -> Option<DeferredDrop>;
+
+    /// Drops the front end of a request that has completed, and what its result owns (an opened
+    /// file). No callback runs.
+    fn abandon(self, result: RawResult)
+    where
+        Self: Sized,
+    {
+        let _ = result;
+        drop(self);
+    }
 }
 
 /// A value whose drop may run user code and must wait until user code may run.
@@ -71,6 +81,8 @@ struct Bytes {
 struct VTable {
     /// Moves the value out and delivers the result to it.
     deliver: unsafe fn(*mut u8, RawResult) -> Option<DeferredDrop>,
+    /// Moves the value out and abandons it with its result.
+    abandon: unsafe fn(*mut u8, RawResult),
     /// Moves the value out and drops it.
     discard: unsafe fn(*mut u8),
 }
@@ -83,6 +95,12 @@ trait HasVTable: Deliver + Sized {
             // again.
             let value = unsafe { value.cast::<Self>().read() };
             value.deliver(result)
+        },
+        abandon: |value, result| {
+            // SAFETY: the caller passes a pointer to a valid `Self` and does not use the value
+            // again.
+            let value = unsafe { value.cast::<Self>().read() };
+            value.abandon(result);
         },
         discard: |value| {
             // SAFETY: the caller passes a pointer to a valid value of the vtable's type and does
@@ -168,6 +186,17 @@ impl TakenPayload {
         // SAFETY: by invariant 1 of the module the value was valid and of the vtable's type, and by
         // the contract of this function it still is. `self` is consumed, so the value is used once.
         unsafe { (self.vtable.deliver)(self.value, result) }
+    }
+
+    /// Drops the value of a request that completed with `result`; see [`Deliver::abandon`].
+    ///
+    /// # Safety
+    ///
+    /// Those of [`deliver`](Self::deliver).
+    pub(crate) unsafe fn abandon(self, result: RawResult) {
+        // SAFETY: by invariant 1 of the module the value was valid and of the vtable's type, and by
+        // the contract of this function it still is. `self` is consumed, so the value is used once.
+        unsafe { (self.vtable.abandon)(self.value, result) }
     }
 
     /// Drops the value.

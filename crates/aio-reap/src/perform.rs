@@ -2,6 +2,7 @@
 //! interface.
 
 use crate::op::{Kind, MemoryKind, Op};
+use crate::statx::STATX_MASK;
 use crate::sys;
 
 /// Performs `op` by its blocking system call. Returns a count or a negated errno, as the kernel's
@@ -10,7 +11,8 @@ use crate::sys;
 /// # Safety
 ///
 /// Until the call returns, the buffer of `op` is valid for `op.len` bytes (for a read: writable),
-/// and its descriptor is open.
+/// and its descriptor is open. Paths end with a zero byte, and `op.offset` of a `statx` is the
+/// address of [`STATX_WORDS`](crate::statx::STATX_WORDS) writable words.
 pub(crate) unsafe fn perform(op: &Op) -> i32 {
     let (fd, len, offset) = (op.fd, op.len, op.offset as libc::off_t);
     let ret = match op.kind {
@@ -35,6 +37,24 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
             };
             return -errno; // it returns the error and does not set errno
         }
+        Kind::Open => {
+            let (path, mode) = (op.ptr.cast_const().cast(), op.mode());
+            // SAFETY: by the contract of this function the path is valid and ends.
+            unsafe { libc::openat(fd, path, op.flags(), mode).into() }
+        }
+        // By its number, because older versions of musl have no `statx`.
+        // SAFETY: by the contract of this function the path is valid and ends, and the kernel may
+        // store 256 bytes at the address.
+        Kind::Statx => unsafe {
+            let (flags, result) = (op.flags(), op.stat_address());
+            libc::syscall(libc::SYS_statx, fd, op.ptr, flags, STATX_MASK, result)
+        },
+        Kind::Unlink => {
+            // SAFETY: by the contract of this function the path is valid and ends.
+            unsafe { libc::unlinkat(fd, op.ptr.cast_const().cast(), op.flags()).into() }
+        }
+        // SAFETY: the call takes no pointer; the request owns the descriptor.
+        Kind::Close => unsafe { libc::close(fd).into() },
     };
     outcome(ret)
 }

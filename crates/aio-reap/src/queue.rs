@@ -12,15 +12,16 @@ use percpu::sync::cell::UnsafeCell;
 
 use crate::error::RequestError;
 use crate::payload::{DeferredDrop, Deliver, RawResult};
+use crate::reply::Reply;
 
 /// A completed request, as [`CompletionQueue::pop`] returns it.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Completion<B> {
+pub struct Completion<B, T = usize> {
     /// The token that was passed to [`Request::enqueue`](crate::Request::enqueue).
     pub token: u64,
-    /// The number of bytes transferred, or the error.
-    pub result: Result<usize, RequestError>,
+    /// The result (by default the number of bytes transferred), or the error.
+    pub result: Result<T, RequestError>,
     /// The request's buffer.
     pub buf: B,
 }
@@ -31,18 +32,11 @@ pub struct Completion<B> {
 ///
 /// Clones are cheap and share the queue. It allocates only when it grows beyond its largest length
 /// so far.
-pub struct CompletionQueue<B> {
-    done: Rc<UnsafeCell<VecDeque<Done<B>>>>,
+pub struct CompletionQueue<B, T = usize> {
+    done: Rc<UnsafeCell<VecDeque<Completion<B, T>>>>,
 }
 
-/// A completion in the queue.
-struct Done<B> {
-    token: u64,
-    result: RawResult,
-    buf: B,
-}
-
-impl<B> CompletionQueue<B> {
+impl<B, T> CompletionQueue<B, T> {
     /// Makes an empty queue.
     pub fn new() -> Self {
         Self { done: Rc::new(UnsafeCell::new(VecDeque::new())) }
@@ -50,12 +44,10 @@ impl<B> CompletionQueue<B> {
 
     /// Removes and returns the oldest completion.
     #[inline]
-    pub fn pop(&self) -> Option<Completion<B>> {
+    pub fn pop(&self) -> Option<Completion<B, T>> {
         // SAFETY: by invariant 1 no other reference exists, and this one runs no code of the user:
         // nothing is dropped.
-        let done = self.done.with_mut(|done| unsafe { (*done).pop_front() });
-        let Done { token, result, buf } = done?;
-        Some(Completion { token, result: result.to_result(), buf })
+        self.done.with_mut(|done| unsafe { (*done).pop_front() })
     }
 
     /// Returns the number of completions in the queue.
@@ -70,32 +62,32 @@ impl<B> CompletionQueue<B> {
     }
 }
 
-impl<B> Default for CompletionQueue<B> {
+impl<B, T> Default for CompletionQueue<B, T> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<B> Clone for CompletionQueue<B> {
+impl<B, T> Clone for CompletionQueue<B, T> {
     fn clone(&self) -> Self {
         Self { done: Rc::clone(&self.done) }
     }
 }
 
-impl<B> std::fmt::Debug for CompletionQueue<B> {
+impl<B, T> std::fmt::Debug for CompletionQueue<B, T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CompletionQueue").field("len", &self.len()).finish()
     }
 }
 
 /// The payload of a request whose completion goes to a queue.
-pub(crate) struct Enqueued<B> {
+pub(crate) struct Enqueued<B, T> {
     pub(crate) buf: B,
-    pub(crate) queue: CompletionQueue<B>,
+    pub(crate) queue: CompletionQueue<B, T>,
     pub(crate) token: u64,
 }
 
-impl<B: 'static> Deliver for Enqueued<B> {
+impl<B: 'static, T: Reply<B>> Deliver for Enqueued<B, T> {
     fn deliver(self, result: RawResult) -> Option<DeferredDrop> {
         let full = self.queue.done.with(|done| {
             // SAFETY: by invariant 1 no other reference exists while this one does.
@@ -105,15 +97,23 @@ impl<B: 'static> Deliver for Enqueued<B> {
         // Two paths, so that the compiler sees that the usual one calls no allocator.
         if full { self.push_and_grow(result) } else { self.push(result) }
     }
+
+    fn abandon(mut self, result: RawResult) {
+        // SAFETY: the payload of a request is used with its result once, because this consumes it.
+        drop(unsafe { T::from_kernel(result.to_result(), &mut self.buf) });
+    }
 }
 
-impl<B: 'static> Enqueued<B> {
+impl<B: 'static, T: Reply<B>> Enqueued<B, T> {
     /// Pushes the completion. Returns the queue if this was its last owner.
     #[inline(always)]
     fn push(self, result: RawResult) -> Option<DeferredDrop> {
-        let Self { buf, queue, token } = self;
+        let Self { mut buf, queue, token } = self;
+        // SAFETY: the payload of a request is used with its result once, because this consumes it.
+        let result = unsafe { T::from_kernel(result.to_result(), &mut buf) };
+        let completion = Completion { token, result, buf };
         // SAFETY: by invariant 1 no other reference exists while this one does.
-        queue.done.with_mut(|done| unsafe { (*done).push_back(Done { token, result, buf }) });
+        queue.done.with_mut(|done| unsafe { (*done).push_back(completion) });
         if Rc::strong_count(&queue.done) == 1 { Some(queue.done) } else { None }
     }
 

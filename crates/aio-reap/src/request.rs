@@ -1,6 +1,7 @@
 //! A request that was not submitted yet.
 
 use std::fmt;
+use std::marker::PhantomData;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use crate::operation::Operation;
 use crate::outcome::{Callback, Owned};
 use crate::payload::Deliver;
 use crate::queue::{CompletionQueue, Enqueued};
+use crate::reply::Reply;
 use crate::slab::{CompletionTarget, Index, Slab};
 
 /// An operation that one of the front ends can submit.
@@ -19,23 +21,37 @@ use crate::slab::{CompletionTarget, Index, Slab};
 /// A request has no effect until [`submit`](Self::submit), [`callback`](Self::callback) or
 /// [`enqueue`](Self::enqueue) takes it. These queue the request. Unless a [`Plug`](crate::Plug)
 /// holds it back or a callback is running, they also submit and reap before they return.
+///
+/// `B` is the buffer, which comes back with the result, and `T` the type of the [result](Reply).
 #[must_use = "a request does nothing until it is submitted"]
-pub struct Request<'e, B> {
+pub struct Request<'e, B, T = usize> {
     core: &'e Rc<Core>,
     file: Option<File>,
     op: Op,
     at_eof: AtEof,
     misaligned: bool,
+    invalid_path: bool,
     cancel_at: Option<Instant>,
     buf: B,
+    result: PhantomData<fn() -> T>,
 }
 
-/// The result of a front end: `T`, or the refused request.
-type Submitted<'e, B, T> = Result<T, SubmitError<Request<'e, B>>>;
+/// The result of a front end: `S`, or the refused request.
+type Submitted<'e, B, T, S> = Result<S, SubmitError<Request<'e, B, T>>>;
 
-impl<'e, B: 'static> Request<'e, B> {
+impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     pub(crate) fn new(core: &'e Rc<Core>, file: Option<File>, op: Op, buf: B) -> Self {
-        Self { core, file, op, at_eof: AtEof::Stop, misaligned: false, cancel_at: None, buf }
+        Self {
+            core,
+            file,
+            op,
+            at_eof: AtEof::Stop,
+            misaligned: false,
+            invalid_path: false,
+            cancel_at: None,
+            buf,
+            result: PhantomData,
+        }
     }
 
     /// Makes a read fill the buffer with zeros after the end of the file, instead of ending early.
@@ -49,6 +65,36 @@ impl<'e, B: 'static> Request<'e, B> {
     /// exact.
     pub fn exact(mut self) -> Self {
         self.at_eof = AtEof::Fail;
+        self
+    }
+
+    /// Makes a short transfer end the request, like one call of `pread` or `pwrite`: the result is
+    /// the number of bytes that it moved. Otherwise the request continues it.
+    ///
+    /// Useful for pipes, sockets and terminals, where the rest may take for ever. (Only io_uring
+    /// performs requests on those; the other backends fail with `ESPIPE`.) A write to a full device
+    /// may then succeed with fewer bytes, and of a direct file a transfer may end inside a
+    /// block. The last one of `partial`, [`exact`](Self::exact) and [`zero_fill`](Self::zero_fill)
+    /// counts.
+    ///
+    /// ```
+    /// use std::io::Write;
+    /// use aio_reap::{BackendKind, Engine};
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// # if Engine::new()?.backend() != BackendKind::Uring { return Ok(()) }
+    /// let engine = Engine::builder().backend(BackendKind::Uring).build()?;
+    /// let (read, mut write) = std::io::pipe()?;
+    /// write.write_all(b"first line\n")?;
+    /// let pipe = engine.attach(read)?;
+    /// // Without `partial` it would wait until 4096 bytes are there or the pipe is closed.
+    /// let (read, _buf) = engine.read(&pipe, vec![0; 4096], 0).partial().submit()?.wait();
+    /// assert_eq!(read?, 11);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn partial(mut self) -> Self {
+        self.at_eof = AtEof::Partial;
         self
     }
 
@@ -75,12 +121,20 @@ impl<'e, B: 'static> Request<'e, B> {
 
     /// Returns whether the request is refused even if slots are free.
     pub(crate) fn is_refused(&self) -> bool {
-        self.misaligned || self.file.as_ref().is_some_and(|file| !file.accepts(&self.op))
+        self.misaligned
+            || self.invalid_path
+            || self.file.as_ref().is_some_and(|file| !file.accepts(&self.op))
     }
 
     /// Records whether a vector is not aligned as the `O_DIRECT` file requires.
     pub(crate) fn misaligned(mut self, misaligned: bool) -> Self {
         self.misaligned = misaligned;
+        self
+    }
+
+    /// Records whether the path has a zero byte.
+    pub(crate) fn invalid_path(mut self, invalid: bool) -> Self {
+        self.invalid_path = invalid;
         self
     }
 
@@ -96,19 +150,22 @@ impl<'e, B: 'static> Request<'e, B> {
     /// # Errors
     ///
     /// [`SubmitError`] returns the request, which was not queued.
-    pub fn submit(self) -> Submitted<'e, B, Operation<B>> {
+    pub fn submit(self) -> Submitted<'e, B, T, Operation<B, T>> {
         self.submit_by(Slab::alloc)
     }
 
     /// Submits the request with a promised slot.
-    pub(crate) fn submit_next(self) -> Submitted<'e, B, Operation<B>> {
+    pub(crate) fn submit_next(self) -> Submitted<'e, B, T, Operation<B, T>> {
         self.submit_by(Slab::alloc_promised)
     }
 
     #[inline]
-    fn submit_by(self, alloc: fn(&mut Slab) -> Option<Index>) -> Submitted<'e, B, Operation<B>> {
+    fn submit_by(
+        self,
+        alloc: fn(&mut Slab) -> Option<Index>,
+    ) -> Submitted<'e, B, T, Operation<B, T>> {
         let core = self.core;
-        let index = self.queue(CompletionTarget::Future, alloc, Owned)?;
+        let index = self.queue(CompletionTarget::Future, alloc, Owned::<B, T>::new)?;
         let operation = Operation::new(core, index);
         core.flush_unless_held();
         Ok(operation)
@@ -126,10 +183,12 @@ impl<'e, B: 'static> Request<'e, B> {
     /// [`SubmitError`] returns the request. `done` is dropped.
     pub fn callback(
         self,
-        done: impl FnOnce(Result<usize, RequestError>, B) + 'static,
-    ) -> Submitted<'e, B, ()> {
+        done: impl FnOnce(Result<T, RequestError>, B) + 'static,
+    ) -> Submitted<'e, B, T, ()> {
         let core = self.core;
-        self.queue(CompletionTarget::Callback, Slab::alloc, |buf| Callback { buf, done })?;
+        self.queue(CompletionTarget::Callback, Slab::alloc, |buf| {
+            Callback::<B, _, T>::new(buf, done)
+        })?;
         core.flush_unless_held();
         Ok(())
     }
@@ -139,7 +198,7 @@ impl<'e, B: 'static> Request<'e, B> {
     /// # Errors
     ///
     /// [`SubmitError`] returns the request, which was not queued.
-    pub fn enqueue(self, queue: &CompletionQueue<B>, token: u64) -> Submitted<'e, B, ()> {
+    pub fn enqueue(self, queue: &CompletionQueue<B, T>, token: u64) -> Submitted<'e, B, T, ()> {
         let core = self.core;
         self.queue(CompletionTarget::Queue, Slab::alloc, |buf| Enqueued {
             buf,
@@ -156,13 +215,17 @@ impl<'e, B: 'static> Request<'e, B> {
         target: CompletionTarget,
         alloc: fn(&mut Slab) -> Option<Index>,
         payload: impl FnOnce(B) -> D,
-    ) -> Submitted<'e, B, Index> {
+    ) -> Submitted<'e, B, T, Index> {
         let mut state = self.core.state.borrow_mut();
         if state.closed {
             return Err(SubmitError::Closed(self));
         }
         if self.is_refused() {
-            return Err(SubmitError::Misaligned(self));
+            return Err(if self.invalid_path {
+                SubmitError::InvalidPath(self)
+            } else {
+                SubmitError::Misaligned(self)
+            });
         }
         let completions = &mut state.completions;
         let Some(index) = alloc(&mut completions.slab) else { return Err(SubmitError::Full(self)) };
@@ -176,7 +239,7 @@ impl<'e, B: 'static> Request<'e, B> {
     }
 }
 
-impl<B> fmt::Debug for Request<'_, B> {
+impl<B, T> fmt::Debug for Request<'_, B, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Request").field("op", &self.op).finish_non_exhaustive()
     }

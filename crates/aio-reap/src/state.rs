@@ -28,6 +28,7 @@ use crate::backend::{Backend, Device};
 use crate::completion_state::CompletionState;
 use crate::deadlines::{Action, Deadlines};
 use crate::histogram::Histogram;
+use crate::op::Kind;
 use crate::payload::{RawResult, TakenPayload};
 use crate::raw::Stop;
 use crate::remote::{Inbox, PendingRemote, Shared};
@@ -299,6 +300,7 @@ impl State {
         let completions = &mut self.completions;
         let slot = completions.slab.get(index);
         match slot.state {
+            _ if slot.op.kind == Kind::Close => false, // the result would not show whether it was closed
             SlotState::Pending => {
                 completions.pending.remove(index);
                 completions.finish(index, Some(reason.errno()));
@@ -315,10 +317,16 @@ impl State {
     /// Tries to end every request early. Returns the number of attempts.
     pub(crate) fn cancel_all(&mut self, reason: CancelReason) -> usize {
         let completions = &mut self.completions;
-        let pending = completions.pending.len();
+        let mut pending = 0;
         // All at once, because to remove them one by one takes quadratic time.
-        while let Some(index) = completions.pending.pop() {
-            completions.finish(index, Some(reason.errno()));
+        for _ in 0..completions.pending.len() {
+            let Some(index) = completions.pending.pop() else { break };
+            if completions.slab.get(index).op.kind == Kind::Close {
+                completions.pending.push(index); // as in `cancel`
+            } else {
+                completions.finish(index, Some(reason.errno()));
+                pending += 1;
+            }
         }
         let slots = 0..completions.slab.capacity() as Index;
         pending + slots.filter(|&index| self.cancel(index, reason)).count()
@@ -384,9 +392,13 @@ impl Drop for State {
         loop {
             // Reap before the wait: the wake-up of a visible completion may have been cleared.
             self.backend.acknowledge();
-            let in_flight = &mut self.completions.in_flight;
-            self.backend.reap(usize::MAX, |_| *in_flight = in_flight.saturating_sub(1));
+            let completions = &mut self.completions;
+            self.backend.reap(usize::MAX, |completion| {
+                completions.in_flight = completions.in_flight.saturating_sub(1);
+                completions.abandon(completion);
+            });
             if self.in_kernel() == 0 {
+                self.completions.abandon_all_ready();
                 return;
             }
             if self.backend.wait(None).is_err() {

@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use crate::core::Core;
 use crate::error::SubmitError;
 use crate::operation::Operation;
+use crate::reply::Reply;
 use crate::request::Request;
 
 /// A future that submits a request when a slot is free, from [`Request::submit_async`].
@@ -15,27 +16,27 @@ use crate::request::Request;
 /// It resolves to the result of [`Request::submit`], but never to [`SubmitError::Full`]. If it is
 /// dropped before, the request is not queued.
 #[must_use = "futures do nothing unless polled"]
-pub struct Submission<'e, B: 'static> {
+pub struct Submission<'e, B: 'static, T = usize> {
     /// `None` after it resolved.
-    request: Option<Request<'e, B>>,
+    request: Option<Request<'e, B, T>>,
     core: &'e Core,
     ticket: Option<u64>,
 }
 
-impl<'e, B: 'static> Request<'e, B> {
+impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     /// Submits the request like [`submit`](Self::submit), but waits for a free slot if there is
     /// none.
     ///
     /// Waiting futures get slots in the order of their first polls, and before requests that do not
     /// wait. A woken future must be polled or dropped: until then its slot is reserved.
-    pub fn submit_async(self) -> Submission<'e, B> {
+    pub fn submit_async(self) -> Submission<'e, B, T> {
         Submission { core: self.core(), request: Some(self), ticket: None }
     }
 }
 
-impl<'e, B: 'static> Submission<'e, B> {
+impl<'e, B: 'static, T> Submission<'e, B, T> {
     /// Ends the wait and returns the request, or `None` if it was submitted or refused.
-    pub fn into_request(mut self) -> Option<Request<'e, B>> {
+    pub fn into_request(mut self) -> Option<Request<'e, B, T>> {
         self.request.take()
     }
 
@@ -59,10 +60,10 @@ impl<'e, B: 'static> Submission<'e, B> {
     }
 }
 
-impl<B> Unpin for Submission<'_, B> {}
+impl<B, T> Unpin for Submission<'_, B, T> {}
 
-impl<'e, B: 'static> Future for Submission<'e, B> {
-    type Output = Result<Operation<B>, SubmitError<Request<'e, B>>>;
+impl<'e, B: 'static, T: Reply<B>> Future for Submission<'e, B, T> {
+    type Output = Result<Operation<B, T>, SubmitError<Request<'e, B, T>>>;
 
     /// # Panics
     ///
@@ -94,7 +95,7 @@ impl<'e, B: 'static> Future for Submission<'e, B> {
     }
 }
 
-impl<B> Drop for Submission<'_, B> {
+impl<B, T> Drop for Submission<'_, B, T> {
     fn drop(&mut self) {
         if self.ticket.is_some() {
             self.leave();
@@ -103,7 +104,7 @@ impl<B> Drop for Submission<'_, B> {
     }
 }
 
-impl<B> fmt::Debug for Submission<'_, B> {
+impl<B, T> fmt::Debug for Submission<'_, B, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Submission").field("waiting", &self.ticket.is_some()).finish()
     }

@@ -14,7 +14,7 @@ use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aio_reap::{BufList, BufferPool, Engine, File, Operation, Remote, SharedFile};
+use aio_reap::{BufList, BufferPool, Engine, File, IoPath, Operation, Remote, SharedFile};
 use common::on_every_backend;
 use testkit::alloc::{CountingAllocator, counted};
 
@@ -48,6 +48,15 @@ fn vectors(engine: &Engine, file: &File) {
         let (read, bufs) = engine.read_vectored(file, bufs, 0).submit().unwrap().wait();
         assert_eq!((written.unwrap(), read.unwrap()), (4100, 4100));
         list = Some(bufs);
+    });
+}
+
+fn stats_by_name(engine: &Engine) {
+    let mut path = Some(IoPath::from("/"));
+    count(engine, "stat", || {
+        let (stat, back) = engine.stat(path.take().unwrap()).submit().unwrap().wait();
+        assert!(stat.unwrap().is_dir());
+        path = Some(back);
     });
 }
 
@@ -158,6 +167,7 @@ fn inv17_no_allocation_per_request_of_any_kind_after_warm_up() {
         drop(plug);
         burst.into_iter().for_each(|op| assert_eq!(op.wait().0.unwrap(), 0));
         vectors(engine, &file);
+        stats_by_name(engine);
         pools(engine, &file);
         deadlines(engine);
         renewed_deadlines(engine);

@@ -102,6 +102,12 @@ impl Request {
         self.0.op.block.whole(bytes)
     }
 
+    /// Returns whether the request opens, closes or names files: it is performed also where data does
+    /// not move.
+    pub fn manages_files(&self) -> bool {
+        self.0.op.kind.manages_files()
+    }
+
     /// Performs the blocking system call, for a transfer of at most `most` bytes. Returns a count or
     /// a negated errno.
     ///

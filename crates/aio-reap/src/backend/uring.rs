@@ -26,6 +26,7 @@ use crate::op::{Kind, MAX_TRANSFER, Memory, MemoryKind, Op};
 use crate::raw::{RawCompletion, Stop, Sub, Submitted};
 use crate::registry::{MAX_BUFFERS, MAX_FILES};
 use crate::slab::{Batch, Slot};
+use crate::statx::STATX_MASK;
 use crate::sys;
 
 /// The user data of cancellations. No slot has it, because indices are below 2^24.
@@ -62,7 +63,7 @@ impl Uring {
     /// # Errors
     ///
     /// The error of the set-up or of the first enter (a filter may allow only the set-up), or
-    /// `EOPNOTSUPP` if the kernel lacks an operation (before 5.6).
+    /// `EOPNOTSUPP` if the kernel lacks an operation (before 5.11).
     pub(crate) fn new(depth: usize, defer: bool) -> io::Result<Self> {
         let flags = if defer { &FLAGS[..] } else { &FLAGS[1..] };
         let (mut ring, deferred) = first_supported(flags, |flags| flags.setup(depth as u32))?;
@@ -84,6 +85,10 @@ impl Uring {
             opcode::Fadvise::CODE,
             opcode::AsyncCancel::CODE,
             opcode::Nop::CODE,
+            opcode::OpenAt::CODE,
+            opcode::Statx::CODE,
+            opcode::UnlinkAt::CODE,
+            opcode::Close::CODE,
         ];
         if !needed.iter().all(|&code| probe.is_supported(code)) {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
@@ -292,6 +297,7 @@ fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
     let Op { kind, memory, fd, ptr, len, offset, .. } = op;
     // The number of a registered file is stored as its complement.
     let (fd, flags) = match fd {
+        _ if kind.manages_files() => (types::Fd(fd), squeue::Flags::empty()),
         0.. => (types::Fd(fd), squeue::Flags::empty()),
         _ => (types::Fd(!fd), squeue::Flags::FIXED_FILE),
     };
@@ -327,6 +333,21 @@ fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
             let len = len.min(u64::from(u32::MAX)) as libc::off_t;
             opcode::Fadvise::new(fd, len, libc::POSIX_FADV_WILLNEED).offset(offset).build()
         }
+        Kind::Open => opcode::OpenAt::new(fd, ptr.cast_const().cast())
+            .flags(op.flags())
+            .mode(op.mode())
+            .build(),
+        Kind::Statx => {
+            let result = op.stat_address().cast::<types::statx>();
+            opcode::Statx::new(fd, ptr.cast_const().cast(), result)
+                .flags(op.flags())
+                .mask(STATX_MASK)
+                .build()
+        }
+        Kind::Unlink => {
+            opcode::UnlinkAt::new(fd, ptr.cast_const().cast()).flags(op.flags()).build()
+        }
+        Kind::Close => opcode::Close::new(fd).build(),
     };
     entry.flags(flags).user_data(user_data)
 }

@@ -93,7 +93,7 @@ impl<B: Send + 'static> RemoteOperation<B> {
         // SAFETY: `new` got the index of a request whose payload is an `Owned<B>`, and this is that
         // request.
         let owned = unsafe { request.payload.take::<Owned<B>>() };
-        owned.expect("only this operation takes it").outcome(result.to_result())
+        owned.expect("only this operation takes it").outcome(result)
     }
 }
 

@@ -65,6 +65,12 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
         self
     }
 
+    /// Makes a short transfer end the request, like [`Request::partial`](crate::Request::partial).
+    pub fn partial(mut self) -> Self {
+        self.at_eof = AtEof::Partial;
+        self
+    }
+
     /// Cancels the request at the time `at`, like
     /// [`Request::cancel_at`](crate::Request::cancel_at), but not before the engine has taken it
     /// out of the queue.
@@ -93,7 +99,7 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
     /// [`SubmitError`] returns the request, which was not sent.
     pub fn submit(self) -> Submitted<'r, B, RemoteOperation<B>> {
         let shared = self.shared;
-        let index = self.send(true, Owned, |owned: Owned<B>| owned.0)?;
+        let index = self.send(true, Owned::<B>::new, Owned::into_buf)?;
         Ok(RemoteOperation::new(shared, index))
     }
 
@@ -111,7 +117,7 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
         self,
         done: impl FnOnce(Result<usize, RequestError>, B) + Send + 'static,
     ) -> Submitted<'r, B, ()> {
-        self.send(false, |buf| Callback { buf, done }, |callback| callback.buf).map(drop)
+        self.send(false, |buf| Callback::<B, _>::new(buf, done), Callback::into_buf).map(drop)
     }
 
     fn send<D: Deliver>(

@@ -253,3 +253,51 @@ fn buffers_of_an_unowned_queue_may_use_the_engine_in_their_drop() {
     script.complete(3);
     engine.drain().unwrap();
 }
+
+/// Each kind of buffer transfers exactly its length, and comes back as it was given.
+#[test]
+fn inv13_every_kind_of_buffer_keeps_its_bytes() {
+    use bytes::{Bytes, BytesMut};
+    crate::common::on_every_backend(|engine| {
+        let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
+        let mut offset = 0;
+        fn write<B: IoBuf + Clone + PartialEq>(engine: &Engine, file: &File, buf: B, at: &mut u64) {
+            let (sent, len) = (buf.clone(), buf.len());
+            let (written, back) = engine.write(file, buf, *at).submit().unwrap().wait();
+            assert!(written.unwrap() == len && back == sent);
+            *at += len as u64;
+        }
+        let mut spare = String::with_capacity(100);
+        spare.push_str("two");
+        write(engine, &file, spare, &mut offset);
+        write(engine, &file, "one", &mut offset);
+        write(engine, &file, b"three", &mut offset);
+        write(engine, &file, vec![b'4'; 2].into_boxed_slice(), &mut offset);
+        let mut halves = BytesMut::from(&b"fivesix"[..]);
+        let six = halves.split_off(4);
+        write(engine, &file, halves, &mut offset);
+        let shared: Bytes = six.freeze();
+        let other = shared.clone();
+        write(engine, &file, shared.slice(1..), &mut offset);
+        write(engine, &file, Bytes::from_static(b"7"), &mut offset);
+        assert_eq!(other, &b"six"[..]);
+        let expected = b"twoonethree44fiveix7";
+        assert_eq!(offset, expected.len() as u64);
+
+        fn read<B: IoBufMut + AsRef<[u8]>>(engine: &Engine, file: &File, buf: B) {
+            let (address, len) = (buf.as_ptr(), buf.len());
+            let (read, back) = engine.read(file, buf, 3).submit().unwrap().wait();
+            assert_eq!(
+                (read.unwrap(), back.as_ref(), back.as_ptr()),
+                (len, &b"onethree"[..len], address)
+            );
+        }
+        read(engine, &file, vec![0; 8].into_boxed_slice());
+        let mut pair = BytesMut::zeroed(10);
+        let rest = pair.split_off(8);
+        read(engine, &file, pair);
+        assert_eq!(&rest[..], [0, 0]);
+        let (empty, _) = engine.read(&file, Box::<[u8]>::default(), 0).submit().unwrap().wait();
+        assert_eq!(empty.unwrap(), 0);
+    });
+}

@@ -21,13 +21,16 @@ mod direct_file;
 mod end_of_file;
 mod endings;
 mod engine_model;
+mod files;
 #[path = "../model/mod.rs"]
 mod model;
+mod partial;
 #[path = "../common/readable.rs"]
 mod readable;
 mod reap_modes;
 mod reentry;
 mod registered;
 mod remote;
+mod signals;
 mod tokio;
 mod vectored;

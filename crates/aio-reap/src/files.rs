@@ -1,0 +1,151 @@
+//! Requests that open, close and name files.
+
+use std::num::NonZeroI32;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use crate::closing::ClosingFd;
+use crate::engine::Engine;
+use crate::error::RequestError;
+use crate::file::File;
+use crate::io_path::IoPath;
+use crate::op::{Kind, Op};
+use crate::open_options::OpenOptions;
+use crate::reply::{Reply, sealed::Sealed};
+use crate::request::Request;
+use crate::statx::Statx;
+
+/// # Files
+///
+/// These requests take a path (see [`IoPath`]) or a descriptor. On io_uring the kernel performs
+/// them, other backends use their threads.
+impl Engine {
+    /// Opens a file. The result is attached to the engine.
+    ///
+    /// A file whose operation was dropped before its result arrived is closed. On io_uring the open
+    /// of a FIFO for reading does not wait for a writer.
+    ///
+    /// ```
+    /// use aio_reap::{Engine, OpenOptions};
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// let engine = Engine::new()?;
+    /// let file = engine.open("/etc/passwd", OpenOptions::read_only()).submit()?.wait().0?;
+    /// let (read, buf) = engine.read(&file, vec![0; 4], 0).submit()?.wait();
+    /// assert_eq!((read?, &buf[..]), (4, &b"root"[..]));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn open(&self, path: impl Into<IoPath>, options: OpenOptions) -> Request<'_, IoPath, File> {
+        let mut path = path.into();
+        let (flags, mode) = options.get();
+        let op = Op::open(path.dir_fd(), path.addresses().0, flags, mode);
+        self.named(op, path)
+    }
+
+    /// Asks for the metadata of a file (`statx`), and follows a symbolic link. A `&`[`File`] is a
+    /// path too: `engine.stat(&file)`.
+    ///
+    /// [`Statx`] has an example.
+    pub fn stat(&self, path: impl Into<IoPath>) -> Request<'_, IoPath, Statx> {
+        self.statx(path.into(), 0)
+    }
+
+    /// Asks for the metadata like [`stat`](Self::stat), but does not follow a symbolic link.
+    pub fn lstat(&self, path: impl Into<IoPath>) -> Request<'_, IoPath, Statx> {
+        self.statx(path.into(), libc::AT_SYMLINK_NOFOLLOW)
+    }
+
+    fn statx(&self, mut path: IoPath, flags: libc::c_int) -> Request<'_, IoPath, Statx> {
+        let flags = if path.names_itself() { flags | libc::AT_EMPTY_PATH } else { flags };
+        let (name, result) = path.addresses();
+        let op = Op::on_path(Kind::Statx, path.dir_fd(), name, flags);
+        let offset = result.expose_provenance() as u64;
+        self.named(Op { offset, ..op }, path)
+    }
+
+    /// Removes the name of a file (`unlink`). The file is deleted if no other name and no open
+    /// descriptor is left.
+    ///
+    /// [`IoPath`] has an example.
+    pub fn unlink(&self, path: impl Into<IoPath>) -> Request<'_, IoPath> {
+        self.unlink_with(path.into(), 0)
+    }
+
+    /// Removes an empty directory (`rmdir`).
+    ///
+    /// ```
+    /// # fn main() -> std::io::Result<()> {
+    /// let engine = aio_reap::Engine::new()?;
+    /// let folder = tempfile::tempdir()?;
+    /// std::fs::create_dir(folder.path().join("empty"))?;
+    /// engine.remove_dir(&folder.path().join("empty")).submit()?.wait().0?;
+    /// assert_eq!(std::fs::read_dir(folder.path())?.count(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn remove_dir(&self, path: impl Into<IoPath>) -> Request<'_, IoPath> {
+        self.unlink_with(path.into(), libc::AT_REMOVEDIR)
+    }
+
+    fn unlink_with(&self, mut path: IoPath, flags: libc::c_int) -> Request<'_, IoPath> {
+        let op = Op::on_path(Kind::Unlink, path.dir_fd(), path.addresses().0, flags);
+        self.named(op, path)
+    }
+
+    /// Closes a descriptor, and reports the error of the close, which some file systems (NFS) use
+    /// for failed writes. To drop a [`File`] also closes it, but blocks for as long as that takes.
+    ///
+    /// The descriptor is closed in every case, and the request cannot be cancelled.
+    /// [`File::into_fd`] returns the descriptor of a file.
+    ///
+    /// ```
+    /// use aio_reap::{Engine, OpenOptions};
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// let engine = Engine::new()?;
+    /// let file = engine.open("/etc/passwd", OpenOptions::read_only()).submit()?.wait().0?;
+    /// let fd = file.into_fd().expect("this is its only clone, and no request uses it");
+    /// engine.close(fd).submit()?.wait().0?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn close(&self, fd: impl Into<OwnedFd>) -> Request<'_, ClosingFd, ()> {
+        let fd = fd.into();
+        let op = Op { kind: Kind::Close, fd: fd.as_raw_fd(), ..Op::NOP };
+        Request::new(self.core(), None, op, ClosingFd::new(fd))
+    }
+
+    fn named<T: Reply<IoPath>>(&self, op: Op, path: IoPath) -> Request<'_, IoPath, T> {
+        let valid = path.is_valid();
+        Request::new(self.core(), None, op, path).invalid_path(!valid)
+    }
+}
+
+impl Sealed for Statx {}
+
+impl Reply<IoPath> for Statx {
+    unsafe fn from_kernel(
+        result: Result<usize, RequestError>,
+        path: &mut IoPath,
+    ) -> Result<Self, RequestError> {
+        result.map(|_| Self::parse(path.stat_words()))
+    }
+}
+
+impl Sealed for File {}
+
+impl Reply<IoPath> for File {
+    unsafe fn from_kernel(
+        result: Result<usize, RequestError>,
+        _path: &mut IoPath,
+    ) -> Result<Self, RequestError> {
+        let fd = result? as i32;
+        // SAFETY: by the contract of this function the kernel has just opened the descriptor for
+        // this request, and no other value owns it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        Self::new(fd, None).map_err(|error| {
+            let errno = error.raw_os_error().and_then(NonZeroI32::new);
+            RequestError::new(errno.unwrap_or(const { NonZeroI32::new(libc::EIO).unwrap() }), 0)
+        })
+    }
+}

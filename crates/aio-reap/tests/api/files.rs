@@ -1,0 +1,324 @@
+//! Requests that open, close and name files.
+
+use std::cell::Cell;
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::rc::Rc;
+use std::time::{Duration, SystemTime};
+
+use aio_reap::{CompletionQueue, Engine, File, IoPath, OpenOptions, SharedFile, SubmitError};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, Transfer};
+use common::on_every_backend;
+use tempfile::TempPath;
+
+use crate::common;
+
+const READ: OpenOptions = OpenOptions::read_only();
+
+/// Returns how many descriptors of this process are open on the file. Other tests run beside.
+fn descriptors_of(path: &Path) -> usize {
+    let open = fs::read_dir("/proc/self/fd").unwrap();
+    let open = open.filter_map(|entry| fs::read_link(entry.unwrap().path()).ok());
+    open.filter(|target| target == path).count()
+}
+
+/// Makes an empty file that is not open.
+fn temp_path() -> TempPath {
+    tempfile::NamedTempFile::new().unwrap().into_temp_path()
+}
+
+fn errno<T>(result: Result<T, aio_reap::RequestError>) -> i32 {
+    result.err().expect("it fails").errno()
+}
+
+#[test]
+fn files_are_opened_read_and_removed() {
+    on_every_backend(|engine| {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let new = OpenOptions::read_write().create_new(0o640);
+        let (file, name) = engine.open(&path, new).submit().unwrap().wait();
+        let file = file.unwrap();
+        assert_eq!(name.to_path(), Some(&*path));
+        assert_eq!(errno(engine.open(name, new).submit().unwrap().wait().0), libc::EEXIST);
+        engine.write(&file, b"hello", 3).submit().unwrap().wait().0.unwrap();
+        let (read, buf) = engine.read(&file, vec![9; 8], 0).submit().unwrap().wait();
+        assert_eq!((read.unwrap(), &buf[..]), (8, &b"\0\0\0hello"[..]));
+
+        let (flags, std) = (OpenOptions::write_only().truncate(), fs::metadata(&path).unwrap());
+        assert_eq!((std.size(), std.mode() & 0o777 & !0o640), (8, 0));
+        engine.open(&path, flags).submit().unwrap().wait().0.unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().size(), 0);
+        let log = engine.open(&path, OpenOptions::write_only().append()).submit().unwrap().wait();
+        let log = log.0.unwrap();
+        for _ in 0..2 {
+            engine.write(&log, b"ab", 0).submit().unwrap().wait().0.unwrap();
+        }
+        assert_eq!(fs::read(&path).unwrap(), b"abab");
+
+        let (removed, name) = engine.unlink(&path).submit().unwrap().wait();
+        assert_eq!(removed.unwrap(), 0);
+        let (gone, name) = engine.unlink(name).submit().unwrap().wait();
+        assert_eq!(errno(gone), libc::ENOENT);
+        assert_eq!(errno(engine.open(name, READ).submit().unwrap().wait().0), libc::ENOENT);
+        assert_eq!(errno(engine.unlink(folder.path()).submit().unwrap().wait().0), libc::EISDIR);
+        engine.remove_dir(folder.path()).submit().unwrap().wait().0.unwrap();
+        assert!(!folder.path().exists());
+    });
+}
+
+#[test]
+fn metadata_is_that_of_the_standard_library() {
+    on_every_backend(|engine| {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&path, vec![1; 5000]).unwrap();
+        symlink(&path, &link).unwrap();
+        fs::hard_link(&path, folder.path().join("other")).unwrap();
+        let old = SystemTime::UNIX_EPOCH - Duration::from_millis(1500);
+        fs::File::options().write(true).open(&path).unwrap().set_modified(old).unwrap();
+        for path in [&*path, folder.path(), Path::new("/dev/null")] {
+            let (stat, _) = engine.stat(path).submit().unwrap().wait();
+            let (stat, std) = (stat.unwrap(), fs::metadata(path).unwrap());
+            assert_eq!((stat.size, stat.blocks, stat.mode), (std.size(), std.blocks(), std.mode()));
+            assert_eq!((stat.uid, stat.gid, stat.inode), (std.uid(), std.gid(), std.ino()));
+            assert_eq!(u64::from(stat.links), std.nlink());
+            assert_eq!(u64::from(stat.block_size), std.blksize());
+            let number = |(major, minor)| libc::makedev(major, minor);
+            assert_eq!((number(stat.device), number(stat.special)), (std.dev(), std.rdev()));
+            assert_eq!(stat.accessed, std.accessed().unwrap());
+            assert_eq!(stat.modified, std.modified().unwrap());
+            assert_eq!(stat.created, std.created().ok());
+            let changed = Duration::new(std.ctime() as u64, std.ctime_nsec() as u32);
+            assert_eq!(stat.changed, SystemTime::UNIX_EPOCH + changed);
+            assert_eq!((stat.is_file(), stat.is_dir()), (std.is_file(), std.is_dir()));
+        }
+        let lstat = |path: IoPath| engine.lstat(path).submit().unwrap().wait().0.unwrap();
+        assert!(lstat((&link).into()).is_symlink() && !lstat((&path).into()).is_symlink());
+        assert_eq!(
+            lstat((&path).into()).permissions(),
+            fs::metadata(&path).unwrap().mode() & 0o7777
+        );
+        // Of an open file, whose name is gone, and of a name in an open directory.
+        let file = engine.open(&path, READ).submit().unwrap().wait().0.unwrap();
+        let dir = engine.open(folder.path(), READ).submit().unwrap().wait().0.unwrap();
+        let (stat, name) = engine.stat(IoPath::at(&dir, "file")).submit().unwrap().wait();
+        assert_eq!(stat.unwrap().size, 5000);
+        engine.unlink(name).submit().unwrap().wait().0.unwrap();
+        let (stat, _) = engine.stat(&file).submit().unwrap().wait();
+        assert_eq!((stat.unwrap().size, stat.unwrap().links), (5000, 1));
+        assert!(engine.stat(&dir).submit().unwrap().wait().0.unwrap().is_dir());
+        assert_eq!(errno(engine.open(&link, READ).submit().unwrap().wait().0), libc::ENOENT);
+        fs::write(&path, "x").unwrap();
+        let refused = engine.open(&link, READ.no_follow()).submit().unwrap().wait().0;
+        assert_eq!(errno(refused), libc::ELOOP);
+    });
+}
+
+#[test]
+fn inv19_an_opened_file_without_a_receiver_is_closed() {
+    on_every_backend(|engine| {
+        let path = temp_path();
+        // Dropped while it is pending, in flight or done.
+        let plug = engine.plug();
+        drop(engine.open(&path, READ).submit().unwrap());
+        drop(plug);
+        drop(engine.open(&path, READ).submit().unwrap());
+        let done = engine.open(&path, READ).submit().unwrap();
+        engine.drain().unwrap();
+        assert!(done.is_done());
+        assert_eq!(descriptors_of(&path), 1);
+        drop(done);
+        // A callback and a queue that drop the result.
+        engine.open(&path, READ).callback(|_, _| ()).unwrap();
+        let queue = CompletionQueue::new();
+        engine.open(&path, READ).enqueue(&queue, 1).unwrap();
+        engine.drain().unwrap();
+        assert_eq!((queue.len(), descriptors_of(&path)), (1, 1));
+        let kept: File = queue.pop().unwrap().result.unwrap();
+        assert!(kept.alignment().is_none());
+        engine.open(&path, READ).enqueue(&queue, 2).unwrap();
+        engine.drain().unwrap();
+        drop((queue, kept));
+        assert_eq!(descriptors_of(&path), 0);
+    });
+}
+
+#[test]
+fn inv19_a_panic_closes_opened_files_and_closes_no_descriptor_twice() {
+    on_every_backend(|engine| {
+        let kind = engine.backend();
+        let path = temp_path();
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let engine = Engine::builder().backend(kind).build().unwrap();
+            engine.set_reap_mode(aio_reap::ReapMode::OnTurn);
+            let called = Rc::new(Cell::new(false));
+            let flag = Rc::clone(&called);
+            engine.open(&path, READ).callback(move |_, _| flag.set(true)).unwrap();
+            engine
+                .close(fs::File::open(&path).unwrap())
+                .callback(|_, _| panic!("not run"))
+                .unwrap();
+            std::mem::forget(engine.plug());
+            engine
+                .close(fs::File::open(&path).unwrap())
+                .callback(|_, _| panic!("not run"))
+                .unwrap();
+            drop(called);
+            panic!("on purpose");
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(descriptors_of(&path), 0, "{kind}");
+    });
+    // Ready and in flight, on a device that tells which.
+    for delivered in [false, true] {
+        let path = temp_path();
+        let other = fs::File::open("/dev/null").unwrap();
+        let mut number = 0;
+        let panicked = catch_unwind(AssertUnwindSafe(|| {
+            let script = Script::new();
+            let engine = Engine::builder().build_scripted(&script).unwrap();
+            let closing = at_a_high_number(&fs::File::open(&path).unwrap());
+            number = closing.as_raw_fd();
+            engine.close(closing).callback(|_, _| panic!("not run")).unwrap();
+            engine.open(&path, READ).callback(|_, _| panic!("not run")).unwrap();
+            script.complete(2);
+            assert_eq!(descriptors_of(&path), 1);
+            // SAFETY: the script has closed the descriptor, and no other thread uses such a number.
+            assert_eq!(unsafe { libc::dup2(other.as_raw_fd(), number) }, number);
+            if delivered {
+                engine.nop().callback(|_, ()| panic!("on purpose")).unwrap();
+            }
+            panic!("on purpose");
+        }));
+        assert!(panicked.is_err());
+        assert_eq!(descriptors_of(&path), 0);
+        // SAFETY: `dup2` made the descriptor above.
+        let again = unsafe { OwnedFd::from_raw_fd(number) };
+        let target = fs::read_link(format!("/proc/self/fd/{number}")).expect("it is still open");
+        assert_eq!(target, Path::new("/dev/null"));
+        drop(again);
+    }
+}
+
+/// Duplicates a descriptor to a number that no other test uses.
+fn at_a_high_number(fd: &impl AsFd) -> OwnedFd {
+    let fd = fd.as_fd().as_raw_fd();
+    // SAFETY: the call takes no pointer.
+    let number = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 700) };
+    assert!(number >= 700);
+    // SAFETY: the kernel has just returned this descriptor.
+    unsafe { OwnedFd::from_raw_fd(number) }
+}
+
+#[test]
+fn inv19_a_close_closes_once_whatever_its_result_is() {
+    on_every_backend(|engine| {
+        let path = temp_path();
+        let file = engine.open(&path, READ).submit().unwrap().wait().0.unwrap();
+        let clone = file.clone();
+        let file = file.into_fd().unwrap_err();
+        drop(clone);
+        let plug = engine.plug();
+        let close = engine.close(file.into_fd().unwrap()).submit().unwrap();
+        assert!(!close.cancel());
+        let nop = engine.nop().submit().unwrap();
+        assert_eq!(engine.cancel_all(), 1);
+        drop(plug);
+        let (closed, fd) = close.wait();
+        closed.unwrap();
+        assert!(fd.into_inner().is_none());
+        assert_eq!(errno(nop.wait().0), libc::ECANCELED);
+        assert_eq!(descriptors_of(&path), 0);
+        // In time, and nobody waits.
+        let late = engine.close(fs::File::open(&path).unwrap());
+        drop(late.cancel_after(Duration::ZERO).submit().unwrap());
+        engine.drain().unwrap();
+        assert_eq!(descriptors_of(&path), 0);
+    });
+    // The kernel's errors, which are never followed by another attempt.
+    let script = Script::new();
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    for error in [libc::EINTR, libc::EINPROGRESS, libc::EAGAIN, libc::EIO] {
+        script.on_transfer(Transfer::Fail(error));
+        let path = temp_path();
+        let closing = fs::File::open(&path).unwrap();
+        let number = closing.as_raw_fd();
+        let (closed, fd) = engine.close(closing).submit().unwrap().wait();
+        match error {
+            libc::EINTR | libc::EINPROGRESS => closed.unwrap(),
+            _ => assert_eq!(errno(closed), error),
+        }
+        assert!(fd.into_inner().is_none());
+        // SAFETY: the script reported an error and left the descriptor open, without an owner.
+        drop(unsafe { OwnedFd::from_raw_fd(number) });
+    }
+    assert_eq!(engine.stats().retries, 0);
+}
+
+#[test]
+fn refused_requests_return_paths_and_descriptors() {
+    let script = Script::new();
+    let engine = Engine::builder().depth(1).capacity(1).build_scripted(&script).unwrap();
+    let refused = engine.open("a\0b", READ).submit().unwrap_err();
+    assert!(matches!(&refused, SubmitError::InvalidPath(_)), "{refused:?}");
+    assert_eq!(
+        (refused.errno(), refused.to_string()),
+        (libc::EINVAL, "the path has a zero byte".into())
+    );
+    assert_eq!(refused.into_request().into_buf().to_path(), None);
+    let nop = engine.nop().submit().unwrap();
+    let path = temp_path();
+    let refused = engine.close(fs::File::open(&path).unwrap()).submit().unwrap_err();
+    assert!(matches!(&refused, SubmitError::Full(_)));
+    assert!(refused.into_request().into_buf().into_inner().is_some());
+    let refused = engine.stat(String::from("/long enough")).submit().unwrap_err();
+    let path = refused.into_request().into_buf();
+    assert_eq!(path.to_path(), Some(Path::new("/long enough")));
+    drop(nop);
+}
+
+/// An orphaned `stat` writes to memory that is still there.
+#[test]
+fn inv13_paths_and_results_stay_until_the_completion() {
+    let script = Script::new();
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let path = temp_path();
+    drop(engine.stat(&path).submit().unwrap());
+    drop(engine.open(&path, READ).submit().unwrap());
+    let _other = vec![0x55_u64; 64]; // would get the memory
+    assert_eq!(script.complete(2), 2);
+    engine.drain().unwrap();
+    assert_eq!(descriptors_of(&path), 0);
+}
+
+#[test]
+fn inv19_borrowed_and_shared_descriptors_stay_with_their_owners() {
+    on_every_backend(|engine| {
+        let path = temp_path();
+        let owner = fs::File::options().read(true).write(true).open(&path).unwrap();
+        let shared = SharedFile::new(owner.try_clone().unwrap()).unwrap();
+        // SAFETY: `owner` is dropped after the last request.
+        let borrowed = unsafe { engine.attach_borrowed(owner.as_fd()) }.unwrap();
+        let attached = engine.attach_shared(&shared);
+        assert_eq!(borrowed.as_fd().as_raw_fd(), owner.as_raw_fd());
+        assert_eq!(attached.as_fd().as_raw_fd(), shared.as_fd().as_raw_fd());
+        engine.write(&borrowed, b"abc", 0).submit().unwrap().wait().0.unwrap();
+        let (read, buf) = engine.read(&attached, vec![0; 3], 0).submit().unwrap().wait();
+        assert_eq!((read.unwrap(), &buf[..]), (3, &b"abc"[..]));
+        assert_eq!(descriptors_of(&path), 2);
+        let borrowed = borrowed.into_fd().unwrap_err();
+        drop(attached.into_fd().unwrap_err());
+        drop(borrowed);
+        assert_eq!(descriptors_of(&path), 2);
+        let attached = engine.attach_shared(&shared);
+        drop(shared);
+        assert_eq!(descriptors_of(&path), 2);
+        drop((attached, owner));
+        assert_eq!(descriptors_of(&path), 0);
+    });
+}
