@@ -32,18 +32,6 @@ const HELD: u32 = 1;
 /// lock all the time keeps the lock for some microseconds, while the value stays in its CPU's
 /// cache. There is no poisoning: a panic inside a guard unlocks. A forgotten guard leaves the lock
 /// locked for ever.
-///
-/// ```
-/// use offlock_percpu::sync::{WordGuard, WordLock};
-///
-/// fn add(mut total: WordGuard<'_, u64>) {
-///     *total += 1;
-/// }
-///
-/// let total = WordLock::new(0);
-/// add(total.lock());
-/// assert_eq!(total.try_lock().map(|total| *total), Some(1));
-/// ```
 #[repr(C, align(64))]
 pub struct WordLock<T> {
     /// [`HELD`], or 0.

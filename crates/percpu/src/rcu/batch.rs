@@ -10,28 +10,7 @@ use super::reclaim::retire_list;
 ///
 /// Dropping the batch retires its objects.
 ///
-/// ```
-/// use offlock_percpu::rcu::{self, Batch, RetireHead};
-/// use std::ptr::NonNull;
-///
-/// unsafe fn free(head: NonNull<RetireHead>) {
-///     // SAFETY: the head is a box of its own, and `free` is called once.
-///     drop(unsafe { Box::from_raw(head.as_ptr()) });
-/// }
-///
-/// let mut batch = Batch::new();
-/// for _ in 0..3 {
-///     // SAFETY: `free` is called once, after the batch is retired and a grace period has passed.
-///     let head = unsafe { RetireHead::new(free) };
-///     let head = NonNull::from(Box::leak(Box::new(head)));
-///     // SAFETY: no reader can find the box, it is retired once, and any thread may free it.
-///     unsafe { batch.push(head, size_of::<RetireHead>()) };
-/// }
-/// assert_eq!(batch.len(), 3);
-/// batch.retire();
-/// # rcu::barrier()?;
-/// # Ok::<(), rcu::SynchronizeError>(())
-/// ```
+/// For the other crates of the workspace; semantic versioning does not cover it.
 #[derive(Debug)]
 pub struct Batch {
     list: Segment,

@@ -59,26 +59,6 @@ use crate::words::{BLOCK, WordBlock};
 /// except [`try_new`](Self::try_new) and the drop is wait-free and does not allocate. Memory: 1,664
 /// bytes, and 512 bytes for every CPU, from a pool. Semantic versioning does not cover it.
 ///
-/// ```
-/// use std::sync::atomic::{AtomicU64, Ordering};
-///
-/// use offlock_percpu::{RefBlock, fence};
-///
-/// const OPEN: u64 = 2;
-///
-/// let (block, gate) = (RefBlock::try_new()?, AtomicU64::new(0));
-/// block.open(0);
-/// gate.store(OPEN, Ordering::Release);
-/// assert!(block.try_get(0, &gate, OPEN));
-///
-/// gate.store(0, Ordering::Relaxed);
-/// fence::heavy_rseq();
-/// assert!(!block.fold(0)); // one reference is left
-/// // SAFETY: the reference taken above, put once; block and gate live on.
-/// assert!(unsafe { RefBlock::put(&block, 0, &gate, OPEN) }); // the last put
-/// # Ok::<(), offlock_percpu::AllocError>(())
-/// ```
-///
 /// # Panics
 ///
 /// Each method that takes the index of a count panics if it is not below [`COUNTS`](Self::COUNTS).

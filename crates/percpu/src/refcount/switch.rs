@@ -176,8 +176,8 @@ impl PercpuRef {
         }
     }
 
-    /// Switches back to percpu mode after [`switch_to_atomic`](Self::switch_to_atomic). Everything
-    /// else is as for that.
+    /// Switches back to percpu mode after [`switch_to_atomic`](Self::switch_to_atomic); later, if
+    /// the count is dying. Blocks like [`kill`](Self::kill).
     pub fn switch_to_percpu(&self) {
         let mut mode = self.cold.mode.lock();
         mode.force_atomic = false;

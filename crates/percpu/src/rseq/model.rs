@@ -6,7 +6,7 @@
 //! the stores that the calling thread of `heavy_rseq` made before.
 
 use crate::cpu::CpuId;
-use crate::rseq::operations::{Operations, Refused};
+use crate::rseq::operations::{Added, Operations, Refused};
 use crate::rseq::state::Sections;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::{check, virtual_cpu};
@@ -47,26 +47,14 @@ fn section<R>(
 }
 
 impl Operations for VirtualCpus {
-    fn add(
-        &self,
-        gate: &AtomicU64,
-        open_value: u64,
-        words: &Words,
-        delta: u64,
-    ) -> Result<CpuId, Refused> {
+    fn add(&self, gate: &AtomicU64, open_value: u64, words: &Words, delta: u64) -> Added {
         section(gate, open_value, words, |cpu, word| {
             word.store(word.load(Ordering::Relaxed).wrapping_add(delta), Ordering::Release);
             Ok(cpu)
         })
     }
 
-    fn add_within(
-        &self,
-        gate: &AtomicU64,
-        words: &Words,
-        delta: i64,
-        bound: i64,
-    ) -> Result<CpuId, Refused> {
+    fn add_within(&self, gate: &AtomicU64, words: &Words, delta: i64, bound: i64) -> Added {
         section(gate, 0, words, |cpu, word| {
             let sum = (word.load(Ordering::Relaxed) as i64).wrapping_add(delta);
             if sum <= -bound || sum >= bound {

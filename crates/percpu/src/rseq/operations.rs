@@ -24,23 +24,14 @@ pub(crate) enum Refused {
     OutOfRange,
 }
 
+/// The CPU whose word an add has changed.
+pub(crate) type Added = Result<CpuId, Refused>;
+
 /// The operations of one implementation of sections.
 ///
 /// The functions of [`section`](super::section) with the same names describe the operations.
 pub(crate) trait Operations {
-    fn add(
-        &self,
-        gate: &AtomicU64,
-        open_value: u64,
-        words: &Words,
-        delta: u64,
-    ) -> Result<CpuId, Refused>;
-    fn add_within(
-        &self,
-        gate: &AtomicU64,
-        words: &Words,
-        delta: i64,
-        bound: i64,
-    ) -> Result<CpuId, Refused>;
+    fn add(&self, gate: &AtomicU64, open_value: u64, words: &Words, delta: u64) -> Added;
+    fn add_within(&self, gate: &AtomicU64, words: &Words, delta: i64, bound: i64) -> Added;
     fn swap(&self, gate: &AtomicU64, words: &Words, new: u64) -> Result<(CpuId, u64), Refused>;
 }

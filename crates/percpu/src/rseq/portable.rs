@@ -1,7 +1,7 @@
 //! Builds without sections: there are no operations, and the compiler removes the code behind them.
 
 use crate::cpu::CpuId;
-use crate::rseq::operations::{Operations, Refused};
+use crate::rseq::operations::{Added, Operations, Refused};
 use crate::rseq::state::Sections;
 use crate::sync::atomic::AtomicU64;
 use crate::words::Words;
@@ -24,11 +24,11 @@ pub(super) fn operations() -> Option<NoOperations> {
 pub(super) enum NoOperations {}
 
 impl Operations for NoOperations {
-    fn add(&self, _: &AtomicU64, _: u64, _: &Words, _: u64) -> Result<CpuId, Refused> {
+    fn add(&self, _: &AtomicU64, _: u64, _: &Words, _: u64) -> Added {
         match *self {}
     }
 
-    fn add_within(&self, _: &AtomicU64, _: &Words, _: i64, _: i64) -> Result<CpuId, Refused> {
+    fn add_within(&self, _: &AtomicU64, _: &Words, _: i64, _: i64) -> Added {
         match *self {}
     }
 

@@ -14,8 +14,8 @@
 //!    word is changed. So in one process every word is changed by sections alone, or by atomic
 //!    operations alone.
 
-use super::operations::Operations;
 pub(crate) use super::operations::Refused;
+use super::operations::{Added, Operations};
 use super::state::Sections;
 use crate::cpu::CpuId;
 use crate::sync::atomic::AtomicU64;
@@ -52,24 +52,14 @@ pub(crate) fn state() -> Sections {
 /// Adds `delta` (wrapping) to this CPU's word and returns the CPU. It commits
 /// only if the value of `gate` is `open_value`.
 #[inline(always)]
-pub(crate) fn add(
-    gate: &AtomicU64,
-    open_value: u64,
-    words: &Words,
-    delta: u64,
-) -> Result<CpuId, Refused> {
+pub(crate) fn add(gate: &AtomicU64, open_value: u64, words: &Words, delta: u64) -> Added {
     imp::operations().ok_or(Refused::NoCpu)?.add(gate, open_value, words, delta)
 }
 
 /// Adds `delta` to this CPU's word if the sum is strictly between `-bound` and `bound`. It
 /// commits only if the value of `gate` is 0.
 #[inline(always)]
-pub(crate) fn add_within(
-    gate: &AtomicU64,
-    words: &Words,
-    delta: i64,
-    bound: i64,
-) -> Result<CpuId, Refused> {
+pub(crate) fn add_within(gate: &AtomicU64, words: &Words, delta: i64, bound: i64) -> Added {
     imp::operations().ok_or(Refused::NoCpu)?.add_within(gate, words, delta, bound)
 }
 

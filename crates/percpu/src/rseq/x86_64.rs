@@ -39,7 +39,7 @@
 
 use crate::cpu::{CpuId, RseqState, backend};
 use crate::fence;
-use crate::rseq::operations::{Operations, Refused};
+use crate::rseq::operations::{Added, Operations, Refused};
 use crate::rseq::self_test::decide;
 use crate::rseq::state::Sections;
 use crate::rseq::{Offset, find};
@@ -169,7 +169,7 @@ macro_rules! section {
 
 /// Returns the CPU or the refusal that the register contains.
 #[inline(always)]
-fn outcome(cpu: u32, params: RseqOperations) -> Result<CpuId, Refused> {
+fn outcome(cpu: u32, params: RseqOperations) -> Added {
     if cpu < params.limit {
         return Ok(CpuId::new(cpu));
     }
@@ -189,13 +189,7 @@ fn refusal(cpu: u32) -> Refused {
 
 impl Operations for RseqOperations {
     #[inline(always)]
-    fn add(
-        &self,
-        gate: &AtomicU64,
-        open_value: u64,
-        words: &Words,
-        delta: u64,
-    ) -> Result<CpuId, Refused> {
+    fn add(&self, gate: &AtomicU64, open_value: u64, words: &Words, delta: u64) -> Added {
         // SAFETY: the section stores to `rseq_cs` in this thread's area, whose offset `find` returned
         // after it checked that the area contains the field. It stores once more, to the word of a
         // CPU below `limit`, an atomic of `words`. The gate is only read, and neither the gate nor
@@ -210,13 +204,7 @@ impl Operations for RseqOperations {
     }
 
     #[inline(always)]
-    fn add_within(
-        &self,
-        gate: &AtomicU64,
-        words: &Words,
-        delta: i64,
-        bound: i64,
-    ) -> Result<CpuId, Refused> {
+    fn add_within(&self, gate: &AtomicU64, words: &Words, delta: i64, bound: i64) -> Added {
         // -bound < sum < bound is 0 <= sum + (bound - 1) <= 2 * (bound - 1), in one unsigned compare.
         let (lift, span) = (bound - 1, 2 * (bound - 1));
         // SAFETY: the area, the word and the gate are those of `add`. The other registers are

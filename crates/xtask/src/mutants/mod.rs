@@ -169,7 +169,8 @@ fn candidates(copy: &Workspace, package: &Crate) -> Result<Vec<(Kind, Vec<Mutant
 
 fn is_for_tests(file: &Path) -> bool {
     let name = file.file_stem().unwrap_or_default().to_string_lossy();
-    name == "tests" || name.ends_with("_tests") || name == "stress" || name == "model"
+    let supports_models = name == "model" || name == "planted" || name.starts_with("virtual_");
+    name == "tests" || name.ends_with("_tests") || name == "stress" || supports_models
 }
 
 /// Takes a mutant out, each kind as often as the others.
