@@ -8,7 +8,7 @@ use percpu::fence::heavy_rseq;
 use percpu::panics::drop_payload;
 use percpu::rcu::{self, Batch};
 use percpu::sync::atomic::Ordering;
-use percpu::sync::{WordGuard, check, step};
+use percpu::sync::{WordGuard, check, order, step};
 
 use super::core::{Core, State};
 use super::dropping::dropping;
@@ -172,7 +172,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
         // Ordering: Release pairs with the Acquire in `Core::not_live` and in `is_clear`; it carries the
         // drop of the value.
-        slab.slot(index).state.store(NotLive::vacant(state.next()).bits(), Ordering::Release);
+        let order = order!(Release, "finish: the drop has ended");
+        slab.slot(index).state.store(NotLive::vacant(state.next()).bits(), order);
         if state.next() < self.limits.generations { Finished::Vacant } else { Finished::Exhausted }
     }
 

@@ -34,6 +34,7 @@
 use percpu::fence::light;
 use percpu::rcu;
 use percpu::sync::atomic::Ordering;
+use percpu::sync::step;
 
 use super::core::{Core, State};
 use super::id::Id;
@@ -67,7 +68,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let length = unsafe { lists.local().splice(1, id.index(), slot, id) };
         // Pairs with the `heavy` in `run_callback`: it sees the slot in its list, or this thread sees
         // that no callback is queued.
-        light();
+        step!("retire: the slot is in its list before the look for the callback", light());
         // Ordering: Relaxed, both; a hint, and ordered by the fence.
         let batch = self.batch.load(Ordering::Relaxed);
         length & (batch - 1) == 0 || !self.callback_queued.load(Ordering::Relaxed)

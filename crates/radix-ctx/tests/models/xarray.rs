@@ -3,10 +3,10 @@
 use percpu::rcu::{self, Owned};
 use percpu::sync::atomic::{AtomicU64, Ordering};
 use percpu::sync::quarantine::{Watched, free};
-use percpu::sync::{Arc, model, thread};
+use percpu::sync::{Arc, thread};
 use radix_ctx::xarray::{Mark, Value, XArray};
 
-use super::support::{TIMES, spawn, yield_often};
+use super::support::{TIMES, spawn, thoroughly, yield_often};
 
 /// The planted bugs, each with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -62,7 +62,7 @@ impl Drop for Payload {
 /// A reader finds nothing, or a complete entry below complete nodes.
 #[test]
 fn an_entry_is_seen_finished() {
-    model(|| {
+    thoroughly(|| {
         let array = Arc::new(XArray::<Owned<Payload>>::new());
         let reader = spawn(&array, |array| {
             let guard = rcu::pin();
@@ -82,7 +82,7 @@ fn an_entry_is_seen_finished() {
 /// A thread that sees a mark sees what its setter did before. A search finds the marked entry.
 #[test]
 fn a_mark_carries_what_was_done_before() {
-    model(|| {
+    thoroughly(|| {
         let both = Arc::new((numbers(&[0, 1]), AtomicU64::new(0)));
         let reader = spawn(&both, |(array, done)| {
             if array.is_marked(1, Mark::One) {
@@ -100,7 +100,7 @@ fn a_mark_carries_what_was_done_before() {
 /// A reader in a node may stay there when the node leaves the tree.
 #[test]
 fn a_node_outlives_its_readers() {
-    model(|| {
+    thoroughly(|| {
         let array = numbers(&[0, 2]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
@@ -117,7 +117,7 @@ fn a_node_outlives_its_readers() {
 /// A reader may use an entry that was erased after the reader found it.
 #[test]
 fn an_erased_entry_outlives_its_readers() {
-    model(|| {
+    thoroughly(|| {
         let array = Arc::new(XArray::<Owned<Payload>>::new());
         array.store(1, Owned::new(Payload::new(7))).unwrap();
         let reader = spawn(&array, |array| {
@@ -138,7 +138,7 @@ fn an_erased_entry_outlives_its_readers() {
 /// The entry of index 0 moves into a node and back, and every lookup finds it.
 #[test]
 fn inv10_lookup_of_zero_succeeds_while_one_toggles() {
-    model(|| {
+    thoroughly(|| {
         let array = numbers(&[0]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
@@ -156,7 +156,7 @@ fn inv10_lookup_of_zero_succeeds_while_one_toggles() {
 /// The root becomes a child and the root again, and every lookup finds the entries below it.
 #[test]
 fn inv10_lookups_succeed_while_the_tree_grows_and_shrinks() {
-    model(|| {
+    thoroughly(|| {
         let array = numbers(&[0, 1]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
@@ -192,7 +192,7 @@ fn check_iteration(array: &XArray<Value>, stays: &[u64]) {
 /// The nodes of an iteration leave the tree, down to the entry in the root word.
 #[test]
 fn inv10_gang_lookup_against_shrink() {
-    model(|| {
+    thoroughly(|| {
         let array = numbers(&[0, 1, 2, 3]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
@@ -214,7 +214,7 @@ fn inv10_gang_lookup_against_shrink() {
 /// The leaf that an iteration remembers leaves the tree, and the next entries are in another one.
 #[test]
 fn inv10_an_iteration_outlives_its_leaf() {
-    model(|| {
+    thoroughly(|| {
         let array = numbers(&[0, 1]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
@@ -234,7 +234,7 @@ fn inv10_an_iteration_outlives_its_leaf() {
 /// An iteration begins under a smaller root and continues under a larger one.
 #[test]
 fn inv10_iterators_go_on_across_growth() {
-    model(|| {
+    thoroughly(|| {
         let array = numbers(&[0, 1]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
@@ -254,7 +254,7 @@ fn inv10_iterators_go_on_across_growth() {
 /// Two allocations of the lowest index get two indexes, and neither gets a reserved one.
 #[test]
 fn inv08_two_allocations_share_no_index() {
-    model(|| {
+    thoroughly(|| {
         let array = numbers(&[]);
         let reservation = array.reserve(1).unwrap();
         let other = spawn(&array, |array| {
