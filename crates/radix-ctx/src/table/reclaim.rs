@@ -137,7 +137,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         let it = unsafe { slab.as_ref() };
         if let Some(refs) = it.refs() {
             // Before the fold: the last reference may be put as soon as the count is folded.
-            // Ordering: Release pairs with the Acquire in `Core::not_live`; the state is all it carries.
+            // Ordering: Release pairs with the Acquire in `CtxRef::is_removed`; it carries what the
+            // removing thread did before. No model checks it.
             it.slot(index).state.store(state.referenced().bits(), Ordering::Release);
             // Ordering: Relaxed; a statistic.
             self.counters.referenced.fetch_add(1, Ordering::Relaxed);

@@ -34,7 +34,7 @@
 use percpu::fence::light;
 use percpu::rcu;
 use percpu::sync::atomic::Ordering;
-use percpu::sync::step;
+use percpu::sync::{order, step};
 
 use super::core::{Core, State};
 use super::id::Id;
@@ -98,8 +98,9 @@ impl<T: Send + Sync + 'static> Core<T> {
                 if self.quota.is_limited() {
                     self.quota.give_back(slab.weight(id.index()));
                 }
-                // Ordering: Relaxed; a grace period orders it (invariant 1).
-                slot.state.store(NotLive::dead(id, first).bits(), Ordering::Relaxed);
+                // Ordering: Release, like the store of the link in `RetireLists::splice`.
+                let order = order!(Release, "retire all: the link carries what came before");
+                slot.state.store(NotLive::dead(id, first).bits(), order);
                 first = id.index();
                 last = last.or(Some((slot, id)));
                 count += 1;

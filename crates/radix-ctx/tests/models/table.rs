@@ -18,6 +18,7 @@ use super::support::{TIMES, spawn, thoroughly, yield_often};
 /// The planted bugs, each with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("insert: the value is written", "table::inv12_a_context_is_seen_finished"),
+    ("iterate: the context is complete", "table::inv12_an_iteration_sees_finished_contexts"),
     ("reclaim: a grace period is over", "table::inv12_a_removed_context_outlives_its_readers"),
     (
         "callback: queue it for slots that were added meanwhile",
@@ -36,6 +37,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 /// The planted bugs that only loom can catch.
 pub(super) const LOOM_ONLY: &[&str] = &[
     "insert: the value is written",
+    "iterate: the context is complete",
     "reclaim: a grace period is over",
     "retire: the slot is in its list before the look for the callback",
     "callback: the flag is clear before the look at the lists",
@@ -164,6 +166,31 @@ fn inv12_a_context_is_seen_finished() {
         reader.join().unwrap();
         contexts.assert_dropped(0, 1);
     });
+}
+
+/// An iteration and a search find complete contexts only.
+#[test]
+fn inv12_an_iteration_sees_finished_contexts() {
+    for searches in [false, true] {
+        thoroughly(move || {
+            let contexts = Contexts::new();
+            let reader = spawn(&contexts, move |contexts| {
+                let guard = rcu::pin();
+                let (table, read) = (&contexts.table, |(_, found): (Id, &Payload)| {
+                    assert_eq!(Payload::read(found.late()), 7);
+                });
+                if searches {
+                    table.at_or_after(0, &guard).into_iter().for_each(read);
+                    table.at_or_before(u32::MAX, &guard).into_iter().for_each(read);
+                } else {
+                    table.iter(&guard).for_each(read);
+                }
+            });
+            contexts.insert(7);
+            reader.join().unwrap();
+            contexts.assert_dropped(0, 1);
+        });
+    }
 }
 
 #[test]

@@ -46,6 +46,23 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "register: the count comes before the look at the condition",
         "table_refs::inv18_a_removals_future_is_woken_by_the_last_reference",
     ),
+    (
+        "retire: the link carries what came before the removal",
+        "table_refs::inv18_a_removal_carries_what_was_done_before",
+    ),
+    (
+        "retire all: the link carries what came before",
+        "table_refs::inv18_a_removal_carries_what_was_done_before",
+    ),
+    (
+        "kill: what came before the removal",
+        "table_refs::inv18_a_removal_carries_what_was_done_before",
+    ),
+    (
+        "is_removed: what came before the removal",
+        "table_refs::inv18_a_removal_carries_what_was_done_before",
+    ),
+    ("refs: the counts are made", "table_refs::inv13_two_threads_take_the_first_references"),
     ("is_done: the drop has ended", "table_refs::inv14_a_removal_that_is_done_carries_the_drop"),
     ("finish: the drop has ended", "table_refs::inv14_a_removal_that_is_done_carries_the_drop"),
     (
@@ -62,6 +79,11 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "wait: the count comes before the look at the condition",
     "wake a slot: the change comes before the look for waiters",
     "register: the count comes before the look at the condition",
+    "retire: the link carries what came before the removal",
+    "retire all: the link carries what came before",
+    "kill: what came before the removal",
+    "is_removed: what came before the removal",
+    "refs: the counts are made",
     "is_done: the drop has ended",
     "finish: the drop has ended",
     "remove all: the drops have ended",
@@ -114,6 +136,22 @@ fn inv13_the_first_reference_meets_the_removal() {
         contexts.table.poll();
         user.join().unwrap();
         contexts.assert_dropped(1, 0);
+    });
+}
+
+/// Two threads take the first references of a slab. One makes the counts, and the other finds none or
+/// complete ones.
+#[test]
+fn inv13_two_threads_take_the_first_references() {
+    thoroughly(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let user = spawn(&contexts, move |contexts| {
+            set_current(CpuId::new(1));
+            hold(contexts, id);
+        });
+        hold(&contexts, id);
+        user.join().unwrap();
     });
 }
 
@@ -329,6 +367,36 @@ fn is_ready_or_woken(future: impl Future, end: impl FnOnce()) {
     );
     let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     assert!(polled.is_ready());
+}
+
+/// A thread that sees the removal of a context sees what the removing thread did before.
+#[test]
+fn inv18_a_removal_carries_what_was_done_before() {
+    with_membarrier(|| [false, true].into_iter().for_each(removal_carries_what_was_done_before));
+}
+
+fn removal_carries_what_was_done_before(all: bool) {
+    thoroughly(move || {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let context = contexts.table.get_ref(id).unwrap();
+        let done = Arc::new(AtomicBool::new(false));
+        let reader = thread::spawn({
+            let done = Arc::clone(&done);
+            move || {
+                if CtxRef::is_removed(&context) {
+                    assert!(done.load(Ordering::Relaxed));
+                }
+            }
+        });
+        done.store(true, Ordering::Relaxed);
+        if all {
+            assert_eq!(contexts.table.begin_remove_all().len(), 1);
+        } else {
+            contexts.table.remove(id).unwrap();
+        }
+        reader.join().unwrap();
+    });
 }
 
 /// A removal that is done carries the drop of its context by another thread. With membarrier, because the

@@ -3,7 +3,7 @@
 use percpu::rcu::{self, Owned};
 use percpu::sync::atomic::{AtomicU64, Ordering};
 use percpu::sync::quarantine::{Watched, free};
-use percpu::sync::{Arc, thread};
+use percpu::sync::{Arc, model, thread};
 use radix_ctx::xarray::{Mark, Value, XArray};
 
 use super::support::{TIMES, spawn, thoroughly, yield_often};
@@ -45,6 +45,11 @@ impl Payload {
         Self(Box::into_raw(Box::new(Watched::new(value))))
     }
 
+    /// Checks the value, as a reader that has just found it.
+    fn check(&self) {
+        assert_eq!(Self::read(self.0), 7);
+    }
+
     /// Reads the value of a pointer that a reader took some time ago.
     fn read(found: *const Watched<u64>) -> u64 {
         // SAFETY: the memory is alive, or in quarantine until the run ends.
@@ -79,22 +84,85 @@ fn an_entry_is_seen_finished() {
     });
 }
 
-/// A thread that sees a mark sees what its setter did before. A search finds the marked entry.
+/// Every kind of search sees complete nodes and entries while the tree grows: at its root, by a node below
+/// one that stays, by an entry in a node that stays, and by another node in the place of a marked one.
+#[test]
+fn a_search_sees_finished_nodes_and_entries() {
+    type Search = fn(&XArray<Owned<Payload>>, &rcu::Guard);
+    const SEARCHES: [Search; 6] = [
+        |array, guard| array.iter(guard).for_each(|(_, found)| found.check()),
+        |array, guard| array.marked(Mark::One, .., guard).for_each(|(_, found)| found.check()),
+        |array, guard| {
+            array.at_or_before(3, guard).into_iter().for_each(|(_, found)| found.check());
+        },
+        |array, guard| array.load(2, guard).into_iter().for_each(Payload::check),
+        |array, _| _ = array.is_marked(2, Mark::One),
+        |array, _| _ = array.any_marked(Mark::One),
+    ];
+    const ENTRIES: [(&[u64], &[u64]); 4] =
+        [(&[], &[0, 2]), (&[0, 4], &[2]), (&[0, 3], &[2]), (&[0, 2], &[2])];
+    for (search, (before, added)) in SEARCHES.into_iter().flat_map(|s| ENTRIES.map(|e| (s, e))) {
+        model(move || {
+            let array = Arc::new(XArray::<Owned<Payload>>::new());
+            let store = |&index: &u64| {
+                array.store(index, Owned::new(Payload::new(7))).unwrap();
+                array.set_mark(index, Mark::One);
+            };
+            before.iter().for_each(store);
+            let reader = spawn(&array, move |array| search(array, &rcu::pin()));
+            for index in added {
+                array.erase(*index);
+                store(index);
+            }
+            reader.join().unwrap();
+        });
+    }
+}
+
+/// A thread that sees a mark, in a node or beside the root, sees what its setter did before. A search finds
+/// the marked entry.
 #[test]
 fn a_mark_carries_what_was_done_before() {
-    thoroughly(|| {
-        let both = Arc::new((numbers(&[0, 1]), AtomicU64::new(0)));
-        let reader = spawn(&both, |(array, done)| {
-            if array.is_marked(1, Mark::One) {
-                assert_eq!(done.load(Ordering::Relaxed), 1);
-            }
+    type Sees = fn(&XArray<Value>, u64) -> bool;
+    const WAYS: [Sees; 3] = [
+        |array, index| array.is_marked(index, Mark::One),
+        |array, _| array.any_marked(Mark::One),
+        |array, _| array.marked(Mark::One, .., &rcu::pin()).next().is_some(),
+    ];
+    for (last, sees) in [0, 1].into_iter().flat_map(|last| WAYS.map(|sees| (last, sees))) {
+        thoroughly(move || {
+            let both = Arc::new((numbers(&[0, 1][..=last as usize]), AtomicU64::new(0)));
+            let reader = spawn(&both, move |(array, done)| {
+                if sees(array, last) {
+                    assert_eq!(done.load(Ordering::Relaxed), 1);
+                }
+            });
+            both.1.store(1, Ordering::Relaxed);
+            assert!(both.0.set_mark(last, Mark::One));
+            reader.join().unwrap();
+            let found = both.0.marked(Mark::One, .., &rcu::pin()).map(|(index, _)| index).next();
+            assert_eq!(found, Some(last));
         });
-        both.1.store(1, Ordering::Relaxed);
-        assert!(both.0.set_mark(1, Mark::One));
-        reader.join().unwrap();
-        let found = both.0.marked(Mark::One, .., &rcu::pin()).map(|(index, _)| index).next();
-        assert_eq!(found, Some(1));
-    });
+    }
+}
+
+/// A thread that sees that a mark is gone sees what was done before it was cleared.
+#[test]
+fn a_cleared_mark_carries_what_was_done_before() {
+    for last in [0, 1] {
+        thoroughly(move || {
+            let both = Arc::new((numbers(&[0, 1][..=last as usize]), AtomicU64::new(0)));
+            both.0.set_mark(last, Mark::One);
+            let reader = spawn(&both, move |(array, done)| {
+                if !array.is_marked(last, Mark::One) {
+                    assert_eq!(done.load(Ordering::Relaxed), 1);
+                }
+            });
+            both.1.store(1, Ordering::Relaxed);
+            assert!(both.0.clear_mark(last, Mark::One));
+            reader.join().unwrap();
+        });
+    }
 }
 
 /// A reader in a node may stay there when the node leaves the tree.
