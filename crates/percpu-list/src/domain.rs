@@ -6,7 +6,8 @@ use std::ptr::NonNull;
 
 use percpu::lglock::{GlobalGuard, LgLock, LocalGuard, LockError, PairGuard};
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::cpu;
+use percpu::sync::quarantine::{self, Watched};
+use percpu::sync::{cpu, order};
 use percpu::{AllocError, CpuId, NodeId, topology};
 
 use percpu::alloc::try_box;
@@ -55,7 +56,7 @@ pub enum SlotPolicy {
 pub struct Domain {
     /// Lives until the last of its `refs` is dropped, of which this is one. It is not an `Arc`,
     /// because making one aborts the process if memory is out.
-    inner: NonNull<Inner>,
+    inner: NonNull<Watched<Inner>>,
 }
 
 // SAFETY: a domain is a reference to `Inner`, which is `Send` and `Sync`, and any thread may drop
@@ -137,7 +138,7 @@ impl Domain {
             other => other,
         };
         let inner = Inner { refs: AtomicUsize::new(1), locks, policy, slots, nodes };
-        let inner = try_box(inner).map_err(|_| AllocError::new())?;
+        let inner = try_box(Watched::new(inner)).map_err(|_| AllocError::new())?;
         Ok(Self { inner: NonNull::from(Box::leak(inner)) })
     }
 
@@ -267,9 +268,10 @@ impl Drop for Domain {
         // Ordering: AcqRel. Release pairs with the Acquire in the drop of the last reference; it
         // carries the uses of `Inner` through `self`. Acquire pairs with the Release in the other
         // drops; it carries their uses, before `Inner` is freed.
-        if self.inner().refs.fetch_sub(1, Ordering::AcqRel) == 1 {
+        let order = order!(AcqRel, "drop a domain: after the uses by other references");
+        if self.inner().refs.fetch_sub(1, order) == 1 {
             // SAFETY: this was the last reference, and the pointer is from `Box::leak`.
-            drop(unsafe { Box::from_raw(self.inner.as_ptr()) });
+            quarantine::free(unsafe { Box::from_raw(self.inner.as_ptr()) });
         }
     }
 }

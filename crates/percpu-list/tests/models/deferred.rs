@@ -1,9 +1,9 @@
 //! Deferred removals, which the next thread that locks the slot performs.
 
-use percpu::sync::{Arc, model};
+use percpu::sync::Arc;
 
 use super::owning::{List, drain, with};
-use super::payload::{ONE, ZERO, spawn_on};
+use super::payload::{ONE, ZERO, spawn_on, thoroughly};
 
 /// Each planted bug, with a model that must fail if the bug is active.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -22,7 +22,7 @@ pub(super) const LOOM_ONLY: &[&str] =
 /// Each value is dropped once.
 #[test]
 fn a_flush_meets_two_deferred_removals() {
-    model(|| {
+    thoroughly(|| {
         let (list, [first, second], drops) = with();
         let there = spawn_on(ONE, move || {
             assert_eq!(second.read(), 1);
@@ -40,7 +40,7 @@ fn a_flush_meets_two_deferred_removals() {
 /// The add flushes the removal if it is already deferred.
 #[test]
 fn an_add_meets_a_deferred_removal() {
-    model(|| {
+    thoroughly(|| {
         let (list, [entry], drops) = with();
         let adds = spawn_on(ZERO, {
             let (list, drops) = (Arc::clone(&list), drops.clone());
@@ -59,7 +59,7 @@ fn an_add_meets_a_deferred_removal() {
 /// The value is dropped once, whether the drain returns it or not.
 #[test]
 fn inv04_a_drain_meets_a_deferred_removal() {
-    model(|| {
+    thoroughly(|| {
         let (list, [entry], drops) = with();
         let there = spawn_on(ONE, move || entry.defer_remove());
         let taken = drain(&list);
@@ -74,7 +74,7 @@ fn inv04_a_drain_meets_a_deferred_removal() {
 /// The list is dropped before any thread flushes the removals.
 #[test]
 fn inv13_a_list_drops_deferred_values() {
-    model(|| {
+    thoroughly(|| {
         let (list, [first, second], drops) = with();
         let there = spawn_on(ONE, move || first.defer_remove());
         second.defer_remove();

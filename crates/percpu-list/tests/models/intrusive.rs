@@ -3,7 +3,7 @@
 use percpu::sync::{Arc, model};
 use percpu_list::{Domain, IntrusiveList, Link, LockError, Refused};
 
-use super::payload::{Drops, Item, ONE, Owned, ZERO, spawn_on};
+use super::payload::{Drops, Item, ONE, Owned, ZERO, spawn_on, thoroughly};
 
 /// Each planted bug, with a model that must fail if the bug is active.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -128,7 +128,7 @@ fn inv02_a_removal_meets_a_move_to_another_list() {
 
 #[test]
 fn inv03_two_removals_lock_the_same_slot() {
-    model(|| {
+    thoroughly(|| {
         let fixture = Fixture::linked();
         let there = spawn_on(ONE, {
             let fixture = Arc::clone(&fixture);
@@ -216,7 +216,7 @@ fn inv08_global_two_slots_and_local_end() {
 /// the lock.
 #[test]
 fn inv14_a_try_meets_a_removal() {
-    model(|| {
+    thoroughly(|| {
         let fixture = Fixture::linked();
         let there = spawn_on(ONE, {
             let fixture = Arc::clone(&fixture);
@@ -235,7 +235,7 @@ fn inv14_a_try_meets_a_removal() {
 /// A walk reads the item before its drop, or does not find it.
 #[test]
 fn an_item_drops_beside_a_locked_walk() {
-    model(|| {
+    thoroughly(|| {
         let (list, item, drops) = one();
         let walk = spawn_on(ONE, {
             let list = Arc::clone(&list);

@@ -1,9 +1,9 @@
 //! Entries that several threads add, remove, drain and drop at the same time.
 
 use percpu::sync::{Arc, model};
-use percpu_list::{Entry, PerCpuList, Refused};
+use percpu_list::{Domain, Entry, PerCpuList, Refused};
 
-use super::payload::{Drops, ONE, Payload, ZERO, spawn_on};
+use super::payload::{Drops, ONE, Payload, ZERO, spawn_on, thoroughly};
 
 /// Each planted bug, with a model that must fail if the bug is active.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -23,6 +23,10 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ),
     ("close: wait for the adds that have begun", "owning::nothing_is_added_once_close_returned"),
     ("length: removals before adds", "owning::inv10_a_list_with_an_entry_is_never_empty"),
+    (
+        "drop a domain: after the uses by other references",
+        "owning::inv13_the_last_list_of_a_domain_frees_it",
+    ),
 ];
 
 /// The planted bugs that only loom finds.
@@ -37,6 +41,7 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "first entry: use the other thread's shard",
     "close: wait for the adds that have begun",
     "length: removals before adds",
+    "drop a domain: after the uses by other references",
 ];
 
 pub(super) type List = PerCpuList<Payload>;
@@ -92,7 +97,7 @@ fn inv04_two_drains_share_the_entries() {
 /// A reference and the drop of the entry remove the same value. The last of them drops it.
 #[test]
 fn inv04_a_removal_meets_the_drop_of_the_entry() {
-    model(|| {
+    thoroughly(|| {
         let (list, [entry], drops) = with();
         let found = entry.share();
         let removes = spawn_on(ONE, {
@@ -115,7 +120,7 @@ fn inv04_a_removal_meets_the_drop_of_the_entry() {
 /// A reference from a walk is read after the entry and the list were dropped.
 #[test]
 fn inv07_a_reference_outlives_entry_and_list() {
-    model(|| {
+    thoroughly(|| {
         let (list, [entry], drops) = with();
         let walks = spawn_on(ONE, move || {
             let found = list.iter().next();
@@ -131,12 +136,33 @@ fn inv07_a_reference_outlives_entry_and_list() {
 /// The drop of either entry may be the last, which drops the list.
 #[test]
 fn inv13_the_last_entry_drops_the_list() {
-    model(|| {
+    thoroughly(|| {
         let (list, [first, second], drops) = with();
         drop(list);
         let there = spawn_on(ONE, move || drop(first));
         drop(second);
         there.join().unwrap();
+        assert_eq!(drops.count(), 2);
+    });
+}
+
+/// Two threads drop the lists of a domain. The last drop frees the locks, after their last use by the
+/// other thread.
+#[test]
+fn inv13_the_last_list_of_a_domain_frees_it() {
+    thoroughly(|| {
+        let domain = Domain::new();
+        let lists = [(); 2].map(|()| List::new_in(&domain));
+        drop(domain);
+        let drops = Drops::new();
+        let [here, there] = lists;
+        let other = spawn_on(ONE, {
+            let payload = drops.payload(1);
+            move || drop(there.insert(payload).unwrap())
+        });
+        drop(here.insert(drops.payload(0)).unwrap());
+        drop(here);
+        other.join().unwrap();
         assert_eq!(drops.count(), 2);
     });
 }
@@ -207,7 +233,7 @@ fn two_first_entries_of_a_slot_share_a_shard() {
 /// more hits than removals.
 #[test]
 fn inv10_a_list_with_an_entry_is_never_empty() {
-    model(|| {
+    thoroughly(|| {
         let (list, [stays], drops) = with();
         let changes = spawn_on(ZERO, {
             let (list, drops) = (Arc::clone(&list), drops.clone());

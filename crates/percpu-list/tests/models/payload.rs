@@ -8,7 +8,7 @@ use percpu::CpuId;
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::quarantine::{Watched, free};
 use percpu::sync::virtual_cpu::set_current;
-use percpu::sync::{Arc, thread};
+use percpu::sync::{Arc, model, thread, with_preemptions};
 use percpu_list::{Domain, Link, linked};
 
 pub(super) const ZERO: CpuId = CpuId::new(0);
@@ -113,6 +113,11 @@ impl Drop for Owned {
         // SAFETY: the pointer is from `into_raw`, and is freed once, here.
         free(unsafe { Box::from_raw(self.0) });
     }
+}
+
+/// Runs a model with at least three preemptions, for models that take less than a second with them.
+pub(super) fn thoroughly(f: impl Fn() + Send + Sync + 'static) {
+    with_preemptions(3, || model(f));
 }
 
 /// Yields many times under shuttle, so that other threads often run in between. loom tries that

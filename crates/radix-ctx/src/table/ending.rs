@@ -186,7 +186,8 @@ pub(super) unsafe fn run_callback<T: Send + Sync + 'static>(head: NonNull<Retire
         queue_callback(core);
     } else {
         // A thread that added a slot just before may have seen the flag set: invariant 5 of `retire`.
-        heavy(); // pairs with the `light` in `Core::retire`
+        // Pairs with the `light` in `Core::retire`.
+        step!("callback: the flag is clear before the look at the lists", heavy());
         if it.filled() != 0 {
             step!(
                 "callback: queue it for slots that were added meanwhile",

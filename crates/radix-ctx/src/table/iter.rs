@@ -7,7 +7,7 @@ use std::ops::RangeBounds;
 use std::slice;
 
 use percpu::rcu::Pinned;
-use percpu::sync::atomic::Ordering;
+use percpu::sync::order;
 
 use super::core::Core;
 use super::ctx_table::CtxTable;
@@ -130,7 +130,7 @@ impl<'g, T: Send + Sync + 'static> Iter<'g, T> {
 #[inline(always)]
 fn live<T>(slot: &Slot<T>) -> Option<Id> {
     // Ordering: Acquire pairs with the Release in `Claim::fill`; it carries the value.
-    let state = slot.state.load(Ordering::Acquire);
+    let state = slot.state.load(order!(Acquire, "iterate: the context is complete"));
     NotLive::read(state).is_none().then(|| Id::from_live(state))
 }
 

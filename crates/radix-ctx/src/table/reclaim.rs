@@ -8,7 +8,7 @@ use percpu::fence::heavy_rseq;
 use percpu::panics::drop_payload;
 use percpu::rcu::{self, Batch};
 use percpu::sync::atomic::Ordering;
-use percpu::sync::{WordGuard, check, step};
+use percpu::sync::{WordGuard, check, order, step};
 
 use super::core::{Core, State};
 use super::dropping::dropping;
@@ -137,7 +137,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         let it = unsafe { slab.as_ref() };
         if let Some(refs) = it.refs() {
             // Before the fold: the last reference may be put as soon as the count is folded.
-            // Ordering: Release pairs with the Acquire in `Core::not_live`; the state is all it carries.
+            // Ordering: Release pairs with the Acquire in `CtxRef::is_removed`; it carries what the
+            // removing thread did before. No model checks it.
             it.slot(index).state.store(state.referenced().bits(), Ordering::Release);
             // Ordering: Relaxed; a statistic.
             self.counters.referenced.fetch_add(1, Ordering::Relaxed);
@@ -172,7 +173,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         }
         // Ordering: Release pairs with the Acquire in `Core::not_live` and in `is_clear`; it carries the
         // drop of the value.
-        slab.slot(index).state.store(NotLive::vacant(state.next()).bits(), Ordering::Release);
+        let order = order!(Release, "finish: the drop has ended");
+        slab.slot(index).state.store(NotLive::vacant(state.next()).bits(), order);
         if state.next() < self.limits.generations { Finished::Vacant } else { Finished::Exhausted }
     }
 

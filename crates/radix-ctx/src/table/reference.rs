@@ -16,6 +16,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::Ordering;
+use percpu::sync::order;
 use percpu::{RefBlock, rcu};
 
 use super::core::Core;
@@ -163,7 +164,8 @@ impl<T: Send + Sync + 'static> Core<T> {
     fn make_refs<'a>(&self, slab: &'a Slab<T>) -> Result<&'a RefBlock, GetRefError> {
         let _state = self.lock();
         let refs = slab.make_refs().map_err(GetRefError::Alloc)?;
-        // Ordering: Release pairs with the Acquire in `restart_sections`; it carries the counts.
+        // Ordering: Release pairs with the Acquire in `restart_sections`; it carries the counts. The lock
+        // does so, too, so no model can see it weakened.
         self.has_refs.store(true, Ordering::Release);
         Ok(refs)
     }
@@ -202,9 +204,10 @@ impl<T: Send + Sync + 'static> CtxRef<T> {
     #[inline]
     #[must_use]
     pub fn is_removed(this: &Self) -> bool {
-        // Ordering: Acquire pairs with the Release in `Slot::kill`; it carries what the removing thread
-        // did before.
-        this.slot().state.load(Ordering::Acquire) != this.id.to_bits()
+        // Ordering: Acquire pairs with the Release in `Slot::kill`, in `RetireLists::splice`, in
+        // `retire_all`, `fold` and `reclaim_all`; it carries what the removing thread did before.
+        let order = order!(Acquire, "is_removed: what came before the removal");
+        this.slot().state.load(order) != this.id.to_bits()
     }
 
     /// Blocks until `condition` returns a value, or the context is removed.

@@ -8,8 +8,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use percpu::rcu;
-use percpu::sync::atomic::Ordering;
-use percpu::sync::{WordGuard, thread};
+use percpu::sync::{WordGuard, order, thread};
 
 use super::core::{Core, State};
 use super::ctx_table::CtxTable;
@@ -202,7 +201,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         // SAFETY: `_guard` is an RCU guard.
         let slab = unsafe { self.slabs.slab(index) }?;
         // Ordering: Acquire pairs with the Release in `Core::finish`; it carries the drop of the value.
-        NotLive::read(slab.slot(index).state.load(Ordering::Acquire))
+        let order = order!(Acquire, "is_done: the drop has ended");
+        NotLive::read(slab.slot(index).state.load(order))
     }
 
     /// Blocks until `done` returns true. `blocked` returns whether only a reference keeps it from that.
@@ -496,7 +496,8 @@ impl<T: Send + Sync + 'static> Core<T> {
             let first = u64::from(it.index(0)).max(from.get());
             for index in first..(key + 1) << SLAB_BITS {
                 // Ordering: Acquire pairs with the Release in `Core::finish`; it carries the drop.
-                let state = it.slot(index as u32).state.load(Ordering::Acquire);
+                let order = order!(Acquire, "remove all: the drops have ended");
+                let state = it.slot(index as u32).state.load(order);
                 if NotLive::read(state).is_some_and(NotLive::is_dead) {
                     from.set(index);
                     return false;

@@ -33,6 +33,7 @@
 use percpu::fence::light;
 use percpu::rcu;
 use percpu::sync::atomic::Ordering;
+use percpu::sync::{order, step};
 
 use super::core::{Core, State};
 use super::id::Id;
@@ -66,7 +67,7 @@ impl<T: Send + Sync + 'static> Core<T> {
         let length = unsafe { lists.local().splice(1, id.index(), slot, id) };
         // Pairs with the `heavy` in `run_callback`: it sees the slot in its list, or this thread sees
         // that no callback is queued.
-        light();
+        step!("retire: the slot is in its list before the look for the callback", light());
         // Ordering: Relaxed, both; a hint, and ordered by the fence.
         let batch = self.batch.load(Ordering::Relaxed);
         length & (batch - 1) == 0 || !self.callback_queued.load(Ordering::Relaxed)
@@ -96,8 +97,9 @@ impl<T: Send + Sync + 'static> Core<T> {
                 if self.quota.is_limited() {
                     self.quota.give_back(slab.weight(id.index()));
                 }
-                // Ordering: Relaxed; a grace period orders it (invariant 1).
-                slot.state.store(NotLive::dead(id, first).bits(), Ordering::Relaxed);
+                // Ordering: Release, like the store of the link in `RetireLists::splice`.
+                let order = order!(Release, "retire all: the link carries what came before");
+                slot.state.store(NotLive::dead(id, first).bits(), order);
                 first = id.index();
                 last = last.or(Some((slot, id)));
                 count += 1;

@@ -5,6 +5,7 @@
 
 use percpu::rcu;
 use percpu::sync::atomic::{AtomicU64, Ordering};
+use percpu::sync::order;
 
 use super::id::Id;
 use super::slab::{NO_LINK, NotLive, SLAB_BITS, SlabPtr, Slot};
@@ -61,8 +62,9 @@ impl RetireLists {
         let mut list = lane.load(Ordering::Relaxed);
         loop {
             let longer = ((list >> 32) + u64::from(count)) << 32 | u64::from(first);
-            // Ordering: Release pairs with the Acquire in `close`; it carries the dead states. Relaxed
-            // on failure: the next attempt checks again.
+            // Ordering: Release pairs with the Acquire in `close`; it carries the dead states. No model
+            // checks it, because their guards have fences. Relaxed on failure: the next attempt checks
+            // again.
             let pushed =
                 lane.compare_exchange_weak(list, longer, Ordering::Release, Ordering::Relaxed);
             match pushed {
@@ -70,8 +72,11 @@ impl RetireLists {
                 Err(now) => list = now,
             }
         }
-        // Ordering: Relaxed; a grace period orders it (invariant 1 of `retire`).
-        last.state.store(NotLive::dead(last_id, list as u32).bits(), Ordering::Relaxed);
+        // Ordering: Release pairs with the Acquire in `CtxRef::is_removed`; it carries what the removing
+        // thread did before, because this store ends the release sequence of `Slot::kill`. The readers of
+        // the link need no order but that of a grace period (invariant 1 of `retire`).
+        let order = order!(Release, "retire: the link carries what came before the removal");
+        last.state.store(NotLive::dead(last_id, list as u32).bits(), order);
         (list >> 32) as u32 + count
     }
 

@@ -35,6 +35,7 @@ use percpu::alloc::try_alloc;
 use percpu::rcu::RetireHead;
 use percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use percpu::sync::cell::UnsafeCell;
+use percpu::sync::order;
 use percpu::sync::quarantine::{self, Watched};
 use percpu::{AllocError, RefBlock};
 
@@ -129,7 +130,7 @@ impl<T> Slot<T> {
         // Ordering: AcqRel. Release pairs with the Acquire in `CtxRef::is_removed`; it carries what the
         // caller did before. Acquire keeps what follows after it. Relaxed on failure: the value is not
         // accessed.
-        let order = (Ordering::AcqRel, Ordering::Relaxed);
+        let order = (order!(AcqRel, "kill: what came before the removal"), Ordering::Relaxed);
         self.state.compare_exchange(id.to_bits(), dead, order.0, order.1).is_ok()
     }
 
@@ -315,7 +316,7 @@ impl<T: Send + Sync + 'static> Slab<T> {
     #[inline(always)]
     pub(super) fn refs(&self) -> Option<&RefBlock> {
         // Ordering: Acquire pairs with the Release in `make_refs`; it carries the block.
-        let refs = self.refs.load(Ordering::Acquire);
+        let refs = self.refs.load(order!(Acquire, "refs: the counts are made"));
         // SAFETY: null, or a block that the slab owns until it is dropped.
         unsafe { refs.as_ref() }
     }

@@ -27,7 +27,7 @@ use std::time::Instant;
 
 use percpu::fence::{heavy, light};
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Condvar, Mutex, check};
+use percpu::sync::{Condvar, Mutex, check, step};
 
 use super::panics::contained;
 
@@ -147,7 +147,8 @@ impl Waiters {
     /// Wait-free while no slot has wakers.
     #[inline(always)]
     pub(super) fn take_slot(&self, index: u32) -> Option<WakeList> {
-        light(); // pairs with the `heavy` of a waiter
+        // Pairs with the `heavy` of a waiter: it sees the change, or this thread sees the waiter.
+        step!("wake a slot: the change comes before the look for waiters", light());
         // Ordering: Relaxed; the fences order it.
         let none = self.slot_wakers.load(Ordering::Relaxed) == 0;
         (!check!("wake: no slot has a waiter", none)).then(|| self.take_slot_cold(index))
@@ -161,7 +162,8 @@ impl Waiters {
 
     #[inline(always)]
     fn has_waiters(&self) -> bool {
-        light(); // pairs with the `heavy` of a waiter
+        // Pairs with the `heavy` of a waiter: it sees the change, or this thread sees the waiter.
+        step!("wake: the change comes before the look for waiters", light());
         // Ordering: Relaxed; the fences order it.
         !check!("wake: the table has no waiter", self.count.load(Ordering::Relaxed) == 0)
     }
@@ -223,7 +225,8 @@ impl Waiters {
         mut done: impl FnMut() -> Option<R>,
     ) -> Option<R> {
         let _counted = CountedThread::new(&self.count);
-        heavy();
+        // Pairs with the `light` of a thread that changes the table.
+        step!("wait: the count comes before the look at the condition", heavy());
         loop {
             let seen = self.waiting.lock().changes;
             if let Some(got) = done() {
@@ -272,7 +275,8 @@ impl Waiters {
         self.slot_wakers.fetch_add(usize::from(key.is_some()), Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Relaxed);
         drop(waiting);
-        heavy();
+        // Pairs with the `light` of a thread that changes the table.
+        step!("register: the count comes before the look at the condition", heavy());
         true
     }
 

@@ -3,7 +3,7 @@
 use percpu::sync::{Arc, model, thread};
 use radix_ctx::{CtxTable, InsertRefused};
 
-use super::support::spawn;
+use super::support::{spawn, thoroughly};
 
 /// The planted bugs, each with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[];
@@ -11,7 +11,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[];
 /// Two inserts while one more context fits: exactly one succeeds.
 #[test]
 fn inv15_two_inserts_share_the_last_room() {
-    model(|| {
+    thoroughly(|| {
         let table = Arc::new(CtxTable::builder().max_contexts(2).build().unwrap());
         table.insert(0).unwrap();
         let other = thread::spawn({
@@ -47,7 +47,7 @@ fn inv15_an_insert_finds_the_room_of_a_removal() {
 /// An insert that is too heavy does not make a lighter one fail that fits.
 #[test]
 fn inv15_a_refused_insert_takes_no_room_from_another() {
-    model(|| {
+    thoroughly(|| {
         let table = Arc::new(CtxTable::builder().max_weight(3).build().unwrap());
         table.insert_weighted(0, 1).unwrap();
         let large = spawn(&table, |table| {

@@ -1,6 +1,11 @@
 //! Helpers of the models.
 
-use percpu::sync::{Arc, thread};
+use percpu::sync::{Arc, model, thread, with_preemptions};
+
+/// Runs a model with at least three preemptions, for models that take less than a second with them.
+pub(super) fn thoroughly(f: impl Fn() + Send + Sync + 'static) {
+    with_preemptions(3, || model(f));
+}
 
 /// Repetitions of a short operation that must meet another short one: a random schedule needs several.
 pub(super) const TIMES: usize = if cfg!(offlock_shuttle) { 10 } else { 1 };

@@ -9,24 +9,39 @@ use percpu::rcu;
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::quarantine::{Watched, free};
 use percpu::sync::virtual_cpu::set_current;
+use percpu::sync::virtual_fence::both_strategies;
 use percpu::sync::{Arc, model, thread};
 use radix_ctx::{CtxTable, Id, LookupError};
 
-use super::support::{TIMES, spawn, yield_often};
+use super::support::{TIMES, spawn, thoroughly, yield_often};
 
 /// The planted bugs, each with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("insert: the value is written", "table::inv12_a_context_is_seen_finished"),
+    ("iterate: the context is complete", "table::inv12_an_iteration_sees_finished_contexts"),
     ("reclaim: a grace period is over", "table::inv12_a_removed_context_outlives_its_readers"),
     (
         "callback: queue it for slots that were added meanwhile",
         "table::a_removal_meets_the_last_callback",
     ),
+    (
+        "retire: the slot is in its list before the look for the callback",
+        "table::a_removal_meets_the_last_callback",
+    ),
+    (
+        "callback: the flag is clear before the look at the lists",
+        "table::a_removal_meets_the_last_callback",
+    ),
 ];
 
 /// The planted bugs that only loom can catch.
-pub(super) const LOOM_ONLY: &[&str] =
-    &["insert: the value is written", "reclaim: a grace period is over"];
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "insert: the value is written",
+    "iterate: the context is complete",
+    "reclaim: a grace period is over",
+    "retire: the slot is in its list before the look for the callback",
+    "callback: the flag is clear before the look at the lists",
+];
 
 /// A context that counts its drops, and whose memory stays in quarantine after its drop: the checker sees a
 /// late read.
@@ -112,7 +127,7 @@ fn on_cpu(cpu: u32) {
 /// and its height are read separately.
 #[test]
 fn inv12_a_stale_id_stays_stale_while_the_tree_shrinks() {
-    model(|| {
+    thoroughly(|| {
         let contexts = Contexts::new();
         let [_, stale, last] = [0, 2, 4].map(|index| contexts.insert_at(index));
         for id in [stale, last] {
@@ -136,7 +151,7 @@ fn inv12_a_stale_id_stays_stale_while_the_tree_shrinks() {
 /// A lookup finds nothing, or a complete context in a complete slab.
 #[test]
 fn inv12_a_context_is_seen_finished() {
-    model(|| {
+    thoroughly(|| {
         let contexts = Contexts::new();
         let reader = spawn(&contexts, |contexts| {
             let first = Id::from_bits(1 << 32).unwrap();
@@ -153,9 +168,38 @@ fn inv12_a_context_is_seen_finished() {
     });
 }
 
+/// An iteration and a search find complete contexts only.
+#[test]
+fn inv12_an_iteration_sees_finished_contexts() {
+    for searches in [false, true] {
+        thoroughly(move || {
+            let contexts = Contexts::new();
+            let reader = spawn(&contexts, move |contexts| {
+                let guard = rcu::pin();
+                let (table, read) = (&contexts.table, |(_, found): (Id, &Payload)| {
+                    assert_eq!(Payload::read(found.late()), 7);
+                });
+                if searches {
+                    table.at_or_after(0, &guard).into_iter().for_each(read);
+                    table.at_or_before(u32::MAX, &guard).into_iter().for_each(read);
+                } else {
+                    table.iter(&guard).for_each(read);
+                }
+            });
+            contexts.insert(7);
+            reader.join().unwrap();
+            contexts.assert_dropped(0, 1);
+        });
+    }
+}
+
 #[test]
 fn inv12_a_removed_context_outlives_its_readers() {
-    model(|| {
+    both_strategies(removed_context_outlives_its_readers);
+}
+
+fn removed_context_outlives_its_readers() {
+    thoroughly(|| {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
         let reader = spawn(&contexts, move |contexts| match contexts.lookup(id) {
@@ -174,7 +218,7 @@ fn inv12_a_removed_context_outlives_its_readers() {
 /// The index is used again, and the old id never leads to the new context.
 #[test]
 fn inv12_a_stale_id_finds_nothing_after_reuse() {
-    model(|| {
+    thoroughly(|| {
         let contexts = Contexts::new();
         let old = contexts.insert(1);
         let reader = spawn(&contexts, move |contexts| {
@@ -198,7 +242,7 @@ fn inv12_a_stale_id_finds_nothing_after_reuse() {
 
 #[test]
 fn inv14_of_racing_removes_one_succeeds() {
-    model(|| {
+    thoroughly(|| {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
         let won = Arc::new(AtomicUsize::new(0));
@@ -242,7 +286,7 @@ fn two_removals_are_reclaimed_once() {
 /// Two inserts get two ids, and each finds its context.
 #[test]
 fn two_inserts_get_two_ids() {
-    model(|| {
+    thoroughly(|| {
         let contexts = Contexts::new();
         let first = contexts.insert(1);
         let other = spawn(&contexts, |contexts| {
@@ -293,7 +337,7 @@ fn inv08_cyclic_inserts_take_turns() {
 /// Lookups find a context that stays, while slabs and nodes beside and above it come and go.
 #[test]
 fn inv17_a_permanent_id_is_found_while_the_tree_grows_and_shrinks() {
-    model(|| {
+    thoroughly(|| {
         let contexts = Contexts::new();
         let permanent = contexts.insert(7);
         let reader = spawn(&contexts, move |contexts| {
@@ -315,7 +359,7 @@ fn inv17_a_permanent_id_is_found_while_the_tree_grows_and_shrinks() {
 /// one replaces it.
 #[test]
 fn inv17_a_slab_outlives_its_readers() {
-    model(|| {
+    thoroughly(|| {
         let contexts = Contexts::new();
         let gone = contexts.insert(7);
         contexts.table.remove(gone).unwrap();
@@ -337,7 +381,11 @@ fn inv17_a_slab_outlives_its_readers() {
 /// call.
 #[test]
 fn a_removal_meets_the_last_callback() {
-    model(|| {
+    both_strategies(removal_meets_the_last_callback);
+}
+
+fn removal_meets_the_last_callback() {
+    thoroughly(|| {
         let contexts = Contexts::new();
         let ids = [1, 2].map(|value| contexts.insert(value));
         contexts.table.remove(ids[0]).unwrap();

@@ -7,10 +7,11 @@ use percpu::CpuId;
 use percpu::rcu;
 use percpu::sync::atomic::{AtomicBool, Ordering};
 use percpu::sync::virtual_cpu::{both_modes, set_current, take_id, with_sections};
+use percpu::sync::virtual_fence::{both_strategies, with_membarrier};
 use percpu::sync::{Arc, model, thread};
 use radix_ctx::{CtxRef, GetRefError, Id, LookupError, WaitError};
 
-use super::support::{spawn, yield_often};
+use super::support::{spawn, thoroughly, yield_often};
 use super::table::{Contexts, Payload};
 
 /// The planted bugs, each with the model that must fail for it.
@@ -29,11 +30,64 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "wake: no slot has a waiter",
         "table_refs::inv18_a_removals_future_is_woken_by_the_last_reference",
     ),
+    (
+        "wake: the change comes before the look for waiters",
+        "table_refs::inv18_a_notified_waiter_wakes",
+    ),
+    (
+        "wait: the count comes before the look at the condition",
+        "table_refs::inv18_a_waiter_wakes_when_its_context_is_removed",
+    ),
+    (
+        "wake a slot: the change comes before the look for waiters",
+        "table_refs::inv18_a_removals_future_is_woken_by_the_last_reference",
+    ),
+    (
+        "register: the count comes before the look at the condition",
+        "table_refs::inv18_a_removals_future_is_woken_by_the_last_reference",
+    ),
+    (
+        "retire: the link carries what came before the removal",
+        "table_refs::inv18_a_removal_carries_what_was_done_before",
+    ),
+    (
+        "retire all: the link carries what came before",
+        "table_refs::inv18_a_removal_carries_what_was_done_before",
+    ),
+    (
+        "kill: what came before the removal",
+        "table_refs::inv18_a_removal_carries_what_was_done_before",
+    ),
+    (
+        "is_removed: what came before the removal",
+        "table_refs::inv18_a_removal_carries_what_was_done_before",
+    ),
+    ("refs: the counts are made", "table_refs::inv13_two_threads_take_the_first_references"),
+    ("is_done: the drop has ended", "table_refs::inv14_a_removal_that_is_done_carries_the_drop"),
+    ("finish: the drop has ended", "table_refs::inv14_a_removal_that_is_done_carries_the_drop"),
+    (
+        "remove all: the drops have ended",
+        "table_refs::inv14_a_removal_of_all_that_is_done_carries_the_drops",
+    ),
 ];
 
-/// The planted bugs that only loom can catch: a random schedule never stops a section for a whole grace
-/// period.
-pub(super) const LOOM_ONLY: &[&str] = &["fold: no section still counts"];
+/// The planted bugs that only loom can catch: shuttle returns no stale values, and a random schedule never
+/// stops a section for a whole grace period.
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "fold: no section still counts",
+    "wake: the change comes before the look for waiters",
+    "wait: the count comes before the look at the condition",
+    "wake a slot: the change comes before the look for waiters",
+    "register: the count comes before the look at the condition",
+    "retire: the link carries what came before the removal",
+    "retire all: the link carries what came before",
+    "kill: what came before the removal",
+    "is_removed: what came before the removal",
+    "refs: the counts are made",
+    "is_done: the drop has ended",
+    "finish: the drop has ended",
+    "remove all: the drops have ended",
+];
 
 /// Takes a reference, reads the context late, and drops the reference.
 fn hold(contexts: &Contexts, id: Id) {
@@ -85,6 +139,22 @@ fn inv13_the_first_reference_meets_the_removal() {
     });
 }
 
+/// Two threads take the first references of a slab. One makes the counts, and the other finds none or
+/// complete ones.
+#[test]
+fn inv13_two_threads_take_the_first_references() {
+    thoroughly(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let user = spawn(&contexts, move |contexts| {
+            set_current(CpuId::new(1));
+            hold(contexts, id);
+        });
+        hold(&contexts, id);
+        user.join().unwrap();
+    });
+}
+
 /// A thread without an rseq id counts in another word.
 #[test]
 fn inv13_a_thread_without_an_id_takes_a_reference() {
@@ -106,6 +176,10 @@ fn inv13_a_thread_without_an_id_takes_a_reference() {
 /// The drops of two references meet the fold: the last drop or the fold finds the count at zero.
 #[test]
 fn inv13_the_last_put_meets_the_fold() {
+    both_strategies(last_put_meets_the_fold);
+}
+
+fn last_put_meets_the_fold() {
     both_modes(|| {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
@@ -174,7 +248,11 @@ fn the_last_reference_outlives_the_table() {
 /// A waiter whose condition never becomes true wakes when the context is removed, and gets that error.
 #[test]
 fn inv18_a_waiter_wakes_when_its_context_is_removed() {
-    model(|| {
+    both_strategies(waiter_wakes_when_its_context_is_removed);
+}
+
+fn waiter_wakes_when_its_context_is_removed() {
+    thoroughly(|| {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
         let context = contexts.table.get_ref(id).unwrap();
@@ -185,6 +263,31 @@ fn inv18_a_waiter_wakes_when_its_context_is_removed() {
         contexts.table.remove(id).unwrap();
         waiter.join().unwrap();
         contexts.assert_dropped(1, 0);
+    });
+}
+
+/// A waiter whose condition another thread makes true wakes by the notification.
+#[test]
+fn inv18_a_notified_waiter_wakes() {
+    both_strategies(notified_waiter_wakes);
+}
+
+fn notified_waiter_wakes() {
+    thoroughly(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let context = contexts.table.get_ref(id).unwrap();
+        let ready = Arc::new(AtomicBool::new(false));
+        let waiter = thread::spawn({
+            let (context, ready) = (context.clone(), Arc::clone(&ready));
+            move || {
+                let is_ready = |_: &Payload| ready.load(Ordering::Relaxed).then_some(());
+                assert_eq!(CtxRef::wait_until(&context, is_ready), Ok(()));
+            }
+        });
+        ready.store(true, Ordering::Relaxed);
+        CtxRef::notify(&context);
+        waiter.join().unwrap();
     });
 }
 
@@ -227,7 +330,11 @@ fn inv18_a_future_wakes_when_it_is_ready() {
 
 #[test]
 fn inv18_a_removals_future_is_woken_by_the_last_reference() {
-    model(|| {
+    both_strategies(removals_future_is_woken_by_the_last_reference);
+}
+
+fn removals_future_is_woken_by_the_last_reference() {
+    thoroughly(|| {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
         let context = contexts.table.get_ref(id).unwrap();
@@ -260,6 +367,79 @@ fn is_ready_or_woken(future: impl Future, end: impl FnOnce()) {
     );
     let polled = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
     assert!(polled.is_ready());
+}
+
+/// A thread that sees the removal of a context sees what the removing thread did before.
+#[test]
+fn inv18_a_removal_carries_what_was_done_before() {
+    with_membarrier(|| [false, true].into_iter().for_each(removal_carries_what_was_done_before));
+}
+
+fn removal_carries_what_was_done_before(all: bool) {
+    thoroughly(move || {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let context = contexts.table.get_ref(id).unwrap();
+        let done = Arc::new(AtomicBool::new(false));
+        let reader = thread::spawn({
+            let done = Arc::clone(&done);
+            move || {
+                if CtxRef::is_removed(&context) {
+                    assert!(done.load(Ordering::Relaxed));
+                }
+            }
+        });
+        done.store(true, Ordering::Relaxed);
+        if all {
+            assert_eq!(contexts.table.begin_remove_all().len(), 1);
+        } else {
+            contexts.table.remove(id).unwrap();
+        }
+        reader.join().unwrap();
+    });
+}
+
+/// A removal that is done carries the drop of its context by another thread. With membarrier, because the
+/// fences of two guards would carry it, too.
+#[test]
+fn inv14_a_removal_that_is_done_carries_the_drop() {
+    with_membarrier(removal_that_is_done_carries_the_drop);
+}
+
+fn removal_that_is_done_carries_the_drop() {
+    thoroughly(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let context = contexts.table.get_ref(id).unwrap();
+        let removal = contexts.table.remove(id).unwrap();
+        contexts.table.flush().unwrap();
+        let user = thread::spawn(move || drop(context));
+        if removal.is_done() {
+            assert_eq!(contexts.drops.load(Ordering::Relaxed), 1);
+        }
+        user.join().unwrap();
+    });
+}
+
+/// The same for the removal of all contexts.
+#[test]
+fn inv14_a_removal_of_all_that_is_done_carries_the_drops() {
+    with_membarrier(removal_of_all_that_is_done_carries_the_drops);
+}
+
+fn removal_of_all_that_is_done_carries_the_drops() {
+    thoroughly(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let context = contexts.table.get_ref(id).unwrap();
+        let mut removal = contexts.table.begin_remove_all();
+        contexts.table.flush().unwrap();
+        let user = thread::spawn(move || drop(context));
+        if removal.is_done() {
+            assert_eq!(contexts.drops.load(Ordering::Relaxed), 1);
+        }
+        user.join().unwrap();
+    });
 }
 
 /// Two threads close the table. Each returns when all contexts are dropped.

@@ -6,7 +6,7 @@ use percpu::sync::quarantine::{Watched, free};
 use percpu::sync::{Arc, model, thread};
 use radix_ctx::xarray::{Mark, Value, XArray};
 
-use super::support::{TIMES, spawn, yield_often};
+use super::support::{TIMES, spawn, thoroughly, yield_often};
 
 /// The planted bugs, each with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -45,6 +45,11 @@ impl Payload {
         Self(Box::into_raw(Box::new(Watched::new(value))))
     }
 
+    /// Checks the value, as a reader that has just found it.
+    fn check(&self) {
+        assert_eq!(Self::read(self.0), 7);
+    }
+
     /// Reads the value of a pointer that a reader took some time ago.
     fn read(found: *const Watched<u64>) -> u64 {
         // SAFETY: the memory is alive, or in quarantine until the run ends.
@@ -62,7 +67,7 @@ impl Drop for Payload {
 /// A reader finds nothing, or a complete entry below complete nodes.
 #[test]
 fn an_entry_is_seen_finished() {
-    model(|| {
+    thoroughly(|| {
         let array = Arc::new(XArray::<Owned<Payload>>::new());
         let reader = spawn(&array, |array| {
             let guard = rcu::pin();
@@ -79,28 +84,91 @@ fn an_entry_is_seen_finished() {
     });
 }
 
-/// A thread that sees a mark sees what its setter did before. A search finds the marked entry.
+/// Every kind of search sees complete nodes and entries while the tree grows: at its root, by a node below
+/// one that stays, by an entry in a node that stays, and by another node in the place of a marked one.
+#[test]
+fn a_search_sees_finished_nodes_and_entries() {
+    type Search = fn(&XArray<Owned<Payload>>, &rcu::Guard);
+    const SEARCHES: [Search; 6] = [
+        |array, guard| array.iter(guard).for_each(|(_, found)| found.check()),
+        |array, guard| array.marked(Mark::One, .., guard).for_each(|(_, found)| found.check()),
+        |array, guard| {
+            array.at_or_before(3, guard).into_iter().for_each(|(_, found)| found.check());
+        },
+        |array, guard| array.load(2, guard).into_iter().for_each(Payload::check),
+        |array, _| _ = array.is_marked(2, Mark::One),
+        |array, _| _ = array.any_marked(Mark::One),
+    ];
+    const ENTRIES: [(&[u64], &[u64]); 4] =
+        [(&[], &[0, 2]), (&[0, 4], &[2]), (&[0, 3], &[2]), (&[0, 2], &[2])];
+    for (search, (before, added)) in SEARCHES.into_iter().flat_map(|s| ENTRIES.map(|e| (s, e))) {
+        model(move || {
+            let array = Arc::new(XArray::<Owned<Payload>>::new());
+            let store = |&index: &u64| {
+                array.store(index, Owned::new(Payload::new(7))).unwrap();
+                array.set_mark(index, Mark::One);
+            };
+            before.iter().for_each(store);
+            let reader = spawn(&array, move |array| search(array, &rcu::pin()));
+            for index in added {
+                array.erase(*index);
+                store(index);
+            }
+            reader.join().unwrap();
+        });
+    }
+}
+
+/// A thread that sees a mark, in a node or beside the root, sees what its setter did before. A search finds
+/// the marked entry.
 #[test]
 fn a_mark_carries_what_was_done_before() {
-    model(|| {
-        let both = Arc::new((numbers(&[0, 1]), AtomicU64::new(0)));
-        let reader = spawn(&both, |(array, done)| {
-            if array.is_marked(1, Mark::One) {
-                assert_eq!(done.load(Ordering::Relaxed), 1);
-            }
+    type Sees = fn(&XArray<Value>, u64) -> bool;
+    const WAYS: [Sees; 3] = [
+        |array, index| array.is_marked(index, Mark::One),
+        |array, _| array.any_marked(Mark::One),
+        |array, _| array.marked(Mark::One, .., &rcu::pin()).next().is_some(),
+    ];
+    for (last, sees) in [0, 1].into_iter().flat_map(|last| WAYS.map(|sees| (last, sees))) {
+        thoroughly(move || {
+            let both = Arc::new((numbers(&[0, 1][..=last as usize]), AtomicU64::new(0)));
+            let reader = spawn(&both, move |(array, done)| {
+                if sees(array, last) {
+                    assert_eq!(done.load(Ordering::Relaxed), 1);
+                }
+            });
+            both.1.store(1, Ordering::Relaxed);
+            assert!(both.0.set_mark(last, Mark::One));
+            reader.join().unwrap();
+            let found = both.0.marked(Mark::One, .., &rcu::pin()).map(|(index, _)| index).next();
+            assert_eq!(found, Some(last));
         });
-        both.1.store(1, Ordering::Relaxed);
-        assert!(both.0.set_mark(1, Mark::One));
-        reader.join().unwrap();
-        let found = both.0.marked(Mark::One, .., &rcu::pin()).map(|(index, _)| index).next();
-        assert_eq!(found, Some(1));
-    });
+    }
+}
+
+/// A thread that sees that a mark is gone sees what was done before it was cleared.
+#[test]
+fn a_cleared_mark_carries_what_was_done_before() {
+    for last in [0, 1] {
+        thoroughly(move || {
+            let both = Arc::new((numbers(&[0, 1][..=last as usize]), AtomicU64::new(0)));
+            both.0.set_mark(last, Mark::One);
+            let reader = spawn(&both, move |(array, done)| {
+                if !array.is_marked(last, Mark::One) {
+                    assert_eq!(done.load(Ordering::Relaxed), 1);
+                }
+            });
+            both.1.store(1, Ordering::Relaxed);
+            assert!(both.0.clear_mark(last, Mark::One));
+            reader.join().unwrap();
+        });
+    }
 }
 
 /// A reader in a node may stay there when the node leaves the tree.
 #[test]
 fn a_node_outlives_its_readers() {
-    model(|| {
+    thoroughly(|| {
         let array = numbers(&[0, 2]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
@@ -117,7 +185,7 @@ fn a_node_outlives_its_readers() {
 /// A reader may use an entry that was erased after the reader found it.
 #[test]
 fn an_erased_entry_outlives_its_readers() {
-    model(|| {
+    thoroughly(|| {
         let array = Arc::new(XArray::<Owned<Payload>>::new());
         array.store(1, Owned::new(Payload::new(7))).unwrap();
         let reader = spawn(&array, |array| {
@@ -138,7 +206,7 @@ fn an_erased_entry_outlives_its_readers() {
 /// The entry of index 0 moves into a node and back, and every lookup finds it.
 #[test]
 fn inv10_lookup_of_zero_succeeds_while_one_toggles() {
-    model(|| {
+    thoroughly(|| {
         let array = numbers(&[0]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
@@ -156,7 +224,7 @@ fn inv10_lookup_of_zero_succeeds_while_one_toggles() {
 /// The root becomes a child and the root again, and every lookup finds the entries below it.
 #[test]
 fn inv10_lookups_succeed_while_the_tree_grows_and_shrinks() {
-    model(|| {
+    thoroughly(|| {
         let array = numbers(&[0, 1]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
@@ -192,7 +260,7 @@ fn check_iteration(array: &XArray<Value>, stays: &[u64]) {
 /// The nodes of an iteration leave the tree, down to the entry in the root word.
 #[test]
 fn inv10_gang_lookup_against_shrink() {
-    model(|| {
+    thoroughly(|| {
         let array = numbers(&[0, 1, 2, 3]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
@@ -214,7 +282,7 @@ fn inv10_gang_lookup_against_shrink() {
 /// The leaf that an iteration remembers leaves the tree, and the next entries are in another one.
 #[test]
 fn inv10_an_iteration_outlives_its_leaf() {
-    model(|| {
+    thoroughly(|| {
         let array = numbers(&[0, 1]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
@@ -234,7 +302,7 @@ fn inv10_an_iteration_outlives_its_leaf() {
 /// An iteration begins under a smaller root and continues under a larger one.
 #[test]
 fn inv10_iterators_go_on_across_growth() {
-    model(|| {
+    thoroughly(|| {
         let array = numbers(&[0, 1]);
         let reader = spawn(&array, |array| {
             for _ in 0..TIMES {
@@ -254,7 +322,7 @@ fn inv10_iterators_go_on_across_growth() {
 /// Two allocations of the lowest index get two indexes, and neither gets a reserved one.
 #[test]
 fn inv08_two_allocations_share_no_index() {
-    model(|| {
+    thoroughly(|| {
         let array = numbers(&[]);
         let reservation = array.reserve(1).unwrap();
         let other = spawn(&array, |array| {
