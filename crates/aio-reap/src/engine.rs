@@ -31,6 +31,33 @@ use crate::waker::BlockOnWaker;
 /// An engine for block I/O, owned by one thread. It is neither `Send` nor `Sync`.
 ///
 /// The drop waits for all requests and delivers them, like [`shutdown`](Self::shutdown).
+///
+/// ```
+/// use aio_reap::Engine;
+/// use std::cell::Cell;
+/// use std::rc::Rc;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let file = engine.attach(tempfile::tempfile()?)?;
+///
+/// // The three front ends: an operation, a callback, and (see `CompletionQueue`) a queue.
+/// engine.write(&file, b"hello".to_vec(), 0).submit()?.wait().0?;
+/// let bytes = Rc::new(Cell::new(0));
+/// let seen = Rc::clone(&bytes);
+/// engine.read(&file, vec![0; 5], 0).callback(move |read, _buf| seen.set(read.unwrap_or(0)))?;
+/// engine.drain()?; // turns until nothing is left
+/// assert_eq!(bytes.get(), 5);
+///
+/// // With futures: the engine is the executor.
+/// let synced = engine.block_on(async {
+///     let fsync = engine.fsync(&file).submit()?;
+///     Ok::<_, std::io::Error>(fsync.await.0?)
+/// })?;
+/// assert_eq!(synced?, 0);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Engine {
     core: Rc<Core>,
     kind: BackendKind,

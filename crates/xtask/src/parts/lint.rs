@@ -10,7 +10,7 @@ const LAYERED: [&str; 7] =
     ["percpu", "aio-reap", "mq-rbtree", "percpu-list", "radix-ctx", "testkit", "xtask"];
 
 /// The crates of which every public type has an example.
-const WITH_EXAMPLES: [&str; 1] = ["percpu"];
+const WITH_EXAMPLES: [&str; 2] = ["percpu", "aio-reap"];
 
 /// Format first: it takes a second and fails most often.
 ///
