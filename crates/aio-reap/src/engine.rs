@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::Context;
 use std::time::Duration;
 
 use percpu::sync::{Arc, panicking};
@@ -15,6 +15,7 @@ use crate::backend::Backend;
 use crate::buf::{IoBuf, IoBufMut};
 use crate::buf_list::{BufList, IoVecs};
 use crate::core::Core;
+use crate::drive;
 use crate::file::File;
 use crate::op::{AllocateMode, Block, Kind, Memory, Op};
 use crate::plug::Plug;
@@ -317,15 +318,11 @@ impl Engine {
         let handle = BlockOnWaker::handle(&waker);
         let mut context = Context::from_waker(&handle);
         let mut future = pin!(future);
-        loop {
-            if waker.take() {
-                if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-                    return Ok(output);
-                }
-            }
-            // Also if the future has woken itself, so that the I/O continues.
-            core.wait(None, Some(&waker))?;
-        }
+        drive::block_on(
+            &waker.woken,
+            || future.as_mut().poll(&mut context),
+            || core.wait(None, Some(&waker)).map(drop),
+        )
     }
 
     /// Makes a handle through which other threads send requests to this engine.

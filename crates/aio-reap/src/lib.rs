@@ -191,6 +191,8 @@ mod state;
 mod stats;
 mod submission;
 mod sys;
+#[cfg(feature = "tokio")]
+mod tokio_drive;
 mod turn;
 mod wait_queue;
 mod wake_fd;
@@ -225,6 +227,7 @@ pub use turn::Turn;
 pub mod model {
     pub use crate::backend::pool::Jobs;
     pub use crate::backend::ring::{Event, Ring};
-    pub use crate::drive::{Served, round, serve};
+    pub use crate::drive::{Served, block_on, round, serve};
     pub use crate::remote::mailbox::{Answer, Mailbox, SendError, Sent, SlotIndex};
+    pub use crate::waker::WokenFlag;
 }

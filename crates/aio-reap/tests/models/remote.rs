@@ -16,6 +16,7 @@ use super::Notifier;
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("close: take what was sent", "remote::closing_answers_or_refuses_every_request"),
     ("send: the request is in its slot", "remote::inv06_each_request_wakes_the_engine"),
+    ("take_all: the chain is linked", "remote::inv06_each_request_wakes_the_engine"),
     ("remote-notifier-cleared-after-the-take", "remote::inv06_each_request_wakes_the_engine"),
     ("remote-last-sender-is-silent", "remote::serving_ends_with_the_last_sender"),
     ("serve: no sender is left", "remote::serving_takes_the_last_request"),
@@ -26,6 +27,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 
 pub(super) const LOOM_ONLY: &[&str] = &[
     "send: the request is in its slot",
+    "take_all: the chain is linked",
     "drop_sender: its requests are sent",
     "has_senders: the last request is sent",
 ];
