@@ -7,6 +7,26 @@ use crate::sys;
 
 /// The alignment that a file opened with `O_DIRECT` requires of requests, in bytes. Both numbers
 /// are powers of two.
+///
+/// ```
+/// use aio_reap::{AlignedBuf, Alignment, Engine};
+/// use std::fs::File;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let file = File::open("/etc/os-release")?;
+/// assert_eq!(Alignment::of(&file)?, None); // not opened with O_DIRECT
+/// # use std::os::unix::fs::OpenOptionsExt;
+/// # let open = File::options().read(true).custom_flags(0o40000).open("/etc/os-release");
+/// # let Ok(file) = open else { return Ok(()) };
+/// if let Some(align) = Alignment::of(&file)? {
+///     let len = 4096_u32.next_multiple_of(align.offset) as usize;
+///     let buf = AlignedBuf::zeroed(len, align.memory as usize);
+///     let engine = Engine::new()?;
+///     engine.read(&engine.attach(file)?, buf, 0).submit()?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Alignment {

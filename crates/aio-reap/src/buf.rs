@@ -35,6 +35,36 @@ use crate::registry::{Registration, Registry};
 /// 1. `as_ptr` returns the same address and `len` the same length;
 /// 2. the `len` bytes at that address are initialised and stay allocated;
 /// 3. no other code writes to them (for [`IoBufMut`]: reads or writes them).
+///
+/// ```
+/// use aio_reap::{Engine, IoBuf};
+/// use std::sync::Arc;
+///
+/// /// Bytes that several requests write.
+/// #[derive(Clone)]
+/// struct Shared(Arc<[u8]>);
+///
+/// // SAFETY: the bytes are on the heap, initialised, and immutable while a clone of the `Arc` lives.
+/// unsafe impl IoBuf for Shared {
+///     fn as_ptr(&self) -> *const u8 {
+///         self.0.as_ptr()
+///     }
+///
+///     fn len(&self) -> usize {
+///         self.0.len()
+///     }
+/// }
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let file = engine.attach(tempfile::tempfile()?)?;
+/// let bytes = Shared(Arc::from(*b"twice"));
+/// let first = engine.write(&file, bytes.clone(), 0).submit()?;
+/// let second = engine.write(&file, bytes, 5).submit()?;
+/// assert_eq!(first.wait().0? + second.wait().0?, 10);
+/// # Ok(())
+/// # }
+/// ```
 pub unsafe trait IoBuf: 'static {
     /// Returns the address of the first byte.
     fn as_ptr(&self) -> *const u8;
@@ -66,12 +96,67 @@ pub unsafe trait IoBuf: 'static {
 ///
 /// The conditions of [`IoBuf`] hold. `as_mut_ptr` returns the address of `as_ptr`, valid for
 /// writing `len` bytes of any value.
+///
+/// ```
+/// use aio_reap::{Engine, IoBuf, IoBufMut};
+///
+/// /// A block of a cache.
+/// struct Block(Box<[u8; 512]>);
+///
+/// // SAFETY: the array is on the heap and initialised, and the engine owns the box.
+/// unsafe impl IoBuf for Block {
+///     fn as_ptr(&self) -> *const u8 {
+///         self.0.as_ptr()
+///     }
+///
+///     fn len(&self) -> usize {
+///         512
+///     }
+/// }
+///
+/// // SAFETY: the address is that of `as_ptr`, and every byte of the array may have any value.
+/// unsafe impl IoBufMut for Block {
+///     fn as_mut_ptr(&mut self) -> *mut u8 {
+///         self.0.as_mut_ptr()
+///     }
+/// }
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let file = engine.attach(std::fs::File::open("/dev/zero")?)?;
+/// let (read, block) = engine.read(&file, Block(Box::new([7; 512])), 0).submit()?.wait();
+/// assert_eq!((read?, block.0[511]), (512, 0));
+/// # Ok(())
+/// # }
+/// ```
 pub unsafe trait IoBufMut: IoBuf {
     /// Returns the address of the first byte, for writing.
     fn as_mut_ptr(&mut self) -> *mut u8;
 }
 
 /// The registration of a buffer with an engine's kernel interface; see [`IoBuf::registered`].
+///
+/// ```
+/// use aio_reap::{IoBuf, PoolBuf, Registered};
+///
+/// /// A wrapper that keeps the registration of the buffer inside.
+/// struct Page(PoolBuf);
+///
+/// // SAFETY: it returns the memory of the `PoolBuf` inside.
+/// unsafe impl IoBuf for Page {
+///     fn as_ptr(&self) -> *const u8 {
+///         self.0.as_ptr()
+///     }
+///
+///     fn len(&self) -> usize {
+///         self.0.len()
+///     }
+///
+///     fn registered(&self) -> Option<Registered<'_>> {
+///         self.0.registered()
+///     }
+/// }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Registered<'a>(&'a Registration);
 
@@ -207,6 +292,15 @@ unsafe impl IoBufMut for bytes::BytesMut {
 /// A zero-initialised heap buffer with a chosen alignment, as `O_DIRECT` needs it.
 ///
 /// Its length can change up to its capacity without an allocation.
+///
+/// ```
+/// use aio_reap::AlignedBuf;
+///
+/// let mut buf = AlignedBuf::zeroed(8192, 4096);
+/// buf[0] = 7;
+/// buf.set_len(512); // no allocation
+/// assert_eq!((buf.as_ptr() as usize % 4096, buf.len(), buf.capacity()), (0, 512, 8192));
+/// ```
 pub struct AlignedBuf {
     ptr: NonNull<u8>,
     len: usize,

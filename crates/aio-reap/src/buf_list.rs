@@ -38,6 +38,14 @@ pub struct BufList<B> {
 }
 
 /// The error of [`BufList::new`] for more than 1,024 buffers, which it returns.
+///
+/// ```
+/// use aio_reap::{BufList, TooManyBuffers};
+///
+/// let many = vec![vec![0_u8; 8]; 1_025];
+/// let Err(TooManyBuffers(bufs)) = BufList::new(many) else { panic!("at most 1,024") };
+/// assert_eq!(bufs.len(), 1_025);
+/// ```
 pub struct TooManyBuffers<B>(pub Vec<B>);
 
 /// The vectors of a list and the sums that a request needs.

@@ -63,6 +63,20 @@ struct Pool {
 }
 
 /// A buffer of a [`BufferPool`]. The drop returns it to the pool.
+///
+/// ```
+/// use aio_reap::{BufferPool, Engine};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let pool = BufferPool::new(&engine, 2, 4096)?;
+/// let mut buf = pool.checkout().expect("a buffer is free");
+/// buf.set_len(512);
+/// buf.fill(7);
+/// assert_eq!((buf.len(), buf.capacity(), pool.available()), (512, 4096, 1));
+/// # Ok(())
+/// # }
+/// ```
 pub struct PoolBuf {
     pool: Rc<Pool>,
     index: u32,

@@ -12,6 +12,22 @@ use crate::state::{Limits, State};
 const MAX_DEPTH: usize = 32_768;
 
 /// A builder of engines, from [`Engine::builder`].
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::builder()
+///     .depth(32) // in flight
+///     .capacity(256) // in flight or waiting; one more is refused
+///     .max_batch(16) // in one system call
+///     .timed(true) // latencies in the statistics
+///     .build()?;
+/// engine.nop().submit()?.wait().0?;
+/// assert_eq!(engine.stats().latency.expect("timed").count(), 1);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a builder does nothing until it builds"]
 pub struct EngineBuilder {

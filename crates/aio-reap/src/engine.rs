@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::pin::pin;
 use std::rc::Rc;
-use std::task::{Context, Poll};
+use std::task::Context;
 use std::time::Duration;
 
 use percpu::sync::{Arc, panicking};
@@ -15,6 +15,7 @@ use crate::backend::Backend;
 use crate::buf::{IoBuf, IoBufMut};
 use crate::buf_list::{BufList, IoVecs};
 use crate::core::Core;
+use crate::drive;
 use crate::file::File;
 use crate::op::{AllocateMode, Block, Kind, Memory, Op};
 use crate::plug::Plug;
@@ -31,6 +32,33 @@ use crate::waker::BlockOnWaker;
 /// An engine for block I/O, owned by one thread. It is neither `Send` nor `Sync`.
 ///
 /// The drop waits for all requests and delivers them, like [`shutdown`](Self::shutdown).
+///
+/// ```
+/// use aio_reap::Engine;
+/// use std::cell::Cell;
+/// use std::rc::Rc;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let file = engine.attach(tempfile::tempfile()?)?;
+///
+/// // The three front ends: an operation, a callback, and (see `CompletionQueue`) a queue.
+/// engine.write(&file, b"hello".to_vec(), 0).submit()?.wait().0?;
+/// let bytes = Rc::new(Cell::new(0));
+/// let seen = Rc::clone(&bytes);
+/// engine.read(&file, vec![0; 5], 0).callback(move |read, _buf| seen.set(read.unwrap_or(0)))?;
+/// engine.drain()?; // turns until nothing is left
+/// assert_eq!(bytes.get(), 5);
+///
+/// // With futures: the engine is the executor.
+/// let synced = engine.block_on(async {
+///     let fsync = engine.fsync(&file).submit()?;
+///     Ok::<_, std::io::Error>(fsync.await.0?)
+/// })?;
+/// assert_eq!(synced?, 0);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Engine {
     core: Rc<Core>,
     kind: BackendKind,
@@ -391,15 +419,11 @@ impl Engine {
         let handle = BlockOnWaker::handle(&waker);
         let mut context = Context::from_waker(&handle);
         let mut future = pin!(future);
-        loop {
-            if waker.take() {
-                if let Poll::Ready(output) = future.as_mut().poll(&mut context) {
-                    return Ok(output);
-                }
-            }
-            // Also if the future has woken itself, so that the I/O continues.
-            core.wait(None, Some(&waker))?;
-        }
+        drive::block_on(
+            &waker.woken,
+            || future.as_mut().poll(&mut context),
+            || core.wait(None, Some(&waker)).map(drop),
+        )
     }
 
     /// Makes a handle through which other threads send requests to this engine.

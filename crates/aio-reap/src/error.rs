@@ -112,6 +112,25 @@ impl From<RequestError> for io::Error {
 ///
 /// It is `Send` and `Sync` if the request is. Its [`errno`](Self::errno) is that of the
 /// corresponding system call.
+///
+/// ```
+/// use aio_reap::{Engine, SubmitError};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::builder().depth(1).capacity(1).build()?;
+/// let file = engine.attach(tempfile::tempfile()?)?;
+/// let plug = engine.plug();
+/// let first = engine.write(&file, b"first".to_vec(), 0).submit()?;
+/// let second = match engine.write(&file, b"second".to_vec(), 5).submit() {
+///     Err(SubmitError::Full(request)) => request, // with its buffer
+///     _ => unreachable!("there is one slot"),
+/// };
+/// drop(plug);
+/// first.wait().0?;
+/// assert_eq!(second.submit()?.wait().0?, 6);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Error)]
 #[non_exhaustive]
 pub enum SubmitError<R> {

@@ -13,6 +13,19 @@ use crate::remote::SharedFile;
 ///
 /// The descriptor stays open while a clone or a request in the engine needs it. The kernel keeps a
 /// registered file open until the engine's next turn after that.
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let file = engine.attach(tempfile::tempfile()?)?;
+/// let write = engine.write(&file, b"hello".to_vec(), 0).submit()?;
+/// drop(file); // the descriptor stays open until the write completes
+/// assert_eq!(write.wait().0?, 5);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct File(Rc<Inner>);
 

@@ -12,6 +12,16 @@ const BUCKETS: usize = (65 - BITS as usize) << BITS;
 
 /// The number of occurrences of each time, in nanoseconds: exact up to 63, then to 1 part in 32. It
 /// takes 15 KiB.
+///
+/// ```
+/// use aio_reap::Histogram;
+///
+/// let mut times = Histogram::new();
+/// (1..=100).for_each(|micros| times.record(micros * 1_000));
+/// assert_eq!((times.count(), times.max()), (100, 100_000));
+/// let median = times.percentile(50.0);
+/// assert!((50_000..52_000).contains(&median)); // to 1 part in 32
+/// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Histogram {
     counts: Box<[u64]>,

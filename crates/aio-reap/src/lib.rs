@@ -30,6 +30,44 @@
 //! # }
 //! ```
 //!
+//! # Choosing
+//!
+//! | the program | uses |
+//! |---|---|
+//! | has one thread, and a loop of its own | [`Engine`], a [`CompletionQueue`], [`Engine::turn`]; the engine's descriptor ([`AsFd`](std::os::fd::AsFd)) for its epoll |
+//! | runs futures and no other runtime | [`Engine::block_on`] and [`Operation`]s |
+//! | runs on tokio | `Engine::run_until` or `Engine::drive` on a `LocalSet` (feature `tokio`) |
+//! | has many threads | an engine on each; or one thread that [serves](Engine::serve) [`Remote`]s |
+//! | must not allocate per request | a [`CompletionQueue`] or [`Operation`]s, and buffers that it reuses |
+//! | asks for more than the engine takes | [`Request::submit_async`], which waits for a slot, or [`SubmitError::Full`] and a turn |
+//!
+//! | front end | the result goes to |
+//! |---|---|
+//! | [`submit`](Request::submit) | an [`Operation`]: a future, or [`wait`](Operation::wait) |
+//! | [`callback`](Request::callback) | a closure, on the engine's thread, after the reap |
+//! | [`enqueue`](Request::enqueue) | a [`CompletionQueue`], with a number of the caller; the cheapest one |
+//!
+//! | buffer | for |
+//! |---|---|
+//! | `Vec<u8>`, `&'static [u8]` | files that were not opened with `O_DIRECT` |
+//! | [`AlignedBuf`] | `O_DIRECT`; [`Alignment::of`] returns what a file needs |
+//! | [`BufferPool`] | many requests: registered with io_uring, which then pins no pages |
+//! | [`BufList`] | one request on several buffers |
+//! | an [`IoBuf`] of the program | memory that it manages, such as the frames of a cache |
+//!
+//! | backend | used when | how it completes |
+//! |---|---|---|
+//! | [`Uring`](BackendKind::Uring) | the kernel and seccomp filters allow it | ring in user memory |
+//! | [`Aio`](BackendKind::Aio) | io_uring is refused | ring peeked in user memory; threads for all but `O_DIRECT` reads and writes |
+//! | [`Threads`](BackendKind::Threads) | both are refused | queue and eventfd |
+//!
+//! [`ReapMode`] says when the engine looks for completions, and [`EngineBuilder`] has the limits. Tests
+//! of the engine's users need no real device: see `aio-reap-test` in the repository.
+//!
+//! | feature | off by default, adds |
+//! |---|---|
+//! | `tokio` | `Engine::drive` and `Engine::run_until` |
+//!
 //! # What is guaranteed
 //!
 //! **Exactly once.** An accepted request completes once, with its buffer. A refused request comes
@@ -161,6 +199,8 @@ mod stats;
 mod statx;
 mod submission;
 mod sys;
+#[cfg(feature = "tokio")]
+mod tokio_drive;
 mod turn;
 mod wait_queue;
 mod wake_fd;
@@ -200,6 +240,7 @@ pub use turn::Turn;
 pub mod model {
     pub use crate::backend::pool::Jobs;
     pub use crate::backend::ring::{Event, Ring};
-    pub use crate::drive::{Served, round, serve};
+    pub use crate::drive::{Served, block_on, round, serve};
     pub use crate::remote::mailbox::{Answer, Mailbox, SendError, Sent, SlotIndex};
+    pub use crate::waker::WokenFlag;
 }

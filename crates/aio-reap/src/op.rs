@@ -10,6 +10,21 @@ pub(crate) const MAX_TRANSFER: usize = 0x7fff_f000;
 
 /// The way [`Engine::allocate`](crate::Engine::allocate) changes a range of a file
 /// (`fallocate(2)`).
+///
+/// ```
+/// use aio_reap::{AllocateMode, Engine};
+/// use std::fs;
+/// use std::os::fd::AsFd;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let file = engine.attach(tempfile::tempfile()?)?;
+/// engine.allocate(&file, AllocateMode::Reserve, 0, 1 << 16).submit()?.wait().0?;
+/// let size = fs::File::from(file.as_fd().try_clone_to_owned()?).metadata()?.len();
+/// assert_eq!(size, 1 << 16);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AllocateMode {

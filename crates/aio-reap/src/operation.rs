@@ -26,6 +26,23 @@ use crate::slab::Index;
 /// A drop abandons the result, not the I/O: the request still runs, and the engine keeps its buffer
 /// until the completion. An opened file is closed then. It is safe to forget an operation: the request completes, but its slot
 /// stays taken, and the memory and descriptors of the engine are never freed.
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let file = engine.attach(tempfile::tempfile()?)?;
+/// let copied = engine.block_on(async {
+///     let (written, buf) = engine.write(&file, b"hello".to_vec(), 0).submit()?.await;
+///     written?;
+///     let (read, buf) = engine.read(&file, buf, 0).submit()?.await; // the same buffer
+///     Ok::<_, std::io::Error>((read?, buf))
+/// })?;
+/// assert_eq!(copied?, (5, b"hello".to_vec()));
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "dropping an operation abandons its result"]
 pub struct Operation<B, T = usize> {
     core: Rc<Core>,
@@ -152,6 +169,27 @@ impl<B, T> Drop for Operation<B, T> {
 }
 
 /// A future that awaits an [`Operation`] until a time, from [`Operation::deadline`].
+///
+/// ```
+/// use aio_reap::{DeadlinePassed, Engine};
+/// use std::time::{Duration, Instant};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let file = engine.attach(std::fs::File::open("/dev/zero")?)?;
+/// let outcome = engine.block_on(async {
+///     let read = engine.read(&file, vec![1; 512], 0).submit()?;
+///     let mut deadline = read.deadline(Instant::now() + Duration::from_secs(60));
+///     match (&mut deadline).await {
+///         Ok((read, _buf)) => Ok::<_, std::io::Error>(read?),
+///         // The read goes on. Wait for it once more, or drop the operation.
+///         Err(DeadlinePassed) => Ok(deadline.into_operation().expect("not ready").await.0?),
+///     }
+/// })?;
+/// assert_eq!(outcome?, 512);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "futures do nothing unless polled"]
 #[derive(Debug)]
 pub struct Deadline<B, T = usize> {
@@ -161,6 +199,25 @@ pub struct Deadline<B, T = usize> {
 }
 
 /// The error of a wait whose deadline passed. The request continues.
+///
+/// ```
+/// use aio_reap::{DeadlinePassed, Engine};
+/// use std::time::Instant;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// # if engine.backend() != aio_reap::BackendKind::Uring { return Ok(()) }
+/// let (pipe, _writer) = std::io::pipe()?;
+/// let reader = engine.attach(pipe)?;
+/// let late = engine.block_on(async {
+///     let read = engine.read(&reader, vec![0; 1], 0).submit()?; // the pipe is empty
+///     let late = read.deadline(Instant::now()).await;
+///     Ok::<_, std::io::Error>(late.unwrap_err())
+/// })?;
+/// assert_eq!(late?, DeadlinePassed);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the deadline has passed before the request completed")]
 pub struct DeadlinePassed;

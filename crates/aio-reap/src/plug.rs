@@ -6,6 +6,23 @@ use crate::core::Core;
 ///
 /// Plugs nest. They also balance if a panic unwinds through them. The next call that turns the
 /// engine then submits the queue, so no callback runs during the unwinding.
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let plug = engine.plug();
+/// let nops: Vec<_> = (0..8).map(|_| engine.nop().submit()).collect::<Result<_, _>>()?;
+/// assert_eq!(engine.stats().submissions, 0);
+/// drop(plug);
+/// assert_eq!(engine.stats().submissions, 1);
+/// for nop in nops {
+///     nop.wait().0?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "requests are held back only while the plug lives"]
 pub struct Plug<'e> {
     core: &'e Core,

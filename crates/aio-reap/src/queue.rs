@@ -15,6 +15,21 @@ use crate::payload::{DeferredDrop, Deliver, RawResult};
 use crate::reply::Reply;
 
 /// A completed request, as [`CompletionQueue::pop`] returns it.
+///
+/// ```
+/// use aio_reap::{Completion, CompletionQueue, Engine};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let file = engine.attach(tempfile::tempfile()?)?;
+/// let queue = CompletionQueue::new();
+/// engine.write(&file, b"hello".to_vec(), 0).enqueue(&queue, 42)?;
+/// engine.drain()?;
+/// let Some(Completion { token, result, buf, .. }) = queue.pop() else { panic!("drained") };
+/// assert_eq!((token, result?, &buf[..]), (42, 5, &b"hello"[..]));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Completion<B, T = usize> {
@@ -32,6 +47,28 @@ pub struct Completion<B, T = usize> {
 ///
 /// Clones are cheap and share the queue. It allocates only when it grows beyond its largest length
 /// so far.
+///
+/// ```
+/// use aio_reap::{CompletionQueue, Engine};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let file = engine.attach(std::fs::File::open("/dev/zero")?)?;
+/// let queue = CompletionQueue::new();
+/// for block in 0..8 {
+///     engine.read(&file, vec![1; 4096], block * 4096).enqueue(&queue, block)?;
+/// }
+/// let mut read = 0;
+/// while read < 8 {
+///     while let Some(completion) = queue.pop() {
+///         assert_eq!(completion.result?, 4096);
+///         read += 1; // here a program submits the next read, with this buffer
+///     }
+///     engine.wait(None)?; // returns at once if nothing is in flight
+/// }
+/// # Ok(())
+/// # }
+/// ```
 pub struct CompletionQueue<B, T = usize> {
     done: Rc<UnsafeCell<VecDeque<Completion<B, T>>>>,
 }

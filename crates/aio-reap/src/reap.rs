@@ -14,6 +14,20 @@ const PEEKS: u32 = 16;
 ///
 /// In every mode [`turn`](crate::Engine::turn) and [`wait`](crate::Engine::wait) reap, at most
 /// [`reap_budget`](crate::EngineBuilder::reap_budget) completions at a time.
+///
+/// ```
+/// use aio_reap::{Engine, ReapMode};
+/// use std::time::Duration;
+///
+/// # fn main() -> std::io::Result<()> {
+/// // A fast device: a wait peeks for a while before it sleeps.
+/// let mode = ReapMode::Hybrid { spin: Duration::from_micros(20) };
+/// let engine = Engine::builder().reap_mode(mode).build()?;
+/// engine.nop().submit()?.wait().0?;
+/// engine.set_reap_mode(ReapMode::OnTurn); // submissions no longer run callbacks
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReapMode {

@@ -23,6 +23,19 @@ use crate::slab::{CompletionTarget, Index, Slab};
 /// holds it back or a callback is running, they also submit and reap before they return.
 ///
 /// `B` is the buffer, which comes back with the result, and `T` the type of the [result](Reply).
+/// ```
+/// use aio_reap::Engine;
+/// use std::time::Duration;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let file = engine.attach(tempfile::tempfile()?)?;
+/// let request = engine.read(&file, vec![7; 16], 0).zero_fill().cancel_after(Duration::from_secs(9));
+/// let (read, buf) = request.submit()?.wait(); // only now it has an effect
+/// assert_eq!((read?, buf), (16, vec![0; 16])); // the file is empty
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "a request does nothing until it is submitted"]
 pub struct Request<'e, B, T = usize> {
     core: &'e Rc<Core>,

@@ -6,6 +6,17 @@ use std::io;
 use thiserror::Error;
 
 /// The kernel interface behind an engine.
+///
+/// ```
+/// use aio_reap::{BackendKind, Engine};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::builder().backend(BackendKind::Threads).threads(2).build()?;
+/// assert_eq!(engine.backend(), BackendKind::Threads);
+/// println!("by default: {}", Engine::new()?.backend()); // for example "io_uring"
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum BackendKind {
@@ -32,6 +43,18 @@ impl fmt::Display for BackendKind {
 }
 
 /// A backend that did not start, with the reason.
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// for fallback in Engine::new()?.fallbacks() {
+///     // For example "io_uring: Operation not permitted (os error 1)" in a container.
+///     eprintln!("{} is refused: {}", fallback.backend, fallback.reason);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Error)]
 #[error("{backend}: {reason}")]
 #[non_exhaustive]
@@ -44,6 +67,15 @@ pub struct Fallback {
 }
 
 /// The reason why no engine was started.
+///
+/// ```
+/// use aio_reap::{Engine, StartError};
+///
+/// let refused = Engine::builder().depth(8).capacity(4).build();
+/// let error = refused.expect_err("a capacity below the depth");
+/// assert!(matches!(error, StartError::Limit { name: "capacity", value: 4, least: 8, .. }));
+/// assert_eq!(error.to_string(), "capacity is 4, but must be from 8 to 16777216");
+/// ```
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StartError {

@@ -10,6 +10,24 @@ const PERCENTILES: [f64; 12] =
     [1.0, 10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0, 90.0, 99.0, 99.99];
 
 /// A snapshot of the counters of one engine since its start.
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let plug = engine.plug();
+/// let nops = [engine.nop().submit()?, engine.nop().submit()?];
+/// drop(plug);
+/// for nop in nops {
+///     nop.wait().0?;
+/// }
+/// let stats = engine.stats();
+/// assert_eq!((stats.accepted, stats.completed), (2, 2));
+/// println!("{stats}"); // percentiles of the sizes of submissions and reaps
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EngineStats {
@@ -156,6 +174,21 @@ fn head(f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 /// A histogram of small numbers, for example of completions per reap.
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let plug = engine.plug();
+/// let nops: Vec<_> = (0..4).map(|_| engine.nop().submit()).collect::<Result<_, _>>()?;
+/// drop(plug);
+/// let batches = engine.stats().batch_sizes;
+/// assert_eq!((batches.count(), batches.sum(), batches.percentile(50.0)), (1, 4, 4));
+/// # nops.into_iter().for_each(|nop| drop(nop.wait()));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// `counts[n]` is the number of times that `n` was added.

@@ -15,6 +15,24 @@ use crate::request::Request;
 ///
 /// It resolves to the result of [`Request::submit`], but never to [`SubmitError::Full`]. If it is
 /// dropped before, the request is not queued.
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::builder().depth(1).capacity(1).build()?;
+/// let file = engine.attach(tempfile::tempfile()?)?;
+/// let both = engine.block_on(async {
+///     let first = engine.write(&file, b"first".to_vec(), 0).submit_async().await?;
+///     let done = first.await.0?;
+///     // With a request in the only slot it would wait here for its end.
+///     let second = engine.write(&file, b"second".to_vec(), 5).submit_async().await?;
+///     Ok::<_, std::io::Error>(done + second.await.0?)
+/// })?;
+/// assert_eq!(both?, 11);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "futures do nothing unless polled"]
 pub struct Submission<'e, B: 'static, T = usize> {
     /// `None` after it resolved.

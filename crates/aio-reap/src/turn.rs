@@ -1,6 +1,21 @@
 //! The report of one turn of an engine.
 
 /// The report of a call that turned the engine.
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let nop = engine.nop().submit()?;
+/// let mut turn = engine.turn();
+/// while !turn.is_idle() {
+///     turn = engine.wait(None)?; // here an event loop waits for the engine's descriptor
+/// }
+/// assert_eq!((turn.pending, turn.in_flight, nop.is_done()), (0, 0, true));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Turn {

@@ -11,6 +11,24 @@ use crate::op::Block;
 /// An open file for the requests of [`Remote`](crate::Remote)s of any engine. Clones are cheap.
 ///
 /// The descriptor stays open while a clone or a request needs it.
+///
+/// ```
+/// use aio_reap::{Engine, SharedFile};
+/// use std::thread;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let remote = engine.remote();
+/// let file = SharedFile::new(tempfile::tempfile()?)?;
+/// let sender = thread::spawn(move || {
+///     let write = remote.write(&file, b"hello".to_vec(), 0).submit()?;
+///     Ok::<_, std::io::Error>(write.wait().0?)
+/// });
+/// engine.serve()?; // until the remote is dropped
+/// assert_eq!(sender.join().unwrap()?, 5);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct SharedFile(Arc<Inner>);
 

@@ -186,7 +186,7 @@ impl<Q, R> Mailbox<Q, R> {
     fn take_all(&self, leave: u32, queue: &mut VecDeque<SlotIndex>) {
         // Ordering: Acquire pairs with the Release in `send`; it carries the chain of `next`. The
         // exchanges of several senders form a release sequence, so it carries the writes of each.
-        let mut newest = self.sent.swap(leave, Ordering::Acquire);
+        let mut newest = self.sent.swap(leave, order!(Acquire, "take_all: the chain is linked"));
         let at = queue.len();
         while newest < CLOSED {
             queue.push_back(newest);

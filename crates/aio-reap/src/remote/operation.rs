@@ -21,6 +21,30 @@ use crate::payload::RawResult;
 /// A drop abandons the result, not the I/O: the request still runs, and the engine's thread frees
 /// its buffer after the completion. It is safe to forget an operation, but the request then counts
 /// against [`EngineBuilder::remote_capacity`](crate::EngineBuilder::remote_capacity) for ever.
+///
+/// ```
+/// use aio_reap::{Engine, SharedFile};
+/// use std::thread;
+/// use std::time::Duration;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let remote = engine.remote();
+/// let sender = thread::spawn(move || {
+///     let file = SharedFile::new(std::fs::File::open("/dev/zero")?)?;
+///     let mut read = remote.read(&file, vec![1; 512], 0).submit()?;
+///     loop {
+///         match read.wait_timeout(Duration::from_millis(100)) {
+///             Ok((read, _buf)) => return Ok::<_, std::io::Error>(read?),
+///             Err(operation) => read = operation, // not yet: do something else
+///         }
+///     }
+/// });
+/// engine.serve()?;
+/// assert_eq!(sender.join().unwrap()?, 512);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "dropping an operation abandons its result"]
 pub struct RemoteOperation<B> {
     shared: Arc<Shared>,

@@ -18,6 +18,24 @@ use crate::payload::{Deliver, Payload};
 /// An operation that can be sent to an engine's thread.
 ///
 /// It has no effect until [`submit`](Self::submit) or [`callback`](Self::callback) takes it.
+///
+/// ```
+/// use aio_reap::{Engine, SharedFile};
+/// use std::sync::mpsc;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let remote = engine.remote();
+/// let file = SharedFile::new(std::fs::File::open("/dev/zero")?)?;
+/// let (to_main, results) = mpsc::channel();
+/// // The callback runs on the engine's thread.
+/// remote.read(&file, vec![1; 512], 0).callback(move |read, _buf| _ = to_main.send(read))?;
+/// drop(remote);
+/// engine.serve()?;
+/// assert_eq!(results.recv().unwrap()?, 512);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "a request does nothing until it is submitted"]
 pub struct RemoteRequest<'r, B> {
     shared: &'r Arc<Shared>,

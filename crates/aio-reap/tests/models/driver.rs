@@ -1,18 +1,28 @@
-//! A model of an edge-triggered driver, like tokio's reactor, and of the engine that it turns.
+//! Models of an edge-triggered driver, like tokio's reactor, and of `block_on`, with the engine that
+//! they turn.
 //!
 //! [`round`] and [`Mailbox`] are the shipped code. The descriptor is a level. The reactor is a flag
 //! that each edge sets and that the driver sleeps for.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::task::Poll;
 
-use aio_reap::model::{Mailbox, round};
+use aio_reap::model::{Mailbox, WokenFlag, block_on, round};
 use percpu::sync::atomic::{AtomicBool, Ordering};
 use percpu::sync::{Arc, model, thread};
 
 use super::Notifier;
 
-pub(super) const MUTANTS: &[(&str, &str)] =
-    &[("drive: the turn left nothing", "driver::inv06_work_left_by_a_turn_is_continued")];
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("drive: the turn left nothing", "driver::inv06_work_left_by_a_turn_is_continued"),
+    ("take: the waking thread has written", "driver::inv06_a_woken_future_sees_why"),
+    ("set: the waking thread has written", "driver::inv06_a_woken_future_sees_why"),
+];
+
+pub(super) const LOOM_ONLY: &[&str] =
+    &["take: the waking thread has written", "set: the waking thread has written"];
 
 struct Shared {
     mailbox: Mailbox<u32, ()>,
@@ -114,4 +124,43 @@ fn inv06_a_notification_at_any_moment_of_a_turn_wakes_the_driver() {
 #[test]
 fn inv06_work_left_by_a_turn_is_continued() {
     requests_are_answered(1, false);
+}
+
+/// Another thread wakes the future that `block_on` polls. Fails if a poll does not see what the
+/// waking thread wrote before: nothing wakes the future again.
+#[test]
+fn inv06_a_woken_future_sees_why() {
+    model(|| {
+        let shared = Arc::new((WokenFlag::new(), Notifier::default(), AtomicBool::new(false)));
+        let waking = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let (woken, kick, event) = &*shared;
+                // Ordering: Relaxed; the flag must carry it.
+                event.store(true, Ordering::Relaxed);
+                if woken.set() {
+                    kick.notify();
+                }
+            }
+        });
+        let (woken, kick, event) = &*shared;
+        let poll = || match event.load(Ordering::Relaxed) {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        };
+        // A turn of the engine clears the kick only after a sleep.
+        let slept = Cell::new(false);
+        let wait = || {
+            if slept.take() {
+                kick.clear();
+            }
+            if !woken.is_set() {
+                kick.wait();
+                slept.set(true);
+            }
+            Ok::<(), Infallible>(())
+        };
+        _ = block_on(woken, poll, wait);
+        waking.join().unwrap();
+    });
 }

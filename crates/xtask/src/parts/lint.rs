@@ -10,7 +10,7 @@ const LAYERED: [&str; 7] =
     ["percpu", "aio-reap", "mq-rbtree", "percpu-list", "radix-ctx", "testkit", "xtask"];
 
 /// The crates of which every public type has an example.
-const WITH_EXAMPLES: [&str; 3] = ["percpu", "percpu-list", "radix-ctx"];
+const WITH_EXAMPLES: [&str; 4] = ["percpu", "aio-reap", "percpu-list", "radix-ctx"];
 
 /// Format first: it takes a second and fails most often.
 ///
