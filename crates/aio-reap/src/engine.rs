@@ -380,7 +380,24 @@ impl Engine {
 
     /// Runs a future on this thread, and turns the engine while the future waits.
     ///
-    /// Other threads may wake the future. Each call allocates once.
+    /// Other threads may wake the future. Each call allocates once. A request is submitted at once
+    /// when the future makes it. If the future joins many tasks, a [plug](Self::plug) around each
+    /// of its polls makes one batch of their requests:
+    ///
+    /// ```
+    /// use std::future::{Future, poll_fn};
+    /// use std::pin::pin;
+    /// use aio_reap::Engine;
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// let engine = Engine::new()?;
+    /// let mut tasks = pin!(async { /* usually a `tokio::task::LocalSet` or the like */ });
+    /// engine.block_on(poll_fn(|context| {
+    ///     let _batch = engine.plug();
+    ///     tasks.as_mut().poll(context)
+    /// }))
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
