@@ -21,6 +21,7 @@ use crate::plug::Plug;
 use crate::reap::ReapMode;
 use crate::remote::{Remote, SharedFile};
 use crate::request::Request;
+use crate::request_id::RequestId;
 use crate::start::{BackendKind, Fallback};
 use crate::state::State;
 use crate::stats::EngineStats;
@@ -352,6 +353,15 @@ impl Engine {
     /// Those of [`wait`](Self::wait).
     pub fn drain(&self) -> io::Result<()> {
         self.core.drain()
+    }
+
+    /// Tries to cancel a request that was submitted with a callback or to a queue, like
+    /// [`Operation::cancel`](crate::Operation::cancel). Returns false if there was no attempt, for
+    /// example because the request has completed.
+    ///
+    /// The id must be of this engine: that of another engine may name an unrelated request.
+    pub fn cancel(&self, id: RequestId) -> bool {
+        self.core.cancel_id(id)
     }
 
     /// Tries to cancel every request, like [`Operation::cancel`](crate::Operation::cancel). Returns
