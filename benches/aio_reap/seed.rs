@@ -227,7 +227,7 @@ impl Load {
             asked.buf.set_len(len);
             let read = self.engine.read(&self.file, asked.buf, offset);
             match read.enqueue(&self.done, token) {
-                Ok(()) => self.began[token as usize] = (queue, asked.since.unwrap_or(now)),
+                Ok(_) => self.began[token as usize] = (queue, asked.since.unwrap_or(now)),
                 Err(SubmitError::Full(read)) => {
                     self.idle[queue].push(Asked { buf: read.into_buf(), since: asked.since });
                     self.tokens.push(token);

@@ -9,6 +9,22 @@ use crate::reply::Reply;
 /// empty.
 ///
 /// If the request is refused it still has the descriptor, which its drop closes.
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::builder().depth(1).capacity(1).build()?;
+/// let nop = engine.nop().submit()?; // takes the only slot
+/// let refused = engine.close(std::fs::File::open("/")?).submit().unwrap_err();
+/// let fd = refused.into_request().into_buf().into_inner().expect("it is still open");
+/// nop.wait().0?;
+/// let (closed, fd) = engine.close(fd).submit()?.wait();
+/// closed?;
+/// assert!(fd.into_inner().is_none());
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct ClosingFd(Option<OwnedFd>);
 

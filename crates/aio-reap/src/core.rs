@@ -19,6 +19,7 @@ use crate::payload::{Deliver, RawResult};
 use crate::reap::{ReapMode, Spin};
 use crate::registry::{Kind as ResourceKind, Registration, Registry};
 use crate::remote::Shared;
+use crate::request_id::RequestId;
 use crate::slab::{CancelReason, CompletionTarget, Index, SlotState};
 use crate::state::{Delivery, State};
 use crate::sys;
@@ -154,6 +155,19 @@ impl Core {
     pub(crate) fn cancel(&self, index: Index) -> bool {
         let _rearm = Rearm(self);
         self.state.borrow_mut().cancel(index, CancelReason::Cancelled)
+    }
+
+    /// Returns the id of the request in `index`.
+    #[inline]
+    pub(crate) fn id(&self, index: Index) -> RequestId {
+        RequestId(self.state.borrow().completions.slab.user_data(index))
+    }
+
+    /// Tries to end a request early, if it is still in the engine. Returns false if there was no
+    /// attempt.
+    pub(crate) fn cancel_id(&self, RequestId(user_data): RequestId) -> bool {
+        let _rearm = Rearm(self);
+        self.state.borrow_mut().cancel_user_data(user_data)
     }
 
     /// Tries to end every request early. Returns the number of attempts.

@@ -22,6 +22,7 @@ use crate::plug::Plug;
 use crate::reap::ReapMode;
 use crate::remote::{Remote, SharedFile};
 use crate::request::Request;
+use crate::request_id::RequestId;
 use crate::start::{BackendKind, Fallback};
 use crate::state::State;
 use crate::stats::EngineStats;
@@ -382,6 +383,15 @@ impl Engine {
         self.core.drain()
     }
 
+    /// Tries to cancel a request that was submitted with a callback or to a queue, like
+    /// [`Operation::cancel`](crate::Operation::cancel). Returns false if there was no attempt, for
+    /// example because the request has completed.
+    ///
+    /// The id must be of this engine: that of another engine may name an unrelated request.
+    pub fn cancel(&self, id: RequestId) -> bool {
+        self.core.cancel_id(id)
+    }
+
     /// Tries to cancel every request, like [`Operation::cancel`](crate::Operation::cancel). Returns
     /// the number of attempts.
     pub fn cancel_all(&self) -> usize {
@@ -408,7 +418,24 @@ impl Engine {
 
     /// Runs a future on this thread, and turns the engine while the future waits.
     ///
-    /// Other threads may wake the future. Each call allocates once.
+    /// Other threads may wake the future. Each call allocates once. A request is submitted at once
+    /// when the future makes it. If the future joins many tasks, a [plug](Self::plug) around each
+    /// of its polls makes one batch of their requests:
+    ///
+    /// ```
+    /// use std::future::{Future, poll_fn};
+    /// use std::pin::pin;
+    /// use aio_reap::Engine;
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// let engine = Engine::new()?;
+    /// let mut tasks = pin!(async { /* usually a `tokio::task::LocalSet` or the like */ });
+    /// engine.block_on(poll_fn(|context| {
+    ///     let _batch = engine.plug();
+    ///     tasks.as_mut().poll(context)
+    /// }))
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

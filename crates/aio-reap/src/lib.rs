@@ -93,7 +93,7 @@
 //! |---|---|---|
 //! | dropping an [`Operation`] | no | yes |
 //! | [`Operation::deadline`], [`Operation::wait_timeout`] | no | yes, in time |
-//! | [`Operation::cancel`], [`Engine::cancel_all`] | if the kernel can cancel it: `ECANCELED` | with the request |
+//! | [`Operation::cancel`], [`Engine::cancel`], [`Engine::cancel_all`], [`RemoteOperation::cancel`] | if the kernel can cancel it: `ECANCELED` | with the request |
 //! | [`Request::cancel_at`] | if the kernel can cancel it at that time: `ETIMEDOUT` | with the request |
 //! | dropping a [`Submission`] | it was never queued | yes |
 //! | dropping a [`RemoteOperation`] | no | yes |
@@ -159,6 +159,7 @@
 
 // docs.rs shows which feature an item needs.
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![warn(missing_debug_implementations)]
 
 mod adaptive;
 mod alignment;
@@ -192,6 +193,7 @@ mod registry;
 mod remote;
 mod reply;
 mod request;
+mod request_id;
 mod slab;
 mod start;
 mod state;
@@ -229,6 +231,7 @@ pub use reap::ReapMode;
 pub use remote::{Remote, RemoteOperation, RemoteRequest, SharedFile};
 pub use reply::Reply;
 pub use request::Request;
+pub use request_id::RequestId;
 pub use start::{BackendKind, Fallback, StartError};
 pub use stats::{EngineStats, Sizes};
 pub use statx::Statx;

@@ -1,5 +1,7 @@
 //! A guard that holds requests back, so that they are submitted together.
 
+use std::fmt;
+
 use crate::core::Core;
 
 /// While a plug lives, requests are only queued. The drop of the last one submits and reaps.
@@ -38,5 +40,11 @@ impl<'e> Plug<'e> {
 impl Drop for Plug<'_> {
     fn drop(&mut self) {
         self.core.unplug();
+    }
+}
+
+impl fmt::Debug for Plug<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Plug").finish_non_exhaustive()
     }
 }

@@ -14,6 +14,7 @@ use crate::outcome::{Callback, Owned};
 use crate::payload::Deliver;
 use crate::queue::{CompletionQueue, Enqueued};
 use crate::reply::Reply;
+use crate::request_id::RequestId;
 use crate::slab::{CompletionTarget, Index, Slab};
 
 /// An operation that one of the front ends can submit.
@@ -23,6 +24,7 @@ use crate::slab::{CompletionTarget, Index, Slab};
 /// holds it back or a callback is running, they also submit and reap before they return.
 ///
 /// `B` is the buffer, which comes back with the result, and `T` the type of the [result](Reply).
+///
 /// ```
 /// use aio_reap::Engine;
 /// use std::time::Duration;
@@ -184,7 +186,8 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         Ok(operation)
     }
 
-    /// Submits the request. `done` gets the result and the buffer.
+    /// Submits the request. `done` gets the result and the buffer. The id is for
+    /// [`Engine::cancel`](crate::Engine::cancel).
     ///
     /// `done` runs once, on this thread, inside a call that reaps (see the crate documentation). It
     /// may use the engine. A panic in `done` unwinds to that call. The engine stays consistent, and
@@ -197,29 +200,36 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     pub fn callback(
         self,
         done: impl FnOnce(Result<T, RequestError>, B) + 'static,
-    ) -> Submitted<'e, B, T, ()> {
+    ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
-        self.queue(CompletionTarget::Callback, Slab::alloc, |buf| {
+        let index = self.queue(CompletionTarget::Callback, Slab::alloc, |buf| {
             Callback::<B, _, T>::new(buf, done)
         })?;
+        let id = core.id(index);
         core.flush_unless_held();
-        Ok(())
+        Ok(id)
     }
 
-    /// Submits the request. Its completion will appear in `queue` with `token`.
+    /// Submits the request. Its completion will appear in `queue` with `token`. The id is for
+    /// [`Engine::cancel`](crate::Engine::cancel).
     ///
     /// # Errors
     ///
     /// [`SubmitError`] returns the request, which was not queued.
-    pub fn enqueue(self, queue: &CompletionQueue<B, T>, token: u64) -> Submitted<'e, B, T, ()> {
+    pub fn enqueue(
+        self,
+        queue: &CompletionQueue<B, T>,
+        token: u64,
+    ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
-        self.queue(CompletionTarget::Queue, Slab::alloc, |buf| Enqueued {
+        let index = self.queue(CompletionTarget::Queue, Slab::alloc, |buf| Enqueued {
             buf,
             queue: queue.clone(),
             token,
         })?;
+        let id = core.id(index);
         core.flush_unless_held();
-        Ok(())
+        Ok(id)
     }
 
     /// Moves the request into a slot.

@@ -226,6 +226,14 @@ impl Slab {
         known.then_some((index, slot))
     }
 
+    /// Returns the slot whose current use has this user data.
+    pub(crate) fn current(&self, user_data: u64) -> Option<Index> {
+        let index = user_data as Index;
+        let slot = self.slots.get(index as usize)?;
+        let current = slot.state != SlotState::Free && slot.generation == (user_data >> 32) as u32;
+        current.then_some(index)
+    }
+
     pub(crate) fn free_len(&self) -> usize {
         self.free_len
     }

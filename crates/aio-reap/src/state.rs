@@ -130,7 +130,7 @@ impl State {
             || self.ready() > 0
             || self.completions.enqueued > 0
             || (!self.completions.blocked && (can_submit || self.backend.backlog() > 0))
-            || self.inbox.as_ref().is_some_and(|inbox| inbox.has_requests())
+            || self.inbox.as_ref().is_some_and(|inbox| inbox.has_requests() || inbox.has_cancels())
             || self.remote_requests() > 0
     }
 
@@ -151,7 +151,30 @@ impl State {
     pub(crate) fn take_remote_requests(&mut self) {
         if let Some(inbox) = &mut self.inbox {
             inbox.turn(&mut self.completions, &mut self.waiting, &mut self.deadlines);
+            if inbox.has_cancels() {
+                self.cancel_remote_requests();
+            }
         }
+    }
+
+    /// Cancels the requests in slots whose senders want that.
+    #[cold]
+    fn cancel_remote_requests(&mut self) {
+        let Some(mut inbox) = self.inbox.take() else { return };
+        inbox.take_cancels(|user_data| {
+            let current = self.completions.slab.current(user_data).is_some();
+            if current {
+                self.cancel_user_data(user_data);
+            }
+            current
+        });
+        self.inbox = Some(inbox);
+    }
+
+    /// Tries to end the request with this user data early. Returns false if there was no attempt.
+    pub(crate) fn cancel_user_data(&mut self, user_data: u64) -> bool {
+        let index = self.completions.slab.current(user_data);
+        index.is_some_and(|index| self.cancel(index, CancelReason::Cancelled))
     }
 
     /// Returns the state that the engine shares with its remotes, which signal `kick`.

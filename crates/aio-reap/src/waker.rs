@@ -9,6 +9,7 @@ use percpu::sync::{Arc, order};
 use crate::sys;
 
 /// Whether a future was woken since it was last polled.
+#[derive(Debug)]
 pub struct WokenFlag(AtomicBool);
 
 impl WokenFlag {

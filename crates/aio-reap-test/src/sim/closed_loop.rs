@@ -82,6 +82,7 @@ struct Idle {
 ///
 /// One turn of the loop polls, turns every engine, and then submits the due requests of each queue
 /// under one plug.
+#[expect(missing_debug_implementations, reason = "a model of a workload, without a state to show")]
 pub struct ClosedLoop<'e> {
     sim: Sim,
     engines: &'e [Engine],
@@ -226,7 +227,7 @@ impl<'e> ClosedLoop<'e> {
             buf.set_len(self.workload.size(self.random.below(self.weights)));
             let offset = self.random.below(1 << 30) << 12;
             match engine.read(&self.file, buf, offset).enqueue(&self.done, token) {
-                Ok(()) => self.asked[token as usize] = Some(since),
+                Ok(_) => self.asked[token as usize] = Some(since),
                 Err(SubmitError::Full(read)) => {
                     let idle = Idle { since, token, buf: read.into_buf() };
                     self.idle[queue].push_front(idle);

@@ -22,6 +22,7 @@ use crate::raw::{RawCompletion, Sub};
 use crate::{perform, sys};
 
 /// The two queues between an engine and its threads. `J` is a job and `D` its completion.
+#[expect(missing_debug_implementations, reason = "for model checkers only")]
 pub struct Jobs<J, D> {
     todo: Mutex<Todo<J>>,
     more: Condvar,

@@ -20,8 +20,12 @@ pub(crate) struct Inbox {
     shared: Arc<Shared>,
     /// Requests that were taken from the mailbox and wait for a slot, as indices of the mailbox.
     taken: VecDeque<SlotIndex>,
+    /// The user data of the last engine's slot of each slot of the mailbox.
+    user_data: Box<[u64]>,
     /// The position of the first of `taken` among the futures that wait for a slot.
     ticket: Option<u64>,
+    /// A request that got a slot is to be cancelled.
+    cancel_taken: bool,
     /// Causes a turn of the engine when the ticket may take a slot.
     waker: Waker,
 }
@@ -40,7 +44,15 @@ impl Inbox {
     pub(crate) fn new(slots: usize, kick: &Arc<OwnedFd>) -> Self {
         let shared = Shared::new(slots, Arc::clone(kick));
         let waker = Waker::from(std::sync::Arc::new(KickWaker(Arc::clone(kick))));
-        Self { shared, taken: VecDeque::with_capacity(slots), ticket: None, waker }
+        let user_data = vec![u64::MAX; slots].into();
+        Self {
+            shared,
+            taken: VecDeque::with_capacity(slots),
+            user_data,
+            ticket: None,
+            cancel_taken: false,
+            waker,
+        }
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -66,6 +78,18 @@ impl Inbox {
     /// Returns whether the mailbox has requests.
     pub(crate) fn has_requests(&self) -> bool {
         self.shared.mailbox.has_requests()
+    }
+
+    /// Returns whether a request is to be cancelled.
+    pub(crate) fn has_cancels(&self) -> bool {
+        self.cancel_taken || self.shared.mailbox.has_cancels()
+    }
+
+    /// Passes the user data of every request to cancel to `cancel`, which returns false if no slot
+    /// has it. Such a request is cancelled when it gets one.
+    pub(crate) fn take_cancels(&mut self, mut cancel: impl FnMut(u64) -> bool) {
+        self.cancel_taken = false;
+        self.shared.mailbox.take_cancels(|sent| cancel(self.user_data[sent as usize]));
     }
 
     /// Takes the sent requests, and finds slots for as many as possible.
@@ -99,6 +123,10 @@ impl Inbox {
                 .mailbox
                 .with(sent, |request| (request.op, request.at_eof, request.cancel_at));
             completions.queue(index, None, op, at_eof, CompletionTarget::Callback, pending);
+            self.user_data[sent as usize] = completions.slab.user_data(index);
+            if self.shared.mailbox.is_cancelled(sent) {
+                self.cancel_taken = true; // the sender did not wait for the slot
+            }
             if let Some(at) = cancel_at {
                 deadlines.add(at, index, Action::Cancel, &completions.slab);
             }

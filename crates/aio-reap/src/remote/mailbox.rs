@@ -17,12 +17,15 @@
 //!    the result and registers to be woken under one hold of that lock.
 //! 4. A request whose sender stops waiting is returned once, under the lock: to the engine by
 //!    `finish`, or, if the result was stored before, to the sender by `abandon`.
+//! 5. A request whose sender asks for a cancellation is marked under the lock of its slot before
+//!    `cancels` is set, and the sender that sets it signals. The engine clears the notifier, then
+//!    `cancels`, and then looks at every slot.
 
 use std::collections::VecDeque;
 use std::task::Waker;
 use std::time::Instant;
 
-use percpu::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use percpu::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use percpu::sync::{Condvar, Mutex, order, step};
 
 /// The number of a slot of a mailbox.
@@ -34,6 +37,7 @@ const EMPTY: u32 = u32::MAX;
 const CLOSED: u32 = u32::MAX - 1;
 
 /// A fixed number of slots for requests `Q`, each of which gets a result `R`.
+#[expect(missing_debug_implementations, reason = "for model checkers only")]
 pub struct Mailbox<Q, R> {
     slots: Box<[Slot<Q, R>]>,
     free: Mutex<Vec<SlotIndex>>,
@@ -41,6 +45,8 @@ pub struct Mailbox<Q, R> {
     sent: AtomicU32,
     /// The number of handles that may send.
     senders: AtomicUsize,
+    /// A sender has asked for a cancellation since the last [`take_cancels`](Self::take_cancels).
+    cancels: AtomicBool,
 }
 
 /// A slot for one request.
@@ -56,6 +62,8 @@ struct Slot<Q, R> {
 struct Content<Q, R> {
     request: Option<Q>,
     stage: Stage<R>,
+    /// The sender wants the request to be cancelled.
+    cancel: bool,
 }
 
 /// The stage of a request.
@@ -70,6 +78,7 @@ enum Stage<R> {
 }
 
 /// The reason why a request was not sent, with the request.
+#[expect(missing_debug_implementations, reason = "for model checkers only")]
 pub enum SendError<Q> {
     /// Every slot is taken.
     Full(Q),
@@ -79,6 +88,7 @@ pub enum SendError<Q> {
 
 /// The result of [`Mailbox::send`].
 #[must_use = "the engine may be asleep"]
+#[derive(Debug)]
 pub struct Sent {
     /// The slot of the request.
     pub index: SlotIndex,
@@ -94,7 +104,11 @@ impl<Q, R> Mailbox<Q, R> {
     pub fn new(slots: usize) -> Self {
         let slot = |_| Slot {
             next: AtomicU32::new(EMPTY),
-            content: Mutex::new(Content { request: None, stage: Stage::Waiting(None) }),
+            content: Mutex::new(Content {
+                request: None,
+                stage: Stage::Waiting(None),
+                cancel: false,
+            }),
             done: Condvar::new(),
         };
         assert!(slots < CLOSED as usize);
@@ -103,6 +117,7 @@ impl<Q, R> Mailbox<Q, R> {
             free: Mutex::new((0..slots as SlotIndex).rev().collect()),
             sent: AtomicU32::new(EMPTY),
             senders: AtomicUsize::new(0),
+            cancels: AtomicBool::new(false),
         }
     }
 
@@ -138,7 +153,7 @@ impl<Q, R> Mailbox<Q, R> {
         let Some(index) = self.free.lock().pop() else { return Err(SendError::Full(request)) };
         let slot = self.slot(index);
         let stage = if awaited { Stage::Waiting(None) } else { Stage::Detached };
-        *slot.content.lock() = Content { request: Some(request), stage };
+        *slot.content.lock() = Content { request: Some(request), stage, cancel: false };
         // Ordering: Relaxed; the exchange fails if the value has changed.
         let mut newest = self.sent.load(Ordering::Relaxed);
         loop {
@@ -343,6 +358,47 @@ impl<Q, R> Mailbox<Q, R> {
             Stage::Lost => None,
             _ => self.collect(index, &mut content),
         }
+    }
+
+    /// Sender: asks the engine to cancel the request. Returns whether the caller must signal the
+    /// notifier, or `None` if there is a result already.
+    pub fn cancel(&self, index: SlotIndex) -> Option<bool> {
+        let mut content = self.slot(index).content.lock();
+        if !matches!(content.stage, Stage::Waiting(_)) {
+            return None;
+        }
+        content.cancel = true;
+        drop(content);
+        // Ordering: Relaxed; the lock of the slot orders. If the engine's exchange reads this
+        // value, its later hold of the lock is not before ours: it would then happen before this
+        // exchange, whose value it could not have read.
+        Some(!self.cancels.swap(true, Ordering::Relaxed))
+    }
+
+    /// Engine: returns whether a sender has asked for a cancellation. Only a hint, like
+    /// [`has_requests`](Self::has_requests).
+    #[inline]
+    pub fn has_cancels(&self) -> bool {
+        // Ordering: Relaxed; a hint. The notifier is reliable.
+        self.cancels.load(Ordering::Relaxed)
+    }
+
+    /// Engine: passes every request whose sender asks for its cancellation to `cancel`. Until that
+    /// returns true the request stays marked, for [`is_cancelled`](Self::is_cancelled).
+    pub fn take_cancels(&self, mut cancel: impl FnMut(SlotIndex) -> bool) {
+        // Ordering: Relaxed; `cancel` says why.
+        self.cancels.swap(false, Ordering::Relaxed);
+        for (index, slot) in (0..).zip(&self.slots) {
+            let mut content = slot.content.lock();
+            if content.cancel {
+                content.cancel = !cancel(index);
+            }
+        }
+    }
+
+    /// Engine: returns whether the sender of a request has asked for its cancellation.
+    pub fn is_cancelled(&self, index: SlotIndex) -> bool {
+        self.slot(index).content.lock().cancel
     }
 
     /// Adds a handle that may send.

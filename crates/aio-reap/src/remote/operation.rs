@@ -107,6 +107,34 @@ impl<B: Send + 'static> RemoteOperation<B> {
         self.shared.mailbox.wait(self.index(), end)
     }
 
+    /// Asks the engine to cancel the request, like
+    /// [`Operation::cancel`](crate::Operation::cancel), in its next turn. Returns false if the
+    /// request has completed.
+    ///
+    /// Never blocks. A request that waits for a free slot of the engine is cancelled when it gets
+    /// one.
+    ///
+    /// ```
+    /// use aio_reap::Engine;
+    ///
+    /// # fn main() -> std::io::Result<()> {
+    /// let engine = Engine::new()?;
+    /// let operation = engine.remote().nop().submit()?; // usually by another thread
+    /// assert!(operation.cancel());
+    /// engine.turn();
+    /// let (result, ()) = operation.wait();
+    /// assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ECANCELED));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn cancel(&self) -> bool {
+        let asked = self.index.and_then(|index| self.shared.mailbox.cancel(index));
+        if asked == Some(true) {
+            self.shared.notify();
+        }
+        asked.is_some()
+    }
+
     fn index(&self) -> SlotIndex {
         self.index.expect("an operation is not polled after it was ready")
     }

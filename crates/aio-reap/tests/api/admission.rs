@@ -143,7 +143,7 @@ fn a_queue_that_frees_a_slot_wakes_a_future() {
     let script = Script::new();
     let engine = Engine::builder().depth(2).capacity(2).build_scripted(&script).unwrap();
     let queue = CompletionQueue::new();
-    (0..2).for_each(|token| engine.nop().enqueue(&queue, token).unwrap());
+    (0..2).for_each(|token| _ = engine.nop().enqueue(&queue, token).unwrap());
     let mut tasks: Vec<_> = (0..2).map(|_| Task::new(&engine)).collect();
     assert!(tasks.iter_mut().all(|task| task.poll().is_pending()));
     for (nth, wakes) in [[1, 0], [1, 1]].into_iter().enumerate() {

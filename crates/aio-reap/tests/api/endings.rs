@@ -527,7 +527,7 @@ fn cancel_all_of_many_that_wait_is_quick_and_keeps_their_order() {
     let builder = Engine::builder().depth(1).capacity(count);
     let engine = builder.build_scripted(&script).unwrap();
     let (plug, queue) = (engine.plug(), CompletionQueue::new());
-    (0..count as u64).for_each(|token| engine.nop().enqueue(&queue, token).unwrap());
+    (0..count as u64).for_each(|token| _ = engine.nop().enqueue(&queue, token).unwrap());
     let start = Instant::now();
     assert_eq!(engine.cancel_all(), count);
     assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());

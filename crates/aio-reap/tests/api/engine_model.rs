@@ -301,7 +301,7 @@ fn inv05_flush_reaps_what_is_visible_within_its_budget() {
     let (engine, script) = scripted(Engine::builder().depth(16).reap_budget(3));
     let done = Rc::new(Cell::new(0));
     let plug = engine.plug();
-    (0..8).for_each(|_| engine.nop().callback(count(&done)).unwrap());
+    (0..8).for_each(|_| _ = engine.nop().callback(count(&done)).unwrap());
     drop(plug);
     assert_eq!((script.in_flight(), done.get()), (8, 0));
     script.complete(8);
@@ -328,7 +328,7 @@ fn inv09_spurious_wakes_are_harmless_and_still_flush() {
     assert!(!readable(&engine, Duration::ZERO), "answered once and for all");
 
     let plug = engine.plug();
-    (0..2).for_each(|_| engine.nop().callback(count(&done)).unwrap());
+    (0..2).for_each(|_| _ = engine.nop().callback(count(&done)).unwrap());
     drop(plug);
     assert_eq!(script.in_flight(), 1);
     script.ring();

@@ -8,6 +8,7 @@ mod admission;
 mod backends;
 mod buffers;
 mod callbacks;
+mod cancels;
 #[path = "../common/mod.rs"]
 mod common;
 #[path = "../common/count.rs"]

@@ -23,6 +23,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("serve: a sender will notify", "remote::serving_takes_the_last_request"),
     ("drop_sender: its requests are sent", "remote::serving_takes_the_last_request"),
     ("has_senders: the last request is sent", "remote::serving_takes_the_last_request"),
+    ("remote-notifier-cleared-after-the-cancels", "remote::inv21_a_cancellation_wakes_the_engine"),
 ];
 
 pub(super) const LOOM_ONLY: &[&str] = &[
@@ -293,4 +294,48 @@ fn serving_ends_with_the_last_sender() {
 #[test]
 fn serving_takes_the_last_request() {
     serve_until_the_end(1);
+}
+
+/// An engine that sleeps learns that a request is to be cancelled, wherever the request is. Fails
+/// with a deadlock if the notifier is cleared after the engine has looked.
+#[test]
+fn inv21_a_cancellation_wakes_the_engine() {
+    model(|| {
+        let shared = Shared::new(1);
+        let sender = thread::spawn({
+            let shared = Arc::clone(&shared);
+            move || {
+                let index = shared.send(7, true).expect("the mailbox stays open");
+                if shared.mailbox.cancel(index).expect("only a cancellation ends the request") {
+                    shared.notifier.notify();
+                }
+                drop(shared.mailbox.wait(index, None));
+            }
+        });
+        let (mut queue, mut taken, mut cancelled) = (VecDeque::new(), None, false);
+        while !cancelled {
+            let late = is_planted("remote-notifier-cleared-after-the-cancels");
+            shared.notifier.wait();
+            if !late {
+                shared.notifier.clear();
+            }
+            shared.mailbox.take(&mut queue);
+            if let Some(index) = queue.pop_front() {
+                taken = Some(index);
+                cancelled = shared.mailbox.is_cancelled(index);
+            }
+            if !cancelled && shared.mailbox.has_cancels() {
+                shared.mailbox.take_cancels(|index| {
+                    cancelled = taken == Some(index);
+                    cancelled
+                });
+            }
+            if late {
+                shared.notifier.clear();
+            }
+        }
+        drop(shared.mailbox.finish(taken.expect("it was cancelled"), 0));
+        sender.join().unwrap();
+        shared.check(1);
+    });
 }

@@ -264,7 +264,7 @@ impl BlockDevice for EngineDevice {
         let request = local.engine.read(&file, Target(load), offset);
         let begun =
             request.callback(|result, Target(load)| load.finish(result.map_err(Into::into)));
-        begun.map_err(|refused| refused.into_request().into_buf().0)
+        begun.map(drop).map_err(|refused| refused.into_request().into_buf().0)
     }
 
     fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {

@@ -117,20 +117,21 @@ impl FileDevice {
         self.pwritev(offset, &[IoSlice::new(buf)], libc::RWF_DSYNC)
     }
 
-    /// Writes the parts by as few calls as possible; what a call leaves of a part, by itself.
+    /// Writes the parts by as few calls of `many` as possible, and by `one` what a call leaves of a
+    /// part.
     fn write_parts(
         &self,
         offset: u64,
         parts: &[IoSlice<'_>],
-        flags: i32,
-        one: impl Fn(u64, &[u8]) -> io::Result<()>,
+        mut many: impl FnMut(u64, &[IoSlice<'_>]) -> io::Result<usize>,
+        mut one: impl FnMut(u64, &[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
         if !self.writable {
             return Err(read_only());
         }
         let (mut at, mut left) = (offset, parts);
         while let Some(first) = left.first() {
-            let mut done = self.whole(again(|| self.pwritev(at, left, flags))?);
+            let mut done = self.whole(again(|| many(at, left))?);
             if done == 0 && !first.is_empty() {
                 return Err(io::Error::from_raw_os_error(libc::ENOSPC));
             }
@@ -194,12 +195,14 @@ impl BlockDevice for FileDevice {
     }
 
     fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
-        self.write_parts(offset, parts, 0, |offset, part| self.write(offset, part))
+        let many = |offset, parts: &[IoSlice<'_>]| self.pwritev(offset, parts, 0);
+        self.write_parts(offset, parts, many, |offset, part| self.write(offset, part))
     }
 
     fn write_vectored_durable(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
         let durably = |offset, part: &[u8]| self.write_durable(offset, part);
-        match self.write_parts(offset, parts, libc::RWF_DSYNC, durably) {
+        let many = |offset, parts: &[IoSlice<'_>]| self.pwritev(offset, parts, libc::RWF_DSYNC);
+        match self.write_parts(offset, parts, many, durably) {
             Err(error) if is_unknown(&error) => {
                 self.write_vectored(offset, parts)?;
                 self.sync()
@@ -262,5 +265,44 @@ fn direct_alignment(file: &File) -> usize {
     match usize::try_from(sector) {
         Ok(sector) if result == 0 && sector.is_power_of_two() => sector,
         _ => 512,
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use super::*;
+
+    /// Wherever a call ends, inside a part or between two, what is left of the part is written, and
+    /// then the other parts.
+    #[test]
+    fn a_short_write_of_parts_is_continued_at_its_byte() {
+        let bytes: Vec<u8> = (1..=16).collect();
+        let parts = [&bytes[..3], &[], &bytes[3..8], &bytes[8..9], &bytes[9..]];
+        let parts = parts.map(IoSlice::new);
+        for (first, second) in (0..256).map(|both| (both / 16 + 1, both % 16 + 1)) {
+            let file = tempfile::tempfile().unwrap();
+            file.set_len(100).unwrap();
+            let device = FileDevice::new(file).unwrap();
+            let mut most = [first, 0, second].into_iter(); // 0: a signal, before anything is written
+            let many = |offset: u64, parts: &[IoSlice<'_>]| match most.next() {
+                Some(0) => Err(io::ErrorKind::Interrupted.into()),
+                most => {
+                    let all = parts.iter().flat_map(|part| part.to_vec()).collect::<Vec<u8>>();
+                    device.file.write_at(&all[..all.len().min(most.unwrap_or(16))], offset)
+                }
+            };
+            let mut rests = Vec::new();
+            let one = |offset: u64, rest: &[u8]| {
+                rests.push(rest.len());
+                device.write(offset, rest)
+            };
+            device.write_parts(7, &parts, many, one).unwrap();
+            let mut written = [0; 30];
+            device.file.read_exact_at(&mut written, 0).unwrap();
+            assert_eq!(written[7..23], bytes, "after {first} and {second}");
+            assert!(written[..7].iter().chain(&written[23..]).all(|&byte| byte == 0));
+            let end = [3, 8, 9, 16].into_iter().find(|&end| end >= first).expect("16 is the last");
+            assert!(end == first || rests[0] == end - first, "{rests:?} after {first}");
+        }
     }
 }

@@ -1,0 +1,113 @@
+//! Cancellation of requests with callbacks, in queues, and of other threads.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::thread;
+
+use aio_reap::{CompletionQueue, Engine, SharedFile};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::Script;
+use common::on_every_backend;
+
+use crate::common;
+
+const CANCELLED: Option<i32> = Some(libc::ECANCELED);
+
+#[test]
+fn inv21_an_id_cancels_its_request_and_no_later_one() {
+    on_every_backend(|engine| {
+        let results = Rc::new(RefCell::new(Vec::new()));
+        let queue = CompletionQueue::new();
+        let plug = engine.plug();
+        let to = Rc::clone(&results);
+        let called = engine.nop().callback(move |result, ()| {
+            to.borrow_mut().push(result.unwrap_err().raw_os_error());
+        });
+        let (called, queued) = (called.unwrap(), engine.nop().enqueue(&queue, 7).unwrap());
+        let other = engine.nop().submit().unwrap();
+        assert!(called != queued && engine.cancel(called) && engine.cancel(queued));
+        assert!(!engine.cancel(called), "it has its result");
+        drop(plug);
+        engine.drain().unwrap();
+        assert_eq!(other.wait().0.unwrap(), 0);
+        assert_eq!(*results.borrow(), [CANCELLED]);
+        assert_eq!(queue.pop().unwrap().result.unwrap_err().raw_os_error(), CANCELLED);
+        // The slots are used again.
+        let plug = engine.plug();
+        for token in 0..64 {
+            assert!(![called, queued].contains(&engine.nop().enqueue(&queue, token).unwrap()));
+        }
+        assert!(!engine.cancel(called) && !engine.cancel(queued));
+        drop(plug);
+        engine.drain().unwrap();
+        assert!(std::iter::from_fn(|| queue.pop()).all(|done| done.result.unwrap() == 0));
+    });
+}
+
+#[test]
+fn inv21_an_id_cancels_a_request_in_flight() {
+    let script = Script::new();
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let queue = CompletionQueue::new();
+    let first = engine.nop().enqueue(&queue, 1).unwrap();
+    engine.nop().enqueue(&queue, 2).unwrap();
+    assert_eq!(script.in_flight(), 2);
+    assert!(engine.cancel(first));
+    engine.turn();
+    let done = queue.pop().unwrap();
+    assert_eq!((done.token, done.result.unwrap_err().raw_os_error()), (1, CANCELLED));
+    assert_eq!((queue.len(), script.in_flight()), (0, 1));
+}
+
+#[test]
+fn inv21_remote_requests_are_cancelled_wherever_they_wait() {
+    let script = Script::new();
+    let builder = Engine::builder().depth(1).capacity(2).remote_capacity(4);
+    let engine = builder.build_scripted(&script).unwrap();
+    let remote = engine.remote();
+    let send = || remote.nop().submit().unwrap();
+    let (in_flight, pending, without_slot) = (send(), send(), send());
+    engine.turn();
+    assert_eq!(script.in_flight(), 1);
+    let in_mailbox = send();
+    // The last two get their slots when those in front of them are done.
+    for operation in [&in_mailbox, &without_slot, &pending, &in_flight] {
+        assert!(operation.cancel() && operation.cancel());
+    }
+    engine.drain().unwrap();
+    for operation in [in_flight, pending, without_slot, in_mailbox] {
+        assert!(operation.is_done() && !operation.cancel());
+        assert_eq!(operation.wait().0.unwrap_err().raw_os_error(), CANCELLED);
+    }
+    assert_eq!(script.log().len(), 1);
+    // The slots of the mailbox are used again, and the marks are gone.
+    let again = [send(), send(), send(), send()];
+    engine.drain().unwrap();
+    assert!(again.into_iter().all(|operation| operation.wait().0.is_ok()));
+}
+
+/// A sleeping engine is woken by a cancellation.
+#[test]
+fn inv21_a_cancellation_wakes_the_engine() {
+    let (to_main, from_engine) = std::sync::mpsc::channel();
+    let engine = thread::spawn(move || {
+        let engine = Engine::builder().depth(1).build().unwrap();
+        to_main.send(engine.remote()).unwrap();
+        engine.serve().unwrap();
+    });
+    let remote = from_engine.recv().unwrap();
+    for _ in 0..200 {
+        let (reader, _writer) = std::io::pipe().unwrap();
+        let pipe = SharedFile::new(reader).unwrap();
+        let read = remote.read(&pipe, vec![0; 1], 0).submit().unwrap();
+        if read.is_done() {
+            break; // the backend has no requests on pipes
+        }
+        thread::yield_now();
+        read.cancel();
+        let errno = read.wait().0.unwrap_err().errno();
+        assert!(matches!(errno, libc::ECANCELED | libc::ESPIPE), "{errno}");
+    }
+    drop(remote);
+    engine.join().unwrap();
+}
