@@ -147,7 +147,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
         let mut deferred = Deferred::new();
         let _old;
         {
-            let mut state = queue.lock();
+            let mut state = queue.lock_shut();
             let node = NonNull::from(&this.waiter);
             // SAFETY: the lock is held, and the reference ends in this line.
             if std::mem::take(&mut unsafe { this.waiter.inner() }.permit) {

@@ -196,10 +196,9 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         let demand = queue.config.demand(message.priority, message.bytes);
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
-        queue.hint.preload(message.priority, &mut preload);
         let _old;
         {
-            let mut state = queue.lock();
+            let mut state = queue.lock_to_send_waiting(message.priority, &mut preload);
             let node = NonNull::from(&this.waiter);
             // SAFETY: the lock is held, and the reference ends in this line.
             let had_permit = std::mem::take(&mut unsafe { this.waiter.inner() }.permit);
