@@ -49,6 +49,7 @@
 //! | [`send`](Queue::send), [`receive`](Queue::receive); with a [`Wait`] or [`Deadline`] [`send_with`](Queue::send_with), [`receive_with`](Queue::receive_with) | a thread |
 //! | [`send_async`](Queue::send_async), [`receive_async`](Queue::receive_async) | a task; tasks and threads may share one queue |
 //! | [`into_send_async`](Sender::into_send_async), [`into_receive_async`](Receiver::into_receive_async) | a spawned task, which must not borrow |
+//! | their [`until`](ReceiveFuture::until) | a task with a deadline: a timer of the runtime ends the operation |
 //! | `Receiver::into_stream`, `Sender::into_sink`, with the feature `futures` | code that expects a `Stream` or a `Sink` |
 //! | [`Readiness`], a file descriptor | an event loop: epoll, or tokio's `AsyncFd` |
 //! | [`notify`](Queue::notify) | a program that wants one call when a message comes, as with `mq_notify` |
@@ -58,7 +59,7 @@
 //! | to | use |
 //! |---|---|
 //! | receive in a loop | a `for` loop over a [`Receiver`], [`try_iter`](Receiver::try_iter) |
-//! | send or receive many messages at once | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch) |
+//! | send or receive many messages at once | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch), [`receive_batch_async`](Queue::receive_batch_async) |
 //! | limit the bytes of one message or of all | [`measure`](Builder::measure), [`max_message_bytes`](Builder::max_message_bytes), [`max_bytes`](Builder::max_bytes), [`fair_bytes`](Builder::fair_bytes) |
 //! | limit the bytes of several queues | a [`Quota`] |
 //! | reserve room for urgent messages | [`reserve`](Builder::reserve) |
@@ -234,7 +235,7 @@ pub use self::deadline::{Deadline, InvalidDeadline, Wait};
 pub use self::error::{
     BatchError, BuildError, NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused,
 };
-pub use self::futures::{ReceiveFuture, SendFuture};
+pub use self::futures::{ReceiveFuture, SendFuture, Timed};
 #[cfg(feature = "futures")]
 pub use self::futures::{ReceiveStream, SendSink};
 pub use self::handles::{IntoIter, Iter, QueueHandle, Receiver, Sender, TryIter};

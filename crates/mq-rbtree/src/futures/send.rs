@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
+use super::timed::Expire;
 use crate::core::{Bitmap, Levels, Message, Preload};
 use crate::error::{SendError, SendRefused};
 use crate::handles::{QueueRef, Sender};
@@ -253,9 +254,10 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
     }
 }
 
-impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
-    fn drop(&mut self) {
-        if !self.registered {
+impl<T, L: Levels> SendFuture<'_, T, L> {
+    /// Takes the node off the list, and passes a permit on.
+    fn unregister(&mut self) {
+        if !std::mem::take(&mut self.registered) {
             return;
         }
         let queue = self.queue.get();
@@ -282,6 +284,31 @@ impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
             }
         }
         queue.run_deferred(&mut deferred);
+    }
+}
+
+impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
+    fn expire(self: Pin<&mut Self>) -> Self::Output {
+        // SAFETY: the message, which is not pinned, is all that is moved out of the future.
+        let this = unsafe { self.get_unchecked_mut() };
+        this.unregister();
+        let message = match this.message.take().expect("a pending send has its message") {
+            Ok(message) => message,
+            Err(refused) => return Err(refuse(refused)),
+        };
+        // SAFETY: the node was taken off its list, so this thread alone uses it.
+        let rank = unsafe { this.waiter.inner() }.rank();
+        let queue = this.queue.get();
+        queue.poll_send(message, rank).unwrap_or_else(|message| {
+            queue.lock_undrained().counters.timeouts += 1;
+            Err(refuse((message.value, SendRefused::Timeout)))
+        })
+    }
+}
+
+impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
+    fn drop(&mut self) {
+        self.unregister();
     }
 }
 
