@@ -1,4 +1,4 @@
-//! M4: one thread sends, another receives.
+//! M4: one thread sends, another receives. M10: four send and four receive, on two CPUs.
 
 use std::hint::black_box;
 
@@ -18,16 +18,17 @@ const MESSAGES: u64 = 10_000;
 /// Priorities in turn.
 const LEVELS: u64 = 8;
 
-/// Sends and receives a window's messages.
-type Row<'a> = (&'static str, Box<dyn Fn() -> Timed + 'a>);
+/// Sends and receives a window's messages, with so many threads on each side.
+type Row<'a> = (&'static str, Box<dyn Fn(usize) -> Timed + 'a>);
 
 fn row<Q: Queue>(queue: &Q) -> Row<'_> {
-    let window = move || {
-        at_once(|thread| {
-            if thread == 0 {
-                (0..MESSAGES).for_each(|n| queue.send(n, (n % LEVELS) as u32));
+    let window = move |pairs| {
+        let each = MESSAGES / pairs as u64;
+        at_once(2 * pairs, |thread| {
+            if thread < pairs {
+                (0..each).for_each(|n| queue.send(n, (n % LEVELS) as u32));
             } else {
-                (0..MESSAGES).for_each(|_| {
+                (0..each).for_each(|_| {
                     black_box(queue.receive());
                 });
             }
@@ -59,7 +60,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     let mut rounds = Rounds::new("one sends, one receives", names);
     repeat(plan, || {
         rounds.round(plan.retries, |index| {
-            let timed = rows[index].1();
+            let timed = rows[index].1(1);
             let counts = timed.overlap() >= plan.min_overlap;
             counts.then(|| MESSAGES as f64 / timed.whole.as_secs_f64())
         });
@@ -71,6 +72,31 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     report.record("M4.kernel", over(&rounds, Kernel::NAME));
     report.record("M4.pl_heap", over(&rounds, PlHeap::NAME));
     report.record("M4.crossbeam", over(&rounds, Crossbeam::NAME));
+}
+
+/// Senders, and receivers, of M10.
+const PAIRS: usize = 4;
+
+/// Threads that share a CPU never overlap, so each window counts.
+pub(crate) fn run_many(plan: &Plan, report: &mut Report) {
+    let (ours, tree) = (<Ours as Queue>::new(MOST), <Tree as Queue>::new(MOST));
+    let (pl_heap, crossbeam) = (PlHeap::new(MOST), Crossbeam::new(MOST));
+    let rows = [row(&ours), row(&tree), row(&pl_heap), row(&crossbeam)];
+    let names = rows.iter().map(|(name, _)| (format!("{name}/{}", 2 * PAIRS), 1));
+    let mut rounds = Rounds::new("four send, four receive", names);
+    repeat(plan, || {
+        rounds.round(plan.retries, |index| {
+            let timed = rows[index].1(PAIRS);
+            Some(MESSAGES as f64 / timed.whole.as_secs_f64())
+        });
+    });
+    report.show(&rounds);
+    let ratio = |peer| {
+        let (ours, peer) = (format!("{}/{}", Ours::NAME, 2 * PAIRS), format!("{peer}/{}", 2 * PAIRS));
+        rounds.time_ratio(&ours, &peer)
+    };
+    report.record("M10.crossbeam", ratio(Crossbeam::NAME));
+    report.record("M10.pl_heap", ratio(PlHeap::NAME));
 }
 
 fn over(rounds: &Rounds, peer: &str) -> Option<f64> {

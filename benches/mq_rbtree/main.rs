@@ -1,4 +1,4 @@
-//! mq-rbtree against what a program uses instead: M1 to M9, family by family, in one run.
+//! mq-rbtree against what a program uses instead: M1 to M10, family by family, in one run.
 //!
 //! ```text
 //! cargo bench --bench mq_rbtree                    every family
@@ -44,6 +44,7 @@ const FAMILIES: &[Family] = &[
     Family { name: "M7 seed", run: seed::run },
     Family { name: "M8 async", run: asynchronous::run },
     Family { name: "M9 hold", run: hold::run },
+    Family { name: "M10 many", run: flow::run_many },
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

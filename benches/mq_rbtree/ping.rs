@@ -25,7 +25,7 @@ fn window<'a, Q: Queue + 'a>(trips: usize) -> (&'static str, Window<'a>) {
     let (there, back) = (Q::new(MOST), Q::new(MOST));
     let times = Mutex::new(Vec::with_capacity(trips));
     let run = move |min_overlap: f64| {
-        let timed = at_once(|thread| {
+        let timed = at_once(2, |thread| {
             if thread == 1 {
                 (0..WARM_UP + trips).for_each(|_| back.send(there.receive(), 1));
                 return;

@@ -216,6 +216,11 @@ impl Wait {
         }
     }
 
+    /// Returns whether the deadline is over.
+    pub(crate) fn is_over(self) -> bool {
+        self.deadline().is_some_and(Deadline::is_over)
+    }
+
     pub(crate) fn urgency_level(self) -> u8 {
         self.urgency
     }

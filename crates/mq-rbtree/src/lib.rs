@@ -49,6 +49,7 @@
 //! | [`send`](Queue::send), [`receive`](Queue::receive); with a [`Wait`] or [`Deadline`] [`send_with`](Queue::send_with), [`receive_with`](Queue::receive_with) | a thread |
 //! | [`send_async`](Queue::send_async), [`receive_async`](Queue::receive_async) | a task; tasks and threads may share one queue |
 //! | [`into_send_async`](Sender::into_send_async), [`into_receive_async`](Receiver::into_receive_async) | a spawned task, which must not borrow |
+//! | their [`until`](ReceiveFuture::until) | a task with a deadline: a timer of the runtime ends the operation |
 //! | `Receiver::into_stream`, `Sender::into_sink`, with the feature `futures` | code that expects a `Stream` or a `Sink` |
 //! | [`Readiness`], a file descriptor | an event loop: epoll, or tokio's `AsyncFd` |
 //! | [`notify`](Queue::notify) | a program that wants one call when a message comes, as with `mq_notify` |
@@ -58,7 +59,7 @@
 //! | to | use |
 //! |---|---|
 //! | receive in a loop | a `for` loop over a [`Receiver`], [`try_iter`](Receiver::try_iter) |
-//! | send or receive many messages at once | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch) |
+//! | send or receive many messages at once | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch), [`receive_batch_async`](Queue::receive_batch_async) |
 //! | limit the bytes of one message or of all | [`measure`](Builder::measure), [`max_message_bytes`](Builder::max_message_bytes), [`max_bytes`](Builder::max_bytes), [`fair_bytes`](Builder::fair_bytes) |
 //! | limit the bytes of several queues | a [`Quota`] |
 //! | reserve room for urgent messages | [`reserve`](Builder::reserve) |
@@ -94,14 +95,24 @@
 //!
 //! # Progress
 //!
-//! There is one lock. It is neither fair nor recursive. A thread that finds it locked tries again
+//! A send that need not wait takes no lock: it claims a slot of a ring by one compare-exchange and
+//! publishes its message there. Receives, which take the lock, drain the ring into the ordered
+//! store. Sends take the lock as well while a thread or task waits, a
+//! [`notify`](Queue::notify) or a [`Readiness`] is armed, or memory is missing; and always in queues
+//! with an [`RbTree`], [`measure`](Builder::measure) or [`reserve`](Builder::reserve).
+//!
+//! A sender that is stopped between its claim and its publication, a few instructions, delays the
+//! receives that come to its slot, and all operations if the queue is full or a thread begins to
+//! wait. Deadlines still end such a wait, with `Timeout`, and [`close`](Queue::close) does not wait.
+//!
+//! The lock is neither fair nor recursive. A thread that finds it locked tries again
 //! ten times, after pauses that double up to some microseconds, and then sleeps. So each of two
 //! threads that use the queue all the time keeps it for some microseconds, and it does not move
 //! between their CPUs for every message.
 //!
 //! | operation | time under the lock | system calls |
 //! |---|---|---|
-//! | send and receive, with `try_` and async forms | constant in the depth; with an [`RbTree`] logarithmic in the number of priorities | none, unless it wakes a sleeping thread or signals a [`Readiness`] |
+//! | receive, and a send that takes the lock, with `try_` and async forms | constant in the depth, up to 1,024 messages are drained; with an [`RbTree`] logarithmic in the number of priorities | none, unless it wakes a sleeping thread or signals a [`Readiness`] |
 //! | a wait | linear in the waiters of lower urgency; then the thread spins for up to some microseconds if that has helped lately and there are several CPUs | one to sleep, one of the waking thread |
 //! | a receive beside waiting senders that only a [`reserve`](Builder::reserve) keeps out | linear in their number | as for a receive |
 //! | batches | up to 64 messages at a time | as for a send or receive |
@@ -117,7 +128,8 @@
 //! # Memory
 //!
 //! A message takes 8 bytes beside its own size, in chunks that double in size and are kept until
-//! the queue is dropped. A [`Bitmap`] has a page of 776 bytes for each 64 priorities of which one
+//! the queue is dropped. The ring has 8 bytes and the message in each of up to 1,024 slots, at most 64
+//! KiB in all, which are allocated when the queue is made. A [`Bitmap`] has a page of 776 bytes for each 64 priorities of which one
 //! was used. An [`RbTree`] has a node for each priority with messages, and keeps up to
 //! [`spare_nodes`](Builder::spare_nodes) freed nodes. Waiting threads and futures bring their own
 //! memory; a thread allocates once, when it first sleeps.
@@ -214,6 +226,7 @@ mod posix;
 mod queue;
 mod quota;
 mod readiness;
+mod staging;
 mod stats;
 mod waiter;
 
@@ -222,7 +235,7 @@ pub use self::deadline::{Deadline, InvalidDeadline, Wait};
 pub use self::error::{
     BatchError, BuildError, NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused,
 };
-pub use self::futures::{ReceiveFuture, SendFuture};
+pub use self::futures::{ReceiveFuture, SendFuture, Timed};
 #[cfg(feature = "futures")]
 pub use self::futures::{ReceiveStream, SendSink};
 pub use self::handles::{IntoIter, Iter, QueueHandle, Receiver, Sender, TryIter};

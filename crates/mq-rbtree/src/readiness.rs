@@ -145,7 +145,7 @@ impl<Q: QueueHandle> Readiness<Q> {
         let notifier = Arc::new(EventNotifier::try_new()?);
         let mut deferred = Deferred::new();
         {
-            let mut state = queue.lock();
+            let mut state = queue.lock_shut();
             if state.notifiers[direction].is_some() {
                 drop(state);
                 return Err(io::Error::from_raw_os_error(libc::EBUSY));
@@ -165,7 +165,7 @@ impl<Q: QueueHandle> Readiness<Q> {
         let mut deferred = Deferred::new();
         let queue = self.handle.queue();
         {
-            let mut state = queue.lock();
+            let mut state = queue.lock_shut();
             step!("clear: arm after the read", state.armed |= 1 << self.direction);
             step!(
                 "clear: check after arming",
@@ -201,7 +201,7 @@ impl<Q: QueueHandle> AsRawFd for Readiness<Q> {
 
 impl<Q: QueueHandle> Drop for Readiness<Q> {
     fn drop(&mut self) {
-        let mut state = self.handle.queue().lock();
+        let mut state = self.handle.queue().lock_undrained();
         state.armed &= !(1 << self.direction);
         let notifier = state.notifiers[self.direction].take();
         drop(state);

@@ -85,8 +85,6 @@ pub struct QueueStats {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) peak: usize,
-    /// Messages accepted. Those received are this number less the length of the queue.
-    pub(crate) sent: u64,
     pub(crate) handed_over: u64,
     pub(crate) taken_over: u64,
     pub(crate) send_waits: u64,

@@ -207,6 +207,23 @@ fn inv04_bursts_over_all_levels_allocate_nothing_after_warm_up() {
     }
 }
 
+/// Staged messages have their memory before they are accepted: the drain allocates nothing, and no
+/// growth of the queue allocates under the lock.
+#[test]
+fn inv23_a_drain_allocates_nothing() {
+    let queue: Queue<u32> = Queue::new(10_000).unwrap();
+    let mut number = numbers(5);
+    let ((), held) = watched(&queue, || {
+        for round in 0..60 {
+            (0..150).for_each(|n| queue.send(n, number() % PRIORITIES).unwrap());
+            assert_eq!(calls(|| queue.len()), (0, 0));
+            (0..round).for_each(|_| assert!(queue.receive().is_ok()));
+        }
+    });
+    queue.validate();
+    assert_eq!((held, fallbacks(&queue.stats())), ((0, 0), 0));
+}
+
 /// Each node beyond the kept ones is allocated before the lock and freed after it.
 #[test]
 fn inv04_nodes_beyond_the_cache_are_allocated_and_freed_outside_the_lock() {

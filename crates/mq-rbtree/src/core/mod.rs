@@ -63,6 +63,11 @@ impl<L: Levels> Hint<L> {
         self.slab.needs_memory() || L::needs_memory(&self.levels, priority)
     }
 
+    /// Returns whether one more message seems to need a chunk of slots.
+    pub(crate) fn needs_slot(&self) -> bool {
+        self.slab.needs_memory()
+    }
+
     /// Allocates the memory for one more message, if it seems to be needed.
     #[inline(always)]
     pub(crate) fn preload<T>(&self, priority: L::Priority, preload: &mut Preload<T, L>) {
@@ -94,6 +99,8 @@ pub struct Core<T, L: Levels = Bitmap> {
     bytes: u64,
     levels: L,
     ageing: Option<Ageing<L::Priority>>,
+    /// Messages that went past the store: see [`passes`](Self::passes).
+    passed: u64,
     slab: Slab<T>,
 }
 
@@ -114,7 +121,7 @@ impl<T, L: Levels> Core<T, L> {
     /// [`AllocError`] if memory is exhausted.
     pub fn try_new(spare: usize) -> Result<Self, AllocError> {
         let (slab, levels) = (Slab::new(), L::try_new(spare)?);
-        Ok(Self { slab, levels, len: 0, bytes: 0, ageing: None })
+        Ok(Self { slab, levels, len: 0, bytes: 0, ageing: None, passed: 0 })
     }
 
     pub(crate) fn hint(&self) -> Hint<L> {
@@ -305,6 +312,29 @@ impl<T, L: Levels> Core<T, L> {
         Ok(())
     }
 
+    /// Returns whether a message of this priority would be the next at once, and counts it if so:
+    /// the caller passes it to a receiver and does not push it.
+    #[inline(always)]
+    pub(crate) fn passes(&mut self, priority: L::Priority) -> bool {
+        let is_first = self.ageing.is_none()
+            && self.levels.highest().is_none_or(|level| {
+                // SAFETY: `highest` has just returned the level.
+                L::is_above(priority, unsafe { self.levels.priority(level) })
+            });
+        self.passed += u64::from(is_first);
+        is_first
+    }
+
+    /// Appends a message for which a slot is free and memory for its level is stored.
+    #[inline(always)]
+    pub(crate) fn push_stored(&mut self, message: Message<T, L::Priority>) {
+        match self.get_or_insert_level_no_alloc(message.priority) {
+            // SAFETY: the level has just been returned.
+            Some(level) => unsafe { self.push_to_level_no_alloc(level, message) },
+            None => unreachable!("a claim has its memory"),
+        }
+    }
+
     /// Counts an added message.
     #[inline(always)]
     fn count_pushed(&mut self, bytes: u32) {
@@ -480,7 +510,8 @@ impl<T, L: Levels> Core<T, L> {
     }
 
     pub(crate) fn level_stats(&self) -> LevelStats {
-        self.levels.stats()
+        let stats = self.levels.stats();
+        LevelStats { from_cache: stats.from_cache + self.passed, ..stats }
     }
 
     /// Returns how many chunks of slots were allocated inside a push, because none was preloaded.

@@ -10,8 +10,10 @@ mod receive;
 mod send;
 #[cfg(feature = "futures")]
 mod stream;
+mod timed;
 
 pub use self::receive::ReceiveFuture;
 pub use self::send::SendFuture;
 #[cfg(feature = "futures")]
 pub use self::stream::{ReceiveStream, SendSink};
+pub use self::timed::Timed;

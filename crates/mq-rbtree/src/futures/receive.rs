@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
+use super::timed::Expire;
 use crate::core::{Bitmap, Levels, Preload};
 use crate::deadline::Wait;
 use crate::error::ReceiveError;
@@ -55,7 +56,61 @@ impl<T, L: Levels> Queue<T, L> {
     }
 }
 
+impl<T, L: Levels> Queue<T, L> {
+    /// Receives up to `most` messages into `out` asynchronously. Returns how many were received: at
+    /// least one, unless `most` is 0.
+    ///
+    /// It waits for the first message, and then takes what is in the queue. If it is dropped while it
+    /// waits, it has received nothing.
+    ///
+    /// ```
+    /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+    /// # let mut cx = Context::from_waker(Waker::noop());
+    /// let queue: mq_rbtree::Queue<u32> = mq_rbtree::Queue::new(8)?;
+    /// let mut out = Vec::new();
+    /// {
+    ///     let mut batch = pin!(queue.receive_batch_async(&mut out, 2));
+    ///     assert!(batch.as_mut().poll(&mut cx).is_pending());
+    ///     (0..3).for_each(|n| queue.send(n, n).unwrap());
+    ///     assert_eq!(batch.poll(&mut cx), Poll::Ready(Ok(2)));
+    /// }
+    /// assert_eq!(out, [(2, 2), (1, 1)]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError::Closed`] once the queue is closed and empty.
+    pub async fn receive_batch_async(
+        &self,
+        out: &mut Vec<Received<T, L>>,
+        most: usize,
+    ) -> Result<usize, ReceiveError> {
+        if most == 0 {
+            return Ok(0);
+        }
+        out.reserve(1); // before a message is taken
+        out.push(self.receive_async().await?);
+        // An error says that there is no more.
+        Ok(1 + self.receive_batch(out, most - 1, Wait::NO).unwrap_or(0))
+    }
+}
+
 impl<T, L: Levels> Receiver<T, L> {
+    /// Receives up to `most` messages asynchronously: see
+    /// [`Queue::receive_batch_async`](crate::Queue::receive_batch_async).
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError::Closed`] once the queue is closed and empty.
+    pub async fn receive_batch_async(
+        &self,
+        out: &mut Vec<Received<T, L>>,
+        most: usize,
+    ) -> Result<usize, ReceiveError> {
+        self.queue().receive_batch_async(out, most).await
+    }
+
     /// Receives the next message asynchronously: see
     /// [`Queue::receive_async`](crate::Queue::receive_async).
     pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
@@ -147,7 +202,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
         let mut deferred = Deferred::new();
         let _old;
         {
-            let mut state = queue.lock();
+            let mut state = queue.lock_shut();
             let node = NonNull::from(&this.waiter);
             // SAFETY: the lock is held, and the reference ends in this line.
             if std::mem::take(&mut unsafe { this.waiter.inner() }.permit) {
@@ -187,9 +242,10 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
     }
 }
 
-impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
-    fn drop(&mut self) {
-        if !self.registered {
+impl<T, L: Levels> ReceiveFuture<'_, T, L> {
+    /// Takes the node off the list, and passes a permit on.
+    fn unregister(&mut self) {
+        if !std::mem::take(&mut self.registered) {
             return;
         }
         let queue = self.queue.get();
@@ -214,6 +270,29 @@ impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
             );
         }
         queue.run_deferred(&mut deferred);
+    }
+}
+
+impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
+    fn expire(self: Pin<&mut Self>) -> Self::Output {
+        // SAFETY: nothing is moved out of the future.
+        let this = unsafe { self.get_unchecked_mut() };
+        this.unregister();
+        this.completed = true;
+        let queue = this.queue.get();
+        queue.receive_with(Wait::NO).map_err(|error| match error {
+            ReceiveError::Empty => {
+                queue.lock_undrained().counters.timeouts += 1;
+                ReceiveError::Timeout
+            }
+            error => error,
+        })
+    }
+}
+
+impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
+    fn drop(&mut self) {
+        self.unregister();
     }
 }
 

@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
+use super::timed::Expire;
 use crate::core::{Bitmap, Levels, Message, Preload};
 use crate::error::{SendError, SendRefused};
 use crate::handles::{QueueRef, Sender};
@@ -196,10 +197,9 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         let demand = queue.config.demand(message.priority, message.bytes);
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
-        queue.hint.preload(message.priority, &mut preload);
         let _old;
         {
-            let mut state = queue.lock();
+            let mut state = queue.lock_to_send_waiting(message.priority, &mut preload);
             let node = NonNull::from(&this.waiter);
             // SAFETY: the lock is held, and the reference ends in this line.
             let had_permit = std::mem::take(&mut unsafe { this.waiter.inner() }.permit);
@@ -254,9 +254,10 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
     }
 }
 
-impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
-    fn drop(&mut self) {
-        if !self.registered {
+impl<T, L: Levels> SendFuture<'_, T, L> {
+    /// Takes the node off the list, and passes a permit on.
+    fn unregister(&mut self) {
+        if !std::mem::take(&mut self.registered) {
             return;
         }
         let queue = self.queue.get();
@@ -283,6 +284,31 @@ impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
             }
         }
         queue.run_deferred(&mut deferred);
+    }
+}
+
+impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
+    fn expire(self: Pin<&mut Self>) -> Self::Output {
+        // SAFETY: the message, which is not pinned, is all that is moved out of the future.
+        let this = unsafe { self.get_unchecked_mut() };
+        this.unregister();
+        let message = match this.message.take().expect("a pending send has its message") {
+            Ok(message) => message,
+            Err(refused) => return Err(refuse(refused)),
+        };
+        // SAFETY: the node was taken off its list, so this thread alone uses it.
+        let rank = unsafe { this.waiter.inner() }.rank();
+        let queue = this.queue.get();
+        queue.poll_send(message, rank).unwrap_or_else(|message| {
+            queue.lock_undrained().counters.timeouts += 1;
+            Err(refuse((message.value, SendRefused::Timeout)))
+        })
+    }
+}
+
+impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
+    fn drop(&mut self) {
+        self.unregister();
     }
 }
 

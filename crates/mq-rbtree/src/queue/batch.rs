@@ -86,13 +86,11 @@ impl<T, L: Levels> Queue<T, L> {
         }
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
-        if let Some(&(_, priority)) = batch.front() {
-            self.hint.preload(priority, &mut preload);
-        }
+        let Some(&(_, first)) = batch.front() else { return Ok(()) };
         let rank = rank_of_new(wait.urgency_level());
         let mut result = Ok(());
         {
-            let mut state = self.lock();
+            let mut state = self.lock_to_send_waiting(first, &mut preload);
             for (nth, &bytes) in sizes[..count].iter().enumerate() {
                 let Some(&(_, priority)) = batch.front() else { break };
                 // The preload was allocated for the first message only.

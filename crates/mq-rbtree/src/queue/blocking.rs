@@ -8,12 +8,15 @@
 use std::pin::pin;
 use std::ptr::NonNull;
 
-use percpu::sync::{WordGuard, step};
+use percpu::sync::step;
 
-use super::{Deferred, Queue, Received, State, refuse_message, refuse_or_unwind};
+use super::{
+    Access, Deferred, LockedState, Queue, Received, State, refuse_message, refuse_or_unwind,
+};
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{ReceiveError, SendError, SendRefused};
+use crate::staging::Ring;
 use crate::waiter::{CacheAligned, Rank, WaitEnd, Waiter};
 
 impl<T, L: Levels> Queue<T, L> {
@@ -31,8 +34,10 @@ impl<T, L: Levels> Queue<T, L> {
         loop {
             let mut preload = Preload::new();
             let mut deferred = Deferred::new();
-            self.hint.preload(message.priority, &mut preload);
-            let mut state = self.lock();
+            let locked = self.lock_to_send(message.priority, &mut preload, wait.deadline());
+            let Some(mut state) = locked else {
+                return Err(refuse_message((message, SendRefused::Timeout)));
+            };
             // SAFETY: the node is on no list, and the lock is held.
             let rank = unsafe { waiter.inner() }.rank();
             match state.send(&self.config, message, rank, &mut preload, &mut deferred) {
@@ -80,14 +85,24 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Continues a receive that found no message.
     #[cold]
-    pub(super) fn wait_to_receive(&self, wait: Wait) -> Result<Received<T, L>, ReceiveError> {
+    ///
+    /// The message of `position` would be the next of the ring.
+    pub(super) fn wait_to_receive(
+        &self,
+        wait: Wait,
+        position: u64,
+    ) -> Result<Received<T, L>, ReceiveError> {
+        if let Some(message) = self.spin_to_receive(wait, position) {
+            return Ok((message.value, message.priority));
+        }
         let lines = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
         let waiter = &lines.as_ref().get_ref().0;
         let node = NonNull::from(waiter);
         loop {
             let mut preload = Preload::new();
             let mut deferred = Deferred::new();
-            let mut state = self.lock();
+            let locked = self.lock_until(Access::Wait, wait.deadline());
+            let mut state = locked.ok_or(ReceiveError::Timeout)?;
             if let Some(message) = state.receive(&self.config, &mut preload, &mut deferred) {
                 drop(state);
                 self.run_deferred(&mut deferred);
@@ -126,11 +141,45 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
+    /// Spins until a message comes through the ring. Returns `None` if the thread is to sleep.
+    fn spin_to_receive(&self, wait: Wait, mut position: u64) -> Option<Message<T, L::Priority>> {
+        let ring = self.ring.as_ref()?;
+        while !wait.is_over() && self.spin.until(2, |_| ring.was_published(position)) {
+            let mut preload = Preload::new();
+            let mut guard = self.state.lock();
+            let message = guard.fast_receive(Some(ring), &self.config, &mut preload);
+            if message.is_some() {
+                guard.counters.receive_waits += 1;
+                return message;
+            }
+            if guard.cursor.is_shut() {
+                return None;
+            }
+            position = guard.cursor.accepted();
+        }
+        None
+    }
+
+    /// Spins until a full queue has room. Returns false if the thread is to take the lock: to sleep,
+    /// or because it is not room that is missing.
+    pub(super) fn spin_for_room(&self, ring: &Ring<T, L::Priority>, wait: Wait) -> bool {
+        let most = self.config.max_messages;
+        if wait.is_over() || ring.room(most) != Some(0) {
+            return false;
+        }
+        // With the first free place alone, each message would move the lines of the room.
+        let enough = (most as u64 / 4).clamp(1, 1024);
+        self.room_spin.until(8, |spun| {
+            ring.room(most).is_none_or(|room| room >= enough || (room > 0 && spun >= 256))
+        })
+    }
+
     /// Waits until the node is off its list, or until the deadline. Does not spin if the deadline
     /// is over.
     fn sleep(&self, waiter: &Waiter<T, L::Priority>, wait: Wait) -> WaitEnd {
-        let late = wait.deadline().is_some_and(|deadline| deadline.is_over());
-        let spins = if late { 0 } else { self.spin.spins() };
+        let late = wait.is_over();
+        // With a ring, it has spun before.
+        let spins = if late || self.ring.is_some() { 0 } else { self.spin.spins() };
         let (ended, in_time) = waiter.wait(wait.deadline(), spins);
         if spins > 0 {
             self.spin.record(in_time);
@@ -143,9 +192,9 @@ impl<T, L: Levels> Queue<T, L> {
     fn unlist(
         &self,
         remove: impl FnOnce(&mut State<T, L>) -> bool,
-    ) -> Option<WordGuard<'_, State<T, L>>> {
-        let mut guard = self.state.lock();
-        remove(&mut guard).then_some(guard)
+    ) -> Option<LockedState<'_, T, L>> {
+        let mut state = self.lock_undrained();
+        remove(&mut state).then_some(state)
     }
 
     /// Completes a send at its deadline.
@@ -155,7 +204,7 @@ impl<T, L: Levels> Queue<T, L> {
         &self,
         message: Message<T, L::Priority>,
         rank: Rank,
-        mut state: WordGuard<'_, State<T, L>>,
+        mut state: LockedState<'_, T, L>,
     ) -> Result<(), SendError<T>> {
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
@@ -182,7 +231,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// yet.
     fn receive_at_deadline(
         &self,
-        mut state: WordGuard<'_, State<T, L>>,
+        mut state: LockedState<'_, T, L>,
     ) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();

@@ -12,6 +12,7 @@ use super::state::State;
 use crate::core::{Bitmap, Core, Levels, MAX_MESSAGES, RbTree};
 use crate::error::BuildError;
 use crate::quota::Quota;
+use crate::staging::{Cursor, Ring};
 
 /// The nodes kept for reuse by default, 64 KiB or so.
 const DEFAULT_SPARE_NODES: usize = 1024;
@@ -284,12 +285,23 @@ impl<T, L: Levels> Builder<T, L> {
         if no_alloc {
             core.reserve(max)?;
         }
+        // A limit that depends on the message is kept under the lock, and a comparison that panics
+        // must not block a ring.
+        let by_message = config.measure.is_some() || config.fair_bytes;
+        let staged = !L::COMPARES && !by_message && config.reserves.is_empty();
+        let ring = if staged { Ring::try_new(max)? } else { None };
+        let (ring, cursor) = match ring {
+            Some((ring, cursor)) => (Some(ring), cursor),
+            None => (None, Cursor::without_ring()),
+        };
         let several = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
         Ok(Queue {
             hint: core.hint(),
-            state: WordLock::new(State::new(core)),
+            ring,
+            state: WordLock::new(State::new(core, cursor)),
             config,
             spin: Spin::new(spin && several),
+            room_spin: Spin::new(spin && several),
             charge,
         })
     }

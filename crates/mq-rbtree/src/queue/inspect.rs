@@ -137,19 +137,30 @@ impl<T, L: Levels> Queue<T, L> {
             depth: state.core.len(),
             bytes: state.core.bytes(),
             peak: counters.peak,
-            sent: counters.sent,
-            received: counters.sent - state.core.len() as u64,
+            sent: state.cursor.accepted(),
+            received: state.cursor.accepted() - state.core.len() as u64,
             handed_over: counters.handed_over,
             taken_over: counters.taken_over,
             send_waits: counters.send_waits,
             receive_waits: counters.receive_waits,
-            spun: self.spin.in_time(),
+            spun: self.spin.in_time() + self.room_spin.in_time(),
             timeouts: counters.timeouts,
             waiting: (state.senders.len(), state.receivers.len()),
             levels: state.core.level_stats(),
             slab_fallback: state.core.slab_fallback(),
             longest_hold: self.config.time_lock.then_some(counters.longest_hold),
         }
+    }
+
+    /// Claims a slot of the ring as a send does, and returns the function that publishes the message:
+    /// for tests of a sender that is stopped in between.
+    #[doc(hidden)]
+    pub fn claim(&self, value: T, priority: L::Priority) -> Option<impl FnOnce()> {
+        let ring = self.ring.as_ref()?;
+        ring.refresh();
+        let position = ring.claim()?;
+        // SAFETY: the position has just been claimed, and the function is called once.
+        Some(move || unsafe { ring.publish(position, value, priority) })
     }
 
     /// Checks every invariant that holds between operations. Tests call it after every step.
@@ -166,8 +177,7 @@ impl<T, L: Levels> Queue<T, L> {
         let len = state.core.len();
         assert!(len <= self.config.max_messages, "more messages than there may be");
         assert!(state.core.bytes() <= self.config.max_bytes, "more bytes than there may be");
-        let counters = state.counters;
-        assert!(counters.sent >= len as u64, "more messages than were sent");
+        assert!(state.cursor.accepted() >= len as u64, "more messages than were sent");
         let idle = state.receivers.is_empty() || len <= state.receive_permits;
         assert!(idle, "a receiver waits beside a message");
         assert!(

@@ -23,9 +23,9 @@ mod state;
 
 use std::fmt;
 use std::panic::resume_unwind;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use percpu::sync::{WordGuard, WordLock, step};
+use percpu::sync::{Futex, WordGuard, WordLock, hint, step, thread};
 
 pub use self::builder::Builder;
 
@@ -34,9 +34,10 @@ pub(crate) use self::deferred::Deferred;
 use self::spin::Spin;
 use self::state::{Refused, State};
 use crate::core::{Bitmap, Hint, Levels, Message, Preload};
-use crate::deadline::Wait;
+use crate::deadline::{Deadline, Wait};
 use crate::error::{NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused};
 use crate::quota::Charge;
+use crate::staging::Ring;
 use crate::waiter::{Rank, rank_of_new};
 
 /// A bounded priority queue for any number of threads and tasks.
@@ -66,10 +67,14 @@ use crate::waiter::{Rank, rank_of_new};
 /// # Ok::<(), mq_rbtree::BuildError>(())
 /// ```
 pub struct Queue<T, L: Levels = Bitmap> {
+    /// Takes the sends that need no lock, unless priorities are compared or limits need the lock.
+    ring: Option<Ring<T, L::Priority>>,
     state: WordLock<State<T, L>>,
     pub(crate) hint: Hint<L>,
     pub(crate) config: Config<T, L>,
     spin: Spin,
+    /// For senders of the ring.
+    room_spin: Spin,
     charge: Option<Charge>,
 }
 
@@ -124,6 +129,12 @@ impl<T, L: Levels> Queue<T, L> {
             Err(reason) => return Err(SendError { value, reason }),
         };
         let message = Message { value, priority, bytes };
+        if let Some(ring) = &self.ring {
+            return match self.try_stage(ring, message) {
+                Ok(()) => Ok(()),
+                Err(message) => self.send_unstaged(ring, message, wait),
+            };
+        }
         if self.config.time_lock || self.hint.needs_memory(priority) {
             return self.send_preloaded(message, wait);
         }
@@ -139,6 +150,47 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
+    /// Sends a message through the ring, or returns it: the ring is shut, or room or memory is
+    /// missing as far as can be seen without the lock.
+    #[inline(always)]
+    fn try_stage(
+        &self,
+        ring: &Ring<T, L::Priority>,
+        message: Message<T, L::Priority>,
+    ) -> Result<(), Message<T, L::Priority>> {
+        if self.hint.needs_memory(message.priority) {
+            return Err(message);
+        }
+        match ring.claim() {
+            // SAFETY: the position has just been claimed.
+            Some(position) => unsafe { ring.publish(position, message.value, message.priority) },
+            None => return Err(message),
+        }
+        Ok(())
+    }
+
+    /// Sends a message that [`try_stage`](Self::try_stage) returned.
+    #[cold]
+    #[inline(never)]
+    fn send_unstaged(
+        &self,
+        ring: &Ring<T, L::Priority>,
+        mut message: Message<T, L::Priority>,
+        wait: Wait,
+    ) -> Result<(), SendError<T>> {
+        loop {
+            if ring.refresh() {
+                message = match self.try_stage(ring, message) {
+                    Ok(()) => return Ok(()),
+                    Err(message) => message,
+                };
+            }
+            if wait.is_no() || !self.spin_for_room(ring, wait) {
+                return self.send_preloaded(message, wait);
+            }
+        }
+    }
+
     /// Sends a message that may need memory, which is allocated before the lock.
     #[cold]
     #[inline(never)]
@@ -148,8 +200,10 @@ impl<T, L: Levels> Queue<T, L> {
         wait: Wait,
     ) -> Result<(), SendError<T>> {
         let mut preload = Preload::new();
-        self.hint.preload(message.priority, &mut preload);
-        self.send_with_preload(self.lock(), message, wait, preload)
+        match self.lock_to_send(message.priority, &mut preload, wait.deadline()) {
+            Some(state) => self.send_with_preload(state, message, wait, preload),
+            None => Err(refuse_message((message, SendRefused::Timeout))),
+        }
     }
 
     /// Sends a message if the queue is not idle: a thread waits or is to be notified, or the
@@ -219,7 +273,8 @@ impl<T, L: Levels> Queue<T, L> {
         let mut preload = Preload::new();
         let mut guard = self.state.lock();
         if !self.config.time_lock {
-            if let Some(message) = guard.fast_receive(&mut preload) {
+            let (ring, config) = (self.ring.as_ref(), &self.config);
+            if let Some(message) = guard.fast_receive(ring, config, &mut preload) {
                 return Ok((message.value, message.priority));
             }
         }
@@ -236,11 +291,16 @@ impl<T, L: Levels> Queue<T, L> {
     ) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
-        let taken = {
+        let (taken, position) = {
             let mut state = self.with_hold_timer(guard);
+            if !state.drain() {
+                drop(state);
+                let locked = self.lock_until(Access::Receive, wait.deadline());
+                state = locked.ok_or(ReceiveError::Timeout)?;
+            }
             match state.receive(&self.config, &mut preload, &mut deferred) {
                 None if state.closed => return Err(ReceiveError::Closed),
-                taken => taken,
+                taken => (taken, state.cursor.accepted()),
             }
         };
         match taken {
@@ -252,7 +312,7 @@ impl<T, L: Levels> Queue<T, L> {
             None => {
                 // Wakes a sender whose message found no memory, before this thread waits.
                 self.run_deferred(&mut deferred);
-                self.wait_to_receive(wait)
+                self.wait_to_receive(wait, position)
             }
         }
     }
@@ -266,10 +326,17 @@ impl<T, L: Levels> Queue<T, L> {
         rank: Rank,
     ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
         let Message { priority, bytes, .. } = message;
-        if self.config.time_lock || self.hint.needs_memory(priority) {
+        let message = match &self.ring {
+            Some(ring) => match self.try_stage(ring, message) {
+                Ok(()) => return Ok(Ok(())),
+                Err(message) => message,
+            },
+            None => message,
+        };
+        if self.ring.is_some() || self.config.time_lock || self.hint.needs_memory(priority) {
             let mut preload = Preload::new();
-            self.hint.preload(priority, &mut preload);
-            return self.poll_send_locked(self.lock(), message, rank, preload);
+            let state = self.lock_to_send_waiting(priority, &mut preload);
+            return self.poll_send_locked(state, message, rank, preload);
         }
         let mut guard = self.state.lock();
         // Comparisons may panic; an unwind drops the guard before the message.
@@ -330,7 +397,8 @@ impl<T, L: Levels> Queue<T, L> {
         let mut deferred = Deferred::new();
         loop {
             {
-                let mut state = self.lock();
+                let mut state = self.lock_undrained();
+                step!("close: shut the ring", state.shut());
                 was_open |= !std::mem::replace(&mut state.closed, true);
                 never = never.or(state.notification.take());
                 step!(
@@ -374,7 +442,7 @@ impl<T, L: Levels> Queue<T, L> {
     ) -> Result<(), NotifyError<F>> {
         let boxed = Box::new(notification);
         let reason = {
-            let mut state = self.lock();
+            let mut state = self.lock_shut();
             if state.closed {
                 NotifyRefused::Closed
             } else if state.notification.is_some() {
@@ -389,21 +457,89 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Cancels the registered notification. Returns false if there is none.
     pub fn cancel_notify(&self) -> bool {
-        let taken = self.lock().notification.take();
+        let taken = self.lock_undrained().notification.take();
         taken.is_some() // dropped after the unlock
     }
 
     /// Locks the state, and starts to measure the hold time if the queue measures it.
     #[inline(always)]
-    pub(crate) fn lock(&self) -> LockedState<'_, T, L> {
+    pub(crate) fn lock_undrained(&self) -> LockedState<'_, T, L> {
         self.with_hold_timer(self.state.lock())
+    }
+
+    /// Locks the state, and drains the ring: each message whose send has returned is in the store.
+    ///
+    /// Like all functions that drain, it waits for a sender between its claim and its publication.
+    #[inline]
+    pub(crate) fn lock(&self) -> LockedState<'_, T, L> {
+        self.lock_until(Access::Receive, None).unwrap_or_else(without_deadline)
+    }
+
+    /// Locks the state, and shuts and drains the ring: until the unlock, and as long as a thread or
+    /// task waits or is to be notified, the store is the whole queue.
+    #[inline]
+    pub(crate) fn lock_shut(&self) -> LockedState<'_, T, L> {
+        self.lock_until(Access::Wait, None).unwrap_or_else(without_deadline)
+    }
+
+    /// Does what one of the two does, or returns `None` at the deadline.
+    pub(crate) fn lock_until(
+        &self,
+        access: Access,
+        deadline: Option<Deadline>,
+    ) -> Option<LockedState<'_, T, L>> {
+        let mut looks = 0;
+        loop {
+            let mut state = self.lock_undrained();
+            if access != Access::Receive {
+                step!("lock: shut the ring", state.shut());
+            }
+            if state.drain() || (access == Access::Send && state.closed) {
+                return Some(state);
+            }
+            if looks >= PATIENCE && deadline.is_some_and(Deadline::is_over) {
+                state.counters.timeouts += 1;
+                return None;
+            }
+            drop(state);
+            wait_for_sender(looks);
+            looks += 1;
+        }
+    }
+
+    /// Locks the state to send a message, with the memory that seems to be missing. The ring is shut
+    /// and drained. Returns `None` at the deadline.
+    pub(crate) fn lock_to_send(
+        &self,
+        priority: L::Priority,
+        preload: &mut Preload<T, L>,
+        deadline: Option<Deadline>,
+    ) -> Option<LockedState<'_, T, L>> {
+        let mut preloaded = self.ring.is_none() || self.hint.needs_slot();
+        loop {
+            self.hint.preload(priority, preload);
+            let state = self.lock_until(Access::Send, deadline)?;
+            if preloaded || !self.hint.needs_slot() {
+                return Some(state);
+            }
+            preloaded = true; // the messages of the ring took the slots
+        }
+    }
+
+    /// Does the same without a deadline.
+    pub(crate) fn lock_to_send_waiting(
+        &self,
+        priority: L::Priority,
+        preload: &mut Preload<T, L>,
+    ) -> LockedState<'_, T, L> {
+        self.lock_to_send(priority, preload, None).unwrap_or_else(without_deadline)
     }
 
     /// Starts to measure the hold time of a lock that was just taken, if the queue measures it.
     #[inline(always)]
-    fn with_hold_timer<'q>(&self, guard: WordGuard<'q, State<T, L>>) -> LockedState<'q, T, L> {
+    fn with_hold_timer<'q>(&'q self, guard: WordGuard<'q, State<T, L>>) -> LockedState<'q, T, L> {
         let since = if self.config.time_lock { Some(Instant::now()) } else { None };
-        LockedState { guard, since }
+        LockedState { queue: self, guard, since }
     }
 
     /// Runs the deferred actions after the unlock, and serves more waiters if there was no room for
@@ -460,9 +596,59 @@ pub(crate) fn refuse_or_unwind<T, P>(
 
 /// The locked state of a queue.
 pub(crate) struct LockedState<'q, T, L: Levels> {
+    queue: &'q Queue<T, L>,
     guard: WordGuard<'q, State<T, L>>,
     /// The moment of the lock, if the queue measures the hold time.
     since: Option<Instant>,
+}
+
+impl<T, L: Levels> LockedState<'_, T, L> {
+    /// Makes later sends take the lock.
+    pub(crate) fn shut(&mut self) {
+        if let Some(ring) = &self.queue.ring {
+            ring.shut(&mut self.guard.cursor);
+        }
+    }
+
+    /// Drains the ring: see [`State::drain`].
+    #[inline]
+    fn drain(&mut self) -> bool {
+        match &self.queue.ring {
+            Some(ring) => self.guard.drain(ring),
+            None => true,
+        }
+    }
+}
+
+/// What the queue is locked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    /// To see the messages whose sends have returned.
+    Receive,
+    /// To wait, or to be notified.
+    Wait,
+    /// To send; a closed queue refuses that without a look at the ring.
+    Send,
+}
+
+/// A sender that has claimed a slot is waited for so often, also if the deadline is over.
+const PATIENCE: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 128 };
+
+/// The value that a wait without a deadline does not end with.
+#[cold]
+fn without_deadline<R>() -> R {
+    unreachable!("a wait without a deadline timed out")
+}
+
+/// Waits a moment for a sender to publish its message: it takes some nanoseconds, unless its thread
+/// was stopped.
+#[cold]
+fn wait_for_sender(looks: u32) {
+    match looks {
+        0..64 if !cfg!(any(offlock_loom, offlock_shuttle)) => hint::spin_loop(),
+        _ if looks < PATIENCE || cfg!(any(offlock_loom, offlock_shuttle)) => thread::yield_now(),
+        _ => Futex::new().wait_for(0, Duration::from_micros(50)),
+    }
 }
 
 impl<T, L: Levels> std::ops::Deref for LockedState<'_, T, L> {
@@ -484,8 +670,20 @@ impl<T, L: Levels> std::ops::DerefMut for LockedState<'_, T, L> {
 impl<T, L: Levels> Drop for LockedState<'_, T, L> {
     #[inline(always)]
     fn drop(&mut self) {
+        if let Some(ring) = &self.queue.ring {
+            self.guard.leave_ring(ring, &self.queue.config);
+        }
         if let Some(since) = self.since {
             self.guard.counters.record_hold(since);
+        }
+    }
+}
+
+impl<T, L: Levels> Drop for Queue<T, L> {
+    fn drop(&mut self) {
+        // The store drops all messages.
+        if let Some(ring) = &self.ring {
+            self.state.get_mut().drain(ring);
         }
     }
 }
@@ -498,7 +696,12 @@ impl<T, L: Levels> fmt::Debug for Queue<T, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Queue");
         // The fields are written after the unlock, because the writer is the user's.
-        let seen = self.state.try_lock().map(|state| (state.core.len(), state.closed));
+        let seen = self.state.try_lock().map(|mut state| {
+            if let Some(ring) = &self.ring {
+                state.drain(ring);
+            }
+            (state.core.len(), state.closed)
+        });
         if let Some((len, closed)) = seen {
             debug.field("len", &len).field("closed", &closed);
         }

@@ -6,12 +6,15 @@
 //! never spin, because the answering thread could not run.
 
 use percpu::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use percpu::sync::{hint, thread};
 
 /// The most spins, each with a pause: about 20 us on processors whose pause takes 20 to 40 ns; a
 /// guess.
 const MAX_SPINS: u32 = 1_000;
 /// The fewest spins, after many waits in vain.
 const MIN_SPINS: u32 = 16;
+/// After the spins a thread yields so often before it sleeps, to threads on the same CPU.
+const YIELDS: u32 = 6;
 /// One of so many waits spins the full length.
 const PROBE_INTERVAL: u32 = 64;
 
@@ -27,6 +30,32 @@ impl Spin {
         let on = on && !cfg!(any(offlock_loom, offlock_shuttle));
         let spins = AtomicU32::new(if on { MAX_SPINS } else { 0 });
         Self { spins, waits: AtomicU32::new(0), in_time: AtomicU64::new(0) }
+    }
+
+    /// Spins until `done` returns true, with pauses that double up to `pauses`, and then yields some
+    /// times. Passes the spins so far to `done`. Returns false if it was in vain.
+    pub(crate) fn until(&self, pauses: u32, done: impl Fn(u32) -> bool) -> bool {
+        let spins = self.spins();
+        if spins == 0 {
+            return false;
+        }
+        let (mut spun, mut pause) = (0, 1);
+        let mut in_time = done(0);
+        while !in_time && spun < spins {
+            (0..pause).for_each(|_| hint::spin_loop());
+            spun += pause;
+            pause = (pause * 2).min(pauses);
+            in_time = done(spun);
+        }
+        self.record(in_time);
+        for _ in 0..YIELDS {
+            if in_time {
+                break;
+            }
+            thread::yield_now();
+            in_time = done(u32::MAX);
+        }
+        in_time
     }
 
     /// Returns the spins of a wait that begins now.

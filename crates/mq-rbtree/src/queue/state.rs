@@ -25,6 +25,7 @@ use super::deferred::{Deferred, Notification};
 use crate::core::{Core, Levels, Message, Preload};
 use crate::error::SendRefused;
 use crate::event::{EventNotifier, READABLE, WRITABLE};
+use crate::staging::{Cursor, Next, Ring};
 use crate::stats::Counters;
 use crate::waiter::{Demand, Rank, WaitEnd, WaitList, Waiter, Wake};
 
@@ -32,6 +33,7 @@ pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
 
 #[repr(C)] // the fields that every message uses come first, beside the lock's word
 pub(crate) struct State<T, L: Levels> {
+    pub(crate) cursor: Cursor,
     pub(crate) closed: bool,
     /// The armed notifiers: one bit for each direction.
     pub(crate) armed: u8,
@@ -56,8 +58,9 @@ unsafe impl<T: Send, L: Levels> Send for State<T, L> where L::Priority: Send {}
 pub(crate) type Refused<T, P> = (Message<T, P>, SendRefused);
 
 impl<T, L: Levels> State<T, L> {
-    pub(crate) fn new(core: Core<T, L>) -> Self {
+    pub(crate) fn new(core: Core<T, L>, cursor: Cursor) -> Self {
         Self {
+            cursor,
             core,
             closed: false,
             armed: 0,
@@ -136,14 +139,99 @@ impl<T, L: Levels> State<T, L> {
         self.count_sent();
     }
 
-    /// Receives the next message, unless a thread waits or is to be notified; then nothing has
-    /// changed.
+    /// Receives the next message, unless a thread waits or is to be notified, or a sender must
+    /// publish its message first; then no message was taken.
     #[inline(always)]
     pub(crate) fn fast_receive(
         &mut self,
+        ring: Option<&Ring<T, L::Priority>>,
+        config: &Config<T, L>,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
-        if self.is_idle() { self.core.pop_with(preload) } else { None }
+        if !self.is_idle() {
+            return None;
+        }
+        match ring {
+            Some(ring) if !self.cursor.is_shut() => self.receive_staged(ring, config, preload),
+            _ if self.cursor.is_drained() => self.core.pop_with(preload),
+            _ => None,
+        }
+    }
+
+    /// Receives the next message of the store and the open ring.
+    #[inline(always)]
+    fn receive_staged(
+        &mut self,
+        ring: &Ring<T, L::Priority>,
+        config: &Config<T, L>,
+        preload: &mut Preload<T, L>,
+    ) -> Option<Message<T, L::Priority>> {
+        let message = match ring.next(&self.cursor, 0) {
+            Next::Hole => return None,
+            Next::Nothing => self.core.pop_with(preload)?,
+            Next::Message(priority) => {
+                let alone = matches!(ring.next(&self.cursor, 1), Next::Nothing);
+                if check!("receive: drain before the choice", alone) && self.core.passes(priority) {
+                    // SAFETY: the lock is held, and `next` has just returned a message.
+                    let value = unsafe { ring.take(&mut self.cursor) };
+                    self.count_depth(self.core.len() + 1);
+                    Message { value, priority, bytes: 0 }
+                } else {
+                    if !self.drain(ring) {
+                        return None;
+                    }
+                    self.core.pop_with(preload)?
+                }
+            }
+        };
+        self.set_room(ring, config);
+        Some(message)
+    }
+
+    /// Moves the messages of the ring into the store. Returns false if a sender must publish one
+    /// first; then the store may have changed, but no message that is behind it was moved.
+    ///
+    /// A message whose send returned before this call is drained, if this returns true. Does not
+    /// allocate.
+    #[inline(never)]
+    pub(crate) fn drain(&mut self, ring: &Ring<T, L::Priority>) -> bool {
+        let mut complete = true;
+        // Senders may go on meanwhile, but no message beyond a whole ring was sent before the call.
+        for _ in 0..ring.slots() {
+            match ring.next(&self.cursor, 0) {
+                Next::Nothing => break,
+                Next::Hole => {
+                    complete = false;
+                    break;
+                }
+                Next::Message(priority) => {
+                    // SAFETY: the lock is held, and `next` has just returned a message.
+                    let value = unsafe { ring.take(&mut self.cursor) };
+                    self.core.push_stored(Message { value, priority, bytes: 0 });
+                }
+            }
+        }
+        self.count_depth(self.core.len());
+        complete
+    }
+
+    /// Tells the senders of the ring about the room.
+    #[inline(always)]
+    fn set_room(&self, ring: &Ring<T, L::Priority>, config: &Config<T, L>) {
+        let most = config.max_messages.min(self.core.capacity());
+        ring.set_room(&self.cursor, self.core.len(), most);
+    }
+
+    /// Leaves the ring before the unlock: tells about the room, and opens the ring again if no
+    /// thread or task waits or is to be notified.
+    #[inline(always)]
+    pub(crate) fn leave_ring(&mut self, ring: &Ring<T, L::Priority>, config: &Config<T, L>) {
+        self.set_room(ring, config);
+        let quiet = self.is_idle() && self.notification.is_none() && !self.closed;
+        let quiet = check!("leave: open the quiet ring only", quiet);
+        if quiet && self.cursor.is_drained() {
+            ring.reopen(&mut self.cursor);
+        }
     }
 
     /// Returns whether no thread or task waits and no notifier is armed.
@@ -155,8 +243,12 @@ impl<T, L: Levels> State<T, L> {
     /// Counts a message that was added to the queue.
     #[inline(always)]
     fn count_sent(&mut self) {
-        self.counters.sent += 1;
-        let len = self.core.len();
+        self.cursor.accept();
+        self.count_depth(self.core.len());
+    }
+
+    #[inline(always)]
+    fn count_depth(&mut self, len: usize) {
         if len > self.counters.peak {
             self.counters.peak = len;
         }
@@ -353,7 +445,7 @@ impl<T, L: Levels> State<T, L> {
                 unsafe { self.hand_over(thread, message, deferred) };
                 // This comes after the hand-over: the counters are on other cache lines, and the
                 // receiver need not wait for them.
-                self.counters.sent += 1;
+                self.cursor.accept();
                 return Ok(());
             }
         }
@@ -545,9 +637,8 @@ impl<T, L: Levels> State<T, L> {
             }
         };
         if ended == WaitEnd::Completed {
-            self.counters.sent += 1;
             self.counters.taken_over += 1;
-            self.counters.peak = self.counters.peak.max(self.core.len());
+            self.count_sent();
         }
         // SAFETY: the node was taken off its list above.
         deferred.wake(unsafe { Waiter::end_wait(node, ended) });

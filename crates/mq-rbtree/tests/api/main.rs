@@ -18,6 +18,7 @@ mod panics;
 mod promises;
 mod queue_model;
 mod queues;
+mod stalled;
 mod waits;
 
 use testkit::alloc::ThreadAllocator;

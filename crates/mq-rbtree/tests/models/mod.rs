@@ -1,6 +1,6 @@
 //! Models of the queue, run by loom in every interleaving and by shuttle in random ones.
 //!
-//! In a model the slab's first chunk has two slots, no thread spins, and a wait with a deadline may
+//! In a model the slab's first chunk has two slots, the staging ring has four, no thread spins, and a wait with a deadline may
 //! reach it at any moment.
 //!
 //! A mutant weakens a labelled step (`fence!`, `order!`, `step!`, `check!`). [`mutants`] checks
@@ -12,5 +12,7 @@ mod mixed;
 mod mutants;
 mod notify;
 mod payload;
+mod ring;
+mod staging;
 mod tasks;
 mod threads;

@@ -2,17 +2,18 @@
 
 use testkit::planted::Planted;
 
-use super::{closing, memory, notify, tasks, threads};
+use super::{closing, memory, notify, staging, tasks, threads};
 
 const PLANTED: Planted = Planted {
     mutants: &[
         closing::MUTANTS,
         memory::MUTANTS,
         notify::MUTANTS,
+        staging::MUTANTS,
         tasks::MUTANTS,
         threads::MUTANTS,
     ],
-    loom_only: &[threads::LOOM_ONLY],
+    loom_only: &[staging::LOOM_ONLY, threads::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
     dirs: &["src", "tests/models"],
 };

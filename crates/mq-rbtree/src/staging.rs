@@ -1,0 +1,366 @@
+//! The staging ring: sends that take no lock.
+//!
+//! ```text
+//!  sender:  claim (tail + 1) ─► write the message ─► publish its slot
+//!                                                        │
+//!  ring     ─────┬──────────┬──────────┬──────────┬──────▼───┬─────
+//!                │ drained  │published │ claimed  │published │ free
+//!  ──────────────┴──────────┴▲─────────┴──────────┴──────────┴▲────
+//!                          head (lock)     ▲                 tail
+//!                                   a hole, as the sender behind it reports
+//! ```
+//!
+//! A sender claims the next slot by one compare-exchange on `tail`, and publishes it by a store of
+//! its sequence number. The holder of the queue's lock drains published slots in the order of their
+//! positions. It reads the slots and not `tail`, so that the line of `tail` stays with the senders.
+//!
+//! A published slot may be behind one that is claimed only. Its sender reports the hole before it
+//! publishes. The holder of the lock waits for the slots up to a reported hole, and never passes
+//! over one: the position is the order of the sends.
+//!
+//! The ring is *open*, or *shut* by the holder of the lock: a bit of `tail` makes every claim fail,
+//! and senders take the lock. It is shut whenever a thread or task waits or is to be notified, and
+//! in a closed queue. In the shut and drained ring nothing happens, and the queue under the lock is
+//! the whole queue.
+//!
+//! Each accepted message has a position, also one sent under the lock. So the limit of claims, the
+//! messages that have left plus the most that may be here, never decreases. A claim by an outdated
+//! limit is refused and never one too many.
+//!
+//! # Invariants
+//!
+//! 1. The thread that claimed a position writes its slot until it publishes it. Then the holder of
+//!    the lock reads the message, once, before it raises the limit by a whole lap.
+//! 2. If the slot of a position is published, each slot before it is published, or `hole` is above
+//!    its position.
+//! 3. Claimed positions are below the limit, which the lock's holder has room, memory and slots for.
+//! 4. While the ring is shut no position is claimed, and `Cursor::end` is the first one not claimed.
+
+use std::mem::MaybeUninit;
+
+use percpu::AllocError;
+use percpu::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use percpu::sync::cell::UnsafeCell;
+use percpu::sync::{hint, order, step};
+
+/// The bit of `tail` that makes claims fail.
+const SHUT: u64 = 1 << 63;
+/// The most slots; a measured value: more did not help a sender and a receiver at full speed.
+const MAX_SLOTS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 4 } else { 1024 };
+/// The most bytes of a ring.
+const MAX_BYTES: usize = 64 << 10;
+
+#[repr(C)]
+struct Slot<T, P> {
+    /// The low half of the position of its message, plus 1.
+    sequence: AtomicU32,
+    priority: UnsafeCell<MaybeUninit<P>>,
+    value: UnsafeCell<MaybeUninit<T>>,
+}
+
+/// Fields on cache lines of their own.
+#[repr(C, align(128))]
+struct Lines<F>(F);
+
+/// Written by senders.
+struct Senders {
+    /// The first position that is not claimed, and [`SHUT`].
+    tail: AtomicU64,
+    /// A copy of `Room::limit`, perhaps an outdated one.
+    limit: AtomicU64,
+}
+
+/// Written by the holder of the lock.
+struct Room {
+    /// Positions below it may be claimed.
+    limit: AtomicU64,
+    /// The messages that have left the queue.
+    departed: AtomicU64,
+}
+
+pub(crate) struct Ring<T, P> {
+    senders: Lines<Senders>,
+    room: Lines<Room>,
+    slots: Box<[Slot<T, P>]>,
+    mask: u64,
+    /// Slots below it are waited for. Written by senders, seldom.
+    hole: AtomicU64,
+}
+
+// SAFETY: by invariant 1 one thread at a time uses a slot's message and priority, which is a move
+// as far as they can tell, so `Send` suffices.
+unsafe impl<T: Send, P: Send> Send for Ring<T, P> {}
+// SAFETY: as above; `&T` is never shared.
+unsafe impl<T: Send, P: Send> Sync for Ring<T, P> {}
+
+/// The part of the ring that the queue's lock protects.
+#[derive(Debug)]
+pub(crate) struct Cursor {
+    /// The position of the next slot to drain: the number of messages accepted and drained so far.
+    head: u64,
+    /// In a shut ring, the first position that is not claimed. A queue without a ring is as one that
+    /// is shut for ever.
+    end: u64,
+    shut: bool,
+}
+
+/// The next slot, as the holder of the lock finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next<P> {
+    /// No message that must be seen now.
+    Nothing,
+    /// A message of this priority.
+    Message(P),
+    /// A sender has claimed the slot, and must publish it first.
+    Hole,
+}
+
+impl Cursor {
+    /// Returns the cursor of a queue without a ring.
+    pub(crate) fn without_ring() -> Self {
+        Self { head: 0, end: 0, shut: true }
+    }
+
+    /// Returns the number of messages accepted and drained.
+    #[inline(always)]
+    pub(crate) fn accepted(&self) -> u64 {
+        self.head
+    }
+
+    /// Counts a message that was accepted under the lock; the ring is shut and drained.
+    #[inline(always)]
+    pub(crate) fn accept(&mut self) {
+        debug_assert!(self.is_drained());
+        self.head += 1;
+        self.end += 1;
+    }
+
+    #[inline(always)]
+    pub(crate) fn is_shut(&self) -> bool {
+        self.shut
+    }
+
+    /// Returns whether the ring is shut and holds no message: the store is the whole queue.
+    #[inline(always)]
+    pub(crate) fn is_drained(&self) -> bool {
+        self.shut && self.head == self.end
+    }
+}
+
+fn sequence(position: u64) -> u32 {
+    (position as u32).wrapping_add(1)
+}
+
+impl<T, P: Copy> Ring<T, P> {
+    /// Creates an open ring for a queue of so many messages, and its cursor. Returns `None` if the
+    /// messages are too long for a ring.
+    pub(crate) fn try_new(max_messages: usize) -> Result<Option<(Self, Cursor)>, AllocError> {
+        let slot = size_of::<Slot<T, P>>();
+        let fit = (MAX_BYTES / slot).clamp(1, MAX_SLOTS);
+        let count = max_messages.min(MAX_SLOTS).next_power_of_two().max(2).min(1 << fit.ilog2());
+        if count < 2 {
+            return Ok(None);
+        }
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(count).map_err(|_| AllocError::new())?;
+        slots.extend((0..count).map(|_| Slot {
+            sequence: AtomicU32::new(0),
+            priority: UnsafeCell::new(MaybeUninit::uninit()),
+            value: UnsafeCell::new(MaybeUninit::uninit()),
+        }));
+        let ring = Self {
+            senders: Lines(Senders { tail: AtomicU64::new(0), limit: AtomicU64::new(0) }),
+            room: Lines(Room { limit: AtomicU64::new(0), departed: AtomicU64::new(0) }),
+            slots: slots.into_boxed_slice(),
+            mask: count as u64 - 1,
+            hole: AtomicU64::new(0),
+        };
+        Ok(Some((ring, Cursor { head: 0, end: 0, shut: false })))
+    }
+
+    #[inline(always)]
+    fn slot(&self, position: u64) -> &Slot<T, P> {
+        // The mask keeps the index below the length, which the compiler cannot know.
+        let index = (position & self.mask) as usize;
+        // SAFETY: the length is `mask + 1`, and `index` is at most `mask`.
+        unsafe { self.slots.get_unchecked(index) }
+    }
+
+    /// Returns the number of slots.
+    #[inline(always)]
+    pub(crate) fn slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Claims the next position for the calling thread, which publishes it without delay. Returns
+    /// `None` if the ring is shut or no room is known.
+    #[inline(always)]
+    pub(crate) fn claim(&self) -> Option<u64> {
+        let Senders { tail, limit } = &self.senders.0;
+        // Ordering: Relaxed; the exchange below decides.
+        let mut at = tail.load(Ordering::Relaxed);
+        loop {
+            let acquire = order!(Acquire, "claim: the slot is free");
+            // Ordering: Acquire pairs with the Release in `refresh`; it carries the free slots: the
+            // message of the lap before was read. `at` of a shut ring is above every limit.
+            if at >= limit.load(acquire) {
+                return None;
+            }
+            // Ordering: Relaxed, both; the exchange publishes nothing. The messages are in the order
+            // of the exchanges on this one word.
+            match tail.compare_exchange_weak(at, at + 1, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(at),
+                Err(now) => at = now,
+            }
+            hint::spin_loop();
+        }
+    }
+
+    /// Publishes the message of a position.
+    ///
+    /// # Safety
+    ///
+    /// `claim` has returned the position to the calling thread, and this is the only call for it.
+    #[inline(always)]
+    pub(crate) unsafe fn publish(&self, position: u64, value: T, priority: P) {
+        let slot = self.slot(position);
+        // SAFETY: invariant 1: this thread claimed the position.
+        slot.priority.with_mut(|own| unsafe { own.write(MaybeUninit::new(priority)) });
+        // SAFETY: invariant 1, as above.
+        slot.value.with_mut(|own| unsafe { own.write(MaybeUninit::new(value)) });
+        // Ordering: Acquire pairs with the Release below in the sender before; it carries `hole`, as
+        // that sender and those before it have reported.
+        let before = self.slot(position.wrapping_sub(1)).sequence.load(Ordering::Acquire);
+        // A slot that has gone one lap further is published as well.
+        if (before.wrapping_sub(position as u32) as i32) < 0 {
+            step!("publish: report the hole", self.report_hole(position));
+        }
+        let release = order!(Release, "publish: the message is written");
+        // Ordering: Release pairs with the Acquire in `is_published`; it carries the message, and
+        // `hole` for the Acquire above.
+        slot.sequence.store(sequence(position), release);
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn report_hole(&self, position: u64) {
+        // Ordering: Relaxed; the Release of the sequence number publishes it.
+        self.hole.fetch_max(position, Ordering::Relaxed);
+    }
+
+    /// Copies the limit to the senders' line. Returns whether there seems to be room.
+    #[inline]
+    pub(crate) fn refresh(&self) -> bool {
+        let Senders { tail, limit } = &self.senders.0;
+        // Ordering: Acquire pairs with the Release in `set_room`; it carries the free slots.
+        let now = self.room.0.limit.load(order!(Acquire, "refresh: the slots are free"));
+        // Ordering: Relaxed; a comparison.
+        if limit.load(Ordering::Relaxed) < now {
+            // Ordering: Release pairs with the Acquire in `claim`; it carries the free slots.
+            limit.store(now, order!(Release, "refresh: for the other senders"));
+        }
+        // Ordering: Relaxed; `claim` decides.
+        tail.load(Ordering::Relaxed) < now
+    }
+
+    /// Returns the number of messages that could be sent now, as the holder of the lock has told
+    /// last, or `None` if the ring is shut.
+    #[inline]
+    pub(crate) fn room(&self, max_messages: usize) -> Option<u64> {
+        // Ordering: Relaxed, all; a hint for a thread that waits.
+        let tail = self.senders.0.tail.load(Ordering::Relaxed);
+        let departed = self.room.0.departed.load(Ordering::Relaxed);
+        (tail & SHUT == 0).then(|| (departed + max_messages as u64).saturating_sub(tail))
+    }
+
+    /// Returns whether the message of a position is published, or that of a later lap.
+    #[inline(always)]
+    pub(crate) fn was_published(&self, position: u64) -> bool {
+        // Ordering: Relaxed; a hint for a thread that waits.
+        let found = self.slot(position).sequence.load(Ordering::Relaxed);
+        found.wrapping_sub(sequence(position)) as i32 >= 0
+    }
+
+    #[inline(always)]
+    fn is_published(&self, position: u64) -> bool {
+        let acquire = order!(Acquire, "drain: the message is written");
+        // Ordering: Acquire pairs with the Release in `publish`; it carries the message.
+        self.slot(position).sequence.load(acquire) == sequence(position)
+    }
+
+    /// Returns the next slot, `ahead` slots beyond the head.
+    #[inline(always)]
+    pub(crate) fn next(&self, cursor: &Cursor, ahead: u64) -> Next<P> {
+        let at = cursor.head + ahead;
+        if cursor.shut && at >= cursor.end {
+            return Next::Nothing;
+        }
+        if self.is_published(at) {
+            // SAFETY: the slot is published, so its priority is written; by invariant 1 no thread
+            // writes it before this one has moved the cursor. A `MaybeUninit<P>` has the layout of
+            // a `P`.
+            let priority = self.slot(at).priority.with(|own| unsafe { own.cast::<P>().read() });
+            return Next::Message(priority);
+        }
+        // Ordering: Relaxed; if a send behind the hole has returned, the caller is ordered after it.
+        let reported = self.hole.load(Ordering::Relaxed) > at;
+        let mut found = Next::Nothing;
+        if cursor.shut || reported {
+            step!("drain: a hole is waited for", found = Next::Hole);
+        }
+        found
+    }
+
+    /// Takes the message of the next slot.
+    ///
+    /// # Safety
+    ///
+    /// The caller holds the lock that protects `cursor`, and [`next`](Self::next) has just returned
+    /// a message for the head.
+    #[inline(always)]
+    pub(crate) unsafe fn take(&self, cursor: &mut Cursor) -> T {
+        let slot = self.slot(cursor.head);
+        cursor.head += 1;
+        // SAFETY: by invariant 1 the message is written, and the cursor has just moved, so it is
+        // read once. A `MaybeUninit<T>` has the layout of a `T`.
+        slot.value.with(|own| unsafe { own.cast::<T>().read() })
+    }
+
+    /// Tells the senders about the room: `len` messages are drained and here, and `most` may be.
+    #[inline(always)]
+    pub(crate) fn set_room(&self, cursor: &Cursor, len: usize, most: usize) {
+        let departed = cursor.head - len as u64;
+        let limit = (departed + most as u64).min(cursor.head + self.mask + 1);
+        let Room { limit: told, departed: told_departed } = &self.room.0;
+        // Ordering: Relaxed; a hint for senders that wait.
+        told_departed.store(departed, Ordering::Relaxed);
+        // Ordering: Release pairs with the Acquire in `refresh`; it carries the free slots: the
+        // messages were read.
+        told.store(limit, order!(Release, "room: the slots are free"));
+    }
+
+    /// Makes all later claims fail.
+    #[inline]
+    pub(crate) fn shut(&self, cursor: &mut Cursor) {
+        if !cursor.shut {
+            // Ordering: Relaxed; the slots publish their messages, and the one word orders this and
+            // the claims.
+            let tail = self.senders.0.tail.fetch_or(SHUT, Ordering::Relaxed);
+            (cursor.shut, cursor.end) = (true, tail & !SHUT);
+        }
+    }
+
+    /// Lets senders claim again. The ring is shut and drained.
+    #[inline]
+    pub(crate) fn reopen(&self, cursor: &mut Cursor) {
+        debug_assert!(cursor.is_drained());
+        cursor.shut = false;
+        // The sender of the next position finds no hole before it.
+        // Ordering: Relaxed; a hole that is reported in vain is harmless.
+        self.slot(cursor.head.wrapping_sub(1))
+            .sequence
+            .store(cursor.head as u32, Ordering::Relaxed);
+        // Ordering: Relaxed; it publishes nothing: a claim is safe by its limit.
+        self.senders.0.tail.store(cursor.head, Ordering::Relaxed);
+    }
+}

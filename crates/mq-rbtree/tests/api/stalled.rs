@@ -1,0 +1,136 @@
+//! Senders that are stopped between their claim of a slot and its publication, and the exact capacity
+//! of a queue whose sends take no lock.
+#![cfg(not(any(offlock_loom, offlock_shuttle)))]
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
+
+/// Creates an empty queue that has the memory for `max` messages.
+fn warm(max: usize) -> Queue<u64> {
+    let queue = Queue::new(max).unwrap();
+    (0..max as u64).for_each(|n| queue.try_send(n, 0).unwrap());
+    queue.drain();
+    queue
+}
+
+fn soon() -> Wait {
+    Wait::at_most(Duration::from_millis(5))
+}
+
+#[test]
+fn inv22_a_stopped_sender_delays_receives_until_their_deadline() {
+    let queue = warm(8);
+    let publish = queue.claim(1, 5).unwrap();
+    // The send has not returned, so the queue may be called empty.
+    assert_eq!(queue.try_receive(), Err(ReceiveError::Empty));
+    assert_eq!(queue.len(), 0);
+    let begin = Instant::now();
+    assert_eq!(queue.receive_with(soon()), Err(ReceiveError::Timeout));
+    assert!(begin.elapsed() >= Duration::from_millis(5));
+    publish();
+    assert_eq!(queue.receive(), Ok((1, 5)));
+    queue.validate();
+    assert_eq!(queue.stats().timeouts, 1);
+    assert!(
+        queue.claim(2, 0).is_some_and(|publish| {
+            publish();
+            true
+        }),
+        "the ring is open again"
+    );
+    assert_eq!(queue.receive(), Ok((2, 0)));
+}
+
+#[test]
+fn inv21_a_send_behind_a_stopped_one_is_not_overlooked() {
+    let queue = warm(8);
+    let publish = queue.claim(1, 5).unwrap();
+    queue.try_send(2, 9).unwrap();
+    assert_eq!(queue.receive_with(soon()), Err(ReceiveError::Timeout), "not `Empty`");
+    thread::scope(|scope| {
+        let receiver = scope.spawn(|| queue.receive());
+        thread::sleep(Duration::from_millis(5));
+        publish();
+        assert_eq!(receiver.join().unwrap(), Ok((2, 9)));
+    });
+    assert_eq!(queue.receive(), Ok((1, 5)));
+    queue.validate();
+}
+
+#[test]
+fn inv22_close_does_not_wait_for_a_stopped_sender() {
+    let queue = warm(8);
+    let publish = queue.claim(1, 5).unwrap();
+    assert!(queue.close());
+    assert_eq!(queue.try_send(2, 1).unwrap_err().reason, SendRefused::Closed);
+    assert_eq!(queue.receive_with(soon()), Err(ReceiveError::Timeout), "its send will succeed");
+    publish();
+    assert_eq!(queue.receive(), Ok((1, 5)));
+    assert_eq!(queue.receive(), Err(ReceiveError::Closed));
+    queue.validate();
+}
+
+#[test]
+fn inv24_a_claimed_place_is_taken() {
+    let queue = warm(2);
+    queue.try_send(1, 1).unwrap();
+    let publish = queue.claim(2, 2).unwrap();
+    assert!(queue.claim(3, 3).is_none());
+    let refused = queue.send_with(4, 4, soon()).unwrap_err();
+    assert_eq!((refused.value, refused.reason), (4, SendRefused::Timeout));
+    publish();
+    assert_eq!(queue.try_send(5, 5).unwrap_err().reason, SendRefused::Full);
+    assert!(queue.drain().into_iter().eq([(2, 2), (1, 1)]));
+    queue.validate();
+}
+
+/// Threads send and receive in every way, while another one checks the limits.
+#[test]
+fn inv24_the_capacity_is_exact_under_load() {
+    const EACH: u64 = 1_000;
+    for (max, levels) in [(1, 1), (1, 8), (2, 32_768), (8, 8), (300, 1), (300, 32_768)] {
+        let queue: Queue<u64> = Queue::new(max).unwrap();
+        let (done, sum) = (AtomicBool::new(false), AtomicU64::new(0));
+        thread::scope(|scope| {
+            let senders = [0, 1].map(|sender| {
+                let queue = &queue;
+                scope.spawn(move || {
+                    for n in 0..EACH {
+                        let priority = ((n * 7_919 + sender) % levels) as u32;
+                        match n % 3 {
+                            0 => queue.send(1, priority).unwrap(),
+                            1 => while queue.try_send(1, priority).is_err() {},
+                            _ => {
+                                let mut batch = [(1, priority)].into();
+                                assert_eq!(queue.send_batch(&mut batch, Wait::FOREVER), Ok(1));
+                            }
+                        }
+                    }
+                })
+            });
+            let receivers = [0, 1].map(|_| {
+                scope.spawn(|| {
+                    while let Ok((n, _)) = queue.receive() {
+                        sum.fetch_add(n, Relaxed);
+                    }
+                })
+            });
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    queue.validate();
+                    thread::yield_now();
+                }
+            });
+            senders.into_iter().for_each(|sender| sender.join().unwrap());
+            queue.close();
+            receivers.into_iter().for_each(|receiver| receiver.join().unwrap());
+            done.store(true, Relaxed);
+        });
+        let stats = queue.stats();
+        assert_eq!((sum.into_inner(), stats.sent, stats.depth), (2 * EACH, 2 * EACH, 0));
+        assert!(stats.peak <= max, "{} of {max}", stats.peak);
+    }
+}

@@ -1,0 +1,98 @@
+//! The staging ring alone: what takes three threads, and is too much for loom with a queue around it.
+
+use percpu::sync::{Arc, model, thread};
+
+#[path = "../../src/staging.rs"]
+#[expect(dead_code, reason = "the models use a part of it")]
+mod staging;
+
+use staging::{Cursor, Next, Ring};
+
+const SLOTS: usize = 4;
+
+/// Creates an empty ring with room for all its slots.
+fn ring() -> (Arc<Ring<u64, u32>>, Cursor) {
+    let (ring, cursor) = Ring::try_new(SLOTS).unwrap().unwrap();
+    ring.set_room(&cursor, 0, SLOTS);
+    ring.refresh();
+    (Arc::new(ring), cursor)
+}
+
+/// Sends a message, if there is room as far as this thread knows.
+fn send(ring: &Ring<u64, u32>, value: u64) -> bool {
+    let Some(position) = ring.claim() else { return false };
+    // SAFETY: the position has just been claimed.
+    unsafe { ring.publish(position, value, 0) };
+    true
+}
+
+/// Takes the next message.
+fn take(ring: &Ring<u64, u32>, cursor: &mut Cursor) -> u64 {
+    assert_eq!(ring.next(cursor, 0), Next::Message(0));
+    // SAFETY: this thread alone uses the cursor, and there is a message.
+    unsafe { ring.take(cursor) }
+}
+
+/// The sender between a hole and the send that has returned has reported the hole, or none is there.
+#[test]
+fn inv21_a_hole_is_reported_to_the_sender_behind() {
+    model(|| {
+        let (ring, cursor) = ring();
+        let senders = [1, 2].map(|value| {
+            let ring = Arc::clone(&ring);
+            thread::spawn(move || assert!(send(&ring, value)))
+        });
+        assert!(send(&ring, 3));
+        assert_ne!(ring.next(&cursor, 0), Next::Nothing, "a message was sent before");
+        senders.into_iter().for_each(|sender| sender.join().unwrap());
+    });
+}
+
+/// One sender learns of the room from the receiver, and the other one from the first.
+#[test]
+fn inv24_two_senders_reuse_slots() {
+    model(|| {
+        let (ring, mut cursor) = ring();
+        (0..SLOTS as u64).for_each(|value| assert!(send(&ring, value)));
+        let senders = [false, true].map(|refreshes| {
+            let ring = Arc::clone(&ring);
+            thread::spawn(move || {
+                let may = !refreshes || ring.refresh();
+                may && send(&ring, 4)
+            })
+        });
+        assert_eq!(take(&ring, &mut cursor), 0);
+        ring.set_room(&cursor, 0, SLOTS);
+        let sent = senders.map(|sender| sender.join().unwrap());
+        assert!(!(sent[0] && sent[1]), "there was room for one");
+        for value in 1..SLOTS as u64 {
+            assert_eq!(take(&ring, &mut cursor), value);
+        }
+        if sent[0] || sent[1] {
+            assert_eq!(take(&ring, &mut cursor), 4);
+        }
+    });
+}
+
+/// A claim is before the end of the shut ring, or fails.
+#[test]
+fn inv22_a_claim_races_the_shut() {
+    model(|| {
+        let (ring, mut cursor) = ring();
+        let senders = [1, 2].map(|value| {
+            let ring = Arc::clone(&ring);
+            thread::spawn(move || send(&ring, value))
+        });
+        ring.shut(&mut cursor);
+        let drained = cursor.is_drained();
+        let sent: usize = senders.map(|sender| usize::from(sender.join().unwrap())).iter().sum();
+        assert_eq!(drained, sent == 0);
+        (0..sent).for_each(|_| assert_ne!(take(&ring, &mut cursor), 0));
+        assert!(cursor.is_drained());
+        assert_eq!(ring.next(&cursor, 0), Next::Nothing);
+        ring.reopen(&mut cursor);
+        ring.set_room(&cursor, 0, SLOTS);
+        assert!(ring.refresh() && send(&ring, 3));
+        assert_eq!(take(&ring, &mut cursor), 3);
+    });
+}

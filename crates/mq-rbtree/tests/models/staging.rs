@@ -1,0 +1,236 @@
+//! Sends through the staging ring, which take no lock, beside operations that hold it.
+//!
+//! In a model the ring has four slots. The queues have been used before, so that no send needs
+//! memory.
+
+use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
+use percpu::sync::{Arc, thread};
+
+#[cfg(offlock_shuttle)]
+use super::payload::block_on;
+use super::payload::{Payload, Shared, check_waiters, finish, received, run, sent, soon, with};
+
+/// Each mutant with the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("publish: the message is written", "staging::inv21_a_message_is_published_with_its_send"),
+    ("drain: the message is written", "staging::inv21_a_message_is_published_with_its_send"),
+    ("publish: report the hole", "staging::inv21_a_send_behind_a_hole_is_drained"),
+    ("drain: a hole is waited for", "staging::inv21_a_send_behind_a_hole_is_drained"),
+    ("receive: drain before the choice", "staging::inv21_the_highest_staged_message_is_next"),
+    ("room: the slots are free", "staging::inv24_a_slot_is_reused_after_its_message_was_read"),
+    ("refresh: the slots are free", "staging::inv24_a_slot_is_reused_after_its_message_was_read"),
+    ("refresh: for the other senders", "ring::inv24_two_senders_reuse_slots"),
+    ("claim: the slot is free", "ring::inv24_two_senders_reuse_slots"),
+    ("leave: open the quiet ring only", "staging::inv22_a_waiting_receiver_gets_a_staged_message"),
+    ("lock: shut the ring", "staging::inv22_a_waiting_receiver_gets_a_staged_message"),
+    ("close: shut the ring", "staging::inv22_close_races_two_claims"),
+];
+
+/// The mutants that only loom can detect.
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "publish: the message is written",
+    "drain: the message is written",
+    "room: the slots are free",
+    "refresh: the slots are free",
+    "refresh: for the other senders",
+    "claim: the slot is free",
+];
+
+/// Creates an empty queue that has the memory for `max` messages.
+fn warm(max: usize) -> Shared<Bitmap> {
+    let queue = with::<Bitmap>(max, max as u64);
+    for _ in 0..max {
+        queue.try_receive().unwrap().0.seen();
+    }
+    queue
+}
+
+/// Runs a send of one message in another thread.
+fn send(queue: &Shared<Bitmap>, id: u64, priority: u32) -> thread::JoinHandle<()> {
+    let queue = Arc::clone(queue);
+    thread::spawn(move || queue.try_send(Payload::new(id), priority).unwrap())
+}
+
+/// Returns the message's number, or `None` if the queue is empty.
+fn next(queue: &Queue<Payload>) -> Option<u64> {
+    queue.try_receive().ok().map(|(message, _)| message.seen())
+}
+
+/// The message that a receive takes is written completely.
+#[test]
+fn inv21_a_message_is_published_with_its_send() {
+    run(|| {
+        let queue = warm(2);
+        let sender = send(&queue, 7, 0);
+        let got = next(&queue);
+        assert!(got.is_none_or(|id| id == 7));
+        sender.join().unwrap();
+        assert_eq!(u64::from(got.is_some()) + finish(&queue), 1);
+    });
+}
+
+/// A send has returned, and a sender before it has only claimed its slot: the receive waits for it.
+#[test]
+fn inv21_a_send_behind_a_hole_is_drained() {
+    run(|| {
+        let queue = warm(2);
+        let sender = send(&queue, 1, 0);
+        queue.try_send(Payload::new(2), 0).unwrap();
+        assert!(next(&queue).is_some(), "a message was sent before");
+        sender.join().unwrap();
+        assert_eq!(finish(&queue), 1);
+    });
+}
+
+/// Messages of two priorities are staged; a receive that begins then takes the higher one.
+#[test]
+fn inv21_the_highest_staged_message_is_next() {
+    run(|| {
+        let queue = warm(3);
+        let low = send(&queue, 1, 0);
+        queue.try_send(Payload::new(2), 1).unwrap();
+        assert_eq!(next(&queue), Some(2));
+        low.join().unwrap();
+        assert_eq!(next(&queue), Some(1));
+        assert_eq!(finish(&queue), 0);
+    });
+}
+
+/// A message that comes through the ring while a receiver begins to wait is handed to it.
+#[test]
+fn inv22_a_waiting_receiver_gets_a_staged_message() {
+    run(|| {
+        let queue = warm(2);
+        let receiver = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || queue.receive().unwrap().0.seen()
+        });
+        queue.send(Payload::new(1), 0).unwrap();
+        check_waiters(&queue);
+        assert_eq!((receiver.join().unwrap(), finish(&queue)), (1, 0));
+    });
+}
+
+/// A thread and a task wait, and two threads send a message each. This is too much for loom.
+#[cfg(offlock_shuttle)]
+#[test]
+fn inv22_two_receivers_get_a_staged_message_each() {
+    run(|| {
+        let queue = warm(2);
+        let receiver = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || queue.receive().unwrap().0.seen()
+        });
+        let sender = send(&queue, 1, 0);
+        queue.try_send(Payload::new(2), 0).unwrap();
+        let got = block_on(queue.receive_async()).unwrap().0.seen();
+        assert_eq!((receiver.join().unwrap() + got, finish(&queue)), (3, 0));
+        sender.join().unwrap();
+    });
+}
+
+/// A receiver that gives up loses no staged message.
+#[test]
+fn inv22_a_staged_message_beats_the_deadline() {
+    run(|| {
+        let queue = warm(2);
+        let receiver = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || received(queue.receive_with(soon()), ReceiveError::Timeout)
+        });
+        queue.try_send(Payload::new(1), 0).unwrap();
+        let got = receiver.join().unwrap();
+        assert_eq!(queue.stats().timeouts, 1 - got);
+        assert_eq!(finish(&queue), 1 - got);
+    });
+}
+
+/// Each of two sends is before the close and succeeds, or after it and is refused.
+#[test]
+fn inv22_close_races_two_claims() {
+    run(|| {
+        let queue = warm(2);
+        let sender = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || [1, 2].map(|id| sent(queue.try_send(Payload::new(id), 0), SendRefused::Closed))
+        });
+        assert!(queue.close());
+        let mut got = 0;
+        // Whatever was sent before the close is received before the end.
+        while let Ok((message, _)) = queue.receive() {
+            message.seen();
+            got += 1;
+        }
+        let [first, second] = sender.join().unwrap();
+        assert!(first >= second);
+        assert_eq!((got, finish(&queue)), (first + second, 0));
+    });
+}
+
+/// A sender finds the queue full only if it is: the message that another has just claimed a place
+/// for is seen by the next receive.
+#[test]
+fn inv24_full_is_ordered_with_claims() {
+    run(|| {
+        let queue = warm(1);
+        let sender = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || sent(queue.try_send(Payload::new(1), 0), SendRefused::Full)
+        });
+        let went = sent(queue.try_send(Payload::new(2), 0), SendRefused::Full);
+        assert!(next(&queue).is_some(), "it was full");
+        let more = sender.join().unwrap();
+        assert_eq!(finish(&queue), went + more - 1);
+    });
+}
+
+/// The capacity is exact, whether messages go through the ring or under the lock.
+#[test]
+fn inv24_locked_and_staged_sends_share_the_room() {
+    run(|| {
+        let queue = warm(2);
+        let sender = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || {
+                [1, 2]
+                    .map(|id| sent(queue.try_send(Payload::new(id), 0), SendRefused::Full))
+                    .iter()
+                    .sum::<u64>()
+            }
+        });
+        let mut batch = [(Payload::new(3), 0)].into();
+        let went = match queue.send_batch(&mut batch, mq_rbtree::Wait::NO) {
+            Ok(count) => count as u64,
+            Err(error) => {
+                assert_eq!(error.reason, SendRefused::Full);
+                batch.pop_front().unwrap().0.seen();
+                0
+            }
+        };
+        queue.validate();
+        assert_eq!(sender.join().unwrap() + went, 2);
+        assert_eq!(finish(&queue), 2);
+    });
+}
+
+/// The ring is full, and a receive makes room for one more.
+#[test]
+fn inv24_a_slot_is_reused_after_its_message_was_read() {
+    run(|| {
+        let queue = full_ring();
+        let receiver = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || next(&queue).unwrap()
+        });
+        let went = sent(queue.try_send(Payload::new(5), 0), SendRefused::Full);
+        assert_eq!(receiver.join().unwrap(), 0);
+        assert_eq!(finish(&queue), 3 + went);
+    });
+}
+
+/// Creates a queue of four messages, which are all in the ring.
+fn full_ring() -> Shared<Bitmap> {
+    let queue = warm(4);
+    (0..4).for_each(|id| queue.try_send(Payload::new(id), 0).unwrap());
+    queue
+}
