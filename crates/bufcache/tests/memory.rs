@@ -17,7 +17,7 @@ fn calls(f: impl FnOnce()) -> u64 {
 #[test]
 fn inv01_hits_and_steady_misses_allocate_nothing() {
     assert!(calls(|| drop(std::hint::black_box(Box::new(1)))) == 2, "it counts");
-    for eviction in [Eviction::A2, Eviction::Clock] {
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
         let cache = Cache::builder(64 * 512).block_sizes(512, 512).eviction(eviction);
         let cache = cache.build().unwrap();
         let disk = cache.attach(MemoryDevice::new(vec![3; 512 * 1000]), 512).unwrap();
@@ -47,7 +47,7 @@ fn inv01_hits_and_steady_misses_allocate_nothing() {
 
 #[test]
 fn inv01_a_miss_that_writes_dirty_buffers_allocates_nothing() {
-    for eviction in [Eviction::A2, Eviction::Clock] {
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
         let cache = Cache::builder(64 * 512).block_sizes(512, 512).eviction(eviction);
         let cache = cache.dirty_limits(100, 100).write_back_after(Duration::from_secs(3600));
         let cache = cache.build().unwrap();
