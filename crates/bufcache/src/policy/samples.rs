@@ -57,7 +57,9 @@ impl Samples {
             rings.push(Ring { head, tail, tags: tags.into() });
         }
         let share = (blocks as f64 / units as f64 * f64::from(u32::MAX)) as u32;
-        let [share, used] = [share, 0].map(std::sync::atomic::AtomicU32::new);
+        // A model sees no change of `used`.
+        let used = if cfg!(any(offlock_loom, offlock_shuttle)) { count as u32 } else { 0 };
+        let [share, used] = [share, used].map(std::sync::atomic::AtomicU32::new);
         Ok(Self { share, used, rings: rings.into() })
     }
 
