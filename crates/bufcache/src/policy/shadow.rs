@@ -121,7 +121,7 @@ impl Shadow {
 #[derive(Debug)]
 pub(crate) struct Shadows {
     /// The first is the one that rules at the beginning.
-    of: [Shadow; 3],
+    of: Vec<Shadow>,
     rules: usize,
     /// Blocks as planned, and those there were when the cache was full.
     planned: usize,
@@ -134,10 +134,15 @@ pub(crate) struct Shadows {
 
 impl Shadows {
     /// With about so many blocks each.
+    #[inline(never)] // the stacks of a model are small
     pub(crate) fn new(blocks: usize) -> Result<Self, AllocError> {
         let most = blocks + blocks / 4; // a sample may be larger than planned
-        let new = |rule| Shadow::new(rule, most);
-        let of = [new(Eviction::A2)?, new(Eviction::A2Small)?, new(Eviction::Clock)?];
+        let rules = [Eviction::A2, Eviction::A2Small, Eviction::Clock];
+        let mut of = Vec::new();
+        of.try_reserve_exact(rules.len()).map_err(|_| AllocError::new())?;
+        for rule in rules {
+            of.push(Shadow::new(rule, most)?);
+        }
         Ok(Self { of, rules: 0, planned: blocks, full: 0, units: 0, left: blocks })
     }
 
@@ -224,10 +229,10 @@ mod tests {
         let mut shadows = Shadows::new(64).unwrap();
         (0..70).for_each(|tag| _ = shadows.request(tag));
         assert_eq!(shadows.settle(512), None);
-        assert_eq!(shadows.of.each_ref().map(Shadow::len), [70; 3]);
+        assert_eq!(shadows.of.iter().map(Shadow::len).collect::<Vec<_>>(), [70; 3]);
         shadows.resize(256);
         (100..200).for_each(|tag| _ = shadows.request(tag));
-        assert_eq!(shadows.of.each_ref().map(Shadow::len), [35; 3]);
+        assert_eq!(shadows.of.iter().map(Shadow::len).collect::<Vec<_>>(), [35; 3]);
         // A cache of large blocks has few of them in many units: more are sampled.
         let mut shadows = Shadows::new(64).unwrap();
         (0..4).for_each(|tag| _ = shadows.request(tag));
