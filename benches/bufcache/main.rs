@@ -1,4 +1,4 @@
-//! bufcache against what a program uses instead: B1 to B9, family by family, in one run.
+//! bufcache against what a program uses instead: B1 to B9 and B11, family by family, in one run.
 //!
 //! ```text
 //! cargo bench --bench bufcache                    every family
@@ -53,6 +53,7 @@ const FAMILIES: &[Family] = &[
     Family { name: "B6 writes", run: slow::run_writes },
     Family { name: "B7 once", run: once::run },
     Family { name: "B8 ratio", run: ratio::run },
+    Family { name: "B11 patterns", run: ratio::run_patterns },
     Family { name: "B9 pread", run: pread::run },
     Family { name: "write-back", run: back::run },
 ];

@@ -1,72 +1,170 @@
-//! B8: hit ratios, on traces and on generated patterns, with room for a part of the blocks.
+//! B8 and B11: hit ratios, on traces and on generated patterns.
 //!
-//! The traces are those of "ARC: A Self-Tuning, Low Overhead Replacement Cache" (Megiddo and Modha,
-//! FAST 2003), read from the folder that `OFFLOCK_TRACES` names; without it only the patterns are
-//! measured, and the targets, which are about the traces, are not.
+//! B8 is about OLTP and P3 of "ARC: A Self-Tuning, Low Overhead Replacement Cache" (Megiddo and Modha,
+//! FAST 2003), and about the recordings of the workspace, with room for a part of their blocks.
+//! `OFFLOCK_TRACES` names a folder of traces, in any format that `testkit::traces` reads. All of them are
+//! printed; without OLTP and P3 the targets of B8 are not measured. B11 is about the patterns.
 
 mod policies;
-mod traces;
 
-use harness::{Plan, Report};
+use std::thread;
 
-use crate::keys::{cycle, zigzag, zipf, zipf_and_scans};
-use policies::{OURS, PEERS, POLICIES};
+use bufcache::Eviction;
+use harness::{Plan, Random, Report};
+use recordings::xfsbuf::{CREATE8, UNLINK8};
+use testkit::traces::{Trace, in_folder};
+
+use crate::keys::{cycle, shifting_zipf, write_once_read_once, zigzag, zipf, zipf_and_scans};
+use crate::ours::OPEN;
+use crate::replay::gets;
+use policies::{LRU, OPT, OURS, POLICIES, QUICK_CACHE};
 
 /// Room, in percent of the blocks of a trace.
 const ROOM: [usize; 3] = [1, 5, 20];
+/// The traces of the paper.
+const PAPER: [&str; 2] = ["OLTP", "P3"];
 /// Blocks of a pattern, and requests.
 const BLOCKS: usize = 20_000;
 const REQUESTS: usize = 200_000;
 
+/// Hits in percent, in the order of [`POLICIES`].
+type Row = Vec<f64>;
+
 pub(crate) fn run(_plan: &Plan, report: &mut Report) {
-    print!("{:<18}{:>8}", "hits, %", "room");
+    print!("{:<22}{:>8}", "hits, %", "room");
     POLICIES.iter().for_each(|(name, _)| print!("{name:>12}"));
     println!();
-    let exponent = 0.8;
-    let patterns = [
-        ("zipf 0.8", zipf(BLOCKS, exponent, REQUESTS)),
-        ("loop", cycle(BLOCKS, REQUESTS)),
-        ("zipf and scans", zipf_and_scans(BLOCKS, exponent, REQUESTS)),
-        ("zigzag", zigzag(BLOCKS, REQUESTS)),
-    ];
-    for (name, keys) in &patterns {
-        rows(name, keys, BLOCKS);
-    }
-    let Some(folder) = std::env::var_os("OFFLOCK_TRACES").filter(|folder| !folder.is_empty())
-    else {
-        println!("# not measured: OLTP and P3: OFFLOCK_TRACES names no folder with them");
-        return;
-    };
     let mut gaps = Vec::new();
-    for name in ["OLTP", "P3"] {
-        let trace = traces::load(folder.as_ref(), name).unwrap_or_else(|error| {
-            panic!("trace {name} in {}: {error}", folder.to_string_lossy())
-        });
-        gaps.extend(rows(name, &trace.keys, trace.blocks));
+    for recording in [UNLINK8, CREATE8] {
+        // A buffer is known by its address, and has one length.
+        let blocks = gets(&recording).into_iter().map(|get| u64::from(get.address));
+        gaps.extend(rows(&Trace::new(recording.name, blocks)));
     }
-    let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
-    println!("  points to the best of {}: {gaps:.1?}", PEERS.join(", "));
-    report.record("B8.mean_gap.points", Some(mean));
-    report.record("B8.worst_gap.points", gaps.into_iter().reduce(f64::max));
-}
-
-/// Prints what each policy makes of the keys; how far ours is behind the best of the peers.
-fn rows(name: &str, keys: &[u32], blocks: usize) -> Vec<f64> {
-    let gap = |percent: usize| {
-        let room = blocks * percent / 100;
-        print!("  {name:<16}{:>8}", format!("{percent} %"));
-        let (mut ours, mut best) = (0.0, 0.0_f64);
-        for (policy, hits) in POLICIES {
-            let ratio = 100.0 * hits(keys, room) as f64 / keys.len() as f64;
-            print!("{ratio:>12.1}");
-            if *policy == OURS {
-                ours = ratio;
-            } else if PEERS.contains(policy) {
-                best = best.max(ratio);
+    let mut found = 0;
+    if let Some(folder) = std::env::var_os("OFFLOCK_TRACES").filter(|folder| !folder.is_empty()) {
+        let paths = in_folder(folder.as_ref())
+            .unwrap_or_else(|error| panic!("{}: {error}", folder.to_string_lossy()));
+        for path in paths {
+            let trace = Trace::read(&path).unwrap_or_else(|error| panic!("{error}"));
+            let of_trace = rows(&trace);
+            if PAPER.contains(&trace.name.as_str()) {
+                gaps.extend(of_trace);
+                found += 1;
             }
         }
-        println!();
-        best - ours
+    }
+    println!("  points to the best peer: {gaps:.1?}");
+    if found == PAPER.len() {
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        report.record("B8.mean_gap.points", Some(mean));
+        report.record("B8.worst_gap.points", gaps.into_iter().reduce(f64::max));
+    } else {
+        println!("# not measured: OFFLOCK_TRACES names no folder with OLTP and P3");
+    }
+}
+
+/// Prints what each policy makes of the trace. Returns how far ours is behind the best peer.
+fn rows(trace: &Trace) -> Vec<f64> {
+    let gap = |percent: usize| {
+        let row = row(&trace.name, &trace.keys, trace.blocks * percent / 100);
+        let peers = POLICIES.iter().zip(&row).filter(|((name, _), _)| ![OURS, OPT].contains(name));
+        peers.map(|(_, hits)| *hits).fold(0.0, f64::max) - of(&row, OURS)
     };
     ROOM.into_iter().map(gap).collect()
+}
+
+fn of(row: &Row, policy: &str) -> f64 {
+    let at = POLICIES.iter().position(|(name, _)| *name == policy);
+    at.map_or(f64::NAN, |at| row[at])
+}
+
+/// Prints what each policy makes of the keys.
+fn row(name: &str, keys: &[u32], room: usize) -> Row {
+    let room = room.max(1);
+    let hits: Vec<u64> = thread::scope(|scope| {
+        let hits = |(_, hits): &(_, policies::Hits)| {
+            let hits = *hits;
+            scope.spawn(move || hits(keys, room))
+        };
+        let running: Vec<_> = POLICIES.iter().map(hits).collect();
+        running.into_iter().map(|thread| thread.join().expect("a policy runs to its end")).collect()
+    });
+    let row: Row = hits.into_iter().map(|hits| 100.0 * hits as f64 / keys.len() as f64).collect();
+    print!("  {name:<20}{room:>8}");
+    row.iter().for_each(|ratio| print!("{ratio:>12.1}"));
+    println!();
+    row
+}
+
+/// B11: patterns, each with the policy that ours must come near to.
+pub(crate) fn run_patterns(_plan: &Plan, report: &mut Report) {
+    print!("{:<22}{:>8}", "hits, %", "room");
+    POLICIES.iter().for_each(|(name, _)| print!("{name:>12}"));
+    println!();
+    let ratio = |row: &Row, peer| of(row, OURS) / of(row, peer);
+    let room = BLOCKS / 5;
+    let above = row("loop 1.01 x room", &cycle(room * 101 / 100, REQUESTS), room);
+    report.record("B11.loop_just_above.quick_cache", Some(ratio(&above, QUICK_CACHE)));
+    let once = row("write once read once", &write_once_read_once(room * 9 / 20, REQUESTS), room);
+    report.record("B11.write_once_read_once.lru", Some(ratio(&once, LRU)));
+    let zigzag = zigzag(BLOCKS, REQUESTS);
+    let ratios =
+        [5, 20, 50].map(|percent| ratio(&row("zigzag", &zigzag, BLOCKS * percent / 100), LRU));
+    report.record("B11.zigzag.lru", ratios.into_iter().reduce(f64::min));
+    let others = [
+        ("loop", cycle(BLOCKS, REQUESTS)),
+        ("zipf 0.8", zipf(BLOCKS, 0.8, REQUESTS)),
+        ("zipf and scans", zipf_and_scans(BLOCKS, 0.8, REQUESTS)),
+        ("shifting zipf", shifting_zipf(BLOCKS, 0.8, REQUESTS)),
+    ];
+    for (name, keys) in &others {
+        for percent in ROOM {
+            row(name, keys, BLOCKS * percent / 100);
+        }
+    }
+    two_sizes();
+}
+
+/// Blocks of 512 bytes and of 64 KiB by Zipf, as many bytes and requests of each, and room for a fiftieth of the
+/// bytes: hits against those of least recently used by bytes.
+fn two_sizes() {
+    const SIZES: [usize; 2] = [512, 65_536];
+    const BYTES: usize = 64 << 20;
+    let blocks = SIZES.map(|size| BYTES / size);
+    let keys = blocks.map(|blocks| zipf(blocks, 0.8, REQUESTS));
+    let mut random = Random::new(2);
+    let picks: Vec<usize> = (0..REQUESTS).map(|_| random.below(2)).collect();
+    let room = BYTES * 2 / 50;
+    let percent = |hits: u64| 100.0 * hits as f64 / REQUESTS as f64;
+    for eviction in [Eviction::default(), Eviction::A2, Eviction::Clock] {
+        let (cache, devices) = policies::cache(room, SIZES, eviction);
+        for (at, &pick) in picks.iter().enumerate() {
+            drop(devices[pick].get(u64::from(keys[pick][at])).expect(OPEN));
+        }
+        let stats = cache.stats();
+        println!("  two sizes, {eviction:?}: {:.1} %", percent(stats.get - stats.misses));
+    }
+    let requests = picks.iter().enumerate().map(|(at, &pick)| (pick, keys[pick][at]));
+    println!("  two sizes, LRU by bytes: {:.1} %", percent(lru_by_bytes(requests, SIZES, room)));
+}
+
+fn lru_by_bytes(
+    requests: impl Iterator<Item = (usize, u32)>,
+    sizes: [usize; 2],
+    room: usize,
+) -> u64 {
+    let mut cached = lru::LruCache::unbounded();
+    let (mut bytes, mut hits) = (0, 0);
+    for block in requests {
+        if cached.put(block, ()).is_some() {
+            hits += 1;
+        } else {
+            bytes += sizes[block.0];
+        }
+        while bytes > room {
+            let Some(((pick, _), ())) = cached.pop_lru() else { break };
+            bytes -= sizes[pick];
+        }
+    }
+    hits
 }

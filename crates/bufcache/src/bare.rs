@@ -7,7 +7,7 @@ use crate::cache::{begin_to_forget, begin_to_read};
 use crate::dirty::{AttachOptions, Group, Writes};
 use crate::frames::Frame;
 use crate::hazard::{self, Order};
-use crate::policy::mark;
+use crate::policy::{Samples, mark};
 use crate::word::{Entry, Key, STALE, Word};
 
 /// A block that is there, and its bytes.
@@ -127,6 +127,31 @@ impl Bare {
             self.bytes.with_mut(|at| unsafe { at.write(8) });
         }
         named == [false]
+    }
+}
+
+/// Hits of sampled blocks, of one thread.
+#[derive(Debug)]
+pub struct BareSamples(Samples);
+
+impl BareSamples {
+    /// A ring for so many.
+    #[must_use]
+    pub fn new(len: usize) -> Self {
+        Self(Samples::new(len, len).unwrap())
+    }
+
+    /// As a hit does, in the one thread that has the ring.
+    pub fn add(&self, tag: u32) {
+        self.0.add(0, tag);
+    }
+
+    /// As a miss does that has the lock of the shadows.
+    #[must_use]
+    pub fn drain(&self) -> Vec<u32> {
+        let mut tags = Vec::new();
+        self.0.drain(|tag| tags.push(tag));
+        tags
     }
 }
 

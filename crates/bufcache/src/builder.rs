@@ -9,7 +9,7 @@ use crate::error::BuildError;
 use crate::frames::MOST_UNITS;
 use crate::handle::Cache;
 use crate::hazard::Order;
-use crate::policy::{Eviction, Policy};
+use crate::policy::{Eviction, Policy, sampled_blocks};
 
 /// What a [`Cache`] is to be like.
 #[derive(Clone, Debug)]
@@ -114,12 +114,16 @@ impl Builder {
             return Err(BuildError::Capacity(self.capacity));
         }
         let sizes = (self.smallest.ilog2(), self.largest.ilog2());
-        let policy = Policy::new(self.eviction, units).map_err(|_| BuildError::NoMemory)?;
+        let (rule, sampled) = match self.eviction {
+            Eviction::Adaptive => (Eviction::A2, sampled_blocks(units)),
+            fixed => (fixed, 0),
+        };
+        let policy = Policy::new(rule, units).map_err(|_| BuildError::NoMemory)?;
         // In a model both are fences.
         let works = strategy() == Strategy::Membarrier || cfg!(any(offlock_loom, offlock_shuttle));
         let order = if self.membarrier && works { Order::Membarrier } else { Order::Fences };
         let waits = (self.patience, self.limits);
-        let shared = cache::make(units, sizes, policy, order, waits, self.time_locks)
+        let shared = cache::make(units, sizes, (policy, sampled), order, waits, self.time_locks)
             .map_err(|_| BuildError::NoMemory)?;
         Ok(Cache::from_shared(shared))
     }

@@ -63,7 +63,7 @@ impl List {
 }
 
 impl Nodes {
-    fn new(units: usize) -> Result<Self, AllocError> {
+    pub(crate) fn new(units: usize) -> Result<Self, AllocError> {
         let node = Node { prev: NIL, next: NIL, on: On::None, class: 0, weight: 0, once: false };
         Ok(Self(boxed(node, units)?))
     }

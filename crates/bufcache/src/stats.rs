@@ -3,6 +3,7 @@
 use std::fmt;
 
 use crate::cache::Shared;
+use crate::policy::Eviction;
 
 /// Counters of a cache since it was made; a snapshot, each value by itself.
 ///
@@ -44,6 +45,8 @@ pub struct CacheStats {
     pub bytes: usize,
     /// Bytes there may be.
     pub capacity: usize,
+    /// The rule by which buffers are evicted now: what [`Eviction::Adaptive`] has chosen, or what was asked for.
+    pub eviction: Eviction,
 }
 
 impl CacheStats {
@@ -71,6 +74,7 @@ impl CacheStats {
             dirty: shared.dirty_bytes(),
             bytes: shared.bytes_in_use(),
             capacity: shared.capacity(),
+            eviction: shared.eviction(),
         }
     }
 }
@@ -79,13 +83,13 @@ impl fmt::Display for CacheStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { get, created, hits, misses, waited, busy, reads, .. } = self;
         let Self { page_retries, evictions, ahead_dropped, bytes, capacity, .. } = self;
-        let Self { written, write_calls, syncs, dirty, .. } = self;
+        let Self { written, write_calls, syncs, dirty, eviction, .. } = self;
         write!(
             f,
             "{get} gets: {hits} hits ({waited} waited), {misses} misses, {busy} busy; {created} \
              buffers taken, {page_retries} pauses for one; {reads} reads, {evictions} evictions, \
              {ahead_dropped} ranges not read ahead; {written} blocks written by {write_calls} calls, \
-             {syncs} syncs; {bytes} of {capacity} bytes, {dirty} dirty",
+             {syncs} syncs; {bytes} of {capacity} bytes, {dirty} dirty; evicts by {eviction:?}",
         )
     }
 }

@@ -17,8 +17,8 @@ fn calls(f: impl FnOnce()) -> u64 {
 #[test]
 fn inv01_hits_and_steady_misses_allocate_nothing() {
     assert!(calls(|| drop(std::hint::black_box(Box::new(1)))) == 2, "it counts");
-    for eviction in [Eviction::A2, Eviction::Clock] {
-        let cache = Cache::builder(64 * 512).block_sizes(512, 512).eviction(eviction);
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
+        let cache = Cache::builder(160 * 512).block_sizes(512, 512).eviction(eviction);
         let cache = cache.build().unwrap();
         let disk = cache.attach(MemoryDevice::new(vec![3; 512 * 1000]), 512).unwrap();
         let get = |block: u64| assert_eq!(disk.get(block).unwrap()[0], 3);
@@ -27,7 +27,8 @@ fn inv01_hits_and_steady_misses_allocate_nothing() {
         let before = cache.stats();
         assert_eq!(calls(|| (200..1000).chain(0..1000).for_each(get)), 0, "misses of {eviction:?}");
         let after = cache.stats();
-        assert_eq!(after.misses - before.misses, after.evictions - before.evictions);
+        let (missed, evicted) = (after.misses - before.misses, after.evictions - before.evictions);
+        assert!(evicted.abs_diff(missed) <= 8, "a batch at a time: {missed} and {evicted}");
         assert!(after.misses - before.misses > 1000, "{after}");
 
         get(7);
@@ -47,8 +48,8 @@ fn inv01_hits_and_steady_misses_allocate_nothing() {
 
 #[test]
 fn inv01_a_miss_that_writes_dirty_buffers_allocates_nothing() {
-    for eviction in [Eviction::A2, Eviction::Clock] {
-        let cache = Cache::builder(64 * 512).block_sizes(512, 512).eviction(eviction);
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
+        let cache = Cache::builder(160 * 512).block_sizes(512, 512).eviction(eviction);
         let cache = cache.dirty_limits(100, 100).write_back_after(Duration::from_secs(3600));
         let cache = cache.build().unwrap();
         let disk = cache.attach(MemoryDevice::new(vec![3; 512 * 4000]), 512).unwrap();

@@ -9,10 +9,12 @@
 //! | [`corpus`] | the replay of a fuzz target's committed inputs |
 //! | [`pin`] | the CPUs of the process, and the affinity of a thread |
 //! | [`planted`] | the checks that each planted bug of a crate fails its model |
+//! | [`replacement`] | cache policies of the literature, simulated on a trace |
 //! | [`rng`] | random numbers whose seed is printed on failure |
 //! | [`rseq`] | threads without a registered rseq area |
 //! | [`signals`] | a timer that signals one thread |
 //! | [`stress`] | how long a stress test runs |
+//! | [`traces`] | traces of block numbers, in the formats of the caching literature |
 //! | [`wait`] | waiting for another thread's effect |
 //! | [`wake`] | a waker that counts its calls |
 //! | [`watchdog`] | the end of a test that makes no progress |
@@ -26,10 +28,12 @@ pub mod child;
 pub mod corpus;
 pub mod pin;
 pub mod planted;
+pub mod replacement;
 pub mod rng;
 pub mod rseq;
 pub mod signals;
 pub mod stress;
+pub mod traces;
 pub mod wait;
 pub mod wake;
 pub mod watchdog;

@@ -344,6 +344,9 @@ impl Shared {
             cold.limit()
         };
         self.room.store(self.frames.bytes_of(limit), Ordering::Relaxed); // a hint
+        if let Some(shadows) = &mut *self.shadows.lock() {
+            shadows.resize(limit);
+        }
         self.frames.set_huge(self.frames.bytes_of(limit) == self.frames.capacity());
         let mut wait = BufferWait::new(self.patience);
         let fits = |cold: &mut Cold| (!cold.is_over()).then_some(());
@@ -384,6 +387,9 @@ impl Shared {
                 nodes.push(scanned, frame, On::Scanned);
             }
         }
+        let is_full = policy.is_full();
+        drop(cold);
+        self.note_miss(key, reuse, is_full);
     }
 
     /// Takes a buffer off the list that it may be evicted from, if it is on one.

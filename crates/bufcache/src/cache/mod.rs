@@ -8,6 +8,7 @@
 //!             ──► read the device, with no lock ──► publish ──► guard
 //! ```
 
+mod adapt;
 mod ahead;
 mod aside;
 mod back;
@@ -46,7 +47,7 @@ use crate::error::BuildError;
 use crate::frames::{Frame, Frames};
 use crate::hazard::{self, Order, Slot};
 use crate::ids::{Identity, Ids};
-use crate::policy::{Buffers, Policy};
+use crate::policy::{Buffers, Eviction, Policy, Samples, Shadows};
 use crate::table::Table;
 use crate::tally::Tally;
 use crate::timed::{Holds, TimedLock};
@@ -72,6 +73,9 @@ pub(crate) struct Shared {
     /// Those of them that have asked for a buffer. As `devices`.
     wanting: std::sync::atomic::AtomicUsize,
     pub(crate) counters: Counters,
+    /// Hits of sampled blocks, and what each rule would make of them; none where the rule is fixed.
+    samples: Samples,
+    shadows: WordLock<Option<Shadows>>,
     /// Gets that were hits, but for those in `counters`.
     hits: Tally,
     hit_times: Counts,
@@ -129,6 +133,7 @@ impl Shared {
         order: Order,
         (patience, limits): (Duration, Limits),
         holds: Holds,
+        (samples, shadows): (Samples, Option<Shadows>),
     ) -> Self {
         let room = frames.capacity();
         Self {
@@ -145,6 +150,8 @@ impl Shared {
             wanting: std::sync::atomic::AtomicUsize::new(0),
             since: Instant::now(),
             counters: Counters::default(),
+            samples,
+            shadows: WordLock::new(shadows),
             hits: Tally::new(),
             hit_times: Counts::new(),
             miss_times: Counts::new(),
@@ -172,6 +179,7 @@ impl Shared {
             if word.is_readable() && word.frame().class() == class {
                 if reuse == Reuse::Likely {
                     entry.count_hit(word);
+                    self.note_hit(key);
                 }
                 self.frames.reading(word.frame());
                 return Some(Held { slot, frame: word.frame() });
@@ -273,6 +281,11 @@ impl Shared {
         self.frames.bytes_of(units)
     }
 
+    /// The rule in force.
+    pub(crate) fn eviction(&self) -> Eviction {
+        self.cold.lock().policy.rule()
+    }
+
     pub(crate) fn capacity(&self) -> usize {
         let units = self.cold.lock().limit();
         self.frames.bytes_of(units)
@@ -303,11 +316,11 @@ impl fmt::Debug for Shared {
 }
 
 /// Makes the shared part of a cache of `units` of two to the power of `unit` bytes, in chunks of two
-/// to the power of `chunk` bytes.
+/// to the power of `chunk` bytes. With shadows, of so many blocks, if blocks are `sampled`.
 pub(crate) fn make(
     units: usize,
     (unit, chunk): (u32, u32),
-    policy: Policy,
+    (policy, sampled): (Policy, usize),
     order: Order,
     waits: (Duration, Limits),
     time_locks: bool,
@@ -316,5 +329,7 @@ pub(crate) fn make(
     let cold = Cold::new(units, (chunk - unit) as u8, policy)?;
     let holds = time_locks.then(|| Arc::new(Counts::new()));
     let table = Table::new(units, holds.clone())?;
-    Ok(Shared::new(frames, table, cold, order, waits, holds))
+    let shadows = if sampled > 0 { Some(Shadows::new(sampled)?) } else { None };
+    let sample = (Samples::new(sampled, units)?, shadows);
+    Ok(Shared::new(frames, table, cold, order, waits, holds, sample))
 }

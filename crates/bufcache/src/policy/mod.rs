@@ -1,30 +1,43 @@
 //! Which buffer goes first.
 //!
-//! A policy is a few lists of nodes, changed under the lock of [`Cold`](crate::cold::Cold). What it
+//! The policy is a few lists of nodes, changed under the lock of [`Cold`](crate::cold::Cold). What it
 //! learns of hits are two bits in each entry's word, which hits stop writing once both are set.
+//!
+//! An adaptive cache has [`Shadows`] beside it: small directories of keys, one for each rule. They get the
+//! requests for a sample of the blocks, and the cache follows the rule whose shadow had the most hits lately.
+//! Threads leave their hits of sampled blocks in [`Samples`]; the next sampled miss takes them from there.
 
-mod a2;
-mod clock;
 mod ghost;
+mod lists;
+mod samples;
+mod shadow;
 
-use percpu::AllocError;
 use percpu::sync::mutant;
 
-use crate::cold::{Nodes, On, Victim};
+pub(crate) use self::lists::Policy;
+pub(crate) use self::samples::Samples;
+pub(crate) use self::shadow::{Shadows, sampled_blocks};
+use crate::cold::{On, Victim};
 use crate::frames::Frame;
-use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE, Word};
+use crate::word::{BACK, DIRTY, EVICT, Entry, IO, STALE, VALID, WRITE, Word};
 
 /// How buffers are chosen for eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Eviction {
-    /// New buffers are on probation in a tenth of the cache, unless they were evicted lately; whoever
-    /// is used there once more stays. A scan passes through the tenth. The default.
+    /// Whichever of the others would have had the most hits lately, found out on a sample of the blocks.
+    /// [`A2`](Self::A2) in a cache of fewer than 128 blocks. The default.
     #[default]
+    Adaptive,
+    /// New buffers are on probation in a tenth of the cache, unless they were evicted lately; a buffer that
+    /// is used there once more stays. A scan passes through the tenth.
     A2,
+    /// The same with probation in a hundredth, and fewer ways out of it: for loops that are just larger than
+    /// the cache, and for blocks whose use never changes.
+    A2Small,
     /// All buffers in one circle, from which the hand takes those that were not used since its last
     /// visit: close to "least recently used", and better than [`A2`](Self::A2) where blocks are used
-    /// again in the order in which they came.
+    /// again in the order in which they came, or once more only.
     Clock,
 }
 
@@ -91,95 +104,6 @@ pub(crate) trait Buffers {
     /// The entry that has the frame.
     fn entry(&self, frame: Frame) -> &Entry;
     fn victim(&self, frame: Frame, on: On) -> Victim;
-}
-
-#[derive(Debug)]
-pub(crate) enum Policy {
-    A2(a2::A2),
-    Clock(clock::Clock),
-}
-
-impl Policy {
-    /// For that many units, in at most so many buffers.
-    pub(crate) fn new(eviction: Eviction, units: usize) -> Result<Self, AllocError> {
-        Ok(match eviction {
-            Eviction::A2 => Self::A2(a2::A2::new(units)?),
-            Eviction::Clock => Self::Clock(clock::Clock::new()),
-        })
-    }
-
-    /// Takes in a buffer that is on no list.
-    pub(crate) fn insert(
-        &mut self,
-        nodes: &mut Nodes,
-        buffers: &impl Buffers,
-        frame: Frame,
-        key: Key,
-    ) {
-        match self {
-            Self::A2(a2) => a2.insert(nodes, buffers, frame, key),
-            Self::Clock(clock) => clock.insert(nodes, frame),
-        }
-    }
-
-    /// Takes the next to go off its list, marked `EVICT`.
-    pub(crate) fn pick(
-        &mut self,
-        nodes: &mut Nodes,
-        buffers: &impl Buffers,
-        looks: &mut Looks,
-    ) -> Option<Victim> {
-        match self {
-            Self::A2(a2) => a2.pick(nodes, buffers, looks),
-            Self::Clock(clock) => clock.pick(nodes, buffers, looks),
-        }
-    }
-
-    /// Takes a victim back that is in use after all.
-    pub(crate) fn keep(&mut self, nodes: &mut Nodes, frame: Frame) {
-        match self {
-            Self::A2(a2) => a2.keep(nodes, frame),
-            Self::Clock(clock) => clock.insert(nodes, frame),
-        }
-    }
-
-    /// Takes a victim back that is not needed after all: it is the next to go, as it was.
-    pub(crate) fn put_back(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {
-        match self {
-            Self::A2(a2) => a2.put_back(nodes, frame, list),
-            Self::Clock(clock) => clock.put_back(nodes, frame),
-        }
-    }
-
-    /// A buffer goes that was on that list, and whose turn it was not.
-    pub(crate) fn lose(&mut self, list: u8, key: Key) {
-        if let Self::A2(a2) = self {
-            a2.lose(list, key);
-        }
-    }
-
-    /// Takes a buffer off whichever of the policy's lists it is on.
-    pub(crate) fn remove(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {
-        match self {
-            Self::A2(a2) => a2.remove(nodes, frame, list),
-            Self::Clock(clock) => clock.remove(nodes, frame),
-        }
-    }
-
-    /// Buffers on its lists.
-    pub(crate) fn len(&self) -> usize {
-        match self {
-            Self::A2(a2) => a2.len(),
-            Self::Clock(clock) => clock.len(),
-        }
-    }
-
-    /// The cache has that many units now.
-    pub(crate) fn resize(&mut self, units: usize) {
-        if let Self::A2(a2) = self {
-            a2.resize(units);
-        }
-    }
 }
 
 /// Whether nobody has a buffer pinned or works on it.

@@ -66,7 +66,7 @@ fn a_block_is_read_once_and_hit_after() {
 
 #[test]
 fn more_blocks_than_buffers_are_evicted_and_read_again() {
-    for eviction in [Eviction::A2, Eviction::Clock] {
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
         let device = Numbered::new(1000);
         let cache = Cache::builder(64 * SIZE).eviction(eviction).build().unwrap();
         let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
@@ -361,7 +361,7 @@ fn a_cache_made_smaller_than_what_is_in_use_says_so() {
 
 #[test]
 fn inv11_weight_r_survives_r_passes_and_goes_in_the_next() {
-    for eviction in [Eviction::A2, Eviction::Clock] {
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
         let cache = Cache::builder(16 * SIZE).eviction(eviction).build().unwrap();
         let disk = cache.attach(Numbered::new(16), SIZE).unwrap();
         disk.get(0).unwrap().set_weight(3);
@@ -437,7 +437,7 @@ fn inv07_a_buffer_is_found_behind_those_in_use() {
 #[test]
 fn inv07_a_buffer_is_found_behind_those_that_were_used() {
     const BUFFERS: u64 = 2000;
-    for eviction in [Eviction::A2, Eviction::Clock] {
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
         let builder = Cache::builder(BUFFERS as usize * SIZE).eviction(eviction);
         let cache = builder.patience(Duration::from_secs(10)).build().unwrap();
         let disk = cache.attach(Numbered::new(10_000), SIZE).unwrap();
@@ -470,9 +470,10 @@ fn inv10_an_invalidated_buffer_is_found_behind_those_in_use() {
 #[test]
 fn inv07_the_only_buffer_that_is_not_in_use_is_found() {
     const BUFFERS: u64 = 40;
-    let all = [Eviction::A2, Eviction::Clock].into_iter().flat_map(|eviction| {
-        (0..BUFFERS).flat_map(move |idle| [true, false].map(|pins| (eviction, idle, pins)))
-    });
+    let all =
+        [Eviction::Adaptive, Eviction::A2, Eviction::Clock].into_iter().flat_map(|eviction| {
+            (0..BUFFERS).flat_map(move |idle| [true, false].map(|pins| (eviction, idle, pins)))
+        });
     for (eviction, idle, pins) in all {
         let cache = Cache::builder(BUFFERS as usize * SIZE).eviction(eviction).build().unwrap();
         let disk = cache.attach(Numbered::new(100), SIZE).unwrap();
@@ -493,7 +494,7 @@ fn inv07_the_only_buffer_that_is_not_in_use_is_found() {
 #[test]
 fn inv07_a_buffer_is_found_behind_a_scan_that_is_in_use() {
     const BUFFERS: u64 = 100;
-    for eviction in [Eviction::A2, Eviction::Clock] {
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
         let cache = Cache::builder(BUFFERS as usize * SIZE).eviction(eviction).build().unwrap();
         let disk = cache.attach(Numbered::new(200), SIZE).unwrap();
         let held: Vec<_> = (1..BUFFERS).map(|block| disk.get_once(block).unwrap()).collect();
@@ -507,7 +508,7 @@ fn inv07_a_buffer_is_found_behind_a_scan_that_is_in_use() {
 #[test]
 fn inv11_a_pass_looks_at_each_buffer_once() {
     const BUFFERS: u64 = 100;
-    for eviction in [Eviction::A2, Eviction::Clock] {
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
         let cache = Cache::builder(BUFFERS as usize * SIZE).eviction(eviction).build().unwrap();
         let disk = cache.attach(Numbered::new(300), SIZE).unwrap();
         (0..BUFFERS + 8)

@@ -8,7 +8,7 @@ use bufcache::{
 };
 
 const SIZE: usize = 512;
-const POLICIES: [Eviction; 2] = [Eviction::A2, Eviction::Clock];
+const POLICIES: [Eviction; 3] = [Eviction::Adaptive, Eviction::A2, Eviction::Clock];
 
 /// A full cache of `buffers` buffers that does not wait for one, and its device.
 fn full(eviction: Eviction, buffers: u64) -> (Cache, Device) {

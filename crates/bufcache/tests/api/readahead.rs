@@ -95,7 +95,7 @@ fn a_cache_ends_while_it_reads_ahead() {
 
 #[test]
 fn what_is_read_once_goes_first() {
-    for eviction in [Eviction::A2, Eviction::Clock] {
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
         let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![3; 1000 * SIZE])));
         let cache = Cache::builder(64 * SIZE).eviction(eviction).build().unwrap();
         let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();

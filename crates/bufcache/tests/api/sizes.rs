@@ -78,7 +78,7 @@ impl World {
 
 #[test]
 fn a_large_block_evicts_the_small_ones_of_a_chunk() {
-    for eviction in [Eviction::A2, Eviction::Clock] {
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
         let world = world(|builder| builder.eviction(eviction));
         world.mix();
         let evicted: Vec<_> = (0..32)
@@ -207,7 +207,7 @@ fn several_take_chunks_at_once() {
 /// The only chunk that nobody uses is one that the policy would come to last.
 #[test]
 fn a_large_block_finds_a_chunk_on_probation() {
-    for eviction in [Eviction::A2, Eviction::Clock] {
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
         for idle in 48..64 {
             let builder = Cache::builder(64 * LARGE).block_sizes(SMALL, LARGE).eviction(eviction);
             let cache = builder.build().unwrap();

@@ -14,6 +14,7 @@ mod invalidate;
 mod load;
 mod mutants;
 mod place;
+mod samples;
 mod sync;
 mod task;
 mod wipe;

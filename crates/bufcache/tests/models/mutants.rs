@@ -2,7 +2,9 @@
 
 use testkit::planted::Planted;
 
-use super::{ahead, bare, claim, engine, evict, invalidate, load, place, sync, task, wipe, write};
+use super::{
+    ahead, bare, claim, engine, evict, invalidate, load, place, samples, sync, task, wipe, write,
+};
 
 const PLANTED: Planted = Planted {
     mutants: &[
@@ -14,6 +16,7 @@ const PLANTED: Planted = Planted {
         invalidate::MUTANTS,
         load::MUTANTS,
         place::MUTANTS,
+        samples::MUTANTS,
         sync::MUTANTS,
         task::MUTANTS,
         wipe::MUTANTS,
@@ -23,6 +26,7 @@ const PLANTED: Planted = Planted {
         bare::LOOM_ONLY,
         evict::LOOM_ONLY,
         load::LOOM_ONLY,
+        samples::LOOM_ONLY,
         task::LOOM_ONLY,
         write::LOOM_ONLY,
     ],

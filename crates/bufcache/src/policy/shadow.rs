@@ -1,0 +1,242 @@
+//! What each rule would have made of the requests for a sample of the blocks.
+//!
+//! A shadow is a cache without memory for blocks: the table, the nodes and the lists of a cache, and so its
+//! behaviour. It has as many blocks as there are sampled ones in the cache when that is full, at most
+//! [`MOST_BLOCKS`] or so, under 200 bytes each: 180 KiB with the rings of [`Samples`](super::Samples) for a cache
+//! of any size, and less than 2 % of a small one with blocks of 4,096 bytes.
+//!
+//! Three rules are enough. On 45 pairs of a trace or pattern and a room (`cargo bench --bench bufcache -- --only B8`,
+//! B11) the mean gap to the best of them and of LRU, ARC and S3-FIFO is 5.0 points with A2 alone, 1.0 with A2
+//! and clock, and 0.5 with `A2Small` beside them; a fourth rule with probation in 30 % gains 0.01. The gate of
+//! `A2Small` is worth 0.5 of these, twice as many ghosts 0.4. Evicting the oldest of main now and then although
+//! nothing enters it gains nothing beside clock.
+
+use percpu::AllocError;
+
+use super::{Buffers, Eviction, Looks, Policy};
+use crate::cold::{Nodes, On, Victim};
+use crate::frames::Frame;
+use crate::region::boxed;
+use crate::table::{Place, Table};
+use crate::word::{Entry, Key, Word};
+
+/// The most blocks of a shadow as it is planned. With 512 it was no better.
+const MOST_BLOCKS: usize = 256;
+/// A cache has so many blocks for each of a shadow, at least.
+const PART: usize = 8;
+/// Fewer tell nothing.
+const FEWEST_BLOCKS: usize = 16;
+/// What is left of a hit's worth after as many requests as a shadow has blocks.
+const DECAY: f32 = 0.97;
+/// How many more hits another rule must have had.
+const HYSTERESIS: f32 = 1.03;
+
+/// How many blocks a shadow has of a cache with so many; 0: there are no shadows.
+pub(crate) fn sampled_blocks(units: usize) -> usize {
+    let blocks = (units / PART).min(MOST_BLOCKS);
+    if blocks < FEWEST_BLOCKS { 0 } else { blocks }
+}
+
+/// The blocks of a shadow, in place of a cache's.
+#[derive(Debug)]
+struct Blocks {
+    table: Table,
+    /// Of each frame.
+    places: Box<[Place]>,
+}
+
+impl Buffers for Blocks {
+    fn entry(&self, frame: Frame) -> &Entry {
+        self.table.entry(self.places[frame.unit() as usize])
+    }
+
+    fn victim(&self, frame: Frame, on: On) -> Victim {
+        Victim { frame, place: self.places[frame.unit() as usize], on }
+    }
+}
+
+#[derive(Debug)]
+struct Shadow {
+    nodes: Nodes,
+    policy: Policy,
+    blocks: Blocks,
+    /// Frames without a block.
+    free: Vec<Frame>,
+    /// How many blocks it may have.
+    room: usize,
+    /// The hits lately: those of long ago count less.
+    hits: f32,
+}
+
+impl Shadow {
+    fn new(rule: Eviction, blocks: usize) -> Result<Self, AllocError> {
+        let mut free = Vec::new();
+        free.try_reserve_exact(blocks).map_err(|_| AllocError::new())?;
+        free.extend((0..blocks as u32).map(|unit| Frame::new(unit, 0)));
+        Ok(Self {
+            nodes: Nodes::new(blocks)?,
+            policy: Policy::new(rule, blocks)?,
+            blocks: Blocks { table: Table::new(blocks, None)?, places: boxed(0, blocks)? },
+            free,
+            room: blocks,
+            hits: 0.0,
+        })
+    }
+
+    fn len(&self) -> usize {
+        self.blocks.places.len() - self.free.len()
+    }
+
+    fn set_room(&mut self, blocks: usize) {
+        self.room = blocks.clamp(1, self.blocks.places.len());
+        self.policy.resize(self.room);
+    }
+
+    fn request(&mut self, key: Key) {
+        if let Some(entry) = self.blocks.table.find(key) {
+            entry.count_hit(entry.word());
+            self.hits += 1.0;
+            return;
+        }
+        while self.len() >= self.room {
+            let mut looks = Looks::new(None);
+            looks.left = u32::MAX; // nothing is pinned here: it ends
+            let Some(victim) = self.policy.pick(&mut self.nodes, &self.blocks, &mut looks) else {
+                return;
+            };
+            let entry = self.blocks.table.entry(victim.place);
+            self.blocks.table.lock(entry.key()).hide(victim.place);
+            entry.free();
+            self.free.push(victim.frame); // there is room for all
+        }
+        let Some(frame) = self.free.pop() else { return };
+        let place = self.blocks.table.lock(key).insert(Word::loading(frame));
+        let Some(place) = place else { return self.free.push(frame) };
+        self.blocks.places[frame.unit() as usize] = place;
+        self.blocks.entry(frame).publish();
+        self.policy.insert(&mut self.nodes, &self.blocks, frame, key);
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Shadows {
+    /// The first is the one that rules at the beginning.
+    of: Vec<Shadow>,
+    rules: usize,
+    /// Blocks as planned, and those there were when the cache was full.
+    planned: usize,
+    full: usize,
+    /// Units of the cache then.
+    units: usize,
+    /// Requests until the hits are compared.
+    left: usize,
+}
+
+impl Shadows {
+    /// With about so many blocks each.
+    #[inline(never)] // the stacks of a model are small
+    pub(crate) fn new(blocks: usize) -> Result<Self, AllocError> {
+        let most = blocks + blocks / 4; // a sample may be larger than planned
+        let rules = [Eviction::A2, Eviction::A2Small, Eviction::Clock];
+        let mut of = Vec::new();
+        of.try_reserve_exact(rules.len()).map_err(|_| AllocError::new())?;
+        for rule in rules {
+            of.push(Shadow::new(rule, most)?);
+        }
+        Ok(Self { of, rules: 0, planned: blocks, full: 0, units: 0, left: blocks })
+    }
+
+    pub(crate) fn rule(&self) -> Eviction {
+        self.of[self.rules].policy.rule()
+    }
+
+    /// Whether the cache was full.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.full > 0
+    }
+
+    /// The cache of so many units is full. Each shadow has the sampled blocks of the cache now, and that is its
+    /// room: a planned one would be some percent too large or too small, and a loop fits or it does not.
+    /// Returns by how much more blocks must be sampled, because the cache has fewer blocks than units.
+    pub(crate) fn settle(&mut self, units: usize) -> Option<f64> {
+        if self.is_settled() {
+            return None;
+        }
+        let there = self.of[0].len().max(1);
+        let grows = there < self.planned / 2;
+        (self.full, self.units) = (if grows { self.planned } else { there }, units);
+        self.of.iter_mut().for_each(|shadow| shadow.set_room(self.full));
+        grows.then(|| self.planned as f64 / there as f64)
+    }
+
+    /// The cache has that many units now.
+    pub(crate) fn resize(&mut self, units: usize) {
+        if self.is_settled() {
+            let room = self.full * units / self.units;
+            self.of.iter_mut().for_each(|shadow| shadow.set_room(room));
+        }
+    }
+
+    /// A block with that tag was asked for. Returns whether another rule is better from now on.
+    pub(crate) fn request(&mut self, tag: u32) -> bool {
+        let key = Key::new(1, u64::from(tag));
+        self.of.iter_mut().for_each(|shadow| shadow.request(key));
+        self.left -= 1;
+        if self.left > 0 {
+            return false;
+        }
+        self.left = self.planned;
+        let before = self.rules;
+        let mut most = HYSTERESIS * self.of[before].hits + 1.0;
+        for (at, shadow) in self.of.iter().enumerate() {
+            if shadow.hits > most {
+                (most, self.rules) = (shadow.hits, at);
+            }
+        }
+        self.of.iter_mut().for_each(|shadow| shadow.hits *= DECAY);
+        self.rules != before
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use super::*;
+
+    /// The rule after `requests` of a cache that is full after the first `room` of them.
+    fn rule(room: usize, requests: impl Iterator<Item = u32>) -> Eviction {
+        let mut shadows = Shadows::new(room).unwrap();
+        for (at, tag) in requests.enumerate() {
+            if at == room {
+                assert_eq!(shadows.settle(8 * room), None);
+            }
+            shadows.request(tag);
+        }
+        shadows.rule()
+    }
+
+    #[test]
+    fn each_rule_wins_where_it_is_the_best() {
+        let zigzag = (0..400).chain((0..400).rev()).cycle().take(40_000);
+        assert_eq!(rule(200, zigzag), Eviction::Clock);
+        assert_eq!(rule(200, (0..210).cycle().take(40_000)), Eviction::A2Small);
+        // Each block again after 30 others, and nothing lasts: A2Small is the worst, A2 no better than clock.
+        let again = (0..20_000).flat_map(|at| [at + 15, at]);
+        assert_ne!(rule(200, again), Eviction::A2Small);
+    }
+
+    #[test]
+    fn shadows_have_the_room_of_the_sample_and_follow_a_resize() {
+        let mut shadows = Shadows::new(64).unwrap();
+        (0..70).for_each(|tag| _ = shadows.request(tag));
+        assert_eq!(shadows.settle(512), None);
+        assert_eq!(shadows.of.iter().map(Shadow::len).collect::<Vec<_>>(), [70; 3]);
+        shadows.resize(256);
+        (100..200).for_each(|tag| _ = shadows.request(tag));
+        assert_eq!(shadows.of.iter().map(Shadow::len).collect::<Vec<_>>(), [35; 3]);
+        // A cache of large blocks has few of them in many units: more are sampled.
+        let mut shadows = Shadows::new(64).unwrap();
+        (0..4).for_each(|tag| _ = shadows.request(tag));
+        assert_eq!(shadows.settle(512), Some(16.0));
+        assert_eq!(shadows.settle(512), None);
+    }
+}
