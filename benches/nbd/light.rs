@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use harness::{FioReads, Random, percentile, pin, thread_cpu_time};
 use nbd_protocol::wire::cmd;
-use nbd_protocol::{ClientHandshake, ClientStep, CommandFlags, Connected, Reply, Request};
+use nbd_protocol::{
+    ClientHandshake, ClientStep, CommandFlags, Connected, HeaderStyle, Reply, ReplyContent, Request,
+};
 
 /// Bytes of a read.
 pub(crate) const BLOCK: usize = 4096;
@@ -72,7 +74,8 @@ impl Client {
                 };
                 self.flights[slot] = (block, now);
                 let request = read_of(slot as u64, block * BLOCK as u64);
-                self.requests.extend(request.encode());
+                let header = request.encode(HeaderStyle::Simple).map_err(bad)?;
+                self.requests.extend(header.as_slice());
             }
             // All requests in flight are less than a socket holds: this waits for nobody.
             self.stream.write_all(&self.requests)?;
@@ -95,8 +98,10 @@ impl Client {
         seen: &mut impl FnMut(u64, &[u8], Duration) -> io::Result<()>,
     ) -> io::Result<()> {
         let (now, mut at) = (Instant::now(), 0);
-        while let Some((reply, len)) = Reply::parse(&self.received[at..self.have]).map_err(bad)? {
-            let Reply::Simple { cookie, result: Ok(()) } = reply else {
+        while let Some((reply, len)) =
+            Reply::parse(&self.received[at..self.have], HeaderStyle::Simple).map_err(bad)?
+        {
+            let Reply { cookie, content: ReplyContent::Simple(Ok(())), .. } = reply else {
                 return Err(bad(format!("a read failed: {reply:?}")));
             };
             let Some(bytes) = self.received[..self.have].get(at + len..at + len + BLOCK) else {
@@ -120,7 +125,7 @@ impl Client {
     fn close(mut self) -> io::Result<()> {
         let command = cmd::DISC;
         let request = Request { flags: CommandFlags::NONE, command, cookie: 0, offset: 0, len: 0 };
-        self.stream.write_all(&request.encode())?;
+        self.stream.write_all(request.encode(HeaderStyle::Simple).map_err(bad)?.as_slice())?;
         match self.stream.read(&mut self.received) {
             Ok(0) => Ok(()),
             Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(()),
@@ -131,7 +136,7 @@ impl Client {
 }
 
 fn negotiate(stream: &mut UnixStream) -> io::Result<Connected> {
-    let mut handshake = ClientHandshake::new("", false);
+    let mut handshake = ClientHandshake::new("", HeaderStyle::Simple);
     let (mut input, mut output, mut piece) = (Vec::new(), Vec::new(), [0; 4096]);
     loop {
         let (used, step) = handshake.receive(&input, &mut output).map_err(bad)?;
@@ -139,7 +144,9 @@ fn negotiate(stream: &mut UnixStream) -> io::Result<Connected> {
         match step {
             ClientStep::Connected(export) => return Ok(export),
             ClientStep::More => {}
-            ClientStep::Listed(_) => return Err(bad("a list that nobody asked for")),
+            ClientStep::StartTls | ClientStep::Listed(_) => {
+                return Err(bad("an answer to nothing"));
+            }
         }
         stream.write_all(&output)?;
         output.clear();
@@ -152,7 +159,7 @@ fn negotiate(stream: &mut UnixStream) -> io::Result<Connected> {
 
 fn read_of(cookie: u64, offset: u64) -> Request {
     let (flags, command) = (CommandFlags::NONE, cmd::READ);
-    Request { flags, command, cookie, offset, len: BLOCK as u32 }
+    Request { flags, command, cookie, offset, len: BLOCK as u64 }
 }
 
 fn bad(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {

@@ -93,7 +93,7 @@ impl Conn {
         deadline: Instant,
     ) -> Self {
         let mut out = Output { last_reply: 1, ..Output::default() };
-        let handshake = Handshake::new(&mut out.handshake);
+        let handshake = Handshake::new(&mut out.handshake).extended_headers();
         Self {
             tcp: socket.local_addr().is_ok_and(|address| !address.is_unix()),
             socket,

@@ -326,8 +326,8 @@ impl ExportTable {
         // In the folder another file may have taken the name.
         let index = self.find_fixed(name).or_else(|| known.names.get(name).copied())?;
         let info = &self.exports[index].info;
-        let same = info.size == negotiated.size
-            && info.advertised(negotiated.structured) == negotiated.flags;
+        let same =
+            info.size == negotiated.size && info.advertised(negotiated.style) == negotiated.flags;
         same.then_some(index)
     }
 

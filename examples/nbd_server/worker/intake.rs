@@ -175,6 +175,7 @@ impl Worker {
                     conn.mark_dirty(dirty);
                     match step {
                         HandshakeStep::More => break,
+                        HandshakeStep::StartTls => return Err("TLS was not offered".into()),
                         HandshakeStep::Ready(negotiated) => {
                             if !conn.pass.finish_handshake() {
                                 return Err(GAVE_WAY.into());
@@ -233,7 +234,7 @@ impl Worker {
                         }
                         Next::Start(request, command, buf) => {
                             understood += 1;
-                            let target = (session.export, session.agreed.structured);
+                            let target = (session.export, session.agreed.style);
                             conn.active += 1;
                             conn.cost += COST + buf.as_ref().map_or(0, |buf| buf.len()) as u64;
                             let step = requests.start(&conn.ctx, target, request, command, buf);
@@ -252,7 +253,7 @@ impl Worker {
                             *refused_memory |= error == NbdError::NoMem && conn.out.stuck.is_none();
                             requests.counters.errors += 1;
                             conn.active += 1;
-                            let step = Step::refuse(&request, session.agreed.structured, error);
+                            let step = Step::refuse(&request, session.agreed.style, error);
                             conn.take(step, memory, dirty);
                         }
                         Next::OutOfStep(error) => {

@@ -18,6 +18,7 @@ mod client;
 mod crash;
 mod disk;
 mod durability;
+mod extended;
 mod extents;
 mod faults;
 mod folder;
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
     trials.extend(durability::trials());
     trials.extend(disk::trials());
     trials.extend(tools::trials());
+    trials.extend(extended::trials());
     trials.extend(extents::trials());
     trials.extend(handshake::trials());
     trials.extend(bad_requests::trials());
