@@ -1,6 +1,7 @@
 //! The client's side of the handshake.
 
 use crate::bytes::Bytes;
+use crate::export::ListedExport;
 use crate::meta::MetaRequest;
 use crate::option::{InfoRequest, put_option};
 use crate::style::{HeaderStyle, TlsPolicy};
@@ -116,23 +117,6 @@ pub struct Connected {
     pub name: Option<String>,
     /// The description, if the server told.
     pub description: Option<String>,
-}
-
-/// One entry of a list.
-///
-/// # Examples
-///
-/// ```
-/// use nbd_protocol::ExportInfo;
-///
-/// assert_eq!(ExportInfo::new("disk", 512).listed().name, "disk");
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListedExport {
-    /// The name to ask for.
-    pub name: String,
-    /// A description for people; may be empty.
-    pub description: String,
 }
 
 /// The client's side of fixed newstyle negotiation: one export by GO (by EXPORT_NAME where the

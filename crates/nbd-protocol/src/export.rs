@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 
-use crate::client::ListedExport;
 use crate::style::HeaderStyle;
 use crate::wire::{MAX_PAYLOAD, TransmissionFlags};
 
@@ -70,6 +69,23 @@ impl ExportInfo {
         }
         flags
     }
+}
+
+/// One entry of a list.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::ExportInfo;
+///
+/// assert_eq!(ExportInfo::new("disk", 512).listed().name, "disk");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedExport {
+    /// The name to ask for.
+    pub name: String,
+    /// A description for people; may be empty.
+    pub description: String,
 }
 
 /// The exports a handshake offers.

@@ -18,8 +18,7 @@
 use std::borrow::Cow;
 
 use crate::bytes::Bytes;
-use crate::client::ListedExport;
-use crate::export::{ExportInfo, Exports};
+use crate::export::{ExportInfo, Exports, ListedExport};
 use crate::meta::MetaRequest;
 use crate::option::{
     InfoRequest, OPTION_HEADER, clip, name, option_name, put_reply, size_and_flags,

@@ -70,6 +70,10 @@
 //! Each numbered promise of the crate, with its tests, is in `INVARIANTS.md` of the package.
 #![forbid(unsafe_code)]
 
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
+
 mod bytes;
 mod client;
 mod error;
@@ -83,9 +87,9 @@ mod request;
 mod style;
 pub mod wire;
 
-pub use client::{ClientError, ClientHandshake, ClientStep, Connected, ListedExport};
+pub use client::{ClientError, ClientHandshake, ClientStep, Connected};
 pub use error::NbdError;
-pub use export::{ExportInfo, Exports};
+pub use export::{ExportInfo, Exports, ListedExport};
 pub use handshake::{
     CloseReason, Handshake, MAX_META_DATA, MAX_OPTION_DATA, MAX_OPTION_DRAIN, MAX_OPTIONS,
     MAX_REPLIES, Negotiated, Step,

@@ -25,7 +25,7 @@ fn corpus() -> PathBuf {
 }
 
 #[test]
-fn every_input_of_the_corpus_holds() {
+fn inv04_every_input_of_the_corpus_holds() {
     let mut names = Vec::new();
     for entry in fs::read_dir(corpus()).expect("the corpus is committed") {
         let path = entry.unwrap().path();

@@ -248,7 +248,7 @@ fn a_bad_go_is_refused_and_the_client_may_try_again() {
 }
 
 #[test]
-fn floods_are_cut_off() {
+fn inv05_floods_are_cut_off() {
     let mut input = session(FIXED, &[]);
     input.extend(OPTION_MAGIC.to_be_bytes());
     input.extend(opt::GO.to_be_bytes());
@@ -262,7 +262,7 @@ fn floods_are_cut_off() {
 }
 
 #[test]
-fn lists_of_many_exports_cannot_be_asked_for_without_end() {
+fn inv05_lists_of_many_exports_cannot_be_asked_for_without_end() {
     let exports: Vec<_> =
         (0..300).map(|i| ExportInfo::new(format!("{i:04}").repeat(1000), 0)).collect();
     let input = session(FIXED, &[(opt::LIST, &b""[..]); 3]);

@@ -114,7 +114,7 @@ fn refusals_say_why() {
 }
 
 #[test]
-fn the_last_choice_counts_and_only_for_its_export() {
+fn inv09_the_last_choice_counts_and_only_for_its_export() {
     let structured = || (opt::STRUCTURED_REPLY, vec![]);
     let set = |name: &str, queries: &[&str]| (opt::SET_META_CONTEXT, meta(name, queries));
     let good = || set("disk", &["base:allocation"]);

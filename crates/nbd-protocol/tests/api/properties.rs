@@ -59,7 +59,7 @@ proptest! {
     /// Sessions made of plausible messages, in pieces of every length: same output as whole, no
     /// panic, every verdict sound (the assertions are in `driven::run`).
     #[test]
-    fn plausible_sessions(
+    fn inv04_plausible_sessions(
         piece in 0..64_u8,
         flags in 0..4_u32,
         options in options(),
@@ -85,13 +85,13 @@ proptest! {
 
     /// Any bytes at all, read by each side.
     #[test]
-    fn any_bytes(input in vec(any::<u8>(), 0..200)) {
+    fn inv04_any_bytes(input in vec(any::<u8>(), 0..200)) {
         driven::run(&input);
     }
 
     /// Any bytes after a valid start, so that they reach the option parser and the reply parsers.
     #[test]
-    fn any_bytes_after_a_valid_start(mode in any::<u8>(), tail in vec(any::<u8>(), 0..200)) {
+    fn inv04_any_bytes_after_a_valid_start(mode in any::<u8>(), tail in vec(any::<u8>(), 0..200)) {
         let starts: [&[u8]; 4] = [
             &session(1, &[(opt::GO, &info("", &[]))]),
             b"NBDMAGICIHAVEOPT\0\x03",
@@ -102,7 +102,7 @@ proptest! {
     }
 
     #[test]
-    fn any_request_to_any_export(export in vec(any::<u8>(), 11), request in requests()) {
+    fn inv08_any_request_to_any_export(export in vec(any::<u8>(), 11), request in requests()) {
         for request in request {
             for style in STYLES {
                 let header = request.encode(style).unwrap();
