@@ -40,6 +40,7 @@ mod soak;
 mod startup;
 mod tcp;
 mod tearing;
+mod tls;
 mod tools;
 mod trace;
 mod write_back;
@@ -68,6 +69,7 @@ fn main() -> ExitCode {
     trials.extend(crash::trials());
     trials.extend(durability::trials());
     trials.extend(disk::trials());
+    trials.extend(tls::trials());
     trials.extend(tools::trials());
     trials.extend(extended::trials());
     trials.extend(extents::trials());
