@@ -36,7 +36,7 @@ pub(crate) fn run(input: &[u8]) {
         SESSION => session(input, piece),
         SERVER => server(input, piece),
         REPLIES => replies(input),
-        _ => {
+        REQUEST.. => {
             request(input);
         }
     }
