@@ -92,7 +92,8 @@ pub(crate) fn run_many(plan: &Plan, report: &mut Report) {
     });
     report.show(&rounds);
     let ratio = |peer| {
-        let (ours, peer) = (format!("{}/{}", Ours::NAME, 2 * PAIRS), format!("{peer}/{}", 2 * PAIRS));
+        let (ours, peer) =
+            (format!("{}/{}", Ours::NAME, 2 * PAIRS), format!("{peer}/{}", 2 * PAIRS));
         rounds.time_ratio(&ours, &peer)
     };
     report.record("M10.crossbeam", ratio(Crossbeam::NAME));

@@ -16,7 +16,9 @@ use std::time::{Duration, Instant};
 
 use harness::{FioReads, Random, percentile, pin, thread_cpu_time};
 use nbd_protocol::wire::cmd;
-use nbd_protocol::{ClientHandshake, ClientStep, CommandFlags, Connected, Reply, Request};
+use nbd_protocol::{
+    ClientHandshake, ClientStep, CommandFlags, Connected, HeaderStyle, Reply, ReplyContent, Request,
+};
 
 /// Bytes of a read.
 pub(crate) const BLOCK: usize = 4096;
@@ -72,7 +74,8 @@ impl Client {
                 };
                 self.flights[slot] = (block, now);
                 let request = read_of(slot as u64, block * BLOCK as u64);
-                self.requests.extend(request.encode());
+                let header = request.encode(HeaderStyle::Simple).map_err(bad)?;
+                self.requests.extend(header.as_slice());
             }
             // The requests in flight fit into the socket's buffer, so this never blocks.
             self.stream.write_all(&self.requests)?;
@@ -95,8 +98,10 @@ impl Client {
         seen: &mut impl FnMut(u64, &[u8], Duration) -> io::Result<()>,
     ) -> io::Result<()> {
         let (now, mut at) = (Instant::now(), 0);
-        while let Some((reply, len)) = Reply::parse(&self.received[at..self.have]).map_err(bad)? {
-            let Reply::Simple { cookie, result: Ok(()) } = reply else {
+        while let Some((reply, len)) =
+            Reply::parse(&self.received[at..self.have], HeaderStyle::Simple).map_err(bad)?
+        {
+            let Reply { cookie, content: ReplyContent::Simple(Ok(())), .. } = reply else {
                 return Err(bad(format!("a read failed: {reply:?}")));
             };
             let Some(bytes) = self.received[..self.have].get(at + len..at + len + BLOCK) else {
@@ -119,13 +124,14 @@ impl Client {
     /// Has the server make everything that was written durable.
     fn flush(&mut self) -> io::Result<()> {
         let request = Request { command: cmd::FLUSH, len: 0, ..read_of(0, 0) };
-        self.stream.write_all(&request.encode())?;
+        let header = request.encode(HeaderStyle::Simple).map_err(bad)?;
+        self.stream.write_all(header.as_slice())?;
         let mut reply = Vec::new();
         loop {
             let mut piece = [0; 64];
             let count = self.stream.read(&mut piece)?;
             reply.extend_from_slice(&piece[..count]);
-            match Reply::parse(&reply).map_err(bad)? {
+            match Reply::parse(&reply, HeaderStyle::Simple).map_err(bad)? {
                 Some((Reply::Simple { result: Ok(()), .. }, _)) => return Ok(()),
                 None if count > 0 => {}
                 _ => return Err(bad("the flush failed")),
@@ -137,7 +143,7 @@ impl Client {
     fn close(mut self) -> io::Result<()> {
         let command = cmd::DISC;
         let request = Request { flags: CommandFlags::NONE, command, cookie: 0, offset: 0, len: 0 };
-        self.stream.write_all(&request.encode())?;
+        self.stream.write_all(request.encode(HeaderStyle::Simple).map_err(bad)?.as_slice())?;
         match self.stream.read(&mut self.received) {
             Ok(0) => Ok(()),
             Err(error) if error.kind() == ErrorKind::ConnectionReset => Ok(()),
@@ -148,7 +154,7 @@ impl Client {
 }
 
 fn negotiate(stream: &mut UnixStream) -> io::Result<Connected> {
-    let mut handshake = ClientHandshake::new("", false);
+    let mut handshake = ClientHandshake::new("", HeaderStyle::Simple);
     let (mut input, mut output, mut piece) = (Vec::new(), Vec::new(), [0; 4096]);
     loop {
         let (used, step) = handshake.receive(&input, &mut output).map_err(bad)?;
@@ -156,7 +162,9 @@ fn negotiate(stream: &mut UnixStream) -> io::Result<Connected> {
         match step {
             ClientStep::Connected(export) => return Ok(export),
             ClientStep::More => {}
-            ClientStep::Listed(_) => return Err(bad("a list without a request for it")),
+            ClientStep::StartTls | ClientStep::Listed(_) => {
+                return Err(bad("an answer to nothing"));
+            }
         }
         stream.write_all(&output)?;
         output.clear();
@@ -169,7 +177,7 @@ fn negotiate(stream: &mut UnixStream) -> io::Result<Connected> {
 
 fn read_of(cookie: u64, offset: u64) -> Request {
     let (flags, command) = (CommandFlags::NONE, cmd::READ);
-    Request { flags, command, cookie, offset, len: BLOCK as u32 }
+    Request { flags, command, cookie, offset, len: BLOCK as u64 }
 }
 
 fn bad(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {

@@ -9,6 +9,7 @@ use std::ptr;
 
 use aio_reap::BackendKind;
 use clap::{Parser, ValueEnum};
+use nbd_protocol::TlsPolicy;
 
 use crate::image_spec::ImageSpec;
 use crate::manual;
@@ -53,6 +54,19 @@ pub(crate) struct Args {
     /// Listen on this TCP address; a port alone binds the loopback address.
     #[arg(long, value_name = "[ADDR:]PORT", value_parser = parse_tcp, help_heading = "Clients")]
     pub(crate) tcp: Option<SocketAddr>,
+
+    /// Whether connections are over TLS: only if the client wants it (on), or all of them (require).
+    #[arg(long, value_enum, value_name = "MODE", default_value_t = Tls::Off, help_heading = "Clients")]
+    pub(crate) tls: Tls,
+
+    /// Folder of the certificates: server-cert.pem and server-key.pem. With ca-cert.pem, too, a client must have a
+    /// certificate of that authority.
+    #[arg(long, value_name = "DIR", help_heading = "Clients")]
+    pub(crate) tls_certificates: Option<PathBuf>,
+
+    /// Serve a --tcp address that other machines reach without requiring TLS.
+    #[arg(long, help_heading = "Clients")]
+    pub(crate) insecure: bool,
 
     /// Refuse everything that would change an image.
     #[arg(long, help_heading = "Images")]
@@ -121,6 +135,24 @@ pub(crate) struct Args {
     /// at once.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Figures")]
     pub(crate) stats: Option<u64>,
+}
+
+/// `--tls`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Tls {
+    Off,
+    On,
+    Require,
+}
+
+impl Tls {
+    pub(crate) fn policy(self) -> TlsPolicy {
+        match self {
+            Self::Off => TlsPolicy::Off,
+            Self::On => TlsPolicy::On,
+            Self::Require => TlsPolicy::Require,
+        }
+    }
 }
 
 /// `--backend`.

@@ -126,8 +126,8 @@ impl Blocks {
     }
 
     /// Whether a READ or WRITE is too long to be kept.
-    pub(crate) fn passes_by(&self, len: u32, write: bool) -> bool {
-        u64::from(len) > if write { self.longest.min(SCAN as u64) } else { self.longest }
+    pub(crate) fn passes_by(&self, len: u64, write: bool) -> bool {
+        len > if write { self.longest.min(SCAN as u64) } else { self.longest }
     }
 
     /// The image, and the blocks that bytes of it lie in; unless these are none or too many.

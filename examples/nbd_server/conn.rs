@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::time::Instant;
 
 use aio_reap::AlignedBuf;
-use nbd_protocol::{Handshake, ReplyHeader};
+use nbd_protocol::{Handshake, ReplyHeader, TlsPolicy};
 use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll::EventFlags;
 use socket2::Socket;
@@ -16,6 +16,7 @@ use crate::operation::Step;
 use crate::peers::Pass;
 use crate::registry::{Listed, Opened};
 use crate::session::Session;
+use crate::tls::{Tls, Wire};
 
 /// Requests and replies one connection may have outstanding; more are not read.
 pub(crate) const OUTSTANDING: usize = 1024;
@@ -47,6 +48,8 @@ pub(crate) enum Wait {
 
 pub(crate) struct Conn {
     pub(crate) socket: Socket,
+    /// Over the socket, once the client has asked for it.
+    pub(crate) tls: Option<Box<Tls>>,
     /// What names it, and its operations in the engine hold on to.
     pub(crate) ctx: CtxRef<Connection>,
     /// Its place among the server's connections.
@@ -91,12 +94,14 @@ impl Conn {
         pass: Pass,
         listed: Listed,
         deadline: Instant,
+        policy: TlsPolicy,
     ) -> Self {
         let mut out = Output { last_reply: 1, ..Output::default() };
-        let handshake = Handshake::new(&mut out.handshake);
+        let handshake = Handshake::new(&mut out.handshake).extended_headers().tls(policy);
         Self {
             tcp: socket.local_addr().is_ok_and(|address| !address.is_unix()),
             socket,
+            tls: None,
             ctx,
             pass,
             opened: None,
@@ -145,20 +150,47 @@ impl Conn {
             Phase::Transmission(session) => session.is_between_requests(),
             _ => false,
         };
-        between && self.active == 0 && self.out.is_empty()
+        between && self.active == 0 && self.out.is_empty() && !self.holds_output()
+    }
+
+    /// Whether TLS holds bytes that the socket has not taken.
+    fn holds_output(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.holds_output())
+    }
+
+    /// Whether input is wanted that has left the socket, so that epoll does not tell of it.
+    pub(crate) fn has_plaintext(&self) -> bool {
+        self.wants_input() && self.tls.as_ref().is_some_and(|tls| tls.has_plaintext())
+    }
+
+    /// Receives what has arrived.
+    pub(crate) fn receive(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        Wire { socket: &self.socket, tls: self.tls.as_deref_mut() }.read(buf)
+    }
+
+    /// Starts TLS once the reply that announces it has left.
+    pub(crate) fn start_tls(&mut self, tls: Box<Tls>, memory: &mut Memory) -> io::Result<()> {
+        // Behind the reply nothing may leave in plaintext, and nothing can be owed to a client that waits.
+        let sent = self.out.send(&mut &self.socket, memory, &mut self.account)?;
+        if sent == Sent::Blocked {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        self.tls = Some(tls);
+        Ok(())
     }
 
     /// What epoll should watch for.
     pub(crate) fn interest(&self) -> EventFlags {
         let mut interest = EventFlags::empty();
         interest.set(EventFlags::IN, self.wants_input());
-        interest.set(EventFlags::OUT, !self.out.is_empty());
+        interest.set(EventFlags::OUT, !self.out.is_empty() || self.holds_output());
         interest
     }
 
     /// Whether everything asked for was answered and the client wants no more.
     pub(crate) fn is_finished(&self) -> bool {
-        matches!(self.phase, Phase::Draining) && self.active == 0 && self.out.is_empty()
+        let is_sent = self.out.is_empty() && !self.holds_output();
+        matches!(self.phase, Phase::Draining) && self.active == 0 && is_sent
     }
 
     /// Puts the connection on the list of those to send on.
@@ -199,10 +231,12 @@ impl Conn {
     /// Receives straight into a WRITE's buffer if at least `least` bytes of it are missing.
     /// Returns the bytes received and the bytes still missing.
     pub(crate) fn receive_in_place(&mut self, least: usize) -> Option<io::Result<(usize, usize)>> {
-        let Phase::Transmission(session) = &mut self.phase else { return None };
+        let Self { phase, socket, tls, .. } = self;
+        let Phase::Transmission(session) = phase else { return None };
         let space = session.payload_space().filter(|space| space.len() >= least)?;
         let missing = space.len();
-        Some((&self.socket).read(space).map(|count| {
+        let mut wire = Wire { socket, tls: tls.as_deref_mut() };
+        Some(wire.read(space).map(|count| {
             session.payload_received(count);
             self.received += count as u64;
             (count, missing - count)

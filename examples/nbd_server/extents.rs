@@ -8,7 +8,7 @@
 //! the file, before it tells: so a [hand](crate::hands) asks. It tells of what the image is, so what the cache
 //! has and the image has not goes to the image first; if that fails, everything counts as data.
 //!
-//! A reply describes no more than [`MOST`] extents, which the protocol allows: who wants to know the rest
+//! A reply describes no more than [`ROOM`] bytes of extents, which the protocol allows: who wants to know the rest
 //! asks again where they end.
 
 use std::fs::File;
@@ -16,8 +16,8 @@ use std::io;
 use std::sync::Arc;
 
 use aio_reap::AlignedBuf;
-use nbd_protocol::Extent;
 use nbd_protocol::wire::state;
+use nbd_protocol::{Extent, HeaderStyle};
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use tracing::debug;
@@ -25,10 +25,8 @@ use tracing::debug;
 use crate::changes::Outcome;
 use crate::export::ExportTable;
 
-/// Extents of one reply: two system calls for each pair of them, and as many as fit the smallest buffer.
-const MOST: usize = 512;
-/// How large the buffer of a request has to be.
-pub(crate) const ROOM: usize = MOST * Extent::SIZE;
+/// How large the buffer of a request has to be: the smallest there is. Two system calls find two extents.
+pub(crate) const ROOM: usize = 4096;
 
 /// What a hand is to look at.
 #[derive(Debug)]
@@ -37,21 +35,22 @@ pub(crate) struct Job {
     pub(crate) export: usize,
     /// One extent is wanted.
     pub(crate) one: bool,
+    pub(crate) style: HeaderStyle,
     pub(crate) offset: u64,
-    pub(crate) len: u32,
+    pub(crate) len: u64,
 }
 
 impl Job {
     /// Fills the buffer. Blocks.
     pub(crate) fn run(&self, buf: Option<&mut AlignedBuf>) -> io::Result<Outcome> {
-        let &Self { ref exports, export, one, offset, len } = self;
+        let &Self { ref exports, export, one, style, offset, len } = self;
         let export = exports.get(export);
         let buf = buf.ok_or(io::ErrorKind::InvalidInput)?;
-        let end = offset + u64::from(len); // within the export, `Request::check` saw to it
+        let end = offset + len; // within the export, `Request::check` saw to it
         let found = match exports.settle(export.file, offset..end) {
             Ok(()) => {
                 let unit = export.info.min_block.max(1).into();
-                let most = if one { 1 } else { MOST };
+                let most = if one { 1 } else { ROOM / Extent::size(style) };
                 extents(&exports.files[export.file], offset, end, unit, most)?
             }
             Err(error) => {
@@ -59,9 +58,14 @@ impl Job {
                 vec![Extent { len, flags: 0 }]
             }
         };
-        buf.set_len(found.len() * Extent::SIZE);
-        for (extent, bytes) in found.iter().zip(buf.chunks_exact_mut(Extent::SIZE)) {
-            bytes.copy_from_slice(&extent.encode());
+        buf.set_len(found.len() * Extent::size(style));
+        for (extent, bytes) in found.iter().zip(buf.chunks_exact_mut(Extent::size(style))) {
+            if style.is_extended() {
+                bytes.copy_from_slice(&extent.encode64());
+            } else {
+                // No longer than the request, whose length has 32 bits.
+                bytes.copy_from_slice(&extent.encode32().unwrap_or_default());
+            }
         }
         Ok(Outcome::Done)
     }
@@ -83,7 +87,7 @@ fn extents(file: &File, start: u64, end: u64, unit: u64, most: usize) -> io::Res
             next = end.min(next.next_multiple_of(unit));
         }
         let flags = if hole { state::HOLE | state::ZERO } else { 0 };
-        let len = (next - at) as u32; // the request's length is one
+        let len = next - at;
         let full = found.len() == most;
         match found.last_mut() {
             Some(last) if last.flags == flags => last.len += len,
@@ -125,7 +129,8 @@ mod tests {
 
     use super::*;
 
-    const HOLE: u32 = state::HOLE | state::ZERO;
+    const MOST: usize = 512;
+    const HOLE: u64 = state::HOLE | state::ZERO;
     const MIB: u64 = 1 << 20;
 
     /// Pages of zeros and of others, by turns of 64 KiB, which no file system makes one of; the first is a
@@ -143,7 +148,7 @@ mod tests {
         hole.then_some(file)
     }
 
-    fn of(file: &File, start: u64, end: u64, unit: u64, most: usize) -> Vec<(u32, u32)> {
+    fn of(file: &File, start: u64, end: u64, unit: u64, most: usize) -> Vec<(u64, u64)> {
         let found = extents(file, start, end, unit, most).unwrap();
         found.iter().map(|extent| (extent.len, extent.flags)).collect()
     }
@@ -157,8 +162,8 @@ mod tests {
         assert_eq!(whole, wanted);
         assert_eq!(of(&file, 0, MIB, 1, 3), wanted[..3]);
         assert_eq!(of(&file, 0, MIB, 1, 1), wanted[..1]);
-        assert_eq!(of(&file, 1, u64::from(turn) + 1, 1, MOST), [(turn - 1, HOLE), (1, 0)]);
-        let last = u64::from(turn) * 15;
+        assert_eq!(of(&file, 1, turn + 1, 1, MOST), [(turn - 1, HOLE), (1, 0)]);
+        let last = turn * 15;
         assert_eq!(of(&file, last - 4096, MIB, 1, MOST), [(4096, HOLE), (turn, 0)]);
     }
 
@@ -168,7 +173,7 @@ mod tests {
         let unit = 96 << 10; // no power of two, but so that turns and units differ
         let len = 10 * unit;
         // 0..64 of the first unit are a hole, 64..96 are data; the next is data up to 128, and so on.
-        assert_eq!(of(&file, 0, len, unit, MOST), [(len as u32, 0)]);
+        assert_eq!(of(&file, 0, len, unit, MOST), [(len, 0)]);
         assert_eq!(of(&file, 0, len, 32 << 10, 2), [(64 << 10, HOLE), (64 << 10, 0)]);
         // A hole that begins and ends inside a unit, before one that is whole.
         file.set_len(64 << 10).unwrap();
@@ -195,6 +200,6 @@ mod tests {
     #[test]
     fn what_cannot_be_asked_is_data() {
         let zero = File::open("/dev/zero").unwrap(); // a device that does not seek
-        assert_eq!(of(&zero, 0, u64::from(u32::MAX), 1, MOST), [(u32::MAX, 0)]);
+        assert_eq!(of(&zero, 0, 1 << 40, 1, MOST), [(1 << 40, 0)]);
     }
 }

@@ -300,7 +300,7 @@ mod tests {
         let give = |file: usize, key: usize| {
             let image = Arc::clone(blocks.image(file).unwrap());
             let (work, offset) = (Work::Trim { fua: false }, (key % JOBS * BLOCK) as u64);
-            let job = Job::Image(changes::Job { image, work, offset, len: BLOCK as u32 });
+            let job = Job::Image(changes::Job { image, work, offset, len: BLOCK as u64 });
             let task = Task { job, buf: None, key, back: Arc::clone(&back) };
             assert!(hands.give(file, Class::LargeWrite, task).is_ok());
         };
@@ -350,7 +350,7 @@ mod tests {
         for key in 0..=LONG {
             let offset = (key * BLOCK) as u64;
             let work = Work::Trim { fua: false };
-            let job = changes::Job { image: Arc::clone(image), work, offset, len: BLOCK as u32 };
+            let job = changes::Job { image: Arc::clone(image), work, offset, len: BLOCK as u64 };
             let task = Task { job: Job::Image(job), buf: None, key, back: Arc::clone(&back) };
             let class = if key < LONG { Class::LargeWrite } else { Class::Sync };
             assert!(hands.give(0, class, task).is_ok());

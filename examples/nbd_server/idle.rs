@@ -223,7 +223,7 @@ mod tests {
     use std::task::Waker;
 
     use clap::Parser;
-    use nbd_protocol::Exports;
+    use nbd_protocol::{Exports, HeaderStyle};
     use tempfile::TempDir;
 
     use super::*;
@@ -243,17 +243,18 @@ mod tests {
 
     fn negotiate(table: &ExportTable) -> Option<(usize, Use)> {
         let info = table.open("a")?.into_owned();
-        let (size, flags) = (info.size, info.advertised(true));
+        let (size, flags) = (info.size, info.advertised(HeaderStyle::Structured));
         let export = "a".into();
-        let agreed = |structured, allocation, block_sizes| Negotiated {
+        let agreed = |style, allocation, block_sizes| Negotiated {
             export,
-            structured,
+            style,
             allocation,
             block_sizes,
             size,
             flags,
+            tls: false,
         };
-        table.begin(&agreed(true, false, false))
+        table.begin(&agreed(HeaderStyle::Structured, false, false))
     }
 
     /// Whether another program may write to it.
@@ -318,7 +319,7 @@ mod tests {
             command: 0,
             cookie: 0,
             offset: BLOCK as u64,
-            len: BLOCK as u32,
+            len: BLOCK as u64,
         };
         let write = nbd_protocol::Command::Write { fua: false };
         let way = blocks.begin(file, write, &request, &mut [7; BLOCK]);

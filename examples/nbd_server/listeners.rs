@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use socket2::{Socket, Type};
 use tracing::info;
 
-use crate::args::Args;
+use crate::args::{Args, Tls};
 use crate::server::ServerError;
 
 /// The first descriptor that is handed over.
@@ -75,6 +75,9 @@ impl Listeners {
             all.push(Listener { socket, _file: Some(file), address, tcp: false });
         }
         if let Some(address) = args.tcp {
+            if !address.ip().is_loopback() && args.tls != Tls::Require && !args.insecure {
+                return Err(ServerError::Insecure(address));
+            }
             let socket = listen_tcp(address)?;
             let address = address_of(&socket)?;
             all.push(Listener { socket, _file: None, address, tcp: true });

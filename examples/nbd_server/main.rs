@@ -45,6 +45,7 @@ mod session;
 mod slots;
 mod spin;
 mod syncs;
+mod tls;
 mod worker;
 
 use std::error::Error;

@@ -3,7 +3,7 @@
 /// What the server is, before the options.
 pub(crate) const ABOUT: &str = "\
 Serves disk images over the network block device protocol (NBD, fixed
-newstyle, without TLS) to QEMU, the kernel's client, and everything that uses
+newstyle) to QEMU, the kernel's client, and everything that uses
 libnbd.
 
 Each --image is an export by its own name, and the first one is also what a
@@ -24,11 +24,16 @@ DURABILITY
   for what was lost is not known. At the end all images are made durable.
 
 SECURITY
-  There is no TLS and there are no passwords. By default only the user that
+  By default only the user that
   starts the server, and root, can connect to its Unix sockets (mode 0600).
   QEMU under libvirt runs as another user: --socket-group and --socket-mode 660
   admit a group. Every program that reaches a TCP port can read and write every
-  image: leave it on the loopback address, or on a trusted network.
+  image, unless TLS is required: --tls require --tls-certificates DIR, where DIR
+  has server-cert.pem and server-key.pem, and ca-cert.pem of the authority that
+  signs the certificates of clients (the names of QEMU and nbdkit). Without
+  ca-cert.pem every client is admitted. An address other than loopback wants
+  --tls require or --insecure. With --tls on clients choose, and an attacker on
+  the way can choose for them. The server must be built with --features tls.
 
 CONNECTIONS
   A client has 10 seconds for its handshake. A connection that has finished it

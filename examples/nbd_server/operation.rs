@@ -3,7 +3,7 @@
 use std::io;
 
 use aio_reap::AlignedBuf;
-use nbd_protocol::{ALLOCATION_ID, Extent, NbdError, ReplyHeader, Request};
+use nbd_protocol::{ALLOCATION_ID, Extent, HeaderStyle, NbdError, ReplyHeader, Request};
 use radix_ctx::CtxRef;
 
 use crate::admission::Class;
@@ -29,7 +29,7 @@ pub(crate) struct Operation {
     pub(crate) file: usize,
     /// Where the export begins in the file: the offset of the request is one of the file.
     pub(crate) start: u64,
-    pub(crate) structured: bool,
+    pub(crate) style: HeaderStyle,
     /// Another operation of the request was carried out.
     pub(crate) begun: bool,
     pub(crate) request: Request,
@@ -79,7 +79,7 @@ pub(crate) enum Then {
 impl Operation {
     /// What it is to others that wait.
     pub(crate) fn class(&self) -> Class {
-        let len = u64::from(self.request.len);
+        let len = self.request.len;
         match self.stage {
             Stage::Sync => Class::Sync,
             Stage::Map => Class::SmallRead,
@@ -96,7 +96,7 @@ impl Operation {
             result.as_ref().err().and_then(io::Error::raw_os_error),
             Some(libc::EOPNOTSUPP | libc::ENODEV | libc::ENOSYS)
         );
-        let len = u64::from(self.request.len);
+        let len = self.request.len;
         let synced = |fua| if fua { Then::Next(Stage::Sync) } else { Then::Reply(Ok(())) };
         match (self.stage, result) {
             // The image is shorter than when it was opened.
@@ -130,7 +130,7 @@ impl Operation {
     }
 
     pub(crate) fn reply(&self, result: Result<(), NbdError>, buf: Option<AlignedBuf>) -> Step {
-        Step::reply(&self.request, self.start, self.structured, self.stage, result, buf)
+        Step::reply(&self.request, self.start, self.style, self.stage, result, buf)
     }
 }
 
@@ -140,33 +140,32 @@ impl Step {
     pub(crate) fn reply(
         request: &Request,
         start: u64,
-        structured: bool,
+        style: HeaderStyle,
         stage: Stage,
         result: Result<(), NbdError>,
         buf: Option<AlignedBuf>,
     ) -> Self {
-        let Request { cookie, offset, len, .. } = *request;
+        let request = &Request { offset: request.offset - start, ..*request };
         match (stage, result) {
             (Stage::Read, Ok(())) => {
-                let header = ReplyHeader::read_data(cookie, structured, offset - start, len);
+                let header = ReplyHeader::read_data(request, style);
                 Self { header: Some(header), data: buf, spent: None }
             }
             (Stage::Map, Ok(())) => {
-                let count = buf.as_ref().map_or(0, |buf| buf.len() / Extent::SIZE) as u32;
-                let header = ReplyHeader::block_status(cookie, ALLOCATION_ID, count);
+                let count = buf.as_ref().map_or(0, |buf| buf.len() / Extent::size(style)) as u32;
+                let header = ReplyHeader::block_status(request, style, ALLOCATION_ID, count);
                 Self { header: Some(header), data: buf, spent: None }
             }
             (_, Ok(())) => {
-                let header = ReplyHeader::simple(cookie, Ok(()));
+                let header = ReplyHeader::done(request, style);
                 Self { header: Some(header), data: None, spent: buf }
             }
-            (_, Err(error)) => Self { spent: buf, ..Self::refuse(request, structured, error) },
+            (_, Err(error)) => Self { spent: buf, ..Self::refuse(request, style, error) },
         }
     }
 
-    pub(crate) fn refuse(request: &Request, structured: bool, error: NbdError) -> Self {
-        let chunks = request.wants_chunks(structured);
-        let header = ReplyHeader::error(request.cookie, chunks, error);
+    pub(crate) fn refuse(request: &Request, style: HeaderStyle, error: NbdError) -> Self {
+        let header = ReplyHeader::error(request, style, error);
         Self { header: Some(header), data: None, spent: None }
     }
 }

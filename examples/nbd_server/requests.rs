@@ -23,7 +23,7 @@ use std::task::Waker;
 
 use aio_reap::{AlignedBuf, AllocateMode, CompletionQueue, Engine, File, SubmitError};
 use bufcache::Load;
-use nbd_protocol::{Command, NbdError, Request};
+use nbd_protocol::{Command, HeaderStyle, NbdError, Request};
 use radix_ctx::{CtxRef, CtxTable, Id, InsertError, LookupError, TableStats};
 use slab::Slab;
 use tracing::warn;
@@ -156,7 +156,7 @@ impl Requests {
     pub(crate) fn start(
         &mut self,
         conn: &CtxRef<Connection>,
-        (export, structured): (usize, bool),
+        (export, style): (usize, HeaderStyle),
         mut request: Request,
         command: Command,
         mut buf: Option<AlignedBuf>,
@@ -212,7 +212,7 @@ impl Requests {
         let sync_failed = || command == Command::Flush && self.exports.has_sync_failed(file);
         if let Some(result) = answer.or_else(|| sync_failed().then_some(Err(NbdError::Io))) {
             self.counters.errors += u64::from(result.is_err());
-            return Some(Step::reply(&request, start, structured, stage, result, buf));
+            return Some(Step::reply(&request, start, style, stage, result, buf));
         }
         let conn = conn.clone();
         let operation = Operation {
@@ -220,7 +220,7 @@ impl Requests {
             export,
             file,
             start,
-            structured,
+            style,
             begun: false,
             request,
             stage,
@@ -239,16 +239,16 @@ impl Requests {
         Ok(())
     }
 
-    fn count(&mut self, command: Command, len: u32) {
+    fn count(&mut self, command: Command, len: u64) {
         let counters = &mut self.counters;
         match command {
             Command::Read { .. } => {
                 counters.reads += 1;
-                counters.read_bytes += u64::from(len);
+                counters.read_bytes += len;
             }
             Command::Write { .. } => {
                 counters.writes += 1;
-                counters.written_bytes += u64::from(len);
+                counters.written_bytes += len;
             }
             Command::Flush => counters.flushes += 1,
             _ => counters.other += 1,
@@ -282,7 +282,8 @@ impl Requests {
         let Operation { export, file, request: Request { offset, len, .. }, .. } = operation;
         let exports = Arc::clone(&self.exports);
         let job = if let Work::Map { one } = work {
-            hands::Job::Map(extents::Job { exports, export, one, offset, len })
+            let style = operation.style;
+            hands::Job::Map(extents::Job { exports, export, one, style, offset, len })
         } else {
             let image = Arc::clone(exports.blocks.as_ref()?.image(file)?); // which has said so
             hands::Job::Image(Job { image, work, offset, len })
@@ -401,7 +402,6 @@ impl Requests {
         };
         self.places.take(number);
         let (engine, file, token) = (&self.engine, &self.files[number], id.to_bits());
-        let len = u64::from(len);
         let refused = match (stage, buf) {
             (Stage::Read, Some(buf)) => {
                 match self.exports.fill(number, offset, buf, &mut self.loads) {

@@ -1,7 +1,7 @@
 //! The transmission phase of one connection: bytes in, requests out. No I/O.
 
 use aio_reap::AlignedBuf;
-use nbd_protocol::{Agreed, BadMagic, Command, NbdError, REQUEST_LEN, Request};
+use nbd_protocol::{Agreed, BadMagic, Command, NbdError, Request};
 
 use crate::export::ExportTable;
 use crate::extents;
@@ -23,7 +23,7 @@ enum Stream {
     /// Inside the payload of a WRITE.
     Payload { request: Request, command: Command, buf: AlignedBuf, filled: usize },
     /// Inside the payload of a WRITE that was refused.
-    Drain { request: Request, error: NbdError, left: usize },
+    Drain { request: Request, error: NbdError, left: u64 },
 }
 
 /// What the next bytes mean.
@@ -57,11 +57,9 @@ impl Session {
         loop {
             match &mut self.stream {
                 Stream::Header => {
-                    let Some(header) = input.first_chunk::<REQUEST_LEN>() else {
-                        return Next::More;
-                    };
-                    let request = match Request::parse(header) {
-                        Ok(request) => request,
+                    let (request, used) = match Request::parse(input, self.agreed.style) {
+                        Ok(Some(parsed)) => parsed,
+                        Ok(None) => return Next::More,
                         Err(error) => return Next::OutOfStep(error),
                     };
                     let mut checked = request.check(&exports.get(self.export).info, self.agreed);
@@ -80,14 +78,14 @@ impl Session {
                             Err(short) => return Next::NoMemory(short),
                         }
                     }
-                    *input = &input[REQUEST_LEN..];
+                    *input = &input[used..];
                     match (checked, buf) {
                         (Ok(command @ Command::Write { .. }), Some(buf)) => {
                             self.stream = Stream::Payload { request, command, buf, filled: 0 };
                         }
                         (Ok(command), buf) => return Next::Start(request, command, buf),
                         (Err(error), _) => {
-                            let left = request.payload_len() as usize;
+                            let left = request.payload_len(self.agreed.style);
                             self.stream = Stream::Drain { request, error, left };
                         }
                     }
@@ -103,8 +101,9 @@ impl Session {
                     return self.payload_complete();
                 }
                 Stream::Drain { request, error, left } => {
-                    let count = input.len().min(*left);
-                    *left -= count;
+                    let count =
+                        usize::try_from(*left).map_or(input.len(), |left| left.min(input.len()));
+                    *left -= count as u64;
                     *input = &input[count..];
                     if *left > 0 {
                         return Next::More;

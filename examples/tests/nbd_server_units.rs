@@ -66,5 +66,7 @@ mod slots;
 mod spin;
 #[path = "../nbd_server/syncs.rs"]
 mod syncs;
+#[path = "../nbd_server/tls.rs"]
+mod tls;
 #[path = "../nbd_server/worker/mod.rs"]
 mod worker;

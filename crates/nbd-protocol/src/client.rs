@@ -1,13 +1,14 @@
-//! The client's side: negotiating an export, and reading replies.
+//! The client's side of the handshake.
 
 use crate::bytes::Bytes;
-use crate::error::NbdError;
+use crate::export::ListedExport;
 use crate::meta::MetaRequest;
 use crate::option::{InfoRequest, put_option};
+use crate::style::{HeaderStyle, TlsPolicy};
 use crate::wire::{
     BASE_ALLOCATION, FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES,
-    INIT_MAGIC, InfoType, MAX_STRING, OPTION_MAGIC, OPTION_REPLY_MAGIC, SIMPLE_REPLY_MAGIC,
-    STRUCTURED_REPLY_MAGIC, TransmissionFlags, chunk, opt, rep,
+    INIT_MAGIC, InfoType, MAX_STRING, OPTION_MAGIC, OPTION_REPLY_MAGIC, TransmissionFlags, opt,
+    rep,
 };
 
 /// Longest data of one option reply: a name and a description.
@@ -16,6 +17,16 @@ const MAX_REPLY_DATA: usize = 2 * MAX_STRING + 16;
 const MAX_LISTED: usize = 10_000;
 
 /// What a server said that a client cannot go on from.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::{ClientError, ClientHandshake, HeaderStyle};
+///
+/// let mut client = ClientHandshake::new("disk", HeaderStyle::Simple);
+/// let refused = client.receive(b"HTTP/1.1 400 Bad Request", &mut Vec::new());
+/// assert_eq!(refused, Err(ClientError::NotNbd));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
@@ -35,24 +46,41 @@ pub enum ClientError {
         /// The server's explanation, often empty.
         message: String,
     },
-    /// A reply starts with neither magic.
+    /// A reply does not start with a magic of the headers in use.
     #[error("reply starts with {0:#010x} instead of a reply magic")]
     BadReplyMagic(u32),
     /// A chunk of a structured reply contradicts itself.
     #[error("malformed chunk of type {kind:#06x} and length {len}")]
     BadChunk {
-        /// One of [`chunk`], or unknown.
+        /// One of [`chunk`](crate::wire::chunk), or unknown.
         kind: u16,
         /// Length of its payload in bytes.
-        len: u32,
+        len: u64,
     },
+    /// Bytes in plaintext behind the reply that starts TLS: they are not the server's by any proof.
+    #[error("{0} bytes in plaintext behind the reply to STARTTLS")]
+    PlaintextBehindStartTls(usize),
 }
 
 /// What [`ClientHandshake::receive`] asks of its caller.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::{ClientHandshake, ClientStep, HeaderStyle};
+///
+/// let (mut client, mut out) = (ClientHandshake::new("disk", HeaderStyle::Simple), Vec::new());
+/// let (used, step) = client.receive(b"NBDMAGICIHAVEOPT\0\x03", &mut out)?;
+/// assert_eq!((used, step), (18, ClientStep::More)); // `out` has the client's flags, and GO
+/// # Ok::<(), nbd_protocol::ClientError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientStep {
     /// Send what was appended, then feed more bytes.
     More,
+    /// Start TLS as its client, then call [`receive`](ClientHandshake::receive) without input: it appends
+    /// what to send over TLS first. From here on feed what was received over TLS. If TLS fails, close.
+    StartTls,
     /// The transmission phase begins.
     Connected(Connected),
     /// The list is complete and ABORT was appended: send it and close.
@@ -60,14 +88,27 @@ pub enum ClientStep {
 }
 
 /// What the client learned about its export.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::{Connected, TransmissionFlags};
+///
+/// fn needs_write_and_flush(export: &Connected) -> bool {
+///     !export.flags.contains(TransmissionFlags::SEND_FUA)
+/// }
+/// assert!(needs_write_and_flush(&Connected::default()));
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Connected {
     /// Size in bytes.
     pub size: u64,
     /// What the export can do.
     pub flags: TransmissionFlags,
-    /// Every READ will be answered with a structured reply.
-    pub structured: bool,
+    /// The headers of requests and replies.
+    pub style: HeaderStyle,
+    /// The session is over TLS.
+    pub tls: bool,
     /// The id of the context [`BASE_ALLOCATION`], if it was asked for and granted.
     pub allocation: Option<u32>,
     /// Minimum, preferred and maximum block size in bytes, if the server told.
@@ -78,22 +119,32 @@ pub struct Connected {
     pub description: Option<String>,
 }
 
-/// One entry of a list.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListedExport {
-    /// The name to ask for.
-    pub name: String,
-    /// A description for people; may be empty.
-    pub description: String,
-}
-
 /// The client's side of fixed newstyle negotiation: one export by GO (by EXPORT_NAME where the
-/// server does not know GO), or a list. Its example is at [`Handshake`](crate::Handshake).
+/// server does not know GO), or a list.
+///
+/// # Examples
+///
+/// The same against a server is the example of [`Handshake`](crate::Handshake).
+///
+/// ```
+/// use nbd_protocol::{ClientHandshake, ClientStep, HeaderStyle, TlsPolicy};
+///
+/// let mut client = ClientHandshake::new("disk", HeaderStyle::Extended)
+///     .tls(TlsPolicy::Require)
+///     .ask_allocation();
+/// let mut out = Vec::new();
+/// client.receive(b"NBDMAGICIHAVEOPT\0\x03", &mut out)?;
+/// assert_eq!(out, b"\0\0\0\x03IHAVEOPT\0\0\0\x05\0\0\0\0"); // STARTTLS before anything else
+/// let granted = b"\0\x03\xe8\x89\x04\x55\x65\xa9\0\0\0\x05\0\0\0\x01\0\0\0\0";
+/// assert_eq!(client.receive(granted, &mut out)?, (20, ClientStep::StartTls));
+/// # Ok::<(), nbd_protocol::ClientError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ClientHandshake {
     state: State,
     goal: Goal,
-    ask_structured: bool,
+    style: HeaderStyle,
+    policy: TlsPolicy,
     ask_allocation: bool,
     no_zeroes: bool,
     export: Connected,
@@ -110,6 +161,9 @@ enum Goal {
 #[derive(Clone, Copy, Debug)]
 enum State {
     Greeting,
+    StartTls,
+    OverTls,
+    Extended,
     Structured,
     Meta,
     Go,
@@ -118,10 +172,17 @@ enum State {
 }
 
 impl ClientHandshake {
-    /// Asks for the export `name`, after structured replies if `structured`.
+    /// Asks for the export `name`, after headers of `style`. Where the server does not know extended
+    /// headers it asks for structured replies, and goes on without them if they are refused, too.
     #[must_use]
-    pub fn new(name: &str, structured: bool) -> Self {
-        Self::with_goal(Goal::Connect(name.to_owned()), structured)
+    pub fn new(name: &str, style: HeaderStyle) -> Self {
+        Self::with_goal(Goal::Connect(name.to_owned()), style)
+    }
+
+    /// Sets whether to start TLS, before any other option. By default there is no TLS.
+    #[must_use]
+    pub fn tls(self, policy: TlsPolicy) -> Self {
+        Self { policy, ..self }
     }
 
     /// Asks also for the context [`BASE_ALLOCATION`], which needs structured replies.
@@ -133,14 +194,15 @@ impl ClientHandshake {
     /// Asks for the list of exports.
     #[must_use]
     pub fn list() -> Self {
-        Self::with_goal(Goal::List, false)
+        Self::with_goal(Goal::List, HeaderStyle::Simple)
     }
 
-    fn with_goal(goal: Goal, ask_structured: bool) -> Self {
+    fn with_goal(goal: Goal, style: HeaderStyle) -> Self {
         Self {
             state: State::Greeting,
             goal,
-            ask_structured,
+            style,
+            policy: TlsPolicy::Off,
             ask_allocation: false,
             no_zeroes: false,
             export: Connected::default(),
@@ -167,6 +229,9 @@ impl ClientHandshake {
                 return Ok((input.len() - rest.0.len(), ClientStep::More));
             };
             rest = ahead;
+            if step == ClientStep::StartTls && !rest.is_empty() {
+                return Err(ClientError::PlaintextBehindStartTls(rest.0.len()));
+            }
             if step != ClientStep::More {
                 return Ok((input.len() - rest.0.len(), step));
             }
@@ -203,6 +268,12 @@ impl ClientHandshake {
                 self.export.flags = TransmissionFlags(flags);
                 Ok(Some(ClientStep::Connected(self.export.clone())))
             }
+            State::StartTls => self.reply(opt::STARTTLS, input, out),
+            State::OverTls => {
+                self.begin(out);
+                Ok(Some(ClientStep::More))
+            }
+            State::Extended => self.reply(opt::EXTENDED_HEADERS, input, out),
             State::Structured => self.reply(opt::STRUCTURED_REPLY, input, out),
             State::Meta => self.reply(opt::SET_META_CONTEXT, input, out),
             State::Go => self.reply(opt::GO, input, out),
@@ -217,20 +288,36 @@ impl ClientHandshake {
             self.no_zeroes = true;
         }
         out.extend_from_slice(&mine.to_be_bytes());
-        match self.goal {
-            Goal::List => {
-                put_option(out, opt::LIST, &[]);
-                self.state = State::List;
-            }
-            Goal::Connect(_) if self.ask_structured => {
-                put_option(out, opt::STRUCTURED_REPLY, &[]);
-                self.state = State::Structured;
-            }
-            Goal::Connect(_) => self.go(out),
+        if self.policy == TlsPolicy::Off {
+            self.begin(out);
+        } else {
+            put_option(out, opt::STARTTLS, &[]);
+            self.state = State::StartTls;
         }
     }
 
-    /// After structured replies were granted.
+    /// The first option but STARTTLS.
+    fn begin(&mut self, out: &mut Vec<u8>) {
+        match (&self.goal, self.style) {
+            (Goal::List, _) => {
+                put_option(out, opt::LIST, &[]);
+                self.state = State::List;
+            }
+            (_, HeaderStyle::Simple) => self.go(out),
+            (_, HeaderStyle::Structured) => self.ask_structured(out),
+            (_, HeaderStyle::Extended) => {
+                put_option(out, opt::EXTENDED_HEADERS, &[]);
+                self.state = State::Extended;
+            }
+        }
+    }
+
+    fn ask_structured(&mut self, out: &mut Vec<u8>) {
+        put_option(out, opt::STRUCTURED_REPLY, &[]);
+        self.state = State::Structured;
+    }
+
+    /// After chunks were granted.
     fn choose(&mut self, out: &mut Vec<u8>) {
         if !self.ask_allocation {
             return self.go(out);
@@ -275,8 +362,17 @@ impl ClientHandshake {
             return self.refused(option, kind, data, out).map(Some);
         }
         match (option, kind) {
+            (opt::STARTTLS, rep::ACK) => {
+                self.export.tls = true;
+                self.state = State::OverTls;
+                return Ok(Some(ClientStep::StartTls));
+            }
+            (opt::EXTENDED_HEADERS, rep::ACK) => {
+                self.export.style = HeaderStyle::Extended;
+                self.choose(out);
+            }
             (opt::STRUCTURED_REPLY, rep::ACK) => {
-                self.export.structured = true;
+                self.export.style = HeaderStyle::Structured;
                 self.choose(out);
             }
             (opt::SET_META_CONTEXT, rep::META_CONTEXT) => {
@@ -311,12 +407,14 @@ impl ClientHandshake {
         out: &mut Vec<u8>,
     ) -> Result<ClientStep, ClientError> {
         match option {
+            opt::STARTTLS if self.policy != TlsPolicy::Require => self.begin(out),
+            opt::EXTENDED_HEADERS => self.ask_structured(out),
             opt::STRUCTURED_REPLY => self.go(out),
             opt::SET_META_CONTEXT => {
                 self.export.allocation = None; // whatever was said before the error
                 self.go(out);
             }
-            opt::GO if code == rep::ERR_UNSUP => {
+            opt::GO if code == rep::ERR_UNSUP && !self.export.style.is_extended() => {
                 put_option(out, opt::EXPORT_NAME, self.name().as_bytes());
                 self.state = State::ExportName;
             }
@@ -361,161 +459,4 @@ fn listed(data: &[u8]) -> Option<ListedExport> {
     let name = std::str::from_utf8(data.take(usize::try_from(len).ok()?)?).ok()?.to_owned();
     let description = String::from_utf8_lossy(data.rest()).into_owned();
     Some(ListedExport { name, description })
-}
-
-/// A simple reply or one chunk of a structured reply, as a client reads it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Reply {
-    /// Success or failure. After a successful READ its data follows, as long as was asked for.
-    Simple {
-        /// Of the request.
-        cookie: u64,
-        /// What became of it.
-        result: Result<(), NbdError>,
-    },
-    /// `len` bytes of data follow; they belong at `offset`.
-    Data {
-        /// Of the request.
-        cookie: u64,
-        /// Offset in the export, in bytes.
-        offset: u64,
-        /// Length in bytes, at least 1.
-        len: u32,
-        /// The last chunk of this reply.
-        done: bool,
-    },
-    /// `len` zeroes belong at `offset`; nothing follows.
-    Hole {
-        /// Of the request.
-        cookie: u64,
-        /// Offset in the export, in bytes.
-        offset: u64,
-        /// Length in bytes, at least 1.
-        len: u32,
-        /// The last chunk of this reply.
-        done: bool,
-    },
-    /// `len` bytes of [`Extent`](crate::Extent)s follow, a multiple of their size; the first begins where
-    /// the request does.
-    Extents {
-        /// Of the request.
-        cookie: u64,
-        /// The context's id.
-        context: u32,
-        /// Length in bytes, at least one extent's.
-        len: u32,
-        /// The last chunk of this reply.
-        done: bool,
-    },
-    /// The end of a structured reply.
-    Done {
-        /// Of the request.
-        cookie: u64,
-    },
-    /// The request failed, whatever other chunks say.
-    Error {
-        /// Of the request.
-        cookie: u64,
-        /// How.
-        error: NbdError,
-        /// The last chunk of this reply.
-        done: bool,
-    },
-}
-
-impl Reply {
-    /// Reads one reply header from the front of `input`; returns it and its length. `Ok(None)` if
-    /// it is not complete.
-    ///
-    /// Data is not part of it: after [`Reply::Data`] and [`Reply::Extents`], and after a successful simple
-    /// reply to a READ, it follows in the stream.
-    ///
-    /// # Errors
-    ///
-    /// [`ClientError::BadReplyMagic`], [`ClientError::BadChunk`]: the stream is out of step, close
-    /// it.
-    pub fn parse(input: &[u8]) -> Result<Option<(Self, usize)>, ClientError> {
-        let mut bytes = Bytes(input);
-        let Some(magic) = bytes.u32() else { return Ok(None) };
-        let reply = match magic {
-            SIMPLE_REPLY_MAGIC => Ok(Self::simple(&mut bytes)),
-            STRUCTURED_REPLY_MAGIC => Self::chunk(&mut bytes),
-            _ => Err(ClientError::BadReplyMagic(magic)),
-        }?;
-        Ok(reply.map(|reply| (reply, input.len() - bytes.0.len())))
-    }
-
-    /// The cookie of the request it answers.
-    #[must_use]
-    pub fn cookie(&self) -> u64 {
-        match *self {
-            Self::Simple { cookie, .. }
-            | Self::Data { cookie, .. }
-            | Self::Hole { cookie, .. }
-            | Self::Extents { cookie, .. }
-            | Self::Done { cookie }
-            | Self::Error { cookie, .. } => cookie,
-        }
-    }
-
-    /// Whether nothing more is to come for that request but the data of this reply.
-    #[must_use]
-    pub fn is_last(&self) -> bool {
-        match *self {
-            Self::Simple { .. } | Self::Done { .. } => true,
-            Self::Data { done, .. }
-            | Self::Hole { done, .. }
-            | Self::Extents { done, .. }
-            | Self::Error { done, .. } => done,
-        }
-    }
-
-    fn simple(bytes: &mut Bytes<'_>) -> Option<Self> {
-        let (error, cookie) = (bytes.u32()?, bytes.u64()?);
-        let result = NbdError::from_code(error).map_or(Ok(()), Err);
-        Some(Self::Simple { cookie, result })
-    }
-
-    fn chunk(bytes: &mut Bytes<'_>) -> Result<Option<Self>, ClientError> {
-        let (Some(flags), Some(kind), Some(cookie), Some(len)) =
-            (bytes.u16(), bytes.u16(), bytes.u64(), bytes.u32())
-        else {
-            return Ok(None);
-        };
-        let bad = ClientError::BadChunk { kind, len };
-        let done = flags & chunk::FLAG_DONE != 0;
-        Ok(match kind {
-            chunk::NONE if len == 0 && done => Some(Self::Done { cookie }),
-            chunk::OFFSET_DATA if len > 8 => {
-                bytes.u64().map(|offset| Self::Data { cookie, offset, len: len - 8, done })
-            }
-            chunk::OFFSET_HOLE if len == 12 => match (bytes.u64(), bytes.u32()) {
-                (Some(_), Some(0)) => return Err(bad),
-                (Some(offset), Some(len)) => Some(Self::Hole { cookie, offset, len, done }),
-                _ => None,
-            },
-            chunk::BLOCK_STATUS if len >= 12 && (len - 4) % 8 == 0 => {
-                bytes.u32().map(|context| Self::Extents { cookie, context, len: len - 4, done })
-            }
-            _ if kind & chunk::ERROR_BIT != 0 => {
-                // Code, length of the message, the message, and eight bytes of an offset: what an
-                // error chunk can hold. Unknown kinds of errors start the same way.
-                if len < 6 || len as usize > 6 + MAX_STRING + 8 {
-                    return Err(bad);
-                }
-                let Some(payload) = bytes.take(len as usize) else { return Ok(None) };
-                let mut payload = Bytes(payload);
-                let (Some(code), Some(message)) = (payload.u32(), payload.u16()) else {
-                    return Err(bad);
-                };
-                if payload.take(message.into()).is_none() {
-                    return Err(bad);
-                }
-                // A code of 0 is forbidden here; the request failed all the same.
-                let error = NbdError::from_code(code).unwrap_or(NbdError::Inval);
-                Some(Self::Error { cookie, error, done })
-            }
-            _ => return Err(bad),
-        })
-    }
 }

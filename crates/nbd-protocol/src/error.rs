@@ -3,6 +3,16 @@
 use std::{fmt, io};
 
 /// An error a request can end with. The numbers are those on the wire, the same as Linux errnos.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::NbdError;
+///
+/// let full = std::io::Error::from_raw_os_error(28);
+/// assert_eq!(NbdError::from(&full), NbdError::NoSpc);
+/// assert_eq!(NbdError::from_code(28), Some(NbdError::NoSpc));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum NbdError {
@@ -51,7 +61,7 @@ impl NbdError {
     /// The error to report when a system call on the image fails with the Linux errno `errno`.
     ///
     /// Never `Overflow` or `NotSup`: the protocol keeps them for READ with DF and WRITE_ZEROES
-    /// with FAST_ZERO, and whoever serves those names them. An errno without a counterpart is
+    /// with FAST_ZERO, and the code that serves those names them. An errno without a counterpart is
     /// `Io`.
     #[must_use]
     pub const fn from_errno(errno: i32) -> Self {

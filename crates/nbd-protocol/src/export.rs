@@ -2,10 +2,20 @@
 
 use std::borrow::Cow;
 
-use crate::client::ListedExport;
+use crate::style::HeaderStyle;
 use crate::wire::{MAX_PAYLOAD, TransmissionFlags};
 
 /// What a client learns about one export.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::{ExportInfo, TransmissionFlags};
+///
+/// let mut export = ExportInfo::new("disk", 1 << 30);
+/// export.flags |= TransmissionFlags::SEND_FLUSH | TransmissionFlags::SEND_TRIM;
+/// export.min_block = 512;
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
     /// Canonical name, at most [`MAX_STRING`](crate::MAX_STRING) bytes, no NUL.
@@ -46,12 +56,12 @@ impl ExportInfo {
         ListedExport { name: self.name.clone(), description: self.description.clone() }
     }
 
-    /// The flags to send to a client that did (`structured`) or did not ask for structured
-    /// replies: `SEND_DF` needs them, `SEND_FAST_ZERO` needs `SEND_WRITE_ZEROES`.
+    /// The flags to send to a client that negotiated `style`: `SEND_DF` needs chunks,
+    /// `SEND_FAST_ZERO` needs `SEND_WRITE_ZEROES`.
     #[must_use]
-    pub fn advertised(&self, structured: bool) -> TransmissionFlags {
+    pub fn advertised(&self, style: HeaderStyle) -> TransmissionFlags {
         let mut flags = self.flags | TransmissionFlags::HAS_FLAGS;
-        if !structured {
+        if !style.has_chunks() {
             flags = flags - TransmissionFlags::SEND_DF;
         }
         if !flags.contains(TransmissionFlags::SEND_WRITE_ZEROES) {
@@ -61,7 +71,53 @@ impl ExportInfo {
     }
 }
 
+/// One entry of a list.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::ExportInfo;
+///
+/// assert_eq!(ExportInfo::new("disk", 512).listed().name, "disk");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedExport {
+    /// The name to ask for.
+    pub name: String,
+    /// A description for people; may be empty.
+    pub description: String,
+}
+
 /// The exports a handshake offers.
+///
+/// # Examples
+///
+/// A slice of [`ExportInfo`] offers each by its name. A server with a table of its own:
+///
+/// ```
+/// use std::borrow::Cow;
+/// use std::collections::BTreeMap;
+///
+/// use nbd_protocol::{ExportInfo, Exports, ListedExport};
+///
+/// struct Table(BTreeMap<String, u64>); // names and sizes
+///
+/// impl Exports for Table {
+///     fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
+///         let (name, size) = self.0.get_key_value(name)?;
+///         Some(Cow::Owned(ExportInfo::new(name, *size)))
+///     }
+///
+///     fn list(&self) -> Vec<ListedExport> {
+///         let listed = |name: &String| ListedExport { name: name.clone(), description: String::new() };
+///         self.0.keys().map(listed).collect()
+///     }
+/// }
+///
+/// let table = Table(BTreeMap::from([("disk".to_string(), 1 << 20)]));
+/// assert_eq!(table.find("disk").map(|export| export.size), Some(1 << 20));
+/// assert!(table.find("other").is_none());
+/// ```
 pub trait Exports {
     /// The export called `name`, to tell about it; the empty name asks for the default export.
     fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>>;

@@ -7,6 +7,8 @@
 //!                               Drain      data of an option that is refused unread
 //! ```
 //!
+//! STARTTLS leads back to OptionHeader, with everything negotiated before forgotten.
+//!
 //! # Invariants
 //!
 //! 1. `held` never exceeds [`MAX_META_DATA`], which is above [`MAX_OPTION_DATA`]: longer data is drained,
@@ -16,13 +18,13 @@
 use std::borrow::Cow;
 
 use crate::bytes::Bytes;
-use crate::client::ListedExport;
-use crate::export::{ExportInfo, Exports};
+use crate::export::{ExportInfo, Exports, ListedExport};
 use crate::meta::MetaRequest;
 use crate::option::{
     InfoRequest, OPTION_HEADER, clip, name, option_name, put_reply, size_and_flags,
 };
 use crate::request::Agreed;
+use crate::style::{HeaderStyle, TlsPolicy};
 use crate::wire::{
     FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, FLAG_FIXED_NEWSTYLE, FLAG_NO_ZEROES, INIT_MAGIC,
     MAX_STRING, OPTION_MAGIC, TransmissionFlags, opt, rep,
@@ -42,10 +44,29 @@ pub const MAX_OPTION_DRAIN: u32 = 1 << 20;
 pub const MAX_REPLIES: usize = 1 << 20;
 
 /// What [`Handshake::receive`] asks of its caller.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::Step;
+///
+/// fn next(step: &Step) -> &'static str {
+///     match step {
+///         Step::More => "send, then receive",
+///         Step::StartTls => "send in plaintext, then continue over TLS",
+///         Step::Ready(_) => "send, then serve requests",
+///         Step::Close(_) => "send, then close",
+///     }
+/// }
+/// assert_eq!(next(&Step::More), "send, then receive");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Send what was appended, then feed more bytes.
     More,
+    /// Send what was appended, all of it in plaintext, then start TLS as its server. From here on feed
+    /// what was received over TLS, and nothing that was received in plaintext. If TLS fails, close.
+    StartTls,
     /// Send what was appended; the bytes not taken are the first of the transmission phase.
     Ready(Negotiated),
     /// Send what was appended, then close.
@@ -53,13 +74,26 @@ pub enum Step {
 }
 
 /// What both sides agreed on.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::{ExportInfo, Handshake, Step};
+///
+/// let mut out = Vec::new();
+/// let mut server = Handshake::new(&mut out);
+/// let client = b"\0\0\0\x03IHAVEOPT\0\0\0\x01\0\0\0\x04disk"; // flags, EXPORT_NAME
+/// let (_, step) = server.receive(client, &[ExportInfo::new("disk", 512)][..], &mut out);
+/// let Step::Ready(negotiated) = step else { panic!("{step:?}") };
+/// assert_eq!((negotiated.export.as_str(), negotiated.size), ("disk", 512));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Negotiated {
     /// The export's name as the client gave it, so that [`Exports::open`] finds it again; empty
     /// for the default export.
     pub export: String,
-    /// Every READ must be answered with a structured reply.
-    pub structured: bool,
+    /// The headers of requests and replies.
+    pub style: HeaderStyle,
     /// The client chose the context [`BASE_ALLOCATION`](crate::wire::BASE_ALLOCATION) for this export, so
     /// it may send BLOCK_STATUS; its id is [`ALLOCATION_ID`](crate::ALLOCATION_ID).
     pub allocation: bool,
@@ -69,17 +103,31 @@ pub struct Negotiated {
     pub size: u64,
     /// The transmission flags the client was told.
     pub flags: TransmissionFlags,
+    /// The session is over TLS.
+    pub tls: bool,
 }
 
 impl Negotiated {
     /// What [`Request::check`](crate::Request::check) needs to know.
     #[must_use]
     pub fn agreed(&self) -> Agreed {
-        Agreed { structured: self.structured, allocation: self.allocation }
+        Agreed { style: self.style, allocation: self.allocation }
     }
 }
 
 /// Why a handshake ended without an export.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::{CloseReason, ExportInfo, Handshake, Step};
+///
+/// let mut out = Vec::new();
+/// let mut server = Handshake::new(&mut out);
+/// let (_, step) = server.receive(b"GET / HTTP/1.1", &[] as &[ExportInfo], &mut out);
+/// let Step::Close(reason) = step else { panic!("{step:?}") };
+/// assert_eq!(reason.to_string(), "unknown client flags 0x47455420");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CloseReason {
@@ -112,6 +160,16 @@ pub enum CloseReason {
     /// Too many options, or too many bytes of replies to them.
     #[error("too many options")]
     TooManyOptions,
+    /// EXPORT_NAME before TLS where TLS is required; the option has no error reply.
+    #[error("EXPORT_NAME without TLS, which is required")]
+    TlsRequired,
+    /// Bytes behind STARTTLS that came before its reply: they are not the client's by any proof, and would
+    /// pass for what it sends over TLS.
+    #[error("{0} bytes in plaintext behind STARTTLS, before its reply")]
+    PlaintextBehindStartTls(usize),
+    /// EXPORT_NAME after extended headers were negotiated, which the protocol forbids.
+    #[error("EXPORT_NAME with extended headers")]
+    ExportNameWithExtendedHeaders,
 }
 
 /// The server's side of fixed newstyle negotiation.
@@ -119,14 +177,16 @@ pub enum CloseReason {
 /// Feed it what the client sends, send what it appends. It keeps at most [`MAX_META_DATA`] bytes
 /// and allocates once per option.
 ///
+/// # Examples
+///
 /// ```
-/// use nbd_protocol::{ClientHandshake, ClientStep, ExportInfo, Handshake, Step};
+/// use nbd_protocol::{ClientHandshake, ClientStep, ExportInfo, Handshake, HeaderStyle, Step};
 ///
 /// let exports = [ExportInfo::new("disk", 1 << 20)];
 /// let mut to_client = Vec::new();
 /// let mut to_server = Vec::new();
 /// let mut server = Handshake::new(&mut to_client);
-/// let mut client = ClientHandshake::new("disk", true);
+/// let mut client = ClientHandshake::new("disk", HeaderStyle::Structured);
 /// loop {
 ///     let (used, step) = client.receive(&to_client, &mut to_server)?;
 ///     to_client.drain(..used);
@@ -145,7 +205,10 @@ pub struct Handshake {
     state: State,
     fixed: bool,
     no_zeroes: bool,
-    structured: bool,
+    offers_extended: bool,
+    policy: TlsPolicy,
+    tls: bool,
+    style: HeaderStyle,
     /// The export for which the client chose base:allocation.
     allocation: Option<String>,
     options: u32,
@@ -173,7 +236,10 @@ impl Handshake {
             state: State::ClientFlags,
             fixed: false,
             no_zeroes: false,
-            structured: false,
+            offers_extended: false,
+            policy: TlsPolicy::Off,
+            tls: false,
+            style: HeaderStyle::Simple,
             allocation: None,
             options: 0,
             replied: 0,
@@ -181,10 +247,23 @@ impl Handshake {
         }
     }
 
+    /// Grants extended headers to a client that asks; by default they are refused.
+    #[must_use]
+    pub fn extended_headers(self) -> Self {
+        Self { offers_extended: true, ..self }
+    }
+
+    /// Sets what to answer to STARTTLS, and to everything before it. By default there is no TLS.
+    #[must_use]
+    pub fn tls(self, policy: TlsPolicy) -> Self {
+        Self { policy, ..self }
+    }
+
     /// Takes bytes from the client, appends the replies to `out`, and returns how many it took.
     ///
     /// It takes all of `input`, except that after the option that ends the handshake it takes
-    /// nothing more: those bytes belong to the transmission phase. One call appends at most 1 MiB
+    /// nothing more: those bytes belong to the transmission phase. Give it all that was received:
+    /// bytes behind a STARTTLS end the handshake. One call appends at most 1 MiB
     /// and one list of exports.
     pub fn receive(
         &mut self,
@@ -194,8 +273,16 @@ impl Handshake {
     ) -> (usize, Step) {
         let mut rest = input;
         let step = loop {
+            let before = out.len();
             match self.advance(&mut rest, exports, out) {
                 Some(Step::More) => {}
+                Some(Step::StartTls) if rest.is_empty() => break Step::StartTls,
+                Some(Step::StartTls) => {
+                    out.truncate(before);
+                    let reason = CloseReason::PlaintextBehindStartTls(rest.len());
+                    self.state = State::Over(Step::Close(reason.clone()));
+                    break Step::Close(reason);
+                }
                 Some(over) => {
                     self.state = State::Over(over.clone());
                     self.held = Vec::new();
@@ -288,6 +375,8 @@ impl Handshake {
         if option == opt::SET_META_CONTEXT {
             self.allocation = None; // also if the new choice fails
         }
+        let needs_tls = self.policy == TlsPolicy::Require && !self.tls;
+        let may_start_tls = self.policy != TlsPolicy::Off && !self.tls;
         let known = matches!(option, opt::EXPORT_NAME | opt::INFO | opt::GO);
         let meta = matches!(option, opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT);
         self.state = match option {
@@ -295,10 +384,21 @@ impl Handshake {
                 return Step::Close(CloseReason::OptionTooLong { option, len });
             }
             // EXPORT_NAME has no error reply.
+            opt::EXPORT_NAME if needs_tls => return Step::Close(CloseReason::TlsRequired),
+            opt::EXPORT_NAME if self.style.is_extended() => {
+                return Step::Close(CloseReason::ExportNameWithExtendedHeaders);
+            }
+            opt::STARTTLS if may_start_tls && len == 0 => State::OptionData { option, len: 0 },
+            opt::STARTTLS if self.policy != TlsPolicy::Off => {
+                State::Drain { option, left: len, reply: rep::ERR_INVALID }
+            }
+            _ if needs_tls && option != opt::ABORT => {
+                State::Drain { option, left: len, reply: rep::ERR_TLS_REQD }
+            }
             opt::EXPORT_NAME if len as usize > MAX_STRING => {
                 return Step::Close(CloseReason::BadExportName);
             }
-            _ if meta && !self.structured => {
+            _ if meta && !self.style.has_chunks() => {
                 State::Drain { option, left: len, reply: rep::ERR_INVALID }
             }
             _ if known && len as usize > MAX_OPTION_DATA
@@ -309,10 +409,15 @@ impl Handshake {
             _ if known || meta => State::OptionData { option, len: len as usize },
             // Its data, if any, is ignored; the rest of the work needs none.
             opt::ABORT => State::Drain { option, left: len, reply: rep::ACK },
-            opt::LIST | opt::STRUCTURED_REPLY if len > 0 => {
+            opt::EXTENDED_HEADERS if !self.offers_extended => {
+                State::Drain { option, left: len, reply: rep::ERR_UNSUP }
+            }
+            opt::LIST | opt::STRUCTURED_REPLY | opt::EXTENDED_HEADERS if len > 0 => {
                 State::Drain { option, left: len, reply: rep::ERR_INVALID }
             }
-            opt::LIST | opt::STRUCTURED_REPLY => State::OptionData { option, len: 0 },
+            opt::LIST | opt::STRUCTURED_REPLY | opt::EXTENDED_HEADERS => {
+                State::OptionData { option, len: 0 }
+            }
             // STARTTLS too: a server without TLS answers as if it did not know the option.
             _ => State::Drain { option, left: len, reply: rep::ERR_UNSUP },
         };
@@ -330,8 +435,24 @@ impl Handshake {
         match option {
             opt::EXPORT_NAME => return self.export_name(data, exports, out),
             opt::LIST => list(exports, out),
-            opt::STRUCTURED_REPLY => {
-                self.structured = true;
+            opt::STARTTLS => {
+                // Whatever was agreed on in plaintext may be another's choice.
+                (self.tls, self.style, self.allocation) = (true, HeaderStyle::Simple, None);
+                put_reply(out, option, rep::ACK, &[], &[]);
+                return Step::StartTls;
+            }
+            opt::STRUCTURED_REPLY if self.style.is_extended() => {
+                put_reply(out, option, rep::ERR_EXT_HEADER_REQD, &[], &[]);
+            }
+            opt::EXTENDED_HEADERS if self.style.is_extended() => {
+                put_reply(out, option, rep::ERR_INVALID, &[], b"already negotiated");
+            }
+            opt::STRUCTURED_REPLY | opt::EXTENDED_HEADERS => {
+                self.style = if option == opt::EXTENDED_HEADERS {
+                    HeaderStyle::Extended
+                } else {
+                    HeaderStyle::Structured
+                };
                 put_reply(out, option, rep::ACK, &[], &[]);
             }
             opt::LIST_META_CONTEXT | opt::SET_META_CONTEXT => match MetaRequest::parse(data) {
@@ -351,7 +472,7 @@ impl Handshake {
                 Some(request) => match look_up(exports, option, request.name) {
                     None => put_reply(out, option, rep::ERR_UNKNOWN, &[], b"no such export"),
                     Some(export) => {
-                        request.answer(option, &export, self.structured, out);
+                        request.answer(option, &export, self.style, out);
                         if option == opt::GO {
                             let block_sizes = request.wants(crate::InfoType::BlockSize);
                             return self.ready(request.name, &export, block_sizes);
@@ -375,7 +496,7 @@ impl Handshake {
         let Some(export) = exports.open(name) else {
             return Step::Close(CloseReason::UnknownExport(name.to_owned()));
         };
-        out.extend_from_slice(&size_and_flags(&export, self.structured));
+        out.extend_from_slice(&size_and_flags(&export, self.style));
         if !self.no_zeroes {
             out.extend_from_slice(&[0; 124]);
         }
@@ -385,11 +506,12 @@ impl Handshake {
     fn ready(&self, name: &str, export: &ExportInfo, block_sizes: bool) -> Step {
         Step::Ready(Negotiated {
             export: name.to_owned(),
-            structured: self.structured,
+            style: self.style,
             allocation: self.allocation.as_deref() == Some(name),
             block_sizes,
             size: export.size,
-            flags: export.advertised(self.structured),
+            flags: export.advertised(self.style),
+            tls: self.tls,
         })
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::bytes::Bytes;
 use crate::option::{name, put_reply};
+use crate::style::HeaderStyle;
 use crate::wire::{BASE_ALLOCATION, MAX_STRING, opt, rep};
 
 /// The id under which the server tells of [`BASE_ALLOCATION`].
@@ -53,7 +54,7 @@ impl<'a> MetaRequest<'a> {
         let mut rest = Bytes(self.queries);
         let mut queries = std::iter::from_fn(|| query(&mut rest));
         let found = if self.queries.is_empty() {
-            listing // all there is; but who chooses nothing gets nothing
+            listing // all there is; an empty choice chooses nothing
         } else {
             queries.any(|query| query == BASE_ALLOCATION || (listing && query == BASE))
         };
@@ -74,29 +75,58 @@ fn query<'a>(data: &mut Bytes<'a>) -> Option<&'a str> {
 }
 
 /// A part of an export that is in one state throughout.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::{Extent, HeaderStyle, wire::state};
+///
+/// let extents = [Extent { len: 4096, flags: 0 }, Extent { len: 8192, flags: state::HOLE }];
+/// let bytes: Vec<u8> = extents.iter().filter_map(|extent| extent.encode32()).flatten().collect();
+/// assert!(Extent::parse_all(&bytes, HeaderStyle::Structured).eq(extents));
+///
+/// let huge = Extent { len: 1 << 40, flags: state::HOLE };
+/// assert_eq!(huge.encode32(), None);
+/// assert!(Extent::parse_all(&huge.encode64(), HeaderStyle::Extended).eq([huge]));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// Length in bytes, at least 1.
-    pub len: u32,
+    pub len: u64,
     /// Of [`state`](crate::wire::state).
-    pub flags: u32,
+    pub flags: u64,
 }
 
 impl Extent {
-    /// Bytes of an extent on the wire.
-    pub const SIZE: usize = 8;
-
-    /// Writes an extent.
+    /// Bytes of an extent on the wire: 16 with extended headers, else 8.
     #[must_use]
-    pub fn encode(self) -> [u8; Self::SIZE] {
-        (u64::from(self.len) << 32 | u64::from(self.flags)).to_be_bytes()
+    pub const fn size(style: HeaderStyle) -> usize {
+        if style.is_extended() { 16 } else { 8 }
     }
 
-    /// Reads an extent.
+    /// Writes an extent for `NBD_REPLY_TYPE_BLOCK_STATUS`; `None` if it needs more than 32 bits.
     #[must_use]
-    pub fn parse(bytes: [u8; Self::SIZE]) -> Self {
-        let both = u64::from_be_bytes(bytes);
-        Self { len: (both >> 32) as u32, flags: both as u32 }
+    pub fn encode32(self) -> Option<[u8; 8]> {
+        let (len, flags) = (u32::try_from(self.len).ok()?, u32::try_from(self.flags).ok()?);
+        Some((u64::from(len) << 32 | u64::from(flags)).to_be_bytes())
+    }
+
+    /// Writes an extent for `NBD_REPLY_TYPE_BLOCK_STATUS_EXT`.
+    #[must_use]
+    pub fn encode64(self) -> [u8; 16] {
+        (u128::from(self.len) << 64 | u128::from(self.flags)).to_be_bytes()
+    }
+
+    /// Reads the extents that follow a reply's header; a part of one at the end is left out.
+    pub fn parse_all(bytes: &[u8], style: HeaderStyle) -> impl Iterator<Item = Self> {
+        let mut bytes = Bytes(bytes);
+        std::iter::from_fn(move || {
+            if style.is_extended() {
+                Some(Self { len: bytes.u64()?, flags: bytes.u64()? })
+            } else {
+                Some(Self { len: bytes.u32()?.into(), flags: bytes.u32()?.into() })
+            }
+        })
     }
 }
 
@@ -126,7 +156,12 @@ mod tests {
     #[test]
     fn extents_survive_the_wire() {
         let extent = Extent { len: 0xffff_f000, flags: 3 };
-        assert_eq!(extent.encode(), *b"\xff\xff\xf0\0\0\0\0\x03");
-        assert_eq!(Extent::parse(extent.encode()), extent);
+        let bytes = extent.encode32().unwrap();
+        assert_eq!(bytes, *b"\xff\xff\xf0\0\0\0\0\x03");
+        assert!(Extent::parse_all(&bytes, HeaderStyle::Structured).eq([extent]));
+        let wide = Extent { len: 1 << 32, flags: 3 };
+        assert_eq!(wide.encode32(), None);
+        assert_eq!(wide.encode64(), *b"\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\x03");
+        assert!(Extent::parse_all(&wide.encode64(), HeaderStyle::Extended).eq([wide]));
     }
 }

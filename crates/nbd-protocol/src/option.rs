@@ -2,6 +2,7 @@
 
 use crate::bytes::Bytes;
 use crate::export::ExportInfo;
+use crate::style::HeaderStyle;
 use crate::wire::{InfoType, MAX_STRING, OPTION_MAGIC, OPTION_REPLY_MAGIC, opt, rep};
 
 /// Length of an option header: magic, option, length of the data.
@@ -88,13 +89,13 @@ impl<'a> InfoRequest<'a> {
         &self,
         option: u32,
         export: &ExportInfo,
-        structured: bool,
+        style: HeaderStyle,
         out: &mut Vec<u8>,
     ) {
         let mut put = |kind: InfoType, payload: &[u8]| {
             put_reply(out, option, rep::INFO, &(kind as u16).to_be_bytes(), payload);
         };
-        put(InfoType::Export, &size_and_flags(export, structured));
+        put(InfoType::Export, &size_and_flags(export, style));
         if self.wants(InfoType::Name) {
             put(InfoType::Name, clip(&export.name).as_bytes());
         }
@@ -113,10 +114,10 @@ impl<'a> InfoRequest<'a> {
 }
 
 /// Size and transmission flags, as in the reply to EXPORT_NAME and in `INFO_EXPORT`.
-pub(crate) fn size_and_flags(export: &ExportInfo, structured: bool) -> [u8; 10] {
+pub(crate) fn size_and_flags(export: &ExportInfo, style: HeaderStyle) -> [u8; 10] {
     let mut data = [0; 10];
     data[0..8].copy_from_slice(&export.size.to_be_bytes());
-    data[8..10].copy_from_slice(&export.advertised(structured).0.to_be_bytes());
+    data[8..10].copy_from_slice(&export.advertised(style).0.to_be_bytes());
     data
 }
 

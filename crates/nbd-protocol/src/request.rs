@@ -1,14 +1,30 @@
-//! The 28-byte header that starts every request, and what can be judged from it alone.
+//! The header that starts every request, and what can be judged from it alone.
 
 use crate::bytes::Bytes;
 use crate::error::NbdError;
 use crate::export::ExportInfo;
-use crate::wire::{CommandFlags, REQUEST_MAGIC, TransmissionFlags, cmd};
-
-/// Length of a request header, in bytes.
-pub const REQUEST_LEN: usize = 28;
+use crate::style::HeaderStyle;
+use crate::wire::{CommandFlags, EXTENDED_REQUEST_MAGIC, REQUEST_MAGIC, TransmissionFlags, cmd};
 
 /// A request header as it stands on the wire, nothing checked but the magic.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::{Agreed, Command, CommandFlags, ExportInfo, HeaderStyle, Request, wire::cmd};
+///
+/// let style = HeaderStyle::Structured;
+/// let flags = CommandFlags::NONE;
+/// let read = Request { flags, command: cmd::READ, cookie: 7, offset: 4096, len: 512 };
+/// let header = read.encode(style)?; // a client sends this
+///
+/// let (received, used) = Request::parse(header.as_slice(), style)?.expect("complete");
+/// assert_eq!((received, used), (read, 28));
+/// let export = ExportInfo::new("disk", 1 << 20);
+/// let agreed = Agreed { style, allocation: false };
+/// assert_eq!(received.check(&export, agreed), Ok(Command::Read { df: false }));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
     /// Flags, known and unknown.
@@ -20,19 +36,76 @@ pub struct Request {
     /// Start, in bytes.
     pub offset: u64,
     /// Length, in bytes.
-    pub len: u32,
+    pub len: u64,
+}
+
+/// An encoded request header, 28 or 32 bytes, stored inline.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::{CommandFlags, HeaderStyle, Request, wire::cmd};
+///
+/// let flags = CommandFlags::NONE;
+/// let disc = Request { flags, command: cmd::DISC, cookie: 0, offset: 0, len: 0 };
+/// assert_eq!(disc.encode(HeaderStyle::Extended)?.as_slice().len(), 32);
+/// # Ok::<(), nbd_protocol::LengthTooLong>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestHeader {
+    bytes: [u8; 32],
+    len: u8,
+}
+
+impl RequestHeader {
+    /// The bytes to send.
+    #[must_use]
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl AsRef<[u8]> for RequestHeader {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
+    }
 }
 
 /// What a client negotiated that decides which of its requests are in order.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::{Agreed, HeaderStyle};
+///
+/// let agreed = Agreed::default(); // a client that negotiated nothing
+/// assert_eq!(agreed, Agreed { style: HeaderStyle::Simple, allocation: false });
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Agreed {
-    /// READ and BLOCK_STATUS are answered in chunks.
-    pub structured: bool,
+    /// The headers in use.
+    pub style: HeaderStyle,
     /// The context [`BASE_ALLOCATION`](crate::wire::BASE_ALLOCATION) was chosen for the export.
     pub allocation: bool,
 }
 
 /// A request that may be carried out.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::Command;
+///
+/// fn is_durable_at_reply(command: Command) -> bool {
+///     match command {
+///         Command::Write { fua } | Command::Trim { fua } => fua,
+///         Command::WriteZeroes { fua, .. } => fua,
+///         Command::Flush => true,
+///         _ => false,
+///     }
+/// }
+/// assert!(is_durable_at_reply(Command::Write { fua: true }));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Read.
@@ -73,57 +146,113 @@ pub enum Command {
 }
 
 /// A header that does not start with the request magic: the stream is out of step, close it.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::{BadMagic, HeaderStyle, Request};
+///
+/// let refused = Request::parse(b"GET / HTTP/1.1", HeaderStyle::Simple);
+/// assert_eq!(refused, Err(BadMagic(u32::from_be_bytes(*b"GET "))));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("request starts with {0:#010x} instead of the request magic")]
 pub struct BadMagic(pub u32);
 
+/// A length that needs extended headers, which were not negotiated.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::{CommandFlags, HeaderStyle, LengthTooLong, Request, wire::cmd};
+///
+/// let flags = CommandFlags::NONE;
+/// let trim = Request { flags, command: cmd::TRIM, cookie: 1, offset: 0, len: 1 << 40 };
+/// assert_eq!(trim.encode(HeaderStyle::Structured), Err(LengthTooLong(1 << 40)));
+/// assert!(trim.encode(HeaderStyle::Extended).is_ok());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a length of {0} bytes needs extended headers; without them the longest is 4294967295")]
+pub struct LengthTooLong(pub u64);
+
 impl Request {
-    /// Reads a header.
+    /// Reads one header from the front of `input`; returns it and its length. `Ok(None)` if it is not
+    /// complete. A payload is not part of it: see [`payload_len`](Self::payload_len).
     ///
     /// # Errors
     ///
-    /// [`BadMagic`] if the first four bytes are not the request magic.
-    pub fn parse(header: &[u8; REQUEST_LEN]) -> Result<Self, BadMagic> {
-        let mut bytes = Bytes(header);
-        // The header has exactly the length of the six fields, so no default is ever used.
-        let magic = bytes.u32().unwrap_or_default();
-        if magic != REQUEST_MAGIC {
+    /// [`BadMagic`] if the first four bytes are not the request magic of `style`.
+    pub fn parse(input: &[u8], style: HeaderStyle) -> Result<Option<(Self, usize)>, BadMagic> {
+        let mut bytes = Bytes(input);
+        let Some(magic) = bytes.u32() else { return Ok(None) };
+        if magic != Self::magic(style) {
             return Err(BadMagic(magic));
         }
-        Ok(Self {
-            flags: CommandFlags(bytes.u16().unwrap_or_default()),
-            command: bytes.u16().unwrap_or_default(),
-            cookie: bytes.u64().unwrap_or_default(),
-            offset: bytes.u64().unwrap_or_default(),
-            len: bytes.u32().unwrap_or_default(),
+        let request = Self::fields(&mut bytes, style);
+        Ok(request.map(|request| (request, input.len() - bytes.0.len())))
+    }
+
+    fn fields(bytes: &mut Bytes<'_>, style: HeaderStyle) -> Option<Self> {
+        Some(Self {
+            flags: CommandFlags(bytes.u16()?),
+            command: bytes.u16()?,
+            cookie: bytes.u64()?,
+            offset: bytes.u64()?,
+            len: if style.is_extended() { bytes.u64()? } else { bytes.u32()?.into() },
         })
     }
 
-    /// Writes a header.
-    #[must_use]
-    pub fn encode(&self) -> [u8; REQUEST_LEN] {
-        let mut header = [0; REQUEST_LEN];
-        header[0..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
-        header[4..6].copy_from_slice(&self.flags.0.to_be_bytes());
-        header[6..8].copy_from_slice(&self.command.to_be_bytes());
-        header[8..16].copy_from_slice(&self.cookie.to_be_bytes());
-        header[16..24].copy_from_slice(&self.offset.to_be_bytes());
-        header[24..28].copy_from_slice(&self.len.to_be_bytes());
-        header
+    /// Writes a header. With extended headers a WRITE gets the flag PAYLOAD_LEN.
+    ///
+    /// # Errors
+    ///
+    /// [`LengthTooLong`] if the length does not fit the 32 bits of a compact header.
+    pub fn encode(&self, style: HeaderStyle) -> Result<RequestHeader, LengthTooLong> {
+        let mut flags = self.flags;
+        let mut bytes = [0; 32];
+        bytes[0..4].copy_from_slice(&Self::magic(style).to_be_bytes());
+        bytes[6..8].copy_from_slice(&self.command.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        if style.is_extended() {
+            if self.command == cmd::WRITE {
+                flags |= CommandFlags::PAYLOAD_LEN;
+            }
+            bytes[24..32].copy_from_slice(&self.len.to_be_bytes());
+        } else {
+            let len = u32::try_from(self.len).map_err(|_| LengthTooLong(self.len))?;
+            bytes[24..28].copy_from_slice(&len.to_be_bytes());
+        }
+        bytes[4..6].copy_from_slice(&flags.0.to_be_bytes());
+        Ok(RequestHeader { bytes, len: style.request_len() as u8 })
     }
 
-    /// How many bytes of payload follow the header, whether or not the request is valid: only
-    /// WRITE has any. A refused WRITE must still have them drained (or the connection closed).
+    const fn magic(style: HeaderStyle) -> u32 {
+        if style.is_extended() { EXTENDED_REQUEST_MAGIC } else { REQUEST_MAGIC }
+    }
+
+    /// How many bytes of payload follow the header, whether or not the request is valid: those of a WRITE,
+    /// or with extended headers those of any request with the flag PAYLOAD_LEN. A refused request must
+    /// still have them drained (or the connection closed).
     #[must_use]
-    pub const fn payload_len(&self) -> u32 {
-        if self.command == cmd::WRITE { self.len } else { 0 }
+    pub const fn payload_len(&self, style: HeaderStyle) -> u64 {
+        let has_payload = if style.is_extended() {
+            self.flags.contains(CommandFlags::PAYLOAD_LEN)
+        } else {
+            self.command == cmd::WRITE
+        };
+        if has_payload { self.len } else { 0 }
     }
 
     /// Whether the request must be answered in chunks: every READ and BLOCK_STATUS once structured
-    /// replies were negotiated. Pass it to [`ReplyHeader::error`](crate::ReplyHeader::error).
+    /// replies were negotiated, everything with extended headers.
     #[must_use]
-    pub const fn wants_chunks(&self, structured: bool) -> bool {
-        structured && matches!(self.command, cmd::READ | cmd::BLOCK_STATUS)
+    pub const fn wants_chunks(&self, style: HeaderStyle) -> bool {
+        match style {
+            HeaderStyle::Simple => false,
+            HeaderStyle::Structured => matches!(self.command, cmd::READ | cmd::BLOCK_STATUS),
+            HeaderStyle::Extended => true,
+        }
     }
 
     /// Judges everything that the header alone can tell, for a connection to `export` that negotiated
@@ -138,7 +267,7 @@ impl Request {
     ///
     /// In this order:
     /// - [`NbdError::Inval`]: unknown command; flag unknown, not advertised, or not for this
-    ///   command (FUA is for all, once advertised);
+    ///   command (FUA is for all, once advertised); with extended headers a WRITE without PAYLOAD_LEN;
     /// - [`NbdError::Perm`]: WRITE, TRIM or WRITE_ZEROES on a read-only export;
     /// - [`NbdError::Inval`]: command not advertised, or BLOCK_STATUS without a context to tell about;
     ///   FLUSH with an offset or a length; BLOCK_STATUS without a length; READ or WRITE longer than
@@ -146,7 +275,7 @@ impl Request {
     /// - past the end: [`NbdError::NoSpc`] for WRITE and WRITE_ZEROES, else [`NbdError::Inval`];
     /// - [`NbdError::Inval`]: offset or length not a multiple of `min_block`.
     pub fn check(&self, export: &ExportInfo, agreed: Agreed) -> Result<Command, NbdError> {
-        let has = |flag| export.advertised(agreed.structured).contains(flag);
+        let has = |flag| export.advertised(agreed.style).contains(flag);
         let set = |flag| self.flags.contains(flag);
         let command = match self.command {
             cmd::READ => Command::Read { df: set(CommandFlags::DF) },
@@ -177,6 +306,12 @@ impl Request {
                 }
             }
             Command::BlockStatus { .. } => valid |= CommandFlags::REQ_ONE,
+            Command::Write { .. } if agreed.style.is_extended() => {
+                if !set(CommandFlags::PAYLOAD_LEN) {
+                    return Err(NbdError::Inval);
+                }
+                valid |= CommandFlags::PAYLOAD_LEN;
+            }
             _ => {}
         }
         if !(self.flags - valid).is_empty() {
@@ -198,21 +333,21 @@ impl Request {
         if writes && has(TransmissionFlags::READ_ONLY) {
             return Err(NbdError::Perm);
         }
-        if !has(needs) || (limited && self.len > export.max_block) {
+        if !has(needs) || (limited && self.len > export.max_block.into()) {
             return Err(NbdError::Inval);
         }
         if command == Command::Flush {
             let reserved = self.offset == 0 && self.len == 0;
             return if reserved { Ok(command) } else { Err(NbdError::Inval) };
         }
-        if self.offset.checked_add(self.len.into()).is_none_or(|end| end > export.size) {
+        if self.offset.checked_add(self.len).is_none_or(|end| end > export.size) {
             return Err(match command {
                 Command::Write { .. } | Command::WriteZeroes { .. } => NbdError::NoSpc,
                 _ => NbdError::Inval,
             });
         }
         let unit = u64::from(export.min_block.max(1));
-        if !self.offset.is_multiple_of(unit) || !u64::from(self.len).is_multiple_of(unit) {
+        if !self.offset.is_multiple_of(unit) || !self.len.is_multiple_of(unit) {
             return Err(NbdError::Inval);
         }
         Ok(command)

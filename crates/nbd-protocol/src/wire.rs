@@ -23,6 +23,10 @@ pub const REQUEST_MAGIC: u32 = 0x2560_9513;
 pub const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
 /// Start of every chunk of a structured reply.
 pub const STRUCTURED_REPLY_MAGIC: u32 = 0x668e_33ef;
+/// Start of every request with an extended header.
+pub const EXTENDED_REQUEST_MAGIC: u32 = 0x21e4_1c71;
+/// Start of every reply chunk with an extended header.
+pub const EXTENDED_REPLY_MAGIC: u32 = 0x6e8a_278c;
 
 /// Handshake flag: the server speaks fixed newstyle.
 pub const FLAG_FIXED_NEWSTYLE: u16 = 1 << 0;
@@ -87,6 +91,8 @@ pub mod rep {
     pub const ERR_BLOCK_SIZE_REQD: u32 = ERROR_BIT + 8;
     /// The request or its reply is too large.
     pub const ERR_TOO_BIG: u32 = ERROR_BIT + 9;
+    /// Extended headers must be negotiated first, or are and cannot be taken back.
+    pub const ERR_EXT_HEADER_REQD: u32 = ERROR_BIT + 10;
 }
 
 /// Commands (`NBD_CMD_*`).
@@ -121,6 +127,8 @@ pub mod chunk {
     pub const OFFSET_HOLE: u16 = 2;
     /// Extents and their states.
     pub const BLOCK_STATUS: u16 = 5;
+    /// Extents and their states in 64 bits each.
+    pub const BLOCK_STATUS_EXT: u16 = 6;
     /// The bit that marks an error.
     pub const ERROR_BIT: u16 = 1 << 15;
     /// The request failed.
@@ -135,12 +143,18 @@ pub const BASE_ALLOCATION: &str = "base:allocation";
 /// States of an extent in [`BASE_ALLOCATION`] (`NBD_STATE_*`).
 pub mod state {
     /// Nothing is allocated for it.
-    pub const HOLE: u32 = 1 << 0;
+    pub const HOLE: u64 = 1 << 0;
     /// It reads as zeroes.
-    pub const ZERO: u32 = 1 << 1;
+    pub const ZERO: u64 = 1 << 1;
 }
 
 /// Kinds of information a client can ask for in INFO and GO (`NBD_INFO_*`).
+///
+/// # Examples
+///
+/// ```
+/// assert_eq!(nbd_protocol::InfoType::BlockSize as u16, 3); // as on the wire
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub enum InfoType {
@@ -228,6 +242,16 @@ macro_rules! flags16 {
 
 flags16! {
     /// What an export can do (`NBD_FLAG_*`, 16 bits).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use nbd_protocol::TransmissionFlags as Flags;
+    ///
+    /// let flags = Flags::SEND_FLUSH | Flags::SEND_FUA;
+    /// assert!(flags.contains(Flags::SEND_FUA) && !flags.contains(Flags::SEND_TRIM));
+    /// assert_eq!(flags - Flags::SEND_FUA, Flags::SEND_FLUSH);
+    /// ```
     TransmissionFlags {
         /// Always set.
         HAS_FLAGS = 0;
@@ -258,6 +282,15 @@ flags16! {
 
 flags16! {
     /// Flags of one request (`NBD_CMD_FLAG_*`, 16 bits).
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use nbd_protocol::CommandFlags;
+    ///
+    /// let flags = CommandFlags::FUA | CommandFlags(0x8000);
+    /// assert_eq!(format!("{flags:?}"), "FUA|0x8000"); // also those without a name
+    /// ```
     CommandFlags {
         /// Reply only once what was written is durable.
         FUA = 0;
@@ -269,6 +302,8 @@ flags16! {
         REQ_ONE = 3;
         /// WRITE_ZEROES shall fail if it cannot be faster than writing.
         FAST_ZERO = 4;
+        /// The length is that of a payload; only with extended headers, where WRITE must have it.
+        PAYLOAD_LEN = 5;
     }
 }
 

@@ -67,7 +67,7 @@ pub(crate) struct Job {
     pub(crate) image: Arc<Image>,
     pub(crate) work: Work,
     pub(crate) offset: u64,
-    pub(crate) len: u32,
+    pub(crate) len: u64,
 }
 
 /// How a job ended well.
@@ -156,7 +156,7 @@ impl Blocks {
                 if self.read(file, offset, bytes) {
                     return Way::Answer(Ok(()));
                 }
-                let blocks = covering(offset, offset + u64::from(len));
+                let blocks = covering(offset, offset + len);
                 if !image.device.is_newer(blocks) || image.has_bug("read-past-what-is-dirty") {
                     return Way::Engine;
                 }
@@ -274,11 +274,19 @@ impl Image {
     }
 
     /// Zeroes the parts of blocks at the ends of a range.
-    fn zero_ends(&self, offset: u64, len: u32) -> io::Result<()> {
-        let inner = self.inner(offset, offset + u64::from(len));
-        let ends = self.pieces(offset, len as usize).filter(|piece| !inner.contains(&piece.block));
-        for piece in ends {
-            self.change(piece, |bytes| bytes.fill(0)).map_err(of_get)?;
+    fn zero_ends(&self, offset: u64, len: u64) -> io::Result<()> {
+        let end = offset + len;
+        let inner = self.inner(offset, end);
+        let (start, stop) = if inner.is_empty() {
+            (end, end)
+        } else {
+            (inner.start * BLOCK as u64, end.min(inner.end * BLOCK as u64))
+        };
+        // Neither end is longer than a block, however long the range is.
+        for (from, to) in [(offset, start), (stop, end)] {
+            for piece in self.pieces(from, (to - from) as usize) {
+                self.change(piece, |bytes| bytes.fill(0)).map_err(of_get)?;
+            }
         }
         Ok(())
     }
@@ -350,8 +358,8 @@ impl Image {
     }
 
     /// Makes those bytes durable.
-    fn write_through(&self, offset: u64, len: u32) -> io::Result<()> {
-        let end = offset + u64::from(len);
+    fn write_through(&self, offset: u64, len: u64) -> io::Result<()> {
+        let end = offset + len;
         if self.has_bug("fua-before-the-write") {
             return Ok(());
         }
@@ -367,7 +375,7 @@ impl Job {
     pub(crate) fn run(&self, bytes: &mut [u8]) -> io::Result<Outcome> {
         let Self { image, work, offset, len } = self;
         let (offset, len) = (*offset, *len);
-        let end = offset + u64::from(len);
+        let end = offset + len;
         match *work {
             Work::Read => image.read_all(offset, bytes, false)?,
             Work::Settle => match image.settle(offset..end) {

@@ -41,7 +41,7 @@ impl Lab {
     }
 
     /// As the server does, but that it waits for the hand, and for the engine.
-    fn run(&self, command: Command, offset: u64, bytes: &mut [u8], len: u32) -> io::Result<()> {
+    fn run(&self, command: Command, offset: u64, bytes: &mut [u8], len: u64) -> io::Result<()> {
         let (flags, cookie) = (CommandFlags::NONE, 0);
         let request = Request { flags, command: 0, cookie, offset, len };
         let image = Arc::clone(self.blocks.image(0).unwrap());
@@ -57,13 +57,13 @@ impl Lab {
     }
 
     fn write(&mut self, offset: usize, len: usize, byte: u8, fua: bool) -> io::Result<()> {
-        self.run(write(fua), offset as u64, &mut vec![byte; len], len as u32)?;
+        self.run(write(fua), offset as u64, &mut vec![byte; len], len as u64)?;
         self.model[offset..offset + len].fill(byte);
         Ok(())
     }
 
     fn zero(&mut self, command: Command, offset: usize, len: usize) -> io::Result<()> {
-        self.run(command, offset as u64, &mut [], len as u32)?;
+        self.run(command, offset as u64, &mut [], len as u64)?;
         self.model[offset..offset + len].fill(0);
         Ok(())
     }
@@ -74,7 +74,7 @@ impl Lab {
 
     fn read(&self, offset: usize, len: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0xff; len];
-        self.run(Command::Read { df: false }, offset as u64, &mut bytes, len as u32)?;
+        self.run(Command::Read { df: false }, offset as u64, &mut bytes, len as u64)?;
         Ok(bytes)
     }
 
@@ -221,7 +221,7 @@ fn what_the_file_system_cannot_do_is_written_or_left() {
     lab.write(5, 64 * BLOCK, 8, false).unwrap();
     // TRIM may do nothing.
     let trim = |fua| Command::Trim { fua };
-    lab.run(trim(true), 10, &mut [], 5 * BLOCK as u32).unwrap();
+    lab.run(trim(true), 10, &mut [], 5 * BLOCK as u64).unwrap();
     lab.check(0, 64 * BLOCK + 10);
     for no_hole in [false, true] {
         let fast = lab.zero(zeroes(false, no_hole, true), 10, 5 * BLOCK);

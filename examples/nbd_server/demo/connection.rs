@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 
 use nbd_protocol::wire::cmd;
 use nbd_protocol::{
-    ClientError, ClientHandshake, ClientStep, CommandFlags, Connected, Reply, Request,
-    TransmissionFlags,
+    ClientError, ClientHandshake, ClientStep, CommandFlags, Connected, HeaderStyle, Reply,
+    ReplyContent, Request, RequestHeader, TransmissionFlags,
 };
 
 use super::model::{Kind, Next, Op, Plan, Region, put_pattern};
@@ -66,7 +66,9 @@ impl Connection {
         let connect = |source| DemoError::Connect { path: socket.to_owned(), source };
         let mut stream = UnixStream::connect(socket).map_err(connect)?;
         stream.set_read_timeout(Some(SILENCE))?;
-        let mut handshake = ClientHandshake::new(&options.export, number.is_multiple_of(2));
+        let style =
+            if number.is_multiple_of(2) { HeaderStyle::Structured } else { HeaderStyle::Simple };
+        let mut handshake = ClientHandshake::new(&options.export, style);
         let (mut input, mut output, mut piece) = (Vec::new(), Vec::new(), [0; 4096]);
         let export = loop {
             let (used, step) = handshake.receive(&input, &mut output)?;
@@ -74,7 +76,9 @@ impl Connection {
             match step {
                 ClientStep::Connected(export) => break export,
                 ClientStep::More => {}
-                ClientStep::Listed(_) => unreachable!("no list was asked for"),
+                ClientStep::StartTls | ClientStep::Listed(_) => {
+                    unreachable!("neither was asked for")
+                }
             }
             stream.write_all(&output)?;
             output.clear();
@@ -101,7 +105,7 @@ impl Connection {
     pub(super) fn close(mut self) -> Result<(), DemoError> {
         let (flags, command) = (CommandFlags::NONE, cmd::DISC);
         let request = Request { flags, command, cookie: 0, offset: 0, len: 0 };
-        self.stream.get_mut().write_all(&request.encode())?;
+        self.stream.get_mut().write_all(encode(&request, self.export.style)?.as_slice())?;
         let mut rest = Vec::new();
         self.stream.read_to_end(&mut rest)?;
         if rest.is_empty() { Ok(()) } else { Err(DemoError::Stray("bytes after DISC".into())) }
@@ -115,7 +119,7 @@ impl Connection {
         progress: &Progress,
     ) -> Result<Tally, DemoError> {
         Run {
-            structured: self.export.structured,
+            style: self.export.style,
             offered: self.export.flags,
             depth: self.depth,
             connection: &mut self.stream,
@@ -139,7 +143,7 @@ impl Connection {
 /// One phase on one connection.
 struct Run<'a> {
     connection: &'a mut BufReader<UnixStream>,
-    structured: bool,
+    style: HeaderStyle,
     offered: TransmissionFlags,
     depth: usize,
     region: &'a mut Region,
@@ -171,7 +175,7 @@ impl Run<'_> {
             }
             while !ended && self.in_flight < self.depth && self.bytes < MAX_IN_FLIGHT {
                 match plan.next(self.region, self.offered) {
-                    Next::Send(op) => self.begin(op),
+                    Next::Send(op) => self.begin(op)?,
                     Next::Wait => break,
                     Next::End => ended = true,
                 }
@@ -190,7 +194,7 @@ impl Run<'_> {
     }
 
     /// Puts a request, and the data of a write, behind the unsent bytes.
-    fn begin(&mut self, mut op: Op) {
+    fn begin(&mut self, mut op: Op) -> io::Result<()> {
         self.region.begin(&mut op);
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -203,9 +207,9 @@ impl Run<'_> {
             command: command(op.kind),
             cookie,
             offset: op.offset(),
-            len: op.len(),
+            len: op.len().into(),
         };
-        self.unsent.extend_from_slice(&request.encode());
+        self.unsent.extend_from_slice(encode(&request, self.style)?.as_slice());
         if op.kind.is_write() {
             put_pattern(&mut self.unsent, op.blocks.clone(), op.version);
         }
@@ -219,6 +223,7 @@ impl Run<'_> {
         }
         let start = Instant::now();
         self.slots[slot] = Some(InFlight { op, cookie, start, received: 0, data, failed: None });
+        Ok(())
     }
 
     fn flags(&self, op: &Op) -> CommandFlags {
@@ -256,17 +261,17 @@ impl Run<'_> {
     /// Whether the next reply can be read without waiting.
     fn has_whole_reply(&self) -> bool {
         let buffer = self.connection.buffer();
-        let Ok(Some((reply, used))) = Reply::parse(buffer) else { return false };
+        let Ok(Some((reply, used))) = Reply::parse(buffer, self.style) else { return false };
         used + self.data_len(&reply) <= buffer.len()
     }
 
     /// How much data follows `reply`.
     fn data_len(&self, reply: &Reply) -> usize {
-        match *reply {
-            Reply::Data { len, .. } => len as usize,
-            Reply::Simple { cookie, result: Ok(()) } => self
+        match reply.content {
+            ReplyContent::Data { len, .. } => len as usize,
+            ReplyContent::Simple(Ok(())) => self
                 .slots
-                .get(cookie as u32 as usize)
+                .get(reply.cookie as u32 as usize)
                 .and_then(Option::as_ref)
                 .map_or(0, |f| f.data.len()),
             _ => 0,
@@ -277,42 +282,42 @@ impl Run<'_> {
     fn receive(&mut self) -> Result<(), DemoError> {
         let reply = self.header()?;
         let len = self.data_len(&reply);
-        let slot = reply.cookie() as u32 as usize;
+        let slot = reply.cookie as u32 as usize;
         let stray = || DemoError::Stray(format!("{reply:?}"));
         let flight = self.slots.get_mut(slot).and_then(Option::as_mut).ok_or_else(stray)?;
-        let is_read = flight.op.kind.is_read();
-        let fits = flight.cookie == reply.cookie()
-            && match reply {
+        let (is_read, chunks) = (flight.op.kind.is_read(), self.style.has_chunks());
+        let fits = flight.cookie == reply.cookie
+            && match reply.content {
                 // After structured replies were negotiated, only they may answer a read.
-                Reply::Simple { .. } => !(is_read && self.structured),
-                Reply::Data { .. } | Reply::Hole { .. } => is_read && self.structured,
-                Reply::Extents { .. } => false, // never asked for
-                Reply::Done { .. } | Reply::Error { .. } => self.structured,
+                ReplyContent::Simple(_) => !(is_read && chunks),
+                ReplyContent::Data { .. } | ReplyContent::Hole { .. } => is_read && chunks,
+                ReplyContent::Extents { .. } => false, // never asked for
+                ReplyContent::None | ReplyContent::Error(_) => chunks,
             };
         if !fits {
             return Err(stray());
         }
-        match reply {
-            Reply::Simple { result, .. } => {
+        match reply.content {
+            ReplyContent::Simple(result) => {
                 flight.failed = result.err();
                 self.connection.read_exact(&mut flight.data[..len])?;
                 flight.received += len;
             }
-            Reply::Data { offset, len, .. } | Reply::Hole { offset, len, .. } => {
+            ReplyContent::Data { offset, len } | ReplyContent::Hole { offset, len } => {
                 let start = offset.checked_sub(flight.op.offset()).map(|start| start as usize);
                 let part = start
                     .and_then(|start| flight.data.get_mut(start..start.checked_add(len as usize)?))
                     .ok_or_else(stray)?;
-                match reply {
-                    Reply::Data { .. } => self.connection.read_exact(part)?,
+                match reply.content {
+                    ReplyContent::Data { .. } => self.connection.read_exact(part)?,
                     _ => part.fill(0),
                 }
                 flight.received += len as usize;
             }
-            Reply::Error { error, .. } => flight.failed = Some(error),
-            Reply::Done { .. } | Reply::Extents { .. } => {}
+            ReplyContent::Error(error) => flight.failed = Some(error),
+            ReplyContent::None | ReplyContent::Extents { .. } => {}
         }
-        if reply.is_last() { self.finish(slot) } else { Ok(()) }
+        if reply.done { self.finish(slot) } else { Ok(()) }
     }
 
     /// Reads one reply header, whose length shows only while reading.
@@ -322,7 +327,7 @@ impl Run<'_> {
         if uninterrupted(|| connection.fill_buf().map(<[u8]>::is_empty))? {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
         }
-        if let Some((reply, used)) = Reply::parse(self.connection.buffer())? {
+        if let Some((reply, used)) = Reply::parse(self.connection.buffer(), self.style)? {
             self.connection.consume(used);
             return Ok(reply);
         }
@@ -331,7 +336,7 @@ impl Run<'_> {
             let mut byte = [0];
             self.connection.read_exact(&mut byte)?;
             header.push(byte[0]);
-            if let Some((reply, _)) = Reply::parse(&header)? {
+            if let Some((reply, _)) = Reply::parse(&header, self.style)? {
                 return Ok(reply);
             }
         }
@@ -367,6 +372,10 @@ impl Run<'_> {
         self.bytes -= payload(&op);
         Ok(())
     }
+}
+
+fn encode(request: &Request, style: HeaderStyle) -> io::Result<RequestHeader> {
+    request.encode(style).map_err(io::Error::other)
 }
 
 /// Bytes of data that a request moves over the connection.

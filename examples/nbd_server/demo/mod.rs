@@ -152,7 +152,7 @@ pub(crate) fn run(socket: &Path, options: &DemoOptions) -> Result<DemoReport, De
     let mut report = DemoReport {
         size,
         connections: wanted,
-        structured: connections.iter().filter(|c| c.export().structured).count(),
+        structured: connections.iter().filter(|c| c.export().style.has_chunks()).count(),
         depth: options.depth,
         ..DemoReport::default()
     };

@@ -31,6 +31,7 @@ use crate::image_spec::ImageSpec;
 use crate::lock::lock;
 use crate::slots::Slots;
 use crate::syncs::Syncs;
+use crate::tls::Acceptor;
 
 /// How long to wait for an image's lock: the kernel keeps the lock of a server that was killed until
 /// its writes in flight have ended.
@@ -53,6 +54,8 @@ pub(crate) enum ExportError {
     Locked { path: PathBuf },
     #[error("'{name}' is not an export name: 1 to {MAX_STRING} bytes, no control characters")]
     Name { name: String },
+    #[error("TLS: {0}")]
+    Tls(String),
     #[error("cannot keep blocks in memory: {0}; --cache 0 keeps none")]
     Cache(io::Error),
     #[error(
@@ -120,6 +123,8 @@ pub(crate) struct ExportTable {
     pub(crate) hands: Hands,
     /// What is kept of the files in memory, unless nothing is to be.
     pub(crate) blocks: Option<Blocks>,
+    /// What clients are offered beside exports.
+    pub(crate) tls: Acceptor,
 }
 
 impl ExportTable {
@@ -143,6 +148,7 @@ impl ExportTable {
             args: args.clone(),
             hands: Hands::new(most).map_err(|error| ExportError::Cache(error.into()))?,
             blocks: None,
+            tls: Acceptor::open(args).map_err(ExportError::Tls)?,
         };
         if args.cache > 0 {
             let blocks = Blocks::new(args.cache, &[], most).map_err(ExportError::Cache)?;
@@ -326,8 +332,8 @@ impl ExportTable {
         // In the folder another file may have taken the name.
         let index = self.find_fixed(name).or_else(|| known.names.get(name).copied())?;
         let info = &self.exports[index].info;
-        let same = info.size == negotiated.size
-            && info.advertised(negotiated.structured) == negotiated.flags;
+        let same =
+            info.size == negotiated.size && info.advertised(negotiated.style) == negotiated.flags;
         same.then_some(index)
     }
 

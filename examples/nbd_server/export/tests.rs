@@ -1,6 +1,7 @@
 //! Folders, names, and what has an export's name now.
 
 use clap::Parser;
+use nbd_protocol::HeaderStyle;
 
 use super::*;
 
@@ -75,25 +76,26 @@ fn a_later_name_of_an_image_that_grew_is_as_long_as_the_first() {
 fn a_client_gets_what_it_was_told_of_or_nothing() {
     let (dir, table) = folder(&[("a", 4096)], &[]);
     let info = table.open("a").unwrap().into_owned();
-    let told = |size, structured| Negotiated {
+    let told = |size, style| Negotiated {
         export: "a".into(),
-        structured,
+        style,
         allocation: false,
         block_sizes: false,
         size,
-        flags: info.advertised(structured),
+        flags: info.advertised(style),
+        tls: false,
     };
     let index = |told| table.begin(&told).map(|(index, _)| index);
-    assert_eq!(index(told(4096, false)), Some(0));
-    assert_eq!(index(told(4096, true)), Some(0));
+    assert_eq!(index(told(4096, HeaderStyle::Simple)), Some(0));
+    assert_eq!(index(told(4096, HeaderStyle::Structured)), Some(0));
     // Another file takes the name, and another client comes first.
     let other = dir.path().join("other");
     File::create(&other).unwrap().set_len(8192).unwrap();
     std::fs::rename(other, dir.path().join("a")).unwrap();
     assert_eq!(size(table.find("a")), Some(8192));
     assert_eq!(size(table.open("a")), Some(8192));
-    assert_eq!(index(told(4096, false)), None);
-    assert_eq!(index(told(8192, false)), Some(1));
+    assert_eq!(index(told(4096, HeaderStyle::Simple)), None);
+    assert_eq!(index(told(8192, HeaderStyle::Simple)), Some(1));
 }
 
 #[test]
@@ -105,11 +107,12 @@ fn a_name_is_that_of_the_file_which_has_it_now() {
             let info = table.open("a").unwrap().into_owned();
             let negotiated = Negotiated {
                 export: "a".into(),
-                structured: true,
+                style: HeaderStyle::Structured,
                 allocation: false,
                 block_sizes: false,
                 size: info.size,
-                flags: info.advertised(true),
+                flags: info.advertised(HeaderStyle::Structured),
+                tls: false,
             };
             table.get(table.begin(&negotiated).unwrap().0).file
         };

@@ -4,6 +4,7 @@
 mod tests;
 
 use std::io::{self, Read};
+use std::net::SocketAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -54,6 +55,12 @@ pub(crate) enum ServerError {
     Export(#[from] ExportError),
     #[error("cannot listen on {address}: {error}")]
     Listen { address: String, error: io::Error },
+    #[error(
+        "every machine that reaches {0} could read and change the images, because connections without TLS are \
+         neither encrypted nor authenticated: --tls require --tls-certificates DIR protects them, --insecure \
+         serves them all the same"
+    )]
+    Insecure(SocketAddr),
     #[error("cannot start a worker: {0}")]
     Start(String),
     #[error("cannot make the images durable: {0}")]

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use clap::Parser;
-use nbd_protocol::{CommandFlags, Request, wire::cmd};
+use nbd_protocol::{CommandFlags, HeaderStyle, Request, wire::cmd};
 use radix_ctx::Id;
 use tempfile::TempDir;
 
@@ -114,10 +114,14 @@ fn client(lab: &Lab) -> UnixStream {
     stream
 }
 
-fn request(command: u16, cookie: u64, block: usize) -> [u8; 28] {
+fn request(command: u16, cookie: u64, block: usize) -> Vec<u8> {
     let (flags, offset) = (CommandFlags::NONE, (block * BLOCK) as u64);
-    let len = if command == cmd::FLUSH { 0 } else { BLOCK as u32 };
-    Request { flags, command, cookie, offset, len }.encode()
+    let len = if command == cmd::FLUSH { 0 } else { BLOCK as u64 };
+    Request { flags, command, cookie, offset, len }
+        .encode(HeaderStyle::Simple)
+        .unwrap()
+        .as_slice()
+        .to_vec()
 }
 
 /// The client of the demonstration checks every byte, and that each reply is of one of its requests.

@@ -31,7 +31,12 @@ impl Worker {
         let conn = &self.conns[slot];
         if flags.contains(epoll::EventFlags::IN) && conn.wants_input() {
             match self.receive(slot) {
-                Ok(()) => self.watch_payload(slot),
+                Ok(()) => {
+                    self.watch_payload(slot);
+                    if self.slot_of(id).is_some_and(|slot| self.conns[slot].tls.is_some()) {
+                        self.mark_dirty(id); // it may have decrypted more, or hold bytes of its own
+                    }
+                }
                 Err(reason) => self.close(id, &reason),
             }
         } else if flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
@@ -84,7 +89,7 @@ impl Worker {
         let conn = &mut self.conns[slot];
         let have = conn.unread.len();
         self.scratch[..have].copy_from_slice(&conn.unread);
-        match (&conn.socket).read(&mut self.scratch[have..]) {
+        match conn.receive(&mut self.scratch[have..]) {
             Ok(0) => {
                 self.end_of_input(slot);
                 Ok(())
@@ -175,6 +180,12 @@ impl Worker {
                     conn.mark_dirty(dirty);
                     match step {
                         HandshakeStep::More => break,
+                        HandshakeStep::StartTls => {
+                            let start = |error| format!("cannot start TLS: {error}");
+                            let tls = exports.tls.accept().map_err(start)?;
+                            conn.start_tls(tls, memory).map_err(start)?;
+                            break;
+                        }
                         HandshakeStep::Ready(negotiated) => {
                             if !conn.pass.finish_handshake() {
                                 return Err(GAVE_WAY.into());
@@ -233,7 +244,7 @@ impl Worker {
                         }
                         Next::Start(request, command, buf) => {
                             understood += 1;
-                            let target = (session.export, session.agreed.structured);
+                            let target = (session.export, session.agreed.style);
                             conn.active += 1;
                             conn.cost += COST + buf.as_ref().map_or(0, |buf| buf.len()) as u64;
                             let step = requests.start(&conn.ctx, target, request, command, buf);
@@ -252,7 +263,7 @@ impl Worker {
                             *refused_memory |= error == NbdError::NoMem && conn.out.stuck.is_none();
                             requests.counters.errors += 1;
                             conn.active += 1;
-                            let step = Step::refuse(&request, session.agreed.structured, error);
+                            let step = Step::refuse(&request, session.agreed.style, error);
                             conn.take(step, memory, dirty);
                         }
                         Next::OutOfStep(error) => {

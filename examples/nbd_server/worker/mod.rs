@@ -40,7 +40,7 @@ mod pace;
 mod tests;
 
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, ErrorKind, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -72,6 +72,7 @@ use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
 use crate::server::{eventfd, ring};
 use crate::spin::Spinner;
+use crate::tls::Wire;
 
 /// Bytes received at a time.
 const SCRATCH: usize = 256 << 10;
@@ -184,6 +185,8 @@ pub(crate) struct Worker {
     dirty: Vec<Id>,
     /// Connections that wait for memory or room.
     blocked: VecDeque<Id>,
+    /// Connections of which TLS has decrypted more than was read.
+    undrained: Vec<Id>,
     /// Reused by `unblock`.
     behind: Vec<Id>,
     /// Memory came free outside a round, or a round ended early: do not sleep.
@@ -232,6 +235,7 @@ impl Worker {
             scratch: vec![0; SCRATCH].into(),
             dirty: Vec::new(),
             blocked: VecDeque::new(),
+            undrained: Vec::new(),
             behind: Vec::new(),
             again: false,
             stopping: None,
@@ -260,6 +264,10 @@ impl Worker {
         let (mut inbox, mut turn) = (false, false);
         {
             let _plug = engine.plug(); // what arrived together is submitted together
+            for at in 0..self.undrained.len() {
+                self.ready(self.undrained[at], epoll::EventFlags::IN);
+            }
+            self.undrained.clear();
             for event in &*events {
                 let (data, flags) = (event.data, event.flags); // the struct is packed
                 match data.u64() {
@@ -367,12 +375,19 @@ impl Worker {
             let Some(slot) = self.slot_of(id) else { continue };
             let conn = &mut self.conns[slot];
             conn.dirty = false;
-            let Conn { out, socket, account, .. } = conn;
+            let Conn { out, socket, tls, account, .. } = conn;
             let waiting = out.len();
-            let sent = out.send(&mut &*socket, &mut self.memory, account);
+            let mut wire = Wire { socket, tls: tls.as_deref_mut() };
+            let sent = match out.send(&mut wire, &mut self.memory, account) {
+                Ok(Sent::All) => match wire.flush() {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Sent::Blocked),
+                    flushed => flushed.map(|()| Sent::All),
+                },
+                other => other,
+            };
             left |= out.len() < waiting;
             match sent {
-                Ok(Sent::All) => {}
+                Ok(Sent::All) => out.stuck = None,
                 Ok(Sent::Blocked) => {
                     out.stuck.get_or_insert_with(Instant::now);
                     self.watching = true;
@@ -383,12 +398,20 @@ impl Worker {
                 }
             }
             if conn.is_finished() {
+                if let Some(mut tls) = conn.tls.take() {
+                    tls.close();
+                    let _ = Wire { socket: &conn.socket, tls: Some(&mut tls) }.flush(); // a courtesy
+                }
                 if !conn.tcp || conn.socket.shutdown(Shutdown::Write).is_err() {
                     self.close(id, "done");
                     continue;
                 }
                 conn.phase = Phase::Lingering(Instant::now() + LINGER_LIMIT);
                 self.watching = true;
+            }
+            if conn.has_plaintext() {
+                self.undrained.push(id);
+                self.again = true;
             }
             if conn.interest() != conn.told {
                 conn.told = conn.interest();
@@ -435,7 +458,14 @@ impl Worker {
         let entry = self.conns.vacant_entry();
         ctx.set_place(Some((self.number, entry.key())));
         let data = epoll::EventData::new_u64(id.to_bits());
-        let conn = Conn::new(socket, ctx, pass, listed, Instant::now() + HANDSHAKE_LIMIT);
+        let conn = Conn::new(
+            socket,
+            ctx,
+            pass,
+            listed,
+            Instant::now() + HANDSHAKE_LIMIT,
+            self.exports.tls.policy,
+        );
         if let Err(error) = epoll::add(&self.epoll, &conn.socket, data, conn.told) {
             warn!(%error, "cannot watch a new connection");
             self.forget(id);

@@ -7,7 +7,7 @@ use aio_reap_test::Build;
 use aio_reap_test::scripted::{Script, Transfer};
 use bufcache::{BlockDevice, FaultDevice, FileDevice};
 use clap::Parser;
-use nbd_protocol::{Agreed, CommandFlags, Request, wire::cmd};
+use nbd_protocol::{Agreed, CommandFlags, HeaderStyle, Request, wire::cmd};
 use percpu_list::Refused;
 use radix_ctx::{CtxTable, LookupError};
 use tempfile::TempDir;
@@ -157,8 +157,8 @@ impl Lab {
         cookie: u64,
         len: usize,
     ) {
-        let request = Request { flags, command, cookie, offset: 0, len: len as u32 };
-        client.write_all(&request.encode()).unwrap();
+        let request = Request { flags, command, cookie, offset: 0, len: len as u64 };
+        client.write_all(request.encode(HeaderStyle::Simple).unwrap().as_slice()).unwrap();
         if command == cmd::WRITE {
             client.write_all(&vec![0x5a; len]).unwrap();
         }

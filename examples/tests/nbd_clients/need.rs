@@ -20,6 +20,7 @@ pub(crate) enum Need {
     NbdInfo,
     NbdCopy,
     Curl,
+    OpenSsl,
     /// fio with its nbd engine.
     Fio,
     /// strace, and permission to trace one's own children.
@@ -49,6 +50,7 @@ impl Need {
             Need::QemuIo => tool("qemu-io", "qemu-utils"),
             Need::QemuImg => tool("qemu-img", "qemu-utils"),
             Need::NbdInfo => tool("nbdinfo", "libnbd-bin"),
+            Need::OpenSsl => tool("openssl", "openssl"),
             Need::Curl => tool("curl", "curl"),
             Need::NbdCopy => tool("nbdcopy", "libnbd-bin"),
             Need::Fio => tool("fio", "fio").or_else(fio_without_nbd),

@@ -10,7 +10,7 @@ use std::thread;
 
 use nbd_protocol::wire::STRUCTURED_REPLY_MAGIC;
 use nbd_protocol::{
-    Command, ExportInfo, Handshake, NbdError, REQUEST_LEN, ReplyHeader, Request, Step,
+    Command, ExportInfo, Handshake, HeaderStyle, NbdError, ReplyHeader, Request, Step,
     TransmissionFlags,
 };
 use tempfile::TempDir;
@@ -101,17 +101,19 @@ impl Shared {
             match step {
                 Step::More => {}
                 Step::Ready(negotiated) => break negotiated,
-                Step::Close(_) => return stream.write_all(&out),
+                Step::StartTls | Step::Close(_) => return stream.write_all(&out),
             }
         };
         stream.write_all(&out)?;
         loop {
             let mut replies = Vec::new();
             let mut rest = &input[..];
-            while let Some((header, tail)) = rest.split_first_chunk::<REQUEST_LEN>() {
-                let request = Request::parse(header).map_err(io::Error::other)?;
-                let Some((data, tail)) = tail.split_at_checked(request.payload_len() as usize)
-                else {
+            let style = negotiated.style;
+            while let Some((request, used)) =
+                Request::parse(rest, style).map_err(io::Error::other)?
+            {
+                let payload = request.payload_len(style) as usize;
+                let Some((data, tail)) = rest[used..].split_at_checked(payload) else {
                     break;
                 };
                 rest = tail;
@@ -119,7 +121,7 @@ impl Shared {
                 if verdict == Ok(Command::Disconnect) {
                     return Ok(());
                 }
-                replies.push(self.answer(&request, verdict, data, negotiated.structured)?);
+                replies.push(self.answer(&request, verdict, data, style)?);
             }
             let used = input.len() - rest.len();
             input.drain(..used);
@@ -134,14 +136,16 @@ impl Shared {
         request: &Request,
         verdict: Result<Command, NbdError>,
         data: &[u8],
-        structured: bool,
+        style: HeaderStyle,
     ) -> io::Result<Vec<u8>> {
         let late = self.served.fetch_add(1, Ordering::Relaxed) >= GRACE;
         let fault = if late { self.fault } else { Fault::None };
-        let Request { mut cookie, offset, len, .. } = *request;
+        let mut request = *request;
+        let Request { offset, len, .. } = request;
         if fault == Fault::WrongCookie {
-            cookie ^= 1 << 40;
+            request.cookie ^= 1 << 40;
         }
+        let request = &request;
         if fault == Fault::Hangup {
             return Err(io::Error::other("fault"));
         }
@@ -152,25 +156,23 @@ impl Shared {
         let mut image = self.image.lock().unwrap();
         let (start, end) = (offset as usize, offset as usize + len as usize);
         Ok(match verdict {
-            Err(error) => ReplyHeader::error(cookie, request.wants_chunks(structured), error)
-                .as_slice()
-                .to_vec(),
+            Err(error) => ReplyHeader::error(request, style, error).as_slice().to_vec(),
             Ok(Command::Read { df }) => {
                 let mut data = image[start..end].to_vec();
                 if fault == Fault::FlippedBit {
                     data[len as usize / 2] ^= 0x10;
                 }
-                if fault == Fault::SimpleReplyToStructuredRead || !structured {
-                    [ReplyHeader::simple(cookie, Ok(())).as_slice(), &data].concat()
+                if fault == Fault::SimpleReplyToStructuredRead || !style.has_chunks() {
+                    [ReplyHeader::simple(request.cookie, Ok(())).as_slice(), &data].concat()
                 } else if fault == Fault::ShortData {
                     let short = len / 2;
-                    let header = ReplyHeader::read_data(cookie, true, offset, short);
+                    let header = ReplyHeader::read_data(&Request { len: short, ..*request }, style);
                     [header.as_slice(), &data[..short as usize]].concat()
                 } else if df || len == 4096 {
-                    let header = ReplyHeader::read_data(cookie, true, offset, len);
+                    let header = ReplyHeader::read_data(request, style);
                     [header.as_slice(), &data].concat()
                 } else {
-                    in_chunks(cookie, offset, &data)
+                    in_chunks(request, &data)
                 }
             }
             Ok(command) => {
@@ -189,7 +191,7 @@ impl Shared {
                     }
                     _ => {}
                 }
-                ReplyHeader::simple(cookie, Ok(())).as_slice().to_vec()
+                ReplyHeader::done(request, style).as_slice().to_vec()
             }
         })
     }
@@ -197,15 +199,15 @@ impl Shared {
 
 /// A long read as a server may answer it: holes and data, the last part first, and an empty last
 /// chunk.
-fn in_chunks(cookie: u64, offset: u64, data: &[u8]) -> Vec<u8> {
+fn in_chunks(request: &Request, data: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     for (i, part) in data.chunks(65536).enumerate().rev() {
-        let at = offset + i as u64 * 65536;
+        let at = request.offset + i as u64 * 65536;
         let hole = part.iter().all(|&byte| byte == 0);
         out.extend(STRUCTURED_REPLY_MAGIC.to_be_bytes());
         out.extend(0_u16.to_be_bytes()); // not the last
         out.extend(if hole { 2_u16 } else { 1 }.to_be_bytes());
-        out.extend(cookie.to_be_bytes());
+        out.extend(request.cookie.to_be_bytes());
         out.extend(if hole { 12 } else { part.len() as u32 + 8 }.to_be_bytes());
         out.extend(at.to_be_bytes());
         if hole {
@@ -214,7 +216,7 @@ fn in_chunks(cookie: u64, offset: u64, data: &[u8]) -> Vec<u8> {
             out.extend(part);
         }
     }
-    out.extend(ReplyHeader::done(cookie).as_slice());
+    out.extend(ReplyHeader::done(request, HeaderStyle::Structured).as_slice());
     out
 }
 

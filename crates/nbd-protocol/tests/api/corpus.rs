@@ -12,7 +12,8 @@ use nbd_protocol::wire::{FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, cmd, opt};
 
 use crate::driven;
 use nbd_protocol::{
-    ClientHandshake, ClientStep, CommandFlags, Handshake, InfoType, NbdError, ReplyHeader, Request,
+    ClientHandshake, ClientStep, CommandFlags, Extent, Handshake, HeaderStyle, InfoType, NbdError,
+    ReplyHeader, Request,
 };
 
 use crate::handshake::{info, session};
@@ -24,7 +25,7 @@ fn corpus() -> PathBuf {
 }
 
 #[test]
-fn every_input_of_the_corpus_holds() {
+fn inv04_every_input_of_the_corpus_holds() {
     let mut names = Vec::new();
     for entry in fs::read_dir(corpus()).expect("the corpus is committed") {
         let path = entry.unwrap().path();
@@ -136,23 +137,63 @@ fn seeds() -> BTreeMap<String, Vec<u8>> {
         ("block-status-empty", cmd::BLOCK_STATUS, 0, 0),
         ("unknown", 4711, 0, 0),
         ("flags-unknown", cmd::READ, 0x8000, 512),
-        ("past-the-end", cmd::READ, 0, u32::MAX),
+        ("past-the-end", cmd::READ, 0, u64::from(u32::MAX)),
         ("disc", cmd::DISC, 0, 0),
     ] {
         let flags = CommandFlags(flags);
         let request = Request { flags, command, cookie: 0x6368_6f63, offset: 0, len };
-        let header = request.encode();
-        let payload = vec![0x5a; request.payload_len() as usize];
+        let header = encode(request, HeaderStyle::Structured);
+        let payload = vec![0x5a; request.payload_len(HeaderStyle::Structured) as usize];
         let and_disc = Request { flags: CommandFlags::NONE, command: cmd::DISC, len: 0, ..request };
-        let input = [&connected[..], &header, &payload, &and_disc.encode()].concat();
+        let input = [&connected[..], &header, &payload, &encode(and_disc, HeaderStyle::Structured)]
+            .concat();
         add(&format!("session-{name}"), driven::SESSION, &input);
         add(&format!("request-{name}"), driven::REQUEST, &[&export[..], &header].concat());
     }
 
+    let extended = session(
+        both,
+        &[(opt::EXTENDED_HEADERS, b""), (opt::SET_META_CONTEXT, &context), (opt::GO, &all)],
+    );
+    for (name, command, flags, len) in [
+        ("read", cmd::READ, 0, 4096),
+        ("write", cmd::WRITE, 0, 512),
+        ("read-payload", cmd::READ, CommandFlags::PAYLOAD_LEN.0, 16),
+        ("write-zeroes", cmd::WRITE_ZEROES, 0, 1 << 40),
+        ("block-status", cmd::BLOCK_STATUS, 0, 1 << 20),
+        ("flush", cmd::FLUSH, 0, 0),
+    ] {
+        let flags = CommandFlags(flags);
+        let request = Request { flags, command, cookie: 0x6368_6f63, offset: 0, len };
+        let header = encode(request, HeaderStyle::Extended);
+        let payload = vec![0x5a; if len <= 512 { len as usize } else { 0 }];
+        add(
+            &format!("extended-{name}"),
+            driven::SESSION,
+            &[&extended[..], &header, &payload].concat(),
+        );
+        let input = [&export[..], &header].concat();
+        add(&format!("request-extended-{name}"), driven::REQUEST, &input);
+    }
+    for (name, options) in [
+        ("twice", vec![(opt::EXTENDED_HEADERS, &b""[..]), (opt::EXTENDED_HEADERS, b"")]),
+        ("then-structured", vec![(opt::EXTENDED_HEADERS, b""), (opt::STRUCTURED_REPLY, b"")]),
+        ("data", vec![(opt::EXTENDED_HEADERS, b"x"), (opt::GO, &all)]),
+        ("export-name", vec![(opt::EXTENDED_HEADERS, b""), (opt::EXPORT_NAME, b"disk")]),
+    ] {
+        add(&format!("option-extended-{name}"), driven::SESSION, &session(both, &options));
+    }
+    let in_order = [(opt::STARTTLS, &b""[..]), (opt::STRUCTURED_REPLY, b""), (opt::GO, &all)];
+    // In pieces of 20 bytes STARTTLS ends with one: 4 of flags and 16 of the option.
+    add("option-starttls-alone", 19 << 2 | driven::SESSION, &session(both, &in_order));
+    let again = [(opt::STARTTLS, &b""[..]), (opt::STARTTLS, b"")];
+    add("option-starttls-twice", 19 << 2 | driven::SESSION, &session(both, &again));
+
     for (name, client) in [
-        ("structured", ClientHandshake::new("disk", true)),
-        ("simple", ClientHandshake::new("", false)),
-        ("meta", ClientHandshake::new("disk", true).ask_allocation()),
+        ("extended", ClientHandshake::new("disk", HeaderStyle::Extended).ask_allocation()),
+        ("structured", ClientHandshake::new("disk", HeaderStyle::Structured)),
+        ("simple", ClientHandshake::new("", HeaderStyle::Simple)),
+        ("meta", ClientHandshake::new("disk", HeaderStyle::Structured).ask_allocation()),
         ("list", ClientHandshake::list()),
     ] {
         add(&format!("server-{name}"), driven::SERVER, &server_stream(client));
@@ -161,11 +202,23 @@ fn seeds() -> BTreeMap<String, Vec<u8>> {
                     \0\0\0\0\0\0\0\0\0\x10\0\0\0\x05";
     add("server-without-go", driven::SERVER, refusal);
 
+    let (structured, wide) = (HeaderStyle::Structured, HeaderStyle::Extended);
+    let (flags, command) = (CommandFlags::NONE, cmd::READ);
+    let read = Request { flags, command, cookie: 1, offset: 0, len: 8 };
+    let status = Request { command: cmd::BLOCK_STATUS, ..read };
+    let extent = Extent { len: 1 << 40, flags: 3 }.encode64();
     for (name, reply) in [
+        ("extended-data", [ReplyHeader::read_data(&read, wide).as_slice(), b"8 bytes!"].concat()),
+        ("extended-done", ReplyHeader::done(&read, wide).as_slice().to_vec()),
+        ("extended-error", ReplyHeader::error(&read, wide, NbdError::Io).as_slice().to_vec()),
+        (
+            "extended-block-status",
+            [ReplyHeader::block_status(&status, wide, 1, 1).as_slice(), &extent].concat(),
+        ),
         ("simple", ReplyHeader::simple(1, Err(NbdError::NoSpc)).as_slice().to_vec()),
-        ("data", [ReplyHeader::read_data(1, true, 0, 8).as_slice(), b"8 bytes!"].concat()),
-        ("done", ReplyHeader::done(1).as_slice().to_vec()),
-        ("error", ReplyHeader::error(1, true, NbdError::Io).as_slice().to_vec()),
+        ("data", [ReplyHeader::read_data(&read, structured).as_slice(), b"8 bytes!"].concat()),
+        ("done", ReplyHeader::done(&read, structured).as_slice().to_vec()),
+        ("error", ReplyHeader::error(&read, structured, NbdError::Io).as_slice().to_vec()),
         ("error-offset", chunk(0, 0x8002, b"\0\0\0\x05\0\x02no\0\0\0\0\0\0\x10\0")),
         ("hole", chunk(1, 2, b"\0\0\0\0\0\0\x10\0\0\0\x20\0")),
         ("block-status", chunk(1, 5, b"\0\0\0\x01\0\0\x10\0\0\0\0\0")),
@@ -176,11 +229,15 @@ fn seeds() -> BTreeMap<String, Vec<u8>> {
     seeds
 }
 
+fn encode(request: Request, style: HeaderStyle) -> Vec<u8> {
+    request.encode(style).expect("the length fits").as_slice().to_vec()
+}
+
 /// Everything our server says to `client` during the handshake.
 fn server_stream(mut client: ClientHandshake) -> Vec<u8> {
     let exports = driven::exports();
     let (mut said, mut heard, mut out) = (Vec::new(), 0, Vec::new());
-    let mut server = Handshake::new(&mut said);
+    let mut server = Handshake::new(&mut said).extended_headers();
     loop {
         let (used, step) = client.receive(&said[heard..], &mut out).unwrap();
         heard += used;

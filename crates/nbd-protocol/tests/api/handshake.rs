@@ -4,8 +4,8 @@ use nbd_protocol::wire::{FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, OPTION_MAGIC, 
 
 use crate::driven;
 use nbd_protocol::{
-    ClientError, ClientHandshake, ClientStep, CloseReason, ExportInfo, Handshake, InfoType,
-    MAX_OPTION_DRAIN, MAX_OPTIONS, MAX_STRING, Negotiated, Step, TransmissionFlags,
+    ClientError, ClientHandshake, ClientStep, CloseReason, ExportInfo, Handshake, HeaderStyle,
+    InfoType, MAX_OPTION_DRAIN, MAX_OPTIONS, MAX_STRING, Negotiated, Step, TransmissionFlags,
 };
 
 pub(crate) const FIXED: u32 = FLAG_C_FIXED_NEWSTYLE;
@@ -37,8 +37,20 @@ pub(crate) type OptionReply = (u32, u32, Vec<u8>);
 /// Runs a session against the exports of the fuzz target: bytes taken, last step, option replies,
 /// and what came after them.
 pub(crate) fn serve(input: &[u8]) -> (usize, Step, Vec<OptionReply>, Vec<u8>) {
+    serve_by(|handshake| handshake, input)
+}
+
+/// The same by a server that offers extended headers.
+pub(crate) fn serve_extended(input: &[u8]) -> (usize, Step, Vec<OptionReply>, Vec<u8>) {
+    serve_by(Handshake::extended_headers, input)
+}
+
+fn serve_by(
+    configure: impl FnOnce(Handshake) -> Handshake,
+    input: &[u8],
+) -> (usize, Step, Vec<OptionReply>, Vec<u8>) {
     let mut out = Vec::new();
-    let mut server = Handshake::new(&mut out);
+    let mut server = configure(Handshake::new(&mut out));
     assert_eq!(out, b"NBDMAGICIHAVEOPT\x00\x03");
     out.clear();
     let (used, step) = server.receive(input, &driven::exports()[..], &mut out);
@@ -92,7 +104,7 @@ fn export_name_ends_the_handshake_with_or_without_zeroes() {
         assert_eq!((used, replies.len()), (len, 0));
         let Step::Ready(negotiated) = step else { panic!("{step:?}") };
         assert_eq!(negotiated.export, "frozen");
-        assert!(!negotiated.structured);
+        assert_eq!(negotiated.style, HeaderStyle::Simple);
         assert_eq!(rest[..8], (64_u64 << 10).to_be_bytes());
         // HAS_FLAGS and READ_ONLY; SEND_DF only with structured replies.
         assert_eq!(rest[8..10], [0, 3]);
@@ -148,13 +160,16 @@ fn structured_reply_takes_no_data_and_may_be_repeated() {
     assert_eq!(reply_types(opt::STRUCTURED_REPLY, b""), [rep::ACK]);
     assert_eq!(reply_types(opt::STRUCTURED_REPLY, b"x"), [rep::ERR_INVALID]);
     let go = info("disk", &[]);
-    for (options, structured) in [
-        (vec![(opt::STRUCTURED_REPLY, &b""[..]), (opt::STRUCTURED_REPLY, b"")], true),
-        (vec![(opt::STRUCTURED_REPLY, b"x")], false), // refused, so not in force
+    for (options, style) in [
+        (
+            vec![(opt::STRUCTURED_REPLY, &b""[..]), (opt::STRUCTURED_REPLY, b"")],
+            HeaderStyle::Structured,
+        ),
+        (vec![(opt::STRUCTURED_REPLY, b"x")], HeaderStyle::Simple), // refused, so not in force
     ] {
         let options: Vec<_> = options.into_iter().chain([(opt::GO, &go[..])]).collect();
         let (_, step, _, _) = serve(&session(FIXED, &options));
-        assert!(matches!(step, Step::Ready(Negotiated { structured: s, .. }) if s == structured));
+        assert!(matches!(step, Step::Ready(Negotiated { style: s, .. }) if s == style));
     }
 }
 
@@ -197,11 +212,12 @@ fn go_with_an_empty_name_opens_the_default_export() {
     let flags = TransmissionFlags(0x0ffd);
     let ready = Negotiated {
         export: String::new(),
-        structured: true,
+        style: HeaderStyle::Structured,
         allocation: false,
         block_sizes: true,
         size: 1 << 20,
         flags,
+        tls: false,
     };
     assert_eq!(step, Step::Ready(ready));
     assert_eq!(replies[1].2, b"\0\0\0\0\0\0\0\x10\0\0\x0f\xfd");
@@ -232,7 +248,7 @@ fn a_bad_go_is_refused_and_the_client_may_try_again() {
 }
 
 #[test]
-fn floods_are_cut_off() {
+fn inv05_floods_are_cut_off() {
     let mut input = session(FIXED, &[]);
     input.extend(OPTION_MAGIC.to_be_bytes());
     input.extend(opt::GO.to_be_bytes());
@@ -246,7 +262,7 @@ fn floods_are_cut_off() {
 }
 
 #[test]
-fn lists_of_many_exports_cannot_be_asked_for_without_end() {
+fn inv05_lists_of_many_exports_cannot_be_asked_for_without_end() {
     let exports: Vec<_> =
         (0..300).map(|i| ExportInfo::new(format!("{i:04}").repeat(1000), 0)).collect();
     let input = session(FIXED, &[(opt::LIST, &b""[..]); 3]);
@@ -258,16 +274,27 @@ fn lists_of_many_exports_cannot_be_asked_for_without_end() {
 
 /// Negotiates the library's client with its server, each fed what the other said.
 pub(crate) fn negotiate(
-    mut client: ClientHandshake,
+    client: ClientHandshake,
     exports: &[ExportInfo],
 ) -> Result<(ClientStep, Step), ClientError> {
-    let (mut to_client, mut to_server) = (Vec::new(), Vec::new());
-    let mut server = Handshake::new(&mut to_client);
+    let mut greeting = Vec::new();
+    let server = Handshake::new(&mut greeting).extended_headers();
+    negotiate_with(client, server, greeting, exports)
+}
+
+/// The same with a server that has said `to_client`.
+pub(crate) fn negotiate_with(
+    mut client: ClientHandshake,
+    mut server: Handshake,
+    mut to_client: Vec<u8>,
+    exports: &[ExportInfo],
+) -> Result<(ClientStep, Step), ClientError> {
+    let mut to_server = Vec::new();
     let mut server_step = Step::More;
     loop {
         let (used, step) = client.receive(&to_client, &mut to_server)?;
         to_client.drain(..used);
-        let over = step != ClientStep::More;
+        let over = !matches!(step, ClientStep::More | ClientStep::StartTls);
         if !to_server.is_empty() {
             let (used, step) = server.receive(&to_server, exports, &mut to_client);
             to_server.drain(..used);
@@ -282,13 +309,16 @@ pub(crate) fn negotiate(
 #[test]
 fn our_client_learns_everything_from_our_server() {
     let exports = driven::exports();
-    let (step, server) = negotiate(ClientHandshake::new("frozen", true), &exports).unwrap();
+    let (step, server) =
+        negotiate(ClientHandshake::new("frozen", HeaderStyle::Structured), &exports).unwrap();
     let ClientStep::Connected(connected) = step else { panic!("{step:?}") };
     assert_eq!(connected.size, 64 << 10);
-    assert!(connected.structured && connected.flags.contains(TransmissionFlags::SEND_DF));
+    assert!(connected.style.has_chunks() && connected.flags.contains(TransmissionFlags::SEND_DF));
     assert_eq!(connected.block_sizes, Some((512, 4096, 32 << 20)));
     assert_eq!(connected.name.as_deref(), Some("frozen"));
-    assert!(matches!(server, Step::Ready(n) if n.flags == connected.flags && n.structured));
+    assert!(
+        matches!(server, Step::Ready(n) if n.flags == connected.flags && n.style == connected.style)
+    );
 }
 
 #[test]
@@ -302,7 +332,8 @@ fn our_client_lists_and_aborts() {
 
 #[test]
 fn our_client_reports_a_refusal() {
-    let refused = negotiate(ClientHandshake::new("nope", true), &driven::exports());
+    let refused =
+        negotiate(ClientHandshake::new("nope", HeaderStyle::Structured), &driven::exports());
     let code = rep::ERR_UNKNOWN;
     assert!(
         matches!(&refused, Err(ClientError::Refused { code: c, .. }) if *c == code),
@@ -312,7 +343,7 @@ fn our_client_reports_a_refusal() {
 
 #[test]
 fn our_client_falls_back_to_export_name() {
-    let mut client = ClientHandshake::new("disk", false);
+    let mut client = ClientHandshake::new("disk", HeaderStyle::Simple);
     let mut out = Vec::new();
     client.receive(b"NBDMAGICIHAVEOPT\x00\x01", &mut out).unwrap();
     out.clear();
@@ -350,7 +381,7 @@ fn our_client_refuses_replies_that_do_not_answer_it() {
     };
     // An ACK to GO without the size of the export, and an ACK to another option.
     for reply in [ack(opt::GO), ack(opt::LIST)] {
-        let mut client = ClientHandshake::new("disk", false);
+        let mut client = ClientHandshake::new("disk", HeaderStyle::Simple);
         let input = [&b"NBDMAGICIHAVEOPT\0\x03"[..], &reply].concat();
         let result = client.receive(&input, &mut Vec::new());
         assert_eq!(result, Err(ClientError::BadOptionReply));
@@ -366,8 +397,11 @@ fn flags_that_need_another_are_not_advertised_without_it() {
     use TransmissionFlags as F;
     let mut export = ExportInfo::new("disk", 0);
     export.flags = F::SEND_DF | F::SEND_FAST_ZERO;
-    assert_eq!(export.advertised(true), F::HAS_FLAGS | F::SEND_DF);
-    assert_eq!(export.advertised(false), F::HAS_FLAGS);
+    assert_eq!(export.advertised(HeaderStyle::Structured), F::HAS_FLAGS | F::SEND_DF);
+    assert_eq!(export.advertised(HeaderStyle::Simple), F::HAS_FLAGS);
     export.flags |= F::SEND_WRITE_ZEROES;
-    assert_eq!(export.advertised(false), F::HAS_FLAGS | F::SEND_WRITE_ZEROES | F::SEND_FAST_ZERO);
+    assert_eq!(
+        export.advertised(HeaderStyle::Simple),
+        F::HAS_FLAGS | F::SEND_WRITE_ZEROES | F::SEND_FAST_ZERO
+    );
 }

@@ -3,7 +3,9 @@
 mod corpus;
 #[path = "../driven/mod.rs"]
 mod driven;
+mod extended;
 mod handshake;
 mod meta;
 mod properties;
 mod request;
+mod tls;

@@ -4,8 +4,8 @@ use nbd_protocol::wire::{BASE_ALLOCATION, opt, rep};
 
 use crate::driven;
 use nbd_protocol::{
-    ALLOCATION_ID, ClientHandshake, ClientStep, ExportInfo, InfoType, MAX_META_DATA, MAX_STRING,
-    Negotiated, Step,
+    ALLOCATION_ID, ClientHandshake, ClientStep, ExportInfo, HeaderStyle, InfoType, MAX_META_DATA,
+    MAX_STRING, Negotiated, Step,
 };
 
 use crate::handshake::{FIXED, info, negotiate, serve, session};
@@ -114,7 +114,7 @@ fn refusals_say_why() {
 }
 
 #[test]
-fn the_last_choice_counts_and_only_for_its_export() {
+fn inv09_the_last_choice_counts_and_only_for_its_export() {
     let structured = || (opt::STRUCTURED_REPLY, vec![]);
     let set = |name: &str, queries: &[&str]| (opt::SET_META_CONTEXT, meta(name, queries));
     let good = || set("disk", &["base:allocation"]);
@@ -144,20 +144,20 @@ fn the_last_choice_counts_and_only_for_its_export() {
 #[test]
 fn our_client_gets_the_context_from_our_server() {
     for name in ["disk", ""] {
-        let client = ClientHandshake::new(name, true).ask_allocation();
+        let client = ClientHandshake::new(name, HeaderStyle::Structured).ask_allocation();
         let (step, server) = negotiate(client, &driven::exports()).unwrap();
         let ClientStep::Connected(connected) = step else { panic!("{step:?}") };
         assert_eq!(connected.allocation, Some(ALLOCATION_ID));
         assert!(matches!(server, Step::Ready(Negotiated { allocation: true, .. })));
     }
-    let client = ClientHandshake::new("disk", false).ask_allocation();
+    let client = ClientHandshake::new("disk", HeaderStyle::Simple).ask_allocation();
     let (step, _) = negotiate(client, &driven::exports()).unwrap();
     assert!(matches!(step, ClientStep::Connected(c) if c.allocation.is_none()));
 }
 
 #[test]
 fn our_client_goes_on_without_a_context_that_is_refused() {
-    let mut client = ClientHandshake::new("disk", true).ask_allocation();
+    let mut client = ClientHandshake::new("disk", HeaderStyle::Structured).ask_allocation();
     let reply = |option: u32, kind: u32, data: &[u8]| {
         let head = 0x0003_e889_0455_65a9_u64.to_be_bytes();
         let fields = [option, kind, data.len() as u32].map(u32::to_be_bytes);
@@ -190,7 +190,7 @@ fn our_client_goes_on_without_a_context_that_is_refused() {
 fn a_long_name_leaves_room_for_queries() {
     let name = "n".repeat(MAX_STRING);
     let exports = [ExportInfo::new(name.clone(), 1 << 20)];
-    let client = ClientHandshake::new(&name, true).ask_allocation();
+    let client = ClientHandshake::new(&name, HeaderStyle::Structured).ask_allocation();
     let (_, server) = negotiate(client, &exports).unwrap();
     assert!(matches!(server, Step::Ready(Negotiated { allocation: true, .. })));
 }

@@ -2,12 +2,15 @@
 
 use nbd_protocol::wire::cmd;
 use nbd_protocol::{
-    ALLOCATION_ID, Agreed, BadMagic, Command, CommandFlags, ExportInfo, MAX_PAYLOAD, NbdError,
-    Reply, ReplyHeader, Request, TransmissionFlags,
+    ALLOCATION_ID, Agreed, BadMagic, Command, CommandFlags, ExportInfo, HeaderStyle, MAX_PAYLOAD,
+    NbdError, Reply, ReplyContent, ReplyHeader, Request, TransmissionFlags,
 };
 
+use crate::driven::STYLES;
+
 const SIZE: u64 = 1 << 30;
-const ALL: Agreed = Agreed { structured: true, allocation: true };
+const STRUCTURED: HeaderStyle = HeaderStyle::Structured;
+const ALL: Agreed = Agreed { style: STRUCTURED, allocation: true };
 const DATA: [u16; 2] = [cmd::READ, cmd::WRITE];
 
 fn export() -> ExportInfo {
@@ -16,25 +19,28 @@ fn export() -> ExportInfo {
     export
 }
 
-fn request(command: u16, flags: CommandFlags, offset: u64, len: u32) -> Request {
+fn request(command: u16, flags: CommandFlags, offset: u64, len: u64) -> Request {
     Request { flags, command, cookie: 9, offset, len }
 }
 
-fn check(command: u16, flags: CommandFlags, offset: u64, len: u32) -> Result<Command, NbdError> {
+fn check(command: u16, flags: CommandFlags, offset: u64, len: u64) -> Result<Command, NbdError> {
     request(command, flags, offset, len).check(&export(), ALL)
 }
 
 #[test]
 fn headers_are_laid_out_as_the_protocol_says() {
     let request = request(cmd::WRITE, CommandFlags::FUA, 0x0102_0304_0506_0708, 0x0a0b_0c0d);
-    let bytes = request.encode();
+    let header = request.encode(STRUCTURED).unwrap();
+    let bytes = header.as_slice();
     let expected =
         b"\x25\x60\x95\x13\0\x01\0\x01\0\0\0\0\0\0\0\x09\x01\x02\x03\x04\x05\x06\x07\x08\
                      \x0a\x0b\x0c\x0d";
-    assert_eq!(&bytes, expected);
-    assert_eq!(Request::parse(&bytes), Ok(request));
-    assert_eq!(request.payload_len(), 0x0a0b_0c0d);
-    assert_eq!(Request::parse(&[0x42; 28]), Err(BadMagic(0x4242_4242)));
+    assert_eq!(bytes, expected);
+    assert_eq!(Request::parse(bytes, STRUCTURED), Ok(Some((request, 28))));
+    assert_eq!(request.payload_len(STRUCTURED), 0x0a0b_0c0d);
+    for style in STYLES {
+        assert_eq!(Request::parse(&[0x42; 32], style), Err(BadMagic(0x4242_4242)));
+    }
 }
 
 #[test]
@@ -110,20 +116,16 @@ fn flags_and_commands_that_were_not_advertised_are_invalid() {
 fn block_status_needs_a_context_and_a_length() {
     use CommandFlags as F;
     assert_eq!(check(cmd::BLOCK_STATUS, F::NONE, 1, 1), Ok(Command::BlockStatus { one: false }));
-    let one = check(cmd::BLOCK_STATUS, F::REQ_ONE | F::FUA, 0, u32::MAX >> 2);
+    let one = check(cmd::BLOCK_STATUS, F::REQ_ONE | F::FUA, 0, 1 << 30);
     assert_eq!(one, Ok(Command::BlockStatus { one: true }));
-    for (flags, offset, len) in [
-        (F::NONE, 0, 0),
-        (F::NONE, SIZE, 1),
-        (F::NONE, 1, SIZE as u32),
-        (F::DF, 0, 1),
-        (F::NO_HOLE, 0, 1),
-    ] {
+    for (flags, offset, len) in
+        [(F::NONE, 0, 0), (F::NONE, SIZE, 1), (F::NONE, 1, SIZE), (F::DF, 0, 1), (F::NO_HOLE, 0, 1)]
+    {
         assert_eq!(check(cmd::BLOCK_STATUS, flags, offset, len), Err(NbdError::Inval));
     }
     let request = request(cmd::BLOCK_STATUS, F::NONE, 0, 512);
-    for structured in [false, true] {
-        let agreed = Agreed { structured, allocation: false };
+    for style in STYLES {
+        let agreed = Agreed { style, allocation: false };
         assert_eq!(request.check(&export(), agreed), Err(NbdError::Inval));
     }
     // Who may not write may ask; and keeps to the unit as everybody does.
@@ -156,8 +158,8 @@ fn past_the_end_is_no_space_for_writes_and_invalid_for_the_rest() {
 #[test]
 fn the_maximum_limits_only_what_carries_data() {
     for command in DATA {
-        assert!(check(command, CommandFlags::NONE, 0, MAX_PAYLOAD).is_ok());
-        let long = check(command, CommandFlags::NONE, 0, MAX_PAYLOAD + 1);
+        assert!(check(command, CommandFlags::NONE, 0, MAX_PAYLOAD.into()).is_ok());
+        let long = check(command, CommandFlags::NONE, 0, u64::from(MAX_PAYLOAD) + 1);
         assert_eq!(long, Err(NbdError::Inval));
     }
     for command in [cmd::TRIM, cmd::CACHE, cmd::WRITE_ZEROES] {
@@ -171,7 +173,7 @@ fn a_read_only_export_refuses_every_write_first_of_all() {
     export.flags = TransmissionFlags::READ_ONLY;
     export.min_block = 512;
     for command in [cmd::WRITE, cmd::TRIM, cmd::WRITE_ZEROES] {
-        for (offset, len) in [(0, 512), (SIZE, 512), (0, u32::MAX), (1, 1)] {
+        for (offset, len) in [(0, 512), (SIZE, 512), (0, u64::from(u32::MAX)), (1, 1)] {
             let verdict = request(command, CommandFlags::NONE, offset, len).check(&export, ALL);
             assert_eq!(verdict, Err(NbdError::Perm));
         }
@@ -203,39 +205,48 @@ fn a_flush_has_neither_offset_nor_length() {
 #[test]
 fn replies_are_laid_out_as_the_protocol_says() {
     let cookie = 0x1122_3344_5566_7788;
+    let read = Request { cookie, ..request(cmd::READ, CommandFlags::NONE, 0x1000, 512) };
+    let write = Request { command: cmd::WRITE, ..read };
     let simple = ReplyHeader::simple(cookie, Err(NbdError::NoSpc));
     let expected = b"\x67\x44\x66\x98\0\0\0\x1c\x11\x22\x33\x44\x55\x66\x77\x88";
     assert_eq!(simple.as_slice(), expected);
-    assert_eq!(ReplyHeader::error(cookie, false, NbdError::NoSpc), simple);
-    assert_eq!(ReplyHeader::read_data(cookie, false, 1, 2), ReplyHeader::simple(cookie, Ok(())));
+    for (request, style) in [(read, HeaderStyle::Simple), (write, STRUCTURED)] {
+        assert_eq!(ReplyHeader::error(&request, style, NbdError::NoSpc), simple);
+        let done = ReplyHeader::simple(cookie, Ok(()));
+        assert_eq!(ReplyHeader::done(&request, style), done);
+    }
+    let plain = ReplyHeader::read_data(&read, HeaderStyle::Simple);
+    assert_eq!(plain, ReplyHeader::simple(cookie, Ok(())));
 
-    let data = ReplyHeader::read_data(cookie, true, 0x1000, 512);
+    let data = ReplyHeader::read_data(&read, STRUCTURED);
     let expected = b"\x66\x8e\x33\xef\0\x01\0\x01\x11\x22\x33\x44\x55\x66\x77\x88\0\0\x02\x08\
                      \0\0\0\0\0\0\x10\0";
     assert_eq!(data.as_slice(), expected);
 
-    let extents = ReplyHeader::block_status(cookie, ALLOCATION_ID, 3);
+    let extents = ReplyHeader::block_status(&read, STRUCTURED, ALLOCATION_ID, 3);
     let expected =
         b"\x66\x8e\x33\xef\0\x01\0\x05\x11\x22\x33\x44\x55\x66\x77\x88\0\0\0\x1c\0\0\0\x01";
     assert_eq!(extents.as_slice(), expected);
 
-    let error = ReplyHeader::error(cookie, true, NbdError::Io);
+    let error = ReplyHeader::error(&read, STRUCTURED, NbdError::Io);
     let expected = b"\x66\x8e\x33\xef\0\x01\x80\x01\x11\x22\x33\x44\x55\x66\x77\x88\0\0\0\x06\
                      \0\0\0\x05\0\0";
     assert_eq!(error.as_slice(), expected);
 
     let done = b"\x66\x8e\x33\xef\0\x01\0\0\x11\x22\x33\x44\x55\x66\x77\x88\0\0\0\0";
-    assert_eq!(ReplyHeader::done(cookie).as_slice(), done);
+    assert_eq!(ReplyHeader::done(&read, STRUCTURED).as_slice(), done);
     // A chunk of data must hold at least one byte.
-    assert_eq!(ReplyHeader::read_data(cookie, true, 7, 0).as_slice(), done);
+    assert_eq!(ReplyHeader::read_data(&Request { len: 0, ..read }, STRUCTURED).as_slice(), done);
 }
 
 #[test]
 fn only_structured_reads_and_extents_are_answered_in_chunks() {
     for command in 0..9 {
         let request = request(command, CommandFlags::NONE, 0, 0);
-        assert_eq!(request.wants_chunks(true), matches!(command, cmd::READ | cmd::BLOCK_STATUS));
-        assert!(!request.wants_chunks(false));
+        let chunks = matches!(command, cmd::READ | cmd::BLOCK_STATUS);
+        assert_eq!(request.wants_chunks(STRUCTURED), chunks);
+        assert!(!request.wants_chunks(HeaderStyle::Simple));
+        assert!(request.wants_chunks(HeaderStyle::Extended));
     }
 }
 
@@ -252,21 +263,26 @@ pub(crate) fn chunk(flags: u16, kind: u16, payload: &[u8]) -> Vec<u8> {
 
 #[test]
 fn a_client_reads_the_chunks_of_other_servers() {
+    let parsed = |bytes: &[u8]| {
+        let (reply, used) = Reply::parse(bytes, STRUCTURED).unwrap().unwrap();
+        assert_eq!((reply.cookie, reply.request_offset), (5, None));
+        (reply.content, reply.done, used)
+    };
     let hole = chunk(0, 2, b"\0\0\0\0\0\0\x10\0\0\0\x20\0");
-    let reply = Reply::Hole { cookie: 5, offset: 0x1000, len: 0x2000, done: false };
-    assert_eq!(Reply::parse(&hole), Ok(Some((reply, hole.len()))));
+    let content = ReplyContent::Hole { offset: 0x1000, len: 0x2000 };
+    assert_eq!(parsed(&hole), (content, false, hole.len()));
 
     let extents = chunk(0, 5, b"\0\0\0\x09\0\0\x10\0\0\0\0\x03");
-    let reply = Reply::Extents { cookie: 5, context: 9, len: 8, done: false };
-    assert_eq!(Reply::parse(&extents), Ok(Some((reply, extents.len() - 8))));
+    let content = ReplyContent::Extents { context: 9, len: 8 };
+    assert_eq!(parsed(&extents), (content, false, extents.len() - 8));
 
     let with_message = chunk(1, 0x8001, b"\0\0\0\x16\0\x02no");
-    let reply = Reply::Error { cookie: 5, error: NbdError::Inval, done: true };
-    assert_eq!(Reply::parse(&with_message), Ok(Some((reply, with_message.len()))));
+    let content = ReplyContent::Error(NbdError::Inval);
+    assert_eq!(parsed(&with_message), (content, true, with_message.len()));
 
     let with_offset = chunk(0, 0x8002, b"\0\0\0\x05\0\0\0\0\0\0\0\0\x10\0");
-    let reply = Reply::Error { cookie: 5, error: NbdError::Io, done: false };
-    assert_eq!(Reply::parse(&with_offset), Ok(Some((reply, with_offset.len()))));
+    let content = ReplyContent::Error(NbdError::Io);
+    assert_eq!(parsed(&with_offset), (content, false, with_offset.len()));
 }
 
 #[test]
@@ -283,7 +299,7 @@ fn a_client_refuses_chunks_that_contradict_themselves() {
         chunk(1, 0x8001, b"\0\0\0\x16\0"),            // no length of the message
         chunk(1, 0x8001, b"\0\0\0\x16\0\x09too short"[..14].as_ref()), // message cut off
     ] {
-        assert!(Reply::parse(&bad).is_err(), "{bad:02x?}");
+        assert!(Reply::parse(&bad, STRUCTURED).is_err(), "{bad:02x?}");
     }
-    assert!(Reply::parse(b"\x67\x44\x66\x99").is_err());
+    assert!(Reply::parse(b"\x67\x44\x66\x99", STRUCTURED).is_err());
 }

@@ -2,13 +2,18 @@
 //!
 //! The first byte of an input chooses who reads the rest (its two low bits) and the length of the
 //! pieces it arrives in (the others, plus 1): a client's whole session, a server's handshake, a
-//! server's replies, or one request to an arbitrary export.
+//! server's replies, or one request to an arbitrary export. Headers of every style are tried.
 
+use nbd_protocol::wire::{self, CommandFlags, OPTION_REPLY_MAGIC, TransmissionFlags, opt, rep};
 use nbd_protocol::{
-    ALLOCATION_ID, Agreed, ClientError, ClientHandshake, ClientStep, Command, CommandFlags,
-    ExportInfo, Exports as _, Extent, Handshake, MAX_PAYLOAD, NbdError, Negotiated, REQUEST_LEN,
-    Reply, ReplyHeader, Request, Step, TransmissionFlags,
+    ALLOCATION_ID, Agreed, ClientError, ClientHandshake, ClientStep, Command, ExportInfo,
+    Exports as _, Extent, Handshake, HeaderStyle, MAX_PAYLOAD, NbdError, Negotiated, Reply,
+    ReplyContent, ReplyHeader, Request, Step, TlsPolicy,
 };
+
+/// Every style of headers.
+pub(crate) const STYLES: [HeaderStyle; 3] =
+    [HeaderStyle::Simple, HeaderStyle::Structured, HeaderStyle::Extended];
 
 /// First byte of a session: what a client sends, from its flags to its last request.
 pub(crate) const SESSION: u8 = 0;
@@ -31,7 +36,7 @@ pub(crate) fn run(input: &[u8]) {
         SESSION => session(input, piece),
         SERVER => server(input, piece),
         REPLIES => replies(input),
-        _ => {
+        REQUEST.. => {
             request(input);
         }
     }
@@ -55,29 +60,79 @@ fn session(input: &[u8], piece: usize) {
     let exports = exports();
     let whole = handshake(input, input.len().max(1), &exports);
     assert_eq!(whole, handshake(input, piece, &exports));
+    for policy in [TlsPolicy::On, TlsPolicy::Require] {
+        over_tls(input, piece, policy, &exports);
+    }
 
     let (used, step, _) = whole;
     let Step::Ready(negotiated) = step else { return };
     let agreed = negotiated.agreed();
-    assert!(agreed.structured || !agreed.allocation);
+    assert!(agreed.style.has_chunks() || !agreed.allocation);
     let Negotiated { export, .. } = negotiated;
     let Some(export) = exports[..].find(&export) else { panic!("ready with unknown {export:?}") };
     let mut rest = &input[used..];
-    while let Some((header, behind)) = rest.split_first_chunk::<REQUEST_LEN>() {
-        let Ok(request) = Request::parse(header) else { return };
-        assert_eq!(request.encode(), *header);
+    while let Ok(Some((request, used))) = Request::parse(rest, agreed.style) {
+        assert_eq!(used, agreed.style.request_len());
+        assert_eq!(Request::parse(&rest[..used - 1], agreed.style), Ok(None));
         if let Ok(Command::Disconnect) = judge(&request, &export, agreed) {
             return;
         }
-        let Some(behind) = behind.get(request.payload_len() as usize..) else { return };
+        let Ok(payload) = usize::try_from(request.payload_len(agreed.style)) else { return };
+        let Some(behind) = rest[used..].get(payload..) else { return };
         rest = behind;
+    }
+}
+
+/// A server with TLS, fed in pieces: the pieces behind STARTTLS stand for what was decrypted. Where TLS
+/// is required, what precedes it is refused.
+fn over_tls(input: &[u8], piece: usize, policy: TlsPolicy, exports: &[ExportInfo]) {
+    let mut out = Vec::new();
+    let mut handshake = Handshake::new(&mut out).extended_headers().tls(policy);
+    out.clear();
+    let mut tls = false;
+    for piece in input.chunks(piece) {
+        out.clear();
+        match handshake.receive(piece, exports, &mut out).1 {
+            Step::More => {}
+            Step::StartTls => {
+                assert!(!tls, "TLS started twice");
+                only_refusals(&out, policy);
+                tls = true;
+                continue;
+            }
+            Step::Ready(negotiated) => {
+                assert_eq!(negotiated.tls, tls);
+                assert!(tls || policy == TlsPolicy::On);
+                return;
+            }
+            Step::Close(_) => {}
+        }
+        if !tls {
+            only_refusals(&out, policy);
+        }
+    }
+}
+
+/// Checks that a server that requires TLS has acknowledged nothing but STARTTLS and ABORT.
+fn only_refusals(said: &[u8], policy: TlsPolicy) {
+    let mut rest = said;
+    while policy == TlsPolicy::Require && !rest.is_empty() {
+        assert!(rest.starts_with(&OPTION_REPLY_MAGIC.to_be_bytes()));
+        let field =
+            |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().expect("four bytes"));
+        let (option, kind) = (field(8), field(12));
+        let granted = matches!((option, kind), (opt::STARTTLS | opt::ABORT, rep::ACK));
+        let refused =
+            kind == rep::ERR_TLS_REQD || (option, kind) == (opt::STARTTLS, rep::ERR_INVALID);
+        assert!(granted || refused, "option {option} was answered with {kind:#x}");
+        rest = &rest[20 + field(16) as usize..];
     }
 }
 
 /// Feeds `input` in pieces: bytes taken, the last step, everything said.
 fn handshake(input: &[u8], piece: usize, exports: &[ExportInfo]) -> (usize, Step, Vec<u8>) {
     let mut out = Vec::new();
-    let mut handshake = Handshake::new(&mut out);
+    let mut handshake = Handshake::new(&mut out).extended_headers();
     let mut used = 0;
     for piece in input.chunks(piece) {
         let (taken, step) = handshake.receive(piece, exports, &mut out);
@@ -99,13 +154,21 @@ fn handshake(input: &[u8], piece: usize, exports: &[ExportInfo]) -> (usize, Step
 /// A client's handshake says the same whole and in pieces.
 fn server(input: &[u8], piece: usize) {
     for client in [
-        ClientHandshake::new("disk", true),
-        ClientHandshake::new("disk", true).ask_allocation(),
-        ClientHandshake::new("", false),
+        ClientHandshake::new("disk", HeaderStyle::Structured),
+        ClientHandshake::new("disk", HeaderStyle::Structured).ask_allocation(),
+        ClientHandshake::new("", HeaderStyle::Simple),
+        ClientHandshake::new("disk", HeaderStyle::Extended).ask_allocation(),
         ClientHandshake::list(),
     ] {
         let whole = connect(client.clone(), input, input.len().max(1));
-        assert_eq!(whole, connect(client, input, piece));
+        assert_eq!(whole, connect(client.clone(), input, piece));
+        // What is in plaintext behind the start of TLS depends on the pieces.
+        for policy in [TlsPolicy::On, TlsPolicy::Require] {
+            let (_, result, _) = connect(client.clone().tls(policy), input, piece);
+            if let (Ok(ClientStep::Connected(export)), TlsPolicy::Require) = (result, policy) {
+                assert!(export.tls);
+            }
+        }
     }
 }
 
@@ -119,7 +182,7 @@ fn connect(mut client: ClientHandshake, input: &[u8], piece: usize) -> Connectio
             Ok((taken, step)) => {
                 used += taken;
                 assert!(used <= arrived);
-                if step != ClientStep::More {
+                if !matches!(step, ClientStep::More | ClientStep::StartTls) {
                     return (used, Ok(step), out);
                 }
             }
@@ -132,19 +195,30 @@ fn connect(mut client: ClientHandshake, input: &[u8], piece: usize) -> Connectio
 
 /// Replies parse the same however much follows, and no shorter prefix is taken for one.
 fn replies(input: &[u8]) {
-    let mut rest = input;
-    while let Ok(Some((reply, used))) = Reply::parse(rest) {
-        assert!(used > 0 && used <= rest.len());
-        assert_eq!(Reply::parse(&rest[..used]), Ok(Some((reply.clone(), used))));
-        assert_eq!(Reply::parse(&rest[..used - 1]), Ok(None));
-        rest = &rest[used..];
-        if let Reply::Data { len, .. } | Reply::Extents { len, .. } = reply {
-            rest = rest.get(len as usize..).unwrap_or_default();
+    for style in STYLES {
+        let mut rest = input;
+        while let Ok(Some((reply, used))) = Reply::parse(rest, style) {
+            assert!(used > 0 && used <= rest.len());
+            assert_eq!(Reply::parse(&rest[..used], style), Ok(Some((reply.clone(), used))));
+            assert_eq!(Reply::parse(&rest[..used - 1], style), Ok(None));
+            assert_eq!(reply.request_offset.is_some(), style.is_extended());
+            rest = &rest[used..];
+            let (ReplyContent::Data { len, .. } | ReplyContent::Extents { len, .. }) =
+                reply.content
+            else {
+                continue;
+            };
+            let Some((data, behind)) = rest.split_at_checked(len as usize) else { break };
+            if let ReplyContent::Extents { .. } = reply.content {
+                let extents = Extent::parse_all(data, style).count();
+                assert_eq!(extents * Extent::size(style), data.len());
+            }
+            rest = behind;
         }
     }
 }
 
-/// One request to an arbitrary export, with and without structured replies and a context; `None` if the input
+/// One request to an arbitrary export, with headers of every style and a context; `None` if the input
 /// is too short for both or the magic is wrong.
 fn request(input: &[u8]) -> Option<()> {
     let (size, input) = input.split_first_chunk()?;
@@ -153,11 +227,16 @@ fn request(input: &[u8]) -> Option<()> {
     let mut export = ExportInfo::new("any", u64::from_be_bytes(*size));
     export.flags = TransmissionFlags(u16::from_be_bytes(*flags));
     export.min_block = 1 << (shift % 17);
-    let header = input.first_chunk()?;
-    let request = Request::parse(header).ok()?;
-    assert_eq!(request.encode(), *header);
-    for (structured, allocation) in [(false, false), (true, false), (true, true)] {
-        let _ = judge(&request, &export, Agreed { structured, allocation });
+    for style in STYLES {
+        let Ok(Some((request, used))) = Request::parse(input, style) else { continue };
+        let has_payload = style.is_extended() && request.command == wire::cmd::WRITE;
+        if !has_payload || request.flags.contains(CommandFlags::PAYLOAD_LEN) {
+            let encoded = request.encode(style).expect("its length came in such a header");
+            assert_eq!(encoded.as_slice(), &input[..used]);
+        }
+        for allocation in [false, style.has_chunks()] {
+            let _ = judge(&request, &export, Agreed { style, allocation });
+        }
     }
     Some(())
 }
@@ -165,10 +244,10 @@ fn request(input: &[u8]) -> Option<()> {
 /// Checks that the verdict on a request is sound and that a client understands its reply.
 fn judge(request: &Request, export: &ExportInfo, agreed: Agreed) -> Result<Command, NbdError> {
     let verdict = request.check(export, agreed);
-    let structured = agreed.structured;
-    let offered = export.advertised(structured);
+    let style = agreed.style;
+    let offered = export.advertised(style);
     let read_only = offered.contains(TransmissionFlags::READ_ONLY);
-    let end = request.offset.checked_add(request.len.into());
+    let end = request.offset.checked_add(request.len);
     match verdict {
         Ok(Command::Disconnect) => return verdict,
         Ok(Command::Flush) => assert_eq!((request.offset, request.len), (0, 0)),
@@ -176,13 +255,18 @@ fn judge(request: &Request, export: &ExportInfo, agreed: Agreed) -> Result<Comma
             assert!(end.is_some_and(|end| end <= export.size));
             let unit = u64::from(export.min_block.max(1));
             assert!(request.offset.is_multiple_of(unit));
-            assert!(u64::from(request.len).is_multiple_of(unit));
+            assert!(request.len.is_multiple_of(unit));
             match command {
                 Command::Read { df } => {
-                    assert!(request.len <= MAX_PAYLOAD);
-                    assert!(!df || (structured && offered.contains(TransmissionFlags::SEND_DF)));
+                    assert!(request.len <= MAX_PAYLOAD.into());
+                    assert!(
+                        !df || (style.has_chunks() && offered.contains(TransmissionFlags::SEND_DF))
+                    );
                 }
-                Command::Write { .. } => assert!(request.len <= MAX_PAYLOAD && !read_only),
+                Command::Write { .. } => {
+                    assert!(request.len <= MAX_PAYLOAD.into() && !read_only);
+                    assert_eq!(request.payload_len(style), request.len);
+                }
                 Command::Trim { .. } | Command::WriteZeroes { .. } => assert!(!read_only),
                 Command::BlockStatus { one } => {
                     assert!(agreed.allocation && request.len > 0);
@@ -200,28 +284,30 @@ fn judge(request: &Request, export: &ExportInfo, agreed: Agreed) -> Result<Comma
         assert!(offered.contains(TransmissionFlags::SEND_FUA));
     }
 
-    let Request { cookie, offset, len, .. } = *request;
     let header = match verdict {
-        Err(error) => ReplyHeader::error(cookie, request.wants_chunks(structured), error),
-        Ok(Command::Read { .. }) => ReplyHeader::read_data(cookie, structured, offset, len),
-        Ok(Command::BlockStatus { .. }) => ReplyHeader::block_status(cookie, ALLOCATION_ID, 2),
-        Ok(_) => ReplyHeader::simple(cookie, Ok(())),
+        Err(error) => ReplyHeader::error(request, style, error),
+        Ok(Command::Read { .. }) => ReplyHeader::read_data(request, style),
+        Ok(Command::BlockStatus { .. }) => {
+            ReplyHeader::block_status(request, style, ALLOCATION_ID, 2)
+        }
+        Ok(_) => ReplyHeader::done(request, style),
     };
-    let parsed = Reply::parse(header.as_slice());
+    let parsed = Reply::parse(header.as_slice(), style);
     let Ok(Some((reply, used))) = parsed else { panic!("{header:?} parses as {parsed:?}") };
-    assert_eq!((used, reply.cookie(), reply.is_last()), (header.as_slice().len(), cookie, true));
-    match reply {
-        Reply::Simple { result, .. } => assert_eq!(result, verdict.map(|_| ())),
-        Reply::Data { offset, len, .. } => {
-            assert_eq!((offset, len), (request.offset, request.len));
+    assert_eq!((used, reply.cookie, reply.done), (header.as_slice().len(), request.cookie, true));
+    assert_eq!(reply.request_offset, style.is_extended().then_some(request.offset));
+    match reply.content {
+        ReplyContent::Simple(result) => assert_eq!(result, verdict.map(|_| ())),
+        ReplyContent::Data { offset, len } => {
+            assert_eq!((offset, u64::from(len)), (request.offset, request.len));
         }
-        Reply::Error { error, .. } => assert_eq!(verdict, Err(error)),
-        Reply::Extents { context, len, .. } => {
+        ReplyContent::Error(error) => assert_eq!(verdict, Err(error)),
+        ReplyContent::Extents { context, len } => {
             assert!(matches!(verdict, Ok(Command::BlockStatus { .. })));
-            assert_eq!((context, len as usize), (ALLOCATION_ID, 2 * Extent::SIZE));
+            assert_eq!((context, len as usize), (ALLOCATION_ID, 2 * Extent::size(style)));
         }
-        Reply::Done { .. } => assert_eq!(len, 0),
-        Reply::Hole { .. } => panic!("the server never sends holes"),
+        ReplyContent::None => assert!(verdict.is_ok()),
+        ReplyContent::Hole { .. } => panic!("the server never sends holes"),
     }
     verdict
 }

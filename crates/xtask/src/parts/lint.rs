@@ -6,11 +6,20 @@ use crate::workspace::Workspace;
 use crate::{examples, layers};
 
 /// The crates whose modules form layers. The others get there one by one.
-const LAYERED: [&str; 7] =
-    ["percpu", "aio-reap", "mq-rbtree", "percpu-list", "radix-ctx", "testkit", "xtask"];
+const LAYERED: [&str; 8] = [
+    "percpu",
+    "aio-reap",
+    "mq-rbtree",
+    "nbd-protocol",
+    "percpu-list",
+    "radix-ctx",
+    "testkit",
+    "xtask",
+];
 
 /// The crates of which every public type has an example.
-const WITH_EXAMPLES: [&str; 4] = ["percpu", "aio-reap", "percpu-list", "radix-ctx"];
+const WITH_EXAMPLES: [&str; 6] =
+    ["percpu", "aio-reap", "mq-rbtree", "nbd-protocol", "percpu-list", "radix-ctx"];
 
 /// Format first: it takes a second and fails most often.
 ///

@@ -35,8 +35,8 @@ enum Action {
     WithCfg(&'static str, String),
     /// `cargo xtask mutants` with these words.
     Mutants(String),
-    /// The server's trials with real clients, with these options.
-    Clients(&'static str),
+    /// The server's trials with real clients: options of cargo, and of the trials.
+    Clients(&'static str, &'static str),
     Fuzz {
         target: String,
         seconds: u64,
@@ -56,12 +56,13 @@ impl Step {
                 let words = format!("xtask mutants {words}");
                 ws.cmd("cargo").args(words.split_whitespace()).log(Arc::clone(log)).run()
             }
-            Action::Clients(options) => {
+            Action::Clients(features, options) => {
                 // Naming the trials does not build the server that they start.
                 let server =
                     ["build", "--release", "--locked", "-p", "examples", "--example", "nbd_server"];
-                ws.cargo(server).log(Arc::clone(log)).run()?;
-                let trials = format!("-p examples --test nbd_clients -- {options}");
+                let server = ws.cargo(server).args(features.split_whitespace());
+                server.log(Arc::clone(log)).run()?;
+                let trials = format!("-p examples {features} --test nbd_clients -- {options}");
                 self.prepare(ws.cargo(RELEASE), &trials, log).run()
             }
             Action::Fuzz { target, seconds } => {
@@ -217,20 +218,23 @@ pub(super) fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Ve
         "nbd-tearings",
         format!("6 x {n} kills"),
         &[("OFFLOCK_TEARINGS", n.to_string())],
-        Action::Clients("--ignored --test-threads=1 stress_"),
+        Action::Clients("", "--ignored --test-threads=1 stress_"),
     );
     let n = count(900);
     step(
         "nbd-load",
         format!("3 x {n} s, a kill each"),
         &[for_seconds(n)],
-        Action::Clients("--ignored --test-threads=1 soak_"),
+        Action::Clients("", "--ignored --test-threads=1 soak_"),
     );
     let rounds = count(20);
     let width = rounds.to_string().len();
     for round in 1..=rounds {
-        step(&format!("nbd-clients-{round:0width$}"), "once".to_string(), &[], Action::Clients(""));
+        let all = Action::Clients("", "");
+        step(&format!("nbd-clients-{round:0width$}"), "once".to_string(), &[], all);
     }
+    // The only run with the feature, for which the main job does not wait.
+    step("nbd-tls", "once".to_string(), &[], Action::Clients("--features tls", "tls/"));
 
     let seconds = count(3_600);
     for target in fuzz_targets {

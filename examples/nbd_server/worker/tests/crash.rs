@@ -89,10 +89,12 @@ impl Player<'_> {
         data: &[u8],
         back: &mut [u8],
     ) {
-        let (offset, len) = ((sectors.start * SECTOR) as u64, (sectors.len() * SECTOR) as u32);
+        let (offset, len) = ((sectors.start * SECTOR) as u64, (sectors.len() * SECTOR) as u64);
         let (offset, len) = if command == cmd::FLUSH { (0, 0) } else { (offset, len) };
         let request = Request { flags, command, cookie: 7, offset, len };
-        self.stream.write_all(&[&request.encode()[..], data].concat()).unwrap();
+        self.stream
+            .write_all(&[request.encode(HeaderStyle::Simple).unwrap().as_slice(), data].concat())
+            .unwrap();
         self.asked += 1;
         for worker in self.workers {
             // Who does not have it does nothing.

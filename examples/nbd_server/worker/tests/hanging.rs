@@ -69,7 +69,7 @@ fn a_place_that_a_hand_leaves_goes_to_who_may_have_it() {
     let offset = 512 << 10;
     let read = Request { flags: NONE, command: cmd::READ, cookie: 2, offset, len: 16 };
     for _ in 2..DEPTH {
-        hung.1.write_all(&read.encode()).unwrap();
+        hung.1.write_all(read.encode(HeaderStyle::Simple).unwrap().as_slice()).unwrap();
         lab.worker.ready(hung.0, epoll::EventFlags::IN);
     }
     let (mut second, mut third) = (lab.client_of(1), lab.client_of(2));

@@ -32,8 +32,8 @@ impl Batch {
     fn new(command: u16, offset: u64, len: usize, count: usize) -> Self {
         let mut requests = Vec::new();
         for cookie in 0..count as u64 {
-            let request = Request { flags: NONE, command, cookie, offset, len: len as u32 };
-            requests.extend(request.encode());
+            let request = Request { flags: NONE, command, cookie, offset, len: len as u64 };
+            requests.extend(request.encode(HeaderStyle::Simple).unwrap().as_slice());
             if command == cmd::WRITE {
                 requests.resize(requests.len() + len, cookie as u8);
             }

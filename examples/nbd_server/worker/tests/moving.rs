@@ -36,9 +36,13 @@ impl Lab {
     }
 }
 
-fn read(cookie: u64) -> [u8; 28] {
+fn read(cookie: u64) -> Vec<u8> {
     let command = cmd::READ;
-    Request { flags: NONE, command, cookie, offset: 0, len: BLOCK as u32 }.encode()
+    Request { flags: NONE, command, cookie, offset: 0, len: BLOCK as u64 }
+        .encode(HeaderStyle::Simple)
+        .unwrap()
+        .as_slice()
+        .to_vec()
 }
 
 /// The cookies of so many replies to reads or to other requests, which went well.
@@ -111,7 +115,7 @@ fn what_was_received_goes_with_it() {
     let [mut old, mut new] = team();
     let mut client = old.client();
     let write = Request { flags: NONE, command: cmd::WRITE, cookie: 0, offset: 0, len: 4096 };
-    client.1.write_all(&write.encode()).unwrap();
+    client.1.write_all(write.encode(HeaderStyle::Simple).unwrap().as_slice()).unwrap();
     client.1.write_all(&[0x5a; 1000]).unwrap();
     old.worker.ready(client.0, epoll::EventFlags::IN);
     old.give(&client, 1);

@@ -1,0 +1,290 @@
+//! TLS on a connection's socket, non-blocking. Only with the cargo feature `tls`.
+//!
+//! The certificates lie in a folder under the names that QEMU and nbdkit use: `server-cert.pem`,
+//! `server-key.pem`, and `ca-cert.pem`. If the last is there, clients must have a certificate of that
+//! authority.
+
+use std::io::{self, Read, Write};
+
+use nbd_protocol::TlsPolicy;
+use socket2::Socket;
+
+use crate::args::Args;
+
+#[cfg(feature = "tls")]
+pub(crate) use with_rustls::Tls;
+#[cfg(not(feature = "tls"))]
+pub(crate) use without::Tls;
+
+/// What the server offers its clients.
+#[derive(Debug, Default)]
+pub(crate) struct Acceptor {
+    pub(crate) policy: TlsPolicy,
+    #[cfg(feature = "tls")]
+    config: Option<std::sync::Arc<rustls::ServerConfig>>,
+}
+
+/// A connection's socket, and TLS over it once that was started.
+pub(crate) struct Wire<'a> {
+    pub(crate) socket: &'a Socket,
+    pub(crate) tls: Option<&'a mut Tls>,
+}
+
+impl Read for Wire<'_> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let mut socket = self.socket;
+        match &mut self.tls {
+            None => socket.read(buf),
+            Some(tls) => tls.read(&mut socket, buf),
+        }
+    }
+}
+
+impl Write for Wire<'_> {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[io::IoSlice::new(buf)])
+    }
+
+    fn write_vectored(&mut self, pieces: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        let mut socket = self.socket;
+        match &mut self.tls {
+            None => socket.write_vectored(pieces),
+            Some(tls) => tls.write(&mut socket, pieces),
+        }
+    }
+
+    /// Sends what TLS holds back; fails with `WouldBlock` if the socket does not take all of it.
+    fn flush(&mut self) -> io::Result<()> {
+        let mut socket = self.socket;
+        self.tls.as_mut().map_or(Ok(()), |tls| tls.flush(&mut socket))
+    }
+}
+
+#[cfg(feature = "tls")]
+mod with_rustls {
+    use std::fmt;
+    use std::io::{ErrorKind, IoSlice};
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    use rustls::server::WebPkiClientVerifier;
+    use rustls::{RootCertStore, ServerConfig, ServerConnection};
+
+    use super::{Acceptor, Args, Read, TlsPolicy, Write, io};
+
+    /// Bytes that TLS holds back while the socket takes none.
+    const HELD: usize = 256 << 10;
+
+    impl Acceptor {
+        /// Reads the certificates that the command line names.
+        ///
+        /// # Errors
+        ///
+        /// Says which file is missing or malformed.
+        pub(crate) fn open(args: &Args) -> Result<Self, String> {
+            let policy = args.tls.policy();
+            if policy == TlsPolicy::Off {
+                return Ok(Self::default());
+            }
+            let Some(dir) = &args.tls_certificates else {
+                return Err("--tls needs --tls-certificates".into());
+            };
+            Ok(Self { policy, config: Some(Arc::new(config(dir)?)) })
+        }
+
+        /// Starts TLS: the client speaks next.
+        pub(crate) fn accept(&self) -> io::Result<Box<Tls>> {
+            let config = self.config.clone().ok_or(ErrorKind::Unsupported)?;
+            let mut session = ServerConnection::new(config).map_err(io::Error::other)?;
+            session.set_buffer_limit(Some(HELD));
+            Ok(Box::new(Tls { session, plaintext: 0 }))
+        }
+    }
+
+    fn config(dir: &Path) -> Result<ServerConfig, String> {
+        let file = |name: &str| dir.join(name);
+        let fail =
+            |name: &str, error: &dyn fmt::Display| format!("{}: {error}", file(name).display());
+        let certificates = |name: &str| {
+            let all = CertificateDer::pem_file_iter(file(name)).map_err(|e| fail(name, &e))?;
+            let all: Vec<_> = all.collect::<Result<_, _>>().map_err(|e| fail(name, &e))?;
+            if all.is_empty() { Err(fail(name, &"it holds no certificate")) } else { Ok(all) }
+        };
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(|e| e.to_string())?;
+        let (ca, cert, key) = ("ca-cert.pem", "server-cert.pem", "server-key.pem");
+        let builder = if file(ca).try_exists().map_err(|e| fail(ca, &e))? {
+            let mut roots = RootCertStore::empty();
+            for certificate in certificates(ca)? {
+                roots.add(certificate).map_err(|e| fail(ca, &e))?;
+            }
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            builder.with_client_cert_verifier(verifier.build().map_err(|e| fail(ca, &e))?)
+        } else {
+            builder.with_no_client_auth()
+        };
+        let chain = certificates(cert)?;
+        let secret = PrivateKeyDer::from_pem_file(file(key)).map_err(|e| fail(key, &e))?;
+        builder.with_single_cert(chain, secret).map_err(|e| fail(cert, &e))
+    }
+
+    /// The TLS session of a connection.
+    #[derive(Debug)]
+    pub(crate) struct Tls {
+        session: ServerConnection,
+        /// Bytes that were decrypted and not read.
+        plaintext: usize,
+    }
+
+    impl Tls {
+        /// Whether bytes were decrypted that no event of the socket tells of.
+        pub(crate) fn has_plaintext(&self) -> bool {
+            self.plaintext > 0
+        }
+
+        /// Whether bytes wait for the socket.
+        pub(crate) fn holds_output(&self) -> bool {
+            self.session.wants_write()
+        }
+
+        /// Says that nothing more is sent.
+        pub(crate) fn close(&mut self) {
+            self.session.send_close_notify();
+        }
+
+        /// Fills as much of `buf` as has arrived; 0 at the end of the input.
+        pub(super) fn read(
+            &mut self,
+            socket: &mut (impl Read + Write),
+            buf: &mut [u8],
+        ) -> io::Result<usize> {
+            let mut filled = 0;
+            while filled < buf.len() {
+                match self.session.reader().read(&mut buf[filled..]) {
+                    Ok(0) => break,
+                    // The end without a goodbye. A request that it cuts off is not carried out.
+                    Err(error) if error.kind() == ErrorKind::UnexpectedEof => break,
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        match self.receive(socket) {
+                            Ok(()) => continue,
+                            Err(_) if filled > 0 => break, // it is said again next time
+                            Err(error) => return Err(error),
+                        }
+                    }
+                    Err(error) => return Err(error),
+                    Ok(count) => {
+                        filled += count;
+                        self.plaintext = self.plaintext.saturating_sub(count);
+                    }
+                }
+            }
+            Ok(filled)
+        }
+
+        /// Receives and decrypts once. What the handshake answers is sent at once; what the socket does
+        /// not take of that is sent with the next flush.
+        fn receive(&mut self, socket: &mut (impl Read + Write)) -> io::Result<()> {
+            self.session.read_tls(socket)?;
+            let state = self.session.process_new_packets();
+            let sent = self.flush(socket); // also the alert, if there is one
+            self.plaintext = state.map_err(io::Error::other)?.plaintext_bytes_to_read();
+            match sent {
+                Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
+                _ => Ok(()),
+            }
+        }
+
+        /// Encrypts and sends until the socket takes no more. Returns how many bytes it took over.
+        pub(super) fn write(
+            &mut self,
+            socket: &mut impl Write,
+            pieces: &[IoSlice<'_>],
+        ) -> io::Result<usize> {
+            let mut taken = 0;
+            for piece in pieces {
+                let mut rest = &piece[..];
+                while !rest.is_empty() {
+                    let count = self.session.writer().write(rest)?;
+                    rest = &rest[count..];
+                    taken += count;
+                    match self.flush(socket) {
+                        Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
+                        Err(error) if count == 0 && taken == 0 => return Err(error),
+                        Err(_) if count == 0 => return Ok(taken),
+                        _ => {}
+                    }
+                }
+            }
+            Ok(taken)
+        }
+
+        pub(super) fn flush(&mut self, socket: &mut impl Write) -> io::Result<()> {
+            while self.session.wants_write() {
+                match self.session.write_tls(socket) {
+                    Ok(0) => return Err(ErrorKind::WriteZero.into()),
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    other => drop(other?),
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+mod without {
+    use std::io::IoSlice;
+
+    use super::{Acceptor, Args, TlsPolicy, io};
+
+    impl Acceptor {
+        pub(crate) fn open(args: &Args) -> Result<Self, String> {
+            match args.tls.policy() {
+                TlsPolicy::Off => Ok(Self::default()),
+                _ => {
+                    Err("this nbd_server was built without TLS: build it with --features tls"
+                        .into())
+                }
+            }
+        }
+
+        #[expect(clippy::unused_self, reason = "the other one needs it")]
+        pub(crate) fn accept(&self) -> io::Result<Box<Tls>> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+    }
+
+    /// There is none.
+    #[derive(Debug)]
+    pub(crate) enum Tls {}
+
+    impl Tls {
+        pub(crate) fn has_plaintext(&self) -> bool {
+            match *self {}
+        }
+
+        pub(crate) fn holds_output(&self) -> bool {
+            match *self {}
+        }
+
+        pub(crate) fn close(&mut self) {
+            match *self {}
+        }
+
+        pub(super) fn read<S>(&mut self, _: &mut S, _: &mut [u8]) -> io::Result<usize> {
+            match *self {}
+        }
+
+        pub(super) fn write<S>(&mut self, _: &mut S, _: &[IoSlice<'_>]) -> io::Result<usize> {
+            match *self {}
+        }
+
+        pub(super) fn flush<S>(&mut self, _: &mut S) -> io::Result<()> {
+            match *self {}
+        }
+    }
+}
