@@ -30,8 +30,8 @@ pub(crate) use compare::differences;
 
 /// The number of files that are copied at a time, and of requests in flight.
 const DEPTH: usize = 64;
-/// The size of a transfer, in bytes; measured. The buffers of a few files fit the CPU's cache.
-const CHUNK: usize = 128 << 10;
+/// The size of a transfer, in bytes; measured. With 128 KiB large files cost a third more CPU time.
+const CHUNK: usize = 512 << 10;
 
 /// What a copy has done.
 #[derive(Debug, Default)]

@@ -20,7 +20,7 @@ fn tree(root: &Path) {
     fs::create_dir_all(root.join("a/b/c")).unwrap();
     fs::create_dir(root.join("empty directory")).unwrap();
     fs::write(root.join("empty"), "").unwrap();
-    for len in [1, 4095, 4096, (128 << 10) - 1, 128 << 10, (128 << 10) + 1, 700_000] {
+    for len in [1, 4095, 4096, (512 << 10) - 1, 512 << 10, (512 << 10) + 1, 700_000] {
         let bytes: Vec<u8> = (0..len).map(|at: u32| (at % 251) as u8).collect();
         fs::write(root.join("a").join(len.to_string()), bytes).unwrap();
     }
