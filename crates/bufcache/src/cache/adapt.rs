@@ -9,7 +9,7 @@ impl Shared {
     /// A hit. If the block is in the sample, it is left to the shadows, without a write to shared memory.
     #[inline(always)]
     pub(super) fn note_hit(&self, key: Key) {
-        if self.samples.has(key) {
+        if self.samples.takes_hit(key) {
             self.add_sample(key);
         }
     }
@@ -25,7 +25,7 @@ impl Shared {
     /// A miss, in a cache that `is_full` or not. If the block is in the sample, the shadows get what hits have left
     /// to them, and this request; while another thread gives them theirs, this one is lost.
     pub(super) fn note_miss(&self, key: Key, reuse: Reuse, is_full: bool) {
-        if reuse == Reuse::None || !self.samples.has(key) {
+        if reuse == Reuse::None || !self.samples.takes_miss(key) {
             return;
         }
         let Some(mut shadows) = self.shadows.try_lock() else { return };
@@ -40,7 +40,7 @@ impl Shared {
                 cold.limit()
             };
             if let Some(factor) = shadows.settle(limit) {
-                self.samples.grow_share(factor);
+                self.samples.open(factor);
             }
         }
     }

@@ -24,9 +24,11 @@ const MOST: u32 = 32;
 
 #[derive(Debug)]
 pub(crate) struct Samples {
-    /// A block is sampled if 32 bits of its hash are below this. A plain atomic, which no model explores: any
-    /// value of it will do.
+    /// A block is sampled if 32 bits of its hash are below this. For hits it is 0 until the cache is full: what
+    /// never evicts has nothing to learn. A plain atomic, which no model explores: any value of it will do.
     share: std::sync::atomic::AtomicU32,
+    /// The share of misses until then.
+    planned: u32,
     /// Rings that were ever used. As `share`.
     used: std::sync::atomic::AtomicU32,
     rings: Box<[Ring]>,
@@ -56,24 +58,33 @@ impl Samples {
             let [head, tail] = [0; 2].map(AtomicU32::new);
             rings.push(Ring { head, tail, tags: tags.into() });
         }
-        let share = (blocks as f64 / units as f64 * f64::from(u32::MAX)) as u32;
+        let planned = (blocks as f64 / units as f64 * f64::from(u32::MAX)) as u32;
         // A model sees no change of `used`.
         let used = if cfg!(any(offlock_loom, offlock_shuttle)) { count as u32 } else { 0 };
-        let [share, used] = [share, used].map(std::sync::atomic::AtomicU32::new);
-        Ok(Self { share, used, rings: rings.into() })
+        let [share, used] = [0, used].map(std::sync::atomic::AtomicU32::new);
+        Ok(Self { share, planned, used, rings: rings.into() })
     }
 
-    /// Samples so many times as many blocks.
-    pub(crate) fn grow_share(&self, factor: f64) {
-        let share = self.share.load(Ordering::Relaxed); // a hint, both
-        self.share.store((f64::from(share) * factor) as u32, Ordering::Relaxed);
+    /// Samples hits from now on, of `factor` times as many blocks as planned.
+    pub(crate) fn open(&self, factor: f64) {
+        self.share.store((f64::from(self.planned) * factor) as u32, Ordering::Relaxed); // a hint
     }
 
-    /// Whether a block is in the sample.
+    /// Whether a hit of a block is for the shadows.
     #[inline(always)]
-    pub(crate) fn has(&self, key: Key) -> bool {
-        // Bits that neither choose the bucket of the table nor the tag.
-        ((key.hash() >> 8) as u32) < self.share.load(Ordering::Relaxed) // a hint
+    pub(crate) fn takes_hit(&self, key: Key) -> bool {
+        Self::bits(key) < self.share.load(Ordering::Relaxed) // a hint
+    }
+
+    /// Whether a miss of a block is for them.
+    pub(crate) fn takes_miss(&self, key: Key) -> bool {
+        Self::bits(key) < self.share.load(Ordering::Relaxed).max(self.planned) // a hint
+    }
+
+    /// Bits that neither choose the bucket of the table nor the tag.
+    #[inline(always)]
+    fn bits(key: Key) -> u32 {
+        (key.hash() >> 8) as u32
     }
 
     /// What is known of a sampled block: the half of its hash that the sample says nothing about.
