@@ -2,13 +2,16 @@
 
 use testkit::planted::Planted;
 
-use super::{ahead, bare, claim, engine, evict, invalidate, load, place, sync, task, wipe, write};
+use super::{
+    ahead, bare, claim, completion, engine, evict, invalidate, load, place, sync, task, wipe, write,
+};
 
 const PLANTED: Planted = Planted {
     mutants: &[
         ahead::MUTANTS,
         bare::MUTANTS,
         claim::MUTANTS,
+        completion::MUTANTS,
         engine::MUTANTS,
         evict::MUTANTS,
         invalidate::MUTANTS,
@@ -21,6 +24,7 @@ const PLANTED: Planted = Planted {
     ],
     loom_only: &[
         bare::LOOM_ONLY,
+        completion::LOOM_ONLY,
         evict::LOOM_ONLY,
         load::LOOM_ONLY,
         task::LOOM_ONLY,
