@@ -285,7 +285,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get); [`GetError::NoFreeBuffers`] at once, where all are in use.
+    /// As [`get`](Self::get); [`GetError::NoFreeBuffers`] at once, where all are in use, or where loads of
+    /// this device have its share of them and others want some.
     pub async fn get_async(&self, block: u64) -> Result<Pin, GetError> {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });

@@ -140,6 +140,9 @@ impl Shared {
             }
             source.check_read(key)?;
             if spare.is_none() && self.table.find(key).is_none_or(is_overlooked) {
+                if !want.blocks && !self.may_load(source) {
+                    return Err(GetError::NoFreeBuffers);
+                }
                 spare = self.spare(want.class, wait.search);
                 if spare.is_none() {
                     // The block may be in one of the buffers by the time that one is free.

@@ -270,3 +270,28 @@ fn a_write_that_did_not_end_before_the_sync_began_may_be_lost() {
     device.sync().unwrap();
     assert_eq!(images(&device, device.moments()), [[1]]);
 }
+
+#[test]
+fn a_file_grows_as_it_is_written_and_reads_as_zeros_behind_its_end() {
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.write_all_at(&[5; 100], 0).unwrap();
+    let device = FileDevice::new(file.try_clone().unwrap()).unwrap().growing(10 * SIZE as u64 + 7);
+    let disk = Cache::new(64 * SIZE).unwrap().attach(device, SIZE).unwrap();
+    assert_eq!(disk.blocks(), 11);
+    let first = disk.get(0).unwrap();
+    assert_eq!((first[99], first[100]), (5, 0));
+    drop(first);
+    assert!(disk.get(6).unwrap().iter().all(|&byte| byte == 0));
+    disk.get_mut(6).unwrap().fill(6);
+    disk.sync().unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 7 * SIZE as u64);
+    disk.create(10).unwrap().fill(9);
+    disk.sync().unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 10 * SIZE as u64 + 7, "no more than its device has");
+    disk.zero(8..9).unwrap();
+    disk.discard(6..7).unwrap();
+    disk.sync().unwrap();
+    let mut bytes = vec![1; SIZE];
+    file.read_exact_at(&mut bytes, 6 * SIZE as u64).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 0));
+}
