@@ -2,6 +2,7 @@
 
 mod aside;
 mod past;
+mod task;
 
 use std::fmt;
 use std::ops::Range;

@@ -80,7 +80,7 @@ pub use self::device::{
 pub use self::device::{EngineDevice, LentEngine, lend_engine};
 pub use self::dirty::{AttachOptions, ErrorRule, Wal, WriteError};
 pub use self::error::{BuildError, GetError};
-pub use self::guard::{Hold, Pin, ReadGuard, Uncached, WriteGuard};
+pub use self::guard::{Hold, OwnedWriteGuard, Pin, ReadGuard, Uncached, WriteGuard};
 pub use self::handle::{Cache, Device, Invalidation};
 pub use self::policy::Eviction;
 pub use self::stats::CacheStats;

@@ -40,7 +40,7 @@ pub(crate) use self::cleaner::Limits;
 use self::load::AllWakers;
 pub use self::load::Load;
 pub(crate) use self::miss::{Entered, Want};
-use self::pool::Pool;
+use self::pool::{Call, Pool};
 pub(crate) use self::wipe::Wipe;
 pub(crate) use self::write::{Fill, Got};
 use crate::cold::{Cold, On, Victim};
@@ -179,6 +179,11 @@ impl Shared {
         }
         slot.clear();
         None
+    }
+
+    /// Has a thread make a call for a device. The call comes back where there can be no thread for it.
+    pub(crate) fn call(&self, device: u16, call: Call) -> Result<(), Call> {
+        self.pool.call(device, call)
     }
 
     /// Counts a get that was a hit: this thread's slot has its buffer.

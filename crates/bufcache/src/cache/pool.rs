@@ -1,5 +1,5 @@
-//! The threads of a cache: they call the blocking methods of devices for tasks, and write back dirty
-//! buffers in rounds.
+//! The threads of a cache: they call the blocking methods of devices, and of the cache, for tasks, and write back
+//! dirty buffers in rounds.
 //!
 //! ```text
 //!  device A: | clean: due | load, load, load |    at most PER_DEVICE threads read it, one cleans it
@@ -25,10 +25,15 @@ use crate::source::Source;
 const ROUND: Duration = Duration::from_millis(200);
 /// Most threads that read one device at the same time. A guess: enough that a disk has a choice.
 const PER_DEVICE: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 4 };
+/// Most threads that make calls for the tasks of one device. A guess: a call may wait for another's guard.
+const CALLS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 16 };
 /// A thread without a job ends if so many others wait already. A guess.
 const MOST_IDLE: usize = 2;
 /// A model has no rounds: time does not pass there.
 const HAS_ROUNDS: bool = !cfg!(any(offlock_loom, offlock_shuttle));
+
+/// A call that may block, for a task.
+pub(crate) type Call = Box<dyn FnOnce() + Send>;
 
 /// Gives jobs to the threads, and starts them.
 pub(crate) struct Pool {
@@ -69,6 +74,9 @@ struct Work {
     loads: VecDeque<Load>,
     /// Threads that read it.
     reading: usize,
+    calls: VecDeque<Call>,
+    /// Threads that make a call.
+    calling: usize,
 }
 
 /// Whether a device's dirty buffers are to be looked at in this round.
@@ -86,12 +94,14 @@ enum Clean {
 enum Job {
     Load(Load),
     Clean(Arc<Source>, bool),
+    Call(Call),
 }
 
 impl Work {
     fn has_job(&self) -> bool {
         matches!(self.clean, Clean::Due { .. })
             || (!self.loads.is_empty() && self.reading < PER_DEVICE)
+            || (!self.calls.is_empty() && self.calling < CALLS)
     }
 
     fn take_job(&mut self) -> Option<Job> {
@@ -99,16 +109,25 @@ impl Work {
             self.clean = Clean::Now;
             return Some(Job::Clean(Arc::clone(source), urgent));
         }
-        if self.reading == PER_DEVICE {
-            return None;
+        if self.reading < PER_DEVICE {
+            if let Some(load) = self.loads.pop_front() {
+                self.reading += 1;
+                return Some(Job::Load(load));
+            }
         }
-        let load = self.loads.pop_front()?;
-        self.reading += 1;
-        Some(Job::Load(load))
+        if self.calling < CALLS {
+            if let Some(call) = self.calls.pop_front() {
+                self.calling += 1;
+                return Some(Job::Call(call));
+            }
+        }
+        None
     }
 
     fn is_over(&self) -> bool {
-        let has_jobs = self.reading > 0 || !self.loads.is_empty() || self.clean == Clean::Now;
+        let has_calls = self.calling > 0 || !self.calls.is_empty();
+        let has_jobs =
+            has_calls || self.reading > 0 || !self.loads.is_empty() || self.clean == Clean::Now;
         self.dirty.is_none() && !has_jobs
     }
 }
@@ -124,7 +143,8 @@ impl State {
         if at == self.devices.len() {
             let loads = std::mem::take(&mut self.spare);
             let (dirty, clean) = (None, Clean::No);
-            self.devices.push(Work { id, dirty, clean, loads, reading: 0 });
+            let calls = VecDeque::new();
+            self.devices.push(Work { id, dirty, clean, loads, reading: 0, calls, calling: 0 });
         }
         &mut self.devices[at]
     }
@@ -213,6 +233,20 @@ impl Pool {
         Ok(())
     }
 
+    /// Has a thread make a call for a device. The call comes back where there can be no thread for it.
+    pub(super) fn call(&self, device: u16, call: Call) -> Result<(), Call> {
+        let mut state = self.queue.state.lock();
+        let has_thread = self.call_thread(&mut state) || state.threads > 0;
+        let work = state.work(device);
+        if !has_thread || work.calls.try_reserve(1).is_err() {
+            return Err(call);
+        }
+        work.calls.push_back(call);
+        drop(state);
+        step!("pool: tell a thread of a call", self.queue.changed.notify_one());
+        Ok(())
+    }
+
     /// The device has its first dirty buffer.
     pub(super) fn add_dirty(&self, source: &Arc<Source>) {
         let mut state = self.queue.state.lock();
@@ -295,7 +329,11 @@ impl Queue {
                 queue.changed.notify_one();
             }
             drop(state);
-            let cleans = matches!(job, Job::Clean(..));
+            let end: fn(&mut Work) = match job {
+                Job::Load(_) => |work| work.reading -= 1,
+                Job::Clean(..) => |work| work.clean = Clean::No,
+                Job::Call(_) => |work| work.calling -= 1,
+            };
             match job {
                 Job::Load(load) => contain_job(|| load.read_here(0)),
                 Job::Clean(source, urgent) => {
@@ -303,14 +341,11 @@ impl Queue {
                     // Apart from the above: a drop that panics while another panic unwinds aborts.
                     contain_job(|| drop(source));
                 }
+                Job::Call(call) => contain_job(call),
             }
             state = queue.state.lock();
             let Some(at) = state.position(id) else { continue };
-            let work = &mut state.devices[at];
-            match cleans {
-                true => work.clean = Clean::No,
-                false => work.reading -= 1,
-            }
+            end(&mut state.devices[at]);
             state.forget_if_over(at);
         }
         state.threads -= 1;

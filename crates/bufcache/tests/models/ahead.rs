@@ -9,7 +9,6 @@ use super::world::{World, look};
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("evict-what-is-loading", "ahead::inv13_what_is_being_read_ahead_is_not_evicted"),
     ("enter: pin it for the requester", "ahead::inv13_what_is_being_read_ahead_is_not_evicted"),
-    ("load: wake those who wait", "ahead::inv13_it_is_handed_over"),
 ];
 
 /// There is one buffer, and nobody waits for it: neither for what is in it, nor does who wants it.

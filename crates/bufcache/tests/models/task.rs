@@ -24,6 +24,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("load: no waker is left", "task::inv12_a_requester_that_is_gone_of_a_load_that_fails"),
     ("unpin: it was the last pin", "task::inv12_a_requester_that_is_gone_of_a_load_that_fails"),
     ("load: tell of the panic", "task::inv12_a_task_is_told_of_a_load_that_panics"),
+    ("pool: tell a thread of a call", "task::inv23_calls_of_tasks"),
+    ("call: wake the task", "task::inv23_calls_of_tasks"),
     ("pool: tell a thread", "task::inv12_a_task_is_told_of_a_load_that_panics"),
 ];
 
@@ -239,5 +241,33 @@ fn inv12_a_task_is_told_of_a_verifier_that_panics() {
         assert_eq!(told, Err(GetError::Panicked { block: 1 }));
         later.join();
         look(&device.get(1).unwrap(), 1);
+    });
+}
+
+/// The cache's own thread makes a call, sleeps, and makes another.
+#[test]
+fn inv23_calls_of_tasks() {
+    model(|| {
+        let world = World::new(2);
+        assert_eq!(block_on(world.disk.flush_async()), Ok(()));
+        assert_eq!(block_on(world.disk.flush_async()), Ok(()));
+        world.end();
+    });
+}
+
+/// A task that wants to write waits for a reader and is gone. Its guard, if there is one, goes as well. More than
+/// loom does in a minute.
+#[cfg(offlock_shuttle)]
+#[test]
+fn inv23_a_writer_that_is_gone() {
+    model(|| {
+        let world = World::new(2);
+        let alarm = Arc::new(Alarm::default());
+        let held = world.disk.get(1).unwrap();
+        assert!(begin(&mut Box::pin(world.disk.get_mut_async(1)), &alarm));
+        drop(held);
+        look(&block_on(world.disk.get_mut_async(1)).unwrap(), 1);
+        world.read(1);
+        world.end();
     });
 }
