@@ -1,9 +1,9 @@
-//! A file that is read by the engine of the thread that asks.
+//! A file whose operations are begun by engines.
 //!
-//! # Who waits for whom
+//! # Loads that are crossed
 //!
-//! A thread that waits for a load turns its own engine meanwhile: another thread may wait for what is in
-//! that engine, which nobody else reaps. A load that ends wakes the engines of those who wait for it.
+//! A thread that waits for a load turns its own engine meanwhile, if that has loads: another thread may wait for
+//! these, and no other thread reaps them. A load that ends wakes the engines of the threads that wait for it.
 //! So loads that are crossed end, whatever plugs their threads hold: a wait submits first.
 
 use std::cell::{Cell, OnceCell, RefCell};
@@ -24,11 +24,12 @@ use aio_reap::{BufList, Engine, IoBuf, IoBufMut, RequestError};
 use super::{BlockDevice, FileDevice};
 use crate::cache::{DeviceWrite, Load};
 
-/// A file or block device, as [`FileDevice`], whose reads go through the [`Engine`] that the thread has
-/// [lent](lend_engine): a miss in a task does not block the thread, and readahead is in flight at once.
+/// A file or block device, as [`FileDevice`], which tasks and readahead read by the [`Engine`] that their thread
+/// has [lent](lend_engine): a miss does not block the thread, and many reads are in flight at once.
 ///
-/// Threads without one read it by system calls. Dirty blocks are written many at once, by an engine that the
-/// writing thread keeps for that; durable writes, and syncs, are system calls.
+/// Without a lent engine the cache's own threads read it for tasks. A thread that waits for a block reads it by a
+/// system call. Dirty blocks are written many at once, by an engine that the writing thread keeps for that;
+/// durable writes, and syncs, are system calls.
 ///
 /// What is in a thread's engine ends when that thread waits for a block, or turns its engine: as with all
 /// of an engine, it should do so soon.
@@ -115,9 +116,10 @@ fn write_engine() -> Option<Rc<Local>> {
 
 /// Lets this thread read [`EngineDevice`]s by the engine, until the guard drops.
 ///
-/// Calls that read then turn the engine, and so run the callbacks of whatever completes, as the
-/// engine's own calls do. A callback that asks to write the block that such a call waits for is
-/// told [`GetError::Busy`](crate::GetError::Busy), after as long as the cache waits.
+/// A call that waits for a block turns the engine only if the engine has loads of a cache. Then the callbacks of
+/// other requests that have completed run inside the call; one that asks to write the block that the call waits
+/// for is told [`GetError::Busy`](crate::GetError::Busy), after as long as the cache waits. So a program whose
+/// callbacks must not run there uses [`get_async`](crate::Device::get_async), or reads nothing ahead.
 pub fn lend_engine(engine: &Rc<Engine>) -> LentEngine {
     let new = Local::new(Rc::clone(engine));
     let before = LOCAL.with(|local| local.replace(Some(new)));
@@ -194,6 +196,7 @@ fn end(write: DeviceWrite, result: Result<usize, RequestError>) {
 }
 
 /// Waits until a write ends that is in the engine of this thread for writes. Returns false at once if none is.
+#[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "a model has no engine"))]
 pub(crate) fn wait_for_writes() -> bool {
     let known = FOR_WRITES.try_with(|own| own.get().cloned().flatten()).ok().flatten();
     let Some(local) = known.filter(|local| local.in_flight.get() > 0) else { return false };

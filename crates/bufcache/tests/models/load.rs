@@ -7,15 +7,11 @@ use super::world::{World, look};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("publish-relaxed", "load::inv03_whoever_finds_a_block_finds_its_bytes"),
     ("enter: the block is absent still", "load::inv02_two_misses_read_once"),
     ("load: wake those who wait", "load::inv02_two_misses_read_once"),
     ("fail: wake those who wait", "load::inv12_a_failed_load_is_told_to_who_waits"),
     ("unpin: it was the last pin", "load::inv12_a_failed_load_is_told_to_who_waits"),
 ];
-
-/// Of those, what only a checker of weak memory can see.
-pub(super) const LOOM_ONLY: &[&str] = &["publish-relaxed"];
 
 #[test]
 fn inv03_whoever_finds_a_block_finds_its_bytes() {

@@ -26,7 +26,6 @@ const PLANTED: Planted = Planted {
         bare::LOOM_ONLY,
         completion::LOOM_ONLY,
         evict::LOOM_ONLY,
-        load::LOOM_ONLY,
         task::LOOM_ONLY,
         write::LOOM_ONLY,
     ],
