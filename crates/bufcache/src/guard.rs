@@ -208,6 +208,70 @@ impl fmt::Debug for WriteGuard<'_> {
     }
 }
 
+/// A buffer that its holder alone writes, in any thread: a [`WriteGuard`] for tasks, from
+/// [`Device::get_mut_async`]. Unlike that, it does not know the thread that would wait for itself: such a wait
+/// ends with [`GetError::Busy`].
+///
+/// ```
+/// fn sends<T: Send>() {}
+/// sends::<bufcache::OwnedWriteGuard>();
+/// ```
+#[must_use = "the buffer is the holder's only while the guard lives"]
+pub struct OwnedWriteGuard {
+    device: Device,
+    frame: Frame,
+    bytes: NonNull<[u8]>,
+    modified: bool,
+}
+
+// SAFETY: the mark on the entry belongs to the guard, not to a thread, and the bytes are reached through `&mut` as
+// those of a `Box` are.
+unsafe impl Send for OwnedWriteGuard {}
+// SAFETY: as above; `&self` reads the bytes only.
+unsafe impl Sync for OwnedWriteGuard {}
+
+impl OwnedWriteGuard {
+    pub(crate) fn new(device: Device, Held { slot, frame }: Held) -> Self {
+        let bytes = device.shared.frames.bytes(frame);
+        slot.clear(); // the mark keeps the buffer
+        Self { device, frame, bytes, modified: false }
+    }
+}
+
+impl Deref for OwnedWriteGuard {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the buffer is this guard's alone (invariant 1 of `frames`).
+        unsafe { self.bytes.as_ref() }
+    }
+}
+
+impl DerefMut for OwnedWriteGuard {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.modified = true;
+        // SAFETY: as above, and `self` is borrowed alone.
+        unsafe { self.bytes.as_mut() }
+    }
+}
+
+impl Drop for OwnedWriteGuard {
+    fn drop(&mut self) {
+        let shared = &self.device.shared;
+        shared.frames.writing(self.frame);
+        shared.end_write(&self.device.source, self.frame, self.modified);
+    }
+}
+
+impl fmt::Debug for OwnedWriteGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedWriteGuard")
+            .field("len", &self.len())
+            .field("modified", &self.modified)
+            .finish_non_exhaustive()
+    }
+}
+
 /// Keeps a dirty block from being written. From [`WriteGuard::hold_back`].
 #[must_use = "the block is held back only while this lives"]
 pub struct Hold {

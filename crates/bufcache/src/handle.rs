@@ -2,17 +2,18 @@
 
 mod aside;
 mod past;
+mod task;
 
 use std::fmt;
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use percpu::sync::Arc;
 use percpu::sync::atomic::AtomicU64;
+use percpu::sync::{Arc, Futex};
 
 pub use self::aside::Invalidation;
 use crate::builder::Builder;
-use crate::cache::{Asked, Fill, Got, Reuse, Shared};
+use crate::cache::{Entered, Fill, Got, Reuse, Shared, Want};
 use crate::device::BlockDevice;
 use crate::dirty::{AttachOptions, Writes};
 use crate::error::{BuildError, GetError};
@@ -115,6 +116,7 @@ impl Cache {
             device,
             identity,
             in_flight,
+            ended: Futex::new(),
             id,
             shift,
             blocks,
@@ -255,54 +257,44 @@ impl Device {
         Ok(ReadGuard::new(self, held))
     }
 
-    /// Has blocks read that are not there, for gets to come: by a thread of the cache's, which is started
-    /// at the first call. What the device does not have is left out.
+    /// Begins to read blocks that are not there, for gets to come. What the device does not have is left out.
     ///
-    /// It never blocks and never fails; it is a hint, and is dropped where too many wait already
-    /// ([`CacheStats::ahead_dropped`](crate::CacheStats::ahead_dropped)), where all buffers are in use,
-    /// and where a read fails (the get tries again). Of a long range as much is read as an eighth of the
-    /// cache holds. Allocates at the first call only.
+    /// It waits for nothing and never fails; it is a hint. The rest of a range is dropped where all buffers
+    /// are in use ([`CacheStats::ahead_dropped`](crate::CacheStats::ahead_dropped)), and a read that fails is
+    /// tried again by the get. Of a long range as much is read as an eighth of the cache holds.
     pub fn readahead(&self, blocks: Range<u64>) {
         let most = (self.shared.room() >> self.source.shift) as u64 / 8;
         let end = blocks.end.min(self.source.blocks);
         let mut left = blocks.start..end.min(blocks.start.saturating_add(most.max(1)));
-        // Often they are there already, and nobody need be woken.
-        while !left.is_empty() && self.is_cached(left.start) {
-            left.start += 1;
-        }
-        if left.is_empty() {
-            return;
-        }
-        let taken = if self.source.device.begins_reads() {
-            left.filter(|&block| !self.is_cached(block)).all(|block| {
-                self.shared.counters.get.add(1);
-                let key = self.source.key(block);
-                key.is_some_and(|key| matches!(self.ask(key, Duration::ZERO), Ok(Some(_))))
-            })
-        } else {
-            self.shared.ahead.ask(self, left)
+        let is_taken = |block| {
+            let Some(key) = self.source.key(block).filter(|&key| !self.shared.is_cached(key))
+            else {
+                return true;
+            };
+            self.shared.counters.get.add(1);
+            matches!(self.pin(key), Ok(Some(_)))
         };
-        if !taken {
+        if !left.all(is_taken) {
             self.shared.counters.ahead_dropped.add(1);
         }
     }
 
     /// A pin on the buffer of a block, for tasks: does not block while the device reads.
     ///
-    /// A hit, or a read that the device [begins](BlockDevice::begin_read); where it does not begin reads,
-    /// a thread of the cache's reads for all. Dropping the future leaves the read going. Allocates
-    /// where it has to wait, and no room is left from earlier waits.
+    /// A hit, or a read that the device [begins](BlockDevice::begin_read). Dropping the future leaves the
+    /// read going. Allocates where it has to wait, and no room is left from earlier waits.
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get); [`GetError::NoFreeBuffers`] at once, where all are in use.
+    /// As [`get`](Self::get); [`GetError::NoFreeBuffers`] at once, where all are in use, or where loads of
+    /// this device have its share of them and others want some.
     pub async fn get_async(&self, block: u64) -> Result<Pin, GetError> {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
         self.shared.counters.get.add(1);
         let pin = loop {
-            if let Some(pin) = self.ask(key, Duration::ZERO)? {
+            if let Some(pin) = self.pin(key)? {
                 break pin;
             }
             let excluded = &self.source.writes.excluded;
@@ -319,20 +311,19 @@ impl Device {
         }
     }
 
-    /// A pin on a buffer that is there, or is being read: nobody may look at its bytes until it is. None
-    /// where the block is being discarded.
-    fn ask(&self, key: Key, patience: Duration) -> Result<Option<Pin>, GetError> {
-        let asked = self.shared.ask(&self.source, key, self.class, Reuse::Likely, patience);
-        let Asked::Pinned(place) = asked? else { return Ok(None) };
-        let bytes = self.shared.frames.bytes(self.shared.frame_at(place));
+    /// A pin on a buffer that is there, or is being read or written: its bytes may not be looked at before that
+    /// has ended. `None` where the block is being discarded.
+    fn pin(&self, key: Key) -> Result<Option<Pin>, GetError> {
+        let shared = &self.shared;
+        let (reuse, fill) = (Reuse::Likely, Fill::Read);
+        let want = Want { class: self.class, reuse, fill, blocks: false };
+        let place = match shared.enter(&self.source, key, want)? {
+            Entered::Pinned(place) => place,
+            Entered::There(held) | Entered::Locked(held) => shared.pin_held(held)?,
+            Entered::Excluded => return Ok(None),
+        };
+        let bytes = shared.frames.bytes(shared.frame_at(place));
         Ok(Some(Pin { device: self.clone(), place, bytes }))
-    }
-
-    /// For the thread that reads ahead.
-    pub(crate) fn fetch(&self, block: u64) {
-        if let Some(key) = self.source.key(block) {
-            self.shared.read_ahead(&self.source, key, self.class);
-        }
     }
 
     /// The buffer of a block, if it is there. Wait-free.

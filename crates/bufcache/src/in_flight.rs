@@ -48,6 +48,12 @@ impl InFlight {
         self.state.fetch_or(ENDED, Ordering::AcqRel) == 0
     }
 
+    /// How many operations are in flight, as of late.
+    pub(crate) fn count(&self) -> usize {
+        // Ordering: Relaxed; a measure.
+        (self.state.load(Ordering::Relaxed) & !ENDED) as usize
+    }
+
     /// Whether an operation is in flight.
     pub(crate) fn any(&self) -> bool {
         self.state.load(Ordering::Acquire) & !ENDED != 0

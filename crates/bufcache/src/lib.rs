@@ -69,19 +69,18 @@ mod word;
 mod write;
 
 pub use self::builder::Builder;
-pub use self::cache::Load;
+pub use self::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
 #[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
 #[doc(hidden)]
 pub use self::device::lent;
 pub use self::device::{
-    BlockDevice, DeviceWrite, Fault, FaultDevice, FileDevice, MemoryDevice, Operation, Outcome,
-    Recorded,
+    BlockDevice, Fault, FaultDevice, FileDevice, MemoryDevice, Operation, Outcome, Recorded,
 };
 #[cfg(feature = "aio-reap")]
 pub use self::device::{EngineDevice, LentEngine, lend_engine};
 pub use self::dirty::{AttachOptions, ErrorRule, Wal, WriteError};
 pub use self::error::{BuildError, GetError};
-pub use self::guard::{Hold, Pin, ReadGuard, Uncached, WriteGuard};
+pub use self::guard::{Hold, OwnedWriteGuard, Pin, ReadGuard, Uncached, WriteGuard};
 pub use self::handle::{Cache, Device, Invalidation};
 pub use self::policy::Eviction;
 pub use self::stats::CacheStats;

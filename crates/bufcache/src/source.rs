@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use percpu::sync::Arc;
+use percpu::sync::{Arc, Futex};
 
 use crate::cache::Shared;
 use crate::device::BlockDevice;
@@ -21,6 +21,8 @@ pub(crate) struct Source {
     /// What the device said that it is when it was attached.
     pub(crate) identity: Option<Identity>,
     pub(crate) in_flight: InFlight,
+    /// Changes when the last of a thread's operations has ended, if that thread sleeps.
+    pub(crate) ended: Futex,
     pub(crate) id: u16,
     /// Log of the block size.
     pub(crate) shift: u32,

@@ -310,8 +310,8 @@ impl Entry {
         }
     }
 
-    /// The bytes are there: readers may look, and the loader's pin goes. Returns whether others wait.
-    pub(crate) fn publish(&self) -> bool {
+    /// The bytes are there: readers may look, and the loader's pin goes. Returns the word after it.
+    pub(crate) fn publish(&self) -> Word {
         // Ordering: Relaxed; the exchange orders.
         let mut seen = self.word.load(Ordering::Relaxed);
         loop {
@@ -325,7 +325,7 @@ impl Entry {
             // bytes. Acquire pairs with the Release in `unpin`; it carries what those left behind who
             // did not wait for the end.
             match self.word.compare_exchange(seen, next, order, Ordering::Relaxed) {
-                Ok(_) => return Word(next).pins() > 0,
+                Ok(_) => return Word(next),
                 Err(now) => seen = now,
             }
         }

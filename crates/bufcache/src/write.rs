@@ -11,7 +11,7 @@ use crate::handle::Device;
 use crate::word::Key;
 
 impl Device {
-    fn checked_key(&self, block: u64) -> Result<Key, GetError> {
+    pub(crate) fn checked_key(&self, block: u64) -> Result<Key, GetError> {
         let blocks = self.source.blocks;
         self.source.key(block).ok_or(GetError::OutOfRange { block, blocks })
     }

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use bufcache::{
-    AttachOptions, BlockDevice, Cache, Device, Fault, FaultDevice, GetError, MemoryDevice,
+    AttachOptions, BlockDevice, Cache, Device, Fault, FaultDevice, GetError, Load, MemoryDevice,
     Operation,
 };
 use testkit::wait::wait_for;
@@ -167,6 +167,44 @@ fn beside_a_device_that_hangs(others_came_before: bool) {
     });
     hung.sync().unwrap();
     assert_eq!(hung.get(0).unwrap()[0], 7);
+}
+
+/// Keeps the loads that it is to begin.
+#[derive(Default)]
+struct Keeps(Mutex<Vec<Load>>);
+
+impl BlockDevice for Keeps {
+    fn len(&self) -> u64 {
+        (4 * BLOCKS * SIZE) as u64
+    }
+
+    fn read(&self, _: u64, _: &mut [u8]) -> io::Result<usize> {
+        unreachable!("it begins each read")
+    }
+
+    fn begin_read(&self, load: Load) {
+        self.0.lock().unwrap().push(load);
+    }
+}
+
+#[test]
+fn inv25_reads_that_hang_leave_the_others_their_share() {
+    let cache = cache();
+    let keeps = Arc::new(Keeps::default());
+    let hung = cache.attach(Arc::clone(&keeps), SIZE).unwrap();
+    let ([written, read], _) = others(&cache, true);
+    hung.readahead(0..8); // an eighth of the cache at a time
+    for first in (8..BLOCKS as u64).step_by(8) {
+        hung.readahead(first..first + 8);
+    }
+    // Three devices want buffers.
+    assert_eq!(keeps.0.lock().unwrap().len(), BLOCKS / 3 + 1);
+    assert!(cache.stats().ahead_dropped > 0);
+    let refused = testkit::block_on(hung.get_async(100)).map(drop);
+    assert_eq!(refused, Err(GetError::NoFreeBuffers));
+    others_are_fast(&written, &read);
+    keeps.0.lock().unwrap().clear();
+    assert!(testkit::block_on(written.get_async(1)).is_ok());
 }
 
 /// Two devices with faults that can be chosen, so that the limits of several devices hold.

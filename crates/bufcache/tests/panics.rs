@@ -121,26 +121,6 @@ fn cleans(cache: &Cache) {
 }
 
 #[test]
-fn a_loss_told_with_a_panic_leaves_the_thread_that_reads_ahead() {
-    let cache = cache();
-    let disk = Disk { slow_reads: true, full: true, ..Disk::default() };
-    let told = Arc::new(AtomicBool::new(false));
-    let options = AttachOptions::new(SIZE).on_loss({
-        let told = Arc::clone(&told);
-        move |_| {
-            told.store(true, Relaxed);
-            panic!("blocks are lost");
-        }
-    });
-    let disk = cache.attach_with(disk, options).unwrap();
-    dirty(&disk, 9);
-    disk.readahead(0..1);
-    drop(disk); // the last handle is that of the thread
-    wait_for("the loss is told", || told.load(Relaxed));
-    reads_ahead(&cache);
-}
-
-#[test]
 fn a_device_whose_drop_panics_leaves_the_thread_that_reads_ahead() {
     // The end of the last handle waits for the device's operations as long as this, which is less than a read takes.
     let cache = builder().patience(Duration::from_millis(1)).build().unwrap();

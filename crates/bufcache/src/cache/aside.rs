@@ -37,8 +37,8 @@ impl Shared {
             return Ok(None);
         }
         let Some(frame) = self.insert_load(source, key, class) else { return Ok(None) };
-        let Some(load) = Load::new(source, key, frame) else {
-            self.fail(source, key, frame, Failure::Closed);
+        let Some(load) = Load::new(source, key, frame, false) else {
+            self.fail(source, key, frame, Failure::Closed, 0);
             return Err(GetError::Closed);
         };
         self.admit(frame, key, Reuse::Likely);

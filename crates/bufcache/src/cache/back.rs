@@ -23,9 +23,10 @@ use std::time::Instant;
 use percpu::sync::atomic::{Ordering, fence};
 use percpu::sync::{Arc, mutant};
 
+use super::changes::DeviceWrite;
+use super::completion::{Batch, Outcome, RUNS};
 use super::{Shared, linger};
 use crate::contain::contain;
-use crate::device::DeviceWrite;
 use crate::dirty::{DirtyList, WriteError};
 use crate::error::GetError;
 use crate::few::Few;
@@ -39,8 +40,6 @@ use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 const WINDOW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 };
 /// So many, or fewer, are found without asking for memory: as when a thread needs a buffer.
 const FEW: usize = 64;
-/// Most writes that the device is given at once. A guess: enough to keep a disk busy.
-const RUNS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 32 };
 
 /// What of a device is to be written, and how.
 #[derive(Clone, Debug)]
@@ -434,10 +433,10 @@ impl Shared {
     /// and of each run the device's errno, or none where it panicked.
     fn give_to_device(
         &self,
-        source: &Source,
+        source: &Arc<Source>,
         blocks: &[Going],
         durable: bool,
-        results: &mut [Option<Result<(), Option<i32>>>; RUNS],
+        results: &mut [Option<Outcome>; RUNS],
     ) -> usize {
         let mut parts = [IoSlice::new(&[]); WINDOW];
         for (part, going) in parts.iter_mut().zip(blocks) {
@@ -448,27 +447,24 @@ impl Shared {
             let left = source.len().saturating_sub(Source::offset(going.key));
             *part = IoSlice::new(&bytes[..left.min(bytes.len() as u64) as usize]);
         }
-        let mut ended = [const { None }; RUNS];
+        let batch = Batch::new(source);
+        let neighbours = || blocks.chunk_by(|a, b| self.is_next(source, *a, *b)).take(RUNS);
+        let alone = neighbours().nth(1).is_none();
         let (mut runs, mut given) = (0, 0);
-        let mut neighbours = blocks.chunk_by(|a, b| self.is_next(source, *a, *b));
-        let mut batch = ended.each_mut().map(|result| {
-            let Some(run) = neighbours.next() else { return DeviceWrite::new(0, &[], result) };
-            let parts = &parts[given..given + run.len()];
-            (runs, given) = (runs + 1, given + run.len());
-            DeviceWrite::new(Source::offset(run[0].key), parts, result)
-        });
-        let batch = &mut batch[..runs];
-        self.counters.write_calls.add(runs as i64);
         source.writes.load.begin_writing();
-        let written = contain(|| source.device.write_batch(batch, durable));
+        for run in neighbours() {
+            let (offset, parts) = (Source::offset(run[0].key), &parts[given..given + run.len()]);
+            // SAFETY: the batch is waited for below, before it or the parts go, or a mark is taken off.
+            let write = unsafe { DeviceWrite::new(&batch, (runs, alone), offset, parts, durable) };
+            self.counters.write_calls.add(1);
+            // If it panics the write is dropped, which ends it.
+            let _ = contain(|| source.device.begin_write(write));
+            (runs, given) = (runs + 1, given + run.len());
+        }
+        batch.wait();
         source.writes.load.end_writing();
-        for (ended, result) in ended.into_iter().zip(results).take(runs) {
-            *result = Some(match ended {
-                Some(Ok(())) => Ok(()),
-                Some(Err(error)) => Err(Some(error.raw_os_error().unwrap_or(libc::EIO))),
-                // It panicked, or has said nothing.
-                None => Err(written.is_ok().then_some(libc::EIO)),
-            });
+        for (number, result) in results.iter_mut().enumerate().take(runs) {
+            *result = Some(batch.result(number));
         }
         given
     }
@@ -541,7 +537,7 @@ impl Shared {
         let was_empty = list.is_empty();
         list.push(&self.frames, frame);
         if was_empty {
-            self.cleaner.add(source);
+            self.pool.add_dirty(source);
         }
         drop(list);
         source.writes.load.add_dirty(1 << self.frames.shift(frame));
@@ -563,7 +559,7 @@ impl Shared {
     ) {
         let mut list = source.writes.dirty.lock();
         let removed = is_there(&list) && list.remove(&self.frames, frame);
-        let gone = if list.is_empty() { self.cleaner.remove(source) } else { None };
+        let gone = if list.is_empty() { self.pool.remove_dirty(source) } else { None };
         drop(list);
         drop(gone); // perhaps the last of its device, outside the lock
         if removed {

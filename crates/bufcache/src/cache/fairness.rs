@@ -13,7 +13,9 @@
 //!    past the cache; a write that succeeds, there or from the cache, lifts this.
 //! 3. Where the device's buffers are held back by a user, and no write of it is in flight, it may have more: the
 //!    device is not stuck.
-//! 4. A thread writes back buffers of the device that it works on, and of no other: for those it wakes the
+//! 4. Once another device has asked for a buffer, the tasks of a device have at most an equal share of the cache in
+//!    loads that have not ended: so a device that hangs leaves the others theirs. A thread that waits has one.
+//! 5. A thread writes back buffers of the device that it works on, and of no other: for those it wakes the
 //!    cleaner.
 
 use std::time::Instant;
@@ -93,6 +95,13 @@ impl Shared {
             thread::yield_now();
         }
         Ok(())
+    }
+
+    /// Whether a task may begin one more load of the device.
+    pub(super) fn may_load(&self, source: &Source) -> bool {
+        let devices = self.wanting.load(Ordering::Relaxed); // a hint
+        let share = self.room() / devices.max(1);
+        devices <= 1 || source.in_flight.count() << source.shift < share.max(1 << source.shift)
     }
 
     /// Whether the block may become dirty now, or is dirty.

@@ -1,4 +1,4 @@
-//! A load that goes on while its requester does something else, and who waits for it.
+//! A block that is being read.
 //!
 //! ```text
 //!  get, get_async, readahead ──► insert the entry, and pin it once more ──► the device begins to read
@@ -7,28 +7,26 @@
 //!  the entry is no longer loading ◄── wake ────────────────────────── Load::finish, or its drop
 //! ```
 //!
-//! The entry's first pin is the load's, as in `miss`; every other belongs to somebody who waits.
+//! The entry's first pin is the load's; every other belongs to a requester that waits. A requester that
+//! blocks may read the device itself: then the load ends before the requester begins to wait.
 //!
 //! # No wake-up is lost
 //!
-//! Who waits puts its waker on the list, under the lock, and then looks at the word. Who ends a load
+//! A task that waits puts its waker on the list, under the lock, and then looks at the word. The end of a load
 //! changes the word, and then takes the wakers off the list, under the lock. Whichever of the two has
-//! the lock first, the other sees what it did. Those that are still on the list once a load is over, or
+//! the lock first, the other sees what it did. Wakers that are still on the list once a load is over, or
 //! whose task is gone, are taken off it as well: a waker may keep a whole task.
 
 use std::fmt;
 use std::io;
-use std::mem::{self, ManuallyDrop};
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Arc, WordLock, mutant};
+use percpu::sync::{Arc, WordLock, check, mutant, panicking, step};
 
-use super::evict::BufferWait;
-use super::miss::Pinned;
 use super::{Reuse, Shared, linger};
 use crate::contain::contain;
 use crate::error::{Failure, GetError};
@@ -37,23 +35,31 @@ use crate::hazard::{self, Slot};
 use crate::in_flight::Operation;
 use crate::source::Source;
 use crate::table::Place;
-use crate::word::{FAILED, IO, Key, MOST_PINS, WRITE, Word};
+use crate::word::{FAILED, IO, Key, WRITE};
 
 /// A block that is to be read: its place on the device, and the buffer, which is the load's alone.
 ///
-/// Dropping it without [`finish`](Self::finish) fails it, with `ECANCELED`; a forgotten one lets those
-/// who want the block wait for ever.
+/// It is owned by the device that [begins](crate::BlockDevice::begin_read) the read, and ends once, in any
+/// thread: by [`finish`](Self::finish), or by its drop, which fails it with `ECANCELED`. Those who want the
+/// block wait for that, so a forgotten load lets them wait for ever.
 #[must_use = "the block counts as being read until this ends"]
 pub struct Load {
     source: Operation<Arc<Source>>,
     key: Key,
     frame: Frame,
+    /// Its requester waits for it on the thread that begins it.
+    blocks: bool,
 }
 
 impl Load {
     /// `None` if the device was closed.
-    pub(super) fn new(source: &Arc<Source>, key: Key, frame: Frame) -> Option<Self> {
-        Some(Self { source: Operation::begin(Arc::clone(source))?, key, frame })
+    pub(super) fn new(source: &Arc<Source>, key: Key, frame: Frame, blocks: bool) -> Option<Self> {
+        Some(Self { source: Operation::begin(Arc::clone(source))?, key, frame, blocks })
+    }
+
+    /// The number of its device.
+    pub(super) fn device(&self) -> u16 {
+        self.source.id
     }
 
     /// Where the block begins on the device, in bytes.
@@ -61,53 +67,75 @@ impl Load {
         Source::offset(self.key)
     }
 
-    /// Ends the load: with how much was read, less than all only at the end of the device, or with what
-    /// the device says. Wakes who waits for it. Where the verifier panics, that is told to them.
+    /// Whether the thread that begins this load blocks until it ends, so that there is nothing to gain by
+    /// reading elsewhere.
+    pub fn is_blocking(&self) -> bool {
+        self.blocks
+    }
+
+    /// Has the device's blocking [`read`](crate::BlockDevice::read) called for it: at once, by a thread that
+    /// [blocks](Self::is_blocking) for the load anyway, otherwise by a thread of the cache's.
+    ///
+    /// To be called where the read begins. Allocates where no room is left from earlier loads.
+    pub fn defer(self) {
+        if self.blocks {
+            return self.read_here(1);
+        }
+        let cache = Arc::clone(&self.source.cache);
+        // This thread reads only if there can be no other.
+        if let Err(load) = cache.pool.read(self) {
+            load.read_here(0);
+        }
+    }
+
+    /// Ends the load: with how much was read, less than all only at the end of the device, or with the
+    /// device's error. Wakes those who wait for it. A panic of the verifier is told to them.
     pub fn finish(self, result: io::Result<usize>) {
+        self.end(result, 0);
+    }
+
+    /// Ends the load. `own` of the other pins are the calling thread's, which does not sleep.
+    fn end(self, result: io::Result<usize>, own: u64) {
         let (source, key, frame) = self.into_parts();
         let mut bytes = source.cache.frames.bytes(frame);
         // SAFETY: invariant 1 of `frames`: the frame was the load's, and so is this function's.
         let bytes = unsafe { bytes.as_mut() };
-        let own = source.writes.options.verify.is_some().then(|| source.cache.name_own(frame));
-        let accept = || source.accept(key, bytes, result);
-        let accepted = match mutant("finish-unwinds") {
-            true => Ok(accept()),
-            false => contain(accept),
-        };
-        own.flatten().inspect(|slot| slot.clear());
+        let slot = source.writes.options.verify.is_some().then(|| source.cache.name_own(frame));
+        let accepted = contain(|| source.accept(key, bytes, result));
+        slot.flatten().inspect(|slot| slot.clear());
         match accepted.unwrap_or(Err(Failure::Panicked)) {
-            Ok(()) => source.cache.publish(frame),
-            Err(failure) => _ = source.cache.fail(&source, key, frame, failure),
+            Ok(()) => source.cache.publish(frame, own),
+            Err(failure) => _ = source.cache.fail(&source, key, frame, failure, own),
         }
     }
 
-    /// Reads the block here and now. A panic of the device's is told to those who wait.
-    pub(crate) fn read(mut self) {
-        let source = Arc::clone(&self.source);
-        let key = self.key;
-        let own = source.cache.name_own(self.frame);
+    /// Reads the block here and now. A panic of the device is told to those who wait.
+    pub(super) fn read_here(self, own: u64) {
+        let slot = self.source.cache.name_own(self.frame);
+        let mut bytes = self.source.cache.frames.bytes(self.frame);
+        // SAFETY: invariant 1 of `frames`: the frame is the load's, which lives as long as this borrow.
+        let bytes = unsafe { bytes.as_mut() };
         let read = contain(|| {
             loop {
-                match source.device.read(Source::offset(key), &mut self) {
+                match self.source.device.read(self.offset(), bytes) {
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     result => break result,
                 }
             }
         });
-        own.inspect(|slot| slot.clear());
+        slot.inspect(|slot| slot.clear());
         match read {
-            Ok(result) => self.finish(result),
-            Err(_) if mutant("read-leaves-what-panicked") => mem::forget(self),
-            Err(_) => self.give_up(Failure::Panicked),
+            Ok(result) => self.end(result, own),
+            Err(_) => step!("load: tell of the panic", self.give_up(Failure::Panicked)),
         }
     }
 
-    pub(super) fn give_up(self, failure: Failure) {
+    fn give_up(self, failure: Failure) {
         let (source, key, frame) = self.into_parts();
-        source.cache.fail(&source, key, frame, failure);
+        source.cache.fail(&source, key, frame, failure, 0);
     }
 
-    /// What it has, which somebody else ends.
+    /// Its parts, for a caller that ends it.
     fn into_parts(self) -> (Operation<Arc<Source>>, Key, Frame) {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is neither dropped nor used for its source any more.
@@ -139,8 +167,8 @@ impl DerefMut for Load {
 
 impl Drop for Load {
     fn drop(&mut self) {
-        let failure = Failure::Errno(libc::ECANCELED);
-        self.source.cache.fail(&self.source, self.key, self.frame, failure);
+        let failure = if panicking() { Failure::Panicked } else { Failure::Errno(libc::ECANCELED) };
+        self.source.cache.fail(&self.source, self.key, self.frame, failure, 0);
     }
 }
 
@@ -156,8 +184,7 @@ impl fmt::Debug for Load {
 /// Lists of wakers. A guess: with thousands of loads at a time each is short.
 const LISTS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
 
-/// Who waits for loads without a thread that sleeps: a list for the frames of a number modulo
-/// [`LISTS`].
+/// The wakers of tasks that wait for loads: a list for the frames of a number modulo [`LISTS`].
 #[derive(Debug)]
 pub(super) struct AllWakers(Box<[Wakers]>);
 
@@ -177,7 +204,7 @@ impl AllWakers {
 #[repr(align(64))]
 struct Wakers {
     list: WordLock<Vec<(Frame, Waker)>>,
-    /// Its length, for those who have no lock.
+    /// Its length, for threads without the lock.
     len: AtomicUsize,
 }
 
@@ -186,19 +213,19 @@ impl Wakers {
         Self { list: WordLock::new(Vec::new()), len: AtomicUsize::new(0) }
     }
 
-    /// Whether there are any. Those are seen whose pin is gone already, and perhaps others.
-    fn any(&self) -> bool {
+    /// Whether there are none. Those of tasks whose pin is gone already are seen, and perhaps others.
+    fn is_empty(&self) -> bool {
         // Ordering: Relaxed; the words of entries carry it, see `Entry::publish`.
-        self.len.load(Ordering::Relaxed) > 0 && !mutant("load-forgets-who-is-gone")
+        check!("load: no waker is left", self.len.load(Ordering::Relaxed) == 0)
     }
 
-    /// Wakes those who wait for that frame.
+    /// Wakes the tasks that wait for that frame.
     fn wake(&self, frame: Frame) {
         let take = || {
             let mut waiting = self.list.lock();
             let left = waiting.iter().filter(|(of, _)| *of == frame).count();
             let at = waiting.iter().position(|(of, _)| *of == frame)?;
-            // Ordering: Relaxed, here and in `add`; see `any`.
+            // Ordering: Relaxed, here and in `add`; see `is_empty`.
             self.len.store(waiting.len() - 1, Ordering::Relaxed);
             Some((waiting.swap_remove(at).1, left))
         };
@@ -208,13 +235,9 @@ impl Wakers {
         while most > 0 {
             let Some((waker, left)) = take() else { return };
             most = most.min(left) - 1;
-            // One that panics is its task's affair: others are to be woken still, and this thread has a
+            // A waker that panics is its task's affair: others are to be woken still, and this thread has a
             // buffer to hand over.
-            if mutant("wake-unwinds") {
-                waker.wake();
-            } else {
-                let _ = contain(|| waker.wake());
-            }
+            let _ = contain(|| waker.wake());
         }
     }
 
@@ -229,138 +252,43 @@ impl Wakers {
     }
 }
 
-/// What somebody has who asked for a block.
-#[must_use = "it may be pinned"]
-pub(crate) enum Asked {
-    /// The place of an entry that is pinned for it: the block is there, or is being read or written.
-    Pinned(Place),
-    /// Nobody may have the block now: it is being discarded.
-    Excluded,
-}
-
 impl Shared {
-    /// Pins the entry of a block; begins to read it, if it is not there. Waits for nothing but a
-    /// buffer, and for that no longer than `patience`.
-    pub(crate) fn ask(
-        &self,
-        source: &Arc<Source>,
-        key: Key,
-        class: u8,
-        reuse: Reuse,
-        patience: Duration,
-    ) -> Result<Asked, GetError> {
-        hazard::reserve()?;
-        self.note_want(source);
-        let mut wait = BufferWait::new(patience);
-        let mut rounds = 0_u32;
-        loop {
-            if let Some(held) = self.hit(key, class, reuse) {
-                let pinned = self.entry(held.frame).pin();
-                let place = self.frames.header(held.frame).place();
-                held.slot.clear();
-                return pinned.map(|()| Asked::Pinned(place));
-            }
-            source.check_read(key)?;
-            let spare = match self.table.find(key) {
-                Some(_) => None,
-                None => {
-                    let spare = self.spare(class, wait.search);
-                    if spare.is_none() {
-                        // Whoever has the buffers may have the block in one of them by then.
-                        self.wait_for_buffers(Some(source), &mut wait)?;
-                        continue;
-                    }
-                    spare
-                }
-            };
-            let home = self.table.lock(key);
-            match (home.find(), spare) {
-                (None, Some(_)) if source.writes.excluded.has(key.sector()) => {
-                    drop(home); // before the spare frame: that is another lock
-                    return Ok(Asked::Excluded);
-                }
-                (None, Some(spare)) => {
-                    // The load's pin, and ours.
-                    let word = match mutant("ask-without-a-pin") {
-                        true => Word::loading(spare.frame),
-                        false => Word::loading(spare.frame).pinned_once_more(),
-                    };
-                    let Some(place) = home.insert(word) else {
-                        drop(home);
-                        continue;
-                    };
-                    let frame = spare.into_frame();
-                    self.frames.header(frame).set_place(place);
-                    drop(home);
-                    self.counters.miss_locked.add(1);
-                    let pinned = Pinned::new(self, self.table.entry(place));
-                    self.begin(source, key, frame, reuse);
-                    pinned.into_pin();
-                    return Ok(Asked::Pinned(place));
-                }
-                (Some(entry), spare) => {
-                    let word = entry.word();
-                    let fits = self.check_class(word, class);
-                    // As in `miss`; a task goes on with something else.
-                    let own = !patience.is_zero() && word.has(IO | WRITE);
-                    if own && hazard::named_by_me(entry) > 0 {
-                        drop(home); // before the spare frame: that is another lock
-                        return Err(GetError::WouldDeadlock);
-                    }
-                    let is_loading = word.has(IO | WRITE);
-                    let full = word.pins() == MOST_PINS;
-                    let pinned = fits.is_ok() && is_loading && !full && entry.try_pin(word).is_ok();
-                    drop(home);
-                    drop(spare); // after the home: that is another lock
-                    fits?;
-                    if pinned {
-                        self.counters.get_locked_waited.add(1);
-                        let place = self.frames.header(word.frame()).place();
-                        return Ok(Asked::Pinned(place));
-                    }
-                    if is_loading && full {
-                        return Err(GetError::TooManyPins);
-                    }
-                    self.wait_a_moment(&mut rounds);
-                }
-                (None, None) => {}
-            }
-        }
-    }
-
     /// Names a buffer that this thread reads, so that it is told where it would wait for itself.
     fn name_own(&self, frame: Frame) -> Option<&'static Slot> {
         hazard::name(self.entry(frame), self.order).ok()
     }
 
-    /// Starts the load of an entry that was just inserted. It may have ended when this returns.
-    fn begin(&self, source: &Arc<Source>, key: Key, frame: Frame, reuse: Reuse) {
-        let Some(load) = Load::new(source, key, frame) else {
-            self.fail(source, key, frame, Failure::Closed);
+    /// Begins the load of an entry that was just inserted. It may have ended when this returns.
+    pub(super) fn begin(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        frame: Frame,
+        reuse: Reuse,
+        blocks: bool,
+    ) {
+        let Some(load) = Load::new(source, key, frame, blocks) else {
+            self.fail(source, key, frame, Failure::Closed, 0);
             return;
         };
         self.admit(frame, key, reuse);
         self.frames.writing(frame);
         self.counters.get_read.add(1);
         source.note_load(key);
-        let Err(load) = source.device.begin_read(load) else { return };
-        // A thread reads it; here only if there can be none.
-        if let Err(load) = self.ahead.load(load) {
-            load.read();
-        }
+        // If it panics the load is dropped, which tells those who wait.
+        let _ = contain(|| source.device.begin_read(load));
     }
 
-    /// Makes what was read a buffer, and wakes who waits for it.
-    pub(super) fn publish(&self, frame: Frame) {
+    /// Makes what was read a buffer, and wakes those who wait for it: all pins are theirs, but for `own`.
+    fn publish(&self, frame: Frame, own: u64) {
         self.frames.writing(frame); // till now
-        let waited_for = self.entry(frame).publish() || self.has_wakers(frame);
-        if waited_for && !mutant("load-wakes-nobody") {
-            self.wake_waiters(frame);
+        if self.entry(frame).publish().pins() > own || self.has_wakers(frame) {
+            step!("load: wake those who wait", self.wake_waiters(frame));
         }
     }
 
     pub(super) fn has_wakers(&self, frame: Frame) -> bool {
-        self.wakers.of(frame).any()
+        !self.wakers.of(frame).is_empty()
     }
 
     /// The load of the frame is over: its entry says so already.
@@ -368,9 +296,7 @@ impl Shared {
         let header = self.frames.header(frame);
         header.loaded.advance();
         header.loaded.wake_all();
-        if !mutant("load-wakes-no-task") {
-            self.wakers.of(frame).wake(frame);
-        }
+        step!("load: wake the tasks", self.wakers.of(frame).wake(frame));
     }
 
     /// Whether the entry, which the caller has pinned, has lost those marks: `IO` when its load is over,
@@ -385,14 +311,14 @@ impl Shared {
         if entry.word().has(marks) {
             let frame = entry.word().frame();
             let wakers = self.wakers.of(frame);
-            if mutant("poll-without-a-second-look") {
+            if mutant("poll: the marks are there still") {
                 linger(200);
             }
             wakers.add(frame, context.waker())?;
-            if entry.word().has(marks) || mutant("poll-without-a-second-look") {
+            if check!("poll: the marks are there still", entry.word().has(marks)) {
                 return Poll::Pending;
             }
-            // Whoever ended it may have been there before.
+            // The load may have ended before, and woken others.
             wakers.wake(frame);
         }
         Poll::Ready(Ok(()))

@@ -1,19 +1,17 @@
 //! A block that is not there, or not yet.
 //!
-//! # Who ends a load
+//! # The end of a load
 //!
-//! The thread that put the entry into the table, whatever happens to it: it publishes the bytes, or
-//! hides the entry and says why. Whoever comes meanwhile pins the entry and sleeps; the last pin of a
-//! failed load gives the frame back.
+//! A [`Load`](super::Load) publishes the bytes, or hides the entry and stores the reason. A requester that
+//! comes meanwhile pins the entry and waits; the last pin of a failed load gives the frame back.
 
 use std::mem::{self, ManuallyDrop};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
 
 use percpu::sync::atomic::{Ordering, fence};
-use percpu::sync::{Arc, hint, mutant, thread};
+use percpu::sync::{Arc, check, hint, mutant, step, thread};
 
 use super::evict::{BufferWait, Search};
-use super::load::Asked;
 use super::write::{Fill, Got};
 use super::{Held, Reuse, Shared};
 use crate::error::{Failure, GetError};
@@ -70,6 +68,31 @@ impl Drop for Spare<'_> {
     }
 }
 
+/// What a thread or task is given that asks for a block.
+#[must_use = "it may be pinned"]
+pub(crate) enum Entered {
+    /// The buffer is there, and the caller's slot keeps it.
+    There(Held),
+    /// The place of an entry that is pinned for the caller: the block is being read or written, or its load has
+    /// ended meanwhile.
+    Pinned(Place),
+    /// The block was not there. The caller fills the buffer.
+    Locked(Held),
+    /// The block may not be had now: it is being discarded.
+    Excluded,
+}
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Want {
+    pub(crate) class: u8,
+    pub(crate) reuse: Reuse,
+    /// What a block that is not there begins with.
+    pub(crate) fill: Fill,
+    /// The calling thread waits for a buffer, and for the block. A task does not.
+    pub(crate) blocks: bool,
+}
+
 impl Shared {
     /// The buffer of a block, read from the device if it is not there.
     #[cold]
@@ -82,56 +105,65 @@ impl Shared {
         reuse: Reuse,
         fill: Fill,
     ) -> Result<Got, GetError> {
-        if fill == Fill::Read && source.device.begins_reads() {
-            let place = loop {
-                match self.ask(source, key, class, reuse, self.patience)? {
-                    Asked::Pinned(place) => break place,
-                    Asked::Excluded => source.writes.excluded.wait(key.sector(), self.patience),
+        let want = Want { class, reuse, fill, blocks: true };
+        loop {
+            match self.enter(source, key, want)? {
+                Entered::There(held) => return Ok(Got::Shared(held)),
+                Entered::Locked(held) => return Ok(Got::Locked(held)),
+                Entered::Pinned(place) => {
+                    let entry = self.table.entry(place);
+                    return self.wait_for_load(source, key, entry).map(Got::Shared);
                 }
-            };
-            return self.wait_for_load(source, key, self.table.entry(place)).map(Got::Shared);
+                Entered::Excluded => source.writes.excluded.wait(key.sector(), self.patience),
+            }
         }
+    }
+
+    /// Looks a block up, and pins its entry if others read or write it. Inserts it if it is not there, and
+    /// begins to read it.
+    ///
+    /// A frame is taken before the lock, one by each thread that misses, whichever of them inserts the block.
+    pub(crate) fn enter(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        want: Want,
+    ) -> Result<Entered, GetError> {
         hazard::reserve()?;
         self.note_want(source);
         let mut spare = None;
-        let mut wait = BufferWait::new(self.patience);
+        let mut wait = BufferWait::new(if want.blocks { self.patience } else { Duration::ZERO });
         let mut rounds = 0_u32;
         loop {
-            if let Some(held) = self.hit(key, class, reuse) {
-                return Ok(Got::Shared(held));
+            if let Some(held) = self.hit(key, want.class, want.reuse) {
+                return Ok(Entered::There(held));
             }
             source.check_read(key)?;
-            let absent = self.table.find(key).is_none_or(is_overlooked);
-            if spare.is_none() && absent {
-                // Before the lock. One for each thread that misses, whoever wins.
-                let taken = if mutant("miss-waits-for-a-buffer-only") {
-                    Some(self.take_frame(source, class)?)
-                } else {
-                    self.try_take_frame(class, wait.search)
-                };
-                let Some(frame) = taken else {
-                    // Whoever has the buffers may have the block in one of them by now.
+            if spare.is_none() && self.table.find(key).is_none_or(is_overlooked) {
+                if !want.blocks && !self.may_load(source) {
+                    return Err(GetError::NoFreeBuffers);
+                }
+                spare = self.spare(want.class, wait.search);
+                if spare.is_none() {
+                    // The block may be in one of the buffers by the time that one is free.
                     self.wait_for_buffers(Some(source), &mut wait)?;
                     continue;
-                };
-                self.counters.create.add(1);
-                spare = Some(Spare { cache: self, frame });
+                }
             }
             let home = self.table.lock(key);
-            let found = if spare.is_some() && mutant("insert-without-a-second-look") {
-                None
-            } else {
-                home.find().filter(|entry| !is_overlooked(entry))
-            };
-            let Some(entry) = found else {
+            let found = home.find().filter(|entry| !is_overlooked(entry));
+            let is_absent = || check!("enter: the block is absent still", found.is_none());
+            if spare.is_some() && is_absent() {
                 if source.writes.excluded.has(key.sector()) {
-                    drop(home);
-                    drop(spare.take()); // others may want it meanwhile
-                    source.writes.excluded.wait(key.sector(), self.patience);
-                    continue;
+                    drop(home); // before the spare frame: that is another lock
+                    return Ok(Entered::Excluded);
                 }
                 let Some(spare) = spare.take() else { continue };
-                let word = Word::loading(spare.frame);
+                let mut word = Word::loading(spare.frame);
+                let is_read = want.fill == Fill::Read;
+                if is_read {
+                    step!("enter: pin it for the requester", word = word.pinned_once_more());
+                }
                 let Some(place) = home.insert(word) else {
                     // There are twice as many places as buffers; those of dying entries may be taken
                     // for a moment.
@@ -142,31 +174,34 @@ impl Shared {
                 self.frames.header(frame).set_place(place);
                 drop(home);
                 self.counters.miss_locked.add(1);
-                return match fill {
-                    Fill::Read => self.load(source, key, frame, reuse).map(Got::Shared),
-                    Fill::Caller => self.create(source, key, frame).map(Got::Locked),
-                };
-            };
+                if !is_read {
+                    return self.create(source, key, frame).map(Entered::Locked);
+                }
+                let pinned = Pinned::new(self, self.table.entry(place));
+                self.begin(source, key, frame, want.reuse, want.blocks);
+                pinned.into_pin();
+                return Ok(Entered::Pinned(place));
+            }
+            let Some(entry) = found else { continue };
             let word = entry.word();
-            self.check_class(word, class)?;
-            // A writer's guard, or a verifier or device that asks for the block it is at.
-            if word.has(IO | WRITE) && hazard::named_by_me(entry) > 0 {
+            let is_marked = word.has(IO | WRITE);
+            self.check_class(word, want.class)?;
+            // A writer's guard, or a verifier or device that asks for the block it is at. A task goes on
+            // with other work.
+            if is_marked && want.blocks && hazard::named_by_me(entry) > 0 {
                 return Err(GetError::WouldDeadlock);
             }
-            if word.has(IO | WRITE) {
-                if word.pins() == MOST_PINS {
-                    return Err(GetError::TooManyPins);
-                }
-                if entry.try_pin(word).is_ok() {
-                    drop(home);
-                    drop(spare); // others may want it meanwhile
-                    self.counters.get_locked_waited.add(1);
-                    return self.wait_for_load(source, key, entry).map(Got::Shared);
-                }
-                continue;
+            if is_marked && word.pins() == MOST_PINS {
+                return Err(GetError::TooManyPins);
+            }
+            if is_marked && entry.try_pin(word).is_ok() {
+                drop(home);
+                drop(spare); // others may want it meanwhile
+                self.counters.get_locked_waited.add(1);
+                return Ok(Entered::Pinned(self.frames.header(word.frame()).place()));
             }
             drop(home);
-            // Somebody takes it apart, or has it already.
+            // Another thread takes it apart, or has changed it.
             self.wait_a_moment(&mut rounds);
         }
     }
@@ -206,28 +241,14 @@ impl Shared {
         })
     }
 
-    /// Reads a block that is not there, for nobody; unless it would have to wait for a buffer.
-    pub(crate) fn read_ahead(&self, source: &Source, key: Key, class: u8) {
-        if self.is_cached(key) || hazard::reserve().is_err() || source.check_read(key).is_err() {
-            return;
-        }
-        let Some(frame) = self.insert_load(source, key, class) else { return };
-        if let Ok(held) = self.load(source, key, frame, Reuse::Likely) {
-            held.slot.clear();
-        }
-    }
-
     /// Puts a block into the table that is not there, as being read; unless that would have to wait for
     /// a buffer.
     pub(super) fn insert_load(&self, source: &Source, key: Key, class: u8) -> Option<Frame> {
         self.note_want(source);
         let spare = self.spare(class, Search::Short)?;
         let home = self.table.lock(key);
-        let place = match home.find() {
-            Some(_) if !mutant("ahead-inserts-without-a-look") => None,
-            None if source.writes.excluded.has(key.sector()) => None,
-            _ => home.insert(Word::loading(spare.frame)),
-        };
+        let is_free = home.find().is_none() && !source.writes.excluded.has(key.sector());
+        let place = if is_free { home.insert(Word::loading(spare.frame)) } else { None };
         if let Some(place) = place {
             self.frames.header(spare.frame).set_place(place);
         }
@@ -238,49 +259,12 @@ impl Shared {
         Some(spare.into_frame())
     }
 
-    /// Reads what was just put into the table.
-    fn load(
-        &self,
-        source: &Source,
-        key: Key,
-        frame: Frame,
-        reuse: Reuse,
-    ) -> Result<Held, GetError> {
-        let entry = self.entry(frame);
-        let slot = match hazard::name(entry, self.order) {
-            Ok(slot) => slot,
-            Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory)),
-        };
-        self.admit(frame, key, reuse);
-        self.frames.writing(frame);
-        let mut bytes = self.frames.bytes(frame);
-        // SAFETY: invariant 1 of `frames`: the frame is this thread's until the entry is published.
-        let bytes = unsafe { bytes.as_mut() };
-        self.counters.get_read.add(1);
-        source.note_load(key);
-        let read = catch_unwind(AssertUnwindSafe(|| source.read(key, bytes)));
-        let failure = match read {
-            Ok(Ok(())) => {
-                self.publish(frame);
-                return Ok(Held { slot, frame });
-            }
-            Ok(Err(failure)) => failure,
-            Err(panic) => {
-                slot.clear();
-                self.fail(source, key, frame, Failure::Panicked);
-                resume_unwind(panic);
-            }
-        };
-        slot.clear();
-        Err(self.fail(source, key, frame, failure))
-    }
-
     /// Gives what was just put into the table to the caller, to fill: it has what its frame had.
     pub(super) fn create(&self, source: &Source, key: Key, frame: Frame) -> Result<Held, GetError> {
         let entry = self.entry(frame);
         let slot = match hazard::name(entry, self.order) {
             Ok(slot) => slot,
-            Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory)),
+            Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory, 0)),
         };
         self.admit(frame, key, Reuse::Likely);
         self.frames.writing(frame);
@@ -290,19 +274,21 @@ impl Shared {
         fence(Ordering::SeqCst);
         if source.writes.refuses_writers() {
             slot.clear();
-            return Err(self.fail(source, key, frame, Failure::Closed));
+            return Err(self.fail(source, key, frame, Failure::Closed, 0));
         }
         entry.publish_locked();
         Ok(Held { slot, frame })
     }
 
-    /// Takes a load that failed out of the table, and tells those who wait.
+    /// Takes a load that failed out of the table, and tells those who wait. `own` of the pins beside the load's
+    /// are the calling thread's.
     pub(super) fn fail(
         &self,
         source: &Source,
         key: Key,
         frame: Frame,
         failure: Failure,
+        own: u64,
     ) -> GetError {
         let entry = self.entry(frame);
         let header = self.frames.header(frame);
@@ -312,9 +298,9 @@ impl Shared {
         home.hide(header.place());
         let before = entry.change(STALE | FAILED, IO | WRITE | WAITED);
         drop(home);
-        let waited_for = before.pins() > 1 || before.has(WAITED) || self.has_wakers(frame);
-        if waited_for && !mutant("failed-load-wakes-nobody") {
-            self.wake_waiters(frame);
+        let others = before.pins() > 1 + own;
+        if others || before.has(WAITED) || self.has_wakers(frame) {
+            step!("fail: wake those who wait", self.wake_waiters(frame));
         }
         self.unpin(entry);
         failure.of(source.block(key))
@@ -324,7 +310,22 @@ impl Shared {
     fn wait_for_load(&self, source: &Source, key: Key, entry: &Entry) -> Result<Held, GetError> {
         let _pinned = Pinned::new(self, entry);
         let frame = entry.word().frame();
-        let header = self.frames.header(frame);
+        if entry.word().has(IO | WRITE) {
+            self.sleep_for_load(entry)?;
+        }
+        if entry.word().has(FAILED) {
+            let failure = Failure::from_code(self.frames.header(frame).failure());
+            return Err(failure.of(source.block(key)));
+        }
+        // The pin keeps it until the slot is seen: `unpin` orders the two.
+        let named = hazard::name(entry, self.order).map_err(GetError::from);
+        self.frames.reading(frame);
+        named.map(|slot| Held { slot, frame })
+    }
+
+    /// Sleeps until the entry is neither read nor written.
+    fn sleep_for_load(&self, entry: &Entry) -> Result<(), GetError> {
+        let header = self.frames.header(entry.word().frame());
         let mut since = None;
         if header.is_claimed_by_me() {
             // It may have the load still, or its engine has it; nobody else need end it.
@@ -337,16 +338,17 @@ impl Shared {
         }
         // Another thread may wait for what this one's engine has begun.
         #[cfg(feature = "aio-reap")]
-        if !mutant("wait-without-the-engine") {
+        step!(
+            "wait: turn the engine of this thread",
             crate::device::wait_by_engine(|context| {
                 self.poll_marks(header.place(), IO, context).is_ready()
-            });
-        }
+            })
+        );
         loop {
             let seen = header.loaded.load();
             let word = entry.word();
             if !word.has(IO | WRITE) {
-                break;
+                return Ok(());
             }
             if word.has(WRITE) {
                 // A thread's guard, which may wait for one of ours.
@@ -356,13 +358,14 @@ impl Shared {
             }
             header.loaded.wait(seen);
         }
-        if entry.word().has(FAILED) {
-            return Err(Failure::from_code(header.failure()).of(source.block(key)));
-        }
-        // The pin keeps it until the slot is seen: `unpin` orders the two.
-        let named = hazard::name(entry, self.order).map_err(GetError::from);
-        self.frames.reading(frame);
-        named.map(|slot| Held { slot, frame })
+    }
+
+    /// Makes a pin of a slot. Returns the place of its entry.
+    pub(crate) fn pin_held(&self, Held { slot, frame }: Held) -> Result<Place, GetError> {
+        let pinned = self.entry(frame).pin();
+        let place = self.frames.header(frame).place();
+        slot.clear();
+        pinned.map(|()| place)
     }
 
     /// Takes a pin off the entry at `place`.
@@ -373,8 +376,7 @@ impl Shared {
     /// Takes a pin off; the last one of a failed load gives its frame back.
     pub(crate) fn unpin(&self, entry: &Entry) {
         let left = entry.unpin();
-        let is_last = left.pins() == 0 || mutant("failed-load-is-freed-by-each");
-        if is_last && left.has(FAILED) {
+        if check!("unpin: it was the last pin", left.pins() == 0) && left.has(FAILED) {
             let frame = left.frame();
             entry.free();
             self.give(frame);

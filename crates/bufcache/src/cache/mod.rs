@@ -9,16 +9,18 @@
 //! ```
 
 mod adapt;
-mod ahead;
 mod aside;
 mod back;
+mod changes;
 mod cleaner;
 mod close;
+mod completion;
 mod evict;
 mod fairness;
 mod load;
 mod miss;
 mod past;
+mod pool;
 mod reclaim;
 mod sync;
 mod wipe;
@@ -31,15 +33,15 @@ use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Arc, WordLock, mutant};
 use percpu::{AllocError, PerCpuCounter};
 
-use self::ahead::Ahead;
 pub(crate) use self::aside::Forget;
 #[cfg(any(offlock_loom, offlock_shuttle))]
 pub(crate) use self::aside::{begin_to_forget, begin_to_read};
-use self::cleaner::Cleaner;
+pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
 pub(crate) use self::cleaner::Limits;
 use self::load::AllWakers;
-pub(crate) use self::load::Asked;
 pub use self::load::Load;
+pub(crate) use self::miss::{Entered, Want};
+use self::pool::{Call, Pool};
 pub(crate) use self::wipe::Wipe;
 pub(crate) use self::write::{Fill, Got};
 use crate::cold::{Cold, On, Victim};
@@ -64,9 +66,8 @@ pub(crate) struct Shared {
     cold: TimedLock<Cold>,
     /// Of its devices.
     ids: WordLock<Ids>,
-    pub(crate) ahead: Ahead,
     wakers: AllWakers,
-    cleaner: Cleaner,
+    pool: Pool,
     dirty_bytes: AtomicUsize,
     /// Devices that are attached. A plain atomic, which no model explores: a hint.
     devices: std::sync::atomic::AtomicUsize,
@@ -141,10 +142,9 @@ impl Shared {
             frames,
             cold: TimedLock::new(cold, holds.clone()),
             ids: WordLock::new(Ids::new()),
-            ahead: Ahead::new(),
             wakers: AllWakers::new(),
             room: AtomicUsize::new(room),
-            cleaner: Cleaner::new(limits),
+            pool: Pool::new(limits),
             dirty_bytes: AtomicUsize::new(0),
             devices: std::sync::atomic::AtomicUsize::new(0),
             wanting: std::sync::atomic::AtomicUsize::new(0),
@@ -187,6 +187,11 @@ impl Shared {
         }
         slot.clear();
         None
+    }
+
+    /// Has a thread make a call for a device. The call comes back where there can be no thread for it.
+    pub(crate) fn call(&self, device: u16, call: Call) -> Result<(), Call> {
+        self.pool.call(device, call)
     }
 
     /// Counts a get that was a hit: this thread's slot has its buffer.

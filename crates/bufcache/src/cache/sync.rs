@@ -9,9 +9,11 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use percpu::sync::{Arc, mutant};
+use percpu::sync::{Arc, mutant, step};
 
 use super::back::Task;
+use super::changes::DeviceSync;
+use super::completion::Batch;
 use super::{Shared, linger};
 use crate::contain::contain;
 use crate::dirty::{Extents, Unsynced, WriteError};
@@ -57,12 +59,12 @@ impl Shared {
     }
 
     /// A sync of the device that begins after this call.
-    pub(super) fn sync_device(&self, source: &Source) -> Result<(), WriteError> {
+    pub(super) fn sync_device(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         self.check_poison(source)?;
         if source.is_read_only {
             return Ok(()); // the cache has written nothing
         }
-        let _operation = Operation::begin(source).ok_or(WriteError::Closed)?;
+        let _operation = Operation::begin(&**source).ok_or(WriteError::Closed)?;
         let sync = || {
             // The sync that this one has waited for may have failed: the device would say that all is
             // well, of blocks that it has given up.
@@ -71,21 +73,17 @@ impl Shared {
             }
             source.writes.change_unsynced(Unsynced::begin_sync);
             self.counters.syncs.add(1);
-            let synced = contain(|| {
-                loop {
-                    if mutant("sync-without-the-device") {
-                        return Ok(());
-                    }
-                    match source.device.sync() {
-                        Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                        result => return result,
-                    }
-                }
+            let batch = Batch::new(source);
+            step!("sync: ask the device", {
+                // SAFETY: the batch is waited for below.
+                let sync = unsafe { DeviceSync::new(&batch) };
+                // If it panics the sync is dropped, which ends it.
+                let _ = contain(|| source.device.begin_sync(sync));
             });
-            match synced {
-                Ok(Ok(())) => true,
-                failed => {
-                    let errno = failed.ok().and_then(|result| result.err()?.raw_os_error());
+            batch.wait();
+            match batch.result(0) {
+                Ok(()) => true,
+                Err(errno) => {
                     source.writes.poison(errno.unwrap_or(libc::EIO));
                     false
                 }

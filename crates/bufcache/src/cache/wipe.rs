@@ -5,11 +5,13 @@
 //! is dropped once the device has done it. Where the device fails, it is dirty as it was: a discard
 //! that fails forgets nothing.
 
-use std::io;
+use std::io::IoSlice;
 use std::ops::Range;
 
 use percpu::sync::{Arc, mutant};
 
+use super::changes::{DeviceRange, DeviceWrite};
+use super::completion::{Batch, Outcome};
 use super::{Shared, linger};
 use crate::contain::contain;
 use crate::dirty::{Extents, WriteError};
@@ -71,23 +73,9 @@ impl Shared {
         });
         let offset = sectors.start << 9;
         let len = (sectors.end << 9).min(source.len()) - offset;
-        let wiped = contain(|| {
-            loop {
-                let result = match how {
-                    Wipe::Discard => source.device.discard(offset, len),
-                    Wipe::Zero => source.device.zero(offset, len),
-                    Wipe::Write(bytes) => self.write_past(source, offset, bytes),
-                };
-                match result {
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    result => break result,
-                }
-            }
-        });
+        let wiped = self.wipe_device(source, offset, len, how);
         source.writes.change_unsynced(|unsynced| {
-            let unknown = |error: &io::Error| error.raw_os_error() == Some(libc::EOPNOTSUPP);
-            if matches!(&wiped, Ok(Err(error)) if unknown(error) && !matches!(how, Wipe::Write(_)))
-            {
+            if wiped == Err(Some(libc::EOPNOTSUPP)) && !matches!(how, Wipe::Write(_)) {
                 // It has done nothing; nor has anybody else, to what is excluded.
                 for range in new.iter() {
                     unsynced.written.remove(&range);
@@ -98,28 +86,49 @@ impl Shared {
                 unsynced.written.insert(sectors.clone());
             }
         });
-        if !matches!(wiped, Ok(Ok(()))) {
+        if wiped.is_err() {
             self.put_back(&aside);
         }
         let block = source.block(Key::new(source.id, sectors.start));
         match wiped {
-            Ok(Ok(())) => {
+            Ok(()) => {
                 if matches!(how, Wipe::Write(_)) {
                     source.writes.load.set_succeeding();
                 }
                 aside.iter().try_for_each(|&(key, frame)| self.drop_marked(source, key, frame))?;
                 Ok(())
             }
-            Ok(Err(error)) => {
-                Err(WriteError::Io { errno: error.raw_os_error().unwrap_or(libc::EIO), block })
-            }
-            Err(_) => Err(WriteError::Panicked { block }),
+            Err(Some(errno)) => Err(WriteError::Io { errno, block }),
+            Err(None) => Err(WriteError::Panicked { block }),
         }
     }
 
-    fn write_past(&self, source: &Source, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.counters.write_calls.add(1);
-        source.device.write(offset, bytes)
+    /// Has the device do it, and waits for that.
+    fn wipe_device(&self, source: &Arc<Source>, offset: u64, len: u64, how: Wipe<'_>) -> Outcome {
+        let bytes = if let Wipe::Write(bytes) = how { bytes } else { &[] };
+        let parts = [IoSlice::new(bytes)];
+        let batch = Batch::new(source);
+        // If the device panics the operation is dropped, which ends it.
+        let _ = contain(|| match how {
+            Wipe::Write(_) => {
+                self.counters.write_calls.add(1);
+                // SAFETY: the batch is waited for below, before it or the parts go.
+                let write = unsafe { DeviceWrite::new(&batch, (0, true), offset, &parts, false) };
+                source.device.begin_write(write);
+            }
+            Wipe::Discard => {
+                // SAFETY: the batch is waited for below.
+                let range = unsafe { DeviceRange::new(&batch, (offset, len), true) };
+                source.device.begin_discard(range);
+            }
+            Wipe::Zero => {
+                // SAFETY: the batch is waited for below.
+                let range = unsafe { DeviceRange::new(&batch, (offset, len), false) };
+                source.device.begin_zero(range);
+            }
+        });
+        batch.wait();
+        batch.result(0)
     }
 
     /// Forgets what is clean of blocks that nobody may insert meanwhile, and marks what is dirty.

@@ -196,10 +196,17 @@ impl Shared {
 
     /// Ends a writer's right. What it has modified is dirty from now on.
     pub(crate) fn unlock_write(&self, source: &Arc<Source>, held: Held, modified: bool) {
-        if modified && !self.entry(held.frame).word().has(DIRTY) {
-            self.list_dirty(source, held.frame);
+        self.end_write(source, held.frame, modified);
+        held.slot.clear();
+    }
+
+    /// The same, where no slot names the buffer: while it is marked, nothing takes it apart.
+    pub(crate) fn end_write(&self, source: &Arc<Source>, frame: Frame, modified: bool) {
+        let entry = self.entry(frame);
+        if modified && !entry.word().has(DIRTY) {
+            self.list_dirty(source, frame);
         }
-        self.unmark_write(held, if modified { DIRTY } else { 0 });
+        self.end_marks(entry, frame, WRITE, if modified { DIRTY } else { 0 });
     }
 
     fn unmark_write(&self, Held { slot, frame }: Held, set: u64) {

@@ -1,33 +1,35 @@
-//! A file that is read by the engine of the thread that asks.
+//! A file whose operations are begun by engines.
 //!
-//! # Who waits for whom
+//! # Loads that are crossed
 //!
-//! A thread that waits for a load turns its own engine meanwhile: another thread may wait for what is in
-//! that engine, which nobody else reaps. A load that ends wakes the engines of those who wait for it.
+//! A thread that waits for a load turns its own engine meanwhile, if that has loads: another thread may wait for
+//! these, and no other thread reaps them. A load that ends wakes the engines of the threads that wait for it.
 //! So loads that are crossed end, whatever plugs their threads hold: a wait submits first.
 
-use std::cell::{OnceCell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::fs::File;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::marker::PhantomData;
+use std::mem;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
-use aio_reap::{BufList, Engine, IoBuf, IoBufMut, Operation};
+use aio_reap::{BufList, Engine, IoBuf, IoBufMut, RequestError};
 
-use super::{BlockDevice, DeviceWrite, FileDevice};
-use crate::cache::Load;
+use super::{BlockDevice, FileDevice};
+use crate::cache::{DeviceWrite, Load};
 
-/// A file or block device, as [`FileDevice`], whose reads go through the [`Engine`] that the thread has
-/// [lent](lend_engine): a miss in a task does not block the thread, and readahead is in flight at once.
+/// A file or block device, as [`FileDevice`], which tasks and readahead read by the [`Engine`] that their thread
+/// has [lent](lend_engine): a miss does not block the thread, and many reads are in flight at once.
 ///
-/// Threads without one read it by system calls. Dirty blocks are written many at once, by an engine that the
-/// writing thread keeps for that; durable writes, and syncs, are system calls.
+/// Without a lent engine the cache's own threads read it for tasks. A thread that waits for a block reads it by a
+/// system call. Dirty blocks are written many at once, by an engine that the writing thread keeps for that;
+/// durable writes, and syncs, are system calls.
 ///
 /// What is in a thread's engine ends when that thread waits for a block, or turns its engine: as with all
 /// of an engine, it should do so soon.
@@ -53,9 +55,21 @@ struct Local {
     engine: Rc<Engine>,
     /// The files of devices, as the engine knows them.
     files: RefCell<Vec<(Weak<File>, aio_reap::File)>>,
+    /// Operations of caches that the engine has.
+    in_flight: Rc<Cell<usize>>,
 }
 
 impl Local {
+    fn new(engine: Rc<Engine>) -> Rc<Self> {
+        Rc::new(Self { engine, files: RefCell::default(), in_flight: Rc::default() })
+    }
+
+    /// Counts an operation. Returns the count, for its end.
+    fn count(&self) -> Rc<Cell<usize>> {
+        self.in_flight.set(self.in_flight.get() + 1);
+        Rc::clone(&self.in_flight)
+    }
+
     fn file(&self, of: &Arc<File>) -> io::Result<aio_reap::File> {
         let mut files = self.files.borrow_mut();
         let weak = Arc::downgrade(of);
@@ -78,28 +92,36 @@ fn local() -> Option<Rc<Local>> {
     LOCAL.try_with(|local| local.borrow().clone()).ok().flatten()
 }
 
-/// The engine that this thread keeps for batches of writes; `None` where there can be none.
-///
-/// A batch does not use the lent engine, because waiting turns the engine and runs its callbacks. The blocks of
-/// a batch are marked until it ends: a callback that asks for one of them would wait for its own thread.
+/// The thread's engine, if it reads blocks of a cache: another thread may wait for these, or this one.
+fn reading() -> Option<Rc<Local>> {
+    local().filter(|local| local.in_flight.get() > 0)
+}
+
+thread_local! {
+    /// The engine that this thread keeps for the writes that it waits for; `None` where there can be none.
+    ///
+    /// They do not use the lent engine, because waiting turns the engine and runs its callbacks. The blocks are
+    /// marked until their writes end: a callback that asks for one of them would wait for its own thread.
+    static FOR_WRITES: OnceCell<Option<Rc<Local>>> = const { OnceCell::new() };
+}
+
 fn write_engine() -> Option<Rc<Local>> {
-    thread_local! {
-        static OWN: OnceCell<Option<Rc<Local>>> = const { OnceCell::new() };
-    }
     let new = || {
-        let engine = Rc::new(Engine::new().ok()?);
-        Some(Rc::new(Local { engine, files: RefCell::default() }))
+        let engine = Engine::new().ok()?;
+        mem::forget(engine.plug()); // only waits submit, all that was begun at once
+        Some(Local::new(Rc::new(engine)))
     };
-    OWN.try_with(|own| own.get_or_init(new).clone()).ok().flatten()
+    FOR_WRITES.try_with(|own| own.get_or_init(new).clone()).ok().flatten()
 }
 
 /// Lets this thread read [`EngineDevice`]s by the engine, until the guard drops.
 ///
-/// Calls that read then turn the engine, and so run the callbacks of whatever completes, as the
-/// engine's own calls do. A callback that asks to write the block that such a call waits for is
-/// told [`GetError::Busy`](crate::GetError::Busy), after as long as the cache waits.
+/// A call that waits for a block turns the engine only if the engine has loads of a cache. Then the callbacks of
+/// other requests that have completed run inside the call; one that asks to write the block that the call waits
+/// for is told [`GetError::Busy`](crate::GetError::Busy), after as long as the cache waits. So a program whose
+/// callbacks must not run there uses [`get_async`](crate::Device::get_async), or reads nothing ahead.
 pub fn lend_engine(engine: &Rc<Engine>) -> LentEngine {
-    let new = Rc::new(Local { engine: Rc::clone(engine), files: RefCell::default() });
+    let new = Local::new(Rc::clone(engine));
     let before = LOCAL.with(|local| local.replace(Some(new)));
     LentEngine { before, _thread: PhantomData }
 }
@@ -129,7 +151,7 @@ impl fmt::Debug for LentEngine {
 /// at once where the thread has no engine, or the kernel refuses to wait.
 #[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "`lent` is in a model"))]
 pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
-    let Some(local) = local() else { return };
+    let Some(local) = reading() else { return };
     let wait = poll_fn(|context| if done(context) { Poll::Ready(()) } else { Poll::Pending });
     let _ = local.engine.block_on(wait);
 }
@@ -137,7 +159,7 @@ pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
 /// Lets this thread's engine go on, if it has one.
 #[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "`lent` is in a model"))]
 pub(crate) fn turn_engine() {
-    if let Some(local) = local() {
+    if let Some(local) = reading() {
         local.engine.turn();
     }
 }
@@ -164,15 +186,37 @@ unsafe impl IoBufMut for Target {
     }
 }
 
-/// Bytes of a batch, which stay where they are until the batch is over.
+/// Ends a write with what the engine says.
+fn end(write: DeviceWrite, result: Result<usize, RequestError>) {
+    match result {
+        // The engine ends, which is no error of the device.
+        Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => write.defer(),
+        result => write.finish(result.map(drop).map_err(io::Error::from)),
+    }
+}
+
+/// Waits until a write ends that is in the engine of this thread for writes. Returns false at once if none is.
+#[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "a model has no engine"))]
+pub(crate) fn wait_for_writes() -> bool {
+    let known = FOR_WRITES.try_with(|own| own.get().cloned().flatten()).ok().flatten();
+    let Some(local) = known.filter(|local| local.in_flight.get() > 0) else { return false };
+    // The kernel refuses to wait where a descriptor of the engine was closed from outside. It may have the bytes
+    // all the same.
+    if local.engine.wait(None).is_err() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    true
+}
+
+/// Bytes of a write, which stay where they are until the write ends.
 #[derive(Clone, Copy)]
 struct Part {
     at: *const u8,
     len: usize,
 }
 
-// SAFETY: the bytes are initialised, and neither change nor go before `Begun` is dropped, which waits
-// for every operation that has one.
+// SAFETY: the bytes are initialised, and neither change nor go before the `DeviceWrite` ends, which the request's
+// callback has.
 unsafe impl IoBuf for Part {
     fn as_ptr(&self) -> *const u8 {
         self.at
@@ -180,55 +224,6 @@ unsafe impl IoBuf for Part {
 
     fn len(&self) -> usize {
         self.len
-    }
-}
-
-/// The operations of a batch, each with the number of its write. Dropping it waits for them.
-struct Begun<'e> {
-    engine: &'e Engine,
-    operations: Vec<(usize, Operation<BufList<Part>>)>,
-}
-
-impl Begun<'_> {
-    /// Waits for the operations and tells the result of each.
-    fn end(&mut self, mut tell: impl FnMut(usize, io::Result<()>)) {
-        while let Some((_, operation)) = self.operations.last() {
-            // An operation leaves the list once it is done: one that is dropped earlier goes on, with the
-            // bytes of a frame that is another block's by then.
-            if !operation.is_done() {
-                // The kernel refuses to wait where a descriptor of the engine was closed from outside. It may
-                // have the bytes all the same.
-                if self.engine.wait(None).is_err() {
-                    thread::sleep(Duration::from_millis(1));
-                }
-                continue;
-            }
-            if let Some((number, operation)) = self.operations.pop() {
-                let result = operation.wait().0;
-                tell(number, result.map(drop).map_err(io::Error::from));
-            }
-        }
-    }
-}
-
-impl Drop for Begun<'_> {
-    fn drop(&mut self) {
-        self.end(|_, _| {});
-    }
-}
-
-impl EngineDevice {
-    /// Begins one write of a batch.
-    fn begin_write(
-        &self,
-        local: &Local,
-        write: &DeviceWrite<'_>,
-    ) -> Option<Operation<BufList<Part>>> {
-        let file = local.file(&self.file).ok()?;
-        let parts = write.parts().iter();
-        let parts = parts.map(|part| Part { at: part.as_ptr(), len: part.len() }).collect();
-        let list = BufList::new(parts).ok()?;
-        local.engine.write_vectored(&file, list, write.offset()).submit().ok()
     }
 }
 
@@ -253,18 +248,25 @@ impl BlockDevice for EngineDevice {
         self.plain.read(offset, buf)
     }
 
-    fn begins_reads(&self) -> bool {
-        local().is_some()
-    }
-
-    fn begin_read(&self, load: Load) -> Result<(), Load> {
-        let Some(local) = local() else { return Err(load) };
-        let Ok(file) = local.file(&self.file) else { return Err(load) };
+    fn begin_read(&self, load: Load) {
+        // A thread that waits anyway reads by a system call, which runs no callback of the engine's user.
+        let Some(local) = local().filter(|_| !load.is_blocking()) else { return load.defer() };
+        let Ok(file) = local.file(&self.file) else { return load.defer() };
         let offset = load.offset();
+        let in_flight = local.count();
         let request = local.engine.read(&file, Target(load), offset);
-        let begun =
-            request.callback(|result, Target(load)| load.finish(result.map_err(Into::into)));
-        begun.map(drop).map_err(|refused| refused.into_request().into_buf().0)
+        let begun = request.callback(move |result, Target(load)| {
+            in_flight.set(in_flight.get() - 1);
+            match result {
+                // The engine ends, which is no error of the device.
+                Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => load.defer(),
+                result => load.finish(result.map_err(Into::into)),
+            }
+        });
+        if let Err(refused) = begun.map(drop) {
+            local.in_flight.set(local.in_flight.get() - 1);
+            refused.into_request().into_buf().0.defer();
+        }
     }
 
     fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
@@ -283,27 +285,30 @@ impl BlockDevice for EngineDevice {
         self.plain.write_vectored_durable(offset, parts)
     }
 
-    fn write_batch(&self, writes: &mut [DeviceWrite<'_>], durable: bool) {
-        let engine = if durable || writes.len() < 2 { None } else { write_engine() };
-        let Some(local) = engine else { return self.plain.write_batch(writes, durable) };
-        let operations = Vec::with_capacity(writes.len());
-        let mut begun = Begun { engine: &local.engine, operations };
-        {
-            let _together = local.engine.plug();
-            for (number, write) in writes.iter().enumerate() {
-                if let Some(operation) = self.begin_write(&local, write) {
-                    begun.operations.push((number, operation));
+    fn begin_write(&self, write: DeviceWrite) {
+        // Durable writes, and one alone, are system calls.
+        let by_engine = !write.is_durable() && !write.is_alone();
+        let Some(local) = by_engine.then(write_engine).flatten() else { return write.defer() };
+        let Ok(file) = local.file(&self.file) else { return write.defer() };
+        let parts = write.parts().iter();
+        let parts = parts.map(|part| Part { at: part.as_ptr(), len: part.len() }).collect();
+        let Ok(list) = BufList::new(parts) else { return write.defer() };
+        let request = local.engine.write_vectored(&file, list, write.offset());
+        // Kept here as well, as a refused request drops its callback.
+        let write = Rc::new(Cell::new(Some(write)));
+        let in_flight = local.count();
+        let begun = request.callback({
+            let write = Rc::clone(&write);
+            move |result, _| {
+                in_flight.set(in_flight.get() - 1);
+                if let Some(write) = write.take() {
+                    end(write, result);
                 }
             }
-        }
-        let mut is_over = vec![false; writes.len()];
-        begun.end(|number, result| {
-            is_over[number] = true;
-            writes[number].end(result);
         });
-        // What the engine had no room for.
-        for (write, _) in writes.iter_mut().zip(is_over).filter(|(_, is_over)| !is_over) {
-            write.end(self.plain.write_vectored(write.offset(), write.parts()));
+        if begun.is_err() {
+            local.in_flight.set(local.in_flight.get() - 1);
+            write.take().into_iter().for_each(DeviceWrite::defer);
         }
     }
 

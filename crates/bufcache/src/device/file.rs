@@ -21,6 +21,8 @@ pub struct FileDevice {
     /// What `O_DIRECT` asks of a transfer; 1 without that.
     alignment: usize,
     writable: bool,
+    /// The file may be shorter than the device: what it lacks reads as zeros.
+    grows: bool,
     identity: (u64, u64),
 }
 
@@ -43,7 +45,34 @@ impl FileDevice {
             true => (meta.rdev(), u64::MAX),
             false => (meta.dev(), meta.ino()),
         };
-        Ok(Self { file, len, alignment, writable, identity })
+        Ok(Self { file, len, alignment, writable, grows: false, identity })
+    }
+
+    /// As large as `max` bytes, if that is more than the file has: what lies behind its end reads as zeros, and a
+    /// write there makes the file longer, up to the end of the last block that was written.
+    ///
+    /// A file that becomes shorter while it is attached reads as zeros, too.
+    ///
+    /// ```
+    /// use bufcache::{Cache, FileDevice};
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// # let path = folder.path().join("pages");
+    /// let file = std::fs::File::create_new(&path)?;
+    /// # drop(file);
+    /// # let file = std::fs::OpenOptions::new().read(true).write(true).open(&path)?;
+    /// let device = FileDevice::new(file)?.growing(1 << 30);
+    /// let pages = Cache::new(1 << 20)?.attach(device, 4096)?;
+    /// assert_eq!(pages.get(1000)?[0], 0);
+    /// pages.create(2)?.fill(7);
+    /// pages.sync()?;
+    /// assert_eq!(std::fs::metadata(&path)?.len(), 3 * 4096);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn growing(mut self, max: u64) -> Self {
+        self.grows |= max > self.len;
+        self.len = self.len.max(max);
+        self
     }
 
     /// Without what lies behind so many bytes: with `O_DIRECT` what follows the last whole unit can be read,
@@ -176,6 +205,11 @@ impl BlockDevice for FileDevice {
             if count == 0 || self.whole(done) != done {
                 break;
             }
+        }
+        let there = self.len.saturating_sub(offset).min(buf.len() as u64) as usize;
+        if self.grows && done < there {
+            buf[done..there].fill(0);
+            return Ok(there);
         }
         Ok(done)
     }

@@ -15,14 +15,14 @@ use std::io::{self, IoSlice};
 #[cfg(feature = "aio-reap")]
 pub use self::engine::{EngineDevice, LentEngine, lend_engine};
 #[cfg(all(feature = "aio-reap", not(any(offlock_loom, offlock_shuttle))))]
-pub(crate) use self::engine::{turn_engine, wait_by_engine};
+pub(crate) use self::engine::{turn_engine, wait_by_engine, wait_for_writes};
 pub use self::fault::{Fault, FaultDevice, Operation};
 pub use self::file::FileDevice;
 #[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
 pub(crate) use self::lent::{turn_engine, wait_by_engine};
 pub use self::memory::MemoryDevice;
 pub use self::power::{Outcome, Recorded};
-use crate::cache::Load;
+use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
 
 /// Something with blocks, used by many threads at once.
 ///
@@ -75,19 +75,13 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// The device's. `Interrupted` is tried again.
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
 
-    /// Whether [`begin_read`](Self::begin_read) would begin one, were it called by this thread now.
-    fn begins_reads(&self) -> bool {
-        false
-    }
-
-    /// Begins to read a block, and returns: whoever has the [`Load`] [ends](Load::finish) it, when
-    /// the bytes are there, in any thread.
+    /// Begins to read a block, and returns without waiting: the [`Load`] [ends](Load::finish) when the bytes
+    /// are there, in any thread.
     ///
-    /// # Errors
-    ///
-    /// The load, where that cannot be done: it is read by [`read`](Self::read) then.
-    fn begin_read(&self, load: Load) -> Result<(), Load> {
-        Err(load)
+    /// A device without a way of its own leaves it out: then a thread of the cache calls
+    /// [`read`](Self::read), or the calling thread where that [blocks](Load::is_blocking) for the block anyway.
+    fn begin_read(&self, load: Load) {
+        load.defer();
     }
 
     /// Writes all of `buf`, which ends where the device does at the latest. It is there for every read
@@ -141,25 +135,28 @@ pub trait BlockDevice: Send + Sync + 'static {
         self.sync()
     }
 
-    /// Does several writes, which do not overlap, in any order or at once, and says of each how it
-    /// [ended](DeviceWrite::end); each durable, if asked for. One that it says nothing of counts as failed.
+    /// Begins to write, and returns without waiting: the [`DeviceWrite`] [ends](DeviceWrite::finish) in any
+    /// thread, and several may be under way, which do not overlap.
     ///
-    /// The order of the slice has no meaning: a device may sort it, and each write keeps its result.
-    fn write_batch(&self, writes: &mut [DeviceWrite<'_>], durable: bool) {
-        for write in writes {
-            let result = loop {
-                let result = if durable {
-                    self.write_vectored_durable(write.offset(), write.parts())
-                } else {
-                    self.write_vectored(write.offset(), write.parts())
-                };
-                match result {
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                    result => break result,
-                }
-            };
-            write.end(result);
-        }
+    /// A device without a way of its own leaves it out: then the calling thread, which waits for the write, calls
+    /// [`write_vectored`](Self::write_vectored) or the durable one. So it is with the other changes.
+    fn begin_write(&self, write: DeviceWrite) {
+        write.defer();
+    }
+
+    /// Begins to [discard](Self::discard) a range; see [`begin_write`](Self::begin_write).
+    fn begin_discard(&self, range: DeviceRange) {
+        range.defer();
+    }
+
+    /// Begins to [zero](Self::zero) a range; see [`begin_write`](Self::begin_write).
+    fn begin_zero(&self, range: DeviceRange) {
+        range.defer();
+    }
+
+    /// Begins to [sync](Self::sync); see [`begin_write`](Self::begin_write).
+    fn begin_sync(&self, sync: DeviceSync) {
+        sync.defer();
     }
 
     /// Lets bytes read as zeros, and keeps room for them. As a write it is durable after a sync.
@@ -195,40 +192,6 @@ pub trait BlockDevice: Send + Sync + 'static {
     }
 }
 
-/// One write of a [batch](BlockDevice::write_batch).
-#[derive(Debug)]
-pub struct DeviceWrite<'w> {
-    offset: u64,
-    parts: &'w [IoSlice<'w>],
-    /// The place of this write's result, whatever the order in which a device leaves the batch.
-    result: &'w mut Option<io::Result<()>>,
-}
-
-impl<'w> DeviceWrite<'w> {
-    pub(crate) fn new(
-        offset: u64,
-        parts: &'w [IoSlice<'w>],
-        result: &'w mut Option<io::Result<()>>,
-    ) -> Self {
-        Self { offset, parts, result }
-    }
-
-    /// Where it begins on the device, in bytes.
-    pub fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    /// What is written, one part behind the other.
-    pub fn parts(&self) -> &'w [IoSlice<'w>] {
-        self.parts
-    }
-
-    /// Says how it ended; the last word counts.
-    pub fn end(&mut self, result: io::Result<()>) {
-        *self.result = Some(result);
-    }
-}
-
 /// What a device says to a change that takes none.
 fn read_only() -> io::Error {
     io::Error::from_raw_os_error(libc::EROFS)
@@ -259,12 +222,8 @@ impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
         (**self).read(offset, buf)
     }
 
-    fn begins_reads(&self) -> bool {
-        (**self).begins_reads()
-    }
-
-    fn begin_read(&self, load: Load) -> Result<(), Load> {
-        (**self).begin_read(load)
+    fn begin_read(&self, load: Load) {
+        (**self).begin_read(load);
     }
 
     fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
@@ -283,8 +242,20 @@ impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
         (**self).write_vectored_durable(offset, parts)
     }
 
-    fn write_batch(&self, writes: &mut [DeviceWrite<'_>], durable: bool) {
-        (**self).write_batch(writes, durable);
+    fn begin_write(&self, write: DeviceWrite) {
+        (**self).begin_write(write);
+    }
+
+    fn begin_discard(&self, range: DeviceRange) {
+        (**self).begin_discard(range);
+    }
+
+    fn begin_zero(&self, range: DeviceRange) {
+        (**self).begin_zero(range);
+    }
+
+    fn begin_sync(&self, sync: DeviceSync) {
+        (**self).begin_sync(sync);
     }
 
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {

@@ -1,23 +1,26 @@
-//! Devices that do the writes of a batch in an order of their own: each write has its own result.
+//! Devices that end the operations which they have begun in an order of their own, or not at all: each operation
+//! has its own result.
 
 use std::io;
-use std::sync::Arc;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
-use bufcache::{BlockDevice, Cache, DeviceWrite, MemoryDevice, WriteError};
+use bufcache::{
+    AttachOptions, BlockDevice, Cache, Device, DeviceRange, DeviceSync, DeviceWrite, GetError,
+    Load, MemoryDevice, WriteError,
+};
+use testkit::block_on;
+use testkit::wait::wait_for;
 
 const SIZE: usize = 4096;
 
-/// Refuses block 1, and does batches as it is told to.
+/// Refuses block 1. It keeps what it begins, which another thread ends.
 struct Disk {
     inner: MemoryDevice,
-    batch: fn(&Self, &mut [DeviceWrite<'_>]),
-}
-
-impl Disk {
-    fn write_one(&self, write: &mut DeviceWrite<'_>) {
-        write.end(self.write_vectored(write.offset(), write.parts()));
-    }
+    kept: Mutex<Vec<DeviceWrite>>,
 }
 
 impl BlockDevice for Disk {
@@ -36,8 +39,9 @@ impl BlockDevice for Disk {
         self.inner.write(offset, buf)
     }
 
-    fn write_batch(&self, writes: &mut [DeviceWrite<'_>], _durable: bool) {
-        (self.batch)(self, writes);
+    fn begin_write(&self, write: DeviceWrite) {
+        assert!(!write.is_durable());
+        self.kept.lock().unwrap().push(write);
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -45,57 +49,176 @@ impl BlockDevice for Disk {
     }
 }
 
-fn in_reverse(disk: &Disk, writes: &mut [DeviceWrite<'_>]) {
-    writes.reverse();
-    writes.iter_mut().for_each(|write| disk.write_one(write));
-}
-
-fn sorted_after_they_ended(disk: &Disk, writes: &mut [DeviceWrite<'_>]) {
-    writes.iter_mut().for_each(|write| disk.write_one(write));
-    writes.sort_by_key(|write| std::cmp::Reverse(write.offset()));
-}
-
-fn exchanged(disk: &Disk, writes: &mut [DeviceWrite<'_>]) {
-    if let [first, .., last] = writes {
-        disk.write_one(first);
-        std::mem::swap(first, last);
-        disk.write_one(first);
+impl Disk {
+    fn end(&self, write: DeviceWrite) {
+        let result = self.write_vectored(write.offset(), write.parts());
+        write.finish(result);
     }
 }
 
-fn in_two_attempts(disk: &Disk, writes: &mut [DeviceWrite<'_>]) {
+fn by_the_device(disk: &Disk, writes: Vec<DeviceWrite>) {
+    writes.into_iter().for_each(|write| disk.end(write));
+}
+
+fn in_reverse(disk: &Disk, writes: Vec<DeviceWrite>) {
+    writes.into_iter().rev().for_each(|write| disk.end(write));
+}
+
+fn by_the_blocking_method(_: &Disk, writes: Vec<DeviceWrite>) {
+    writes.into_iter().rev().for_each(DeviceWrite::defer);
+}
+
+fn late(disk: &Disk, writes: Vec<DeviceWrite>) {
     for write in writes {
-        write.end(Err(io::Error::from_raw_os_error(libc::EAGAIN)));
-        disk.write_one(write);
+        thread::sleep(Duration::from_millis(20));
+        disk.end(write);
     }
 }
 
-fn without_the_first(disk: &Disk, writes: &mut [DeviceWrite<'_>]) {
-    writes.iter_mut().filter(|write| write.offset() != SIZE as u64).for_each(|write| {
-        disk.write_one(write);
-    });
-    writes.reverse();
+/// Attaches a device whose dirty blocks only a flush writes.
+fn attach(disk: impl BlockDevice) -> (Cache, Device) {
+    let builder = Cache::builder(16 * SIZE).write_back_after(Duration::from_secs(3600));
+    let cache = builder.dirty_limits(100, 100).build().unwrap();
+    let device = cache.attach_with(disk, AttachOptions::new(SIZE).on_loss(|_| {})).unwrap();
+    (cache, device)
 }
 
 #[test]
-fn inv17_the_result_of_a_write_is_that_of_its_block_in_whatever_order_a_batch_is_left() {
-    let batches = [in_reverse, sorted_after_they_ended, exchanged, in_two_attempts];
-    for (number, batch) in batches.into_iter().chain([without_the_first as _]).enumerate() {
-        let disk = Arc::new(Disk { inner: MemoryDevice::new(vec![1; SIZE * 16]), batch });
-        let builder = Cache::builder(16 * SIZE).write_back_after(Duration::from_secs(3600));
-        let cache = builder.dirty_limits(100, 100).build().unwrap();
-        let options = bufcache::AttachOptions::new(SIZE).on_loss(|_| {});
-        let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
+fn inv17_the_result_of_a_write_is_that_of_its_block_in_whatever_order_writes_end() {
+    let ends: [fn(&Disk, Vec<DeviceWrite>); 4] =
+        [by_the_device, in_reverse, by_the_blocking_method, late];
+    for (number, end) in ends.into_iter().enumerate() {
+        let inner = MemoryDevice::new(vec![1; SIZE * 16]);
+        let disk = Arc::new(Disk { inner, kept: Mutex::default() });
+        let (_cache, device) = attach(Arc::clone(&disk));
         // No neighbours: two writes.
         for block in [1, 3] {
             device.get_mut(block).unwrap().fill(2);
         }
+        let flushed = thread::scope(|scope| {
+            let flushes = scope.spawn(|| device.flush());
+            // A run that fails is one block, which is not tried by itself.
+            wait_for("both writes", || disk.kept.lock().unwrap().len() == 2);
+            let writes = std::mem::take(&mut *disk.kept.lock().unwrap());
+            assert!(writes.iter().all(|write| !write.is_alone()));
+            end(&disk, writes);
+            flushes.join().unwrap()
+        });
         let error = WriteError::Io { errno: libc::EIO, block: 1 };
-        assert_eq!(device.flush(), Err(error), "batch {number}");
-        assert!(device.is_newer(1..2), "block 1 is dirty, batch {number}");
-        assert!(!device.is_newer(3..4), "block 3 is written, batch {number}");
+        assert_eq!(flushed, Err(error), "{number}");
+        assert!(device.is_newer(1..2), "block 1 is dirty, {number}");
+        assert!(!device.is_newer(3..4), "block 3 is written, {number}");
         let mut bytes = [0; SIZE];
         disk.inner.read(3 * SIZE as u64, &mut bytes).unwrap();
-        assert_eq!(bytes[0], 2, "batch {number}");
+        assert_eq!(bytes[0], 2, "{number}");
+        // The drop of the handle writes once more.
+        let ends = thread::spawn(move || drop(device));
+        wait_for("the last write", || !disk.kept.lock().unwrap().is_empty());
+        disk.kept.lock().unwrap().clear();
+        ends.join().unwrap();
+    }
+}
+
+/// Drops what it is to begin, or panics.
+#[derive(Default)]
+struct Careless {
+    panics: AtomicBool,
+    heeds: AtomicBool,
+}
+
+impl Careless {
+    fn drops<T>(&self, operation: T) -> Option<T> {
+        if self.heeds.load(Relaxed) {
+            return Some(operation);
+        }
+        if self.panics.load(Relaxed) {
+            resume_unwind(Box::new(()));
+        }
+        None
+    }
+}
+
+impl BlockDevice for Careless {
+    fn len(&self) -> u64 {
+        16 * SIZE as u64
+    }
+
+    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        buf.fill(7);
+        Ok(buf.len())
+    }
+
+    fn begin_read(&self, load: Load) {
+        self.drops(load).into_iter().for_each(Load::defer);
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn begin_write(&self, write: DeviceWrite) {
+        self.drops(write).into_iter().for_each(DeviceWrite::defer);
+    }
+
+    fn discard(&self, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn begin_discard(&self, range: DeviceRange) {
+        self.drops(range).into_iter().for_each(DeviceRange::defer);
+    }
+
+    fn zero(&self, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn begin_zero(&self, range: DeviceRange) {
+        self.drops(range).into_iter().for_each(DeviceRange::defer);
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn begin_sync(&self, sync: DeviceSync) {
+        self.drops(sync).into_iter().for_each(DeviceSync::defer);
+    }
+}
+
+#[test]
+fn inv23_an_operation_that_a_device_drops_or_panics_at_has_failed_and_leaves_no_mark() {
+    for panics in [false, true] {
+        let disk = Arc::new(Careless::default());
+        disk.panics.store(panics, Relaxed);
+        let (cache, device) = attach(Arc::clone(&disk));
+        let get = |block| match panics {
+            true => GetError::Panicked { block },
+            false => GetError::Io { errno: libc::ECANCELED, block },
+        };
+        let write = |block| match panics {
+            true => WriteError::Panicked { block },
+            false => WriteError::Io { errno: libc::ECANCELED, block },
+        };
+        assert_eq!(device.get(1).map(drop), Err(get(1)));
+        assert_eq!(block_on(device.get_async(2)).map(drop), Err(get(2)));
+        device.create(3).unwrap().fill(1);
+        device.create(4).unwrap().fill(1);
+        device.create(6).unwrap().fill(1);
+        assert_eq!(device.flush(), Err(write(3)));
+        assert_eq!(device.discard(3..5), Err(write(3)));
+        assert_eq!(device.zero_by_device(3..5), Err(write(3)));
+        assert_eq!(device.write_past(3, &[2; SIZE]), Err(write(3)));
+        assert_eq!(cache.stats().dirty, 3 * SIZE);
+        disk.heeds.store(true, Relaxed);
+        // Nothing is marked: all of it can be had, and written.
+        assert_eq!(device.get(1).map(|guard| guard[0]), Ok(7));
+        assert_eq!(device.get_mut(3).map(|guard| guard[0]), Ok(1));
+        device.flush().unwrap();
+        disk.heeds.store(false, Relaxed);
+        let errno = if panics { libc::EIO } else { libc::ECANCELED };
+        assert_eq!(device.sync(), Err(WriteError::Poisoned { errno }));
+        disk.heeds.store(true, Relaxed);
+        assert!(device.reset().unwrap().blocks().is_empty());
+        device.sync().unwrap();
     }
 }

@@ -37,7 +37,7 @@ impl BlockDevice for Disk {
 
     fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         if self.hung.load(Ordering::SeqCst) {
-            if thread::current().name() != Some("bufcache-clean") {
+            if thread::current().name() != Some("bufcache") {
                 return Err(io::Error::from_raw_os_error(libc::EIO));
             }
             self.waiting.fetch_add(1, Ordering::SeqCst);

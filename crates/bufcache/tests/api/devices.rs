@@ -149,8 +149,7 @@ fn inv12_a_read_that_is_short_torn_or_panics_is_read_again() {
     );
     assert_eq!(disk.get(3).err(), Some(GetError::ShortRead { block: 3 }));
     assert_eq!(disk.get(3).err(), Some(GetError::Verify { block: 3 }));
-    let panicked = thread::scope(|scope| scope.spawn(|| disk.get(3).map(drop)).join());
-    assert!(panicked.is_err());
+    assert_eq!(disk.get(3).err(), Some(GetError::Panicked { block: 3 }));
     assert_eq!(disk.get(3).unwrap()[0], 7);
     assert_eq!(device.count(Operation::Read), 4);
     for _ in 0..3 {
@@ -270,4 +269,29 @@ fn a_write_that_did_not_end_before_the_sync_began_may_be_lost() {
     assert_eq!(images(&device, device.moments()).len(), 2);
     device.sync().unwrap();
     assert_eq!(images(&device, device.moments()), [[1]]);
+}
+
+#[test]
+fn a_file_grows_as_it_is_written_and_reads_as_zeros_behind_its_end() {
+    let file = tempfile::tempfile_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.write_all_at(&[5; 100], 0).unwrap();
+    let device = FileDevice::new(file.try_clone().unwrap()).unwrap().growing(10 * SIZE as u64 + 7);
+    let disk = Cache::new(64 * SIZE).unwrap().attach(device, SIZE).unwrap();
+    assert_eq!(disk.blocks(), 11);
+    let first = disk.get(0).unwrap();
+    assert_eq!((first[99], first[100]), (5, 0));
+    drop(first);
+    assert!(disk.get(6).unwrap().iter().all(|&byte| byte == 0));
+    disk.get_mut(6).unwrap().fill(6);
+    disk.sync().unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 7 * SIZE as u64);
+    disk.create(10).unwrap().fill(9);
+    disk.sync().unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 10 * SIZE as u64 + 7, "no more than its device has");
+    disk.zero(8..9).unwrap();
+    disk.discard(6..7).unwrap();
+    disk.sync().unwrap();
+    let mut bytes = vec![1; SIZE];
+    file.read_exact_at(&mut bytes, 6 * SIZE as u64).unwrap();
+    assert!(bytes.iter().all(|&byte| byte == 0));
 }

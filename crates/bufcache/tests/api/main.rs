@@ -28,6 +28,7 @@ mod refusals;
 mod reloaded;
 mod sizes;
 mod sync_after_failure;
+mod tasks;
 mod told_once;
 mod write_ops;
 mod writes;

@@ -12,7 +12,6 @@ mod steps;
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::ops::{Deref, Range};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -309,25 +308,24 @@ impl<'d> Machine<'d> {
     ) -> Option<Result<T, GetError>> {
         let before = self.disk(which).failures(Operation::Read);
         let cached = self.device(which).is_cached(block);
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            self.patiently(f, |machine, error| match error {
-                GetError::NoFreeBuffers => !machine.may_be_full(),
-                GetError::Busy => !busy,
-                _ => false,
-            })
-        }));
+        let result = self.patiently(f, |machine, error| match error {
+            GetError::NoFreeBuffers => !machine.may_be_full(),
+            GetError::Busy => !busy,
+            _ => false,
+        });
         let failed = self.disk(which).failures(Operation::Read) > before;
         let state = &self.states[which];
         match &result {
-            Ok(Ok(_)) => return result.ok(),
-            Err(_) => assert!(failed && !cached, "a panic"),
-            Ok(Err(error)) => match error {
+            Ok(_) => return Some(result),
+            Err(error) => match error {
                 // A device whose last write failed gets no more dirty buffers.
                 GetError::Io { block: of, .. } if self.writing && !failed => {
                     let refuses = self.disk(which).failures(Operation::Write) > 0;
                     assert!(refuses && *of == block, "{error}");
                 }
-                GetError::Io { block: of, .. } | GetError::ShortRead { block: of } => {
+                GetError::Io { block: of, .. }
+                | GetError::ShortRead { block: of }
+                | GetError::Panicked { block: of } => {
                     assert!(failed && !cached && *of == block, "{error}");
                 }
                 GetError::NoFreeBuffers => assert!(!cached),
@@ -338,7 +336,7 @@ impl<'d> Machine<'d> {
             },
         }
         // A failed read leaves nothing.
-        assert_eq!(self.device(which).is_cached(block), cached, "{:?}", result.err());
-        result.ok()
+        assert_eq!(self.device(which).is_cached(block), cached, "{:?}", result.as_ref().err());
+        Some(result)
     }
 }

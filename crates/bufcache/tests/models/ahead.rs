@@ -8,9 +8,7 @@ use super::world::{World, look};
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("evict-what-is-loading", "ahead::inv13_what_is_being_read_ahead_is_not_evicted"),
-    ("ask-without-a-pin", "ahead::inv13_what_is_being_read_ahead_is_not_evicted"),
-    ("ahead-inserts-without-a-look", "ahead::inv13_it_is_handed_over"),
-    ("load-wakes-nobody", "ahead::inv13_it_is_handed_over"),
+    ("enter: pin it for the requester", "ahead::inv13_what_is_being_read_ahead_is_not_evicted"),
 ];
 
 /// There is one buffer, and nobody waits for it: neither for what is in it, nor does who wants it.

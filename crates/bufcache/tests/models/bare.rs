@@ -8,6 +8,7 @@ use percpu::sync::{model, thread};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("publish-relaxed", "bare::inv03_a_block_that_is_found_has_its_bytes"),
     ("hit-without-a-fence", "bare::inv06_a_slot_against_a_scan"),
     ("scan-without-a-fence", "bare::inv06_a_slot_against_a_scan"),
     ("hit-without-a-fence", "bare::inv06_a_slot_against_a_scan_by_membarrier"),
@@ -25,6 +26,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 
 /// Of those, what only a checker of weak memory can see.
 pub(super) const LOOM_ONLY: &[&str] = &[
+    "publish-relaxed",
     "hit-without-a-fence",
     "scan-without-a-fence",
     "slot-clear-relaxed",
@@ -111,6 +113,19 @@ fn inv10_a_claim_against_who_forgets() {
         let absent = bare.is_absent();
         claims.join().unwrap();
         assert!(!absent || bare.read() == Some(1));
+    });
+}
+
+#[test]
+fn inv03_a_block_that_is_found_has_its_bytes() {
+    model(|| {
+        let bare = Arc::new(Bare::empty());
+        let loads = thread::spawn({
+            let bare = Arc::clone(&bare);
+            move || bare.claim(|| 9)
+        });
+        assert!(bare.read().is_none_or(|read| read == 9));
+        loads.join().unwrap();
     });
 }
 

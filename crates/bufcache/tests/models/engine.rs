@@ -11,9 +11,9 @@ use super::world::{BLOCKS, LONG, SIZE, look};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("wait-without-the-engine", "engine::inv02_loads_that_are_crossed"),
-    ("load-wakes-no-task", "engine::inv02_loads_that_are_crossed"),
-    ("poll-without-a-second-look", "engine::inv02_loads_that_are_crossed"),
+    ("wait: turn the engine of this thread", "engine::inv02_loads_that_are_crossed"),
+    ("load: wake the tasks", "engine::inv02_loads_that_are_crossed"),
+    ("poll: the marks are there still", "engine::inv02_loads_that_are_crossed"),
     ("buffers-without-the-engine", "engine::inv13_the_buffer_is_in_its_own_engine"),
 ];
 
@@ -34,18 +34,16 @@ impl BlockDevice for ByEngine {
         Ok(buf.len())
     }
 
-    fn begins_reads(&self) -> bool {
-        lent::is_lent()
-    }
-
-    fn begin_read(&self, mut load: Load) -> Result<(), Load> {
+    fn begin_read(&self, mut load: Load) {
+        if load.is_blocking() || !lent::is_lent() {
+            return load.defer();
+        }
         self.reads.fetch_add(1, Relaxed);
         lent::begin(move || {
             let byte = (load.offset() / SIZE as u64) as u8;
             load.fill(byte);
             load.finish(Ok(SIZE));
         });
-        Ok(())
     }
 }
 

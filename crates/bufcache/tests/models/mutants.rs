@@ -3,7 +3,8 @@
 use testkit::planted::Planted;
 
 use super::{
-    ahead, bare, claim, engine, evict, invalidate, load, place, samples, sync, task, wipe, write,
+    ahead, bare, claim, completion, engine, evict, invalidate, load, place, samples, sync, task,
+    wipe, write,
 };
 
 const PLANTED: Planted = Planted {
@@ -11,6 +12,7 @@ const PLANTED: Planted = Planted {
         ahead::MUTANTS,
         bare::MUTANTS,
         claim::MUTANTS,
+        completion::MUTANTS,
         engine::MUTANTS,
         evict::MUTANTS,
         invalidate::MUTANTS,
@@ -24,8 +26,8 @@ const PLANTED: Planted = Planted {
     ],
     loom_only: &[
         bare::LOOM_ONLY,
+        completion::LOOM_ONLY,
         evict::LOOM_ONLY,
-        load::LOOM_ONLY,
         samples::LOOM_ONLY,
         task::LOOM_ONLY,
         write::LOOM_ONLY,

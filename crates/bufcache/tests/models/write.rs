@@ -22,7 +22,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("unmark-wakes-nobody", "write::inv15_who_waits_for_a_writer_is_woken"),
     ("write-during-write-back", "write::inv15_a_writer_against_the_device"),
     ("clean-before-the-write", "write::inv17_a_write_that_fails"),
-    ("sync-without-the-device", "write::inv20_a_sync_against_the_cleaner"),
+    ("sync: ask the device", "write::inv20_a_sync_against_the_cleaner"),
     ("join-a-sync-that-runs", "write::inv20_a_sync_that_runs_is_not_enough"),
     ("reset-waits-for-nobody", "write::inv18_a_reset_against_the_cleaner"),
     ("two-resets-at-once", "write::inv18_two_resets"),

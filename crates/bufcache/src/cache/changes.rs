@@ -1,0 +1,183 @@
+//! Changes of a device, as the device that begins them owns them.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::ptr::NonNull;
+
+use super::completion::{Batch, Completion};
+
+/// A write of neighbouring blocks that is to be made: its place on the device, and the bytes, which do not
+/// change before it ends.
+///
+/// It is owned by the device that [begins](crate::BlockDevice::begin_write) it, and ends once, in any thread: by
+/// [`finish`](Self::finish), or by its drop, which fails it with `ECANCELED`. A forgotten one lets the thread
+/// that writes wait for ever.
+#[must_use = "the blocks count as being written until this ends"]
+pub struct DeviceWrite {
+    completion: Completion,
+    offset: u64,
+    parts: NonNull<[IoSlice<'static>]>,
+    durable: bool,
+}
+
+// SAFETY: the parts are read only, and live until the write ends, see `new`.
+unsafe impl Send for DeviceWrite {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceWrite {}
+
+impl DeviceWrite {
+    /// # Safety
+    ///
+    /// The parts neither change nor go, and the batch is neither moved nor forgotten, before the batch has been
+    /// [waited](Batch::wait) for.
+    pub(super) unsafe fn new(
+        batch: &Batch<'_>,
+        (number, alone): (usize, bool),
+        offset: u64,
+        parts: &[IoSlice<'_>],
+        durable: bool,
+    ) -> Self {
+        // SAFETY: the caller's promise.
+        let completion = unsafe { batch.begin(number, alone) };
+        let parts = NonNull::slice_from_raw_parts(NonNull::from(parts).cast(), parts.len());
+        Self { completion, offset, parts, durable }
+    }
+
+    /// Where it begins on the device, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// The bytes, one part behind the other.
+    pub fn parts(&self) -> &[IoSlice<'_>] {
+        // SAFETY: by the promise of `new` they live until the write ends, which takes `self`.
+        unsafe { self.parts.as_ref() }
+    }
+
+    /// Whether it must be durable when it ends (FUA).
+    pub fn is_durable(&self) -> bool {
+        self.durable
+    }
+
+    /// Whether the thread that begins this write waits for it, and for no other, so that there is nothing to gain
+    /// by writing elsewhere.
+    pub fn is_alone(&self) -> bool {
+        self.completion.alone
+    }
+
+    /// Has the device's blocking method called for it, by the calling thread:
+    /// [`write_vectored`](crate::BlockDevice::write_vectored), or the durable one.
+    pub fn defer(self) {
+        let Self { completion, offset, parts, durable } = self;
+        completion.call(|source| {
+            // SAFETY: as in `parts`; the write ends behind this.
+            let parts = unsafe { parts.as_ref() };
+            match durable {
+                true => source.device.write_vectored_durable(offset, parts),
+                false => source.device.write_vectored(offset, parts),
+            }
+        });
+    }
+
+    /// Ends the write. After an error any of its sectors may have been written.
+    pub fn finish(self, result: io::Result<()>) {
+        self.completion.finish(result);
+    }
+}
+
+impl fmt::Debug for DeviceWrite {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceWrite")
+            .field("offset", &self.offset)
+            .field("parts", &self.parts().len())
+            .field("durable", &self.durable)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A range of a device that is to be discarded or zeroed, owned by the device that begins that; it ends as a
+/// [`DeviceWrite`] does.
+#[must_use = "the range is kept from others until this ends"]
+pub struct DeviceRange {
+    completion: Completion,
+    offset: u64,
+    len: u64,
+    discards: bool,
+}
+
+impl DeviceRange {
+    /// # Safety
+    ///
+    /// As for [`Batch::begin`].
+    pub(super) unsafe fn new(batch: &Batch<'_>, (offset, len): (u64, u64), discards: bool) -> Self {
+        // SAFETY: the caller's promise.
+        Self { completion: unsafe { batch.begin(0, true) }, offset, len, discards }
+    }
+
+    /// Where it begins, in bytes.
+    pub fn offset(&self) -> u64 {
+        self.offset
+    }
+
+    /// Its length in bytes.
+    #[expect(clippy::len_without_is_empty, reason = "it is not empty")]
+    pub fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Has the device's blocking method called for it, by the calling thread:
+    /// [`discard`](crate::BlockDevice::discard) or [`zero`](crate::BlockDevice::zero).
+    pub fn defer(self) {
+        let Self { completion, offset, len, discards } = self;
+        completion.call(|source| match discards {
+            true => source.device.discard(offset, len),
+            false => source.device.zero(offset, len),
+        });
+    }
+
+    /// Ends the operation; with `EOPNOTSUPP` where the device cannot do it, and has done nothing.
+    pub fn finish(self, result: io::Result<()>) {
+        self.completion.finish(result);
+    }
+}
+
+impl fmt::Debug for DeviceRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceRange")
+            .field("offset", &self.offset)
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A sync that is to be made, owned by the device that begins it; it ends as a [`DeviceWrite`] does.
+#[must_use = "the device counts as being synced until this ends"]
+pub struct DeviceSync {
+    completion: Completion,
+}
+
+impl DeviceSync {
+    /// # Safety
+    ///
+    /// As for [`Batch::begin`].
+    pub(super) unsafe fn new(batch: &Batch<'_>) -> Self {
+        // SAFETY: the caller's promise.
+        Self { completion: unsafe { batch.begin(0, true) } }
+    }
+
+    /// Has the device's blocking [`sync`](crate::BlockDevice::sync) called for it, by the calling thread.
+    pub fn defer(self) {
+        self.completion.call(|source| source.device.sync());
+    }
+
+    /// Ends the sync. After an error nothing need ever become durable that was not so before.
+    pub fn finish(self, result: io::Result<()>) {
+        self.completion.finish(result);
+    }
+}
+
+impl fmt::Debug for DeviceSync {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceSync").finish_non_exhaustive()
+    }
+}

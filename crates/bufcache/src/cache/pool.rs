@@ -1,0 +1,383 @@
+//! The threads of a cache: they call the blocking methods of devices, and of the cache, for tasks, and write back
+//! dirty buffers in rounds.
+//!
+//! ```text
+//!  device A: | clean: due | load, load, load |    at most PER_DEVICE threads read it, one cleans it
+//!  device B: | clean: -   | load             |
+//!                 └─► the next job of the next device ─► a thread
+//! ```
+//!
+//! Each device has a queue of its own, so a device that hangs keeps its own jobs waiting and no others. Before
+//! a thread begins a job, it sees to it that another thread waits if there is, or may soon be, work of
+//! other devices. The threads have no part in the cache but through the sources of their jobs, and end with it.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use percpu::sync::{Arc, Condvar, Mutex, MutexGuard, spawn, step};
+
+use super::cleaner::Limits;
+use super::load::Load;
+use crate::contain::contain_job;
+use crate::source::Source;
+
+/// How often the devices with dirty buffers are looked at.
+const ROUND: Duration = Duration::from_millis(200);
+/// Most threads that read one device at the same time. A guess: enough that a disk has a choice.
+const PER_DEVICE: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 4 };
+/// Most threads that make calls for the tasks of one device. A guess: a call may wait for another's guard.
+const CALLS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 16 };
+/// A thread without a job ends if so many others wait already. A guess.
+const MOST_IDLE: usize = 2;
+/// A model has no rounds: time does not pass there.
+const HAS_ROUNDS: bool = !cfg!(any(offlock_loom, offlock_shuttle));
+
+/// A call that may block, for a task.
+pub(crate) type Call = Box<dyn FnOnce() + Send>;
+
+/// Gives jobs to the threads, and starts them.
+pub(crate) struct Pool {
+    queue: Arc<Queue>,
+    pub(super) limits: Limits,
+}
+
+struct Queue {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// The devices that have dirty buffers, or jobs.
+    devices: Vec<Work>,
+    /// Which of them has the next job.
+    turn: usize,
+    threads: usize,
+    /// Those of them that wait for a job.
+    idle: usize,
+    /// One of these ends its wait in time for the next round.
+    timed: bool,
+    /// When the next round begins at the latest.
+    next_round: Instant,
+    /// It begins now.
+    urgent: bool,
+    closed: bool,
+    /// Has room for the next device that has loads.
+    spare: VecDeque<Load>,
+}
+
+/// What is to be done for one device.
+struct Work {
+    id: u16,
+    /// The device, while it has dirty buffers. It lives until these are written or dropped.
+    dirty: Option<Arc<Source>>,
+    clean: Clean,
+    loads: VecDeque<Load>,
+    /// Threads that read it.
+    reading: usize,
+    calls: VecDeque<Call>,
+    /// Threads that make a call.
+    calling: usize,
+}
+
+/// Whether a device's dirty buffers are to be looked at in this round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Clean {
+    No,
+    Due {
+        urgent: bool,
+    },
+    /// A thread is at it.
+    Now,
+}
+
+/// One job of a thread.
+enum Job {
+    Load(Load),
+    Clean(Arc<Source>, bool),
+    Call(Call),
+}
+
+impl Work {
+    fn has_job(&self) -> bool {
+        matches!(self.clean, Clean::Due { .. })
+            || (!self.loads.is_empty() && self.reading < PER_DEVICE)
+            || (!self.calls.is_empty() && self.calling < CALLS)
+    }
+
+    fn take_job(&mut self) -> Option<Job> {
+        if let (Clean::Due { urgent }, Some(source)) = (self.clean, &self.dirty) {
+            self.clean = Clean::Now;
+            return Some(Job::Clean(Arc::clone(source), urgent));
+        }
+        if self.reading < PER_DEVICE {
+            if let Some(load) = self.loads.pop_front() {
+                self.reading += 1;
+                return Some(Job::Load(load));
+            }
+        }
+        if self.calling < CALLS {
+            if let Some(call) = self.calls.pop_front() {
+                self.calling += 1;
+                return Some(Job::Call(call));
+            }
+        }
+        None
+    }
+
+    fn is_over(&self) -> bool {
+        let has_calls = self.calling > 0 || !self.calls.is_empty();
+        let has_jobs =
+            has_calls || self.reading > 0 || !self.loads.is_empty() || self.clean == Clean::Now;
+        self.dirty.is_none() && !has_jobs
+    }
+}
+
+impl State {
+    fn position(&self, id: u16) -> Option<usize> {
+        self.devices.iter().position(|work| work.id == id)
+    }
+
+    /// The work of a device, of which there may be none so far.
+    fn work(&mut self, id: u16) -> &mut Work {
+        let at = self.position(id).unwrap_or(self.devices.len());
+        if at == self.devices.len() {
+            let loads = std::mem::take(&mut self.spare);
+            let (dirty, clean) = (None, Clean::No);
+            let calls = VecDeque::new();
+            self.devices.push(Work { id, dirty, clean, loads, reading: 0, calls, calling: 0 });
+        }
+        &mut self.devices[at]
+    }
+
+    fn forget_if_over(&mut self, at: usize) {
+        if self.devices[at].is_over() {
+            let loads = self.devices.swap_remove(at).loads;
+            if loads.capacity() > self.spare.capacity() {
+                self.spare = loads;
+            }
+        }
+    }
+
+    fn has_dirty(&self) -> bool {
+        HAS_ROUNDS && self.devices.iter().any(|work| work.dirty.is_some())
+    }
+
+    /// Whether another thread is of use while one does a job of that device.
+    fn needs_another(&self, id: u16) -> bool {
+        let others = self.devices.iter().filter(|work| work.id != id);
+        self.devices.iter().any(Work::has_job)
+            || (HAS_ROUNDS && others.into_iter().any(|work| work.dirty.is_some()))
+    }
+
+    /// Begins a round, if it is time. Devices whose last round is not over are left out.
+    fn begin_round(&mut self) {
+        if !self.has_dirty() {
+            self.urgent = false;
+            return;
+        }
+        let now = Instant::now();
+        if !self.urgent && now < self.next_round {
+            return;
+        }
+        self.next_round = now + ROUND;
+        let urgent = std::mem::take(&mut self.urgent);
+        let dirty = self.devices.iter_mut().filter(|work| work.dirty.is_some());
+        for work in dirty.filter(|work| work.clean != Clean::Now) {
+            work.clean = Clean::Due { urgent };
+        }
+    }
+
+    /// The next job, of the device whose turn it is.
+    fn take_job(&mut self) -> Option<(u16, Job)> {
+        let count = self.devices.len();
+        for next in 0..count {
+            let at = (self.turn + next) % count;
+            let work = &mut self.devices[at];
+            if let Some(job) = work.take_job() {
+                self.turn = at + 1;
+                return Some((work.id, job));
+            }
+        }
+        None
+    }
+}
+
+impl Pool {
+    pub(super) fn new(limits: Limits) -> Self {
+        let state = State {
+            devices: Vec::new(),
+            turn: 0,
+            threads: 0,
+            idle: 0,
+            timed: false,
+            next_round: Instant::now(),
+            urgent: false,
+            closed: false,
+            spare: VecDeque::new(),
+        };
+        let queue = Queue { state: Mutex::new(state), changed: Condvar::new() };
+        Self { queue: Arc::new(queue), limits }
+    }
+
+    /// Has a thread read the block. The load comes back where there can be no thread for it.
+    pub(super) fn read(&self, load: Load) -> Result<(), Load> {
+        let mut state = self.queue.state.lock();
+        let has_thread = self.call_thread(&mut state) || state.threads > 0;
+        let work = state.work(load.device());
+        if !has_thread || work.loads.try_reserve(1).is_err() {
+            return Err(load);
+        }
+        work.loads.push_back(load);
+        drop(state);
+        step!("pool: tell a thread", self.queue.changed.notify_one());
+        Ok(())
+    }
+
+    /// Has a thread make a call for a device. The call comes back where there can be no thread for it.
+    pub(super) fn call(&self, device: u16, call: Call) -> Result<(), Call> {
+        let mut state = self.queue.state.lock();
+        let has_thread = self.call_thread(&mut state) || state.threads > 0;
+        let work = state.work(device);
+        if !has_thread || work.calls.try_reserve(1).is_err() {
+            return Err(call);
+        }
+        work.calls.push_back(call);
+        drop(state);
+        step!("pool: tell a thread of a call", self.queue.changed.notify_one());
+        Ok(())
+    }
+
+    /// The device has its first dirty buffer.
+    pub(super) fn add_dirty(&self, source: &Arc<Source>) {
+        let mut state = self.queue.state.lock();
+        if !state.has_dirty() {
+            state.next_round = Instant::now() + ROUND;
+        }
+        state.work(source.id).dirty = Some(Arc::clone(source));
+        let tell = HAS_ROUNDS && !state.timed;
+        if tell {
+            // Without a thread the dirty buffers wait for a sync, or for a thread that needs their memory.
+            self.call_thread(&mut state);
+        }
+        drop(state);
+        if tell {
+            self.queue.changed.notify_one();
+        }
+    }
+
+    /// The device's last buffer is clean. Returns its place here, to be dropped without a lock.
+    pub(super) fn remove_dirty(&self, source: &Arc<Source>) -> Option<Arc<Source>> {
+        let mut state = self.queue.state.lock();
+        let at = state.position(source.id)?;
+        let work = &mut state.devices[at];
+        if matches!(work.clean, Clean::Due { .. }) {
+            work.clean = Clean::No;
+        }
+        let removed = work.dirty.take();
+        state.forget_if_over(at);
+        removed
+    }
+
+    /// The `at`th device with dirty buffers.
+    pub(super) fn dirty(&self, at: usize) -> Option<Arc<Source>> {
+        let state = self.queue.state.lock();
+        state.devices.iter().filter_map(|work| work.dirty.clone()).nth(at)
+    }
+
+    /// Begins a round without delay: too much is dirty.
+    pub(super) fn hurry(&self) {
+        let mut state = self.queue.state.lock();
+        let was_told = std::mem::replace(&mut state.urgent, true);
+        drop(state);
+        if !was_told {
+            self.queue.changed.notify_one();
+        }
+    }
+
+    /// Sees to it that a thread waits for a job. Returns whether one does.
+    fn call_thread(&self, state: &mut State) -> bool {
+        Queue::call_thread(&self.queue, state, self.limits)
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // No job is left, as each keeps the cache. The threads are not waited for: this may be one of them.
+        self.queue.state.lock().closed = true;
+        self.queue.changed.notify_all();
+    }
+}
+
+impl Queue {
+    fn call_thread(queue: &Arc<Self>, state: &mut State, limits: Limits) -> bool {
+        if state.idle > 0 {
+            return true;
+        }
+        let new = Arc::clone(queue);
+        let started = spawn("bufcache".into(), move || Self::work(&new, limits)).is_ok();
+        // It waits from now on, as far as others can tell.
+        state.threads += usize::from(started);
+        state.idle += usize::from(started);
+        started
+    }
+
+    fn work(queue: &Arc<Self>, limits: Limits) {
+        let mut state = queue.state.lock();
+        state.idle -= 1;
+        while let Some((id, job)) = queue.next_job(&mut state) {
+            if state.needs_another(id) && Self::call_thread(queue, &mut state, limits) {
+                queue.changed.notify_one();
+            }
+            drop(state);
+            let end: fn(&mut Work) = match job {
+                Job::Load(_) => |work| work.reading -= 1,
+                Job::Clean(..) => |work| work.clean = Clean::No,
+                Job::Call(_) => |work| work.calling -= 1,
+            };
+            match job {
+                Job::Load(load) => contain_job(|| load.read_here(0)),
+                Job::Clean(source, urgent) => {
+                    contain_job(|| source.cache.clean(&source, limits, urgent));
+                    // Apart from the above: a drop that panics while another panic unwinds aborts.
+                    contain_job(|| drop(source));
+                }
+                Job::Call(call) => contain_job(call),
+            }
+            state = queue.state.lock();
+            let Some(at) = state.position(id) else { continue };
+            end(&mut state.devices[at]);
+            state.forget_if_over(at);
+        }
+        state.threads -= 1;
+    }
+
+    /// Waits for a job. `None`: the cache is gone, or enough other threads wait.
+    fn next_job(&self, state: &mut MutexGuard<'_, State>) -> Option<(u16, Job)> {
+        loop {
+            state.begin_round();
+            if let Some(job) = state.take_job() {
+                return Some(job);
+            }
+            let needs_timer = state.has_dirty() && !state.timed;
+            if state.closed || (state.idle >= MOST_IDLE && !needs_timer) {
+                return None;
+            }
+            state.idle += 1;
+            if needs_timer {
+                state.timed = true;
+                let left = state.next_round.saturating_duration_since(Instant::now());
+                self.changed.wait_for(state, left);
+                state.timed = false;
+            } else {
+                self.changed.wait(state);
+            }
+            state.idle -= 1;
+        }
+    }
+}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,213 @@
+//! Calls that block, for tasks: a thread of the cache makes the call, and then wakes the task.
+//!
+//! Nothing here knows a runtime. A future begins its call when it is first polled; if it is dropped the call
+//! goes on, and its result is dropped.
+
+use std::future::poll_fn;
+use std::ops::Range;
+use std::task::{Context, Poll, Waker};
+
+use percpu::sync::atomic::{AtomicU64, Ordering};
+use percpu::sync::{Arc, Mutex, step};
+
+use super::Device;
+use crate::cache::Fill;
+use crate::contain::{Panicked, contain};
+use crate::dirty::WriteError;
+use crate::error::GetError;
+use crate::guard::OwnedWriteGuard;
+use crate::word::Key;
+use crate::write::CloseError;
+
+/// The result of a call, which a task waits for.
+struct Reply<T>(Mutex<State<T>>);
+
+struct State<T> {
+    result: Option<Result<T, Panicked>>,
+    waker: Option<Waker>,
+}
+
+impl<T> Reply<T> {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(State { result: None, waker: None })))
+    }
+
+    fn end(&self, result: Result<T, Panicked>) {
+        let mut state = self.0.lock();
+        state.result = Some(result);
+        let waker = state.waker.take();
+        drop(state);
+        // A waker that panics is its task's affair.
+        step!("call: wake the task", _ = contain(|| waker.into_iter().for_each(Waker::wake)));
+    }
+
+    fn poll(&self, context: &mut Context<'_>) -> Poll<Result<T, Panicked>> {
+        let new = context.waker().clone(); // which may do anything, as the drop of the old may: not under the lock
+        let mut state = self.0.lock();
+        if let Some(result) = state.result.take() {
+            return Poll::Ready(result);
+        }
+        let old = state.waker.replace(new);
+        drop(state);
+        drop(old);
+        Poll::Pending
+    }
+}
+
+impl Device {
+    /// Has a thread of the cache make a call of this device, and waits for its end.
+    async fn call<T: Send + 'static>(&self, call: impl FnOnce(Self) -> T + Send + 'static) -> T {
+        let mut device = self.clone();
+        // The call is told of the write errors that this handle has not been told of.
+        device.seen = AtomicU64::new(self.seen.load(Ordering::Relaxed)); // of one handle
+        call_by(device, call).await
+    }
+
+    /// The buffer of a block, to be written, as [`get_mut`](Self::get_mut), for tasks; the guard may move to
+    /// other threads.
+    ///
+    /// ```
+    /// use bufcache::{Cache, MemoryDevice};
+    /// # use testkit::block_on;
+    ///
+    /// let disk = Cache::new(1 << 20)?.attach(MemoryDevice::new(vec![0; 100_000]), 4096)?;
+    /// # block_on(async {
+    /// let mut block = disk.get_mut_async(3).await?;
+    /// block[..5].copy_from_slice(b"hello");
+    /// drop(block);
+    /// disk.sync_async().await?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`get_mut`](Self::get_mut), and as [`get_async`](Self::get_async).
+    pub async fn get_mut_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
+        let key = self.checked_key(block)?;
+        if !self.is_cached(block) {
+            drop(self.get_async(block).await?);
+        }
+        self.lock_async(key, Fill::Read).await
+    }
+
+    /// The buffer of a block, of zeros, as [`create`](Self::create), for tasks.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Self::create).
+    pub async fn create_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
+        let key = self.checked_key(block)?;
+        let mut guard = self.lock_async(key, Fill::Caller).await?;
+        self.source.writes.forget_load(&self.source.sectors(key));
+        guard.fill(0);
+        Ok(guard)
+    }
+
+    async fn lock_async(&self, key: Key, fill: Fill) -> Result<OwnedWriteGuard, GetError> {
+        self.shared.counters.get.add(1);
+        match self.shared.try_lock_write(&self.source, key, self.class) {
+            Err(GetError::WouldBlock) => {}
+            locked => return locked.map(|held| OwnedWriteGuard::new(self.clone(), held)),
+        }
+        let lock = move |device: Self| {
+            let held = device.shared.lock_write(&device.source, key, device.class, fill)?;
+            Ok(OwnedWriteGuard::new(device, held))
+        };
+        self.call(lock).await
+    }
+
+    /// [`flush`](Self::flush), for tasks.
+    ///
+    /// # Errors
+    ///
+    /// As [`flush`](Self::flush).
+    pub async fn flush_async(&self) -> Result<(), WriteError> {
+        self.write_async(|device| device.flush()).await
+    }
+
+    /// [`sync`](Self::sync), for tasks.
+    ///
+    /// # Errors
+    ///
+    /// As [`sync`](Self::sync).
+    pub async fn sync_async(&self) -> Result<(), WriteError> {
+        self.write_async(|device| device.sync()).await
+    }
+
+    /// [`write_through`](Self::write_through), for tasks.
+    ///
+    /// # Errors
+    ///
+    /// As [`write_through`](Self::write_through).
+    pub async fn write_through_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
+        self.write_async(move |device| device.write_through(blocks)).await
+    }
+
+    /// [`discard`](Self::discard), for tasks.
+    ///
+    /// # Errors
+    ///
+    /// As [`discard`](Self::discard).
+    pub async fn discard_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
+        self.write_async(move |device| device.discard(blocks)).await
+    }
+
+    /// [`zero`](Self::zero), for tasks.
+    ///
+    /// # Errors
+    ///
+    /// As [`zero`](Self::zero).
+    pub async fn zero_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
+        self.write_async(move |device| device.zero(blocks)).await
+    }
+
+    /// Makes a call that may tell of earlier write errors, of which this handle is told so.
+    async fn write_async(
+        &self,
+        write: impl FnOnce(&Self) -> Result<(), WriteError> + Send + 'static,
+    ) -> Result<(), WriteError> {
+        let call = move |device: Self| {
+            let result = write(&device);
+            (result, device.seen.load(Ordering::Relaxed)) // of one handle
+        };
+        let (result, seen) = self.call(call).await;
+        // Ordering: Relaxed; of one handle. Another call of it may have been told of more.
+        self.seen.fetch_max(seen, Ordering::Relaxed);
+        result
+    }
+
+    /// [`close`](Self::close), for tasks. Dropping the future leaves the close going: if it fails then, it is as
+    /// if the last handle had been dropped without a close.
+    ///
+    /// # Errors
+    ///
+    /// As [`close`](Self::close).
+    pub async fn close_async(self) -> Result<(), CloseError> {
+        call_by(self, Self::close).await
+    }
+}
+
+/// Has a thread of the cache make a call of that handle.
+async fn call_by<T: Send + 'static>(
+    device: Device,
+    call: impl FnOnce(Device) -> T + Send + 'static,
+) -> T {
+    let reply = Reply::new();
+    let shared = Arc::clone(&device.shared);
+    let id = device.source.id;
+    let job = {
+        let reply = Arc::clone(&reply);
+        move || reply.end(contain(|| call(device)))
+    };
+    // This thread makes the call only if there can be no other.
+    if let Err(job) = shared.call(id, Box::new(job)) {
+        job();
+    }
+    drop(shared);
+    match poll_fn(|context| reply.poll(context)).await {
+        Ok(result) => result,
+        Err(Panicked) => panic!("a call of the cache has panicked"),
+    }
+}

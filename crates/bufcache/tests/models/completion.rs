@@ -1,0 +1,77 @@
+//! Changes that another thread ends, and the thread that waits for them.
+
+use std::io;
+use std::sync::Arc;
+
+use bufcache::{AttachOptions, BlockDevice, Cache, DeviceSync, DeviceWrite, Eviction, WriteError};
+use percpu::sync::{Mutex, model, thread};
+
+use super::world::{BLOCKS, LONG, SIZE};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("completion: the result is stored", "completion::inv17_a_write_that_another_thread_fails"),
+    ("completion: wake the issuer", "completion::inv17_a_write_that_another_thread_fails"),
+    ("completion: wake the issuer", "completion::inv18_a_sync_that_another_thread_drops"),
+];
+
+/// Of those, what only a checker of weak memory can see.
+pub(super) const LOOM_ONLY: &[&str] = &["completion: the result is stored"];
+
+/// Another thread fails each write, and drops each sync.
+#[derive(Default)]
+struct Elsewhere(Mutex<Vec<thread::JoinHandle<()>>>);
+
+impl BlockDevice for Elsewhere {
+    fn len(&self) -> u64 {
+        BLOCKS * SIZE as u64
+    }
+
+    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        Ok(buf.len())
+    }
+
+    fn begin_write(&self, write: DeviceWrite) {
+        let ends = || write.finish(Err(io::Error::from_raw_os_error(libc::EIO)));
+        self.0.lock().push(thread::spawn(ends));
+    }
+
+    fn begin_sync(&self, sync: DeviceSync) {
+        self.0.lock().push(thread::spawn(|| drop(sync)));
+    }
+}
+
+fn world() -> (Arc<Elsewhere>, bufcache::Device) {
+    let builder = Cache::builder(SIZE).block_sizes(SIZE, SIZE).patience(LONG);
+    let cache = builder.eviction(Eviction::Clock).build().unwrap();
+    let device = Arc::new(Elsewhere::default());
+    let options = AttachOptions::new(SIZE).on_loss(|_| {});
+    let disk = cache.attach_with(Arc::clone(&device), options).unwrap();
+    (device, disk)
+}
+
+fn join(device: &Elsewhere) {
+    let threads = std::mem::take(&mut *device.0.lock());
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn inv17_a_write_that_another_thread_fails() {
+    model(|| {
+        let (device, disk) = world();
+        disk.create(1).unwrap().fill(1);
+        assert_eq!(disk.flush(), Err(WriteError::Io { errno: libc::EIO, block: 1 }));
+        assert!(disk.is_newer(1..2));
+        assert_eq!(disk.invalidate(1), Ok(true)); // so that the end of the device writes nothing
+        join(&device);
+    });
+}
+
+#[test]
+fn inv18_a_sync_that_another_thread_drops() {
+    model(|| {
+        let (device, disk) = world();
+        assert_eq!(disk.sync(), Err(WriteError::Poisoned { errno: libc::ECANCELED }));
+        join(&device);
+    });
+}
