@@ -132,7 +132,7 @@ impl Client {
             let count = self.stream.read(&mut piece)?;
             reply.extend_from_slice(&piece[..count]);
             match Reply::parse(&reply, HeaderStyle::Simple).map_err(bad)? {
-                Some((Reply::Simple { result: Ok(()), .. }, _)) => return Ok(()),
+                Some((Reply { content: ReplyContent::Simple(Ok(())), .. }, _)) => return Ok(()),
                 None if count > 0 => {}
                 _ => return Err(bad("the flush failed")),
             }
