@@ -244,10 +244,10 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
 
 impl<T, L: Levels> ReceiveFuture<'_, T, L> {
     /// Takes the node off the list, and passes a permit on.
+    #[cold]
+    #[inline(never)]
     fn unregister(&mut self) {
-        if !std::mem::take(&mut self.registered) {
-            return;
-        }
+        self.registered = false;
         let queue = self.queue.get();
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
@@ -277,7 +277,9 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
     fn expire(self: Pin<&mut Self>) -> Self::Output {
         // SAFETY: nothing is moved out of the future.
         let this = unsafe { self.get_unchecked_mut() };
-        this.unregister();
+        if this.registered {
+            this.unregister();
+        }
         this.completed = true;
         let queue = this.queue.get();
         queue.receive_with(Wait::NO).map_err(|error| match error {
@@ -291,8 +293,11 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
 }
 
 impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
+    #[inline]
     fn drop(&mut self) {
-        self.unregister();
+        if self.registered {
+            self.unregister();
+        }
     }
 }
 

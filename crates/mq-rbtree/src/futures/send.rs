@@ -256,10 +256,10 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
 
 impl<T, L: Levels> SendFuture<'_, T, L> {
     /// Takes the node off the list, and passes a permit on.
+    #[cold]
+    #[inline(never)]
     fn unregister(&mut self) {
-        if !std::mem::take(&mut self.registered) {
-            return;
-        }
+        self.registered = false;
         let queue = self.queue.get();
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
@@ -291,7 +291,9 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
     fn expire(self: Pin<&mut Self>) -> Self::Output {
         // SAFETY: the message, which is not pinned, is all that is moved out of the future.
         let this = unsafe { self.get_unchecked_mut() };
-        this.unregister();
+        if this.registered {
+            this.unregister();
+        }
         let message = match this.message.take().expect("a pending send has its message") {
             Ok(message) => message,
             Err(refused) => return Err(refuse(refused)),
@@ -307,8 +309,11 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
 }
 
 impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
+    #[inline]
     fn drop(&mut self) {
-        self.unregister();
+        if self.registered {
+            self.unregister();
+        }
     }
 }
 
