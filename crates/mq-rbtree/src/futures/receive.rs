@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
-use super::timed::Expire;
+use super::timed::{Expire, Timed};
 use crate::core::{Bitmap, Levels, Preload};
 use crate::deadline::Wait;
 use crate::error::ReceiveError;
@@ -151,6 +151,11 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
         let this = unsafe { self.get_unchecked_mut() };
         assert!(this.completed && !this.registered, "renewed before it had received");
         (this.waiter, this.completed) = (Waiter::new(urgency), false);
+    }
+
+    /// Ends the receive when `timer` is ready: see [`Timed`].
+    pub fn until<S: Future>(self, timer: S) -> Timed<Self, S> {
+        Timed::new(self, timer)
     }
 
     /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it before

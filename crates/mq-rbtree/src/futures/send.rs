@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
-use super::timed::Expire;
+use super::timed::{Expire, Timed};
 use crate::core::{Bitmap, Levels, Message, Preload};
 use crate::error::{SendError, SendRefused};
 use crate::handles::{QueueRef, Sender};
@@ -143,6 +143,11 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
         let message = this.queue.get().config.admit(value, priority).map_err(refuse)?;
         (this.waiter, this.message) = (Waiter::new(urgency), Some(Ok(message)));
         Ok(())
+    }
+
+    /// Ends the send when `timer` is ready: see [`Timed`].
+    pub fn until<S: Future>(self, timer: S) -> Timed<Self, S> {
+        Timed::new(self, timer)
     }
 
     /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it before
