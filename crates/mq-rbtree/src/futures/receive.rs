@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
-use super::timed::Expire;
+use super::timed::{Expire, Timed};
 use crate::core::{Bitmap, Levels, Preload};
 use crate::deadline::Wait;
 use crate::error::ReceiveError;
@@ -153,6 +153,11 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
         (this.waiter, this.completed) = (Waiter::new(urgency), false);
     }
 
+    /// Ends the receive when `timer` is ready: see [`Timed`].
+    pub fn until<S: Future>(self, timer: S) -> Timed<Self, S> {
+        Timed::new(self, timer)
+    }
+
     /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it before
     /// the first poll.
     pub fn urgency(mut self, urgency: u8) -> Self {
@@ -244,10 +249,10 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
 
 impl<T, L: Levels> ReceiveFuture<'_, T, L> {
     /// Takes the node off the list, and passes a permit on.
+    #[cold]
+    #[inline(never)]
     fn unregister(&mut self) {
-        if !std::mem::take(&mut self.registered) {
-            return;
-        }
+        self.registered = false;
         let queue = self.queue.get();
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
@@ -277,7 +282,9 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
     fn expire(self: Pin<&mut Self>) -> Self::Output {
         // SAFETY: nothing is moved out of the future.
         let this = unsafe { self.get_unchecked_mut() };
-        this.unregister();
+        if this.registered {
+            this.unregister();
+        }
         this.completed = true;
         let queue = this.queue.get();
         queue.receive_with(Wait::NO).map_err(|error| match error {
@@ -291,8 +298,11 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
 }
 
 impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
+    #[inline]
     fn drop(&mut self) {
-        self.unregister();
+        if self.registered {
+            self.unregister();
+        }
     }
 }
 

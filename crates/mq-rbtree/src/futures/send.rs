@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
-use super::timed::Expire;
+use super::timed::{Expire, Timed};
 use crate::core::{Bitmap, Levels, Message, Preload};
 use crate::error::{SendError, SendRefused};
 use crate::handles::{QueueRef, Sender};
@@ -145,6 +145,11 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
         Ok(())
     }
 
+    /// Ends the send when `timer` is ready: see [`Timed`].
+    pub fn until<S: Future>(self, timer: S) -> Timed<Self, S> {
+        Timed::new(self, timer)
+    }
+
     /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it before
     /// the first poll.
     pub fn urgency(mut self, urgency: u8) -> Self {
@@ -256,10 +261,10 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
 
 impl<T, L: Levels> SendFuture<'_, T, L> {
     /// Takes the node off the list, and passes a permit on.
+    #[cold]
+    #[inline(never)]
     fn unregister(&mut self) {
-        if !std::mem::take(&mut self.registered) {
-            return;
-        }
+        self.registered = false;
         let queue = self.queue.get();
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
@@ -291,7 +296,9 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
     fn expire(self: Pin<&mut Self>) -> Self::Output {
         // SAFETY: the message, which is not pinned, is all that is moved out of the future.
         let this = unsafe { self.get_unchecked_mut() };
-        this.unregister();
+        if this.registered {
+            this.unregister();
+        }
         let message = match this.message.take().expect("a pending send has its message") {
             Ok(message) => message,
             Err(refused) => return Err(refuse(refused)),
@@ -307,8 +314,11 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
 }
 
 impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
+    #[inline]
     fn drop(&mut self) {
-        self.unregister();
+        if self.registered {
+            self.unregister();
+        }
     }
 }
 

@@ -5,12 +5,10 @@ use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use super::{ReceiveFuture, SendFuture};
-use crate::core::Levels;
-
 /// An asynchronous send or receive that ends when a timer does.
 ///
-/// It comes from [`SendFuture::until`] or [`ReceiveFuture::until`]. The queue has no clock of its own
+/// It comes from [`SendFuture::until`](crate::SendFuture::until) or
+/// [`ReceiveFuture::until`](crate::ReceiveFuture::until). The queue has no clock of its own
 /// for tasks: the timer is any future, such as `tokio::time::sleep`. When it is ready, the operation
 /// completes if it can, and otherwise returns `Timeout`; a send gives its message back.
 ///
@@ -68,19 +66,5 @@ impl<F: Expire, S: Future> Future for Timed<F, S> {
 impl<F, S> fmt::Debug for Timed<F, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Timed").finish_non_exhaustive()
-    }
-}
-
-impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
-    /// Ends the receive when `timer` is ready: see [`Timed`].
-    pub fn until<S: Future>(self, timer: S) -> Timed<Self, S> {
-        Timed::new(self, timer)
-    }
-}
-
-impl<'q, T, L: Levels> SendFuture<'q, T, L> {
-    /// Ends the send when `timer` is ready: see [`Timed`].
-    pub fn until<S: Future>(self, timer: S) -> Timed<Self, S> {
-        Timed::new(self, timer)
     }
 }

@@ -326,17 +326,14 @@ impl<T, L: Levels> Queue<T, L> {
         rank: Rank,
     ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
         let Message { priority, bytes, .. } = message;
-        let message = match &self.ring {
-            Some(ring) => match self.try_stage(ring, message) {
-                Ok(()) => return Ok(Ok(())),
-                Err(message) => message,
-            },
-            None => message,
-        };
-        if self.ring.is_some() || self.config.time_lock || self.hint.needs_memory(priority) {
-            let mut preload = Preload::new();
-            let state = self.lock_to_send_waiting(priority, &mut preload);
-            return self.poll_send_locked(state, message, rank, preload);
+        if let Some(ring) = &self.ring {
+            return match self.try_stage(ring, message) {
+                Ok(()) => Ok(Ok(())),
+                Err(message) => self.poll_send_preloaded(message, rank),
+            };
+        }
+        if self.config.time_lock || self.hint.needs_memory(priority) {
+            return self.poll_send_preloaded(message, rank);
         }
         let mut guard = self.state.lock();
         // Comparisons may panic; an unwind drops the guard before the message.
@@ -350,6 +347,18 @@ impl<T, L: Levels> Queue<T, L> {
                 self.poll_send_locked(self.with_hold_timer(guard), message, rank, Preload::new())
             }
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn poll_send_preloaded(
+        &self,
+        message: Message<T, L::Priority>,
+        rank: Rank,
+    ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
+        let mut preload = Preload::new();
+        let state = self.lock_to_send_waiting(message.priority, &mut preload);
+        self.poll_send_locked(state, message, rank, preload)
     }
 
     #[inline(never)]

@@ -102,7 +102,11 @@ fn inv24_the_capacity_is_exact_under_load() {
                         let priority = ((n * 7_919 + sender) % levels) as u32;
                         match n % 3 {
                             0 => queue.send(1, priority).unwrap(),
-                            1 => while queue.try_send(1, priority).is_err() {},
+                            1 => {
+                                while queue.try_send(1, priority).is_err() {
+                                    thread::yield_now();
+                                }
+                            }
                             _ => {
                                 let mut batch = [(1, priority)].into();
                                 assert_eq!(queue.send_batch(&mut batch, Wait::FOREVER), Ok(1));

@@ -229,6 +229,7 @@ fn inv14_dropped_send_permit_passes_to_thread() {
             let queue = Arc::clone(&queue);
             move || sent(queue.send(Payload::new(2), 0), SendRefused::Closed)
         });
+        yield_often();
         assert_eq!(queue.receive().unwrap().0.seen(), 0);
         drop(first);
         assert_eq!((other.join().unwrap(), finish(&queue)), (1, 1));
