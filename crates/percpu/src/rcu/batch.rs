@@ -11,6 +11,7 @@ use super::reclaim::retire_list;
 /// Dropping the batch retires its objects.
 ///
 /// For the other crates of the workspace; semantic versioning does not cover it.
+#[doc(hidden)]
 #[derive(Debug)]
 pub struct Batch {
     list: Segment,

@@ -89,7 +89,6 @@ mod unlinked;
 
 pub use self::atomic::{Atomic, CompareExchangeError, Pinned};
 pub use self::bag::RetireHead;
-#[doc(hidden)]
 pub use self::batch::Batch;
 pub use self::bounds::Bounds;
 pub use self::defer::{defer, try_defer};
