@@ -24,7 +24,8 @@ fn new() -> (Cache, Device, Disk) {
 }
 
 fn begin(future: impl Future) {
-    assert!(pin!(future).poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    // The call may have ended already: a thread of the cache makes it.
+    let _ = pin!(future).poll(&mut Context::from_waker(Waker::noop()));
 }
 
 #[test]
