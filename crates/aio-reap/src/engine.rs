@@ -326,13 +326,15 @@ impl Engine {
         self.core.wait(timeout, None)
     }
 
-    /// Waits like [`wait`](Self::wait), but a signal that is handled meanwhile ends it.
+    /// Waits like [`wait`](Self::wait), but a signal that is handled meanwhile ends it, and an engine
+    /// with a [`Remote`] is not idle.
     ///
-    /// With a `mask` the thread's mask of blocked signals is replaced by it during the sleep, as by
-    /// `ppoll`. So a program blocks a signal, checks the flag that its handler sets, and waits with
-    /// a mask that lets the signal through: it cannot arrive in between. A signal that is pending
-    /// already ends the wait too, also if completions keep coming. Without a mask a signal that
-    /// comes just before the sleep does not end it.
+    /// `mask` replaces the thread's signal mask during the sleep, as in `ppoll`. Block the signal,
+    /// check the flag that its handler sets, then wait with a mask that unblocks it: a signal that
+    /// arrives after the check ends the wait. So does a signal that was pending before the call, even
+    /// if completions are ready. Check the flag after each wait, because one that delivered
+    /// completions returns them and not an error. Without a mask a signal that comes just before the
+    /// sleep does not end it.
     ///
     /// It sleeps in every [`ReapMode`].
     ///
@@ -357,7 +359,8 @@ impl Engine {
     /// while !stop {
     /// #   rounds += 1; if rounds == 3 { break }
     ///     match engine.wait_interruptible(Some(Duration::from_millis(1)), Some(&nothing_blocked)) {
-    ///         Ok(_turn) => {} // completions, the end of the time, or nothing to wait for
+    ///         Ok(turn) if turn.is_idle() => break, // nothing to wait for, without a `Remote`
+    ///         Ok(_turn) => {} // completions, or the end of the time
     ///         Err(error) if error.kind() == io::ErrorKind::Interrupted => {} // look at `stop`
     ///         Err(error) => return Err(error),
     ///     }
