@@ -10,6 +10,7 @@ use crate::error::RequestError;
 use crate::file::File;
 use crate::op::{AtEof, Kind, Op};
 use crate::payload::{DeferredDrop, Deliver, RawResult, TakenPayload};
+use crate::perform;
 use crate::raw::RawCompletion;
 use crate::slab::{CompletionTarget, Fifo, Index, Slab, SlotState};
 use crate::stats::EngineStats;
@@ -232,6 +233,18 @@ impl CompletionState {
         slot.state = SlotState::Ready;
         slot.result.error = error;
         self.ready.push(index);
+    }
+
+    /// Ends a request that the kernel refused.
+    #[cold]
+    pub(crate) fn refuse(&mut self, index: Index, error: Option<NonZeroI32>) {
+        let op = self.slab.get(index).op;
+        if op.kind == Kind::Close {
+            // Otherwise the descriptor would leak: the payload gives it up with every result.
+            // SAFETY: the request owns the descriptor, and no backend uses it. A close uses no memory.
+            unsafe { perform::perform(&op) };
+        }
+        self.finish(index, error);
     }
 
     /// Frees a `Ready` or `Done` slot. Its payload stays valid until this state is used again.

@@ -95,7 +95,9 @@ impl Engine {
     /// Closes a descriptor, and reports the error of the close, which some file systems (NFS) use
     /// for failed writes. To drop a [`File`] also closes it, but blocks for as long as that takes.
     ///
-    /// The descriptor is closed in every case, and the request cannot be cancelled.
+    /// The descriptor is closed in every case, and the request cannot be cancelled. If the kernel
+    /// refuses the request, the engine closes the descriptor and the result is the error of the
+    /// refusal.
     /// [`File::into_fd`] returns the descriptor of a file.
     ///
     /// ```

@@ -284,7 +284,7 @@ impl State {
                         completions.blocked = true; // the backlog failed, so a retry after a delay is all that is left
                         return;
                     };
-                    completions.finish(index, NonZeroI32::new(errno));
+                    completions.refuse(index, NonZeroI32::new(errno));
                 }
             }
         }
