@@ -19,6 +19,10 @@ use crate::stats::EngineStats;
 /// one is the request's error.
 const RETRY_LIMIT: u8 = 16;
 
+/// The kernel's own numbers for an interrupted system call, `ERESTARTSYS` and the like. io_uring returns
+/// the first for an open that a cancellation interrupted.
+const RESTARTS: [i32; 4] = [512, 513, 514, 516];
+
 /// The requests of an engine, and the counters that completions change.
 pub(crate) struct CompletionState {
     pub(crate) slab: Slab,
@@ -145,7 +149,7 @@ impl CompletionState {
         }
         self.eagain_reaped += usize::from(result == -libc::EAGAIN);
         if result < 0 {
-            let errno = -result;
+            let errno = if RESTARTS.contains(&-result) { libc::EINTR } else { -result };
             let again = matches!(errno, libc::EAGAIN | libc::EINTR);
             if slot.cancel_errno().is_some() && (again || errno == libc::ECANCELED) {
                 slot.result.error = slot.cancel_errno();
