@@ -19,8 +19,8 @@ use crate::stats::EngineStats;
 /// one is the request's error.
 const RETRY_LIMIT: u8 = 16;
 
-/// The kernel's own numbers for an interrupted system call, `ERESTARTSYS` and the like. io_uring returns
-/// the first for an open that a cancellation interrupted.
+/// The kernel's own numbers for an interrupted system call, `ERESTARTSYS` and the like. io_uring
+/// returns the first for an open that a cancellation interrupted.
 const RESTARTS: [i32; 4] = [512, 513, 514, 516];
 
 /// The requests of an engine, and the counters that completions change.
@@ -245,7 +245,8 @@ impl CompletionState {
         let op = self.slab.get(index).op;
         if op.kind == Kind::Close {
             // Otherwise the descriptor would leak: the payload gives it up with every result.
-            // SAFETY: the request owns the descriptor, and no backend uses it. A close uses no memory.
+            // SAFETY: the request owns the descriptor, and no backend uses it. A close uses no
+            // memory.
             unsafe { perform::perform(&op) };
         }
         self.finish(index, error);

@@ -330,7 +330,7 @@ impl State {
                 true
             }
             SlotState::InFlight => {
-                slot.cancel(reason);
+                slot.cancel(reason); // also without an attempt: a deadline has no second one
                 self.backend.cancel(completions.slab.user_data(index))
             }
             SlotState::Free | SlotState::Ready | SlotState::Done => false,
