@@ -66,8 +66,17 @@ pub(crate) struct Copy {
 }
 
 impl Copy {
-    /// Makes the directory `to`, and begins to walk `from`.
+    /// Makes the directory `to`, which must be outside of `from`, and begins to walk `from`.
     pub(crate) fn begin(from: &Path, to: &Path) -> io::Result<Self> {
+        let parent = match to.parent() {
+            Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+            Some(parent) => parent,
+            None => to,
+        };
+        if parent.canonicalize()?.starts_with(from.canonicalize()?) {
+            let error = "the destination is inside the source";
+            return Err(Error::new(ErrorKind::InvalidInput, error));
+        }
         let style = "{spinner} {bytes} {binary_bytes_per_sec} {elapsed}";
         let style = ProgressStyle::with_template(style).map_err(Error::other)?;
         let copy = Self {
@@ -87,7 +96,9 @@ impl Copy {
             async move { copy_files(&engine, &copy).await }
         })?;
         for (path, mode) in self.modes.borrow_mut().drain(..).rev() {
-            fs::set_permissions(&path, fs::Permissions::from_mode(mode))?;
+            if let Err(error) = fs::set_permissions(&path, fs::Permissions::from_mode(mode)) {
+                self.failed(&path, &error);
+            }
         }
         self.bar.finish_and_clear();
         Ok(self.totals.take())
@@ -134,10 +145,9 @@ impl Copy {
             let done = match entry.file_type() {
                 Ok(kind) if kind.is_file() => return Some((from, to)),
                 Ok(kind) if kind.is_dir() => self.enter(&from, to),
-                Ok(kind) if kind.is_symlink() => {
-                    self.totals.borrow_mut().links += 1;
-                    fs::read_link(&from).and_then(|target| symlink(target, &to))
-                }
+                Ok(kind) if kind.is_symlink() => fs::read_link(&from)
+                    .and_then(|target| symlink(target, &to))
+                    .inspect(|()| self.totals.borrow_mut().links += 1),
                 Ok(_) => Err(Error::new(ErrorKind::Unsupported, "not a file, directory or link")),
                 Err(error) => Err(error),
             };
@@ -172,11 +182,16 @@ async fn copy_file(
     let new = OpenOptions::write_only().create_new(stat.mode & 0o777);
     let target = engine.open(to, new).submit_async().await?.await.0?;
     let copied = copy_bytes(engine, (&source, &target), &stat, buf, copy).await;
+    let mut closed = Ok(());
     for file in [source, target] {
-        let fd = file.into_fd().map_err(|_| "a request uses the file").expect("all are done");
-        engine.close(fd).submit_async().await?.await.0?;
+        closed = closed.and(close(engine, file).await);
     }
-    copied
+    copied.and(closed)
+}
+
+async fn close(engine: &Engine, file: File) -> io::Result<()> {
+    let fd = file.into_fd().map_err(|_| "a request uses the file").expect("all are done");
+    Ok(engine.close(fd).submit_async().await?.await.0?)
 }
 
 /// Copies the parts of the source that are not holes.

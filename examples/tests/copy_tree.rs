@@ -79,13 +79,41 @@ fn a_copy_has_everything_that_cp_copies() {
 }
 
 #[test]
+fn a_directory_that_is_gone_at_the_end_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
+    fs::create_dir(&from).unwrap();
+    fs::set_permissions(&from, Permissions::from_mode(0o500)).unwrap();
+    let copy = Rc::new(Copy::begin(&from, &to).unwrap());
+    fs::remove_dir(&to).unwrap();
+    let totals = copy.run().unwrap();
+    assert_eq!((totals.directories, totals.errors), (1, 1));
+}
+
+#[test]
+fn a_copy_into_its_own_source_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let from = folder.path().join("from");
+    fs::create_dir(&from).unwrap();
+    symlink(&from, folder.path().join("link")).unwrap();
+    for to in ["from/to", "link/to", "from/../link/to"] {
+        let error = copy_tree::copy_tree(&from, &folder.path().join(to)).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput, "{to}");
+    }
+    assert_eq!(fs::read_dir(&from).unwrap().count(), 0);
+    copy_tree::copy_tree(&from, &folder.path().join("from 2")).unwrap(); // only the name begins so
+}
+
+#[test]
 fn a_file_that_cannot_be_copied_is_reported_and_the_rest_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
     fs::create_dir(&from).unwrap();
     (0..100).for_each(|nr| fs::write(from.join(nr.to_string()), "text").unwrap());
     let _socket = UnixListener::bind(from.join("socket")).unwrap();
+    symlink("nowhere", from.join("link")).unwrap();
     let copy = Rc::new(Copy::begin(&from, &to).unwrap());
+    fs::write(to.join("link"), "older").unwrap();
     // The names of the directory are read with the first one. Some of the files vanish then, one is
     // replaced by a link, and one has a copy already.
     let (first, _) = copy.next_file().unwrap();
@@ -96,7 +124,7 @@ fn a_file_that_cannot_be_copied_is_reported_and_the_rest_goes_on() {
     symlink("/etc/passwd", from.join(&others[10])).unwrap();
     fs::write(to.join(&others[11]), "older").unwrap();
     let totals = copy.run().unwrap();
-    assert_eq!((totals.files, totals.errors), (99 - 12, 13));
+    assert_eq!((totals.files, totals.links, totals.errors), (99 - 12, 0, 14));
     assert_eq!(fs::read_to_string(to.join(&others[11])).unwrap(), "older");
     assert!(!to.join(&others[10]).exists() && !to.join(&others[0]).exists());
     assert_eq!(fs::read_to_string(to.join(&others[50])).unwrap(), "text");

@@ -56,7 +56,8 @@ pub enum Transfer {
     Full,
     /// The request transfers at most this many bytes (at least one).
     Short(usize),
-    /// The request transfers nothing and fails with this errno (at least 1).
+    /// The request transfers nothing and fails with this errno (at least 1). A close does close its
+    /// descriptor, as in the kernel.
     Fail(i32),
 }
 
@@ -70,7 +71,13 @@ impl Transfer {
         let most = match self {
             Self::Full => usize::MAX,
             Self::Short(bytes) => bytes.max(1),
-            Self::Fail(errno) => return -errno.max(1),
+            Self::Fail(errno) => {
+                if request.closes() {
+                    // SAFETY: the contract of this function is that of `perform`.
+                    unsafe { request.perform(0) };
+                }
+                return -errno.max(1);
+            }
         };
         // SAFETY: the contract of this function is that of `perform`.
         unsafe { request.perform(most) }

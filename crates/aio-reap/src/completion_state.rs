@@ -10,6 +10,7 @@ use crate::error::RequestError;
 use crate::file::File;
 use crate::op::{AtEof, Kind, Op};
 use crate::payload::{DeferredDrop, Deliver, RawResult, TakenPayload};
+use crate::perform;
 use crate::raw::RawCompletion;
 use crate::slab::{CompletionTarget, Fifo, Index, Slab, SlotState};
 use crate::stats::EngineStats;
@@ -17,6 +18,10 @@ use crate::stats::EngineStats;
 /// The number of EAGAIN and EINTR completions in a row that the engine retries; a guess. The next
 /// one is the request's error.
 const RETRY_LIMIT: u8 = 16;
+
+/// The kernel's own numbers for an interrupted system call, `ERESTARTSYS` and the like. io_uring
+/// returns the first for an open that a cancellation interrupted.
+const RESTARTS: [i32; 4] = [512, 513, 514, 516];
 
 /// The requests of an engine, and the counters that completions change.
 pub(crate) struct CompletionState {
@@ -144,7 +149,7 @@ impl CompletionState {
         }
         self.eagain_reaped += usize::from(result == -libc::EAGAIN);
         if result < 0 {
-            let errno = -result;
+            let errno = if RESTARTS.contains(&-result) { libc::EINTR } else { -result };
             let again = matches!(errno, libc::EAGAIN | libc::EINTR);
             if slot.cancel_errno().is_some() && (again || errno == libc::ECANCELED) {
                 slot.result.error = slot.cancel_errno();
@@ -232,6 +237,19 @@ impl CompletionState {
         slot.state = SlotState::Ready;
         slot.result.error = error;
         self.ready.push(index);
+    }
+
+    /// Ends a request that the kernel refused.
+    #[cold]
+    pub(crate) fn refuse(&mut self, index: Index, error: Option<NonZeroI32>) {
+        let op = self.slab.get(index).op;
+        if op.kind == Kind::Close {
+            // Otherwise the descriptor would leak: the payload gives it up with every result.
+            // SAFETY: the request owns the descriptor, and no backend uses it. A close uses no
+            // memory.
+            unsafe { perform::perform(&op) };
+        }
+        self.finish(index, error);
     }
 
     /// Frees a `Ready` or `Done` slot. Its payload stays valid until this state is used again.

@@ -134,8 +134,10 @@ impl Engine {
     /// # Safety
     ///
     /// The descriptor stays open until every clone of the [`File`] is dropped and every request on
-    /// it has completed, also those whose operation was dropped. [`drain`](Self::drain) and the
-    /// drop of the engine wait for the latter.
+    /// it has completed, also those whose operation was dropped. Only [`drain`](Self::drain) and
+    /// [`shutdown`](Self::shutdown) that return `Ok` show that the requests have completed. During
+    /// a panic the drop of the engine does not wait while an [`Operation`](crate::Operation)
+    /// exists. An [`IoPath`](crate::IoPath) made from the file contains a clone.
     ///
     /// # Errors
     ///
@@ -146,9 +148,9 @@ impl Engine {
     /// use aio_reap::Engine;
     ///
     /// # fn main() -> std::io::Result<()> {
-    /// let engine = Engine::new()?;
     /// let owner = tempfile::tempfile()?;
-    /// // SAFETY: `owner` is dropped last.
+    /// let engine = Engine::new()?;
+    /// // SAFETY: the request is waited for, and `owner` is dropped after `file` and `engine`.
     /// let file = unsafe { engine.attach_borrowed(owner.as_fd()) }?;
     /// engine.write(&file, "hello", 0).submit()?.wait().0?;
     /// drop(file);
@@ -176,7 +178,8 @@ impl Engine {
         File::new(fd, registration)
     }
 
-    /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file.
+    /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file or if the read is
+    /// [`partial`](Request::partial).
     pub fn read<B: IoBufMut>(&self, file: &File, mut buf: B, offset: u64) -> Request<'_, B> {
         let op = self.transfer(Kind::Read, file, buf.as_mut_ptr(), &buf, offset);
         Request::new(&self.core, Some(file.clone()), op, buf)
@@ -189,8 +192,8 @@ impl Engine {
         self.read(file, buf, offset).exact()
     }
 
-    /// Fills the buffers of `list`, first to last, from byte `offset` on, or reads fewer bytes at
-    /// the end of the file.
+    /// Fills the buffers of `list`, first to last, from byte `offset` on, or reads fewer bytes,
+    /// like [`read`](Self::read).
     pub fn read_vectored<B: IoBufMut>(
         &self,
         file: &File,
@@ -202,7 +205,7 @@ impl Engine {
     }
 
     /// Writes the buffers of `list`, first to last, from byte `offset` on. It writes all bytes or
-    /// fails, like [`write`](Self::write).
+    /// fails, unless it is partial, like [`write`](Self::write).
     pub fn write_vectored<B: IoBuf>(
         &self,
         file: &File,
@@ -231,7 +234,8 @@ impl Engine {
         Request::new(&self.core, Some(file.clone()), op, list).misaligned(misaligned)
     }
 
-    /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails.
+    /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails, unless it is
+    /// [`partial`](Request::partial).
     ///
     /// After an error [`RequestError::transferred`](crate::RequestError::transferred) returns how
     /// many bytes were written before it. Any part of the other bytes may have been written.
@@ -326,13 +330,15 @@ impl Engine {
         self.core.wait(timeout, None)
     }
 
-    /// Waits like [`wait`](Self::wait), but a signal that is handled meanwhile ends it.
+    /// Waits like [`wait`](Self::wait), but a signal that is handled meanwhile ends it, and an
+    /// engine with a [`Remote`] is not idle.
     ///
-    /// With a `mask` the thread's mask of blocked signals is replaced by it during the sleep, as by
-    /// `ppoll`. So a program blocks a signal, checks the flag that its handler sets, and waits with
-    /// a mask that lets the signal through: it cannot arrive in between. A signal that is pending
-    /// already ends the wait too, also if completions keep coming. Without a mask a signal that
-    /// comes just before the sleep does not end it.
+    /// `mask` replaces the thread's signal mask during the sleep, as in `ppoll`. Block the signal,
+    /// check the flag that its handler sets, then wait with a mask that unblocks it: a signal that
+    /// arrives after the check ends the wait. So does a signal that was pending before the call,
+    /// even if completions are ready. Check the flag after each wait, because one that delivered
+    /// completions returns them and not an error. Without a mask a signal that comes just before
+    /// the sleep does not end it.
     ///
     /// It sleeps in every [`ReapMode`].
     ///
@@ -357,7 +363,8 @@ impl Engine {
     /// while !stop {
     /// #   rounds += 1; if rounds == 3 { break }
     ///     match engine.wait_interruptible(Some(Duration::from_millis(1)), Some(&nothing_blocked)) {
-    ///         Ok(_turn) => {} // completions, the end of the time, or nothing to wait for
+    ///         Ok(turn) if turn.is_idle() => break, // nothing to wait for, without a `Remote`
+    ///         Ok(_turn) => {} // completions, or the end of the time
     ///         Err(error) if error.kind() == io::ErrorKind::Interrupted => {} // look at `stop`
     ///         Err(error) => return Err(error),
     ///     }
@@ -385,15 +392,16 @@ impl Engine {
 
     /// Tries to cancel a request that was submitted with a callback or to a queue, like
     /// [`Operation::cancel`](crate::Operation::cancel). Returns false if there was no attempt, for
-    /// example because the request has completed.
+    /// example because the request has completed; a request that is still in flight is then marked,
+    /// as described there.
     ///
     /// The id must be of this engine: that of another engine may name an unrelated request.
     pub fn cancel(&self, id: RequestId) -> bool {
         self.core.cancel_id(id)
     }
 
-    /// Tries to cancel every request, like [`Operation::cancel`](crate::Operation::cancel). Returns
-    /// the number of attempts.
+    /// Tries to cancel every request but closes, like
+    /// [`Operation::cancel`](crate::Operation::cancel). Returns the number of attempts.
     pub fn cancel_all(&self) -> usize {
         self.core.cancel_all()
     }

@@ -21,8 +21,12 @@ use crate::statx::Statx;
 impl Engine {
     /// Opens a file. The result is attached to the engine.
     ///
-    /// A file whose operation was dropped before its result arrived is closed. On io_uring the open
-    /// of a FIFO for reading does not wait for a writer.
+    /// A file whose operation was dropped before its result arrived is closed.
+    ///
+    /// The open of a FIFO waits for its other end, and occupies a thread of the engine. On io_uring
+    /// it waits on a thread of the kernel, and only if the options [create](OpenOptions::create) or
+    /// [truncate](OpenOptions::truncate) or the kernel has not cached the path. Otherwise an open
+    /// for reading returns at once, and one for writing fails with `ENXIO` if no reader exists.
     ///
     /// ```
     /// use aio_reap::{Engine, OpenOptions};
@@ -95,7 +99,9 @@ impl Engine {
     /// Closes a descriptor, and reports the error of the close, which some file systems (NFS) use
     /// for failed writes. To drop a [`File`] also closes it, but blocks for as long as that takes.
     ///
-    /// The descriptor is closed in every case, and the request cannot be cancelled.
+    /// The descriptor is closed in every case, and the request cannot be cancelled. If the kernel
+    /// refuses the request, the engine closes the descriptor and the result is the error of the
+    /// refusal.
     /// [`File::into_fd`] returns the descriptor of a file.
     ///
     /// ```

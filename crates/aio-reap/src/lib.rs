@@ -49,9 +49,11 @@
 //!
 //! | buffer | for |
 //! |---|---|
-//! | `Vec<u8>`, `&'static [u8]` | files that were not opened with `O_DIRECT` |
+//! | `Vec<u8>`, `Box<[u8]>`, `&'static [u8]` | files that were not opened with `O_DIRECT` |
+//! | `String`, `&'static str` | the same, for writes |
+//! | `BytesMut`, and for writes `Bytes` | the same (feature `bytes`) |
 //! | [`AlignedBuf`] | `O_DIRECT`; [`Alignment::of`] returns what a file needs |
-//! | [`BufferPool`] | many requests: registered with io_uring, which then pins no pages |
+//! | [`BufferPool`] | many requests: registered with io_uring, which pins their pages once instead of for each request |
 //! | [`BufList`] | one request on several buffers |
 //! | an [`IoBuf`] of the program | memory that it manages, such as the frames of a cache |
 //!
@@ -66,20 +68,21 @@
 //!
 //! | feature | off by default, adds |
 //! |---|---|
+//! | `bytes` | [`IoBuf`] for `Bytes` and `BytesMut`, [`IoBufMut`] for `BytesMut` |
 //! | `tokio` | `Engine::drive` and `Engine::run_until` |
 //!
 //! # What is guaranteed
 //!
 //! **Exactly once.** An accepted request completes once, with its buffer. A refused request comes
-//! back in the error. At most [`depth`](EngineBuilder::depth) requests are in flight, and
-//! cancellations count too, so the completion ring cannot overflow.
+//! back in the error. At most [`depth`](EngineBuilder::depth) requests are in flight.
+//! Cancellations have a limit of their own, so that the completion ring has room for both.
 //!
 //! **Order.** The kernel sees requests in the order in which they were queued. A continued short
 //! transfer and a retried request go to the end of the queue. Requests complete in any order, even
 //! if they use the same bytes: submit a dependent request after the first has completed. `fsync`
 //! covers the writes that completed before it was submitted. Callbacks and wake-ups run in the
-//! order in which completions were reaped. A turn queues the requests of other threads behind
-//! futures that already wait for a slot, and keeps the order in which each thread sent them.
+//! order in which completions were reaped. Requests of other threads wait for slots behind the
+//! futures that already wait. Requests of one thread keep their order.
 //!
 //! **Buffers** belong to the engine from submission to completion, even if the waiting future is
 //! dropped, forgotten, or past its deadline. After the completion the engine's thread frees or
@@ -98,17 +101,19 @@
 //! | dropping a [`Submission`] | it was never queued | yes |
 //! | dropping a [`RemoteOperation`] | no | yes |
 //!
-//! A request that still waits in the engine, or for a thread of the pool, can always be cancelled.
-//! Block I/O that the kernel has begun can almost never be cancelled and ends with its own result.
-//! After a write that failed or was cancelled, [`RequestError::transferred`] returns how many bytes
-//! were written before the error. Any part of the other bytes may have been written. A write whose
-//! [`Operation`] was dropped may still write, and counts as in flight.
+//! A request that still waits in the engine, or for a thread of the pool, can always be cancelled,
+//! with two exceptions: a [close](Engine::close) cannot, and neither can a request in io_uring's
+//! submission ring that the kernel has no room for. Block I/O that the kernel has begun can almost
+//! never be cancelled and ends with its own result. After a write that failed or was cancelled,
+//! [`RequestError::transferred`] returns how many bytes were written before the error. Any part of
+//! the other bytes may have been written. A write whose [`Operation`] was dropped may still write,
+//! and counts as in flight.
 //!
 //! **Short transfers** are continued where they stopped (on a direct file, at the start of the
-//! block where they stopped). A read ends early only at the end of the file. There it stops, is
-//! filled with [zeros](Request::zero_fill), or [fails](Request::exact). A write never ends early:
-//! it fails with `ENOSPC` if the device takes no more bytes. `EINTR` and `EAGAIN` are retried up to
-//! 16 times in a row.
+//! block where they stopped), unless the request is [partial](Request::partial). A read ends early
+//! only at the end of the file. There it stops, is filled with [zeros](Request::zero_fill), or
+//! [fails](Request::exact). A write never ends early: it fails with `ENOSPC` if the device takes no
+//! more bytes. `EINTR` and `EAGAIN` are retried up to 16 times in a row.
 //!
 //! **Stack.** Callbacks run after the reap loop. A callback runs inside another one only if the
 //! outer callback waits. A request made in a callback is only queued. So the stack stays flat on a
@@ -117,10 +122,12 @@
 //! **No allocation** per request after the engine's queues have been full once.
 //!
 //! **The end.** [`Engine::shutdown`] and dropping the engine deliver every accepted request,
-//! including those of other threads, and refuse all later ones. No waiter is left behind, with one
-//! exception: if the engine's thread panics after an [`Operation`] was forgotten
-//! ([`mem::forget`](std::mem::forget)), the engine's state stays allocated, and remote requests
-//! that were in flight are never answered.
+//! including those of other threads, and refuse all later ones. No waiter is left behind, with two
+//! exceptions, which are cycles of owners. If the engine's thread panics while an [`Operation`]
+//! exists that was forgotten ([`mem::forget`](std::mem::forget)) or that a callback of the engine
+//! captures, the engine's state stays allocated, and remote requests that were in flight are never
+//! answered. A callback that captures the engine (in an `Rc`) keeps it until the callback has run:
+//! [drain](Engine::drain) the engine before its last other owner is dropped.
 //!
 //! Each guarantee has tests. `INVARIANTS.md` names all of them. The most important ones are:
 //!

@@ -107,10 +107,15 @@ impl<B: 'static, T: Reply<B>> Operation<B, T> {
     /// Tries to cancel the request. Returns false if there was no attempt.
     ///
     /// A request that still waits in the engine, or for a thread of the pool, is always cancelled.
-    /// Of requests that the kernel has begun, io_uring can cancel reads of pipes and the like, but
-    /// almost no block I/O, and Linux AIO none. A cancelled request completes with `ECANCELED` (of
-    /// a write any part may have been written), any other as without the attempt. In both cases a
-    /// later turn delivers the result.
+    /// A [close](crate::Engine::close) never is. Nor is a request in io_uring's submission ring
+    /// that the kernel has no room for. Of requests that the kernel has begun, io_uring can cancel
+    /// reads of pipes and the like, but almost no block I/O, and Linux AIO none. A cancelled
+    /// request completes with `ECANCELED` (of a write any part may have been written), any other as
+    /// without the attempt. In both cases a later turn delivers the result.
+    ///
+    /// The call marks every request in flight but a close, also if it returns false. A marked
+    /// request is neither retried nor continued: where that would happen, it completes with
+    /// `ECANCELED`.
     pub fn cancel(&self) -> bool {
         self.index.is_some_and(|index| self.core.cancel(index))
     }

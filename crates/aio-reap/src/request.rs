@@ -76,21 +76,22 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     }
 
     /// Makes a read fail with [`UnexpectedEof`](std::io::ErrorKind::UnexpectedEof) if the file ends
-    /// before its buffer is full. The buffer then holds the bytes that were read. Writes are always
-    /// exact.
+    /// before its buffer is full. The buffer then holds the bytes that were read. A write that is
+    /// not [`partial`](Self::partial) is always exact.
     pub fn exact(mut self) -> Self {
         self.at_eof = AtEof::Fail;
         self
     }
 
     /// Makes a short transfer end the request, like one call of `pread` or `pwrite`: the result is
-    /// the number of bytes that it moved. Otherwise the request continues it.
+    /// the number of bytes of that transfer. Without `partial` the engine continues a short
+    /// transfer.
     ///
     /// Useful for pipes, sockets and terminals, where the rest may take for ever. (Only io_uring
     /// performs requests on those; the other backends fail with `ESPIPE`.) A write to a full device
-    /// may then succeed with fewer bytes, and of a direct file a transfer may end inside a
-    /// block. The last one of `partial`, [`exact`](Self::exact) and [`zero_fill`](Self::zero_fill)
-    /// counts.
+    /// may then succeed with fewer bytes, and of a direct file a transfer may end inside a block.
+    /// `partial`, [`exact`](Self::exact) and [`zero_fill`](Self::zero_fill) replace each other; the
+    /// last call wins.
     ///
     /// ```
     /// use std::io::Write;
@@ -117,7 +118,8 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     /// back as usual.
     ///
     /// As for [`Operation::cancel`], the kernel may be unable to cancel it. It then completes with
-    /// its own result. [`Operation::deadline`] ends only the wait, and always in time.
+    /// its own result, and so does a close. [`Operation::deadline`] ends only the wait, and always
+    /// in time.
     pub fn cancel_at(mut self, at: Instant) -> Self {
         self.cancel_at = Some(at);
         self

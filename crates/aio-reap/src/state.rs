@@ -284,7 +284,7 @@ impl State {
                         completions.blocked = true; // the backlog failed, so a retry after a delay is all that is left
                         return;
                     };
-                    completions.finish(index, NonZeroI32::new(errno));
+                    completions.refuse(index, NonZeroI32::new(errno));
                 }
             }
         }
@@ -330,7 +330,7 @@ impl State {
                 true
             }
             SlotState::InFlight => {
-                slot.cancel(reason);
+                slot.cancel(reason); // also without an attempt: a deadline has no second one
                 self.backend.cancel(completions.slab.user_data(index))
             }
             SlotState::Free | SlotState::Ready | SlotState::Done => false,

@@ -8,7 +8,7 @@ use std::slice;
 use std::time::{Duration, Instant};
 
 use super::Backend;
-use crate::op::{MAX_TRANSFER, MemoryKind, Op};
+use crate::op::{Kind, MAX_TRANSFER, MemoryKind, Op};
 use crate::perform;
 use crate::raw::Sub;
 pub use crate::raw::{RawCompletion, Stop, Submitted};
@@ -22,7 +22,8 @@ use crate::sys;
 /// 1. `submit` takes a prefix of the requests, in order. Each one that it took completes at most
 ///    once through `reap`, with its user data.
 /// 2. The result is that of [`Request::perform`], a smaller number of bytes, or a negated errno; or
-///    the number of bytes of a transfer that was left out.
+///    the number of bytes of a transfer that was left out. A request that [closes](Request::closes)
+///    is performed whatever its result is.
 /// 3. After its completion, and after the device was dropped, a request is not performed.
 pub unsafe trait External {
     /// Starts requests, first to last.
@@ -106,6 +107,12 @@ impl Request {
     /// not move.
     pub fn manages_files(&self) -> bool {
         self.0.op.kind.manages_files()
+    }
+
+    /// Returns whether the request closes a descriptor, which the engine then takes as closed, also
+    /// after an error.
+    pub fn closes(&self) -> bool {
+        self.0.op.kind == Kind::Close
     }
 
     /// Performs the blocking system call, for a transfer of at most `most` bytes. Returns a count or

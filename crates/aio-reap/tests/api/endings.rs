@@ -2,16 +2,19 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cell::Cell;
+use std::ffi::CString;
 use std::future::Future;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use aio_reap::{
-    AlignedBuf, BackendKind, BufList, CompletionQueue, DeadlinePassed, Engine, File, Operation,
+    AlignedBuf, BackendKind, BufList, CompletionQueue, DeadlinePassed, Engine, File, OpenOptions,
+    Operation,
 };
 use aio_reap_test::Build;
 use aio_reap_test::scripted::{Cancel, Script, SubmitStep, Transfer};
@@ -132,6 +135,36 @@ fn inv12_cancelled_requests_are_not_retried() {
     nop.cancel();
     script.complete(1);
     nop.wait().0.unwrap();
+}
+
+/// The kernel reports a number of its own (`ERESTARTSYS`) for an open that it interrupted.
+#[test]
+fn inv12_an_interrupted_open_is_cancelled() {
+    let script = Script::new();
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    script.cancels(Cancel::TooLate);
+    for cancels in [true, false] {
+        let open = engine.open("/", OpenOptions::read_only()).submit().unwrap();
+        assert!(!cancels || open.cancel());
+        script.on_transfer(Transfer::Fail(512));
+        let opened = open.wait().0;
+        assert_eq!(opened.err().map(|error| error.errno()), cancels.then_some(libc::ECANCELED));
+    }
+    on_every_backend(|engine| {
+        if engine.backend() != BackendKind::Uring {
+            return; // the threads cannot be interrupted
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("fifo");
+        let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+        // SAFETY: `name` ends with a zero byte and outlives the call.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        // With `truncate` the open waits for a reader, on a thread of the kernel.
+        let open = engine.open(&path, OpenOptions::write_only().truncate()).submit().unwrap();
+        let open = open.wait_timeout(SHORT).unwrap_err();
+        assert!(open.cancel());
+        assert_eq!(open.wait().0.unwrap_err().errno(), libc::ECANCELED);
+    });
 }
 
 /// The error of a request that is cancelled after a part was transferred reports that part: for a

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 
 use aio_reap::{CompletionQueue, Engine, File, IoPath, OpenOptions, SharedFile, SubmitError};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::{Script, Transfer};
+use aio_reap_test::scripted::{Script, SubmitStep, Transfer};
 use common::on_every_backend;
 use tempfile::TempPath;
 
@@ -246,17 +246,22 @@ fn inv19_a_close_closes_once_whatever_its_result_is() {
     for error in [libc::EINTR, libc::EINPROGRESS, libc::EAGAIN, libc::EIO] {
         script.on_transfer(Transfer::Fail(error));
         let path = temp_path();
-        let closing = fs::File::open(&path).unwrap();
-        let number = closing.as_raw_fd();
-        let (closed, fd) = engine.close(closing).submit().unwrap().wait();
+        let close = engine.close(fs::File::open(&path).unwrap());
+        let (closed, fd) = close.submit().unwrap().wait();
         match error {
             libc::EINTR | libc::EINPROGRESS => closed.unwrap(),
             _ => assert_eq!(errno(closed), error),
         }
         assert!(fd.into_inner().is_none());
-        // SAFETY: the script reported an error and left the descriptor open, without an owner.
-        drop(unsafe { OwnedFd::from_raw_fd(number) });
+        assert_eq!(descriptors_of(&path), 0, "the device has closed it");
     }
+    // A submission that the kernel refuses.
+    script.on_submit(SubmitStep::Refuse(0, libc::EIO));
+    let path = temp_path();
+    let (closed, fd) = engine.close(fs::File::open(&path).unwrap()).submit().unwrap().wait();
+    assert_eq!((errno(closed), script.log().len()), (libc::EIO, 4));
+    assert!(fd.into_inner().is_none());
+    assert_eq!(descriptors_of(&path), 0, "the engine has closed it");
     assert_eq!(engine.stats().retries, 0);
 }
 

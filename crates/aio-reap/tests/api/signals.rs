@@ -1,15 +1,21 @@
 //! Waits that end with a signal.
 
 use std::ffi::CString;
+use std::future::Future;
 use std::io::{ErrorKind, pipe};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
+use std::pin::Pin;
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use aio_reap::{BackendKind, Engine, File, OpenOptions, ReapMode};
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, Transfer};
 use common::on_every_backend;
 
 use crate::common;
@@ -135,14 +141,87 @@ fn inv20_a_signal_ends_an_interruptible_wait_and_no_other() {
         end();
         assert_eq!(engine.wait_interruptible(PATIENCE, Some(&none)).unwrap().delivered, 1);
         assert!(engine.wait_interruptible(None, None).unwrap().is_idle());
-        // A pending signal comes before completions.
-        block(&set(true));
-        signal(me);
-        let nop = engine.nop().submit().unwrap();
-        interrupted(Some(&none));
-        nop.wait().0.unwrap();
-        block(&none);
     });
+    a_pending_signal_is_handled_and_does_not_hold_completions_back(me);
+    a_signal_ends_a_wait_that_continues_short_transfers(me);
+    a_wait_for_other_threads_lasts_until_the_last_remote_leaves(me);
+}
+
+fn handled() -> usize {
+    HANDLED.load(Ordering::SeqCst)
+}
+
+fn a_pending_signal_is_handled_and_does_not_hold_completions_back(me: libc::pthread_t) {
+    let script = Script::new();
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let nops: Vec<_> = (0..3).map(|_| engine.nop().submit().unwrap()).collect();
+    let (none, before) = (set(false), handled());
+    block(&set(true));
+    for round in 1..=nops.len() {
+        script.complete(1);
+        signal(me);
+        assert_eq!(engine.wait_interruptible(PATIENCE, Some(&none)).unwrap().delivered, 1);
+        assert_eq!(handled(), before + round);
+    }
+    signal(me);
+    let error = engine.wait_interruptible(PATIENCE, Some(&none)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Interrupted, "an idle engine handles it too");
+    nops.into_iter().for_each(|nop| assert_eq!(nop.wait().0.unwrap(), 0));
+    block(&none);
+}
+
+/// Sends the signal to a thread when it is woken.
+struct SignalOnWake(libc::pthread_t);
+
+impl Wake for SignalOnWake {
+    fn wake(self: Arc<Self>) {
+        signal(self.0);
+    }
+}
+
+/// The device completes one byte of the read before each sleep, so no sleep handles a signal, and
+/// each turn continues the read, so none delivers it.
+fn a_signal_ends_a_wait_that_continues_short_transfers(me: libc::pthread_t) {
+    const BYTES: usize = 1 << 16;
+    let script = Script::new();
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    let file = tempfile::tempfile().unwrap();
+    file.set_len(BYTES as u64).unwrap();
+    let file = engine.attach(file).unwrap();
+    (1..BYTES).for_each(|_| script.on_transfer(Transfer::Short(1)));
+    let mut read = engine.read(&file, vec![1; BYTES], 0).submit().unwrap();
+    let waker = Waker::from(Arc::new(SignalOnWake(me)));
+    assert!(matches!(Pin::new(&mut read).poll(&mut Context::from_waker(&waker)), Poll::Pending));
+    let read = read.deadline(Instant::now() + Duration::from_millis(1));
+    let (none, before) = (set(false), handled());
+    block(&set(true));
+    let error = engine.wait_interruptible(PATIENCE, Some(&none)).expect_err("it missed the signal");
+    assert_eq!((error.kind(), handled()), (ErrorKind::Interrupted, before + 1));
+    block(&none);
+    let (read, buf) = read.into_operation().expect("it has not completed").wait();
+    assert_eq!((read.unwrap(), buf), (BYTES, vec![0; BYTES]));
+}
+
+fn a_wait_for_other_threads_lasts_until_the_last_remote_leaves(me: libc::pthread_t) {
+    let engine = Engine::builder().build_scripted(&Script::new()).unwrap();
+    let remote = engine.remote();
+    let none = set(false);
+    block(&set(true));
+    let short = Duration::from_millis(5);
+    let start = Instant::now();
+    assert!(engine.wait_interruptible(Some(short), Some(&none)).unwrap().is_idle());
+    assert!(start.elapsed() >= short, "it did not sleep");
+    signal(me);
+    let error = engine.wait_interruptible(None, Some(&none)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Interrupted);
+    let sender = thread::spawn(move || {
+        thread::sleep(short);
+        remote.nop().submit().unwrap().wait().0.unwrap();
+    });
+    assert_eq!(engine.wait_interruptible(None, Some(&none)).unwrap().delivered, 1);
+    assert!(engine.wait_interruptible(None, Some(&none)).unwrap().is_idle());
+    sender.join().unwrap();
+    block(&none);
 }
 
 /// Deadlines are due during an interruptible wait as well.

@@ -11,8 +11,8 @@
 //! ```
 //!
 //! A reader whose `entered_gp` is `t` or more sees the unlink, because it loaded `gp` after the
-//! bump. The writer waits for each reader whose `entered_gp` is less than `t`. A reader that the
-//! scan misses stored its `entered_gp` after the `heavy`, so it sees the unlink. `gp` and
+//! bump. The writer waits for each reader whose `entered_gp` is less than `t`. If the scan does not
+//! see a reader, the reader's store came after the `heavy`. Its loads then see the unlink. `gp` and
 //! `completed` only grow. Readers never write `gp`.
 //!
 //! Each unlinked object gets a *target*, the value of `completed` that it waits for:
@@ -126,12 +126,13 @@ impl Domain {
 
     /// Returns the target of the objects that were unlinked before this call.
     pub(super) fn target(&self) -> u64 {
-        // Against the `heavy` of `GpGuard::bump`: either this thread loads the new `gp`, and its
-        // target is higher, or the unlink is visible after that `heavy`. In the second case the unlink
-        // happens before the next bump, so `gp + 2` suffices and `gp + 1` does not.
+        // Pairs with the `heavy` in `GpGuard::bump`: either this thread loads the new `gp`, and its
+        // target is higher, or the unlink is visible after that `heavy`, and so before the next
+        // bump.
         step!("target: after the unlink", fence::light());
         // Ordering: Relaxed; the fence above provides all the order that the load needs.
         let mut target = self.gp.load(Ordering::Relaxed) + 1;
+        // One more: a bump whose `heavy` has not run may not cover the unlink.
         step!("target: one more, for a bump under way", target += 1);
         target
     }
@@ -162,8 +163,8 @@ impl Domain {
         gp.advance_to(target) >= target
     }
 
-    /// Waits until no reader holds or can load a reference to an object that this thread knows to be
-    /// unlinked.
+    /// Waits for a grace period: every reader that could hold an object unlinked before this call
+    /// has left.
     pub(super) fn wait(&'static self) {
         let target = self.target();
         let mut exact = None;
@@ -227,9 +228,10 @@ impl GpGuard {
         // Ordering: Release pairs with the Acquire in `Domain::current_gp`; it carries the unlinks
         // that this thread knows of. The earlier bumps happen before this one by `gp_lock`.
         let now = self.domain.gp.fetch_add(1, order!(Release, "bump: the unlinks")) + 1;
-        // Against the `light` of a reader (`Slot::enter`, `SendReaders::lock`): either the scan sees
-        // the reader, or the reader sees every unlink before the bump. Against the `light` of
-        // `Domain::target`: either its unlink is visible after this fence, or it loads the new `gp`.
+        // Pairs with the `light` of a reader (`Slot::enter`, `SendReaders::lock`): either the scan
+        // sees the reader, or the reader sees every unlink before the bump. Pairs with the `light`
+        // in `Domain::target`: either its unlink is visible after this fence, or it loads the new
+        // `gp`.
         step!("bump: before the scan", fence::heavy());
         // Ordering: Relaxed; a statistic.
         self.domain.heavy_fences.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -253,8 +255,9 @@ impl GpGuard {
     pub(super) fn scan(&mut self) -> u64 {
         let domain = self.domain;
         let now = self.current_gp();
-        // A `heavy` followed the bump to `now` (invariant 1), so a reader that the scan misses sees
-        // every unlink before the bump.
+        // A `heavy` followed the bump to `now` (invariant 1). If the scan does not see a reader,
+        // the reader's store came after the `heavy`. Its loads then see every unlink before the
+        // bump.
         let listed = domain.registry.oldest().map_or(now, |oldest| oldest.min(now));
         // SAFETY: the guard holds `gp_lock`, whose holder alone accesses `drained` (invariant 1), and
         // `&mut self` excludes a second call through this guard.

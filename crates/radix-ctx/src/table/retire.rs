@@ -1,4 +1,4 @@
-//! From a removed context to a vacant slot.
+//! Reclaims the slots of removed contexts, in batches, after a grace period.
 //!
 //! A removal only makes the slot's state dead and adds the slot to a list of its CPU. The rest is done
 //! for many slots at once:
@@ -14,15 +14,17 @@
 //!                                                      some:  the last put does that
 //! ```
 //!
-//! Reclaim advances in a removal that finds its CPU's list full, in an insert that would need a new
-//! slab, in [`poll`](super::CtxTable::poll) and [`flush`](super::CtxTable::flush), and in the *reclaim
-//! callback*. The callback is an object of RCU in the core. It is queued while anything is in the lists,
-//! so that a table is reclaimed in time wherever RCU is ([`crate::rcu::Bounds`]).
+//! Four calls advance reclaim: a removal whose CPU's list is full, an insert that needs a new slab,
+//! [`poll`](super::CtxTable::poll) and [`flush`](super::CtxTable::flush). The *reclaim callback*
+//! does too. It is an object of RCU in the core. The callback is queued while a list has a slot, so
+//! the bounds that RCU keeps for its own objects ([`crate::rcu::Bounds`]) hold for the table's
+//! slots too.
 //!
 //! # Invariants
 //!
 //! 1. A dead slot is in one list from its removal until its fold. The thread that adds it is pinned
-//!    until the link is stored, so links are read after a grace period only.
+//!    until the link is stored. Reclaim reads links only after a grace period, so it never sees a slot
+//!    without its link.
 //! 2. The waiting lists belong to the thread that set `State::reclaiming`, or, while it is not set, to
 //!    the lock.
 //! 3. A slot's value is dropped once: by the fold that finds no reference, or by the last put.
@@ -40,9 +42,9 @@ use super::id::Id;
 use super::retire_list::{LANES, RetireLists};
 use super::slab::{NO_LINK, NotLive, SLOTS, Slab, Slot};
 
-/// The length at which a removal checks the lists, at least. The length grows with the table, to a
-/// sixteenth of the live contexts per CPU, up to `LARGEST`. Guesses: a check costs some microseconds of
-/// fences.
+/// The minimum list length at which a removal advances reclaim. The length grows with the table, to
+/// a sixteenth of the live contexts per CPU, up to `LARGEST`. Both are guesses: to advance costs
+/// some microseconds of fences.
 pub(super) const SMALLEST: u32 =
     if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 1024 / LANES as u32 };
 const LARGEST: u64 = (1 << 16) / LANES as u64;
@@ -62,11 +64,13 @@ impl<T: Send + Sync + 'static> Core<T> {
         if self.quota.is_limited() {
             self.quota.give_back(slab.weight(id.index()));
         }
-        let Some(lists) = self.lists.get() else { return false }; // there are: a slab was made
+        let Some(lists) = self.lists.get() else {
+            return false; // always `Some` here: making the first slab creates the lists
+        };
         // SAFETY: the caller has made the slot dead, under its guard.
         let length = unsafe { lists.local().splice(1, id.index(), slot, id) };
-        // Pairs with the `heavy` in `run_callback`: it sees the slot in its list, or this thread sees
-        // that no callback is queued.
+        // Pairs with the `heavy` in `run_callback`: either `run_callback` sees the slot, or this
+        // thread sees `callback_queued == false` and queues the callback.
         step!("retire: the slot is in its list before the look for the callback", light());
         // Ordering: Relaxed, both; a hint, and ordered by the fence.
         let batch = self.batch.load(Ordering::Relaxed);
@@ -81,7 +85,9 @@ impl<T: Send + Sync + 'static> Core<T> {
     ///
     /// The caller holds an RCU guard.
     pub(super) unsafe fn retire_all(&self, slab: &Slab<T>) -> usize {
-        let Some(lists) = self.lists.get() else { return 0 }; // there are: a slab was made
+        let Some(lists) = self.lists.get() else {
+            return 0; // always `Some` here: making the first slab creates the lists
+        };
         let lists = lists.local();
         let mut killed = 0;
         for lane in 0..LANES {
@@ -121,7 +127,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         self.queue_callback_for_lists();
     }
 
-    /// Returns the number of slots in the filling lists. Wait-free; exact if the caller ordered it.
+    /// Returns the number of slots in the filling lists. Wait-free. Exact only if the removals
+    /// happen before this call.
     pub(super) fn filled(&self) -> u64 {
         self.all_lists().map(RetireLists::filled).sum()
     }
@@ -143,7 +150,8 @@ impl<T: Send + Sync + 'static> Core<T> {
         self.lists.get().into_iter().flat_map(|lists| lists.iter()).map(|(_, lists)| lists)
     }
 
-    /// Starts a grace period for the slots in the filling lists, unless another has not ended.
+    /// Moves the filling lists to the waiting lists and starts a grace period for them. Does
+    /// nothing while an earlier batch waits or is reclaimed.
     ///
     /// Returns whether the caller must queue the callback, after it has unlocked.
     #[must_use = "a callback that is marked as queued must be queued"]
