@@ -6,12 +6,15 @@ use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB, be32, be64, cmd, opt, rep};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend};
+use crate::lab::{Backend, Lab, Res, check, per_backend, trial};
 use crate::need::Need;
 use crate::server::Launch;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    per_backend(&Backend::ALL, "extended_headers", &[Need::PunchAndZero], beyond_32_bits)
+    let mut trials =
+        per_backend(&Backend::ALL, "extended_headers", &[Need::PunchAndZero], beyond_32_bits);
+    trials.push(trial("extended_headers/zeroes_by_hand", &[Need::Strace], zeroes_by_hand));
+    trials
 }
 
 const EXTENDED_HEADERS: u32 = 11;
@@ -46,14 +49,46 @@ fn exchange(
     Ok((u16::from_be_bytes([head[6], head[7]]), payload))
 }
 
+/// Where the file system makes no zeros, a request for more than 4 GiB of them is invalid and writes none.
+fn zeroes_by_hand(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    for cache in ["0", "16M"] {
+        image::sparse(&image, SIZE)?;
+        let words =
+            ["strace", "-D", "-f", "-o", "/dev/null", "-e", "inject=fallocate:error=EOPNOTSUPP"];
+        let launch = Launch::new(lab, Backend::Threads).image(&image).through(words);
+        let server = launch.arg("--cache").arg(cache).start()?;
+        let mut client = extended(server.connect()?)?;
+        client.go("vol")?;
+        let data = [0x5a; 8192];
+        for at in [0, SIZE - 8192] {
+            let (kind, _) = exchange(&mut client, (PAYLOAD_LEN, cmd::WRITE), at, 8192, &data)?;
+            check!(kind == 0, "WRITE at {at}: {kind:#x}");
+        }
+        let (kind, payload) = exchange(&mut client, (0, cmd::WRITE_ZEROES), 0, SIZE, &[])?;
+        check!(kind == 0x8001 && be32(&payload) == 22, "WRITE_ZEROES of {SIZE} bytes: {kind:#x}");
+        let (kind, payload) = exchange(&mut client, (0, cmd::READ), 0, 8192, &[])?;
+        check!(kind == 1 && payload[8..] == data, "the refused request wrote zeros");
+        let (kind, _) = exchange(&mut client, (0, cmd::WRITE_ZEROES), 0, 8192, &[])?;
+        check!(kind == 0, "WRITE_ZEROES of 8192 bytes: {kind:#x}");
+        server.stop()?;
+    }
+    Ok(())
+}
+
+/// Negotiates extended headers, and nothing else so far.
+fn extended(mut client: Client) -> Res<Client> {
+    client.greet()?;
+    check!(client.option(EXTENDED_HEADERS, &[])? == rep::ACK, "extended headers");
+    Ok(client)
+}
+
 fn beyond_32_bits(lab: &Lab, backend: Backend) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, SIZE)?;
     for cache in ["0", "16M"] {
         let server = Launch::new(lab, backend).image(&image).arg("--cache").arg(cache).start()?;
-        let mut client = server.connect()?;
-        client.greet()?;
-        check!(client.option(EXTENDED_HEADERS, &[])? == rep::ACK, "extended headers");
+        let mut client = extended(server.connect()?)?;
         let query = b"\0\0\0\x03vol\0\0\0\x01\0\0\0\x0fbase:allocation";
         client.send_option(opt::SET_META_CONTEXT, query)?;
         let (kind, context) = client.option_reply(opt::SET_META_CONTEXT)?;
@@ -61,9 +96,7 @@ fn beyond_32_bits(lab: &Lab, backend: Backend) -> Res {
         check!(client.option_reply(opt::SET_META_CONTEXT)?.0 == rep::ACK, "after the context");
         client.go("vol")?;
 
-        let mut other = server.connect()?;
-        other.greet()?;
-        check!(other.option(EXTENDED_HEADERS, &[])? == rep::ACK, "extended headers");
+        let mut other = extended(server.connect()?)?;
         other.go("vol")?;
 
         // Data at both ends of what is then zeroed, but for a part of a block at either.
