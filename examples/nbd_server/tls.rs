@@ -91,7 +91,12 @@ mod with_rustls {
     use super::{Acceptor, Args, Read, Write, io};
 
     /// Bytes that TLS holds back while the socket takes none.
-    const HELD: usize = 256 << 10;
+    const HELD: usize = 64 << 10;
+    /// Memory of a session beside them: its keys, and records that have not arrived whole. A guess.
+    const SESSION: usize = 64 << 10;
+    /// Bytes received in one read. Records without data make no progress, so a client could keep a worker
+    /// there. A guess: twice what is read at once without TLS.
+    const BUDGET: usize = 512 << 10;
 
     impl Acceptor {
         pub(super) fn open(args: &Args) -> Result<Self, String> {
@@ -100,6 +105,11 @@ mod with_rustls {
             };
             let config = Some(Arc::new(config(dir, !args.tls_no_verify_peer)?));
             Ok(Self { policy: args.tls.policy(), config })
+        }
+
+        /// Memory that a session may take.
+        pub(crate) fn room(&self) -> usize {
+            self.config.as_ref().map_or(0, |_| HELD + SESSION)
         }
 
         /// Starts TLS: the client speaks next.
@@ -197,21 +207,25 @@ mod with_rustls {
             socket: &mut (impl Read + Write),
             buf: &mut [u8],
         ) -> io::Result<usize> {
-            let mut filled = 0;
+            let (mut filled, mut budget) = (0, BUDGET);
             while filled < buf.len() {
                 match self.session.reader().read(&mut buf[filled..]) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
                         if self.ended.is_some() {
                             break;
                         }
-                        match self.receive(socket) {
+                        let received = match budget {
+                            0 => Err(ErrorKind::WouldBlock.into()), // epoll tells again of the rest
+                            _ => self.receive(socket),
+                        };
+                        match received {
                             Err(error) if is_transient(&error) => match filled {
                                 0 => return Err(error),
                                 _ => break, // it is said again next time
                             },
                             // What was decrypted in front of the error is read first.
                             Err(error) => self.ended = Some(Err(error)),
-                            Ok(()) => {}
+                            Ok(count) => budget = budget.saturating_sub(count),
                         }
                     }
                     Err(error) if error.kind() != ErrorKind::UnexpectedEof => return Err(error),
@@ -233,41 +247,52 @@ mod with_rustls {
             }
         }
 
-        /// Receives and decrypts once. What the handshake answers is sent at once; what the socket does
+        /// Receives and decrypts once; returns the bytes received. What the handshake answers is sent at once; what the socket does
         /// not take of that is sent with the next flush.
-        fn receive(&mut self, socket: &mut (impl Read + Write)) -> io::Result<()> {
-            self.session.read_tls(socket)?;
+        fn receive(&mut self, socket: &mut (impl Read + Write)) -> io::Result<usize> {
+            let count = self.session.read_tls(socket)?;
             let state = self.session.process_new_packets();
             let sent = self.flush(socket); // also the alert, if there is one
             self.plaintext = state.map_err(io::Error::other)?.plaintext_bytes_to_read();
             match sent {
                 Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
-                _ => Ok(()),
+                _ => Ok(count),
             }
         }
 
-        /// Encrypts and sends until the socket takes no more. Returns how many bytes it took over.
+        /// Encrypts, and sends whenever [`HELD`] bytes are, until the socket takes no more. Returns how many
+        /// bytes it took over; those not sent leave with the next flush.
         pub(super) fn write(
             &mut self,
             socket: &mut impl Write,
             pieces: &[IoSlice<'_>],
         ) -> io::Result<usize> {
-            let mut taken = 0;
-            for piece in pieces {
-                let mut rest = &piece[..];
-                while !rest.is_empty() {
-                    let count = self.session.writer().write(rest)?;
-                    rest = &rest[count..];
-                    taken += count;
-                    match self.flush(socket) {
-                        Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
-                        Err(error) if count == 0 && taken == 0 => return Err(error),
-                        Err(_) if count == 0 => return Ok(taken),
-                        _ => {}
+            // Of the first of `rest`, `skip` bytes were taken over.
+            let (mut taken, mut rest, mut skip) = (0, pieces, 0);
+            loop {
+                while rest.first().is_some_and(|first| skip >= first.len()) {
+                    skip -= rest[0].len();
+                    rest = &rest[1..];
+                }
+                let Some(first) = rest.first() else { return Ok(taken) };
+                let count = match skip {
+                    0 => self.session.writer().write_vectored(rest)?,
+                    _ => self.session.writer().write(&first[skip..])?,
+                };
+                (taken, skip) = (taken + count, skip + count);
+                if count > 0 {
+                    continue;
+                }
+                if !self.holds_output() {
+                    return Err(ErrorKind::WriteZero.into()); // it takes no more, whatever is sent
+                }
+                match self.flush(socket) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock && taken > 0 => {
+                        return Ok(taken);
                     }
+                    flushed => flushed?,
                 }
             }
-            Ok(taken)
         }
 
         pub(super) fn flush(&mut self, socket: &mut impl Write) -> io::Result<()> {
@@ -292,6 +317,11 @@ mod without {
     impl Acceptor {
         pub(super) fn open(_: &Args) -> Result<Self, String> {
             Err("this nbd_server was built without TLS: build it with --features tls".into())
+        }
+
+        #[expect(clippy::unused_self, reason = "the other one needs it")]
+        pub(crate) fn room(&self) -> usize {
+            0
         }
 
         #[expect(clippy::unused_self, reason = "the other one needs it")]
