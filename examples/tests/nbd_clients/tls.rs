@@ -358,6 +358,8 @@ fn end_behind_data(lab: &Lab) -> Res {
             let (answer, cookie) = crate::client::parse_simple(reply)?;
             answer.ok("FLUSH in front of the goodbye")?;
             check!(cookie == 77, "a reply to {cookie}");
+            let tickets = tls.tls13_tickets_received();
+            check!(tickets == 0, "{tickets} tickets, by which a session would resume unverified");
         }
     }
     server.stop()
