@@ -59,12 +59,16 @@ pub(crate) struct Args {
     #[arg(long, value_enum, value_name = "MODE", default_value_t = Tls::Off, help_heading = "Clients")]
     pub(crate) tls: Tls,
 
-    /// Folder of the certificates: server-cert.pem and server-key.pem. With ca-cert.pem, too, a client must have a
-    /// certificate of that authority.
+    /// Folder of the certificates: server-cert.pem, server-key.pem, and ca-cert.pem, by which clients are verified. If
+    /// ca-crl.pem is there, the certificates that it revokes are refused.
     #[arg(long, value_name = "DIR", help_heading = "Clients")]
     pub(crate) tls_certificates: Option<PathBuf>,
 
-    /// Serve a --tcp address that other machines reach without requiring TLS.
+    /// Admit clients without a certificate; ca-cert.pem is not needed.
+    #[arg(long, requires = "tls_certificates", help_heading = "Clients")]
+    pub(crate) tls_no_verify_peer: bool,
+
+    /// Serve a TCP address that other machines reach without requiring TLS.
     #[arg(long, help_heading = "Clients")]
     pub(crate) insecure: bool,
 

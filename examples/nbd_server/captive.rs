@@ -10,6 +10,8 @@ use std::thread;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::args::Tls;
+
 /// A running command.
 pub(crate) struct Captive {
     /// Names the process also when its id is another's. `None` where the kernel has none (before 5.3).
@@ -19,16 +21,17 @@ pub(crate) struct Captive {
 
 impl Captive {
     /// Runs a command of the shell. Its environment says where the server listens (`addresses`, as the server prints
-    /// them) and how to reach `export`. When the command has ended, `notify` gets a byte.
+    /// them) and how to reach `export`, over TLS if that is required. When the command has ended, `notify` gets a byte.
     pub(crate) fn start(
         command: &str,
         addresses: &[String],
         export: &str,
+        tls: Tls,
         notify: UnixStream,
     ) -> io::Result<Self> {
         let mut child = Command::new("/bin/sh")
             .args(["-c", command])
-            .envs(variables(addresses, export))
+            .envs(variables(addresses, export, tls))
             .spawn()?;
         let process = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).ok();
         let status = Arc::new(OnceLock::new());
@@ -56,18 +59,19 @@ impl Captive {
 }
 
 /// The variables of nbdkit's `--run`, as far as they make sense here.
-fn variables(addresses: &[String], export: &str) -> Vec<(&'static str, String)> {
+fn variables(addresses: &[String], export: &str, tls: Tls) -> Vec<(&'static str, String)> {
     let unix = addresses.iter().find_map(|address| address.strip_prefix("unix:"));
     let tcp = addresses.iter().find_map(|address| address.strip_prefix("tcp:"));
     let export_in_uri = escaped(export);
+    let scheme = if tls == Tls::Require { "nbds" } else { "nbd" };
     let mut found = vec![("exportname", export.to_owned())];
     if let Some(path) = unix {
-        found.push(("uri", format!("nbd+unix:///{export_in_uri}?socket={}", escaped(path))));
+        found.push(("uri", format!("{scheme}+unix:///{export_in_uri}?socket={}", escaped(path))));
         found.push(("unixsocket", path.to_owned()));
     }
     if let Some(address) = tcp {
         if unix.is_none() {
-            found.push(("uri", format!("nbd://{address}/{export_in_uri}")));
+            found.push(("uri", format!("{scheme}://{address}/{export_in_uri}")));
         }
         let port = address.rsplit(':').next().unwrap_or_default();
         found.push(("port", port.to_owned()));
@@ -95,7 +99,7 @@ mod tests {
     #[test]
     fn the_command_is_told_where_to_connect() {
         let addresses = ["unix:/tmp/a b".into(), "tcp:127.0.0.1:10809".into()];
-        let both = variables(&addresses, "x?");
+        let both = variables(&addresses, "x?", Tls::On);
         let expected = [
             ("exportname", "x?"),
             ("uri", "nbd+unix:///x%3F?socket=/tmp/a%20b"),
@@ -103,7 +107,10 @@ mod tests {
             ("port", "10809"),
         ];
         assert_eq!(both, expected.map(|(name, value)| (name, value.to_owned())));
-        let tcp = variables(&addresses[1..], "disk");
-        assert_eq!(tcp[1], ("uri", "nbd://127.0.0.1:10809/disk".into()));
+        let uri = |addresses, tls| variables(addresses, "disk", tls).swap_remove(1).1;
+        assert_eq!(uri(&addresses[1..], Tls::Off), "nbd://127.0.0.1:10809/disk");
+        assert_eq!(uri(&addresses[1..], Tls::Require), "nbds://127.0.0.1:10809/disk");
+        let unix = "nbds+unix:///disk?socket=/tmp/a%20b";
+        assert_eq!(uri(&addresses[..], Tls::Require), unix);
     }
 }

@@ -66,7 +66,10 @@ impl Listeners {
     pub(crate) fn open(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ServerError> {
         let mut all = Vec::new();
         for (fd, number) in handed_over.into_iter().zip(FIRST..) {
-            all.push(Listener::from_fd(fd, number)?);
+            let listener = Listener::from_fd(fd, number)?;
+            let address = listener.socket.local_addr()?.as_socket();
+            address.map_or(Ok(()), |address| admit(args, address))?;
+            all.push(listener);
         }
         if let Some(path) = &args.socket {
             let access = Access { mode: args.socket_mode, group: args.socket_group };
@@ -75,9 +78,7 @@ impl Listeners {
             all.push(Listener { socket, _file: Some(file), address, tcp: false });
         }
         if let Some(address) = args.tcp {
-            if !address.ip().is_loopback() && args.tls != Tls::Require && !args.insecure {
-                return Err(ServerError::Insecure(address));
-            }
+            admit(args, address)?;
             let socket = listen_tcp(address)?;
             let address = address_of(&socket)?;
             all.push(Listener { socket, _file: None, address, tcp: true });
@@ -161,6 +162,14 @@ pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ServerError> {
         fds.push(unsafe { OwnedFd::from_raw_fd(raw) });
     }
     Ok(fds)
+}
+
+/// Refuses an address that other machines reach without TLS, unless the user wants that.
+fn admit(args: &Args, address: SocketAddr) -> Result<(), ServerError> {
+    if address.ip().is_loopback() || args.tls == Tls::Require || args.insecure {
+        return Ok(());
+    }
+    Err(ServerError::Insecure(address))
 }
 
 fn address_of(socket: &Socket) -> io::Result<String> {

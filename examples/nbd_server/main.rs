@@ -178,7 +178,7 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     drop(stdout);
     starter.map_or(Ok(()), Starter::report)?;
     let export = server.default_export();
-    let run = |command: &String| Captive::start(command, &addresses, &export, notify);
+    let run = |command: &String| Captive::start(command, &addresses, &export, args.tls, notify);
     let command = args.run.as_ref().map(run).transpose()?;
     let period = args.stats.map(Duration::from_secs);
     let print = |server: &Server| {

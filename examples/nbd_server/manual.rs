@@ -29,9 +29,10 @@ SECURITY
   QEMU under libvirt runs as another user: --socket-group and --socket-mode 660
   admit a group. Every program that reaches a TCP port can read and write every
   image, unless TLS is required: --tls require --tls-certificates DIR, where DIR
-  has server-cert.pem and server-key.pem, and ca-cert.pem of the authority that
-  signs the certificates of clients (the names of QEMU and nbdkit). Without
-  ca-cert.pem every client is admitted. An address other than loopback wants
+  has server-cert.pem and server-key.pem, ca-cert.pem of the authority that
+  signs the certificates of clients, and ca-crl.pem if it has revoked some (the
+  names of QEMU and nbdkit). With --tls-no-verify-peer the connection is
+  encrypted, and every client is admitted. An address other than loopback wants
   --tls require or --insecure. With --tls on clients choose, and an attacker on
   the way can choose for them. The server must be built with --features tls.
 
@@ -59,7 +60,8 @@ LOCKS
 SOCKETS THAT ARE HANDED OVER
   As systemd and systemd-socket-activate do: LISTEN_PID is the server's
   process id, and LISTEN_FDS the number of listening stream sockets, from
-  descriptor 3 on. Neither --socket nor --tcp is needed then.
+  descriptor 3 on. Neither --socket nor --tcp is needed then. A TCP socket that
+  other machines reach wants --tls require or --insecure, as --tcp does.
 
 SIGNALS
   SIGTERM, SIGINT  answers what it was asked, for at most 10 seconds, makes the images durable, ends:

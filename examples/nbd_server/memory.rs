@@ -35,6 +35,9 @@ pub(crate) const RESERVE: usize = 256 << 10;
 const HEADROOM: usize = 1 << 20;
 /// Longest run of zeros written at once where the file system cannot make them.
 pub(crate) const ZEROS: usize = 1 << 20;
+/// Most zeros written for one request there: what a compact header can ask for. The length of an extended one could keep
+/// the disk, and a hand, busy for days.
+pub(crate) const MOST_ZEROS: u64 = u32::MAX as u64;
 
 /// [`ZEROS`] zero bytes that every request shares; `None` if there is no memory for them.
 pub(crate) fn zeros() -> Option<&'static [u8]> {

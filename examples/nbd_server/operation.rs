@@ -9,6 +9,7 @@ use radix_ctx::CtxRef;
 use crate::admission::Class;
 use crate::changes::Work;
 use crate::contexts::Connection;
+use crate::memory::MOST_ZEROS;
 
 /// How far a request got: replied to, or on its way.
 #[derive(Debug)]
@@ -110,6 +111,8 @@ impl Operation {
             (Stage::ZeroRange { fua, zeroes }, Err(_)) if unsupported => {
                 if zeroes.fast {
                     Then::Reply(Err(NbdError::NotSup))
+                } else if len > MOST_ZEROS {
+                    Then::Reply(Err(NbdError::Inval))
                 } else {
                     Then::Next(Stage::Zeros { fua, done: 0 })
                 }

@@ -1,7 +1,7 @@
 //! The transmission phase of one connection: bytes in, requests out. No I/O.
 
 use aio_reap::AlignedBuf;
-use nbd_protocol::{Agreed, BadMagic, Command, NbdError, Request};
+use nbd_protocol::{Agreed, Command, NbdError, Request};
 
 use crate::export::ExportTable;
 use crate::extents;
@@ -37,8 +37,8 @@ pub(crate) enum Next {
     Start(Request, Command, Option<AlignedBuf>),
     /// A request to answer with an error.
     Refuse(Request, NbdError),
-    /// The stream is out of step.
-    OutOfStep(BadMagic),
+    /// The next request cannot be found in the stream; says why.
+    OutOfStep(String),
 }
 
 impl Session {
@@ -60,9 +60,15 @@ impl Session {
                     let (request, used) = match Request::parse(input, self.agreed.style) {
                         Ok(Some(parsed)) => parsed,
                         Ok(None) => return Next::More,
-                        Err(error) => return Next::OutOfStep(error),
+                        Err(error) => return Next::OutOfStep(error.to_string()),
                     };
-                    let mut checked = request.check(&exports.get(self.export).info, self.agreed);
+                    let info = &exports.get(self.export).info;
+                    let payload = request.checked_payload_len(self.agreed.style, info.max_block);
+                    let payload = match payload {
+                        Ok(payload) => payload,
+                        Err(error) => return Next::OutOfStep(error.to_string()),
+                    };
+                    let mut checked = request.check(info, self.agreed);
                     let mut buf = None;
                     let room = match checked {
                         Ok(command @ (Command::Read { .. } | Command::Write { .. })) => {
@@ -85,8 +91,7 @@ impl Session {
                         }
                         (Ok(command), buf) => return Next::Start(request, command, buf),
                         (Err(error), _) => {
-                            let left = request.payload_len(self.agreed.style);
-                            self.stream = Stream::Drain { request, error, left };
+                            self.stream = Stream::Drain { request, error, left: payload };
                         }
                     }
                 }

@@ -1,8 +1,8 @@
 //! TLS on a connection's socket, non-blocking. Only with the cargo feature `tls`.
 //!
 //! The certificates lie in a folder under the names that QEMU and nbdkit use: `server-cert.pem`,
-//! `server-key.pem`, and `ca-cert.pem`. If the last is there, clients must have a certificate of that
-//! authority.
+//! `server-key.pem`, and `ca-cert.pem` of the authority that signs the certificates of clients. A `ca-crl.pem`
+//! beside it lists the revoked ones.
 
 use std::io::{self, Read, Write};
 
@@ -60,6 +60,21 @@ impl Write for Wire<'_> {
     }
 }
 
+impl Acceptor {
+    /// Reads the certificates that the command line names.
+    ///
+    /// # Errors
+    ///
+    /// Says which file is missing or malformed, or which option.
+    pub(crate) fn new(args: &Args) -> Result<Self, String> {
+        match (args.tls.policy(), &args.tls_certificates) {
+            (TlsPolicy::Off, None) => Ok(Self::default()),
+            (TlsPolicy::Off, Some(_)) => Err("--tls-certificates needs --tls on or require".into()),
+            _ => Self::open(args),
+        }
+    }
+}
+
 #[cfg(feature = "tls")]
 mod with_rustls {
     use std::fmt;
@@ -68,30 +83,33 @@ mod with_rustls {
     use std::sync::Arc;
 
     use rustls::pki_types::pem::PemObject;
-    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-    use rustls::server::WebPkiClientVerifier;
+    use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+    use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
     use rustls::{RootCertStore, ServerConfig, ServerConnection};
+    use tracing::warn;
 
-    use super::{Acceptor, Args, Read, TlsPolicy, Write, io};
+    use super::{Acceptor, Args, Read, Write, io};
 
     /// Bytes that TLS holds back while the socket takes none.
-    const HELD: usize = 256 << 10;
+    const HELD: usize = 64 << 10;
+    /// Memory of a session beside them: its keys, and records that have not arrived whole. A guess.
+    const SESSION: usize = 64 << 10;
+    /// Bytes received in one read. Records without data make no progress, so a client could keep a worker
+    /// there. A guess: twice what is read at once without TLS.
+    const BUDGET: usize = 512 << 10;
 
     impl Acceptor {
-        /// Reads the certificates that the command line names.
-        ///
-        /// # Errors
-        ///
-        /// Says which file is missing or malformed.
-        pub(crate) fn open(args: &Args) -> Result<Self, String> {
-            let policy = args.tls.policy();
-            if policy == TlsPolicy::Off {
-                return Ok(Self::default());
-            }
+        pub(super) fn open(args: &Args) -> Result<Self, String> {
             let Some(dir) = &args.tls_certificates else {
                 return Err("--tls needs --tls-certificates".into());
             };
-            Ok(Self { policy, config: Some(Arc::new(config(dir)?)) })
+            let config = Some(Arc::new(config(dir, !args.tls_no_verify_peer)?));
+            Ok(Self { policy: args.tls.policy(), config })
+        }
+
+        /// Memory that a session may take.
+        pub(crate) fn room(&self) -> usize {
+            self.config.as_ref().map_or(0, |_| HELD + SESSION)
         }
 
         /// Starts TLS: the client speaks next.
@@ -99,11 +117,11 @@ mod with_rustls {
             let config = self.config.clone().ok_or(ErrorKind::Unsupported)?;
             let mut session = ServerConnection::new(config).map_err(io::Error::other)?;
             session.set_buffer_limit(Some(HELD));
-            Ok(Box::new(Tls { session, plaintext: 0 }))
+            Ok(Box::new(Tls { session, plaintext: 0, ended: None }))
         }
     }
 
-    fn config(dir: &Path) -> Result<ServerConfig, String> {
+    fn config(dir: &Path, verify_peer: bool) -> Result<ServerConfig, String> {
         let file = |name: &str| dir.join(name);
         let fail =
             |name: &str, error: &dyn fmt::Display| format!("{}: {error}", file(name).display());
@@ -116,20 +134,45 @@ mod with_rustls {
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
             .map_err(|e| e.to_string())?;
-        let (ca, cert, key) = ("ca-cert.pem", "server-cert.pem", "server-key.pem");
-        let builder = if file(ca).try_exists().map_err(|e| fail(ca, &e))? {
+        let (ca, crl, cert, key) =
+            ("ca-cert.pem", "ca-crl.pem", "server-cert.pem", "server-key.pem");
+        let builder = if verify_peer {
             let mut roots = RootCertStore::empty();
-            for certificate in certificates(ca)? {
+            let hint = |error| {
+                format!("{error} (--tls-no-verify-peer admits clients without a certificate)")
+            };
+            for certificate in certificates(ca).map_err(hint)? {
                 roots.add(certificate).map_err(|e| fail(ca, &e))?;
             }
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            let mut verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+            // Only a name that is not there means no list: a dangling link is an error.
+            let there = file(crl).symlink_metadata();
+            if there.is_ok() || there.is_err_and(|e| e.kind() != ErrorKind::NotFound) {
+                let lists = CertificateRevocationListDer::pem_file_iter(file(crl))
+                    .and_then(|lists| lists.collect::<Result<Vec<_>, _>>())
+                    .map_err(|e| fail(crl, &e))?;
+                if lists.is_empty() {
+                    return Err(fail(crl, &"it holds no revocation list"));
+                }
+                verifier = verifier.with_crls(lists).allow_unknown_revocation_status();
+            }
             builder.with_client_cert_verifier(verifier.build().map_err(|e| fail(ca, &e))?)
         } else {
+            warn!("--tls-no-verify-peer: every client that reaches the server is admitted");
             builder.with_no_client_auth()
         };
         let chain = certificates(cert)?;
         let secret = PrivateKeyDer::from_pem_file(file(key)).map_err(|e| fail(key, &e))?;
-        builder.with_single_cert(chain, secret).map_err(|e| fail(cert, &e))
+        let mut config = builder.with_single_cert(chain, secret).map_err(|e| fail(cert, &e))?;
+        // A session that resumes is not verified again, and connections last long.
+        config.session_storage = Arc::new(NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        Ok(config)
+    }
+
+    fn is_transient(error: &io::Error) -> bool {
+        matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
     }
 
     /// The TLS session of a connection.
@@ -138,12 +181,14 @@ mod with_rustls {
         session: ServerConnection,
         /// Bytes that were decrypted and not read.
         plaintext: usize,
+        /// How the input ended, behind plaintext that was not read yet.
+        ended: Option<io::Result<()>>,
     }
 
     impl Tls {
-        /// Whether bytes were decrypted that no event of the socket tells of.
+        /// Whether there are decrypted bytes, or an end behind them, that no event of the socket tells of.
         pub(crate) fn has_plaintext(&self) -> bool {
-            self.plaintext > 0
+            self.plaintext > 0 || self.ended.is_some()
         }
 
         /// Whether bytes wait for the socket.
@@ -162,64 +207,92 @@ mod with_rustls {
             socket: &mut (impl Read + Write),
             buf: &mut [u8],
         ) -> io::Result<usize> {
-            let mut filled = 0;
+            let (mut filled, mut budget) = (0, BUDGET);
             while filled < buf.len() {
                 match self.session.reader().read(&mut buf[filled..]) {
-                    Ok(0) => break,
-                    // The end without a goodbye. A request that it cuts off is not carried out.
-                    Err(error) if error.kind() == ErrorKind::UnexpectedEof => break,
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                        match self.receive(socket) {
-                            Ok(()) => continue,
-                            Err(_) if filled > 0 => break, // it is said again next time
-                            Err(error) => return Err(error),
+                        if self.ended.is_some() {
+                            break;
+                        }
+                        let received = match budget {
+                            0 => Err(ErrorKind::WouldBlock.into()), // epoll tells again of the rest
+                            _ => self.receive(socket),
+                        };
+                        match received {
+                            Err(error) if is_transient(&error) => match filled {
+                                0 => return Err(error),
+                                _ => break, // it is said again next time
+                            },
+                            // What was decrypted in front of the error is read first.
+                            Err(error) => self.ended = Some(Err(error)),
+                            Ok(count) => budget = budget.saturating_sub(count),
                         }
                     }
-                    Err(error) => return Err(error),
+                    Err(error) if error.kind() != ErrorKind::UnexpectedEof => return Err(error),
+                    // UnexpectedEof is the end without a goodbye. A request that it cuts off is not
+                    // carried out.
+                    Ok(0) | Err(_) => {
+                        self.ended.get_or_insert(Ok(()));
+                        break;
+                    }
                     Ok(count) => {
                         filled += count;
                         self.plaintext = self.plaintext.saturating_sub(count);
                     }
                 }
             }
-            Ok(filled)
+            match self.ended.take_if(|_| filled == 0) {
+                Some(Err(error)) => Err(error),
+                _ => Ok(filled),
+            }
         }
 
-        /// Receives and decrypts once. What the handshake answers is sent at once; what the socket does
+        /// Receives and decrypts once; returns the bytes received. What the handshake answers is sent at once; what the socket does
         /// not take of that is sent with the next flush.
-        fn receive(&mut self, socket: &mut (impl Read + Write)) -> io::Result<()> {
-            self.session.read_tls(socket)?;
+        fn receive(&mut self, socket: &mut (impl Read + Write)) -> io::Result<usize> {
+            let count = self.session.read_tls(socket)?;
             let state = self.session.process_new_packets();
             let sent = self.flush(socket); // also the alert, if there is one
             self.plaintext = state.map_err(io::Error::other)?.plaintext_bytes_to_read();
             match sent {
                 Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
-                _ => Ok(()),
+                _ => Ok(count),
             }
         }
 
-        /// Encrypts and sends until the socket takes no more. Returns how many bytes it took over.
+        /// Encrypts, and sends whenever [`HELD`] bytes are, until the socket takes no more. Returns how many
+        /// bytes it took over; those not sent leave with the next flush.
         pub(super) fn write(
             &mut self,
             socket: &mut impl Write,
             pieces: &[IoSlice<'_>],
         ) -> io::Result<usize> {
-            let mut taken = 0;
-            for piece in pieces {
-                let mut rest = &piece[..];
-                while !rest.is_empty() {
-                    let count = self.session.writer().write(rest)?;
-                    rest = &rest[count..];
-                    taken += count;
-                    match self.flush(socket) {
-                        Err(error) if error.kind() != ErrorKind::WouldBlock => return Err(error),
-                        Err(error) if count == 0 && taken == 0 => return Err(error),
-                        Err(_) if count == 0 => return Ok(taken),
-                        _ => {}
+            // Of the first of `rest`, `skip` bytes were taken over.
+            let (mut taken, mut rest, mut skip) = (0, pieces, 0);
+            loop {
+                while rest.first().is_some_and(|first| skip >= first.len()) {
+                    skip -= rest[0].len();
+                    rest = &rest[1..];
+                }
+                let Some(first) = rest.first() else { return Ok(taken) };
+                let count = match skip {
+                    0 => self.session.writer().write_vectored(rest)?,
+                    _ => self.session.writer().write(&first[skip..])?,
+                };
+                (taken, skip) = (taken + count, skip + count);
+                if count > 0 {
+                    continue;
+                }
+                if !self.holds_output() {
+                    return Err(ErrorKind::WriteZero.into()); // it takes no more, whatever is sent
+                }
+                match self.flush(socket) {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock && taken > 0 => {
+                        return Ok(taken);
                     }
+                    flushed => flushed?,
                 }
             }
-            Ok(taken)
         }
 
         pub(super) fn flush(&mut self, socket: &mut impl Write) -> io::Result<()> {
@@ -239,17 +312,16 @@ mod with_rustls {
 mod without {
     use std::io::IoSlice;
 
-    use super::{Acceptor, Args, TlsPolicy, io};
+    use super::{Acceptor, Args, io};
 
     impl Acceptor {
-        pub(crate) fn open(args: &Args) -> Result<Self, String> {
-            match args.tls.policy() {
-                TlsPolicy::Off => Ok(Self::default()),
-                _ => {
-                    Err("this nbd_server was built without TLS: build it with --features tls"
-                        .into())
-                }
-            }
+        pub(super) fn open(_: &Args) -> Result<Self, String> {
+            Err("this nbd_server was built without TLS: build it with --features tls".into())
+        }
+
+        #[expect(clippy::unused_self, reason = "the other one needs it")]
+        pub(crate) fn room(&self) -> usize {
+            0
         }
 
         #[expect(clippy::unused_self, reason = "the other one needs it")]

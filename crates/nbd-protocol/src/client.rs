@@ -111,7 +111,8 @@ pub struct Connected {
     pub tls: bool,
     /// The id of the context [`BASE_ALLOCATION`], if it was asked for and granted.
     pub allocation: Option<u32>,
-    /// Minimum, preferred and maximum block size in bytes, if the server told.
+    /// Minimum, preferred and maximum block size in bytes, if the server told. The first two are powers of
+    /// two, the maximum is not less than the minimum.
     pub block_sizes: Option<(u32, u32, u32)>,
     /// The canonical name, if the server told.
     pub name: Option<String>,
@@ -435,7 +436,11 @@ impl ClientHandshake {
             self.export.flags = TransmissionFlags(data.u16()?);
             self.seen_export = true;
         } else if kind == InfoType::BlockSize as u16 {
-            self.export.block_sizes = Some((data.u32()?, data.u32()?, data.u32()?));
+            let (min, preferred, max) = (data.u32()?, data.u32()?, data.u32()?);
+            if !min.is_power_of_two() || !preferred.is_power_of_two() || max < min {
+                return None; // a caller divides by them
+            }
+            self.export.block_sizes = Some((min, preferred, max));
         } else if kind == InfoType::Name as u16 {
             self.export.name = Some(std::str::from_utf8(data.rest()).ok()?.to_owned());
         } else if kind == InfoType::Description as u16 {

@@ -9,7 +9,7 @@
 //! |---|---|---|
 //! | handshake (fixed newstyle) | [`Handshake`] over [`Exports`] | [`ClientHandshake`] |
 //! | STARTTLS | [`Step::StartTls`] | [`ClientStep::StartTls`] |
-//! | a request | [`Request::parse`], [`Request::check`] | [`Request::encode`] |
+//! | a request | [`Request::parse`], [`Request::checked_payload_len`], [`Request::check`] | [`Request::encode`] |
 //! | a reply | [`ReplyHeader`] | [`Reply::parse`] |
 //! | BLOCK_STATUS | [`Extent::encode32`], [`Extent::encode64`] | [`Extent::parse_all`] |
 //!
@@ -98,6 +98,6 @@ pub use meta::{ALLOCATION_ID, Extent};
 pub use option::OPTION_HEADER;
 pub use reply::{Reply, ReplyContent};
 pub use reply_header::ReplyHeader;
-pub use request::{Agreed, BadMagic, Command, LengthTooLong, Request, RequestHeader};
+pub use request::{Agreed, BadMagic, BadPayload, Command, LengthTooLong, Request, RequestHeader};
 pub use style::{HeaderStyle, TlsPolicy};
 pub use wire::{CommandFlags, InfoType, MAX_PAYLOAD, MAX_STRING, TransmissionFlags};

@@ -42,7 +42,8 @@ pub struct Reply {
     pub content: ReplyContent,
 }
 
-/// What one reply says.
+/// What one reply says. Where it has an offset or a length, the server chose them: before it makes a buffer or
+/// writes to one, a client checks that the range lies in that of its request.
 ///
 /// # Examples
 ///

@@ -175,9 +175,37 @@ pub struct BadMagic(pub u32);
 #[error("a length of {0} bytes needs extended headers; without them the longest is 4294967295")]
 pub struct LengthTooLong(pub u64);
 
+/// A payload behind which the next request cannot be found: close the connection.
+///
+/// # Examples
+///
+/// ```
+/// use nbd_protocol::{BadPayload, CommandFlags, HeaderStyle, Request, wire::cmd};
+///
+/// let flags = CommandFlags::NONE; // an extended WRITE must have PAYLOAD_LEN
+/// let write = Request { flags, command: cmd::WRITE, cookie: 1, offset: 0, len: 512 };
+/// let refused = write.checked_payload_len(HeaderStyle::Extended, 1 << 20);
+/// assert_eq!(refused, Err(BadPayload::NoFlag(512)));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadPayload {
+    /// It is longer than the maximum: to skip it would take as long as the client likes.
+    #[error("a payload of {len} bytes exceeds the maximum of {max}")]
+    TooLong {
+        /// Length in bytes.
+        len: u64,
+        /// The maximum that was given.
+        max: u32,
+    },
+    /// An extended WRITE of so many bytes without PAYLOAD_LEN: its data, if it is sent, would be taken for
+    /// requests.
+    #[error("a WRITE of {0} bytes without the flag PAYLOAD_LEN")]
+    NoFlag(u64),
+}
+
 impl Request {
     /// Reads one header from the front of `input`; returns it and its length. `Ok(None)` if it is not
-    /// complete. A payload is not part of it: see [`payload_len`](Self::payload_len).
+    /// complete. A payload is not part of it: see [`checked_payload_len`](Self::checked_payload_len).
     ///
     /// # Errors
     ///
@@ -232,8 +260,8 @@ impl Request {
     }
 
     /// How many bytes of payload follow the header, whether or not the request is valid: those of a WRITE,
-    /// or with extended headers those of any request with the flag PAYLOAD_LEN. A refused request must
-    /// still have them drained (or the connection closed).
+    /// or with extended headers those of any request with the flag PAYLOAD_LEN. The client chooses the
+    /// number, up to [`u64::MAX`]: a server takes [`checked_payload_len`](Self::checked_payload_len).
     #[must_use]
     pub const fn payload_len(&self, style: HeaderStyle) -> u64 {
         let has_payload = if style.is_extended() {
@@ -242,6 +270,29 @@ impl Request {
             self.command == cmd::WRITE
         };
         if has_payload { self.len } else { 0 }
+    }
+
+    /// The same for a server that accepts payloads of up to `max` bytes, its
+    /// [`max_block`](ExportInfo::max_block). A request that [`check`](Self::check) refuses must still have
+    /// them drained.
+    ///
+    /// # Errors
+    ///
+    /// [`BadPayload`], whatever [`check`](Self::check) says: the connection must be closed.
+    pub const fn checked_payload_len(
+        &self,
+        style: HeaderStyle,
+        max: u32,
+    ) -> Result<u64, BadPayload> {
+        let len = self.payload_len(style);
+        if len > max as u64 {
+            return Err(BadPayload::TooLong { len, max });
+        }
+        let flag = self.flags.contains(CommandFlags::PAYLOAD_LEN);
+        if style.is_extended() && self.command == cmd::WRITE && !flag {
+            return Err(BadPayload::NoFlag(self.len));
+        }
+        Ok(len)
     }
 
     /// Whether the request must be answered in chunks: every READ and BLOCK_STATUS once structured
@@ -271,7 +322,7 @@ impl Request {
     /// - [`NbdError::Perm`]: WRITE, TRIM or WRITE_ZEROES on a read-only export;
     /// - [`NbdError::Inval`]: command not advertised, or BLOCK_STATUS without a context to tell about;
     ///   FLUSH with an offset or a length; BLOCK_STATUS without a length; READ or WRITE longer than
-    ///   `max_block`;
+    ///   `max_block`, or than the data of one compact chunk (`u32::MAX - 8`);
     /// - past the end: [`NbdError::NoSpc`] for WRITE and WRITE_ZEROES, else [`NbdError::Inval`];
     /// - [`NbdError::Inval`]: offset or length not a multiple of `min_block`.
     pub fn check(&self, export: &ExportInfo, agreed: Agreed) -> Result<Command, NbdError> {
@@ -333,7 +384,8 @@ impl Request {
         if writes && has(TransmissionFlags::READ_ONLY) {
             return Err(NbdError::Perm);
         }
-        if !has(needs) || (limited && self.len > export.max_block.into()) {
+        let longest = export.max_block.min(u32::MAX - 8); // beside it the chunk has an offset
+        if !has(needs) || (limited && self.len > longest.into()) {
             return Err(NbdError::Inval);
         }
         if command == Command::Flush {

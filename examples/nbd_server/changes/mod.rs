@@ -16,7 +16,7 @@ use bufcache::{GetError, WriteError};
 use nbd_protocol::{Command, Request};
 
 use crate::blocks::{BLOCK, Blocks, Image, covering};
-use crate::memory::{self, ALIGN, ZEROS};
+use crate::memory::{self, ALIGN, MOST_ZEROS, ZEROS};
 
 /// A job goes on asking for a block that others have for so long. A guess: longer than a disk takes for
 /// anything.
@@ -306,6 +306,9 @@ impl Image {
         }
         if fast {
             return Err(os(libc::EOPNOTSUPP));
+        }
+        if (blocks.end - blocks.start).saturating_mul(BLOCK as u64) > MOST_ZEROS {
+            return Err(os(libc::EINVAL));
         }
         let zeros = memory::zeros().ok_or_else(|| os(libc::ENOMEM))?;
         let mut at = blocks.start;

@@ -30,14 +30,18 @@ struct Lab {
 
 impl Lab {
     fn new(len: usize, cache: u64) -> Self {
+        Self { model: vec![0; len], ..Self::without_model(len as u64, cache) }
+    }
+
+    fn without_model(len: u64, cache: u64) -> Self {
         let file = tempfile::tempfile().unwrap();
-        file.set_len(len as u64).unwrap();
+        file.set_len(len).unwrap();
         let device = FileDevice::new(file.try_clone().unwrap()).unwrap();
         let disk = Arc::new(FaultDevice::new(device));
         let raw: Arc<dyn BlockDevice> = disk.clone();
         let files = [file.try_clone().unwrap()];
         let blocks = Blocks::on(cache, (&files, 1), |_| Ok(Arc::clone(&raw))).unwrap();
-        Self { file, disk, blocks, model: vec![0; len] }
+        Self { file, disk, blocks, model: vec![] }
     }
 
     /// As the server does, but that it waits for the hand, and for the engine.
@@ -233,6 +237,23 @@ fn what_the_file_system_cannot_do_is_written_or_left() {
     lab.zero(zeroes(false, true, false), 0, 64 * BLOCK + 10).unwrap();
     lab.flush().unwrap();
     assert!(lab.on_disk() == lab.model);
+}
+
+/// Zeros are written for as long a request as a compact header allows, not for terabytes.
+#[test]
+fn long_zeroes_that_the_file_system_cannot_make_are_invalid() {
+    const LEN: u64 = 1 << 40;
+    let lab = Lab::without_model(LEN, 1 << 20);
+    for operation in [Operation::Discard, Operation::Zero] {
+        lab.disk.inject(operation, .., Fault::Error(libc::EOPNOTSUPP));
+    }
+    for (no_hole, len) in [(false, LEN), (true, LEN), (false, (1 << 32) + 2 * BLOCK as u64)] {
+        let long = lab.run(zeroes(false, no_hole, false), 10, &mut [], len - 10);
+        assert_eq!(long.unwrap_err().raw_os_error(), Some(libc::EINVAL));
+    }
+    assert_eq!(lab.disk.count(Operation::Write), 0);
+    lab.run(zeroes(false, false, false), 0, &mut [], 2 * BLOCK as u64).unwrap();
+    assert_eq!(lab.disk.count(Operation::Write), 1);
 }
 
 #[test]

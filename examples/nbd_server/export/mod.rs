@@ -148,7 +148,7 @@ impl ExportTable {
             args: args.clone(),
             hands: Hands::new(most).map_err(|error| ExportError::Cache(error.into()))?,
             blocks: None,
-            tls: Acceptor::open(args).map_err(ExportError::Tls)?,
+            tls: Acceptor::new(args).map_err(ExportError::Tls)?,
         };
         if args.cache > 0 {
             let blocks = Blocks::new(args.cache, &[], most).map_err(ExportError::Cache)?;

@@ -170,7 +170,8 @@ impl Worker {
             match &mut conn.phase {
                 Phase::Draining | Phase::Lingering(_) => break,
                 Phase::Handshake(handshake, _) => {
-                    if !memory.has_room_for_handshake(exports.handshake_room(input.len())) {
+                    let tls = if conn.tls.is_none() { exports.tls.room() } else { 0 };
+                    if !memory.has_room_for_handshake(exports.handshake_room(input.len()) + tls) {
                         conn.block(Wait::Others, blocked, dirty);
                         break;
                     }

@@ -1,34 +1,45 @@
 //! Extended headers, by a client made by hand: requests longer than 4 GiB, and extents of as much.
 
+use std::time::Duration;
+
 use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB, be32, be64, cmd, opt, rep};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, check, per_backend};
+use crate::lab::{Backend, Lab, Res, check, per_backend, trial};
 use crate::need::Need;
 use crate::server::Launch;
 
 pub(crate) fn trials() -> Vec<Trial> {
-    per_backend(&Backend::ALL, "extended_headers", &[Need::PunchAndZero], beyond_32_bits)
+    let mut trials =
+        per_backend(&Backend::ALL, "extended_headers", &[Need::PunchAndZero], beyond_32_bits);
+    trials.push(trial("extended_headers/zeroes_by_hand", &[Need::Strace], zeroes_by_hand));
+    trials
 }
 
 const EXTENDED_HEADERS: u32 = 11;
 const PAYLOAD_LEN: u16 = 1 << 5;
 const SIZE: u64 = 6 << 30;
 
+/// A request of those flags and that type.
+fn header((flags, kind): (u16, u16), cookie: u64, offset: u64, len: u64) -> Vec<u8> {
+    let mut request = 0x21e4_1c71_u32.to_be_bytes().to_vec();
+    request.extend(flags.to_be_bytes());
+    request.extend(kind.to_be_bytes());
+    request.extend([cookie, offset, len].iter().flat_map(|field| field.to_be_bytes()));
+    request
+}
+
 /// The header of one chunk, and its payload: type, offset of the request, payload.
 fn exchange(
     client: &mut Client,
-    (flags, kind): (u16, u16),
+    command: (u16, u16),
     offset: u64,
     len: u64,
     payload: &[u8],
 ) -> Res<(u16, Vec<u8>)> {
     let cookie = client.cookie();
-    let mut request = 0x21e4_1c71_u32.to_be_bytes().to_vec();
-    request.extend(flags.to_be_bytes());
-    request.extend(kind.to_be_bytes());
-    request.extend([cookie, offset, len].iter().flat_map(|field| field.to_be_bytes()));
+    let request = header(command, cookie, offset, len);
     client.send(&[&request, payload].concat())?;
     let head: [u8; 32] = client.recv()?;
     check!(be32(&head) == 0x6e8a_278c, "reply magic {:#x}", be32(&head));
@@ -38,20 +49,55 @@ fn exchange(
     Ok((u16::from_be_bytes([head[6], head[7]]), payload))
 }
 
+/// Where the file system makes no zeros, a request for more than 4 GiB of them is invalid and writes none.
+fn zeroes_by_hand(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    for cache in ["0", "16M"] {
+        image::sparse(&image, SIZE)?;
+        let words =
+            ["strace", "-D", "-f", "-o", "/dev/null", "-e", "inject=fallocate:error=EOPNOTSUPP"];
+        let launch = Launch::new(lab, Backend::Threads).image(&image).through(words);
+        let server = launch.arg("--cache").arg(cache).start()?;
+        let mut client = extended(server.connect()?)?;
+        client.go("vol")?;
+        let data = [0x5a; 8192];
+        for at in [0, SIZE - 8192] {
+            let (kind, _) = exchange(&mut client, (PAYLOAD_LEN, cmd::WRITE), at, 8192, &data)?;
+            check!(kind == 0, "WRITE at {at}: {kind:#x}");
+        }
+        let (kind, payload) = exchange(&mut client, (0, cmd::WRITE_ZEROES), 0, SIZE, &[])?;
+        check!(kind == 0x8001 && be32(&payload) == 22, "WRITE_ZEROES of {SIZE} bytes: {kind:#x}");
+        let (kind, payload) = exchange(&mut client, (0, cmd::READ), 0, 8192, &[])?;
+        check!(kind == 1 && payload[8..] == data, "the refused request wrote zeros");
+        let (kind, _) = exchange(&mut client, (0, cmd::WRITE_ZEROES), 0, 8192, &[])?;
+        check!(kind == 0, "WRITE_ZEROES of 8192 bytes: {kind:#x}");
+        server.stop()?;
+    }
+    Ok(())
+}
+
+/// Negotiates extended headers, and nothing else so far.
+fn extended(mut client: Client) -> Res<Client> {
+    client.greet()?;
+    check!(client.option(EXTENDED_HEADERS, &[])? == rep::ACK, "extended headers");
+    Ok(client)
+}
+
 fn beyond_32_bits(lab: &Lab, backend: Backend) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, SIZE)?;
     for cache in ["0", "16M"] {
         let server = Launch::new(lab, backend).image(&image).arg("--cache").arg(cache).start()?;
-        let mut client = server.connect()?;
-        client.greet()?;
-        check!(client.option(EXTENDED_HEADERS, &[])? == rep::ACK, "extended headers");
+        let mut client = extended(server.connect()?)?;
         let query = b"\0\0\0\x03vol\0\0\0\x01\0\0\0\x0fbase:allocation";
         client.send_option(opt::SET_META_CONTEXT, query)?;
         let (kind, context) = client.option_reply(opt::SET_META_CONTEXT)?;
         check!(kind == rep::META_CONTEXT, "{kind:#x}");
         check!(client.option_reply(opt::SET_META_CONTEXT)?.0 == rep::ACK, "after the context");
         client.go("vol")?;
+
+        let mut other = extended(server.connect()?)?;
+        other.go("vol")?;
 
         // Data at both ends of what is then zeroed, but for a part of a block at either.
         let (data, write) = (vec![0x5a; 8192], (PAYLOAD_LEN, cmd::WRITE));
@@ -79,12 +125,18 @@ fn beyond_32_bits(lab: &Lab, backend: Backend) -> Res {
         // Refusals are chunks, too, and a payload that nothing wants is not taken for a request.
         let (kind, _) = exchange(&mut client, (PAYLOAD_LEN, cmd::READ), 0, 4096, &[0; 4096])?;
         check!(kind == 0x8001, "READ with a payload: {kind:#x}");
-        let (kind, _) = exchange(&mut client, (0, cmd::WRITE), 0, 4096, &[])?;
-        check!(kind == 0x8001, "WRITE without a payload: {kind:#x}");
         let (kind, payload) = exchange(&mut client, (0, cmd::TRIM), MIB, SIZE, &[])?;
         check!(kind == 0x8001 && be32(&payload) == 22, "TRIM past the end: {kind:#x}");
         let (kind, _) = exchange(&mut client, (0, cmd::FLUSH), 0, 0, &[])?;
         check!(kind == 0, "FLUSH: {kind:#x}");
+        // Data without the flag would be taken for requests, and this long a payload never ends.
+        for (mut client, (flags, len)) in
+            [client, other].into_iter().zip([(0, 4096), (PAYLOAD_LEN, 1 << 40)])
+        {
+            client.send(&header((flags, cmd::WRITE), 9, 0, len))?;
+            let answered = client.closed_within(Duration::from_secs(5))?;
+            check!(answered == 0, "{answered} bytes in reply to a WRITE of {len} bytes");
+        }
     }
     Ok(())
 }

@@ -31,6 +31,9 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(trial("tls/nothing_before", &[Need::OpenSsl], nothing_before));
     trials.push(trial("tls/injected_plaintext", &[Need::OpenSsl], injected));
     trials.push(trial("tls/optional", tools, optional));
+    trials.push(trial("tls/revoked", tools, revoked));
+    #[cfg(feature = "tls")]
+    trials.push(trial("tls/end_behind_data", &[Need::OpenSsl], end_behind_data));
     trials.push(trial("tls/broken_certificates", &[Need::OpenSsl], broken));
     trials
 }
@@ -42,7 +45,7 @@ fn certificates(lab: &Lab, dir: &Path, server_days: i32, client_days: i32) -> Re
         r#"set -e
 cd "$1"
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 10 -subj "/CN=ca of ${{PWD##*/}}" \
-  -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign -keyout ca-key.pem -out ca-cert.pem
+  -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign -keyout ca-key.pem -out ca-cert.pem
 one() {{
   openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=$1 -keyout $1-key.pem -out $1.csr
   printf '%s\n' basicConstraints=critical,CA:FALSE keyUsage=critical,digitalSignature extendedKeyUsage=$3 \
@@ -227,7 +230,8 @@ fn injected(lab: &Lab) -> Res {
     Ok(())
 }
 
-/// With `on` a client chooses: plaintext works, TLS works, and without `ca-cert.pem` it needs no certificate.
+/// With `on` a client chooses: plaintext works, TLS works; with `--tls-no-verify-peer` it needs no certificate, and the
+/// server no `ca-cert.pem`.
 fn optional(lab: &Lab) -> Res {
     let dir = lab.path("pki");
     certificates(lab, &dir, 5, 5)?;
@@ -239,7 +243,9 @@ fn optional(lab: &Lab) -> Res {
         fs::copy(dir.join(name), serves.join(name))?;
     }
     fs::copy(dir.join("ca-cert.pem"), asks.join("ca-cert.pem"))?;
-    let server = start(lab, Backend::Threads, "on", &serves)?;
+    image::sparse(&lab.path("a.img"), MIB)?;
+    let launch = launch(lab, Backend::Threads, "on", &serves);
+    let server = launch.arg("--tls-no-verify-peer").start()?;
     let mut client = server.client()?;
     client.plain(cmd::FLUSH, 0, 0, 0)?.ok("FLUSH in plaintext")?;
     let (ok, text) = info(lab, &server, &asks)?;
@@ -247,10 +253,140 @@ fn optional(lab: &Lab) -> Res {
     server.stop()
 }
 
+/// A client's certificate that the list revokes is refused; a list without it changes nothing.
+fn revoked(lab: &Lab) -> Res {
+    let dir = lab.path("pki");
+    certificates(lab, &dir, 5, 5)?;
+    for (command, wanted) in [(":", true), ("ca -revoke client-cert.pem", false)] {
+        let script = format!(
+            r#"set -e
+cd "$1"
+printf '%s\n' '[ca]' default_ca=d '[d]' database=index.txt crlnumber=crlnumber default_md=sha256 default_crl_days=5 \
+  > ca.conf
+ca() {{ openssl ca -config ca.conf -keyfile ca-key.pem -cert ca-cert.pem "$@"; }}
+: >> index.txt
+echo 01 > crlnumber
+{command}
+ca -gencrl -out ca-crl.pem
+"#
+        );
+        lab.run_ok(Command::new("sh").args(["-c", &script, "sh"]).arg(&dir))?;
+        let server = start(lab, Backend::Threads, "require", &dir)?;
+        let (ok, text) = info(lab, &server, &dir)?;
+        check!(ok == wanted, "{command}: {text}");
+        check!(wanted || server.log().contains("Revoked"), "{}", server.log());
+        server.stop()?;
+    }
+    Ok(())
+}
+
+/// A goodbye, or a broken record, in the same segment as a request: the connection ends, and before it the request is
+/// answered if there was a goodbye.
+#[cfg(feature = "tls")]
+fn end_behind_data(lab: &Lab) -> Res {
+    use std::io::{Read, Write};
+    use std::sync::Arc;
+
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    use rustls::{ClientConfig, ClientConnection, RootCertStore};
+
+    let dir = lab.path("pki");
+    certificates(lab, &dir, 5, 5)?;
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(dir.join("ca-cert.pem"))?)?;
+    let chain = vec![CertificateDer::from_pem_file(dir.join("client-cert.pem"))?];
+    let key = PrivateKeyDer::from_pem_file(dir.join("client-key.pem"))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)?;
+    let config = Arc::new(config);
+    let server = start(lab, Backend::Threads, "require", &dir)?;
+    for goodbye in [true, false] {
+        let mut client = server.connect()?;
+        client.greet()?;
+        check!(client.option(opt::STARTTLS, &[])? == rep::ACK, "STARTTLS");
+        let mut tls = ClientConnection::new(Arc::clone(&config), "localhost".try_into()?)?;
+        while tls.is_handshaking() || tls.wants_write() {
+            tls.complete_io(&mut client.stream)?;
+        }
+        let go = crate::client::info_data("vol");
+        let mut said = b"IHAVEOPT".to_vec();
+        said.extend(opt::GO.to_be_bytes());
+        said.extend((go.len() as u32).to_be_bytes());
+        said.extend(go);
+        said.extend(crate::client::header(0, cmd::FLUSH, 77, 0, 0));
+        tls.writer().write_all(&said)?;
+        let mut segment = Vec::new();
+        if goodbye {
+            tls.send_close_notify();
+        }
+        while tls.wants_write() {
+            tls.write_tls(&mut segment)?;
+        }
+        if !goodbye {
+            segment.extend([23, 3, 3, 0, 32]);
+            segment.extend([0; 32]);
+        }
+        client.send(&segment)?;
+        client.stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let mut answer = Vec::new();
+        let mut piece = [0; 4096];
+        loop {
+            let count = match client.stream.read(&mut piece) {
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => 0,
+                read => read.map_err(|e| format!("goodbye {goodbye}, no end of it: {e}"))?,
+            };
+            if count == 0 {
+                break;
+            }
+            let mut received = &piece[..count];
+            while !received.is_empty() {
+                tls.read_tls(&mut received)?;
+                if goodbye {
+                    let plain = tls.process_new_packets()?.plaintext_bytes_to_read();
+                    let start = answer.len();
+                    answer.resize(start + plain, 0);
+                    tls.reader().read_exact(&mut answer[start..])?;
+                }
+            }
+        }
+        if goodbye {
+            let Some(reply) = answer.last_chunk() else { fail!("no reply in {answer:x?}") };
+            let (answer, cookie) = crate::client::parse_simple(reply)?;
+            answer.ok("FLUSH in front of the goodbye")?;
+            check!(cookie == 77, "a reply to {cookie}");
+            let tickets = tls.tls13_tickets_received();
+            check!(tickets == 0, "{tickets} tickets, by which a session would resume unverified");
+        }
+    }
+    server.stop()
+}
+
+/// A file that is missing or broken, or an option that means nothing, is an error that names it.
 fn broken(lab: &Lab) -> Res {
     let dir = lab.path("pki");
     certificates(lab, &dir, 5, 5)?;
     image::sparse(&lab.path("a.img"), MIB)?;
+    let refused = |named: &str| -> Res {
+        let (_, log) = launch(lab, Backend::Threads, "on", &dir).start_refused()?;
+        check!(log.contains(named) && log.contains("No such file"), "{log}");
+        Ok(())
+    };
+    let crl = dir.join("ca-crl.pem");
+    std::os::unix::fs::symlink("nowhere", &crl)?;
+    refused("pki/ca-crl.pem")?;
+    fs::remove_file(&crl)?;
+    let ca = dir.join("ca-cert.pem");
+    fs::rename(&ca, dir.join("old-ca-cert.pem"))?;
+    refused("pki/ca-cert.pem")?;
+    std::os::unix::fs::symlink("nowhere", &ca)?;
+    refused("pki/ca-cert.pem")?;
+    fs::remove_file(&ca)?;
+    fs::rename(dir.join("old-ca-cert.pem"), &ca)?;
+
     fs::write(dir.join("server-key.pem"), "no key")?;
     let (_, log) = launch(lab, Backend::Threads, "require", &dir).start_refused()?;
     check!(log.contains("server-key.pem"), "{log}");
@@ -269,6 +405,16 @@ fn insecure(lab: &Lab) -> Res {
     };
     let (code, log) = open().start_refused()?;
     check!(code == 1 && log.contains("--tls require"), "exit code {code}: {log}");
+    // The same for a socket that was handed over.
+    let socket = || std::net::TcpListener::bind("0.0.0.0:0").map(|tcp| vec![tcp.into()]);
+    let given = |sockets| {
+        Launch::new(lab, Backend::Threads).image(&lab.path("a.img")).handed_over(sockets, None)
+    };
+    let (code, log) = given(socket()?).start_refused()?;
+    check!(code == 1 && log.contains("--tls require"), "exit code {code}: {log}");
+    given(socket()?).arg("--insecure").start()?.stop()?;
+    let (code, log) = launch(lab, Backend::Threads, "off", &lab.path("pki")).start_refused()?;
+    check!(code == 1 && log.contains("--tls-certificates needs"), "exit code {code}: {log}");
     let server = open().arg("--insecure").start()?;
     if !server.listeners.iter().any(|listener| listener.starts_with("tcp:0.0.0.0:")) {
         fail!("{:?}", server.listeners);

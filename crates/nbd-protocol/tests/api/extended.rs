@@ -2,9 +2,9 @@
 
 use nbd_protocol::wire::{cmd, opt, rep};
 use nbd_protocol::{
-    ALLOCATION_ID, Agreed, ClientError, ClientHandshake, ClientStep, CloseReason, Command,
-    CommandFlags, ExportInfo, Extent, HeaderStyle, NbdError, Reply, ReplyContent, ReplyHeader,
-    Request, Step, TransmissionFlags,
+    ALLOCATION_ID, Agreed, BadPayload, ClientError, ClientHandshake, ClientStep, CloseReason,
+    Command, CommandFlags, ExportInfo, Extent, HeaderStyle, MAX_PAYLOAD, NbdError, Reply,
+    ReplyContent, ReplyHeader, Request, Step, TransmissionFlags,
 };
 
 use crate::driven;
@@ -92,7 +92,18 @@ fn inv03_payloads_follow_the_flag_and_only_a_write_may_have_one() {
     assert_eq!(write.check(&huge(), AGREED), Ok(Command::Write { fua: false }));
     let effect = request(cmd::WRITE, none);
     assert_eq!(effect.payload_len(WIDE), 0);
+    assert_eq!(effect.checked_payload_len(WIDE, MAX_PAYLOAD), Err(BadPayload::NoFlag(512)));
     assert_eq!(effect.check(&huge(), AGREED), Err(NbdError::Inval));
+    // No payload is skipped that is longer than the maximum, whichever command it belongs to.
+    for command in [cmd::READ, cmd::WRITE, cmd::TRIM, 4711] {
+        for (len, max) in [(513, 512), (u64::MAX, u32::MAX)] {
+            let long = Request { len, ..request(command, flag) };
+            let refused = long.checked_payload_len(WIDE, max);
+            assert_eq!(refused, Err(BadPayload::TooLong { len, max }));
+        }
+        assert_eq!(request(command, flag).checked_payload_len(WIDE, 512), Ok(512));
+    }
+    assert_eq!(request(cmd::TRIM, none).checked_payload_len(WIDE, 0), Ok(0));
     for command in [cmd::READ, cmd::TRIM, cmd::CACHE, cmd::WRITE_ZEROES, cmd::BLOCK_STATUS] {
         assert_eq!(request(command, flag).payload_len(WIDE), 512);
         assert_eq!(request(command, flag).check(&huge(), AGREED), Err(NbdError::Inval));
@@ -101,6 +112,9 @@ fn inv03_payloads_follow_the_flag_and_only_a_write_may_have_one() {
     // Without extended headers the flag is unknown, and the command alone decides.
     let structured = Agreed { style: HeaderStyle::Structured, allocation: true };
     assert_eq!(write.payload_len(structured.style), 512);
+    assert_eq!(effect.checked_payload_len(structured.style, 512), Ok(512));
+    let long = effect.checked_payload_len(structured.style, 511);
+    assert_eq!(long, Err(BadPayload::TooLong { len: 512, max: 511 }));
     assert_eq!(write.check(&huge(), structured), Err(NbdError::Inval));
     // Data stays limited; the rest is as long as the export.
     for command in [cmd::TRIM, cmd::CACHE, cmd::WRITE_ZEROES, cmd::BLOCK_STATUS] {

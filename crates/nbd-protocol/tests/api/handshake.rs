@@ -393,6 +393,24 @@ fn our_client_refuses_replies_that_do_not_answer_it() {
 }
 
 #[test]
+fn our_client_refuses_block_sizes_that_it_could_not_divide_by() {
+    let learned = |sizes: [u32; 3]| {
+        let mut input = b"NBDMAGICIHAVEOPT\0\x03".to_vec();
+        input.extend(0x0003_e889_0455_65a9_u64.to_be_bytes());
+        input.extend([opt::GO, rep::INFO, 14].iter().flat_map(|field| field.to_be_bytes()));
+        input.extend(3_u16.to_be_bytes());
+        input.extend(sizes.iter().flat_map(|size| size.to_be_bytes()));
+        ClientHandshake::new("disk", HeaderStyle::Simple).receive(&input, &mut Vec::new())
+    };
+    for sizes in [[1, 4096, 1], [512, 512, u32::MAX], [4096, 1 << 31, 3 << 20]] {
+        assert!(learned(sizes).is_ok(), "{sizes:?}");
+    }
+    for sizes in [[0, 4096, 1 << 20], [1, 0, 1 << 20], [1, 4096, 0], [3, 4096, 9], [1, 4095, 9]] {
+        assert_eq!(learned(sizes), Err(ClientError::BadOptionReply), "{sizes:?}");
+    }
+}
+
+#[test]
 fn flags_that_need_another_are_not_advertised_without_it() {
     use TransmissionFlags as F;
     let mut export = ExportInfo::new("disk", 0);

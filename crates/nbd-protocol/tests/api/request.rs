@@ -162,6 +162,13 @@ fn the_maximum_limits_only_what_carries_data() {
         let long = check(command, CommandFlags::NONE, 0, u64::from(MAX_PAYLOAD) + 1);
         assert_eq!(long, Err(NbdError::Inval));
     }
+    // Without a maximum, the length of the chunk that carries the data must fit its 32 bits.
+    let mut endless = ExportInfo::new("endless", 1 << 40);
+    endless.max_block = u32::MAX;
+    for (len, fits) in [(u32::MAX - 8, true), (u32::MAX - 7, false)] {
+        let read = request(cmd::READ, CommandFlags::NONE, 0, len.into());
+        assert_eq!(read.check(&endless, ALL).is_ok(), fits, "{len}");
+    }
     for command in [cmd::TRIM, cmd::CACHE, cmd::WRITE_ZEROES] {
         assert!(check(command, CommandFlags::NONE, 0, 1 << 30).is_ok());
     }

@@ -77,7 +77,10 @@ fn session(input: &[u8], piece: usize) {
         if let Ok(Command::Disconnect) = judge(&request, &export, agreed) {
             return;
         }
-        let Ok(payload) = usize::try_from(request.payload_len(agreed.style)) else { return };
+        let Ok(payload) = request.checked_payload_len(agreed.style, export.max_block) else {
+            return;
+        };
+        let payload = payload as usize; // no more than 32 bits
         let Some(behind) = rest[used..].get(payload..) else { return };
         rest = behind;
     }
@@ -265,7 +268,8 @@ fn judge(request: &Request, export: &ExportInfo, agreed: Agreed) -> Result<Comma
                 }
                 Command::Write { .. } => {
                     assert!(request.len <= MAX_PAYLOAD.into() && !read_only);
-                    assert_eq!(request.payload_len(style), request.len);
+                    let payload = request.checked_payload_len(style, export.max_block);
+                    assert_eq!(payload, Ok(request.len));
                 }
                 Command::Trim { .. } | Command::WriteZeroes { .. } => assert!(!read_only),
                 Command::BlockStatus { one } => {
