@@ -92,28 +92,36 @@ impl Device {
         self.lock_async(key, Fill::Read).await
     }
 
-    /// The buffer of a block, of zeros, as [`create`](Self::create), for tasks.
+    /// The buffer of a block, of zeros, as [`create`](Self::create), for tasks. If the future is dropped once it was
+    /// polled, the block may be zeros, and dirty.
     ///
     /// # Errors
     ///
     /// As [`create`](Self::create).
     pub async fn create_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
         let key = self.checked_key(block)?;
-        let mut guard = self.lock_async(key, Fill::Caller).await?;
-        self.source.writes.forget_load(&self.source.sectors(key));
-        guard.fill(0);
-        Ok(guard)
+        self.lock_async(key, Fill::Caller).await
     }
 
     async fn lock_async(&self, key: Key, fill: Fill) -> Result<OwnedWriteGuard, GetError> {
+        // On the thread that took the lock: a task that is gone lets the guard drop, which publishes the buffer.
+        let own = move |device: Self, held| {
+            let source = Arc::clone(&device.source);
+            let mut guard = OwnedWriteGuard::new(device, held);
+            if fill == Fill::Caller {
+                source.writes.forget_load(&source.sectors(key));
+                guard.fill(0);
+            }
+            guard
+        };
         self.shared.counters.get.add(1);
         match self.shared.try_lock_write(&self.source, key, self.class) {
             Err(GetError::WouldBlock) => {}
-            locked => return locked.map(|held| OwnedWriteGuard::new(self.clone(), held)),
+            locked => return locked.map(|held| own(self.clone(), held)),
         }
         let lock = move |device: Self| {
             let held = device.shared.lock_write(&device.source, key, device.class, fill)?;
-            Ok(OwnedWriteGuard::new(device, held))
+            Ok(own(device, held))
         };
         self.call(lock).await
     }

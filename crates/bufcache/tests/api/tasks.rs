@@ -141,3 +141,21 @@ fn inv25_calls_of_a_device_that_hangs_delay_no_other() {
     assert!(began.elapsed() < Duration::from_secs(2));
     disk.heal();
 }
+
+/// Its block was not there, so the call takes a buffer that has the bytes of another block.
+#[test]
+fn inv03_a_create_whose_task_is_gone_leaves_zeros() {
+    let (_cache, device, _disk) = new();
+    for block in 0..16 {
+        device.create(block).unwrap().fill(7);
+    }
+    device.sync().unwrap();
+    for block in 16..32 {
+        begin(device.create_async(block));
+        wait_for("the create", || device.is_cached(block));
+        assert!(device.get(block).unwrap().iter().all(|&byte| byte == 0), "block {block}");
+    }
+    device.sync().unwrap();
+    device.invalidate(16).unwrap();
+    assert!(device.get(16).unwrap().iter().all(|&byte| byte == 0), "it was clean");
+}
