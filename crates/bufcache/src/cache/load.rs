@@ -25,7 +25,7 @@ use std::ptr;
 use std::task::{Context, Poll, Waker};
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Arc, WordLock, check, mutant, panicking, step};
+use percpu::sync::{Arc, WordLock, check, mutant, panicking, step, thread_id};
 
 use super::{Reuse, Shared, linger};
 use crate::contain::contain;
@@ -47,14 +47,15 @@ pub struct Load {
     source: Operation<Arc<Source>>,
     key: Key,
     frame: Frame,
-    /// Its requester waits for it on the thread that begins it.
-    blocks: bool,
+    /// The thread that waits for it, where that begins it; 0: a task, readahead or a claim.
+    requester: u64,
 }
 
 impl Load {
     /// `None` if the device was closed.
     pub(super) fn new(source: &Arc<Source>, key: Key, frame: Frame, blocks: bool) -> Option<Self> {
-        Some(Self { source: Operation::begin(Arc::clone(source))?, key, frame, blocks })
+        let requester = if blocks { thread_id() } else { 0 };
+        Some(Self { source: Operation::begin(Arc::clone(source))?, key, frame, requester })
     }
 
     /// The number of its device.
@@ -67,18 +68,18 @@ impl Load {
         Source::offset(self.key)
     }
 
-    /// Whether the thread that begins this load blocks until it ends, so that there is nothing to gain by
-    /// reading elsewhere.
+    /// Whether the calling thread blocks until this load ends, so that there is nothing to gain by reading
+    /// elsewhere. Another thread that the load is handed to does not.
     pub fn is_blocking(&self) -> bool {
-        self.blocks
+        self.requester == thread_id()
     }
 
     /// Has the device's blocking [`read`](crate::BlockDevice::read) called for it: at once, by a thread that
     /// [blocks](Self::is_blocking) for the load anyway, otherwise by a thread of the cache's.
     ///
-    /// To be called where the read begins. Allocates where no room is left from earlier loads.
+    /// Allocates where no room is left from earlier loads.
     pub fn defer(self) {
-        if self.blocks {
+        if self.is_blocking() {
             return self.read_here(1);
         }
         let cache = Arc::clone(&self.source.cache);
