@@ -27,6 +27,7 @@ use std::task::{Context, Poll, Waker};
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Arc, WordLock, check, mutant, panicking, step, thread_id};
 
+use super::pool::Queued;
 use super::{Reuse, Shared, linger};
 use crate::contain::contain;
 use crate::error::{Failure, GetError};
@@ -82,10 +83,14 @@ impl Load {
         if self.is_blocking() {
             return self.read_here(1);
         }
-        let cache = Arc::clone(&self.source.cache);
-        // This thread reads only if there can be no other.
-        if let Err(load) = cache.pool.read(self) {
-            load.read_here(0);
+        let (cache, frame) = (Arc::clone(&self.source.cache), self.frame);
+        match cache.pool.read(self) {
+            Ok(Queued::Next) => {}
+            Ok(Queued::BehindOthers) => {
+                step!("defer: wake those who may read it", cache.wake_threads(frame));
+            }
+            // This thread reads only if there can be no other.
+            Err(load) => load.read_here(0),
         }
     }
 
@@ -129,6 +134,10 @@ impl Load {
             Ok(result) => self.end(result, own),
             Err(_) => step!("load: tell of the panic", self.give_up(Failure::Panicked)),
         }
+    }
+
+    pub(super) fn frame(&self) -> Frame {
+        self.frame
     }
 
     fn give_up(self, failure: Failure) {
@@ -294,10 +303,15 @@ impl Shared {
 
     /// The load of the frame is over: its entry says so already.
     pub(super) fn wake_waiters(&self, frame: Frame) {
+        self.wake_threads(frame);
+        step!("load: wake the tasks", self.wakers.of(frame).wake(frame));
+    }
+
+    /// Has the threads look again that sleep for the frame's load.
+    fn wake_threads(&self, frame: Frame) {
         let header = self.frames.header(frame);
         header.loaded.advance();
         header.loaded.wake_all();
-        step!("load: wake the tasks", self.wakers.of(frame).wake(frame));
     }
 
     /// Whether the entry, which the caller has pinned, has lost those marks: `IO` when its load is over,

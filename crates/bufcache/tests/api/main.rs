@@ -24,6 +24,7 @@ mod past;
 #[path = "../power/mod.rs"]
 mod power;
 mod pressure;
+mod queued;
 mod readahead;
 mod refusals;
 mod reloaded;
