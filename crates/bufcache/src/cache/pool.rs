@@ -174,11 +174,14 @@ impl State {
         HAS_ROUNDS && self.devices.iter().any(|work| work.dirty.is_some())
     }
 
-    /// Whether another thread is of use while one does a job of that device.
+    /// Whether another thread is of use while one does a job of that device: for jobs, or as the one that begins
+    /// the next round. That may clean the same device, whose load or call may take long.
     fn needs_another(&self, id: u16) -> bool {
-        let others = self.devices.iter().filter(|work| work.id != id);
+        let may_clean =
+            |work: &Work| work.dirty.is_some() && (work.id != id || work.clean != Clean::Now);
+        let needs_timer = HAS_ROUNDS && !self.timed;
         self.devices.iter().any(Work::has_job)
-            || (HAS_ROUNDS && others.into_iter().any(|work| work.dirty.is_some()))
+            || (needs_timer && self.devices.iter().any(may_clean))
     }
 
     /// Begins a round, if it is time. Devices whose last round is not over are left out.
