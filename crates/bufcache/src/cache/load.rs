@@ -95,7 +95,8 @@ impl Load {
     }
 
     /// Ends the load: with how much was read, less than all only at the end of the device, or with the
-    /// device's error. Wakes those who wait for it. A panic of the verifier is told to them.
+    /// device's error. Wakes those who wait for it. A panic of the verifier is told to them. `Interrupted` is told as
+    /// an error: the device tries again itself, before.
     pub fn finish(self, result: io::Result<usize>) {
         self.end(result, 0);
     }
