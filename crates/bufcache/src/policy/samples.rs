@@ -145,7 +145,7 @@ mod tests {
         let samples = Samples::new(20, 200).unwrap();
         let Ring { head, tail, .. } = &samples.rings[0];
         let first = u32::MAX - 4;
-        [head, tail].map(|count| count.store(first, Ordering::Relaxed));
+        [head, tail].into_iter().for_each(|count| count.store(first, Ordering::Relaxed));
         (1..=20).for_each(|tag| samples.add(0, tag));
         let mut tags = Vec::new();
         samples.drain(|tag| tags.push(tag));
