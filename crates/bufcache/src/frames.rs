@@ -172,9 +172,9 @@ impl Header {
     }
 
     /// The caller has the frame, or its entry for writing.
-    pub(crate) fn set_lsn(&self, lsn: u64) {
+    pub(crate) fn raise_lsn(&self, lsn: u64) {
         // Ordering: Relaxed; the change of the word that ends the writing carries it.
-        self.lsn.store(lsn, Ordering::Relaxed);
+        self.lsn.store(self.lsn().max(lsn), Ordering::Relaxed);
     }
 
     /// For whoever writes it, or gives it to the device.
@@ -185,7 +185,7 @@ impl Header {
 
     /// Holds it back. The caller has the entry for writing.
     pub(crate) fn hold(&self) {
-        // Ordering: Relaxed; as `set_lsn`.
+        // Ordering: Relaxed; as `raise_lsn`.
         self.holds.fetch_add(1, Ordering::Relaxed);
     }
 

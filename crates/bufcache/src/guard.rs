@@ -159,17 +159,15 @@ impl<'d> WriteGuard<'d> {
     /// Lets the block be written only once the [log](crate::Wal) is durable up to that number, or to a
     /// larger one that was set before. Counts as a change.
     pub fn set_lsn(&mut self, lsn: u64) {
-        let header = self.device.shared.frames.header(self.frame);
-        header.set_lsn(header.lsn().max(lsn));
         self.modified = true;
+        self.device.shared.frames.header(self.frame).raise_lsn(lsn);
     }
 
     /// Keeps the block from being written to the device until what this returns drops: it can be read and
     /// written in the cache meanwhile. Counts as a change.
     pub fn hold_back(&mut self) -> Hold {
         self.modified = true;
-        self.device.shared.frames.header(self.frame).hold();
-        Hold { device: self.device.clone(), frame: self.frame }
+        Hold::new(self.device, self.frame)
     }
 }
 
@@ -236,6 +234,35 @@ impl OwnedWriteGuard {
         slot.clear(); // the mark keeps the buffer
         Self { device, frame, bytes, modified: false }
     }
+
+    /// As [`WriteGuard::set_lsn`].
+    pub fn set_lsn(&mut self, lsn: u64) {
+        self.modified = true;
+        self.device.shared.frames.header(self.frame).raise_lsn(lsn);
+    }
+
+    /// As [`WriteGuard::hold_back`].
+    ///
+    /// ```
+    /// use bufcache::{Cache, MemoryDevice};
+    /// # use testkit::block_on;
+    ///
+    /// let disk = Cache::new(1 << 20)?.attach(MemoryDevice::new(vec![0; 100_000]), 4096)?;
+    /// # block_on(async {
+    /// let mut block = disk.get_mut_async(3).await?;
+    /// block[..5].copy_from_slice(b"hello");
+    /// let hold = block.hold_back(); // until the entry of a journal is durable
+    /// drop(block);
+    /// drop(hold);
+    /// disk.sync_async().await?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn hold_back(&mut self) -> Hold {
+        self.modified = true;
+        Hold::new(&self.device, self.frame)
+    }
 }
 
 impl Deref for OwnedWriteGuard {
@@ -272,11 +299,18 @@ impl fmt::Debug for OwnedWriteGuard {
     }
 }
 
-/// Keeps a dirty block from being written. From [`WriteGuard::hold_back`].
+/// Keeps a dirty block from being written. From [`WriteGuard::hold_back`] and [`OwnedWriteGuard::hold_back`].
 #[must_use = "the block is held back only while this lives"]
 pub struct Hold {
     device: Device,
     frame: Frame,
+}
+
+impl Hold {
+    fn new(device: &Device, frame: Frame) -> Self {
+        device.shared.frames.header(frame).hold();
+        Self { device: device.clone(), frame }
+    }
 }
 
 impl Drop for Hold {

@@ -116,7 +116,7 @@ impl Cache {
             device,
             identity,
             in_flight,
-            ended: Futex::new(),
+            ended: Arc::new(Futex::new()),
             id,
             shift,
             blocks,

@@ -21,8 +21,9 @@ pub(crate) struct Source {
     /// What the device said that it is when it was attached.
     pub(crate) identity: Option<Identity>,
     pub(crate) in_flight: InFlight,
-    /// Changes when the last of a thread's operations has ended, if that thread sleeps.
-    pub(crate) ended: Futex,
+    /// Changes when the last of a thread's operations has ended, if that thread sleeps. It may outlive the
+    /// device: that thread goes on before it is woken.
+    pub(crate) ended: Arc<Futex>,
     pub(crate) id: u16,
     /// Log of the block size.
     pub(crate) shift: u32,

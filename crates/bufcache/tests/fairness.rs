@@ -281,3 +281,19 @@ fn the_cleaner_beside<const HUNG: usize>() {
     drop(opens);
     wait_for("writes to the others", || cache.stats().dirty == 0);
 }
+
+/// The thread that waits for the next round takes the load.
+#[test]
+fn inv25_a_load_that_takes_long_does_not_keep_the_cleaner_from_its_device() {
+    let builder = Cache::builder(BLOCKS * SIZE).block_sizes(SIZE, SIZE);
+    let cache = builder.write_back_after(Duration::ZERO).build().unwrap();
+    let disk = Arc::new(FaultDevice::new(memory()));
+    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    drop(device.get(0).unwrap());
+    disk.inject(Operation::Read, .., Fault::Delay(PATIENCE));
+    device.get_mut(0).unwrap().fill(7);
+    let began = Instant::now();
+    device.readahead(1..2);
+    wait_for("the cleaner", || cache.stats().dirty == 0);
+    assert!(began.elapsed() < PATIENCE - FAST, "it took {:?}", began.elapsed());
+}

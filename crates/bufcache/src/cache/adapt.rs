@@ -33,7 +33,9 @@ impl Shared {
         let mut changes = false;
         self.samples.drain(|tag| changes |= shadows.request(tag));
         changes |= shadows.request(Samples::tag(key));
-        if is_full && (changes || !shadows.is_settled()) {
+        let is_settled = shadows.is_settled();
+        // A settled cache has room for a while after it grows; a change of rule is told once, so it is followed then.
+        if (is_full && !is_settled) || (is_settled && changes) {
             let limit = {
                 let mut cold = self.cold.lock();
                 cold.policy.set_rule(shadows.rule());

@@ -79,7 +79,8 @@ impl DeviceWrite {
         });
     }
 
-    /// Ends the write. After an error any of its sectors may have been written.
+    /// Ends the write. After an error any of its sectors may have been written. `Interrupted` is an error, too: the
+    /// device tries again itself, before.
     pub fn finish(self, result: io::Result<()>) {
         self.completion.finish(result);
     }
@@ -135,7 +136,8 @@ impl DeviceRange {
         });
     }
 
-    /// Ends the operation; with `EOPNOTSUPP` where the device cannot do it, and has done nothing.
+    /// Ends the operation; with `EOPNOTSUPP` where the device cannot do it, and has done nothing. `Interrupted` is an
+    /// error as any other.
     pub fn finish(self, result: io::Result<()>) {
         self.completion.finish(result);
     }
@@ -170,7 +172,8 @@ impl DeviceSync {
         self.completion.call(|source| source.device.sync());
     }
 
-    /// Ends the sync. After an error nothing need ever become durable that was not so before.
+    /// Ends the sync. After an error nothing need ever become durable that was not so before. That holds for
+    /// `Interrupted`, too: the device tries again itself, before.
     pub fn finish(self, result: io::Result<()>) {
         self.completion.finish(result);
     }

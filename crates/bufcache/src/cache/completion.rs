@@ -59,7 +59,7 @@ impl<'s> Batch<'s> {
         // Ordering: Relaxed; the issuer's own.
         self.state.left.fetch_add(1, Ordering::Relaxed);
         let source = Arc::clone(self.source);
-        Completion { source, batch: Some(NonNull::from(&self.state)), number, alone }
+        Completion { of: Some((source, NonNull::from(&self.state))), number, alone }
     }
 
     /// Waits until all operations have ended.
@@ -98,10 +98,8 @@ impl Drop for Batch<'_> {
 
 /// The part of an operation that ends it.
 pub(super) struct Completion {
-    /// Keeps the device, and the memory of the frames.
-    source: Arc<Source>,
-    /// `None` once it has ended.
-    batch: Option<NonNull<State>>,
+    /// The device, and its issuer's. `None` once it has ended.
+    of: Option<(Arc<Source>, NonNull<State>)>,
     number: usize,
     pub(super) alone: bool,
 }
@@ -119,9 +117,10 @@ impl Completion {
 
     /// Calls a blocking method of the device until no signal interrupts it, and ends with its result.
     pub(super) fn call(mut self, mut method: impl FnMut(&Source) -> io::Result<()>) {
+        let Some((source, _)) = &self.of else { return };
         let result = contain(|| {
             loop {
-                match method(&self.source) {
+                match method(source) {
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                     result => break result,
                 }
@@ -135,7 +134,10 @@ impl Completion {
 
     /// Ends the operation, unless it has. The batch may be gone when this returns.
     fn end(&mut self, result: i32) {
-        let Some(batch) = self.batch.take() else { return };
+        let Some((source, batch)) = self.of.take() else { return };
+        let ended = Arc::clone(&source.ended);
+        // The issuer keeps it until then: the device's drop, which may wait for this thread, is not this thread's.
+        drop(source);
         // SAFETY: invariant 1 of this module: this operation has not ended.
         let batch = unsafe { batch.as_ref() };
         // Ordering: Relaxed; the decrement carries it.
@@ -144,9 +146,8 @@ impl Completion {
         // the bytes.
         let release = order!(Release, "completion: the result is stored");
         if batch.left.fetch_sub(1, release) == SLEEPS + 1 {
-            // The source outlives the batch.
-            self.source.ended.advance();
-            step!("completion: wake the issuer", self.source.ended.wake_all());
+            ended.advance();
+            step!("completion: wake the issuer", ended.wake_all());
         }
     }
 }

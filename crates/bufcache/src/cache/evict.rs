@@ -148,6 +148,10 @@ impl Shared {
         wait: &mut BufferWait,
     ) -> Result<(), GetError> {
         if wait.search == Search::Full {
+            // For the next call of a task, which does not write them itself.
+            if self.dirty_bytes() > 0 {
+                self.hurry_cleaner();
+            }
             return Err(GetError::NoFreeBuffers);
         }
         if wait.since.get_or_insert_with(Instant::now).elapsed() >= wait.patience {

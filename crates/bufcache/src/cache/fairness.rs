@@ -61,10 +61,15 @@ impl Shared {
         self.wanting.load(Ordering::Relaxed) > own
     }
 
+    /// Whether a thread that dirties a block writes others first.
+    pub(crate) fn must_clean(&self, source: &Source) -> bool {
+        self.is_too_dirty() && !self.is_shared(source)
+    }
+
     /// Before a thread dirties a block: writes some of the device's buffers if too many are dirty, and waits
     /// for others to.
     pub(super) fn limit_dirty(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
-        if self.is_too_dirty() && !self.is_shared(source) {
+        if self.must_clean(source) {
             self.clean_some_for(Some(source));
         }
         let mut since = None;

@@ -25,8 +25,9 @@ use std::ptr;
 use std::task::{Context, Poll, Waker};
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Arc, WordLock, check, mutant, panicking, step};
+use percpu::sync::{Arc, WordLock, check, mutant, panicking, step, thread_id};
 
+use super::pool::Queued;
 use super::{Reuse, Shared, linger};
 use crate::contain::contain;
 use crate::error::{Failure, GetError};
@@ -47,14 +48,15 @@ pub struct Load {
     source: Operation<Arc<Source>>,
     key: Key,
     frame: Frame,
-    /// Its requester waits for it on the thread that begins it.
-    blocks: bool,
+    /// The thread that waits for it, where that begins it; 0: a task, readahead or a claim.
+    requester: u64,
 }
 
 impl Load {
     /// `None` if the device was closed.
     pub(super) fn new(source: &Arc<Source>, key: Key, frame: Frame, blocks: bool) -> Option<Self> {
-        Some(Self { source: Operation::begin(Arc::clone(source))?, key, frame, blocks })
+        let requester = if blocks { thread_id() } else { 0 };
+        Some(Self { source: Operation::begin(Arc::clone(source))?, key, frame, requester })
     }
 
     /// The number of its device.
@@ -67,29 +69,34 @@ impl Load {
         Source::offset(self.key)
     }
 
-    /// Whether the thread that begins this load blocks until it ends, so that there is nothing to gain by
-    /// reading elsewhere.
+    /// Whether the calling thread blocks until this load ends, so that there is nothing to gain by reading
+    /// elsewhere. Another thread that the load is handed to does not.
     pub fn is_blocking(&self) -> bool {
-        self.blocks
+        self.requester == thread_id()
     }
 
     /// Has the device's blocking [`read`](crate::BlockDevice::read) called for it: at once, by a thread that
     /// [blocks](Self::is_blocking) for the load anyway, otherwise by a thread of the cache's.
     ///
-    /// To be called where the read begins. Allocates where no room is left from earlier loads.
+    /// Allocates where no room is left from earlier loads.
     pub fn defer(self) {
-        if self.blocks {
+        if self.is_blocking() {
             return self.read_here(1);
         }
-        let cache = Arc::clone(&self.source.cache);
-        // This thread reads only if there can be no other.
-        if let Err(load) = cache.pool.read(self) {
-            load.read_here(0);
+        let (cache, frame) = (Arc::clone(&self.source.cache), self.frame);
+        match cache.pool.read(self) {
+            Ok(Queued::Next) => {}
+            Ok(Queued::BehindOthers) => {
+                step!("defer: wake those who may read it", cache.wake_threads(frame));
+            }
+            // This thread reads only if there can be no other.
+            Err(load) => load.read_here(0),
         }
     }
 
     /// Ends the load: with how much was read, less than all only at the end of the device, or with the
-    /// device's error. Wakes those who wait for it. A panic of the verifier is told to them.
+    /// device's error. Wakes those who wait for it. A panic of the verifier is told to them. `Interrupted` is told as
+    /// an error: the device tries again itself, before.
     pub fn finish(self, result: io::Result<usize>) {
         self.end(result, 0);
     }
@@ -128,6 +135,10 @@ impl Load {
             Ok(result) => self.end(result, own),
             Err(_) => step!("load: tell of the panic", self.give_up(Failure::Panicked)),
         }
+    }
+
+    pub(super) fn frame(&self) -> Frame {
+        self.frame
     }
 
     fn give_up(self, failure: Failure) {
@@ -293,10 +304,15 @@ impl Shared {
 
     /// The load of the frame is over: its entry says so already.
     pub(super) fn wake_waiters(&self, frame: Frame) {
+        self.wake_threads(frame);
+        step!("load: wake the tasks", self.wakers.of(frame).wake(frame));
+    }
+
+    /// Has the threads look again that sleep for the frame's load.
+    fn wake_threads(&self, frame: Frame) {
         let header = self.frames.header(frame);
         header.loaded.advance();
         header.loaded.wake_all();
-        step!("load: wake the tasks", self.wakers.of(frame).wake(frame));
     }
 
     /// Whether the entry, which the caller has pinned, has lost those marks: `IO` when its load is over,

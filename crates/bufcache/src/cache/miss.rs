@@ -356,6 +356,11 @@ impl Shared {
                 header.sleep(seen, left);
                 continue;
             }
+            // The cache's threads that read the device may all wait for this one.
+            if let Some(load) = self.pool.take_queued(entry.key().device(), word.frame()) {
+                load.read_here(1);
+                continue;
+            }
             header.loaded.wait(seen);
         }
     }

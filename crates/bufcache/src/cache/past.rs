@@ -26,7 +26,7 @@ impl Shared {
             self.counters.busy_locked.add(1);
             error
         };
-        let is_too_dirty = self.is_too_dirty() && !self.is_shared(source);
+        let is_too_dirty = self.must_clean(source);
         if is_too_dirty || !self.may_dirty(source, key) {
             return Err(refused(GetError::WouldBlock));
         }

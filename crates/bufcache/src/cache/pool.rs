@@ -14,11 +14,13 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Arc, Condvar, Mutex, MutexGuard, spawn, step};
 
 use super::cleaner::Limits;
 use super::load::Load;
 use crate::contain::contain_job;
+use crate::frames::Frame;
 use crate::source::Source;
 
 /// How often the devices with dirty buffers are looked at.
@@ -41,9 +43,19 @@ pub(crate) struct Pool {
     pub(super) limits: Limits,
 }
 
+/// Where a load is queued.
+pub(super) enum Queued {
+    /// A thread is to take it.
+    Next,
+    /// As many others are to be read at a time. A thread that needs the block may take it.
+    BehindOthers,
+}
+
 struct Queue {
     state: Mutex<State>,
     changed: Condvar,
+    /// Loads of all devices that no thread has taken.
+    loads: AtomicUsize,
 }
 
 struct State {
@@ -162,11 +174,14 @@ impl State {
         HAS_ROUNDS && self.devices.iter().any(|work| work.dirty.is_some())
     }
 
-    /// Whether another thread is of use while one does a job of that device.
+    /// Whether another thread is of use while one does a job of that device: for jobs, or as the one that begins
+    /// the next round. That may clean the same device, whose load or call may take long.
     fn needs_another(&self, id: u16) -> bool {
-        let others = self.devices.iter().filter(|work| work.id != id);
+        let may_clean =
+            |work: &Work| work.dirty.is_some() && (work.id != id || work.clean != Clean::Now);
+        let needs_timer = HAS_ROUNDS && !self.timed;
         self.devices.iter().any(Work::has_job)
-            || (HAS_ROUNDS && others.into_iter().any(|work| work.dirty.is_some()))
+            || (needs_timer && self.devices.iter().any(may_clean))
     }
 
     /// Begins a round, if it is time. Devices whose last round is not over are left out.
@@ -215,22 +230,45 @@ impl Pool {
             closed: false,
             spare: VecDeque::new(),
         };
-        let queue = Queue { state: Mutex::new(state), changed: Condvar::new() };
+        let (changed, loads) = (Condvar::new(), AtomicUsize::new(0));
+        let queue = Queue { state: Mutex::new(state), changed, loads };
         Self { queue: Arc::new(queue), limits }
     }
 
     /// Has a thread read the block. The load comes back where there can be no thread for it.
-    pub(super) fn read(&self, load: Load) -> Result<(), Load> {
+    pub(super) fn read(&self, load: Load) -> Result<Queued, Load> {
         let mut state = self.queue.state.lock();
         let has_thread = self.call_thread(&mut state) || state.threads > 0;
         let work = state.work(load.device());
         if !has_thread || work.loads.try_reserve(1).is_err() {
             return Err(load);
         }
+        let has_turn = work.reading + work.loads.len() < PER_DEVICE;
         work.loads.push_back(load);
+        // Ordering: Relaxed, here and below; see `take_queued`.
+        self.queue.loads.fetch_add(1, Ordering::Relaxed);
         drop(state);
         step!("pool: tell a thread", self.queue.changed.notify_one());
-        Ok(())
+        Ok(if has_turn { Queued::Next } else { Queued::BehindOthers })
+    }
+
+    /// The load of that frame, if no thread has taken it, for a thread that would sleep for it otherwise. The threads
+    /// that read the device may wait for that thread, or may be verifiers that need the block.
+    ///
+    /// Such a thread looks at the frame's count of changes, then here, and sleeps while the count is the same. A
+    /// load that is queued behind others later changes the count.
+    pub(super) fn take_queued(&self, device: u16, frame: Frame) -> Option<Load> {
+        // Ordering: Relaxed; the count of changes carries it.
+        if self.queue.loads.load(Ordering::Relaxed) == 0 {
+            return None;
+        }
+        let mut state = self.queue.state.lock();
+        let at = state.position(device)?;
+        let loads = &mut state.devices[at].loads;
+        let load = loads.remove(loads.iter().position(|load| load.frame() == frame)?);
+        self.queue.loads.fetch_sub(1, Ordering::Relaxed);
+        state.forget_if_over(at);
+        load
     }
 
     /// Has a thread make a call for a device. The call comes back where there can be no thread for it.
@@ -335,7 +373,10 @@ impl Queue {
                 Job::Call(_) => |work| work.calling -= 1,
             };
             match job {
-                Job::Load(load) => contain_job(|| load.read_here(0)),
+                Job::Load(load) => {
+                    queue.loads.fetch_sub(1, Ordering::Relaxed); // see `take_queued`
+                    contain_job(|| load.read_here(0));
+                }
                 Job::Clean(source, urgent) => {
                     contain_job(|| source.cache.clean(&source, limits, urgent));
                     // Apart from the above: a drop that panics while another panic unwinds aborts.

@@ -31,6 +31,11 @@ use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
 /// [`GetError::WouldDeadlock`](crate::GetError::WouldDeadlock); one that is writing, discarding or syncing
 /// must not ask the cache for the same blocks, or to sync it: that waits for itself.
 ///
+/// The operations that a device begins ([`begin_read`](Self::begin_read) and the others) belong to the device that is
+/// attached, at their offsets in it: `defer` has that device's blocking methods called. A wrapper may hand them on
+/// to the device inside it only if the offsets are the same there. One that shifts them leaves the methods
+/// out, and shifts in the blocking ones.
+///
 /// A device that is read only needs [`len`](Self::len) and [`read`](Self::read). What changes it has
 /// answers for that: `EROFS`, and `EOPNOTSUPP` where there are other ways to the same end.
 pub trait BlockDevice: Send + Sync + 'static {

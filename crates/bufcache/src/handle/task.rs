@@ -83,37 +83,55 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`get_mut`](Self::get_mut), and as [`get_async`](Self::get_async).
+    /// As [`get_mut`](Self::get_mut): where all buffers are in use, a thread of the cache waits for one.
     pub async fn get_mut_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
         let key = self.checked_key(block)?;
-        if !self.is_cached(block) {
-            drop(self.get_async(block).await?);
+        if self.is_cached(block) {
+            self.shared.counters.get.add(1);
+        } else {
+            match self.get_async(block).await {
+                // The call that locks it waits for a buffer.
+                Ok(_) | Err(GetError::NoFreeBuffers) => {}
+                Err(error) => return Err(error),
+            }
         }
         self.lock_async(key, Fill::Read).await
     }
 
-    /// The buffer of a block, of zeros, as [`create`](Self::create), for tasks.
+    /// The buffer of a block, of zeros, as [`create`](Self::create), for tasks. If the future is dropped once it was
+    /// polled, the block may be zeros, and dirty.
     ///
     /// # Errors
     ///
     /// As [`create`](Self::create).
     pub async fn create_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
         let key = self.checked_key(block)?;
-        let mut guard = self.lock_async(key, Fill::Caller).await?;
-        self.source.writes.forget_load(&self.source.sectors(key));
-        guard.fill(0);
-        Ok(guard)
+        self.shared.counters.get.add(1);
+        self.lock_async(key, Fill::Caller).await
     }
 
+    /// The get is counted by the caller.
     async fn lock_async(&self, key: Key, fill: Fill) -> Result<OwnedWriteGuard, GetError> {
-        self.shared.counters.get.add(1);
-        match self.shared.try_lock_write(&self.source, key, self.class) {
-            Err(GetError::WouldBlock) => {}
-            locked => return locked.map(|held| OwnedWriteGuard::new(self.clone(), held)),
+        // On the thread that took the lock: a task that is gone lets the guard drop, which publishes the buffer.
+        let own = move |device: Self, held| {
+            let source = Arc::clone(&device.source);
+            let mut guard = OwnedWriteGuard::new(device, held);
+            if fill == Fill::Caller {
+                source.writes.forget_load(&source.sectors(key));
+                guard.fill(0);
+            }
+            guard
+        };
+        // Where too much is dirty, the call writes some of it first.
+        if !self.shared.must_clean(&self.source) {
+            match self.shared.try_lock_write(&self.source, key, self.class) {
+                Err(GetError::WouldBlock) => {}
+                locked => return locked.map(|held| own(self.clone(), held)),
+            }
         }
         let lock = move |device: Self| {
             let held = device.shared.lock_write(&device.source, key, device.class, fill)?;
-            Ok(OwnedWriteGuard::new(device, held))
+            Ok(own(device, held))
         };
         self.call(lock).await
     }

@@ -1,9 +1,9 @@
 //! Hits of sampled blocks, on their way from the threads to the shadows.
 //!
 //! A ring per record of `hazard`, which one thread has at a time. A hit adds the block's tag with two plain
-//! loads and two plain stores to memory of its thread, and drops it if the ring is full. The ring is as long as a
-//! shadow has blocks: a shorter one loses most of a long run of hits, and shadows that miss the hits of the
-//! rule in force favour the others.
+//! loads and two plain stores to memory of its thread, and drops it if the ring is full. The ring is at least as
+//! long as a shadow has blocks: a shorter one loses most of a long run of hits, and shadows that miss the hits
+//! of the rule in force favour the others.
 //!
 //! # Invariants
 //!
@@ -50,11 +50,13 @@ impl Samples {
     pub(crate) fn new(blocks: usize, units: usize) -> Result<Self, AllocError> {
         let mut rings = Vec::new();
         let count = if blocks == 0 { 0 } else { RINGS };
+        // A power of two: `head` and `tail` wrap at one, and the place of a tag must not jump there.
+        let places = blocks.next_power_of_two();
         rings.try_reserve_exact(count).map_err(|_| AllocError::new())?;
         for _ in 0..count {
             let mut tags = Vec::new();
-            tags.try_reserve_exact(blocks).map_err(|_| AllocError::new())?;
-            tags.extend((0..blocks).map(|_| UnsafeCell::new(0)));
+            tags.try_reserve_exact(places).map_err(|_| AllocError::new())?;
+            tags.extend((0..places).map(|_| UnsafeCell::new(0)));
             let [head, tail] = [0; 2].map(AtomicU32::new);
             rings.push(Ring { head, tail, tags: tags.into() });
         }
@@ -131,5 +133,22 @@ impl Samples {
             // Ordering: Release pairs with the Acquire in `add`; it carries the reads of the tags.
             tail.store(to, order!(Release, "drain: the tag was read"));
         }
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inv27_tags_stay_in_order_where_the_counts_wrap() {
+        let samples = Samples::new(20, 200).unwrap();
+        let Ring { head, tail, .. } = &samples.rings[0];
+        let first = u32::MAX - 4;
+        [head, tail].into_iter().for_each(|count| count.store(first, Ordering::Relaxed));
+        (1..=20).for_each(|tag| samples.add(0, tag));
+        let mut tags = Vec::new();
+        samples.drain(|tag| tags.push(tag));
+        assert!(tags.into_iter().eq(1..=20));
     }
 }

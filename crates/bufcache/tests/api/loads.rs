@@ -382,3 +382,38 @@ fn the_waker_of_a_task_that_is_gone_goes_with_its_load() {
         assert!(wakers.iter().all(|waker| Arc::strong_count(waker) == 1), "{fails}");
     }
 }
+
+/// Hands the reads of a device to threads of its own, which have the blocking method called.
+struct HandedOver(FaultDevice<MemoryDevice>);
+
+impl BlockDevice for HandedOver {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        thread::sleep(Duration::from_millis(30)); // so that the requester sleeps
+        self.0.read(offset, buf)
+    }
+
+    fn begin_read(&self, load: Load) {
+        assert!(load.is_blocking());
+        thread::spawn(move || {
+            let is_blocking = load.is_blocking();
+            load.defer();
+            assert!(!is_blocking, "that thread does not wait for it");
+        });
+    }
+}
+
+#[test]
+fn inv02_a_thread_is_woken_by_a_load_that_another_thread_defers() {
+    in_time("a load", || {
+        let device = FaultDevice::new(MemoryDevice::new(vec![5; 8 * SIZE]));
+        device.inject_at(Operation::Read, 0..SIZE as u64, Fault::Error(libc::EIO));
+        let cache = Cache::new(1 << 20).unwrap();
+        let disk = cache.attach(HandedOver(device), SIZE).unwrap();
+        assert_eq!(disk.get(1).unwrap()[0], 5);
+        assert_eq!(disk.get(0).err(), Some(GetError::Io { errno: libc::EIO, block: 0 }));
+    });
+}

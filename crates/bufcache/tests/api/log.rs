@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use bufcache::{AttachOptions, Device, FaultDevice, MemoryDevice, Wal, WriteError};
 
+use testkit::block_on;
+
 use disk::{SIZE, fill, new, on_disk, patient, with};
 
 /// The patience of who is to be refused.
@@ -127,4 +129,29 @@ fn inv16_a_sync_waits_once_for_blocks_that_are_held_back() {
     assert!(began.elapsed() < 3 * SHORT, "it waits for each: {:?}", began.elapsed());
     drop(holds);
     device.sync().unwrap();
+}
+
+/// What a task writes, and what it has not modified otherwise.
+#[test]
+fn inv16_the_blocks_of_tasks_wait_too() {
+    let log = Arc::new(Log {
+        durable: AtomicU64::new(5),
+        fails: AtomicBool::new(true),
+        flushes: Mutex::default(),
+    });
+    let (_cache, device, disk) = patient(SHORT, 16, AttachOptions::new(SIZE).wal(log));
+    let mut guard = block_on(device.get_mut_async(1)).unwrap();
+    guard.set_lsn(9);
+    guard.set_lsn(4); // the larger one counts
+    drop(guard);
+    assert_eq!(device.flush(), Err(WriteError::Wal { errno: libc::EIO, block: 1 }));
+    let mut guard = block_on(device.create_async(2)).unwrap();
+    let hold = guard.hold_back();
+    guard.fill(3);
+    drop(guard);
+    let error = device.write_through(2..3).unwrap_err();
+    assert_eq!((error, on_disk(&disk, 2)), (WriteError::Busy { block: 2 }, 1));
+    drop(hold);
+    device.write_through(2..3).unwrap();
+    assert_eq!([1, 2].map(|block| on_disk(&disk, block)), [1, 3]);
 }

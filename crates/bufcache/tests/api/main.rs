@@ -3,6 +3,7 @@
 //! A test that needs an allocator or a limit of its own is a test program of its own.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+mod adaptive;
 mod aside;
 mod attach;
 mod batches;
@@ -23,6 +24,7 @@ mod past;
 #[path = "../power/mod.rs"]
 mod power;
 mod pressure;
+mod queued;
 mod readahead;
 mod refusals;
 mod reloaded;

@@ -17,7 +17,7 @@ type Disk = Arc<FaultDevice<MemoryDevice>>;
 
 fn new() -> (Cache, Device, Disk) {
     let builder = Cache::builder(16 * SIZE).write_back_after(Duration::from_secs(3600));
-    let cache = builder.patience(Duration::from_secs(5)).build().unwrap();
+    let cache = builder.dirty_limits(50, 75).patience(Duration::from_secs(5)).build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; 64 * SIZE])));
     let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
     (cache, device, disk)
@@ -140,4 +140,41 @@ fn inv25_calls_of_a_device_that_hangs_delay_no_other() {
     });
     assert!(began.elapsed() < Duration::from_secs(2));
     disk.heal();
+}
+
+/// Its block was not there, so the call takes a buffer that has the bytes of another block.
+#[test]
+fn inv03_a_create_whose_task_is_gone_leaves_zeros() {
+    let (_cache, device, _disk) = new();
+    for block in 0..16 {
+        device.create(block).unwrap().fill(7);
+    }
+    device.sync().unwrap();
+    for block in 16..32 {
+        begin(device.create_async(block));
+        wait_for("the create", || device.is_cached(block));
+        assert!(device.get(block).unwrap().iter().all(|&byte| byte == 0), "block {block}");
+    }
+    device.sync().unwrap();
+    device.invalidate(16).unwrap();
+    assert!(device.get(16).unwrap().iter().all(|&byte| byte == 0), "it was clean");
+}
+
+/// No thread needs a buffer, and the cleaner has nothing to do for an hour.
+#[test]
+fn inv26_tasks_that_only_write_wait_for_the_device() {
+    for create in [false, true] {
+        let (cache, device, _disk) = new();
+        for block in 0..64 {
+            let guard = block_on(async {
+                if create {
+                    device.create_async(block).await
+                } else {
+                    device.get_mut_async(block).await
+                }
+            });
+            guard.unwrap_or_else(|error| panic!("block {block}: {error}")).fill(7);
+        }
+        assert_eq!(cache.stats().get, 64);
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use bufcache::{AttachOptions, BlockDevice, Cache, DeviceSync, DeviceWrite, Eviction, WriteError};
 use percpu::sync::{Mutex, model, thread};
@@ -73,5 +74,47 @@ fn inv18_a_sync_that_another_thread_drops() {
         let (device, disk) = world();
         assert_eq!(disk.sync(), Err(WriteError::Poisoned { errno: libc::ECANCELED }));
         join(&device);
+    });
+}
+
+/// Tells whether the thread that made it drops it.
+struct Own(thread::ThreadId, Arc<AtomicBool>);
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        self.1.store(thread::current().id() == self.0, Relaxed);
+    }
+}
+
+/// A device that another thread syncs, and that its issuer lets go then.
+struct Owned(Arc<Elsewhere>, Own);
+
+impl BlockDevice for Owned {
+    fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.read(offset, buf)
+    }
+
+    fn begin_sync(&self, sync: DeviceSync) {
+        self.0.begin_sync(sync);
+    }
+}
+
+#[test]
+fn inv23_a_device_does_not_go_in_the_thread_that_ends_a_sync() {
+    model(|| {
+        let (elsewhere, is_own) = (Arc::new(Elsewhere::default()), Arc::default());
+        let own = Own(thread::current().id(), Arc::clone(&is_own));
+        let cache = Cache::builder(SIZE).block_sizes(SIZE, SIZE).patience(LONG);
+        let cache = cache.eviction(Eviction::Clock).build().unwrap();
+        let options = AttachOptions::new(SIZE).on_loss(|_| {});
+        let disk = cache.attach_with(Owned(Arc::clone(&elsewhere), own), options).unwrap();
+        assert!(disk.sync().is_err());
+        drop((disk, cache));
+        join(&elsewhere);
+        assert!(is_own.load(Relaxed));
     });
 }

@@ -26,6 +26,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("load: tell of the panic", "task::inv12_a_task_is_told_of_a_load_that_panics"),
     ("pool: tell a thread of a call", "task::inv23_calls_of_tasks"),
     ("call: wake the task", "task::inv23_calls_of_tasks"),
+    ("defer: wake those who may read it", "task::inv02_a_verifier_needs_a_block_that_is_queued"),
     ("pool: tell a thread", "task::inv12_a_task_is_told_of_a_load_that_panics"),
 ];
 
@@ -244,6 +245,29 @@ fn inv12_a_task_is_told_of_a_verifier_that_panics() {
     });
 }
 
+/// The one thread that reads the device waits for a block that no other thread is to read.
+#[test]
+fn inv02_a_verifier_needs_a_block_that_is_queued() {
+    model(|| {
+        let itself = Arc::new(Mutex::<Option<Device>>::new(None));
+        let verify = {
+            let itself = Arc::clone(&itself);
+            move |block: u64, _: &[u8]| {
+                let device = itself.lock().clone();
+                block != 1 || device.is_some_and(|device| device.get(2).is_ok())
+            }
+        };
+        let world = World::with(3, AttachOptions::new(SIZE).verify(verify));
+        *itself.lock() = Some(world.disk.clone());
+        world.disk.readahead(1..2);
+        world.disk.readahead(2..3);
+        look(&block_on(world.disk.get_async(1)).unwrap(), 1);
+        let device = itself.lock().take();
+        drop(device);
+        world.end();
+    });
+}
+
 /// The cache's own thread makes a call, sleeps, and makes another.
 #[test]
 fn inv23_calls_of_tasks() {
@@ -263,7 +287,7 @@ fn inv23_a_writer_that_is_gone() {
     model(|| {
         let world = World::new(2);
         let alarm = Arc::new(Alarm::default());
-        let held = world.disk.get(1).unwrap();
+        let held = world.disk.get(1).unwrap().pin().unwrap(); // a guard of this thread is refused at once
         assert!(begin(&mut Box::pin(world.disk.get_mut_async(1)), &alarm));
         drop(held);
         look(&block_on(world.disk.get_mut_async(1)).unwrap(), 1);

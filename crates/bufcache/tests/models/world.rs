@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bufcache::{BlockDevice, Builder, Cache, Device, Eviction};
+use bufcache::{AttachOptions, BlockDevice, Builder, Cache, Device, Eviction};
 use percpu::sync::native::atomic::{AtomicUsize, Ordering::Relaxed};
 use percpu::sync::{Futex, thread};
 
@@ -111,6 +111,10 @@ impl World {
         Self::by(Self::builder(buffers, LONG).membarrier(true), Numbered::default())
     }
 
+    pub(super) fn with(buffers: usize, options: AttachOptions) -> Self {
+        Self::attach(Self::builder(buffers, LONG), Numbered::default(), options)
+    }
+
     fn of(buffers: usize, device: Numbered) -> Self {
         Self::by(Self::builder(buffers, LONG), device)
     }
@@ -120,9 +124,13 @@ impl World {
     }
 
     fn by(builder: Builder, device: Numbered) -> Self {
+        Self::attach(builder, device, AttachOptions::new(SIZE))
+    }
+
+    fn attach(builder: Builder, device: Numbered, options: AttachOptions) -> Self {
         let cache = builder.eviction(Eviction::Clock).build().unwrap();
         let device = Arc::new(device);
-        let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
+        let disk = cache.attach_with(Arc::clone(&device), options).unwrap();
         Self { cache, disk, device }
     }
 
