@@ -51,6 +51,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// # Errors
     ///
     /// [`ReceiveError::Closed`] once the queue is closed and empty.
+    #[inline]
     pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
         ReceiveFuture::new(self)
     }
@@ -113,6 +114,7 @@ impl<T, L: Levels> Receiver<T, L> {
 
     /// Receives the next message asynchronously: see
     /// [`Queue::receive_async`](crate::Queue::receive_async).
+    #[inline]
     pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
         self.queue().receive_async()
     }
@@ -126,6 +128,7 @@ impl<T, L: Levels> Receiver<T, L> {
 }
 
 impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
+    #[inline]
     pub(super) fn new(queue: &'q Queue<T, L>) -> Self {
         Self::with(QueueRef::Borrowed(queue))
     }
@@ -134,6 +137,7 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
         Self::with(QueueRef::Owned(receiver))
     }
 
+    #[inline]
     fn with(queue: QueueRef<'q, T, L, Receiver<T, L>>) -> Self {
         let waiter = Waiter::new(0);
         Self { queue, waiter, registered: false, completed: false, _pinned: PhantomPinned }

@@ -55,6 +55,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// # Errors
     ///
     /// [`SendError`] carries the message and the reason.
+    #[inline]
     pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
         SendFuture::new(self, value, priority)
     }
@@ -62,6 +63,7 @@ impl<T, L: Levels> Queue<T, L> {
 
 impl<T, L: Levels> Sender<T, L> {
     /// Sends a message asynchronously: see [`Queue::send_async`](crate::Queue::send_async).
+    #[inline]
     pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
         self.queue().send_async(value, priority)
     }
@@ -97,6 +99,7 @@ impl<T, L: Levels> Sender<T, L> {
 }
 
 impl<'q, T, L: Levels> SendFuture<'q, T, L> {
+    #[inline]
     pub(super) fn new(queue: &'q Queue<T, L>, value: T, priority: L::Priority) -> Self {
         Self::with(QueueRef::Borrowed(queue), value, priority)
     }
@@ -105,6 +108,7 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
         Self::with(QueueRef::Owned(sender), value, priority)
     }
 
+    #[inline]
     fn with(queue: QueueRef<'q, T, L, Sender<T, L>>, value: T, priority: L::Priority) -> Self {
         let waiter = Waiter::new(0);
         let message = Some(queue.get().config.admit(value, priority));

@@ -20,6 +20,8 @@ mod deferred;
 mod inspect;
 mod spin;
 mod state;
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests;
 
 use std::fmt;
 use std::panic::resume_unwind;
@@ -353,9 +355,16 @@ impl<T, L: Levels> Queue<T, L> {
     #[inline(never)]
     fn poll_send_preloaded(
         &self,
-        message: Message<T, L::Priority>,
+        mut message: Message<T, L::Priority>,
         rank: Rank,
     ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
+        // The first send that finds no room learns of it for those that follow.
+        if let Some(ring) = self.ring.as_ref().filter(|ring| ring.refresh()) {
+            message = match self.try_stage(ring, message) {
+                Ok(()) => return Ok(Ok(())),
+                Err(message) => message,
+            };
+        }
         let mut preload = Preload::new();
         let state = self.lock_to_send_waiting(message.priority, &mut preload);
         self.poll_send_locked(state, message, rank, preload)
