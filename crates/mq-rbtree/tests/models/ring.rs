@@ -96,3 +96,24 @@ fn inv22_a_claim_races_the_shut() {
         assert_eq!(take(&ring, &mut cursor), 3);
     });
 }
+
+/// As above, in a ring that was shut for more positions than a sequence number tells apart.
+#[test]
+fn inv21_a_sender_sees_the_stamps_of_the_positions_sent_under_the_lock() {
+    model(|| {
+        let (ring, mut cursor) = Ring::try_new(SLOTS).unwrap().unwrap();
+        ring.start_at(&mut cursor, 3 << 30);
+        ring.set_room(&cursor, 0, SLOTS);
+        ring.refresh();
+        let ring = Arc::new(ring);
+        let [first, second] = [1, 2].map(|value| {
+            let ring = Arc::clone(&ring);
+            thread::spawn(move || send(&ring, value))
+        });
+        ring.reopen(&mut cursor);
+        if first.join().unwrap() {
+            assert_ne!(ring.next(&cursor, 0), Next::Nothing, "a message was sent before");
+        }
+        second.join().unwrap();
+    });
+}
