@@ -14,7 +14,7 @@ use crate::core::{Bitmap, Levels, Preload};
 use crate::deadline::Wait;
 use crate::error::ReceiveError;
 use crate::handles::{QueueRef, Receiver};
-use crate::queue::{Deferred, Queue, Received};
+use crate::queue::{Access, Deferred, Queue, Received};
 use crate::waiter::Waiter;
 
 /// A receive that waits asynchronously.
@@ -180,13 +180,10 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
         let this = unsafe { self.get_unchecked_mut() };
         assert!(!this.completed, "polled after it was ready");
         if this.waiter.is_none() {
-            // The first poll tries without waiting: that needs neither the node nor a waker.
-            match this.queue.get().receive_with(Wait::NO) {
-                Err(ReceiveError::Empty) => {}
-                ready => {
-                    this.completed = true;
-                    return Poll::Ready(ready);
-                }
+            // A message that is there needs neither the node nor a waker.
+            if let Some(message) = this.queue.get().poll_receive() {
+                this.completed = true;
+                return Poll::Ready(Ok(message));
             }
         }
         this.poll_registered(cx)
@@ -211,7 +208,10 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
         let mut deferred = Deferred::new();
         let _old;
         {
-            let mut state = queue.lock_shut();
+            let Some(mut state) = queue.poll_lock(Access::Wait) else {
+                waker.wake(); // a sender is to publish its message first
+                return Poll::Pending;
+            };
             let node = NonNull::from(waiter);
             // SAFETY: the lock is held, and the reference ends in this line.
             if std::mem::take(&mut unsafe { waiter.inner() }.permit) {
@@ -262,7 +262,8 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
         let mut deferred = Deferred::new();
         let _old;
         {
-            let mut state = queue.lock();
+            // While others wait, the ring is shut and drained.
+            let mut state = queue.lock_undrained();
             // SAFETY: the node is alive, and on this list or on none.
             unsafe { state.receivers.remove(NonNull::from(waiter)) };
             // SAFETY: the lock is held, and this is the only reference.
@@ -289,14 +290,7 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
         let this = unsafe { self.get_unchecked_mut() };
         this.unregister();
         this.completed = true;
-        let queue = this.queue.get();
-        queue.receive_with(Wait::NO).map_err(|error| match error {
-            ReceiveError::Empty => {
-                queue.lock_undrained().counters.timeouts += 1;
-                ReceiveError::Timeout
-            }
-            error => error,
-        })
+        this.queue.get().receive_expired()
     }
 }
 

@@ -176,8 +176,8 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
                 Ok(message) => message,
                 Err(refused) => return Poll::Ready(Err(refuse(refused))),
             };
-            match this.queue.get().poll_send(message, rank_of_new(this.urgency)) {
-                Ok(sent) => return Poll::Ready(sent),
+            match this.queue.get().poll_send(message) {
+                Ok(()) => return Poll::Ready(Ok(())),
                 Err(message) => this.message = Some(Ok(message)),
             }
         }
@@ -206,7 +206,12 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         let mut deferred = Deferred::new();
         let _old;
         {
-            let mut state = queue.lock_to_send_waiting(message.priority, &mut preload);
+            let locked = queue.poll_lock_to_send(message.priority, &mut preload);
+            let Some(mut state) = locked else {
+                this.message = Some(Ok(message));
+                waker.wake(); // a sender is to publish its message first
+                return Poll::Pending;
+            };
             let node = NonNull::from(waiter);
             // SAFETY: the lock is held, and the reference ends in this line.
             let had_permit = std::mem::take(&mut unsafe { waiter.inner() }.permit);
@@ -272,7 +277,8 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         let mut deferred = Deferred::new();
         let (_old, rank);
         {
-            let mut state = queue.lock();
+            // While others wait, the ring is shut and drained.
+            let mut state = queue.lock_undrained();
             // SAFETY: the node is alive, and on this list or on none.
             let listed = unsafe { state.senders.remove(NonNull::from(waiter)) };
             // SAFETY: the lock is held, and this is the only reference.
@@ -306,11 +312,7 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
             Ok(message) => message,
             Err(refused) => return Err(refuse(refused)),
         };
-        let queue = this.queue.get();
-        queue.poll_send(message, rank).unwrap_or_else(|message| {
-            queue.lock_undrained().counters.timeouts += 1;
-            Err(refuse((message.value, SendRefused::Timeout)))
-        })
+        this.queue.get().send_expired(message, rank)
     }
 }
 

@@ -7,6 +7,7 @@
 
 use std::pin::pin;
 use std::ptr::NonNull;
+use std::time::Instant;
 
 use percpu::sync::step;
 
@@ -79,7 +80,7 @@ impl<T, L: Levels> Queue<T, L> {
             };
             // SAFETY: the node is off its list, so this thread alone uses it.
             let rank = unsafe { waiter.inner() }.rank();
-            return self.send_at_deadline(back, rank, state);
+            return self.send_at_deadline(back, rank, state, Preload::new());
         }
     }
 
@@ -197,6 +198,25 @@ impl<T, L: Levels> Queue<T, L> {
         remove(&mut state).then_some(state)
     }
 
+    /// Completes the send of a task whose time is over.
+    pub(crate) fn send_expired(
+        &self,
+        message: Message<T, L::Priority>,
+        rank: Rank,
+    ) -> Result<(), SendError<T>> {
+        let mut preload = Preload::new();
+        match self.lock_to_send(message.priority, &mut preload, Some(Instant::now().into())) {
+            Some(state) => self.send_at_deadline(message, rank, state, preload),
+            None => Err(refuse_message((message, SendRefused::Timeout))),
+        }
+    }
+
+    /// Completes the receive of a task whose time is over.
+    pub(crate) fn receive_expired(&self) -> Result<Received<T, L>, ReceiveError> {
+        let locked = self.lock_until(Access::Receive, Some(Instant::now().into()));
+        self.receive_at_deadline(locked.ok_or(ReceiveError::Timeout)?)
+    }
+
     /// Completes a send at its deadline.
     ///
     /// It succeeds if there is room now: room of a task that has a permit and has not polled yet.
@@ -205,8 +225,8 @@ impl<T, L: Levels> Queue<T, L> {
         message: Message<T, L::Priority>,
         rank: Rank,
         mut state: LockedState<'_, T, L>,
+        mut preload: Preload<T, L>,
     ) -> Result<(), SendError<T>> {
-        let mut preload = Preload::new();
         let mut deferred = Deferred::new();
         let put = state.send(&self.config, message, rank, &mut preload, &mut deferred);
         if let Err((_, SendRefused::Full)) = &put {
@@ -236,10 +256,11 @@ impl<T, L: Levels> Queue<T, L> {
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
         let taken = state.receive(&self.config, &mut preload, &mut deferred);
-        state.counters.timeouts += u64::from(taken.is_none());
+        let late = if state.closed { ReceiveError::Closed } else { ReceiveError::Timeout };
+        state.counters.timeouts += u64::from(taken.is_none() && !state.closed);
         drop(state);
         self.run_deferred(&mut deferred);
-        let message = taken.ok_or(ReceiveError::Timeout)?;
+        let message = taken.ok_or(late)?;
         Ok((message.value, message.priority))
     }
 }

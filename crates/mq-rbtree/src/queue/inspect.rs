@@ -8,7 +8,7 @@ use crate::stats::QueueStats;
 
 impl<T, L: Levels> Queue<T, L> {
     /// Returns the number of messages. Takes the lock, because no separate counter is kept that all
-    /// CPUs would write.
+    /// CPUs would write. It may wait for a sender to finish: see [Progress](crate#progress).
     pub fn len(&self) -> usize {
         self.lock().core.len()
     }
@@ -42,7 +42,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Returns whether the queue refuses messages because it was closed.
     pub fn is_closed(&self) -> bool {
-        self.lock().closed
+        self.lock_undrained().closed
     }
 
     /// Returns the most messages that the queue holds.

@@ -2,11 +2,16 @@
 //! of a queue whose sends take no lock.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+use std::future::{Future, ready};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
+
+use testkit::WakeCount;
 
 /// Creates an empty queue that has the memory for `max` messages.
 fn warm(max: usize) -> Queue<u64> {
@@ -57,6 +62,53 @@ fn inv21_a_send_behind_a_stopped_one_is_not_overlooked() {
         assert_eq!(receiver.join().unwrap(), Ok((2, 9)));
     });
     assert_eq!(queue.receive(), Ok((1, 5)));
+    queue.validate();
+}
+
+#[test]
+fn inv22_batches_end_at_their_deadline_beside_a_stopped_sender() {
+    let queue = warm(8);
+    let publish = queue.claim(1, 5).unwrap();
+    queue.try_send(2, 9).unwrap();
+    assert!(!queue.is_closed());
+    let mut out = Vec::new();
+    assert_eq!(queue.receive_batch(&mut out, 2, soon()), Err(ReceiveError::Timeout));
+    let mut batch = [(3, 1), (4, 1)].into();
+    let refused = queue.send_batch(&mut batch, soon()).unwrap_err();
+    assert_eq!((refused.sent, refused.reason), (0, SendRefused::Timeout));
+    assert_eq!(batch, [(3, 1), (4, 1)]);
+    publish();
+    assert_eq!(queue.send_batch(&mut batch, soon()), Ok(2));
+    assert_eq!(queue.receive_batch(&mut out, 8, soon()), Ok(4));
+    assert_eq!(out, [(2, 9), (1, 5), (3, 1), (4, 1)]);
+    assert_eq!(queue.stats().timeouts, 2);
+    queue.validate();
+}
+
+#[test]
+fn inv22_tasks_poll_again_beside_a_stopped_sender() {
+    let queue = warm(2);
+    let publish = queue.claim(1, 5).unwrap();
+    queue.try_send(2, 9).unwrap();
+    let woken = WakeCount::new();
+    let waker = woken.waker();
+    let mut cx = Context::from_waker(&waker);
+    let (mut receive, mut send) = (pin!(queue.receive_async()), pin!(queue.send_async(3, 3)));
+    assert!(receive.as_mut().poll(&mut cx).is_pending());
+    assert!(send.as_mut().poll(&mut cx).is_pending());
+    assert_eq!(woken.count(), 2);
+    // A timer that is over ends them, and a future that is dropped does not wait.
+    let timed = pin!(queue.receive_async().until(ready(()))).poll(&mut cx);
+    assert_eq!(timed, Poll::Ready(Err(ReceiveError::Timeout)));
+    let timed = pin!(queue.send_async(4, 4).until(ready(()))).poll(&mut cx);
+    let Poll::Ready(Err(refused)) = timed else { panic!("a send beyond the room") };
+    assert_eq!((refused.value, refused.reason), (4, SendRefused::Timeout));
+    assert_eq!(woken.count(), 4);
+    publish();
+    assert_eq!(queue.stats().timeouts, 2);
+    assert_eq!(receive.poll(&mut cx), Poll::Ready(Ok((2, 9))));
+    assert_eq!(send.poll(&mut cx), Poll::Ready(Ok(())));
+    assert_eq!(queue.drain(), [(1, 5), (3, 3)]);
     queue.validate();
 }
 
