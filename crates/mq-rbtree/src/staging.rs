@@ -139,6 +139,12 @@ impl Cursor {
         self.end += 1;
     }
 
+    /// Returns the position whose message comes through the ring next, or `None` if it is shut.
+    #[inline(always)]
+    pub(crate) fn next_staged(&self) -> Option<u64> {
+        (!self.shut).then_some(self.head)
+    }
+
     #[inline(always)]
     pub(crate) fn is_shut(&self) -> bool {
         self.shut

@@ -67,7 +67,7 @@ impl<T, L: Levels> Queue<T, L> {
                 unsafe { state.wait_to_send(node, None) }
             );
             drop(state);
-            let ended = self.sleep(waiter, wait);
+            let ended = self.sleep(waiter, wait, self.ring.is_some());
             let late = ended == WaitEnd::TimedOut;
             // SAFETY: the node is alive, and no other list ever had it.
             let state = late.then(|| self.unlist(|state| unsafe { state.senders.remove(node) }));
@@ -85,17 +85,19 @@ impl<T, L: Levels> Queue<T, L> {
     }
 
     /// Continues a receive that found no message.
-    #[cold]
     ///
-    /// The message of `position` would be the next of the ring.
+    /// The message of `position` would be the next of the open ring.
+    #[cold]
     pub(super) fn wait_to_receive(
         &self,
         wait: Wait,
-        position: u64,
+        position: Option<u64>,
     ) -> Result<Received<T, L>, ReceiveError> {
-        if let Some(message) = self.spin_to_receive(wait, position) {
+        if let Some(message) = position.and_then(|position| self.spin_to_receive(wait, position)) {
             return Ok((message.value, message.priority));
         }
+        // While others wait, messages do not come through the ring: the thread spins on its node.
+        let has_spun = position.is_some();
         let lines = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
         let waiter = &lines.as_ref().get_ref().0;
         let node = NonNull::from(waiter);
@@ -123,7 +125,7 @@ impl<T, L: Levels> Queue<T, L> {
             drop(state);
             // Wakes a sender whose message found no memory, before this thread sleeps.
             self.run_deferred(&mut deferred);
-            let ended = self.sleep(waiter, wait);
+            let ended = self.sleep(waiter, wait, has_spun);
             let late = ended == WaitEnd::TimedOut;
             // SAFETY: the node is alive, and no other list ever had it.
             let state = late.then(|| self.unlist(|state| unsafe { state.receivers.remove(node) }));
@@ -176,11 +178,9 @@ impl<T, L: Levels> Queue<T, L> {
     }
 
     /// Waits until the node is off its list, or until the deadline. Does not spin if the deadline
-    /// is over.
-    fn sleep(&self, waiter: &Waiter<T, L::Priority>, wait: Wait) -> WaitEnd {
-        let late = wait.is_over();
-        // With a ring, it has spun before.
-        let spins = if late || self.ring.is_some() { 0 } else { self.spin.spins() };
+    /// is over, or if the thread has spun on the ring before.
+    fn sleep(&self, waiter: &Waiter<T, L::Priority>, wait: Wait, has_spun: bool) -> WaitEnd {
+        let spins = if has_spun || wait.is_over() { 0 } else { self.spin.spins() };
         let (ended, in_time) = waiter.wait(wait.deadline(), spins);
         if spins > 0 {
             self.spin.record(in_time);

@@ -153,10 +153,14 @@ impl<T, L: Levels> Queue<T, L> {
     }
 
     /// Claims a slot of the ring as a send does, and returns the function that publishes the message:
-    /// for tests of a sender that is stopped in between.
+    /// for tests of a sender that is stopped in between. Returns `None` if a send would take the lock.
     #[doc(hidden)]
     pub fn claim(&self, value: T, priority: L::Priority) -> Option<impl FnOnce()> {
         let ring = self.ring.as_ref()?;
+        // What is drained under the lock can be stored without memory.
+        if self.config.check(&value, priority).is_err() || self.hint.needs_memory(priority) {
+            return None;
+        }
         ring.refresh();
         let position = ring.claim()?;
         // SAFETY: the position has just been claimed, and the function is called once.

@@ -304,7 +304,7 @@ impl<T, L: Levels> Queue<T, L> {
             }
             match state.receive(&self.config, &mut preload, &mut deferred) {
                 None if state.closed => return Err(ReceiveError::Closed),
-                taken => (taken, state.cursor.accepted()),
+                taken => (taken, state.cursor.next_staged()),
             }
         };
         match taken {
