@@ -302,9 +302,16 @@ impl<T, P: Copy> Ring<T, P> {
         self.slot(position).sequence.load(acquire) == sequence(position)
     }
 
-    /// Returns the next slot, `ahead` slots beyond the head.
+    /// Returns the position below which holes are reported so far.
+    pub(crate) fn reported(&self) -> u64 {
+        // Ordering: Relaxed; as in `next`.
+        self.hole.load(Ordering::Relaxed)
+    }
+
+    /// Returns the next slot, `ahead` slots beyond the head. In the open ring only holes below `upto`
+    /// are waited for.
     #[inline(always)]
-    pub(crate) fn next(&self, cursor: &Cursor, ahead: u64) -> Next<P> {
+    pub(crate) fn next(&self, cursor: &Cursor, ahead: u64, upto: u64) -> Next<P> {
         let at = cursor.head + ahead;
         if cursor.shut && at >= cursor.end {
             return Next::Nothing;
@@ -317,7 +324,7 @@ impl<T, P: Copy> Ring<T, P> {
             return Next::Message(priority);
         }
         // Ordering: Relaxed; if a send behind the hole has returned, the caller is ordered after it.
-        let reported = self.hole.load(Ordering::Relaxed) > at;
+        let reported = self.hole.load(Ordering::Relaxed).min(upto) > at;
         let mut found = Next::Nothing;
         if cursor.shut || reported {
             step!("drain: a hole is waited for", found = Next::Hole);

@@ -297,7 +297,7 @@ impl<T, L: Levels> Queue<T, L> {
         let mut deferred = Deferred::new();
         let (taken, position) = {
             let mut state = self.with_hold_timer(guard);
-            if !state.drain() {
+            if !state.drain(u64::MAX) {
                 drop(state);
                 let locked = self.lock_until(Access::Receive, wait.deadline());
                 state = locked.ok_or(ReceiveError::Timeout)?;
@@ -505,17 +505,21 @@ impl<T, L: Levels> Queue<T, L> {
         access: Access,
         is_over: impl Fn() -> bool,
     ) -> Result<LockedState<'_, T, L>, LockedState<'_, T, L>> {
-        let mut looks = 0;
+        let (mut looks, mut upto) = (0, u64::MAX);
         loop {
             let mut state = self.lock_undrained();
             if access != Access::Receive {
                 step!("lock: shut the ring", state.shut());
             }
-            if state.drain() || (access == Access::Send && state.closed) {
+            if state.drain(upto) || (access == Access::Send && state.closed) {
                 return Ok(state);
             }
             if looks >= PATIENCE && is_over() {
                 return Err(state);
+            }
+            if looks == 0 && access == Access::Receive {
+                // Holes before later sends would delay a receive without bound.
+                upto = state.reported();
             }
             drop(state);
             wait_for_sender(looks);
@@ -638,11 +642,16 @@ impl<T, L: Levels> LockedState<'_, T, L> {
 
     /// Drains the ring: see [`State::drain`].
     #[inline]
-    fn drain(&mut self) -> bool {
+    fn drain(&mut self, upto: u64) -> bool {
         match &self.queue.ring {
-            Some(ring) => self.guard.drain(ring),
+            Some(ring) => self.guard.drain(ring, upto),
             None => true,
         }
+    }
+
+    /// Returns the position below which senders have reported holes.
+    fn reported(&self) -> u64 {
+        self.queue.ring.as_ref().map_or(0, Ring::reported)
     }
 }
 
@@ -709,7 +718,7 @@ impl<T, L: Levels> Drop for Queue<T, L> {
     fn drop(&mut self) {
         // The store drops all messages.
         if let Some(ring) = &self.ring {
-            self.state.get_mut().drain(ring);
+            self.state.get_mut().drain(ring, u64::MAX);
         }
     }
 }
@@ -724,7 +733,7 @@ impl<T, L: Levels> fmt::Debug for Queue<T, L> {
         // The fields are written after the unlock, because the writer is the user's.
         let seen = self.state.try_lock().map(|mut state| {
             if let Some(ring) = &self.ring {
-                state.drain(ring);
+                state.drain(ring, u64::MAX);
             }
             (state.core.len(), state.closed)
         });

@@ -112,6 +112,25 @@ fn inv22_tasks_poll_again_beside_a_stopped_sender() {
     queue.validate();
 }
 
+/// The receive waits for the sends that had returned when it began, and for no later ones.
+#[test]
+fn inv22_a_receive_does_not_wait_for_later_holes() {
+    let queue = warm(8);
+    let first = queue.claim(1, 5).unwrap();
+    queue.try_send(2, 9).unwrap();
+    thread::scope(|scope| {
+        let receiver = scope.spawn(|| queue.receive_with(Wait::at_most(Duration::from_secs(2))));
+        thread::sleep(Duration::from_millis(20));
+        let second = queue.claim(3, 5).unwrap();
+        queue.try_send(4, 4).unwrap();
+        first();
+        assert_eq!(receiver.join().unwrap(), Ok((2, 9)));
+        second();
+    });
+    assert_eq!(queue.drain(), [(1, 5), (3, 5), (4, 4)]);
+    queue.validate();
+}
+
 #[test]
 fn inv22_close_does_not_wait_for_a_stopped_sender() {
     let queue = warm(8);
