@@ -86,7 +86,7 @@ pub(crate) struct Ring<T, P> {
     slots: Box<[Slot<T, P>]>,
     mask: u64,
     /// Slots below it are waited for. Written by senders, seldom.
-    hole: AtomicU64,
+    hole: Lines<AtomicU64>,
 }
 
 // SAFETY: by invariant 1 one thread at a time uses a slot's message and priority, which is a move
@@ -183,7 +183,7 @@ impl<T, P: Copy> Ring<T, P> {
             room: Lines(Room { limit: AtomicU64::new(0), departed: AtomicU64::new(0) }),
             slots: slots.into_boxed_slice(),
             mask: count as u64 - 1,
-            hole: AtomicU64::new(0),
+            hole: Lines(AtomicU64::new(0)),
         };
         Ok(Some((ring, Cursor { head: 0, end: 0, from: 0, shut: false })))
     }
@@ -259,7 +259,7 @@ impl<T, P: Copy> Ring<T, P> {
     #[inline(never)]
     fn report_hole(&self, position: u64) {
         // Ordering: Relaxed; the Release of the sequence number publishes it.
-        self.hole.fetch_max(position, Ordering::Relaxed);
+        self.hole.0.fetch_max(position, Ordering::Relaxed);
     }
 
     /// Copies the limit to the senders' line. Returns whether there seems to be room.
@@ -305,7 +305,7 @@ impl<T, P: Copy> Ring<T, P> {
     /// Returns the position below which holes are reported so far.
     pub(crate) fn reported(&self) -> u64 {
         // Ordering: Relaxed; as in `next`.
-        self.hole.load(Ordering::Relaxed)
+        self.hole.0.load(Ordering::Relaxed)
     }
 
     /// Returns the next slot, `ahead` slots beyond the head. In the open ring only holes below `upto`
@@ -324,7 +324,7 @@ impl<T, P: Copy> Ring<T, P> {
             return Next::Message(priority);
         }
         // Ordering: Relaxed; if a send behind the hole has returned, the caller is ordered after it.
-        let reported = self.hole.load(Ordering::Relaxed).min(upto) > at;
+        let reported = self.hole.0.load(Ordering::Relaxed).min(upto) > at;
         let mut found = Next::Nothing;
         if cursor.shut || reported {
             step!("drain: a hole is waited for", found = Next::Hole);
