@@ -242,7 +242,9 @@ impl<T, P: Copy> Ring<T, P> {
         // SAFETY: invariant 1, as above.
         slot.value.with_mut(|own| unsafe { own.write(MaybeUninit::new(value)) });
         // Ordering: Acquire pairs with the Release below in the sender before; it carries `hole`, as
-        // that sender and those before it have reported.
+        // that sender and those before it have reported. A Relaxed load would lose a hole: A claims 0
+        // and stops; B claims 1, reports the hole and publishes; C claims 2, finds 1 published, returns,
+        // and receives: nothing would order B's report before C's look at `hole`.
         let before = self.slot(position.wrapping_sub(1)).sequence.load(Ordering::Acquire);
         // The number is at most a lap old, and a slot that has gone a lap further is published as
         // well.
