@@ -103,7 +103,9 @@
 //!
 //! A sender that is stopped between its claim and its publication, a few instructions, delays the
 //! receives that come to its slot, and all operations if the queue is full or a thread begins to
-//! wait. Deadlines still end such a wait, with `Timeout`, and [`close`](Queue::close) does not wait.
+//! wait: also [`try_send`](Queue::try_send), [`try_receive`](Queue::try_receive) and
+//! [`len`](Queue::len). Deadlines still end such a wait, with `Timeout`; tasks poll again; and
+//! [`close`](Queue::close) and the drop of a future do not wait.
 //!
 //! The lock is neither fair nor recursive. A thread that finds it locked tries again
 //! ten times, after pauses that double up to some microseconds, and then sleeps. So each of two

@@ -34,7 +34,9 @@
 //! 2. If the slot of a position is published, each slot before it is published, or `hole` is above
 //!    its position.
 //! 3. Claimed positions are below the limit, which the lock's holder has room, memory and slots for.
-//! 4. While the ring is shut no position is claimed, and `Cursor::end` is the first one not claimed.
+//! 4. In the open ring, the number of each slot is that of the last position of this slot below the
+//!    tail, or of the one a lap before. `reopen` sees to it for the positions sent under the lock.
+//! 5. While the ring is shut no position is claimed, and `Cursor::end` is the first one not claimed.
 
 use std::mem::MaybeUninit;
 
@@ -84,7 +86,7 @@ pub(crate) struct Ring<T, P> {
     slots: Box<[Slot<T, P>]>,
     mask: u64,
     /// Slots below it are waited for. Written by senders, seldom.
-    hole: AtomicU64,
+    hole: Lines<AtomicU64>,
 }
 
 // SAFETY: by invariant 1 one thread at a time uses a slot's message and priority, which is a move
@@ -101,6 +103,8 @@ pub(crate) struct Cursor {
     /// In a shut ring, the first position that is not claimed. A queue without a ring is as one that
     /// is shut for ever.
     end: u64,
+    /// In a shut ring, `end` when it was shut: from here on messages were sent under the lock.
+    from: u64,
     shut: bool,
 }
 
@@ -118,7 +122,7 @@ pub(crate) enum Next<P> {
 impl Cursor {
     /// Returns the cursor of a queue without a ring.
     pub(crate) fn without_ring() -> Self {
-        Self { head: 0, end: 0, shut: true }
+        Self { head: 0, end: 0, from: 0, shut: true }
     }
 
     /// Returns the number of messages accepted and drained.
@@ -133,6 +137,12 @@ impl Cursor {
         debug_assert!(self.is_drained());
         self.head += 1;
         self.end += 1;
+    }
+
+    /// Returns the position whose message comes through the ring next, or `None` if it is shut.
+    #[inline(always)]
+    pub(crate) fn next_staged(&self) -> Option<u64> {
+        (!self.shut).then_some(self.head)
     }
 
     #[inline(always)]
@@ -173,9 +183,9 @@ impl<T, P: Copy> Ring<T, P> {
             room: Lines(Room { limit: AtomicU64::new(0), departed: AtomicU64::new(0) }),
             slots: slots.into_boxed_slice(),
             mask: count as u64 - 1,
-            hole: AtomicU64::new(0),
+            hole: Lines(AtomicU64::new(0)),
         };
-        Ok(Some((ring, Cursor { head: 0, end: 0, shut: false })))
+        Ok(Some((ring, Cursor { head: 0, end: 0, from: 0, shut: false })))
     }
 
     #[inline(always)]
@@ -206,9 +216,12 @@ impl<T, P: Copy> Ring<T, P> {
             if at >= limit.load(acquire) {
                 return None;
             }
-            // Ordering: Relaxed, both; the exchange publishes nothing. The messages are in the order
-            // of the exchanges on this one word.
-            match tail.compare_exchange_weak(at, at + 1, Ordering::Relaxed, Ordering::Relaxed) {
+            let opened = order!(Acquire, "claim: the slots are stamped");
+            // Ordering: Acquire on success pairs with the Release in `reopen`; it carries the stamps,
+            // which the sender's own must follow. Later claims continue its release sequence. The
+            // messages are in the order of the exchanges on this one word. Relaxed on failure;
+            // nothing is read by it.
+            match tail.compare_exchange_weak(at, at + 1, opened, Ordering::Relaxed) {
                 Ok(_) => return Some(at),
                 Err(now) => at = now,
             }
@@ -229,9 +242,12 @@ impl<T, P: Copy> Ring<T, P> {
         // SAFETY: invariant 1, as above.
         slot.value.with_mut(|own| unsafe { own.write(MaybeUninit::new(value)) });
         // Ordering: Acquire pairs with the Release below in the sender before; it carries `hole`, as
-        // that sender and those before it have reported.
+        // that sender and those before it have reported. A Relaxed load would lose a hole: A claims 0
+        // and stops; B claims 1, reports the hole and publishes; C claims 2, finds 1 published, returns,
+        // and receives: nothing would order B's report before C's look at `hole`.
         let before = self.slot(position.wrapping_sub(1)).sequence.load(Ordering::Acquire);
-        // A slot that has gone one lap further is published as well.
+        // The number is at most a lap old, and a slot that has gone a lap further is published as
+        // well.
         if (before.wrapping_sub(position as u32) as i32) < 0 {
             step!("publish: report the hole", self.report_hole(position));
         }
@@ -245,7 +261,7 @@ impl<T, P: Copy> Ring<T, P> {
     #[inline(never)]
     fn report_hole(&self, position: u64) {
         // Ordering: Relaxed; the Release of the sequence number publishes it.
-        self.hole.fetch_max(position, Ordering::Relaxed);
+        self.hole.0.fetch_max(position, Ordering::Relaxed);
     }
 
     /// Copies the limit to the senders' line. Returns whether there seems to be room.
@@ -288,9 +304,16 @@ impl<T, P: Copy> Ring<T, P> {
         self.slot(position).sequence.load(acquire) == sequence(position)
     }
 
-    /// Returns the next slot, `ahead` slots beyond the head.
+    /// Returns the position below which holes are reported so far.
+    pub(crate) fn reported(&self) -> u64 {
+        // Ordering: Relaxed; as in `next`.
+        self.hole.0.load(Ordering::Relaxed)
+    }
+
+    /// Returns the next slot, `ahead` slots beyond the head. In the open ring only holes below `upto`
+    /// are waited for.
     #[inline(always)]
-    pub(crate) fn next(&self, cursor: &Cursor, ahead: u64) -> Next<P> {
+    pub(crate) fn next(&self, cursor: &Cursor, ahead: u64, upto: u64) -> Next<P> {
         let at = cursor.head + ahead;
         if cursor.shut && at >= cursor.end {
             return Next::Nothing;
@@ -303,7 +326,7 @@ impl<T, P: Copy> Ring<T, P> {
             return Next::Message(priority);
         }
         // Ordering: Relaxed; if a send behind the hole has returned, the caller is ordered after it.
-        let reported = self.hole.load(Ordering::Relaxed) > at;
+        let reported = self.hole.0.load(Ordering::Relaxed).min(upto) > at;
         let mut found = Next::Nothing;
         if cursor.shut || reported {
             step!("drain: a hole is waited for", found = Next::Hole);
@@ -339,6 +362,13 @@ impl<T, P: Copy> Ring<T, P> {
         told.store(limit, order!(Release, "room: the slots are free"));
     }
 
+    /// Shuts the new ring, as if so many messages had been sent under the lock and had left.
+    #[cfg(test)]
+    pub(crate) fn start_at(&self, cursor: &mut Cursor, position: u64) {
+        self.shut(cursor);
+        (cursor.head, cursor.end) = (position, position);
+    }
+
     /// Makes all later claims fail.
     #[inline]
     pub(crate) fn shut(&self, cursor: &mut Cursor) {
@@ -347,6 +377,7 @@ impl<T, P: Copy> Ring<T, P> {
             // the claims.
             let tail = self.senders.0.tail.fetch_or(SHUT, Ordering::Relaxed);
             (cursor.shut, cursor.end) = (true, tail & !SHUT);
+            cursor.from = cursor.end;
         }
     }
 
@@ -355,12 +386,15 @@ impl<T, P: Copy> Ring<T, P> {
     pub(crate) fn reopen(&self, cursor: &mut Cursor) {
         debug_assert!(cursor.is_drained());
         cursor.shut = false;
-        // The sender of the next position finds no hole before it.
-        // Ordering: Relaxed; a hole that is reported in vain is harmless.
-        self.slot(cursor.head.wrapping_sub(1))
-            .sequence
-            .store(cursor.head as u32, Ordering::Relaxed);
-        // Ordering: Relaxed; it publishes nothing: a claim is safe by its limit.
-        self.senders.0.tail.store(cursor.head, Ordering::Relaxed);
+        // The slots of the messages sent under the lock are stamped as if these had gone through the
+        // ring, so that no sequence number is more than a lap old: numbers are compared modulo 2^32.
+        let lap = self.mask + 1;
+        for at in cursor.from.max(cursor.head.saturating_sub(lap))..cursor.head {
+            // Ordering: Relaxed; the Release below publishes it.
+            self.slot(at).sequence.store(sequence(at), Ordering::Relaxed);
+        }
+        let release = order!(Release, "reopen: the slots are stamped");
+        // Ordering: Release pairs with the Acquire of the exchange in `claim`; it carries the stamps.
+        self.senders.0.tail.store(cursor.head, release);
     }
 }

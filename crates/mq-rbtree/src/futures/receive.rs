@@ -14,7 +14,7 @@ use crate::core::{Bitmap, Levels, Preload};
 use crate::deadline::Wait;
 use crate::error::ReceiveError;
 use crate::handles::{QueueRef, Receiver};
-use crate::queue::{Deferred, Queue, Received};
+use crate::queue::{Access, Deferred, Queue, Received};
 use crate::waiter::Waiter;
 
 /// A receive that waits asynchronously.
@@ -36,10 +36,10 @@ use crate::waiter::Waiter;
 #[must_use = "futures do nothing unless polled"]
 pub struct ReceiveFuture<'q, T, L: Levels = Bitmap> {
     queue: QueueRef<'q, T, L, Receiver<T, L>>,
-    waiter: Waiter<T, L::Priority>,
-    /// The node may be on a list, or have a permit.
-    registered: bool,
     completed: bool,
+    urgency: u8,
+    /// The node, once the queue was empty. It may be on a list, or have a permit.
+    waiter: Option<Waiter<T, L::Priority>>,
     _pinned: PhantomPinned,
 }
 
@@ -51,6 +51,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// # Errors
     ///
     /// [`ReceiveError::Closed`] once the queue is closed and empty.
+    #[inline]
     pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
         ReceiveFuture::new(self)
     }
@@ -113,6 +114,7 @@ impl<T, L: Levels> Receiver<T, L> {
 
     /// Receives the next message asynchronously: see
     /// [`Queue::receive_async`](crate::Queue::receive_async).
+    #[inline]
     pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
         self.queue().receive_async()
     }
@@ -126,6 +128,7 @@ impl<T, L: Levels> Receiver<T, L> {
 }
 
 impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
+    #[inline]
     pub(super) fn new(queue: &'q Queue<T, L>) -> Self {
         Self::with(QueueRef::Borrowed(queue))
     }
@@ -134,9 +137,9 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
         Self::with(QueueRef::Owned(receiver))
     }
 
+    #[inline]
     fn with(queue: QueueRef<'q, T, L, Receiver<T, L>>) -> Self {
-        let waiter = Waiter::new(0);
-        Self { queue, waiter, registered: false, completed: false, _pinned: PhantomPinned }
+        Self { queue, completed: false, urgency: 0, waiter: None, _pinned: PhantomPinned }
     }
 
     /// Starts another receive, which waits behind the current waiters.
@@ -146,11 +149,10 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
     /// Panics if the future is not completed.
     #[cfg(feature = "futures")]
     pub(super) fn restart(self: Pin<&mut Self>, urgency: u8) {
-        // SAFETY: only the node is overwritten, and it is on no list, because the future is
-        // completed: that is checked below.
+        // SAFETY: nothing is moved out of the future, and the node is not overwritten.
         let this = unsafe { self.get_unchecked_mut() };
-        assert!(this.completed && !this.registered, "renewed before it had received");
-        (this.waiter, this.completed) = (Waiter::new(urgency), false);
+        assert!(this.completed && this.waiter.is_none(), "renewed before it had received");
+        (this.urgency, this.completed) = (urgency, false);
     }
 
     /// Ends the receive when `timer` is ready: see [`Timed`].
@@ -161,7 +163,7 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
     /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it before
     /// the first poll.
     pub fn urgency(mut self, urgency: u8) -> Self {
-        self.waiter = Waiter::new(urgency);
+        self.urgency = urgency;
         self
     }
 }
@@ -177,14 +179,11 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
         // SAFETY: nothing is moved out of the future, so the node stays in its place.
         let this = unsafe { self.get_unchecked_mut() };
         assert!(!this.completed, "polled after it was ready");
-        if !this.registered {
-            // The first poll tries without waiting: that needs neither the node nor a waker.
-            match this.queue.get().receive_with(Wait::NO) {
-                Err(ReceiveError::Empty) => this.registered = true,
-                ready => {
-                    this.completed = true;
-                    return Poll::Ready(ready);
-                }
+        if this.waiter.is_none() {
+            // A message that is there needs neither the node nor a waker.
+            if let Some(message) = this.queue.get().poll_receive() {
+                this.completed = true;
+                return Poll::Ready(Ok(message));
             }
         }
         this.poll_registered(cx)
@@ -201,16 +200,21 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
     ) -> Poll<Result<Received<T, L>, ReceiveError>> {
         let this = self;
         let queue = this.queue.get();
+        // The node is created in its place, which it does not leave.
+        let waiter = &*this.waiter.get_or_insert_with(|| Waiter::new(this.urgency));
         // Wakers are user code: they are cloned and dropped outside the lock.
         let waker = cx.waker().clone();
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
         let _old;
         {
-            let mut state = queue.lock_shut();
-            let node = NonNull::from(&this.waiter);
+            let Some(mut state) = queue.poll_lock(Access::Wait) else {
+                waker.wake(); // a sender is to publish its message first
+                return Poll::Pending;
+            };
+            let node = NonNull::from(waiter);
             // SAFETY: the lock is held, and the reference ends in this line.
-            if std::mem::take(&mut unsafe { this.waiter.inner() }.permit) {
+            if std::mem::take(&mut unsafe { waiter.inner() }.permit) {
                 state.release_receive_permit();
             }
             // The node leaves the list before a message is taken: a sender that is served then must
@@ -218,7 +222,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
             // SAFETY: the node is alive, and on this list or on none.
             let was_listed = unsafe { state.receivers.remove(node) };
             // SAFETY: the lock is held, and the reference ends in this line.
-            _old = unsafe { this.waiter.inner() }.take_waker();
+            _old = unsafe { waiter.inner() }.take_waker();
             match state.receive(&queue.config, &mut preload, &mut deferred) {
                 None if !state.closed => {
                     let waker = Some(waker);
@@ -236,8 +240,8 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
                     Poll::Pending
                 }
                 taken => {
-                    (this.registered, this.completed) = (false, true);
                     drop(state);
+                    (this.waiter, this.completed) = (None, true);
                     queue.run_deferred(&mut deferred);
                     let message = taken.ok_or(ReceiveError::Closed);
                     Poll::Ready(message.map(|message| (message.value, message.priority)))
@@ -252,17 +256,18 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
     #[cold]
     #[inline(never)]
     fn unregister(&mut self) {
-        self.registered = false;
+        let Some(waiter) = &self.waiter else { return };
         let queue = self.queue.get();
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
         let _old;
         {
-            let mut state = queue.lock();
+            // While others wait, the ring is shut and drained.
+            let mut state = queue.lock_undrained();
             // SAFETY: the node is alive, and on this list or on none.
-            unsafe { state.receivers.remove(NonNull::from(&self.waiter)) };
+            unsafe { state.receivers.remove(NonNull::from(waiter)) };
             // SAFETY: the lock is held, and this is the only reference.
-            let inner = unsafe { self.waiter.inner() };
+            let inner = unsafe { waiter.inner() };
             _old = inner.take_waker();
             if std::mem::take(&mut inner.permit) {
                 state.release_receive_permit();
@@ -274,6 +279,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
                 state.serve_waiters(&queue.config, &mut preload, &mut deferred)
             );
         }
+        self.waiter = None; // it is on no list, so no other thread knows it
         queue.run_deferred(&mut deferred);
     }
 }
@@ -282,25 +288,16 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
     fn expire(self: Pin<&mut Self>) -> Self::Output {
         // SAFETY: nothing is moved out of the future.
         let this = unsafe { self.get_unchecked_mut() };
-        if this.registered {
-            this.unregister();
-        }
+        this.unregister();
         this.completed = true;
-        let queue = this.queue.get();
-        queue.receive_with(Wait::NO).map_err(|error| match error {
-            ReceiveError::Empty => {
-                queue.lock_undrained().counters.timeouts += 1;
-                ReceiveError::Timeout
-            }
-            error => error,
-        })
+        this.queue.get().receive_expired()
     }
 }
 
 impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
     #[inline]
     fn drop(&mut self) {
-        if self.registered {
+        if self.waiter.is_some() {
             self.unregister();
         }
     }

@@ -14,7 +14,7 @@ use crate::core::{Bitmap, Levels, Message, Preload};
 use crate::error::{SendError, SendRefused};
 use crate::handles::{QueueRef, Sender};
 use crate::queue::{Deferred, Queue, refuse, refuse_or_unwind};
-use crate::waiter::Waiter;
+use crate::waiter::{Rank, Waiter, rank_of_new};
 
 /// A checked message, or the reason why it can never be sent.
 type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, (T, SendRefused)>;
@@ -40,10 +40,11 @@ type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, (T, SendRefuse
 #[must_use = "futures do nothing unless polled"]
 pub struct SendFuture<'q, T, L: Levels = Bitmap> {
     queue: QueueRef<'q, T, L, Sender<T, L>>,
-    waiter: Waiter<T, L::Priority>,
     /// `None` once the future is completed.
     message: Option<Admitted<T, L>>,
-    registered: bool,
+    urgency: u8,
+    /// The node, once there was no room. It may be on a list, or have a permit.
+    waiter: Option<Waiter<T, L::Priority>>,
     _pinned: PhantomPinned,
 }
 
@@ -55,6 +56,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// # Errors
     ///
     /// [`SendError`] carries the message and the reason.
+    #[inline]
     pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
         SendFuture::new(self, value, priority)
     }
@@ -62,6 +64,7 @@ impl<T, L: Levels> Queue<T, L> {
 
 impl<T, L: Levels> Sender<T, L> {
     /// Sends a message asynchronously: see [`Queue::send_async`](crate::Queue::send_async).
+    #[inline]
     pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
         self.queue().send_async(value, priority)
     }
@@ -97,6 +100,7 @@ impl<T, L: Levels> Sender<T, L> {
 }
 
 impl<'q, T, L: Levels> SendFuture<'q, T, L> {
+    #[inline]
     pub(super) fn new(queue: &'q Queue<T, L>, value: T, priority: L::Priority) -> Self {
         Self::with(QueueRef::Borrowed(queue), value, priority)
     }
@@ -105,17 +109,16 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
         Self::with(QueueRef::Owned(sender), value, priority)
     }
 
+    #[inline]
     fn with(queue: QueueRef<'q, T, L, Sender<T, L>>, value: T, priority: L::Priority) -> Self {
-        let waiter = Waiter::new(0);
         let message = Some(queue.get().config.admit(value, priority));
-        Self { queue, waiter, message, registered: false, _pinned: PhantomPinned }
+        Self { queue, message, urgency: 0, waiter: None, _pinned: PhantomPinned }
     }
 
     /// Creates a completed future, to be started by [`restart`](Self::restart).
     #[cfg(feature = "futures")]
     pub(super) fn without_message(queue: QueueRef<'q, T, L, Sender<T, L>>) -> Self {
-        let waiter = Waiter::new(0);
-        Self { queue, waiter, message: None, registered: false, _pinned: PhantomPinned }
+        Self { queue, message: None, urgency: 0, waiter: None, _pinned: PhantomPinned }
     }
 
     /// Returns whether the future has a message to send.
@@ -136,12 +139,11 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
         priority: L::Priority,
         urgency: u8,
     ) -> Result<(), SendError<T>> {
-        // SAFETY: only the node and the message are overwritten, and the node is on no list,
-        // because the future is completed: that is checked below.
+        // SAFETY: only the message, which is not pinned, and the urgency are overwritten.
         let this = unsafe { self.get_unchecked_mut() };
-        assert!(this.message.is_none() && !this.registered, "a message before there was room");
+        assert!(this.message.is_none() && this.waiter.is_none(), "a message before there was room");
         let message = this.queue.get().config.admit(value, priority).map_err(refuse)?;
-        (this.waiter, this.message) = (Waiter::new(urgency), Some(Ok(message)));
+        (this.urgency, this.message) = (urgency, Some(Ok(message)));
         Ok(())
     }
 
@@ -153,7 +155,7 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
     /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it before
     /// the first poll.
     pub fn urgency(mut self, urgency: u8) -> Self {
-        self.waiter = Waiter::new(urgency);
+        self.urgency = urgency;
         self
     }
 }
@@ -169,16 +171,14 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
         // SAFETY: the message, which is not pinned, is all that is moved out of the future; the
         // node stays in its place.
         let this = unsafe { self.get_unchecked_mut() };
-        if !this.registered {
+        if this.waiter.is_none() {
             let message = match this.message.take().expect("polled after it was ready") {
                 Ok(message) => message,
                 Err(refused) => return Poll::Ready(Err(refuse(refused))),
             };
-            // SAFETY: the node was on no list yet, so no other thread knows it.
-            let rank = unsafe { this.waiter.inner() }.rank();
-            match this.queue.get().poll_send(message, rank) {
-                Ok(sent) => return Poll::Ready(sent),
-                Err(message) => (this.message, this.registered) = (Some(Ok(message)), true),
+            match this.queue.get().poll_send(message) {
+                Ok(()) => return Poll::Ready(Ok(())),
+                Err(message) => this.message = Some(Ok(message)),
             }
         }
         this.poll_registered(cx)
@@ -192,6 +192,8 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
     fn poll_registered(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), SendError<T>>> {
         let this = self;
         let queue = this.queue.get();
+        // The node is created in its place, which it does not leave.
+        let waiter = &*this.waiter.get_or_insert_with(|| Waiter::new(this.urgency));
         // Wakers are user code: they are cloned and dropped outside the lock. If the clone panics,
         // the future still has its message. Comparisons run outside the lock as well.
         let waker = cx.waker().clone();
@@ -204,10 +206,15 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         let mut deferred = Deferred::new();
         let _old;
         {
-            let mut state = queue.lock_to_send_waiting(message.priority, &mut preload);
-            let node = NonNull::from(&this.waiter);
+            let locked = queue.poll_lock_to_send(message.priority, &mut preload);
+            let Some(mut state) = locked else {
+                this.message = Some(Ok(message));
+                waker.wake(); // a sender is to publish its message first
+                return Poll::Pending;
+            };
+            let node = NonNull::from(waiter);
             // SAFETY: the lock is held, and the reference ends in this line.
-            let had_permit = std::mem::take(&mut unsafe { this.waiter.inner() }.permit);
+            let had_permit = std::mem::take(&mut unsafe { waiter.inner() }.permit);
             if had_permit {
                 state.release_send_permit(message.bytes);
             }
@@ -216,14 +223,14 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
             // SAFETY: the node is alive, and on this list or on none.
             let was_listed = unsafe { state.senders.remove(node) };
             // SAFETY: the lock is held, and the reference ends in this line.
-            _old = unsafe { this.waiter.inner() }.take_waker();
+            _old = unsafe { waiter.inner() }.take_waker();
             // SAFETY: the lock is held, and the reference ends in this line.
-            let rank = unsafe { this.waiter.inner() }.rank();
+            let rank = unsafe { waiter.inner() }.rank();
             match state.send(&queue.config, message, rank, &mut preload, &mut deferred) {
                 Err((back, SendRefused::Full)) => {
                     this.message = Some(Ok(back));
                     // SAFETY: the lock is held, and the reference ends in this line.
-                    unsafe { this.waiter.inner() }.demand = Some(demand);
+                    unsafe { waiter.inner() }.demand = Some(demand);
                     let waker = Some(waker);
                     if was_listed {
                         // SAFETY: the node is on no list. It is pinned, and the drop takes it off.
@@ -244,13 +251,13 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                     Poll::Pending
                 }
                 put => {
-                    this.registered = false;
                     if had_permit || was_listed {
                         // The room of the permit, or the room that this message needed, may be
                         // enough for another sender; also if a receiver took the message at once.
                         state.serve_waiters(&queue.config, &mut preload, &mut deferred);
                     }
                     drop(state);
+                    this.waiter = None;
                     queue.run_deferred(&mut deferred);
                     Poll::Ready(put.map_err(|not_put| refuse_or_unwind(not_put, &mut deferred)))
                 }
@@ -260,21 +267,23 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
 }
 
 impl<T, L: Levels> SendFuture<'_, T, L> {
-    /// Takes the node off the list, and passes a permit on.
+    /// Takes the node off the list, and passes a permit on. Returns its position.
     #[cold]
     #[inline(never)]
-    fn unregister(&mut self) {
-        self.registered = false;
+    fn unregister(&mut self) -> Rank {
+        let Some(waiter) = &self.waiter else { return rank_of_new(self.urgency) };
         let queue = self.queue.get();
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
-        let _old;
+        let (_old, rank);
         {
-            let mut state = queue.lock();
+            // While others wait, the ring is shut and drained.
+            let mut state = queue.lock_undrained();
             // SAFETY: the node is alive, and on this list or on none.
-            let listed = unsafe { state.senders.remove(NonNull::from(&self.waiter)) };
+            let listed = unsafe { state.senders.remove(NonNull::from(waiter)) };
             // SAFETY: the lock is held, and this is the only reference.
-            let inner = unsafe { self.waiter.inner() };
+            let inner = unsafe { waiter.inner() };
+            rank = inner.rank();
             _old = inner.take_waker();
             let permit = std::mem::take(&mut inner.permit);
             if permit {
@@ -288,7 +297,9 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                 );
             }
         }
+        self.waiter = None; // it is on no list, so no other thread knows it
         queue.run_deferred(&mut deferred);
+        rank
     }
 }
 
@@ -296,27 +307,19 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
     fn expire(self: Pin<&mut Self>) -> Self::Output {
         // SAFETY: the message, which is not pinned, is all that is moved out of the future.
         let this = unsafe { self.get_unchecked_mut() };
-        if this.registered {
-            this.unregister();
-        }
+        let rank = this.unregister();
         let message = match this.message.take().expect("a pending send has its message") {
             Ok(message) => message,
             Err(refused) => return Err(refuse(refused)),
         };
-        // SAFETY: the node was taken off its list, so this thread alone uses it.
-        let rank = unsafe { this.waiter.inner() }.rank();
-        let queue = this.queue.get();
-        queue.poll_send(message, rank).unwrap_or_else(|message| {
-            queue.lock_undrained().counters.timeouts += 1;
-            Err(refuse((message.value, SendRefused::Timeout)))
-        })
+        this.queue.get().send_expired(message, rank)
     }
 }
 
 impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
     #[inline]
     fn drop(&mut self) {
-        if self.registered {
+        if self.waiter.is_some() {
             self.unregister();
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Deferred, Queue, Received, refuse_message};
+use super::{Access, Deferred, Queue, Received, refuse_message};
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
@@ -90,7 +90,11 @@ impl<T, L: Levels> Queue<T, L> {
         let rank = rank_of_new(wait.urgency_level());
         let mut result = Ok(());
         {
-            let mut state = self.lock_to_send_waiting(first, &mut preload);
+            let Some(mut state) = self.lock_to_send(first, &mut preload, wait.deadline()) else {
+                let Some((value, priority)) = batch.pop_front() else { return Ok(()) };
+                let message = Message { value, priority, bytes: sizes[0] };
+                return Err((message, SendRefused::Timeout));
+            };
             for (nth, &bytes) in sizes[..count].iter().enumerate() {
                 let Some(&(_, priority)) = batch.front() else { break };
                 // The preload was allocated for the first message only.
@@ -140,7 +144,12 @@ impl<T, L: Levels> Queue<T, L> {
             let mut preload = Preload::new();
             let mut deferred = Deferred::new();
             let empty = {
-                let mut state = self.lock();
+                let Some(mut state) = self.lock_until(Access::Receive, wait.deadline()) else {
+                    if out.len() > before {
+                        break;
+                    }
+                    return Err(ReceiveError::Timeout);
+                };
                 let mut taken = 0;
                 loop {
                     if taken == section || !deferred.has_room() {

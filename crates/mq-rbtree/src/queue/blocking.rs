@@ -7,6 +7,7 @@
 
 use std::pin::pin;
 use std::ptr::NonNull;
+use std::time::Instant;
 
 use percpu::sync::step;
 
@@ -66,7 +67,7 @@ impl<T, L: Levels> Queue<T, L> {
                 unsafe { state.wait_to_send(node, None) }
             );
             drop(state);
-            let ended = self.sleep(waiter, wait);
+            let ended = self.sleep(waiter, wait, self.ring.is_some());
             let late = ended == WaitEnd::TimedOut;
             // SAFETY: the node is alive, and no other list ever had it.
             let state = late.then(|| self.unlist(|state| unsafe { state.senders.remove(node) }));
@@ -79,22 +80,24 @@ impl<T, L: Levels> Queue<T, L> {
             };
             // SAFETY: the node is off its list, so this thread alone uses it.
             let rank = unsafe { waiter.inner() }.rank();
-            return self.send_at_deadline(back, rank, state);
+            return self.send_at_deadline(back, rank, state, Preload::new());
         }
     }
 
     /// Continues a receive that found no message.
-    #[cold]
     ///
-    /// The message of `position` would be the next of the ring.
+    /// The message of `position` would be the next of the open ring.
+    #[cold]
     pub(super) fn wait_to_receive(
         &self,
         wait: Wait,
-        position: u64,
+        position: Option<u64>,
     ) -> Result<Received<T, L>, ReceiveError> {
-        if let Some(message) = self.spin_to_receive(wait, position) {
+        if let Some(message) = position.and_then(|position| self.spin_to_receive(wait, position)) {
             return Ok((message.value, message.priority));
         }
+        // While others wait, messages do not come through the ring: the thread spins on its node.
+        let has_spun = position.is_some();
         let lines = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
         let waiter = &lines.as_ref().get_ref().0;
         let node = NonNull::from(waiter);
@@ -122,7 +125,7 @@ impl<T, L: Levels> Queue<T, L> {
             drop(state);
             // Wakes a sender whose message found no memory, before this thread sleeps.
             self.run_deferred(&mut deferred);
-            let ended = self.sleep(waiter, wait);
+            let ended = self.sleep(waiter, wait, has_spun);
             let late = ended == WaitEnd::TimedOut;
             // SAFETY: the node is alive, and no other list ever had it.
             let state = late.then(|| self.unlist(|state| unsafe { state.receivers.remove(node) }));
@@ -175,11 +178,9 @@ impl<T, L: Levels> Queue<T, L> {
     }
 
     /// Waits until the node is off its list, or until the deadline. Does not spin if the deadline
-    /// is over.
-    fn sleep(&self, waiter: &Waiter<T, L::Priority>, wait: Wait) -> WaitEnd {
-        let late = wait.is_over();
-        // With a ring, it has spun before.
-        let spins = if late || self.ring.is_some() { 0 } else { self.spin.spins() };
+    /// is over, or if the thread has spun on the ring before.
+    fn sleep(&self, waiter: &Waiter<T, L::Priority>, wait: Wait, has_spun: bool) -> WaitEnd {
+        let spins = if has_spun || wait.is_over() { 0 } else { self.spin.spins() };
         let (ended, in_time) = waiter.wait(wait.deadline(), spins);
         if spins > 0 {
             self.spin.record(in_time);
@@ -197,6 +198,25 @@ impl<T, L: Levels> Queue<T, L> {
         remove(&mut state).then_some(state)
     }
 
+    /// Completes the send of a task whose time is over.
+    pub(crate) fn send_expired(
+        &self,
+        message: Message<T, L::Priority>,
+        rank: Rank,
+    ) -> Result<(), SendError<T>> {
+        let mut preload = Preload::new();
+        match self.lock_to_send(message.priority, &mut preload, Some(Instant::now().into())) {
+            Some(state) => self.send_at_deadline(message, rank, state, preload),
+            None => Err(refuse_message((message, SendRefused::Timeout))),
+        }
+    }
+
+    /// Completes the receive of a task whose time is over.
+    pub(crate) fn receive_expired(&self) -> Result<Received<T, L>, ReceiveError> {
+        let locked = self.lock_until(Access::Receive, Some(Instant::now().into()));
+        self.receive_at_deadline(locked.ok_or(ReceiveError::Timeout)?)
+    }
+
     /// Completes a send at its deadline.
     ///
     /// It succeeds if there is room now: room of a task that has a permit and has not polled yet.
@@ -205,8 +225,8 @@ impl<T, L: Levels> Queue<T, L> {
         message: Message<T, L::Priority>,
         rank: Rank,
         mut state: LockedState<'_, T, L>,
+        mut preload: Preload<T, L>,
     ) -> Result<(), SendError<T>> {
-        let mut preload = Preload::new();
         let mut deferred = Deferred::new();
         let put = state.send(&self.config, message, rank, &mut preload, &mut deferred);
         if let Err((_, SendRefused::Full)) = &put {
@@ -236,10 +256,11 @@ impl<T, L: Levels> Queue<T, L> {
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
         let taken = state.receive(&self.config, &mut preload, &mut deferred);
-        state.counters.timeouts += u64::from(taken.is_none());
+        let late = if state.closed { ReceiveError::Closed } else { ReceiveError::Timeout };
+        state.counters.timeouts += u64::from(taken.is_none() && !state.closed);
         drop(state);
         self.run_deferred(&mut deferred);
-        let message = taken.ok_or(ReceiveError::Timeout)?;
+        let message = taken.ok_or(late)?;
         Ok((message.value, message.priority))
     }
 }

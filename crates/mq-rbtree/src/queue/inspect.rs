@@ -8,7 +8,7 @@ use crate::stats::QueueStats;
 
 impl<T, L: Levels> Queue<T, L> {
     /// Returns the number of messages. Takes the lock, because no separate counter is kept that all
-    /// CPUs would write.
+    /// CPUs would write. It may wait for a sender to finish: see [Progress](crate#progress).
     pub fn len(&self) -> usize {
         self.lock().core.len()
     }
@@ -42,7 +42,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Returns whether the queue refuses messages because it was closed.
     pub fn is_closed(&self) -> bool {
-        self.lock().closed
+        self.lock_undrained().closed
     }
 
     /// Returns the most messages that the queue holds.
@@ -153,10 +153,14 @@ impl<T, L: Levels> Queue<T, L> {
     }
 
     /// Claims a slot of the ring as a send does, and returns the function that publishes the message:
-    /// for tests of a sender that is stopped in between.
+    /// for tests of a sender that is stopped in between. Returns `None` if a send would take the lock.
     #[doc(hidden)]
     pub fn claim(&self, value: T, priority: L::Priority) -> Option<impl FnOnce()> {
         let ring = self.ring.as_ref()?;
+        // What is drained under the lock can be stored without memory.
+        if self.config.check(&value, priority).is_err() || self.hint.needs_memory(priority) {
+            return None;
+        }
         ring.refresh();
         let position = ring.claim()?;
         // SAFETY: the position has just been claimed, and the function is called once.

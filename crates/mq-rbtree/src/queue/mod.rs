@@ -20,6 +20,8 @@ mod deferred;
 mod inspect;
 mod spin;
 mod state;
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests;
 
 use std::fmt;
 use std::panic::resume_unwind;
@@ -38,7 +40,7 @@ use crate::deadline::{Deadline, Wait};
 use crate::error::{NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused};
 use crate::quota::Charge;
 use crate::staging::Ring;
-use crate::waiter::{Rank, rank_of_new};
+use crate::waiter::rank_of_new;
 
 /// A bounded priority queue for any number of threads and tasks.
 ///
@@ -103,6 +105,8 @@ impl<T, L: Levels> Queue<T, L> {
     }
 
     /// Sends a message if there is room now.
+    ///
+    /// It may wait for another sender to finish: see [Progress](crate#progress).
     ///
     /// # Errors
     ///
@@ -179,12 +183,10 @@ impl<T, L: Levels> Queue<T, L> {
         wait: Wait,
     ) -> Result<(), SendError<T>> {
         loop {
-            if ring.refresh() {
-                message = match self.try_stage(ring, message) {
-                    Ok(()) => return Ok(()),
-                    Err(message) => message,
-                };
-            }
+            message = match self.stage_refreshed(ring, message) {
+                Ok(()) => return Ok(()),
+                Err(message) => message,
+            };
             if wait.is_no() || !self.spin_for_room(ring, wait) {
                 return self.send_preloaded(message, wait);
             }
@@ -255,6 +257,8 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Receives the next message if there is one.
     ///
+    /// It may wait for a sender to finish: see [Progress](crate#progress).
+    ///
     /// # Errors
     ///
     /// [`ReceiveError::Empty`], or [`ReceiveError::Closed`] once the queue is closed and empty.
@@ -293,14 +297,14 @@ impl<T, L: Levels> Queue<T, L> {
         let mut deferred = Deferred::new();
         let (taken, position) = {
             let mut state = self.with_hold_timer(guard);
-            if !state.drain() {
+            if !state.drain(u64::MAX) {
                 drop(state);
                 let locked = self.lock_until(Access::Receive, wait.deadline());
                 state = locked.ok_or(ReceiveError::Timeout)?;
             }
             match state.receive(&self.config, &mut preload, &mut deferred) {
                 None if state.closed => return Err(ReceiveError::Closed),
-                taken => (taken, state.cursor.accepted()),
+                taken => (taken, state.cursor.next_staged()),
             }
         };
         match taken {
@@ -317,71 +321,57 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Sends a message without waiting. Returns the message if there is no room, and an error if it
-    /// is refused for another reason.
+    /// Sends a message of a task, unless the queue is not idle, or room or memory is missing; then
+    /// returns the message. Never waits for another sender.
     #[inline(always)]
     pub(crate) fn poll_send(
         &self,
         message: Message<T, L::Priority>,
-        rank: Rank,
-    ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
+    ) -> Result<(), Message<T, L::Priority>> {
         let Message { priority, bytes, .. } = message;
         if let Some(ring) = &self.ring {
             return match self.try_stage(ring, message) {
-                Ok(()) => Ok(Ok(())),
-                Err(message) => self.poll_send_preloaded(message, rank),
+                Ok(()) => Ok(()),
+                Err(message) => self.stage_refreshed(ring, message),
             };
         }
         if self.config.time_lock || self.hint.needs_memory(priority) {
-            return self.poll_send_preloaded(message, rank);
+            return Err(message);
         }
         let mut guard = self.state.lock();
         // Comparisons may panic; an unwind drops the guard before the message.
-        match guard.begin_fast_send(&self.config, priority, bytes) {
-            Some(level) => {
-                // SAFETY: `begin_fast_send` has just returned the level.
-                unsafe { guard.finish_fast_send(level, message) };
-                Ok(Ok(()))
-            }
-            None => {
-                self.poll_send_locked(self.with_hold_timer(guard), message, rank, Preload::new())
-            }
-        }
+        let Some(level) = guard.begin_fast_send(&self.config, priority, bytes) else {
+            drop(guard);
+            return Err(message);
+        };
+        // SAFETY: `begin_fast_send` has just returned the level.
+        unsafe { guard.finish_fast_send(level, message) };
+        Ok(())
     }
 
+    /// Stages a message after a look at the room that the holder of the lock has told. The first send
+    /// that finds no room learns of it for those that follow.
     #[cold]
     #[inline(never)]
-    fn poll_send_preloaded(
+    fn stage_refreshed(
         &self,
+        ring: &Ring<T, L::Priority>,
         message: Message<T, L::Priority>,
-        rank: Rank,
-    ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
-        let mut preload = Preload::new();
-        let state = self.lock_to_send_waiting(message.priority, &mut preload);
-        self.poll_send_locked(state, message, rank, preload)
+    ) -> Result<(), Message<T, L::Priority>> {
+        if ring.refresh() { self.try_stage(ring, message) } else { Err(message) }
     }
 
-    #[inline(never)]
-    fn poll_send_locked(
-        &self,
-        state: LockedState<'_, T, L>,
-        message: Message<T, L::Priority>,
-        rank: Rank,
-        mut preload: Preload<T, L>,
-    ) -> Result<Result<(), SendError<T>>, Message<T, L::Priority>> {
-        let mut deferred = Deferred::new();
-        let put = {
-            let mut state = state; // unlocks before `preload` and `deferred` are dropped
-            state.send(&self.config, message, rank, &mut preload, &mut deferred)
-        };
-        match put {
-            Ok(()) => {
-                self.run_deferred(&mut deferred);
-                Ok(Ok(()))
-            }
-            Err((message, SendRefused::Full)) => Err(message),
-            Err(not_put) => Ok(Err(refuse_or_unwind(not_put, &mut deferred))),
+    /// Receives a message for a task, unless the queue is empty or not idle. Never waits for a
+    /// sender.
+    #[inline(always)]
+    pub(crate) fn poll_receive(&self) -> Option<Received<T, L>> {
+        if self.config.time_lock {
+            return None;
         }
+        let mut preload = Preload::new();
+        let mut guard = self.state.lock();
+        let message = guard.fast_receive(self.ring.as_ref(), &self.config, &mut preload)?;
+        Some((message.value, message.priority))
     }
 
     /// Closes the queue: it refuses messages from now on. Returns whether it was open.
@@ -491,24 +481,45 @@ impl<T, L: Levels> Queue<T, L> {
         self.lock_until(Access::Wait, None).unwrap_or_else(without_deadline)
     }
 
-    /// Does what one of the two does, or returns `None` at the deadline.
+    /// Does what one of the two does, or returns `None` at the deadline, and counts that.
     pub(crate) fn lock_until(
         &self,
         access: Access,
         deadline: Option<Deadline>,
     ) -> Option<LockedState<'_, T, L>> {
-        let mut looks = 0;
+        let locked = self.lock_unless(access, || deadline.is_some_and(Deadline::is_over));
+        let Err(mut undrained) = locked else { return locked.ok() };
+        undrained.counters.timeouts += 1;
+        None
+    }
+
+    /// Does the same for a task, which polls again if it gets `None`: a moment was too short.
+    pub(crate) fn poll_lock(&self, access: Access) -> Option<LockedState<'_, T, L>> {
+        self.lock_unless(access, || true).ok()
+    }
+
+    /// Locks the state. Returns the state that is not drained if a sender is waited for and `is_over`
+    /// returns true, which is called after a moment of patience.
+    fn lock_unless(
+        &self,
+        access: Access,
+        is_over: impl Fn() -> bool,
+    ) -> Result<LockedState<'_, T, L>, LockedState<'_, T, L>> {
+        let (mut looks, mut upto) = (0, u64::MAX);
         loop {
             let mut state = self.lock_undrained();
             if access != Access::Receive {
                 step!("lock: shut the ring", state.shut());
             }
-            if state.drain() || (access == Access::Send && state.closed) {
-                return Some(state);
+            if state.drain(upto) || (access == Access::Send && state.closed) {
+                return Ok(state);
             }
-            if looks >= PATIENCE && deadline.is_some_and(Deadline::is_over) {
-                state.counters.timeouts += 1;
-                return None;
+            if looks >= PATIENCE && is_over() {
+                return Err(state);
+            }
+            if looks == 0 && access == Access::Receive {
+                // Holes before later sends would delay a receive without bound.
+                upto = state.reported();
             }
             drop(state);
             wait_for_sender(looks);
@@ -524,24 +535,33 @@ impl<T, L: Levels> Queue<T, L> {
         preload: &mut Preload<T, L>,
         deadline: Option<Deadline>,
     ) -> Option<LockedState<'_, T, L>> {
+        self.lock_with_memory(priority, preload, || self.lock_until(Access::Send, deadline))
+    }
+
+    /// Does the same for a task: see [`poll_lock`](Self::poll_lock).
+    pub(crate) fn poll_lock_to_send(
+        &self,
+        priority: L::Priority,
+        preload: &mut Preload<T, L>,
+    ) -> Option<LockedState<'_, T, L>> {
+        self.lock_with_memory(priority, preload, || self.poll_lock(Access::Send))
+    }
+
+    fn lock_with_memory<'q>(
+        &'q self,
+        priority: L::Priority,
+        preload: &mut Preload<T, L>,
+        lock: impl Fn() -> Option<LockedState<'q, T, L>>,
+    ) -> Option<LockedState<'q, T, L>> {
         let mut preloaded = self.ring.is_none() || self.hint.needs_slot();
         loop {
             self.hint.preload(priority, preload);
-            let state = self.lock_until(Access::Send, deadline)?;
+            let state = lock()?;
             if preloaded || !self.hint.needs_slot() {
                 return Some(state);
             }
             preloaded = true; // the messages of the ring took the slots
         }
-    }
-
-    /// Does the same without a deadline.
-    pub(crate) fn lock_to_send_waiting(
-        &self,
-        priority: L::Priority,
-        preload: &mut Preload<T, L>,
-    ) -> LockedState<'_, T, L> {
-        self.lock_to_send(priority, preload, None).unwrap_or_else(without_deadline)
     }
 
     /// Starts to measure the hold time of a lock that was just taken, if the queue measures it.
@@ -572,7 +592,8 @@ impl<T, L: Levels> Queue<T, L> {
         loop {
             let mut preload = Preload::new();
             {
-                let mut state = self.lock();
+                // While others wait, the ring is shut and drained.
+                let mut state = self.lock_undrained();
                 state.serve_waiters(&self.config, &mut preload, &mut deferred);
             }
             if !deferred.run() {
@@ -621,11 +642,16 @@ impl<T, L: Levels> LockedState<'_, T, L> {
 
     /// Drains the ring: see [`State::drain`].
     #[inline]
-    fn drain(&mut self) -> bool {
+    fn drain(&mut self, upto: u64) -> bool {
         match &self.queue.ring {
-            Some(ring) => self.guard.drain(ring),
+            Some(ring) => self.guard.drain(ring, upto),
             None => true,
         }
+    }
+
+    /// Returns the position below which senders have reported holes.
+    fn reported(&self) -> u64 {
+        self.queue.ring.as_ref().map_or(0, Ring::reported)
     }
 }
 
@@ -692,7 +718,7 @@ impl<T, L: Levels> Drop for Queue<T, L> {
     fn drop(&mut self) {
         // The store drops all messages.
         if let Some(ring) = &self.ring {
-            self.state.get_mut().drain(ring);
+            self.state.get_mut().drain(ring, u64::MAX);
         }
     }
 }
@@ -707,7 +733,7 @@ impl<T, L: Levels> fmt::Debug for Queue<T, L> {
         // The fields are written after the unlock, because the writer is the user's.
         let seen = self.state.try_lock().map(|mut state| {
             if let Some(ring) = &self.ring {
-                state.drain(ring);
+                state.drain(ring, u64::MAX);
             }
             (state.core.len(), state.closed)
         });

@@ -18,6 +18,8 @@ const YIELDS: u32 = 6;
 /// One of so many waits spins the full length.
 const PROBE_INTERVAL: u32 = 64;
 
+/// Written by each wait, so it is on cache lines of its own.
+#[repr(align(128))]
 pub(crate) struct Spin {
     /// The spins of the next wait; 0 means that threads never spin.
     spins: AtomicU32,

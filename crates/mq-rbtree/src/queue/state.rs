@@ -166,18 +166,18 @@ impl<T, L: Levels> State<T, L> {
         config: &Config<T, L>,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
-        let message = match ring.next(&self.cursor, 0) {
+        let message = match ring.next(&self.cursor, 0, u64::MAX) {
             Next::Hole => return None,
             Next::Nothing => self.core.pop_with(preload)?,
             Next::Message(priority) => {
-                let alone = matches!(ring.next(&self.cursor, 1), Next::Nothing);
+                let alone = matches!(ring.next(&self.cursor, 1, u64::MAX), Next::Nothing);
                 if check!("receive: drain before the choice", alone) && self.core.passes(priority) {
                     // SAFETY: the lock is held, and `next` has just returned a message.
                     let value = unsafe { ring.take(&mut self.cursor) };
                     self.count_depth(self.core.len() + 1);
                     Message { value, priority, bytes: 0 }
                 } else {
-                    if !self.drain(ring) {
+                    if !self.drain(ring, u64::MAX) {
                         return None;
                     }
                     self.core.pop_with(preload)?
@@ -191,14 +191,15 @@ impl<T, L: Levels> State<T, L> {
     /// Moves the messages of the ring into the store. Returns false if a sender must publish one
     /// first; then the store may have changed, but no message that is behind it was moved.
     ///
-    /// A message whose send returned before this call is drained, if this returns true. Does not
-    /// allocate.
+    /// A message whose send returned before this call is drained, if this returns true. With an
+    /// earlier value of [`Ring::reported`] as `upto` this holds for the sends that had returned then.
+    /// Does not allocate.
     #[inline(never)]
-    pub(crate) fn drain(&mut self, ring: &Ring<T, L::Priority>) -> bool {
+    pub(crate) fn drain(&mut self, ring: &Ring<T, L::Priority>, upto: u64) -> bool {
         let mut complete = true;
         // Senders may go on meanwhile, but no message beyond a whole ring was sent before the call.
         for _ in 0..ring.slots() {
-            match ring.next(&self.cursor, 0) {
+            match ring.next(&self.cursor, 0, upto) {
                 Next::Nothing => break,
                 Next::Hole => {
                     complete = false;

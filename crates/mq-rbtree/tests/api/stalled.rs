@@ -2,11 +2,16 @@
 //! of a queue whose sends take no lock.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+use std::future::{Future, ready};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
+
+use testkit::WakeCount;
 
 /// Creates an empty queue that has the memory for `max` messages.
 fn warm(max: usize) -> Queue<u64> {
@@ -61,6 +66,72 @@ fn inv21_a_send_behind_a_stopped_one_is_not_overlooked() {
 }
 
 #[test]
+fn inv22_batches_end_at_their_deadline_beside_a_stopped_sender() {
+    let queue = warm(8);
+    let publish = queue.claim(1, 5).unwrap();
+    queue.try_send(2, 9).unwrap();
+    assert!(!queue.is_closed());
+    let mut out = Vec::new();
+    assert_eq!(queue.receive_batch(&mut out, 2, soon()), Err(ReceiveError::Timeout));
+    let mut batch = [(3, 1), (4, 1)].into();
+    let refused = queue.send_batch(&mut batch, soon()).unwrap_err();
+    assert_eq!((refused.sent, refused.reason), (0, SendRefused::Timeout));
+    assert_eq!(batch, [(3, 1), (4, 1)]);
+    publish();
+    assert_eq!(queue.send_batch(&mut batch, soon()), Ok(2));
+    assert_eq!(queue.receive_batch(&mut out, 8, soon()), Ok(4));
+    assert_eq!(out, [(2, 9), (1, 5), (3, 1), (4, 1)]);
+    assert_eq!(queue.stats().timeouts, 2);
+    queue.validate();
+}
+
+#[test]
+fn inv22_tasks_poll_again_beside_a_stopped_sender() {
+    let queue = warm(2);
+    let publish = queue.claim(1, 5).unwrap();
+    queue.try_send(2, 9).unwrap();
+    let woken = WakeCount::new();
+    let waker = woken.waker();
+    let mut cx = Context::from_waker(&waker);
+    let (mut receive, mut send) = (pin!(queue.receive_async()), pin!(queue.send_async(3, 3)));
+    assert!(receive.as_mut().poll(&mut cx).is_pending());
+    assert!(send.as_mut().poll(&mut cx).is_pending());
+    assert_eq!(woken.count(), 2);
+    // A timer that is over ends them, and a future that is dropped does not wait.
+    let timed = pin!(queue.receive_async().until(ready(()))).poll(&mut cx);
+    assert_eq!(timed, Poll::Ready(Err(ReceiveError::Timeout)));
+    let timed = pin!(queue.send_async(4, 4).until(ready(()))).poll(&mut cx);
+    let Poll::Ready(Err(refused)) = timed else { panic!("a send beyond the room") };
+    assert_eq!((refused.value, refused.reason), (4, SendRefused::Timeout));
+    assert_eq!(woken.count(), 4);
+    publish();
+    assert_eq!(queue.stats().timeouts, 2);
+    assert_eq!(receive.poll(&mut cx), Poll::Ready(Ok((2, 9))));
+    assert_eq!(send.poll(&mut cx), Poll::Ready(Ok(())));
+    assert_eq!(queue.drain(), [(1, 5), (3, 3)]);
+    queue.validate();
+}
+
+/// The receive waits for the sends that had returned when it began, and for no later ones.
+#[test]
+fn inv22_a_receive_does_not_wait_for_later_holes() {
+    let queue = warm(8);
+    let first = queue.claim(1, 5).unwrap();
+    queue.try_send(2, 9).unwrap();
+    thread::scope(|scope| {
+        let receiver = scope.spawn(|| queue.receive_with(Wait::at_most(Duration::from_secs(2))));
+        thread::sleep(Duration::from_millis(20));
+        let second = queue.claim(3, 5).unwrap();
+        queue.try_send(4, 4).unwrap();
+        first();
+        assert_eq!(receiver.join().unwrap(), Ok((2, 9)));
+        second();
+    });
+    assert_eq!(queue.drain(), [(1, 5), (3, 5), (4, 4)]);
+    queue.validate();
+}
+
+#[test]
 fn inv22_close_does_not_wait_for_a_stopped_sender() {
     let queue = warm(8);
     let publish = queue.claim(1, 5).unwrap();
@@ -85,6 +156,16 @@ fn inv24_a_claimed_place_is_taken() {
     assert_eq!(queue.try_send(5, 5).unwrap_err().reason, SendRefused::Full);
     assert!(queue.drain().into_iter().eq([(2, 2), (1, 1)]));
     queue.validate();
+}
+
+#[test]
+fn a_claim_that_could_not_be_stored_is_refused() {
+    let queue: Queue<u64> = Queue::new(8).unwrap();
+    assert!(queue.claim(1, 5).is_none(), "there is no memory yet");
+    let queue = warm(8);
+    assert!(queue.claim(1, 40_000).is_none());
+    queue.claim(1, 5).unwrap()();
+    assert_eq!(queue.receive(), Ok((1, 5)));
 }
 
 /// Threads send and receive in every way, while another one checks the limits.

@@ -28,7 +28,7 @@ fn send(ring: &Ring<u64, u32>, value: u64) -> bool {
 
 /// Takes the next message.
 fn take(ring: &Ring<u64, u32>, cursor: &mut Cursor) -> u64 {
-    assert_eq!(ring.next(cursor, 0), Next::Message(0));
+    assert_eq!(ring.next(cursor, 0, u64::MAX), Next::Message(0));
     // SAFETY: this thread alone uses the cursor, and there is a message.
     unsafe { ring.take(cursor) }
 }
@@ -43,7 +43,7 @@ fn inv21_a_hole_is_reported_to_the_sender_behind() {
             thread::spawn(move || assert!(send(&ring, value)))
         });
         assert!(send(&ring, 3));
-        assert_ne!(ring.next(&cursor, 0), Next::Nothing, "a message was sent before");
+        assert_ne!(ring.next(&cursor, 0, u64::MAX), Next::Nothing, "a message was sent before");
         senders.into_iter().for_each(|sender| sender.join().unwrap());
     });
 }
@@ -89,10 +89,31 @@ fn inv22_a_claim_races_the_shut() {
         assert_eq!(drained, sent == 0);
         (0..sent).for_each(|_| assert_ne!(take(&ring, &mut cursor), 0));
         assert!(cursor.is_drained());
-        assert_eq!(ring.next(&cursor, 0), Next::Nothing);
+        assert_eq!(ring.next(&cursor, 0, u64::MAX), Next::Nothing);
         ring.reopen(&mut cursor);
         ring.set_room(&cursor, 0, SLOTS);
         assert!(ring.refresh() && send(&ring, 3));
         assert_eq!(take(&ring, &mut cursor), 3);
+    });
+}
+
+/// As above, in a ring that was shut for more positions than a sequence number tells apart.
+#[test]
+fn inv21_a_sender_sees_the_stamps_of_the_positions_sent_under_the_lock() {
+    model(|| {
+        let (ring, mut cursor) = Ring::try_new(SLOTS).unwrap().unwrap();
+        ring.start_at(&mut cursor, 3 << 30);
+        ring.set_room(&cursor, 0, SLOTS);
+        ring.refresh();
+        let ring = Arc::new(ring);
+        let [first, second] = [1, 2].map(|value| {
+            let ring = Arc::clone(&ring);
+            thread::spawn(move || send(&ring, value))
+        });
+        ring.reopen(&mut cursor);
+        if first.join().unwrap() {
+            assert_ne!(ring.next(&cursor, 0, u64::MAX), Next::Nothing, "a message was sent before");
+        }
+        second.join().unwrap();
     });
 }

@@ -21,6 +21,14 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("refresh: the slots are free", "staging::inv24_a_slot_is_reused_after_its_message_was_read"),
     ("refresh: for the other senders", "ring::inv24_two_senders_reuse_slots"),
     ("claim: the slot is free", "ring::inv24_two_senders_reuse_slots"),
+    (
+        "reopen: the slots are stamped",
+        "ring::inv21_a_sender_sees_the_stamps_of_the_positions_sent_under_the_lock",
+    ),
+    (
+        "claim: the slots are stamped",
+        "ring::inv21_a_sender_sees_the_stamps_of_the_positions_sent_under_the_lock",
+    ),
     ("leave: open the quiet ring only", "staging::inv22_a_waiting_receiver_gets_a_staged_message"),
     ("lock: shut the ring", "staging::inv22_a_waiting_receiver_gets_a_staged_message"),
     ("close: shut the ring", "staging::inv22_close_races_two_claims"),
@@ -34,6 +42,8 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "refresh: the slots are free",
     "refresh: for the other senders",
     "claim: the slot is free",
+    "reopen: the slots are stamped",
+    "claim: the slots are stamped",
 ];
 
 /// Creates an empty queue that has the memory for `max` messages.
