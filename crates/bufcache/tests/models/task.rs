@@ -288,8 +288,7 @@ fn inv23_a_writer_that_is_gone() {
         let world = World::new(2);
         let alarm = Arc::new(Alarm::default());
         let held = world.disk.get(1).unwrap().pin().unwrap(); // a guard of this thread is refused at once
-        // The call may end before the poll does: a wait for the guard gives up in time.
-        begin(&mut Box::pin(world.disk.get_mut_async(1)), &alarm);
+        assert!(begin(&mut Box::pin(world.disk.get_mut_async(1)), &alarm));
         drop(held);
         look(&block_on(world.disk.get_mut_async(1)).unwrap(), 1);
         world.read(1);
