@@ -27,7 +27,6 @@ use std::task::{Context, Poll, Waker};
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Arc, WordLock, check, mutant, panicking, step, thread_id};
 
-use super::pool::Queued;
 use super::{Reuse, Shared, linger};
 use crate::contain::contain;
 use crate::error::{Failure, GetError};
@@ -85,10 +84,8 @@ impl Load {
         }
         let (cache, frame) = (Arc::clone(&self.source.cache), self.frame);
         match cache.pool.read(self) {
-            Ok(Queued::Next) => {}
-            Ok(Queued::BehindOthers) => {
-                step!("defer: wake those who may read it", cache.wake_threads(frame));
-            }
+            Ok(false) => {}
+            Ok(true) => step!("defer: wake those who may read it", cache.wake_threads(frame)),
             // This thread reads only if there can be no other.
             Err(load) => load.read_here(0),
         }

@@ -43,14 +43,6 @@ pub(crate) struct Pool {
     pub(super) limits: Limits,
 }
 
-/// Where a load is queued.
-pub(super) enum Queued {
-    /// A thread is to take it.
-    Next,
-    /// As many others are to be read at a time. A thread that needs the block may take it.
-    BehindOthers,
-}
-
 struct Queue {
     state: Mutex<State>,
     changed: Condvar,
@@ -235,21 +227,22 @@ impl Pool {
         Self { queue: Arc::new(queue), limits }
     }
 
-    /// Has a thread read the block. The load comes back where there can be no thread for it.
-    pub(super) fn read(&self, load: Load) -> Result<Queued, Load> {
+    /// Has a thread read the block. Returns whether it is behind as many others as are read at a time: a thread that
+    /// needs the block may [take](Self::take_queued) it. The load comes back where there can be no thread for it.
+    pub(super) fn read(&self, load: Load) -> Result<bool, Load> {
         let mut state = self.queue.state.lock();
         let has_thread = self.call_thread(&mut state) || state.threads > 0;
         let work = state.work(load.device());
         if !has_thread || work.loads.try_reserve(1).is_err() {
             return Err(load);
         }
-        let has_turn = work.reading + work.loads.len() < PER_DEVICE;
+        let is_behind = work.reading + work.loads.len() >= PER_DEVICE;
         work.loads.push_back(load);
         // Ordering: Relaxed, here and below; see `take_queued`.
         self.queue.loads.fetch_add(1, Ordering::Relaxed);
         drop(state);
         step!("pool: tell a thread", self.queue.changed.notify_one());
-        Ok(if has_turn { Queued::Next } else { Queued::BehindOthers })
+        Ok(is_behind)
     }
 
     /// The load of that frame, if no thread has taken it, for a thread that would sleep for it otherwise. The threads
