@@ -8,8 +8,8 @@
 //! the file, before it tells: so a [hand](crate::hands) asks. It tells of what the image is, so what the cache
 //! has and the image has not goes to the image first; if that fails, everything counts as data.
 //!
-//! A reply describes no more than [`ROOM`] bytes of extents, which the protocol allows: who wants to know the rest
-//! asks again where they end.
+//! A reply describes no more than [`ROOM`] bytes of extents, which the protocol allows: a client that wants to
+//! know the rest asks again where they end.
 
 use std::fs::File;
 use std::io;

@@ -234,7 +234,7 @@ fn inv19_a_close_closes_once_whatever_its_result_is() {
         assert!(fd.into_inner().is_none());
         assert_eq!(errno(nop.wait().0), libc::ECANCELED);
         assert_eq!(descriptors_of(&path), 0);
-        // In time, and nobody waits.
+        // In time, while no thread waits.
         let late = engine.close(fs::File::open(&path).unwrap());
         drop(late.cancel_after(Duration::ZERO).submit().unwrap());
         engine.drain().unwrap();

@@ -40,8 +40,8 @@ use crate::word::{FAILED, IO, Key, WRITE};
 /// A block that is to be read: its place on the device, and the buffer, which is the load's alone.
 ///
 /// It is owned by the device that [begins](crate::BlockDevice::begin_read) the read, and ends once, in any
-/// thread: by [`finish`](Self::finish), or by its drop, which fails it with `ECANCELED`. Those who want the
-/// block wait for that, so a forgotten load lets them wait for ever.
+/// thread: by [`finish`](Self::finish), or by its drop, which fails it with `ECANCELED`. The threads and tasks
+/// that want the block wait for that, and wait for ever if the load is forgotten.
 #[must_use = "the block counts as being read until this ends"]
 pub struct Load {
     source: Operation<Arc<Source>>,
@@ -92,7 +92,7 @@ impl Load {
     }
 
     /// Ends the load: with how much was read, less than all only at the end of the device, or with the
-    /// device's error. Wakes those who wait for it. A panic of the verifier is told to them. `Interrupted` is told as
+    /// device's error. Wakes the waiters. A panic of the verifier is their error. `Interrupted` is told as
     /// an error: the device tries again itself, before.
     pub fn finish(self, result: io::Result<usize>) {
         self.end(result, 0);
@@ -113,7 +113,7 @@ impl Load {
         }
     }
 
-    /// Reads the block here and now. A panic of the device is told to those who wait.
+    /// Reads the block on this thread. A panic of the device is the error of every waiter.
     pub(super) fn read_here(self, own: u64) {
         let slot = self.source.cache.name_own(self.frame);
         let mut bytes = self.source.cache.frames.bytes(self.frame);
@@ -283,11 +283,11 @@ impl Shared {
         self.frames.writing(frame);
         self.counters.get_read.add(1);
         source.note_load(key);
-        // If it panics the load is dropped, which tells those who wait.
+        // A panic drops the load, which fails it and wakes the waiters.
         let _ = contain(|| source.device.begin_read(load));
     }
 
-    /// Makes what was read a buffer, and wakes those who wait for it: all pins are theirs, but for `own`.
+    /// Publishes the bytes that were read as a buffer, and wakes the waiters: all pins but `own` are theirs.
     fn publish(&self, frame: Frame, own: u64) {
         self.frames.writing(frame); // till now
         if self.entry(frame).publish().pins() > own || self.has_wakers(frame) {

@@ -280,7 +280,7 @@ impl Shared {
         Ok(Held { slot, frame })
     }
 
-    /// Takes a load that failed out of the table, and tells those who wait. `own` of the pins beside the load's
+    /// Takes a load that failed out of the table, and fails its waiters. `own` of the pins beside the load's
     /// are the calling thread's.
     pub(super) fn fail(
         &self,
