@@ -99,7 +99,7 @@ pub struct Pin {
 
 // SAFETY: it reaches bytes that are read only while the pin is there, and what is shared anyway.
 unsafe impl Send for Pin {}
-// SAFETY: as above.
+// SAFETY: a shared reference only reads the bytes, which no thread changes while the pin is there.
 unsafe impl Sync for Pin {}
 
 impl Deref for Pin {
@@ -183,7 +183,7 @@ impl Deref for WriteGuard<'_> {
 impl DerefMut for WriteGuard<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.modified = true;
-        // SAFETY: as above, and `self` is borrowed alone.
+        // SAFETY: the guard's mark excludes other users of the bytes, and `&mut self` other uses of the guard.
         unsafe { self.bytes.as_mut() }
     }
 }
@@ -225,7 +225,7 @@ pub struct OwnedWriteGuard {
 // SAFETY: the mark on the entry belongs to the guard, not to a thread, and the bytes are reached through `&mut` as
 // those of a `Box` are.
 unsafe impl Send for OwnedWriteGuard {}
-// SAFETY: as above; `&self` reads the bytes only.
+// SAFETY: a shared reference only reads the bytes, and the mark keeps other threads from them.
 unsafe impl Sync for OwnedWriteGuard {}
 
 impl OwnedWriteGuard {
@@ -277,7 +277,7 @@ impl Deref for OwnedWriteGuard {
 impl DerefMut for OwnedWriteGuard {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.modified = true;
-        // SAFETY: as above, and `self` is borrowed alone.
+        // SAFETY: the guard's mark excludes other users of the bytes, and `&mut self` other uses of the guard.
         unsafe { self.bytes.as_mut() }
     }
 }

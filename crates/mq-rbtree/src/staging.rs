@@ -92,7 +92,8 @@ pub(crate) struct Ring<T, P> {
 // SAFETY: by invariant 1 one thread at a time uses a slot's message and priority, which is a move
 // as far as they can tell, so `Send` suffices.
 unsafe impl<T: Send, P: Send> Send for Ring<T, P> {}
-// SAFETY: as above; `&T` is never shared.
+// SAFETY: invariant 1 holds for shared rings too, so no `&T` or `&P` is ever shared: each message moves
+// from its sender to the holder of the lock.
 unsafe impl<T: Send, P: Send> Sync for Ring<T, P> {}
 
 /// The part of the ring that the queue's lock protects.
@@ -239,7 +240,7 @@ impl<T, P: Copy> Ring<T, P> {
         let slot = self.slot(position);
         // SAFETY: invariant 1: this thread claimed the position.
         slot.priority.with_mut(|own| unsafe { own.write(MaybeUninit::new(priority)) });
-        // SAFETY: invariant 1, as above.
+        // SAFETY: invariant 1: this thread claimed the position, and has not published it.
         slot.value.with_mut(|own| unsafe { own.write(MaybeUninit::new(value)) });
         // Ordering: Acquire pairs with the Release below in the sender before; it carries `hole`, as
         // that sender and those before it have reported. A Relaxed load would lose a hole: A claims 0

@@ -22,7 +22,7 @@ pub struct DeviceWrite {
 
 // SAFETY: the parts are read only, and live until the write ends, see `new`.
 unsafe impl Send for DeviceWrite {}
-// SAFETY: as above.
+// SAFETY: a shared reference only reads the parts, which no thread changes until the write ends.
 unsafe impl Sync for DeviceWrite {}
 
 impl DeviceWrite {

@@ -152,7 +152,7 @@ impl<'a, T> PairGuard<'a, T> {
     pub fn get_mut(&mut self) -> (&mut T, &mut T) {
         // SAFETY: by the contract of `new` this thread may use it; `&mut self` excludes other uses.
         let first = unsafe { &mut *self.slots.0.as_mut_ptr() };
-        // SAFETY: as above, and by the contract of `new` the slots differ.
+        // SAFETY: by the contract of `new` this thread may use it, and it is not the first slot.
         let second = unsafe { &mut *self.slots.1.as_mut_ptr() };
         (first, second)
     }
