@@ -30,6 +30,8 @@
 //! # }
 //! ```
 //!
+//! The [`guide`] explains the reap after a submission with a picture.
+//!
 //! # Choosing
 //!
 //! | the program | uses |
@@ -184,6 +186,8 @@ mod engine;
 mod error;
 mod file;
 mod files;
+#[cfg(doc)]
+pub mod guide;
 mod histogram;
 mod io_path;
 mod op;

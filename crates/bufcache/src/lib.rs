@@ -15,6 +15,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! The chapters of the [`guide`] explain hazard slots and write-back with a picture each.
+//!
 //! # Writing
 //!
 //! ```
@@ -53,6 +55,8 @@ mod error;
 mod few;
 mod frames;
 mod guard;
+#[cfg(doc)]
+pub mod guide;
 mod handle;
 mod hazard;
 mod ids;

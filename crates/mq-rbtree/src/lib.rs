@@ -24,6 +24,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! The chapters of the [`guide`] explain allocation outside the lock and staged sends with a picture each.
+//!
 //! # Choosing
 //!
 //! First the type. All have the same order and limits:
@@ -220,6 +222,8 @@ mod deadline;
 mod error;
 mod event;
 mod futures;
+#[cfg(doc)]
+pub mod guide;
 mod handles;
 #[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
 mod kernel;
