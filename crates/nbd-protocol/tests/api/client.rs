@@ -99,7 +99,7 @@ fn a_list_has_names_and_descriptions_and_an_end() {
     let end = reply(opt::LIST, rep::ACK, b"");
     let list = |entries: &[Vec<u8>]| match hears(
         ClientHandshake::list(),
-        &[entries, &[end.clone()]].concat(),
+        &[entries, std::slice::from_ref(&end)].concat(),
     )?
     .1
     {
@@ -143,7 +143,7 @@ fn the_client_goes_on_without_what_is_refused_where_it_can() {
     let without = [no_structured, no_go.clone()];
     asks(new(HeaderStyle::Structured).ask_allocation(), &without, &options);
     let options = [(opt::STARTTLS, &b""[..]), (opt::GO, &go)];
-    asks(simple().tls(TlsPolicy::On), &[no_tls.clone()], &options);
+    asks(simple().tls(TlsPolicy::On), std::slice::from_ref(&no_tls), &options);
 
     // Where it cannot, the error has the server's message.
     let ends = |client, replies: &[Vec<u8>], option, code| {

@@ -299,9 +299,9 @@ fn inv05_limits_are_exact() {
 
 #[test]
 fn inv05_the_last_option_is_answered_at_the_limit_of_replies() {
-    let list = [(opt::LIST, &b""[..]); 2];
-    // 24 bytes and the text for each export, 20 for the end.
-    for (last, step) in [(8148, Step::More), (8149, Step::Close(CloseReason::TooManyOptions))] {
+    let options = [(4711, &b"drained"[..]), (opt::LIST, b""), (opt::LIST, b"")];
+    // 20 bytes for the refusal, 24 and the text for each export, 20 for the end.
+    for (last, step) in [(8128, Step::More), (8129, Step::Close(CloseReason::TooManyOptions))] {
         let texts = [8168; 127].into_iter().chain([last]);
         let exports: Vec<_> = texts
             .map(|len| {
@@ -312,9 +312,9 @@ fn inv05_the_last_option_is_answered_at_the_limit_of_replies() {
             .collect();
         let (mut out, mut greeting) = (Vec::new(), Vec::new());
         let mut server = Handshake::new(&mut greeting);
-        server.receive(&session(FIXED, &list[..1]), &exports[..], &mut out);
-        assert_eq!(out.len(), MAX_REPLIES + last - 8148);
-        let input = session(0, &list[1..]);
+        server.receive(&session(FIXED, &options[..2]), &exports[..], &mut out);
+        assert_eq!(out.len(), MAX_REPLIES + last - 8128);
+        let input = session(0, &options[2..]);
         assert_eq!(server.receive(&input[4..], &exports[..], &mut out).1, step);
     }
 }
