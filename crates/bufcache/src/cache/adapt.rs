@@ -1,15 +1,21 @@
 //! What an adaptive cache learns: the only place where the shadows of its policy meet its requests.
 
 use super::{Reuse, Shared};
+use crate::frames::Frame;
 use crate::hazard;
 use crate::policy::Samples;
-use crate::word::Key;
+use crate::word::{Key, SAMPLED, Word};
 
 impl Shared {
+    /// The word of a block that is about to be loaded into that frame.
+    pub(super) fn loading(&self, frame: Frame, key: Key) -> Word {
+        Word::loading(frame).sampled_if(self.samples.may_take(key))
+    }
+
     /// A hit. If the block is in the sample, it is left to the shadows, without a write to shared memory.
     #[inline(always)]
-    pub(super) fn note_hit(&self, key: Key) {
-        if self.samples.takes_hit(key) {
+    pub(super) fn note_hit(&self, key: Key, word: Word) {
+        if word.has(SAMPLED) {
             self.add_sample(key);
         }
     }
@@ -17,6 +23,9 @@ impl Shared {
     #[cold]
     #[inline(never)]
     fn add_sample(&self, key: Key) {
+        if !self.samples.takes_hit(key) {
+            return;
+        }
         if let Some(record) = hazard::number() {
             self.samples.add(record, Samples::tag(key));
         }
@@ -33,17 +42,54 @@ impl Shared {
         let mut changes = false;
         self.samples.drain(|tag| changes |= shadows.request(tag));
         changes |= shadows.request(Samples::tag(key));
-        let is_settled = shadows.is_settled();
-        // A settled cache has room for a while after it grows; a change of rule is told once, so it is followed then.
-        if (is_full && !is_settled) || (is_settled && changes) {
-            let limit = {
-                let mut cold = self.cold.lock();
-                cold.policy.set_rule(shadows.rule());
-                cold.limit()
+        if is_full && !shadows.is_settled() {
+            let (units, blocks) = {
+                let cold = self.cold.lock();
+                (cold.limit(), cold.policy.len() + cold.scanned.len)
             };
-            if let Some(factor) = shadows.settle(limit) {
+            if let Some(factor) = shadows.settle(units, blocks) {
                 self.samples.open(factor);
+                changes = true;
             }
         }
+        // A settled cache has room for a while after it grows; a change of rule is told once, so it is followed then.
+        if changes && shadows.is_settled() {
+            self.cold.lock().policy.set_rule(shadows.rule());
+        }
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use crate::word::SAMPLED;
+    use crate::{Cache, MemoryDevice};
+
+    const SIZE: usize = 512;
+
+    #[test]
+    fn hits_are_sampled_once_a_miss_finds_the_cache_full_and_of_one_block_in_eight_at_most() {
+        let blocks = 4000;
+        let builder = Cache::builder(2 * blocks as usize * SIZE).block_sizes(SIZE, 8 * SIZE);
+        let cache = builder.build().unwrap();
+        let disk = MemoryDevice::new(vec![0; 4 * blocks as usize * SIZE]);
+        let disk = cache.attach(disk, SIZE).unwrap();
+        let shared = &disk.shared;
+        let read = |from, to| (from..to).for_each(|block| drop(disk.get(block).unwrap()));
+        let count = |takes: &dyn Fn(u64) -> bool| (0..blocks).filter(|&block| takes(block)).count();
+        let key = |block| disk.source.key(block).unwrap();
+        let takes_hit = |block| shared.samples.takes_hit(key(block));
+        read(0, blocks);
+        for _ in 0..8 {
+            cache.shrink(usize::MAX);
+        }
+        read(0, blocks);
+        assert_eq!(count(&takes_hit), 0, "it was shrunk, and had room");
+        let is_marked = |block| shared.table.find(key(block)).unwrap().word().has(SAMPLED);
+        let marked = count(&is_marked);
+        assert!((blocks as usize / 10..blocks as usize / 6).contains(&marked), "{marked}");
+
+        read(blocks, 4 * blocks);
+        let taken = count(&takes_hit);
+        assert!((64..256).contains(&taken), "256 of 8,000, and of half of these: {taken}");
     }
 }

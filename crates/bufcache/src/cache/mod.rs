@@ -179,7 +179,7 @@ impl Shared {
             if word.is_readable() && word.frame().class() == class {
                 if reuse == Reuse::Likely {
                     entry.count_hit(word);
-                    self.note_hit(key);
+                    self.note_hit(key, word);
                 }
                 self.frames.reading(word.frame());
                 return Some(Held { slot, frame: word.frame() });
@@ -335,6 +335,6 @@ pub(crate) fn make(
     let holds = time_locks.then(|| Arc::new(Counts::new()));
     let table = Table::new(units, holds.clone())?;
     let shadows = if sampled > 0 { Some(Shadows::new(sampled)?) } else { None };
-    let sample = (Samples::new(sampled, units)?, shadows);
+    let sample = (Samples::new(sampled, units, 1 << (chunk - unit))?, shadows);
     Ok(Shared::new(frames, table, cold, order, waits, holds, sample))
 }
