@@ -138,7 +138,7 @@ impl BareSamples {
     /// A ring for so many.
     #[must_use]
     pub fn new(len: usize) -> Self {
-        Self(Samples::new(len, len, 1).unwrap())
+        Self(Samples::new(len, len).unwrap())
     }
 
     /// As a hit does, in the one thread that has the ring.

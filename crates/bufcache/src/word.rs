@@ -98,8 +98,8 @@ pub(crate) const BACK: u64 = 1 << 60;
 pub(crate) const WAITED: u64 = 1 << 61;
 /// Under `WRITE`: a guard has become a pin, whose slot the writer looks for in vain.
 pub(crate) const HELD: u64 = 1 << 62;
-/// Hits of the block may be for the shadows. Set with the block, and the sign of the word: a hit tests it by one
-/// instruction, where a hash would be computed anew.
+/// Hits of the block are for the shadows of the policy. The sign of the word: a hit tests it by one instruction,
+/// where the block's hash would be computed anew. A block may have it that is not in the sample, which costs time.
 pub(crate) const SAMPLED: u64 = 1 << 63;
 /// Of the first entry of a bucket: a block whose home this is may lie in a later one. Not part of
 /// the entry's own state.

@@ -1,28 +1,28 @@
 //! What an adaptive cache learns: the only place where the shadows of its policy meet its requests.
 
+use std::ops::Range;
+
 use super::{Reuse, Shared};
 use crate::frames::Frame;
 use crate::hazard;
 use crate::policy::Samples;
-use crate::word::{Key, SAMPLED, Word};
+use crate::table::Place;
+use crate::word::{Key, SAMPLED, TAKEN, Word};
+
+/// In so many parts the table is looked through once the cache is full. A guess: fewer than sampled misses fill a
+/// shadow, and 10 us each where the table has a million places.
+const STEPS: u32 = 128;
 
 impl Shared {
     /// The word of a block that is about to be loaded into that frame.
     pub(super) fn loading(&self, frame: Frame, key: Key) -> Word {
-        Word::loading(frame).sampled_if(self.samples.may_take(key))
+        Word::loading(frame).sampled_if(self.samples.takes_hit(key))
     }
 
-    /// A hit. If the block is in the sample, it is left to the shadows, without a write to shared memory.
-    #[inline(always)]
-    pub(super) fn note_hit(&self, key: Key, word: Word) {
-        if word.has(SAMPLED) {
-            self.add_sample(key);
-        }
-    }
-
+    /// A hit of a block whose word says `SAMPLED`. If the block is in the sample, the hit is left to the shadows,
+    /// without a write to shared memory.
     #[cold]
-    #[inline(never)]
-    fn add_sample(&self, key: Key) {
+    pub(super) fn note_hit(&self, key: Key) {
         if !self.samples.takes_hit(key) {
             return;
         }
@@ -49,12 +49,25 @@ impl Shared {
             };
             if let Some(factor) = shadows.settle(units, blocks) {
                 self.samples.open(factor);
+                shadows.unmarked = 0..self.table.places();
                 changes = true;
             }
         }
+        self.mark_some(&mut shadows.unmarked);
         // A settled cache has room for a while after it grows; a change of rule is told once, so it is followed then.
         if changes && shadows.is_settled() {
             self.cold.lock().policy.set_rule(shadows.rule());
+        }
+    }
+
+    /// Marks the sampled blocks that came before the cache was full: a part of the table by each sampled miss.
+    fn mark_some(&self, unmarked: &mut Range<Place>) {
+        for place in unmarked.by_ref().take(self.table.places().div_ceil(STEPS) as usize) {
+            let entry = self.table.entry(place);
+            let word = entry.word();
+            if word.has(TAKEN) && self.samples.takes_hit(entry.key()) {
+                let _ = entry.try_change(word, SAMPLED, 0); // one that fails is marked when it comes again
+            }
         }
     }
 }
@@ -67,7 +80,7 @@ mod tests {
     const SIZE: usize = 512;
 
     #[test]
-    fn hits_are_sampled_once_a_miss_finds_the_cache_full_and_of_one_block_in_eight_at_most() {
+    fn hits_are_sampled_once_a_miss_finds_the_cache_full() {
         let blocks = 4000;
         let builder = Cache::builder(2 * blocks as usize * SIZE).block_sizes(SIZE, 8 * SIZE);
         let cache = builder.build().unwrap();
@@ -84,12 +97,21 @@ mod tests {
         }
         read(0, blocks);
         assert_eq!(count(&takes_hit), 0, "it was shrunk, and had room");
-        let is_marked = |block| shared.table.find(key(block)).unwrap().word().has(SAMPLED);
-        let marked = count(&is_marked);
-        assert!((blocks as usize / 10..blocks as usize / 6).contains(&marked), "{marked}");
 
-        read(blocks, 4 * blocks);
+        // Those that are used all the time stay, and are marked once it is full.
+        for block in blocks..4 * blocks {
+            read(block, block + 1);
+            read(block % 1000, block % 1000 + 1);
+        }
         let taken = count(&takes_hit);
         assert!((64..256).contains(&taken), "256 of 8,000, and of half of these: {taken}");
+        let stays = |block: &u64| shared.table.find(key(*block)).is_some();
+        let is_marked = |block: u64| {
+            shared.table.find(key(block)).is_some_and(|entry| entry.word().has(SAMPLED))
+        };
+        assert!((0..1000).filter(stays).count() > 900);
+        for block in (0..4 * blocks).filter(stays) {
+            assert_eq!(is_marked(block), takes_hit(block), "{block}");
+        }
     }
 }

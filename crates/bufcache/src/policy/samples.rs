@@ -15,7 +15,6 @@ use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::{load_own, order};
 
-use super::shadow::PART;
 use crate::word::Key;
 
 /// Rings: as many threads' hits are sampled. A guess.
@@ -30,8 +29,6 @@ pub(crate) struct Samples {
     share: std::sync::atomic::AtomicU32,
     /// The share of misses until then.
     planned: u32,
-    /// The most that the share may become.
-    most: u32,
     /// Rings that were ever used. As `share`.
     used: std::sync::atomic::AtomicU32,
     rings: Box<[Ring]>,
@@ -49,8 +46,8 @@ struct Ring {
 unsafe impl Sync for Ring {}
 
 impl Samples {
-    /// Samples `blocks` of `units` blocks, or of as many `largest` times as large; none: nothing is sampled.
-    pub(crate) fn new(blocks: usize, units: usize, largest: usize) -> Result<Self, AllocError> {
+    /// Samples `blocks` of `units` blocks; none: nothing is sampled.
+    pub(crate) fn new(blocks: usize, units: usize) -> Result<Self, AllocError> {
         let mut rings = Vec::new();
         let count = if blocks == 0 { 0 } else { RINGS };
         // A power of two: `head` and `tail` wrap at one, and the place of a tag must not jump there.
@@ -63,28 +60,19 @@ impl Samples {
             let [head, tail] = [0; 2].map(AtomicU32::new);
             rings.push(Ring { head, tail, tags: tags.into() });
         }
-        let of_all = |part: f64| (part * f64::from(u32::MAX)) as u32;
-        let planned = of_all(blocks as f64 / units as f64);
-        let most =
-            of_all(1.0 / PART as f64).min(planned.saturating_mul(largest as u32)).max(planned);
+        let planned = (blocks as f64 / units as f64 * f64::from(u32::MAX)) as u32;
         // A model sees no change of `used`.
         let used = if cfg!(any(offlock_loom, offlock_shuttle)) { count as u32 } else { 0 };
         let [share, used] = [0, used].map(std::sync::atomic::AtomicU32::new);
-        Ok(Self { share, planned, most, used, rings: rings.into() })
+        Ok(Self { share, planned, used, rings: rings.into() })
     }
 
     /// Samples hits from now on, of `factor` times as many blocks as planned.
     pub(crate) fn open(&self, factor: f64) {
-        let share = (f64::from(self.planned) * factor) as u32;
-        self.share.store(share.min(self.most), Ordering::Relaxed); // a hint
+        self.share.store((f64::from(self.planned) * factor) as u32, Ordering::Relaxed); // a hint
     }
 
-    /// Whether hits of a block may be for the shadows, now or later.
-    pub(crate) fn may_take(&self, key: Key) -> bool {
-        Self::bits(key) < self.most
-    }
-
-    /// Whether a hit of a block is for the shadows.
+    /// Whether hits of a block are for the shadows.
     pub(crate) fn takes_hit(&self, key: Key) -> bool {
         Self::bits(key) < self.share.load(Ordering::Relaxed) // a hint
     }
@@ -150,7 +138,7 @@ mod tests {
 
     #[test]
     fn inv27_tags_stay_in_order_where_the_counts_wrap() {
-        let samples = Samples::new(20, 200, 1).unwrap();
+        let samples = Samples::new(20, 200).unwrap();
         let Ring { head, tail, .. } = &samples.rings[0];
         let first = u32::MAX - 4;
         [head, tail].into_iter().for_each(|count| count.store(first, Ordering::Relaxed));

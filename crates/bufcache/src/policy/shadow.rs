@@ -11,6 +11,8 @@
 //! 0.5 of these points, and twice as many ghosts 0.4. Looking at the oldest of main now and then although nothing
 //! enters it gains nothing beside clock.
 
+use std::ops::Range;
+
 use percpu::AllocError;
 
 use super::{Buffers, Eviction, Looks, Policy};
@@ -23,7 +25,7 @@ use crate::word::{Entry, Key, Word};
 /// The most blocks of a shadow as it is planned. With 512 it was no better.
 const MOST_BLOCKS: usize = 256;
 /// A cache has so many blocks for each of a shadow, at least.
-pub(super) const PART: usize = 8;
+const PART: usize = 8;
 /// Fewer tell nothing.
 const FEWEST_BLOCKS: usize = 16;
 /// What is left of a hit's worth after as many requests as a shadow has blocks.
@@ -131,6 +133,8 @@ pub(crate) struct Shadows {
     units: usize,
     /// Requests until the hits are compared.
     left: usize,
+    /// Places of the cache's table whose blocks are not marked yet that are in the sample.
+    pub(crate) unmarked: Range<Place>,
 }
 
 impl Shadows {
@@ -144,7 +148,7 @@ impl Shadows {
         for rule in rules {
             of.push(Shadow::new(rule, most)?);
         }
-        Ok(Self { of, rules: 0, planned: blocks, full: 0, units: 0, left: blocks })
+        Ok(Self { of, rules: 0, planned: blocks, full: 0, units: 0, left: blocks, unmarked: 0..0 })
     }
 
     pub(crate) fn rule(&self) -> Eviction {
