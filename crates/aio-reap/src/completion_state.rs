@@ -65,9 +65,10 @@ impl CompletionState {
         at_eof: AtEof,
         target: CompletionTarget,
         payload: T,
-    ) {
+        stage: impl FnOnce(u64, usize) -> bool,
+    ) -> u64 {
         let slot = self.slab.get(index);
-        slot.state = SlotState::Pending;
+        let user_data = u64::from(slot.generation) << 32 | u64::from(index);
         slot.target = target;
         slot.at_eof = at_eof;
         slot.retries = 0;
@@ -87,7 +88,10 @@ impl CompletionState {
             self.finish(index, None);
         } else {
             self.pending.push(index);
+            let staged = stage(user_data, self.pending.len());
+            slot.state = if staged { SlotState::InFlight } else { SlotState::Pending };
         }
+        user_data
     }
 
     /// Processes a completion that was reaped at `now`. The usual cases are inlined into the

@@ -157,12 +157,6 @@ impl Core {
         self.state.borrow_mut().cancel(index, CancelReason::Cancelled)
     }
 
-    /// Returns the id of the request in `index`.
-    #[inline]
-    pub(crate) fn id(&self, index: Index) -> RequestId {
-        RequestId(self.state.borrow().completions.slab.user_data(index))
-    }
-
     /// Tries to end a request early, if it is still in the engine. Returns false if there was no
     /// attempt.
     pub(crate) fn cancel_id(&self, RequestId(user_data): RequestId) -> bool {
@@ -237,6 +231,7 @@ impl Core {
             if reap && state.reap() {
                 self.wake_fd.progress();
             }
+            state.update_stage_limit();
             let enqueued = state.take_enqueued();
             if state.can_only_wait() {
                 // The usual case: no callback is ready and no work is left.

@@ -182,8 +182,8 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         alloc: fn(&mut Slab) -> Option<Index>,
     ) -> Submitted<'e, B, T, Operation<B, T>> {
         let core = self.core;
-        let index = self.queue(CompletionTarget::Future, alloc, Owned::<B, T>::new)?;
-        let operation = Operation::new(core, index);
+        let id = self.queue(CompletionTarget::Future, alloc, Owned::<B, T>::new)?;
+        let operation = Operation::new(core, id.index());
         core.flush_unless_held();
         Ok(operation)
     }
@@ -204,10 +204,9 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         done: impl FnOnce(Result<T, RequestError>, B) + 'static,
     ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
-        let index = self.queue(CompletionTarget::Callback, Slab::alloc, |buf| {
+        let id = self.queue(CompletionTarget::Callback, Slab::alloc, |buf| {
             Callback::<B, _, T>::new(buf, done)
         })?;
-        let id = core.id(index);
         core.flush_unless_held();
         Ok(id)
     }
@@ -224,12 +223,11 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         token: u64,
     ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
-        let index = self.queue(CompletionTarget::Queue, Slab::alloc, |buf| Enqueued {
+        let id = self.queue(CompletionTarget::Queue, Slab::alloc, |buf| Enqueued {
             buf,
             queue: queue.clone(),
             token,
         })?;
-        let id = core.id(index);
         core.flush_unless_held();
         Ok(id)
     }
@@ -240,7 +238,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         target: CompletionTarget,
         alloc: fn(&mut Slab) -> Option<Index>,
         payload: impl FnOnce(B) -> D,
-    ) -> Submitted<'e, B, T, Index> {
+    ) -> Submitted<'e, B, T, RequestId> {
         let mut state = self.core.state.borrow_mut();
         if state.closed {
             return Err(SubmitError::Closed(self));
@@ -256,11 +254,11 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         let Some(index) = alloc(&mut completions.slab) else { return Err(SubmitError::Full(self)) };
         let Self { file, op, at_eof, cancel_at, buf, .. } = self;
         // `payload` only moves its parts together, so no user code runs under the borrow.
-        completions.queue(index, file, op, at_eof, target, payload(buf));
+        let user_data = state.queue(index, file, op, at_eof, target, payload(buf));
         if let Some(at) = cancel_at {
             state.note_deadline(index, at);
         }
-        Ok(index)
+        Ok(RequestId(user_data))
     }
 }
 

@@ -10,7 +10,10 @@
 //!
 //! 1. accepted = pending + in flight + ready + done + finished; in flight <= depth.
 //! 2. A slot that is `Pending` or `InFlight` owns its buffer (in `payload`) and its file.
-//! 3. If requests are pending although there is room, then a request is in the kernel (its
+//! 3. The first `staged` requests on the pending list are staged in the backend. Their slots are
+//!    `InFlight`, so that the submission does not visit them, but count as pending. Code that takes
+//!    a request off the list, or cancels one in the backend, calls `unstage` before.
+//! 4. If requests are pending although there is room, then a request is in the kernel (its
 //!    completion causes a turn), or `blocked` is set (the engine arms a timer), or the program is
 //!    notified (by `Turn::pending` and the kick).
 
@@ -27,10 +30,12 @@ use crate::adaptive::BatchLimit;
 use crate::backend::{Backend, Device};
 use crate::completion_state::CompletionState;
 use crate::deadlines::{Action, Deadlines};
+use crate::file::File;
 use crate::histogram::Histogram;
-use crate::op::Kind;
+use crate::op::{AtEof, Kind, Op};
+use crate::payload::Deliver;
 use crate::payload::{RawResult, TakenPayload};
-use crate::raw::Stop;
+use crate::raw::{Stop, Sub};
 use crate::remote::{Inbox, PendingRemote, Shared};
 use crate::slab::{
     Batch, CancelReason, CompletionTarget, Index, Slab, SlotState, finish_submission,
@@ -67,6 +72,9 @@ pub(crate) struct State {
     pub(crate) waiting: WaitQueue,
     /// The requests of other threads. `None` before the first [`Remote`](crate::Remote).
     pub(crate) inbox: Option<Box<Inbox>>,
+    /// The number of requests at the head of the pending list that are staged, and its limit.
+    staged: usize,
+    stage_limit: usize,
     /// The last reap used up its budget. More completions may be visible, for which there is no
     /// wake-up.
     budget_used_up: bool,
@@ -95,8 +103,65 @@ impl State {
             deadlines: Deadlines::default(),
             waiting: WaitQueue::default(),
             inbox: None,
+            staged: 0,
+            stage_limit: 0,
             budget_used_up: false,
         }
+    }
+
+    /// Stages the request in `index`, which was just queued with `op`, if every request before it is
+    /// staged. Returns the user data of the request.
+    #[inline]
+    pub(crate) fn queue<T: Deliver>(
+        &mut self,
+        index: Index,
+        file: Option<File>,
+        op: Op,
+        at_eof: AtEof,
+        target: CompletionTarget,
+        payload: T,
+    ) -> u64 {
+        let Self { completions, backend, staged, stage_limit, .. } = self;
+        completions.queue(index, file, op, at_eof, target, payload, |user_data, pending| {
+            if *staged == *stage_limit || pending != *staged + 1 {
+                return false;
+            }
+            // `op` is not read from the slot: the load would wait for the stores of its parts.
+            let done = backend.stage(Sub { user_data, op });
+            if done {
+                *staged += 1
+            } else {
+                *stage_limit = *staged
+            }
+            done
+        })
+    }
+
+    /// Takes back every staged request: they are only pending then.
+    fn unstage(&mut self) {
+        if self.staged > 0 {
+            let CompletionState { slab, pending, .. } = &mut self.completions;
+            finish_submission(slab, pending, mem::take(&mut self.staged), 0);
+            self.backend.unstage();
+        }
+        self.stage_limit = 0;
+    }
+
+    /// Updates the number of requests that may be staged, after a submission and a reap. A staged
+    /// request has no time stamp, so an engine that measures latencies stages none.
+    #[inline]
+    pub(crate) fn update_stage_limit(&mut self) {
+        let completions = &self.completions;
+        let may = completions.pending.len() == self.staged
+            && !self.limits.timed
+            && self.backend.can_stage();
+        self.stage_limit = if may { self.room() } else { 0 };
+    }
+
+    /// Returns the number of requests that the next submission may take.
+    #[inline]
+    fn room(&self) -> usize {
+        (self.limits.depth - self.completions.in_flight).min(self.batch.get())
     }
 
     pub(crate) fn pending(&self) -> usize {
@@ -236,20 +301,24 @@ impl State {
     /// Submits one batch. With `sleep` it may also wait for a completion, unless a delivery, a
     /// future, a deadline or another thread would wait for that.
     pub(crate) fn submit(&mut self, sleep: bool) {
+        if self.staged > self.room() {
+            self.unstage(); // the adaptive limit has shrunk
+        }
         let sleep = sleep && self.inbox.is_none();
         let sleep = sleep && self.deadlines.earliest().is_none() && self.has_delivered_all();
         let now = self.now();
         loop {
+            let (room, staged) = (self.room(), mem::take(&mut self.staged));
             let completions = &mut self.completions;
-            let room = (self.limits.depth - completions.in_flight).min(self.batch.get());
-            let batch = Batch::new(&mut completions.slab, &completions.pending, room, now);
-            let offered = batch.len();
+            let CompletionState { slab, pending, .. } = &mut *completions;
+            let batch = Batch::new(slab, pending, staged, room - staged, now);
+            let offered = staged + batch.len();
             if offered == 0 && self.backend.backlog() == 0 {
                 completions.blocked = false;
                 return;
             }
             // Otherwise the rest could be submitted as well.
-            let last = offered == completions.pending.len() || offered < self.batch.get();
+            let last = offered == pending.len() || offered < self.batch.get();
             let submitted = if sleep && last {
                 let (submitted, slept) = self.backend.submit_and_wait(batch);
                 completions.stats.waits += u64::from(slept);
@@ -320,6 +389,7 @@ impl State {
     /// Tries to end a request early with `reason` as its result. Returns false if there was no
     /// attempt.
     pub(crate) fn cancel(&mut self, index: Index, reason: CancelReason) -> bool {
+        self.unstage();
         let completions = &mut self.completions;
         let slot = completions.slab.get(index);
         match slot.state {
@@ -339,6 +409,7 @@ impl State {
 
     /// Tries to end every request early. Returns the number of attempts.
     pub(crate) fn cancel_all(&mut self, reason: CancelReason) -> usize {
+        self.unstage();
         let completions = &mut self.completions;
         let mut pending = 0;
         // All at once, because to remove them one by one takes quadratic time.
@@ -393,8 +464,9 @@ impl State {
     pub(crate) fn validate(&self) {
         let completions = &self.completions;
         let count = |state| completions.slab.count(state);
-        assert_eq!(completions.in_flight, count(SlotState::InFlight), "in flight");
-        assert_eq!(completions.pending.len(), count(SlotState::Pending), "pending list");
+        assert_eq!(completions.in_flight + self.staged, count(SlotState::InFlight), "in flight");
+        let pending = count(SlotState::Pending) + self.staged;
+        assert_eq!(completions.pending.len(), pending, "pending list");
         assert_eq!(completions.ready.len(), count(SlotState::Ready), "ready list");
         assert_eq!(completions.slab.free_len(), count(SlotState::Free), "free list");
         assert!(completions.in_flight <= self.limits.depth, "in flight above depth");
