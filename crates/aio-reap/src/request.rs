@@ -16,6 +16,7 @@ use crate::queue::{CompletionQueue, Enqueued};
 use crate::reply::Reply;
 use crate::request_id::RequestId;
 use crate::slab::{CompletionTarget, Index, Slab};
+use crate::turn::Scope;
 
 /// An operation that one of the front ends can submit.
 ///
@@ -52,7 +53,7 @@ pub struct Request<'e, B, T = usize> {
 }
 
 /// The result of a front end: `S`, or the refused request.
-type Submitted<'e, B, T, S> = Result<S, SubmitError<Request<'e, B, T>>>;
+pub(crate) type Submitted<'e, B, T, S> = Result<S, SubmitError<Request<'e, B, T>>>;
 
 impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     pub(crate) fn new(core: &'e Rc<Core>, file: Option<File>, op: Op, buf: B) -> Self {
@@ -184,7 +185,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         let core = self.core;
         let id = self.queue(CompletionTarget::Future, alloc, Owned::<B, T>::new)?;
         let operation = Operation::new(core, id.index());
-        core.flush_unless_held();
+        core.flush_unless_held(Scope::All);
         Ok(operation)
     }
 
@@ -203,11 +204,19 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         self,
         done: impl FnOnce(Result<T, RequestError>, B) + 'static,
     ) -> Submitted<'e, B, T, RequestId> {
+        self.callback_to(CompletionTarget::Callback, Scope::All, done)
+    }
+
+    pub(crate) fn callback_to(
+        self,
+        target: CompletionTarget,
+        scope: Scope,
+        done: impl FnOnce(Result<T, RequestError>, B) + 'static,
+    ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
-        let id = self.queue(CompletionTarget::Callback, Slab::alloc, |buf| {
-            Callback::<B, _, T>::new(buf, done)
-        })?;
-        core.flush_unless_held();
+        let callback = |buf| Callback::<B, _, T>::new(buf, done);
+        let id = self.queue(target, Slab::alloc, callback)?;
+        core.flush_unless_held(scope);
         Ok(id)
     }
 
@@ -228,7 +237,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
             queue: queue.clone(),
             token,
         })?;
-        core.flush_unless_held();
+        core.flush_unless_held(Scope::All);
         Ok(id)
     }
 

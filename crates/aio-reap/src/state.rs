@@ -40,6 +40,7 @@ use crate::remote::{Inbox, PendingRemote, Shared};
 use crate::slab::{
     Batch, CancelReason, CompletionTarget, Index, Slab, SlotState, finish_submission,
 };
+use crate::turn::Scope;
 use crate::wait_queue::WaitQueue;
 
 /// The limits of an engine.
@@ -72,6 +73,8 @@ pub(crate) struct State {
     pub(crate) waiting: WaitQueue,
     /// The requests of other threads. `None` before the first [`Remote`](crate::Remote).
     pub(crate) inbox: Option<Box<Inbox>>,
+    /// The wakers of deadlines that passed in inner turns, for the next turn that delivers all.
+    pub(crate) held_wakes: Vec<Waker>,
     /// The number of requests at the head of the pending list that are staged, and its limit.
     staged: usize,
     stage_limit: usize,
@@ -103,6 +106,7 @@ impl State {
             deadlines: Deadlines::default(),
             waiting: WaitQueue::default(),
             inbox: None,
+            held_wakes: Vec::new(),
             staged: 0,
             stage_limit: 0,
             budget_used_up: false,
@@ -183,20 +187,35 @@ impl State {
         (self.completions.blocked || self.backend.backlog() > 0) && self.in_kernel() == 0
     }
 
-    /// Returns the number of completions to deliver.
-    pub(crate) fn ready(&self) -> usize {
-        self.completions.ready.len()
+    /// Returns the number of completions of `scope` to deliver.
+    pub(crate) fn ready(&self, scope: Scope) -> usize {
+        let CompletionState { ready, ready_inner, .. } = &self.completions;
+        match scope {
+            Scope::Nothing => 0,
+            Scope::Inner => ready_inner.len(),
+            Scope::All => ready_inner.len() + ready.len(),
+        }
     }
 
     /// Returns whether another turn makes progress without a wake-up.
     pub(crate) fn has_work(&self) -> bool {
+        self.has_work_for(Scope::All)
+    }
+
+    /// The same for a turn that delivers the completions of `scope`.
+    pub(crate) fn has_work_for(&self, scope: Scope) -> bool {
         let can_submit = self.pending() > 0 && self.in_flight() < self.limits.depth;
         self.budget_used_up
-            || self.ready() > 0
-            || self.completions.enqueued > 0
+            || self.ready(scope) > 0
+            || (scope == Scope::All && self.holds_reports())
             || (!self.completions.blocked && (can_submit || self.backend.backlog() > 0))
             || self.inbox.as_ref().is_some_and(|inbox| inbox.has_requests() || inbox.has_cancels())
             || self.remote_requests() > 0
+    }
+
+    /// Returns whether a turn that is not an inner one reports or wakes something without a request.
+    fn holds_reports(&self) -> bool {
+        self.completions.enqueued > 0 || !self.held_wakes.is_empty()
     }
 
     /// Returns the number of requests of other threads for which a turn would find a slot.
@@ -208,7 +227,7 @@ impl State {
     /// Returns the number of requests that are not in the kernel and that another turn would
     /// advance.
     pub(crate) fn held(&self) -> usize {
-        self.pending() + self.ready() + self.remote_requests()
+        self.pending() + self.ready(Scope::All) + self.remote_requests()
     }
 
     /// Takes requests of other threads into slots, as far as slots are free.
@@ -281,7 +300,8 @@ impl State {
         let quiet = quiet && completions.deferred_drops.is_empty();
         quiet
             && completions.pending.len() == 0
-            && completions.ready.len() == 0
+            && self.ready(Scope::All) == 0
+            && self.held_wakes.is_empty()
             && completions.slab.promised == 0
     }
 
@@ -290,7 +310,7 @@ impl State {
         let completions = &self.completions;
         !self.budget_used_up
             && completions.enqueued == 0
-            && completions.ready.len() == 0
+            && self.ready(Scope::All) == 0
             && completions.slab.promised == 0
     }
 
@@ -436,10 +456,10 @@ impl State {
         self.completions.slab.promised = self.waiting.len();
     }
 
-    /// Removes the oldest completion from the ready list and returns what to deliver.
-    pub(crate) fn deliver(&mut self) -> Option<Delivery> {
+    /// Removes the oldest completion of `scope` from its ready list and returns what to deliver.
+    pub(crate) fn deliver(&mut self, scope: Scope) -> Option<Delivery> {
         let completions = &mut self.completions;
-        let index = completions.ready.pop()?;
+        let index = completions.pop_ready(scope)?;
         completions.stats.completed += 1;
         let slot = completions.slab.get(index);
         if slot.target == CompletionTarget::Future {
@@ -467,10 +487,10 @@ impl State {
         assert_eq!(completions.in_flight + self.staged, count(SlotState::InFlight), "in flight");
         let pending = count(SlotState::Pending) + self.staged;
         assert_eq!(completions.pending.len(), pending, "pending list");
-        assert_eq!(completions.ready.len(), count(SlotState::Ready), "ready list");
+        assert_eq!(self.ready(Scope::All), count(SlotState::Ready), "ready lists");
         assert_eq!(completions.slab.free_len(), count(SlotState::Free), "free list");
         assert!(completions.in_flight <= self.limits.depth, "in flight above depth");
-        let queues = completions.pending.len() + completions.ready.len() + completions.enqueued;
+        let queues = completions.pending.len() + self.ready(Scope::All) + completions.enqueued;
         let held = (queues + completions.in_flight) as u64;
         assert_eq!(
             completions.stats.accepted,
