@@ -14,6 +14,7 @@ use crate::perform;
 use crate::raw::RawCompletion;
 use crate::slab::{CompletionTarget, Fifo, Index, Slab, SlotState};
 use crate::stats::EngineStats;
+use crate::turn::Scope;
 
 /// The number of EAGAIN and EINTR completions in a row that the engine retries; a guess. The next
 /// one is the request's error.
@@ -32,6 +33,8 @@ pub(crate) struct CompletionState {
     pub(crate) in_flight: usize,
     pub(crate) pending: Fifo,
     pub(crate) ready: Fifo,
+    /// The ready inner requests.
+    pub(crate) ready_inner: Fifo,
     /// The EAGAIN completions of this reap.
     pub(crate) eagain_reaped: usize,
     /// The completions put into queues that no turn has reported yet.
@@ -49,6 +52,7 @@ impl CompletionState {
             in_flight: 0,
             pending: Fifo::new(capacity),
             ready: Fifo::new(capacity),
+            ready_inner: Fifo::new(capacity),
             eagain_reaped: 0,
             enqueued: 0,
             deferred_drops: Vec::new(),
@@ -65,9 +69,10 @@ impl CompletionState {
         at_eof: AtEof,
         target: CompletionTarget,
         payload: T,
-    ) {
+        stage: impl FnOnce(u64, usize) -> bool,
+    ) -> u64 {
         let slot = self.slab.get(index);
-        slot.state = SlotState::Pending;
+        let user_data = u64::from(slot.generation) << 32 | u64::from(index);
         slot.target = target;
         slot.at_eof = at_eof;
         slot.retries = 0;
@@ -87,7 +92,10 @@ impl CompletionState {
             self.finish(index, None);
         } else {
             self.pending.push(index);
+            let staged = stage(user_data, self.pending.len());
+            slot.state = if staged { SlotState::InFlight } else { SlotState::Pending };
         }
+        user_data
     }
 
     /// Processes a completion that was reaped at `now`. The usual cases are inlined into the
@@ -108,8 +116,7 @@ impl CompletionState {
             return self.route_result(index, now);
         }
         if slot.target != CompletionTarget::Queue {
-            slot.state = SlotState::Ready;
-            return self.ready.push(index);
+            return self.make_ready(index);
         }
         let (taken, result) = (slot.payload.take_erased(), slot.result);
         self.slab.release(index);
@@ -213,9 +220,7 @@ impl CompletionState {
         let slot = self.slab.get(index);
         self.stats.took(slot.payload.stamp, now);
         if slot.target != CompletionTarget::Queue {
-            slot.state = SlotState::Ready;
-            self.ready.push(index);
-            return;
+            return self.make_ready(index);
         }
         let (taken, result) = (slot.payload.take_erased(), slot.result);
         self.slab.release(index);
@@ -234,9 +239,28 @@ impl CompletionState {
     /// queue, so that the next turn counts it.
     pub(crate) fn finish(&mut self, index: Index, error: Option<NonZeroI32>) {
         let slot = self.slab.get(index);
-        slot.state = SlotState::Ready;
         slot.result.error = error;
-        self.ready.push(index);
+        self.make_ready(index);
+    }
+
+    /// Puts a completed request on its ready list.
+    #[inline]
+    fn make_ready(&mut self, index: Index) {
+        let slot = self.slab.get(index);
+        slot.state = SlotState::Ready;
+        match slot.target {
+            CompletionTarget::Inner => self.ready_inner.push(index),
+            _ => self.ready.push(index),
+        }
+    }
+
+    /// Takes the oldest ready request of `scope`, inner ones first.
+    #[inline]
+    pub(crate) fn pop_ready(&mut self, scope: Scope) -> Option<Index> {
+        match (self.ready_inner.pop(), scope) {
+            (None, Scope::All) => self.ready.pop(),
+            (inner, _) => inner,
+        }
     }
 
     /// Ends a request that the kernel refused.
@@ -277,7 +301,7 @@ impl CompletionState {
     /// Drops the payloads of requests that were not delivered when the engine is dropped, and what
     /// their results own.
     pub(crate) fn abandon_all_ready(&mut self) {
-        while let Some(index) = self.ready.pop() {
+        while let Some(index) = self.pop_ready(Scope::All) {
             self.abandon_ready(index);
         }
     }

@@ -26,7 +26,7 @@ use crate::request_id::RequestId;
 use crate::start::{BackendKind, Fallback};
 use crate::state::State;
 use crate::stats::EngineStats;
-use crate::turn::Turn;
+use crate::turn::{Scope, Turn};
 use crate::wake_fd::WakeFd;
 use crate::waker::BlockOnWaker;
 
@@ -314,7 +314,8 @@ impl Engine {
     /// delivers them to callbacks and futures after the callback returns. So callbacks that turn
     /// the engine do not nest.
     pub fn turn(&self) -> Turn {
-        self.core.turn(!self.core.is_dispatching())
+        let scope = if self.core.is_dispatching() { Scope::Nothing } else { Scope::All };
+        self.core.turn(scope)
     }
 
     /// Turns the engine, and sleeps, until at least one completion was delivered, `timeout` is

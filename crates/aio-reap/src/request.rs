@@ -16,6 +16,7 @@ use crate::queue::{CompletionQueue, Enqueued};
 use crate::reply::Reply;
 use crate::request_id::RequestId;
 use crate::slab::{CompletionTarget, Index, Slab};
+use crate::turn::Scope;
 
 /// An operation that one of the front ends can submit.
 ///
@@ -52,7 +53,7 @@ pub struct Request<'e, B, T = usize> {
 }
 
 /// The result of a front end: `S`, or the refused request.
-type Submitted<'e, B, T, S> = Result<S, SubmitError<Request<'e, B, T>>>;
+pub(crate) type Submitted<'e, B, T, S> = Result<S, SubmitError<Request<'e, B, T>>>;
 
 impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
     pub(crate) fn new(core: &'e Rc<Core>, file: Option<File>, op: Op, buf: B) -> Self {
@@ -182,9 +183,9 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         alloc: fn(&mut Slab) -> Option<Index>,
     ) -> Submitted<'e, B, T, Operation<B, T>> {
         let core = self.core;
-        let index = self.queue(CompletionTarget::Future, alloc, Owned::<B, T>::new)?;
-        let operation = Operation::new(core, index);
-        core.flush_unless_held();
+        let id = self.queue(CompletionTarget::Future, alloc, Owned::<B, T>::new)?;
+        let operation = Operation::new(core, id.index());
+        core.flush_unless_held(Scope::All);
         Ok(operation)
     }
 
@@ -203,12 +204,19 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         self,
         done: impl FnOnce(Result<T, RequestError>, B) + 'static,
     ) -> Submitted<'e, B, T, RequestId> {
+        self.callback_to(CompletionTarget::Callback, Scope::All, done)
+    }
+
+    pub(crate) fn callback_to(
+        self,
+        target: CompletionTarget,
+        scope: Scope,
+        done: impl FnOnce(Result<T, RequestError>, B) + 'static,
+    ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
-        let index = self.queue(CompletionTarget::Callback, Slab::alloc, |buf| {
-            Callback::<B, _, T>::new(buf, done)
-        })?;
-        let id = core.id(index);
-        core.flush_unless_held();
+        let callback = |buf| Callback::<B, _, T>::new(buf, done);
+        let id = self.queue(target, Slab::alloc, callback)?;
+        core.flush_unless_held(scope);
         Ok(id)
     }
 
@@ -224,13 +232,12 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         token: u64,
     ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
-        let index = self.queue(CompletionTarget::Queue, Slab::alloc, |buf| Enqueued {
+        let id = self.queue(CompletionTarget::Queue, Slab::alloc, |buf| Enqueued {
             buf,
             queue: queue.clone(),
             token,
         })?;
-        let id = core.id(index);
-        core.flush_unless_held();
+        core.flush_unless_held(Scope::All);
         Ok(id)
     }
 
@@ -240,7 +247,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         target: CompletionTarget,
         alloc: fn(&mut Slab) -> Option<Index>,
         payload: impl FnOnce(B) -> D,
-    ) -> Submitted<'e, B, T, Index> {
+    ) -> Submitted<'e, B, T, RequestId> {
         let mut state = self.core.state.borrow_mut();
         if state.closed {
             return Err(SubmitError::Closed(self));
@@ -256,11 +263,11 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         let Some(index) = alloc(&mut completions.slab) else { return Err(SubmitError::Full(self)) };
         let Self { file, op, at_eof, cancel_at, buf, .. } = self;
         // `payload` only moves its parts together, so no user code runs under the borrow.
-        completions.queue(index, file, op, at_eof, target, payload(buf));
+        let user_data = state.queue(index, file, op, at_eof, target, payload(buf));
         if let Some(at) = cancel_at {
             state.note_deadline(index, at);
         }
-        Ok(index)
+        Ok(RequestId(user_data))
     }
 }
 

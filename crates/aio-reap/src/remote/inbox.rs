@@ -122,7 +122,15 @@ impl Inbox {
                 .shared
                 .mailbox
                 .with(sent, |request| (request.op, request.at_eof, request.cancel_at));
-            completions.queue(index, None, op, at_eof, CompletionTarget::Callback, pending);
+            completions.queue(
+                index,
+                None,
+                op,
+                at_eof,
+                CompletionTarget::Callback,
+                pending,
+                |_, _| false,
+            );
             self.user_data[sent as usize] = completions.slab.user_data(index);
             if self.shared.mailbox.is_cancelled(sent) {
                 self.cancel_taken = true; // the sender did not wait for the slot

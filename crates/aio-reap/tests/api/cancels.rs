@@ -1,6 +1,7 @@
 //! Cancellation of requests with callbacks, in queues, and of other threads.
 
 use std::cell::RefCell;
+use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::thread;
 
@@ -110,4 +111,36 @@ fn inv21_a_cancellation_wakes_the_engine() {
     }
     drop(remote);
     engine.join().unwrap();
+}
+
+/// The bytes show which requests the kernel saw: none that was cancelled behind a plug, and every
+/// other one once.
+#[test]
+fn inv21_a_cancelled_request_behind_a_plug_never_reaches_the_kernel() {
+    on_every_backend(|engine| {
+        let raw = tempfile::tempfile().unwrap();
+        raw.set_len(8).unwrap();
+        let file = engine.attach(raw.try_clone().unwrap()).unwrap();
+        let queue = CompletionQueue::new();
+        for round in 1..4u8 {
+            let plug = engine.plug();
+            let ids: Vec<_> = (0..8)
+                .map(|at| engine.write(&file, vec![round], at).enqueue(&queue, at).unwrap())
+                .collect();
+            assert!(engine.cancel(ids[usize::from(round)]) && engine.cancel(ids[6]));
+            engine.validate();
+            // Behind the requests that were taken back.
+            engine.write(&file, vec![round + 10], 6).enqueue(&queue, 8).unwrap();
+            drop(plug);
+            engine.drain().unwrap();
+            let mut bytes = [0; 8];
+            raw.read_exact_at(&mut bytes, 0).unwrap();
+            let mut expected = [round; 8];
+            (expected[usize::from(round)], expected[6]) = (round - 1, round + 10);
+            assert_eq!(bytes, expected);
+            let results = std::iter::from_fn(|| queue.pop()).map(|done| done.result.is_err());
+            assert_eq!(results.map(usize::from).collect::<Vec<_>>().iter().sum::<usize>(), 2);
+            assert!(queue.is_empty());
+        }
+    });
 }
