@@ -69,11 +69,12 @@ pub enum ReceiveError {
     Empty,
     /// There was no message until the deadline. Maps to `ETIMEDOUT`.
     Timeout,
-    /// There is no message and none will come: the queue is closed, or its last sender was dropped.
-    /// Maps to `ESHUTDOWN`.
+    /// There is no message and none will come: the queue is closed, or its last sender was dropped,
+    /// and no message is in a guard. Maps to `ESHUTDOWN`.
     Closed,
-    /// There is no memory for the longest possible message. Maps to `ENOMEM`.
-    #[cfg(feature = "kernel")]
+    /// There is no memory for the longest message of a `KernelQueue`, or for a
+    /// [`MessageGuard`](crate::MessageGuard) of a queue with an [`RbTree`](crate::RbTree). Maps to
+    /// `ENOMEM`.
     NoMemory,
     /// Another errno of the kernel.
     #[cfg(feature = "kernel")]
@@ -141,7 +142,6 @@ impl ReceiveError {
             Self::Empty => libc::EAGAIN,
             Self::Timeout => libc::ETIMEDOUT,
             Self::Closed => libc::ESHUTDOWN,
-            #[cfg(feature = "kernel")]
             Self::NoMemory => libc::ENOMEM,
             #[cfg(feature = "kernel")]
             Self::System(errno) => *errno,
@@ -201,7 +201,6 @@ impl fmt::Display for ReceiveError {
             Self::Empty => "the queue is empty",
             Self::Timeout => "the queue was empty until the deadline",
             Self::Closed => "the queue is empty and closed",
-            #[cfg(feature = "kernel")]
             Self::NoMemory => "out of memory",
             #[cfg(feature = "kernel")]
             Self::System(errno) => return io::Error::from_raw_os_error(*errno).fmt(f),

@@ -59,6 +59,7 @@
 //! | to | use |
 //! |---|---|
 //! | receive in a loop | a `for` loop over a [`Receiver`], [`try_iter`](Receiver::try_iter) |
+//! | lose no message to a consumer that panics or is cancelled | [`receive_guard`](Queue::receive_guard): a [`MessageGuard`] puts its message back unless it is accepted |
 //! | send or receive many messages at once | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch), [`receive_batch_async`](Queue::receive_batch_async) |
 //! | limit the bytes of one message or of all | [`measure`](Builder::measure), [`max_message_bytes`](Builder::max_message_bytes), [`max_bytes`](Builder::max_bytes), [`fair_bytes`](Builder::fair_bytes) |
 //! | limit the bytes of several queues | a [`Quota`] |
@@ -154,7 +155,7 @@
 //! | `ESHUTDOWN` | `Closed` | `Closed` | [`NotifyRefused::Closed`] |
 //! | `EMSGSIZE` | `TooLong` | | |
 //! | `EINVAL` | `BadPriority` | | [`BuildError::Limits`], [`BuildError::BadPriority`], [`InvalidDeadline`] |
-//! | `ENOMEM` | `NoMemory` | | [`BuildError::NoMemory`] |
+//! | `ENOMEM` | `NoMemory` | `NoMemory` | [`BuildError::NoMemory`] |
 //! | `EBUSY` | | | [`NotifyRefused::Busy`], [`ReadinessError`] |
 //! | `EMFILE` | | | [`BuildError::Quota`] |
 //!
@@ -167,6 +168,9 @@
 //!   future was woken, another waiter is woken for it. A future that is leaked (`mem::forget` of
 //!   its box) keeps its position among the waiters for ever; if it was woken, no other waiter is
 //!   woken for that message.
+//! - *A dropped [`MessageGuard`]* puts its message back, in front of its priority, also into a closed
+//!   queue. Until the last guard ends, a receive on a closed and empty queue waits, or is refused with
+//!   `Empty`. If a comparison panics in the drop, the message is dropped.
 //! - *A panic of user code under the lock* (a comparison, `peek`, `drain_filter`) releases the lock
 //!   and poisons nothing. It loses no message, except those that `drain_filter` had removed, and
 //!   one whose comparison panicked in its own send; a batch keeps that one at its front. If a
@@ -175,7 +179,8 @@
 //! - *A panic in a drop* of a message is the panic of the thread that dropped it.
 //! - *A panic of a waker or notification* resumes in the thread that called it, after all other
 //!   waiters were woken. If that thread was in a receive, the received message is dropped.
-//! - *Memory is exhausted*: a send is refused. A receive needs no memory.
+//! - *Memory is exhausted*: a send is refused. A receive needs no memory; in a guard, with an
+//!   [`RbTree`], it may need a node. The drop of the guard needs none.
 //! - *In a signal handler* no function of this crate may be called: the interrupted thread may hold
 //!   the lock.
 //! - *After `fork`* the child may only exec or exit.
@@ -220,6 +225,7 @@ mod deadline;
 mod error;
 mod event;
 mod futures;
+mod guard;
 mod handles;
 #[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
 mod kernel;
@@ -240,6 +246,7 @@ pub use self::error::{
 pub use self::futures::{ReceiveFuture, SendFuture, Timed};
 #[cfg(feature = "futures")]
 pub use self::futures::{ReceiveStream, SendSink};
+pub use self::guard::MessageGuard;
 pub use self::handles::{IntoIter, Iter, QueueHandle, Receiver, Sender, TryIter};
 #[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
 pub use self::kernel::{Exceeded, KernelQueue, OpenError};

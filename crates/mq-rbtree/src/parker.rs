@@ -1,5 +1,8 @@
 //! A thread's place to sleep until another thread wakes it.
 
+use std::sync::Arc as StdArc;
+use std::task::{Wake, Waker};
+
 use percpu::sync::{Arc, Futex, step};
 
 use crate::deadline::{Deadline, sleep};
@@ -13,6 +16,22 @@ pub(crate) struct Parker {
 
 percpu::sync::thread_local! {
     static CURRENT: Arc<Parker> = Arc::new(Parker { woken: Futex::new() });
+    static WAKER: Waker = ParkerWaker::of(Parker::current());
+}
+
+/// The waker of a thread that polls a future.
+struct ParkerWaker(Arc<Parker>);
+
+impl ParkerWaker {
+    fn of(parker: Arc<Parker>) -> Waker {
+        StdArc::new(Self(parker)).into()
+    }
+}
+
+impl Wake for ParkerWaker {
+    fn wake(self: StdArc<Self>) {
+        self.0.unpark();
+    }
 }
 
 impl Parker {
@@ -21,6 +40,21 @@ impl Parker {
         // During thread exit the thread-local variable may be gone already: then a new parker
         // serves.
         CURRENT.try_with(Arc::clone).unwrap_or_else(|_| Arc::new(Self { woken: Futex::new() }))
+    }
+
+    /// Returns the waker of the calling thread's parker. Allocates once for each thread.
+    pub(crate) fn waker(current: &Arc<Self>) -> Waker {
+        WAKER.try_with(Waker::clone).unwrap_or_else(|_| ParkerWaker::of(Arc::clone(current)))
+    }
+
+    /// Returns the count of wake-ups for [`sleep`](Self::sleep).
+    pub(crate) fn seen(&self) -> u32 {
+        self.woken.load()
+    }
+
+    /// Sleeps until a wake-up after `seen`, or until the deadline; perhaps less.
+    pub(crate) fn sleep(&self, seen: u32, deadline: Option<Deadline>) {
+        sleep(&self.woken, seen, deadline);
     }
 
     /// Sleeps until `is_done` returns true, or until the deadline. Returns false at the deadline.

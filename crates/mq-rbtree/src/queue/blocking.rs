@@ -111,7 +111,7 @@ impl<T, L: Levels> Queue<T, L> {
                 self.run_deferred(&mut deferred);
                 return Ok((message.value, message.priority));
             }
-            if state.closed {
+            if state.has_ended() {
                 return Err(ReceiveError::Closed);
             }
             waiter.reset();
@@ -256,8 +256,8 @@ impl<T, L: Levels> Queue<T, L> {
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
         let taken = state.receive(&self.config, &mut preload, &mut deferred);
-        let late = if state.closed { ReceiveError::Closed } else { ReceiveError::Timeout };
-        state.counters.timeouts += u64::from(taken.is_none() && !state.closed);
+        let late = if state.has_ended() { ReceiveError::Closed } else { ReceiveError::Timeout };
+        state.counters.timeouts += u64::from(taken.is_none() && !state.has_ended());
         drop(state);
         self.run_deferred(&mut deferred);
         let message = taken.ok_or(late)?;

@@ -6,6 +6,7 @@
 mod edges;
 mod errors;
 mod futures;
+mod guards;
 mod handles;
 mod limits;
 #[path = "../mq_ops/mod.rs"]
