@@ -224,11 +224,13 @@ impl<T, L: Levels> Queue<T, L> {
                 if wait.is_over() {
                     break ReceiveError::Timeout;
                 }
-                parker.sleep(seen, wait.deadline());
+                if parker.sleep(seen, wait) {
+                    break ReceiveError::Interrupted;
+                }
             }
         };
         self.lend_from(|| self.poll_lock(Access::Receive)).unwrap_or_else(|| {
-            self.lock_undrained().counters.timeouts += 1;
+            self.lock_undrained().counters.timeouts += u64::from(reason == ReceiveError::Timeout);
             Err(reason)
         })
     }

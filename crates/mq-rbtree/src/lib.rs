@@ -63,6 +63,7 @@
 //! | send or receive many messages at once | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch), [`receive_batch_async`](Queue::receive_batch_async) |
 //! | limit the bytes of one message or of all | [`measure`](Builder::measure), [`max_message_bytes`](Builder::max_message_bytes), [`max_bytes`](Builder::max_bytes), [`fair_bytes`](Builder::fair_bytes) |
 //! | limit the bytes of several queues | a [`Quota`] |
+//! | end the wait of a thread by a signal | [`Wait::interruptible`] |
 //! | reserve room for urgent messages | [`reserve`](Builder::reserve) |
 //! | prevent the starvation of low priorities | [`ageing`](Builder::ageing) |
 //! | inspect the queue, or remove messages out of order | [`peek`](Queue::peek), [`len_at`](Queue::len_at), [`drain_filter`](Queue::drain_filter) |
@@ -152,6 +153,7 @@
 //! |---|---|---|---|
 //! | `EAGAIN` | `Full` | `Empty` | |
 //! | `ETIMEDOUT` | `Timeout` | `Timeout` | |
+//! | `EINTR` | `Interrupted` | `Interrupted` | only with [`Wait::interruptible`] |
 //! | `ESHUTDOWN` | `Closed` | `Closed` | [`NotifyRefused::Closed`] |
 //! | `EMSGSIZE` | `TooLong` | | |
 //! | `EINVAL` | `BadPriority` | | [`BuildError::Limits`], [`BuildError::BadPriority`], [`InvalidDeadline`] |

@@ -5,7 +5,7 @@ use std::task::{Wake, Waker};
 
 use percpu::sync::{Arc, Futex, step};
 
-use crate::deadline::{Deadline, sleep};
+use crate::deadline::{Wait, sleep};
 
 /// The futex of one thread. A waking thread holds a reference of its own, because the sleeping
 /// thread may exit as soon as it sees the end of its wait.
@@ -52,25 +52,29 @@ impl Parker {
         self.woken.load()
     }
 
-    /// Sleeps until a wake-up after `seen`, or until the deadline; perhaps less.
-    pub(crate) fn sleep(&self, seen: u32, deadline: Option<Deadline>) {
-        sleep(&self.woken, seen, deadline);
+    /// Sleeps until a wake-up after `seen`, or until the deadline; perhaps less. Returns whether a
+    /// signal ends the wait.
+    pub(crate) fn sleep(&self, seen: u32, wait: Wait) -> bool {
+        sleep(&self.woken, seen, wait.deadline()) && wait.is_interruptible()
     }
 
-    /// Sleeps until `is_done` returns true, or until the deadline. Returns false at the deadline.
-    pub(crate) fn park(&self, deadline: Option<Deadline>, is_done: impl Fn() -> bool) -> bool {
+    /// Sleeps until `is_done` returns true, or until the deadline. Returns true if a signal has ended
+    /// the wait.
+    pub(crate) fn park(&self, wait: Wait, is_done: impl Fn() -> bool) -> bool {
         loop {
             let seen = self.woken.load();
             step!(
                 "park: check again before the sleep",
                 if is_done() {
-                    return true;
+                    return false;
                 }
             );
-            if deadline.is_some_and(|deadline| deadline.is_over()) {
+            if wait.is_over() {
                 return false;
             }
-            sleep(&self.woken, seen, deadline);
+            if self.sleep(seen, wait) {
+                return true;
+            }
         }
     }
 

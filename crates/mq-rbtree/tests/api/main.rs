@@ -8,6 +8,7 @@ mod errors;
 mod futures;
 mod guards;
 mod handles;
+mod interrupts;
 mod limits;
 #[path = "../mq_ops/mod.rs"]
 mod mq_ops;
