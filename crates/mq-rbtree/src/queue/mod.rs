@@ -18,6 +18,7 @@ mod builder;
 mod config;
 mod deferred;
 mod inspect;
+mod lent;
 mod spin;
 mod state;
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]

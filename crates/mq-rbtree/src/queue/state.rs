@@ -23,7 +23,7 @@ use percpu::sync::{Arc, check, step};
 
 use super::config::Config;
 use super::deferred::{Deferred, Notification};
-use crate::core::{Core, Lent, Levels, Message, Preload};
+use crate::core::{Core, Levels, Message, Preload};
 use crate::error::SendRefused;
 use crate::event::{EventNotifier, READABLE, WRITABLE};
 use crate::staging::{Cursor, Next, Ring};
@@ -289,74 +289,13 @@ impl<T, L: Levels> State<T, L> {
         self.closed && self.core.lent() == 0
     }
 
-    /// Lends the next message to a guard: see [`Core::lend`].
-    pub(crate) fn lend(
-        &mut self,
-        config: &Config<T, L>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
-    ) -> Result<Option<Lent<T, L::Priority>>, AllocError> {
-        if self.core.is_empty() && !self.senders.is_empty() {
-            self.admit_past_permits(config, preload, deferred);
-        }
-        self.core.lend(preload)
-    }
-
-    /// Puts a lent message back, and wakes a receiver for it. Returns the message if a comparison
-    /// panicked.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Core::put_back`].
-    pub(crate) unsafe fn put_back(
-        &mut self,
-        config: &Config<T, L>,
-        lent: &Lent<T, L::Priority>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
-    ) -> Option<T> {
-        // SAFETY: the caller keeps the contract of `put_back`.
-        let put_back = || unsafe { self.core.put_back(lent, preload) };
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(put_back)) {
-            deferred.set_panic(panic);
-            // SAFETY: nothing has changed, so the message is lent still.
-            return Some(unsafe { self.take_lent(config, lent, preload, deferred) });
-        }
-        if self.core.len() == 1 {
-            self.notify_unless_awaited(deferred);
-        }
-        step!(
-            "guard dropped: wake a receiver",
-            self.serve_waiters_of(config, preload, deferred, false)
-        );
-        None
-    }
-
-    /// Removes a lent message, and serves the senders that wait for its room.
-    ///
-    /// # Safety
-    ///
-    /// As for [`Core::take_lent`].
-    pub(crate) unsafe fn take_lent(
-        &mut self,
-        config: &Config<T, L>,
-        lent: &Lent<T, L::Priority>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
-    ) -> T {
-        // SAFETY: the caller keeps the contract of `take_lent`.
-        let value = unsafe { self.core.take_lent(lent, preload) };
-        step!("guard accepted: serve the waiters", self.serve_waiters(config, preload, deferred));
-        value
-    }
-
     /// Stores the message of a waiting thread, although others have a permit for the room.
     ///
     /// A thread waits beside an empty queue if the room belongs to tasks with a permit that have
     /// not polled yet. These do not keep the message from a receiver. Or messages are in guards.
     #[cold]
     #[inline(never)]
-    fn admit_past_permits(
+    pub(super) fn admit_past_permits(
         &mut self,
         config: &Config<T, L>,
         preload: &mut Preload<T, L>,
@@ -566,7 +505,7 @@ impl<T, L: Levels> State<T, L> {
     /// Restores the invariants. `was_empty` tells whether other threads last saw the queue empty.
     #[cold]
     #[inline(never)]
-    fn serve_waiters_of(
+    pub(super) fn serve_waiters_of(
         &mut self,
         config: &Config<T, L>,
         preload: &mut Preload<T, L>,
@@ -607,7 +546,7 @@ impl<T, L: Levels> State<T, L> {
     /// Defers the notification of a first message, unless a receiver waits for the message: one on
     /// the list, or a task with a permit that has not polled yet.
     #[inline(always)]
-    fn notify_unless_awaited(&mut self, deferred: &mut Deferred) {
+    pub(super) fn notify_unless_awaited(&mut self, deferred: &mut Deferred) {
         let awaited = !self.receivers.is_empty() || self.receive_permits != 0;
         if self.notification.is_some() && !awaited {
             step!(
