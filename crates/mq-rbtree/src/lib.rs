@@ -50,7 +50,7 @@
 //! | [`send_async`](Queue::send_async), [`receive_async`](Queue::receive_async) | a task; tasks and threads may share one queue |
 //! | [`into_send_async`](Sender::into_send_async), [`into_receive_async`](Receiver::into_receive_async) | a spawned task, which must not borrow |
 //! | their [`until`](ReceiveFuture::until) | a task with a deadline: a timer of the runtime ends the operation |
-//! | `Receiver::into_stream`, `Sender::into_sink`, with the feature `futures` | code that expects a `Stream` or a `Sink` |
+//! | `Receiver::into_stream`, `Sender::into_sink`, with the feature `stream` | code that expects a `Stream` or a `Sink` |
 //! | [`Readiness`], a file descriptor | an event loop: epoll, or tokio's `AsyncFd` |
 //! | [`notify`](Queue::notify) | a program that wants one call when a message comes, as with `mq_notify` |
 //!
@@ -72,12 +72,12 @@
 //!
 //! # Features
 //!
-//! Both are off by default.
+//! Both are off by default. The asynchronous operations need none.
 //!
 //! | feature | adds |
 //! |---|---|
 //! | `kernel` | `KernelQueue`, the kernel's POSIX message queue |
-//! | `futures` | `ReceiveStream` and `SendSink`, for the traits of futures-core and futures-sink |
+//! | `stream` | `ReceiveStream` and `SendSink`: the traits `Stream` and `Sink` of futures-core and futures-sink |
 //!
 //! # Order
 //!
@@ -246,7 +246,7 @@ pub use self::error::{
     BatchError, BuildError, NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused,
 };
 pub use self::futures::{ReceiveFuture, SendFuture, Timed};
-#[cfg(feature = "futures")]
+#[cfg(feature = "stream")]
 pub use self::futures::{ReceiveStream, SendSink};
 pub use self::guard::MessageGuard;
 pub use self::handles::{IntoIter, Iter, QueueHandle, Receiver, Sender, TryIter};

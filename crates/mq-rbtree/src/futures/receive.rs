@@ -147,7 +147,7 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
     /// # Panics
     ///
     /// Panics if the future is not completed.
-    #[cfg(feature = "futures")]
+    #[cfg(feature = "stream")]
     pub(super) fn restart(self: Pin<&mut Self>, urgency: u8) {
         // SAFETY: nothing is moved out of the future, and the node is not overwritten.
         let this = unsafe { self.get_unchecked_mut() };
