@@ -17,7 +17,7 @@ pub use self::file::SharedFile;
 pub(crate) use self::inbox::Inbox;
 pub use self::operation::RemoteOperation;
 pub(crate) use self::pending::PendingRemote;
-pub use self::request::RemoteRequest;
+pub use self::request::{RemoteRequest, RemoteRequestId};
 pub(crate) use self::shared::Shared;
 use crate::buf::{IoBuf, IoBufMut};
 use crate::buf_list::{BufList, IoVecs};
@@ -162,6 +162,24 @@ impl Remote {
     ) -> RemoteRequest<'_, ()> {
         let op = Op { len, ..op(mode.kind(), file, offset) };
         RemoteRequest::new(&self.shared, Some(file), op, ())
+    }
+
+    /// Asks the engine to cancel a request with a callback, like
+    /// [`RemoteOperation::cancel`](crate::RemoteOperation::cancel). Returns false if the request has
+    /// completed. Never blocks.
+    ///
+    /// Every remote of the engine can do so. The id must be of a remote of this engine: that of
+    /// another engine may name an unrelated request.
+    pub fn cancel(&self, id: RemoteRequestId) -> bool {
+        let mailbox = &self.shared.mailbox;
+        if id.index as usize >= mailbox.capacity() {
+            return false; // of another engine
+        }
+        let asked = mailbox.cancel_detached(id.index, id.generation);
+        if asked == Some(true) {
+            self.shared.notify();
+        }
+        asked.is_some()
     }
 
     /// Makes a request like [`Engine::nop`](crate::Engine::nop). It shows the cost of the way to

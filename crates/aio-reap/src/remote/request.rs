@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use percpu::sync::Arc;
 
 use super::file::SharedFile;
-use super::mailbox::{SendError, SlotIndex};
+use super::mailbox::{SendError, Sent, SlotIndex};
 use super::operation::RemoteOperation;
 use super::sent::SentRequest;
 use super::shared::Shared;
@@ -52,6 +52,31 @@ pub struct RemoteRequest<'r, B> {
 unsafe impl<B: Send> Send for RemoteRequest<'_, B> {}
 // SAFETY: `&RemoteRequest` gives no access to the memory that `op` names, and none to `buf`.
 unsafe impl<B: Sync> Sync for RemoteRequest<'_, B> {}
+
+/// The name of a request with a callback of another thread, for
+/// [`Remote::cancel`](crate::Remote::cancel). No later request of the engine's remotes has it (until
+/// its place was used 2^32 times).
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let remote = engine.remote(); // usually of another thread
+/// let id = remote.nop().callback(|result, ()| {
+///     assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ECANCELED));
+/// })?;
+/// assert!(remote.cancel(id));
+/// engine.drain()?;
+/// assert!(!remote.cancel(id)); // it has completed
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RemoteRequestId {
+    pub(super) index: SlotIndex,
+    pub(super) generation: u32,
+}
 
 /// The result of a submission: `T`, or the refused request.
 type Submitted<'r, B, T> = Result<T, SubmitError<RemoteRequest<'r, B>>>;
@@ -117,11 +142,12 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
     /// [`SubmitError`] returns the request, which was not sent.
     pub fn submit(self) -> Submitted<'r, B, RemoteOperation<B>> {
         let shared = self.shared;
-        let index = self.send(true, Owned::<B>::new, Owned::into_buf)?;
-        Ok(RemoteOperation::new(shared, index))
+        let sent = self.send(true, Owned::<B>::new, Owned::into_buf)?;
+        Ok(RemoteOperation::new(shared, sent.index))
     }
 
-    /// Sends the request. `done` gets the result and the buffer, on the engine's thread.
+    /// Sends the request. `done` gets the result and the buffer, on the engine's thread. The id is
+    /// for [`Remote::cancel`](crate::Remote::cancel).
     ///
     /// `done` runs once, and the engine waits until it returns. This function never blocks and
     /// never allocates: `done` and the buffer together may take 96 bytes, which is checked at
@@ -134,8 +160,9 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
     pub fn callback(
         self,
         done: impl FnOnce(Result<usize, RequestError>, B) + Send + 'static,
-    ) -> Submitted<'r, B, ()> {
-        self.send(false, |buf| Callback::<B, _>::new(buf, done), Callback::into_buf).map(drop)
+    ) -> Submitted<'r, B, RemoteRequestId> {
+        let sent = self.send(false, |buf| Callback::<B, _>::new(buf, done), Callback::into_buf)?;
+        Ok(RemoteRequestId { index: sent.index, generation: sent.generation })
     }
 
     fn send<D: Deliver>(
@@ -143,7 +170,7 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
         awaited: bool,
         load: impl FnOnce(B) -> D,
         unload: impl FnOnce(D) -> B,
-    ) -> Submitted<'r, B, SlotIndex> {
+    ) -> Submitted<'r, B, Sent> {
         if self.misaligned {
             return Err(SubmitError::Misaligned(self));
         }
@@ -166,7 +193,7 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
         if sent.notify {
             shared.notify();
         }
-        Ok(sent.index)
+        Ok(sent)
     }
 }
 
