@@ -185,6 +185,7 @@ mod engine;
 mod error;
 mod file;
 mod files;
+mod held_buf;
 mod histogram;
 mod inner;
 mod io_path;

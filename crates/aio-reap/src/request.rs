@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::core::Core;
 use crate::error::{RequestError, SubmitError};
 use crate::file::File;
+use crate::held_buf::HeldBuf;
 use crate::op::{AtEof, Op};
 use crate::operation::Operation;
 use crate::outcome::{Callback, Owned};
@@ -48,7 +49,7 @@ pub struct Request<'e, B, T = usize> {
     misaligned: bool,
     invalid_path: bool,
     cancel_at: Option<Instant>,
-    buf: B,
+    buf: HeldBuf<B>,
     result: PhantomData<fn() -> T>,
 }
 
@@ -56,7 +57,7 @@ pub struct Request<'e, B, T = usize> {
 pub(crate) type Submitted<'e, B, T, S> = Result<S, SubmitError<Request<'e, B, T>>>;
 
 impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
-    pub(crate) fn new(core: &'e Rc<Core>, file: Option<File>, op: Op, buf: B) -> Self {
+    pub(crate) fn new(core: &'e Rc<Core>, file: Option<File>, op: Op, buf: HeldBuf<B>) -> Self {
         Self {
             core,
             file,
@@ -158,7 +159,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
 
     /// Returns the buffer, instead of a submission.
     pub fn into_buf(self) -> B {
-        self.buf
+        self.buf.into_inner()
     }
 
     /// Submits the request. The [`Operation`] awaits the result or blocks for it.
@@ -246,7 +247,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         self,
         target: CompletionTarget,
         alloc: fn(&mut Slab) -> Option<Index>,
-        payload: impl FnOnce(B) -> D,
+        payload: impl FnOnce(HeldBuf<B>) -> D,
     ) -> Submitted<'e, B, T, RequestId> {
         let mut state = self.core.state.borrow_mut();
         if state.closed {

@@ -11,6 +11,7 @@ use super::operation::RemoteOperation;
 use super::sent::SentRequest;
 use super::shared::Shared;
 use crate::error::{RequestError, SubmitError};
+use crate::held_buf::HeldBuf;
 use crate::op::{AtEof, Op};
 use crate::outcome::{Callback, Owned};
 use crate::payload::{Deliver, Payload};
@@ -44,7 +45,7 @@ pub struct RemoteRequest<'r, B> {
     at_eof: AtEof,
     cancel_at: Option<Instant>,
     misaligned: bool,
-    buf: B,
+    buf: HeldBuf<B>,
 }
 
 // SAFETY: `buf` is `Send`, and the pointer in `op` names memory of `buf`, which moves together with
@@ -82,7 +83,12 @@ pub struct RemoteRequestId {
 type Submitted<'r, B, T> = Result<T, SubmitError<RemoteRequest<'r, B>>>;
 
 impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
-    pub(super) fn new(shared: &'r Arc<Shared>, file: Option<&SharedFile>, op: Op, buf: B) -> Self {
+    pub(super) fn new(
+        shared: &'r Arc<Shared>,
+        file: Option<&SharedFile>,
+        op: Op,
+        buf: HeldBuf<B>,
+    ) -> Self {
         let misaligned =
             file.and_then(SharedFile::alignment).is_some_and(|align| !op.is_aligned(align));
         let (file, at_eof) = (file.cloned(), AtEof::Stop);
@@ -130,7 +136,7 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
 
     /// Returns the buffer, instead of sending the request.
     pub fn into_buf(self) -> B {
-        self.buf
+        self.buf.into_inner()
     }
 
     /// Sends the request. The [`RemoteOperation`] awaits the result or blocks for it.
@@ -168,8 +174,8 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
     fn send<D: Deliver>(
         self,
         awaited: bool,
-        load: impl FnOnce(B) -> D,
-        unload: impl FnOnce(D) -> B,
+        load: impl FnOnce(HeldBuf<B>) -> D,
+        unload: impl FnOnce(D) -> HeldBuf<B>,
     ) -> Submitted<'r, B, Sent> {
         if self.misaligned {
             return Err(SubmitError::Misaligned(self));
