@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use crate::completion_state::NewRequest;
 use crate::core::Core;
 use crate::error::{RequestError, SubmitError};
 use crate::file::File;
@@ -264,7 +265,8 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         let Some(index) = alloc(&mut completions.slab) else { return Err(SubmitError::Full(self)) };
         let Self { file, op, at_eof, cancel_at, buf, .. } = self;
         // `payload` only moves its parts together, so no user code runs under the borrow.
-        let user_data = state.queue(index, file, op, at_eof, target, payload(buf));
+        let user_data =
+            state.queue(index, NewRequest { file, op, at_eof, target, payload: payload(buf) });
         if let Some(at) = cancel_at {
             state.note_deadline(index, at);
         }
