@@ -43,6 +43,15 @@ pub(crate) struct CompletionState {
     pub(crate) deferred_drops: Vec<DeferredDrop>,
 }
 
+/// A request for a slot.
+pub(crate) struct NewRequest<T> {
+    pub(crate) file: Option<File>,
+    pub(crate) op: Op,
+    pub(crate) at_eof: AtEof,
+    pub(crate) target: CompletionTarget,
+    pub(crate) payload: T,
+}
+
 impl CompletionState {
     pub(crate) fn new(capacity: usize, depth: usize) -> Self {
         Self {
@@ -59,18 +68,17 @@ impl CompletionState {
         }
     }
 
-    /// Initialises the slot `index`, which was just allocated, and queues its request.
+    /// Initialises the slot `index`, which was just allocated, and queues its request. Returns its
+    /// user data. `stage` gets the user data and the number of pending requests, this one included,
+    /// and returns whether the backend has staged the request.
     #[inline]
     pub(crate) fn queue<T: Deliver>(
         &mut self,
         index: Index,
-        file: Option<File>,
-        op: Op,
-        at_eof: AtEof,
-        target: CompletionTarget,
-        payload: T,
+        request: NewRequest<T>,
         stage: impl FnOnce(u64, usize) -> bool,
     ) -> u64 {
+        let NewRequest { file, op, at_eof, target, payload } = request;
         let slot = self.slab.get(index);
         let user_data = u64::from(slot.generation) << 32 | u64::from(index);
         slot.target = target;

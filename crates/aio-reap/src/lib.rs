@@ -99,7 +99,7 @@
 //! |---|---|---|
 //! | dropping an [`Operation`] | no | yes |
 //! | [`Operation::deadline`], [`Operation::wait_timeout`] | no | yes, in time |
-//! | [`Operation::cancel`], [`Engine::cancel`], [`Engine::cancel_all`], [`RemoteOperation::cancel`] | if the kernel can cancel it: `ECANCELED` | with the request |
+//! | [`Operation::cancel`], [`Engine::cancel`], [`Engine::cancel_all`], [`RemoteOperation::cancel`], [`Remote::cancel`] | if the kernel can cancel it: `ECANCELED` | with the request |
 //! | [`Request::cancel_at`] | if the kernel can cancel it at that time: `ETIMEDOUT` | with the request |
 //! | dropping a [`Submission`] | it was never queued | yes |
 //! | dropping a [`RemoteOperation`] | no | yes |
@@ -189,6 +189,7 @@ mod file;
 mod files;
 #[cfg(doc)]
 pub mod guide;
+mod held_buf;
 mod histogram;
 mod inner;
 mod io_path;
@@ -241,7 +242,7 @@ pub use outcome::Outcome;
 pub use plug::Plug;
 pub use queue::{Completion, CompletionQueue};
 pub use reap::ReapMode;
-pub use remote::{Remote, RemoteOperation, RemoteRequest, SharedFile};
+pub use remote::{Remote, RemoteOperation, RemoteRequest, RemoteRequestId, SharedFile};
 pub use reply::Reply;
 pub use request::Request;
 pub use request_id::RequestId;

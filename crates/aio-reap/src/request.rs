@@ -5,9 +5,11 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use crate::completion_state::NewRequest;
 use crate::core::Core;
 use crate::error::{RequestError, SubmitError};
 use crate::file::File;
+use crate::held_buf::HeldBuf;
 use crate::op::{AtEof, Op};
 use crate::operation::Operation;
 use crate::outcome::{Callback, Owned};
@@ -48,7 +50,7 @@ pub struct Request<'e, B, T = usize> {
     misaligned: bool,
     invalid_path: bool,
     cancel_at: Option<Instant>,
-    buf: B,
+    buf: HeldBuf<B>,
     result: PhantomData<fn() -> T>,
 }
 
@@ -56,7 +58,7 @@ pub struct Request<'e, B, T = usize> {
 pub(crate) type Submitted<'e, B, T, S> = Result<S, SubmitError<Request<'e, B, T>>>;
 
 impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
-    pub(crate) fn new(core: &'e Rc<Core>, file: Option<File>, op: Op, buf: B) -> Self {
+    pub(crate) fn new(core: &'e Rc<Core>, file: Option<File>, op: Op, buf: HeldBuf<B>) -> Self {
         Self {
             core,
             file,
@@ -158,7 +160,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
 
     /// Returns the buffer, instead of a submission.
     pub fn into_buf(self) -> B {
-        self.buf
+        self.buf.into_inner()
     }
 
     /// Submits the request. The [`Operation`] awaits the result or blocks for it.
@@ -246,7 +248,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         self,
         target: CompletionTarget,
         alloc: fn(&mut Slab) -> Option<Index>,
-        payload: impl FnOnce(B) -> D,
+        payload: impl FnOnce(HeldBuf<B>) -> D,
     ) -> Submitted<'e, B, T, RequestId> {
         let mut state = self.core.state.borrow_mut();
         if state.closed {
@@ -263,7 +265,8 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         let Some(index) = alloc(&mut completions.slab) else { return Err(SubmitError::Full(self)) };
         let Self { file, op, at_eof, cancel_at, buf, .. } = self;
         // `payload` only moves its parts together, so no user code runs under the borrow.
-        let user_data = state.queue(index, file, op, at_eof, target, payload(buf));
+        let user_data =
+            state.queue(index, NewRequest { file, op, at_eof, target, payload: payload(buf) });
         if let Some(at) = cancel_at {
             state.note_deadline(index, at);
         }

@@ -28,11 +28,10 @@ use percpu::sync::Arc;
 
 use crate::adaptive::BatchLimit;
 use crate::backend::{Backend, Device};
-use crate::completion_state::CompletionState;
+use crate::completion_state::{CompletionState, NewRequest};
 use crate::deadlines::{Action, Deadlines};
-use crate::file::File;
 use crate::histogram::Histogram;
-use crate::op::{AtEof, Kind, Op};
+use crate::op::Kind;
 use crate::payload::Deliver;
 use crate::payload::{RawResult, TakenPayload};
 use crate::raw::{Stop, Sub};
@@ -113,20 +112,13 @@ impl State {
         }
     }
 
-    /// Stages the request in `index`, which was just queued with `op`, if every request before it is
-    /// staged. Returns the user data of the request.
+    /// Queues a request in the slot `index`, which was just allocated, and stages it if every request
+    /// before it is staged. Returns its user data.
     #[inline]
-    pub(crate) fn queue<T: Deliver>(
-        &mut self,
-        index: Index,
-        file: Option<File>,
-        op: Op,
-        at_eof: AtEof,
-        target: CompletionTarget,
-        payload: T,
-    ) -> u64 {
+    pub(crate) fn queue<T: Deliver>(&mut self, index: Index, request: NewRequest<T>) -> u64 {
         let Self { completions, backend, staged, stage_limit, .. } = self;
-        completions.queue(index, file, op, at_eof, target, payload, |user_data, pending| {
+        let op = request.op;
+        completions.queue(index, request, |user_data, pending| {
             if *staged == *stage_limit || pending != *staged + 1 {
                 return false;
             }

@@ -85,8 +85,9 @@ impl Ring {
     /// Returns the consumer's side of the completion ring.
     #[inline]
     fn completion(&mut self) -> CompletionQueue<'_> {
+        let ring: &IoUring = self;
         // SAFETY: the result borrows `self` mutably, so it is the only one.
-        unsafe { self.0.as_ref().completion_shared() }
+        unsafe { ring.completion_shared() }
     }
 }
 
