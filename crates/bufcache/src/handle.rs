@@ -258,6 +258,13 @@ impl Device {
         Ok(ReadGuard::new(self, held))
     }
 
+    /// Whether hits of a block are sampled, for benches: it is there, and was marked when the cache was full.
+    #[doc(hidden)]
+    pub fn is_sampled(&self, block: u64) -> bool {
+        let key = self.source.key(block);
+        key.is_some_and(|key| self.shared.is_sampled(key))
+    }
+
     /// Begins to read blocks that are not there, for gets to come. What the device does not have is left out.
     ///
     /// It waits for nothing and never fails; it is a hint. The rest of a range is dropped where all buffers

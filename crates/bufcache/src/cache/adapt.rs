@@ -31,6 +31,10 @@ impl Shared {
         }
     }
 
+    pub(crate) fn is_sampled(&self, key: Key) -> bool {
+        self.table.find(key).is_some_and(|entry| entry.word().has(SAMPLED))
+    }
+
     /// A miss, in a cache that `is_full` or not. If the block is in the sample, the shadows get what hits have left
     /// to them, and this request; while another thread gives them theirs, this one is lost.
     pub(super) fn note_miss(&self, key: Key, reuse: Reuse, is_full: bool) {
@@ -74,7 +78,6 @@ impl Shared {
 
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests {
-    use crate::word::SAMPLED;
     use crate::{Cache, MemoryDevice};
 
     const SIZE: usize = 512;
@@ -106,12 +109,9 @@ mod tests {
         let taken = count(&takes_hit);
         assert!((64..256).contains(&taken), "256 of 8,000, and of half of these: {taken}");
         let stays = |block: &u64| shared.table.find(key(*block)).is_some();
-        let is_marked = |block: u64| {
-            shared.table.find(key(block)).is_some_and(|entry| entry.word().has(SAMPLED))
-        };
         assert!((0..1000).filter(stays).count() > 900);
         for block in (0..4 * blocks).filter(stays) {
-            assert_eq!(is_marked(block), takes_hit(block), "{block}");
+            assert_eq!(disk.is_sampled(block), takes_hit(block), "{block}");
         }
     }
 }
