@@ -91,7 +91,7 @@
 //! of the message that a sender waits with does not matter.
 //!
 //! An operation that need not wait may overtake a task that was woken and has not polled yet, and
-//! with it the waiters behind that task. It does not overtake a waiting thread that is first: the
+//! with it the waiters behind that task. A thread that waits for a [`MessageGuard`] counts as a task. It does not overtake a waiting thread that is first: the
 //! operation that makes it possible also completes the wait of that thread. With limits on bytes, a
 //! send may overtake a waiting sender whose longer message has no room yet. An endless stream of
 //! short messages can then keep a long one waiting for ever, unless the queue is made with
