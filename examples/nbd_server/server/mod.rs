@@ -9,7 +9,6 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -23,7 +22,6 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::contexts::{Connection, Connections};
 use crate::export::{ExportError, ExportTable};
-use crate::hands::Back;
 use crate::idle::LOOK;
 use crate::listeners::Listeners;
 use crate::memory::LEAST;
@@ -203,7 +201,6 @@ impl Server {
         let due = || Instant::now().checked_add(period?); // never, if that is too far away
         let mut next = due();
         let mut look = self.exports.has_folder().then(Instant::now);
-        let back = Arc::new(Back::new(0, Waker::noop().clone()));
         loop {
             let mut fds = vec![
                 PollFd::from_borrowed_fd(stop, PollFlags::IN),
@@ -243,7 +240,7 @@ impl Server {
             }
             let now = Instant::now();
             if look.is_some_and(|due| now >= due) {
-                self.exports.look_for_idle(now, &back);
+                self.exports.look_for_idle(now);
                 look = Some(now + LOOK);
             }
             if next.is_some_and(|next| Instant::now() >= next) {

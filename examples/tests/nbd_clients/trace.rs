@@ -120,7 +120,7 @@ pub(crate) struct TracePoints {
     dir: PathBuf,
 }
 
-/// Events of the server's own threads, and of the kernel's workers `iou-wrk-<thread>` for them.
+/// Events of the server's own threads and its cache's, and of the kernel's workers `iou-wrk-<thread>` for them.
 const EVENTS: [&str; 8] = [
     "io_uring/io_uring_submit_req",
     "io_uring/io_uring_complete",
@@ -140,7 +140,8 @@ impl TracePoints {
         let dir = Path::new(TRACEFS).join(name);
         fs::create_dir(&dir)?;
         let points = TracePoints { dir };
-        let mut threads = Vec::new();
+        // The cache's threads begin when they are needed.
+        let mut threads = vec!["comm == \"bufcache\"".to_string()];
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {
             let thread = task?.file_name().to_string_lossy().into_owned();
             threads.push(format!("common_pid == {thread} || comm == \"iou-wrk-{thread}\""));
