@@ -67,6 +67,8 @@ pub(crate) struct Backing {
     pub(crate) device: Arc<dyn BlockDevice>,
     /// The file that engines read and write themselves; `None` if only the device does.
     pub(crate) file: Option<File>,
+    /// Engines do not only read the file.
+    pub(crate) engines_write: bool,
 }
 
 impl Backing {
@@ -75,7 +77,8 @@ impl Backing {
         let device = EngineDevice::new(file.try_clone()?)?;
         // With O_DIRECT no part of a unit can be written; exports are rounded down as well.
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
-        Ok(Self { device: Arc::new(device.up_to(len)), file: Some(file.try_clone()?) })
+        let device = Arc::new(device.up_to(len));
+        Ok(Self { device, file: Some(file.try_clone()?), engines_write: true })
     }
 }
 
@@ -85,6 +88,7 @@ pub(crate) struct Image {
     /// See [`Backing`].
     pub(crate) raw: Arc<dyn BlockDevice>,
     pub(crate) file: Option<File>,
+    pub(crate) engines_write: bool,
     /// In bytes.
     pub(crate) len: u64,
     /// Longest READ that is kept, and WRITE unless that is [`SCAN`]. What is longer is mostly used once, and
@@ -110,16 +114,20 @@ impl Blocks {
     }
 
     /// Adds the image of the table's next file.
-    pub(crate) fn attach(&self, Backing { device: raw, file }: Backing) -> io::Result<()> {
+    pub(crate) fn attach(&self, backing: Backing) -> io::Result<()> {
+        let Backing { device: raw, file, engines_write } = backing;
         let len = raw.len();
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
+        // Without an engine that reads and writes it, all goes by way of the cache.
+        let by_engine = file.is_some() && engines_write;
+        let longest = if by_engine { self.longest } else { self.longest.max(BLOCK as u64) };
         let image = Arc::new(Image {
             device: self.cache.attach_with(Arc::clone(&raw), options)?,
             raw,
             len,
-            // Without an engine that reads and writes it, all goes by way of the cache.
-            longest: if file.is_none() { self.longest.max(BLOCK as u64) } else { self.longest },
+            longest,
             file,
+            engines_write,
             next: AtomicU64::new(u64::MAX),
             #[cfg(test)]
             planted: std::sync::OnceLock::new(),

@@ -32,7 +32,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use aio_reap::{AlignedBuf, Engine, File, Outcome, SubmitError};
+use aio_reap::{AlignedBuf, Engine, File, IoBuf, Outcome, SubmitError};
 use bufcache::{GetError, WriteError};
 use nbd_protocol::{Command, HeaderStyle, Request};
 
@@ -376,13 +376,28 @@ impl Job {
         }
     }
 
-    /// Writes whole blocks from a part of a buffer to the image, and has the cache forget them.
-    async fn write_blocks<B: Deref<Target = [u8]> + Send + 'static>(
+    /// Writes whole blocks from a part of a buffer to the image, and has the cache forget them: by the engine, or if the
+    /// cache has to wait for the blocks, by one of its threads.
+    async fn write_blocks<B: Bytes>(
         &self,
         first: u64,
         buf: B,
         part: Range<usize>,
     ) -> (io::Result<()>, B) {
+        let Image { device, engines_write, .. } = &*self.image;
+        let start = first * BLOCK as u64;
+        let blocks = covering(start, start + part.len() as u64);
+        if let Some(file) = self.file.as_ref().filter(|_| *engines_write) {
+            match device.try_bypass(blocks) {
+                Ok(Some(bypass)) => {
+                    let write = self.engine.write(file, Part { buf, part }, start);
+                    let (result, Part { buf, .. }) = transfer_all(write).await;
+                    return (bypass.finish(result.map(drop)).map_err(of_write), buf);
+                }
+                Ok(None) => {}
+                Err(error) => return (Err(of_write(error)), buf),
+            }
+        }
         let write = move |device: bufcache::Device| {
             let since = Instant::now();
             loop {
@@ -392,7 +407,7 @@ impl Job {
                 }
             }
         };
-        self.image.device.call_async(write).await
+        device.call_async(write).await
     }
 
     /// Makes what this WRITE has written durable.
@@ -487,6 +502,29 @@ impl Job {
             (found, Some(buf))
         };
         self.image.device.call_async(find).await
+    }
+}
+
+/// What [`Part`] may be of: bytes that do not move with it.
+trait Bytes: Deref<Target = [u8]> + Send + 'static {}
+
+impl Bytes for AlignedBuf {}
+impl Bytes for &'static [u8] {}
+
+/// A part of a buffer, to be written.
+struct Part<B> {
+    buf: B,
+    part: Range<usize>,
+}
+
+// SAFETY: the bytes do not move with a `Bytes`, and nothing changes them while the engine has this.
+unsafe impl<B: Bytes> IoBuf for Part<B> {
+    fn as_ptr(&self) -> *const u8 {
+        self.buf[self.part.clone()].as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.part.len()
     }
 }
 

@@ -30,16 +30,18 @@ struct Lab {
     model: Vec<u8>,
 }
 
-/// What reads the image beside the cache.
+/// What reads and writes the image past the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Engine,
+    /// The engine reads, and the device writes.
+    Both,
     Device,
 }
 
 impl Lab {
     fn new(len: usize, cache: u64) -> Self {
-        Self::with(len, cache, By::Engine)
+        Self::with(len, cache, By::Both)
     }
 
     fn with(len: usize, cache: u64, by: By) -> Self {
@@ -52,8 +54,9 @@ impl Lab {
         let device = FileDevice::new(file.try_clone().unwrap()).unwrap();
         let disk = Arc::new(FaultDevice::new(device));
         let blocks = Blocks::new(cache, 1).unwrap();
-        let its = (by == By::Engine).then(|| file.try_clone().unwrap());
-        blocks.attach(Backing { device: disk.clone(), file: its }).unwrap();
+        let its = (by != By::Device).then(|| file.try_clone().unwrap());
+        let engines_write = by == By::Engine;
+        blocks.attach(Backing { device: disk.clone(), file: its, engines_write }).unwrap();
         let (image, engine) = (Arc::clone(blocks.image(0)), Rc::new(Engine::new().unwrap()));
         Self { file, disk, image, engine, model: vec![] }
     }
@@ -129,7 +132,8 @@ impl Lab {
 fn anything_at_any_place_is_what_a_plain_image_would_have() {
     const LEN: usize = 40 * BLOCK + 1000;
     let sizes = [(1, 4 * BLOCK), (2, 8 * BLOCK), (3, 1 << 20), (4, 0)];
-    let all = sizes.into_iter().flat_map(|size| [(size, By::Engine), (size, By::Device)]);
+    let by = [By::Engine, By::Both, By::Device];
+    let all = sizes.into_iter().flat_map(|size| by.map(|by| (size, by)));
     for ((seed, cache), by) in all {
         let mut lab = Lab::with(LEN, cache as u64, by);
         // Where the file system cannot, TRIM leaves it as it is.
@@ -273,7 +277,7 @@ fn what_the_file_system_cannot_do_is_written_or_left() {
 #[test]
 fn long_zeroes_that_the_file_system_cannot_make_are_invalid() {
     const LEN: u64 = 1 << 40;
-    let lab = Lab::without_model(LEN, 1 << 20, By::Engine);
+    let lab = Lab::without_model(LEN, 1 << 20, By::Both);
     for operation in [Operation::Discard, Operation::Zero] {
         lab.disk.inject(operation, .., Fault::Error(libc::EOPNOTSUPP));
     }
@@ -306,4 +310,24 @@ fn what_the_disk_refuses_changes_nothing_that_was_written_before() {
     lab.write(0, 30 * BLOCK, 8, false).unwrap_err();
     lab.check(0, 4 * BLOCK);
     lab.flush().unwrap();
+}
+
+/// The engine writes: a block that a read has claimed is waited for, and nothing else is.
+#[test]
+fn a_long_write_is_the_engines_unless_a_block_of_it_is_taken() {
+    let mut lab = Lab::with(64 * BLOCK, 1 << 20, By::Engine);
+    lab.write(0, 2 * BLOCK, 6, false).unwrap(); // dirty
+    lab.write(0, 40 * BLOCK, 7, false).unwrap();
+    lab.check(0, 64 * BLOCK);
+    assert_eq!(lab.disk.count(Operation::Write), 0, "the device was asked");
+    assert!(!lab.image.device.is_newer(0..64));
+    let load = lab.image.device.claim(20).unwrap().unwrap();
+    let reader = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(20));
+        load.finish(Err(os(libc::EIO)));
+    });
+    lab.write(0, 40 * BLOCK, 8, true).unwrap();
+    reader.join().unwrap();
+    assert_eq!(lab.disk.count(Operation::Write), 1, "a thread of the cache waited, and wrote");
+    lab.check(0, 64 * BLOCK);
 }

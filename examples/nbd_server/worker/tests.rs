@@ -34,12 +34,16 @@ const BLOCK: usize = 4096;
 const MOST: usize = 8;
 
 /// The images of the table, of which the cache has the first on a device of the test.
-fn on_disk(exports: &ExportTable, disk: &Arc<FaultDevice<FileDevice>>, cache: u64) -> Blocks {
+fn on_disk(
+    exports: &ExportTable,
+    (disk, engines_write): (&Arc<FaultDevice<FileDevice>>, bool),
+    cache: u64,
+) -> Blocks {
     let blocks = Blocks::new(cache, exports.files.len()).unwrap();
     for (nr, file) in exports.files.iter().enumerate() {
         let mut backing = Backing::open(file).unwrap();
         if nr == 0 {
-            backing.device = disk.clone();
+            (backing.device, backing.engines_write) = (disk.clone(), engines_write);
         }
         blocks.attach(backing).unwrap();
     }
@@ -101,7 +105,7 @@ impl Lab {
         let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
         let device = FileDevice::new(exports.files[0].try_clone().unwrap()).unwrap();
         let disk = Arc::new(FaultDevice::new(device));
-        exports.blocks = on_disk(&exports, &disk, Args::parse_from(args).cache);
+        exports.blocks = on_disk(&exports, (&disk, true), Args::parse_from(args).cache);
         let exports = Arc::new(exports);
         let connections = Arc::new(CtxTable::builder().max_contexts(4).build().unwrap());
         let registry = Arc::new(Registry::new(&exports).unwrap());
