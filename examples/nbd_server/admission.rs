@@ -39,7 +39,7 @@ pub(crate) enum Class {
     LargeRead,
     SmallWrite,
     SmallRead,
-    /// Somebody wants to know what is durable.
+    /// A client waits to know what is durable.
     Sync,
 }
 

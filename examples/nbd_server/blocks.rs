@@ -35,7 +35,6 @@ use bufcache::{
 use tracing::error;
 
 use crate::admission::SMALL;
-use crate::commands::{but_earlier, of_write};
 use crate::slots::Slots;
 
 /// Bytes of a block: what most clients' file systems read at least.
@@ -283,8 +282,8 @@ impl Image {
         }
     }
 
-    /// Forgets what is kept of it, which has to be on the device. Whether all is forgotten: it is where nobody
-    /// uses the image.
+    /// Forgets what is kept of the image, which has to be on the device. Returns whether all is forgotten, as it is
+    /// where no connection uses the image.
     pub(crate) fn forget(&self) -> bool {
         let all = pin!(self.device.invalidation(0..u64::MAX));
         matches!(all.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Ok(_)))
@@ -313,6 +312,31 @@ impl fmt::Debug for Image {
     }
 }
 
+/// A poisoned device says why a sync failed: to others it is lost data, whatever the reason.
+pub(crate) fn of_get(error: GetError) -> io::Error {
+    io::Error::from_raw_os_error(if let GetError::Poisoned { .. } = error {
+        libc::EIO
+    } else {
+        error.errno()
+    })
+}
+
+pub(crate) fn of_write(error: WriteError) -> io::Error {
+    io::Error::from_raw_os_error(if let WriteError::Poisoned { .. } = error {
+        libc::EIO
+    } else {
+        error.errno()
+    })
+}
+
+/// What was written later is on the device all the same, or it would have failed again.
+pub(crate) fn but_earlier(result: Result<(), WriteError>) -> Result<(), WriteError> {
+    match result {
+        Err(WriteError::Earlier { .. }) => Ok(()),
+        result => result,
+    }
+}
+
 /// The blocks that the bytes from `offset` to `end` lie in.
 pub(crate) fn covering(offset: u64, end: u64) -> Range<u64> {
     offset / BLOCK as u64..end.div_ceil(BLOCK as u64)
@@ -322,8 +346,7 @@ fn bytes_of(blocks: &Range<u64>) -> usize {
     (blocks.end - blocks.start) as usize * BLOCK
 }
 
-/// The buffer of a READ that is to be kept, with the blocks that it was to be kept in. Dropped, it lets
-/// others read these.
+/// The buffer of a READ that is to be kept, and the claimed loads of its blocks. Its drop ends these.
 #[derive(Debug)]
 pub(crate) struct Fill {
     buf: AlignedBuf,

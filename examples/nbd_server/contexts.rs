@@ -47,7 +47,7 @@ impl Connection {
     /// Where that worker keeps it; `None` if it does not, for what is left there of one that has gone to
     /// another.
     pub(crate) fn slot_at(&self, worker: usize) -> Option<usize> {
-        // Ordering: Relaxed. Who has the connection stores its own place, and takes that back before the
+        // Ordering: Relaxed. The worker that has the connection stores its own place, and takes that back before the
         // message with which it gives the connection away. A worker never sees an older value of this one word
         // than what it stored itself: so it finds its own number only while it has the connection.
         let place = self.place.load(Ordering::Relaxed);

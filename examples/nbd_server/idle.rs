@@ -1,17 +1,17 @@
-//! Images of a folder that nobody has open are let go of: others may lock them.
+//! Images of a folder that no client has open are released, so that other programs may lock them.
 //!
 //! ```text
 //!  connection ──┐
-//!  operations ──┴ Use      nobody for a while ─► a thread: sync ─► still nobody? ─yes─► forget its blocks, unlock
-//!                                                   └─no──► it stays as it is ◄── asked for ──┘
+//!  operations ──┴ Use      unused for a while ─► a thread: sync ─► still unused? ─yes─► forget its blocks, unlock
+//!                                                     └─no──► it stays as it is ◄── asked for ──┘
 //! ```
 //!
-//! Asked for again, an image is locked again, and read from the device: others may have written to it. It keeps
-//! its place and its descriptor, because requests name a file by its place for as long as the server lives; one
-//! that has another length now is opened anew, at another place.
+//! If a client asks for the image again, it is locked again, and read from the device: other programs may have written
+//! to it. It keeps its place and its descriptor, because requests name a file by its place for as long as the server
+//! lives; an image that has another length now is opened anew, at another place.
 //!
-//! Who opens an image, who begins to use it, and who lets go of it hold one lock; only the sync, which may take
-//! long, is done without. Whoever asks for the image meanwhile is counted, and then it is not let go of.
+//! To open an image, to begin to use it, and to release it take one lock. Only the sync, which may take long, is done
+//! without. A client that asks for the image meanwhile is counted, and the image is not released then.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -30,7 +30,7 @@ use tracing::{info, warn};
 use crate::export::{ExportError, ExportTable, Identity};
 use crate::lock::{lock, unlock};
 
-/// How often to look for images that nobody has open.
+/// How often the server looks for images that no client has open.
 pub(crate) const LOOK: Duration = Duration::from_secs(1);
 
 /// The open files.
@@ -46,7 +46,7 @@ pub(crate) struct Known {
 
 impl Known {
     /// The open file of that identity and length; but the length of one that is in use is what it was when
-    /// it was opened. One that got another length while nobody used it is opened anew.
+    /// it was opened. A file that got another length while it was unused is opened anew.
     pub(crate) fn find(&self, identity: &Identity, len: u64) -> Option<usize> {
         let file = *self.files.get(identity)?;
         let rest = &self.rest[file];
@@ -61,9 +61,9 @@ pub(crate) struct Rest {
     len: u64,
     /// Times that it was asked for.
     asked: u64,
-    /// Nobody has had it open since.
+    /// No client has had it open since.
     since: Option<Instant>,
-    /// A thread is about to let go of it, or could not.
+    /// A thread is about to release it, or could not.
     tried: bool,
     /// It is not locked, and nothing of it is cached.
     asleep: bool,
@@ -91,7 +91,7 @@ impl Uses {
     }
 
     fn begin(self: &Arc<Self>, file: usize) -> Use {
-        // Ordering: Relaxed; the lock of those who let go of files is held.
+        // Ordering: Relaxed; the lock that a release takes is held.
         self.0[file].fetch_add(1, Ordering::Relaxed);
         Use { uses: Arc::clone(self), file }
     }
@@ -102,7 +102,7 @@ impl Uses {
     }
 }
 
-/// Somebody uses a file: a connection, and those of its operations that outlive it.
+/// A use of a file: by a connection, and by those of its operations that outlive it.
 #[derive(Debug)]
 pub(crate) struct Use {
     uses: Arc<Uses>,
@@ -144,14 +144,14 @@ impl ExportTable {
         Ok(())
     }
 
-    /// Lets go of what nobody has had open for long enough. Threads of the cache do so, which is not waited for.
+    /// Has threads of the cache release the files that no client has had open for long enough. Does not wait for them.
     pub(crate) fn look_for_idle(self: &Arc<Self>, now: Instant) {
         if self.args.idle == 0 {
             return;
         }
         // Closed connections are dropped, and what they used with them, behind a grace period: go on with it.
         rcu::poll();
-        let Some(mut known) = self.known.try_lock() else { return }; // somebody opens one
+        let Some(mut known) = self.known.try_lock() else { return }; // a client opens one
         for (file, rest) in known.rest.iter_mut().enumerate().skip(self.fixed_files) {
             if rest.asleep || rest.tried {
                 continue;
@@ -174,14 +174,14 @@ impl ExportTable {
         }
     }
 
-    /// Lets go of a file that nobody uses, unless it is asked for meanwhile. Blocks.
+    /// Releases a file that is not used, unless a client asks for it meanwhile. Blocks.
     fn let_go(&self, file: usize, meanwhile: impl FnOnce()) -> io::Result<()> {
         let asked = self.known.lock().rest[file].asked;
         let synced = self.sync_file(file);
         meanwhile();
         let name = self.names_of(file).next().unwrap_or_default();
         if let Err(error) = synced {
-            // It is tried again once somebody has used it; its clients hear of it before.
+            // It is tried again once a client has used it, which is told of the error before.
             warn!(export = name, %error, "an image stays locked");
             return Err(error);
         }

@@ -20,7 +20,7 @@ use crate::export::ExportTable;
 use crate::registry::{Registry, RegistryReport, by_name};
 use crate::worker::{Inbox, Message, Moves, WorkerReport};
 
-/// Whoever wants to know the figures has one.
+/// Collects the figures; each thread that wants them has one.
 #[derive(Clone)]
 pub(crate) struct Reporter {
     pub(crate) workers: Vec<Inbox>,

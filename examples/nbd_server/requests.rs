@@ -21,7 +21,8 @@ use radix_ctx::{CtxRef, Id};
 use tracing::warn;
 
 use crate::admission::{Admission, WaitStats};
-use crate::commands::{Job, of_get};
+use crate::blocks::of_get;
+use crate::commands::Job;
 use crate::contexts::Connection;
 use crate::counters::{Counters, is_logged};
 use crate::export::{Export, ExportTable};

@@ -36,12 +36,11 @@ use aio_reap::{AlignedBuf, Engine, File, IoBuf, Outcome, SubmitError};
 use bufcache::{GetError, WriteError};
 use nbd_protocol::{Command, HeaderStyle, Request};
 
-use crate::blocks::{BLOCK, Image, Piece, covering};
+use crate::blocks::{BLOCK, Image, Piece, but_earlier, covering, of_get, of_write};
 use crate::extents;
 use crate::memory::{self, ALIGN, MOST_ZEROS, ZEROS};
 
-/// A command goes on asking for a block that others have for so long. A guess: longer than a disk takes for
-/// anything.
+/// How long a command goes on asking for a block that is busy. A guess: longer than a disk takes for anything.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A command to carry out.
@@ -67,23 +66,6 @@ fn os(errno: i32) -> io::Error {
     io::Error::from_raw_os_error(errno)
 }
 
-/// A poisoned device says why a sync failed: to others it is lost data, whatever the reason.
-pub(crate) fn of_get(error: GetError) -> io::Error {
-    os(if let GetError::Poisoned { .. } = error { libc::EIO } else { error.errno() })
-}
-
-pub(crate) fn of_write(error: WriteError) -> io::Error {
-    os(if let WriteError::Poisoned { .. } = error { libc::EIO } else { error.errno() })
-}
-
-/// What was written later is on the device all the same, or it would have failed again.
-pub(crate) fn but_earlier(result: Result<(), WriteError>) -> Result<(), WriteError> {
-    match result {
-        Err(WriteError::Earlier { .. }) => Ok(()),
-        result => result,
-    }
-}
-
 fn is_unsupported(result: &Result<(), WriteError>) -> bool {
     matches!(
         result,
@@ -91,7 +73,7 @@ fn is_unsupported(result: &Result<(), WriteError>) -> bool {
     )
 }
 
-/// Asks again while others have the block. Each try lasts as long as the cache waits.
+/// Asks again while the block is busy. Each try lasts as long as the cache waits.
 async fn patiently<T, E, F: Future<Output = Result<T, E>>>(
     is_busy: fn(&E) -> bool,
     mut ask: impl FnMut() -> F,
@@ -249,13 +231,9 @@ impl Job {
         for block in blocks {
             // It may have been written back, and evicted, when it is looked for.
             while device.is_newer(block..block + 1) {
-                match device.try_get(block) {
-                    Ok(guard) => newer.push(block, &guard)?,
-                    Err(GetError::WouldBlock) => match device.get_async(block).await {
-                        Ok(pin) => newer.push(block, &pin)?,
-                        Err(GetError::NoFreeBuffers) => continue,
-                        Err(error) => return Err(error),
-                    },
+                match device.get_async(block).await {
+                    Ok(pin) => newer.push(block, &pin)?,
+                    Err(GetError::NoFreeBuffers) => continue,
                     Err(error) => return Err(error),
                 }
                 break;

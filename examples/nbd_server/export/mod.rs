@@ -104,7 +104,7 @@ pub(crate) struct ExportTable {
     exports: Slots<Export>,
     /// One open file per image, whatever its names.
     pub(crate) files: Slots<File>,
-    /// Locked by who opens one, or lets go of it.
+    /// Locked to open a file, or to release it.
     pub(crate) known: Mutex<Known>,
     pub(crate) uses: Arc<Uses>,
     folder: Option<Folder>,

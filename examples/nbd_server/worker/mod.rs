@@ -144,7 +144,7 @@ pub(crate) struct WorkerReport {
     pub(crate) waits: WaitStats,
 }
 
-/// Has the worker look at what has completed, whoever asks for it.
+/// Has the worker look at what has completed, from any thread.
 struct Bell(Arc<OwnedFd>);
 
 impl Bell {
