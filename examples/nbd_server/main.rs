@@ -33,6 +33,7 @@ mod lock;
 mod manual;
 mod memory;
 mod metrics;
+mod notifier;
 mod operation;
 mod peers;
 mod places;

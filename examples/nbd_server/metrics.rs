@@ -23,8 +23,9 @@ use tracing::{debug, warn};
 use crate::admission::Class;
 use crate::counters::Counters;
 use crate::listeners::{Access, SocketFile, listen_unix};
+use crate::notifier::{eventfd, ring};
 use crate::report::{Reporter, ServerReport};
-use crate::server::{ServerError, eventfd, ring};
+use crate::server::ServerError;
 use crate::worker::Moves;
 
 /// How long a client may take for its request, and for the answer.

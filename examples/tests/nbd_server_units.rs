@@ -42,6 +42,8 @@ mod manual;
 mod memory;
 #[path = "../nbd_server/metrics.rs"]
 mod metrics;
+#[path = "../nbd_server/notifier.rs"]
+mod notifier;
 #[path = "../nbd_server/operation.rs"]
 mod operation;
 #[path = "../nbd_server/peers.rs"]

@@ -26,6 +26,7 @@ use crate::idle::LOOK;
 use crate::listeners::Listeners;
 use crate::memory::LEAST;
 use crate::metrics::Metrics;
+use crate::notifier::{eventfd, ring};
 use crate::peers::{PeerKey, Peers};
 use crate::registry::Registry;
 use crate::report::{Reporter, ServerReport};
@@ -107,17 +108,6 @@ impl Drop for Ended {
     fn drop(&mut self) {
         ring(&self.0);
     }
-}
-
-/// Adds one to an eventfd; it can only fail by being full, and then it is readable anyway.
-pub(crate) fn ring(eventfd: &OwnedFd) {
-    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
-}
-
-pub(crate) fn eventfd() -> io::Result<Arc<OwnedFd>> {
-    use rustix::event::EventfdFlags;
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    Ok(Arc::new(rustix::event::eventfd(0, flags)?))
 }
 
 struct Handle {

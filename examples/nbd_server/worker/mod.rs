@@ -67,10 +67,10 @@ use crate::contexts::{Connection, Connections};
 use crate::counters::Counters;
 use crate::export::ExportTable;
 use crate::memory::Memory;
+use crate::notifier::{eventfd, ring};
 use crate::peers::Pass;
 use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
-use crate::server::{eventfd, ring};
 use crate::spin::Spinner;
 use crate::tls::Wire;
 
