@@ -74,7 +74,7 @@ mod word;
 mod write;
 
 pub use self::builder::Builder;
-pub use self::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
+pub use self::cache::{Bypass, DeviceRange, DeviceSync, DeviceWrite, Load};
 #[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
 #[doc(hidden)]
 pub use self::device::lent;

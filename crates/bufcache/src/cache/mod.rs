@@ -11,6 +11,7 @@
 mod adapt;
 mod aside;
 mod back;
+mod bypass;
 mod changes;
 mod cleaner;
 mod close;
@@ -36,6 +37,7 @@ use percpu::{AllocError, PerCpuCounter};
 pub(crate) use self::aside::Forget;
 #[cfg(any(offlock_loom, offlock_shuttle))]
 pub(crate) use self::aside::{begin_to_forget, begin_to_read};
+pub use self::bypass::Bypass;
 pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
 pub(crate) use self::cleaner::Limits;
 use self::load::AllWakers;
