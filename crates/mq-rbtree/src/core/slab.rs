@@ -17,7 +17,7 @@
 //!    further chunk may exist. Otherwise it is the number of the missing chunk, counted from 1.
 
 use std::alloc::{Layout, alloc, dealloc};
-use std::mem::{ManuallyDrop, MaybeUninit};
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
 use percpu::AllocError;
@@ -35,35 +35,54 @@ pub(crate) const MAX_MESSAGES: usize = (FIRST_CHUNK as usize) * ((1 << MAX_CHUNK
 
 const _: () = assert!(MAX_MESSAGES < NIL as usize);
 
-/// Space for one message.
-struct Slot<T> {
+/// What a slot has beside its message.
+struct Link {
     /// The next slot of its FIFO, or of the free list.
     next: u32,
     /// The length of the message in bytes, as measured by its sender.
     bytes: u32,
-    value: MaybeUninit<T>,
 }
 
-/// The memory of one chunk. The slab owns the messages in its slots.
+/// The memory of one chunk: the links, and then the messages. The slab owns the messages.
 pub(crate) struct Chunk<T> {
-    slots: NonNull<Slot<T>>,
+    links: NonNull<Link>,
+    messages: *mut T,
     /// The number of the chunk, from 0: chunk `n` has `FIRST_CHUNK << n` slots.
     number: usize,
 }
+
+/// The addresses of the links and of the messages of some slots.
+struct Slots<T> {
+    links: *mut Link,
+    messages: *mut T,
+}
+
+impl<T> Clone for Slots<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Slots<T> {}
 
 // SAFETY: a chunk owns its memory and neither reads nor drops the messages in it.
 unsafe impl<T> Send for Chunk<T> {}
 
 impl<T> Chunk<T> {
-    fn layout(number: usize) -> Result<Layout, AllocError> {
-        Layout::array::<Slot<T>>((FIRST_CHUNK as usize) << number).map_err(|_| AllocError::new())
+    /// Returns the layout of a chunk, and the offset of its messages.
+    fn layout(number: usize) -> Result<(Layout, usize), AllocError> {
+        let slots = (FIRST_CHUNK as usize) << number;
+        let parts =
+            Layout::array::<Link>(slots).and_then(|links| links.extend(Layout::array::<T>(slots)?));
+        parts.map_err(|_| AllocError::new())
     }
 
     fn try_new(number: usize) -> Result<Self, AllocError> {
-        // SAFETY: a `Slot` contains two integers, so the layout has a non-zero size.
-        let slots = unsafe { alloc(Self::layout(number)?) };
-        let slots = NonNull::new(slots.cast()).ok_or_else(AllocError::new)?;
-        Ok(Self { slots, number })
+        let (layout, offset) = Self::layout(number)?;
+        // SAFETY: the links have a non-zero size.
+        let start = NonNull::new(unsafe { alloc(layout) }).ok_or_else(AllocError::new)?;
+        let messages = start.as_ptr().wrapping_add(offset).cast();
+        Ok(Self { links: start.cast(), messages, number })
     }
 
     /// Allocates the chunk that a hint names. Out of line, because most messages need none.
@@ -76,9 +95,9 @@ impl<T> Chunk<T> {
 
 impl<T> Drop for Chunk<T> {
     fn drop(&mut self) {
-        if let Ok(layout) = Self::layout(self.number) {
+        if let Ok((layout, _)) = Self::layout(self.number) {
             // SAFETY: `try_new` allocated the memory with this layout.
-            unsafe { dealloc(self.slots.as_ptr().cast(), layout) };
+            unsafe { dealloc(self.links.as_ptr().cast(), layout) };
         }
     }
 }
@@ -124,7 +143,7 @@ impl SlabHint {
 #[repr(C)]
 pub(crate) struct Slab<T> {
     /// The first chunk, which holds most messages.
-    first: *mut Slot<T>,
+    first: Slots<T>,
     /// A free slot that is on no list, or [`NIL`].
     spare: u32,
     free: u32,
@@ -134,9 +153,9 @@ pub(crate) struct Slab<T> {
     published: u32,
     /// The most messages that the queue will hold: no chunk is added beyond them.
     limit: u32,
-    /// For each chunk, the address at which slot index + [`FIRST_CHUNK`] = 0 would lie. Adding that
-    /// sum to it gives the address of a slot of the chunk.
-    bases: [*mut Slot<T>; MAX_CHUNKS],
+    /// For each chunk, the addresses at which slot index + [`FIRST_CHUNK`] = 0 would lie. Adding that
+    /// sum to them gives the addresses of a slot of the chunk.
+    bases: [Slots<T>; MAX_CHUNKS],
     /// The number of chunks.
     count: usize,
     hint: Arc<AtomicU32>,
@@ -150,15 +169,16 @@ unsafe impl<T: Send> Send for Slab<T> {}
 
 impl<T> Slab<T> {
     pub(crate) fn new() -> Self {
+        let none = Slots { links: ptr::null_mut(), messages: ptr::null_mut() };
         Self {
-            first: ptr::null_mut(),
+            first: none,
             spare: NIL,
             free: NIL,
             used: 0,
             capacity: 0,
             published: 1,
             limit: NIL,
-            bases: [ptr::null_mut(); MAX_CHUNKS],
+            bases: [none; MAX_CHUNKS],
             count: 0,
             hint: Arc::new(AtomicU32::new(1)),
             fallback: 0,
@@ -222,16 +242,16 @@ impl<T> Slab<T> {
             let index = self.free;
             // SAFETY: `index` is on the free list, so by invariant 1 it is below `used` and was
             // written.
-            self.free = unsafe { (*self.slot(index)).next };
+            self.free = unsafe { (*self.link(index)).next };
             index
         } else {
             self.used += 1;
             self.used - 1
         };
-        let slot = Slot { next: NIL, bytes, value: MaybeUninit::new(value) };
-        // SAFETY: the caller guarantees a free slot, so the chunk of `index` exists. The slot is not
-        // live: overwriting it drops no message.
-        unsafe { self.slot(index).write(slot) };
+        // SAFETY: the caller guarantees a free slot, so the chunk of `index` exists.
+        unsafe { self.link(index).write(Link { next: NIL, bytes }) };
+        // SAFETY: as above. The slot is not live: overwriting it drops no message.
+        unsafe { self.message(index).write(value) };
         if !self.has_free_slot() {
             self.update_hint();
         }
@@ -245,24 +265,37 @@ impl<T> Slab<T> {
     /// `index` is a live slot. This call frees it.
     #[inline(always)]
     pub(crate) unsafe fn remove(&mut self, index: u32) -> Removed<T> {
-        let slot = self.slot(index);
-        // SAFETY: the caller guarantees a live slot, which was written; `&mut self` excludes other
-        // references to it.
-        let slot = unsafe { &mut *slot };
-        // SAFETY: the slot is live, so its value is initialised; it is read once, because the slot
+        // SAFETY: the slot is live, so its message is initialised; it is read once, because the slot
         // is freed below.
-        let value = unsafe { slot.value.assume_init_read() };
-        let bytes = slot.bytes;
-        let next = slot.next;
+        let value = unsafe { self.message(index).read() };
+        let link = self.link(index);
+        // SAFETY: the caller guarantees a live slot, whose link was written; `&mut self` excludes
+        // other references to it.
+        let link = unsafe { &mut *link };
+        let Link { next, bytes } = *link;
         if self.spare == NIL {
             self.spare = index;
         } else {
-            slot.next = self.free;
+            link.next = self.free;
             self.free = index;
         }
         if self.published != 0 {
             self.update_hint();
         }
+        Removed { value, bytes, next }
+    }
+
+    /// Takes a message out, and stores another one in its slot, which no slot follows.
+    ///
+    /// # Safety
+    ///
+    /// `index` is a live slot.
+    #[inline(always)]
+    pub(crate) unsafe fn replace(&mut self, index: u32, value: T, bytes: u32) -> Removed<T> {
+        // SAFETY: the caller guarantees a live slot, whose message is initialised.
+        let value = unsafe { self.message(index).replace(value) };
+        // SAFETY: the link of a live slot was written.
+        let Link { next, bytes } = unsafe { self.link(index).replace(Link { next: NIL, bytes }) };
         Removed { value, bytes, next }
     }
 
@@ -274,7 +307,7 @@ impl<T> Slab<T> {
     #[inline(always)]
     pub(crate) unsafe fn next(&self, index: u32) -> u32 {
         // SAFETY: the caller guarantees a live slot, which was written.
-        unsafe { (*self.slot(index)).next }
+        unsafe { (*self.link(index)).next }
     }
 
     /// Sets the slot that follows a message in its FIFO.
@@ -286,7 +319,7 @@ impl<T> Slab<T> {
     pub(crate) unsafe fn set_next(&mut self, index: u32, next: u32) {
         // SAFETY: the caller guarantees a live slot, which was written; `&mut self` excludes other
         // references to it.
-        unsafe { (*self.slot(index)).next = next };
+        unsafe { (*self.link(index)).next = next };
     }
 
     /// Returns a message and its length in bytes.
@@ -295,37 +328,58 @@ impl<T> Slab<T> {
     ///
     /// `index` is a live slot.
     pub(crate) unsafe fn get(&self, index: u32) -> (&T, u32) {
-        // SAFETY: the caller guarantees a live slot, which was written.
-        let slot = unsafe { &*self.slot(index) };
-        // SAFETY: the value of a live slot is initialised.
-        (unsafe { slot.value.assume_init_ref() }, slot.bytes)
+        // SAFETY: the caller guarantees a live slot, whose message is initialised.
+        let message = unsafe { &*self.message(index) };
+        // SAFETY: the link of a live slot was written.
+        (message, unsafe { (*self.link(index)).bytes })
     }
 
-    /// Prefetches a message that is needed soon: in a deep queue it has left the caches.
+    /// Prefetches the messages of a FIFO from its head on, which are needed soon: in a deep queue
+    /// they have left the caches. Their links are close together, so following these is cheap.
+    ///
+    /// # Safety
+    ///
+    /// `head` is a live slot, and the one that follows it as well, if there is one.
     #[inline(always)]
-    pub(crate) fn prefetch(&self, index: u32) {
+    pub(crate) unsafe fn prefetch(&self, head: u32) {
+        // SAFETY: the caller guarantees a live slot.
+        let next = unsafe { self.next(head) };
+        let at = if next == NIL { head } else { next };
         #[cfg(target_arch = "x86_64")]
         {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let slot = self.slot(index).cast_const().cast();
+            let message = self.message(at).cast_const().cast();
             // SAFETY: a prefetch does not access memory as far as the program can tell, so any
             // address is valid.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(slot) };
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(message) };
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _nothing_to_ask = index;
+        let _nothing_to_ask = at;
     }
 
-    /// Returns the address of a slot whose index is below `capacity`.
+    /// Returns the address of the link of a slot whose index is below `capacity`.
     #[inline(always)]
-    fn slot(&self, index: u32) -> *mut Slot<T> {
+    fn link(&self, index: u32) -> *mut Link {
+        let (slots, at) = self.place(index);
+        slots.links.wrapping_add(at)
+    }
+
+    /// Returns the address of the message of a slot whose index is below `capacity`.
+    #[inline(always)]
+    fn message(&self, index: u32) -> *mut T {
+        let (slots, at) = self.place(index);
+        slots.messages.wrapping_add(at)
+    }
+
+    #[inline(always)]
+    fn place(&self, index: u32) -> (&Slots<T>, usize) {
         debug_assert!(index < self.capacity);
         if index < FIRST_CHUNK {
-            return self.first.wrapping_add(index as usize);
+            return (&self.first, index as usize);
         }
         let at = u64::from(index) + u64::from(FIRST_CHUNK);
         let number = (at.ilog2() - FIRST_CHUNK.ilog2()) as usize;
-        self.bases[number].wrapping_add(at as usize)
+        (&self.bases[number], at as usize)
     }
 
     /// Adds a chunk: the preloaded one if it is the missing one, otherwise one allocated here.
@@ -368,10 +422,14 @@ impl<T> Slab<T> {
         let slots = (FIRST_CHUNK as usize) << chunk.number;
         self.capacity += slots as u32;
         let chunk = ManuallyDrop::new(chunk);
-        self.bases[self.count] = chunk.slots.as_ptr().wrapping_sub(slots);
+        let first = Slots { links: chunk.links.as_ptr(), messages: chunk.messages };
         if self.count == 0 {
-            self.first = chunk.slots.as_ptr();
+            self.first = first;
         }
+        self.bases[self.count] = Slots {
+            links: first.links.wrapping_sub(slots),
+            messages: first.messages.wrapping_sub(slots),
+        };
         self.count += 1;
     }
 
@@ -406,7 +464,7 @@ impl<T> Slab<T> {
     /// Panics with the invariant that is violated.
     pub(crate) fn validate(&self, live: usize) {
         for (number, start) in self.bases.iter().enumerate() {
-            assert_eq!(start.is_null(), number >= self.count, "a chunk in its place");
+            assert_eq!(start.links.is_null(), number >= self.count, "a chunk in its place");
         }
         let slots = (FIRST_CHUNK as usize) * ((1 << self.count) - 1);
         assert_eq!(self.capacity as usize, slots, "the slots of all chunks");
@@ -418,7 +476,7 @@ impl<T> Slab<T> {
             free += 1;
             assert!(free <= self.used as usize, "a circle in the free list");
             // SAFETY: `at` is below `used`, so by invariant 1 it was written.
-            at = unsafe { (*self.slot(at)).next };
+            at = unsafe { (*self.link(at)).next };
         }
         assert_eq!(live + free, self.used as usize, "slots that are neither live nor free");
         let room = self.has_all_chunks();
@@ -428,10 +486,10 @@ impl<T> Slab<T> {
 
 impl<T> Drop for Slab<T> {
     fn drop(&mut self) {
-        for (number, start) in self.bases[..self.count].iter().enumerate() {
-            if let Some(slots) = NonNull::new(start.wrapping_add((FIRST_CHUNK as usize) << number))
-            {
-                drop(Chunk { slots, number });
+        for (number, base) in self.bases[..self.count].iter().enumerate() {
+            let links = base.links.wrapping_add((FIRST_CHUNK as usize) << number);
+            if let Some(links) = NonNull::new(links) {
+                drop(Chunk { links, messages: base.messages, number });
             }
         }
     }

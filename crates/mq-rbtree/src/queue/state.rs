@@ -171,11 +171,12 @@ impl<T, L: Levels> State<T, L> {
             Next::Nothing => self.core.pop_with(preload)?,
             Next::Message(priority) => {
                 let alone = matches!(ring.next(&self.cursor, 1, u64::MAX), Next::Nothing);
-                if check!("receive: drain before the choice", alone) && self.core.passes(priority) {
+                if check!("receive: drain before the choice", alone) {
                     // SAFETY: the lock is held, and `next` has just returned a message.
                     let value = unsafe { ring.take(&mut self.cursor) };
+                    let message = Message { value, priority, bytes: 0 };
                     self.count_depth(self.core.len() + 1);
-                    Message { value, priority, bytes: 0 }
+                    self.core.pop_after(message, preload)
                 } else {
                     if !self.drain(ring, u64::MAX) {
                         return None;
