@@ -131,6 +131,10 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Process")]
     pub(crate) exit_with_last: bool,
 
+    /// Without an image: print the server's own figures behind those of the client.
+    #[arg(long, conflicts_with_all = ["images", "export_dir"], help_heading = "Figures")]
+    pub(crate) verbose: bool,
+
     /// Serve the figures to Prometheus on this Unix socket (mode 0600): HTTP, `/metrics`.
     #[arg(long, value_name = "PATH", help_heading = "Figures")]
     pub(crate) metrics: Option<PathBuf>,

@@ -218,7 +218,22 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
     });
     server.accept_until(Calls { stop: stop.as_fd(), show: None, period: None }, |_| {})?;
     let report = client.join().map_err(|_| "the client panicked")??;
-    writeln!(io::stdout(), "{report}\n{}", server.report())?;
+    let figures = server.report();
+    let mut stdout = io::stdout();
+    writeln!(stdout, "{report}")?;
+    writeln!(
+        stdout,
+        "  {:.0} % of the reads were answered from the cache",
+        figures.hit_rate() * 100.0
+    )?;
+    if args.verbose {
+        writeln!(stdout, "\n{figures}")?;
+    } else {
+        writeln!(
+            stdout,
+            "\n--verbose prints the server's figures too. --image FILE --socket PATH serves an image."
+        )?;
+    }
     server.stop()?;
     Ok(())
 }

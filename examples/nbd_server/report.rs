@@ -125,6 +125,13 @@ impl ServerReport {
     }
 }
 
+impl ServerReport {
+    /// The part of the reads that the cache answered.
+    pub(crate) fn hit_rate(&self) -> f64 {
+        self.counters.hits as f64 / self.counters.reads.max(1) as f64
+    }
+}
+
 /// Adds what another table consists of; the height is then that of the higher.
 fn add(sum: &mut TableStats, table: &TableStats) {
     sum.live += table.live;

@@ -334,6 +334,16 @@ impl<T> Slab<T> {
         (message, unsafe { (*self.link(index)).bytes })
     }
 
+    /// Returns the address of a message, which stays valid until it is removed.
+    ///
+    /// # Safety
+    ///
+    /// `index` is a live slot.
+    pub(crate) unsafe fn value(&self, index: u32) -> NonNull<T> {
+        // SAFETY: the caller guarantees a live slot, which is in the memory of a chunk.
+        unsafe { NonNull::new_unchecked(self.message(index)) }
+    }
+
     /// Prefetches the messages of a FIFO from its head on, which are needed soon: in a deep queue
     /// they have left the caches. Their links are close together, so following these is cheap.
     ///
@@ -457,7 +467,7 @@ impl<T> Slab<T> {
         }
     }
 
-    /// Checks the invariants. `live` is the number of messages in the FIFOs.
+    /// Checks the invariants. `live` is the number of messages, in FIFOs or lent.
     ///
     /// # Panics
     ///

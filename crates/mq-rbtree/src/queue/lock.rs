@@ -145,6 +145,6 @@ fn wait_for_sender(looks: u32) {
     match looks {
         0..64 if !cfg!(any(offlock_loom, offlock_shuttle)) => hint::spin_loop(),
         _ if looks < PATIENCE || cfg!(any(offlock_loom, offlock_shuttle)) => thread::yield_now(),
-        _ => Futex::new().wait_for(0, Duration::from_micros(50)),
+        _ => _ = Futex::new().wait_for(0, Duration::from_micros(50)),
     }
 }

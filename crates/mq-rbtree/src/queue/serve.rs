@@ -57,12 +57,14 @@ impl<T, L: Levels> State<T, L> {
         deferred: &mut Deferred,
         mut was_empty: bool,
     ) {
+        while self.has_ended() && deferred.has_room() && self.dismiss_one(deferred) {}
         loop {
             let receiver =
                 self.receivers.first().filter(|_| self.core.len() > self.receive_permits);
             let sender =
                 if receiver.is_none() { self.first_admissible_sender(config) } else { None };
-            if receiver.is_none() && sender.is_none() {
+            let dismissed = !self.has_ended() || self.receivers.is_empty();
+            if receiver.is_none() && sender.is_none() && dismissed {
                 break;
             }
             if !deferred.has_room() {
@@ -213,7 +215,7 @@ impl<T, L: Levels> State<T, L> {
         if self.closed {
             return None; // every waiter is about to be dismissed
         }
-        let len = self.core.len() + self.send_permits;
+        let len = self.core.occupied() + self.send_permits;
         let bytes = self.core.bytes() + self.send_permit_bytes;
         let mut at = self.senders.first();
         while let Some(node) = at {
@@ -244,10 +246,10 @@ impl<T, L: Levels> State<T, L> {
         self.send_permit_bytes -= u64::from(bytes);
     }
 
-    /// Takes one waiter of a closed queue off its list, to try again and see that. Returns false if
-    /// there is none.
+    /// Takes one waiter of a closed queue off its list, to try again and see that. A receiver waits
+    /// on while messages are in guards. Returns false if there is none.
     pub(crate) fn dismiss_one(&mut self, deferred: &mut Deferred) -> bool {
-        let node = if let Some(node) = self.receivers.first() {
+        let node = if let Some(node) = self.receivers.first().filter(|_| self.has_ended()) {
             // SAFETY: the node is the first of this list.
             unsafe { self.receivers.remove(node) };
             node
@@ -267,8 +269,8 @@ impl<T, L: Levels> State<T, L> {
     #[cold]
     #[inline(never)]
     pub(crate) fn signal_notifiers(&mut self, config: &Config<T, L>, deferred: &mut Deferred) {
-        let readable = !self.core.is_empty() || self.closed;
-        let writable = !config.is_full(self.core.len(), self.core.bytes()) || self.closed;
+        let readable = !self.core.is_empty() || self.has_ended();
+        let writable = !config.is_full(self.core.occupied(), self.core.bytes()) || self.closed;
         for (direction, due) in [(READABLE, readable), (WRITABLE, writable)] {
             if due && self.armed & (1 << direction) != 0 {
                 self.armed &= !(1 << direction);

@@ -11,7 +11,8 @@
 //! 1. If a thread or task waits to receive, there are no more messages than receive permits.
 //! 2. If a thread or task waits to send, its message has no room beside the room of the send
 //!    permits.
-//! 3. If the queue is closed, no thread or task waits.
+//! 3. If the queue is closed, no thread or task waits to send. If also no message is in a guard, none
+//!    waits to receive.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -117,7 +118,7 @@ impl<T, L: Levels> State<T, L> {
         // With `fair_bytes`, the room of a permit is not free.
         let idle = idle && self.send_permits == 0;
         let demand = || config.demand(priority, bytes);
-        let room = idle && config.has_room(self.core.len(), self.core.bytes(), demand());
+        let room = idle && config.has_room(self.core.occupied(), self.core.bytes(), demand());
         if room { self.core.get_or_insert_level_no_alloc(priority) } else { None }
     }
 
@@ -175,7 +176,7 @@ impl<T, L: Levels> State<T, L> {
                     // SAFETY: the lock is held, and `next` has just returned a message.
                     let value = unsafe { ring.take(&mut self.cursor) };
                     let message = Message { value, priority, bytes: 0 };
-                    self.count_depth(self.core.len() + 1);
+                    self.count_depth(self.core.occupied() + 1);
                     self.core.pop_after(message, preload)
                 } else {
                     if !self.drain(ring, u64::MAX) {
@@ -213,7 +214,7 @@ impl<T, L: Levels> State<T, L> {
                 }
             }
         }
-        self.count_depth(self.core.len());
+        self.count_depth(self.core.occupied());
         complete
     }
 
@@ -221,7 +222,7 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     fn set_room(&self, ring: &Ring<T, L::Priority>, config: &Config<T, L>) {
         let most = config.max_messages.min(self.core.capacity());
-        ring.set_room(&self.cursor, self.core.len(), most);
+        ring.set_room(&self.cursor, self.core.occupied(), most);
     }
 
     /// Leaves the ring before the unlock: tells about the room, and opens the ring again if no
@@ -246,7 +247,7 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     pub(super) fn count_sent(&mut self) {
         self.cursor.accept();
-        self.count_depth(self.core.len());
+        self.count_depth(self.core.occupied());
     }
 
     #[inline(always)]
@@ -267,7 +268,10 @@ impl<T, L: Levels> State<T, L> {
         let message = match self.core.pop_with(preload) {
             Some(message) => message,
             None if self.senders.is_empty() => return None,
-            None => self.receive_from_sender(config, preload, deferred)?,
+            None => {
+                self.admit_past_permits(config, preload, deferred);
+                self.core.pop_with(preload)?
+            }
         };
         let waiting = !self.senders.is_empty() || self.armed != 0;
         if waiting {
@@ -279,26 +283,34 @@ impl<T, L: Levels> State<T, L> {
         Some(message)
     }
 
-    /// Receives the message of a waiting thread, although the queue is empty.
+    /// Returns whether no message will come any more: the queue is closed, and no guard can put one
+    /// back.
+    #[inline(always)]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.closed && self.core.lent() == 0
+    }
+
+    /// Stores the message of a waiting thread, although others have a permit for the room.
     ///
     /// A thread waits beside an empty queue if the room belongs to tasks with a permit that have
-    /// not polled yet. These do not keep the message from a receiver.
+    /// not polled yet. These do not keep the message from a receiver. Or messages are in guards.
     #[cold]
     #[inline(never)]
-    fn receive_from_sender(
+    pub(super) fn admit_past_permits(
         &mut self,
         config: &Config<T, L>,
         preload: &mut Preload<T, L>,
         deferred: &mut Deferred,
-    ) -> Option<Message<T, L::Priority>> {
+    ) {
         let mut at = self.senders.first().filter(|_| !self.closed && deferred.has_room());
         while let Some(node) = at {
             // SAFETY: the node is on the list, so it is alive.
             let waiter = unsafe { node.as_ref() };
             // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
-            let demand = unsafe { waiter.inner() }.demand?;
+            let Some(demand) = (unsafe { waiter.inner() }).demand else { return };
+            let (len, bytes) = (self.core.occupied(), self.core.bytes());
             // SAFETY: the node is on the list.
-            if !unsafe { is_task(node) } && config.has_room(0, 0, demand) {
+            if !unsafe { is_task(node) } && config.has_room(len, bytes, demand) {
                 // SAFETY: the node is on the list.
                 unsafe { self.serve_sender(node, preload, deferred) };
                 break;
@@ -306,7 +318,6 @@ impl<T, L: Levels> State<T, L> {
             // SAFETY: the node is on the list.
             at = unsafe { self.senders.next(node) };
         }
-        self.core.pop_with(preload)
     }
 
     /// Puts a node on the list of receivers, and counts the wait.
@@ -383,7 +394,7 @@ impl<T, L: Levels> State<T, L> {
         preload: &mut Preload<T, L>,
     ) -> Result<L::Level, SendRefused> {
         let demand = config.demand(priority, bytes);
-        if !config.has_room(self.core.len(), self.core.bytes(), demand)
+        if !config.has_room(self.core.occupied(), self.core.bytes(), demand)
             || (config.fair_bytes && self.would_overtake(config, demand, rank))
         {
             return Err(SendRefused::Full);
@@ -403,7 +414,7 @@ impl<T, L: Levels> State<T, L> {
         demand: Demand<L::Priority>,
         rank: Rank,
     ) -> bool {
-        let len = self.core.len() + self.send_permits;
+        let len = self.core.occupied() + self.send_permits;
         let bytes = self.core.bytes() + self.send_permit_bytes;
         if !config.has_room(len, bytes, demand) {
             return true;
@@ -439,7 +450,8 @@ impl<T, L: Levels> State<T, L> {
         preload: &mut Preload<T, L>,
         deferred: &mut Deferred,
     ) -> Result<(), Refused<T, L::Priority>> {
-        if self.core.is_empty() {
+        // Without messages in guards, there is room.
+        if self.core.occupied() == 0 {
             // SAFETY: the node is the first of the list.
             let is_thread = |&node: &Node<_, _>| !unsafe { is_task(node) };
             if let Some(thread) = self.receivers.first().filter(is_thread) {
