@@ -383,7 +383,7 @@ impl<T, L: Levels> Core<T, L> {
             // SAFETY: by invariant 1 the FIFO names live slots.
             unsafe { self.slab.set_next(tail, head) };
             // SAFETY: as above.
-            unsafe { self.slab.prefetch(next) };
+            unsafe { self.slab.prefetch_after(head, next) };
         }
         self.bytes = self.bytes - u64::from(bytes) + u64::from(message.bytes);
         Message { value, priority: message.priority, bytes }
@@ -482,7 +482,8 @@ impl<T, L: Levels> Core<T, L> {
         let priority = unsafe { self.levels.priority(level) };
         // SAFETY: the level is still in the set: nothing was removed since it was returned.
         let fifo = unsafe { self.levels.fifo(level) };
-        let (taken, next) = take(&mut self.slab, fifo.head);
+        let head = fifo.head;
+        let (taken, next) = take(&mut self.slab, head);
         fifo.head = next;
         fifo.len -= 1;
         if next == NIL {
@@ -492,13 +493,11 @@ impl<T, L: Levels> Core<T, L> {
             if let Some(level) = self.levels.highest() {
                 // SAFETY: `highest` has just returned the level.
                 let next = unsafe { self.levels.fifo(level) }.head;
-                // SAFETY: by invariant 1 the FIFO names live slots.
-                unsafe { self.slab.prefetch(next) };
+                self.slab.prefetch_first(next);
             }
         } else {
-            // The next receives most likely take these messages.
             // SAFETY: by invariant 1 the FIFO names live slots.
-            unsafe { self.slab.prefetch(next) };
+            unsafe { self.slab.prefetch_after(head, next) };
         }
         Some((taken, priority))
     }

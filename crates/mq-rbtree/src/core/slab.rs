@@ -17,7 +17,7 @@
 //!    further chunk may exist. Otherwise it is the number of the missing chunk, counted from 1.
 
 use std::alloc::{Layout, alloc, dealloc};
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::{self, NonNull};
 
 use percpu::AllocError;
@@ -35,54 +35,35 @@ pub(crate) const MAX_MESSAGES: usize = (FIRST_CHUNK as usize) * ((1 << MAX_CHUNK
 
 const _: () = assert!(MAX_MESSAGES < NIL as usize);
 
-/// What a slot has beside its message.
-struct Link {
+/// Space for one message.
+struct Slot<T> {
     /// The next slot of its FIFO, or of the free list.
     next: u32,
     /// The length of the message in bytes, as measured by its sender.
     bytes: u32,
+    value: MaybeUninit<T>,
 }
 
-/// The memory of one chunk: the links, and then the messages. The slab owns the messages.
+/// The memory of one chunk. The slab owns the messages in its slots.
 pub(crate) struct Chunk<T> {
-    links: NonNull<Link>,
-    messages: *mut T,
+    slots: NonNull<Slot<T>>,
     /// The number of the chunk, from 0: chunk `n` has `FIRST_CHUNK << n` slots.
     number: usize,
 }
-
-/// The addresses of the links and of the messages of some slots.
-struct Slots<T> {
-    links: *mut Link,
-    messages: *mut T,
-}
-
-impl<T> Clone for Slots<T> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<T> Copy for Slots<T> {}
 
 // SAFETY: a chunk owns its memory and neither reads nor drops the messages in it.
 unsafe impl<T> Send for Chunk<T> {}
 
 impl<T> Chunk<T> {
-    /// Returns the layout of a chunk, and the offset of its messages.
-    fn layout(number: usize) -> Result<(Layout, usize), AllocError> {
-        let slots = (FIRST_CHUNK as usize) << number;
-        let parts =
-            Layout::array::<Link>(slots).and_then(|links| links.extend(Layout::array::<T>(slots)?));
-        parts.map_err(|_| AllocError::new())
+    fn layout(number: usize) -> Result<Layout, AllocError> {
+        Layout::array::<Slot<T>>((FIRST_CHUNK as usize) << number).map_err(|_| AllocError::new())
     }
 
     fn try_new(number: usize) -> Result<Self, AllocError> {
-        let (layout, offset) = Self::layout(number)?;
-        // SAFETY: the links have a non-zero size.
-        let start = NonNull::new(unsafe { alloc(layout) }).ok_or_else(AllocError::new)?;
-        let messages = start.as_ptr().wrapping_add(offset).cast();
-        Ok(Self { links: start.cast(), messages, number })
+        // SAFETY: a `Slot` contains two integers, so the layout has a non-zero size.
+        let slots = unsafe { alloc(Self::layout(number)?) };
+        let slots = NonNull::new(slots.cast()).ok_or_else(AllocError::new)?;
+        Ok(Self { slots, number })
     }
 
     /// Allocates the chunk that a hint names. Out of line, because most messages need none.
@@ -95,9 +76,9 @@ impl<T> Chunk<T> {
 
 impl<T> Drop for Chunk<T> {
     fn drop(&mut self) {
-        if let Ok((layout, _)) = Self::layout(self.number) {
+        if let Ok(layout) = Self::layout(self.number) {
             // SAFETY: `try_new` allocated the memory with this layout.
-            unsafe { dealloc(self.links.as_ptr().cast(), layout) };
+            unsafe { dealloc(self.slots.as_ptr().cast(), layout) };
         }
     }
 }
@@ -143,7 +124,7 @@ impl SlabHint {
 #[repr(C)]
 pub(crate) struct Slab<T> {
     /// The first chunk, which holds most messages.
-    first: Slots<T>,
+    first: *mut Slot<T>,
     /// A free slot that is on no list, or [`NIL`].
     spare: u32,
     free: u32,
@@ -153,9 +134,9 @@ pub(crate) struct Slab<T> {
     published: u32,
     /// The most messages that the queue will hold: no chunk is added beyond them.
     limit: u32,
-    /// For each chunk, the addresses at which slot index + [`FIRST_CHUNK`] = 0 would lie. Adding that
-    /// sum to them gives the addresses of a slot of the chunk.
-    bases: [Slots<T>; MAX_CHUNKS],
+    /// For each chunk, the address at which slot index + [`FIRST_CHUNK`] = 0 would lie. Adding that
+    /// sum to it gives the address of a slot of the chunk.
+    bases: [*mut Slot<T>; MAX_CHUNKS],
     /// The number of chunks.
     count: usize,
     hint: Arc<AtomicU32>,
@@ -169,16 +150,15 @@ unsafe impl<T: Send> Send for Slab<T> {}
 
 impl<T> Slab<T> {
     pub(crate) fn new() -> Self {
-        let none = Slots { links: ptr::null_mut(), messages: ptr::null_mut() };
         Self {
-            first: none,
+            first: ptr::null_mut(),
             spare: NIL,
             free: NIL,
             used: 0,
             capacity: 0,
             published: 1,
             limit: NIL,
-            bases: [none; MAX_CHUNKS],
+            bases: [ptr::null_mut(); MAX_CHUNKS],
             count: 0,
             hint: Arc::new(AtomicU32::new(1)),
             fallback: 0,
@@ -242,16 +222,16 @@ impl<T> Slab<T> {
             let index = self.free;
             // SAFETY: `index` is on the free list, so by invariant 1 it is below `used` and was
             // written.
-            self.free = unsafe { (*self.link(index)).next };
+            self.free = unsafe { (*self.slot(index)).next };
             index
         } else {
             self.used += 1;
             self.used - 1
         };
-        // SAFETY: the caller guarantees a free slot, so the chunk of `index` exists.
-        unsafe { self.link(index).write(Link { next: NIL, bytes }) };
-        // SAFETY: as above. The slot is not live: overwriting it drops no message.
-        unsafe { self.message(index).write(value) };
+        let slot = Slot { next: NIL, bytes, value: MaybeUninit::new(value) };
+        // SAFETY: the caller guarantees a free slot, so the chunk of `index` exists. The slot is not
+        // live: overwriting it drops no message.
+        unsafe { self.slot(index).write(slot) };
         if !self.has_free_slot() {
             self.update_hint();
         }
@@ -265,18 +245,19 @@ impl<T> Slab<T> {
     /// `index` is a live slot. This call frees it.
     #[inline(always)]
     pub(crate) unsafe fn remove(&mut self, index: u32) -> Removed<T> {
-        // SAFETY: the slot is live, so its message is initialised; it is read once, because the slot
+        let slot = self.slot(index);
+        // SAFETY: the caller guarantees a live slot, which was written; `&mut self` excludes other
+        // references to it.
+        let slot = unsafe { &mut *slot };
+        // SAFETY: the slot is live, so its value is initialised; it is read once, because the slot
         // is freed below.
-        let value = unsafe { self.message(index).read() };
-        let link = self.link(index);
-        // SAFETY: the caller guarantees a live slot, whose link was written; `&mut self` excludes
-        // other references to it.
-        let link = unsafe { &mut *link };
-        let Link { next, bytes } = *link;
+        let value = unsafe { slot.value.assume_init_read() };
+        let bytes = slot.bytes;
+        let next = slot.next;
         if self.spare == NIL {
             self.spare = index;
         } else {
-            link.next = self.free;
+            slot.next = self.free;
             self.free = index;
         }
         if self.published != 0 {
@@ -292,11 +273,11 @@ impl<T> Slab<T> {
     /// `index` is a live slot.
     #[inline(always)]
     pub(crate) unsafe fn replace(&mut self, index: u32, value: T, bytes: u32) -> Removed<T> {
-        // SAFETY: the caller guarantees a live slot, whose message is initialised.
-        let value = unsafe { self.message(index).replace(value) };
-        // SAFETY: the link of a live slot was written.
-        let Link { next, bytes } = unsafe { self.link(index).replace(Link { next: NIL, bytes }) };
-        Removed { value, bytes, next }
+        let slot = Slot { next: NIL, bytes, value: MaybeUninit::new(value) };
+        // SAFETY: the caller guarantees a live slot, which was written.
+        let Slot { next, bytes, value } = unsafe { self.slot(index).replace(slot) };
+        // SAFETY: the value of a live slot is initialised.
+        Removed { value: unsafe { value.assume_init() }, bytes, next }
     }
 
     /// Returns the slot that follows a message in its FIFO.
@@ -307,7 +288,7 @@ impl<T> Slab<T> {
     #[inline(always)]
     pub(crate) unsafe fn next(&self, index: u32) -> u32 {
         // SAFETY: the caller guarantees a live slot, which was written.
-        unsafe { (*self.link(index)).next }
+        unsafe { (*self.slot(index)).next }
     }
 
     /// Sets the slot that follows a message in its FIFO.
@@ -319,7 +300,7 @@ impl<T> Slab<T> {
     pub(crate) unsafe fn set_next(&mut self, index: u32, next: u32) {
         // SAFETY: the caller guarantees a live slot, which was written; `&mut self` excludes other
         // references to it.
-        unsafe { (*self.link(index)).next = next };
+        unsafe { (*self.slot(index)).next = next };
     }
 
     /// Returns a message and its length in bytes.
@@ -328,10 +309,10 @@ impl<T> Slab<T> {
     ///
     /// `index` is a live slot.
     pub(crate) unsafe fn get(&self, index: u32) -> (&T, u32) {
-        // SAFETY: the caller guarantees a live slot, whose message is initialised.
-        let message = unsafe { &*self.message(index) };
-        // SAFETY: the link of a live slot was written.
-        (message, unsafe { (*self.link(index)).bytes })
+        // SAFETY: the caller guarantees a live slot, which was written.
+        let slot = unsafe { &*self.slot(index) };
+        // SAFETY: the value of a live slot is initialised.
+        (unsafe { slot.value.assume_init_ref() }, slot.bytes)
     }
 
     /// Returns the address of a message, which stays valid until it is removed.
@@ -341,55 +322,47 @@ impl<T> Slab<T> {
     /// `index` is a live slot.
     pub(crate) unsafe fn value(&self, index: u32) -> NonNull<T> {
         // SAFETY: the caller guarantees a live slot, which is in the memory of a chunk.
-        unsafe { NonNull::new_unchecked(self.message(index)) }
+        let value = unsafe { &raw mut (*self.slot(index)).value };
+        // SAFETY: the address of a field is not null. A `MaybeUninit<T>` has the layout of a `T`.
+        unsafe { NonNull::new_unchecked(value.cast()) }
     }
 
-    /// Prefetches the messages of a FIFO from its head on, which are needed soon: in a deep queue
-    /// they have left the caches. Their links are close together, so following these is cheap.
+    /// Prefetches what the receives after the next one need: in a deep queue it has left the caches.
+    /// `head` is the next message of its FIFO, and `before` was the one before it.
     ///
     /// # Safety
     ///
-    /// `head` is a live slot, and the one that follows it as well, if there is one.
+    /// `head` is a live slot.
     #[inline(always)]
-    pub(crate) unsafe fn prefetch(&self, head: u32) {
-        // SAFETY: the caller guarantees a live slot.
+    pub(crate) unsafe fn prefetch_after(&self, before: u32, head: u32) {
+        // SAFETY: the caller guarantees a live slot. The call before this one has prefetched it.
         let next = unsafe { self.next(head) };
-        let at = if next == NIL { head } else { next };
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let message = self.message(at).cast_const().cast();
-            // SAFETY: a prefetch does not access memory as far as the program can tell, so any
-            // address is valid.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(message) };
+        let at = self.slot(if next == NIL { head } else { next }).cast_const();
+        prefetch(at);
+        // Small messages stored one after another: those that follow are in the next lines, and the
+        // links to them are no faster than the receiver.
+        if size_of::<Slot<T>>() <= 32 && head.wrapping_sub(before) < 64 {
+            prefetch(at.wrapping_byte_add(4 * 64));
+            prefetch(at.wrapping_byte_add(5 * 64));
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _nothing_to_ask = at;
     }
 
-    /// Returns the address of the link of a slot whose index is below `capacity`.
+    /// Prefetches the first message of a level.
     #[inline(always)]
-    fn link(&self, index: u32) -> *mut Link {
-        let (slots, at) = self.place(index);
-        slots.links.wrapping_add(at)
+    pub(crate) fn prefetch_first(&self, head: u32) {
+        prefetch(self.slot(head).cast_const());
     }
 
-    /// Returns the address of the message of a slot whose index is below `capacity`.
+    /// Returns the address of a slot whose index is below `capacity`.
     #[inline(always)]
-    fn message(&self, index: u32) -> *mut T {
-        let (slots, at) = self.place(index);
-        slots.messages.wrapping_add(at)
-    }
-
-    #[inline(always)]
-    fn place(&self, index: u32) -> (&Slots<T>, usize) {
+    fn slot(&self, index: u32) -> *mut Slot<T> {
         debug_assert!(index < self.capacity);
         if index < FIRST_CHUNK {
-            return (&self.first, index as usize);
+            return self.first.wrapping_add(index as usize);
         }
         let at = u64::from(index) + u64::from(FIRST_CHUNK);
         let number = (at.ilog2() - FIRST_CHUNK.ilog2()) as usize;
-        (&self.bases[number], at as usize)
+        self.bases[number].wrapping_add(at as usize)
     }
 
     /// Adds a chunk: the preloaded one if it is the missing one, otherwise one allocated here.
@@ -432,14 +405,10 @@ impl<T> Slab<T> {
         let slots = (FIRST_CHUNK as usize) << chunk.number;
         self.capacity += slots as u32;
         let chunk = ManuallyDrop::new(chunk);
-        let first = Slots { links: chunk.links.as_ptr(), messages: chunk.messages };
+        self.bases[self.count] = chunk.slots.as_ptr().wrapping_sub(slots);
         if self.count == 0 {
-            self.first = first;
+            self.first = chunk.slots.as_ptr();
         }
-        self.bases[self.count] = Slots {
-            links: first.links.wrapping_sub(slots),
-            messages: first.messages.wrapping_sub(slots),
-        };
         self.count += 1;
     }
 
@@ -474,7 +443,7 @@ impl<T> Slab<T> {
     /// Panics with the invariant that is violated.
     pub(crate) fn validate(&self, live: usize) {
         for (number, start) in self.bases.iter().enumerate() {
-            assert_eq!(start.links.is_null(), number >= self.count, "a chunk in its place");
+            assert_eq!(start.is_null(), number >= self.count, "a chunk in its place");
         }
         let slots = (FIRST_CHUNK as usize) * ((1 << self.count) - 1);
         assert_eq!(self.capacity as usize, slots, "the slots of all chunks");
@@ -486,7 +455,7 @@ impl<T> Slab<T> {
             free += 1;
             assert!(free <= self.used as usize, "a circle in the free list");
             // SAFETY: `at` is below `used`, so by invariant 1 it was written.
-            at = unsafe { (*self.link(at)).next };
+            at = unsafe { (*self.slot(at)).next };
         }
         assert_eq!(live + free, self.used as usize, "slots that are neither live nor free");
         let room = self.has_all_chunks();
@@ -494,12 +463,26 @@ impl<T> Slab<T> {
     }
 }
 
+/// Asks for a cache line that is needed soon.
+#[inline(always)]
+fn prefetch<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch does not access memory as far as the program can tell, so any address
+        // is valid.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _nothing_to_ask = at;
+}
+
 impl<T> Drop for Slab<T> {
     fn drop(&mut self) {
-        for (number, base) in self.bases[..self.count].iter().enumerate() {
-            let links = base.links.wrapping_add((FIRST_CHUNK as usize) << number);
-            if let Some(links) = NonNull::new(links) {
-                drop(Chunk { links, messages: base.messages, number });
+        for (number, start) in self.bases[..self.count].iter().enumerate() {
+            if let Some(slots) = NonNull::new(start.wrapping_add((FIRST_CHUNK as usize) << number))
+            {
+                drop(Chunk { slots, number });
             }
         }
     }
