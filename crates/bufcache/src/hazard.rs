@@ -33,7 +33,7 @@ use std::ptr::{self, NonNull};
 use percpu::AllocError;
 use percpu::fence::{heavy, light};
 use percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
-use percpu::sync::{global, mutant, thread_id, thread_local};
+use percpu::sync::{check, fence, global, mutant, order, step, thread_id, thread_local};
 
 use crate::cache::linger;
 use crate::word::Entry;
@@ -101,15 +101,11 @@ impl Slot {
         if order == Order::Membarrier {
             // Ordering: Relaxed; the fence orders it before `Entry::look`, and it carries nothing.
             self.0.store(entry, Ordering::Relaxed);
-            if !mutant("hit-without-a-fence") {
-                light();
-            }
+            step!("protect: the slot is set before the lookup", light());
         } else if cfg!(any(offlock_loom, offlock_shuttle)) {
             // The checkers know no order of all sequentially consistent accesses; fences they know.
             self.0.store(entry, Ordering::Release);
-            if !mutant("hit-without-a-fence") {
-                fence(Ordering::SeqCst);
-            }
+            fence!(SeqCst, "protect: the slot is set before the lookup");
         } else {
             // Ordering: SeqCst pairs with the fence of who looks for it: that comes before this, and then
             // `Entry::look` finds the mark, or the slot is seen.
@@ -120,8 +116,7 @@ impl Slot {
     /// Looks no more.
     #[inline(always)]
     pub(crate) fn clear(&self) {
-        let order =
-            if mutant("slot-clear-relaxed") { Ordering::Relaxed } else { Ordering::Release };
+        let order = order!(Release, "clear: the bytes were read before");
         // Ordering: Release pairs with the Acquire in `mark_named`; it carries what was read.
         self.0.store(ptr::null_mut(), order);
     }
@@ -242,10 +237,8 @@ pub(crate) fn named_by_me(entry: &Entry) -> usize {
 /// Marks those of `entries` that a thread's slot names: one fence and one walk for all of them. The
 /// caller has changed their words, so that nobody comes to them any more.
 pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; N], order: Order) {
-    if !mutant("scan-without-a-fence") {
-        order.barrier();
-    }
-    let acquire = if mutant("slot-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+    step!("scan: the words are changed before", order.barrier());
+    let acquire = order!(Acquire, "scan: the bytes were read before");
     for slot in records().flat_map(|record| &record.slots) {
         // Ordering: Acquire pairs with the Release in `clear`; it carries the reads of who has left.
         let at = slot.0.load(acquire);
@@ -262,14 +255,14 @@ pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; 
 pub(crate) fn is_left(entry: &Entry, order: Order) -> bool {
     // The pins are looked at on both sides of the slots: whoever waited for the load names it first and
     // unpins then, and a guard that becomes a pin pins first and clears its slot then.
-    let mut left = entry.word().pins() == 0 || mutant("bury-without-a-first-look-at-pins");
-    if mutant("bury-without-a-last-look-at-pins") {
+    let mut left = check!("is_left: no pin before the scan", entry.word().pins() == 0);
+    if mutant("is_left: no pin after the scan") {
         linger(200);
     }
     let mut named = [false];
     mark_named(&[entry], &mut named, order);
-    left = left && (named == [false] || mutant("bury-without-a-scan"));
-    left && (entry.word().pins() == 0 || mutant("bury-without-a-last-look-at-pins"))
+    left = left && check!("is_left: no slot names the entry", named == [false]);
+    left && check!("is_left: no pin after the scan", entry.word().pins() == 0)
 }
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]

@@ -29,7 +29,7 @@
 //!    allows it; the frame of a taken word does not change.
 
 use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::{mutant, order};
+use percpu::sync::{mutant, order, step};
 
 use crate::error::GetError;
 use crate::frames::Frame;
@@ -324,10 +324,10 @@ impl Entry {
         let mut seen = self.word.load(Ordering::Relaxed);
         loop {
             let next = (seen & !IO | VALID) - PIN;
-            let order = match () {
-                () if mutant("publish-relaxed") => Ordering::Relaxed,
-                () if mutant("publish-releases-only") => Ordering::Release,
-                () => Ordering::AcqRel,
+            let order = if mutant("publish-releases-only") {
+                Ordering::Release
+            } else {
+                order!(AcqRel, "publish: the bytes are there before")
             };
             // Ordering: AcqRel: Release pairs with the Acquire in `look` and in `word`; it carries the
             // bytes. Acquire pairs with the Release in `unpin`; it carries what those left behind who
@@ -358,7 +358,7 @@ impl Entry {
         // Ordering: AcqRel: Release pairs with the Acquire of `try_change` in the evictor; it carries
         // what was read under the pin, and the slot that was set under it. Acquire, of the last one to
         // leave a dead buffer, of what the others read.
-        let order = if mutant("unpin-relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
+        let order = order!(AcqRel, "unpin: the bytes were read before");
         let before = self.word.fetch_sub(PIN, order);
         debug_assert!(before & PINS != 0);
         Word(before - PIN)
@@ -374,7 +374,8 @@ impl Entry {
     /// Gives a hidden place back. The caller has the only claim on it.
     pub(crate) fn free(&self) {
         // Ordering: Release pairs with the Acquire in `take`; it carries the hidden key.
-        let kept = if mutant("free-forgets-overflow") { 0 } else { OVERFLOW };
+        let mut kept = 0;
+        step!("free: OVERFLOW is the bucket's", kept = OVERFLOW);
         self.word.fetch_and(kept, order!(Release, "free: the key is hidden before"));
     }
 }
