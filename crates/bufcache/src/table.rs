@@ -17,7 +17,7 @@
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU32, Ordering};
-use percpu::sync::{WordGuard, WordLock, load_own, mutant};
+use percpu::sync::{WordGuard, WordLock, load_own, step};
 
 use crate::region::Array;
 use crate::timed::{Holds, Timing};
@@ -165,10 +165,8 @@ impl<'t> Locked<'t> {
         let displaced = &table.displaced[self.home];
         // Ordering: Relaxed; the lock carries it.
         displaced.store(load_own(displaced) + 1, Ordering::Relaxed);
-        if mutant("displace-without-a-sign") {
-            return;
-        }
-        table.buckets[self.home].0[0].change(OVERFLOW, 0);
+        let home = &table.buckets[self.home].0[0];
+        step!("insert: mark the home of a displaced block", home.change(OVERFLOW, 0));
     }
 
     /// Hides the entry at `place`, which is that of the key: lookups that begin now do not find it.

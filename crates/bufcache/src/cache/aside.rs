@@ -4,8 +4,7 @@
 use std::ops::Range;
 use std::ptr;
 
-use percpu::sync::atomic::{Ordering, fence};
-use percpu::sync::{Arc, mutant};
+use percpu::sync::{Arc, fence};
 
 use super::load::Load;
 use super::{Reuse, Shared};
@@ -98,17 +97,14 @@ impl Shared {
 
 /// The entry is in the table, and the device is read next.
 pub(crate) fn begin_to_read() {
-    if !mutant("claim-without-a-fence") {
-        // Ordering: SeqCst, against the fence in `begin_to_forget`:
-        // - ours first: who changed the device finds the entry, and waits for the load;
-        // - theirs first: the caller reads what they have written.
-        fence(Ordering::SeqCst);
-    }
+    // Ordering: SeqCst pairs with the fence in `begin_to_forget`. If this one is first, the
+    // invalidation finds the entry and waits for the load; if not, the caller reads the device after
+    // the change.
+    fence!(SeqCst, "claim: the entry is inserted before the read");
 }
 
 /// The device was changed, and the table is looked at next.
 pub(crate) fn begin_to_forget() {
-    if !mutant("forget-without-a-fence") {
-        fence(Ordering::SeqCst); // see `begin_to_read`
-    }
+    // Ordering: SeqCst pairs with the fence in `begin_to_read`; see there.
+    fence!(SeqCst, "invalidate: the device is changed before the lookup");
 }

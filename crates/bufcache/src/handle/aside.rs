@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::pin::Pin as Pinned;
 use std::task::{Context, Poll, ready};
 
-use percpu::sync::{hint, mutant};
+use percpu::sync::{hint, mutant, step};
 
 use super::Device;
 use crate::cache::{Forget, Load};
@@ -88,9 +88,7 @@ struct Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if !mutant("forget-keeps-its-pin") {
-            self.device.shared.unpin_place(self.place);
-        }
+        step!("invalidation: drop the pin", self.device.shared.unpin_place(self.place));
     }
 }
 
@@ -126,8 +124,8 @@ impl Future for Invalidation {
             if let Some((key, Waiting { device, place })) = &this.waiting {
                 ready!(device.shared.poll_marks(*place, IO | WRITE, context))?;
                 // What another load has brought since is as new as need be.
-                next = device.shared.is_at(*key, *place).then_some(*key);
-                next = next.filter(|_| !mutant("forget-keeps-what-was-loading"));
+                let again = device.shared.is_at(*key, *place).then_some(*key);
+                step!("invalidation: look again after the load", next = again);
                 this.waiting = None;
             }
             let Some(key) = next.or_else(|| this.next()) else {

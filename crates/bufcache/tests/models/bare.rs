@@ -22,8 +22,11 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("is_left: no pin before the scan", "bare::inv06_a_pin_becomes_a_slot_by_membarrier"),
     ("free: the key is hidden before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
     ("take: the place was freed before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
-    ("claim-without-a-fence", "bare::inv10_a_claim_against_who_forgets"),
-    ("forget-without-a-fence", "bare::inv10_a_claim_against_who_forgets"),
+    ("claim: the entry is inserted before the read", "bare::inv10_a_claim_against_who_forgets"),
+    (
+        "invalidate: the device is changed before the lookup",
+        "bare::inv10_a_claim_against_who_forgets",
+    ),
     ("join-forgets-the-failure", "bare::inv18_three_syncs_that_fail"),
 ];
 
@@ -36,8 +39,8 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "scan: the bytes were read before",
     "free: the key is hidden before",
     "take: the place was freed before",
-    "claim-without-a-fence",
-    "forget-without-a-fence",
+    "claim: the entry is inserted before the read",
+    "invalidate: the device is changed before the lookup",
 ];
 
 /// At least one of the two sees the other.
