@@ -204,19 +204,18 @@ fn claim() -> Result<&'static Record, AllocError> {
         number: 0,
     };
     let new = Box::into_raw(percpu::alloc::try_box(record).map_err(|_| AllocError::new())?);
-    // Ordering: Relaxed; the exchange below tells whether it is still the head.
-    let mut head = HEAD.load(Ordering::Relaxed);
+    // Ordering: Acquire pairs with the Release of the exchange below; it carries the number of the head.
+    let mut head = HEAD.load(Ordering::Acquire);
     loop {
         // SAFETY: null, or a published record, which is never freed (invariant 1).
-        // The number was written before the record was published; see the exchange below.
         let number = unsafe { head.as_ref() }.map_or(0, |head| head.number + 1);
         // SAFETY: from `Box::into_raw`, and not published yet, so no other reference exists.
         let record = unsafe { &mut *new };
         (record.next, record.number) = (head, number);
         // Ordering: SeqCst pairs with the fence in `Order::barrier`: a scan that must see a slot finds
-        // the record of that slot. As a Release it pairs with the Acquire in `records` and carries the
-        // record.
-        match HEAD.compare_exchange(head, new, Ordering::SeqCst, Ordering::Relaxed) {
+        // the record of that slot. As a Release it pairs with the Acquire in `records`, above and on
+        // failure; it carries the record.
+        match HEAD.compare_exchange(head, new, Ordering::SeqCst, Ordering::Acquire) {
             // SAFETY: just published, so it is not written any more, and never freed (invariant 1).
             Ok(_) => return Ok(unsafe { &*new }),
             Err(found) => head = found,
