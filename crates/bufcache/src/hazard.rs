@@ -19,8 +19,8 @@
 //! # Invariants
 //!
 //! 1. Records are pushed to a list and never removed or freed: a `&Record` is `'static`.
-//! 2. Only the thread that owns a record sets its slots, and only while they are null. The winner of
-//!    the exchange on `owner` owns the record until it stores 0 there.
+//! 2. Only the thread that owns a record sets its slots, and only while they are null. The winner
+//!    of the exchange on `owner` owns the record until it stores 0 there.
 //! 3. A thread releases a record only if all its slots are null.
 //!
 //! The algorithm is that of hazard pointers (Michael, 2004), with entries of a table in the role of
@@ -71,12 +71,14 @@ global! {
     static HEAD: AtomicPtr<Record> = AtomicPtr::new(ptr::null_mut());
 }
 
-/// The pair of fences by which a reader sees the evictor's mark or the evictor sees the reader's slot.
+/// The pair of fences by which a reader sees the evictor's mark or the evictor sees the reader's
+/// slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     /// A SeqCst fence in readers and in evictors.
     Fences,
-    /// A compiler fence in readers. The evictor interrupts all CPUs that run a thread of this process.
+    /// A compiler fence in readers. The evictor interrupts all CPUs that run a thread of this
+    /// process.
     Membarrier,
 }
 
@@ -84,11 +86,11 @@ impl Order {
     /// The fence of the evictor, between its mark on the word and the scan of the slots.
     pub(crate) fn barrier(self) {
         match self {
-            // Ordering: SeqCst pairs with the exchange in `Slot::set`: if that is first, the scan sees the
-            // slot; if not, `Entry::look` finds the mark.
+            // Ordering: SeqCst pairs with the exchange in `Slot::set`: if that is first, the scan
+            // sees the slot; if not, `Entry::look` finds the mark.
             Self::Fences => fence(Ordering::SeqCst),
-            // Ordering: pairs with the light fence in `Slot::set`: if that is first, the scan sees the
-            // slot; if not, `Entry::look` finds the mark.
+            // Ordering: pairs with the light fence in `Slot::set`: if that is first, the scan sees
+            // the slot; if not, `Entry::look` finds the mark.
             Self::Membarrier => heavy(),
         }
     }
@@ -101,18 +103,19 @@ impl Slot {
     fn set(&self, entry: &Entry, order: Order) {
         let entry = ptr::from_ref(entry).cast_mut();
         if order == Order::Membarrier {
-            // Ordering: Relaxed; the light fence orders it before `Entry::look`. It pairs with the heavy
-            // fence in `barrier` and carries nothing.
+            // Ordering: Relaxed; the light fence orders it before `Entry::look`. It pairs with the
+            // heavy fence in `barrier` and carries nothing.
             self.0.store(entry, Ordering::Relaxed);
             step!("protect: the slot is set before the lookup", light());
         } else if cfg!(any(offlock_loom, offlock_shuttle)) {
             // The checkers do not model the single order of SeqCst accesses, but they model fences.
-            // Ordering: Release, as in the SeqCst exchange below; the fence pairs with that in `barrier`.
+            // Ordering: Release, as in the SeqCst exchange below; the fence pairs with that in
+            // `barrier`.
             self.0.store(entry, Ordering::Release);
             fence!(SeqCst, "protect: the slot is set before the lookup");
         } else {
-            // Ordering: SeqCst pairs with the SeqCst fence in `barrier`: if that is first, `Entry::look`
-            // finds the mark; if not, the scan sees the slot.
+            // Ordering: SeqCst pairs with the SeqCst fence in `barrier`: if that is first,
+            // `Entry::look` finds the mark; if not, the scan sees the slot.
             self.0.swap(entry, Ordering::SeqCst);
         }
     }
@@ -121,8 +124,8 @@ impl Slot {
     #[inline(always)]
     pub(crate) fn clear(&self) {
         let order = order!(Release, "clear: the bytes were read before");
-        // Ordering: Release pairs with the Acquire in `mark_named` and `is_named_by_others`; the scan
-        // that finds null comes after the reads of the bytes.
+        // Ordering: Release pairs with the Acquire in `mark_named` and `is_named_by_others`; the
+        // scan that finds null comes after the reads of the bytes.
         self.0.store(ptr::null_mut(), order);
     }
 
@@ -204,7 +207,8 @@ fn claim() -> Result<&'static Record, AllocError> {
         number: 0,
     };
     let new = Box::into_raw(percpu::alloc::try_box(record).map_err(|_| AllocError::new())?);
-    // Ordering: Acquire pairs with the Release of the exchange below; it carries the number of the head.
+    // Ordering: Acquire pairs with the Release of the exchange below; it carries the number of the
+    // head.
     let mut head = HEAD.load(Ordering::Acquire);
     loop {
         // SAFETY: null, or a published record, which is never freed (invariant 1).
@@ -212,9 +216,9 @@ fn claim() -> Result<&'static Record, AllocError> {
         // SAFETY: from `Box::into_raw`, and not published yet, so no other reference exists.
         let record = unsafe { &mut *new };
         (record.next, record.number) = (head, number);
-        // Ordering: SeqCst pairs with the fence in `Order::barrier`: a scan that must see a slot finds
-        // the record of that slot. As a Release it pairs with the Acquire in `records`, above and on
-        // failure; it carries the record.
+        // Ordering: SeqCst pairs with the fence in `Order::barrier`: a scan that must see a slot
+        // finds the record of that slot. As a Release it pairs with the Acquire in `records`, above
+        // and on failure; it carries the record.
         match HEAD.compare_exchange(head, new, Ordering::SeqCst, Ordering::Acquire) {
             // SAFETY: just published, so it is not written any more, and never freed (invariant 1).
             Ok(_) => return Ok(unsafe { &*new }),
@@ -227,8 +231,8 @@ fn claim() -> Result<&'static Record, AllocError> {
 /// called [`Order::barrier`].
 pub(crate) fn is_named_by_others(at: &Entry, mine: &Slot) -> bool {
     let order = if mutant("write-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
-    // Ordering: Acquire pairs with the Release in `clear`; the caller's writes come after the reads of
-    // the readers that have left.
+    // Ordering: Acquire pairs with the Release in `clear`; the caller's writes come after the reads
+    // of the readers that have left.
     records()
         .flat_map(|record| &record.slots)
         .any(|slot| !ptr::eq(slot, mine) && ptr::eq(slot.0.load(order), at))
@@ -254,8 +258,8 @@ pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; 
     step!("scan: the words are changed before", order.barrier());
     let acquire = order!(Acquire, "scan: the bytes were read before");
     for slot in records().flat_map(|record| &record.slots) {
-        // Ordering: Acquire pairs with the Release in `clear`; the caller's use of the frame comes after
-        // the reads of the readers that have left.
+        // Ordering: Acquire pairs with the Release in `clear`; the caller's use of the frame comes
+        // after the reads of the readers that have left.
         let at = slot.0.load(acquire);
         if at.is_null() {
             continue;
@@ -266,8 +270,8 @@ pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; 
     }
 }
 
-/// Returns whether no hazard slot names the entry and no pin holds it. The entry must be hidden from
-/// lookups already.
+/// Returns whether no hazard slot names the entry and no pin holds it. The entry must be hidden
+/// from lookups already.
 pub(crate) fn is_left(entry: &Entry, order: Order) -> bool {
     // The pins are read before and after the slots. A thread that waited for the load sets its slot
     // before it unpins, and a guard that becomes a pin pins before it clears its slot.
@@ -283,8 +287,8 @@ pub(crate) fn is_left(entry: &Entry, order: Order) -> bool {
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 thread_local! {
-    // The record that this thread claimed last. It needs no drop, so that destructors of the thread's
-    // other variables can read it.
+    // The record that this thread claimed last. It needs no drop, so that destructors of the
+    // thread's other variables can read it.
     static MINE: Cell<Option<&'static Record>> = const { Cell::new(None) };
 }
 
@@ -294,8 +298,8 @@ thread_local! {
     static MINE: Cell<Option<&'static Record>> = Cell::new(None);
 }
 
-/// Protects `entry` by a slot of this thread. The protection holds if [`Entry::look`] then finds the
-/// entry live.
+/// Protects `entry` by a slot of this thread. The protection holds if [`Entry::look`] then finds
+/// the entry live.
 ///
 /// # Errors
 ///
@@ -311,8 +315,8 @@ pub(crate) fn name(entry: &Entry, order: Order) -> Result<&'static Slot, AllocEr
     Ok(slot)
 }
 
-/// Returns the number of the record that this thread claimed last: from 0, and unique among records.
-/// `None` if the thread has never protected an entry.
+/// Returns the number of the record that this thread claimed last: from 0, and unique among
+/// records. `None` if the thread has never protected an entry.
 #[inline(always)]
 pub(crate) fn number() -> Option<u32> {
     MINE.with(Cell::get).map(|record| record.number)

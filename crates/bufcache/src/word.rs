@@ -23,12 +23,12 @@
 //!    and `BACK`. It may take the buffer apart once no hazard slot names the entry.
 //! 3. A writer sets `WRITE` on a readable word without pins and `BACK`. It may write the bytes once
 //!    no slot but its own names the entry and `HELD` is not set. While `WRITE` is set, a new pin
-//!    belongs to a thread that waits for the write to end; a pin converted from a guard belongs to a
-//!    reader, and sets `HELD`.
+//!    belongs to a thread that waits for the write to end; a pin converted from a guard belongs to
+//!    a reader, and sets `HELD`.
 //! 4. Write-back sets `BACK` on a readable word that is `DIRTY`. No thread writes the bytes until
 //!    `BACK` is cleared, so the device may read them.
-//! 5. Pins and `used` change by read-modify-writes in any state that allows it. The frame of a taken
-//!    word does not change.
+//! 5. Pins and `used` change by read-modify-writes in any state that allows it. The frame of a
+//!    taken word does not change.
 
 use percpu::sync::atomic::{AtomicU64, Ordering};
 use percpu::sync::{mutant, order, step};
@@ -172,7 +172,8 @@ impl Entry {
         Self { key: AtomicU64::new(0), word: AtomicU64::new(0) }
     }
 
-    /// Returns whether the entry seems to be that of `key`. A hint: [`look`](Self::look) confirms it.
+    /// Returns whether the entry seems to be that of `key`. A hint: [`look`](Self::look) confirms
+    /// it.
     #[inline(always)]
     pub(crate) fn may_be(&self, key: Key) -> bool {
         // Ordering: Relaxed; the caller uses the entry only after `look`.
@@ -182,21 +183,22 @@ impl Entry {
     /// Returns the word if the entry is that of `key`.
     #[inline(always)]
     pub(crate) fn look(&self, key: Key) -> Option<Word> {
-        // Ordering: SeqCst pairs with the SeqCst fence in `Order::barrier`, by which an evictor or a
-        // writer follows its mark: this load finds the mark, or the scan finds this thread's slot. As
-        // an Acquire it pairs with the Release in `publish` and carries the frame's bytes. It comes
-        // before the load of the key, which differs if the entry is another block's by now.
+        // Ordering: SeqCst pairs with the SeqCst fence in `Order::barrier`, by which an evictor or
+        // a writer follows its mark: this load finds the mark, or the scan finds this thread's
+        // slot. As an Acquire it pairs with the Release in `publish` and carries the frame's bytes.
+        // It comes before the load of the key, which differs if the entry is another block's by
+        // now.
         let word = Word(self.word.load(Ordering::SeqCst));
-        // Ordering: Relaxed; the Acquire above orders this load after that of the word. Pairs with the
-        // Release in `free`, which carries the hidden key; see litmus/word-free.litmus.
+        // Ordering: Relaxed; the Acquire above orders this load after that of the word. Pairs with
+        // the Release in `free`, which carries the hidden key; see litmus/word-free.litmus.
         (self.key.load(Ordering::Relaxed) == key.0).then_some(word)
     }
 
     /// Returns the word.
     #[inline(always)]
     pub(crate) fn word(&self) -> Word {
-        // Ordering: Acquire pairs with the Release in `publish`, `unpin` and `try_change`. It carries the
-        // frame's bytes, and orders what follows after the reads under a pin.
+        // Ordering: Acquire pairs with the Release in `publish`, `unpin` and `try_change`. It
+        // carries the frame's bytes, and orders what follows after the reads under a pin.
         Word(self.word.load(Ordering::Acquire))
     }
 
@@ -214,15 +216,15 @@ impl Entry {
         if free & !OVERFLOW != 0 {
             return false;
         }
-        // Ordering: Acquire pairs with the Release in `free`; it carries the hidden key, so that the
-        // store below comes after it. Relaxed on failure: another thread took the entry.
+        // Ordering: Acquire pairs with the Release in `free`; it carries the hidden key, so that
+        // the store below comes after it. Relaxed on failure: another thread took the entry.
         let acquire = order!(Acquire, "take: the place was freed before");
         let taken = self.word.compare_exchange(free, free | word.0, acquire, Ordering::Relaxed);
         if taken.is_err() {
             return false;
         }
-        // Ordering: Relaxed; the lock of the home carries it to threads that insert. A reader that finds
-        // the key then loads the word, which says `IO` until `publish`.
+        // Ordering: Relaxed; the lock of the home carries it to threads that insert. A reader that
+        // finds the key then loads the word, which says `IO` until `publish`.
         self.key.store(key.0, Ordering::Relaxed);
         true
     }
@@ -242,9 +244,9 @@ impl Entry {
     /// Sets and clears flags if the word is still `seen`. Otherwise returns the current word.
     pub(crate) fn try_change(&self, seen: Word, set: u64, clear: u64) -> Result<(), Word> {
         let next = seen.0 & !clear | set;
-        // Ordering: the Release pairs with the Acquire in `word`, `look` and here; it carries the bytes
-        // that a writer or loader stored. The Acquire pairs with the Release in `unpin`, so that the
-        // evictor's use of the frame comes after the reads under a pin.
+        // Ordering: the Release pairs with the Acquire in `word`, `look` and here; it carries the
+        // bytes that a writer or loader stored. The Acquire pairs with the Release in `unpin`, so
+        // that the evictor's use of the frame comes after the reads under a pin.
         self.word
             .compare_exchange(seen.0, next, Ordering::AcqRel, Ordering::Relaxed)
             .map(drop)
@@ -285,15 +287,16 @@ impl Entry {
     /// returns the current word.
     pub(crate) fn try_pin(&self, seen: Word) -> Result<(), Word> {
         debug_assert!(seen.pins() < MOST_PINS);
-        // Ordering: Acquire pairs with the Release in `publish` and `try_change`; it carries the bytes.
+        // Ordering: Acquire pairs with the Release in `publish` and `try_change`; it carries the
+        // bytes.
         self.word
             .compare_exchange(seen.0, seen.0 + PIN, Ordering::Acquire, Ordering::Relaxed)
             .map(drop)
             .map_err(Word)
     }
 
-    /// Adds a pin to a buffer that a slot of the caller protects. The caller reads on under the pin,
-    /// even if a writer waits for the slot.
+    /// Adds a pin to a buffer that a slot of the caller protects. The caller reads on under the
+    /// pin, even if a writer waits for the slot.
     pub(crate) fn pin_and_read_on(&self) -> Result<(), GetError> {
         let mut seen = self.word();
         loop {
@@ -303,8 +306,8 @@ impl Entry {
             let unsaid = !seen.has(WRITE) || mutant("pin-without-a-word-to-the-writer");
             let next = (seen.0 + PIN) | if unsaid { 0 } else { HELD };
             // Ordering: Relaxed; the lookup that set the slot carried the bytes. The Release in
-            // `Slot::clear` carries `HELD` and the pin to the writer or evictor, which scans the slots
-            // before it loads the word.
+            // `Slot::clear` carries `HELD` and the pin to the writer or evictor, which scans the
+            // slots before it loads the word.
             let order = Ordering::Relaxed;
             match self.word.compare_exchange(seen.0, next, order, order) {
                 Ok(_) => return Ok(()),
@@ -338,9 +341,10 @@ impl Entry {
             } else {
                 order!(AcqRel, "publish: the bytes are there before")
             };
-            // Ordering: the Release pairs with the Acquire in `look`, `word` and `try_pin`; it carries the
-            // bytes. The Acquire pairs with the Release in `unpin`, so that the loader's later use of the
-            // entry comes after that of a requester that did not wait for the load to end.
+            // Ordering: the Release pairs with the Acquire in `look`, `word` and `try_pin`; it
+            // carries the bytes. The Acquire pairs with the Release in `unpin`, so that the
+            // loader's later use of the entry comes after that of a requester that did not wait for
+            // the load to end.
             match self.word.compare_exchange(seen, next, order, Ordering::Relaxed) {
                 Ok(_) => return Word(next),
                 Err(now) => seen = now,
@@ -354,8 +358,8 @@ impl Entry {
         let mut seen = self.word.load(Ordering::Relaxed);
         loop {
             let next = (seen & !IO | VALID | WRITE) - PIN;
-            // Ordering: Release pairs with the Acquire in `word` and `look`; it carries the bytes to
-            // write-back and to the readers that wait for `WRITE` to be cleared.
+            // Ordering: Release pairs with the Acquire in `word` and `look`; it carries the bytes
+            // to write-back and to the readers that wait for `WRITE` to be cleared.
             match self.word.compare_exchange(seen, next, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => seen = now,
@@ -365,17 +369,18 @@ impl Entry {
 
     /// Drops a pin. Returns the new word.
     pub(crate) fn unpin(&self) -> Word {
-        // Ordering: the Release pairs with the Acquire in `try_change` and `word` of the evictor, so that
-        // it finds a slot that was set under the pin, and its writes come after the reads under the pin.
-        // The Acquire pairs with the Release of the other unpins: the last one frees a dead buffer.
+        // Ordering: the Release pairs with the Acquire in `try_change` and `word` of the evictor,
+        // so that it finds a slot that was set under the pin, and its writes come after the reads
+        // under the pin. The Acquire pairs with the Release of the other unpins: the last one frees
+        // a dead buffer.
         let order = order!(AcqRel, "unpin: the bytes were read before");
         let before = self.word.fetch_sub(PIN, order);
         debug_assert!(before & PINS != 0);
         Word(before - PIN)
     }
 
-    /// Clears the key, so that lookups that begin now do not find the entry. The caller has the lock of
-    /// the home.
+    /// Clears the key, so that lookups that begin now do not find the entry. The caller has the
+    /// lock of the home.
     pub(crate) fn hide(&self) {
         // Ordering: Relaxed; a lookup that found the key before loads the word too. The Release in
         // `free` carries this store to `take`.
@@ -384,7 +389,8 @@ impl Entry {
 
     /// Frees a hidden entry, which no other thread uses.
     pub(crate) fn free(&self) {
-        // Ordering: Release pairs with the Acquire in `take` and in `look`; it carries the hidden key.
+        // Ordering: Release pairs with the Acquire in `take` and in `look`; it carries the hidden
+        // key.
         let mut kept = 0;
         step!("free: OVERFLOW is the bucket's", kept = OVERFLOW);
         self.word.fetch_and(kept, order!(Release, "free: the key is hidden before"));

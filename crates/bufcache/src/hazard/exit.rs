@@ -1,8 +1,9 @@
 //! Releases the hazard records of a thread when it ends, after all that may still use them.
 //!
-//! The destructors of a thread's variables may use a cache. A destructor of a `pthread` key releases
-//! the records, because the C library runs it after those of the variables. It runs again, up to four
-//! times, if a destructor sets the key again. In a model, the destructor of a variable releases them.
+//! The destructors of a thread's variables may use a cache. A destructor of a `pthread` key
+//! releases the records, because the C library runs it after those of the variables. It runs again,
+//! up to four times, if a destructor sets the key again. In a model, the destructor of a variable
+//! releases them.
 
 use super::{MINE, Record};
 
