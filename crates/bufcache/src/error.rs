@@ -4,6 +4,9 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
+use crate::frames::MOST_UNITS;
+use crate::word::{MOST_PINS, SECTOR_BITS};
+
 /// Why a block is not there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -108,7 +111,7 @@ impl fmt::Display for GetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OutOfRange { block, blocks } => {
-                write!(f, "there is no block {block}: the device has {blocks}")
+                write!(f, "block {block} is out of range: the device has {blocks} blocks")
             }
             Self::Io { errno, block } => {
                 write!(f, "block {block}: {}", io::Error::from_raw_os_error(*errno))
@@ -117,22 +120,26 @@ impl fmt::Display for GetError {
             Self::Verify { block } => write!(f, "block {block}: the verifier refused it"),
             Self::Panicked { block } => write!(f, "block {block}: reading it panicked"),
             Self::LengthMismatch { there, asked } => {
-                write!(f, "the block is cached with {there} bytes, not {asked}")
+                write!(f, "the block is cached with {there} bytes, but {asked} were asked for")
             }
-            Self::WouldBlock => f.write_str("it would have to wait"),
-            Self::NoFreeBuffers => f.write_str("every buffer is in use"),
-            Self::Busy => f.write_str("the block was in use for too long"),
-            Self::WouldDeadlock => f.write_str("this thread has the block already"),
+            Self::WouldBlock => f.write_str("the call would have to wait"),
+            Self::NoFreeBuffers => {
+                f.write_str("every buffer was in use for as long as the cache waits")
+            }
+            Self::Busy => f.write_str("the block was in use for as long as the cache waits"),
+            Self::WouldDeadlock => {
+                f.write_str("this thread uses the block, so it would wait for itself")
+            }
             Self::Poisoned { errno } => {
-                write!(f, "a sync has failed: {}", io::Error::from_raw_os_error(*errno))
+                write!(f, "a sync of the device failed: {}", io::Error::from_raw_os_error(*errno))
             }
             Self::Closed => f.write_str("the device was closed"),
-            Self::ReadOnly => f.write_str("the device is read only"),
-            Self::TooManyPins => f.write_str("the buffer is pinned too often"),
+            Self::ReadOnly => f.write_str("the device is read-only"),
+            Self::TooManyPins => write!(f, "the buffer has {MOST_PINS} pins, the most possible"),
             Self::TooSmall { smallest } => {
-                write!(f, "a cache of these blocks has {smallest} bytes at least")
+                write!(f, "a cache with these block sizes needs at least {smallest} bytes")
             }
-            Self::NoMemory => f.write_str("no memory for the thread's slots"),
+            Self::NoMemory => f.write_str("no memory for hazard slots of this thread"),
         }
     }
 }
@@ -243,17 +250,32 @@ impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BlockSize(size) => {
-                write!(f, "{size} is not a block size of this cache (powers of two, 512 to 65,536)")
+                write!(
+                    f,
+                    "{size} bytes is not a block size of this cache: sizes are powers of two from \
+                     512 to 65,536, from the smallest to the largest of the cache"
+                )
             }
-            Self::Capacity(bytes) => write!(f, "a capacity of {bytes} bytes cannot be had"),
+            Self::Capacity(bytes) => write!(
+                f,
+                "a capacity of {bytes} bytes is not possible: at least one block of the largest \
+                 size, at most {MOST_UNITS} blocks of the smallest"
+            ),
             Self::NoMemory => f.write_str("no memory for the cache"),
-            Self::TooManyDevices => f.write_str("the cache has 65,535 devices"),
-            Self::DeviceTooLarge(bytes) => write!(f, "a device of {bytes} bytes is too large"),
+            Self::TooManyDevices => f.write_str("the cache has 65,535 devices, the most possible"),
+            Self::DeviceTooLarge(bytes) => write!(
+                f,
+                "a device of {bytes} bytes is too large: at most 2^{SECTOR_BITS} sectors of 512 bytes"
+            ),
             Self::Misaligned { block_size, alignment } => {
-                write!(f, "blocks of {block_size} bytes, where the device takes {alignment}")
+                write!(
+                    f,
+                    "a block size of {block_size} bytes is not a multiple of the device's \
+                     alignment, {alignment} bytes"
+                )
             }
             Self::Attached { block_size } => {
-                write!(f, "it is attached already, in blocks of {block_size} bytes")
+                write!(f, "the device is attached already, in blocks of {block_size} bytes")
             }
         }
     }
@@ -264,5 +286,29 @@ impl Error for BuildError {}
 impl From<BuildError> for io::Error {
     fn from(error: BuildError) -> Self {
         Self::new(Self::from_raw_os_error(error.errno()).kind(), error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_a_limit_names_the_limit_and_the_value() {
+        let texts = [
+            (GetError::OutOfRange { block: 7, blocks: 5 }.to_string(), ["7", "5 blocks"]),
+            (GetError::LengthMismatch { there: 512, asked: 4096 }.to_string(), ["512", "4096"]),
+            (GetError::TooManyPins.to_string(), ["65535", "pins"]),
+            (BuildError::BlockSize(1000).to_string(), ["1000", "65,536"]),
+            (BuildError::Capacity(1000).to_string(), ["1000", "536870911"]),
+            (BuildError::DeviceTooLarge(1 << 60).to_string(), ["1152921504606846976", "2^48"]),
+            (
+                BuildError::Misaligned { block_size: 512, alignment: 4096 }.to_string(),
+                ["512", "4096"],
+            ),
+        ];
+        for (text, parts) in texts {
+            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        }
     }
 }

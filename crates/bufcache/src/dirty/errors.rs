@@ -103,24 +103,26 @@ impl fmt::Display for WriteError {
         let system = |errno: &i32| io::Error::from_raw_os_error(*errno);
         match self {
             Self::Io { errno, block } => write!(f, "writing block {block}: {}", system(errno)),
-            Self::Earlier { errno } => write!(f, "an earlier write: {}", system(errno)),
-            Self::Verify { block } => write!(f, "block {block} was refused before it was written"),
+            Self::Earlier { errno } => write!(f, "an earlier write failed: {}", system(errno)),
+            Self::Verify { block } => write!(f, "`before_write` refused block {block}"),
             Self::Panicked { block } => write!(f, "writing block {block} panicked"),
             Self::Wal { errno, block } => {
-                write!(f, "the log behind block {block}: {}", system(errno))
+                write!(f, "flushing the log for block {block}: {}", system(errno))
             }
-            Self::Busy { block } => write!(f, "block {block} was in use for too long"),
+            Self::Busy { block } => {
+                write!(f, "block {block} was in use for as long as the cache waits")
+            }
             Self::WouldDeadlock { block } => {
-                write!(f, "this thread has block {block} for writing")
+                write!(f, "this thread writes block {block}, so it would wait for itself")
             }
             Self::Poisoned { errno } => {
-                write!(f, "what was written may be lost: {}", system(errno))
+                write!(f, "a sync failed, so earlier writes may be lost: {}", system(errno))
             }
             Self::Closed => f.write_str("the device was closed"),
-            Self::ReadOnly => f.write_str("the device is read only"),
-            Self::OutOfRange => f.write_str("the range ends behind the device"),
+            Self::ReadOnly => f.write_str("the device is read-only"),
+            Self::OutOfRange => f.write_str("the range ends beyond the end of the device"),
             Self::Get(error) => error.fmt(f),
-            Self::NoMemory => f.write_str("no memory to write back"),
+            Self::NoMemory => f.write_str("no memory for the list of blocks to write"),
         }
     }
 }
