@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! The errors of a cache.
 
 use std::error::Error;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::io;
 use crate::frames::MOST_UNITS;
 use crate::word::{MOST_PINS, SECTOR_BITS};
 
-/// Why a block is not there.
+/// Why a get did not return a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GetError {
@@ -15,12 +15,12 @@ pub enum GetError {
     OutOfRange {
         /// The block asked for.
         block: u64,
-        /// How many there are.
+        /// The number of blocks of the device.
         blocks: u64,
     },
-    /// The device failed; nothing is cached, and the next get reads again.
+    /// The device failed. Nothing is cached, and the next get reads again.
     Io {
-        /// What it said.
+        /// The errno of the device.
         errno: i32,
         /// The block asked for.
         block: u64,
@@ -42,51 +42,51 @@ pub enum GetError {
     },
     /// The block is cached with another length.
     LengthMismatch {
-        /// Bytes of the buffer that is there.
+        /// The length of the cached buffer in bytes.
         there: usize,
-        /// Bytes asked for.
+        /// The length asked for in bytes.
         asked: usize,
     },
-    /// It would have to wait, and was asked not to.
+    /// The call would have to wait, and was asked not to.
     WouldBlock,
-    /// All buffers are in use, and were for as long as the cache waits for one.
+    /// All buffers were in use for as long as the cache waits for one.
     NoFreeBuffers,
-    /// Somebody has the block for writing, or reads what is to be written, and did for as long as the
-    /// cache waits.
+    /// Another thread wrote the block, or read the block that this call was to write, for as long
+    /// as the cache waits.
     Busy,
-    /// This thread has the block, and would wait for itself.
+    /// This thread uses the block, so it would wait for itself.
     WouldDeadlock,
-    /// A sync of the device failed, and was not [reset](crate::Device::reset): nothing is written, and
-    /// what it may have lost is not read from it.
+    /// A sync of the device failed, and the device was not [reset](crate::Device::reset) since.
+    /// Nothing is written to it, and blocks that it may have lost are not read from it.
     Poisoned {
-        /// What the device said.
+        /// The errno of the device.
         errno: i32,
     },
-    /// The device was closed, or is [being closed](crate::Device::close), and the block was asked for to
-    /// write it.
+    /// The device was closed, or is [being closed](crate::Device::close), and the block was asked
+    /// for to write it.
     Closed,
-    /// The device [cannot be written](crate::BlockDevice::is_read_only), and the block was asked for to write
-    /// it.
+    /// The device [cannot be written](crate::BlockDevice::is_read_only), and the block was asked
+    /// for to write it.
     ReadOnly,
     /// The buffer has 65,535 pins.
     TooManyPins,
-    /// A cache has room for one block of its largest size, at least.
+    /// The capacity is less than one block of the largest size.
     TooSmall {
-        /// So many bytes.
+        /// The smallest capacity in bytes.
         smallest: usize,
     },
-    /// There is no memory for this thread's slots.
+    /// There is no memory for hazard slots of this thread.
     NoMemory,
 }
 
 impl GetError {
-    /// Whether a read of the block has failed.
+    /// Returns whether the error is of a read of the device.
     pub(crate) fn is_of_a_read(&self) -> bool {
         use GetError::{Io, Panicked, ShortRead, Verify};
         matches!(self, Io { .. } | ShortRead { .. } | Verify { .. } | Panicked { .. })
     }
 
-    /// The system's number for it.
+    /// Returns the errno that fits the error best.
     pub fn errno(&self) -> i32 {
         match self {
             Self::OutOfRange { .. } | Self::LengthMismatch { .. } | Self::TooSmall { .. } => {
@@ -158,7 +158,7 @@ impl From<percpu::AllocError> for GetError {
     }
 }
 
-/// Why a load failed, as the frame's header says it to those who wait: an errno, or one of these.
+/// Why a load failed. The frame's header has its [`code`](Self::code) for the threads that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     Errno(i32),
@@ -204,37 +204,38 @@ impl Failure {
     }
 }
 
-/// Why there is no cache, or why a device is not attached to it.
+/// Why a cache was not built, or why a device was not attached to it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BuildError {
     /// A size is not a power of two from 512 to 65,536, or the smallest is larger than the largest.
     BlockSize(usize),
-    /// The capacity is less than one block of the largest size, or too large to be counted.
+    /// The capacity is less than one block of the largest size, or more than 2^29 - 1 blocks of the
+    /// smallest.
     Capacity(usize),
-    /// There is no memory for it.
+    /// There is no memory for the cache.
     NoMemory,
-    /// A cache has at most 65,535 devices at a time.
+    /// The cache has 65,535 devices, the most possible.
     TooManyDevices,
-    /// The device has more than 2^48 sectors of 512 bytes.
+    /// The device, of this many bytes, has more than 2^48 sectors of 512 bytes.
     DeviceTooLarge(u64),
-    /// The device takes no blocks as small as that.
+    /// The block size is not a multiple of the device's alignment.
     Misaligned {
-        /// Bytes of a block asked for.
+        /// The block size asked for in bytes.
         block_size: usize,
-        /// What its blocks must be multiples of.
+        /// The alignment of the device in bytes.
         alignment: usize,
     },
-    /// The cache has [the same](crate::BlockDevice::identity) file or device already, and would have its
-    /// blocks twice: a clone of that handle is what is wanted.
+    /// [The same](crate::BlockDevice::identity) file or device is attached already, and its blocks
+    /// would be cached twice. Clone the existing handle instead.
     Attached {
-        /// Bytes of a block there.
+        /// The block size of the attached device in bytes.
         block_size: usize,
     },
 }
 
 impl BuildError {
-    /// The system's number for it.
+    /// Returns the errno that fits the error best.
     pub fn errno(&self) -> i32 {
         match self {
             Self::BlockSize(_) | Self::Capacity(_) | Self::Misaligned { .. } => libc::EINVAL,
