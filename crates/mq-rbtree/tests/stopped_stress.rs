@@ -231,7 +231,8 @@ fn stress_inv22_a_sender_is_stopped_at_random_moments() {
         || rounds.load(SeqCst),
         || "a round does not end".into(),
         || {
-            while Instant::now() < until || seen.held_back == 0 || seen.closed == 0 {
+            while Instant::now() < until || seen.closed == 0 || seen.held_back.max(seen.blocked) < 8
+            {
                 let more = round();
                 seen.held_back += more.held_back;
                 seen.closed += more.closed;
@@ -248,6 +249,7 @@ fn stress_inv22_a_sender_is_stopped_at_random_moments() {
          held back; {closed} closed beside a stopped sender",
         rounds.load(SeqCst)
     );
-    // Hardly any stop comes while the sender has the lock, because the ring is rarely shut.
-    assert!(blocked * 100 <= passed, "receives end beside a stopped sender");
+    // A busy machine, or a stop with the lock, blocks a few. Without the deadlines a stop within a send
+    // is always blocked, and no receive is held back.
+    assert!(blocked <= held_back, "receives end beside a stopped sender");
 }
