@@ -45,6 +45,7 @@ use tracing::{error, warn};
 
 use crate::admission::SMALL;
 use crate::slots::Slots;
+use crate::upstream::NbdDevice;
 
 /// Bytes of a block: what most clients' file systems read at least.
 pub(crate) const BLOCK: usize = 4096;
@@ -55,6 +56,8 @@ const SHARE: u64 = 8;
 /// once; to keep its 16 blocks took the server as much time as a READ of 64 KiB itself. Longer WRITEs go past
 /// the cache for the same reason. A guess.
 const SCAN: usize = 4 * BLOCK;
+/// Bytes of a cache through which all passes: for parts of blocks, and what is excluded from what. A guess.
+const BYPASS: usize = 1 << 20;
 /// How long a hand waits for a buffer while none can be written back. A guess: a disk that is full says so at
 /// once, and one that is slow may take seconds.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -75,6 +78,8 @@ pub(crate) struct Image {
     pub(crate) device: Device,
     /// What is below the cache.
     pub(crate) raw: Arc<dyn BlockDevice>,
+    /// What is below the cache, if that is an export of another server: no engine reads or writes it.
+    pub(crate) upstream: Option<Arc<NbdDevice>>,
     /// In bytes.
     pub(crate) len: u64,
     /// Where the last READ ended that found something missing.
@@ -96,20 +101,31 @@ impl Blocks {
         (files, exports): (&[File], usize),
         open: impl Fn(&File) -> io::Result<Arc<dyn BlockDevice>>,
     ) -> io::Result<Self> {
-        let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let bypass = bytes == 0;
+        let capacity = if bypass { BYPASS } else { usize::try_from(bytes).unwrap_or(usize::MAX) };
         let cache =
             Cache::builder(capacity).block_sizes(BLOCK, BLOCK).patience(PATIENCE).build()?;
         let images = Slots::new(exports.max(files.len()));
         for file in files {
-            let _ = images.push(Image::new(&cache, open(file)?)?); // there is room
+            let _ = images.push(Image::new(&cache, open(file)?, None)?); // there is room
         }
-        let longest = SMALL.min(bytes / SHARE).max(BLOCK as u64);
+        let longest = if bypass { 0 } else { SMALL.min(bytes / SHARE).max(BLOCK as u64) };
         Ok(Self { cache, images, longest })
     }
 
     /// Begins to keep what is read of the table's next file.
     pub(crate) fn attach(&self, file: &File) -> io::Result<()> {
-        let image = Image::new(&self.cache, device(file)?)?;
+        let image = match self.longest {
+            0 => None,
+            _ => Image::new(&self.cache, device(file)?, None)?,
+        };
+        self.images.push(image).map(drop).map_err(|_| io::Error::other("too many images"))
+    }
+
+    /// The same of an export of another server.
+    pub(crate) fn attach_upstream(&self, device: Arc<NbdDevice>) -> io::Result<()> {
+        let raw = Arc::clone(&device) as Arc<dyn BlockDevice>;
+        let image = Image::new(&self.cache, raw, Some(device))?;
         self.images.push(image).map(drop).map_err(|_| io::Error::other("too many images"))
     }
 
@@ -198,13 +214,18 @@ impl Blocks {
 
 impl Image {
     /// `None` where the device takes no blocks as small as ours.
-    fn new(cache: &Cache, raw: Arc<dyn BlockDevice>) -> io::Result<Option<Arc<Self>>> {
+    fn new(
+        cache: &Cache,
+        raw: Arc<dyn BlockDevice>,
+        upstream: Option<Arc<NbdDevice>>,
+    ) -> io::Result<Option<Arc<Self>>> {
         let len = raw.len();
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
         match cache.attach_with(Arc::clone(&raw), options) {
             Ok(device) => Ok(Some(Arc::new(Self {
                 device,
                 raw,
+                upstream,
                 len,
                 next: AtomicU64::new(u64::MAX),
                 #[cfg(test)]

@@ -13,6 +13,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use aio_reap::AlignedBuf;
@@ -24,6 +25,7 @@ use tracing::debug;
 
 use crate::changes::Outcome;
 use crate::export::ExportTable;
+use crate::upstream::NbdDevice;
 
 /// How large the buffer of a request has to be: the smallest there is. Two system calls find two extents.
 pub(crate) const ROOM: usize = 4096;
@@ -51,7 +53,11 @@ impl Job {
             Ok(()) => {
                 let unit = export.info.min_block.max(1).into();
                 let most = if one { 1 } else { ROOM / Extent::size(style) };
-                extents(&exports.files[export.file], offset, end, unit, most)?
+                let image = exports.blocks.as_ref().and_then(|blocks| blocks.image(export.file));
+                match image.and_then(|image| image.upstream.as_ref()) {
+                    Some(upstream) => of_upstream(upstream, offset..end, most),
+                    None => extents(&exports.files[export.file], offset, end, unit, most)?,
+                }
             }
             Err(error) => {
                 debug!(%error, "the cache cannot be written back: holes are not told");
@@ -100,6 +106,24 @@ fn extents(file: &File, start: u64, end: u64, unit: u64, most: usize) -> io::Res
         at = next;
     }
     Ok(found)
+}
+
+/// What the upstream says; all is data where it says nothing.
+fn of_upstream(upstream: &NbdDevice, range: Range<u64>, most: usize) -> Vec<Extent> {
+    let told = upstream.extents(range.clone());
+    let told = told.inspect_err(|error| debug!(%error, "the upstream tells no holes"));
+    let (mut left, mut found) = (range.end - range.start, Vec::new());
+    for Extent { len, flags } in told.unwrap_or_default().into_iter().take(most) {
+        let len = len.min(left);
+        left -= len;
+        if len > 0 {
+            found.push(Extent { len, flags: flags & (state::HOLE | state::ZERO) });
+        }
+    }
+    if found.is_empty() {
+        found.push(Extent { len: range.end - range.start, flags: 0 });
+    }
+    found
 }
 
 /// Whether there is a hole at `at`, and where what is there ends, at most at `end`. What the file system

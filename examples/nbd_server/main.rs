@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!  main: accept, signals ──► worker: epoll, sessions ──► aio-reap engine ──► image
-//!        (server)       └─ registry ─┘  (worker, conn, session, requests,    (export)
+//!        (server)       └─ registry ─┘  (worker, conn, session, requests,    (export, upstream)
 //!                                        operation, admission)   └─► bufcache (blocks, changes, hands)
 //! ```
 
@@ -46,6 +46,7 @@ mod slots;
 mod spin;
 mod syncs;
 mod tls;
+mod upstream;
 mod worker;
 
 use std::error::Error;

@@ -38,6 +38,10 @@ pub(crate) enum Way {
 pub(crate) enum Work {
     /// To read block by block.
     Read,
+    /// To read what no engine does; `past` the cache.
+    Upstream {
+        past: bool,
+    },
     /// To write back what is to be read from the image.
     Settle,
     /// To write what is left, behind so many bytes; `past` the cache what is whole blocks.
@@ -155,6 +159,9 @@ impl Blocks {
             Command::Read { .. } => {
                 if self.read(file, offset, bytes) {
                     return Way::Answer(Ok(()));
+                }
+                if image.upstream.is_some() {
+                    return Way::Hand(Work::Upstream { past });
                 }
                 let blocks = covering(offset, offset + len);
                 if !image.device.is_newer(blocks) || image.has_bug("read-past-what-is-dirty") {
@@ -346,6 +353,21 @@ impl Image {
         Ok(())
     }
 
+    /// Reads whole blocks from the image, of which nothing is dirty.
+    fn read_past(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let blocks = covering(offset, offset + bytes.len() as u64);
+        let start = blocks.start * BLOCK as u64;
+        let len = (blocks.end * BLOCK as u64).min(self.len) - start;
+        if start == offset && len == bytes.len() as u64 {
+            let count = self.raw.read(offset, bytes)?;
+            return if count == bytes.len() { Ok(()) } else { Err(os(libc::EIO)) };
+        }
+        let mut whole = vec![0; len as usize];
+        self.read_past(start, &mut whole)?;
+        bytes.copy_from_slice(&whole[(offset - start) as usize..][..bytes.len()]);
+        Ok(())
+    }
+
     /// Writes back what is dirty of a range of bytes. It need not be durable then.
     pub(crate) fn settle(&self, bytes: Range<u64>) -> io::Result<()> {
         let blocks = covering(bytes.start, bytes.end);
@@ -381,6 +403,14 @@ impl Job {
         let end = offset + len;
         match *work {
             Work::Read => image.read_all(offset, bytes, false)?,
+            Work::Upstream { past: false } => {
+                image.device.readahead(covering(offset, end)); // all of it at once
+                image.read_all(offset, bytes, false)?;
+            }
+            Work::Upstream { past: true } => match image.settle(offset..end) {
+                Ok(()) => image.read_past(offset, bytes)?,
+                Err(_) => image.read_all(offset, bytes, true)?, // as below
+            },
             Work::Settle => match image.settle(offset..end) {
                 Ok(()) => return Ok(Outcome::Settled),
                 // What cannot be written back is here, and the rest of them too.

@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod tests;
+mod upstream;
 
 use std::borrow::Cow;
 use std::fs::{File, Metadata, OpenOptions};
@@ -23,7 +24,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
-use crate::blocks::{Blocks, Fill};
+use crate::blocks::{BLOCK, Blocks, Fill};
 use crate::folder::{Folder, MOST_NAMES};
 use crate::hands::Hands;
 use crate::idle::{Known, Rest, Uses};
@@ -32,6 +33,7 @@ use crate::lock::lock;
 use crate::slots::Slots;
 use crate::syncs::Syncs;
 use crate::tls::Acceptor;
+use crate::upstream::{Address, UpstreamError};
 
 /// How long to wait for an image's lock: the kernel keeps the lock of a server that was killed until
 /// its writes in flight have ended.
@@ -54,6 +56,10 @@ pub(crate) enum ExportError {
     Locked { path: PathBuf },
     #[error("'{name}' is not an export name: 1 to {MAX_STRING} bytes, no control characters")]
     Name { name: String },
+    #[error("image '{address}': {error}")]
+    Upstream { address: Address, error: UpstreamError },
+    #[error("image '{address}' has blocks of {min} bytes; up to {BLOCK} are supported")]
+    UpstreamBlocks { address: Address, min: usize },
     #[error("TLS: {0}")]
     Tls(String),
     #[error("cannot keep blocks in memory: {0}; --cache 0 keeps none")]
@@ -150,7 +156,8 @@ impl ExportTable {
             blocks: None,
             tls: Acceptor::new(args).map_err(ExportError::Tls)?,
         };
-        if args.cache > 0 {
+        // All I/O of an upstream export is the cache's, also where nothing is to be kept.
+        if args.cache > 0 || args.images.iter().any(|image| image.upstream.is_some()) {
             let blocks = Blocks::new(args.cache, &[], most).map_err(ExportError::Cache)?;
             table.blocks = Some(blocks);
         }
@@ -168,6 +175,9 @@ impl ExportTable {
         }
         if self.exports.iter().any(|export| export.info.name == name) {
             return Err(ExportError::Duplicate { name });
+        }
+        if let Some(address) = &image.upstream {
+            return self.add_upstream(name, address, image.read_only);
         }
         // A file that is also served for writing is opened once, for that.
         let writes = |other: &ImageSpec| !other.read_only && is_same_file(&other.path, &path);

@@ -73,7 +73,8 @@ impl Journal {
         Self { entries: BTreeMap::new(), next: 0, held: 0, limit, forgetful: false }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 

@@ -166,6 +166,18 @@ pub(crate) struct UpstreamStats {
     pub(crate) poisoned: bool,
 }
 
+impl fmt::Display for UpstreamStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { requests, connects, losses, lies, resent, replayed, poisoned } = self;
+        write!(
+            f,
+            "{requests} requests; {losses} connections lost, {lies} of them for lies, {connects} made; "
+        )?;
+        write!(f, "{resent} operations and {replayed} answered changes sent again")?;
+        if *poisoned { f.write_str("; changes may be lost") } else { Ok(()) }
+    }
+}
+
 /// What the threads share.
 struct Shared {
     address: Address,
@@ -276,11 +288,6 @@ impl NbdDevice {
         });
         let thread = Some(thread.map_err(UpstreamError::Socket)?);
         Ok(Self { shared, export, thread })
-    }
-
-    /// What the server told of the export: minimum and maximum block size.
-    pub(crate) fn block_sizes(&self) -> (u32, u32) {
-        (self.export.min_block, self.export.max_block)
     }
 
     /// What happened so far. Each figure is right by itself.

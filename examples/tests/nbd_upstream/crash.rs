@@ -153,6 +153,86 @@ fn inv05_an_older_version_never_overtakes() {
     }
 }
 
+/// Until so many connections were made, the first included.
+fn wait_for_connections(device: &NbdDevice, count: u64) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while device.stats().connects + 1 < count {
+        assert!(Instant::now() < deadline, "no connection");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+const SLOW: Duration = Duration::from_millis(300);
+
+/// A connection is lost while a change is in flight on another: the journal has an older version of the block, and
+/// is not sent before the change was answered.
+#[test]
+fn inv05_the_journal_waits_for_changes_in_flight() {
+    let upstream = Upstream::new(BLOCKS * BLOCK);
+    let device = upstream.device(|options| options.connections = 2);
+    wait_for_connections(&device, 2);
+    device.write(0, &[1; BLOCK]).unwrap();
+    upstream.once(0, Act::Slow(SLOW));
+    std::thread::scope(|scope| {
+        let newer = scope.spawn(|| device.write(0, &[2; BLOCK]).unwrap());
+        std::thread::sleep(SLOW / 3);
+        upstream.close(1);
+        newer.join().unwrap();
+    });
+    device.sync().unwrap();
+    assert!(upstream.stable()[..BLOCK] == [2; BLOCK]);
+}
+
+/// A read does not overtake the journal on another connection.
+#[test]
+fn inv05_reads_wait_until_the_journal_is_answered() {
+    let upstream = Upstream::new(2 * BLOCKS * BLOCK);
+    let device = upstream.device(|options| options.connections = 2);
+    for block in 0..BLOCKS as u64 {
+        device.write(2 * block * BLOCK as u64, &[1; BLOCK]).unwrap(); // no neighbours: none are merged
+    }
+    upstream.script(|_, request| match request.command {
+        nbd_protocol::wire::cmd::WRITE if request.offset == 0 => Act::Slow(SLOW),
+        _ => Act::Answer,
+    });
+    upstream.crash();
+    let mut buf = [0; BLOCK];
+    device.read(0, &mut buf).unwrap();
+    assert!(buf == [1; BLOCK], "the read saw what the upstream had lost");
+}
+
+/// What was written while a flush was in flight is not covered by it.
+#[test]
+fn inv03_a_flush_covers_what_was_answered_before_it_was_sent() {
+    let upstream = Upstream::new(BLOCKS * BLOCK);
+    let device = upstream.device(|_| {});
+    device.write(0, &[1; BLOCK]).unwrap();
+    upstream.once(0, Act::Late(SLOW));
+    std::thread::scope(|scope| {
+        let flush = scope.spawn(|| device.sync().unwrap());
+        std::thread::sleep(SLOW / 3);
+        device.write(BLOCK as u64, &[2; BLOCK]).unwrap();
+        flush.join().unwrap();
+    });
+    upstream.crash();
+    let mut buf = [0; BLOCK];
+    device.read(BLOCK as u64, &mut buf).unwrap();
+    assert!(buf == [2; BLOCK]);
+}
+
+/// A flush whose server lost the writes of a connection that was lost meanwhile is sent again.
+#[test]
+fn inv03_a_flush_counts_only_if_no_connection_was_lost() {
+    let upstream = Upstream::new(BLOCKS * BLOCK);
+    let device = upstream.device(|options| options.connections = 2);
+    wait_for_connections(&device, 2);
+    device.write(0, &[1; BLOCK]).unwrap();
+    upstream.once(0, Act::CrashOthers(SLOW));
+    device.sync().unwrap();
+    upstream.crash();
+    assert!(upstream.stable()[..BLOCK] == [1; BLOCK]);
+}
+
 /// The upstream loses what it was sent, and there is no flush to save it: the journal is bounded.
 #[test]
 fn inv06_inv08_past_the_limit_of_the_journal_a_lost_connection_poisons() {

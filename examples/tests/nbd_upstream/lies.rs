@@ -36,8 +36,8 @@ fn inv01_replies_that_do_not_fit_end_the_connection() {
         |request, style| data(request, style, u64::MAX - 100, request.len, true),
         // The same bytes twice.
         |request, style| {
-            let mut twice = data(request, style, request.offset, request.len, false);
-            twice.extend(data(request, style, request.offset, 512, true));
+            let mut twice = data(request, style, request.offset, request.len / 2, false);
+            twice.extend(data(request, style, request.offset, request.len / 2, true));
             twice
         },
         // Success without data.

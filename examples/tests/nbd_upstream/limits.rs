@@ -37,6 +37,20 @@ fn inv07_no_request_is_longer_or_finer_than_the_server_says() {
     }
 }
 
+/// A write in parts, of which the first was answered before the power was cut.
+#[test]
+fn inv04_the_parts_of_a_long_write_have_one_fate() {
+    for number in 1..4 {
+        let upstream = Upstream::with(LEN, |export| export.max_block = 4096, false);
+        let device = upstream.device(|_| {});
+        upstream.once(number, Act::CrashBefore);
+        device.write(0, &[6; 16384]).unwrap();
+        let mut buf = [0; 16384];
+        device.read(0, &mut buf).unwrap();
+        assert!(buf == [6; 16384], "cut at part {number}");
+    }
+}
+
 /// Without a flag its command is not sent. What can be done in another way is.
 #[test]
 fn inv07_only_what_is_offered_is_sent() {

@@ -37,6 +37,10 @@ pub(crate) enum Act {
     Silent,
     /// Answers later, while others are answered.
     Late(Duration),
+    /// Carries it out later, and answers then.
+    Slow(Duration),
+    /// Loses all that was not flushed, and all other connections; then, later, carries it out and answers.
+    CrashOthers(Duration),
     /// Answers twice.
     Twice,
     /// Answers another cookie.
@@ -169,6 +173,11 @@ impl Upstream {
         self.state().crash();
     }
 
+    /// Closes one connection, in the order in which they came.
+    pub(crate) fn close(&self, connection: usize) {
+        self.state().open[connection].shutdown(Shutdown::Both).unwrap();
+    }
+
     /// Closes all connections, and new ones, or no more.
     pub(crate) fn refuse(&self, refuses: bool) {
         let mut state = self.state();
@@ -182,12 +191,16 @@ impl Upstream {
 impl State {
     /// Of what was not flushed, every other sector is lost.
     fn crash(&mut self) {
+        self.lose();
+        self.close_all();
+    }
+
+    fn lose(&mut self) {
         for (at, (disk, stable)) in
             self.disk.chunks_mut(512).zip(self.stable.chunks_mut(512)).enumerate()
         {
             if at % 2 == 0 { disk.copy_from_slice(stable) } else { stable.copy_from_slice(disk) }
         }
-        self.close_all();
     }
 
     fn close_all(&mut self) {
@@ -218,18 +231,19 @@ impl State {
 
 impl Inner {
     fn serve(&self, mut socket: UnixStream) {
-        {
+        let number = {
             let mut state = self.state.lock().unwrap();
             if state.refuses {
                 return;
             }
             state.open.push(socket.try_clone().unwrap());
-        }
-        let _ = self.talk(&mut socket); // the client went away, or was sent away
+            state.open.len() - 1
+        };
+        let _ = self.talk(&mut socket, number); // the client went away, or was sent away
         let _ = socket.shutdown(Shutdown::Both);
     }
 
-    fn talk(&self, socket: &mut UnixStream) -> io::Result<()> {
+    fn talk(&self, socket: &mut UnixStream, number: usize) -> io::Result<()> {
         let mut out = Vec::new();
         let mut handshake = Handshake::new(&mut out);
         if self.extended {
@@ -273,6 +287,22 @@ impl Inner {
             state.seen.push(request);
             let act = (state.script)(count, &request);
             match act {
+                Act::Slow(time) => {
+                    drop(state);
+                    thread::sleep(time);
+                    state = self.state.lock().unwrap();
+                }
+                Act::CrashOthers(time) => {
+                    state.lose();
+                    for (other, socket) in state.open.iter().enumerate() {
+                        if other != number {
+                            let _ = socket.shutdown(Shutdown::Both); // it may be gone
+                        }
+                    }
+                    drop(state);
+                    thread::sleep(time);
+                    state = self.state.lock().unwrap();
+                }
                 Act::CloseBefore => return Ok(()),
                 Act::CrashBefore => {
                     state.crash();
