@@ -1,5 +1,6 @@
 //! Replies that are lost, late, repeated, or wrong.
 
+use std::thread;
 use std::time::Duration;
 
 use bufcache::BlockDevice;
@@ -86,6 +87,44 @@ fn inv01_inv02_lost_and_late_replies() {
         assert!(upstream.stable()[8192..12288] == [5; 4096]);
         assert!(device.stats().losses >= 3);
     }
+}
+
+/// Success of a WRITE whose bytes have not been sent.
+#[test]
+fn inv01_a_reply_before_the_request_was_sent() {
+    const LONG: usize = 16 << 20;
+    let upstream = Upstream::new(LONG);
+    let device = upstream.device(|options| options.connections = 1);
+    upstream.once(
+        0,
+        Act::Bytes(|request, style| {
+            thread::sleep(Duration::from_millis(300)); // meanwhile the WRITE fills the socket
+            let mut bytes = data(request, style, request.offset, request.len, true);
+            bytes.extend(ReplyHeader::simple(request.cookie + 1, Ok(())).as_slice());
+            bytes
+        }),
+    );
+    thread::scope(|scope| {
+        let read = scope.spawn(|| device.read(0, &mut [0; 512]).unwrap());
+        thread::sleep(Duration::from_millis(100));
+        device.write(0, &vec![8; LONG]).unwrap();
+        assert!(upstream.disk().iter().all(|&byte| byte == 8), "it was not written");
+        read.join().unwrap();
+    });
+    assert_eq!(device.stats().lies, 1);
+}
+
+/// A server that is slow with a write, so that its connection is dropped: the device waits until it is done with it, or
+/// the write would come over the next one.
+#[test]
+fn inv05_an_abandoned_write_does_not_come_later() {
+    let upstream = Upstream::new(LEN);
+    let device = upstream.device(|options| options.reply = Duration::from_millis(150));
+    upstream.once(0, Act::Slow(Duration::from_millis(500)));
+    device.write(0, &[1; 4096]).unwrap();
+    device.write(0, &[2; 4096]).unwrap();
+    thread::sleep(Duration::from_millis(600));
+    assert!(upstream.disk()[..4096] == [2; 4096], "the abandoned write came last");
 }
 
 /// A server that lies each time: the operation fails in time, and is not taken for success.
