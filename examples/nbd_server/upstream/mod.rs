@@ -480,7 +480,14 @@ impl NbdDevice {
         if self.is_read_only() {
             return Err(io::Error::from_raw_os_error(libc::EROFS));
         }
-        let bytes: Arc<[u8]> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+        let bytes: Arc<[u8]> = match parts {
+            [one] => Arc::from(&**one),
+            _ => {
+                let mut all = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+                parts.iter().for_each(|part| all.extend_from_slice(part));
+                all.into()
+            }
+        };
         let range = offset..offset + bytes.len() as u64;
         if range.is_empty() {
             return Ok(());
