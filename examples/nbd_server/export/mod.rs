@@ -33,7 +33,7 @@ use crate::lock::lock;
 use crate::slots::Slots;
 use crate::syncs::Syncs;
 use crate::tls::Acceptor;
-use crate::upstream::{Address, UpstreamError};
+use crate::upstream::UpstreamError;
 
 /// How long to wait for an image's lock: the kernel keeps the lock of a server that was killed until
 /// its writes in flight have ended.
@@ -57,9 +57,9 @@ pub(crate) enum ExportError {
     #[error("'{name}' is not an export name: 1 to {MAX_STRING} bytes, no control characters")]
     Name { name: String },
     #[error("image '{address}': {error}")]
-    Upstream { address: Address, error: UpstreamError },
+    Upstream { address: String, error: Box<UpstreamError> },
     #[error("image '{address}' has blocks of {min} bytes; up to {BLOCK} are supported")]
-    UpstreamBlocks { address: Address, min: usize },
+    UpstreamBlocks { address: String, min: usize },
     #[error("TLS: {0}")]
     Tls(String),
     #[error("cannot keep blocks in memory: {0}; --cache 0 keeps none")]

@@ -22,13 +22,14 @@ impl ExportTable {
         address: &Address,
         read_only: bool,
     ) -> Result<(), ExportError> {
-        let fail = |error| ExportError::Upstream { address: address.clone(), error };
+        let fail =
+            |error| ExportError::Upstream { address: address.to_string(), error: Box::new(error) };
         let reconnect = Duration::from_secs(self.args.reconnect);
         let options = UpstreamOptions { reconnect, ..UpstreamOptions::default() };
         let device = Arc::new(NbdDevice::open(address.clone(), options).map_err(fail)?);
         let min = device.alignment();
         if min > BLOCK {
-            return Err(ExportError::UpstreamBlocks { address: address.clone(), min });
+            return Err(ExportError::UpstreamBlocks { address: address.to_string(), min });
         }
         let read_only = read_only || self.args.read_only || device.is_read_only();
         let common = Flags::HAS_FLAGS
