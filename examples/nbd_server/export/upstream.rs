@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use tracing::info;
 
 use super::{Export, ExportError, ExportTable, Identity, Rest, identity};
-use crate::blocks::BLOCK;
+use crate::blocks::{BLOCK, Backing};
 use crate::upstream::{Address, NbdDevice, UpstreamOptions, UpstreamStats};
 
 impl ExportTable {
@@ -56,9 +56,7 @@ impl ExportTable {
         let stand_in = stand_in(info.size).map_err(ExportError::Cache)?;
         let identity: Identity = identity(&stand_in.metadata().map_err(ExportError::Cache)?);
         let mut known = self.known.lock();
-        if let Some(blocks) = &self.blocks {
-            blocks.attach_upstream(device).map_err(ExportError::Cache)?;
-        }
+        self.blocks.attach(Backing::upstream(device)).map_err(ExportError::Cache)?;
         let most = self.files.capacity();
         let too_many = |name: String| ExportError::TooMany { name, most };
         let file = self.files.push(stand_in).map_err(|_| too_many(name.clone()))?;
@@ -74,9 +72,8 @@ impl ExportTable {
 impl ExportTable {
     /// How the upstream exports fare, by name.
     pub(crate) fn upstreams(&self) -> Vec<(String, UpstreamStats)> {
-        let Some(blocks) = &self.blocks else { return Vec::new() };
         let stats = |export: &Export| {
-            let upstream = blocks.image(export.file)?.upstream.as_ref()?;
+            let upstream = self.image(export.file).upstream.as_ref()?;
             Some((export.info.name.clone(), upstream.stats()))
         };
         self.exports.iter().filter_map(stats).collect()

@@ -76,10 +76,44 @@ impl Exclusion {
         Excluded { of: self, range }
     }
 
+    /// Excludes a range until [`leave`](Self::leave), if that needs no wait. Returns whether it is excluded.
+    pub(crate) fn try_enter(&self, range: &Range<u64>) -> bool {
+        let mut state = self.state.lock();
+        let is_free = state.is_free(state.count + 1, range);
+        if is_free {
+            state.ranges.push(range.clone());
+            // Ordering: Relaxed; the locks of the homes carry it.
+            self.count.store(state.ranges.len(), Ordering::Relaxed);
+        }
+        is_free
+    }
+
+    /// Ends the exclusion of a range.
+    pub(crate) fn leave(&self, range: &Range<u64>) {
+        let mut state = self.state.lock();
+        // Ranges that are excluded do not overlap, so no other is equal to it.
+        state.ranges.retain(|other| other != range);
+        // Ordering: Release pairs with the Acquire in `has`; it carries what was noted of the range. A
+        // thread that finds the range excluded still looks again under this lock.
+        self.count.store(state.ranges.len(), Ordering::Release);
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        if !mutant("exclusion-wakes-nobody") {
+            self.gone.notify_all();
+        }
+        if mutant("exclusion-wakes-no-task") {
+            return;
+        }
+        for waker in wakers {
+            // One that panics keeps nobody else asleep, and this may be run by a panic.
+            let _ = contain(|| waker.wake());
+        }
+    }
+
     /// Whether a sector is excluded; by whoever has the lock of its home.
     #[inline]
     pub(crate) fn has(&self, sector: u64) -> bool {
-        // Ordering: Acquire pairs with the Release in the drop of `Excluded`; it carries what was noted of
+        // Ordering: Acquire pairs with the Release in `leave`; it carries what was noted of
         // the range as unsynced. That a range is seen at all is carried by the locks of the homes.
         self.count.load(Ordering::Acquire) > 0
             && self.state.lock().overlaps(&(sector..sector + 1))
@@ -117,23 +151,7 @@ pub(crate) struct Excluded<'e> {
 
 impl Drop for Excluded<'_> {
     fn drop(&mut self) {
-        let mut state = self.of.state.lock();
-        state.ranges.retain(|range| *range != self.range);
-        // Ordering: Release pairs with the Acquire in `has`; it carries what was noted of the range. A
-        // thread that finds the range excluded still looks again under this lock.
-        self.of.count.store(state.ranges.len(), Ordering::Release);
-        let wakers = std::mem::take(&mut state.wakers);
-        drop(state);
-        if !mutant("exclusion-wakes-nobody") {
-            self.of.gone.notify_all();
-        }
-        if mutant("exclusion-wakes-no-task") {
-            return;
-        }
-        for waker in wakers {
-            // One that panics keeps nobody else asleep, and this may be run by a panic.
-            let _ = contain(|| waker.wake());
-        }
+        self.of.leave(&self.range);
     }
 }
 
