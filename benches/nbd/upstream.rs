@@ -1,7 +1,7 @@
 //! U1 to U4: an export of another server, through ours and through its peers.
 //!
 //! ```text
-//!  client ─► offlock --cache .. | nbdkit nbd --filter=cache | qemu-nbd ─► upstream: nbdkit memory, with a delay
+//!  client ─► offlock --cache .. | nbdkit nbd --filter=cache | qemu-nbd ─► upstream: nbdkit, in memory, with a delay
 //!  client ─────────────────────────── direct ──────────────────────────►
 //! ```
 //!
@@ -198,7 +198,11 @@ impl Row {
         let mut command = Command::new("nbdkit");
         command.args(["--foreground", "--unix"]).arg(&up);
         command.args((self.delay != "0").then_some("--filter=delay"));
-        command.arg("memory").arg(SIZE.to_string());
+        match self.warm {
+            true => command.arg("memory").arg(SIZE.to_string()),
+            // All data: readers ask for holes, and read none of them.
+            false => command.arg("data").arg(format!("(0xaa)*{SIZE}")),
+        };
         if self.delay != "0" {
             command.args([format!("rdelay={}", self.delay), format!("wdelay={}", self.delay)]);
         }

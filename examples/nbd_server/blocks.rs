@@ -21,7 +21,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -128,9 +128,9 @@ impl Blocks {
         let Backing { device: raw, file, engines_write, upstream } = backing;
         let len = raw.len();
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
-        // Without an engine that reads and writes it, all goes by way of the cache.
-        let by_engine = file.is_some() && engines_write;
-        let longest = if by_engine { self.longest } else { self.longest.max(BLOCK as u64) };
+        // What tasks do not read and write themselves goes by way of the cache.
+        let by_tasks = upstream.is_some() || file.is_some() && engines_write;
+        let longest = if by_tasks { self.longest } else { self.longest.max(BLOCK as u64) };
         let image = Arc::new(Image {
             device: self.cache.attach_with(Arc::clone(&raw), options)?,
             raw,
@@ -175,7 +175,7 @@ pub(crate) struct Piece {
 }
 
 impl Image {
-    /// Whether the engine reads and writes all of it, and nothing is kept.
+    /// Whether tasks read and write all of it themselves, and nothing is kept.
     pub(crate) fn is_bypassed(&self) -> bool {
         self.longest == 0
     }
@@ -410,6 +410,20 @@ impl Fill {
     pub(crate) fn cancel(mut self) -> AlignedBuf {
         self.loads.clear();
         self.finish(Ok(0)).1
+    }
+}
+
+impl Deref for Fill {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.buf
+    }
+}
+
+impl DerefMut for Fill {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.buf
     }
 }
 

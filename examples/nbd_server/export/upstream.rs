@@ -48,7 +48,8 @@ impl ExportTable {
             description: address.to_string(),
             size: device.len(),
             flags,
-            min_block: 1,
+            // With a cache, parts of the upstream's blocks are put together there.
+            min_block: if self.args.cache == 0 { min as u32 } else { 1 },
             preferred_block: BLOCK as u32,
             max_block: MAX_PAYLOAD,
         };

@@ -47,10 +47,10 @@ mod secure;
 
 use std::fmt;
 use std::io::{self, IoSlice};
-use std::ops::Range;
+use std::ops::{DerefMut, Range};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -58,13 +58,16 @@ use bufcache::{BlockDevice, DeviceRange, DeviceSync, DeviceWrite, Load};
 use nbd_protocol::{Connected, Extent, MAX_PAYLOAD, TransmissionFlags as Flags};
 use percpu::sync::{Mutex, spawn};
 use rustix::event::{EventfdFlags, eventfd};
+use tokio::sync::oneshot;
 
 pub(crate) use self::address::Address;
 use self::driver::{Driver, Event};
 pub(crate) use self::error::UpstreamError;
 use self::link::Link;
-use self::operation::{Done, Kind, Operation, Target};
+use self::operation::{Done, Kind, Operation, ReadBuf, Target};
 
+/// Why the buffer of a read is always received.
+const GIVEN_BACK: &str = "the drop of a read gives its buffer back";
 /// Connections to a server that offers several. A guess.
 const CONNECTIONS: usize = 4;
 
@@ -323,12 +326,58 @@ impl NbdDevice {
         range: Range<u64>,
         target: impl FnOnce(Done<T>) -> Target,
     ) -> io::Result<T> {
-        let (sender, receiver) = mpsc::sync_channel(1);
+        self.submit(kind, range, target).blocking_recv().unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// Submits an operation. Its end is received, or an error if the thread ends before.
+    fn submit<T: Send + 'static>(
+        &self,
+        kind: Kind,
+        range: Range<u64>,
+        target: impl FnOnce(Done<T>) -> Target,
+    ) -> oneshot::Receiver<io::Result<T>> {
+        let (sender, receiver) = oneshot::channel();
         let done = Box::new(move |result| {
-            let _ = sender.send(result); // there is room
+            let _ = sender.send(result); // unless it is not awaited any more
         });
         self.shared.submit(Operation::new(kind, range, target(done)));
-        receiver.recv().unwrap_or_else(|_| Err(io::Error::from_raw_os_error(libc::ENOTCONN)))
+        receiver
+    }
+
+    /// Reads into a buffer, as far as the device has bytes, and gives it back with their count.
+    pub(crate) async fn read_async<B: DerefMut<Target = [u8]> + Send + 'static>(
+        &self,
+        offset: u64,
+        buf: B,
+    ) -> (io::Result<usize>, B) {
+        self.submit_read(offset, buf).await.expect(GIVEN_BACK)
+    }
+
+    fn submit_read<B: DerefMut<Target = [u8]> + Send + 'static>(
+        &self,
+        offset: u64,
+        buf: B,
+    ) -> oneshot::Receiver<(io::Result<usize>, B)> {
+        let count = self.len().saturating_sub(offset).min(buf.len() as u64);
+        let (sender, receiver) = oneshot::channel();
+        let read = Box::new(Read { count: count as usize, waiting: Some((sender, buf)) });
+        match count {
+            0 => read.finish(Ok(())),
+            _ => self.shared.submit(Operation::new(
+                Kind::Read,
+                offset..offset + count,
+                Target::Buffer(read),
+            )),
+        }
+        receiver
+    }
+
+    /// Writes a copy of the bytes.
+    pub(crate) async fn write_async(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        match self.submit_write(offset, &[IoSlice::new(bytes)], false)? {
+            Some(write) => write.await.unwrap_or_else(|_| Err(gone())),
+            None => Ok(()),
+        }
     }
 
     fn zeros(&self, no_hole: bool) -> Result<Kind, io::Error> {
@@ -394,11 +443,11 @@ impl BlockDevice for NbdDevice {
         if count == 0 {
             return Ok(0);
         }
-        let own = vec![0; count as usize];
-        let read = |done| Target::Buffer(own, done);
-        let bytes = self.wait(Kind::Read, offset..offset + count, read)?;
-        buf[..bytes.len()].copy_from_slice(&bytes);
-        Ok(bytes.len())
+        let (result, bytes) =
+            self.submit_read(offset, vec![0; count as usize]).blocking_recv().expect(GIVEN_BACK);
+        let count = result?;
+        buf[..count].copy_from_slice(&bytes[..count]);
+        Ok(count)
     }
 
     fn begin_read(&self, load: Load) {
@@ -477,6 +526,19 @@ impl BlockDevice for NbdDevice {
 
 impl NbdDevice {
     fn write_all(&self, offset: u64, parts: &[IoSlice<'_>], durable: bool) -> io::Result<()> {
+        match self.submit_write(offset, parts, durable)? {
+            Some(write) => write.blocking_recv().unwrap_or_else(|_| Err(gone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Submits a write of a copy of the bytes, if there are any.
+    fn submit_write(
+        &self,
+        offset: u64,
+        parts: &[IoSlice<'_>],
+        durable: bool,
+    ) -> io::Result<Option<oneshot::Receiver<io::Result<()>>>> {
         if self.is_read_only() {
             return Err(io::Error::from_raw_os_error(libc::EROFS));
         }
@@ -490,8 +552,47 @@ impl NbdDevice {
         };
         let range = offset..offset + bytes.len() as u64;
         if range.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
-        self.wait(Kind::Write { durable }, range, |done| Target::Bytes(bytes, done))
+        let kind = Kind::Write { durable };
+        Ok(Some(self.submit(kind, range, |done| Target::Bytes(bytes, done))))
+    }
+}
+
+/// The error of operations that the thread has not ended.
+fn gone() -> io::Error {
+    io::Error::from_raw_os_error(libc::ENOTCONN)
+}
+
+/// The buffer of a read, and where it goes back to.
+struct Read<B> {
+    /// Bytes to be filled.
+    count: usize,
+    /// `None` once it went back.
+    waiting: Option<(oneshot::Sender<(io::Result<usize>, B)>, B)>,
+}
+
+impl<B> Read<B> {
+    fn give_back(&mut self, result: io::Result<usize>) {
+        if let Some((sender, buf)) = self.waiting.take() {
+            let _ = sender.send((result, buf)); // unless it is not awaited any more
+        }
+    }
+}
+
+impl<B: DerefMut<Target = [u8]> + Send> ReadBuf for Read<B> {
+    fn bytes(&mut self) -> &mut [u8] {
+        self.waiting.as_mut().map_or(&mut [], |(_, buf)| &mut buf[..self.count])
+    }
+
+    fn finish(mut self: Box<Self>, result: io::Result<()>) {
+        let count = self.count;
+        self.give_back(result.map(|()| count));
+    }
+}
+
+impl<B> Drop for Read<B> {
+    fn drop(&mut self) {
+        self.give_back(Err(gone()));
     }
 }

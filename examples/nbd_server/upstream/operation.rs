@@ -13,6 +13,14 @@ use super::journal::Content;
 /// Called with the result, by the thread of the device.
 pub(super) type Done<T> = Box<dyn FnOnce(io::Result<T>) + Send>;
 
+/// A buffer to be filled. Its drop gives it back with an error.
+pub(super) trait ReadBuf: Send {
+    fn bytes(&mut self) -> &mut [u8];
+
+    /// Gives it back.
+    fn finish(self: Box<Self>, result: io::Result<()>);
+}
+
 /// One operation. Its drop is its failure: nothing that waits for it waits on.
 pub(super) struct Operation {
     pub(super) kind: Kind,
@@ -45,7 +53,7 @@ impl Kind {
 /// Where the bytes are, and what hears of the end.
 pub(super) enum Target {
     Load(Load),
-    Buffer(Vec<u8>, Done<Vec<u8>>),
+    Buffer(Box<dyn ReadBuf>),
     Write(DeviceWrite),
     Bytes(Arc<[u8]>, Done<()>),
     Range(DeviceRange),
@@ -94,7 +102,7 @@ impl Operation {
         let at = (from - range.start) as usize;
         let into = match &mut self.target {
             Target::Load(load) => &mut load[..],
-            Target::Buffer(buf, _) => &mut buf[..],
+            Target::Buffer(buf) => buf.bytes(),
             _ => return,
         };
         into[at..][..bytes.len()].copy_from_slice(bytes);
@@ -145,7 +153,7 @@ impl Operation {
         let result = result.map_err(io::Error::from_raw_os_error);
         match self.target {
             Target::Load(load) => load.finish(result.map(|()| len)),
-            Target::Buffer(buf, done) => done(result.map(|()| buf)),
+            Target::Buffer(buf) => buf.finish(result),
             Target::Write(write) => write.finish(result),
             Target::Range(range) => range.finish(result),
             Target::Sync(sync) => sync.finish(result),
