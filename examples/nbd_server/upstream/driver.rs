@@ -35,8 +35,11 @@ use super::{Export, Shared, UpstreamOptions};
 const DEPTH: (usize, usize) = (16, 64);
 /// Bytes that wait to be sent on a connection, past which it gets no more requests. A guess.
 const BACKLOG: usize = 1 << 20;
-/// Longest request that is made of several operations, in bytes. A guess.
+/// Longest WRITE that is made of several operations, in bytes. A guess.
 const MERGED: u64 = 2 << 20;
+/// The same of a READ, whose first operation waits for the bytes of the last. A guess: a client that reads ahead in
+/// pieces of this size has several of them in flight.
+const MERGED_READ: u64 = 128 << 10;
 /// Longest WRITE_ZEROES and BLOCK_STATUS. The field has 32 bits; other clients send up to this.
 const LONGEST: u64 = 1 << 30;
 /// The first and the longest pause between attempts to connect.
@@ -602,7 +605,8 @@ impl Export {
         let start = first.next();
         let mut end = first.range().end.min(start + longest.max(unit));
         let whole = end == first.range().end;
-        let most = start + longest.min(MERGED);
+        let merged = if kind == Kind::Read { MERGED_READ } else { MERGED };
+        let most = start + longest.min(merged);
         let mut operations = vec![first];
         while let (true, Some(last), Some(next)) = (whole, operations.last(), queue.front()) {
             if !last.goes_on_with(next) || end + next.len > most {

@@ -233,6 +233,30 @@ fn inv03_a_flush_counts_only_if_no_connection_was_lost() {
     assert!(upstream.stable()[..BLOCK] == [1; BLOCK]);
 }
 
+/// The flush is answered after the loss is noticed, and before the journal is sent again: that waits for a change.
+#[test]
+fn inv03_a_flush_of_before_a_loss_leaves_the_journal() {
+    let upstream = Upstream::new(BLOCKS * BLOCK);
+    let device = upstream.device(|options| options.connections = 2);
+    wait_for_connections(&device, 2);
+    device.write(0, &[1; BLOCK]).unwrap();
+    upstream.script(|count, _| match count {
+        0 => Act::Late(3 * SLOW),
+        1 => Act::CrashOthers(SLOW),
+        _ => Act::Answer,
+    });
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| device.write(BLOCK as u64, &[2; BLOCK]));
+        while upstream.count() == 0 {
+            std::thread::yield_now();
+        }
+        device.sync().unwrap();
+        late.join().unwrap().unwrap();
+    });
+    upstream.crash();
+    assert!(upstream.stable()[..BLOCK] == [1; BLOCK]);
+}
+
 /// The upstream loses what it was sent, and there is no flush to save it: the journal is bounded.
 #[test]
 fn inv06_inv08_past_the_limit_of_the_journal_a_lost_connection_poisons() {
