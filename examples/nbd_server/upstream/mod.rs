@@ -349,7 +349,7 @@ impl NbdDevice {
         &self,
         offset: u64,
         buf: B,
-    ) -> (io::Result<usize>, B) {
+    ) -> Ended<B> {
         self.submit_read(offset, buf).await.expect(GIVEN_BACK)
     }
 
@@ -357,7 +357,7 @@ impl NbdDevice {
         &self,
         offset: u64,
         buf: B,
-    ) -> oneshot::Receiver<(io::Result<usize>, B)> {
+    ) -> oneshot::Receiver<Ended<B>> {
         let count = self.len().saturating_sub(offset).min(buf.len() as u64);
         let (sender, receiver) = oneshot::channel();
         let read = Box::new(Read { count: count as usize, waiting: Some((sender, buf)) });
@@ -564,12 +564,15 @@ fn gone() -> io::Error {
     io::Error::from_raw_os_error(libc::ENOTCONN)
 }
 
+/// How many bytes were read, and their buffer.
+type Ended<B> = (io::Result<usize>, B);
+
 /// The buffer of a read, and where it goes back to.
 struct Read<B> {
     /// Bytes to be filled.
     count: usize,
     /// `None` once it went back.
-    waiting: Option<(oneshot::Sender<(io::Result<usize>, B)>, B)>,
+    waiting: Option<(oneshot::Sender<Ended<B>>, B)>,
 }
 
 impl<B> Read<B> {
