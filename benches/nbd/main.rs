@@ -6,6 +6,7 @@
 //! cargo bench --bench nbd -- --quick            the rows that decide a target: under 60 s
 //! cargo bench --bench nbd -- --only N1          rows by part of a name or target
 //! cargo bench --bench nbd -- --only W           the rows that write ([`writes`]), with 3 rounds if `--quick`
+//! cargo bench --bench nbd -- --only U           an export of another server ([`upstream`]), as those
 //! cargo bench --bench nbd -- --backend aio      our server on that engine
 //! cargo bench --bench nbd -- --only N --picture reads.svg    draws the rows that decide a target
 //! ```
@@ -27,6 +28,7 @@ mod picture;
 mod rows;
 mod servers;
 mod table;
+mod upstream;
 mod writes;
 
 use std::error::Error;
@@ -83,17 +85,17 @@ fn main() -> Result<(), Box<dyn Error>> {
     let section = |name| -> Result<_, TargetError> {
         Ok(Targets::parse(include_str!("../targets.toml"), name)?.asked_for_by(&args))
     };
-    let mut targets = [section("nbd")?, section("nbd_cached")?, section("nbd_writes")?];
+    let mut targets =
+        [section("nbd")?, section("nbd_cached")?, section("nbd_writes")?, section("nbd_upstream")?];
     print!("{}", Header::take("nbd"));
     if let Err(error) = measure(&args, &mut targets) {
         println!("# not measured: {error}");
     }
-    let [first, second, third] = targets;
-    print!("{first}{second}{third}");
+    targets.iter().for_each(|section| print!("{section}"));
     Ok(())
 }
 
-fn measure(args: &Args, targets: &mut [Targets; 3]) -> Result<(), Box<dyn Error>> {
+fn measure(args: &Args, targets: &mut [Targets; 4]) -> Result<(), Box<dyn Error>> {
     if Command::new("fio").arg("--version").output().is_err() {
         return Err("fio is not installed: apt install fio".into());
     }
@@ -114,10 +116,14 @@ fn measure(args: &Args, targets: &mut [Targets; 3]) -> Result<(), Box<dyn Error>
         sockets: sockets.path(),
         cpu: server,
     };
-    let [first, second, third] = targets;
+    let [first, second, third, fourth] = targets;
     measure_reads(args, &site, (client, server), scratch.path(), [first, second])?;
     site.writable = true;
-    measure_writes(args, &site, (client, server), scratch.path(), third)
+    measure_writes(args, &site, (client, server), scratch.path(), third)?;
+    if !args.quick || args.only.is_some() || args.smoke {
+        upstream::measure(args, &site, client, scratch.path(), fourth)?;
+    }
+    Ok(())
 }
 
 /// The rows in which each server writes an image of its own. A quick run has them if they are asked for: they

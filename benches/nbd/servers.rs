@@ -224,7 +224,7 @@ impl Site<'_> {
 
 /// Whether a server stands behind the socket. To be let in is not enough: qemu-nbd listens before it
 /// opens its image, and may yet fail.
-fn greets(socket: &Path) -> bool {
+pub(crate) fn greets(socket: &Path) -> bool {
     let greeting = || -> io::Result<[u8; 8]> {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(PATIENCE))?;

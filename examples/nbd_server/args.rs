@@ -20,7 +20,9 @@ use crate::manual;
 pub(crate) struct Args {
     /// Image to serve: a file or block device. Repeatable; the first is the default export. Without NAME the
     /// file's name is the export's. Options: readonly, offset=BYTES and size=BYTES, for a part of the file. A
-    /// comma of PATH is written twice.
+    /// comma of PATH is written twice. In place of PATH an NBD URI names an export of another server:
+    /// nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, and with TLS
+    /// nbds://HOST[:PORT]/EXPORT?tls-certificates=DIR.
     #[arg(long = "image", value_name = "[NAME=]PATH[,OPTION..]", help_heading = "Images")]
     pub(crate) images: Vec<ImageSpec>,
 
@@ -33,6 +35,11 @@ pub(crate) struct Args {
     /// the server ends.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, help_heading = "Images")]
     pub(crate) idle: u64,
+
+    /// How long requests wait for another server that is gone, whose export is an image here, before they fail. What it
+    /// had not made durable is sent to it again when it is back.
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Images")]
+    pub(crate) reconnect: u64,
 
     /// Create a missing image with this size, or grow a smaller one to it; K, M, G, T are powers
     /// of 1024.

@@ -21,7 +21,7 @@
 use std::fmt;
 use std::fs::File;
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +36,7 @@ use tracing::error;
 
 use crate::admission::SMALL;
 use crate::slots::Slots;
+use crate::upstream::NbdDevice;
 
 /// Bytes of a block: what most clients' file systems read at least.
 pub(crate) const BLOCK: usize = 4096;
@@ -68,6 +69,8 @@ pub(crate) struct Backing {
     pub(crate) file: Option<File>,
     /// Engines do not only read the file.
     pub(crate) engines_write: bool,
+    /// The device, if it is an export of another server.
+    pub(crate) upstream: Option<Arc<NbdDevice>>,
 }
 
 impl Backing {
@@ -77,7 +80,14 @@ impl Backing {
         // With O_DIRECT no part of a unit can be written; exports are rounded down as well.
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
         let device = Arc::new(device.up_to(len));
-        Ok(Self { device, file: Some(file.try_clone()?), engines_write: true })
+        let file = Some(file.try_clone()?);
+        Ok(Self { device, file, engines_write: true, upstream: None })
+    }
+
+    /// An export of another server.
+    pub(crate) fn upstream(device: Arc<NbdDevice>) -> Self {
+        let upstream = Some(Arc::clone(&device));
+        Self { device, file: None, engines_write: false, upstream }
     }
 }
 
@@ -88,6 +98,7 @@ pub(crate) struct Image {
     pub(crate) raw: Arc<dyn BlockDevice>,
     pub(crate) file: Option<File>,
     pub(crate) engines_write: bool,
+    pub(crate) upstream: Option<Arc<NbdDevice>>,
     /// In bytes.
     pub(crate) len: u64,
     /// Longest READ that is kept, and WRITE unless that is [`SCAN`]. What is longer is mostly used once, and
@@ -114,12 +125,12 @@ impl Blocks {
 
     /// Adds the image of the table's next file.
     pub(crate) fn attach(&self, backing: Backing) -> io::Result<()> {
-        let Backing { device: raw, file, engines_write } = backing;
+        let Backing { device: raw, file, engines_write, upstream } = backing;
         let len = raw.len();
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
-        // Without an engine that reads and writes it, all goes by way of the cache.
-        let by_engine = file.is_some() && engines_write;
-        let longest = if by_engine { self.longest } else { self.longest.max(BLOCK as u64) };
+        // What tasks do not read and write themselves goes by way of the cache.
+        let by_tasks = upstream.is_some() || file.is_some() && engines_write;
+        let longest = if by_tasks { self.longest } else { self.longest.max(BLOCK as u64) };
         let image = Arc::new(Image {
             device: self.cache.attach_with(Arc::clone(&raw), options)?,
             raw,
@@ -127,6 +138,7 @@ impl Blocks {
             longest,
             file,
             engines_write,
+            upstream,
             next: AtomicU64::new(u64::MAX),
             #[cfg(test)]
             planted: std::sync::OnceLock::new(),
@@ -163,7 +175,7 @@ pub(crate) struct Piece {
 }
 
 impl Image {
-    /// Whether the engine reads and writes all of it, and nothing is kept.
+    /// Whether tasks read and write all of it themselves, and nothing is kept.
     pub(crate) fn is_bypassed(&self) -> bool {
         self.longest == 0
     }
@@ -398,6 +410,20 @@ impl Fill {
     pub(crate) fn cancel(mut self) -> AlignedBuf {
         self.loads.clear();
         self.finish(Ok(0)).1
+    }
+}
+
+impl Deref for Fill {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.buf
+    }
+}
+
+impl DerefMut for Fill {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.buf
     }
 }
 

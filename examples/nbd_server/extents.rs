@@ -6,13 +6,14 @@
 //!
 //! The file system knows the holes, and may have to read its map from the disk, or wait for a write to the file, before
 //! it tells: so a thread of the cache asks. It tells of what the image is, so what the cache has and the image has not
-//! goes to the image first; if that fails, everything counts as data. So does an image that is no file here.
+//! goes to the image first; if that fails, everything counts as data. So does an image that is no file here, unless its upstream tells.
 //!
 //! A reply describes no more than [`ROOM`] bytes of extents, which the protocol allows: a client that wants to
 //! know the rest asks again where they end.
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 
 use aio_reap::AlignedBuf;
 use nbd_protocol::wire::state;
@@ -22,6 +23,7 @@ use rustix::io::Errno;
 use tracing::debug;
 
 use crate::blocks::Image;
+use crate::upstream::NbdDevice;
 
 /// How large the buffer of a request has to be: the smallest there is. Two system calls find two extents.
 pub(crate) const ROOM: usize = 4096;
@@ -37,13 +39,12 @@ pub(crate) fn find(
 ) -> io::Result<()> {
     let end = offset + len; // within the export, `Request::check` saw to it
     let all_data = || vec![Extent { len, flags: 0 }];
-    let found = match (image.settle(offset..end), &image.file) {
-        (Ok(()), Some(file)) => {
-            let most = if one { 1 } else { ROOM / Extent::size(style) };
-            extents(file, offset, end, unit, most)?
-        }
-        (Ok(()), None) => all_data(),
-        (Err(error), _) => {
+    let most = if one { 1 } else { ROOM / Extent::size(style) };
+    let found = match (image.settle(offset..end), &image.file, &image.upstream) {
+        (Ok(()), Some(file), _) => extents(file, offset, end, unit, most)?,
+        (Ok(()), None, Some(upstream)) => of_upstream(upstream, offset..end, most),
+        (Ok(()), None, None) => all_data(),
+        (Err(error), ..) => {
             debug!(%error, "the cache cannot be written back: holes are not told");
             all_data()
         }
@@ -89,6 +90,24 @@ fn extents(file: &File, start: u64, end: u64, unit: u64, most: usize) -> io::Res
         at = next;
     }
     Ok(found)
+}
+
+/// What the upstream says; all is data where it says nothing.
+fn of_upstream(upstream: &NbdDevice, range: Range<u64>, most: usize) -> Vec<Extent> {
+    let told = upstream.extents(range.clone());
+    let told = told.inspect_err(|error| debug!(%error, "the upstream tells no holes"));
+    let (mut left, mut found) = (range.end - range.start, Vec::new());
+    for Extent { len, flags } in told.unwrap_or_default().into_iter().take(most) {
+        let len = len.min(left);
+        left -= len;
+        if len > 0 {
+            found.push(Extent { len, flags: flags & (state::HOLE | state::ZERO) });
+        }
+    }
+    if found.is_empty() {
+        found.push(Extent { len: range.end - range.start, flags: 0 });
+    }
+    found
 }
 
 /// Whether there is a hole at `at`, and where what is there ends, at most at `end`. What the file system

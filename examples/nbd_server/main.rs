@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!  main: accept, signals ──► worker: epoll, sessions ─► requests ─► commands ─┬─► aio-reap engine ─► image
-//!        (server)       └─ registry ─┘  (worker, conn,   (tasks,    (futures)  └─► bufcache (blocks)
+//!        (server)       └─ registry ─┘  (worker, conn,   (tasks,    (futures)  └─► bufcache (blocks) ─► upstream
 //!                                        session)         admission)
 //! ```
 
@@ -46,6 +46,7 @@ mod slots;
 mod spin;
 mod tasks;
 mod tls;
+mod upstream;
 mod worker;
 
 use std::error::Error;

@@ -9,7 +9,8 @@ libnbd.
 Each --image is an export by its own name, and the first one is also what a
 client gets that asks for none. Clients connect to a Unix socket (--socket),
 by TCP (--tcp), to sockets that were handed over, or to all of these. An image
-is a raw one: a file or a block device, whose bytes are those of the export.
+is a raw one: a file or a block device, whose bytes are those of the export; or
+an export of another NBD server, by its URI.
 
 Without --image and --export-dir it runs a demonstration: it makes a temporary image, serves
 it, drives it with a built-in client, verifies every byte and prints what it
@@ -22,6 +23,11 @@ DURABILITY
   after it, or its own FUA flag, was answered, and whatever happens to the
   server then. An fdatasync that failed makes an image's later FLUSHes fail,
   for what was lost is not known. At the end all images are made durable.
+
+OTHER SERVERS
+  If the connection to another server is lost, requests wait up to --reconnect
+  seconds for a new one, and what the other server had answered and not flushed
+  is sent to it again. A FLUSH that fails meanwhile makes all later ones fail.
 
 SECURITY
   By default only the user that

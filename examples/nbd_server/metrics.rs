@@ -26,6 +26,7 @@ use crate::listeners::{Access, SocketFile, listen_unix};
 use crate::notifier::{eventfd, ring};
 use crate::report::{Reporter, ServerReport};
 use crate::server::ServerError;
+use crate::upstream::UpstreamStats;
 use crate::worker::Moves;
 
 /// How long a client may take for its request, and for the answer.
@@ -264,12 +265,38 @@ fn text(report: &ServerReport) -> String {
         .map(|(name, open)| ("export", name.as_str(), open as &dyn Display))
         .collect();
     page.metric("export_connections", "Connections that have an export open.", &exports);
+    upstreams(&mut page, &report.registry.upstreams);
     moves(&mut page, &report.moves);
     requests(&mut page, &report.counters);
     cache(&mut page, report);
     engines(&mut page, report);
     structures(&mut page, report);
     page.0
+}
+
+fn upstreams(page: &mut Page, upstreams: &[(String, UpstreamStats)]) {
+    let mut metric = |name, help, count: fn(&UpstreamStats) -> u64| {
+        let counts: Vec<_> = upstreams.iter().map(|(of, stats)| (of, count(stats))).collect();
+        let values: Vec<_> = counts
+            .iter()
+            .map(|(of, count)| ("export", of.as_str(), count as &dyn Display))
+            .collect();
+        if !values.is_empty() {
+            page.metric(name, help, &values);
+        }
+    };
+    metric("upstream_requests_total", "Requests sent to another server.", |stats| stats.requests);
+    metric("upstream_losses_total", "Connections to it that were lost.", |stats| stats.losses);
+    metric("upstream_lies_total", "Those that it lost by breaking the protocol.", |stats| {
+        stats.lies
+    });
+    metric("upstream_resent_total", "Operations sent again without an answer.", |stats| {
+        stats.resent
+    });
+    metric("upstream_replayed_total", "Answered changes that were sent again.", |stats| {
+        stats.replayed
+    });
+    metric("upstream_poisoned", "Whether changes may be lost.", |stats| stats.poisoned.into());
 }
 
 fn moves(page: &mut Page, moves: &[(usize, Moves)]) {

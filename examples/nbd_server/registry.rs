@@ -23,6 +23,7 @@ use radix_ctx::Id;
 use socket2::Socket;
 
 use crate::export::ExportTable;
+use crate::upstream::UpstreamStats;
 
 /// A place on the list of sessions; dropping it leaves the list.
 pub(crate) type Listed = Entry<Arc<PerCpuList<Client>>>;
@@ -195,6 +196,7 @@ impl Registry {
         RegistryReport {
             rows: self.sessions.iter().map(|client| client.map(row)).collect(),
             exports: by_name(exports.names().zip(self.opens.iter().map(|opens| opens.len()))),
+            upstreams: exports.upstreams(),
             sessions: self.sessions.stats(),
             opened,
         }
@@ -247,6 +249,8 @@ pub(crate) struct RegistryReport {
     rows: Result<Vec<Row>, LockError>,
     /// Each name of an export, once, and how many have one of that name open.
     pub(crate) exports: Vec<(String, usize)>,
+    /// Exports of other servers, by their names here.
+    pub(crate) upstreams: Vec<(String, UpstreamStats)>,
     pub(crate) sessions: Stats,
     pub(crate) opened: Stats,
 }
@@ -276,6 +280,9 @@ impl fmt::Display for RegistryReport {
         }
         for (name, count) in &self.exports {
             writeln!(f, "open       '{name}': {count}")?;
+        }
+        for (name, stats) in &self.upstreams {
+            writeln!(f, "upstream   '{name}': {stats}")?;
         }
         writeln!(f, "list of sessions\n{}", self.sessions)?;
         write!(f, "lists of exports' sessions\n{}", self.opened)

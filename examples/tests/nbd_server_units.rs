@@ -68,5 +68,7 @@ mod spin;
 mod tasks;
 #[path = "../nbd_server/tls.rs"]
 mod tls;
+#[path = "../nbd_server/upstream/mod.rs"]
+mod upstream;
 #[path = "../nbd_server/worker/mod.rs"]
 mod worker;

@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::cpu::{die_with_parent, with_affinity};
+use crate::cpu::{die_with_parent, with_cpus};
 use crate::foreign::used;
 
 /// A running child. Dropping it, also while a panic unwinds, kills and reaps it; the kernel kills
@@ -26,9 +26,18 @@ impl Process {
     /// `NotFound` where the program is not installed; otherwise those of [`crate::pin`] and of
     /// `Command::spawn`.
     pub fn spawn(command: &mut Command, cpu: usize) -> io::Result<Self> {
+        Self::spawn_on(command, &[cpu])
+    }
+
+    /// The same on several CPUs.
+    ///
+    /// # Errors
+    ///
+    /// As [`spawn`](Self::spawn).
+    pub fn spawn_on(command: &mut Command, cpus: &[usize]) -> io::Result<Self> {
         // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
         let command = unsafe { command.pre_exec(die_with_parent) };
-        let child = with_affinity(cpu, || command.spawn())??;
+        let child = with_cpus(cpus, || command.spawn())??;
         Ok(Self { child })
     }
 

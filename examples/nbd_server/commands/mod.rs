@@ -11,8 +11,8 @@
 //! With `--cache 0` the commands are the same, but a READ or WRITE of any length goes to the image. What is
 //! answered from memory is no future: see [`Image::try_write`] and [`Image::try_read`].
 //!
-//! No future waits while it holds a guard, and none blocks. The worker's engine reads and writes the image; what has
-//! no form for tasks is called by a thread of the cache, of which each image has a few.
+//! No future waits while it holds a guard, and none blocks. The worker's engine reads and writes the image, or its
+//! upstream does; what has no form for tasks is called by a thread of the cache, of which each image has a few.
 //!
 //! # Why a READ may pass the cache
 //!
@@ -175,6 +175,7 @@ impl Job {
                             let _ = advice.await;
                         }
                     }
+                    None if self.image.is_bypassed() => {} // there is no room for it
                     None => self.image.device.readahead(covering(offset, end)),
                 }
                 (Ok(()), buf)
@@ -193,8 +194,8 @@ impl Job {
             Ok(newer) => newer,
             Err(error) => return (Err(of_get(error)), buf),
         };
-        let (result, mut buf) = match &self.file {
-            Some(file) => match self.image.fill(offset, buf) {
+        let (result, mut buf) = match (&self.file, &self.image.upstream) {
+            (Some(file), _) => match self.image.fill(offset, buf) {
                 Ok(fill) => {
                     let start = fill.offset();
                     match transfer(self.engine.read(file, fill, start)).await {
@@ -207,8 +208,15 @@ impl Job {
                 }
                 Err(buf) => transfer_all(self.engine.read(file, buf, offset)).await,
             },
-            None if self.image.passes_by(len, false) => self.read_by_thread(buf).await,
-            None => return self.read_by_cache(buf).await,
+            (None, Some(upstream)) => match self.image.fill(offset, buf) {
+                Ok(fill) => match upstream.read_async(fill.offset(), fill).await {
+                    (Ok(count), fill) => fill.finish(Ok(count)),
+                    (Err(error), fill) => (Err(error), fill.cancel()),
+                },
+                Err(buf) => upstream.read_async(offset, buf).await,
+            },
+            (None, None) if self.image.passes_by(len, false) => self.read_by_thread(buf).await,
+            (None, None) => return self.read_by_cache(buf).await,
         };
         let result = result.and_then(|count| match (count as u64) < len {
             true => Err(os(libc::EIO)), // the image is shorter than when it was opened
@@ -242,7 +250,7 @@ impl Job {
         Ok(newer)
     }
 
-    /// Reads an image that the engine does not read, past the cache.
+    /// Reads an image that tasks do not read, past the cache.
     async fn read_by_thread(&self, mut buf: AlignedBuf) -> (io::Result<usize>, AlignedBuf) {
         let (raw, offset) = (Arc::clone(&self.image.raw), self.request.offset);
         let read = move |_| {
@@ -252,7 +260,7 @@ impl Job {
         self.image.device.call_async(read).await
     }
 
-    /// Reads an image that the engine does not read.
+    /// Reads an image that tasks do not read.
     async fn read_by_cache(&self, mut buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
         let Request { offset, len, .. } = self.request;
         let device = &self.image.device;
@@ -279,15 +287,14 @@ impl Job {
 
     async fn write(&self, buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
         let Request { offset, len, .. } = self.request;
-        let result = match &self.file {
-            Some(file) if self.image.is_bypassed() => {
-                let (result, buf) = transfer_all(self.engine.write(file, buf, offset)).await;
-                return (result.map(drop), buf);
-            }
-            _ if self.image.passes_by(len, true) => return self.write_past(buf).await,
-            _ => self.write_cached(offset + self.written as u64, &buf[self.written..]).await,
-        };
-        (result, buf)
+        if self.image.is_bypassed() {
+            let whole = 0..buf.len();
+            return self.write_image(buf, whole, offset).await;
+        }
+        if self.image.passes_by(len, true) {
+            return self.write_past(buf).await;
+        }
+        (self.write_cached(offset + self.written as u64, &buf[self.written..]).await, buf)
     }
 
     /// Writes to the cache. A whole block that gets no buffer there goes to the image: all buffers are in use,
@@ -354,7 +361,25 @@ impl Job {
         }
     }
 
-    /// Writes whole blocks from a part of a buffer to the image, and has the cache forget them: by the engine, or if the
+    /// Writes a part of a buffer to the image itself.
+    async fn write_image<B: Bytes>(
+        &self,
+        buf: B,
+        part: Range<usize>,
+        start: u64,
+    ) -> (io::Result<()>, B) {
+        match (&self.file, &self.image.upstream) {
+            (Some(file), _) => {
+                let write = self.engine.write(file, Part { buf, part }, start);
+                let (result, Part { buf, .. }) = transfer_all(write).await;
+                (result.map(drop), buf)
+            }
+            (None, Some(upstream)) => (upstream.write_async(start, &buf[part]).await, buf),
+            (None, None) => (Err(os(libc::EOPNOTSUPP)), buf),
+        }
+    }
+
+    /// Writes whole blocks from a part of a buffer to the image, and has the cache forget them: by this task, or if the
     /// cache has to wait for the blocks, by one of its threads.
     async fn write_blocks<B: Bytes>(
         &self,
@@ -362,15 +387,14 @@ impl Job {
         buf: B,
         part: Range<usize>,
     ) -> (io::Result<()>, B) {
-        let Image { device, engines_write, .. } = &*self.image;
+        let Image { device, engines_write, upstream, .. } = &*self.image;
         let start = first * BLOCK as u64;
         let blocks = covering(start, start + part.len() as u64);
-        if let Some(file) = self.file.as_ref().filter(|_| *engines_write) {
+        if *engines_write || upstream.is_some() {
             match device.try_bypass(blocks) {
                 Ok(Some(bypass)) => {
-                    let write = self.engine.write(file, Part { buf, part }, start);
-                    let (result, Part { buf, .. }) = transfer_all(write).await;
-                    return (bypass.finish(result.map(drop)).map_err(of_write), buf);
+                    let (result, buf) = self.write_image(buf, part, start).await;
+                    return (bypass.finish(result).map_err(of_write), buf);
                 }
                 Ok(None) => {}
                 Err(error) => return (Err(of_write(error)), buf),
@@ -426,13 +450,13 @@ impl Job {
                 if piece.count == 0 {
                     continue;
                 }
-                let Some(file) = self.file.as_ref().filter(|_| self.image.is_bypassed()) else {
+                if !self.image.is_bypassed() {
                     self.change(piece, |bytes| bytes.fill(0)).await.map_err(of_get)?;
                     continue;
-                };
+                }
                 let zeros = memory::zeros().ok_or_else(|| os(libc::ENOMEM))?;
                 let at = piece.block * BLOCK as u64 + piece.from as u64;
-                transfer_all(self.engine.write(file, &zeros[..piece.count], at)).await.0?;
+                self.write_image(zeros, 0..piece.count, at).await.0?;
             }
         }
         Ok(())

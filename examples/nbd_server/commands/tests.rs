@@ -56,7 +56,9 @@ impl Lab {
         let blocks = Blocks::new(cache, 1).unwrap();
         let its = (by != By::Device).then(|| file.try_clone().unwrap());
         let engines_write = by == By::Engine;
-        blocks.attach(Backing { device: disk.clone(), file: its, engines_write }).unwrap();
+        blocks
+            .attach(Backing { device: disk.clone(), file: its, engines_write, upstream: None })
+            .unwrap();
         let (image, engine) = (Arc::clone(blocks.image(0)), Rc::new(Engine::new().unwrap()));
         Self { file, disk, image, engine, model: vec![] }
     }

@@ -2,6 +2,7 @@
 
 #[cfg(test)]
 mod tests;
+mod upstream;
 
 use std::borrow::Cow;
 use std::fs::{File, Metadata, OpenOptions};
@@ -20,13 +21,14 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
-use crate::blocks::{Backing, Blocks, Image};
+use crate::blocks::{BLOCK, Backing, Blocks, Image};
 use crate::folder::{Folder, MOST_NAMES};
 use crate::idle::{Known, Rest, Uses};
 use crate::image_spec::ImageSpec;
 use crate::lock::lock;
 use crate::slots::Slots;
 use crate::tls::Acceptor;
+use crate::upstream::UpstreamError;
 
 /// How long to wait for an image's lock: the kernel keeps the lock of a server that was killed until
 /// its writes in flight have ended.
@@ -49,6 +51,10 @@ pub(crate) enum ExportError {
     Locked { path: PathBuf },
     #[error("'{name}' is not an export name: 1 to {MAX_STRING} bytes, no control characters")]
     Name { name: String },
+    #[error("image '{address}': {error}")]
+    Upstream { address: String, error: Box<UpstreamError> },
+    #[error("image '{address}' has blocks of {min} bytes; up to {BLOCK} are supported")]
+    UpstreamBlocks { address: String, min: usize },
     #[error("TLS: {0}")]
     Tls(String),
     #[error("cannot keep blocks in memory: {0}")]
@@ -154,6 +160,9 @@ impl ExportTable {
         }
         if self.exports.iter().any(|export| export.info.name == name) {
             return Err(ExportError::Duplicate { name });
+        }
+        if let Some(address) = &image.upstream {
+            return self.add_upstream(name, address, image.read_only);
         }
         // A file that is also served for writing is opened once, for that.
         let writes = |other: &ImageSpec| !other.read_only && is_same_file(&other.path, &path);

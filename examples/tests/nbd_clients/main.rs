@@ -43,6 +43,7 @@ mod tearing;
 mod tls;
 mod tools;
 mod trace;
+mod upstream;
 mod write_back;
 
 use std::process::ExitCode;
@@ -85,6 +86,7 @@ fn main() -> ExitCode {
     trials.extend(cache::trials());
     trials.extend(write_back::trials());
     trials.extend(tcp::trials());
+    trials.extend(upstream::trials());
     trials.extend(tearing::trials());
     trials.extend(soak::trials());
     if let Ok(wanted) = std::env::var("OFFLOCK_BACKEND") {

@@ -1,0 +1,620 @@
+//! The thread of the device: it alone sends, receives, and decides what is sent again.
+//!
+//! ```text
+//!  begin_*, read, write ─► inbox ─► queue ─► merged ─► connection 0..N ─► answered: journal, finish
+//!                                     ▲                     │ lost
+//!                                     └── what was unanswered ◄┘
+//!  recovery: drain the lost connections ─► connect ─► journal sent again ─► queue goes on
+//! ```
+//!
+//! While it recovers nothing else is sent: reads would see what the server had before, and a change could be
+//! overtaken by an older one of the journal. It begins to send again once no change is in flight on any
+//! connection, and each lost connection has ended or was waited for.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nbd_protocol::{Connected, NbdError, TransmissionFlags as Flags};
+use percpu::sync::spawn;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tracing::{error, info, warn};
+
+use super::connection::{Connection, Request};
+use super::error::UpstreamError;
+use super::journal::{Content, Journal};
+use super::link::Link;
+use super::operation::{Kind, Operation, Target};
+use super::{Export, Shared, UpstreamOptions};
+
+/// Most requests in flight on a connection of several, and on one alone. A guess: qemu-nbd works on 16 of a connection, and
+/// nbdkit has 16 threads for it.
+const DEPTH: (usize, usize) = (16, 64);
+/// Bytes that wait to be sent on a connection, past which it gets no more requests. A guess.
+const BACKLOG: usize = 1 << 20;
+/// Longest WRITE that is made of several operations, in bytes. A guess.
+const MERGED: u64 = 2 << 20;
+/// The same of a READ, whose first operation waits for the bytes of the last. A guess: a client that reads ahead in
+/// pieces of this size has several of them in flight.
+const MERGED_READ: u64 = 128 << 10;
+/// Longest WRITE_ZEROES and BLOCK_STATUS. The field has 32 bits; other clients send up to this.
+const LONGEST: u64 = 1 << 30;
+/// The first and the longest pause between attempts to connect.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// A place for a connection.
+enum Slot {
+    Up(Box<Connection>),
+    /// A thread ends the old connection, and makes the new one.
+    Connecting,
+    /// Until then.
+    Pause(Instant),
+}
+
+/// What those threads say, with the slot.
+pub(super) enum Event {
+    Drained,
+    Connected(usize, Result<(Link, Connected), UpstreamError>),
+}
+
+/// Where recovery is.
+enum Recovery {
+    /// Something is in flight, or no connection is there.
+    Waiting,
+    /// These are to be sent again.
+    Sending(VecDeque<Operation>),
+}
+
+/// See the [module](self).
+pub(super) struct Driver {
+    shared: Arc<Shared>,
+    options: UpstreamOptions,
+    export: Export,
+    slots: Vec<Slot>,
+    /// Attempts to connect since the last success, by slot.
+    attempts: Vec<u32>,
+    queue: VecDeque<Operation>,
+    journal: Journal,
+    recovery: Option<Recovery>,
+    /// Lost connections that have not ended.
+    draining: usize,
+    /// When the first connection was lost that is not recovered from.
+    outage: Option<Instant>,
+    /// Counts lost connections.
+    epoch: u64,
+    next_cookie: u64,
+    flushes_itself: bool,
+    poisoned: Option<i32>,
+}
+
+impl Driver {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        options: UpstreamOptions,
+        export: Export,
+        first: (Link, &Connected),
+        connections: usize,
+    ) -> Self {
+        let mut slots = vec![Slot::Up(Box::new(Connection::new(first.0, first.1)))];
+        slots.resize_with(connections, || Slot::Pause(Instant::now()));
+        Self {
+            shared,
+            export,
+            attempts: vec![0; slots.len()],
+            slots,
+            queue: VecDeque::new(),
+            journal: Journal::new(options.keep),
+            options,
+            recovery: None,
+            draining: 0,
+            outage: None,
+            epoch: 0,
+            next_cookie: 1,
+            flushes_itself: false,
+            poisoned: None,
+        }
+    }
+
+    /// Works until the device is dropped.
+    pub(super) fn run(mut self) {
+        let mut more = false;
+        while !self.take_inbox() {
+            let now = Instant::now();
+            self.connect_again(now);
+            self.expire(now);
+            self.send();
+            let wait = if more { Some(Duration::ZERO) } else { self.next_timer(now) };
+            let ready = match self.wait(wait) {
+                Ok(ready) => ready,
+                Err(error) => {
+                    error!(%error, "the upstream's thread cannot wait");
+                    std::thread::sleep(PAUSE.0);
+                    Vec::new()
+                }
+            };
+            more = self.receive(&ready);
+        }
+        for slot in &mut self.slots {
+            if let Slot::Up(connection) = slot {
+                connection.disconnect();
+            }
+        }
+    }
+
+    /// Takes what was asked for meanwhile. Returns whether the device was dropped.
+    fn take_inbox(&mut self) -> bool {
+        let (operations, events, closing) = self.shared.take();
+        for event in events {
+            match event {
+                Event::Drained => self.draining -= 1,
+                Event::Connected(slot, result) => self.connected(slot, result),
+            }
+        }
+        for operation in operations {
+            match self.refusal(&operation) {
+                Some(errno) => operation.finish(Err(errno)),
+                None => self.queue.push_back(operation),
+            }
+        }
+        closing
+    }
+
+    /// Why an operation fails without being sent.
+    fn refusal(&self, operation: &Operation) -> Option<i32> {
+        let errno = self.poisoned?;
+        match operation.kind {
+            Kind::Status => None,
+            Kind::Read => self.journal.overlaps(&operation.range()).then_some(libc::EIO),
+            _ => Some(errno),
+        }
+    }
+
+    /// Has threads connect where it is time to.
+    fn connect_again(&mut self, now: Instant) {
+        for slot in 0..self.slots.len() {
+            if matches!(self.slots[slot], Slot::Pause(until) if until <= now) {
+                self.connect(slot, None);
+            }
+        }
+    }
+
+    /// Has a thread end the old connection of a slot, and make a new one.
+    fn connect(&mut self, slot: usize, old: Option<Link>) {
+        let (shared, address) = (Arc::clone(&self.shared), self.shared.address.clone());
+        let drains = old.is_some();
+        let started = spawn("upstream-connect".into(), move || {
+            if let Some(old) = old {
+                old.drain();
+                shared.tell(Event::Drained);
+            }
+            shared.tell(Event::Connected(slot, Link::connect(&address)));
+        });
+        self.slots[slot] = match started {
+            Ok(_) => Slot::Connecting,
+            Err(error) => {
+                warn!(%error, "no thread to connect to the upstream");
+                self.draining -= usize::from(drains); // it was closed
+                Slot::Pause(Instant::now() + PAUSE.1)
+            }
+        };
+        if drains {
+            self.draining += usize::from(matches!(self.slots[slot], Slot::Connecting));
+        }
+    }
+
+    fn connected(&mut self, slot: usize, result: Result<(Link, Connected), UpstreamError>) {
+        let result = result.and_then(|(link, connected)| {
+            self.export.check(&connected)?;
+            Ok(Box::new(Connection::new(link, &connected)))
+        });
+        self.slots[slot] = match result {
+            Ok(connection) => {
+                self.attempts[slot] = 0;
+                // Ordering: Relaxed; a statistics counter.
+                self.shared.stats.connects.fetch_add(1, Ordering::Relaxed);
+                Slot::Up(connection)
+            }
+            Err(error) => {
+                let attempt = self.attempts[slot];
+                self.attempts[slot] += 1;
+                if attempt.is_power_of_two() || attempt == 0 {
+                    warn!(upstream = %self.shared.address, attempt, %error, "no connection");
+                }
+                Slot::Pause(Instant::now() + (PAUSE.0 * (1 << attempt.min(10))).min(PAUSE.1))
+            }
+        };
+    }
+
+    fn up(&self) -> impl Iterator<Item = (usize, &Connection)> {
+        self.slots.iter().enumerate().filter_map(|(slot, up)| match up {
+            Slot::Up(connection) => Some((slot, &**connection)),
+            _ => None,
+        })
+    }
+
+    fn connection(&mut self, slot: usize) -> Option<&mut Connection> {
+        match &mut self.slots[slot] {
+            Slot::Up(connection) => Some(connection),
+            _ => None,
+        }
+    }
+
+    fn changes_in_flight(&self) -> bool {
+        let mut requests = self.up().flat_map(|(_, connection)| connection.requests.values());
+        requests.any(|request| request.kind.is_change())
+    }
+
+    /// Fails what has waited for a connection too long.
+    fn expire(&mut self, now: Instant) {
+        let Some(outage) = self.outage else { return };
+        let end = outage + self.options.reconnect;
+        let is_late = |operation: &Operation| now >= operation.deadline.unwrap_or(end).min(end);
+        if !self.queue.iter().any(is_late) {
+            return;
+        }
+        let (late, rest): (VecDeque<_>, _) = self.queue.drain(..).partition(is_late);
+        self.queue = rest;
+        warn!(upstream = %self.shared.address, operations = late.len(), "the upstream is gone: they fail");
+        for operation in late {
+            self.fail(operation, libc::ENOTCONN);
+        }
+    }
+
+    /// Fails an operation. The loss of a flush is the loss of what it should have made durable.
+    fn fail(&mut self, operation: Operation, errno: i32) {
+        if operation.kind == Kind::Flush {
+            self.flushes_itself &= !matches!(operation.target, Target::Own);
+            self.poison(errno);
+        }
+        operation.finish(Err(errno));
+    }
+
+    /// No change, and no flush, succeeds from now on; nor does a read of what may be lost.
+    fn poison(&mut self, errno: i32) {
+        if self.poisoned.is_some() {
+            return;
+        }
+        error!(upstream = %self.shared.address, errno, "changes since the last flush may be lost");
+        self.poisoned = Some(errno);
+        // Ordering: Relaxed; a statistics flag.
+        self.shared.stats.poisoned.store(true, Ordering::Relaxed);
+        for operation in std::mem::take(&mut self.queue) {
+            match self.refusal(&operation) {
+                Some(errno) => operation.finish(Err(errno)),
+                None => self.queue.push_back(operation),
+            }
+        }
+    }
+
+    /// Drops a connection: what it had in flight is sent again, once the changes are that it may have lost.
+    fn lose(&mut self, slot: usize, why: &UpstreamError) {
+        let stats = &self.shared.stats;
+        let now = Instant::now();
+        let Slot::Up(connection) = std::mem::replace(&mut self.slots[slot], Slot::Pause(now))
+        else {
+            return;
+        };
+        warn!(upstream = %self.shared.address, slot, error = %why, "a connection is lost");
+        // Ordering: Relaxed, both; statistics counters.
+        stats.losses.fetch_add(1, Ordering::Relaxed);
+        stats.lies.fetch_add(u64::from(why.is_a_lie()), Ordering::Relaxed);
+        self.epoch += 1;
+        self.outage.get_or_insert(now);
+        self.recovery = Some(Recovery::Waiting);
+        let Connection { link, requests, .. } = *connection;
+        let mut requests: Vec<_> = requests.into_values().collect();
+        requests.sort_unstable_by_key(|request| std::cmp::Reverse(request.cookie));
+        for operation in
+            requests.into_iter().flat_map(|request| request.operations.into_iter().rev())
+        {
+            self.send_again(operation, now);
+        }
+        // An answer to a part of a change is no longer worth anything.
+        self.queue.iter_mut().for_each(|operation| operation.done = 0);
+        self.connect(slot, Some(link));
+        if self.journal.has_forgotten() {
+            self.poison(libc::EIO);
+        }
+    }
+
+    fn send_again(&mut self, mut operation: Operation, now: Instant) {
+        if let Target::Again(_) = operation.target {
+            return; // the journal has it
+        }
+        // Ordering: Relaxed; a statistics counter.
+        self.shared.stats.resent.fetch_add(1, Ordering::Relaxed);
+        let deadline = *operation.deadline.get_or_insert(now + self.options.reconnect);
+        match self.refusal(&operation) {
+            Some(errno) => operation.finish(Err(errno)),
+            None if deadline <= now => self.fail(operation, libc::ENOTCONN),
+            None => self.queue.push_front(operation),
+        }
+    }
+
+    /// Sends what may be sent.
+    fn send(&mut self) {
+        self.recover();
+        if self.recovery.is_none() {
+            let mut queue = std::mem::take(&mut self.queue);
+            self.fill(&mut queue);
+            self.queue = queue;
+        }
+        for slot in 0..self.slots.len() {
+            let sent = self.connection(slot).map_or(Ok(()), Connection::send);
+            sent.unwrap_or_else(|error| self.lose(slot, &error));
+        }
+    }
+
+    fn recover(&mut self) {
+        match self.recovery.take() {
+            None => {}
+            Some(Recovery::Waiting) => {
+                if self.draining > 0 || self.changes_in_flight() || self.up().next().is_none() {
+                    self.recovery = Some(Recovery::Waiting);
+                    return;
+                }
+                let again = |(range, content)| {
+                    let kind = match content {
+                        Content::Zeros { no_hole } => Kind::Zeros { no_hole },
+                        _ => Kind::Write { durable: false },
+                    };
+                    Operation::new(kind, range, Target::Again(content))
+                };
+                let all: VecDeque<_> = match self.poisoned {
+                    None => self.journal.all().map(again).collect(),
+                    Some(_) => VecDeque::new(),
+                };
+                let count = all.len() as u64;
+                // Ordering: Relaxed; a statistics counter.
+                self.shared.stats.replayed.fetch_add(count, Ordering::Relaxed);
+                info!(upstream = %self.shared.address, changes = count, "connected, sent again");
+                self.recovery = Some(Recovery::Sending(all));
+                self.recover();
+            }
+            Some(Recovery::Sending(mut all)) => {
+                self.fill(&mut all);
+                if all.is_empty() && !self.changes_in_flight() {
+                    self.outage = None;
+                } else {
+                    self.recovery = Some(Recovery::Sending(all));
+                }
+            }
+        }
+    }
+
+    /// Hands operations to connections until these have enough.
+    fn fill(&mut self, queue: &mut VecDeque<Operation>) {
+        let depth = if self.slots.len() > 1 { DEPTH.0 } else { DEPTH.1 };
+        while !queue.is_empty() {
+            let has_room = |connection: &Connection| {
+                connection.requests.len() < depth && connection.backlog() < BACKLOG
+            };
+            let Some((slot, _)) = self.up().find(|(_, connection)| has_room(connection)) else {
+                return;
+            };
+            let Some(operation) = queue.pop_front() else { return };
+            let cookie = self.next_cookie;
+            self.next_cookie += 1;
+            let mut request = self.export.request(cookie, operation, queue);
+            (request.epoch, request.covers) = (self.epoch, self.journal.next());
+            let fua =
+                request.kind == Kind::Write { durable: true } && self.export.has(Flags::SEND_FUA);
+            let no_context = request.kind == Kind::Status;
+            let Some(connection) = self.connection(slot) else { return };
+            if no_context && connection.context.is_none() {
+                for operation in request.operations {
+                    operation.finish(Err(libc::EOPNOTSUPP));
+                }
+                continue;
+            }
+            connection.push(request, fua);
+            // Ordering: Relaxed; a statistics counter.
+            self.shared.stats.requests.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits for an event. Returns the slots that have something to receive.
+    fn wait(&self, most: Option<Duration>) -> io::Result<Vec<usize>> {
+        let mut polled = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
+        let mut slots = Vec::with_capacity(self.slots.len());
+        for (slot, connection) in self.up() {
+            let sends =
+                if connection.wants_to_send() { PollFlags::OUT } else { PollFlags::empty() };
+            polled.push(PollFd::from_borrowed_fd(connection.link.as_fd(), PollFlags::IN | sends));
+            slots.push(slot);
+        }
+        let most = most.map(|most| Timespec {
+            tv_sec: most.as_secs().try_into().unwrap_or(i64::MAX),
+            tv_nsec: most.subsec_nanos().into(),
+        });
+        match poll(&mut polled, most.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let readable = |polled: &PollFd<'_>| {
+            polled.revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR)
+        };
+        if readable(&polled[0]) {
+            let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]); // it counts what `take` sees
+        }
+        let ready = slots.into_iter().zip(&polled[1..]).filter(|(_, polled)| readable(polled));
+        Ok(ready.map(|(slot, _)| slot).collect())
+    }
+
+    /// How long nothing need be looked at.
+    fn next_timer(&self, now: Instant) -> Option<Duration> {
+        let pauses = self.slots.iter().filter_map(|slot| match slot {
+            Slot::Pause(until) => Some(*until),
+            _ => None,
+        });
+        let oldest = self.up().filter_map(|(_, connection)| connection.oldest());
+        let replies = oldest.map(|sent| sent + self.options.reply);
+        let outage = self.outage.filter(|_| !self.queue.is_empty());
+        let outage = outage.into_iter().flat_map(|since| {
+            let own = self.queue.iter().filter_map(|operation| operation.deadline).min();
+            own.into_iter().chain([since + self.options.reconnect])
+        });
+        let next = pauses.chain(replies).chain(outage).min()?;
+        // Poll counts in milliseconds on some kernels: not a busy loop before the moment.
+        Some(next.saturating_duration_since(now).max(Duration::from_millis(1)))
+    }
+
+    /// Receives from those connections, and from none that has not answered in time. Returns whether one may have more.
+    fn receive(&mut self, ready: &[usize]) -> bool {
+        let (mut more, mut ended) = (false, Vec::new());
+        let now = Instant::now();
+        for slot in 0..self.slots.len() {
+            let limit = self.options.reply;
+            let Some(connection) = self.connection(slot) else { continue };
+            let received = match ready.contains(&slot) {
+                true => connection.receive(&mut ended),
+                false => Ok(false),
+            };
+            let late = || connection.oldest().is_some_and(|sent| now >= sent + limit);
+            let received = match received {
+                Ok(_) if late() => Err(UpstreamError::NoReply(limit.as_secs())),
+                received => received,
+            };
+            let mut lost = received.map(|there| more |= there).err();
+            for request in ended.drain(..) {
+                // What was answered before the connection broke has its answer.
+                if let Err(request) = self.ended(request) {
+                    lost.get_or_insert(UpstreamError::Shutdown);
+                    if let Some(connection) = self.connection(slot) {
+                        connection.requests.insert(request.cookie, *request);
+                    }
+                }
+            }
+            if let Some(error) = lost {
+                self.lose(slot, &error);
+            }
+        }
+        more
+    }
+
+    /// A request was answered. It comes back where the server says that it is shutting down.
+    fn ended(&mut self, mut request: Request) -> Result<(), Box<Request>> {
+        match request.error {
+            Some(NbdError::Shutdown) => {
+                request.error = None;
+                return Err(Box::new(request));
+            }
+            Some(_) if request.operations.len() > 1 && !request.is_flush_or_again() => {
+                // Which of them it is about is not known.
+                for mut operation in request.operations.into_iter().rev() {
+                    operation.alone = true;
+                    self.queue.push_front(operation);
+                }
+            }
+            Some(error) => {
+                let errno = error.code() as i32;
+                for operation in request.operations {
+                    if let Target::Again(_) = operation.target {
+                        self.poison(errno);
+                    }
+                    self.fail(operation, errno);
+                }
+            }
+            None if request.kind == Kind::Flush => {
+                if request.epoch == self.epoch {
+                    self.journal.flushed(request.covers);
+                }
+                for operation in request.operations.into_iter().rev() {
+                    // A connection was lost meanwhile, and perhaps the server behind it with all that it had.
+                    if request.epoch != self.epoch {
+                        self.send_again(operation, Instant::now());
+                        continue;
+                    }
+                    self.flushes_itself &= !matches!(operation.target, Target::Own);
+                    operation.finish(self.poisoned.map_or(Ok(()), Err));
+                }
+            }
+            None => {
+                let end = request.range.end;
+                for operation in request.operations {
+                    self.answered(
+                        Operation {
+                            done: end.min(operation.range().end) - operation.offset,
+                            ..operation
+                        },
+                        request.epoch,
+                    );
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A part of an operation was answered, of a flush excepted.
+    fn answered(&mut self, mut operation: Operation, epoch: u64) {
+        if operation.done < operation.len && operation.kind != Kind::Status {
+            // A part that was answered before a connection was lost has to be done again.
+            if epoch != self.epoch && operation.kind.is_change() {
+                operation.done = 0;
+            }
+            match (&operation.target, &mut self.recovery) {
+                (Target::Again(_), Some(Recovery::Sending(all))) => all.push_front(operation),
+                (Target::Again(_), _) => {} // the journal has it
+                _ => self.queue.push_front(operation),
+            }
+            return;
+        }
+        let flushes = self.export.has(Flags::SEND_FLUSH);
+        if let (true, Some(content)) = (flushes, operation.content()) {
+            let durable = operation.kind == Kind::Write { durable: true };
+            if durable && self.export.has(Flags::SEND_FUA) && self.poisoned.is_none() {
+                self.journal.remove(&operation.range());
+            } else {
+                self.journal.add(operation.range(), content);
+                if durable && self.poisoned.is_none() {
+                    operation.kind = Kind::Flush;
+                    return self.queue.push_front(operation);
+                }
+            }
+            if let Some(errno) = self.poisoned {
+                return operation.finish(Err(errno));
+            }
+            if self.journal.wants_flush() && !self.flushes_itself {
+                self.flushes_itself = true;
+                self.queue.push_front(Operation::new(Kind::Flush, 0..0, Target::Own));
+            }
+        }
+        operation.finish(Ok(()));
+    }
+}
+
+impl Export {
+    /// Makes a request of an operation, or a part of it, and of those in the queue that go on with it.
+    fn request(&self, cookie: u64, first: Operation, queue: &mut VecDeque<Operation>) -> Request {
+        let kind = first.kind;
+        let unit = u64::from(self.min_block);
+        let longest = match kind {
+            Kind::Read | Kind::Write { .. } => u64::from(self.max_block) / unit * unit,
+            _ => LONGEST,
+        };
+        if kind == Kind::Flush {
+            let mut operations = vec![first];
+            while queue.front().is_some_and(|next| operations[0].goes_on_with(next)) {
+                operations.extend(queue.pop_front());
+            }
+            return Request::new(cookie, kind, 0..0, operations);
+        }
+        let start = first.next();
+        let mut end = first.range().end.min(start + longest.max(unit));
+        let whole = end == first.range().end;
+        let merged = if kind == Kind::Read { MERGED_READ } else { MERGED };
+        let most = start + longest.min(merged);
+        let mut operations = vec![first];
+        while let (true, Some(last), Some(next)) = (whole, operations.last(), queue.front()) {
+            if !last.goes_on_with(next) || end + next.len > most {
+                break;
+            }
+            end = next.range().end;
+            operations.extend(queue.pop_front());
+        }
+        Request::new(cookie, kind, start..end, operations)
+    }
+}

@@ -1,0 +1,276 @@
+//! The changes since the last flush that succeeded.
+//!
+//! A server that has answered a write may still lose it until it has answered a flush. So each answered change is
+//! kept here until then, and sent again over the next connection if one is lost. Of overlapping changes the newest
+//! is kept, so the entries overlap nowhere and may be sent in any order: between two flushes a disk may hold any
+//! version of a sector.
+//!
+//! Past its limit the journal forgets the bytes and keeps the ranges: then a lost connection means lost data.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Most ranges that are kept without their bytes; past it one range stands for all. A guess.
+const MOST_RANGES: usize = 1 << 16;
+/// What an entry takes beside its bytes. A guess.
+const OVERHEAD: usize = 128;
+
+/// What a change has put there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Content {
+    /// These bytes of a buffer that entries may share.
+    Bytes(Arc<[u8]>, Range<usize>),
+    /// Zeros, with or without room for them.
+    Zeros { no_hole: bool },
+    /// It is not known any more.
+    Forgotten,
+}
+
+impl Content {
+    /// A part of it. It shares the buffer unless it is less than half of that, so that a small rest keeps no large
+    /// buffer.
+    fn part(&self, part: Range<u64>) -> Self {
+        match self {
+            Self::Bytes(bytes, range) => {
+                let part = range.start + part.start as usize..range.start + part.end as usize;
+                if 2 * part.len() < bytes.len() {
+                    Self::Bytes(bytes[part.clone()].into(), 0..part.len())
+                } else {
+                    Self::Bytes(Arc::clone(bytes), part)
+                }
+            }
+            other => other.clone(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    end: u64,
+    content: Content,
+    /// The journal's number for the change.
+    number: u64,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Journal {
+    /// By their begins. They overlap nowhere.
+    entries: BTreeMap<u64, Entry>,
+    /// The number of the next change.
+    next: u64,
+    /// Bytes of the entries, counting those of shared buffers by entry.
+    held: usize,
+    limit: usize,
+    /// Some bytes were given up.
+    forgetful: bool,
+}
+
+impl Journal {
+    /// Keeps up to so many bytes.
+    pub(super) fn new(limit: usize) -> Self {
+        Self { entries: BTreeMap::new(), next: 0, held: 0, limit, forgetful: false }
+    }
+
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Returns whether it is half full, so that a flush should empty it.
+    pub(super) fn wants_flush(&self) -> bool {
+        self.held > self.limit / 2 || self.forgetful
+    }
+
+    /// Returns whether it cannot be sent again.
+    pub(super) fn has_forgotten(&self) -> bool {
+        self.forgetful
+    }
+
+    /// A flush that is sent now covers all changes with numbers below this.
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Adds a change that the server has answered.
+    pub(super) fn add(&mut self, range: Range<u64>, content: Content) {
+        self.remove(&range);
+        let number = self.next;
+        self.next += 1;
+        if self.forgetful {
+            return self.add_forgotten(range, number);
+        }
+        self.held += size(&content);
+        self.entries.insert(range.start, Entry { end: range.end, content, number });
+        if self.held > self.limit {
+            self.forget();
+        }
+    }
+
+    /// Gives up the bytes.
+    fn forget(&mut self) {
+        self.forgetful = true;
+        self.held = 0;
+        for (start, entry) in std::mem::take(&mut self.entries) {
+            self.add_forgotten(start..entry.end, entry.number);
+        }
+    }
+
+    fn add_forgotten(&mut self, mut range: Range<u64>, mut number: u64) {
+        if self.entries.len() >= MOST_RANGES {
+            for (start, entry) in std::mem::take(&mut self.entries) {
+                range = range.start.min(start)..range.end.max(entry.end);
+                number = number.max(entry.number);
+            }
+        }
+        let before = self.entries.range(..range.start).next_back();
+        if let Some((&start, entry)) = before.filter(|(_, entry)| entry.end == range.start) {
+            (range.start, number) = (start, number.max(entry.number));
+        }
+        let entry = Entry { end: range.end, content: Content::Forgotten, number };
+        self.entries.insert(range.start, entry);
+    }
+
+    /// Drops what is kept of a range: a durable change has replaced it.
+    pub(super) fn remove(&mut self, range: &Range<u64>) {
+        let first = self.entries.range(..=range.start).next_back().map(|(&start, _)| start);
+        let from = first.unwrap_or(range.start);
+        let found: Vec<u64> =
+            self.entries.range(from..range.end).map(|(&start, _)| start).collect();
+        for start in found {
+            if self.entries[&start].end <= range.start {
+                continue;
+            }
+            let Some(Entry { end, content, number }) = self.entries.remove(&start) else {
+                continue;
+            };
+            self.held -= size(&content).min(self.held);
+            let mut keep = |start: u64, end: u64, content: Content| {
+                self.held += if self.forgetful { 0 } else { size(&content) };
+                self.entries.insert(start, Entry { end, content, number });
+            };
+            if start < range.start {
+                keep(start, range.start, content.part(0..range.start - start));
+            }
+            if end > range.end {
+                keep(range.end, end, content.part(range.end - start..end - start));
+            }
+        }
+    }
+
+    /// Drops what a flush has made durable.
+    pub(super) fn flushed(&mut self, before: u64) {
+        self.entries.retain(|_, entry| entry.number >= before);
+        if self.entries.is_empty() {
+            (self.forgetful, self.held) = (false, 0);
+        } else if !self.forgetful {
+            self.held = self.entries.values().map(|entry| size(&entry.content)).sum();
+        }
+    }
+
+    /// Everything that is kept, to be sent again.
+    pub(super) fn all(&self) -> impl Iterator<Item = (Range<u64>, Content)> {
+        self.entries.iter().map(|(&start, entry)| (start..entry.end, entry.content.clone()))
+    }
+
+    /// Returns whether some of the range was changed since the last flush.
+    pub(super) fn overlaps(&self, range: &Range<u64>) -> bool {
+        let mut before = self.entries.range(..range.end).rev();
+        before.next().is_some_and(|(_, entry)| entry.end > range.start)
+    }
+}
+
+fn size(content: &Content) -> usize {
+    match content {
+        Content::Bytes(_, range) => range.len() + OVERHEAD,
+        Content::Zeros { .. } => OVERHEAD,
+        Content::Forgotten => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bytes(value: u8, len: u64) -> Content {
+        Content::Bytes(vec![value; len as usize].into(), 0..len as usize)
+    }
+
+    /// What a disk of 64 bytes holds after everything was sent again.
+    fn replayed(journal: &Journal) -> Vec<Option<u8>> {
+        let mut disk = vec![None; 64];
+        for (range, content) in journal.all() {
+            let disk = &mut disk[range.start as usize..range.end as usize];
+            assert!(disk.iter().all(Option::is_none), "entries overlap");
+            match content {
+                Content::Bytes(bytes, range) => {
+                    assert_eq!(range.len(), disk.len());
+                    disk.iter_mut().zip(&bytes[range]).for_each(|(to, from)| *to = Some(*from));
+                }
+                _ => disk.fill(Some(0)),
+            }
+        }
+        disk
+    }
+
+    proptest! {
+        /// Against an array with the newest value, and the number of its change, of each byte.
+        #[test]
+        fn the_newest_change_of_each_byte_is_kept_until_a_flush(
+            steps in prop::collection::vec((0u8..5, 0u64..64, 1u64..24), 0..60)
+        ) {
+            let mut journal = Journal::new(usize::MAX);
+            let mut model: Vec<Option<(u8, u64)>> = vec![None; 64];
+            for (nr, (kind, start, len)) in (1..).zip(steps) {
+                let range = start..(start + len).min(64);
+                let number = journal.next();
+                let places = range.start as usize..range.end as usize;
+                match kind {
+                    0 => { journal.remove(&range); model[places].fill(None); }
+                    1 => {
+                        journal.add(range, Content::Zeros { no_hole: false });
+                        model[places].fill(Some((0, number)));
+                    }
+                    2 => {
+                        let before = number.saturating_sub(start % 8);
+                        journal.flushed(before);
+                        model.iter_mut().for_each(|at| *at = at.filter(|at| at.1 >= before));
+                    }
+                    _ => {
+                        journal.add(range.clone(), bytes(nr, range.end - range.start));
+                        model[places].fill(Some((nr, number)));
+                    }
+                }
+                let expected: Vec<_> = model.iter().map(|at| at.map(|at| at.0)).collect();
+                prop_assert_eq!(replayed(&journal), expected);
+                for at in 0..64 {
+                    prop_assert_eq!(journal.overlaps(&(at..at + 1)), model[at as usize].is_some());
+                }
+                let held: usize = journal.all().map(|(_, content)| size(&content)).sum();
+                prop_assert_eq!(held, journal.held);
+            }
+        }
+
+        /// Without the bytes, no range that was changed is missing.
+        #[test]
+        fn past_the_limit_the_ranges_are_kept(
+            steps in prop::collection::vec((0u64..64, 1u64..24), 1..60)
+        ) {
+            let mut journal = Journal::new(4 * OVERHEAD);
+            let mut changed = [false; 64];
+            for (start, len) in steps {
+                let range = start..(start + len).min(64);
+                journal.add(range.clone(), bytes(1, range.end - range.start));
+                changed[range.start as usize..range.end as usize].fill(true);
+                for at in 0..64 {
+                    prop_assert_eq!(journal.overlaps(&(at..at + 1)), changed[at as usize]);
+                }
+            }
+            journal.flushed(journal.next());
+            prop_assert!(journal.is_empty() && !journal.has_forgotten());
+        }
+    }
+}

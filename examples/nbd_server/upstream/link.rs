@@ -1,0 +1,167 @@
+//! A connection to the upstream: connected, negotiated, and its bytes in both directions, over TLS or not.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use nbd_protocol::{ClientHandshake, ClientStep, Connected, HeaderStyle, TlsPolicy};
+use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
+
+use super::address::{Address, Endpoint};
+use super::error::UpstreamError;
+use super::secure::Secure;
+
+/// How long to wait for a connection, and for each answer of its handshake. A guess.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a dropped connection may take to end. A guess: a server that is alive answers what it has received, and
+/// then closes.
+const DRAIN: Duration = Duration::from_secs(1);
+
+/// A socket, and TLS over it if the address asks for that.
+pub(super) struct Link {
+    socket: Socket,
+    secure: Option<Secure>,
+}
+
+impl Link {
+    /// Connects, and negotiates the export. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// Whatever stands in the way; the connection is closed then.
+    pub(super) fn connect(address: &Address) -> Result<(Self, Connected), UpstreamError> {
+        let socket = match &address.endpoint {
+            Endpoint::Unix(path) => {
+                let to = SockAddr::unix(path).map_err(UpstreamError::Connect)?;
+                connect_to(Domain::UNIX, &to)?
+            }
+            Endpoint::Tcp { host, port } => {
+                let found = (host.as_str(), *port).to_socket_addrs();
+                let mut last = UpstreamError::Connect(io::ErrorKind::AddrNotAvailable.into());
+                let mut connected = None;
+                for to in found.map_err(UpstreamError::Connect)? {
+                    match connect_to(Domain::for_address(to), &to.into()) {
+                        Ok(socket) => {
+                            connected = Some(socket);
+                            break;
+                        }
+                        Err(error) => last = error,
+                    }
+                }
+                let socket = connected.ok_or(last)?;
+                let keepalive = TcpKeepalive::new().with_time(PATIENCE).with_interval(PATIENCE);
+                let set = socket.set_tcp_nodelay(true);
+                set.and_then(|()| socket.set_tcp_keepalive(&keepalive))
+                    .map_err(UpstreamError::Connect)?;
+                socket
+            }
+        };
+        let mut link = Self { socket, secure: None };
+        let connected = link.negotiate(address)?;
+        link.socket.set_nonblocking(true).map_err(UpstreamError::Socket)?;
+        Ok((link, connected))
+    }
+
+    fn negotiate(&mut self, address: &Address) -> Result<Connected, UpstreamError> {
+        let socket = &self.socket;
+        socket.set_read_timeout(Some(PATIENCE)).map_err(UpstreamError::Socket)?;
+        socket.set_write_timeout(Some(PATIENCE)).map_err(UpstreamError::Socket)?;
+        let policy = if address.tls.is_some() { TlsPolicy::Require } else { TlsPolicy::Off };
+        let mut handshake = ClientHandshake::new(&address.export, HeaderStyle::Extended)
+            .tls(policy)
+            .ask_allocation();
+        let (mut input, mut out) = (Vec::new(), Vec::new());
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let (used, step) = handshake.receive(&input, &mut out)?;
+            input.drain(..used);
+            self.write_all(&out).map_err(UpstreamError::Socket)?;
+            out.clear();
+            match step {
+                ClientStep::More => {}
+                ClientStep::StartTls => {
+                    let tls = address.tls.as_ref();
+                    let tls = tls.ok_or(UpstreamError::Tls("not asked for".into()))?;
+                    self.secure =
+                        Some(Secure::start(&self.socket, tls).map_err(UpstreamError::Tls)?);
+                    continue;
+                }
+                ClientStep::Connected(connected) if input.is_empty() => return Ok(connected),
+                // Nothing was asked, so these bytes answer nothing.
+                _ => return Err(UpstreamError::UnknownCookie(0)),
+            }
+            if Instant::now() > deadline {
+                return Err(UpstreamError::Socket(io::ErrorKind::TimedOut.into()));
+            }
+            let mut part = [0; 4096];
+            match self.read(&mut part).map_err(UpstreamError::Socket)? {
+                0 => return Err(UpstreamError::Closed),
+                count => input.extend_from_slice(&part[..count]),
+            }
+        }
+    }
+
+    /// Sends nothing more, and waits until the server has closed its side: what it received on this connection it
+    /// does not do later then. Waits for [`DRAIN`] at most.
+    pub(super) fn drain(self) {
+        let Self { socket, .. } = self;
+        let deadline = Instant::now() + DRAIN;
+        let ended = socket.shutdown(Shutdown::Write).and_then(|()| socket.set_nonblocking(false));
+        let mut part = [0; 4096];
+        while ended.is_ok() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || socket.set_read_timeout(Some(left)).is_err() {
+                return;
+            }
+            match (&socket).read(&mut part) {
+                Ok(0) | Err(_) => return,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// Returns whether it is over TLS, so that a read may return less than there is.
+    pub(super) fn is_secure(&self) -> bool {
+        self.secure.is_some()
+    }
+
+    /// Returns whether bytes wait for the socket that [`Write::write`] has taken.
+    pub(super) fn holds_output(&self) -> bool {
+        self.secure.as_ref().is_some_and(Secure::holds_output)
+    }
+}
+
+fn connect_to(domain: Domain, to: &SockAddr) -> Result<Socket, UpstreamError> {
+    let socket = Socket::new(domain, Type::STREAM, None).map_err(UpstreamError::Connect)?;
+    socket.connect_timeout(to, PATIENCE).map_err(UpstreamError::Connect)?;
+    Ok(socket)
+}
+
+impl AsFd for Link {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+impl Read for Link {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match &mut self.secure {
+            None => (&self.socket).read(buf),
+            Some(secure) => secure.read(&self.socket, buf),
+        }
+    }
+}
+
+impl Write for Link {
+    fn write(&mut self, buf: &[u8]) -> io::Result<usize> {
+        match &mut self.secure {
+            None => (&self.socket).write(buf),
+            Some(secure) => secure.write(&self.socket, buf),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.secure.as_mut().map_or(Ok(()), |secure| secure.flush(&self.socket))
+    }
+}

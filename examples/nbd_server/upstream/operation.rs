@@ -1,0 +1,165 @@
+//! What the device is asked for, from its begin to its end.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use bufcache::{DeviceRange, DeviceSync, DeviceWrite, Load};
+use nbd_protocol::Extent;
+
+use super::journal::Content;
+
+/// Called with the result, by the thread of the device.
+pub(super) type Done<T> = Box<dyn FnOnce(io::Result<T>) + Send>;
+
+/// A buffer to be filled. Its drop gives it back with an error.
+pub(super) trait ReadBuf: Send {
+    fn bytes(&mut self) -> &mut [u8];
+
+    /// Gives it back.
+    fn finish(self: Box<Self>, result: io::Result<()>);
+}
+
+/// One operation. Its drop is its failure: nothing that waits for it waits on.
+pub(super) struct Operation {
+    pub(super) kind: Kind,
+    pub(super) offset: u64,
+    pub(super) len: u64,
+    /// Bytes at its begin that requests have done which were answered.
+    pub(super) done: u64,
+    /// A request with others in it has failed, so it goes alone.
+    pub(super) alone: bool,
+    /// A connection was lost over it: past this it is not sent again.
+    pub(super) deadline: Option<Instant>,
+    pub(super) target: Target,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Read,
+    Write { durable: bool },
+    Zeros { no_hole: bool },
+    Flush,
+    Status,
+}
+
+impl Kind {
+    pub(super) fn is_change(self) -> bool {
+        matches!(self, Self::Write { .. } | Self::Zeros { .. })
+    }
+}
+
+/// Where the bytes are, and what hears of the end.
+pub(super) enum Target {
+    Load(Load),
+    Buffer(Box<dyn ReadBuf>),
+    Write(DeviceWrite),
+    Bytes(Arc<[u8]>, Done<()>),
+    Range(DeviceRange),
+    Sync(DeviceSync),
+    Unit(Done<()>),
+    Extents(Vec<Extent>, Done<Vec<Extent>>),
+    /// A change that is sent again, out of the journal.
+    Again(Content),
+    /// A flush of the device's own.
+    Own,
+}
+
+impl Operation {
+    pub(super) fn new(kind: Kind, range: Range<u64>, target: Target) -> Self {
+        let (offset, len) = (range.start, range.end - range.start);
+        Self { kind, offset, len, done: 0, alone: false, deadline: None, target }
+    }
+
+    pub(super) fn range(&self) -> Range<u64> {
+        self.offset..self.offset + self.len
+    }
+
+    /// Where what is left of it begins.
+    pub(super) fn next(&self) -> u64 {
+        self.offset + self.done
+    }
+
+    /// Returns whether `other`, whole, can be in one request behind this one.
+    pub(super) fn goes_on_with(&self, other: &Self) -> bool {
+        let flushes = self.kind == Kind::Flush && other.kind == Kind::Flush;
+        let transfers = matches!(self.kind, Kind::Read | Kind::Write { .. })
+            && self.kind == other.kind
+            && self.offset + self.len == other.offset
+            && other.done == 0;
+        (flushes || transfers) && !self.alone && !other.alone
+    }
+
+    /// Puts `bytes` of the device from `offset` on where they belong, as far as they are its own.
+    pub(super) fn fill(&mut self, offset: u64, bytes: &[u8]) {
+        let range = self.range();
+        let (from, to) = (offset.max(range.start), (offset + bytes.len() as u64).min(range.end));
+        if from >= to {
+            return;
+        }
+        let bytes = &bytes[(from - offset) as usize..(to - offset) as usize];
+        let at = (from - range.start) as usize;
+        let into = match &mut self.target {
+            Target::Load(load) => &mut load[..],
+            Target::Buffer(buf) => buf.bytes(),
+            _ => return,
+        };
+        into[at..][..bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Appends `part` of what it writes to `out`.
+    pub(super) fn payload(&self, part: Range<u64>, out: &mut Vec<u8>) {
+        let part = part.start as usize..part.end as usize;
+        match &self.target {
+            Target::Write(write) => {
+                let mut at = 0;
+                for bytes in write.parts() {
+                    let end = at + bytes.len();
+                    let (from, to) = (part.start.max(at), part.end.min(end));
+                    if from < to {
+                        out.extend_from_slice(&bytes[from - at..to - at]);
+                    }
+                    at = end;
+                }
+            }
+            Target::Bytes(bytes, _) => out.extend_from_slice(&bytes[part]),
+            Target::Again(Content::Bytes(bytes, range)) => {
+                out.extend_from_slice(&bytes[range.clone()][part]);
+            }
+            _ => {}
+        }
+    }
+
+    /// What the journal keeps of it; `None` where it changes nothing, or is in the journal.
+    pub(super) fn content(&self) -> Option<Content> {
+        match (&self.target, self.kind) {
+            (Target::Again(_), _) => None,
+            (Target::Bytes(bytes, _), _) => Some(Content::Bytes(Arc::clone(bytes), 0..bytes.len())),
+            (_, Kind::Write { .. }) => {
+                let mut bytes = Vec::with_capacity(self.len as usize);
+                self.payload(0..self.len, &mut bytes);
+                let len = bytes.len();
+                Some(Content::Bytes(bytes.into(), 0..len))
+            }
+            (_, Kind::Zeros { no_hole }) => Some(Content::Zeros { no_hole }),
+            _ => None,
+        }
+    }
+
+    /// Tells of its end: an errno, or success.
+    pub(super) fn finish(self, result: Result<(), i32>) {
+        let len = self.len as usize;
+        let result = result.map_err(io::Error::from_raw_os_error);
+        match self.target {
+            Target::Load(load) => load.finish(result.map(|()| len)),
+            Target::Buffer(buf) => buf.finish(result),
+            Target::Write(write) => write.finish(result),
+            Target::Range(range) => range.finish(result),
+            Target::Sync(sync) => sync.finish(result),
+            Target::Bytes(_, done) | Target::Unit(done) => done(result),
+            Target::Extents(extents, done) => done(result.map(|()| extents)),
+            Target::Again(_) | Target::Own => {}
+        }
+    }
+}

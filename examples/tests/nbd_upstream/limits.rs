@@ -1,0 +1,168 @@
+//! What the server offers, and how much at once.
+
+use std::sync::Arc;
+
+use bufcache::{BlockDevice, Cache};
+use nbd_protocol::{CommandFlags, TransmissionFlags as Flags, wire::cmd};
+
+use crate::scripted::{Act, Upstream};
+use crate::upstream::UpstreamError;
+
+const LEN: usize = 256 << 10;
+
+#[test]
+fn inv07_no_request_is_longer_or_finer_than_the_server_says() {
+    let limits = |export: &mut nbd_protocol::ExportInfo| {
+        (export.min_block, export.preferred_block, export.max_block) = (1024, 4096, 6144);
+        export.size = LEN as u64 - 512; // and not even a multiple
+    };
+    for extended in [false, true] {
+        let upstream = Upstream::with(LEN, limits, extended);
+        let device = Arc::new(upstream.device(|_| {}));
+        assert_eq!((device.len(), device.alignment()), (LEN as u64 - 1024, 1024));
+        let original = upstream.disk();
+        let mut buf = vec![0; LEN];
+        assert_eq!(device.read(0, &mut buf).unwrap(), LEN - 1024);
+        assert!(buf[..LEN - 1024] == original[..LEN - 1024]);
+        device.write(1024, &[3; 40 << 10]).unwrap();
+        let cache = Cache::builder(1 << 20).block_sizes(16384, 16384).build().unwrap();
+        let disk = cache.attach(Arc::clone(&device), 16384).unwrap();
+        disk.create(8).unwrap().fill(4);
+        disk.sync().unwrap();
+        let stable = upstream.stable();
+        assert!(stable[1024..41 << 10] == [3; 40 << 10] && stable[131072..147456] == [4; 16384]);
+        for request in upstream.seen() {
+            assert!(request.len <= 6144 && request.len % 1024 == 0 && request.offset % 1024 == 0);
+        }
+    }
+}
+
+/// A write in parts, of which the first was answered before the power was cut.
+#[test]
+fn inv04_the_parts_of_a_long_write_have_one_fate() {
+    for number in 1..4 {
+        let upstream = Upstream::with(LEN, |export| export.max_block = 4096, false);
+        let device = upstream.device(|_| {});
+        upstream.once(number, Act::CrashBefore);
+        device.write(0, &[6; 16384]).unwrap();
+        let mut buf = [0; 16384];
+        device.read(0, &mut buf).unwrap();
+        assert!(buf == [6; 16384], "cut at part {number}");
+    }
+}
+
+/// Without a flag its command is not sent. What can be done in another way is.
+#[test]
+fn inv07_only_what_is_offered_is_sent() {
+    for missing in [Flags::SEND_FUA, Flags::SEND_WRITE_ZEROES, Flags::SEND_FLUSH | Flags::SEND_FUA]
+    {
+        let upstream = Upstream::with(LEN, |export| export.flags = export.flags - missing, false);
+        let device = upstream.device(|_| {});
+        device.write_durable(0, &[1; 512]).unwrap();
+        device.sync().unwrap();
+        let zeroed = device.zero(4096, 4096);
+        let discarded = device.discard(8192, 4096);
+        let seen = upstream.seen();
+        let has = |command| seen.iter().any(|request| request.command == command);
+        let fua = seen.iter().any(|request| request.flags.contains(CommandFlags::FUA));
+        assert_eq!(fua, !missing.contains(Flags::SEND_FUA));
+        assert_eq!(has(cmd::FLUSH), !missing.contains(Flags::SEND_FLUSH));
+        assert!(!has(cmd::TRIM), "what it leaves is not defined");
+        if missing.contains(Flags::SEND_WRITE_ZEROES) {
+            for result in [zeroed, discarded] {
+                assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EOPNOTSUPP));
+            }
+        } else {
+            assert!(zeroed.is_ok() && discarded.is_ok());
+            assert!(upstream.disk()[4096..12288] == [0; 8192]);
+        }
+    }
+}
+
+/// FUA as a WRITE and a FLUSH: the power is cut at each of the messages.
+#[test]
+fn inv03_a_durable_write_is_durable_without_fua_too() {
+    for fua in [Flags::NONE, Flags::SEND_FUA] {
+        for number in 0..3 {
+            for act in [Act::CrashBefore, Act::CrashAfter] {
+                let missing = Flags::SEND_FUA - fua;
+                let upstream =
+                    Upstream::with(LEN, |export| export.flags = export.flags - missing, false);
+                let device = upstream.device(|_| {});
+                device.write(0, &[1; 4096]).unwrap();
+                upstream.once(number, act);
+                device.write_durable(512, &[2; 1024]).unwrap();
+                upstream.crash();
+                assert!(upstream.stable()[512..1536] == [2; 1024]);
+                let mut buf = [0; 4096];
+                device.read(0, &mut buf).unwrap();
+                assert!(buf[..512] == [1; 512] && buf[512..1536] == [2; 1024], "{fua:?} {number}");
+            }
+        }
+    }
+}
+
+#[test]
+fn inv07_a_read_only_export_takes_no_change() {
+    let upstream = Upstream::with(LEN, |export| export.flags |= Flags::READ_ONLY, false);
+    let device = upstream.device(|_| {});
+    assert!(device.is_read_only());
+    assert_eq!(device.write(0, &[0; 512]).unwrap_err().raw_os_error(), Some(libc::EROFS));
+    assert!(upstream.seen().is_empty());
+}
+
+/// One connection where a flush covers only its own writes.
+#[test]
+fn inv03_several_connections_need_can_multi_conn() {
+    for (flag, most) in [(Flags::CAN_MULTI_CONN, 4), (Flags::NONE, 1)] {
+        let without = |export: &mut nbd_protocol::ExportInfo| {
+            export.flags = (export.flags - Flags::CAN_MULTI_CONN) | flag;
+        };
+        let upstream = Upstream::with(LEN, without, false);
+        let device = upstream.device(|_| {});
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(5);
+        while device.stats().connects + 1 < most && std::time::Instant::now() < deadline {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert_eq!(device.stats().connects + 1, most);
+    }
+}
+
+#[test]
+fn inv01_extents_are_those_of_the_server() {
+    for extended in [false, true] {
+        let upstream = Upstream::with(LEN, |_| {}, extended);
+        let device = upstream.device(|_| {});
+        let extents = device.extents(0..LEN as u64).unwrap();
+        let found: Vec<_> = extents.iter().map(|extent| (extent.len, extent.flags)).collect();
+        assert_eq!(found, [(LEN as u64 / 2, 0), (LEN as u64 / 2, 3)]);
+    }
+}
+
+/// Neighbours that wait, here for a connection, are one request.
+#[test]
+fn inv07_neighbours_are_merged() {
+    let upstream = Upstream::new(LEN);
+    let disk = Cache::new(1 << 20).unwrap().attach(upstream.device(|_| {}), 4096).unwrap();
+    upstream.refuse(true);
+    disk.readahead(0..32);
+    upstream.refuse(false);
+    for block in 0..32 {
+        assert!(disk.get(block).unwrap()[..] == upstream.disk()[block as usize * 4096..][..4096]);
+    }
+    let reads = upstream.seen().len();
+    assert!(reads < 4, "{reads} requests for 32 blocks");
+}
+
+#[test]
+fn inv02_what_is_no_upstream_is_a_typed_error() {
+    let upstream = Upstream::new(LEN);
+    let open = |uri: String| {
+        crate::upstream::NbdDevice::open(uri.parse().unwrap(), Default::default()).map(drop)
+    };
+    let socket = upstream.socket();
+    let other = format!("nbd+unix:///other?socket={}", socket.display());
+    assert!(matches!(open(other), Err(UpstreamError::Protocol(_))));
+    let nowhere = format!("nbd+unix:///disk?socket={}.no", socket.display());
+    assert!(matches!(open(nowhere), Err(UpstreamError::Connect(_))));
+}

@@ -1,0 +1,382 @@
+//! An upstream in this process that does what a script says, with a disk whose power can be cut.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+use nbd_protocol::{
+    ALLOCATION_ID, Agreed, Command, ExportInfo, Extent, Handshake, HeaderStyle, NbdError,
+    ReplyHeader, Request, Step, TransmissionFlags as Flags, wire::state,
+};
+use tempfile::TempDir;
+
+use crate::upstream::{NbdDevice, UpstreamError, UpstreamOptions};
+
+/// What the upstream does with a request.
+#[derive(Clone, Debug)]
+pub(crate) enum Act {
+    /// Carries it out, and answers.
+    Answer,
+    /// Answers with this error, and does nothing.
+    Fail(NbdError),
+    /// Closes the connection before it does anything.
+    CloseBefore,
+    /// Closes the connection in place of the answer.
+    CloseAfter,
+    /// Answers a part of the reply, and closes the connection.
+    CloseWithin(usize),
+    /// Loses all that was not flushed, with its power, before it does anything, and is started again.
+    CrashBefore,
+    /// The same in place of the answer.
+    CrashAfter,
+    /// Never answers.
+    Silent,
+    /// Answers later, while others are answered.
+    Late(Duration),
+    /// Carries it out later, and answers then.
+    Slow(Duration),
+    /// Loses all that was not flushed, and all other connections; then, later, carries it out and answers.
+    CrashOthers(Duration),
+    /// Answers twice.
+    Twice,
+    /// Answers another cookie.
+    Cookie(u64),
+    /// Answers with these bytes, after it has carried out the request.
+    Bytes(fn(&Request, HeaderStyle) -> Vec<u8>),
+}
+
+type Script = Box<dyn FnMut(usize, &Request) -> Act + Send>;
+
+struct State {
+    /// What readers see.
+    disk: Vec<u8>,
+    /// What a loss of power leaves.
+    stable: Vec<u8>,
+    script: Script,
+    /// Requests so far.
+    count: usize,
+    /// Every request, in the order of its arrival.
+    seen: Vec<Request>,
+    open: Vec<UnixStream>,
+    /// New connections are closed at once.
+    refuses: bool,
+}
+
+struct Inner {
+    state: Mutex<State>,
+    export: ExportInfo,
+    extended: bool,
+}
+
+/// See the [module](self).
+pub(crate) struct Upstream {
+    inner: Arc<Inner>,
+    dir: TempDir,
+}
+
+impl Upstream {
+    /// An upstream of so many bytes that can do everything.
+    pub(crate) fn new(size: usize) -> Self {
+        Self::with(size, |_| {}, false)
+    }
+
+    pub(crate) fn with(size: usize, change: impl FnOnce(&mut ExportInfo), extended: bool) -> Self {
+        let mut export = ExportInfo::new("disk", size as u64);
+        export.flags |= Flags::SEND_FLUSH
+            | Flags::SEND_FUA
+            | Flags::SEND_TRIM
+            | Flags::SEND_WRITE_ZEROES
+            | Flags::CAN_MULTI_CONN;
+        change(&mut export);
+        let disk: Vec<u8> = (0..size).map(|at| (at / 512 * 37 + at) as u8).collect();
+        let state = State {
+            stable: disk.clone(),
+            disk,
+            script: Box::new(|_, _| Act::Answer),
+            count: 0,
+            seen: Vec::new(),
+            open: Vec::new(),
+            refuses: false,
+        };
+        let inner = Arc::new(Inner { state: Mutex::new(state), export, extended });
+        let dir = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(dir.path().join("s")).unwrap();
+        thread::spawn({
+            let inner = Arc::clone(&inner);
+            move || {
+                for socket in listener.incoming().map_while(Result::ok) {
+                    let inner = Arc::clone(&inner);
+                    thread::spawn(move || inner.serve(socket));
+                }
+            }
+        });
+        Self { inner, dir }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.inner.state.lock().unwrap()
+    }
+
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.dir.path().join("s")
+    }
+
+    /// A device over it, which waits for few things long.
+    pub(crate) fn device(&self, change: impl FnOnce(&mut UpstreamOptions)) -> NbdDevice {
+        self.try_device(change).unwrap()
+    }
+
+    pub(crate) fn try_device(
+        &self,
+        change: impl FnOnce(&mut UpstreamOptions),
+    ) -> Result<NbdDevice, UpstreamError> {
+        let address = format!("nbd+unix:///disk?socket={}", self.socket().display());
+        let mut options =
+            UpstreamOptions { reconnect: Duration::from_secs(20), ..Default::default() };
+        change(&mut options);
+        NbdDevice::open(address.parse().unwrap(), options)
+    }
+
+    /// From now on the script is asked for each request, with the number of requests since.
+    pub(crate) fn script(&self, script: impl FnMut(usize, &Request) -> Act + Send + 'static) {
+        let mut state = self.state();
+        (state.script, state.count) = (Box::new(script), 0);
+    }
+
+    /// Has the request with that number, counted from now, be treated so, and no other.
+    pub(crate) fn once(&self, number: usize, act: Act) {
+        self.script(move |count, _| if count == number { act.clone() } else { Act::Answer });
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.state().count
+    }
+
+    pub(crate) fn seen(&self) -> Vec<Request> {
+        std::mem::take(&mut self.state().seen)
+    }
+
+    pub(crate) fn stable(&self) -> Vec<u8> {
+        self.state().stable.clone()
+    }
+
+    pub(crate) fn disk(&self) -> Vec<u8> {
+        self.state().disk.clone()
+    }
+
+    /// Cuts the power.
+    pub(crate) fn crash(&self) {
+        self.state().crash();
+    }
+
+    /// Closes one connection, in the order in which they came.
+    pub(crate) fn close(&self, connection: usize) {
+        self.state().open[connection].shutdown(Shutdown::Both).unwrap();
+    }
+
+    /// Closes all connections, and new ones, or no more.
+    pub(crate) fn refuse(&self, refuses: bool) {
+        let mut state = self.state();
+        state.refuses = refuses;
+        if refuses {
+            state.close_all();
+        }
+    }
+}
+
+impl State {
+    /// Of what was not flushed, every other sector is lost.
+    fn crash(&mut self) {
+        self.lose();
+        self.close_all();
+    }
+
+    fn lose(&mut self) {
+        for (at, (disk, stable)) in
+            self.disk.chunks_mut(512).zip(self.stable.chunks_mut(512)).enumerate()
+        {
+            if at % 2 == 0 { disk.copy_from_slice(stable) } else { stable.copy_from_slice(disk) }
+        }
+    }
+
+    fn close_all(&mut self) {
+        for socket in self.open.drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Carries out a request; returns a READ's data.
+    fn carry_out(&mut self, request: &Request, command: Command, payload: &[u8]) -> Vec<u8> {
+        let range = request.offset as usize..(request.offset + request.len) as usize;
+        match command {
+            Command::Read { .. } => return self.disk[range].to_vec(),
+            Command::Write { fua } => {
+                self.disk[range.clone()].copy_from_slice(payload);
+                if fua {
+                    self.stable[range].copy_from_slice(payload);
+                }
+            }
+            Command::WriteZeroes { .. } => self.disk[range].fill(0),
+            Command::Trim { .. } => self.disk[range].fill(0xdd), // the protocol allows it
+            Command::Flush => self.stable.copy_from_slice(&self.disk),
+            _ => {}
+        }
+        Vec::new()
+    }
+}
+
+impl Inner {
+    fn serve(&self, mut socket: UnixStream) {
+        let number = {
+            let mut state = self.state.lock().unwrap();
+            if state.refuses {
+                return;
+            }
+            state.open.push(socket.try_clone().unwrap());
+            state.open.len() - 1
+        };
+        let _ = self.talk(&mut socket, number); // the client went away, or was sent away
+        let _ = socket.shutdown(Shutdown::Both);
+    }
+
+    fn talk(&self, socket: &mut UnixStream, number: usize) -> io::Result<()> {
+        let mut out = Vec::new();
+        let mut handshake = Handshake::new(&mut out);
+        if self.extended {
+            handshake = handshake.extended_headers();
+        }
+        let mut input = Vec::new();
+        let negotiated = loop {
+            let exports = std::slice::from_ref(&self.export);
+            let (used, step) = handshake.receive(&input, exports, &mut out);
+            input.drain(..used);
+            socket.write_all(&out)?;
+            out.clear();
+            match step {
+                Step::Ready(negotiated) => break negotiated,
+                Step::More => more(socket, &mut input)?,
+                _ => return Ok(()),
+            }
+        };
+        let style = negotiated.style;
+        let agreed = Agreed { style, allocation: negotiated.allocation };
+        let writer = Arc::new(Mutex::new(socket.try_clone()?));
+        loop {
+            let (request, used) = loop {
+                match Request::parse(&input, style).map_err(io::Error::other)? {
+                    Some(found) => break found,
+                    None => more(socket, &mut input)?,
+                }
+            };
+            let payload = request.payload_len(style) as usize;
+            while input.len() < used + payload {
+                more(socket, &mut input)?;
+            }
+            let payload: Vec<u8> = input.drain(..used + payload).skip(used).collect();
+            let command = request.check(&self.export, agreed);
+            if command == Ok(Command::Disconnect) {
+                return Ok(());
+            }
+            let mut state = self.state.lock().unwrap();
+            let count = state.count;
+            state.count += 1;
+            state.seen.push(request);
+            let act = (state.script)(count, &request);
+            match act {
+                Act::Slow(time) => {
+                    drop(state);
+                    thread::sleep(time);
+                    state = self.state.lock().unwrap();
+                }
+                Act::CrashOthers(time) => {
+                    state.lose();
+                    for (other, socket) in state.open.iter().enumerate() {
+                        if other != number {
+                            let _ = socket.shutdown(Shutdown::Both); // it may be gone
+                        }
+                    }
+                    drop(state);
+                    thread::sleep(time);
+                    state = self.state.lock().unwrap();
+                }
+                Act::CloseBefore => return Ok(()),
+                Act::CrashBefore => {
+                    state.crash();
+                    return Ok(());
+                }
+                _ => {}
+            }
+            let mut reply = Vec::new();
+            match (&act, command) {
+                (&Act::Fail(error), _) | (_, Err(error)) => {
+                    reply.extend_from_slice(ReplyHeader::error(&request, style, error).as_slice());
+                }
+                (_, Ok(command)) => {
+                    let data = state.carry_out(&request, command, &payload);
+                    let header = match command {
+                        Command::Read { .. } => ReplyHeader::read_data(&request, style),
+                        Command::BlockStatus { .. } => {
+                            ReplyHeader::block_status(&request, style, ALLOCATION_ID, 2)
+                        }
+                        _ => ReplyHeader::done(&request, style),
+                    };
+                    reply.extend_from_slice(header.as_slice());
+                    reply.extend_from_slice(&data);
+                    if let Command::BlockStatus { .. } = command {
+                        for flags in [0, state::HOLE | state::ZERO] {
+                            let extent = Extent { len: request.len / 2, flags };
+                            match style {
+                                HeaderStyle::Extended => reply.extend(extent.encode64()),
+                                _ => reply.extend(extent.encode32().unwrap()),
+                            }
+                        }
+                    }
+                }
+            }
+            match act {
+                Act::CloseAfter => return Ok(()),
+                Act::CrashAfter => {
+                    state.crash();
+                    return Ok(());
+                }
+                Act::Silent => continue,
+                Act::CloseWithin(len) => {
+                    drop(state);
+                    return writer.lock().unwrap().write_all(&reply[..len.min(reply.len() - 1)]);
+                }
+                Act::Late(time) => {
+                    let writer = Arc::clone(&writer);
+                    thread::spawn(move || {
+                        thread::sleep(time);
+                        let _ = writer.lock().unwrap().write_all(&reply);
+                    });
+                    continue;
+                }
+                Act::Twice => reply.extend_from_within(..),
+                Act::Cookie(cookie) => {
+                    // The same place in simple replies and in chunks.
+                    reply[8..16].copy_from_slice(&cookie.to_be_bytes());
+                }
+                Act::Bytes(make) => reply = make(&request, style),
+                _ => {}
+            }
+            drop(state);
+            writer.lock().unwrap().write_all(&reply)?;
+        }
+    }
+}
+
+fn more(socket: &mut UnixStream, input: &mut Vec<u8>) -> io::Result<()> {
+    let mut part = [0; 65536];
+    match socket.read(&mut part)? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        count => {
+            input.extend_from_slice(&part[..count]);
+            Ok(())
+        }
+    }
+}
