@@ -77,8 +77,7 @@ impl Shared {
         let (mut rounds, mut since) = (0, None);
         while source.in_flight.any() {
             // It may be in the engine of this thread.
-            #[cfg(feature = "aio-reap")]
-            crate::device::turn_engine();
+            crate::engine::turn_engine();
             if self.pause(&mut rounds, &mut since).is_err() {
                 break;
             }

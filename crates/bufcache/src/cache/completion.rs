@@ -68,8 +68,7 @@ impl<'s> Batch<'s> {
         // Ordering: Acquire, here and below, pairs with the Release in `Completion::end`; it carries the results,
         // and what the device did with the bytes.
         while left.load(Ordering::Acquire) & !SLEEPS > 0 {
-            #[cfg(all(feature = "aio-reap", not(any(offlock_loom, offlock_shuttle))))]
-            if crate::device::wait_for_writes() {
+            if crate::engine::wait_for_writes() {
                 continue;
             }
             let seen = self.source.ended.load();

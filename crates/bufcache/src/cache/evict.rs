@@ -164,9 +164,8 @@ impl Shared {
         }
         self.counters.page_retries.add(1);
         // They may be this thread's own, and be read by its engine.
-        #[cfg(feature = "aio-reap")]
         if !mutant("buffers-without-the-engine") {
-            crate::device::turn_engine();
+            crate::engine::turn_engine();
         }
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         thread::sleep(PAUSE);
@@ -441,8 +440,7 @@ impl Shared {
                     if word.has(IO) && self.frames.header(word.frame()).is_claimed_by_me() =>
                 {
                     self.pause(&mut rounds, &mut since).map_err(|_| GetError::WouldDeadlock)?;
-                    #[cfg(feature = "aio-reap")]
-                    crate::device::turn_engine();
+                    crate::engine::turn_engine();
                 }
                 _ => self.wait_a_moment(&mut rounds),
             }

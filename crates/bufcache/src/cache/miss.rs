@@ -213,8 +213,7 @@ impl Shared {
             return hint::spin_loop();
         }
         // It may be read by this thread's own engine.
-        #[cfg(feature = "aio-reap")]
-        crate::device::turn_engine();
+        crate::engine::turn_engine();
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         if *rounds > 64 {
             // It is being read: a matter of the device's time.
@@ -332,15 +331,13 @@ impl Shared {
             let mut rounds = 16;
             while entry.word().has(IO) {
                 self.pause(&mut rounds, &mut since).map_err(|_| GetError::WouldDeadlock)?;
-                #[cfg(feature = "aio-reap")]
-                crate::device::turn_engine();
+                crate::engine::turn_engine();
             }
         }
         // Another thread may wait for what this one's engine has begun.
-        #[cfg(feature = "aio-reap")]
         step!(
             "wait: turn the engine of this thread",
-            crate::device::wait_by_engine(|context| {
+            crate::engine::wait_by_engine(|context| {
                 self.poll_marks(header.place(), IO, context).is_ready()
             })
         );

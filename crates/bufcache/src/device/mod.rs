@@ -4,22 +4,15 @@
 mod engine;
 mod fault;
 mod file;
-/// For the models: not part of the interface.
-#[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
-pub mod lent;
 mod memory;
 mod power;
 
 use std::io::{self, IoSlice};
 
 #[cfg(feature = "aio-reap")]
-pub use self::engine::{EngineDevice, LentEngine, lend_engine};
-#[cfg(all(feature = "aio-reap", not(any(offlock_loom, offlock_shuttle))))]
-pub(crate) use self::engine::{turn_engine, wait_by_engine, wait_for_writes};
+pub use self::engine::EngineDevice;
 pub use self::fault::{Fault, FaultDevice, Operation};
 pub use self::file::FileDevice;
-#[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
-pub(crate) use self::lent::{turn_engine, wait_by_engine};
 pub use self::memory::MemoryDevice;
 pub use self::power::{Outcome, Recorded};
 use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
