@@ -66,6 +66,7 @@ mod table;
 mod tally;
 mod timed;
 mod times;
+mod wait;
 mod word;
 mod write;
 

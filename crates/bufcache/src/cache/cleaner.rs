@@ -9,6 +9,7 @@ use percpu::sync::atomic::Ordering;
 use super::Shared;
 use super::back::{Done, Task, Tries};
 use crate::source::Source;
+use crate::wait::{Mode, now};
 
 /// Most buffers that a thread writes that needs one. A guess: enough that the next few find some.
 const SOME: usize = 64;
@@ -50,7 +51,7 @@ impl Shared {
         };
         let task = Task { before, wait: false, tries: Tries::Most, ..Task::all() };
         // What fails is remembered by the device, for its handles.
-        self.write_back(source, &task);
+        now(self.write_back(source, &task, Mode::Thread));
         self.limit_extents(source);
     }
 
@@ -58,7 +59,7 @@ impl Shared {
     /// failure finds the device poisoned.
     pub(super) fn limit_extents(&self, source: &Arc<Source>) {
         if source.writes.unsynced(|unsynced| unsynced.written.len()) > MOST_EXTENTS {
-            let _ = self.sync_device(source);
+            let _ = now(self.sync_device(source, Mode::Thread));
         }
     }
 
@@ -71,7 +72,7 @@ impl Shared {
             let task = Task { most: SOME, wait: false, tries, ..Task::all() };
             let mut at = 0;
             while let Some(source) = self.pool.dirty(at) {
-                let written = self.write_back(&source, &task).written;
+                let written = now(self.write_back(&source, &task, Mode::Thread)).written;
                 if written > 0 {
                     return written;
                 }
@@ -85,11 +86,11 @@ impl Shared {
     /// as `tries` says.
     pub(super) fn clean_some_of(&self, source: &Arc<Source>, tries: Tries) -> Done {
         let task = Task { most: SOME, wait: false, tries: Tries::Promising, ..Task::all() };
-        let done = self.write_back(source, &task);
+        let done = now(self.write_back(source, &task, Mode::Thread));
         if done.written > 0 {
             return done;
         }
-        self.write_back(source, &Task { tries, ..task })
+        now(self.write_back(source, &Task { tries, ..task }, Mode::Thread))
     }
 
     /// Whether so much is dirty that some has to be written before more becomes dirty. If it is less, but

@@ -19,6 +19,7 @@ use super::Shared;
 use crate::dirty::{Stage, WriteError};
 use crate::hazard;
 use crate::source::Source;
+use crate::wait::{Mode, now};
 use crate::word::{BACK, WRITE};
 
 impl Shared {
@@ -96,8 +97,8 @@ impl Shared {
             return Ok(());
         }
         // Closed or not: a reset may have dirtied blocks.
-        let flushed = self.flush_even_closed(source);
-        let synced = self.sync_device(source).and(flushed);
+        let flushed = now(self.flush_even_closed(source, Mode::Thread));
+        let synced = now(self.sync_device(source, Mode::Thread)).and(flushed);
         source.in_flight.abandon();
         // Ordering: SeqCst, against the fence in `fail_back`:
         // - ours first: a write that fails finds the device abandoned, and drops its block;

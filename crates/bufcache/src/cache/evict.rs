@@ -33,7 +33,6 @@ const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else {
 /// looked at, too.
 const OF_ONE_LIST: usize = IN_A_ROW.div_ceil(4);
 /// Between two looks for a buffer where all are in use. A guess: longer than most guards live.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
 pub(super) const PAUSE: Duration = Duration::from_micros(50);
 
 /// How many buffers a search for a free one looks at.

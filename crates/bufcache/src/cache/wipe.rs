@@ -19,6 +19,7 @@ use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::source::Source;
+use crate::wait::{Mode, now};
 use crate::word::{BACK, DIRTY, IO, Key, STALE, WAITED, WRITE};
 
 /// What is done to a range of the device.
@@ -107,7 +108,7 @@ impl Shared {
     fn wipe_device(&self, source: &Arc<Source>, offset: u64, len: u64, how: Wipe<'_>) -> Outcome {
         let bytes = if let Wipe::Write(bytes) = how { bytes } else { &[] };
         let parts = [IoSlice::new(bytes)];
-        let batch = Batch::new(source);
+        let batch = Batch::new(source, Mode::Thread);
         // If the device panics the operation is dropped, which ends it.
         let _ = contain(|| match how {
             Wipe::Write(_) => {
@@ -127,7 +128,7 @@ impl Shared {
                 source.device.begin_zero(range);
             }
         });
-        batch.wait();
+        now(batch.wait());
         batch.result(0)
     }
 

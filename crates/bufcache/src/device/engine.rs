@@ -6,18 +6,19 @@ use std::io::{self, IoSlice};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use aio_reap::{BufList, IoBuf, IoBufMut, RequestError};
+use aio_reap::{BufList, IoBuf, IoBufMut, Reply, Request, RequestError};
 
 use super::{BlockDevice, FileDevice};
-use crate::cache::{DeviceWrite, Load};
-use crate::engine::{lent_engine, write_engine};
+use crate::cache::{DeviceSync, DeviceWrite, Load};
+use crate::engine::{Local, lent_engine, write_engine};
 
-/// A file or block device, as [`FileDevice`], which tasks and readahead read by the [`Engine`](aio_reap::Engine) that their thread
-/// has [lent](crate::lend_engine): a miss does not block the thread, and many reads are in flight at once.
+/// A file or block device, as [`FileDevice`], whose operations for tasks, and readahead, are made by the
+/// [`Engine`](aio_reap::Engine) that their thread has [lent](crate::lend_engine): they block no thread, and many are
+/// in flight at once.
 ///
-/// Without a lent engine the cache's own threads read it for tasks. A thread that waits for a block reads it by a
-/// system call. Dirty blocks are written many at once, by an engine that the writing thread keeps for that;
-/// durable writes, and syncs, are system calls.
+/// Without a lent engine the cache's own threads call the file for tasks. A thread that waits for a block reads it by a
+/// system call. A thread that waits for a write-back gives many blocks at once to an engine that it keeps for that;
+/// its durable writes, and its syncs, are system calls.
 ///
 /// What is in a thread's engine ends when that thread waits for a block, or turns its engine: as with all
 /// of an engine, it should do so soon.
@@ -60,12 +61,54 @@ unsafe impl IoBufMut for Target {
     }
 }
 
-/// Ends a write with what the engine says.
-fn end(write: DeviceWrite, result: Result<usize, RequestError>) {
+/// Gives a request to an engine, which ends an operation of the device with its result. A refused request comes back
+/// as its operation.
+fn begin<B: 'static, R: Reply<B> + 'static, T: 'static>(
+    local: &Local,
+    request: Request<'_, B, R>,
+    operation: T,
+    end: impl FnOnce(T, Result<R, RequestError>) + 'static,
+) -> Result<(), T> {
+    // Kept here as well, as a refused request drops its callback.
+    let kept = Rc::new(Cell::new(Some(operation)));
+    let in_flight = local.count();
+    let begun = request.callback({
+        let kept = Rc::clone(&kept);
+        move |result, _| {
+            in_flight.set(in_flight.get() - 1);
+            if let Some(operation) = kept.take() {
+                end(operation, result);
+            }
+        }
+    });
+    match begun {
+        Ok(_) => Ok(()),
+        Err(_) => {
+            local.in_flight.set(local.in_flight.get() - 1);
+            kept.take().map_or(Ok(()), Err)
+        }
+    }
+}
+
+/// What the device says, by an engine; `None` where the engine ends, which is no error of the device.
+fn answer<R>(result: Result<R, RequestError>) -> Option<io::Result<()>> {
     match result {
-        // The engine ends, which is no error of the device.
-        Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => write.defer(),
-        result => write.finish(result.map(drop).map_err(io::Error::from)),
+        Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => None,
+        result => Some(result.map(drop).map_err(io::Error::from)),
+    }
+}
+
+fn end_write(write: DeviceWrite, result: Option<io::Result<()>>) {
+    match result {
+        Some(result) => write.finish(result),
+        None => write.defer(),
+    }
+}
+
+fn end_sync(sync: DeviceSync, result: Option<io::Result<()>>) {
+    match result {
+        Some(result) => sync.finish(result),
+        None => sync.defer(),
     }
 }
 
@@ -149,30 +192,41 @@ impl BlockDevice for EngineDevice {
     }
 
     fn begin_write(&self, write: DeviceWrite) {
-        // Durable writes, and one alone, are system calls.
-        let by_engine = !write.is_durable() && !write.is_alone();
-        let Some(local) = by_engine.then(write_engine).flatten() else { return write.defer() };
+        let local = match write.is_blocking() {
+            // Durable writes, and one alone, are system calls.
+            true if write.is_durable() || write.is_alone() => None,
+            true => write_engine(),
+            false => lent_engine(),
+        };
+        let Some(local) = local else { return write.defer() };
         let Ok(file) = local.file(&self.file) else { return write.defer() };
         let parts = write.parts().iter();
         let parts = parts.map(|part| Part { at: part.as_ptr(), len: part.len() }).collect();
         let Ok(list) = BufList::new(parts) else { return write.defer() };
         let request = local.engine.write_vectored(&file, list, write.offset());
-        // Kept here as well, as a refused request drops its callback.
-        let write = Rc::new(Cell::new(Some(write)));
-        let in_flight = local.count();
-        let begun = request.callback({
-            let write = Rc::clone(&write);
-            move |result, _| {
-                in_flight.set(in_flight.get() - 1);
-                if let Some(write) = write.take() {
-                    end(write, result);
-                }
+        // Not the engine itself, which ends when its owners let it go.
+        let sync_by = Rc::downgrade(&local);
+        let begun = begin(&local, request, write, move |write, result| {
+            let result = answer(result);
+            if !write.is_durable() || !matches!(result, Some(Ok(()))) {
+                return end_write(write, result);
             }
+            let Some(local) = sync_by.upgrade() else { return write.defer() };
+            let sync = local.engine.fdatasync(&file);
+            let end = |write, result| end_write(write, answer(result));
+            begin(&local, sync, write, end).err().into_iter().for_each(DeviceWrite::defer);
         });
-        if begun.is_err() {
-            local.in_flight.set(local.in_flight.get() - 1);
-            write.take().into_iter().for_each(DeviceWrite::defer);
-        }
+        begun.err().into_iter().for_each(DeviceWrite::defer);
+    }
+
+    fn begin_sync(&self, sync: DeviceSync) {
+        let Some(local) = lent_engine().filter(|_| !sync.is_blocking()) else {
+            return sync.defer();
+        };
+        let Ok(file) = local.file(&self.file) else { return sync.defer() };
+        let request = local.engine.fdatasync(&file);
+        let begun = begin(&local, request, sync, |sync, result| end_sync(sync, answer(result)));
+        begun.err().into_iter().for_each(DeviceSync::defer);
     }
 
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {

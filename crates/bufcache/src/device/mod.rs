@@ -136,8 +136,9 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// Begins to write, and returns without waiting: the [`DeviceWrite`] [ends](DeviceWrite::finish) in any
     /// thread, and several may be under way, which do not overlap.
     ///
-    /// A device without a way of its own leaves it out: then the calling thread, which waits for the write, calls
-    /// [`write_vectored`](Self::write_vectored) or the durable one. So it is with the other changes.
+    /// A device without a way of its own leaves it out: then [`write_vectored`](Self::write_vectored), or the durable
+    /// one, is called by the calling thread if that [blocks](DeviceWrite::is_blocking) for the write anyway,
+    /// otherwise by a thread of the cache. So it is with the other changes.
     fn begin_write(&self, write: DeviceWrite) {
         write.defer();
     }

@@ -87,7 +87,7 @@ pub(crate) fn write_engine() -> Option<Rc<Local>> {
 
 /// Lets this thread read [`EngineDevice`]s by the engine, until the guard drops.
 ///
-/// A call that waits for a block turns the engine only if the engine has loads of a cache. Then the callbacks of
+/// A call that waits turns the engine only if the engine has operations of a cache. Then the callbacks of
 /// other requests that have completed run inside the call; one that asks to write the block that the call waits
 /// for is told [`GetError::Busy`](crate::GetError::Busy), after as long as the cache waits. So a program whose
 /// callbacks must not run there uses [`get_async`](crate::Device::get_async), or reads nothing ahead.
@@ -127,12 +127,12 @@ pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
     let _ = local.engine.block_on(wait);
 }
 
-/// Lets this thread's engine go on, if it has one.
+/// Lets this thread's engine go on. Returns whether it has operations of a cache.
 #[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "`lent` is in a model"))]
-pub(crate) fn turn_engine() {
-    if let Some(local) = reading() {
-        local.engine.turn();
-    }
+pub(crate) fn turn_engine() -> bool {
+    let reading = reading();
+    reading.iter().for_each(|local| _ = local.engine.turn());
+    reading.is_some()
 }
 
 /// Waits until a write ends that is in the engine of this thread for writes. Returns false at once if none is.

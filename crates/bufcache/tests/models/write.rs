@@ -7,6 +7,7 @@ use percpu::sync::native::atomic::Ordering::Relaxed;
 use percpu::sync::{model, thread};
 
 use super::disk::{fill, of, small, world};
+use super::task::block_on;
 use super::world::dawdle;
 
 /// A planted bug, and the model that must fail for it.
@@ -20,6 +21,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "write::inv15_a_writer_against_a_guard_that_becomes_a_pin",
     ),
     ("unmark-wakes-nobody", "write::inv15_who_waits_for_a_writer_is_woken"),
+    ("unmark-wakes-nobody", "write::inv15_a_task_that_waits_for_a_writer_is_woken"),
     ("write-during-write-back", "write::inv15_a_writer_against_the_device"),
     ("clean-before-the-write", "write::inv17_a_write_that_fails"),
     ("sync: ask the device", "write::inv20_a_sync_against_the_cleaner"),
@@ -103,6 +105,25 @@ fn inv15_who_waits_for_a_writer_is_woken() {
         guard.fill(1);
         drop(guard);
         reads.join().unwrap();
+    });
+}
+
+/// A task's write-back waits for a writer, without a thread.
+#[test]
+fn inv15_a_task_that_waits_for_a_writer_is_woken() {
+    model(|| {
+        let (disk, device) = world();
+        fill(&device, 0, 1);
+        let writes = thread::spawn({
+            let device = device.clone();
+            move || fill(&device, 0, 2)
+        });
+        thread::yield_now();
+        block_on(device.sync_async()).unwrap();
+        assert!(disk.durable(0) > 0);
+        writes.join().unwrap();
+        block_on(device.sync_async()).unwrap();
+        assert_eq!(disk.durable(0), 2);
     });
 }
 
