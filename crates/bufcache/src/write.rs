@@ -110,7 +110,7 @@ impl Device {
     /// [`WriteError::OutOfRange`]; [`WriteError::Busy`] where one is being written for too long.
     pub fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
-        self.shared.wipe(&self.source, blocks, Wipe::Discard)
+        now(self.shared.wipe(&self.source, blocks, Wipe::Discard, Mode::Thread))
     }
 
     /// Zeroes whole blocks: by the device if it can, else in the cache.
@@ -123,10 +123,11 @@ impl Device {
             Err(WriteError::Io { errno: libc::EOPNOTSUPP, .. }) => {}
             result => return result,
         }
-        for block in blocks {
-            drop(self.create(block)?);
-        }
-        Ok(())
+        self.zero_by_cache(blocks)
+    }
+
+    pub(crate) fn zero_by_cache(&self, mut blocks: Range<u64>) -> Result<(), WriteError> {
+        blocks.try_for_each(|block| Ok(drop(self.create(block)?)))
     }
 
     pub(crate) fn check_range(&self, blocks: &Range<u64>) -> Result<(), WriteError> {

@@ -52,14 +52,14 @@ impl Shared {
         let task = Task { before, wait: false, tries: Tries::Most, ..Task::all() };
         // What fails is remembered by the device, for its handles.
         now(self.write_back(source, &task, Mode::Thread));
-        self.limit_extents(source);
+        now(self.limit_extents(source, Mode::Thread));
     }
 
     /// Makes durable what is in so many parts that to remember them takes much memory. Who is to know of a
     /// failure finds the device poisoned.
-    pub(super) fn limit_extents(&self, source: &Arc<Source>) {
+    pub(super) async fn limit_extents(&self, source: &Arc<Source>, mode: Mode) {
         if source.writes.unsynced(|unsynced| unsynced.written.len()) > MOST_EXTENTS {
-            let _ = now(self.sync_device(source, Mode::Thread));
+            let _ = self.sync_device(source, mode).await;
         }
     }
 

@@ -52,7 +52,7 @@ impl Shared {
     /// Until those are done who began to write, discard or zero before nobody may any more.
     fn wait_for_writers(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         // Once all ranges are excluded, nobody else discards or zeroes.
-        drop(source.writes.excluded.enter(0..u64::MAX));
+        drop(now(source.writes.excluded.enter(0..u64::MAX, Mode::Thread)));
         let mut since = None;
         for place in 0..self.table.places() {
             let entry = self.table.entry(place);

@@ -6,10 +6,10 @@ use std::io::{self, IoSlice};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use aio_reap::{BufList, IoBuf, IoBufMut, Reply, Request, RequestError};
+use aio_reap::{AllocateMode, BufList, IoBuf, IoBufMut, Reply, Request, RequestError};
 
 use super::{BlockDevice, FileDevice};
-use crate::cache::{DeviceSync, DeviceWrite, Load};
+use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
 use crate::engine::{Local, lent_engine, write_engine};
 
 /// A file or block device, as [`FileDevice`], whose operations for tasks, and readahead, are made by the
@@ -36,6 +36,18 @@ impl EngineDevice {
     /// As [`FileDevice::new`], and where no second descriptor can be had.
     pub fn new(file: File) -> io::Result<Self> {
         Ok(Self { file: Arc::new(file.try_clone()?), plain: FileDevice::new(file)? })
+    }
+}
+
+impl EngineDevice {
+    fn begin_range(&self, range: DeviceRange, mode: AllocateMode) {
+        let Some(local) = lent_engine().filter(|_| !range.is_blocking()) else {
+            return range.defer();
+        };
+        let Ok(file) = local.file(&self.file) else { return range.defer() };
+        let request = local.engine.allocate(&file, mode, range.offset(), range.len());
+        let begun = begin(&local, request, range, |range, result| end_range(range, answer(result)));
+        begun.err().into_iter().for_each(DeviceRange::defer);
     }
 }
 
@@ -102,6 +114,13 @@ fn end_write(write: DeviceWrite, result: Option<io::Result<()>>) {
     match result {
         Some(result) => write.finish(result),
         None => write.defer(),
+    }
+}
+
+fn end_range(range: DeviceRange, result: Option<io::Result<()>>) {
+    match result {
+        Some(result) => range.finish(result),
+        None => range.defer(),
     }
 }
 
@@ -217,6 +236,14 @@ impl BlockDevice for EngineDevice {
             begin(&local, sync, write, end).err().into_iter().for_each(DeviceWrite::defer);
         });
         begun.err().into_iter().for_each(DeviceWrite::defer);
+    }
+
+    fn begin_discard(&self, range: DeviceRange) {
+        self.begin_range(range, AllocateMode::PunchHole);
+    }
+
+    fn begin_zero(&self, range: DeviceRange) {
+        self.begin_range(range, AllocateMode::ZeroRange);
     }
 
     fn begin_sync(&self, sync: DeviceSync) {

@@ -10,7 +10,7 @@ use percpu::sync::Arc;
 use percpu::sync::atomic::{AtomicU64, Ordering};
 
 use super::Device;
-use crate::cache::Fill;
+use crate::cache::{Fill, Wipe};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::OwnedWriteGuard;
@@ -140,7 +140,7 @@ impl Device {
     ///
     /// As [`discard`](Self::discard).
     pub async fn discard_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        self.write_async(move |device| device.discard(blocks)).await
+        self.wipe_async(blocks, Wipe::Discard).await
     }
 
     /// [`zero`](Self::zero), for tasks.
@@ -149,22 +149,17 @@ impl Device {
     ///
     /// As [`zero`](Self::zero).
     pub async fn zero_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        self.write_async(move |device| device.zero(blocks)).await
+        match self.wipe_async(blocks.clone(), Wipe::Zero).await {
+            Err(WriteError::Io { errno: libc::EOPNOTSUPP, .. }) => {}
+            result => return result,
+        }
+        call_by(self.clone(), move |device| device.zero_by_cache(blocks)).await
     }
 
-    /// Makes a call that may tell of earlier write errors, of which this handle is told so.
-    async fn write_async(
-        &self,
-        write: impl FnOnce(&Self) -> Result<(), WriteError> + Send + 'static,
-    ) -> Result<(), WriteError> {
-        let call = move |device: Self| {
-            let result = write(&device);
-            (result, device.seen.load(Ordering::Relaxed)) // of one handle
-        };
-        let (result, seen) = self.call(call).await;
-        // Ordering: Relaxed; of one handle. Another call of it may have been told of more.
-        self.seen.fetch_max(seen, Ordering::Relaxed);
-        result
+    async fn wipe_async(&self, blocks: Range<u64>, how: Wipe<'static>) -> Result<(), WriteError> {
+        self.check_range(&blocks)?;
+        let source = Arc::clone(&self.source);
+        run(async move { source.cache.wipe(&source, blocks, how, Mode::Task).await }).await
     }
 
     /// [`close`](Self::close), for tasks. Dropping the future leaves the close going: if it fails then, it is as

@@ -15,8 +15,8 @@ use std::{fs, io};
 
 use aio_reap::Engine;
 use bufcache::{
-    AttachOptions, BlockDevice, Cache, Device, DeviceSync, DeviceWrite, EngineDevice, Wal,
-    WriteError, lend_engine,
+    AttachOptions, BlockDevice, Cache, Device, DeviceRange, DeviceSync, DeviceWrite, EngineDevice,
+    Wal, WriteError, lend_engine,
 };
 use testkit::block_on;
 
@@ -27,6 +27,7 @@ const SIZE: usize = 4096;
 struct Kept {
     writes: Mutex<Vec<DeviceWrite>>,
     syncs: Mutex<Vec<DeviceSync>>,
+    ranges: Mutex<Vec<DeviceRange>>,
     /// The threads that have called a blocking method.
     blocked: Mutex<BTreeSet<String>>,
 }
@@ -68,6 +69,10 @@ impl BlockDevice for Kept {
             true => write.defer(), // as the last handle goes
             false => self.writes.lock().unwrap().push(write),
         }
+    }
+
+    fn begin_discard(&self, range: DeviceRange) {
+        self.ranges.lock().unwrap().push(range);
     }
 
     fn sync(&self) -> io::Result<()> {
@@ -176,6 +181,37 @@ fn inv19_a_flush_of_a_task_waits_for_a_writer_as_long_as_the_cache_waits() {
     assert_eq!(block_on(flush), Ok(()));
 }
 
+/// It waits for a writer and for a reader of the device without a thread, and blocks of the range are not served
+/// meanwhile; where it fails they are dirty as they were.
+#[test]
+fn inv15_a_discard_of_a_task_waits_for_its_blocks() {
+    let (cache, device, kept) = attach(Duration::from_secs(5));
+    for block in 1..9 {
+        device.create(block).unwrap().fill(2);
+    }
+    let guard = device.get_mut(4).unwrap();
+    for _ in 0..2 {
+        // The first waits for the guard of this thread, the second for the first.
+        assert!(!is_ready(pin!(device.discard_async(1..9))));
+        assert!(kept.ranges.lock().unwrap().is_empty());
+        assert!(device.try_get_mut(5).is_ok(), "nothing is marked meanwhile");
+    }
+    drop(guard);
+    let end = |errno: i32| {
+        let range = kept.ranges.lock().unwrap().pop().expect("the device is asked");
+        assert_eq!((range.offset(), range.len()), (SIZE as u64, 8 * SIZE as u64));
+        let result = if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) };
+        range.finish(result);
+    };
+    // The futures are gone; both discards go on, one behind the other.
+    end(libc::EIO);
+    assert_eq!(cache.stats().dirty, 8 * SIZE, "one that fails forgets nothing");
+    end(0);
+    assert_eq!(cache.stats().dirty, 0);
+    assert_eq!(device.get(3).unwrap()[0], 1);
+    assert!(kept.ranges.lock().unwrap().is_empty());
+}
+
 struct Log(AtomicUsize, Mutex<Vec<String>>);
 
 impl Wal for Log {
@@ -253,6 +289,12 @@ fn inv23_a_lent_engine_writes_and_syncs_for_tasks() {
             assert_eq!(there, [round; 100], "block {block}");
         }
     }
+    let mut discard = Box::pin(device.discard_async(2..4));
+    assert!(!is_ready(discard.as_mut()));
+    assert_eq!(device.get(2).unwrap()[0], 0, "the discard ends, as this thread turns its engine");
+    assert_eq!(engine.block_on(discard).unwrap(), Ok(()));
+    assert_eq!(engine.block_on(device.zero_async(4..1000)).unwrap(), Ok(()));
+    assert_eq!(engine.block_on(device.get_async(998)).unwrap().unwrap()[0], 0);
     // What is in an engine that ends is written all the same.
     device.create(1).unwrap().fill(9);
     let mut sync = Box::pin(device.sync_async());
