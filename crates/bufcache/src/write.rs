@@ -127,7 +127,8 @@ impl Device {
     }
 
     pub(crate) fn zero_by_cache(&self, mut blocks: Range<u64>) -> Result<(), WriteError> {
-        blocks.try_for_each(|block| Ok(drop(self.create(block)?)))
+        blocks.try_for_each(|block| self.create(block).map(drop))?;
+        Ok(())
     }
 
     pub(crate) fn check_range(&self, blocks: &Range<u64>) -> Result<(), WriteError> {

@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Condvar, Mutex, mutant};
+use percpu::sync::{Condvar, Mutex, check, mutant};
 
 use crate::wait::{Bell, Mode, add_waker, wake_all};
 
@@ -76,7 +76,8 @@ impl Exclusion {
             state.count += 1;
             *mine = state.count;
         }
-        if !state.is_free(*mine, range) && !(is_first && mutant("exclusion-lets-all-in")) {
+        let is_free = state.is_free(*mine, range);
+        if !check!("exclusion: no other range overlaps", is_free) {
             if is_first {
                 state.waiting.push((*mine, range.clone()));
             }
