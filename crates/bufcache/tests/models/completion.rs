@@ -1,9 +1,11 @@
 //! Changes that another thread ends, and the thread that waits for them.
 
+#[cfg(offlock_shuttle)]
 use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+#[cfg(offlock_shuttle)]
 use std::task::{Context, Poll, Waker};
 
 use bufcache::{AttachOptions, BlockDevice, Cache, DeviceSync, DeviceWrite, Eviction, WriteError};
