@@ -9,15 +9,17 @@
 //! each rule of this crate, of least recently used (LRU), ARC and S3-FIFO, and of OPT, which knows the future and
 //! which no cache can beat. Draws the same as curves into `SVG`, or into `hits.svg`.
 
+#[path = "bufcache_replay.rs"]
+mod replay;
+
 use std::error::Error;
 use std::fmt::Write;
-use std::io;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use bufcache::{BlockDevice, Cache, Eviction};
+use bufcache::Eviction;
 use testkit::replacement::{arc, lru, opt, s3_fifo};
 use testkit::traces::Trace;
 
@@ -31,39 +33,14 @@ type Hits = fn(&[u32], usize) -> Result<u64, Failure>;
 
 /// The name, the colour of the curve, and the hits.
 const POLICIES: [(&str, &str, Hits); 7] = [
-    ("adaptive", "#c00", |keys, room| replay(keys, room, Eviction::Adaptive)),
-    ("A2", "#e80", |keys, room| replay(keys, room, Eviction::A2)),
-    ("clock", "#0a0", |keys, room| replay(keys, room, Eviction::Clock)),
+    ("adaptive", "#c00", |keys, room| replay::hits(keys, room, Eviction::Adaptive)),
+    ("A2", "#e80", |keys, room| replay::hits(keys, room, Eviction::A2)),
+    ("clock", "#0a0", |keys, room| replay::hits(keys, room, Eviction::Clock)),
     ("LRU", "#06c", |keys, room| Ok(lru(keys, room))),
     ("ARC", "#80c", |keys, room| Ok(arc(keys, room))),
     ("S3-FIFO", "#088", |keys, room| Ok(s3_fifo(keys, room))),
     ("OPT", "#888", |keys, room| Ok(opt(keys, room))),
 ];
-
-/// A device whose reads cost nothing and bring nothing.
-struct Nothing;
-
-impl BlockDevice for Nothing {
-    fn len(&self) -> u64 {
-        1 << 42
-    }
-
-    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
-        Ok(buf.len())
-    }
-}
-
-fn replay(keys: &[u32], room: usize, eviction: Eviction) -> Result<u64, Failure> {
-    const SIZE: usize = 512; // the smallest: only the number of blocks matters
-    let builder = Cache::builder(room * SIZE).block_sizes(SIZE, SIZE).eviction(eviction);
-    let cache = builder.build()?;
-    let device = cache.attach(Nothing, SIZE)?;
-    for &key in keys {
-        drop(device.get(u64::from(key))?);
-    }
-    let stats = cache.stats();
-    Ok(stats.get - stats.misses)
-}
 
 fn main() -> Result<(), Failure> {
     let mut args = std::env::args().skip(1);

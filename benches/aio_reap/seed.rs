@@ -379,6 +379,7 @@ fn seed(device: &str, modes: &[Measured; 2]) -> Chapter {
     let medians = sizes.map(|sizes| sizes.map(|sizes| sizes.percentile(50.0)));
     let claims = claims(medians, over(|mode| &mode.throughput), over(|mode| &mode.mean));
     Chapter {
+        command: String::new(),
         of: "aio-reap".into(),
         title: format!("{CHANGE} ({device})"),
         about: format!(

@@ -165,6 +165,7 @@ fn seed(name: &str, work: u64, pair: &[Simulated; 2]) -> Chapter {
             .into();
     }
     Chapter {
+        command: String::new(),
         of: "aio-reap".into(),
         title: format!("{CHANGE} (simulated, {name} service times)"),
         about: format!(

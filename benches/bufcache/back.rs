@@ -136,6 +136,10 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         let rounds = measure(&format!("{BATCH} pages {group}, and a sync"), &plan, rows);
         report.show(&rounds);
         report.against(&rounds, "bufcache", 1, &["pwrite, fdatasync"]);
+        if random {
+            let ratio = rounds.time_ratio("bufcache/1", "pwrite, fdatasync/1");
+            report.record("B12.sync512.pwrite_fdatasync", ratio);
+        }
         report.against(
             &rounds,
             "bufcache aio-reap",

@@ -1,4 +1,4 @@
-//! bufcache against what a program uses instead: B1 to B9 and B11, family by family, in one run.
+//! bufcache against what a program uses instead: B1 to B9 and B11 to B13, family by family, in one run.
 //!
 //! ```text
 //! cargo bench --bench bufcache                    every family
@@ -18,6 +18,7 @@
 mod alloc;
 mod back;
 mod hit;
+mod hung;
 mod keys;
 mod mix;
 mod once;
@@ -46,7 +47,7 @@ const FAMILIES: &[Family] = &[
     Family { name: "B1 B2 hit 64k", run: hit::run_64k },
     Family { name: "B4 alloc", run: alloc::run },
     Family { name: "B5 mix", run: mix::run },
-    Family { name: "B5 dirty", run: mix::run_dirty },
+    Family { name: "B5 B12 dirty", run: mix::run_dirty },
     Family { name: "B5 replay", run: replay::run },
     Family { name: "seed", run: seed::run },
     Family { name: "B6 slow", run: slow::run },
@@ -55,7 +56,8 @@ const FAMILIES: &[Family] = &[
     Family { name: "B8 ratio", run: ratio::run },
     Family { name: "B11 patterns", run: ratio::run_patterns },
     Family { name: "B9 pread", run: pread::run },
-    Family { name: "write-back", run: back::run },
+    Family { name: "B12 write-back", run: back::run },
+    Family { name: "B13 hung", run: hung::run },
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

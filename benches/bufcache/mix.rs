@@ -124,5 +124,6 @@ pub(crate) fn run_dirty(plan: &Plan, report: &mut Report) {
     let rounds = measure("write and evict what was written, 4k pages", plan, vec![ours, lru]);
     report.show(&rounds);
     report.against(&rounds, Ours::NAME, 1, &["LruCache"]);
+    report.record("B12.dirty_evict.map", rounds.time_ratio("bufcache/1", "LruCache/1"));
     println!("  bufcache: {}", cache.stats());
 }

@@ -31,6 +31,15 @@ pub(crate) struct Ours {
     pub(crate) device: Device,
 }
 
+impl Ours {
+    /// A full cache with room for so many, and a page in it whose hits are sampled.
+    pub(crate) fn sampled(room: usize) -> (Self, u32) {
+        let ours = Self::filled(4 * room, room);
+        let hot = (0..4 * room as u32).rev().find(|&page| ours.device.is_sampled(u64::from(page)));
+        (ours, hot.expect("one page in sixteen is sampled"))
+    }
+}
+
 impl Pages for Ours {
     const NAME: &'static str = "bufcache";
 

@@ -239,6 +239,7 @@ fn seed(
         .remark("The longest hold of all is an interrupt's."),
     ];
     Chapter {
+        command: String::new(),
         of: "bufcache".into(),
         title: format!(
             "xfs: Don't allocate new buffers on every call to _xfs_buf_find ({recording})"

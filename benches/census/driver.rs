@@ -106,6 +106,7 @@ fn chapter(table: Table, high: Vec<Vec<f64>>) -> Chapter {
         ..Plot::default()
     };
     Chapter {
+        command: String::new(),
         of: "scaling".into(),
         title: "Coherence census of every crate and its peers".into(),
         about: "Simulated cores with one cache each, the portable path, under QEMU: how often a line has to \

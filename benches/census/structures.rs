@@ -102,6 +102,7 @@ pub(crate) const STRUCTURES: &[Structure] = &[
     Structure::peer("mq-crossbeam", "crossbeam-channel send + receive, empty", mq_crossbeam),
     // bufcache
     Structure::ours("buf-hot", "Cache hit, one block for all", Some("B10.hot_hit"), buf_hot),
+    Structure::ours("buf-hot-sampled", "Cache hit, one sampled block", None, buf_hot_sampled),
     Structure::peer("buf-quick-hot", "quick_cache hit, one key for all", buf_quick_hot),
     Structure::ours("buf-random", "Cache hit, 64 blocks", None, buf_random),
     Structure::peer("buf-quick-random", "quick_cache hit, 64 keys", buf_quick_random),
@@ -398,6 +399,20 @@ pub(crate) const CACHED: &str = "there is memory, and the device is in memory";
 
 fn buf_hot(_threads: usize) -> Shared {
     bufcache_hits(1)
+}
+
+/// The same, of a full cache, where the block is in the sample of its policy.
+fn buf_hot_sampled(_threads: usize) -> Shared {
+    const ROOM: u64 = 1024;
+    let cache = bufcache::Cache::new(ROOM as usize * BLOCK).expect(CACHED);
+    let device = bufcache::MemoryDevice::new(vec![1; 4 * ROOM as usize * BLOCK]);
+    let disk = leak(cache.attach(device, BLOCK).expect(CACHED));
+    (0..4 * ROOM).for_each(|block| drop(disk.get(block).expect(CACHED)));
+    let hot = (0..4 * ROOM).rev().find(|&block| disk.is_sampled(block));
+    let hot = hot.expect("one block in eight is sampled");
+    // Often enough for the policy, and for the samples of this thread.
+    (0..ROOM).for_each(|_| drop(disk.get(hot).expect(CACHED)));
+    Box::new(move |_| Box::new(move || _ = black_box(disk.get(hot).expect(CACHED)[0])))
 }
 
 fn buf_random(_threads: usize) -> Shared {

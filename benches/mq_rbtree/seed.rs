@@ -292,6 +292,7 @@ fn seed(rows: &[Row], cache: Option<f64>) -> Chapter {
         ),
     ];
     Chapter {
+        command: String::new(),
         of: "mq-rbtree".into(),
         title: "ipc/mqueue: add rbtree node caching support".into(),
         about: format!(

@@ -7,6 +7,7 @@
 //! cargo bench --bench nbd -- --only N1          rows by part of a name or target
 //! cargo bench --bench nbd -- --only W           the rows that write ([`writes`]), with 3 rounds if `--quick`
 //! cargo bench --bench nbd -- --backend aio      our server on that engine
+//! cargo bench --bench nbd -- --only N --picture reads.svg    draws the rows that decide a target
 //! ```
 //!
 //! All servers are started once, kept on one CPU, and serve the same image read-only. Those on the page
@@ -22,6 +23,7 @@
 
 mod hung;
 mod light;
+mod picture;
 mod rows;
 mod servers;
 mod table;
@@ -38,6 +40,7 @@ use harness::{
     Args, FioReads, Foreign, Header, Random, TargetError, Targets, allowed_cpus, target_dir,
 };
 
+use crate::picture::Picture;
 use crate::rows::{Load, Row, Window, loads};
 use crate::servers::{Server, Site, build_ours};
 use crate::table::{Lines, heading};
@@ -216,6 +219,10 @@ fn measure_reads(
             let [first, second] = &mut targets;
             first.record(&id, measured).or_else(|_| second.record(&id, measured))?;
         }
+    }
+    if let Some(file) = &args.picture {
+        std::fs::write(file, Picture::new(&rows).to_string())?;
+        println!("# drawn: {}", file.display());
     }
     let done = rows.first().map_or(0, |row| row.rounds.done());
     println!(

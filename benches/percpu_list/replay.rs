@@ -147,6 +147,7 @@ fn seed(replayed: &[Replayed], worst: Option<f64>) -> Chapter {
         .remark("A share of a kernel's time on 64 threads: user space on two cores cannot show it."),
     ];
     Chapter {
+        command: String::new(),
         of: "percpu-list".into(),
         title: "fs: scale files_lock".into(),
         about: "Before: one list under one lock. After: a list per CPU under a local-global lock. Two \

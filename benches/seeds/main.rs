@@ -72,7 +72,12 @@ fn main() -> Result<(), Box<dyn Error>> {
             Ok(more) if more.is_empty() => {
                 missing.push(format!("{bench}: it has measured nothing"))
             }
-            Ok(more) => chapters.extend(more),
+            Ok(mut more) => {
+                let only = only.map(|only| format!(" -- --only {only}")).unwrap_or_default();
+                let command = format!("cargo bench --bench {bench}{only}");
+                more.iter_mut().for_each(|chapter| chapter.command.clone_from(&command));
+                chapters.extend(more);
+            }
             Err(error) => missing.push(format!("{bench}: {error}")),
         }
     }

@@ -52,6 +52,7 @@ impl fmt::Display for Page<'_> {
         writeln!(f, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>")?;
         writeln!(f, "<style>\n{STYLE}</style></head><body>")?;
         writeln!(f, "<h1>{title}</h1>\n<p>{lead}</p>")?;
+        summary(f, chapters)?;
         machine(f, header)?;
         claims(f, chapters)?;
         differences(f, chapters, missing)?;
@@ -61,10 +62,29 @@ impl fmt::Display for Page<'_> {
                 writeln!(f, "<h2 id=\"{0}\">{0}</h2>", Escaped(&chapter.of))?;
             }
             last = Some(&chapter.of);
-            write_chapter(f, number, chapter)?;
+            write_chapter(f, number, chapter, header)?;
         }
         writeln!(f, "</body></html>")
     }
+}
+
+/// One line for each chapter with claims: how many of them hold, and the first of them.
+fn summary(f: &mut fmt::Formatter<'_>, chapters: &[Chapter]) -> fmt::Result {
+    for (number, chapter) in chapters.iter().enumerate() {
+        let Some(first) = chapter.claims.first() else { continue };
+        let hold = chapter.claims.iter().filter(|claim| claim.holds == Some(true)).count();
+        let Claim { what, published, measured, .. } = first;
+        writeln!(
+            f,
+            "<p class=\"summary\">{}: {hold} of {} effects hold; {} {} (published {})</p>",
+            Linked(number, chapter),
+            chapter.claims.len(),
+            Escaped(what),
+            Escaped(measured),
+            Escaped(published)
+        )?;
+    }
+    Ok(())
 }
 
 fn machine(f: &mut fmt::Formatter<'_>, header: &Header) -> fmt::Result {
@@ -156,11 +176,18 @@ fn differences(
     writeln!(f, "</ul>")
 }
 
-fn write_chapter(f: &mut fmt::Formatter<'_>, number: usize, chapter: &Chapter) -> fmt::Result {
-    let Chapter { title, about, plots, tables, claims, .. } = chapter;
+fn write_chapter(
+    f: &mut fmt::Formatter<'_>,
+    number: usize,
+    chapter: &Chapter,
+    header: &Header,
+) -> fmt::Result {
+    let Chapter { title, about, command, plots, tables, claims, .. } = chapter;
     writeln!(f, "<h3 id=\"chapter-{number}\">{}</h3>", Escaped(title))?;
     writeln!(f, "<p>{}</p>", Escaped(about))?;
-    plots.iter().try_for_each(|plot| write_plot(f, plot))?;
+    let command = if command.is_empty() { &header.command } else { command };
+    let origin = format!("{command}, on {}", header.cpu);
+    plots.iter().try_for_each(|plot| write_plot(f, plot, &origin))?;
     tables.iter().try_for_each(|table| write_table(f, table))?;
     verdicts(f, claims)
 }
@@ -181,11 +208,14 @@ fn verdicts(f: &mut fmt::Formatter<'_>, claims: &[Claim]) -> fmt::Result {
     Ok(())
 }
 
-fn write_plot(f: &mut fmt::Formatter<'_>, plot: &Plot) -> fmt::Result {
+/// A plot with its unit and its origin: the command and the machine.
+fn write_plot(f: &mut fmt::Formatter<'_>, plot: &Plot, origin: &str) -> fmt::Result {
     let Ok(drawn) = svg(plot) else {
         return writeln!(f, "<p class=\"remark\">{}: not measured</p>", Escaped(&plot.title));
     };
-    writeln!(f, "<figure><figcaption>{}</figcaption>", Escaped(&plot.title))?;
+    let (title, unit, origin) = (Escaped(&plot.title), Escaped(&plot.unit), Escaped(origin));
+    writeln!(f, "<figure><figcaption>{title}")?;
+    writeln!(f, "<small>{unit}; <code>{origin}</code></small></figcaption>")?;
     writeln!(f, "<div class=\"wide\">{drawn}</div>")?;
     writeln!(f, "<div class=\"legend\">")?;
     for (at, series) in plot.series.iter().enumerate() {

@@ -39,7 +39,7 @@ pub(crate) enum Class {
     LargeRead,
     SmallWrite,
     SmallRead,
-    /// Somebody wants to know what is durable.
+    /// A client waits to know what is durable.
     Sync,
 }
 
@@ -126,11 +126,6 @@ impl<T> Admission<T> {
     /// How much waits for an export.
     pub(crate) fn len_of(&self, export: usize) -> usize {
         self.queues[export].len()
-    }
-
-    /// Whether something waits for an export that `may` go on.
-    pub(crate) fn any(&self, may: impl FnMut(usize) -> bool) -> bool {
-        self.turns.iter().copied().any(may)
     }
 
     /// What waits no more, because there is a place for an export that `may` go on; and which that is.
@@ -301,10 +296,10 @@ mod tests {
             waiting.push(nr % 3, Class::SmallRead, nr).unwrap();
         }
         let others = |export| export != 0;
-        assert_eq!((waiting.len_of(0), waiting.any(others)), (2, true));
+        assert_eq!(waiting.len_of(0), 2);
         let order: Vec<_> = std::iter::from_fn(|| waiting.pop_if(others)).collect();
         assert_eq!(order, [(1, 1), (2, 2), (1, 4), (2, 5)]);
-        assert_eq!((waiting.len(), waiting.any(others)), (2, false));
+        assert_eq!(waiting.len(), 2);
         waiting.push(1, Class::SmallRead, 6).unwrap();
         assert_eq!([take(&mut waiting), take(&mut waiting), take(&mut waiting)], [0, 6, 3]);
     }

@@ -11,7 +11,7 @@ use aio_reap::BackendKind;
 use clap::{Parser, ValueEnum};
 use nbd_protocol::TlsPolicy;
 
-use crate::image_spec::ImageSpec;
+use crate::image_spec::{ImageSpec, parse_size};
 use crate::manual;
 
 /// Serves disk images over the network block device protocol (NBD, fixed newstyle).
@@ -131,6 +131,10 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Process")]
     pub(crate) exit_with_last: bool,
 
+    /// Without an image: print the server's own figures behind those of the client.
+    #[arg(long, conflicts_with_all = ["images", "export_dir"], help_heading = "Figures")]
+    pub(crate) verbose: bool,
+
     /// Serve the figures to Prometheus on this Unix socket (mode 0600): HTTP, `/metrics`.
     #[arg(long, value_name = "PATH", help_heading = "Figures")]
     pub(crate) metrics: Option<PathBuf>,
@@ -184,19 +188,6 @@ impl Backend {
     }
 }
 
-pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.bytes().last().map(|last| last.to_ascii_uppercase()) {
-        Some(b'K') => (&text[..text.len() - 1], 10),
-        Some(b'M') => (&text[..text.len() - 1], 20),
-        Some(b'G') => (&text[..text.len() - 1], 30),
-        Some(b'T') => (&text[..text.len() - 1], 40),
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| format!("'{text}' is not a size"))?;
-    let size = number.checked_mul(1 << shift).filter(|&size| i64::try_from(size).is_ok());
-    size.ok_or_else(|| format!("'{text}' is too large"))
-}
-
 fn parse_mode(text: &str) -> Result<u32, String> {
     let mode = u32::from_str_radix(text, 8).ok().filter(|&mode| mode <= 0o777);
     mode.ok_or_else(|| format!("'{text}' is not an octal mode between 0 and 777"))
@@ -248,16 +239,6 @@ fn parse_tcp(text: &str) -> Result<SocketAddr, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_take_binary_suffixes() {
-        assert_eq!(parse_size("4096"), Ok(4096));
-        assert_eq!(parse_size("64M"), Ok(64 << 20));
-        assert_eq!(parse_size("1t"), Ok(1 << 40));
-        for bad in ["", "M", "-1", "1.5G", "9000000T", "18446744073709551615"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn modes_are_octal_and_groups_have_names_or_numbers() {

@@ -1,7 +1,7 @@
 //! One connection: its socket, where it stands, and the replies on their way out.
 
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, IoSlice, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::time::Instant;
 
 use aio_reap::AlignedBuf;
@@ -228,20 +228,35 @@ impl Conn {
         }
     }
 
-    /// Receives straight into a WRITE's buffer if at least `least` bytes of it are missing.
-    /// Returns the bytes received and the bytes still missing.
-    pub(crate) fn receive_in_place(&mut self, least: usize) -> Option<io::Result<(usize, usize)>> {
+    /// Receives straight into a WRITE's buffer if at least `least` bytes of it are missing, and what follows them into
+    /// `ahead`.
+    pub(crate) fn receive_in_place(
+        &mut self,
+        least: usize,
+        ahead: &mut [u8],
+    ) -> Option<io::Result<InPlace>> {
         let Self { phase, socket, tls, .. } = self;
         let Phase::Transmission(session) = phase else { return None };
         let space = session.payload_space().filter(|space| space.len() >= least)?;
         let missing = space.len();
         let mut wire = Wire { socket, tls: tls.as_deref_mut() };
-        Some(wire.read(space).map(|count| {
-            session.payload_received(count);
+        let received = wire.read_vectored(&mut [IoSliceMut::new(space), IoSliceMut::new(ahead)]);
+        Some(received.map(|count| {
+            let part = count.min(missing);
+            session.payload_received(part);
             self.received += count as u64;
-            (count, missing - count)
+            InPlace { count, missing: missing - part, ahead: count - part }
         }))
     }
+}
+
+/// What [`Conn::receive_in_place`] has received.
+pub(crate) struct InPlace {
+    pub(crate) count: usize,
+    /// Bytes of the payload that are still missing.
+    pub(crate) missing: usize,
+    /// Bytes behind it.
+    pub(crate) ahead: usize,
 }
 
 /// What waits to be sent, in order.

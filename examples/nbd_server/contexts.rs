@@ -1,22 +1,18 @@
-//! What is known by an id: connections, and operations in the engine.
+//! Connections, each known by an id.
 //!
 //! ```text
 //!  accept ─► CtxTable<Connection> ◄─ id ─ epoll's data, the worker's lists of connections
 //!                   ▲ CtxRef
-//!  submit ─► CtxTable<Operation>  ◄─ id ─ the engine's user data, which a completion brings back
+//!               requests
 //! ```
 //!
-//! A number that comes back from the kernel is looked up, not trusted. An id names one connection or
-//! one operation and never another, however often its place in the table is used again. So a
-//! completion of a request whose connection is closed is known as such, and one that nobody waits for
-//! is refused, and both are counted.
+//! A number that comes back from the kernel is looked up, not trusted. An id names one connection and never another,
+//! however often its place in the table is used again. So a request that ends after its connection is known as such.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use aio_reap::AlignedBuf;
-use radix_ctx::{CtxTable, LookupError};
-use thiserror::Error;
+use radix_ctx::CtxTable;
 
 use crate::idle::Use;
 
@@ -51,7 +47,7 @@ impl Connection {
     /// Where that worker keeps it; `None` if it does not, for what is left there of one that has gone to
     /// another.
     pub(crate) fn slot_at(&self, worker: usize) -> Option<usize> {
-        // Ordering: Relaxed. Who has the connection stores its own place, and takes that back before the
+        // Ordering: Relaxed. The worker that has the connection stores its own place, and takes that back before the
         // message with which it gives the connection away. A worker never sees an older value of this one word
         // than what it stored itself: so it finds its own number only while it has the connection.
         let place = self.place.load(Ordering::Relaxed);
@@ -63,21 +59,4 @@ impl Connection {
         let place = at.map_or(NOWHERE, |(worker, slot)| (slot as u64) << 32 | worker as u64);
         self.place.store(place, Ordering::Relaxed); // see `slot_at`
     }
-}
-
-/// A completion that leads to no connection.
-#[derive(Debug)]
-pub(crate) struct Stray {
-    pub(crate) why: Lost,
-    /// Its buffer, which is on nobody's account.
-    pub(crate) buf: Option<AlignedBuf>,
-}
-
-/// Why a completion leads to no connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-pub(crate) enum Lost {
-    #[error("its connection is closed")]
-    Closed,
-    #[error("no operation in the engine has this id: {0}")]
-    Unknown(LookupError),
 }

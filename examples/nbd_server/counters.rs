@@ -1,6 +1,6 @@
 //! What a worker counts, and how much of that is logged.
 
-/// Failures of the image, and completions of nothing, that are all logged.
+/// Failures of the image that are all logged.
 const LOGGED: u64 = 64;
 
 /// All of the first, then fewer and fewer: a dead disk must not fill another.
@@ -22,8 +22,6 @@ pub(crate) struct Counters {
     pub(crate) errors: u64,
     /// Of those, the image's own.
     pub(crate) failures: u64,
-    /// Completions whose connection was closed.
+    /// Requests that ended after their connection.
     pub(crate) closed: u64,
-    /// Completions of nothing: no operation in the engine had that id.
-    pub(crate) unknown: u64,
 }

@@ -1,19 +1,18 @@
 //! Which parts of an image are holes: BLOCK_STATUS.
 //!
 //! ```text
-//!  BLOCK_STATUS ─► hand: what is dirty ─► the image; where are its holes? ─► worker ─► reply
+//!  BLOCK_STATUS ─► what is dirty ─► the image; where are its holes? ─► reply
 //! ```
 //!
-//! The file system knows the holes, and may have to read its map from the disk, or wait for who writes to
-//! the file, before it tells: so a [hand](crate::hands) asks. It tells of what the image is, so what the cache
-//! has and the image has not goes to the image first; if that fails, everything counts as data.
+//! The file system knows the holes, and may have to read its map from the disk, or wait for a write to the file, before
+//! it tells: so a thread of the cache asks. It tells of what the image is, so what the cache has and the image has not
+//! goes to the image first; if that fails, everything counts as data. So does an image that is no file here.
 //!
 //! A reply describes no more than [`ROOM`] bytes of extents, which the protocol allows: a client that wants to
 //! know the rest asks again where they end.
 
 use std::fs::File;
 use std::io;
-use std::sync::Arc;
 
 use aio_reap::AlignedBuf;
 use nbd_protocol::wire::state;
@@ -22,53 +21,43 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use tracing::debug;
 
-use crate::changes::Outcome;
-use crate::export::ExportTable;
+use crate::blocks::Image;
 
 /// How large the buffer of a request has to be: the smallest there is. Two system calls find two extents.
 pub(crate) const ROOM: usize = 4096;
 
-/// What a hand is to look at.
-#[derive(Debug)]
-pub(crate) struct Job {
-    pub(crate) exports: Arc<ExportTable>,
-    pub(crate) export: usize,
-    /// One extent is wanted.
-    pub(crate) one: bool,
-    pub(crate) style: HeaderStyle,
-    pub(crate) offset: u64,
-    pub(crate) len: u64,
-}
-
-impl Job {
-    /// Fills the buffer. Blocks.
-    pub(crate) fn run(&self, buf: Option<&mut AlignedBuf>) -> io::Result<Outcome> {
-        let &Self { ref exports, export, one, style, offset, len } = self;
-        let export = exports.get(export);
-        let buf = buf.ok_or(io::ErrorKind::InvalidInput)?;
-        let end = offset + len; // within the export, `Request::check` saw to it
-        let found = match exports.settle(export.file, offset..end) {
-            Ok(()) => {
-                let unit = export.info.min_block.max(1).into();
-                let most = if one { 1 } else { ROOM / Extent::size(style) };
-                extents(&exports.files[export.file], offset, end, unit, most)?
-            }
-            Err(error) => {
-                debug!(%error, "the cache cannot be written back: holes are not told");
-                vec![Extent { len, flags: 0 }]
-            }
-        };
-        buf.set_len(found.len() * Extent::size(style));
-        for (extent, bytes) in found.iter().zip(buf.chunks_exact_mut(Extent::size(style))) {
-            if style.is_extended() {
-                bytes.copy_from_slice(&extent.encode64());
-            } else {
-                // No longer than the request, whose length has 32 bits.
-                bytes.copy_from_slice(&extent.encode32().unwrap_or_default());
-            }
+/// Fills the buffer of a BLOCK_STATUS for a range of bytes of the image. Extents begin and end at multiples of `unit`.
+/// Blocks.
+pub(crate) fn find(
+    image: &Image,
+    (offset, len): (u64, u64),
+    (one, unit): (bool, u64),
+    style: HeaderStyle,
+    buf: &mut AlignedBuf,
+) -> io::Result<()> {
+    let end = offset + len; // within the export, `Request::check` saw to it
+    let all_data = || vec![Extent { len, flags: 0 }];
+    let found = match (image.settle(offset..end), &image.file) {
+        (Ok(()), Some(file)) => {
+            let most = if one { 1 } else { ROOM / Extent::size(style) };
+            extents(file, offset, end, unit, most)?
         }
-        Ok(Outcome::Done)
+        (Ok(()), None) => all_data(),
+        (Err(error), _) => {
+            debug!(%error, "the cache cannot be written back: holes are not told");
+            all_data()
+        }
+    };
+    buf.set_len(found.len() * Extent::size(style));
+    for (extent, bytes) in found.iter().zip(buf.chunks_exact_mut(Extent::size(style))) {
+        if style.is_extended() {
+            bytes.copy_from_slice(&extent.encode64());
+        } else {
+            // No longer than the request, whose length has 32 bits.
+            bytes.copy_from_slice(&extent.encode32().unwrap_or_default());
+        }
     }
+    Ok(())
 }
 
 /// What lies from `start` on, at most to `end` and in at most so many extents. They begin and end at

@@ -1,36 +1,36 @@
-//! Images of a folder that nobody has open are let go of: others may lock them.
+//! Images of a folder that no client has open are released, so that other programs may lock them.
 //!
 //! ```text
 //!  connection ──┐
-//!  operations ──┴ Use      nobody for a while ─► hand: sync ─► still nobody? ─yes─► forget its blocks, unlock
-//!                                                   └─no──► it stays as it is ◄── asked for ──┘
+//!  operations ──┴ Use      unused for a while ─► a thread: sync ─► still unused? ─yes─► forget its blocks, unlock
+//!                                                     └─no──► it stays as it is ◄── asked for ──┘
 //! ```
 //!
-//! Asked for again, an image is locked again, and read from the device: others may have written to it. It keeps
-//! its place and its descriptor, because requests name a file by its place for as long as the server lives; one
-//! that has another length now is opened anew, at another place.
+//! If a client asks for the image again, it is locked again, and read from the device: other programs may have written
+//! to it. It keeps its place and its descriptor, because requests name a file by its place for as long as the server
+//! lives; an image that has another length now is opened anew, at another place.
 //!
-//! Who opens an image, who begins to use it, and who lets go of it hold one lock; only the sync, which may take
-//! long, is done without. Whoever asks for the image meanwhile is counted, and then it is not let go of.
+//! To open an image, to begin to use it, and to release it take one lock. Only the sync, which may take long, is done
+//! without. A client that asks for the image meanwhile is counted, and the image is not released then.
 
 use std::collections::HashMap;
+use std::future::Future;
 use std::io;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use nbd_protocol::Negotiated;
 use percpu::rcu;
 use tracing::{info, warn};
 
-use crate::admission::Class;
-use crate::changes::Outcome;
 use crate::export::{ExportError, ExportTable, Identity};
-use crate::hands::{self, Back, Task};
 use crate::lock::{lock, unlock};
 
-/// How often to look for images that nobody has open.
+/// How often the server looks for images that no client has open.
 pub(crate) const LOOK: Duration = Duration::from_secs(1);
 
 /// The open files.
@@ -46,7 +46,7 @@ pub(crate) struct Known {
 
 impl Known {
     /// The open file of that identity and length; but the length of one that is in use is what it was when
-    /// it was opened. One that got another length while nobody used it is opened anew.
+    /// it was opened. A file that got another length while it was unused is opened anew.
     pub(crate) fn find(&self, identity: &Identity, len: u64) -> Option<usize> {
         let file = *self.files.get(identity)?;
         let rest = &self.rest[file];
@@ -61,9 +61,9 @@ pub(crate) struct Rest {
     len: u64,
     /// Times that it was asked for.
     asked: u64,
-    /// Nobody has had it open since.
+    /// No client has had it open since.
     since: Option<Instant>,
-    /// A hand is about to let go of it, or could not.
+    /// A thread is about to release it, or could not.
     tried: bool,
     /// It is not locked, and nothing of it is cached.
     asleep: bool,
@@ -91,7 +91,7 @@ impl Uses {
     }
 
     fn begin(self: &Arc<Self>, file: usize) -> Use {
-        // Ordering: Relaxed; the lock of those who let go of files is held.
+        // Ordering: Relaxed; the lock that a release takes is held.
         self.0[file].fetch_add(1, Ordering::Relaxed);
         Use { uses: Arc::clone(self), file }
     }
@@ -102,7 +102,7 @@ impl Uses {
     }
 }
 
-/// Somebody uses a file: a connection, and those of its operations that outlive it.
+/// A use of a file: by a connection, and by those of its operations that outlive it.
 #[derive(Debug)]
 pub(crate) struct Use {
     uses: Arc<Uses>,
@@ -113,20 +113,6 @@ impl Drop for Use {
     fn drop(&mut self) {
         // Ordering: Release; see `Uses::is_used`.
         self.uses.0[self.file].fetch_sub(1, Ordering::Release);
-    }
-}
-
-/// A file to let go of.
-#[derive(Debug)]
-pub(crate) struct Job {
-    exports: Arc<ExportTable>,
-    file: usize,
-}
-
-impl Job {
-    /// Blocks.
-    pub(crate) fn run(&self) -> io::Result<Outcome> {
-        self.exports.let_go(self.file, || {}).map(|()| Outcome::Done)
     }
 }
 
@@ -158,15 +144,14 @@ impl ExportTable {
         Ok(())
     }
 
-    /// Has hands let go of what nobody has had open for long enough.
-    pub(crate) fn look_for_idle(self: &Arc<Self>, now: Instant, back: &Arc<Back>) {
-        while back.pop().is_some() {}
+    /// Has threads of the cache release the files that no client has had open for long enough. Does not wait for them.
+    pub(crate) fn look_for_idle(self: &Arc<Self>, now: Instant) {
         if self.args.idle == 0 {
             return;
         }
         // Closed connections are dropped, and what they used with them, behind a grace period: go on with it.
         rcu::poll();
-        let Some(mut known) = self.known.try_lock() else { return }; // somebody opens one
+        let Some(mut known) = self.known.try_lock() else { return }; // a client opens one
         for (file, rest) in known.rest.iter_mut().enumerate().skip(self.fixed_files) {
             if rest.asleep || rest.tried {
                 continue;
@@ -179,20 +164,24 @@ impl ExportTable {
             if now.saturating_duration_since(since) < Duration::from_secs(self.args.idle) {
                 continue;
             }
-            let job = hands::Job::LetGo(Job { exports: Arc::clone(self), file });
-            let task = Task { job, buf: None, key: file, back: Arc::clone(back) };
-            rest.tried = self.hands.give(file, Class::LargeWrite, task).is_ok();
+            rest.tried = true;
+            let exports = Arc::clone(self);
+            let call = self.image(file).device.call_async(move |_| {
+                let _ = exports.let_go(file, || {}); // which has said so
+            });
+            // The first poll begins the call, which ends without the future.
+            let _ = pin!(call).poll(&mut Context::from_waker(Waker::noop()));
         }
     }
 
-    /// Lets go of a file that nobody uses, unless it is asked for meanwhile. Blocks.
+    /// Releases a file that is not used, unless a client asks for it meanwhile. Blocks.
     fn let_go(&self, file: usize, meanwhile: impl FnOnce()) -> io::Result<()> {
         let asked = self.known.lock().rest[file].asked;
         let synced = self.sync_file(file);
         meanwhile();
         let name = self.names_of(file).next().unwrap_or_default();
         if let Err(error) = synced {
-            // It is tried again once somebody has used it; its clients hear of it before.
+            // It is tried again once a client has used it, which is told of the error before.
             warn!(export = name, %error, "an image stays locked");
             return Err(error);
         }
@@ -202,8 +191,7 @@ impl ExportTable {
             (rest.since, rest.tried) = (None, false);
             return Ok(());
         }
-        let image = self.blocks.as_ref().and_then(|blocks| blocks.image(file));
-        if image.is_none_or(|image| image.forget()) {
+        if self.image(file).forget() {
             if !self.args.no_lock {
                 unlock(&self.files[file])?;
             }
@@ -220,7 +208,6 @@ mod tests {
     use std::fs::File;
     use std::io::{Seek, SeekFrom};
     use std::os::unix::fs::FileExt;
-    use std::task::Waker;
 
     use clap::Parser;
     use nbd_protocol::{Exports, HeaderStyle};
@@ -229,7 +216,6 @@ mod tests {
     use super::*;
     use crate::args::Args;
     use crate::blocks::BLOCK;
-    use crate::changes::Way;
 
     /// A folder with an image, and the exports of it.
     fn folder(cache: &str) -> (TempDir, Arc<ExportTable>) {
@@ -313,19 +299,10 @@ mod tests {
         let (dir, table) = folder("1M");
         let (index, used) = negotiate(&table).unwrap();
         let file = table.get(index).file;
-        let blocks = table.blocks.as_ref().unwrap();
-        let request = nbd_protocol::Request {
-            flags: nbd_protocol::CommandFlags::NONE,
-            command: 0,
-            cookie: 0,
-            offset: BLOCK as u64,
-            len: BLOCK as u64,
-        };
-        let write = nbd_protocol::Command::Write { fua: false };
-        let way = blocks.begin(file, write, &request, &mut [7; BLOCK]);
-        assert!(matches!(way, Way::Answer(Ok(()))), "{way:?}");
+        let image = table.image(file);
+        assert_eq!(image.try_write(BLOCK as u64, &[7; BLOCK]), Ok(BLOCK));
         let mut bytes = [0; BLOCK];
-        assert!(blocks.read(file, BLOCK as u64, &mut bytes) && bytes == [7; BLOCK]);
+        assert!(image.try_read(BLOCK as u64, &mut bytes) && bytes == [7; BLOCK]);
         drop(used);
         table.let_go(file, || {}).unwrap();
         let mut other = File::options().read(true).write(true).open(dir.path().join("a")).unwrap();
@@ -334,7 +311,7 @@ mod tests {
         assert_eq!(other.seek(SeekFrom::End(0)).unwrap(), 4 * BLOCK as u64);
         other.write_all_at(&[8; BLOCK], BLOCK as u64).unwrap();
         let _used = negotiate(&table).unwrap();
-        assert!(!blocks.read(file, BLOCK as u64, &mut bytes), "it is not what it was");
+        assert!(!image.try_read(BLOCK as u64, &mut bytes), "it is not what it was");
     }
 
     #[test]
@@ -362,17 +339,16 @@ mod tests {
     #[test]
     fn only_what_nobody_has_open_for_long_is_let_go_of() {
         let (dir, table) = folder("1M");
-        let back = Arc::new(Back::new(0, Waker::noop().clone()));
         let begun = Instant::now();
         let used = negotiate(&table).unwrap();
         for seconds in [0, 100, 200] {
-            table.look_for_idle(begun + Duration::from_secs(seconds), &back);
+            table.look_for_idle(begun + Duration::from_secs(seconds));
         }
         drop(used);
-        table.look_for_idle(begun + Duration::from_secs(300), &back);
-        table.look_for_idle(begun + Duration::from_secs(305), &back);
+        table.look_for_idle(begun + Duration::from_secs(300));
+        table.look_for_idle(begun + Duration::from_secs(305));
         assert!(!is_free(&dir) && !table.known.lock().rest[0].tried, "it is not long");
-        table.look_for_idle(begun + Duration::from_secs(320), &back);
+        table.look_for_idle(begun + Duration::from_secs(320));
         assert!(table.known.lock().rest[0].tried || table.known.lock().rest[0].asleep);
         while !table.known.lock().rest[0].asleep {
             std::thread::yield_now();

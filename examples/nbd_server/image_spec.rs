@@ -3,8 +3,6 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use crate::args::parse_size;
-
 /// What is served of a file, and under which name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageSpec {
@@ -54,6 +52,20 @@ impl FromStr for ImageSpec {
     }
 }
 
+/// Bytes; K, M, G, T are powers of 1024.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.bytes().last().map(|last| last.to_ascii_uppercase()) {
+        Some(b'K') => (&text[..text.len() - 1], 10),
+        Some(b'M') => (&text[..text.len() - 1], 20),
+        Some(b'G') => (&text[..text.len() - 1], 30),
+        Some(b'T') => (&text[..text.len() - 1], 40),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| format!("'{text}' is not a size"))?;
+    let size = number.checked_mul(1 << shift).filter(|&size| i64::try_from(size).is_ok());
+    size.ok_or_else(|| format!("'{text}' is too large"))
+}
+
 /// The parts between single commas, in which double commas have become single ones.
 fn parts(text: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
@@ -71,6 +83,16 @@ fn parts(text: &str) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_take_binary_suffixes() {
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_size("64M"), Ok(64 << 20));
+        assert_eq!(parse_size("1t"), Ok(1 << 40));
+        for bad in ["", "M", "-1", "1.5G", "9000000T", "18446744073709551615"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn names_come_from_the_argument_or_the_file() {

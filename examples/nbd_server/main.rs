@@ -8,9 +8,9 @@
 //! it gets a SIGUSR1; `--help` lists the rest.
 //!
 //! ```text
-//!  main: accept, signals ──► worker: epoll, sessions ──► aio-reap engine ──► image
-//!        (server)       └─ registry ─┘  (worker, conn, session, requests,    (export)
-//!                                        operation, admission)   └─► bufcache (blocks, changes, hands)
+//!  main: accept, signals ──► worker: epoll, sessions ─► requests ─► commands ─┬─► aio-reap engine ─► image
+//!        (server)       └─ registry ─┘  (worker, conn,   (tasks,    (futures)  └─► bufcache (blocks)
+//!                                        session)         admission)
 //! ```
 
 mod admission;
@@ -18,7 +18,7 @@ mod args;
 mod background;
 mod blocks;
 mod captive;
-mod changes;
+mod commands;
 mod conn;
 mod contexts;
 mod counters;
@@ -26,7 +26,6 @@ mod demo;
 mod export;
 mod extents;
 mod folder;
-mod hands;
 mod idle;
 mod image_spec;
 mod listeners;
@@ -34,6 +33,7 @@ mod lock;
 mod manual;
 mod memory;
 mod metrics;
+mod notifier;
 mod operation;
 mod peers;
 mod places;
@@ -44,7 +44,7 @@ mod server;
 mod session;
 mod slots;
 mod spin;
-mod syncs;
+mod tasks;
 mod tls;
 mod worker;
 
@@ -218,7 +218,22 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
     });
     server.accept_until(Calls { stop: stop.as_fd(), show: None, period: None }, |_| {})?;
     let report = client.join().map_err(|_| "the client panicked")??;
-    writeln!(io::stdout(), "{report}\n{}", server.report())?;
+    let figures = server.report();
+    let mut stdout = io::stdout();
+    writeln!(stdout, "{report}")?;
+    writeln!(
+        stdout,
+        "  {:.0} % of the reads were answered from the cache",
+        figures.hit_rate() * 100.0
+    )?;
+    if args.verbose {
+        writeln!(stdout, "\n{figures}")?;
+    } else {
+        writeln!(
+            stdout,
+            "\n--verbose prints the server's figures too. --image FILE --socket PATH serves an image."
+        )?;
+    }
     server.stop()?;
     Ok(())
 }

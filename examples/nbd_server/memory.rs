@@ -36,7 +36,7 @@ const HEADROOM: usize = 1 << 20;
 /// Longest run of zeros written at once where the file system cannot make them.
 pub(crate) const ZEROS: usize = 1 << 20;
 /// Most zeros written for one request there: what a compact header can ask for. The length of an extended one could keep
-/// the disk, and a hand, busy for days.
+/// the disk, and a thread of the cache, busy for days.
 pub(crate) const MOST_ZEROS: u64 = u32::MAX as u64;
 
 /// [`ZEROS`] zero bytes that every request shares; `None` if there is no memory for them.

@@ -23,8 +23,9 @@ use tracing::{debug, warn};
 use crate::admission::Class;
 use crate::counters::Counters;
 use crate::listeners::{Access, SocketFile, listen_unix};
+use crate::notifier::{eventfd, ring};
 use crate::report::{Reporter, ServerReport};
-use crate::server::{ServerError, eventfd, ring};
+use crate::server::ServerError;
 use crate::worker::Moves;
 
 /// How long a client may take for its request, and for the answer.
@@ -285,7 +286,7 @@ fn moves(page: &mut Page, moves: &[(usize, Moves)]) {
 
 fn requests(page: &mut Page, counters: &Counters) {
     let Counters { reads, read_bytes, hits, writes, written_bytes, flushes, .. } = counters;
-    let Counters { other, errors, failures, closed, unknown, .. } = counters;
+    let Counters { other, errors, failures, closed, .. } = counters;
     page.metric(
         "requests_total",
         "Requests that were begun.",
@@ -304,11 +305,7 @@ fn requests(page: &mut Page, counters: &Counters) {
     page.one("read_hits_total", "Reads that were answered from memory.", hits);
     page.one("errors_total", "Requests that were refused or failed.", errors);
     page.one("image_errors_total", "Requests that an image failed.", failures);
-    page.metric(
-        "refused_completions_total",
-        "Completions that led to no connection.",
-        &[("reason", "closed", closed), ("reason", "unknown", unknown)],
-    );
+    page.one("closed_completions_total", "Requests that ended after their connection.", closed);
 }
 
 fn cache(page: &mut Page, report: &ServerReport) {
@@ -347,11 +344,9 @@ fn engines(page: &mut Page, report: &ServerReport) {
     let waiting = &report.waiting;
     page.one("waiting", "Requests that wait for a place in an engine.", waiting.depth);
     page.one("waiting_dropped_total", "Waits that ended with their connection.", waiting.dropped);
-    let hands = &report.hands;
-    page.one("hands_waiting", "Jobs that wait for a hand.", hands.waiting);
-    let held: Vec<_> =
-        hands.held.iter().map(|(name, held)| ("export", &name[..], held as _)).collect();
-    page.metric("hands_busy", "Hands that work on what blocks, by image.", &held);
+    let begun: Vec<_> =
+        report.begun.iter().map(|(name, begun)| ("export", &name[..], begun as _)).collect();
+    page.metric("in_flight", "Requests that have begun and not ended, by image.", &begun);
     let classes = Class::ALL.map(|class| (class.to_string(), waiting.of(class)));
     let seconds = classes.each_ref().map(|(_, waits)| waits.time.as_secs_f64());
     let counts = classes.each_ref().map(|(name, waits)| ("class", &name[..], &waits.count as _));
@@ -361,10 +356,10 @@ fn engines(page: &mut Page, report: &ServerReport) {
     page.metric("waited_seconds_total", "How long they did.", &times.collect::<Vec<_>>());
 }
 
-/// Of what sessions and operations are kept in.
+/// Of what sessions are kept in.
 fn structures(page: &mut Page, report: &ServerReport) {
     let lists = [("sessions", &report.registry.sessions), ("exports", &report.registry.opened)];
-    let tables = [("connections", &report.connections), ("operations", &report.operations)];
+    let tables = [("connections", &report.connections)];
     macro_rules! of_each {
         ($all:ident, $label:literal, $($name:literal $help:literal $field:ident),* $(,)?) => {
             $(page.metric($name, $help, &$all.map(|(of, stats)| ($label, of, &stats.$field as _)));)*

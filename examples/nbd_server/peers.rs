@@ -14,8 +14,8 @@ use percpu::sync::Mutex;
 use radix_ctx::Id;
 use socket2::Socket;
 
+use crate::notifier::ring;
 use crate::registry::peer_credentials;
-use crate::server::ring;
 
 /// Half-open connections of one peer, as a part of all connections. A guess.
 const SHARE: usize = 4;
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn the_last_connection_that_was_served_is_noticed() {
-        let fd = crate::server::eventfd().unwrap();
+        let fd = crate::notifier::eventfd().unwrap();
         let peers = Peers::new(4, None, Some(Arc::clone(&fd)));
         let is_told = || rustix::io::read(&fd, &mut [0; 8]).is_ok();
         drop(peers.admit(A).unwrap());

@@ -20,10 +20,6 @@ impl Places {
         Self { count, share, taken: 0, held: vec![0; files].into() }
     }
 
-    pub(crate) fn taken(&self) -> usize {
-        self.taken
-    }
-
     /// Files that have places, and how many.
     pub(crate) fn held(&self) -> impl Iterator<Item = (usize, usize)> {
         self.held.iter().copied().enumerate().filter(|&(_, held)| held > 0)

@@ -14,15 +14,13 @@ use percpu::rcu;
 use radix_ctx::TableStats;
 
 use crate::admission::WaitStats;
-use crate::blocks::Blocks;
 use crate::contexts::Connections;
 use crate::counters::Counters;
 use crate::export::ExportTable;
-use crate::hands::MOST;
 use crate::registry::{Registry, RegistryReport, by_name};
 use crate::worker::{Inbox, Message, Moves, WorkerReport};
 
-/// Whoever wants to know the figures has one.
+/// Collects the figures; each thread that wants them has one.
 #[derive(Clone)]
 pub(crate) struct Reporter {
     pub(crate) workers: Vec<Inbox>,
@@ -46,31 +44,12 @@ impl Reporter {
         let left = || self.patience.saturating_sub(since.elapsed());
         let next = || receiver.recv_timeout(left()).ok();
         let reports: Vec<WorkerReport> = std::iter::from_fn(next).collect();
-        let cache = self.exports.blocks.as_ref().map(Blocks::stats);
+        let cache = self.exports.blocks.stats();
         let registry = self.registry.report(&self.exports);
-        let hands = self.exports.hands.stats();
         let name = |file| self.exports.names_of(file).next().unwrap_or_default();
-        let held = by_name(hands.held.iter().map(|&(file, held)| (name(file), held)));
-        let hands = HandsReport { busy: hands.busy, waiting: hands.waits.depth, held };
-        ServerReport::new(&reports, self.connections.stats(), cache, (registry, hands))
-    }
-}
-
-/// The threads for what waits.
-#[derive(Debug)]
-pub(crate) struct HandsReport {
-    pub(crate) busy: usize,
-    /// Jobs for which there is none.
-    pub(crate) waiting: usize,
-    /// Images that they work on, and how many do.
-    pub(crate) held: Vec<(String, usize)>,
-}
-
-impl fmt::Display for HandsReport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { busy, waiting, held } = self;
-        write!(f, "hands      {busy} of {MOST} work on what blocks, {waiting} jobs wait for one")?;
-        held.iter().try_for_each(|(name, count)| write!(f, "; '{name}' has {count}"))
+        let begun = reports.iter().flat_map(|report| &report.begun);
+        let begun = by_name(begun.map(|&(file, count)| (name(file), count)));
+        ServerReport::new(&reports, self.connections.stats(), cache, (registry, begun))
     }
 }
 
@@ -79,7 +58,8 @@ impl fmt::Display for HandsReport {
 pub(crate) struct ServerReport {
     pub(crate) workers: usize,
     pub(crate) connections: TableStats,
-    pub(crate) operations: TableStats,
+    /// Images that have requests in flight, and how many.
+    pub(crate) begun: Vec<(String, usize)>,
     pub(crate) counters: Counters,
     pub(crate) engine: Option<EngineStats>,
     pub(crate) waiting: WaitStats,
@@ -87,7 +67,6 @@ pub(crate) struct ServerReport {
     pub(crate) moves: Vec<(usize, Moves)>,
     pub(crate) cache: Option<CacheStats>,
     pub(crate) registry: RegistryReport,
-    pub(crate) hands: HandsReport,
     pub(crate) rcu: rcu::Stats,
 }
 
@@ -96,24 +75,22 @@ impl ServerReport {
         workers: &[WorkerReport],
         connections: TableStats,
         cache: Option<CacheStats>,
-        (registry, hands): (RegistryReport, HandsReport),
+        (registry, begun): (RegistryReport, Vec<(String, usize)>),
     ) -> Self {
         let mut sum = Self {
             workers: workers.len(),
             connections,
-            operations: TableStats::default(),
+            begun,
             counters: Counters::default(),
             engine: None,
             waiting: WaitStats::default(),
             moves: workers.iter().map(|worker| (worker.number, worker.moves)).collect(),
             cache,
             registry,
-            hands,
             rcu: rcu::stats(),
         };
         sum.moves.sort_unstable_by_key(|&(number, _)| number);
-        for WorkerReport { counters, operations, engine, waits, .. } in workers {
-            add(&mut sum.operations, operations);
+        for WorkerReport { counters, engine, waits, .. } in workers {
             sum.counters.add(counters);
             sum.waiting.add(waits);
             match &mut sum.engine {
@@ -125,18 +102,11 @@ impl ServerReport {
     }
 }
 
-/// Adds what another table consists of; the height is then that of the higher.
-fn add(sum: &mut TableStats, table: &TableStats) {
-    sum.live += table.live;
-    sum.reserved += table.reserved;
-    sum.pending += table.pending;
-    sum.referenced += table.referenced;
-    sum.exhausted += table.exhausted;
-    sum.slabs += table.slabs;
-    sum.nodes += table.nodes;
-    sum.height = sum.height.max(table.height);
-    sum.bytes += table.bytes;
-    sum.panics += table.panics;
+impl ServerReport {
+    /// The part of the reads that the cache answered.
+    pub(crate) fn hit_rate(&self) -> f64 {
+        self.counters.hits as f64 / self.counters.reads.max(1) as f64
+    }
 }
 
 impl Counters {
@@ -151,7 +121,6 @@ impl Counters {
         self.errors += other.errors;
         self.failures += other.failures;
         self.closed += other.closed;
-        self.unknown += other.unknown;
     }
 }
 
@@ -159,7 +128,7 @@ impl fmt::Display for ServerReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Counters { reads, read_bytes, writes, written_bytes, flushes, other, errors, .. } =
             self.counters;
-        let Counters { hits, closed, unknown, .. } = self.counters;
+        let Counters { hits, closed, .. } = self.counters;
         let mib = |bytes| bytes as f64 / f64::from(1 << 20);
         writeln!(f, "server     {} workers, {} connections", self.workers, self.connections.live)?;
         writeln!(f, "{}", self.registry)?;
@@ -180,16 +149,11 @@ impl fmt::Display for ServerReport {
             Some(cache) => writeln!(f, "cache      {hits} of {reads} reads answered; {cache}")?,
             None => writeln!(f, "cache      none")?,
         }
-        writeln!(
-            f,
-            "contexts   {} operations in flight; completions refused: {closed} of closed \
-             connections, {unknown} of unknown ids",
-            self.operations.live,
-        )?;
-        writeln!(f, "  connections  {}", self.connections)?;
-        writeln!(f, "  operations   {}", self.operations)?;
+        let begun: usize = self.begun.iter().map(|(_, count)| count).sum();
+        write!(f, "in flight  {begun} requests; {closed} ended after their connections")?;
+        self.begun.iter().try_for_each(|(name, count)| write!(f, "; '{name}' has {count}"))?;
+        writeln!(f, "\n  connections  {}", self.connections)?;
         writeln!(f, "{}", self.waiting)?;
-        writeln!(f, "{}", self.hands)?;
         writeln!(f, "rcu        {}", self.rcu)?;
         match &self.engine {
             Some(engine) => writeln!(f, "engines    {engine}")?,

@@ -38,6 +38,15 @@ impl Read for Wire<'_> {
             Some(tls) => tls.read(&mut socket, buf),
         }
     }
+
+    fn read_vectored(&mut self, bufs: &mut [io::IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut socket = self.socket;
+        match (&mut self.tls, bufs) {
+            (None, bufs) => socket.read_vectored(bufs),
+            (Some(tls), [first, ..]) => tls.read(&mut socket, first),
+            (Some(_), []) => Ok(0),
+        }
+    }
 }
 
 impl Write for Wire<'_> {

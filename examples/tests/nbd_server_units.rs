@@ -12,8 +12,8 @@ mod args;
 mod blocks;
 #[path = "../nbd_server/captive.rs"]
 mod captive;
-#[path = "../nbd_server/changes/mod.rs"]
-mod changes;
+#[path = "../nbd_server/commands/mod.rs"]
+mod commands;
 #[path = "../nbd_server/conn.rs"]
 mod conn;
 #[path = "../nbd_server/contexts.rs"]
@@ -28,8 +28,6 @@ mod export;
 mod extents;
 #[path = "../nbd_server/folder.rs"]
 mod folder;
-#[path = "../nbd_server/hands.rs"]
-mod hands;
 #[path = "../nbd_server/idle.rs"]
 mod idle;
 #[path = "../nbd_server/image_spec.rs"]
@@ -44,6 +42,8 @@ mod manual;
 mod memory;
 #[path = "../nbd_server/metrics.rs"]
 mod metrics;
+#[path = "../nbd_server/notifier.rs"]
+mod notifier;
 #[path = "../nbd_server/operation.rs"]
 mod operation;
 #[path = "../nbd_server/peers.rs"]
@@ -64,8 +64,8 @@ mod session;
 mod slots;
 #[path = "../nbd_server/spin.rs"]
 mod spin;
-#[path = "../nbd_server/syncs.rs"]
-mod syncs;
+#[path = "../nbd_server/tasks.rs"]
+mod tasks;
 #[path = "../nbd_server/tls.rs"]
 mod tls;
 #[path = "../nbd_server/worker/mod.rs"]

@@ -5,6 +5,8 @@
 //! `OFFLOCK_TRACES` names a folder of traces, in any format that `testkit::traces` reads. All of them are
 //! printed; without OLTP and P3 the targets of B8 are not measured. B11 is about the patterns.
 
+#[path = "../../../examples/bufcache_replay.rs"]
+mod bufcache_replay;
 mod policies;
 
 use std::thread;
@@ -137,7 +139,7 @@ fn two_sizes() {
     let room = BYTES * 2 / 50;
     let percent = |hits: u64| 100.0 * hits as f64 / REQUESTS as f64;
     for eviction in [Eviction::default(), Eviction::A2, Eviction::Clock] {
-        let (cache, devices) = policies::cache(room, SIZES, eviction);
+        let (cache, devices) = bufcache_replay::cache(room, SIZES, eviction).expect(OPEN);
         for (at, &pick) in picks.iter().enumerate() {
             drop(devices[pick].get(u64::from(keys[pick][at])).expect(OPEN));
         }

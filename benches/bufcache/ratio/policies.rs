@@ -1,11 +1,10 @@
 //! Policies: ours and those of other caches, and of the literature where none is at hand.
 
-use std::io;
-
-use bufcache::{BlockDevice, Cache, Device, Eviction};
+use bufcache::Eviction;
 use rustc_hash::FxBuildHasher;
 use testkit::replacement::{arc, lru, opt, s3_fifo};
 
+use super::bufcache_replay;
 use crate::ours::OPEN;
 
 /// Hits among the keys, with room for so many.
@@ -31,40 +30,9 @@ pub(crate) const POLICIES: &[(&str, Hits)] = &[
     (OPT, opt),
 ];
 
-/// Reads cost nothing, and bring nothing.
-struct Nothing;
-
-impl BlockDevice for Nothing {
-    fn len(&self) -> u64 {
-        1 << 42
-    }
-
-    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
-        Ok(buf.len())
-    }
-}
-
-/// A cache of so many bytes, and a device for each size.
-pub(crate) fn cache<const N: usize>(
-    bytes: usize,
-    sizes: [usize; N],
-    eviction: Eviction,
-) -> (Cache, [Device; N]) {
-    let builder = Cache::builder(bytes).block_sizes(sizes[0], sizes[N - 1]);
-    let cache = builder.eviction(eviction).build().expect(OPEN);
-    let devices = sizes.map(|size| cache.attach(Nothing, size).expect(OPEN));
-    (cache, devices)
-}
-
 /// The cache itself, with its smallest blocks.
 fn bufcache(keys: &[u32], room: usize, eviction: Eviction) -> u64 {
-    const BLOCK: usize = 512;
-    let (cache, [device]) = cache(room * BLOCK, [BLOCK], eviction);
-    for &key in keys {
-        drop(device.get(u64::from(key)).expect(OPEN));
-    }
-    let stats = cache.stats();
-    stats.get - stats.misses
+    bufcache_replay::hits(keys, room, eviction).expect(OPEN)
 }
 
 /// In one part, which is the best for its hits.

@@ -17,6 +17,8 @@ pub struct Args {
     pub backend: Option<String>,
     /// Where to append the chapters of the report (`--hand-on FILE`), beside printing them.
     pub hand_on: Option<PathBuf>,
+    /// Where to draw what was measured (`--picture FILE`), for benches that do.
+    pub picture: Option<PathBuf>,
     /// Started by `cargo bench`, which passes `--bench`. `cargo test --all-targets` runs benches
     /// too, without it: a bench then has nothing to do.
     pub bench: bool,
@@ -47,6 +49,7 @@ impl Args {
                 "--only" => parsed.only = inline.or_else(|| args.next()),
                 "--backend" => parsed.backend = inline.or_else(|| args.next()),
                 "--hand-on" => parsed.hand_on = inline.or_else(|| args.next()).map(PathBuf::from),
+                "--picture" => parsed.picture = inline.or_else(|| args.next()).map(PathBuf::from),
                 _ => parsed.ignored.push(arg),
             }
         }

@@ -19,6 +19,9 @@ pub struct Chapter {
     pub title: String,
     /// What is compared: what is built here before and after, and how they differ.
     pub about: String,
+    /// The command that measures it; empty if the page's command does.
+    #[serde(default)]
+    pub command: String,
     /// What was published, and whether it is so here.
     pub claims: Vec<Claim>,
     /// The figures.
@@ -225,6 +228,7 @@ mod tests {
         table.row("list", [number(Some(12.345), 1), "11".into()]);
         table.row("tree", [number(Some(f64::NAN), 1)]);
         Chapter {
+        command: String::new(),
             of: "radix-ctx".into(),
             title: "a tree for a list".into(),
             claims: vec![

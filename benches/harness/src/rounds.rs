@@ -63,6 +63,12 @@ impl Rounds {
         self.done += 1;
     }
 
+    /// Returns whether no window counted of a case with at most `threads` threads.
+    pub fn lacks_a_case(&self, threads: usize) -> bool {
+        let lacks = |case: &Measured| case.throughput.iter().all(Option::is_none);
+        self.cases.iter().any(|case| case.threads <= threads && lacks(case))
+    }
+
     /// What the comparison is called.
     pub fn group(&self) -> &str {
         &self.group

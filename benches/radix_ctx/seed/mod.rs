@@ -162,6 +162,7 @@ impl Measured {
         let beyond = Claim::new("4 to 32 cores", "0.700 to 0.833", None, 3, less)
             .remark("Measured on one and two cores only; the census shows what more would share.");
         Chapter {
+        command: String::new(),
             of: "radix-ctx".into(),
             title: "aio: convert the ioctx list to radix tree".into(),
             about: "Before: a linked list of 512 contexts of 1 KiB, walked under an RCU guard. \

@@ -25,6 +25,7 @@ fn chapter(of: &str, lines: bool) -> Chapter {
         series: vec![Series::published("x", [1.0, 2.0]), Series::measured("x", values)],
     };
     Chapter {
+        command: String::new(),
         of: of.into(),
         title: "don't <script>alert(1)</script>".into(),
         about: "before & after\u{1}".into(),

@@ -237,7 +237,7 @@ unsafe impl IoBuf for String {
 }
 
 // SAFETY: the bytes are on the heap, so a move of the `Box` leaves them in place, and are
-// initialised. The engine owns the `Box`, and uses it only to return or to drop it.
+// initialised. The engine owns the `Box`, in a `HeldBuf` until it returns or drops it.
 unsafe impl IoBuf for Box<[u8]> {
     fn as_ptr(&self) -> *const u8 {
         <[u8]>::as_ptr(self)

@@ -2,7 +2,9 @@
 
 use std::io;
 
-use crate::backend::{Device, aio::Aio, external::External, threads::Threads, uring::Uring};
+use crate::backend::{
+    Device, aio::Aio, external::External, external::Staging, threads::Threads, uring::Uring,
+};
 use crate::engine::Engine;
 use crate::reap::ReapMode;
 use crate::start::{BackendKind, Fallback, StartError};
@@ -200,7 +202,7 @@ impl EngineBuilder {
         let kind = BackendKind::External;
         let device = start()
             .map_err(|reason| StartError::Refused(vec![Fallback { backend: kind, reason }]))?;
-        self.finish(State::new(Device::External(device), limits), kind, Vec::new())
+        self.finish(State::new(Device::External(Staging::new(device)), limits), kind, Vec::new())
     }
 
     fn finish(

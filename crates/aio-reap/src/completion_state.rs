@@ -14,6 +14,7 @@ use crate::perform;
 use crate::raw::RawCompletion;
 use crate::slab::{CompletionTarget, Fifo, Index, Slab, SlotState};
 use crate::stats::EngineStats;
+use crate::turn::Scope;
 
 /// The number of EAGAIN and EINTR completions in a row that the engine retries; a guess. The next
 /// one is the request's error.
@@ -32,12 +33,23 @@ pub(crate) struct CompletionState {
     pub(crate) in_flight: usize,
     pub(crate) pending: Fifo,
     pub(crate) ready: Fifo,
+    /// The ready inner requests.
+    pub(crate) ready_inner: Fifo,
     /// The EAGAIN completions of this reap.
     pub(crate) eagain_reaped: usize,
     /// The completions put into queues that no turn has reported yet.
     pub(crate) enqueued: usize,
     /// Values that deliveries leave, to be dropped where user code may run.
     pub(crate) deferred_drops: Vec<DeferredDrop>,
+}
+
+/// A request for a slot.
+pub(crate) struct NewRequest<T> {
+    pub(crate) file: Option<File>,
+    pub(crate) op: Op,
+    pub(crate) at_eof: AtEof,
+    pub(crate) target: CompletionTarget,
+    pub(crate) payload: T,
 }
 
 impl CompletionState {
@@ -49,25 +61,26 @@ impl CompletionState {
             in_flight: 0,
             pending: Fifo::new(capacity),
             ready: Fifo::new(capacity),
+            ready_inner: Fifo::new(capacity),
             eagain_reaped: 0,
             enqueued: 0,
             deferred_drops: Vec::new(),
         }
     }
 
-    /// Initialises the slot `index`, which was just allocated, and queues its request.
+    /// Initialises the slot `index`, which was just allocated, and queues its request. Returns its
+    /// user data. `stage` gets the user data and the number of pending requests, this one included,
+    /// and returns whether the backend has staged the request.
     #[inline]
     pub(crate) fn queue<T: Deliver>(
         &mut self,
         index: Index,
-        file: Option<File>,
-        op: Op,
-        at_eof: AtEof,
-        target: CompletionTarget,
-        payload: T,
-    ) {
+        request: NewRequest<T>,
+        stage: impl FnOnce(u64, usize) -> bool,
+    ) -> u64 {
+        let NewRequest { file, op, at_eof, target, payload } = request;
         let slot = self.slab.get(index);
-        slot.state = SlotState::Pending;
+        let user_data = u64::from(slot.generation) << 32 | u64::from(index);
         slot.target = target;
         slot.at_eof = at_eof;
         slot.retries = 0;
@@ -87,7 +100,10 @@ impl CompletionState {
             self.finish(index, None);
         } else {
             self.pending.push(index);
+            let staged = stage(user_data, self.pending.len());
+            slot.state = if staged { SlotState::InFlight } else { SlotState::Pending };
         }
+        user_data
     }
 
     /// Processes a completion that was reaped at `now`. The usual cases are inlined into the
@@ -108,8 +124,7 @@ impl CompletionState {
             return self.route_result(index, now);
         }
         if slot.target != CompletionTarget::Queue {
-            slot.state = SlotState::Ready;
-            return self.ready.push(index);
+            return self.make_ready(index);
         }
         let (taken, result) = (slot.payload.take_erased(), slot.result);
         self.slab.release(index);
@@ -213,9 +228,7 @@ impl CompletionState {
         let slot = self.slab.get(index);
         self.stats.took(slot.payload.stamp, now);
         if slot.target != CompletionTarget::Queue {
-            slot.state = SlotState::Ready;
-            self.ready.push(index);
-            return;
+            return self.make_ready(index);
         }
         let (taken, result) = (slot.payload.take_erased(), slot.result);
         self.slab.release(index);
@@ -234,9 +247,28 @@ impl CompletionState {
     /// queue, so that the next turn counts it.
     pub(crate) fn finish(&mut self, index: Index, error: Option<NonZeroI32>) {
         let slot = self.slab.get(index);
-        slot.state = SlotState::Ready;
         slot.result.error = error;
-        self.ready.push(index);
+        self.make_ready(index);
+    }
+
+    /// Puts a completed request on its ready list.
+    #[inline]
+    fn make_ready(&mut self, index: Index) {
+        let slot = self.slab.get(index);
+        slot.state = SlotState::Ready;
+        match slot.target {
+            CompletionTarget::Inner => self.ready_inner.push(index),
+            _ => self.ready.push(index),
+        }
+    }
+
+    /// Takes the oldest ready request of `scope`, inner ones first.
+    #[inline]
+    pub(crate) fn pop_ready(&mut self, scope: Scope) -> Option<Index> {
+        match (self.ready_inner.pop(), scope) {
+            (None, Scope::All) => self.ready.pop(),
+            (inner, _) => inner,
+        }
     }
 
     /// Ends a request that the kernel refused.
@@ -277,7 +309,7 @@ impl CompletionState {
     /// Drops the payloads of requests that were not delivered when the engine is dropped, and what
     /// their results own.
     pub(crate) fn abandon_all_ready(&mut self) {
-        while let Some(index) = self.ready.pop() {
+        while let Some(index) = self.pop_ready(Scope::All) {
             self.abandon_ready(index);
         }
     }

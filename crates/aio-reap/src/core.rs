@@ -23,7 +23,7 @@ use crate::request_id::RequestId;
 use crate::slab::{CancelReason, CompletionTarget, Index, SlotState};
 use crate::state::{Delivery, State};
 use crate::sys;
-use crate::turn::Turn;
+use crate::turn::{Scope, Turn};
 use crate::wake_fd::WakeFd;
 use crate::waker::BlockOnWaker;
 
@@ -108,21 +108,22 @@ impl Core {
         if panicking() {
             self.wake_fd.kick();
         } else {
-            self.flush_unless_held();
+            self.flush_unless_held(Scope::All);
         }
     }
 
     /// Submits and reaps, unless a plug holds requests back or a callback is running. In the latter
     /// case the call that runs the callback, or the kick that it arms, submits them.
-    pub(crate) fn flush_unless_held(&self) {
+    pub(crate) fn flush_unless_held(&self, scope: Scope) {
         if self.plugs.get() == 0 && !self.dispatching.get() {
-            self.round(self.reap_mode.get().after_submit(), true, false);
+            let _held = (scope == Scope::Inner).then(|| Held(self));
+            self.round(self.reap_mode.get().after_submit(), scope, false);
         }
     }
 
     /// Performs the actions that are due. The next round delivers a request that is cancelled here.
     #[cold]
-    fn expire(&self) {
+    fn expire(&self, scope: Scope) {
         let now = self.instant();
         loop {
             let mut state = self.state.borrow_mut();
@@ -134,6 +135,10 @@ impl Core {
                 }
                 Some((index, Action::Wake)) => {
                     let waker = state.completions.slab.get(index).waker.take();
+                    if scope != Scope::All {
+                        state.held_wakes.extend(waker);
+                        continue;
+                    }
                     drop(state);
                     let _guard = self.dispatching();
                     waker.into_iter().for_each(Waker::wake);
@@ -155,12 +160,6 @@ impl Core {
     pub(crate) fn cancel(&self, index: Index) -> bool {
         let _rearm = Rearm(self);
         self.state.borrow_mut().cancel(index, CancelReason::Cancelled)
-    }
-
-    /// Returns the id of the request in `index`.
-    #[inline]
-    pub(crate) fn id(&self, index: Index) -> RequestId {
-        RequestId(self.state.borrow().completions.slab.user_data(index))
     }
 
     /// Tries to end a request early, if it is still in the engine. Returns false if there was no
@@ -200,12 +199,16 @@ impl Core {
 
     /// Turns the engine until no remote is left and no request is left.
     pub(crate) fn serve(&self) -> io::Result<()> {
-        let turn = || match self.turn(true) {
+        let turn = || match self.turn(Scope::All) {
             turn if turn.delivered > 0 => Served::Progress,
             turn if turn.is_idle() => Served::Idle,
             _ => Served::Busy,
         };
-        drive::serve(|| self.state.borrow().has_remotes(), turn, || self.sleep(None, None))
+        drive::serve(
+            || self.state.borrow().has_remotes(),
+            turn,
+            || self.sleep(None, None, Scope::All),
+        )
     }
 
     /// Wakes futures that may take a slot now.
@@ -230,14 +233,16 @@ impl Core {
     ///
     /// It does not loop, because it would never return on a device that completes inside submit.
     /// With `sleep` the submission may wait for a completion.
-    fn round(&self, reap: bool, deliver: bool, sleep: bool) -> usize {
+    fn round(&self, reap: bool, scope: Scope, sleep: bool) -> usize {
         let enqueued = {
             let mut state = self.state.borrow_mut();
             state.submit(sleep);
             if reap && state.reap() {
                 self.wake_fd.progress();
             }
-            let enqueued = state.take_enqueued();
+            state.update_stage_limit();
+            // What is in queues is reported by the next turn that is not an inner one.
+            let enqueued = if scope == Scope::Inner { 0 } else { state.take_enqueued() };
             if state.can_only_wait() {
                 // The usual case: no callback is ready and no work is left.
                 self.wake_fd.wake_at(state.deadlines.earliest());
@@ -245,13 +250,29 @@ impl Core {
             }
             enqueued
         };
+        if scope == Scope::Inner {
+            let delivered = self.dispatch(scope);
+            if self.state.borrow().needs_retry() {
+                self.wake_fd.retry_later();
+            }
+            return delivered;
+        }
         let _rearm = Rearm(self); // also if a callback panics
         self.drop_deferred();
-        let delivered = enqueued + if deliver { self.dispatch() } else { 0 };
+        self.wake_held();
+        let delivered = enqueued + self.dispatch(scope);
         if self.state.borrow().completions.slab.promised > 0 {
             self.admit();
         }
         delivered
+    }
+
+    /// Wakes what inner turns have held.
+    fn wake_held(&self) {
+        for waker in mem::take(&mut self.state.borrow_mut().held_wakes) {
+            let _guard = self.dispatching();
+            waker.wake();
+        }
     }
 
     /// Drops the completion queues without an owner, and the buffers in them, which is user code.
@@ -268,19 +289,19 @@ impl Core {
         Dispatching { core: self, outermost: !self.dispatching.replace(true) }
     }
 
-    /// Delivers the completions that are ready now. User code runs here, and no borrow is held.
+    /// Delivers the completions of `scope` that are ready now. User code runs here, and no borrow is held.
     ///
     /// Completions that become ready during the call are left. Otherwise it would never return if
     /// each callback made another request that needs no kernel.
-    fn dispatch(&self) -> usize {
-        let ready = self.state.borrow().ready();
+    fn dispatch(&self, scope: Scope) -> usize {
+        let ready = self.state.borrow().ready(scope);
         if ready == 0 {
             return 0;
         }
         let _guard = self.dispatching();
         for delivered in 0..ready {
             // The borrow ends with this statement.
-            let next = self.state.borrow_mut().deliver();
+            let next = self.state.borrow_mut().deliver(scope);
             match next {
                 None => return delivered, // a callback called `wait`, which delivered the rest
                 Some(Delivery::Payload(taken, result)) => {
@@ -295,12 +316,13 @@ impl Core {
         ready
     }
 
-    pub(crate) fn turn(&self, deliver: bool) -> Turn {
-        self.turn_and(deliver, false)
+    pub(crate) fn turn(&self, scope: Scope) -> Turn {
+        let _held = (scope == Scope::Inner).then(|| Held(self));
+        self.turn_and(scope, false)
     }
 
     /// Turns the engine. With `sleep` the submission may wait for a completion.
-    fn turn_and(&self, deliver: bool, sleep: bool) -> Turn {
+    fn turn_and(&self, scope: Scope, sleep: bool) -> Turn {
         self.wake_fd.clear();
         if self.registry.has_returned() {
             self.unregister_returned();
@@ -310,10 +332,10 @@ impl Core {
         state.take_remote_requests();
         let timed = state.deadlines.earliest().is_some();
         drop(state);
-        if timed && deliver {
-            self.expire();
+        if timed && scope != Scope::Nothing {
+            self.expire(scope);
         }
-        let delivered = self.round(true, deliver, sleep);
+        let delivered = self.round(true, scope, sleep);
         let state = self.state.borrow();
         let pending = state.held();
         Turn { delivered, pending, in_flight: state.in_flight() }
@@ -326,11 +348,26 @@ impl Core {
         timeout: Option<Duration>,
         waker: Option<&BlockOnWaker>,
     ) -> io::Result<Turn> {
+        self.wait_for(Scope::All, timeout, waker)
+    }
+
+    /// Waits for the waker like [`wait`](Self::wait), but delivers inner requests only.
+    pub(crate) fn wait_inner(&self, waker: &BlockOnWaker) -> io::Result<Turn> {
+        let _held = Held(self);
+        self.wait_for(Scope::Inner, None, Some(waker))
+    }
+
+    fn wait_for(
+        &self,
+        scope: Scope,
+        timeout: Option<Duration>,
+        waker: Option<&BlockOnWaker>,
+    ) -> io::Result<Turn> {
         let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
         // Otherwise the sleep may have to end without a completion.
         let sleep = timeout.is_none() && waker.is_none() && !self.reap_mode.get().peeks();
         loop {
-            let turn = self.turn_and(true, sleep);
+            let turn = self.turn_and(scope, sleep);
             // `turn` may have cleared the waker's kick, so the flag is checked between the turn and
             // the sleep.
             if turn.delivered > 0 || waker.map_or(turn.is_idle(), BlockOnWaker::is_woken) {
@@ -340,7 +377,7 @@ impl Core {
             if left.is_some_and(|left| left.is_zero()) {
                 return Ok(turn);
             }
-            self.sleep(left, waker)?;
+            self.sleep(left, waker, scope)?;
         }
     }
 
@@ -355,7 +392,7 @@ impl Core {
         loop {
             // Before the turn, as in `drive::serve`: the turn takes what the last remote sent.
             let alone = !self.state.borrow().has_remotes();
-            let turn = self.turn_and(true, false);
+            let turn = self.turn_and(Scope::All, false);
             // A sleep that finds a completion does not handle pending signals, this one does.
             let signal = mask.map(|_| sys::poll_with_mask(&[], Some(Duration::ZERO), mask));
             let left = deadline.map(|at| at.saturating_duration_since(self.instant()));
@@ -371,19 +408,24 @@ impl Core {
             }
             let state = self.state.borrow_mut();
             let left = state.deadlines.shorten(left, || state.backend.instant());
-            if self.sleeps_before(state, left) {
+            if self.sleeps_before(state, left, Scope::All) {
                 self.wake_fd.wait_with_mask(left, mask)?;
             }
         }
     }
 
     /// Sleeps until a turn may make progress or the waker is woken. May return early.
-    fn sleep(&self, timeout: Option<Duration>, waker: Option<&BlockOnWaker>) -> io::Result<()> {
+    fn sleep(
+        &self,
+        timeout: Option<Duration>,
+        waker: Option<&BlockOnWaker>,
+        scope: Scope,
+    ) -> io::Result<()> {
         let now = || self.instant();
         let mut timeout = self.state.borrow().deadlines.shorten(timeout, now);
         if let Some(spin) = self.reap_mode.get().spin(timeout, now) {
             let start = now();
-            if self.spin(spin, waker) {
+            if self.spin(spin, waker, scope) {
                 return Ok(());
             }
             let spent = now().saturating_duration_since(start);
@@ -393,18 +435,23 @@ impl Core {
             }
         }
         let mut state = self.state.borrow_mut();
-        if state.has_work() {
+        if state.has_work_for(scope) {
             return Ok(());
         }
         if state.in_kernel() > 0 && waker.is_none() && state.inbox.is_none() {
             return state.wait(timeout);
         }
-        if self.sleeps_before(state, timeout) { self.wake_fd.wait(timeout) } else { Ok(()) }
+        if self.sleeps_before(state, timeout, scope) { self.wake_fd.wait(timeout) } else { Ok(()) }
     }
 
     /// Prepares a sleep on the descriptors. Returns false if there is work instead.
-    fn sleeps_before(&self, mut state: RefMut<'_, State>, timeout: Option<Duration>) -> bool {
-        if state.has_work() {
+    fn sleeps_before(
+        &self,
+        mut state: RefMut<'_, State>,
+        timeout: Option<Duration>,
+        scope: Scope,
+    ) -> bool {
+        if state.has_work_for(scope) {
             return false;
         }
         if state.in_kernel() > 0 {
@@ -420,9 +467,9 @@ impl Core {
     }
 
     /// Peeks for completions as long as `spin` allows. Returns whether the sleep can be omitted.
-    fn spin(&self, mut spin: Spin, waker: Option<&BlockOnWaker>) -> bool {
+    fn spin(&self, mut spin: Spin, waker: Option<&BlockOnWaker>, scope: Scope) -> bool {
         let mut state = self.state.borrow_mut();
-        while !state.has_work() && !waker.is_some_and(BlockOnWaker::is_woken) {
+        while !state.has_work_for(scope) && !waker.is_some_and(BlockOnWaker::is_woken) {
             if state.in_kernel() == 0 {
                 if state.needs_retry() {
                     // The last peek found EAGAIN. Clear its notification, because it would end the
@@ -522,6 +569,22 @@ impl Drop for Rearm<'_> {
             self.0.wake_fd.retry_later();
         }
         self.0.wake_fd.wake_at(state.deadlines.earliest());
+    }
+}
+
+/// On drop, kicks if an inner turn has held something, so that a turn that delivers all follows. Not
+/// after each inner turn, because the kick would end the sleep of the next one.
+struct Held<'c>(&'c Core);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        let state = self.0.state.borrow(); // user code never runs under a borrow
+        let free = state.completions.slab.free_len();
+        if state.completions.slab.promised > 0 && free > 0 {
+            self.0.wake_fd.kick(); // a future waits for a slot that an inner request has freed
+        }
+        drop(state);
+        drop(Rearm(self.0));
     }
 }
 

@@ -17,6 +17,7 @@ use crate::buf_list::{BufList, IoVecs};
 use crate::core::Core;
 use crate::drive;
 use crate::file::File;
+use crate::held_buf::HeldBuf;
 use crate::op::{AllocateMode, Block, Kind, Memory, Op};
 use crate::plug::Plug;
 use crate::reap::ReapMode;
@@ -26,7 +27,7 @@ use crate::request_id::RequestId;
 use crate::start::{BackendKind, Fallback};
 use crate::state::State;
 use crate::stats::EngineStats;
-use crate::turn::Turn;
+use crate::turn::{Scope, Turn};
 use crate::wake_fd::WakeFd;
 use crate::waker::BlockOnWaker;
 
@@ -180,8 +181,10 @@ impl Engine {
 
     /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file or if the read is
     /// [`partial`](Request::partial).
-    pub fn read<B: IoBufMut>(&self, file: &File, mut buf: B, offset: u64) -> Request<'_, B> {
-        let op = self.transfer(Kind::Read, file, buf.as_mut_ptr(), &buf, offset);
+    pub fn read<B: IoBufMut>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
+        let mut buf = HeldBuf::new(buf);
+        let op = self.transfer(Kind::Read, file, buf.get(), offset);
+        let op = Op { ptr: buf.get_mut().as_mut_ptr(), ..op };
         Request::new(&self.core, Some(file.clone()), op, buf)
     }
 
@@ -231,7 +234,7 @@ impl Engine {
             ..self.op(kind, file, offset)
         };
         let misaligned = file.alignment().is_some_and(|align| !iovecs.is_aligned(align, offset));
-        Request::new(&self.core, Some(file.clone()), op, list).misaligned(misaligned)
+        Request::new(&self.core, Some(file.clone()), op, HeldBuf::new(list)).misaligned(misaligned)
     }
 
     /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails, unless it is
@@ -240,7 +243,9 @@ impl Engine {
     /// After an error [`RequestError::transferred`](crate::RequestError::transferred) returns how
     /// many bytes were written before it. Any part of the other bytes may have been written.
     pub fn write<B: IoBuf>(&self, file: &File, buf: B, offset: u64) -> Request<'_, B> {
-        let op = self.transfer(Kind::Write, file, buf.as_ptr().cast_mut(), &buf, offset);
+        let buf = HeldBuf::new(buf);
+        let op = self.transfer(Kind::Write, file, buf.get(), offset);
+        let op = Op { ptr: buf.get().as_ptr().cast_mut(), ..op };
         Request::new(&self.core, Some(file.clone()), op, buf)
     }
 
@@ -276,12 +281,12 @@ impl Engine {
 
     /// Sends a no-op through the kernel. It shows the cost of the engine itself.
     pub fn nop(&self) -> Request<'_, ()> {
-        Request::new(&self.core, None, Op::NOP, ())
+        Request::new(&self.core, None, Op::NOP, HeldBuf::new(()))
     }
 
     fn ranged(&self, kind: Kind, file: &File, offset: u64, len: u64) -> Request<'_, ()> {
         let op = Op { len, ..self.op(kind, file, offset) };
-        Request::new(&self.core, Some(file.clone()), op, ())
+        Request::new(&self.core, Some(file.clone()), op, HeldBuf::new(()))
     }
 
     fn op(&self, kind: Kind, file: &File, offset: u64) -> Op {
@@ -289,17 +294,12 @@ impl Engine {
         Op { kind, block, fd: file.op_fd(&self.core.registry), offset, ..Op::NOP }
     }
 
-    fn transfer<B: IoBuf>(
-        &self,
-        kind: Kind,
-        file: &File,
-        ptr: *mut u8,
-        buf: &B,
-        offset: u64,
-    ) -> Op {
+    /// Makes the operation of a transfer without the address, which is taken last: `buf` is not used
+    /// afterwards.
+    fn transfer<B: IoBuf>(&self, kind: Kind, file: &File, buf: &B, offset: u64) -> Op {
         let known = buf.registered().and_then(|known| known.number_in(&self.core.registry));
         let memory = known.map_or(Memory::PLAIN, Memory::registered);
-        Op { memory, ptr, len: buf.len() as u64, ..self.op(kind, file, offset) }
+        Op { memory, len: buf.len() as u64, ..self.op(kind, file, offset) }
     }
 
     /// Holds requests back until the returned guard, and every other one, is dropped.
@@ -314,7 +314,8 @@ impl Engine {
     /// delivers them to callbacks and futures after the callback returns. So callbacks that turn
     /// the engine do not nest.
     pub fn turn(&self) -> Turn {
-        self.core.turn(!self.core.is_dispatching())
+        let scope = if self.core.is_dispatching() { Scope::Nothing } else { Scope::All };
+        self.core.turn(scope)
     }
 
     /// Turns the engine, and sleeps, until at least one completion was delivered, `timeout` is

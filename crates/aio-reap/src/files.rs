@@ -7,6 +7,7 @@ use crate::closing::ClosingFd;
 use crate::engine::Engine;
 use crate::error::RequestError;
 use crate::file::File;
+use crate::held_buf::HeldBuf;
 use crate::io_path::IoPath;
 use crate::op::{Kind, Op};
 use crate::open_options::OpenOptions;
@@ -118,12 +119,12 @@ impl Engine {
     pub fn close(&self, fd: impl Into<OwnedFd>) -> Request<'_, ClosingFd, ()> {
         let fd = fd.into();
         let op = Op { kind: Kind::Close, fd: fd.as_raw_fd(), ..Op::NOP };
-        Request::new(self.core(), None, op, ClosingFd::new(fd))
+        Request::new(self.core(), None, op, HeldBuf::new(ClosingFd::new(fd)))
     }
 
     fn named<T: Reply<IoPath>>(&self, op: Op, path: IoPath) -> Request<'_, IoPath, T> {
         let valid = path.is_valid();
-        Request::new(self.core(), None, op, path).invalid_path(!valid)
+        Request::new(self.core(), None, op, HeldBuf::new(path)).invalid_path(!valid)
     }
 }
 

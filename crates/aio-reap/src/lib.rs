@@ -30,6 +30,8 @@
 //! # }
 //! ```
 //!
+//! The [`guide`] explains the reap after a submission with a picture.
+//!
 //! # Choosing
 //!
 //! | the program | uses |
@@ -38,6 +40,7 @@
 //! | runs futures and no other runtime | [`Engine::block_on`] and [`Operation`]s |
 //! | runs on tokio | `Engine::run_until` or `Engine::drive` on a `LocalSet` (feature `tokio`) |
 //! | has many threads | an engine on each; or one thread that [serves](Engine::serve) [`Remote`]s |
+//! | is a library that blocks on the engine of its caller | [`Request::inner_callback`] and [`Engine::block_on_inner`] |
 //! | must not allocate per request | a [`CompletionQueue`] or [`Operation`]s, and buffers that it reuses |
 //! | asks for more than the engine takes | [`Request::submit_async`], which waits for a slot, or [`SubmitError::Full`] and a turn |
 //!
@@ -81,7 +84,7 @@
 //! transfer and a retried request go to the end of the queue. Requests complete in any order, even
 //! if they use the same bytes: submit a dependent request after the first has completed. `fsync`
 //! covers the writes that completed before it was submitted. Callbacks and wake-ups run in the
-//! order in which completions were reaped. Requests of other threads wait for slots behind the
+//! order in which completions were reaped, those of inner requests first. Requests of other threads wait for slots behind the
 //! futures that already wait. Requests of one thread keep their order.
 //!
 //! **Buffers** belong to the engine from submission to completion, even if the waiting future is
@@ -96,7 +99,7 @@
 //! |---|---|---|
 //! | dropping an [`Operation`] | no | yes |
 //! | [`Operation::deadline`], [`Operation::wait_timeout`] | no | yes, in time |
-//! | [`Operation::cancel`], [`Engine::cancel`], [`Engine::cancel_all`], [`RemoteOperation::cancel`] | if the kernel can cancel it: `ECANCELED` | with the request |
+//! | [`Operation::cancel`], [`Engine::cancel`], [`Engine::cancel_all`], [`RemoteOperation::cancel`], [`Remote::cancel`] | if the kernel can cancel it: `ECANCELED` | with the request |
 //! | [`Request::cancel_at`] | if the kernel can cancel it at that time: `ETIMEDOUT` | with the request |
 //! | dropping a [`Submission`] | it was never queued | yes |
 //! | dropping a [`RemoteOperation`] | no | yes |
@@ -184,7 +187,11 @@ mod engine;
 mod error;
 mod file;
 mod files;
+#[cfg(doc)]
+pub mod guide;
+mod held_buf;
 mod histogram;
+mod inner;
 mod io_path;
 mod op;
 mod open_options;
@@ -235,7 +242,7 @@ pub use outcome::Outcome;
 pub use plug::Plug;
 pub use queue::{Completion, CompletionQueue};
 pub use reap::ReapMode;
-pub use remote::{Remote, RemoteOperation, RemoteRequest, SharedFile};
+pub use remote::{Remote, RemoteOperation, RemoteRequest, RemoteRequestId, SharedFile};
 pub use reply::Reply;
 pub use request::Request;
 pub use request_id::RequestId;

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use crate::error::RequestError;
+use crate::held_buf::HeldBuf;
 use crate::payload::{DeferredDrop, Deliver, RawResult};
 use crate::reply::Reply;
 
@@ -12,7 +13,7 @@ pub type Outcome<B, T = usize> = (Result<T, RequestError>, B);
 
 /// The payload of a request that an [`Operation`](crate::Operation) collects: only the buffer.
 pub(crate) struct Owned<B, T = usize> {
-    buf: B,
+    buf: HeldBuf<B>,
     result: PhantomData<fn() -> T>,
 }
 
@@ -30,21 +31,22 @@ impl<B: 'static, T: Reply<B>> Deliver for Owned<B, T> {
 }
 
 impl<B, T> Owned<B, T> {
-    pub(crate) fn new(buf: B) -> Self {
+    pub(crate) fn new(buf: HeldBuf<B>) -> Self {
         Self { buf, result: PhantomData }
     }
 
-    pub(crate) fn into_buf(self) -> B {
+    pub(crate) fn into_buf(self) -> HeldBuf<B> {
         self.buf
     }
 }
 
 impl<B, T: Reply<B>> Owned<B, T> {
     /// Makes the outcome of the request, which has completed with `result`.
-    pub(crate) fn outcome(mut self, result: RawResult) -> Outcome<B, T> {
+    pub(crate) fn outcome(self, result: RawResult) -> Outcome<B, T> {
+        let mut buf = self.buf.into_inner();
         // SAFETY: the payload of a request is used with its result once, because this consumes it.
-        let result = unsafe { T::from_kernel(result.to_result(), &mut self.buf) };
-        (result, self.buf)
+        let result = unsafe { T::from_kernel(result.to_result(), &mut buf) };
+        (result, buf)
     }
 }
 
@@ -55,11 +57,11 @@ pub(crate) struct Callback<B, F, T = usize> {
 }
 
 impl<B, F, T> Callback<B, F, T> {
-    pub(crate) fn new(buf: B, done: F) -> Self {
+    pub(crate) fn new(buf: HeldBuf<B>, done: F) -> Self {
         Self { owned: Owned::new(buf), done }
     }
 
-    pub(crate) fn into_buf(self) -> B {
+    pub(crate) fn into_buf(self) -> HeldBuf<B> {
         self.owned.into_buf()
     }
 }

@@ -11,6 +11,7 @@ use std::rc::Rc;
 use percpu::sync::cell::UnsafeCell;
 
 use crate::error::RequestError;
+use crate::held_buf::HeldBuf;
 use crate::payload::{DeferredDrop, Deliver, RawResult};
 use crate::reply::Reply;
 
@@ -119,7 +120,7 @@ impl<B, T> std::fmt::Debug for CompletionQueue<B, T> {
 
 /// The payload of a request whose completion goes to a queue.
 pub(crate) struct Enqueued<B, T> {
-    pub(crate) buf: B,
+    pub(crate) buf: HeldBuf<B>,
     pub(crate) queue: CompletionQueue<B, T>,
     pub(crate) token: u64,
 }
@@ -137,7 +138,7 @@ impl<B: 'static, T: Reply<B>> Deliver for Enqueued<B, T> {
 
     fn abandon(mut self, result: RawResult) {
         // SAFETY: the payload of a request is used with its result once, because this consumes it.
-        drop(unsafe { T::from_kernel(result.to_result(), &mut self.buf) });
+        drop(unsafe { T::from_kernel(result.to_result(), self.buf.get_mut()) });
     }
 }
 
@@ -145,7 +146,8 @@ impl<B: 'static, T: Reply<B>> Enqueued<B, T> {
     /// Pushes the completion. Returns the queue if this was its last owner.
     #[inline(always)]
     fn push(self, result: RawResult) -> Option<DeferredDrop> {
-        let Self { mut buf, queue, token } = self;
+        let Self { buf, queue, token } = self;
+        let mut buf = buf.into_inner();
         // SAFETY: the payload of a request is used with its result once, because this consumes it.
         let result = unsafe { T::from_kernel(result.to_result(), &mut buf) };
         let completion = Completion { token, result, buf };

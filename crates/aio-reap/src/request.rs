@@ -5,9 +5,11 @@ use std::marker::PhantomData;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use crate::completion_state::NewRequest;
 use crate::core::Core;
 use crate::error::{RequestError, SubmitError};
 use crate::file::File;
+use crate::held_buf::HeldBuf;
 use crate::op::{AtEof, Op};
 use crate::operation::Operation;
 use crate::outcome::{Callback, Owned};
@@ -16,6 +18,7 @@ use crate::queue::{CompletionQueue, Enqueued};
 use crate::reply::Reply;
 use crate::request_id::RequestId;
 use crate::slab::{CompletionTarget, Index, Slab};
+use crate::turn::Scope;
 
 /// An operation that one of the front ends can submit.
 ///
@@ -47,15 +50,15 @@ pub struct Request<'e, B, T = usize> {
     misaligned: bool,
     invalid_path: bool,
     cancel_at: Option<Instant>,
-    buf: B,
+    buf: HeldBuf<B>,
     result: PhantomData<fn() -> T>,
 }
 
 /// The result of a front end: `S`, or the refused request.
-type Submitted<'e, B, T, S> = Result<S, SubmitError<Request<'e, B, T>>>;
+pub(crate) type Submitted<'e, B, T, S> = Result<S, SubmitError<Request<'e, B, T>>>;
 
 impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
-    pub(crate) fn new(core: &'e Rc<Core>, file: Option<File>, op: Op, buf: B) -> Self {
+    pub(crate) fn new(core: &'e Rc<Core>, file: Option<File>, op: Op, buf: HeldBuf<B>) -> Self {
         Self {
             core,
             file,
@@ -157,7 +160,7 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
 
     /// Returns the buffer, instead of a submission.
     pub fn into_buf(self) -> B {
-        self.buf
+        self.buf.into_inner()
     }
 
     /// Submits the request. The [`Operation`] awaits the result or blocks for it.
@@ -182,9 +185,9 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         alloc: fn(&mut Slab) -> Option<Index>,
     ) -> Submitted<'e, B, T, Operation<B, T>> {
         let core = self.core;
-        let index = self.queue(CompletionTarget::Future, alloc, Owned::<B, T>::new)?;
-        let operation = Operation::new(core, index);
-        core.flush_unless_held();
+        let id = self.queue(CompletionTarget::Future, alloc, Owned::<B, T>::new)?;
+        let operation = Operation::new(core, id.index());
+        core.flush_unless_held(Scope::All);
         Ok(operation)
     }
 
@@ -203,12 +206,19 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         self,
         done: impl FnOnce(Result<T, RequestError>, B) + 'static,
     ) -> Submitted<'e, B, T, RequestId> {
+        self.callback_to(CompletionTarget::Callback, Scope::All, done)
+    }
+
+    pub(crate) fn callback_to(
+        self,
+        target: CompletionTarget,
+        scope: Scope,
+        done: impl FnOnce(Result<T, RequestError>, B) + 'static,
+    ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
-        let index = self.queue(CompletionTarget::Callback, Slab::alloc, |buf| {
-            Callback::<B, _, T>::new(buf, done)
-        })?;
-        let id = core.id(index);
-        core.flush_unless_held();
+        let callback = |buf| Callback::<B, _, T>::new(buf, done);
+        let id = self.queue(target, Slab::alloc, callback)?;
+        core.flush_unless_held(scope);
         Ok(id)
     }
 
@@ -224,13 +234,12 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         token: u64,
     ) -> Submitted<'e, B, T, RequestId> {
         let core = self.core;
-        let index = self.queue(CompletionTarget::Queue, Slab::alloc, |buf| Enqueued {
+        let id = self.queue(CompletionTarget::Queue, Slab::alloc, |buf| Enqueued {
             buf,
             queue: queue.clone(),
             token,
         })?;
-        let id = core.id(index);
-        core.flush_unless_held();
+        core.flush_unless_held(Scope::All);
         Ok(id)
     }
 
@@ -239,8 +248,8 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         self,
         target: CompletionTarget,
         alloc: fn(&mut Slab) -> Option<Index>,
-        payload: impl FnOnce(B) -> D,
-    ) -> Submitted<'e, B, T, Index> {
+        payload: impl FnOnce(HeldBuf<B>) -> D,
+    ) -> Submitted<'e, B, T, RequestId> {
         let mut state = self.core.state.borrow_mut();
         if state.closed {
             return Err(SubmitError::Closed(self));
@@ -256,11 +265,12 @@ impl<'e, B: 'static, T: Reply<B>> Request<'e, B, T> {
         let Some(index) = alloc(&mut completions.slab) else { return Err(SubmitError::Full(self)) };
         let Self { file, op, at_eof, cancel_at, buf, .. } = self;
         // `payload` only moves its parts together, so no user code runs under the borrow.
-        completions.queue(index, file, op, at_eof, target, payload(buf));
+        let user_data =
+            state.queue(index, NewRequest { file, op, at_eof, target, payload: payload(buf) });
         if let Some(at) = cancel_at {
             state.note_deadline(index, at);
         }
-        Ok(index)
+        Ok(RequestId(user_data))
     }
 }
 

@@ -1,5 +1,7 @@
 //! The name of a request in an engine.
 
+use crate::slab::Index;
+
 /// The name of a request that was submitted with a callback or to a queue, for
 /// [`Engine::cancel`](crate::Engine::cancel). No later request of the engine has it (until its slot
 /// was used 2^32 times).
@@ -23,3 +25,10 @@
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RequestId(pub(crate) u64);
+
+impl RequestId {
+    /// Returns the slot of the request.
+    pub(crate) fn index(self) -> Index {
+        self.0 as Index
+    }
+}

@@ -25,7 +25,7 @@ pub(crate) enum SlotState {
     Free,
     /// Queued, but not accepted by the backend.
     Pending,
-    /// Accepted by the backend. The buffer and the file must stay.
+    /// Accepted by the backend, or staged for the next submission. The buffer and the file must stay.
     InFlight,
     /// Complete, and on the ready list for delivery.
     Ready,
@@ -40,6 +40,8 @@ pub(crate) enum CompletionTarget {
     Queue,
     /// A callback. The delivery runs user code.
     Callback,
+    /// The callback of an inner request, which an inner turn delivers too.
+    Inner,
     /// An [`Operation`](crate::Operation), which will collect it.
     Future,
     /// None: the operation was dropped. The buffer is freed at completion.
@@ -300,24 +302,37 @@ pub(crate) struct Batch<'s> {
     here: slice::Iter<'s, Index>,
     then: &'s [Index],
     now: u64,
+    staged: usize,
 }
 
 impl<'s> Batch<'s> {
-    /// Makes a batch of the first requests on `list`, at most `most`. `now` becomes the time stamp
-    /// of the taken ones.
+    /// Makes a batch of the first requests on `list` after the `staged` ones, at most `most`. `now` becomes
+    /// the time stamp of the taken ones.
     #[inline]
-    pub(crate) fn new(slab: &'s mut Slab, list: &'s Fifo, most: usize, now: u64) -> Self {
-        let count = most.min(list.len());
-        let (before, start) = list.ring.split_at(list.position(list.head));
+    pub(crate) fn new(
+        slab: &'s mut Slab,
+        list: &'s Fifo,
+        staged: usize,
+        most: usize,
+        now: u64,
+    ) -> Self {
+        let count = most.min(list.len() - staged);
+        let (before, start) = list.ring.split_at(list.position(list.head.wrapping_add(staged)));
         let (here, then) = match count.checked_sub(start.len()) {
             None => (&start[..count], &before[..0]),
             Some(more) => (start, &before[..more]),
         };
-        Self { slots: &mut slab.slots, here: here.iter(), then, now }
+        Self { slots: &mut slab.slots, here: here.iter(), then, now, staged }
     }
 }
 
 impl Batch<'_> {
+    /// Returns the number of staged requests, which come before those of the batch.
+    #[inline]
+    pub(crate) fn staged(&self) -> usize {
+        self.staged
+    }
+
     /// Takes the next request, which is in flight from now on. Returns its user data and slot.
     #[inline(always)]
     pub(crate) fn next_slot(&mut self) -> Option<(u64, &Slot)> {
@@ -401,14 +416,16 @@ mod tests {
             (slot.state, slot.op.offset) = (SlotState::Pending, offset);
             list.push(index);
         }
-        let mut batch = Batch::new(&mut slab, &list, 3, 9);
+        let mut batch = Batch::new(&mut slab, &list, 0, 3, 9);
         assert_eq!(batch.len(), 3);
         assert_eq!(batch.by_ref().map(|sub| sub.op.offset).collect::<Vec<_>>(), [0, 1, 2]);
         finish_submission(&mut slab, &mut list, 3, 1);
         assert_eq!((slab.count(SlotState::InFlight), slab.count(SlotState::Pending)), (1, 3));
-        let mut batch = Batch::new(&mut slab, &list, 8, 9);
+        let mut batch = Batch::new(&mut slab, &list, 0, 8, 9);
         assert_eq!(batch.next().map(|sub| sub.op.offset), Some(1));
         assert_eq!(batch.len(), 2);
+        let skipped = Batch::new(&mut slab, &list, 2, 8, 9);
+        assert_eq!(skipped.map(|sub| sub.op.offset).collect::<Vec<_>>(), [3]);
     }
 
     #[test]
@@ -443,7 +460,7 @@ mod tests {
         let mut start = |slab: &mut Slab| {
             let index = slab.alloc().unwrap();
             list.push(index);
-            let user_data = Batch::new(slab, &list, 1, 0).next().unwrap().user_data;
+            let user_data = Batch::new(slab, &list, 0, 1, 0).next().unwrap().user_data;
             finish_submission(slab, &mut list, 1, 1);
             user_data
         };

@@ -10,7 +10,10 @@
 //!
 //! 1. accepted = pending + in flight + ready + done + finished; in flight <= depth.
 //! 2. A slot that is `Pending` or `InFlight` owns its buffer (in `payload`) and its file.
-//! 3. If requests are pending although there is room, then a request is in the kernel (its
+//! 3. The first `staged` requests on the pending list are staged in the backend. Their slots are
+//!    `InFlight`, so that the submission does not visit them, but count as pending. Code that takes
+//!    a request off the list, or cancels one in the backend, calls `unstage` before.
+//! 4. If requests are pending although there is room, then a request is in the kernel (its
 //!    completion causes a turn), or `blocked` is set (the engine arms a timer), or the program is
 //!    notified (by `Turn::pending` and the kick).
 
@@ -25,16 +28,18 @@ use percpu::sync::Arc;
 
 use crate::adaptive::BatchLimit;
 use crate::backend::{Backend, Device};
-use crate::completion_state::CompletionState;
+use crate::completion_state::{CompletionState, NewRequest};
 use crate::deadlines::{Action, Deadlines};
 use crate::histogram::Histogram;
 use crate::op::Kind;
+use crate::payload::Deliver;
 use crate::payload::{RawResult, TakenPayload};
-use crate::raw::Stop;
+use crate::raw::{Stop, Sub};
 use crate::remote::{Inbox, PendingRemote, Shared};
 use crate::slab::{
     Batch, CancelReason, CompletionTarget, Index, Slab, SlotState, finish_submission,
 };
+use crate::turn::Scope;
 use crate::wait_queue::WaitQueue;
 
 /// The limits of an engine.
@@ -67,6 +72,11 @@ pub(crate) struct State {
     pub(crate) waiting: WaitQueue,
     /// The requests of other threads. `None` before the first [`Remote`](crate::Remote).
     pub(crate) inbox: Option<Box<Inbox>>,
+    /// The wakers of deadlines that passed in inner turns, for the next turn that delivers all.
+    pub(crate) held_wakes: Vec<Waker>,
+    /// The number of requests at the head of the pending list that are staged, and its limit.
+    staged: usize,
+    stage_limit: usize,
     /// The last reap used up its budget. More completions may be visible, for which there is no
     /// wake-up.
     budget_used_up: bool,
@@ -95,8 +105,59 @@ impl State {
             deadlines: Deadlines::default(),
             waiting: WaitQueue::default(),
             inbox: None,
+            held_wakes: Vec::new(),
+            staged: 0,
+            stage_limit: 0,
             budget_used_up: false,
         }
+    }
+
+    /// Queues a request in the slot `index`, which was just allocated, and stages it if every request
+    /// before it is staged. Returns its user data.
+    #[inline]
+    pub(crate) fn queue<T: Deliver>(&mut self, index: Index, request: NewRequest<T>) -> u64 {
+        let Self { completions, backend, staged, stage_limit, .. } = self;
+        let op = request.op;
+        completions.queue(index, request, |user_data, pending| {
+            if *staged == *stage_limit || pending != *staged + 1 {
+                return false;
+            }
+            // `op` is not read from the slot: the load would wait for the stores of its parts.
+            let done = backend.stage(Sub { user_data, op });
+            if done {
+                *staged += 1
+            } else {
+                *stage_limit = *staged
+            }
+            done
+        })
+    }
+
+    /// Takes back every staged request: they are only pending then.
+    fn unstage(&mut self) {
+        if self.staged > 0 {
+            let CompletionState { slab, pending, .. } = &mut self.completions;
+            finish_submission(slab, pending, mem::take(&mut self.staged), 0);
+            self.backend.unstage();
+        }
+        self.stage_limit = 0;
+    }
+
+    /// Updates the number of requests that may be staged, after a submission and a reap. A staged
+    /// request has no time stamp, so an engine that measures latencies stages none.
+    #[inline]
+    pub(crate) fn update_stage_limit(&mut self) {
+        let completions = &self.completions;
+        let may = completions.pending.len() == self.staged
+            && !self.limits.timed
+            && self.backend.can_stage();
+        self.stage_limit = if may { self.room() } else { 0 };
+    }
+
+    /// Returns the number of requests that the next submission may take.
+    #[inline]
+    fn room(&self) -> usize {
+        (self.limits.depth - self.completions.in_flight).min(self.batch.get())
     }
 
     pub(crate) fn pending(&self) -> usize {
@@ -118,20 +179,35 @@ impl State {
         (self.completions.blocked || self.backend.backlog() > 0) && self.in_kernel() == 0
     }
 
-    /// Returns the number of completions to deliver.
-    pub(crate) fn ready(&self) -> usize {
-        self.completions.ready.len()
+    /// Returns the number of completions of `scope` to deliver.
+    pub(crate) fn ready(&self, scope: Scope) -> usize {
+        let CompletionState { ready, ready_inner, .. } = &self.completions;
+        match scope {
+            Scope::Nothing => 0,
+            Scope::Inner => ready_inner.len(),
+            Scope::All => ready_inner.len() + ready.len(),
+        }
     }
 
     /// Returns whether another turn makes progress without a wake-up.
     pub(crate) fn has_work(&self) -> bool {
+        self.has_work_for(Scope::All)
+    }
+
+    /// The same for a turn that delivers the completions of `scope`.
+    pub(crate) fn has_work_for(&self, scope: Scope) -> bool {
         let can_submit = self.pending() > 0 && self.in_flight() < self.limits.depth;
         self.budget_used_up
-            || self.ready() > 0
-            || self.completions.enqueued > 0
+            || self.ready(scope) > 0
+            || (scope == Scope::All && self.holds_reports())
             || (!self.completions.blocked && (can_submit || self.backend.backlog() > 0))
             || self.inbox.as_ref().is_some_and(|inbox| inbox.has_requests() || inbox.has_cancels())
             || self.remote_requests() > 0
+    }
+
+    /// Returns whether a turn that is not an inner one reports or wakes something without a request.
+    fn holds_reports(&self) -> bool {
+        self.completions.enqueued > 0 || !self.held_wakes.is_empty()
     }
 
     /// Returns the number of requests of other threads for which a turn would find a slot.
@@ -143,7 +219,7 @@ impl State {
     /// Returns the number of requests that are not in the kernel and that another turn would
     /// advance.
     pub(crate) fn held(&self) -> usize {
-        self.pending() + self.ready() + self.remote_requests()
+        self.pending() + self.ready(Scope::All) + self.remote_requests()
     }
 
     /// Takes requests of other threads into slots, as far as slots are free.
@@ -216,7 +292,8 @@ impl State {
         let quiet = quiet && completions.deferred_drops.is_empty();
         quiet
             && completions.pending.len() == 0
-            && completions.ready.len() == 0
+            && self.ready(Scope::All) == 0
+            && self.held_wakes.is_empty()
             && completions.slab.promised == 0
     }
 
@@ -225,7 +302,7 @@ impl State {
         let completions = &self.completions;
         !self.budget_used_up
             && completions.enqueued == 0
-            && completions.ready.len() == 0
+            && self.ready(Scope::All) == 0
             && completions.slab.promised == 0
     }
 
@@ -236,20 +313,24 @@ impl State {
     /// Submits one batch. With `sleep` it may also wait for a completion, unless a delivery, a
     /// future, a deadline or another thread would wait for that.
     pub(crate) fn submit(&mut self, sleep: bool) {
+        if self.staged > self.room() {
+            self.unstage(); // the adaptive limit has shrunk
+        }
         let sleep = sleep && self.inbox.is_none();
         let sleep = sleep && self.deadlines.earliest().is_none() && self.has_delivered_all();
         let now = self.now();
         loop {
+            let (room, staged) = (self.room(), mem::take(&mut self.staged));
             let completions = &mut self.completions;
-            let room = (self.limits.depth - completions.in_flight).min(self.batch.get());
-            let batch = Batch::new(&mut completions.slab, &completions.pending, room, now);
-            let offered = batch.len();
+            let CompletionState { slab, pending, .. } = &mut *completions;
+            let batch = Batch::new(slab, pending, staged, room - staged, now);
+            let offered = staged + batch.len();
             if offered == 0 && self.backend.backlog() == 0 {
                 completions.blocked = false;
                 return;
             }
             // Otherwise the rest could be submitted as well.
-            let last = offered == completions.pending.len() || offered < self.batch.get();
+            let last = offered == pending.len() || offered < self.batch.get();
             let submitted = if sleep && last {
                 let (submitted, slept) = self.backend.submit_and_wait(batch);
                 completions.stats.waits += u64::from(slept);
@@ -320,6 +401,7 @@ impl State {
     /// Tries to end a request early with `reason` as its result. Returns false if there was no
     /// attempt.
     pub(crate) fn cancel(&mut self, index: Index, reason: CancelReason) -> bool {
+        self.unstage();
         let completions = &mut self.completions;
         let slot = completions.slab.get(index);
         match slot.state {
@@ -339,6 +421,7 @@ impl State {
 
     /// Tries to end every request early. Returns the number of attempts.
     pub(crate) fn cancel_all(&mut self, reason: CancelReason) -> usize {
+        self.unstage();
         let completions = &mut self.completions;
         let mut pending = 0;
         // All at once, because to remove them one by one takes quadratic time.
@@ -365,10 +448,10 @@ impl State {
         self.completions.slab.promised = self.waiting.len();
     }
 
-    /// Removes the oldest completion from the ready list and returns what to deliver.
-    pub(crate) fn deliver(&mut self) -> Option<Delivery> {
+    /// Removes the oldest completion of `scope` from its ready list and returns what to deliver.
+    pub(crate) fn deliver(&mut self, scope: Scope) -> Option<Delivery> {
         let completions = &mut self.completions;
-        let index = completions.ready.pop()?;
+        let index = completions.pop_ready(scope)?;
         completions.stats.completed += 1;
         let slot = completions.slab.get(index);
         if slot.target == CompletionTarget::Future {
@@ -393,12 +476,13 @@ impl State {
     pub(crate) fn validate(&self) {
         let completions = &self.completions;
         let count = |state| completions.slab.count(state);
-        assert_eq!(completions.in_flight, count(SlotState::InFlight), "in flight");
-        assert_eq!(completions.pending.len(), count(SlotState::Pending), "pending list");
-        assert_eq!(completions.ready.len(), count(SlotState::Ready), "ready list");
+        assert_eq!(completions.in_flight + self.staged, count(SlotState::InFlight), "in flight");
+        let pending = count(SlotState::Pending) + self.staged;
+        assert_eq!(completions.pending.len(), pending, "pending list");
+        assert_eq!(self.ready(Scope::All), count(SlotState::Ready), "ready lists");
         assert_eq!(completions.slab.free_len(), count(SlotState::Free), "free list");
         assert!(completions.in_flight <= self.limits.depth, "in flight above depth");
-        let queues = completions.pending.len() + completions.ready.len() + completions.enqueued;
+        let queues = completions.pending.len() + self.ready(Scope::All) + completions.enqueued;
         let held = (queues + completions.in_flight) as u64;
         assert_eq!(
             completions.stats.accepted,

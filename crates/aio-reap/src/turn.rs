@@ -1,4 +1,13 @@
-//! The report of one turn of an engine.
+//! The completions that one turn of an engine delivers, and its report.
+
+/// The completions that a turn delivers. It reaps all in any case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    Nothing,
+    /// Those of inner requests; see [`inner`](crate::inner).
+    Inner,
+    All,
+}
 
 /// The report of a call that turned the engine.
 ///

@@ -243,9 +243,10 @@ impl Device {
 
     #[inline(always)]
     fn get_key(&self, key: Key, reuse: Reuse) -> Result<ReadGuard<'_>, GetError> {
-        if let Some(held) = self.shared.hit(key, self.class, reuse) {
-            if self.shared.count_get() {
-                self.shared.time_a_hit(key, self.class);
+        if let Some((held, is_sampled)) = self.shared.look_up(key, self.class, reuse) {
+            let is_timed = self.shared.count_get();
+            if is_sampled || is_timed {
+                self.shared.note_and_time(key, self.class, is_sampled, is_timed);
             }
             return Ok(ReadGuard::new(self, held));
         }
@@ -256,6 +257,13 @@ impl Device {
         };
         self.shared.miss_times.add(began);
         Ok(ReadGuard::new(self, held))
+    }
+
+    /// Whether hits of a block are sampled, for benches: it is there, and was marked when the cache was full.
+    #[doc(hidden)]
+    pub fn is_sampled(&self, block: u64) -> bool {
+        let key = self.source.key(block);
+        key.is_some_and(|key| self.shared.is_sampled(key))
     }
 
     /// Begins to read blocks that are not there, for gets to come. What the device does not have is left out.

@@ -6,14 +6,16 @@
 //! let cache = Cache::new(1 << 20)?; // a MiB, in blocks of 4,096 bytes
 //! let disk = cache.attach(MemoryDevice::new(vec![7; 100_000]), 4096)?;
 //!
-//! let block = disk.get(3)?; // read from the device, once, whoever asks
+//! let block = disk.get(3)?; // one read of the device, however many threads want the block
 //! assert_eq!((block.len(), block[0]), (4096, 7));
-//! drop(block); // a guard keeps its buffer where it is, and keeps it from being written
+//! drop(block); // a guard keeps its buffer in the cache, and unchanged
 //!
 //! disk.get(3)?; // a hit
 //! assert_eq!(cache.stats().reads, 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! The chapters of the [`guide`] explain hazard slots and write-back with a picture each.
 //!
 //! # Writing
 //!
@@ -24,15 +26,16 @@
 //! let disk = cache.attach(MemoryDevice::new(vec![0; 100_000]), 4096)?;
 //! disk.get_mut(3)?[..5].copy_from_slice(b"hello"); // in the cache, and dirty
 //! disk.sync()?; // on the device, and durable
-//! disk.close()?; // a drop syncs too, but has nobody to tell where that fails
+//! disk.close()?; // a drop syncs too, but cannot return an error
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! A block is **durable** when a [`Device::sync`], [`Device::write_through`] or [`Device::close`] has
-//! returned `Ok` that began after the block's [`WriteGuard`] dropped. Of blocks written later each sector
-//! of 512 bytes is there as it was, or as any version written since; no order holds between blocks but
-//! that of a [log](Wal), and that of one sync behind another. A write that fails leaves its block
-//! dirty; a sync that fails [poisons](WriteError::Poisoned) the device until a [`Device::reset`].
+//! returned `Ok` that began after the block's [`WriteGuard`] was dropped. Of a block written later, each
+//! sector of 512 bytes has its old bytes or those of any version written since. There is no order between
+//! blocks, except that of a [log](Wal) and that of two syncs one after the other. A write that fails
+//! leaves its block dirty. A sync that fails [poisons](WriteError::Poisoned) the device until a
+//! [`Device::reset`].
 //!
 //! After `fork` the child may only exec or exit.
 
@@ -54,6 +57,8 @@ mod error;
 mod few;
 mod frames;
 mod guard;
+#[cfg(doc)]
+pub mod guide;
 mod handle;
 mod hazard;
 mod ids;
@@ -71,7 +76,7 @@ mod word;
 mod write;
 
 pub use self::builder::Builder;
-pub use self::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
+pub use self::cache::{Bypass, DeviceRange, DeviceSync, DeviceWrite, Load};
 #[cfg(feature = "aio-reap")]
 pub use self::device::EngineDevice;
 pub use self::device::{

@@ -98,6 +98,9 @@ pub(crate) const BACK: u64 = 1 << 60;
 pub(crate) const WAITED: u64 = 1 << 61;
 /// Under `WRITE`: a guard has become a pin, whose slot the writer looks for in vain.
 pub(crate) const HELD: u64 = 1 << 62;
+/// Hits of the block are for the shadows of the policy. The sign of the word: a hit tests it by one instruction,
+/// where the block's hash would be computed anew. A block may have it that is not in the sample, which costs time.
+pub(crate) const SAMPLED: u64 = 1 << 63;
 /// Of the first entry of a bucket: a block whose home this is may lie in a later one. Not part of
 /// the entry's own state.
 pub(crate) const OVERFLOW: u64 = 1 << 56;
@@ -110,6 +113,11 @@ impl Word {
     /// A block that is about to be read, pinned by whoever reads it.
     pub(crate) fn loading(frame: Frame) -> Self {
         Self(u64::from(frame.0) | TAKEN | IO | PIN)
+    }
+
+    /// The same, where hits may be sampled.
+    pub(crate) fn sampled_if(self, sampled: bool) -> Self {
+        Self(self.0 | if sampled { SAMPLED } else { 0 })
     }
 
     /// The same, with a pin for somebody who waits.

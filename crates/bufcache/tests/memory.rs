@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use bufcache::{Cache, Eviction, MemoryDevice};
-use testkit::alloc::ThreadAllocator;
+use testkit::alloc::{ThreadAllocator, thread_bytes};
 
 #[global_allocator]
 static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
@@ -59,5 +59,23 @@ fn inv01_a_miss_that_writes_dirty_buffers_allocates_nothing() {
         assert_eq!(calls(|| (200..4000).for_each(dirty)), 0, "{eviction:?}");
         let after = cache.stats();
         assert!(after.evictions > before.evictions + 3000, "{after}");
+    }
+}
+
+/// What `Eviction::Adaptive` says of its memory.
+#[test]
+fn the_shadows_take_so_much() {
+    let bytes = |blocks: usize, eviction| {
+        let before = thread_bytes();
+        let cache = Cache::builder(blocks * 512).block_sizes(512, 512).eviction(eviction).build();
+        let after = thread_bytes();
+        drop(cache.unwrap());
+        after - before
+    };
+    let extra = |blocks| bytes(blocks, Eviction::Adaptive) - bytes(blocks, Eviction::A2);
+    assert_eq!([1, 16, 127].map(extra), [0; 3], "none");
+    for (blocks, kib) in [(128, 24), (512, 64), (2048, 180), (1 << 20, 180)] {
+        let extra = extra(blocks);
+        assert!((kib * 512..=kib * 1024).contains(&extra), "{blocks} blocks: {extra} bytes");
     }
 }

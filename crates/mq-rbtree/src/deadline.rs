@@ -90,12 +90,13 @@ impl From<SystemTime> for Deadline {
     }
 }
 
-/// Sleeps as [`Futex::wait`] does, at most until the deadline.
-pub(crate) fn sleep(futex: &Futex, seen: u32, deadline: Option<Deadline>) {
+/// Sleeps as [`Futex::wait`] does, at most until the deadline. Returns whether a signal handler
+/// interrupted the sleep.
+pub(crate) fn sleep(futex: &Futex, seen: u32, deadline: Option<Deadline>) -> bool {
     match deadline {
         None => futex.wait(seen),
         Some(Deadline::Monotonic(end)) => {
-            futex.wait_for(seen, end.saturating_duration_since(Instant::now()));
+            futex.wait_for(seen, end.saturating_duration_since(Instant::now()))
         }
         Some(Deadline::Realtime(end)) => futex.wait_until(seen, end),
     }
@@ -165,6 +166,7 @@ impl From<InvalidDeadline> for io::Error {
 pub struct Wait {
     length: Length,
     urgency: u8,
+    interruptible: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,9 +178,9 @@ enum Length {
 
 impl Wait {
     /// Waits without a time limit.
-    pub const FOREVER: Self = Self { length: Length::Forever, urgency: 0 };
+    pub const FOREVER: Self = Self { length: Length::Forever, urgency: 0, interruptible: false };
     /// Does not wait: the operation is refused at once (`EAGAIN`).
-    pub const NO: Self = Self { length: Length::No, urgency: 0 };
+    pub const NO: Self = Self { length: Length::No, ..Self::FOREVER };
 
     /// Waits until a deadline: an [`Instant`], a [`SystemTime`] or a [`Deadline`].
     ///
@@ -186,7 +188,7 @@ impl Wait {
     /// times out (`ETIMEDOUT`).
     #[must_use]
     pub fn until(deadline: impl Into<Deadline>) -> Self {
-        Self { length: Length::Until(deadline.into()), urgency: 0 }
+        Self { length: Length::Until(deadline.into()), ..Self::FOREVER }
     }
 
     /// Waits for at most this time, from now on: see [`Deadline::after`].
@@ -202,6 +204,44 @@ impl Wait {
     #[must_use]
     pub const fn urgency(self, urgency: u8) -> Self {
         Self { urgency, ..self }
+    }
+
+    /// Makes the wait of a thread end with `Interrupted` (`EINTR`) when a signal handler has run in its
+    /// sleep. By default a wait goes on after a signal.
+    ///
+    /// A send gives its message back. As in `mq_receive`, a wait without a deadline goes on after a
+    /// handler that was installed with `SA_RESTART`; a wait with a deadline ends.
+    ///
+    /// A signal that comes before the sleep is not noticed: before the call, while the thread spins
+    /// for some microseconds, or while it waits for the lock. `mq_receive` has such a moment as well.
+    /// A program that must not miss a signal waits with a deadline and looks for itself, or sends the
+    /// signal again until the thread has answered.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use mq_rbtree::{Queue, ReceiveError, Wait};
+    ///
+    /// let queue: Queue<&str> = Queue::new(8)?;
+    /// let wait = Wait::at_most(Duration::from_millis(5)).interruptible();
+    /// match queue.receive_with(wait) {
+    ///     Ok((message, _)) => println!("{message}"),
+    ///     Err(ReceiveError::Interrupted) => println!("a signal"),
+    ///     Err(other) => println!("{other}"),
+    /// }
+    /// # Ok::<(), mq_rbtree::BuildError>(())
+    /// ```
+    #[must_use]
+    pub const fn interruptible(self) -> Self {
+        Self { interruptible: true, ..self }
+    }
+
+    pub(crate) fn is_interruptible(self) -> bool {
+        self.interruptible
+    }
+
+    /// Returns a wait that is over.
+    pub(crate) fn ended(self) -> Self {
+        Self { length: Length::Until(Instant::now().into()), ..self }
     }
 
     pub(crate) fn is_no(self) -> bool {

@@ -28,6 +28,9 @@ pub enum SendRefused {
     Full,
     /// There was no room until the deadline. Maps to `ETIMEDOUT`.
     Timeout,
+    /// There was no room until a signal ended an [interruptible](crate::Wait::interruptible) wait.
+    /// Maps to `EINTR`.
+    Interrupted,
     /// The queue is closed, or its last receiver was dropped. Maps to `ESHUTDOWN`.
     Closed,
     /// The message is longer than one message may be. Maps to `EMSGSIZE`.
@@ -69,11 +72,15 @@ pub enum ReceiveError {
     Empty,
     /// There was no message until the deadline. Maps to `ETIMEDOUT`.
     Timeout,
-    /// There is no message and none will come: the queue is closed, or its last sender was dropped.
-    /// Maps to `ESHUTDOWN`.
+    /// There was no message until a signal ended an [interruptible](crate::Wait::interruptible) wait.
+    /// Maps to `EINTR`.
+    Interrupted,
+    /// There is no message and none will come: the queue is closed, or its last sender was dropped,
+    /// and no message is in a guard. Maps to `ESHUTDOWN`.
     Closed,
-    /// There is no memory for the longest possible message. Maps to `ENOMEM`.
-    #[cfg(feature = "kernel")]
+    /// There is no memory for the longest message of a `KernelQueue`, or for a
+    /// [`MessageGuard`](crate::MessageGuard) of a queue with an [`RbTree`](crate::RbTree). Maps to
+    /// `ENOMEM`.
     NoMemory,
     /// Another errno of the kernel.
     #[cfg(feature = "kernel")]
@@ -123,6 +130,7 @@ impl SendRefused {
         match self {
             Self::Full => libc::EAGAIN,
             Self::Timeout => libc::ETIMEDOUT,
+            Self::Interrupted => libc::EINTR,
             Self::Closed => libc::ESHUTDOWN,
             Self::TooLong { .. } => libc::EMSGSIZE,
             Self::BadPriority { .. } => libc::EINVAL,
@@ -140,8 +148,8 @@ impl ReceiveError {
         match self {
             Self::Empty => libc::EAGAIN,
             Self::Timeout => libc::ETIMEDOUT,
+            Self::Interrupted => libc::EINTR,
             Self::Closed => libc::ESHUTDOWN,
-            #[cfg(feature = "kernel")]
             Self::NoMemory => libc::ENOMEM,
             #[cfg(feature = "kernel")]
             Self::System(errno) => *errno,
@@ -183,6 +191,7 @@ impl fmt::Display for SendRefused {
         f.write_str(match self {
             Self::Full => "the queue is full",
             Self::Timeout => "the queue was full until the deadline",
+            Self::Interrupted => "the queue was full until a signal interrupted the wait",
             Self::Closed => "the queue is closed",
             Self::TooLong { limit } => {
                 return write!(f, "the message is too long: it may have at most {limit} bytes");
@@ -200,8 +209,8 @@ impl fmt::Display for ReceiveError {
         f.write_str(match self {
             Self::Empty => "the queue is empty",
             Self::Timeout => "the queue was empty until the deadline",
+            Self::Interrupted => "the queue was empty until a signal interrupted the wait",
             Self::Closed => "the queue is empty and closed",
-            #[cfg(feature = "kernel")]
             Self::NoMemory => "out of memory",
             #[cfg(feature = "kernel")]
             Self::System(errno) => return io::Error::from_raw_os_error(*errno).fmt(f),

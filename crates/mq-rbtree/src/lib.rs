@@ -24,6 +24,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! The chapters of the [`guide`] explain allocation outside the lock and staged sends with a picture each.
+//!
 //! # Choosing
 //!
 //! First the type. All have the same order and limits:
@@ -50,7 +52,7 @@
 //! | [`send_async`](Queue::send_async), [`receive_async`](Queue::receive_async) | a task; tasks and threads may share one queue |
 //! | [`into_send_async`](Sender::into_send_async), [`into_receive_async`](Receiver::into_receive_async) | a spawned task, which must not borrow |
 //! | their [`until`](ReceiveFuture::until) | a task with a deadline: a timer of the runtime ends the operation |
-//! | `Receiver::into_stream`, `Sender::into_sink`, with the feature `futures` | code that expects a `Stream` or a `Sink` |
+//! | `Receiver::into_stream`, `Sender::into_sink`, with the feature `stream` | code that expects a `Stream` or a `Sink` |
 //! | [`Readiness`], a file descriptor | an event loop: epoll, or tokio's `AsyncFd` |
 //! | [`notify`](Queue::notify) | a program that wants one call when a message comes, as with `mq_notify` |
 //!
@@ -59,9 +61,11 @@
 //! | to | use |
 //! |---|---|
 //! | receive in a loop | a `for` loop over a [`Receiver`], [`try_iter`](Receiver::try_iter) |
+//! | lose no message to a consumer that panics or is cancelled | [`receive_guard`](Queue::receive_guard): a [`MessageGuard`] puts its message back unless it is accepted |
 //! | send or receive many messages at once | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch), [`receive_batch_async`](Queue::receive_batch_async) |
 //! | limit the bytes of one message or of all | [`measure`](Builder::measure), [`max_message_bytes`](Builder::max_message_bytes), [`max_bytes`](Builder::max_bytes), [`fair_bytes`](Builder::fair_bytes) |
 //! | limit the bytes of several queues | a [`Quota`] |
+//! | end the wait of a thread by a signal | [`Wait::interruptible`] |
 //! | reserve room for urgent messages | [`reserve`](Builder::reserve) |
 //! | prevent the starvation of low priorities | [`ageing`](Builder::ageing) |
 //! | inspect the queue, or remove messages out of order | [`peek`](Queue::peek), [`len_at`](Queue::len_at), [`drain_filter`](Queue::drain_filter) |
@@ -70,12 +74,12 @@
 //!
 //! # Features
 //!
-//! Both are off by default.
+//! Both are off by default. The asynchronous operations need none.
 //!
 //! | feature | adds |
 //! |---|---|
 //! | `kernel` | `KernelQueue`, the kernel's POSIX message queue |
-//! | `futures` | `ReceiveStream` and `SendSink`, for the traits of futures-core and futures-sink |
+//! | `stream` | `ReceiveStream` and `SendSink`: the traits `Stream` and `Sink` of futures-core and futures-sink |
 //!
 //! # Order
 //!
@@ -87,7 +91,7 @@
 //! of the message that a sender waits with does not matter.
 //!
 //! An operation that need not wait may overtake a task that was woken and has not polled yet, and
-//! with it the waiters behind that task. It does not overtake a waiting thread that is first: the
+//! with it the waiters behind that task. A thread that waits for a [`MessageGuard`] counts as a task. It does not overtake a waiting thread that is first: the
 //! operation that makes it possible also completes the wait of that thread. With limits on bytes, a
 //! send may overtake a waiting sender whose longer message has no room yet. An endless stream of
 //! short messages can then keep a long one waiting for ever, unless the queue is made with
@@ -151,10 +155,11 @@
 //! |---|---|---|---|
 //! | `EAGAIN` | `Full` | `Empty` | |
 //! | `ETIMEDOUT` | `Timeout` | `Timeout` | |
+//! | `EINTR` | `Interrupted` | `Interrupted` | only with [`Wait::interruptible`] |
 //! | `ESHUTDOWN` | `Closed` | `Closed` | [`NotifyRefused::Closed`] |
 //! | `EMSGSIZE` | `TooLong` | | |
 //! | `EINVAL` | `BadPriority` | | [`BuildError::Limits`], [`BuildError::BadPriority`], [`InvalidDeadline`] |
-//! | `ENOMEM` | `NoMemory` | | [`BuildError::NoMemory`] |
+//! | `ENOMEM` | `NoMemory` | `NoMemory` | [`BuildError::NoMemory`] |
 //! | `EBUSY` | | | [`NotifyRefused::Busy`], [`ReadinessError`] |
 //! | `EMFILE` | | | [`BuildError::Quota`] |
 //!
@@ -167,6 +172,9 @@
 //!   future was woken, another waiter is woken for it. A future that is leaked (`mem::forget` of
 //!   its box) keeps its position among the waiters for ever; if it was woken, no other waiter is
 //!   woken for that message.
+//! - *A dropped [`MessageGuard`]* puts its message back, in front of its priority, also into a closed
+//!   queue. Until the last guard ends, a receive on a closed and empty queue waits, or is refused with
+//!   `Empty`. If a comparison panics in the drop, the message is dropped.
 //! - *A panic of user code under the lock* (a comparison, `peek`, `drain_filter`) releases the lock
 //!   and poisons nothing. It loses no message, except those that `drain_filter` had removed, and
 //!   one whose comparison panicked in its own send; a batch keeps that one at its front. If a
@@ -175,7 +183,8 @@
 //! - *A panic in a drop* of a message is the panic of the thread that dropped it.
 //! - *A panic of a waker or notification* resumes in the thread that called it, after all other
 //!   waiters were woken. If that thread was in a receive, the received message is dropped.
-//! - *Memory is exhausted*: a send is refused. A receive needs no memory.
+//! - *Memory is exhausted*: a send is refused. A receive needs no memory; in a guard, with an
+//!   [`RbTree`], it may need a node. The drop of the guard needs none.
 //! - *In a signal handler* no function of this crate may be called: the interrupted thread may hold
 //!   the lock.
 //! - *After `fork`* the child may only exec or exit.
@@ -220,6 +229,9 @@ mod deadline;
 mod error;
 mod event;
 mod futures;
+mod guard;
+#[cfg(doc)]
+pub mod guide;
 mod handles;
 #[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
 mod kernel;
@@ -238,8 +250,9 @@ pub use self::error::{
     BatchError, BuildError, NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused,
 };
 pub use self::futures::{ReceiveFuture, SendFuture, Timed};
-#[cfg(feature = "futures")]
+#[cfg(feature = "stream")]
 pub use self::futures::{ReceiveStream, SendSink};
+pub use self::guard::MessageGuard;
 pub use self::handles::{IntoIter, Iter, QueueHandle, Receiver, Sender, TryIter};
 #[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
 pub use self::kernel::{Exceeded, KernelQueue, OpenError};

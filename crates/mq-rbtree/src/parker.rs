@@ -1,8 +1,11 @@
 //! A thread's place to sleep until another thread wakes it.
 
+use std::sync::Arc as StdArc;
+use std::task::{Wake, Waker};
+
 use percpu::sync::{Arc, Futex, step};
 
-use crate::deadline::{Deadline, sleep};
+use crate::deadline::{Wait, sleep};
 
 /// The futex of one thread. A waking thread holds a reference of its own, because the sleeping
 /// thread may exit as soon as it sees the end of its wait.
@@ -13,6 +16,22 @@ pub(crate) struct Parker {
 
 percpu::sync::thread_local! {
     static CURRENT: Arc<Parker> = Arc::new(Parker { woken: Futex::new() });
+    static WAKER: Waker = ParkerWaker::of(Parker::current());
+}
+
+/// The waker of a thread that polls a future.
+struct ParkerWaker(Arc<Parker>);
+
+impl ParkerWaker {
+    fn of(parker: Arc<Parker>) -> Waker {
+        StdArc::new(Self(parker)).into()
+    }
+}
+
+impl Wake for ParkerWaker {
+    fn wake(self: StdArc<Self>) {
+        self.0.unpark();
+    }
 }
 
 impl Parker {
@@ -23,20 +42,39 @@ impl Parker {
         CURRENT.try_with(Arc::clone).unwrap_or_else(|_| Arc::new(Self { woken: Futex::new() }))
     }
 
-    /// Sleeps until `is_done` returns true, or until the deadline. Returns false at the deadline.
-    pub(crate) fn park(&self, deadline: Option<Deadline>, is_done: impl Fn() -> bool) -> bool {
+    /// Returns the waker of the calling thread's parker. Allocates once for each thread.
+    pub(crate) fn waker(current: &Arc<Self>) -> Waker {
+        WAKER.try_with(Waker::clone).unwrap_or_else(|_| ParkerWaker::of(Arc::clone(current)))
+    }
+
+    /// Returns the count of wake-ups for [`sleep`](Self::sleep).
+    pub(crate) fn seen(&self) -> u32 {
+        self.woken.load()
+    }
+
+    /// Sleeps until a wake-up after `seen`, or until the deadline; perhaps less. Returns whether a
+    /// signal ends the wait.
+    pub(crate) fn sleep(&self, seen: u32, wait: Wait) -> bool {
+        sleep(&self.woken, seen, wait.deadline()) && wait.is_interruptible()
+    }
+
+    /// Sleeps until `is_done` returns true, or until the deadline. Returns true if a signal has ended
+    /// the wait.
+    pub(crate) fn park(&self, wait: Wait, is_done: impl Fn() -> bool) -> bool {
         loop {
             let seen = self.woken.load();
             step!(
                 "park: check again before the sleep",
                 if is_done() {
-                    return true;
+                    return false;
                 }
             );
-            if deadline.is_some_and(|deadline| deadline.is_over()) {
+            if wait.is_over() {
                 return false;
             }
-            sleep(&self.woken, seen, deadline);
+            if self.sleep(seen, wait) {
+                return true;
+            }
         }
     }
 

@@ -31,7 +31,7 @@ use crate::queue::Deferred;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interest {
-    /// The queue has a message, or is closed.
+    /// The queue has a message, or is closed and has none in a guard.
     Readable,
     /// The queue has room, or is closed.
     ///

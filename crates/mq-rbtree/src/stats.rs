@@ -53,12 +53,14 @@ pub struct QueueStats {
     pub depth: usize,
     /// Bytes of those messages, as measured.
     pub bytes: u64,
-    /// The most messages that were in the queue at one time.
+    /// The most messages that were in the queue and in guards at one time.
     pub peak: usize,
     /// Messages accepted.
     pub sent: u64,
     /// Messages received or drained.
     pub received: u64,
+    /// Messages in a [`MessageGuard`](crate::MessageGuard): neither in the queue nor received.
+    pub guarded: usize,
     /// Messages passed directly to a waiting thread.
     pub handed_over: u64,
     /// Messages taken directly from a waiting thread.
@@ -112,10 +114,11 @@ impl fmt::Display for LevelStats {
 
 impl fmt::Display for QueueStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { depth, bytes, peak, sent, received, handed_over, taken_over, .. } = self;
+        let Self { depth, bytes, peak, sent, received, guarded, handed_over, taken_over, .. } =
+            self;
         let Self { send_waits, receive_waits, spun, timeouts, waiting, .. } = self;
         writeln!(f, "depth      {depth} messages, {bytes} bytes; at most {peak} messages")?;
-        writeln!(f, "messages   {sent} sent, {received} received")?;
+        writeln!(f, "messages   {sent} sent, {received} received, {guarded} in guards")?;
         writeln!(f, "direct     {handed_over} to waiting threads, {taken_over} from them")?;
         write!(
             f,

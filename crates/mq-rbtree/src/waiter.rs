@@ -36,7 +36,7 @@ use percpu::sync::cell::UnsafeCell;
 use percpu::sync::{Arc, hint, order, step};
 
 use crate::core::Message;
-use crate::deadline::Deadline;
+use crate::deadline::Wait;
 use crate::parker::Parker;
 
 /// The thread polls its state, and will park if that does not change soon.
@@ -70,6 +70,7 @@ pub(crate) enum WaitEnd {
     Completed,
     Retry,
     TimedOut,
+    Interrupted,
 }
 
 /// The room that a waiting sender needs.
@@ -174,19 +175,19 @@ impl<T, P: Copy> Waiter<T, P> {
     /// Blocks the calling thread until its wait ends: polls the state `spins` times, then sleeps.
     /// Returns how the wait ended, and whether it ended before the sleep.
     ///
-    /// `TimedOut` leaves the node on its list.
-    pub(crate) fn wait(&self, deadline: Option<Deadline>, spins: u32) -> (WaitEnd, bool) {
+    /// `TimedOut` and `Interrupted` leave the node on its list.
+    pub(crate) fn wait(&self, wait: Wait, spins: u32) -> (WaitEnd, bool) {
         for _ in 0..spins {
             if let Some(ended) = self.poll_end() {
                 return (ended, true);
             }
             hint::spin_loop();
         }
-        (self.sleep(deadline).unwrap_or(WaitEnd::TimedOut), false)
+        (self.sleep(wait), false)
     }
 
     #[cold]
-    fn sleep(&self, deadline: Option<Deadline>) -> Option<WaitEnd> {
+    fn sleep(&self, wait: Wait) -> WaitEnd {
         let parker = Parker::current();
         self.parker.with_mut(|own| {
             // SAFETY: by invariant 4 no other thread reads `parker`, because the state is not
@@ -197,10 +198,9 @@ impl<T, P: Copy> Waiter<T, P> {
         // Ordering: Release on success pairs with the Acquire in `end_wait`; it carries `parker`.
         // Acquire on failure pairs with the Release in `end_wait`; it carries `message`.
         let parked = self.state.compare_exchange(SPINNING, PARKED, release, Ordering::Acquire);
-        if parked.is_ok() {
-            parker.park(deadline, || self.poll_end().is_some());
-        }
-        self.poll_end()
+        let interrupted = parked.is_ok() && parker.park(wait, || self.poll_end().is_some());
+        let early = if interrupted { WaitEnd::Interrupted } else { WaitEnd::TimedOut };
+        self.poll_end().unwrap_or(early)
     }
 
     /// Returns how the wait ended, or `None` while it lasts.

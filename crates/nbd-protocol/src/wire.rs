@@ -319,6 +319,62 @@ mod tests {
         assert_eq!(format!("{:?}", TransmissionFlags(0x8000)), "0x8000");
     }
 
+    /// The numbers once more, as the protocol document lists them: both sides here would agree on wrong ones.
+    #[test]
+    fn numbers_are_those_of_the_protocol() {
+        use {CommandFlags as C, TransmissionFlags as T};
+        let options = [
+            opt::EXPORT_NAME,
+            opt::ABORT,
+            opt::LIST,
+            opt::STARTTLS,
+            opt::INFO,
+            opt::GO,
+            opt::STRUCTURED_REPLY,
+            opt::LIST_META_CONTEXT,
+            opt::SET_META_CONTEXT,
+            opt::EXTENDED_HEADERS,
+        ];
+        assert_eq!(options, [1, 2, 3, 5, 6, 7, 8, 9, 10, 11]);
+        assert_eq!([rep::ACK, rep::SERVER, rep::INFO, rep::META_CONTEXT], [1, 2, 3, 4]);
+        let errors = [
+            rep::ERR_UNSUP,
+            rep::ERR_POLICY,
+            rep::ERR_INVALID,
+            rep::ERR_PLATFORM,
+            rep::ERR_TLS_REQD,
+            rep::ERR_UNKNOWN,
+            rep::ERR_SHUTDOWN,
+            rep::ERR_BLOCK_SIZE_REQD,
+            rep::ERR_TOO_BIG,
+            rep::ERR_EXT_HEADER_REQD,
+        ];
+        assert!(errors.into_iter().eq(0x8000_0001..=0x8000_000a));
+        let commands = [
+            cmd::READ,
+            cmd::WRITE,
+            cmd::DISC,
+            cmd::FLUSH,
+            cmd::TRIM,
+            cmd::CACHE,
+            cmd::WRITE_ZEROES,
+            cmd::BLOCK_STATUS,
+        ];
+        assert!(commands.into_iter().eq(0..=7));
+        let chunks = [chunk::NONE, chunk::OFFSET_DATA, chunk::OFFSET_HOLE];
+        assert_eq!(chunks, [0, 1, 2]);
+        assert_eq!([chunk::BLOCK_STATUS, chunk::BLOCK_STATUS_EXT], [5, 6]);
+        assert_eq!([chunk::ERROR, chunk::ERROR_OFFSET], [0x8001, 0x8002]);
+        assert_eq!((state::HOLE, state::ZERO, chunk::FLAG_DONE), (1, 2, 1));
+        assert_eq!(MAX_PAYLOAD, 33_554_432);
+        let shown = "HAS_FLAGS|READ_ONLY|SEND_FLUSH|SEND_FUA|ROTATIONAL|SEND_TRIM|SEND_WRITE_ZEROES|SEND_DF|\
+                     CAN_MULTI_CONN|SEND_RESIZE|SEND_CACHE|SEND_FAST_ZERO";
+        assert_eq!(format!("{:?}", T(0xfff)), shown);
+        assert_eq!((T::HAS_FLAGS.0, T::SEND_FUA.0, T::SEND_FAST_ZERO.0), (1, 8, 1 << 11));
+        assert_eq!(format!("{:?}", C(0x3f)), "FUA|NO_HOLE|DF|REQ_ONE|FAST_ZERO|PAYLOAD_LEN");
+        assert_eq!((C::FUA.0, C::PAYLOAD_LEN.0), (1, 32));
+    }
+
     #[test]
     fn magics_are_the_ascii_they_claim() {
         assert_eq!(&INIT_MAGIC.to_be_bytes(), b"NBDMAGIC");

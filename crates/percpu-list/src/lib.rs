@@ -24,6 +24,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! The [`guide`] explains the lists with a picture.
+//!
 //! | to | in a [`PerCpuList`], which owns values | in an [`IntrusiveList`], of items that embed a [`Link`] |
 //! |---|---|---|
 //! | create a list | [`new`](PerCpuList::new), or [`new_in`](PerCpuList::new_in) a shared [`Domain`] | [`new`](IntrusiveList::new), [`new_in`](IntrusiveList::new_in) |
@@ -209,6 +211,8 @@ mod core;
 mod cursor;
 mod domain;
 mod error;
+#[cfg(doc)]
+pub mod guide;
 mod intrusive;
 mod owning;
 mod shard;

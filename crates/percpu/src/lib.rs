@@ -16,6 +16,8 @@
 //! assert_eq!(config.load(&rcu::pin()), &7); // a reader never waits, and writes its own cache line
 //! ```
 //!
+//! The chapters of the [`guide`] explain sections, asymmetric fences and RCU with a picture each.
+//!
 //! | purpose | item | cheap | expensive |
 //! |---|---|---|---|
 //! | count events | [`PerCpuCounter`] | add | exact sum |
@@ -85,6 +87,8 @@ mod cpulist;
 mod error;
 pub mod fence;
 mod gate;
+#[cfg(doc)]
+pub mod guide;
 pub mod lglock;
 #[doc(hidden)]
 pub mod panics;

@@ -23,6 +23,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! The [`guide`] explains generations and lookups without a lock with a picture.
+//!
 //! # Choosing
 //!
 //! | job | type |
@@ -138,6 +140,8 @@
 //! [`CtxTable`] assigns its ids. Generations in handles are older than both. The page of [`xarray`] names
 //! its own source.
 
+#[cfg(doc)]
+pub mod guide;
 mod table;
 mod tree;
 pub mod xarray;

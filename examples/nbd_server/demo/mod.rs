@@ -235,7 +235,7 @@ fn phase<P: Plan + Send>(
     for result in results {
         match result {
             Ok(tally) => total.add(&tally),
-            // Whoever only stopped knows less than whoever failed.
+            // A connection that failed has the cause; one that stopped because of it has none.
             Err(DemoError::Stopped) if failure.is_some() => {}
             Err(error) if matches!(failure, None | Some(DemoError::Stopped)) => {
                 failure = Some(error);
@@ -255,7 +255,7 @@ struct Bar(ProgressBar);
 impl Bar {
     fn new(visible: bool) -> Self {
         let bar = if visible { ProgressBar::new(1) } else { ProgressBar::hidden() };
-        let template = "{prefix:>6} [{bar:40}] {percent:>3}%  {msg}";
+        let template = "{spinner} {prefix:>6} [{bar:40}] {percent:>3}%  {msg}";
         let style = ProgressStyle::with_template(template).expect("the template is constant");
         Self(bar.with_style(style.progress_chars("=> ")))
     }

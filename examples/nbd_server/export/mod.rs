@@ -6,14 +6,11 @@ mod tests;
 use std::borrow::Cow;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::ops::Range;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use aio_reap::AlignedBuf;
-use bufcache::Load;
 use nbd_protocol::{
     Command, ExportInfo, Exports, ListedExport, MAX_PAYLOAD, MAX_REPLIES, MAX_STRING, Negotiated,
     OPTION_HEADER, Request, TransmissionFlags,
@@ -23,14 +20,12 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
-use crate::blocks::{Blocks, Fill};
+use crate::blocks::{Backing, Blocks, Image};
 use crate::folder::{Folder, MOST_NAMES};
-use crate::hands::Hands;
 use crate::idle::{Known, Rest, Uses};
 use crate::image_spec::ImageSpec;
 use crate::lock::lock;
 use crate::slots::Slots;
-use crate::syncs::Syncs;
 use crate::tls::Acceptor;
 
 /// How long to wait for an image's lock: the kernel keeps the lock of a server that was killed until
@@ -56,7 +51,7 @@ pub(crate) enum ExportError {
     Name { name: String },
     #[error("TLS: {0}")]
     Tls(String),
-    #[error("cannot keep blocks in memory: {0}; --cache 0 keeps none")]
+    #[error("cannot keep blocks in memory: {0}")]
     Cache(io::Error),
     #[error(
         "image '{path}' has {len} bytes, and the export of {size} bytes at offset {offset} ends behind them"
@@ -109,9 +104,7 @@ pub(crate) struct ExportTable {
     exports: Slots<Export>,
     /// One open file per image, whatever its names.
     pub(crate) files: Slots<File>,
-    /// By file: what the engines ask the kernel for.
-    syncs: Box<[Syncs]>,
-    /// Locked by who opens one, or lets go of it.
+    /// Locked to open a file, or to release it.
     pub(crate) known: Mutex<Known>,
     pub(crate) uses: Arc<Uses>,
     folder: Option<Folder>,
@@ -120,9 +113,8 @@ pub(crate) struct ExportTable {
     /// And how many files.
     pub(crate) fixed_files: usize,
     pub(crate) args: Args,
-    pub(crate) hands: Hands,
-    /// What is kept of the files in memory, unless nothing is to be.
-    pub(crate) blocks: Option<Blocks>,
+    /// The files as images, by the same indexes.
+    pub(crate) blocks: Blocks,
     /// What clients are offered beside exports.
     pub(crate) tls: Acceptor,
 }
@@ -139,21 +131,15 @@ impl ExportTable {
         let mut table = Self {
             exports: Slots::new(most),
             files: Slots::new(most),
-            syncs: (0..most).map(|_| Syncs::default()).collect(),
             known: Mutex::default(),
             uses: Uses::new(most),
             folder,
             fixed: args.images.len(),
             fixed_files: 0,
             args: args.clone(),
-            hands: Hands::new(most).map_err(|error| ExportError::Cache(error.into()))?,
-            blocks: None,
+            blocks: Blocks::new(args.cache, most).map_err(ExportError::Cache)?,
             tls: Acceptor::new(args).map_err(ExportError::Tls)?,
         };
-        if args.cache > 0 {
-            let blocks = Blocks::new(args.cache, &[], most).map_err(ExportError::Cache)?;
-            table.blocks = Some(blocks);
-        }
         for image in &args.images {
             table.add_image(image)?;
         }
@@ -219,13 +205,12 @@ impl ExportTable {
                     grow(&file, &self.args, read_only).map_err(fail)?;
                 }
                 let len = length(&file).map_err(fail)?; // it may have grown
-                if let Some(blocks) = &self.blocks {
-                    if let Some(&before) = known.files.get(&identity) {
-                        blocks.detach(before).map_err(ExportError::Cache)?;
-                    }
-                    known.files.remove(&identity); // whatever comes of the next, that one has ended
-                    blocks.attach(&file).map_err(ExportError::Cache)?;
+                if let Some(&before) = known.files.get(&identity) {
+                    self.blocks.detach(before).map_err(ExportError::Cache)?;
                 }
+                known.files.remove(&identity); // whatever comes of the next, that one has ended
+                let backing = Backing::open(&file).map_err(fail)?;
+                self.blocks.attach(backing).map_err(ExportError::Cache)?;
                 let Ok(index) = self.files.push(file) else {
                     return Err(ExportError::TooMany { name, most });
                 };
@@ -318,12 +303,14 @@ impl ExportTable {
         Part { read_only: self.args.read_only, offset: 0, size: None }
     }
 
-    /// What is kept of a file in memory is as long as the file was when it was opened: under a name that it got
-    /// later it is no longer.
+    /// An image is as long as its file was when it was opened: under a name that it got later it is no longer.
     fn bound(&self, info: &mut ExportInfo, file: usize, start: u64) {
-        let kept = self.blocks.as_ref().and_then(|blocks| blocks.image(file));
-        let most = kept.map(|image| image.len.saturating_sub(start));
-        info.size = most.map_or(info.size, |most| most.min(info.size));
+        info.size = info.size.min(self.image(file).len.saturating_sub(start));
+    }
+
+    /// The image of a file.
+    pub(crate) fn image(&self, file: usize) -> &Arc<Image> {
+        self.blocks.image(file)
     }
 
     /// The export that a client negotiated, if it is what the client was told.
@@ -379,10 +366,10 @@ impl ExportTable {
     /// How large the buffer of a READ or WRITE has to be.
     pub(crate) fn room(&self, export: usize, request: &Request, command: Command) -> usize {
         let Request { offset, len, .. } = *request;
-        match (&self.blocks, command) {
-            (Some(blocks), Command::Read { .. }) => {
+        match command {
+            Command::Read { .. } => {
                 let Export { file, start, .. } = self.exports[export];
-                blocks.room(file, start + offset, len as usize)
+                self.image(file).room(start + offset, len as usize)
             }
             _ => len as usize,
         }
@@ -397,26 +384,6 @@ impl ExportTable {
         3 * replies // a buffer that grows has twice its bytes, beside the old one
     }
 
-    /// Makes of a READ's buffer one whose blocks are kept; back it comes where they are not to be.
-    pub(crate) fn fill(
-        &self,
-        file: usize,
-        offset: u64,
-        buf: AlignedBuf,
-        room: &mut Vec<Vec<Load>>,
-    ) -> Result<Fill, AlignedBuf> {
-        match &self.blocks {
-            Some(blocks) => blocks.fill(file, offset, buf, room),
-            None => Err(buf),
-        }
-    }
-
-    /// Has everything that was written to these bytes be in the image, so that what the file system tells
-    /// of its holes is so. Blocks.
-    pub(crate) fn settle(&self, file: usize, bytes: Range<u64>) -> io::Result<()> {
-        self.blocks.as_ref().map_or(Ok(()), |blocks| blocks.settle(file, bytes))
-    }
-
     /// Makes everything written so far durable; an error if that ever failed.
     pub(crate) fn sync(&self) -> io::Result<()> {
         // Those that were opened anew since had been synced before that.
@@ -427,17 +394,7 @@ impl ExportTable {
 
     /// The same of one file.
     pub(crate) fn sync_file(&self, file: usize) -> io::Result<()> {
-        match self.blocks.as_ref().and_then(|blocks| blocks.image(file)) {
-            _ if self.has_sync_failed(file) => Err(io::Error::from_raw_os_error(libc::EIO)),
-            _ if self.args.read_only => Ok(()),
-            Some(image) => image.sync(),
-            None => {
-                let number = self.syncs[file].begin();
-                let result = self.files[file].sync_data();
-                self.syncs[file].over(number, result.is_err());
-                result
-            }
-        }
+        self.image(file).sync_now()
     }
 
     /// Whether files may be let go of.
@@ -449,16 +406,6 @@ impl ExportTable {
     pub(crate) fn names_of(&self, file: usize) -> impl Iterator<Item = &str> {
         let its = self.exports.iter().filter(move |export| export.file == file);
         its.map(|export| export.info.name.as_str())
-    }
-
-    /// The syncs of a file.
-    pub(crate) fn syncs(&self, file: usize) -> &Syncs {
-        &self.syncs[file]
-    }
-
-    /// Whether a file's data was ever lost.
-    pub(crate) fn has_sync_failed(&self, file: usize) -> bool {
-        self.syncs[file].has_failed()
     }
 }
 

@@ -40,10 +40,7 @@ fn a_folder_is_opened_image_by_image_and_only_so_many() {
         assert!(table.open("d").is_none(), "one too many");
         assert_eq!(size(table.find("d")), Some(2), "and yet it is there");
         assert_eq!(table.names().collect::<Vec<_>>(), ["a", "b", "c"]);
-        if let Some(blocks) = &table.blocks {
-            assert!((0..3).all(|file| blocks.image(file).is_some()));
-            assert_eq!(blocks.image(1).unwrap().len, 8192);
-        }
+        assert_eq!(table.image(1).len, 8192);
         table.sync().unwrap();
     }
 }
@@ -60,7 +57,8 @@ fn another_name_of_an_open_image_is_the_same_file() {
 /// A WRITE behind what is kept would be answered, and be nowhere.
 #[test]
 fn a_later_name_of_an_image_that_grew_is_as_long_as_the_first() {
-    for (cache, bytes) in [("0", 8192), ("1M", 5000)] {
+    for cache in ["0", "1M"] {
+        let bytes = 5000;
         let (dir, table) = folder(&[("a", 5000)], &["--cache", cache]);
         assert_eq!(size(table.open("a")), Some(5000));
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));

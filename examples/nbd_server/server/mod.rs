@@ -9,7 +9,6 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::task::Waker;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -23,11 +22,11 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::contexts::{Connection, Connections};
 use crate::export::{ExportError, ExportTable};
-use crate::hands::Back;
 use crate::idle::LOOK;
 use crate::listeners::Listeners;
 use crate::memory::LEAST;
 use crate::metrics::Metrics;
+use crate::notifier::{eventfd, ring};
 use crate::peers::{PeerKey, Peers};
 use crate::registry::Registry;
 use crate::report::{Reporter, ServerReport};
@@ -111,17 +110,6 @@ impl Drop for Ended {
     }
 }
 
-/// Adds one to an eventfd; it can only fail by being full, and then it is readable anyway.
-pub(crate) fn ring(eventfd: &OwnedFd) {
-    let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
-}
-
-pub(crate) fn eventfd() -> io::Result<Arc<OwnedFd>> {
-    use rustix::event::EventfdFlags;
-    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
-    Ok(Arc::new(rustix::event::eventfd(0, flags)?))
-}
-
 struct Handle {
     thread: JoinHandle<io::Result<()>>,
     inbox: Inbox,
@@ -203,7 +191,6 @@ impl Server {
         let due = || Instant::now().checked_add(period?); // never, if that is too far away
         let mut next = due();
         let mut look = self.exports.has_folder().then(Instant::now);
-        let back = Arc::new(Back::new(0, Waker::noop().clone()));
         loop {
             let mut fds = vec![
                 PollFd::from_borrowed_fd(stop, PollFlags::IN),
@@ -243,7 +230,7 @@ impl Server {
             }
             let now = Instant::now();
             if look.is_some_and(|due| now >= due) {
-                self.exports.look_for_idle(now, &back);
+                self.exports.look_for_idle(now);
                 look = Some(now + LOOK);
             }
             if next.is_some_and(|next| Instant::now() >= next) {

@@ -9,13 +9,18 @@ use rustix::event::epoll;
 use tracing::{debug, info, warn};
 
 use super::{GAVE_WAY, Worker};
-use crate::conn::{OUTSTANDING, Phase, Wait};
+use crate::conn::{InPlace, OUTSTANDING, Phase, Wait};
 use crate::memory::{self, Short};
 use crate::operation::Step;
 use crate::session::{Next, Session};
 
-/// A payload with so many bytes missing is received in place.
-const IN_PLACE: usize = 64 << 10;
+/// A payload with so many bytes missing is received in place. A guess: below it one more receive costs as much as the
+/// copy.
+const IN_PLACE: usize = 32 << 10;
+/// Most bytes that are received behind such a payload: the next header, and what of its payload a copy of costs nothing.
+const AHEAD: usize = 4 << 10;
+/// Most payloads that are received in place before other connections have their turn.
+const PAYLOADS: usize = 4;
 /// A payload goes on only if so many bytes come: one byte now and then would keep its memory for as long as the
 /// client likes. A guess: slow networks carry more in the time that a stalled payload has.
 const PROGRESS: u64 = 64 << 10;
@@ -69,18 +74,20 @@ impl Worker {
         if matches!(self.conns[slot].phase, Phase::Lingering(_)) {
             return self.throw_away(slot);
         }
-        if let Some(result) = self.conns[slot].receive_in_place(IN_PLACE) {
-            match result {
-                Ok((0, _)) => {
+        for _ in 0..PAYLOADS {
+            let ahead = &mut self.scratch[..AHEAD];
+            let Some(received) = self.conns[slot].receive_in_place(IN_PLACE, ahead) else { break };
+            match received {
+                Ok(InPlace { count: 0, .. }) => {
                     self.end_of_input(slot);
                     return Ok(());
                 }
                 // The payload is whole, however much came in one go: its request starts now.
-                Ok((_, 0)) => self.parse(slot, &[])?,
+                Ok(InPlace { missing: 0, ahead, .. }) => self.understand(slot, ahead)?,
                 Ok(_) => return Ok(()), // all that had arrived
                 Err(error) if is_transient(&error) => return Ok(()),
                 Err(error) => return Err(error.to_string()),
-            };
+            }
             if !self.conns[slot].wants_input() {
                 return Ok(());
             }
@@ -96,28 +103,32 @@ impl Worker {
             }
             Ok(count) => {
                 conn.received += count as u64;
-                let scratch = std::mem::take(&mut self.scratch);
-                let received = &scratch[..have + count];
-                let parsed = self.parse(slot, received).map(|used| {
-                    let conn = &mut self.conns[slot];
-                    let left = &received[used..];
-                    conn.unread.clear();
-                    let has_memory = memory::reserve(&mut conn.unread, left.len());
-                    if has_memory {
-                        conn.unread.extend_from_slice(left);
-                    }
-                    has_memory
-                });
-                self.scratch = scratch;
-                if !parsed? {
-                    warn!(conn = %self.conns[slot].id(), "no memory for a request, the connection ends");
-                    self.drain(slot);
-                }
-                Ok(())
+                self.understand(slot, have + count)
             }
             Err(error) if is_transient(&error) => Ok(()),
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    /// Parses so many bytes of the scratch buffer, and keeps what has to wait.
+    fn understand(&mut self, slot: usize, len: usize) -> Result<(), String> {
+        let scratch = std::mem::take(&mut self.scratch);
+        let parsed = self.parse(slot, &scratch[..len]).map(|used| {
+            let conn = &mut self.conns[slot];
+            let left = &scratch[used..len];
+            conn.unread.clear();
+            let has_memory = memory::reserve(&mut conn.unread, left.len());
+            if has_memory {
+                conn.unread.extend_from_slice(left);
+            }
+            has_memory
+        });
+        self.scratch = scratch;
+        if !parsed? {
+            warn!(conn = %self.conns[slot].id(), "no memory for a request, the connection ends");
+            self.drain(slot);
+        }
+        Ok(())
     }
 
     /// Reads and discards bytes behind the last request.

@@ -51,11 +51,11 @@ use std::time::Instant;
 
 use aio_reap::{Engine, EngineStats};
 use percpu_list::InsertError;
-use radix_ctx::{CtxRef, Id, TableStats};
+use radix_ctx::{CtxRef, Id};
 use rustix::event::{Timespec, epoll};
 use slab::Slab;
 use socket2::Socket;
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
 use self::deadlines::{HANDSHAKE_LIMIT, LINGER_LIMIT, TICK};
 pub(crate) use self::load::Load;
@@ -63,14 +63,14 @@ use self::moving::Balance;
 pub(crate) use self::moving::Moves;
 use crate::admission::WaitStats;
 use crate::conn::{Conn, Phase, Sent};
-use crate::contexts::{Connection, Connections, Stray};
+use crate::contexts::{Connection, Connections};
 use crate::counters::Counters;
 use crate::export::ExportTable;
 use crate::memory::Memory;
+use crate::notifier::{eventfd, ring};
 use crate::peers::Pass;
 use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
-use crate::server::{eventfd, ring};
 use crate::spin::Spinner;
 use crate::tls::Wire;
 
@@ -138,13 +138,13 @@ pub(crate) struct WorkerReport {
     pub(crate) number: usize,
     pub(crate) moves: Moves,
     pub(crate) counters: Counters,
-    /// Of the table of operations in the engine.
-    pub(crate) operations: TableStats,
+    /// Operations that have begun, by file.
+    pub(crate) begun: Vec<(usize, usize)>,
     pub(crate) engine: EngineStats,
     pub(crate) waits: WaitStats,
 }
 
-/// Has the worker look at what has completed, whoever asks for it.
+/// Has the worker look at what has completed, from any thread.
 struct Bell(Arc<OwnedFd>);
 
 impl Bell {
@@ -249,6 +249,7 @@ impl Worker {
     /// Serves until told to stop and everything in flight is answered.
     pub(crate) fn run(mut self) -> io::Result<()> {
         let engine = Rc::clone(&self.requests.engine);
+        let _lent = bufcache::lend_engine(&engine); // the cache's loads are the engine's
         let mut events = Vec::with_capacity(256);
         while !self.has_stopped() {
             self.round(&engine, &mut events)?;
@@ -332,7 +333,9 @@ impl Worker {
                         Ok((slot, step)) => {
                             self.conns[slot].take(step, &mut self.memory, &mut self.dirty);
                         }
-                        Err(stray) => self.lose(stray),
+                        Err(buf) => {
+                            buf.into_iter().for_each(|buf| self.memory.give(buf, None));
+                        }
                     }
                 }
                 progress |= self.send_replies();
@@ -345,14 +348,6 @@ impl Worker {
             }
         }
         self.again = true;
-    }
-
-    /// A completion that nobody hears of; its buffer is free.
-    fn lose(&mut self, Stray { why, buf }: Stray) {
-        debug!(%why, "a completion refused");
-        if let Some(buf) = buf {
-            self.memory.give(buf, None);
-        }
     }
 
     /// Where the connection of that id is, unless it was closed or is with another worker.
@@ -427,7 +422,7 @@ impl Worker {
 
     fn read_inbox(&mut self) {
         let _ = rustix::io::read(&*self.bell, &mut [0; 8]); // the count does not matter
-        self.again |= self.requests.waits_for_others(); // it may have rung for that since `settle`
+        self.again |= !self.requests.nothing_completed(); // it may have rung for that since `settle`
         loop {
             match self.inbox.try_recv() {
                 Ok(Message::Serve(socket, ctx, pass)) => self.serve(socket, ctx, pass),
@@ -482,7 +477,7 @@ impl Worker {
             number: self.number,
             moves: self.moves,
             counters: self.requests.counters,
-            operations: self.requests.table(),
+            begun: self.requests.begun_by_file().collect(),
             engine: self.requests.engine.stats(),
             waits: self.requests.waits(),
         }

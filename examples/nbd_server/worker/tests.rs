@@ -5,11 +5,11 @@ use std::os::unix::net::UnixStream;
 
 use aio_reap_test::Build;
 use aio_reap_test::scripted::{Script, Transfer};
-use bufcache::{BlockDevice, FaultDevice, FileDevice};
+use bufcache::{Fault, FaultDevice, FileDevice, Operation};
 use clap::Parser;
 use nbd_protocol::{Agreed, CommandFlags, HeaderStyle, Request, wire::cmd};
 use percpu_list::Refused;
-use radix_ctx::{CtxTable, LookupError};
+use radix_ctx::CtxTable;
 use tempfile::TempDir;
 
 mod caching;
@@ -21,9 +21,7 @@ mod waiting;
 
 use super::*;
 use crate::args::Args;
-use crate::blocks::Blocks;
-use crate::contexts::Lost;
-use crate::memory::Account;
+use crate::blocks::{Backing, Blocks};
 use crate::peers::{PeerKey, Peers};
 use crate::session::Session;
 
@@ -34,6 +32,23 @@ fn pass() -> Pass {
 
 const BLOCK: usize = 4096;
 const MOST: usize = 8;
+
+/// The images of the table, of which the cache has the first on a device of the test.
+fn on_disk(
+    exports: &ExportTable,
+    (disk, engines_write): (&Arc<FaultDevice<FileDevice>>, bool),
+    cache: u64,
+) -> Blocks {
+    let blocks = Blocks::new(cache, exports.files.len()).unwrap();
+    for (nr, file) in exports.files.iter().enumerate() {
+        let mut backing = Backing::open(file).unwrap();
+        if nr == 0 {
+            (backing.device, backing.engines_write) = (disk.clone(), engines_write);
+        }
+        blocks.attach(backing).unwrap();
+    }
+    blocks
+}
 
 struct Lab {
     worker: Worker,
@@ -90,17 +105,7 @@ impl Lab {
         let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
         let device = FileDevice::new(exports.files[0].try_clone().unwrap()).unwrap();
         let disk = Arc::new(FaultDevice::new(device));
-        if exports.blocks.is_some() {
-            let bytes = Args::parse_from(args).cache;
-            let files = exports.files.iter().map(|file| file.try_clone().unwrap());
-            let files: Vec<_> = files.collect();
-            let first = std::cell::Cell::new(Some(disk.clone()));
-            let blocks = Blocks::on(bytes, (&files, files.len()), |file| match first.take() {
-                Some(disk) => Ok(disk),
-                None => Ok(Arc::new(FileDevice::new(file.try_clone()?)?)),
-            });
-            exports.blocks = Some(blocks.unwrap());
-        }
+        exports.blocks = on_disk(&exports, (&disk, true), Args::parse_from(args).cache);
         let exports = Arc::new(exports);
         let connections = Arc::new(CtxTable::builder().max_contexts(4).build().unwrap());
         let registry = Arc::new(Registry::new(&exports).unwrap());
@@ -173,8 +178,9 @@ impl Lab {
         self.worker.settle(&engine);
     }
 
-    fn counters(&self) -> (u64, u64) {
-        (self.worker.requests.counters.closed, self.worker.requests.counters.unknown)
+    /// Requests that ended after their connection.
+    fn closed(&self) -> u64 {
+        self.worker.requests.counters.closed
     }
 
     /// Nothing is left of anybody: no context, no reference to one, no buffer.
@@ -189,7 +195,7 @@ impl Lab {
             assert!(worker.requests.is_idle() && worker.conns.is_empty());
             assert_eq!(worker.memory.used(), 0);
             assert!(matches!(worker.load.get(), 0 | usize::MAX), "or it has stopped");
-            assert_eq!(worker.report().operations.live, 0);
+            assert_eq!(worker.report().begun, []);
         }
         assert_eq!(connections.len(), 0);
         connections.flush().unwrap();
@@ -215,54 +221,16 @@ fn a_completion_after_the_close_reaches_nobody_and_frees_its_buffer_once() {
     assert_eq!(lab.worker.slot_of(second.0), slot);
     lab.ask(&mut second, cmd::READ, CommandFlags::NONE);
     lab.complete();
-    assert_eq!(lab.counters(), (1, 0));
+    assert_eq!(lab.closed(), 1);
     assert_eq!(lab.worker.memory.used(), BLOCK, "one of two buffers came back");
     assert_eq!(lab.worker.conns[slot.unwrap()].active, 1);
     // Nor does an event on the first one's socket mean the second.
     lab.worker.ready(first.0, epoll::EventFlags::HUP);
     assert_eq!(lab.worker.conns.len(), 1);
     lab.complete();
-    assert_eq!(lab.counters(), (1, 0));
+    assert_eq!(lab.closed(), 1);
     second.1.read_exact(&mut [0; 16 + BLOCK]).expect("its own reply");
     lab.worker.close(second.0, "a test");
-    lab.ends_empty();
-}
-
-#[test]
-fn a_completion_of_nothing_is_refused() {
-    let mut lab = Lab::new();
-    let mut client = lab.client();
-    lab.ask(&mut client, cmd::READ, CommandFlags::NONE);
-    lab.complete();
-    client.1.read_exact(&mut [0; 16 + BLOCK]).expect("the reply");
-    assert_eq!(lab.worker.memory.used(), 0);
-
-    // No id, one that was not given yet, and the one of the operation that is done: in an empty
-    // table the lowest index, with the first generation.
-    let cases = [
-        (0, LookupError::NotFound),
-        (u64::MAX, LookupError::NotFound),
-        (1 << 32 | 5, LookupError::NotFound),
-        (1 << 32, LookupError::Stale),
-    ];
-    for (token, error) in cases {
-        let mut account = Account::default();
-        let buf = lab.worker.memory.take(BLOCK, &mut account).unwrap();
-        lab.worker.requests.forge(token, buf);
-        assert_eq!(lab.script.complete(1), 1);
-        lab.worker.requests.engine.turn();
-        let stray = lab.worker.requests.complete().expect("it completed").unwrap_err();
-        assert_eq!(stray.why, Lost::Unknown(error), "{token:#x}");
-        lab.worker.memory.give(stray.buf.expect("with its buffer"), None);
-    }
-    assert_eq!(lab.counters(), (0, cases.len() as u64));
-
-    // The same by way of the worker.
-    let buf = lab.worker.memory.take(BLOCK, &mut Account::default()).unwrap();
-    lab.worker.requests.forge(7, buf);
-    lab.complete();
-    assert_eq!((lab.counters().1, lab.worker.memory.used()), (cases.len() as u64 + 1, 0));
-    lab.worker.close(client.0, "a test");
     lab.ends_empty();
 }
 
@@ -272,15 +240,21 @@ fn a_write_goes_on_to_its_end_after_the_close() {
     let mut client = lab.client();
     lab.ask(&mut client, cmd::WRITE, CommandFlags::FUA);
     lab.worker.close(client.0, "a test");
-    lab.script.on_transfer(Transfer::Full);
-    lab.script.on_transfer(Transfer::Fail(libc::EIO)); // the fdatasync that follows
+    lab.disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
     lab.complete();
-    assert_eq!((lab.counters(), lab.worker.memory.used()), ((1, 0), 0));
+    lab.rest();
+    assert_eq!((lab.closed(), lab.worker.memory.used()), (1, 0));
     assert_eq!(std::fs::read(&lab.image).unwrap()[..BLOCK], [0x5a; BLOCK]);
-    assert!(!lab.worker.exports.has_sync_failed(0));
-    lab.complete();
-    assert_eq!(lab.counters(), (2, 0));
-    assert!(lab.worker.exports.has_sync_failed(0), "nobody hears of it, but it is remembered");
+    assert_eq!(lab.disk.count(Operation::Sync), 1);
+    let mut next = lab.client();
+    lab.ask_for(&mut next, cmd::FLUSH, CommandFlags::NONE, 1, 0);
+    lab.rest();
+    assert_eq!(
+        waiting::reply(&mut next, 0),
+        (1, 5),
+        "EIO: the lost client's failure is remembered"
+    );
+    lab.worker.close(next.0, "a test");
     lab.ends_empty();
 }
 
@@ -303,7 +277,7 @@ fn what_is_in_flight_is_limited_by_operations_not_by_connections() {
         lab.complete();
     }
     next.1.read_exact(&mut [0; 16 + BLOCK]).expect("the reply");
-    assert_eq!(lab.counters(), (MOST as u64, 0));
+    assert_eq!(lab.closed(), MOST as u64);
     lab.worker.close(next.0, "a test");
     lab.ends_empty();
 }

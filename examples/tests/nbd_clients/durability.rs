@@ -108,9 +108,9 @@ fn trace_ring(lab: &Lab, backend: Backend) -> Res {
         let Some(replied) = replied else {
             crate::lab::fail!("{name}: no reply was sent? {events:#?}");
         };
-        let sync = events[..replied].iter().position(|e| operation(e) == Some("FSYNC"));
+        let is_sync = |e: &Event| *e == Event::Sync || operation(e) == Some("FSYNC");
+        let sync = events[..replied].iter().position(is_sync);
         if !synced {
-            let is_sync = |e: &Event| *e == Event::Sync || operation(e) == Some("FSYNC");
             let anywhere = events.iter().any(is_sync);
             check!(!anywhere, "{name}: an fdatasync in the ring\n{events:#?}");
         } else {
@@ -118,7 +118,7 @@ fn trace_ring(lab: &Lab, backend: Backend) -> Res {
                 crate::lab::fail!("{name}: no fdatasync before its reply\n{events:#?}");
             };
             check!(
-                completes(&events[sync..replied]),
+                events[sync] == Event::Sync || completes(&events[sync..replied]),
                 "{name}: its fdatasync had not ended when the reply was sent\n{events:#?}"
             );
         }

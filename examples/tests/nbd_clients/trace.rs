@@ -1,6 +1,8 @@
 //! What the server does in the kernel, seen from outside: strace's log, and the io_uring trace
 //! points for what strace cannot see.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -118,9 +120,13 @@ fn hex(parts: &[&[u8]]) -> String {
 /// A private instance of the kernel's tracer, with the io_uring and socket events of one process.
 pub(crate) struct TracePoints {
     dir: PathBuf,
+    pid: u32,
+    /// The threads that the server was seen to have.
+    threads: RefCell<BTreeSet<String>>,
 }
 
-/// Events of the server's own threads, and of the kernel's workers `iou-wrk-<thread>` for them.
+/// Of these, the events of the server's threads count, and of the kernel's workers `iou-wrk-<thread>` for them. The
+/// server's cache begins threads when it needs them, so the events of other processes are left out afterwards.
 const EVENTS: [&str; 8] = [
     "io_uring/io_uring_submit_req",
     "io_uring/io_uring_complete",
@@ -139,19 +145,30 @@ impl TracePoints {
         let name = format!("instances/offlock-{}-{number}", std::process::id());
         let dir = Path::new(TRACEFS).join(name);
         fs::create_dir(&dir)?;
-        let points = TracePoints { dir };
-        let mut threads = Vec::new();
-        for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-            let thread = task?.file_name().to_string_lossy().into_owned();
-            threads.push(format!("common_pid == {thread} || comm == \"iou-wrk-{thread}\""));
-        }
+        let points = TracePoints { dir, pid, threads: RefCell::default() };
+        points.look_for_threads();
         points.set("trace_clock", "mono")?;
         points.set("buffer_size_kb", "4096")?;
         for event in EVENTS {
-            points.set(&format!("events/{event}/filter"), &threads.join(" || "))?;
             points.set(&format!("events/{event}/enable"), "1")?;
         }
         Ok(points)
+    }
+
+    /// Notes the server's threads, unless it has ended.
+    fn look_for_threads(&self) {
+        let Ok(tasks) = fs::read_dir(format!("/proc/{}/task", self.pid)) else { return };
+        let names = tasks.filter_map(|task| Some(task.ok()?.file_name().to_string_lossy().into()));
+        self.threads.borrow_mut().extend(names);
+    }
+
+    /// Whether a line of the trace, `<command>-<thread> [cpu] ..`, is the server's, or a mark.
+    fn is_ours(&self, line: &str) -> bool {
+        let Some((task, _)) = line.split_once(" [") else { return false };
+        let Some((command, thread)) = task.trim().rsplit_once('-') else { return false };
+        let threads = self.threads.borrow();
+        threads.contains(thread)
+            || command.strip_prefix("iou-wrk-").is_some_and(|of| threads.contains(of))
     }
 
     fn set(&self, file: &str, value: &str) -> Res {
@@ -177,7 +194,8 @@ impl TracePoints {
             crate::lab::fail!("the marks {from} and {to} are not both in the trace");
         };
         check!(start < end, "the mark {to} is before {from} in the trace");
-        let lines = text.lines().skip(start).take(end - start);
+        self.look_for_threads();
+        let lines = text.lines().skip(start).take(end - start).filter(|line| self.is_ours(line));
         Ok(lines.filter_map(Event::parse).collect())
     }
 }

@@ -8,19 +8,21 @@ use std::time::{Duration, Instant};
 
 use super::Backend;
 use super::aio::Aio;
-use super::external::External;
+use super::external::Staging;
 use super::threads::Threads;
 use super::uring::Uring;
 use crate::completion_state::CompletionState;
-use crate::raw::{RawCompletion, Submitted};
+use crate::raw::{RawCompletion, Sub, Submitted};
 use crate::slab::Batch;
 
-/// One of the backends.
+/// One of the backends. It has a tag of its own, because [`stage`](Backend::stage) reads it for each
+/// request and should not derive it from a field.
+#[repr(u8)]
 pub(crate) enum Device {
     Uring(Uring),
     Aio(Aio),
     Threads(Threads),
-    External(Box<dyn External>),
+    External(Staging),
 }
 
 /// Calls a method of the selected backend.
@@ -39,6 +41,19 @@ macro_rules! select {
 impl Backend for Device {
     fn submit(&mut self, batch: Batch<'_>) -> Submitted {
         select!(self, backend => backend.submit(batch))
+    }
+
+    fn can_stage(&self) -> bool {
+        select!(self, backend => backend.can_stage())
+    }
+
+    #[inline]
+    fn stage(&mut self, request: Sub) -> bool {
+        select!(self, backend => backend.stage(request))
+    }
+
+    fn unstage(&mut self) {
+        select!(self, backend => backend.unstage())
     }
 
     fn submit_and_wait(&mut self, batch: Batch<'_>) -> (Submitted, bool) {

@@ -148,48 +148,74 @@ impl Request {
     }
 }
 
-impl Backend for Box<dyn External> {
+/// An outside device, with the requests that are staged for its next submission.
+pub(crate) struct Staging {
+    device: Box<dyn External>,
+    staged: Vec<Request>,
+}
+
+impl Staging {
+    pub(crate) fn new(device: Box<dyn External>) -> Self {
+        Self { device, staged: Vec::new() }
+    }
+}
+
+impl Backend for Staging {
+    fn can_stage(&self) -> bool {
+        true
+    }
+
+    fn stage(&mut self, request: Sub) -> bool {
+        self.staged.push(Request(Sub { op: request.op.rest(0), ..request }));
+        true
+    }
+
+    fn unstage(&mut self) {
+        self.staged.clear();
+    }
+
     fn submit(&mut self, batch: Batch<'_>) -> Submitted {
-        (**self).submit(&mut batch.map(Request))
+        self.staged.extend(batch.map(Request));
+        self.device.submit(&mut self.staged.drain(..))
     }
 
     fn reap(&mut self, budget: usize, mut each: impl FnMut(RawCompletion)) {
-        (**self).reap(budget, &mut each);
+        self.device.reap(budget, &mut each);
     }
 
     fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
-        (**self).wait(timeout)
+        self.device.wait(timeout)
     }
 
     fn relax(&mut self) {
-        (**self).relax();
+        self.device.relax();
     }
 
     fn before_sleep(&mut self, timeout: Option<Duration>) {
-        (**self).before_sleep(timeout);
+        self.device.before_sleep(timeout);
     }
 
     fn advance_time(&mut self, time: Duration) -> bool {
-        (**self).advance_time(time)
+        self.device.advance_time(time)
     }
 
     fn acknowledge(&mut self) {
-        (**self).acknowledge();
+        self.device.acknowledge();
     }
 
     fn wake_fds(&self) -> Vec<RawFd> {
-        (**self).wake_fds()
+        self.device.wake_fds()
     }
 
     fn cancel(&mut self, user_data: u64) -> bool {
-        (**self).cancel(user_data)
+        self.device.cancel(user_data)
     }
 
     fn instant(&self) -> Instant {
-        (**self).instant()
+        self.device.instant()
     }
 
     fn now(&self) -> u64 {
-        (**self).now()
+        self.device.now()
     }
 }

@@ -7,6 +7,8 @@
 //! 2. Until then the backend may use the buffer and the descriptor; afterwards it does not use
 //!    them.
 //! 3. `reap` never blocks and never submits. Neither `submit` nor `reap` runs user code.
+//! 4. A staged request is the first part of the next `submit`, before its batch. Until then the
+//!    backend does not start it, and `unstage` makes the backend forget it.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -16,7 +18,7 @@ use std::time::{Duration, Instant};
 use percpu::sync::hint;
 
 use crate::completion_state::CompletionState;
-use crate::raw::{RawCompletion, Submitted};
+use crate::raw::{RawCompletion, Sub, Submitted};
 use crate::slab::Batch;
 
 pub(crate) mod aio;
@@ -34,6 +36,20 @@ pub(crate) use device::Device;
 pub(crate) trait Backend {
     /// Starts requests, first to last. An empty batch continues with the [backlog](Self::backlog).
     fn submit(&mut self, batch: Batch<'_>) -> Submitted;
+
+    /// Returns whether requests may be [staged](Self::stage) now.
+    fn can_stage(&self) -> bool {
+        false
+    }
+
+    /// Stores a request for the next `submit`, so that its slot is not read there. Returns false if the request was not stored. Only called while [`can_stage`](Self::can_stage), with
+    /// no call of `submit` or `cancel` since, for at most as many requests as fit in flight.
+    fn stage(&mut self, _request: Sub) -> bool {
+        false
+    }
+
+    /// Forgets every staged request.
+    fn unstage(&mut self) {}
 
     /// Submits, and then sleeps until a completion is visible, if that needs no extra system call
     /// and the kernel took the whole batch. Returns whether it may have slept.

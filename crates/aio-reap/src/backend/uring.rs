@@ -11,11 +11,13 @@
 //! eventfd when there is deferred work, before its completions are posted.
 
 use std::io;
-use std::mem;
+use std::mem::{self, ManuallyDrop};
+use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
+use io_uring::cqueue::CompletionQueue;
 use io_uring::squeue::{PushError, SubmissionQueue};
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
@@ -25,7 +27,7 @@ use crate::completion_state::CompletionState;
 use crate::op::{Kind, MAX_TRANSFER, Memory, MemoryKind, Op};
 use crate::raw::{RawCompletion, Stop, Sub, Submitted};
 use crate::registry::{MAX_BUFFERS, MAX_FILES};
-use crate::slab::{Batch, Slot};
+use crate::slab::Batch;
 use crate::statx::STATX_MASK;
 use crate::sys;
 
@@ -39,7 +41,11 @@ const MAX_ENTERS: usize = 16;
 pub(crate) struct Uring {
     /// Declared before `ring`, so it is dropped first.
     registered: RegisteredRing,
-    ring: IoUring,
+    /// The producer's side of the submission ring. The staged entries are those that it has not
+    /// published: the kernel does not know them, and a new `queue` starts before them. It is not
+    /// dropped, because that would publish them.
+    queue: ManuallyDrop<SubmissionQueue<'static>>,
+    ring: Ring,
     /// The requests in the submission ring that the kernel has not consumed.
     backlog: usize,
     /// The cancellations in the submission ring, before the backlog, that the kernel has not
@@ -55,6 +61,51 @@ pub(crate) struct Uring {
     /// Whether the tables of registered files and buffers exist.
     has_files: bool,
     has_buffers: bool,
+}
+
+/// An io_uring at a fixed address, which [`Uring::queue`] refers to. It is only used by shared
+/// references.
+struct Ring(NonNull<IoUring>);
+
+impl Ring {
+    fn new(ring: IoUring) -> Self {
+        Self(NonNull::from(Box::leak(Box::new(ring))))
+    }
+
+    /// # Safety
+    ///
+    /// The result is not used after the next call, nor after `self` is dropped.
+    unsafe fn queue(&self) -> ManuallyDrop<SubmissionQueue<'static>> {
+        // SAFETY: the ring was leaked, and by the contract of this function is not freed before.
+        let ring: &'static IoUring = unsafe { self.0.as_ref() };
+        // SAFETY: by the contract of this function an older queue is not used again.
+        ManuallyDrop::new(unsafe { ring.submission_shared() })
+    }
+
+    /// Returns the consumer's side of the completion ring.
+    #[inline]
+    fn completion(&mut self) -> CompletionQueue<'_> {
+        let ring: &IoUring = self;
+        // SAFETY: the result borrows `self` mutably, so it is the only one.
+        unsafe { ring.completion_shared() }
+    }
+}
+
+impl Deref for Ring {
+    type Target = IoUring;
+
+    fn deref(&self) -> &IoUring {
+        // SAFETY: the ring was leaked in `new`, is freed by the drop of `self`, and never used by a
+        // mutable reference.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: the address is that of a leaked box, and this is its only drop.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
 }
 
 impl Uring {
@@ -103,8 +154,12 @@ impl Uring {
         // open.
         let registered = unsafe { RegisteredRing::new(ring.as_raw_fd()) };
         let max_cancels = (ring.params().cq_entries() as usize).saturating_sub(depth);
+        let ring = Ring::new(ring);
+        // SAFETY: this is the first queue, and `Uring` does not use it after the drop of `ring`.
+        let queue = unsafe { ring.queue() };
         Ok(Self {
             registered,
+            queue,
             ring,
             backlog: 0,
             cancels_queued: 0,
@@ -129,14 +184,17 @@ impl Uring {
 
     /// Submits the entries of the ring, runs deferred work, and waits for `wanted` completions
     /// after the kernel has taken every entry.
+    #[inline]
     fn enter(&mut self, wanted: u32) -> io::Result<usize> {
-        let pull = wanted > 0 || self.deferred.is_some() || {
-            let queue = self.ring.submission();
-            queue.taskrun() || queue.cq_overflow()
-        };
+        let queue = &mut self.queue;
+        let pull = wanted > 0 || self.deferred.is_some();
+        let pull = pull || queue.taskrun() || queue.cq_overflow();
         let flags = if pull { ENTER_GETEVENTS } else { 0 };
         let count = self.cancels_queued + self.backlog; // at most the size of the ring
-        self.registered.enter(count as u32, wanted, flags)
+        queue.sync(); // publishes the entries
+        let consumed = self.registered.enter(count as u32, wanted, flags);
+        queue.sync(); // sees the places that the kernel has freed
+        consumed
     }
 
     /// Passes visible completions to `each`, a closure that is inlined here.
@@ -146,7 +204,7 @@ impl Uring {
         // The kernel does deferred work in small batches. The flag is set while some is left.
         for _ in 0..MAX_ENTERS {
             let look = self.deferred.is_some() || self.ring.completion().is_empty();
-            if look && self.ring.submission().taskrun() {
+            if look && self.queue.taskrun() {
                 self.run_task_work();
             }
             let mut queue = self.ring.completion();
@@ -160,7 +218,7 @@ impl Uring {
                 each(RawCompletion { user_data: entry.user_data(), result: entry.result() });
             }
             drop(queue);
-            if self.deferred.is_none() || room == 0 || !self.ring.submission().taskrun() {
+            if self.deferred.is_none() || room == 0 || !self.queue.taskrun() {
                 break;
             }
         }
@@ -168,8 +226,8 @@ impl Uring {
     }
 
     fn submit_then(&mut self, batch: Batch<'_>, wanted: u32) -> Submitted {
-        let offered = batch.len();
-        let accepted = push_all(self.ring.submission(), batch);
+        let (staged, offered) = (batch.staged(), batch.staged() + batch.len());
+        let accepted = staged + push_all(&mut self.queue, batch);
         self.backlog += accepted;
         let mut stop = (accepted < offered).then_some(Stop::Busy);
         while self.backlog > 0 {
@@ -352,46 +410,59 @@ fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
     entry.flags(flags).user_data(user_data)
 }
 
-/// Pushes as many requests as the ring has room for, and publishes its tail. Returns their number.
-/// It is a function of its own because the loop needs all registers.
-#[inline(never)]
-fn push_all(mut queue: SubmissionQueue<'_>, mut batch: Batch<'_>) -> usize {
-    let offered = batch.len();
+/// Pushes as many requests as the ring has room for. Returns their number.
+fn push_all(queue: &mut SubmissionQueue<'_>, mut batch: Batch<'_>) -> usize {
+    let mut pushed = 0;
     while let Some((user_data, slot)) = batch.next_slot() {
-        // Each kind of entry has its own push: an entry that came from either path would be passed
-        // on the stack.
-        let pushed = match plain_entry(user_data, &slot.op, slot.result.done) {
-            // SAFETY: by contract 2 of `backend` the buffer and the descriptor are valid until the
-            // completion.
-            Some(entry) => unsafe { queue.push(&entry) },
-            None => {
-                let pushed;
-                (queue, pushed) = push_other(queue, user_data, slot);
-                pushed
-            }
-        };
-        if pushed.is_err() {
-            return offered - batch.len() - 1;
+        if push(queue, user_data, &slot.op, slot.result.done).is_err() {
+            break;
         }
+        pushed += 1;
     }
-    offered
+    pushed
 }
 
-/// Builds and pushes any entry. It takes and returns the queue by value, so that `push_all` can
-/// keep the queue in registers.
-#[inline(never)]
-fn push_other<'r>(
-    mut queue: SubmissionQueue<'r>,
+/// Pushes the entry of a request. Each kind of entry has its own push, because an entry that came
+/// from either path would be passed on the stack.
+#[inline(always)]
+fn push(
+    queue: &mut SubmissionQueue<'_>,
     user_data: u64,
-    slot: &Slot,
-) -> (SubmissionQueue<'r>, Result<(), PushError>) {
+    op: &Op,
+    done: u64,
+) -> Result<(), PushError> {
+    match plain_entry(user_data, op, done) {
+        // SAFETY: by contract 2 of `backend` the buffer and the descriptor are valid until the
+        // completion.
+        Some(entry) => unsafe { queue.push(&entry) },
+        None => push_other(queue, Sub { user_data, op: op.rest(done) }),
+    }
+}
+
+#[inline(never)]
+fn push_other(queue: &mut SubmissionQueue<'_>, request: Sub) -> Result<(), PushError> {
     // SAFETY: by contract 2 of `backend` the buffer and the descriptor are valid until the
     // completion.
-    let pushed = unsafe { queue.push(&entry(Sub { user_data, op: slot.next_op() })) };
-    (queue, pushed)
+    unsafe { queue.push(&entry(request)) }
 }
 
 impl Backend for Uring {
+    /// Entries of an older submission come first, and one of a cancellation would be counted as a
+    /// staged one.
+    fn can_stage(&self) -> bool {
+        self.backlog + self.cancels_queued == 0
+    }
+
+    #[inline]
+    fn stage(&mut self, Sub { user_data, op }: Sub) -> bool {
+        push(&mut self.queue, user_data, &op, 0).is_ok()
+    }
+
+    fn unstage(&mut self) {
+        // SAFETY: the older queue, with its unpublished entries, is not used again.
+        self.queue = unsafe { self.ring.queue() };
+    }
+
     fn submit(&mut self, batch: Batch<'_>) -> Submitted {
         self.submit_then(batch, 0)
     }
@@ -418,7 +489,8 @@ impl Backend for Uring {
             // EXT_ARG (5.11) would need one call; a poll works on every kernel.
             Some(_) => return self.poll(timeout),
         };
-        let left = self.ring.submission().len();
+        self.queue.sync(); // sees what the kernel has consumed
+        let left = self.queue.len();
         self.consumed((self.cancels_queued + self.backlog).saturating_sub(left));
         match result {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
@@ -438,7 +510,7 @@ impl Backend for Uring {
         }
         let entry = opcode::AsyncCancel::new(user_data).build().user_data(CANCELLATION);
         // SAFETY: a cancellation refers only to a number.
-        if unsafe { self.ring.submission().push(&entry) }.is_err() {
+        if unsafe { self.queue.push(&entry) }.is_err() {
             return false;
         }
         self.cancels += 1;

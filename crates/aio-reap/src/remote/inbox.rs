@@ -9,7 +9,7 @@ use percpu::sync::Arc;
 use super::mailbox::SlotIndex;
 use super::pending::PendingRemote;
 use super::shared::Shared;
-use crate::completion_state::CompletionState;
+use crate::completion_state::{CompletionState, NewRequest};
 use crate::deadlines::{Action, Deadlines};
 use crate::slab::{CompletionTarget, Slab};
 use crate::sys;
@@ -117,13 +117,14 @@ impl Inbox {
                 return;
             };
             self.taken.pop_front();
-            let pending = PendingRemote::new(&self.shared, sent);
+            let payload = PendingRemote::new(&self.shared, sent);
             let (op, at_eof, cancel_at) = self
                 .shared
                 .mailbox
                 .with(sent, |request| (request.op, request.at_eof, request.cancel_at));
-            completions.queue(index, None, op, at_eof, CompletionTarget::Callback, pending);
-            self.user_data[sent as usize] = completions.slab.user_data(index);
+            let target = CompletionTarget::Callback;
+            let request = NewRequest { file: None, op, at_eof, target, payload };
+            self.user_data[sent as usize] = completions.queue(index, request, |_, _| false);
             if self.shared.mailbox.is_cancelled(sent) {
                 self.cancel_taken = true; // the sender did not wait for the slot
             }

@@ -62,6 +62,8 @@ struct Slot<Q, R> {
 struct Content<Q, R> {
     request: Option<Q>,
     stage: Stage<R>,
+    /// The number of requests that the slot has had, which wraps.
+    generation: u32,
     /// The sender wants the request to be cancelled.
     cancel: bool,
 }
@@ -92,6 +94,8 @@ pub enum SendError<Q> {
 pub struct Sent {
     /// The slot of the request.
     pub index: SlotIndex,
+    /// The generation of the slot, which no later request has until it wraps.
+    pub generation: u32,
     /// Whether the sender must signal the notifier.
     pub notify: bool,
 }
@@ -107,6 +111,7 @@ impl<Q, R> Mailbox<Q, R> {
             content: Mutex::new(Content {
                 request: None,
                 stage: Stage::Waiting(None),
+                generation: 0,
                 cancel: false,
             }),
             done: Condvar::new(),
@@ -153,7 +158,12 @@ impl<Q, R> Mailbox<Q, R> {
         let Some(index) = self.free.lock().pop() else { return Err(SendError::Full(request)) };
         let slot = self.slot(index);
         let stage = if awaited { Stage::Waiting(None) } else { Stage::Detached };
-        *slot.content.lock() = Content { request: Some(request), stage, cancel: false };
+        let generation = {
+            let mut content = slot.content.lock();
+            let generation = content.generation.wrapping_add(1);
+            *content = Content { request: Some(request), stage, generation, cancel: false };
+            generation
+        };
         // Ordering: Relaxed; the exchange fails if the value has changed.
         let mut newest = self.sent.load(Ordering::Relaxed);
         loop {
@@ -173,7 +183,7 @@ impl<Q, R> Mailbox<Q, R> {
                 Err(now) => newest = now,
             }
         }
-        Ok(Sent { index, notify: newest == EMPTY })
+        Ok(Sent { index, generation, notify: newest == EMPTY })
     }
 
     /// Returns whether there are requests to take. Only a hint: the notifier is reliable.
@@ -363,8 +373,23 @@ impl<Q, R> Mailbox<Q, R> {
     /// Sender: asks the engine to cancel the request. Returns whether the caller must signal the
     /// notifier, or `None` if there is a result already.
     pub fn cancel(&self, index: SlotIndex) -> Option<bool> {
+        self.cancel_if(index, |content| matches!(content.stage, Stage::Waiting(_)))
+    }
+
+    /// Sender: the same for a request without a waiting sender, which may have left the slot.
+    pub fn cancel_detached(&self, index: SlotIndex, generation: u32) -> Option<bool> {
+        self.cancel_if(index, |content| {
+            content.request.is_some() && content.generation == generation
+        })
+    }
+
+    fn cancel_if(
+        &self,
+        index: SlotIndex,
+        is_pending: impl FnOnce(&Content<Q, R>) -> bool,
+    ) -> Option<bool> {
         let mut content = self.slot(index).content.lock();
-        if !matches!(content.stage, Stage::Waiting(_)) {
+        if !is_pending(&content) {
             return None;
         }
         content.cancel = true;

@@ -17,10 +17,11 @@ pub use self::file::SharedFile;
 pub(crate) use self::inbox::Inbox;
 pub use self::operation::RemoteOperation;
 pub(crate) use self::pending::PendingRemote;
-pub use self::request::RemoteRequest;
+pub use self::request::{RemoteRequest, RemoteRequestId};
 pub(crate) use self::shared::Shared;
 use crate::buf::{IoBuf, IoBufMut};
 use crate::buf_list::{BufList, IoVecs};
+use crate::held_buf::HeldBuf;
 use crate::op::{AllocateMode, Kind, Memory, Op};
 
 /// A handle through which other threads send requests to an engine, from [`Engine::remote`].
@@ -75,10 +76,12 @@ impl Remote {
     pub fn read<B: IoBufMut + Send>(
         &self,
         file: &SharedFile,
-        mut buf: B,
+        buf: B,
         offset: u64,
     ) -> RemoteRequest<'_, B> {
-        let (ptr, len) = (buf.as_mut_ptr(), buf.len() as u64);
+        let mut buf = HeldBuf::new(buf);
+        let len = buf.get().len() as u64;
+        let ptr = buf.get_mut().as_mut_ptr(); // the last use of the buffer
         let op = Op { ptr, len, ..op(Kind::Read, file, offset) };
         RemoteRequest::new(&self.shared, Some(file), op, buf)
     }
@@ -100,7 +103,8 @@ impl Remote {
         buf: B,
         offset: u64,
     ) -> RemoteRequest<'_, B> {
-        let (ptr, len) = (buf.as_ptr().cast_mut(), buf.len() as u64);
+        let buf = HeldBuf::new(buf);
+        let (len, ptr) = (buf.get().len() as u64, buf.get().as_ptr().cast_mut());
         let op = Op { ptr, len, ..op(Kind::Write, file, offset) };
         RemoteRequest::new(&self.shared, Some(file), op, buf)
     }
@@ -139,17 +143,17 @@ impl Remote {
         let (ptr, len) = (iovecs.first.cast(), iovecs.len);
         let op = Op { memory, ptr, len, ..op(kind, file, offset) };
         let misaligned = file.alignment().is_some_and(|align| !iovecs.is_aligned(align, offset));
-        RemoteRequest::new(&self.shared, Some(file), op, list).misaligned(misaligned)
+        RemoteRequest::new(&self.shared, Some(file), op, HeldBuf::new(list)).misaligned(misaligned)
     }
 
     /// Makes a request like [`Engine::fsync`](crate::Engine::fsync).
     pub fn fsync(&self, file: &SharedFile) -> RemoteRequest<'_, ()> {
-        RemoteRequest::new(&self.shared, Some(file), op(Kind::Fsync, file, 0), ())
+        RemoteRequest::new(&self.shared, Some(file), op(Kind::Fsync, file, 0), HeldBuf::new(()))
     }
 
     /// Makes a request like [`Engine::fdatasync`](crate::Engine::fdatasync).
     pub fn fdatasync(&self, file: &SharedFile) -> RemoteRequest<'_, ()> {
-        RemoteRequest::new(&self.shared, Some(file), op(Kind::Fdatasync, file, 0), ())
+        RemoteRequest::new(&self.shared, Some(file), op(Kind::Fdatasync, file, 0), HeldBuf::new(()))
     }
 
     /// Makes a request like [`Engine::allocate`](crate::Engine::allocate).
@@ -161,13 +165,31 @@ impl Remote {
         len: u64,
     ) -> RemoteRequest<'_, ()> {
         let op = Op { len, ..op(mode.kind(), file, offset) };
-        RemoteRequest::new(&self.shared, Some(file), op, ())
+        RemoteRequest::new(&self.shared, Some(file), op, HeldBuf::new(()))
+    }
+
+    /// Asks the engine to cancel a request with a callback, like
+    /// [`RemoteOperation::cancel`](crate::RemoteOperation::cancel). Returns false if the request has
+    /// completed. Never blocks.
+    ///
+    /// Every remote of the engine can do so. The id must be of a remote of this engine: that of
+    /// another engine may name an unrelated request.
+    pub fn cancel(&self, id: RemoteRequestId) -> bool {
+        let mailbox = &self.shared.mailbox;
+        if id.index as usize >= mailbox.capacity() {
+            return false; // of another engine
+        }
+        let asked = mailbox.cancel_detached(id.index, id.generation);
+        if asked == Some(true) {
+            self.shared.notify();
+        }
+        asked.is_some()
     }
 
     /// Makes a request like [`Engine::nop`](crate::Engine::nop). It shows the cost of the way to
     /// the engine and back.
     pub fn nop(&self) -> RemoteRequest<'_, ()> {
-        RemoteRequest::new(&self.shared, None, Op::NOP, ())
+        RemoteRequest::new(&self.shared, None, Op::NOP, HeldBuf::new(()))
     }
 }
 

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 use percpu::sync::Arc;
 
 use super::file::SharedFile;
-use super::mailbox::{SendError, SlotIndex};
+use super::mailbox::{SendError, Sent, SlotIndex};
 use super::operation::RemoteOperation;
 use super::sent::SentRequest;
 use super::shared::Shared;
 use crate::error::{RequestError, SubmitError};
+use crate::held_buf::HeldBuf;
 use crate::op::{AtEof, Op};
 use crate::outcome::{Callback, Owned};
 use crate::payload::{Deliver, Payload};
@@ -44,7 +45,7 @@ pub struct RemoteRequest<'r, B> {
     at_eof: AtEof,
     cancel_at: Option<Instant>,
     misaligned: bool,
-    buf: B,
+    buf: HeldBuf<B>,
 }
 
 // SAFETY: `buf` is `Send`, and the pointer in `op` names memory of `buf`, which moves together with
@@ -53,11 +54,41 @@ unsafe impl<B: Send> Send for RemoteRequest<'_, B> {}
 // SAFETY: `&RemoteRequest` gives no access to the memory that `op` names, and none to `buf`.
 unsafe impl<B: Sync> Sync for RemoteRequest<'_, B> {}
 
+/// The name of a request with a callback of another thread, for
+/// [`Remote::cancel`](crate::Remote::cancel). No later request of the engine's remotes has it (until
+/// its place was used 2^32 times).
+///
+/// ```
+/// use aio_reap::Engine;
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let remote = engine.remote(); // usually of another thread
+/// let id = remote.nop().callback(|result, ()| {
+///     assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ECANCELED));
+/// })?;
+/// assert!(remote.cancel(id));
+/// engine.drain()?;
+/// assert!(!remote.cancel(id)); // it has completed
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RemoteRequestId {
+    pub(super) index: SlotIndex,
+    pub(super) generation: u32,
+}
+
 /// The result of a submission: `T`, or the refused request.
 type Submitted<'r, B, T> = Result<T, SubmitError<RemoteRequest<'r, B>>>;
 
 impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
-    pub(super) fn new(shared: &'r Arc<Shared>, file: Option<&SharedFile>, op: Op, buf: B) -> Self {
+    pub(super) fn new(
+        shared: &'r Arc<Shared>,
+        file: Option<&SharedFile>,
+        op: Op,
+        buf: HeldBuf<B>,
+    ) -> Self {
         let misaligned =
             file.and_then(SharedFile::alignment).is_some_and(|align| !op.is_aligned(align));
         let (file, at_eof) = (file.cloned(), AtEof::Stop);
@@ -105,7 +136,7 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
 
     /// Returns the buffer, instead of sending the request.
     pub fn into_buf(self) -> B {
-        self.buf
+        self.buf.into_inner()
     }
 
     /// Sends the request. The [`RemoteOperation`] awaits the result or blocks for it.
@@ -117,11 +148,12 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
     /// [`SubmitError`] returns the request, which was not sent.
     pub fn submit(self) -> Submitted<'r, B, RemoteOperation<B>> {
         let shared = self.shared;
-        let index = self.send(true, Owned::<B>::new, Owned::into_buf)?;
-        Ok(RemoteOperation::new(shared, index))
+        let sent = self.send(true, Owned::<B>::new, Owned::into_buf)?;
+        Ok(RemoteOperation::new(shared, sent.index))
     }
 
-    /// Sends the request. `done` gets the result and the buffer, on the engine's thread.
+    /// Sends the request. `done` gets the result and the buffer, on the engine's thread. The id is
+    /// for [`Remote::cancel`](crate::Remote::cancel).
     ///
     /// `done` runs once, and the engine waits until it returns. This function never blocks and
     /// never allocates: `done` and the buffer together may take 96 bytes, which is checked at
@@ -134,16 +166,17 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
     pub fn callback(
         self,
         done: impl FnOnce(Result<usize, RequestError>, B) + Send + 'static,
-    ) -> Submitted<'r, B, ()> {
-        self.send(false, |buf| Callback::<B, _>::new(buf, done), Callback::into_buf).map(drop)
+    ) -> Submitted<'r, B, RemoteRequestId> {
+        let sent = self.send(false, |buf| Callback::<B, _>::new(buf, done), Callback::into_buf)?;
+        Ok(RemoteRequestId { index: sent.index, generation: sent.generation })
     }
 
     fn send<D: Deliver>(
         self,
         awaited: bool,
-        load: impl FnOnce(B) -> D,
-        unload: impl FnOnce(D) -> B,
-    ) -> Submitted<'r, B, SlotIndex> {
+        load: impl FnOnce(HeldBuf<B>) -> D,
+        unload: impl FnOnce(D) -> HeldBuf<B>,
+    ) -> Submitted<'r, B, Sent> {
         if self.misaligned {
             return Err(SubmitError::Misaligned(self));
         }
@@ -166,7 +199,7 @@ impl<'r, B: Send + 'static> RemoteRequest<'r, B> {
         if sent.notify {
             shared.notify();
         }
-        Ok(sent.index)
+        Ok(sent)
     }
 }
 

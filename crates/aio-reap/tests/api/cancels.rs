@@ -1,10 +1,12 @@
 //! Cancellation of requests with callbacks, in queues, and of other threads.
 
 use std::cell::RefCell;
+use std::os::unix::fs::FileExt;
 use std::rc::Rc;
+use std::sync::{Arc, Mutex};
 use std::thread;
 
-use aio_reap::{CompletionQueue, Engine, SharedFile};
+use aio_reap::{CompletionQueue, Engine, RequestError, SharedFile};
 use aio_reap_test::Build;
 use aio_reap_test::scripted::Script;
 use common::on_every_backend;
@@ -110,4 +112,75 @@ fn inv21_a_cancellation_wakes_the_engine() {
     }
     drop(remote);
     engine.join().unwrap();
+}
+
+/// The bytes show which requests the kernel saw: none that was cancelled behind a plug, and every
+/// other one once.
+#[test]
+fn inv21_a_cancelled_request_behind_a_plug_never_reaches_the_kernel() {
+    on_every_backend(|engine| {
+        let raw = tempfile::tempfile().unwrap();
+        raw.set_len(8).unwrap();
+        let file = engine.attach(raw.try_clone().unwrap()).unwrap();
+        let queue = CompletionQueue::new();
+        for round in 1..4u8 {
+            let plug = engine.plug();
+            let ids: Vec<_> = (0..8)
+                .map(|at| engine.write(&file, vec![round], at).enqueue(&queue, at).unwrap())
+                .collect();
+            assert!(engine.cancel(ids[usize::from(round)]) && engine.cancel(ids[6]));
+            engine.validate();
+            // Behind the requests that were taken back.
+            engine.write(&file, vec![round + 10], 6).enqueue(&queue, 8).unwrap();
+            drop(plug);
+            engine.drain().unwrap();
+            let mut bytes = [0; 8];
+            raw.read_exact_at(&mut bytes, 0).unwrap();
+            let mut expected = [round; 8];
+            (expected[usize::from(round)], expected[6]) = (round - 1, round + 10);
+            assert_eq!(bytes, expected);
+            let results = std::iter::from_fn(|| queue.pop()).map(|done| done.result.is_err());
+            assert_eq!(results.map(usize::from).collect::<Vec<_>>().iter().sum::<usize>(), 2);
+            assert!(queue.is_empty());
+        }
+    });
+}
+
+#[test]
+fn inv21_a_remote_callback_is_cancelled_wherever_it_waits_and_no_later_one() {
+    let script = Script::new();
+    let builder = Engine::builder().depth(1).capacity(1).remote_capacity(3);
+    let engine = builder.build_scripted(&script).unwrap();
+    let remote = engine.remote();
+    let results = Arc::new(Mutex::new(Vec::new()));
+    let send = |number: u32| {
+        let to = Arc::clone(&results);
+        let done = move |result: Result<usize, RequestError>, ()| {
+            to.lock().unwrap().push((number, result.err().and_then(|e| e.raw_os_error())));
+        };
+        remote.nop().callback(done).unwrap()
+    };
+    let (in_flight, without_slot) = (send(0), send(1));
+    engine.turn();
+    assert_eq!(script.in_flight(), 1);
+    let in_mailbox = send(2);
+    for id in [in_flight, without_slot, in_mailbox] {
+        assert!(remote.clone().cancel(id) && remote.cancel(id));
+    }
+    engine.drain().unwrap();
+    let mut ended = std::mem::take(&mut *results.lock().unwrap());
+    ended.sort_unstable();
+    assert_eq!(ended, [(0, CANCELLED), (1, CANCELLED), (2, CANCELLED)]);
+    // The places are used again.
+    let again = [send(3), send(4), send(5)];
+    for id in [in_flight, without_slot, in_mailbox] {
+        assert!(!again.contains(&id) && !remote.cancel(id));
+    }
+    while results.lock().unwrap().len() < 3 {
+        engine.turn();
+        script.complete(1);
+    }
+    assert_eq!(*results.lock().unwrap(), [(3, None), (4, None), (5, None)]);
+    assert!(again.iter().all(|&id| !remote.cancel(id)));
+    engine.validate();
 }

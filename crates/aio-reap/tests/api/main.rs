@@ -23,6 +23,7 @@ mod end_of_file;
 mod endings;
 mod engine_model;
 mod files;
+mod inner;
 #[path = "../model/mod.rs"]
 mod model;
 mod partial;

@@ -1,25 +1,38 @@
 //! What an adaptive cache learns: the only place where the shadows of its policy meet its requests.
 
+use std::ops::Range;
+
 use super::{Reuse, Shared};
+use crate::frames::Frame;
 use crate::hazard;
 use crate::policy::Samples;
-use crate::word::Key;
+use crate::table::Place;
+use crate::word::{Key, SAMPLED, TAKEN, Word};
+
+/// In so many parts the table is looked through once the cache is full. A guess: fewer than sampled misses fill a
+/// shadow, and 10 us each where the table has a million places.
+const STEPS: u32 = 128;
 
 impl Shared {
-    /// A hit. If the block is in the sample, it is left to the shadows, without a write to shared memory.
-    #[inline(always)]
-    pub(super) fn note_hit(&self, key: Key) {
-        if self.samples.takes_hit(key) {
-            self.add_sample(key);
-        }
+    /// The word of a block that is about to be loaded into that frame.
+    pub(super) fn loading(&self, frame: Frame, key: Key) -> Word {
+        Word::loading(frame).sampled_if(self.samples.takes_hit(key))
     }
 
+    /// A hit of a block whose word says `SAMPLED`. If the block is in the sample, the hit is left to the shadows,
+    /// without a write to shared memory.
     #[cold]
-    #[inline(never)]
-    fn add_sample(&self, key: Key) {
+    pub(super) fn note_hit(&self, key: Key) {
+        if !self.samples.takes_hit(key) {
+            return;
+        }
         if let Some(record) = hazard::number() {
             self.samples.add(record, Samples::tag(key));
         }
+    }
+
+    pub(crate) fn is_sampled(&self, key: Key) -> bool {
+        self.table.find(key).is_some_and(|entry| entry.word().has(SAMPLED))
     }
 
     /// A miss, in a cache that `is_full` or not. If the block is in the sample, the shadows get what hits have left
@@ -33,17 +46,72 @@ impl Shared {
         let mut changes = false;
         self.samples.drain(|tag| changes |= shadows.request(tag));
         changes |= shadows.request(Samples::tag(key));
-        let is_settled = shadows.is_settled();
-        // A settled cache has room for a while after it grows; a change of rule is told once, so it is followed then.
-        if (is_full && !is_settled) || (is_settled && changes) {
-            let limit = {
-                let mut cold = self.cold.lock();
-                cold.policy.set_rule(shadows.rule());
-                cold.limit()
+        if is_full && !shadows.is_settled() {
+            let (units, blocks) = {
+                let cold = self.cold.lock();
+                (cold.limit(), cold.policy.len() + cold.scanned.len)
             };
-            if let Some(factor) = shadows.settle(limit) {
+            if let Some(factor) = shadows.settle(units, blocks) {
                 self.samples.open(factor);
+                shadows.unmarked = 0..self.table.places();
+                changes = true;
             }
+        }
+        self.mark_some(&mut shadows.unmarked);
+        // A settled cache has room for a while after it grows; a change of rule is told once, so it is followed then.
+        if changes && shadows.is_settled() {
+            self.cold.lock().policy.set_rule(shadows.rule());
+        }
+    }
+
+    /// Marks the sampled blocks that came before the cache was full: a part of the table by each sampled miss.
+    fn mark_some(&self, unmarked: &mut Range<Place>) {
+        for place in unmarked.by_ref().take(self.table.places().div_ceil(STEPS) as usize) {
+            let entry = self.table.entry(place);
+            let word = entry.word();
+            if word.has(TAKEN) && self.samples.takes_hit(entry.key()) {
+                let _ = entry.try_change(word, SAMPLED, 0); // one that fails is marked when it comes again
+            }
+        }
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use crate::{Cache, MemoryDevice};
+
+    const SIZE: usize = 512;
+
+    #[test]
+    fn hits_are_sampled_once_a_miss_finds_the_cache_full() {
+        let blocks = 4000;
+        let builder = Cache::builder(2 * blocks as usize * SIZE).block_sizes(SIZE, 8 * SIZE);
+        let cache = builder.build().unwrap();
+        let disk = MemoryDevice::new(vec![0; 4 * blocks as usize * SIZE]);
+        let disk = cache.attach(disk, SIZE).unwrap();
+        let shared = &disk.shared;
+        let read = |from, to| (from..to).for_each(|block| drop(disk.get(block).unwrap()));
+        let count = |takes: &dyn Fn(u64) -> bool| (0..blocks).filter(|&block| takes(block)).count();
+        let key = |block| disk.source.key(block).unwrap();
+        let takes_hit = |block| shared.samples.takes_hit(key(block));
+        read(0, blocks);
+        for _ in 0..8 {
+            cache.shrink(usize::MAX);
+        }
+        read(0, blocks);
+        assert_eq!(count(&takes_hit), 0, "it was shrunk, and had room");
+
+        // Those that are used all the time stay, and are marked once it is full.
+        for block in blocks..4 * blocks {
+            read(block, block + 1);
+            read(block % 1000, block % 1000 + 1);
+        }
+        let taken = count(&takes_hit);
+        assert!((64..256).contains(&taken), "256 of 8,000, and of half of these: {taken}");
+        let stays = |block: &u64| shared.table.find(key(*block)).is_some();
+        assert!((0..1000).filter(stays).count() > 900);
+        for block in (0..4 * blocks).filter(stays) {
+            assert_eq!(disk.is_sampled(block), takes_hit(block), "{block}");
         }
     }
 }

@@ -58,9 +58,14 @@ impl Shared {
     /// Makes durable what is in so many parts that to remember them takes much memory. Who is to know of a
     /// failure finds the device poisoned.
     pub(super) async fn limit_extents(&self, source: &Arc<Source>, mode: Mode) {
-        if source.writes.unsynced(|unsynced| unsynced.written.len()) > MOST_EXTENTS {
+        if self.has_many_extents(source) {
             let _ = self.sync_device(source, mode).await;
         }
+    }
+
+    /// Whether a sync is due, because what is not durable is in many parts.
+    pub(super) fn has_many_extents(&self, source: &Source) -> bool {
+        source.writes.unsynced(|unsynced| unsynced.written.len()) > MOST_EXTENTS
     }
 
     /// Writes a few buffers of the devices in turn. Returns how many.

@@ -99,6 +99,7 @@ impl Shared {
                 if let Some(result) = done(&mut cold) {
                     return Some(result);
                 }
+                cold.policy.note_full();
                 let all = cold.policy.len() + cold.scanned.len;
                 looks.pass = looked / all.max(1);
                 self.choose(&mut cold, &mut victims, BATCH, &mut looks);

@@ -163,7 +163,7 @@ impl Shared {
                     return Ok(Entered::Excluded);
                 }
                 let Some(spare) = spare.take() else { continue };
-                let mut word = Word::loading(spare.frame);
+                let mut word = self.loading(spare.frame, key);
                 let is_read = want.fill == Fill::Read;
                 if is_read {
                     step!("enter: pin it for the requester", word = word.pinned_once_more());
@@ -251,7 +251,7 @@ impl Shared {
         let spare = self.spare(class, Search::Short)?;
         let home = self.table.lock(key);
         let is_free = home.find().is_none() && !source.writes.excluded.has(key.sector());
-        let place = if is_free { home.insert(Word::loading(spare.frame)) } else { None };
+        let place = if is_free { home.insert(self.loading(spare.frame, key)) } else { None };
         if let Some(place) = place {
             self.frames.header(spare.frame).set_place(place);
         }

@@ -11,6 +11,7 @@
 mod adapt;
 mod aside;
 mod back;
+mod bypass;
 mod changes;
 mod cleaner;
 mod close;
@@ -37,6 +38,7 @@ use percpu::{AllocError, PerCpuCounter};
 pub(crate) use self::aside::Forget;
 #[cfg(any(offlock_loom, offlock_shuttle))]
 pub(crate) use self::aside::{begin_to_forget, begin_to_read};
+pub use self::bypass::Bypass;
 pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
 pub(crate) use self::cleaner::Limits;
 use self::load::AllWakers;
@@ -58,7 +60,7 @@ use crate::tally::Tally;
 use crate::timed::{Holds, TimedLock};
 use crate::times::{Counts, Times};
 use crate::wait::Reply;
-use crate::word::{Entry, Key};
+use crate::word::{Entry, Key, SAMPLED};
 
 /// One of so many hits of a thread is timed. A guess: it takes some ten times a hit's time.
 const SAMPLE: u64 = 4096;
@@ -168,8 +170,17 @@ impl Shared {
     }
 
     /// The buffer of `key`, if it is there and readable. Wait-free, without a shared write.
-    #[inline(always)]
     pub(crate) fn hit(&self, key: Key, class: u8, reuse: Reuse) -> Option<Held> {
+        let (held, is_sampled) = self.look_up(key, class, reuse)?;
+        if is_sampled {
+            self.note_hit(key);
+        }
+        Some(held)
+    }
+
+    /// The same, without [`note_hit`](Self::note_hit): returns whether that is to be called.
+    #[inline(always)]
+    pub(crate) fn look_up(&self, key: Key, class: u8, reuse: Reuse) -> Option<(Held, bool)> {
         let entry = self.table.find(key)?;
         let early = mutant("hit-looks-before-it-names").then(|| entry.look(key));
         if mutant("hit-without-a-second-look") {
@@ -185,10 +196,10 @@ impl Shared {
             if word.is_readable() && word.frame().class() == class {
                 if reuse == Reuse::Likely {
                     entry.count_hit(word);
-                    self.note_hit(key);
                 }
                 self.frames.reading(word.frame());
-                return Some(Held { slot, frame: word.frame() });
+                let is_sampled = word.has(SAMPLED) && reuse == Reuse::Likely;
+                return Some((Held { slot, frame: word.frame() }, is_sampled));
             }
         }
         slot.clear();
@@ -214,7 +225,7 @@ impl Shared {
         }
     }
 
-    /// Counts a get that was a hit: this thread's slot has its buffer.
+    /// Counts a get that was a hit: this thread's slot has its buffer. Returns whether it is to be timed.
     #[inline(always)]
     pub(crate) fn count_get(&self) -> bool {
         match hazard::number().and_then(|record| self.hits.count(record)) {
@@ -226,10 +237,20 @@ impl Shared {
         }
     }
 
-    /// Looks a block up once more, for the clock.
+    /// What few hits need. One call: with two, a hit would spill a register before its fence.
     #[cold]
     #[inline(never)]
-    pub(crate) fn time_a_hit(&self, key: Key, class: u8) {
+    pub(crate) fn note_and_time(&self, key: Key, class: u8, is_sampled: bool, is_timed: bool) {
+        if is_sampled {
+            self.note_hit(key);
+        }
+        if is_timed {
+            self.time_a_hit(key, class);
+        }
+    }
+
+    /// Looks a block up once more, for the clock.
+    fn time_a_hit(&self, key: Key, class: u8) {
         let began = Instant::now();
         if let Some(held) = self.hit(key, class, Reuse::None) {
             self.hit_times.add(began);

@@ -33,7 +33,7 @@ pub(crate) enum Wipe<'b> {
 }
 
 /// Dirty blocks that are marked `BACK`.
-type Aside = Vec<(Key, Frame)>;
+pub(super) type Aside = Vec<(Key, Frame)>;
 
 impl Shared {
     /// Has the device discard, zero or write whole blocks, and forgets what is cached of them.
@@ -202,7 +202,7 @@ impl Shared {
         }
     }
 
-    fn set_aside(
+    pub(super) fn set_aside(
         &self,
         source: &Arc<Source>,
         key: Key,
@@ -239,14 +239,19 @@ impl Shared {
         }
     }
 
-    fn put_back(&self, aside: &Aside) {
+    pub(super) fn put_back(&self, aside: &Aside) {
         for &(_, frame) in aside {
             self.end_marks(self.entry(frame), frame, BACK, 0);
         }
     }
 
     /// Makes a block nobody's that the caller has marked.
-    fn drop_marked(&self, source: &Arc<Source>, key: Key, frame: Frame) -> Result<(), GetError> {
+    pub(super) fn drop_marked(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        frame: Frame,
+    ) -> Result<(), GetError> {
         let home = self.table.lock(key);
         let entry = self.entry(frame);
         // As in `invalidate`: until its frame is among the dead.
@@ -263,7 +268,7 @@ impl Shared {
 }
 
 /// Why a block is not aside.
-enum Obstacle {
+pub(super) enum Obstacle {
     Marked(Key, Frame),
     /// It is being read or evicted: a wait for that may run callbacks on the thread's engine.
     Loading(Key),

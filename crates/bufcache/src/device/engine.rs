@@ -37,6 +37,12 @@ impl EngineDevice {
     pub fn new(file: File) -> io::Result<Self> {
         Ok(Self { file: Arc::new(file.try_clone()?), plain: FileDevice::new(file)? })
     }
+
+    /// Without what lies behind so many bytes, as [`FileDevice::up_to`].
+    pub fn up_to(mut self, len: u64) -> Self {
+        self.plain = self.plain.up_to(len);
+        self
+    }
 }
 
 impl EngineDevice {

@@ -88,6 +88,29 @@ impl FileDevice {
         done & !(self.alignment - 1)
     }
 
+    fn read_by(
+        &self,
+        offset: u64,
+        buf: &mut [u8],
+        mut read: impl FnMut(u64, &mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let mut done = 0;
+        while done < buf.len() {
+            let count = again(|| read(offset + done as u64, &mut buf[done..]))?;
+            done += count;
+            // A direct read ends inside a sector only where the file does.
+            if count == 0 || self.whole(done) != done {
+                break;
+            }
+        }
+        let there = self.len.saturating_sub(offset).min(buf.len() as u64) as usize;
+        if self.grows && done < there {
+            buf[done..there].fill(0);
+            return Ok(there);
+        }
+        Ok(done)
+    }
+
     fn write_by(
         &self,
         offset: u64,
@@ -197,21 +220,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let mut done = 0;
-        while done < buf.len() {
-            let count = again(|| self.file.read_at(&mut buf[done..], offset + done as u64))?;
-            done += count;
-            // A direct read ends inside a sector only where the file does.
-            if count == 0 || self.whole(done) != done {
-                break;
-            }
-        }
-        let there = self.len.saturating_sub(offset).min(buf.len() as u64) as usize;
-        if self.grows && done < there {
-            buf[done..there].fill(0);
-            return Ok(there);
-        }
-        Ok(done)
+        self.read_by(offset, buf, |offset, buf| self.file.read_at(buf, offset))
     }
 
     fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
@@ -219,13 +228,8 @@ impl BlockDevice for FileDevice {
     }
 
     fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
-        match self.write_by(offset, buf, |offset, buf| self.write_through(offset, buf)) {
-            Err(error) if is_unknown(&error) => {
-                self.write(offset, buf)?;
-                self.sync()
-            }
-            result => result,
-        }
+        let durable = self.write_by(offset, buf, |offset, buf| self.write_through(offset, buf));
+        or_synced(durable, || self.write(offset, buf), || self.sync())
     }
 
     fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
@@ -236,13 +240,8 @@ impl BlockDevice for FileDevice {
     fn write_vectored_durable(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
         let durably = |offset, part: &[u8]| self.write_durable(offset, part);
         let many = |offset, parts: &[IoSlice<'_>]| self.pwritev(offset, parts, libc::RWF_DSYNC);
-        match self.write_parts(offset, parts, many, durably) {
-            Err(error) if is_unknown(&error) => {
-                self.write_vectored(offset, parts)?;
-                self.sync()
-            }
-            result => result,
-        }
+        let durable = self.write_parts(offset, parts, many, durably);
+        or_synced(durable, || self.write_vectored(offset, parts), || self.sync())
     }
 
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
@@ -255,6 +254,18 @@ impl BlockDevice for FileDevice {
 
     fn sync(&self) -> io::Result<()> {
         again(|| self.file.sync_data())
+    }
+}
+
+/// The result of a durable write; where the system does not know `RWF_DSYNC`, a plain write and a sync instead.
+fn or_synced(
+    durable: io::Result<()>,
+    write: impl FnOnce() -> io::Result<()>,
+    sync: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
+    match durable {
+        Err(error) if is_unknown(&error) => write().and_then(|()| sync()),
+        result => result,
     }
 }
 
@@ -305,6 +316,115 @@ fn direct_alignment(file: &File) -> usize {
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests {
     use super::*;
+
+    /// What a call does that moves at most so many bytes, and is interrupted by a signal if it may move none.
+    fn at_most(most: Option<usize>, len: usize) -> io::Result<usize> {
+        match most {
+            Some(0) => Err(io::ErrorKind::Interrupted.into()),
+            most => Ok(len.min(most.unwrap_or(len))),
+        }
+    }
+
+    fn device(bytes: &[u8]) -> FileDevice {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(bytes, 0).unwrap();
+        FileDevice::new(file).unwrap()
+    }
+
+    #[test]
+    fn a_short_read_is_continued_at_its_byte() {
+        let bytes: Vec<u8> = (1..=23).collect();
+        let (plain, growing) = (device(&bytes), device(&bytes).growing(25));
+        for (first, second) in (0..256).map(|both| (both / 16 + 1, both % 16 + 1)) {
+            for (device, len) in [(&plain, 16), (&growing, 18)] {
+                let mut most = [0, first, 0, second, 0].into_iter();
+                let mut buf = [0xff; 20];
+                let read = device.read_by(7, &mut buf, |offset, buf| {
+                    let len = at_most(most.next(), buf.len())?;
+                    device.file.read_at(&mut buf[..len], offset)
+                });
+                assert_eq!(read.unwrap(), len, "after {first} and {second}");
+                let zeros = vec![0; len - 16];
+                let rest = vec![0xff; 20 - len];
+                assert_eq!(buf[..], [&bytes[7..], &zeros, &rest].concat(), "{first}, {second}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_direct_transfer_is_continued_at_a_multiple_of_its_unit() {
+        let bytes: Vec<u8> = (1..=16).collect();
+        let mut device = device(&[0; 16]);
+        device.alignment = 4;
+        for first in 1..16 {
+            device.file.write_all_at(&[0; 16], 0).unwrap();
+            let mut most = [0, first, 0].into_iter();
+            let mut offsets = Vec::new();
+            let write = |offset: u64, buf: &[u8]| {
+                let len = at_most(most.next(), buf.len())?;
+                offsets.push(offset);
+                device.file.write_at(&buf[..len], offset)
+            };
+            let written = device.write_by(0, &bytes, write).map_err(|error| error.raw_os_error());
+            if first < 4 {
+                assert_eq!(written, Err(Some(libc::ENOSPC)), "{first}");
+                continue;
+            }
+            assert_eq!((written, &offsets[..]), (Ok(()), &[0, first as u64 / 4 * 4][..]));
+            let mut there = [0; 16];
+            device.file.read_exact_at(&mut there, 0).unwrap();
+            assert_eq!(there[..], bytes, "after {first}");
+        }
+        // Only the end of the file is inside a unit: no further call is made.
+        let mut calls = 0;
+        let read = device.read_by(0, &mut [0; 16], |_, buf| {
+            calls += 1;
+            Ok(buf.len().min(6))
+        });
+        assert_eq!((read.unwrap(), calls), (6, 1));
+    }
+
+    #[test]
+    fn a_short_write_is_continued_at_its_byte() {
+        let bytes: Vec<u8> = (1..=16).collect();
+        for (first, second) in (0..256).map(|both| (both / 16 + 1, both % 16 + 1)) {
+            let device = device(&[0; 30]);
+            let mut most = [0, first, 0, second, 0].into_iter();
+            let write = |offset: u64, buf: &[u8]| {
+                device.file.write_at(&buf[..at_most(most.next(), buf.len())?], offset)
+            };
+            device.write_by(7, &bytes, write).unwrap();
+            let mut there = [0; 30];
+            device.file.read_exact_at(&mut there, 0).unwrap();
+            assert_eq!(there[7..23], bytes, "after {first} and {second}");
+            assert!(there[..7].iter().chain(&there[23..]).all(|&byte| byte == 0));
+        }
+        let full = device(&[]).write_by(0, &bytes, |_, _| Ok(0));
+        assert_eq!(full.unwrap_err().raw_os_error(), Some(libc::ENOSPC));
+    }
+
+    #[test]
+    fn a_durable_write_that_the_system_does_not_know_is_synced() {
+        let error = |errno| Err(io::Error::from_raw_os_error(errno));
+        let calls = |durable: io::Result<()>, write: io::Result<()>, sync: io::Result<()>| {
+            let calls = std::cell::RefCell::new(Vec::new());
+            let call = |name, result| {
+                calls.borrow_mut().push(name);
+                result
+            };
+            let result = or_synced(durable, || call("write", write), || call("sync", sync));
+            (result.map_err(|error| error.raw_os_error().unwrap()), calls.take())
+        };
+        let both = vec!["write", "sync"];
+        for unknown in [libc::EOPNOTSUPP, libc::ENOSYS, libc::EINVAL] {
+            assert_eq!(calls(error(unknown), Ok(()), Ok(())), (Ok(()), both.clone()));
+        }
+        assert_eq!(calls(error(libc::EINVAL), Ok(()), error(libc::EIO)), (Err(libc::EIO), both));
+        let failed = (Err(libc::ENOSPC), vec!["write"]);
+        assert_eq!(calls(error(libc::EINVAL), error(libc::ENOSPC), Ok(())), failed);
+        assert_eq!(calls(error(libc::EIO), Ok(()), Ok(())), (Err(libc::EIO), vec![]));
+        assert_eq!(calls(Ok(()), Ok(()), Ok(())), (Ok(()), vec![]));
+    }
 
     /// Wherever a call ends, inside a part or between two, what is left of the part is written, and
     /// then the other parts.

@@ -44,6 +44,18 @@ impl State {
         let mut earlier = self.waiting.iter().take_while(|(other, _)| *other < number);
         !self.overlaps(range) && !earlier.any(|(_, other)| overlap(other, range))
     }
+
+    /// Adds a range, if it is the turn of the one with that number. `count` is how many ranges there are.
+    fn try_add(&mut self, count: &AtomicUsize, number: u64, range: &Range<u64>) -> bool {
+        let is_free = self.is_free(number, range);
+        if !check!("exclusion: no other range overlaps", is_free) {
+            return false;
+        }
+        self.ranges.push(range.clone());
+        // Ordering: Relaxed; the locks of the homes carry it.
+        count.store(self.ranges.len(), Ordering::Relaxed);
+        true
+    }
 }
 
 fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
@@ -76,8 +88,7 @@ impl Exclusion {
             state.count += 1;
             *mine = state.count;
         }
-        let is_free = state.is_free(*mine, range);
-        if !check!("exclusion: no other range overlaps", is_free) {
+        if !state.try_add(&self.count, *mine, range) {
             if is_first {
                 state.waiting.push((*mine, range.clone()));
             }
@@ -85,16 +96,39 @@ impl Exclusion {
             return Poll::Pending;
         }
         state.waiting.retain(|(number, _)| number != mine);
-        state.ranges.push(range.clone());
-        // Ordering: Relaxed; the locks of the homes carry it.
-        self.count.store(state.ranges.len(), Ordering::Relaxed);
         Poll::Ready(())
+    }
+
+    /// Excludes a range until [`leave`](Self::leave), if that needs no wait. Returns whether it is excluded.
+    pub(crate) fn try_enter(&self, range: &Range<u64>) -> bool {
+        let mut state = self.state.lock();
+        let last = state.count + 1;
+        state.try_add(&self.count, last, range)
+    }
+
+    /// Ends the exclusion of a range.
+    pub(crate) fn leave(&self, range: &Range<u64>) {
+        let mut state = self.state.lock();
+        // Ranges that are excluded do not overlap, so no other is equal to it.
+        state.ranges.retain(|other| other != range);
+        // Ordering: Release pairs with the Acquire in `has`; it carries what was noted of the range. A
+        // thread that finds the range excluded still looks again under this lock.
+        self.count.store(state.ranges.len(), Ordering::Release);
+        let wakers = std::mem::take(&mut state.wakers);
+        drop(state);
+        if !mutant("exclusion-wakes-nobody") {
+            self.gone.notify_all();
+        }
+        if mutant("exclusion-wakes-no-task") {
+            return;
+        }
+        wake_all(wakers); // one that panics keeps no other asleep, and this may be run by a panic
     }
 
     /// Whether a sector is excluded; by whoever has the lock of its home.
     #[inline]
     pub(crate) fn has(&self, sector: u64) -> bool {
-        // Ordering: Acquire pairs with the Release in the drop of `Excluded`; it carries what was noted of
+        // Ordering: Acquire pairs with the Release in `leave`; it carries what was noted of
         // the range as unsynced. That a range is seen at all is carried by the locks of the homes.
         self.count.load(Ordering::Acquire) > 0
             && self.state.lock().overlaps(&(sector..sector + 1))
@@ -132,20 +166,7 @@ pub(crate) struct Excluded<'e> {
 
 impl Drop for Excluded<'_> {
     fn drop(&mut self) {
-        let mut state = self.of.state.lock();
-        state.ranges.retain(|range| *range != self.range);
-        // Ordering: Release pairs with the Acquire in `has`; it carries what was noted of the range. A
-        // thread that finds the range excluded still looks again under this lock.
-        self.of.count.store(state.ranges.len(), Ordering::Release);
-        let wakers = std::mem::take(&mut state.wakers);
-        drop(state);
-        if !mutant("exclusion-wakes-nobody") {
-            self.of.gone.notify_all();
-        }
-        if mutant("exclusion-wakes-no-task") {
-            return;
-        }
-        wake_all(wakers); // one that panics keeps no other asleep, and this may be run by a panic
+        self.of.leave(&self.range);
     }
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Device;
-use crate::cache::Wipe;
+use crate::cache::{Bypass, Wipe};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::WriteGuard;
@@ -65,6 +65,35 @@ impl Device {
         let Some(end) = end.filter(fits) else { return Err(WriteError::OutOfRange) };
         let blocks = first..end.div_ceil(size);
         now(self.shared.wipe(&self.source, blocks, Wipe::Write(bytes), Mode::Thread))
+    }
+
+    /// Keeps whole blocks from others, and has the cache forget what it has of them, so that the caller can write them by
+    /// means of its own: as [`write_past`](Self::write_past), without a blocked thread. Durable after a
+    /// [`sync`](Self::sync) that begins behind [`Bypass::finish`]. `None` where that would have to wait, or would take
+    /// long.
+    ///
+    /// ```
+    /// use std::os::unix::fs::FileExt;
+    ///
+    /// use bufcache::{Cache, FileDevice};
+    ///
+    /// let file = tempfile::tempfile()?;
+    /// file.set_len(100_000)?;
+    /// let disk = Cache::new(1 << 20)?.attach(FileDevice::new(file.try_clone()?)?, 4096)?;
+    /// disk.get_mut(3)?.fill(1); // dirty, and out of date in a moment
+    /// if let Some(bypass) = disk.try_bypass(3..5)? {
+    ///     bypass.finish(file.write_all_at(&[7; 8192], 3 * 4096))?;
+    ///     assert_eq!(disk.get(3)?[0], 7);
+    /// }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`write_past`](Self::write_past), but the device's.
+    pub fn try_bypass(&self, blocks: Range<u64>) -> Result<Option<Bypass>, WriteError> {
+        self.check_range(&blocks)?;
+        self.shared.try_bypass(&self.source, blocks)
     }
 
     /// As [`zero`](Self::zero), where the device can.

@@ -19,8 +19,32 @@ use crate::word::Key;
 use crate::write::CloseError;
 
 impl Device {
-    /// Has a thread of the cache make a call of this device, and waits for its end.
-    async fn call<T: Send + 'static>(&self, call: impl FnOnce(Self) -> T + Send + 'static) -> T {
+    /// Has a thread of the cache make a call of this device that blocks, and waits for its end: for what has no
+    /// form for tasks. The calling thread makes the call only if there can be no other.
+    ///
+    /// A few threads at most make calls of one device, so one that hangs leaves threads to the others. Dropping the
+    /// future once it was polled leaves the call going.
+    ///
+    /// ```
+    /// use bufcache::{Cache, MemoryDevice};
+    /// # use testkit::block_on;
+    ///
+    /// let disk = Cache::new(1 << 20)?.attach(MemoryDevice::new(vec![0; 100_000]), 4096)?;
+    /// # block_on(async {
+    /// disk.call_async(|disk| disk.write_past(3, &[7; 8192])).await?;
+    /// assert_eq!(disk.get_async(4).await?[0], 7);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// Panics if the call does.
+    pub async fn call_async<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(Self) -> T + Send + 'static,
+    ) -> T {
         let mut device = self.clone();
         // The call is told of the write errors that this handle has not been told of.
         device.seen = AtomicU64::new(self.seen.load(Ordering::Relaxed)); // of one handle
@@ -97,7 +121,7 @@ impl Device {
             let held = device.shared.lock_write(&device.source, key, device.class, fill)?;
             Ok(own(device, held))
         };
-        self.call(lock).await
+        self.call_async(lock).await
     }
 
     /// [`flush`](Self::flush), for tasks.

@@ -49,8 +49,8 @@ pub(crate) struct Policy {
     /// Units of all, and of probation.
     units: usize,
     probation: usize,
-    /// Nothing was evicted yet. Room in the main list says nothing later on: each eviction from it
-    /// leaves some, which is probation's if that has too little.
+    /// No miss has found the cache full yet. Room in the main list says nothing later on: each eviction from
+    /// it leaves some, which is probation's if that has too little.
     filling: bool,
 }
 
@@ -78,9 +78,14 @@ impl Policy {
         self.rule
     }
 
-    /// Whether a buffer was wanted of it since it got its size.
+    /// Whether a miss has found the cache full since it got its size.
     pub(crate) fn is_full(&self) -> bool {
         !self.filling
+    }
+
+    /// A miss finds the cache full.
+    pub(crate) fn note_full(&mut self) {
+        self.filling = false;
     }
 
     /// The cache has that many units now.
@@ -152,7 +157,6 @@ impl Policy {
         buffers: &impl Buffers,
         looks: &mut Looks,
     ) -> Option<Victim> {
-        self.filling = false;
         while looks.left > 0 {
             looks.left -= 1;
             let on_probation = self.newer.units + self.older.units;

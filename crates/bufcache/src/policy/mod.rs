@@ -26,7 +26,12 @@ use crate::word::{BACK, DIRTY, EVICT, Entry, IO, STALE, VALID, WRITE, Word};
 #[non_exhaustive]
 pub enum Eviction {
     /// Whichever of the others would have had the most hits lately, found out on a sample of the blocks.
-    /// [`A2`](Self::A2) in a cache of fewer than 128 blocks. The default.
+    /// The default.
+    ///
+    /// Takes memory beside that of the buffers, for any number of threads and devices: none where the capacity is
+    /// fewer than 128 blocks of the smallest size, which has [`A2`](Self::A2) then; at most 24 KiB for 128, 64 KiB
+    /// for 512, and 180 KiB from 2,048 on. Blocks are sampled once the cache was full, one in eight at most. Of a
+    /// cache that holds fewer than 64 blocks, large ones, nothing is learned: A2 stays in force.
     #[default]
     Adaptive,
     /// New buffers are on probation in a tenth of the cache, unless they were evicted lately; a buffer that

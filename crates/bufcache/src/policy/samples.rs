@@ -72,8 +72,7 @@ impl Samples {
         self.share.store((f64::from(self.planned) * factor) as u32, Ordering::Relaxed); // a hint
     }
 
-    /// Whether a hit of a block is for the shadows.
-    #[inline(always)]
+    /// Whether hits of a block are for the shadows.
     pub(crate) fn takes_hit(&self, key: Key) -> bool {
         Self::bits(key) < self.share.load(Ordering::Relaxed) // a hint
     }
@@ -84,7 +83,6 @@ impl Samples {
     }
 
     /// Bits that neither choose the bucket of the table nor the tag.
-    #[inline(always)]
     fn bits(key: Key) -> u32 {
         (key.hash() >> 8) as u32
     }
@@ -96,8 +94,6 @@ impl Samples {
 
     /// Leaves a hit to the shadows, in the ring of that number, which is the calling thread's; drops it if there
     /// is no such ring, or no room in it. Wait-free.
-    #[cold]
-    #[inline(never)]
     pub(crate) fn add(&self, ring: u32, tag: u32) {
         let Some(Ring { head, tail, tags }) = self.rings.get(ring as usize) else { return };
         let at = load_own(head);

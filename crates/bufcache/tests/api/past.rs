@@ -118,6 +118,65 @@ fn what_is_written_past_the_cache_is_on_the_device_and_is_what_is_read() {
 }
 
 #[test]
+fn a_bypass_keeps_its_blocks_from_others_until_it_ends() {
+    let (_cache, device, disk) = new();
+    fill(&device, 3, 7); // dirty
+    drop(device.get(4).unwrap()); // clean
+    let bypass = device.try_bypass(2..6).unwrap().expect("nobody has a block");
+    assert!(device.try_bypass(5..7).unwrap().is_none(), "one of them");
+    for block in [2, 4] {
+        assert_eq!(device.try_get(block).err(), Some(GetError::WouldBlock));
+        assert_eq!(device.try_create(block).err(), Some(GetError::WouldBlock));
+    }
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let get = || {
+            let byte = device.get(4).unwrap()[0];
+            assert!(is_over.load(Ordering::SeqCst), "it did not wait");
+            byte
+        };
+        let getter = scope.spawn(get);
+        thread::sleep(Duration::from_millis(20));
+        disk.write(2 * SIZE as u64, &[9; 4 * SIZE]).unwrap();
+        is_over.store(true, Ordering::SeqCst);
+        bypass.finish(Ok(())).unwrap();
+        assert_eq!(getter.join().unwrap(), 9);
+    });
+    assert!((2..6).all(|block| device.get(block).unwrap()[0] == 9));
+    device.sync().unwrap();
+    assert_eq!(on_disk(&disk, 3), 9, "what was dirty is not written over it");
+    // A guard, or a load, is in the way.
+    let guard = device.get_mut(3).unwrap();
+    assert!(device.try_bypass(2..6).unwrap().is_none() && device.get(2).unwrap()[0] == 9);
+    drop(guard);
+    assert_eq!(device.try_bypass(60..65).err(), Some(WriteError::OutOfRange));
+}
+
+/// One that fails, or is dropped, leaves what was dirty as it was. What it may have written is lost if a sync fails.
+#[test]
+fn inv17_a_failed_bypass_forgets_nothing_that_was_dirty() {
+    let (_cache, device, disk) = new();
+    fill(&device, 3, 7);
+    drop(device.try_bypass(2..6).unwrap().unwrap());
+    let full = || std::io::Error::from_raw_os_error(libc::ENOSPC);
+    let failed = device.try_bypass(2..6).unwrap().unwrap().finish(Err(full()));
+    assert_eq!(failed, Err(WriteError::Io { errno: libc::ENOSPC, block: 2 }));
+    assert!(device.is_newer(3..4) && device.get(3).unwrap()[0] == 7);
+    device.sync().unwrap();
+    assert_eq!(on_disk(&disk, 3), 7);
+
+    // A sync that begins and ends meanwhile does not make it durable.
+    let bypass = device.try_bypass(8..9).unwrap().unwrap();
+    device.sync().unwrap();
+    disk.write(8 * SIZE as u64, &[5; SIZE]).unwrap();
+    bypass.finish(Ok(())).unwrap();
+    disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
+    assert!(matches!(device.sync(), Err(WriteError::Poisoned { .. })));
+    assert!(matches!(device.try_bypass(2..3), Err(WriteError::Poisoned { .. })));
+    assert_eq!(device.reset().unwrap().blocks(), std::slice::from_ref(&(8..9)));
+}
+
+#[test]
 fn the_last_block_is_as_long_as_the_device() {
     let cache = Cache::builder(16 * SIZE).block_sizes(SIZE, SIZE).build().unwrap();
     let disk = Arc::new(MemoryDevice::new(vec![1; 3 * SIZE + 100]));

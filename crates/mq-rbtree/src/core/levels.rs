@@ -102,6 +102,17 @@ pub trait Levels: Sized + sealed::Sealed {
     #[doc(hidden)]
     fn get_or_insert_no_alloc(&mut self, priority: Self::Priority) -> Option<Self::Level>;
 
+    /// Allocates memory for the level of a lent message if it seems to be needed.
+    #[doc(hidden)]
+    fn preload_lent(_hint: &Self::Hint, _preload: &mut Self::Preload) {}
+
+    /// Moves memory for one level into `preload`, so that a later `get_or_insert` with it, of a
+    /// priority that has messages now, cannot fail. By default that needs no memory.
+    #[doc(hidden)]
+    fn take_lent_memory(&mut self, _preload: &mut Self::Preload) -> Result<(), AllocError> {
+        Ok(())
+    }
+
     /// Removes a level whose FIFO has become empty.
     ///
     /// # Safety

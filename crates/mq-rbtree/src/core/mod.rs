@@ -8,11 +8,12 @@
 //! # Invariants
 //!
 //! 1. Every level in `levels` has at least one message. Each live slot of the slab is in exactly
-//!    one FIFO, and every index in a FIFO is a live slot.
-//! 2. `len` and `bytes` are the sums over the FIFOs.
+//!    one FIFO, or is lent: its message is in a guard. Every index in a FIFO is a live slot.
+//! 2. `occupied` and `bytes` are the sums over the FIFOs and the lent messages.
 
 mod bitmap;
 mod fifo;
+mod lent;
 mod levels;
 mod rbtree;
 mod slab;
@@ -23,6 +24,7 @@ use percpu::AllocError;
 
 pub use self::bitmap::{Bitmap, PRIORITIES};
 use self::fifo::{Fifo, NIL};
+pub(crate) use self::lent::Lent;
 pub use self::levels::Levels;
 pub use self::rbtree::RbTree;
 pub(crate) use self::slab::MAX_MESSAGES;
@@ -74,6 +76,11 @@ impl<L: Levels> Hint<L> {
         self.slab.preload(&mut preload.chunk);
         L::preload(&self.levels, priority, &mut preload.levels);
     }
+
+    /// Allocates the memory for the level of a lent message, if it seems to be needed.
+    pub(crate) fn preload_lent<T>(&self, preload: &mut Preload<T, L>) {
+        L::preload_lent(&self.levels, &mut preload.levels);
+    }
 }
 
 /// A priority queue for one thread at a time: highest priority first, first in first out within it.
@@ -95,12 +102,14 @@ impl<L: Levels> Hint<L> {
 /// ```
 #[repr(C)] // the fields that every message uses come first
 pub struct Core<T, L: Levels = Bitmap> {
-    len: usize,
+    /// The places that are taken, also those of lent messages.
+    occupied: usize,
     bytes: u64,
     levels: L,
     ageing: Option<Ageing<L::Priority>>,
     /// Messages that went past the store: see [`passes`](Self::passes).
     passed: u64,
+    lent: usize,
     slab: Slab<T>,
 }
 
@@ -121,7 +130,7 @@ impl<T, L: Levels> Core<T, L> {
     /// [`AllocError`] if memory is exhausted.
     pub fn try_new(spare: usize) -> Result<Self, AllocError> {
         let (slab, levels) = (Slab::new(), L::try_new(spare)?);
-        Ok(Self { slab, levels, len: 0, bytes: 0, ageing: None, passed: 0 })
+        Ok(Self { slab, levels, occupied: 0, bytes: 0, ageing: None, passed: 0, lent: 0 })
     }
 
     pub(crate) fn hint(&self) -> Hint<L> {
@@ -159,13 +168,24 @@ impl<T, L: Levels> Core<T, L> {
     /// Returns the number of messages.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len
+        self.occupied - self.lent
+    }
+
+    /// Returns the number of messages, with those that are lent.
+    #[inline(always)]
+    pub(crate) fn occupied(&self) -> usize {
+        self.occupied
+    }
+
+    /// Returns the number of lent messages.
+    pub(crate) fn lent(&self) -> usize {
+        self.lent
     }
 
     /// Returns true if there is no message.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     /// Returns the total measured length of the messages, in bytes.
@@ -338,7 +358,7 @@ impl<T, L: Levels> Core<T, L> {
     /// Counts an added message.
     #[inline(always)]
     fn count_pushed(&mut self, bytes: u32) {
-        self.len += 1;
+        self.occupied += 1;
         if bytes != 0 {
             self.bytes += u64::from(bytes);
         }
@@ -347,7 +367,7 @@ impl<T, L: Levels> Core<T, L> {
     /// Counts a removed message.
     #[inline(always)]
     fn count_removed(&mut self, bytes: u32) {
-        self.len -= 1;
+        self.occupied -= 1;
         if bytes != 0 {
             self.bytes -= u64::from(bytes);
         }
@@ -393,15 +413,32 @@ impl<T, L: Levels> Core<T, L> {
         &mut self,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
+        let remove = |slab: &mut Slab<T>, head| {
+            // SAFETY: `unlink_next` passes the head of a FIFO, which by invariant 1 is a live slot,
+            // and takes it out of its FIFO.
+            let Removed { value, bytes, next } = unsafe { slab.remove(head) };
+            ((value, bytes), next)
+        };
+        let ((value, bytes), priority) = self.unlink_next(preload, remove)?;
+        self.count_removed(bytes);
+        Some(Message { value, priority, bytes })
+    }
+
+    /// Takes the next message out of its FIFO. `take` gets its slot, and returns a result and the
+    /// slot that follows it.
+    #[inline(always)]
+    fn unlink_next<R>(
+        &mut self,
+        preload: &mut Preload<T, L>,
+        take: impl FnOnce(&mut Slab<T>, u32) -> (R, u32),
+    ) -> Option<(R, L::Priority)> {
         let highest = self.levels.highest()?;
         let level = if self.ageing.is_some() { self.ageing_level(highest) } else { highest };
         // SAFETY: `highest` or `ageing_level` has just returned the level.
         let priority = unsafe { self.levels.priority(level) };
         // SAFETY: the level is still in the set: nothing was removed since it was returned.
         let fifo = unsafe { self.levels.fifo(level) };
-        // SAFETY: by invariant 1 the level has messages and its head is a live slot. The head
-        // leaves its FIFO below.
-        let Removed { value, bytes, next } = unsafe { self.slab.remove(fifo.head) };
+        let (taken, next) = take(&mut self.slab, fifo.head);
         fifo.head = next;
         fifo.len -= 1;
         if next == NIL {
@@ -417,8 +454,7 @@ impl<T, L: Levels> Core<T, L> {
             // The next receive most likely takes this message.
             self.slab.prefetch(next);
         }
-        self.count_removed(bytes);
-        Some(Message { value, priority, bytes })
+        Some((taken, priority))
     }
 
     /// Returns the level that the next pop serves: the highest, or by ageing another one.
@@ -535,7 +571,7 @@ impl<T, L: Levels> Core<T, L> {
                 // SAFETY: by invariant 1 `at`, an index from the FIFO, is a live slot.
                 bytes += u64::from(unsafe { self.slab.get(at) }.1);
                 count += 1;
-                assert!(len + count <= self.len, "more messages than counted");
+                assert!(len + count <= self.len(), "more messages than counted");
                 tail = at;
                 // SAFETY: `at` is a live slot, as above: nothing was removed since.
                 at = unsafe { self.slab.next(at) };
@@ -543,8 +579,9 @@ impl<T, L: Levels> Core<T, L> {
             assert_eq!((count, tail), (fifo.len as usize, fifo.tail), "a FIFO");
             len += count;
         });
-        assert_eq!((len, bytes), (self.len, self.bytes), "the sums");
-        self.slab.validate(len);
+        assert_eq!(len, self.len(), "the number of messages");
+        assert!(bytes == self.bytes || (self.lent > 0 && bytes < self.bytes), "the sum of bytes");
+        self.slab.validate(self.occupied);
     }
 }
 
@@ -587,7 +624,7 @@ impl<T, L: Levels> Drop for Core<T, L> {
 
 impl<T, L: Levels> std::fmt::Debug for Core<T, L> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { len, bytes, .. } = self;
-        f.debug_struct("Core").field("len", len).field("bytes", bytes).finish_non_exhaustive()
+        let mut debug = f.debug_struct("Core");
+        debug.field("len", &self.len()).field("bytes", &self.bytes).finish_non_exhaustive()
     }
 }

@@ -154,6 +154,18 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
         Some(self.tree.link(node, priority, point))
     }
 
+    fn preload_lent(hint: &NodeHint, preload: &mut Preload<K>) {
+        preload.fill(hint);
+    }
+
+    fn take_lent_memory(&mut self, preload: &mut Preload<K>) -> Result<(), AllocError> {
+        if !self.pool.lend(preload) {
+            preload.put(try_new_node()?);
+            self.fallback += 1;
+        }
+        Ok(())
+    }
+
     #[inline]
     unsafe fn remove(&mut self, level: NodePtr<K>, preload: &mut Preload<K>) {
         // SAFETY: the caller guarantees a node of this tree. It is freed below, after the last use

@@ -301,6 +301,18 @@ impl<T> Slab<T> {
         (unsafe { slot.value.assume_init_ref() }, slot.bytes)
     }
 
+    /// Returns the address of a message, which stays valid until it is removed.
+    ///
+    /// # Safety
+    ///
+    /// `index` is a live slot.
+    pub(crate) unsafe fn value(&self, index: u32) -> NonNull<T> {
+        // SAFETY: the caller guarantees a live slot, which is in the memory of a chunk.
+        let value = unsafe { &raw mut (*self.slot(index)).value };
+        // SAFETY: the address of a field is not null. A `MaybeUninit<T>` has the layout of a `T`.
+        unsafe { NonNull::new_unchecked(value.cast()) }
+    }
+
     /// Prefetches a message that is needed soon: in a deep queue it has left the caches.
     #[inline(always)]
     pub(crate) fn prefetch(&self, index: u32) {
@@ -399,7 +411,7 @@ impl<T> Slab<T> {
         }
     }
 
-    /// Checks the invariants. `live` is the number of messages in the FIFOs.
+    /// Checks the invariants. `live` is the number of messages, in FIFOs or lent.
     ///
     /// # Panics
     ///

@@ -8,12 +8,12 @@
 
 mod receive;
 mod send;
-#[cfg(feature = "futures")]
+#[cfg(feature = "stream")]
 mod stream;
 mod timed;
 
 pub use self::receive::ReceiveFuture;
 pub use self::send::SendFuture;
-#[cfg(feature = "futures")]
+#[cfg(feature = "stream")]
 pub use self::stream::{ReceiveStream, SendSink};
 pub use self::timed::Timed;

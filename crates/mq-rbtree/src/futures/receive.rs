@@ -14,7 +14,7 @@ use crate::core::{Bitmap, Levels, Preload};
 use crate::deadline::Wait;
 use crate::error::ReceiveError;
 use crate::handles::{QueueRef, Receiver};
-use crate::queue::{Access, Deferred, Queue, Received};
+use crate::queue::{Access, Deferred, LockedState, Queue, Received};
 use crate::waiter::Waiter;
 
 /// A receive that waits asynchronously.
@@ -147,7 +147,7 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
     /// # Panics
     ///
     /// Panics if the future is not completed.
-    #[cfg(feature = "futures")]
+    #[cfg(feature = "stream")]
     pub(super) fn restart(self: Pin<&mut Self>, urgency: u8) {
         // SAFETY: nothing is moved out of the future, and the node is not overwritten.
         let this = unsafe { self.get_unchecked_mut() };
@@ -175,9 +175,9 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
     ///
     /// Panics if the future has completed.
     #[inline]
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         // SAFETY: nothing is moved out of the future, so the node stays in its place.
-        let this = unsafe { self.get_unchecked_mut() };
+        let this = unsafe { self.as_mut().get_unchecked_mut() };
         assert!(!this.completed, "polled after it was ready");
         if this.waiter.is_none() {
             // A message that is there needs neither the node nor a waker.
@@ -186,25 +186,38 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
                 return Poll::Ready(Ok(message));
             }
         }
-        this.poll_registered(cx)
+        self.poll_with(cx, Preload::new(), |queue, state, preload, deferred| {
+            match state.receive(&queue.config, preload, deferred) {
+                Some(message) => Some(Ok((message.value, message.priority))),
+                None => state.has_ended().then_some(Err(ReceiveError::Closed)),
+            }
+        })
     }
 }
 
 impl<T, L: Levels> ReceiveFuture<'_, T, L> {
-    /// Polls a future that has found the queue empty before, and waits if it still is.
+    /// Polls a future that has found the queue empty before. Completes it with what `take` returns
+    /// under the lock, or waits.
     #[cold]
     #[inline(never)]
-    fn poll_registered(
-        &mut self,
+    pub(crate) fn poll_with<R>(
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<Received<T, L>, ReceiveError>> {
-        let this = self;
+        mut preload: Preload<T, L>,
+        take: impl FnOnce(
+            &Queue<T, L>,
+            &mut LockedState<'_, T, L>,
+            &mut Preload<T, L>,
+            &mut Deferred,
+        ) -> Option<R>,
+    ) -> Poll<R> {
+        // SAFETY: nothing is moved out of the future, so the node stays in its place.
+        let this = unsafe { self.get_unchecked_mut() };
         let queue = this.queue.get();
         // The node is created in its place, which it does not leave.
         let waiter = &*this.waiter.get_or_insert_with(|| Waiter::new(this.urgency));
         // Wakers are user code: they are cloned and dropped outside the lock.
         let waker = cx.waker().clone();
-        let mut preload = Preload::new();
         let mut deferred = Deferred::new();
         let _old;
         {
@@ -223,8 +236,8 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
             let was_listed = unsafe { state.receivers.remove(node) };
             // SAFETY: the lock is held, and the reference ends in this line.
             _old = unsafe { waiter.inner() }.take_waker();
-            match state.receive(&queue.config, &mut preload, &mut deferred) {
-                None if !state.closed => {
+            match take(queue, &mut state, &mut preload, &mut deferred) {
+                None => {
                     let waker = Some(waker);
                     if was_listed {
                         step!(
@@ -239,12 +252,11 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
                     }
                     Poll::Pending
                 }
-                taken => {
+                Some(taken) => {
                     drop(state);
                     (this.waiter, this.completed) = (None, true);
                     queue.run_deferred(&mut deferred);
-                    let message = taken.ok_or(ReceiveError::Closed);
-                    Poll::Ready(message.map(|message| (message.value, message.priority)))
+                    Poll::Ready(taken)
                 }
             }
         }

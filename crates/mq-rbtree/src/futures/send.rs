@@ -116,13 +116,13 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
     }
 
     /// Creates a completed future, to be started by [`restart`](Self::restart).
-    #[cfg(feature = "futures")]
+    #[cfg(feature = "stream")]
     pub(super) fn without_message(queue: QueueRef<'q, T, L, Sender<T, L>>) -> Self {
         Self { queue, message: None, urgency: 0, waiter: None, _pinned: PhantomPinned }
     }
 
     /// Returns whether the future has a message to send.
-    #[cfg(feature = "futures")]
+    #[cfg(feature = "stream")]
     pub(super) fn has_message(&self) -> bool {
         self.message.is_some()
     }
@@ -132,7 +132,7 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
     /// # Panics
     ///
     /// Panics if the future still has a message.
-    #[cfg(feature = "futures")]
+    #[cfg(feature = "stream")]
     pub(super) fn restart(
         self: Pin<&mut Self>,
         value: T,

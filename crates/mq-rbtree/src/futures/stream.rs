@@ -79,24 +79,24 @@ pub struct SendSink<'q, T, L: Levels = Bitmap> {
 }
 
 impl<T, L: Levels> Queue<T, L> {
-    /// Returns the messages as a `Stream`. Needs the feature `futures`.
+    /// Returns the messages as a `Stream`. Needs the feature `stream`.
     pub fn stream(&self) -> ReceiveStream<'_, T, L> {
         ReceiveStream::new(ReceiveFuture::new(self))
     }
 
-    /// Returns a `Sink` that sends to the queue. Needs the feature `futures`.
+    /// Returns a `Sink` that sends to the queue. Needs the feature `stream`.
     pub fn sink(&self) -> SendSink<'_, T, L> {
         SendSink::new(QueueRef::Borrowed(self))
     }
 }
 
 impl<T, L: Levels> Receiver<T, L> {
-    /// Returns the messages as a `Stream`. Needs the feature `futures`.
+    /// Returns the messages as a `Stream`. Needs the feature `stream`.
     pub fn stream(&self) -> ReceiveStream<'_, T, L> {
         ReceiveStream::new(self.receive_async())
     }
 
-    /// Returns the messages as a `Stream` that owns the receiver. Needs the feature `futures`.
+    /// Returns the messages as a `Stream` that owns the receiver. Needs the feature `stream`.
     ///
     /// So the stream borrows nothing. It counts as a handle until it is dropped.
     pub fn into_stream(self) -> ReceiveStream<'static, T, L> {
@@ -105,12 +105,12 @@ impl<T, L: Levels> Receiver<T, L> {
 }
 
 impl<T, L: Levels> Sender<T, L> {
-    /// Returns a `Sink` that sends to the queue. Needs the feature `futures`.
+    /// Returns a `Sink` that sends to the queue. Needs the feature `stream`.
     pub fn sink(&self) -> SendSink<'_, T, L> {
         SendSink::new(QueueRef::Borrowed(self.queue()))
     }
 
-    /// Returns a `Sink` that owns the sender. Needs the feature `futures`.
+    /// Returns a `Sink` that owns the sender. Needs the feature `stream`.
     ///
     /// So the sink borrows nothing. It counts as a handle until it is dropped.
     pub fn into_sink(self) -> SendSink<'static, T, L> {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 use percpu::sync::native::atomic::{AtomicU64, Ordering};
 
 pub use self::open_error::{Exceeded, OpenError};
-use self::sys::{errno, uninterrupted};
+use self::sys::{errno, result, uninterrupted};
 use crate::deadline::{Deadline, Wait};
 use crate::error::{NotifyError, ReceiveError, SendError, SendRefused};
 use crate::posix::{Attributes, Callback, MessageQueue};
@@ -28,7 +28,7 @@ use crate::posix::{Attributes, Callback, MessageQueue};
 /// A POSIX message queue of the kernel (`mq_overview(7)`). Needs the feature `kernel`.
 ///
 /// Its operations are those of [`MessageQueue`], and each is a system call. A call that a signal
-/// interrupts is repeated. The queue uses two descriptors, closed on `exec`.
+/// interrupts is repeated, unless its [`Wait`] is interruptible. The queue uses two descriptors, closed on `exec`.
 ///
 /// It differs from [`Queue`](crate::Queue):
 ///
@@ -159,15 +159,19 @@ impl KernelQueue {
         mut call: impl FnMut(libc::mqd_t, *const libc::timespec) -> isize,
     ) -> Result<usize, i32> {
         let (nonblocking, blocking) = (self.nonblocking.as_raw_fd(), self.blocking.as_raw_fd());
+        let mut call = |queue, end| match wait.is_interruptible() {
+            true => result(call(queue, end)),
+            false => uninterrupted(|| call(queue, end)),
+        };
         if wait.is_no() {
-            return uninterrupted(|| call(nonblocking, ptr::null()));
+            return call(nonblocking, ptr::null());
         }
         let Some(deadline) = wait.deadline() else {
-            return uninterrupted(|| call(blocking, ptr::null()));
+            return call(blocking, ptr::null());
         };
         loop {
             let end = timespec(deadline);
-            match uninterrupted(|| call(blocking, &raw const end)) {
+            match call(blocking, &raw const end) {
                 // The two clocks have drifted apart since the conversion.
                 Err(libc::ETIMEDOUT) if !deadline.is_over() => {}
                 done => return done,
@@ -194,6 +198,7 @@ impl MessageQueue for KernelQueue {
             reason: match errno {
                 libc::EAGAIN => SendRefused::Full,
                 libc::ETIMEDOUT => SendRefused::Timeout,
+                libc::EINTR => SendRefused::Interrupted,
                 libc::EMSGSIZE => SendRefused::TooLong {
                     limit: self.attributes.max_message_bytes.try_into().unwrap_or(u32::MAX),
                 },
@@ -218,6 +223,7 @@ impl MessageQueue for KernelQueue {
         let len = received.map_err(|errno| match errno {
             libc::EAGAIN => ReceiveError::Empty,
             libc::ETIMEDOUT => ReceiveError::Timeout,
+            libc::EINTR => ReceiveError::Interrupted,
             libc::ENOMEM => ReceiveError::NoMemory,
             _ => ReceiveError::System(errno),
         })?;

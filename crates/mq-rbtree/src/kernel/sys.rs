@@ -5,14 +5,16 @@ use std::io;
 /// Repeats a system call until no signal interrupts it. Returns its result, or the errno.
 pub(super) fn uninterrupted(mut call: impl FnMut() -> isize) -> Result<usize, i32> {
     loop {
-        if let Ok(done) = usize::try_from(call()) {
-            return Ok(done);
-        }
-        match errno() {
-            libc::EINTR => {}
-            errno => return Err(errno),
+        match result(call()) {
+            Err(libc::EINTR) => {}
+            done => return done,
         }
     }
+}
+
+/// Returns the result of the system call that has just returned, or its errno.
+pub(super) fn result(returned: isize) -> Result<usize, i32> {
+    usize::try_from(returned).map_err(|_| errno())
 }
 
 /// Returns the errno of the calling thread's last failed system call.

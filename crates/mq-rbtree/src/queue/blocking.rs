@@ -26,8 +26,9 @@ impl<T, L: Levels> Queue<T, L> {
     pub(super) fn wait_to_send(
         &self,
         mut message: Message<T, L::Priority>,
-        wait: Wait,
+        mut wait: Wait,
     ) -> Result<(), SendError<T>> {
+        let mut reason = SendRefused::Timeout;
         let demand = self.config.demand(message.priority, message.bytes);
         let lines = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
         let waiter = &lines.as_ref().get_ref().0;
@@ -37,7 +38,7 @@ impl<T, L: Levels> Queue<T, L> {
             let mut deferred = Deferred::new();
             let locked = self.lock_to_send(message.priority, &mut preload, wait.deadline());
             let Some(mut state) = locked else {
-                return Err(refuse_message((message, SendRefused::Timeout)));
+                return Err(refuse_message((message, reason)));
             };
             // SAFETY: the node is on no list, and the lock is held.
             let rank = unsafe { waiter.inner() }.rank();
@@ -68,7 +69,10 @@ impl<T, L: Levels> Queue<T, L> {
             );
             drop(state);
             let ended = self.sleep(waiter, wait, self.ring.is_some());
-            let late = ended == WaitEnd::TimedOut;
+            if ended == WaitEnd::Interrupted {
+                (reason, wait) = (SendRefused::Interrupted, wait.ended());
+            }
+            let late = matches!(ended, WaitEnd::TimedOut | WaitEnd::Interrupted);
             // SAFETY: the node is alive, and no other list ever had it.
             let state = late.then(|| self.unlist(|state| unsafe { state.senders.remove(node) }));
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
@@ -80,7 +84,7 @@ impl<T, L: Levels> Queue<T, L> {
             };
             // SAFETY: the node is off its list, so this thread alone uses it.
             let rank = unsafe { waiter.inner() }.rank();
-            return self.send_at_deadline(back, rank, state, Preload::new());
+            return self.send_at_deadline(back, rank, state, Preload::new(), reason);
         }
     }
 
@@ -90,9 +94,10 @@ impl<T, L: Levels> Queue<T, L> {
     #[cold]
     pub(super) fn wait_to_receive(
         &self,
-        wait: Wait,
+        mut wait: Wait,
         position: Option<u64>,
     ) -> Result<Received<T, L>, ReceiveError> {
+        let mut reason = ReceiveError::Timeout;
         if let Some(message) = position.and_then(|position| self.spin_to_receive(wait, position)) {
             return Ok((message.value, message.priority));
         }
@@ -105,13 +110,13 @@ impl<T, L: Levels> Queue<T, L> {
             let mut preload = Preload::new();
             let mut deferred = Deferred::new();
             let locked = self.lock_until(Access::Wait, wait.deadline());
-            let mut state = locked.ok_or(ReceiveError::Timeout)?;
+            let mut state = locked.ok_or(reason)?;
             if let Some(message) = state.receive(&self.config, &mut preload, &mut deferred) {
                 drop(state);
                 self.run_deferred(&mut deferred);
                 return Ok((message.value, message.priority));
             }
-            if state.closed {
+            if state.has_ended() {
                 return Err(ReceiveError::Closed);
             }
             waiter.reset();
@@ -126,7 +131,10 @@ impl<T, L: Levels> Queue<T, L> {
             // Wakes a sender whose message found no memory, before this thread sleeps.
             self.run_deferred(&mut deferred);
             let ended = self.sleep(waiter, wait, has_spun);
-            let late = ended == WaitEnd::TimedOut;
+            if ended == WaitEnd::Interrupted {
+                (reason, wait) = (ReceiveError::Interrupted, wait.ended());
+            }
+            let late = matches!(ended, WaitEnd::TimedOut | WaitEnd::Interrupted);
             // SAFETY: the node is alive, and no other list ever had it.
             let state = late.then(|| self.unlist(|state| unsafe { state.receivers.remove(node) }));
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
@@ -139,7 +147,7 @@ impl<T, L: Levels> Queue<T, L> {
                 }
             );
             if let Some(Some(state)) = state {
-                return self.receive_at_deadline(state);
+                return self.receive_at_deadline(state, reason);
             }
         }
     }
@@ -181,7 +189,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// is over, or if the thread has spun on the ring before.
     fn sleep(&self, waiter: &Waiter<T, L::Priority>, wait: Wait, has_spun: bool) -> WaitEnd {
         let spins = if has_spun || wait.is_over() { 0 } else { self.spin.spins() };
-        let (ended, in_time) = waiter.wait(wait.deadline(), spins);
+        let (ended, in_time) = waiter.wait(wait, spins);
         if spins > 0 {
             self.spin.record(in_time);
         }
@@ -206,7 +214,9 @@ impl<T, L: Levels> Queue<T, L> {
     ) -> Result<(), SendError<T>> {
         let mut preload = Preload::new();
         match self.lock_to_send(message.priority, &mut preload, Some(Instant::now().into())) {
-            Some(state) => self.send_at_deadline(message, rank, state, preload),
+            Some(state) => {
+                self.send_at_deadline(message, rank, state, preload, SendRefused::Timeout)
+            }
             None => Err(refuse_message((message, SendRefused::Timeout))),
         }
     }
@@ -214,10 +224,11 @@ impl<T, L: Levels> Queue<T, L> {
     /// Completes the receive of a task whose time is over.
     pub(crate) fn receive_expired(&self) -> Result<Received<T, L>, ReceiveError> {
         let locked = self.lock_until(Access::Receive, Some(Instant::now().into()));
-        self.receive_at_deadline(locked.ok_or(ReceiveError::Timeout)?)
+        let late = ReceiveError::Timeout;
+        self.receive_at_deadline(locked.ok_or(late)?, late)
     }
 
-    /// Completes a send at its deadline.
+    /// Completes a send at its deadline, or after a signal, as `late` says.
     ///
     /// It succeeds if there is room now: room of a task that has a permit and has not polled yet.
     fn send_at_deadline(
@@ -226,12 +237,12 @@ impl<T, L: Levels> Queue<T, L> {
         rank: Rank,
         mut state: LockedState<'_, T, L>,
         mut preload: Preload<T, L>,
+        late: SendRefused,
     ) -> Result<(), SendError<T>> {
         let mut deferred = Deferred::new();
         let put = state.send(&self.config, message, rank, &mut preload, &mut deferred);
-        if let Err((_, SendRefused::Full)) = &put {
-            state.counters.timeouts += 1;
-        }
+        let timed_out = matches!(put, Err((_, SendRefused::Full))) && late == SendRefused::Timeout;
+        state.counters.timeouts += u64::from(timed_out);
         // The room that this sender needed may have blocked the senders behind it.
         step!(
             "send timed out: serve the other senders",
@@ -240,24 +251,26 @@ impl<T, L: Levels> Queue<T, L> {
         drop(state);
         self.run_deferred(&mut deferred);
         put.map_err(|(message, reason)| match reason {
-            SendRefused::Full => refuse_message((message, SendRefused::Timeout)),
+            SendRefused::Full => refuse_message((message, late)),
             _ => refuse_or_unwind((message, reason), &mut deferred),
         })
     }
 
-    /// Completes a receive at its deadline.
+    /// Completes a receive at its deadline, or after a signal, as `late` says.
     ///
     /// It succeeds if there is a message now: that of a task that has a permit and has not polled
     /// yet.
     fn receive_at_deadline(
         &self,
         mut state: LockedState<'_, T, L>,
+        late: ReceiveError,
     ) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
         let mut deferred = Deferred::new();
         let taken = state.receive(&self.config, &mut preload, &mut deferred);
-        let late = if state.closed { ReceiveError::Closed } else { ReceiveError::Timeout };
-        state.counters.timeouts += u64::from(taken.is_none() && !state.closed);
+        let late = if state.has_ended() { ReceiveError::Closed } else { late };
+        let timed_out = taken.is_none() && late == ReceiveError::Timeout;
+        state.counters.timeouts += u64::from(timed_out);
         drop(state);
         self.run_deferred(&mut deferred);
         let message = taken.ok_or(late)?;

@@ -7,7 +7,7 @@ use crate::core::{Levels, Preload};
 use crate::stats::QueueStats;
 
 impl<T, L: Levels> Queue<T, L> {
-    /// Returns the number of messages. Takes the lock, because no separate counter is kept that all
+    /// Returns the number of messages, without those in a [`MessageGuard`](crate::MessageGuard). Takes the lock, because no separate counter is kept that all
     /// CPUs would write. It may wait for a sender to finish: see [Progress](crate#progress).
     pub fn len(&self) -> usize {
         self.lock().core.len()
@@ -24,7 +24,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// room may be reserved.
     pub fn is_full(&self) -> bool {
         let state = self.lock();
-        self.config.is_full(state.core.len(), state.core.bytes())
+        self.config.is_full(state.core.occupied(), state.core.bytes())
     }
 
     /// Returns the number of messages of one priority.
@@ -35,7 +35,7 @@ impl<T, L: Levels> Queue<T, L> {
         self.lock().core.len_at(priority)
     }
 
-    /// Returns the bytes of the messages in the queue, as measured.
+    /// Returns the bytes of the messages in the queue and in guards, as measured.
     pub fn bytes(&self) -> u64 {
         self.lock().core.bytes()
     }
@@ -138,7 +138,8 @@ impl<T, L: Levels> Queue<T, L> {
             bytes: state.core.bytes(),
             peak: counters.peak,
             sent: state.cursor.accepted(),
-            received: state.cursor.accepted() - state.core.len() as u64,
+            received: state.cursor.accepted() - state.core.occupied() as u64,
+            guarded: state.core.lent(),
             handed_over: counters.handed_over,
             taken_over: counters.taken_over,
             send_waits: counters.send_waits,
@@ -178,21 +179,17 @@ impl<T, L: Levels> Queue<T, L> {
         state.core.validate();
         state.receivers.validate();
         state.senders.validate();
-        let len = state.core.len();
-        assert!(len <= self.config.max_messages, "more messages than there may be");
+        let (len, occupied) = (state.core.len(), state.core.occupied());
+        assert!(occupied <= self.config.max_messages, "more messages than there may be");
         assert!(state.core.bytes() <= self.config.max_bytes, "more bytes than there may be");
-        assert!(state.cursor.accepted() >= len as u64, "more messages than were sent");
+        assert!(state.cursor.accepted() >= occupied as u64, "more messages than were sent");
         let idle = state.receivers.is_empty() || len <= state.receive_permits;
         assert!(idle, "a receiver waits beside a message");
         assert!(
             state.first_admissible_sender(&self.config).is_none(),
             "a sender waits beside room"
         );
-        if state.closed {
-            assert!(
-                state.receivers.is_empty() && state.senders.is_empty(),
-                "a wait on a closed queue"
-            );
-        }
+        assert!(!state.closed || state.senders.is_empty(), "a send waits on a closed queue");
+        assert!(!state.has_ended() || state.receivers.is_empty(), "a wait on a closed queue");
     }
 }

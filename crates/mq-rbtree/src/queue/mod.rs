@@ -18,6 +18,7 @@ mod builder;
 mod config;
 mod deferred;
 mod inspect;
+mod lent;
 mod spin;
 mod state;
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
@@ -303,7 +304,7 @@ impl<T, L: Levels> Queue<T, L> {
                 state = locked.ok_or(ReceiveError::Timeout)?;
             }
             match state.receive(&self.config, &mut preload, &mut deferred) {
-                None if state.closed => return Err(ReceiveError::Closed),
+                None if state.has_ended() => return Err(ReceiveError::Closed),
                 taken => (taken, state.cursor.next_staged()),
             }
         };
@@ -377,7 +378,8 @@ impl<T, L: Levels> Queue<T, L> {
     /// Closes the queue: it refuses messages from now on. Returns whether it was open.
     ///
     /// Waiting senders get their messages back. The messages in the queue can still be received.
-    /// Waiting receivers return [`ReceiveError::Closed`].
+    /// Waiting receivers return [`ReceiveError::Closed`], unless a message in a
+    /// [`MessageGuard`](crate::MessageGuard) may come back.
     ///
     /// ```
     /// use mq_rbtree::{Queue, ReceiveError, SendRefused};
@@ -587,7 +589,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Serves the waiters that an earlier lock section had no room for.
     #[cold]
-    fn serve_waiters(&self) {
+    pub(crate) fn serve_waiters(&self) {
         let mut deferred = Deferred::new();
         loop {
             let mut preload = Preload::new();
@@ -682,7 +684,7 @@ fn wait_for_sender(looks: u32) {
     match looks {
         0..64 if !cfg!(any(offlock_loom, offlock_shuttle)) => hint::spin_loop(),
         _ if looks < PATIENCE || cfg!(any(offlock_loom, offlock_shuttle)) => thread::yield_now(),
-        _ => Futex::new().wait_for(0, Duration::from_micros(50)),
+        _ => _ = Futex::new().wait_for(0, Duration::from_micros(50)),
     }
 }
 

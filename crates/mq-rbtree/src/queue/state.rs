@@ -11,7 +11,8 @@
 //! 1. If a thread or task waits to receive, there are no more messages than receive permits.
 //! 2. If a thread or task waits to send, its message has no room beside the room of the send
 //!    permits.
-//! 3. If the queue is closed, no thread or task waits.
+//! 3. If the queue is closed, no thread or task waits to send. If also no message is in a guard, none
+//!    waits to receive.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -117,7 +118,7 @@ impl<T, L: Levels> State<T, L> {
         // With `fair_bytes`, the room of a permit is not free.
         let idle = idle && self.send_permits == 0;
         let demand = || config.demand(priority, bytes);
-        let room = idle && config.has_room(self.core.len(), self.core.bytes(), demand());
+        let room = idle && config.has_room(self.core.occupied(), self.core.bytes(), demand());
         if room { self.core.get_or_insert_level_no_alloc(priority) } else { None }
     }
 
@@ -174,7 +175,7 @@ impl<T, L: Levels> State<T, L> {
                 if check!("receive: drain before the choice", alone) && self.core.passes(priority) {
                     // SAFETY: the lock is held, and `next` has just returned a message.
                     let value = unsafe { ring.take(&mut self.cursor) };
-                    self.count_depth(self.core.len() + 1);
+                    self.count_depth(self.core.occupied() + 1);
                     Message { value, priority, bytes: 0 }
                 } else {
                     if !self.drain(ring, u64::MAX) {
@@ -212,7 +213,7 @@ impl<T, L: Levels> State<T, L> {
                 }
             }
         }
-        self.count_depth(self.core.len());
+        self.count_depth(self.core.occupied());
         complete
     }
 
@@ -220,7 +221,7 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     fn set_room(&self, ring: &Ring<T, L::Priority>, config: &Config<T, L>) {
         let most = config.max_messages.min(self.core.capacity());
-        ring.set_room(&self.cursor, self.core.len(), most);
+        ring.set_room(&self.cursor, self.core.occupied(), most);
     }
 
     /// Leaves the ring before the unlock: tells about the room, and opens the ring again if no
@@ -245,7 +246,7 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     fn count_sent(&mut self) {
         self.cursor.accept();
-        self.count_depth(self.core.len());
+        self.count_depth(self.core.occupied());
     }
 
     #[inline(always)]
@@ -266,7 +267,10 @@ impl<T, L: Levels> State<T, L> {
         let message = match self.core.pop_with(preload) {
             Some(message) => message,
             None if self.senders.is_empty() => return None,
-            None => self.receive_from_sender(config, preload, deferred)?,
+            None => {
+                self.admit_past_permits(config, preload, deferred);
+                self.core.pop_with(preload)?
+            }
         };
         let waiting = !self.senders.is_empty() || self.armed != 0;
         if waiting {
@@ -278,26 +282,34 @@ impl<T, L: Levels> State<T, L> {
         Some(message)
     }
 
-    /// Receives the message of a waiting thread, although the queue is empty.
+    /// Returns whether no message will come any more: the queue is closed, and no guard can put one
+    /// back.
+    #[inline(always)]
+    pub(crate) fn has_ended(&self) -> bool {
+        self.closed && self.core.lent() == 0
+    }
+
+    /// Stores the message of a waiting thread, although others have a permit for the room.
     ///
     /// A thread waits beside an empty queue if the room belongs to tasks with a permit that have
-    /// not polled yet. These do not keep the message from a receiver.
+    /// not polled yet. These do not keep the message from a receiver. Or messages are in guards.
     #[cold]
     #[inline(never)]
-    fn receive_from_sender(
+    pub(super) fn admit_past_permits(
         &mut self,
         config: &Config<T, L>,
         preload: &mut Preload<T, L>,
         deferred: &mut Deferred,
-    ) -> Option<Message<T, L::Priority>> {
+    ) {
         let mut at = self.senders.first().filter(|_| !self.closed && deferred.has_room());
         while let Some(node) = at {
             // SAFETY: the node is on the list, so it is alive.
             let waiter = unsafe { node.as_ref() };
             // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
-            let demand = unsafe { waiter.inner() }.demand?;
+            let Some(demand) = (unsafe { waiter.inner() }).demand else { return };
+            let (len, bytes) = (self.core.occupied(), self.core.bytes());
             // SAFETY: the node is on the list.
-            if !unsafe { is_task(node) } && config.has_room(0, 0, demand) {
+            if !unsafe { is_task(node) } && config.has_room(len, bytes, demand) {
                 // SAFETY: the node is on the list.
                 unsafe { self.serve_sender(node, preload, deferred) };
                 break;
@@ -305,7 +317,6 @@ impl<T, L: Levels> State<T, L> {
             // SAFETY: the node is on the list.
             at = unsafe { self.senders.next(node) };
         }
-        self.core.pop_with(preload)
     }
 
     /// Puts a node on the list of receivers, and counts the wait.
@@ -382,7 +393,7 @@ impl<T, L: Levels> State<T, L> {
         preload: &mut Preload<T, L>,
     ) -> Result<L::Level, SendRefused> {
         let demand = config.demand(priority, bytes);
-        if !config.has_room(self.core.len(), self.core.bytes(), demand)
+        if !config.has_room(self.core.occupied(), self.core.bytes(), demand)
             || (config.fair_bytes && self.would_overtake(config, demand, rank))
         {
             return Err(SendRefused::Full);
@@ -402,7 +413,7 @@ impl<T, L: Levels> State<T, L> {
         demand: Demand<L::Priority>,
         rank: Rank,
     ) -> bool {
-        let len = self.core.len() + self.send_permits;
+        let len = self.core.occupied() + self.send_permits;
         let bytes = self.core.bytes() + self.send_permit_bytes;
         if !config.has_room(len, bytes, demand) {
             return true;
@@ -438,7 +449,8 @@ impl<T, L: Levels> State<T, L> {
         preload: &mut Preload<T, L>,
         deferred: &mut Deferred,
     ) -> Result<(), Refused<T, L::Priority>> {
-        if self.core.is_empty() {
+        // Without messages in guards, there is room.
+        if self.core.occupied() == 0 {
             // SAFETY: the node is the first of the list.
             let is_thread = |&node: &Node<_, _>| !unsafe { is_task(node) };
             if let Some(thread) = self.receivers.first().filter(is_thread) {
@@ -493,19 +505,21 @@ impl<T, L: Levels> State<T, L> {
     /// Restores the invariants. `was_empty` tells whether other threads last saw the queue empty.
     #[cold]
     #[inline(never)]
-    fn serve_waiters_of(
+    pub(super) fn serve_waiters_of(
         &mut self,
         config: &Config<T, L>,
         preload: &mut Preload<T, L>,
         deferred: &mut Deferred,
         mut was_empty: bool,
     ) {
+        while self.has_ended() && deferred.has_room() && self.dismiss_one(deferred) {}
         loop {
             let receiver =
                 self.receivers.first().filter(|_| self.core.len() > self.receive_permits);
             let sender =
                 if receiver.is_none() { self.first_admissible_sender(config) } else { None };
-            if receiver.is_none() && sender.is_none() {
+            let dismissed = !self.has_ended() || self.receivers.is_empty();
+            if receiver.is_none() && sender.is_none() && dismissed {
                 break;
             }
             if !deferred.has_room() {
@@ -532,7 +546,7 @@ impl<T, L: Levels> State<T, L> {
     /// Defers the notification of a first message, unless a receiver waits for the message: one on
     /// the list, or a task with a permit that has not polled yet.
     #[inline(always)]
-    fn notify_unless_awaited(&mut self, deferred: &mut Deferred) {
+    pub(super) fn notify_unless_awaited(&mut self, deferred: &mut Deferred) {
         let awaited = !self.receivers.is_empty() || self.receive_permits != 0;
         if self.notification.is_some() && !awaited {
             step!(
@@ -656,7 +670,7 @@ impl<T, L: Levels> State<T, L> {
         if self.closed {
             return None; // every waiter is about to be dismissed
         }
-        let len = self.core.len() + self.send_permits;
+        let len = self.core.occupied() + self.send_permits;
         let bytes = self.core.bytes() + self.send_permit_bytes;
         let mut at = self.senders.first();
         while let Some(node) = at {
@@ -687,10 +701,10 @@ impl<T, L: Levels> State<T, L> {
         self.send_permit_bytes -= u64::from(bytes);
     }
 
-    /// Takes one waiter of a closed queue off its list, to try again and see that. Returns false if
-    /// there is none.
+    /// Takes one waiter of a closed queue off its list, to try again and see that. A receiver waits on
+    /// while messages are in guards. Returns false if there is none.
     pub(crate) fn dismiss_one(&mut self, deferred: &mut Deferred) -> bool {
-        let node = if let Some(node) = self.receivers.first() {
+        let node = if let Some(node) = self.receivers.first().filter(|_| self.has_ended()) {
             // SAFETY: the node is the first of this list.
             unsafe { self.receivers.remove(node) };
             node
@@ -710,8 +724,8 @@ impl<T, L: Levels> State<T, L> {
     #[cold]
     #[inline(never)]
     pub(crate) fn signal_notifiers(&mut self, config: &Config<T, L>, deferred: &mut Deferred) {
-        let readable = !self.core.is_empty() || self.closed;
-        let writable = !config.is_full(self.core.len(), self.core.bytes()) || self.closed;
+        let readable = !self.core.is_empty() || self.has_ended();
+        let writable = !config.is_full(self.core.occupied(), self.core.bytes()) || self.closed;
         for (direction, due) in [(READABLE, readable), (WRITABLE, writable)] {
             if due && self.armed & (1 << direction) != 0 {
                 self.armed &= !(1 << direction);

@@ -15,6 +15,7 @@ fn each_reason_has_an_errno_and_a_text() {
     let send = [
         (SendRefused::Full, libc::EAGAIN),
         (SendRefused::Timeout, libc::ETIMEDOUT),
+        (SendRefused::Interrupted, libc::EINTR),
         (SendRefused::Closed, libc::ESHUTDOWN),
         (SendRefused::TooLong { limit: 256 }, libc::EMSGSIZE),
         (SendRefused::BadPriority { priority: 40_000 }, libc::EINVAL),
@@ -31,6 +32,7 @@ fn each_reason_has_an_errno_and_a_text() {
     let receive = [
         (ReceiveError::Empty, libc::EAGAIN),
         (ReceiveError::Timeout, libc::ETIMEDOUT),
+        (ReceiveError::Interrupted, libc::EINTR),
         (ReceiveError::Closed, libc::ESHUTDOWN),
     ];
     for (error, errno) in receive {
@@ -48,8 +50,8 @@ fn each_reason_has_an_errno_and_a_text() {
     let quota = build[2].0.to_string();
     assert!(quota.contains("12345") && quota.contains("678"), "{quota}");
     for (text, numbers) in [
-        (send[3].0.to_string(), &["256"][..]),
-        (send[4].0.to_string(), &["40000", "32767"]),
+        (send[4].0.to_string(), &["256"][..]),
+        (send[5].0.to_string(), &["40000", "32767"]),
         (build[0].0.to_string(), &["7 of 5"]),
         (build[1].0.to_string(), &["40000", "32767"]),
         (BuildError::Limits { messages: 0, reserved: 0 }.to_string(), &["0 messages"]),
@@ -62,7 +64,7 @@ fn each_reason_has_an_errno_and_a_text() {
     }
     let (of_send, of_receive) = (send.map(|e| e.0.to_string()), receive.map(|e| e.0.to_string()));
     let all: BTreeSet<_> = of_send.iter().chain(&of_receive).collect();
-    assert_eq!(all.len(), 9, "all differ");
+    assert_eq!(all.len(), 11, "all differ");
     assert!(all.iter().all(|text| !text.is_empty() && !text.ends_with('.')));
     let deadline = Deadline::realtime(-1, 0).unwrap_err();
     assert_eq!(

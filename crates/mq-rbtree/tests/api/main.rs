@@ -6,7 +6,9 @@
 mod edges;
 mod errors;
 mod futures;
+mod guards;
 mod handles;
+mod interrupts;
 mod limits;
 #[path = "../mq_ops/mod.rs"]
 mod mq_ops;

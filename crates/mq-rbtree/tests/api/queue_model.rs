@@ -30,6 +30,14 @@ fn received() -> impl Strategy<Value = Step> {
     prop::bool::weighted(0.2).prop_map(|late| Step::Receive { late })
 }
 
+fn guarded() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => Just(Step::Guard),
+        1 => any::<u8>().prop_map(|which| Step::AcceptGuard { which }),
+        2 => any::<u8>().prop_map(|which| Step::DropGuard { which }),
+    ]
+}
+
 /// Steps without waits.
 fn plain() -> impl Strategy<Value = Step> {
     prop_oneof![
@@ -39,6 +47,7 @@ fn plain() -> impl Strategy<Value = Step> {
             .prop_map(|[count, priority, bytes]| Step::SendBatch { count, priority, bytes }),
         2 => any::<u8>().prop_map(|most| Step::ReceiveBatch { most }),
         1 => any::<u8>().prop_map(|modulus| Step::DrainFilter { modulus }),
+        4 => guarded(),
     ]
 }
 
@@ -74,6 +83,7 @@ fn crowded() -> impl Strategy<Value = Step> {
             .prop_map(|(which, other_waker)| Step::PollSend { which, other_waker }),
         3 => received(),
         2 => message(),
+        2 => guarded(),
         1 => any::<u8>().prop_map(|most| Step::ReceiveBatch { most: most % 6 }),
         1 => any::<u8>().prop_map(|modulus| Step::DrainFilter { modulus }),
         1 => mixed(),

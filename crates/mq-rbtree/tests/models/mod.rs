@@ -7,6 +7,7 @@
 //! that a model fails for each of them.
 
 mod closing;
+mod guards;
 mod memory;
 mod mixed;
 mod mutants;

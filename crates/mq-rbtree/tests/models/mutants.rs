@@ -2,11 +2,12 @@
 
 use testkit::planted::Planted;
 
-use super::{closing, memory, notify, staging, tasks, threads};
+use super::{closing, guards, memory, notify, staging, tasks, threads};
 
 const PLANTED: Planted = Planted {
     mutants: &[
         closing::MUTANTS,
+        guards::MUTANTS,
         memory::MUTANTS,
         notify::MUTANTS,
         staging::MUTANTS,

@@ -65,7 +65,12 @@ fn step(bytes: &[u8]) -> Option<Step> {
         28 => Step::DropSend { which: a },
         29 => Step::Notify,
         30 => Step::CancelNotify,
-        _ if a % 16 == 15 => Step::Close,
-        _ => return None,
+        _ => match a % 16 {
+            15 => Step::Close,
+            0..5 => Step::Guard,
+            5..8 => Step::AcceptGuard { which: b },
+            8..13 => Step::DropGuard { which: b },
+            _ => return None,
+        },
     })
 }

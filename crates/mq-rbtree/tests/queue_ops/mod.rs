@@ -18,8 +18,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Bitmap, Builder, Levels, NotifyRefused, Queue, RbTree, ReceiveError, ReceiveFuture, SendError,
-    SendFuture, SendRefused, Wait,
+    Bitmap, Builder, Levels, MessageGuard, NotifyRefused, Queue, RbTree, ReceiveError,
+    ReceiveFuture, SendError, SendFuture, SendRefused, Wait,
 };
 
 use model::{Model, Stored};
@@ -151,6 +151,13 @@ pub(crate) enum Step {
     },
     Notify,
     CancelNotify,
+    Guard,
+    AcceptGuard {
+        which: u8,
+    },
+    DropGuard {
+        which: u8,
+    },
     Close,
 }
 
@@ -228,6 +235,7 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
             live: &live,
             receives: Vec::new(),
             sends: Vec::new(),
+            guards: Vec::new(),
             fired: Arc::default(),
         };
         for &step in steps {
@@ -245,6 +253,7 @@ struct Runner<'q, L: Keyed> {
     live: &'q Rc<()>,
     receives: Vec<Waiting<ReceiveFuture<'q, Payload, L>>>,
     sends: Vec<Waiting<SendFuture<'q, Payload, L>>>,
+    guards: Vec<MessageGuard<'q, Payload, L>>,
     fired: Arc<AtomicUsize>,
 }
 
@@ -308,7 +317,7 @@ impl<L: Keyed> Runner<'_, L> {
                         assert_eq!(expected, None);
                         let refused =
                             if late { ReceiveError::Timeout } else { ReceiveError::Empty };
-                        let why = if model.closed { ReceiveError::Closed } else { refused };
+                        let why = if model.ended() { ReceiveError::Closed } else { refused };
                         assert_eq!(error, why);
                     }
                 }
@@ -348,7 +357,7 @@ impl<L: Keyed> Runner<'_, L> {
                     Ok(count) => assert_eq!(count, out.len()),
                     Err(error) => {
                         assert!(out.is_empty() && most > 0);
-                        let closed = model.closed;
+                        let closed = model.ended();
                         let why = if closed { ReceiveError::Closed } else { ReceiveError::Empty };
                         assert_eq!(error, why);
                     }
@@ -436,6 +445,34 @@ impl<L: Keyed> Runner<'_, L> {
             Step::CancelNotify => {
                 assert_eq!(queue.cancel_notify(), std::mem::take(&mut model.registered));
             }
+            Step::Guard => match queue.try_receive_guard() {
+                Ok(guard) => {
+                    let expected = model.guard();
+                    assert_eq!(Some((guard.priority(), guard.id)), expected);
+                    self.guards.push(guard);
+                }
+                Err(error) => {
+                    assert_eq!(model.guard(), None);
+                    let ended = model.ended();
+                    let why = if ended { ReceiveError::Closed } else { ReceiveError::Empty };
+                    assert_eq!(error, why);
+                }
+            },
+            Step::AcceptGuard { which } => {
+                if let Some(which) = pick(which, self.guards.len()) {
+                    let (payload, key) = self.guards.swap_remove(which).accept();
+                    assert_eq!((key, payload.id), model.accept(which));
+                }
+            }
+            Step::DropGuard { which } => {
+                if let Some(which) = pick(which, self.guards.len()) {
+                    let guard = self.guards.swap_remove(which);
+                    // The way back needs no memory.
+                    let (_, refused) = refuse_first(usize::MAX, || drop(guard));
+                    assert_eq!(refused, 0);
+                    model.put_back(which);
+                }
+            }
             Step::Close => {
                 let closed = std::mem::replace(&mut model.closed, true);
                 assert_eq!(queue.close(), !closed);
@@ -458,13 +495,13 @@ impl<L: Keyed> Runner<'_, L> {
         let expected = model.poll_receive(waiting.id);
         let (id, result) = (waiting.id, waiting.poll(other_waker));
         match (result, expected) {
-            (Poll::Pending, None) => assert!(!model.closed),
+            (Poll::Pending, None) => assert!(!model.ended()),
             (Poll::Ready(Ok((payload, key))), Some(next)) => {
                 assert_eq!((key, payload.id), next);
                 self.receives.swap_remove(which);
             }
             (Poll::Ready(Err(error)), None) => {
-                assert!(error == ReceiveError::Closed && model.closed);
+                assert!(error == ReceiveError::Closed && model.ended());
                 self.receives.swap_remove(which);
             }
             (result, expected) => panic!("{}, {expected:?}", result.is_ready()),
@@ -519,6 +556,7 @@ impl<L: Keyed> Runner<'_, L> {
         assert_eq!((queue.len(), queue.bytes()), (model.len(), model.bytes()));
         assert_eq!(queue.is_empty(), model.len() == 0);
         assert_eq!((stats.sent, stats.received, stats.peak), model.counted());
+        assert_eq!(stats.guarded, model.guarded.len());
         assert_eq!(stats.levels.live, model.levels());
         let kept = L::most_kept(&model.limits);
         assert!(stats.levels.kept <= kept, "{} kept", stats.levels.kept);

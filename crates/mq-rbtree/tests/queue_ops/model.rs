@@ -42,6 +42,8 @@ pub(crate) struct Model<L: Keyed> {
     pub(crate) limits: Limits,
     pub(crate) reserves: Vec<(L::Priority, usize)>,
     stored: BTreeMap<L::Priority, VecDeque<Stored>>,
+    /// The messages in guards, which keep their places.
+    pub(crate) guarded: Vec<(L::Priority, Stored)>,
     pub(crate) closed: bool,
     pub(crate) registered: bool,
     pub(crate) fired: usize,
@@ -69,6 +71,7 @@ impl<L: Keyed> Model<L> {
             reserves: reserves.collect(),
             limits: limits.clone(),
             stored: BTreeMap::new(),
+            guarded: Vec::new(),
             closed: false,
             registered: false,
             fired: 0,
@@ -88,8 +91,20 @@ impl<L: Keyed> Model<L> {
         self.stored.values().map(VecDeque::len).sum()
     }
 
+    /// Returns the number of places that are taken.
+    fn taken(&self) -> usize {
+        self.len() + self.guarded.len()
+    }
+
     pub(crate) fn bytes(&self) -> u64 {
-        self.stored.values().flatten().map(|stored| u64::from(stored.bytes)).sum()
+        let guarded = self.guarded.iter().map(|(_, stored)| stored);
+        let all = self.stored.values().flatten().chain(guarded);
+        all.map(|stored| u64::from(stored.bytes)).sum()
+    }
+
+    /// Returns whether no message will come any more.
+    pub(crate) fn ended(&self) -> bool {
+        self.closed && self.guarded.is_empty()
     }
 
     pub(crate) fn levels(&self) -> usize {
@@ -140,7 +155,7 @@ impl<L: Keyed> Model<L> {
         if self.closed {
             return Err(SendRefused::Closed);
         }
-        let len = self.len();
+        let len = self.taken();
         if !self.fits(len, self.bytes(), stored) || len >= self.len_limit(key) {
             return Err(SendRefused::Full);
         }
@@ -153,7 +168,7 @@ impl<L: Keyed> Model<L> {
     /// Returns whether a send would overtake a waiter.
     fn would_overtake(&self, key: L::Priority, stored: Stored, rank: Rank) -> bool {
         let permitted = || self.senders.iter().filter(|waiter| waiter.permit);
-        let len = self.len() + permitted().count();
+        let len = self.taken() + permitted().count();
         let permitted_bytes: u64 = permitted().map(|waiter| u64::from(waiter.stored.bytes)).sum();
         let bytes = self.bytes() + permitted_bytes;
         let before = |waiter: &&Sender<L::Priority>| !waiter.permit && waiter.rank() < rank;
@@ -173,20 +188,49 @@ impl<L: Keyed> Model<L> {
         rank: Rank,
     ) -> Result<(), SendRefused> {
         self.accepts_from(key, stored, rank)?;
-        let len = self.len();
         // A task with an unused permit counts as waiting.
         let waits = !self.receivers.is_empty();
-        if len == 0 && !waits && std::mem::take(&mut self.registered) {
+        if self.len() == 0 && !waits && std::mem::take(&mut self.registered) {
             self.fired += 1;
         }
         self.stored.entry(key).or_default().push_back(stored);
         self.sent += 1;
-        self.peak = self.peak.max(len + 1);
+        self.peak = self.peak.max(self.taken());
         self.wake_waiters();
         Ok(())
     }
 
     pub(crate) fn take(&mut self) -> Option<(L::Priority, u64)> {
+        let (key, stored) = self.pop()?;
+        self.received += 1;
+        self.wake_waiters();
+        Some((key, stored.id))
+    }
+
+    /// Takes a message into a guard.
+    pub(crate) fn guard(&mut self) -> Option<(L::Priority, u64)> {
+        let (key, stored) = self.pop()?;
+        self.guarded.push((key, stored));
+        Some((key, stored.id))
+    }
+
+    pub(crate) fn accept(&mut self, which: usize) -> (L::Priority, u64) {
+        let (key, stored) = self.guarded.swap_remove(which);
+        self.received += 1;
+        self.wake_waiters();
+        (key, stored.id)
+    }
+
+    pub(crate) fn put_back(&mut self, which: usize) {
+        let (key, stored) = self.guarded.swap_remove(which);
+        if self.len() == 0 && self.receivers.is_empty() && std::mem::take(&mut self.registered) {
+            self.fired += 1;
+        }
+        self.stored.entry(key).or_default().push_front(stored);
+        self.wake_waiters();
+    }
+
+    fn pop(&mut self) -> Option<(L::Priority, Stored)> {
         let highest = *self.stored.keys().next_back()?;
         let mut key = highest;
         if let Some(every) = self.limits.ageing {
@@ -203,9 +247,7 @@ impl<L: Keyed> Model<L> {
         if fifo.is_empty() {
             self.stored.remove(&key);
         }
-        self.received += 1;
-        self.wake_waiters();
-        Some((key, stored.id))
+        Some((key, stored))
     }
 
     pub(crate) fn drain(&mut self, wanted: impl Fn(u64) -> bool) -> Vec<(L::Priority, u64)> {
@@ -254,8 +296,8 @@ impl<L: Keyed> Model<L> {
         let mut waiter = self.receivers.swap_remove(at);
         let taken = self.take();
         if taken.is_none() {
-            waiter.permit = self.closed;
-            if !self.closed {
+            waiter.permit = self.ended();
+            if !self.ended() {
                 waiter.ticket = self.ticket(waiter.ticket);
             }
         }
@@ -289,8 +331,10 @@ impl<L: Keyed> Model<L> {
     /// Wakes the waiters that can proceed.
     pub(crate) fn wake_waiters(&mut self) {
         if self.closed {
-            self.receivers.iter_mut().for_each(|waiter| waiter.permit = true);
             self.senders.iter_mut().for_each(|waiter| waiter.permit = true);
+        }
+        if self.ended() {
+            self.receivers.iter_mut().for_each(|waiter| waiter.permit = true);
             return;
         }
         loop {
@@ -313,7 +357,7 @@ impl<L: Keyed> Model<L> {
     /// it; one that only a reserve keeps out does not.
     fn first_admissible_sender(&self) -> Option<usize> {
         let permitted = || self.senders.iter().filter(|waiter| waiter.permit);
-        let len = self.len() + permitted().count();
+        let len = self.taken() + permitted().count();
         let bytes = permitted().map(|waiter| u64::from(waiter.stored.bytes)).sum::<u64>();
         let bytes = bytes + self.bytes();
         let mut listed: Vec<usize> =

@@ -5,7 +5,8 @@ use nbd_protocol::wire::{FLAG_C_FIXED_NEWSTYLE, FLAG_C_NO_ZEROES, OPTION_MAGIC, 
 use crate::driven;
 use nbd_protocol::{
     ClientError, ClientHandshake, ClientStep, CloseReason, ExportInfo, Handshake, HeaderStyle,
-    InfoType, MAX_OPTION_DRAIN, MAX_OPTIONS, MAX_STRING, Negotiated, Step, TransmissionFlags,
+    InfoType, MAX_META_DATA, MAX_OPTION_DATA, MAX_OPTION_DRAIN, MAX_OPTIONS, MAX_REPLIES,
+    MAX_STRING, Negotiated, Step, TransmissionFlags,
 };
 
 pub(crate) const FIXED: u32 = FLAG_C_FIXED_NEWSTYLE;
@@ -270,6 +271,52 @@ fn inv05_lists_of_many_exports_cannot_be_asked_for_without_end() {
     let (_, step) = Handshake::new(&mut out).receive(&input, &exports[..], &mut out);
     assert_eq!(step, Step::Close(CloseReason::TooManyOptions));
     assert!(out.len() < 3 << 20, "{}", out.len());
+}
+
+/// The last byte that is allowed of each length, and the first that is not.
+#[test]
+fn inv05_limits_are_exact() {
+    // A name that no export has, and data that is drained unread.
+    assert_eq!(
+        closes(&session(FIXED, &[(opt::EXPORT_NAME, &[b'x'; MAX_STRING])])),
+        CloseReason::UnknownExport("x".repeat(MAX_STRING))
+    );
+    assert_eq!(reply_types(4711, &vec![7; MAX_OPTION_DRAIN as usize]), [rep::ERR_UNSUP]);
+    for (option, limit) in [
+        (opt::INFO, MAX_OPTION_DATA),
+        (opt::GO, MAX_OPTION_DATA),
+        (opt::LIST_META_CONTEXT, MAX_META_DATA),
+        (opt::SET_META_CONTEXT, MAX_META_DATA),
+    ] {
+        for (len, verdict) in [(limit, rep::ERR_INVALID), (limit + 1, rep::ERR_TOO_BIG)] {
+            let data = vec![0; len];
+            let input = session(FIXED, &[(opt::STRUCTURED_REPLY, b""), (option, &data)]);
+            let (_, _, replies, _) = serve(&input);
+            assert_eq!(replies[1], (option, verdict, vec![]), "{len}");
+        }
+    }
+}
+
+#[test]
+fn inv05_the_last_option_is_answered_at_the_limit_of_replies() {
+    let options = [(4711, &b"drained"[..]), (opt::LIST, b""), (opt::LIST, b"")];
+    // 20 bytes for the refusal, 24 and the text for each export, 20 for the end.
+    for (last, step) in [(8128, Step::More), (8129, Step::Close(CloseReason::TooManyOptions))] {
+        let texts = [8168; 127].into_iter().chain([last]);
+        let exports: Vec<_> = texts
+            .map(|len| {
+                let mut export = ExportInfo::new("n".repeat(MAX_STRING), 0);
+                export.description = "d".repeat(len - MAX_STRING);
+                export
+            })
+            .collect();
+        let (mut out, mut greeting) = (Vec::new(), Vec::new());
+        let mut server = Handshake::new(&mut greeting);
+        server.receive(&session(FIXED, &options[..2]), &exports[..], &mut out);
+        assert_eq!(out.len(), MAX_REPLIES + last - 8128);
+        let input = session(0, &options[2..]);
+        assert_eq!(server.receive(&input[4..], &exports[..], &mut out).1, step);
+    }
 }
 
 /// Negotiates the library's client with its server, each fed what the other said.

@@ -1,5 +1,6 @@
 //! The protocol: its rules one by one, its properties on random input, and the corpus of the fuzz target.
 
+mod client;
 mod corpus;
 #[path = "../driven/mod.rs"]
 mod driven;

@@ -3,7 +3,7 @@
 use nbd_protocol::wire::cmd;
 use nbd_protocol::{
     ALLOCATION_ID, Agreed, BadMagic, Command, CommandFlags, ExportInfo, HeaderStyle, MAX_PAYLOAD,
-    NbdError, Reply, ReplyContent, ReplyHeader, Request, TransmissionFlags,
+    MAX_STRING, NbdError, Reply, ReplyContent, ReplyHeader, Request, TransmissionFlags,
 };
 
 use crate::driven::STYLES;
@@ -290,6 +290,24 @@ fn a_client_reads_the_chunks_of_other_servers() {
     let with_offset = chunk(0, 0x8002, b"\0\0\0\x05\0\0\0\0\0\0\0\0\x10\0");
     let content = ReplyContent::Error(NbdError::Io);
     assert_eq!(parsed(&with_offset), (content, false, with_offset.len()));
+}
+
+#[test]
+fn a_chunk_of_an_error_has_its_fields_and_at_most_a_string_and_an_offset() {
+    let longest = 4 + 2 + MAX_STRING + 8;
+    for (len, fits) in [(5, false), (6, true), (longest, true), (longest + 1, false)] {
+        let mut payload = vec![0; len];
+        payload[3] = NbdError::NoSpc as u8;
+        for kind in [0x8001, 0x8002, 0x8003] {
+            let bytes = chunk(1, kind, &payload);
+            let parsed = Reply::parse(&bytes, STRUCTURED);
+            assert_eq!(parsed.is_ok(), fits, "{len}");
+            if let Ok(parsed) = parsed {
+                let (reply, used) = parsed.unwrap();
+                assert_eq!((reply.content, used), (ReplyContent::Error(NbdError::NoSpc), 20 + len));
+            }
+        }
+    }
 }
 
 #[test]

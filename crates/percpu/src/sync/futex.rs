@@ -54,24 +54,29 @@ impl Futex {
     /// The call may also return without a wake-up and without a change, so the caller must check
     /// its condition again. The counter wraps: a thread that is preempted before this call for
     /// exactly 2^32 changes misses them.
-    pub fn wait(&self, seen: u32) {
-        self.sleep(seen);
+    ///
+    /// Returns true if a signal handler interrupted the sleep. After a handler with `SA_RESTART` the
+    /// kernel continues the sleep. In a model it is false.
+    pub fn wait(&self, seen: u32) -> bool {
+        self.sleep(seen)
     }
 
     /// Sleeps like [`wait`](Self::wait), but at most for `time` on the monotonic clock. A time that
     /// is too long for the kernel sets no limit.
     ///
-    /// A model has no clock. The call returns at once there, as after the shortest time.
-    pub fn wait_for(&self, seen: u32, time: Duration) {
-        self.sleep_for(seen, time);
+    /// Any signal handler interrupts it. A model has no clock. The call returns at once there, as
+    /// after the shortest time.
+    pub fn wait_for(&self, seen: u32, time: Duration) -> bool {
+        self.sleep_for(seen, time)
     }
 
     /// Sleeps like [`wait`](Self::wait), but at most until the system clock reaches `end`. If the
     /// clock is set, the end of the wait moves with it.
     ///
-    /// A model has no clock. The call returns at once there, as if `end` were past.
-    pub fn wait_until(&self, seen: u32, end: SystemTime) {
-        self.sleep_until(seen, end);
+    /// Any signal handler interrupts it. A model has no clock. The call returns at once there, as if
+    /// `end` were past.
+    pub fn wait_until(&self, seen: u32, end: SystemTime) -> bool {
+        self.sleep_until(seen, end)
     }
 
     /// Wakes one sleeping thread, if there is one.
@@ -90,32 +95,31 @@ impl Futex {
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 impl Futex {
-    fn sleep(&self, seen: u32) {
+    fn sleep(&self, seen: u32) -> bool {
         let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
         let forever = std::ptr::null::<libc::timespec>();
-        // The result is ignored: the caller checks its condition again after a wake-up (0), a
-        // signal (EINTR) and a change (EAGAIN).
         // SAFETY: the kernel reads the counter, which `self` keeps alive. The timeout is null.
-        unsafe { libc::syscall(libc::SYS_futex, self.changes.as_ptr(), op, seen, forever) };
+        let woken =
+            unsafe { libc::syscall(libc::SYS_futex, self.changes.as_ptr(), op, seen, forever) };
+        is_interrupted(woken)
     }
 
-    fn sleep_for(&self, seen: u32, time: Duration) {
+    fn sleep_for(&self, seen: u32, time: Duration) -> bool {
         let op = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
         let time = timespec(time);
-        // The result is ignored, as in `sleep`; the timeout gives ETIMEDOUT.
+        let (word, time) = (self.changes.as_ptr(), &raw const time);
         // SAFETY: the kernel reads the counter, which `self` keeps alive, and the local `time`.
-        unsafe { libc::syscall(libc::SYS_futex, self.changes.as_ptr(), op, seen, &raw const time) };
+        is_interrupted(unsafe { libc::syscall(libc::SYS_futex, word, op, seen, time) })
     }
 
-    fn sleep_until(&self, seen: u32, end: SystemTime) {
+    fn sleep_until(&self, seen: u32, end: SystemTime) -> bool {
         let op = libc::FUTEX_WAIT_BITSET | libc::FUTEX_CLOCK_REALTIME | libc::FUTEX_PRIVATE_FLAG;
         // A time before 1970 is past, like the start of 1970, which takes its place.
         let end = timespec(end.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
         let (word, unused) = (self.changes.as_ptr(), std::ptr::null::<u32>());
         let (end, any) = (&raw const end, libc::FUTEX_BITSET_MATCH_ANY);
-        // The result is ignored, as in `sleep`; the timeout gives ETIMEDOUT.
         // SAFETY: the kernel reads the counter, which `self` keeps alive, and the local `end`.
-        unsafe { libc::syscall(libc::SYS_futex, word, op, seen, end, unused, any) };
+        is_interrupted(unsafe { libc::syscall(libc::SYS_futex, word, op, seen, end, unused, any) })
     }
 
     fn wake(&self, all: bool) {
@@ -134,6 +138,13 @@ impl Futex {
     }
 }
 
+/// Returns whether a signal handler interrupted the sleep. Otherwise the caller checks its condition
+/// again: after a wake-up (0), a change (EAGAIN) and the timeout (ETIMEDOUT).
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+fn is_interrupted(woken: libc::c_long) -> bool {
+    woken < 0 && std::io::Error::last_os_error().raw_os_error() == Some(libc::EINTR)
+}
+
 /// Converts a duration. Saturates, as the kernel does with times that are too long for it.
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 fn timespec(time: Duration) -> libc::timespec {
@@ -147,7 +158,7 @@ fn timespec(time: Duration) -> libc::timespec {
 /// so does this.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 impl Futex {
-    fn sleep(&self, seen: u32) {
+    fn sleep(&self, seen: u32) -> bool {
         let (lock, woken) = &self.sleepers;
         let mut held = lock.lock();
         // Ordering: Relaxed; if the waker took the lock first, the lock carries its change. If it
@@ -155,11 +166,16 @@ impl Futex {
         if check!("futex: no change", self.changes.load(Ordering::Relaxed) == seen) {
             woken.wait(&mut held);
         }
+        false
     }
 
-    fn sleep_for(&self, _seen: u32, _time: Duration) {}
+    fn sleep_for(&self, _seen: u32, _time: Duration) -> bool {
+        false
+    }
 
-    fn sleep_until(&self, _seen: u32, _end: SystemTime) {}
+    fn sleep_until(&self, _seen: u32, _end: SystemTime) -> bool {
+        false
+    }
 
     fn wake(&self, all: bool) {
         let (lock, woken) = &self.sleepers;

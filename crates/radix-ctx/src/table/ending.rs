@@ -28,11 +28,9 @@ impl<T: Send + Sync + 'static> Core<T> {
         if self.callback_queued.load(Ordering::Relaxed) {
             return;
         }
-        let mut send = self.close_lists(&mut state);
-        if !send && self.filled() != 0 {
-            // Another thread reclaims, so the lists cannot be closed yet.
-            send = !self.callback_queued.swap(true, Ordering::Relaxed);
-        }
+        // The lists cannot be closed while another thread reclaims.
+        let send = self.close_lists(&mut state)
+            || self.filled() != 0 && !self.callback_queued.swap(true, Ordering::Relaxed);
         drop(state);
         if send {
             self.queue_callback();

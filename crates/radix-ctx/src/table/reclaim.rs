@@ -138,8 +138,9 @@ impl<T: Send + Sync + 'static> Core<T> {
         if let Some(refs) = it.refs() {
             // Before the fold: the last reference may be put as soon as the count is folded.
             // Ordering: Release pairs with the Acquire in `CtxRef::is_removed`; it carries what the
-            // removing thread did before. No model checks it.
-            it.slot(index).state.store(state.referenced().bits(), Ordering::Release);
+            // removing thread did before.
+            let order = order!(Release, "fold: the mark carries what came before the removal");
+            it.slot(index).state.store(state.referenced().bits(), order);
             // Ordering: Relaxed; a statistic.
             self.counters.referenced.fetch_add(1, Ordering::Relaxed);
             if !check!("fold: no reference is left", refs.fold(index as usize % SLOTS)) {

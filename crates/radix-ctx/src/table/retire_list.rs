@@ -86,7 +86,7 @@ impl RetireLists {
         for (filling, waiting) in self.filling.iter().zip(&self.waiting) {
             // Ordering: Acquire pairs with the Release in `splice`; it carries the dead states to the
             // grace period, which begins after it.
-            let list = filling.swap(EMPTY, Ordering::AcqRel);
+            let list = filling.swap(EMPTY, Ordering::Acquire);
             slots += list >> 32;
             // Ordering: Relaxed; invariant 2 of `retire`.
             waiting.store(list, Ordering::Relaxed);

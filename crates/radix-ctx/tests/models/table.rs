@@ -400,6 +400,19 @@ fn removal_meets_the_last_callback() {
     });
 }
 
+/// A full table reclaims a removed context before it refuses the next one.
+#[test]
+fn inv08_an_insert_reclaims_before_it_is_refused() {
+    model(|| {
+        let table = CtxTable::builder().max_index(1).build().unwrap();
+        let ids = [1, 2].map(|value| table.insert(value).unwrap());
+        table.remove(ids[0]).unwrap();
+        assert_eq!(table.stats().pending, 1);
+        let id = table.insert(3).unwrap();
+        assert_eq!((id.index(), id.generation()), (0, 2));
+    });
+}
+
 /// The callback of a removal is queued or runs when the table is dropped. It frees nothing that the drop
 /// still uses, and the last callback frees the core.
 #[test]

@@ -55,6 +55,10 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "table_refs::inv18_a_removal_carries_what_was_done_before",
     ),
     (
+        "fold: the mark carries what came before the removal",
+        "table_refs::inv18_the_fold_of_a_removal_carries_what_was_done_before",
+    ),
+    (
         "kill: what came before the removal",
         "table_refs::inv18_a_removal_carries_what_was_done_before",
     ),
@@ -81,6 +85,7 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "register: the count comes before the look at the condition",
     "retire: the link carries what came before the removal",
     "retire all: the link carries what came before",
+    "fold: the mark carries what came before the removal",
     "kill: what came before the removal",
     "is_removed: what came before the removal",
     "refs: the counts are made",
@@ -373,6 +378,33 @@ fn is_ready_or_woken(future: impl Future, end: impl FnOnce()) {
 #[test]
 fn inv18_a_removal_carries_what_was_done_before() {
     with_membarrier(|| [false, true].into_iter().for_each(removal_carries_what_was_done_before));
+}
+
+/// Also if the reader sees the mark that the fold makes on a context with references.
+#[test]
+fn inv18_the_fold_of_a_removal_carries_what_was_done_before() {
+    with_membarrier(fold_of_a_removal_carries_what_was_done_before);
+}
+
+fn fold_of_a_removal_carries_what_was_done_before() {
+    model(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let context = contexts.table.get_ref(id).unwrap();
+        let done = Arc::new(AtomicBool::new(false));
+        let reader = thread::spawn({
+            let done = Arc::clone(&done);
+            move || {
+                if CtxRef::is_removed(&context) {
+                    assert!(done.load(Ordering::Relaxed));
+                }
+            }
+        });
+        done.store(true, Ordering::Relaxed);
+        contexts.table.remove(id).unwrap();
+        contexts.table.flush().unwrap();
+        reader.join().unwrap();
+    });
 }
 
 fn removal_carries_what_was_done_before(all: bool) {

@@ -121,6 +121,19 @@ fn stem(path: &Path) -> String {
 mod tests {
     use super::*;
 
+    /// Where herd7 is not installed, as in CI, a quote goes stale unseen otherwise.
+    #[test]
+    fn every_quote_is_in_the_sources() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let tests = files(&root.join("litmus")).unwrap();
+        assert!(!tests.is_empty());
+        let stale = tests.iter().filter_map(|test| {
+            let text = fs::read_to_string(test).unwrap();
+            quotes::check(&root, &text, true).err().map(|why| format!("{}: {why}", stem(test)))
+        });
+        assert_eq!(stale.collect::<Vec<_>>(), Vec::<String>::new());
+    }
+
     #[test]
     fn a_strong_program_must_not_and_a_weakened_one_must_reach_the_outcome() {
         let judged = |kind, verdict| {

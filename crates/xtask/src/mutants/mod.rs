@@ -11,12 +11,12 @@
 pub(crate) mod patches;
 mod sites;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::sites::{Kind, Site};
 use crate::cfg;
@@ -27,6 +27,16 @@ use crate::workspace::{Crate, Workspace, packages, rust_files};
 /// For one run of the tests or of the models: what hangs is caught.
 const PATIENCE: Duration = Duration::from_secs(300);
 
+/// The least for one run: the machine may be busier than it was without a mutant.
+const LEAST_PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long each of the stages took without a mutant. A stage that takes ten times that hangs.
+type Times = BTreeMap<&'static str, Duration>;
+
+fn patience(times: &Times, stage: &str) -> Duration {
+    times.get(stage).map_or(PATIENCE, |&time| (10 * time).clamp(LEAST_PATIENCE, PATIENCE))
+}
+
 /// Plants `count` mutants that compile in each of these crates, one at a time.
 pub(crate) fn run(ws: &Workspace, crates: &[Crate], count: usize, seed: u64) -> Result<()> {
     let copy = copy(ws)?;
@@ -35,12 +45,13 @@ pub(crate) fn run(ws: &Workspace, crates: &[Crate], count: usize, seed: u64) -> 
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut candidates = candidates(&copy, package)?;
         let mut report = Report::default();
-        test(&copy, package, Kind::Statement).map_err(|(stage, error)| {
+        let times = test(&copy, package, Kind::Statement, &Times::new());
+        let times = times.map_err(|(stage, error)| {
             Error::new(format!("{}: {stage} fail without a mutant: {error}", package.name))
         })?;
         while report.planted() < count {
             let Some(mutant) = draw(&mut candidates, &mut rng) else { break };
-            let outcome = plant(&copy, package, &mutant)?;
+            let outcome = plant(&copy, package, &mutant, &times)?;
             if let Some(line) = report.add(outcome, &mutant.to_string()) {
                 println!("{}: {line}", package.name);
             }
@@ -188,16 +199,16 @@ fn draw(candidates: &mut Vec<(Kind, Vec<Mutant>)>, rng: &mut fastrand::Rng) -> O
 }
 
 /// Writes the mutant, runs the tests, and takes it back.
-fn plant(copy: &Workspace, package: &Crate, mutant: &Mutant) -> Result<Outcome> {
+fn plant(copy: &Workspace, package: &Crate, mutant: &Mutant, times: &Times) -> Result<Outcome> {
     let failed = |error| Error::io(mutant.file.display(), error);
     let text = fs::read_to_string(&mutant.file).map_err(failed)?;
     let mut mutated = text.clone();
     mutated.replace_range(mutant.site.bytes.clone(), mutant.site.with);
     fs::write(&mutant.file, mutated).map_err(failed)?;
-    let outcome = test(copy, package, mutant.site.kind);
+    let outcome = test(copy, package, mutant.site.kind, times);
     fs::write(&mutant.file, text).map_err(failed)?;
     match outcome {
-        Ok(()) => Ok(Outcome::Survived),
+        Ok(_) => Ok(Outcome::Survived),
         Err((_, error)) if interrupted().is_some() => Err(error),
         Err((BUILD, _)) => Ok(Outcome::DoesNotBuild),
         Err((stage, _)) => Ok(Outcome::Caught(stage)),
@@ -213,45 +224,55 @@ fn models(copy: &Workspace, package: &Crate, checker: &str) -> Cmd {
     cfg::everywhere(copy, checker, cargo).env("LOOM_MAX_PREEMPTIONS", "2")
 }
 
-/// Runs the crate's tests and models up to the first failure, and returns which of them failed.
+/// Runs the crate's tests and models up to the first failure. Returns how long each of them took, or which failed.
 ///
 /// What most often catches a mutant of this kind runs first.
 fn test(
     copy: &Workspace,
     package: &Crate,
     kind: Kind,
-) -> std::result::Result<(), (&'static str, Error)> {
+    times: &Times,
+) -> std::result::Result<Times, (&'static str, Error)> {
+    let mut taken = Times::new();
     let stages = match kind {
         Kind::Ordering | Kind::Fence => ["loom", "tests", "shuttle"],
         Kind::Operator | Kind::Statement => ["tests", "loom", "shuttle"],
     };
     for name in stages {
-        if name == "tests" {
+        let patience = patience(times, name);
+        let time = if name == "tests" {
             let tests = copy.cargo(["test", "--offline", "--lib", "--tests"]);
-            stage(copy, name, tests.args(packages(std::slice::from_ref(package))), &[])?;
+            stage(copy, name, tests.args(packages(std::slice::from_ref(package))), &[], patience)?
         } else if package.has(&format!("tests/{name}.rs")) {
             // The planted mutants would run once more for each random one.
-            stage(copy, name, models(copy, package, name), &["--skip", "mutants::"])?;
-        }
+            let options = ["--skip", "mutants::"];
+            stage(copy, name, models(copy, package, name), &options, patience)?
+        } else {
+            continue;
+        };
+        taken.insert(name, time);
     }
-    Ok(())
+    Ok(taken)
 }
 
+/// Builds and runs one stage. Returns how long the run took.
 fn stage(
     copy: &Workspace,
     name: &'static str,
     cargo: Cmd,
     options: &[&str],
-) -> std::result::Result<(), (&'static str, Error)> {
+    patience: Duration,
+) -> std::result::Result<Duration, (&'static str, Error)> {
     let path = log(copy);
     let log = File::create(&path).map_err(|error| (BUILD, Error::io(path.display(), error)))?;
     let cargo = cargo.log(Arc::new(log));
     cargo.clone().arg("--no-run").run().map_err(|error| (BUILD, error))?;
-    let run = cargo.arg("--").args(options.iter().copied()).deadline(Deadline::after(PATIENCE));
+    let run = cargo.arg("--").args(options.iter().copied()).deadline(Deadline::after(patience));
     let run = run.until_logged(&path, " ... FAILED\n");
+    let begun = Instant::now();
     let outcome = run.run().map_err(|error| (name, error));
     let _ = std::io::stdout().flush();
-    outcome
+    outcome.map(|()| begun.elapsed())
 }
 
 /// The output of the last [`stage`].
@@ -271,6 +292,16 @@ mod tests {
         assert!(report.add(Outcome::Survived, "c").unwrap().starts_with("SURVIVED"));
         assert_eq!(report.planted(), 2);
         assert_eq!(report.summary(), "1 of 2 random mutants caught, 0.50\n  survived: c");
+    }
+
+    #[test]
+    fn a_stage_hangs_after_ten_times_its_time() {
+        let secs = Duration::from_secs;
+        let times = Times::from([("tests", secs(1)), ("loom", secs(12)), ("shuttle", secs(90))]);
+        assert_eq!(patience(&times, "tests"), secs(60));
+        assert_eq!(patience(&times, "loom"), secs(120));
+        assert_eq!(patience(&times, "shuttle"), secs(300));
+        assert_eq!(patience(&Times::new(), "tests"), secs(300));
     }
 
     #[test]

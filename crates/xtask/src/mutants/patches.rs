@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{BUILD, copy, log, models, stage};
+use super::{BUILD, PATIENCE, copy, log, models, stage};
 use crate::error::{Error, Result};
 use crate::process::interrupted;
 use crate::workspace::{Crate, Workspace};
@@ -55,7 +55,8 @@ fn check(copy: &Workspace, package: &Crate, patch: &Path) -> Result<Option<Strin
     }
     apply(&[])?;
     let model = format!("models::{model}");
-    let outcome = stage(copy, "loom", models(copy, package, "loom"), &["--exact", &model]);
+    let outcome =
+        stage(copy, "loom", models(copy, package, "loom"), &["--exact", &model], PATIENCE);
     let ran = fs::read_to_string(log(copy)).unwrap_or_default().contains("running 1 test");
     apply(&["--reverse"])?;
     Ok(match outcome {
@@ -63,6 +64,6 @@ fn check(copy: &Workspace, package: &Crate, patch: &Path) -> Result<Option<Strin
         Err((BUILD, _)) => Some("it does not build".to_string()),
         _ if !ran => Some(format!("there is no {model}")),
         Err(_) => None,
-        Ok(()) => Some(format!("{model} passes")),
+        Ok(_) => Some(format!("{model} passes")),
     })
 }

@@ -226,14 +226,11 @@ fn crash(seed: u64, bug: Option<&'static str>) {
     let device = FileDevice::new(exports.files[0].try_clone().unwrap()).unwrap();
     let disk = Arc::new(FaultDevice::new(device));
     disk.record().unwrap();
-    let raw: Arc<dyn BlockDevice> = disk.clone();
-    let bytes = Args::parse_from(args).cache;
-    let files = [exports.files[0].try_clone().unwrap()];
-    let blocks = Blocks::on(bytes, (&files, 1), |_| Ok(Arc::clone(&raw))).unwrap();
+    // Engines read it, and only the device, which records that, writes it.
+    exports.blocks = on_disk(&exports, (&disk, false), Args::parse_from(args).cache);
     if let Some(bug) = bug {
-        blocks.image(0).unwrap().plant(bug);
+        exports.image(0).plant(bug);
     }
-    exports.blocks = Some(blocks);
     let exports = Arc::new(exports);
 
     let connections = Arc::new(CtxTable::builder().max_contexts(8).build().unwrap());

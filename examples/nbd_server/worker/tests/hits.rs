@@ -52,7 +52,7 @@ impl Hitter {
         Self { lab, id, client, events: Vec::with_capacity(256), engine }
     }
 
-    /// One round of the worker: what it allocated, unless a hand or the device was asked.
+    /// One round of the worker: what it allocated, unless something had to be waited for.
     fn round(&mut self, batch: &mut Batch) -> Option<Calls> {
         let calls = self.send(batch);
         self.read(batch);

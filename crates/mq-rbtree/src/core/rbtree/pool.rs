@@ -100,6 +100,15 @@ impl<K> NodePool<K> {
         Some(node)
     }
 
+    /// Moves a node into a preload that has none. Returns false if none is kept.
+    pub(super) fn lend(&mut self, preload: &mut Preload<K>) -> bool {
+        if preload.made.is_none() {
+            preload.made = self.nodes.pop();
+            self.update_hint();
+        }
+        preload.made.is_some()
+    }
+
     /// Keeps a removed node if there is room; otherwise leaves it to the preload.
     #[inline]
     pub(super) fn put(&mut self, node: Box<Node<K>>, preload: &mut Preload<K>) {
@@ -185,6 +194,11 @@ impl<K> Preload<K> {
             // A failure is not reported: under the lock the pool may have a node.
             self.made = try_new_node().ok();
         }
+    }
+
+    /// Adds a node for the new level; there was none.
+    pub(super) fn put(&mut self, node: Box<Node<K>>) {
+        self.made = Some(node);
     }
 
     fn defer_free(&mut self, node: Box<Node<K>>) {

@@ -1,12 +1,13 @@
 //! Every kind of change, through a small cache, against a plain image.
 
-use std::fs::File;
+use std::fs;
 use std::os::unix::fs::FileExt;
 
 use bufcache::{BlockDevice, Fault, FaultDevice, FileDevice, Operation};
 use nbd_protocol::CommandFlags;
 
 use super::*;
+use crate::blocks::{Backing, Blocks};
 
 type Faulty = Arc<FaultDevice<FileDevice>>;
 
@@ -22,42 +23,74 @@ fn zeroes(fua: bool, no_hole: bool, fast: bool) -> Command {
 
 /// An image behind a cache of so many bytes, and what it should hold.
 struct Lab {
-    file: File,
+    file: fs::File,
     disk: Faulty,
-    blocks: Blocks,
+    image: Arc<Image>,
+    engine: Rc<Engine>,
     model: Vec<u8>,
+}
+
+/// What reads and writes the image past the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Engine,
+    /// The engine reads, and the device writes.
+    Both,
+    Device,
 }
 
 impl Lab {
     fn new(len: usize, cache: u64) -> Self {
-        Self { model: vec![0; len], ..Self::without_model(len as u64, cache) }
+        Self::with(len, cache, By::Both)
     }
 
-    fn without_model(len: u64, cache: u64) -> Self {
+    fn with(len: usize, cache: u64, by: By) -> Self {
+        Self { model: vec![0; len], ..Self::without_model(len as u64, cache, by) }
+    }
+
+    fn without_model(len: u64, cache: u64, by: By) -> Self {
         let file = tempfile::tempfile().unwrap();
         file.set_len(len).unwrap();
         let device = FileDevice::new(file.try_clone().unwrap()).unwrap();
         let disk = Arc::new(FaultDevice::new(device));
-        let raw: Arc<dyn BlockDevice> = disk.clone();
-        let files = [file.try_clone().unwrap()];
-        let blocks = Blocks::on(cache, (&files, 1), |_| Ok(Arc::clone(&raw))).unwrap();
-        Self { file, disk, blocks, model: vec![] }
+        let blocks = Blocks::new(cache, 1).unwrap();
+        let its = (by != By::Device).then(|| file.try_clone().unwrap());
+        let engines_write = by == By::Engine;
+        blocks.attach(Backing { device: disk.clone(), file: its, engines_write }).unwrap();
+        let (image, engine) = (Arc::clone(blocks.image(0)), Rc::new(Engine::new().unwrap()));
+        Self { file, disk, image, engine, model: vec![] }
     }
 
-    /// As the server does, but that it waits for the hand, and for the engine.
+    /// As the server does, but that it waits.
     fn run(&self, command: Command, offset: u64, bytes: &mut [u8], len: u64) -> io::Result<()> {
         let (flags, cookie) = (CommandFlags::NONE, 0);
         let request = Request { flags, command: 0, cookie, offset, len };
-        let image = Arc::clone(self.blocks.image(0).unwrap());
-        let read_file = |bytes: &mut [u8]| self.file.read_exact_at(bytes, offset);
-        match self.blocks.begin(0, command, &request, bytes) {
-            Way::Answer(result) => result,
-            Way::Engine => read_file(bytes),
-            Way::Hand(work) => match (Job { image, work, offset, len }).run(bytes)? {
-                Outcome::Done => Ok(()),
-                Outcome::Settled => read_file(bytes),
-            },
+        let is_read = matches!(command, Command::Read { .. });
+        if is_read && self.image.try_read(offset, bytes) {
+            return Ok(());
         }
+        let file = self.image.file.as_ref();
+        let job = Job {
+            engine: Rc::clone(&self.engine),
+            file: file.map(|file| self.engine.attach(file.try_clone().unwrap()).unwrap()),
+            image: Arc::clone(&self.image),
+            unit: 1,
+            style: HeaderStyle::Simple,
+            command,
+            request,
+            written: 0,
+        };
+        let buf = (!bytes.is_empty()).then(|| {
+            let mut buf = AlignedBuf::zeroed(self.image.room(offset, bytes.len()), ALIGN);
+            buf.set_len(bytes.len());
+            buf.copy_from_slice(bytes);
+            buf
+        });
+        let (result, buf) = self.engine.block_on(job.run(buf)).unwrap();
+        if is_read && result.is_ok() {
+            bytes.copy_from_slice(&buf.unwrap());
+        }
+        result
     }
 
     fn write(&mut self, offset: usize, len: usize, byte: u8, fua: bool) -> io::Result<()> {
@@ -98,8 +131,11 @@ impl Lab {
 #[test]
 fn anything_at_any_place_is_what_a_plain_image_would_have() {
     const LEN: usize = 40 * BLOCK + 1000;
-    for (seed, cache) in [(1, 4 * BLOCK), (2, 8 * BLOCK), (3, 1 << 20), (4, 1 << 20)] {
-        let mut lab = Lab::new(LEN, cache as u64);
+    let sizes = [(1, 4 * BLOCK), (2, 8 * BLOCK), (3, 1 << 20), (4, 0)];
+    let by = [By::Engine, By::Both, By::Device];
+    let all = sizes.into_iter().flat_map(|size| by.map(|by| (size, by)));
+    for ((seed, cache), by) in all {
+        let mut lab = Lab::with(LEN, cache as u64, by);
         // Where the file system cannot, TRIM leaves it as it is.
         let trims = lab.disk.inner().discard(0, BLOCK as u64).is_ok();
         let mut state = seed as u64;
@@ -151,14 +187,12 @@ fn what_fits_is_written_without_the_image_and_what_is_long_past_the_cache() {
 }
 
 #[test]
-fn nothing_is_written_to_no_block() {
-    let lab = Lab::new(4 * BLOCK + 10, 1 << 20);
-    let image = lab.blocks.image(0).unwrap();
+fn a_write_of_whole_blocks_up_to_the_end_reads_nothing() {
+    let mut lab = Lab::new(4 * BLOCK + 10, 1 << 20);
     lab.disk.inject(Operation::Read, .., Fault::Error(libc::EIO));
-    for offset in [0, 10, 4 * BLOCK as u64, 4 * BLOCK as u64 + 10] {
-        image.write(offset, &[]).unwrap();
+    for len in [BLOCK + 10, 3 * BLOCK + 10, 4 * BLOCK + 10] {
+        lab.write(4 * BLOCK + 10 - len, len, 7, false).unwrap();
     }
-    image.write_past(BLOCK as u64, &[7; 3 * BLOCK + 10]).unwrap(); // to the end
     assert_eq!(lab.disk.count(Operation::Read), 0);
 }
 
@@ -243,7 +277,7 @@ fn what_the_file_system_cannot_do_is_written_or_left() {
 #[test]
 fn long_zeroes_that_the_file_system_cannot_make_are_invalid() {
     const LEN: u64 = 1 << 40;
-    let lab = Lab::without_model(LEN, 1 << 20);
+    let lab = Lab::without_model(LEN, 1 << 20, By::Both);
     for operation in [Operation::Discard, Operation::Zero] {
         lab.disk.inject(operation, .., Fault::Error(libc::EOPNOTSUPP));
     }
@@ -276,4 +310,24 @@ fn what_the_disk_refuses_changes_nothing_that_was_written_before() {
     lab.write(0, 30 * BLOCK, 8, false).unwrap_err();
     lab.check(0, 4 * BLOCK);
     lab.flush().unwrap();
+}
+
+/// The engine writes: a block that a read has claimed is waited for, and nothing else is.
+#[test]
+fn a_long_write_is_the_engines_unless_a_block_of_it_is_taken() {
+    let mut lab = Lab::with(64 * BLOCK, 1 << 20, By::Engine);
+    lab.write(0, 2 * BLOCK, 6, false).unwrap(); // dirty
+    lab.write(0, 40 * BLOCK, 7, false).unwrap();
+    lab.check(0, 64 * BLOCK);
+    assert_eq!(lab.disk.count(Operation::Write), 0, "the device was asked");
+    assert!(!lab.image.device.is_newer(0..64));
+    let load = lab.image.device.claim(20).unwrap().unwrap();
+    let reader = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(20));
+        load.finish(Err(os(libc::EIO)));
+    });
+    lab.write(0, 40 * BLOCK, 8, true).unwrap();
+    reader.join().unwrap();
+    assert_eq!(lab.disk.count(Operation::Write), 1, "a thread of the cache waited, and wrote");
+    lab.check(0, 64 * BLOCK);
 }

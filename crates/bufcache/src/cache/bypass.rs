@@ -1,0 +1,133 @@
+//! Writes past the cache that a thread makes by means of its own, beginning and ending them without a wait.
+//!
+//! What happens to the blocks is as in a [wipe](super::wipe): their range is excluded, what is clean is forgotten,
+//! and what is dirty is marked, and dropped once the device has the new bytes.
+
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use percpu::sync::Arc;
+
+use super::Shared;
+use super::wipe::Aside;
+use crate::dirty::WriteError;
+use crate::error::GetError;
+use crate::hazard;
+use crate::in_flight::Operation;
+use crate::source::Source;
+use crate::wait::Mode;
+use crate::word::Key;
+
+/// Whole blocks that the holder writes to the device itself: from [`Device::try_bypass`](crate::Device::try_bypass).
+///
+/// Gets of the blocks wait until it ends, by [`finish`](Self::finish) or by its drop, which counts as a failed write. A
+/// thread that waits for one of the blocks, or closes the device, while it holds this itself waits for ever.
+#[must_use = "the blocks are kept from others until this ends"]
+pub struct Bypass {
+    /// `None` once it has ended.
+    source: Option<Operation<Arc<Source>>>,
+    sectors: Range<u64>,
+    aside: Aside,
+    /// The holder may have begun to write.
+    is_begun: bool,
+    /// Its end needs the slots that this thread has reserved.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Bypass {
+    /// Ends it. After a success the cache forgets what it had of the blocks. After an error each sector of them is as it
+    /// was, or as it should be, and what was dirty is so still.
+    ///
+    /// # Errors
+    ///
+    /// The error of `result`, and where it is about.
+    pub fn finish(mut self, result: io::Result<()>) -> Result<(), WriteError> {
+        self.end(result)
+    }
+
+    fn end(&mut self, result: io::Result<()>) -> Result<(), WriteError> {
+        let Some(source) = self.source.take() else { return Ok(()) };
+        let _leaves = Leaves { source: &source, sectors: &self.sectors };
+        let shared = &source.cache;
+        // Once more, as it ended: a sync that began meanwhile does not make it durable.
+        if self.is_begun {
+            source.writes.change_unsynced(|unsynced| unsynced.written.insert(self.sectors.clone()));
+        }
+        if let Err(error) = result {
+            shared.put_back(&self.aside);
+            let block = source.block(Key::new(source.id, self.sectors.start));
+            return Err(WriteError::Io { errno: error.raw_os_error().unwrap_or(libc::EIO), block });
+        }
+        source.writes.load.set_succeeding();
+        shared.counters.write_calls.add(1);
+        let mut aside = self.aside.iter();
+        Ok(aside.try_for_each(|&(key, frame)| shared.drop_marked(&source, key, frame))?)
+    }
+}
+
+/// Lets others have the range again, also where the end panics.
+struct Leaves<'b> {
+    source: &'b Source,
+    sectors: &'b Range<u64>,
+}
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        self.source.writes.excluded.leave(self.sectors);
+    }
+}
+
+impl Drop for Bypass {
+    fn drop(&mut self) {
+        let _ = self.end(Err(io::Error::from_raw_os_error(libc::ECANCELED)));
+    }
+}
+
+impl fmt::Debug for Bypass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bypass").field("sectors", &self.sectors).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    /// Excludes blocks and sets aside what is cached of them. `None` where that has to wait.
+    pub(crate) fn try_bypass(
+        &self,
+        source: &Arc<Source>,
+        blocks: Range<u64>,
+    ) -> Result<Option<Bypass>, WriteError> {
+        self.check_sync(source)?;
+        if source.is_read_only {
+            return Err(WriteError::ReadOnly);
+        }
+        let is_long = blocks.end.saturating_sub(blocks.start) > self.frames.units() as u64;
+        let sectors = source.sectors_of(blocks.clone());
+        if is_long || self.has_many_extents(source) {
+            return Ok(None);
+        }
+        // Once blocks are marked nothing may fail that keeps them so.
+        hazard::reserve().map_err(GetError::from)?;
+        let operation = Operation::begin(Arc::clone(source)).ok_or(WriteError::Closed)?;
+        if !source.writes.excluded.try_enter(&sectors) {
+            return Ok(None);
+        }
+        let (aside, is_begun) = (Aside::new(), false);
+        let source_of = Some(operation);
+        let mut bypass =
+            Bypass { source: source_of, sectors, aside, is_begun, _thread: PhantomData };
+        if source.writes.refuses_writers() {
+            return Err(WriteError::Closed); // its drop changes nothing
+        }
+        for key in blocks.filter_map(|block| source.key(block)) {
+            if self.set_aside(source, key, Mode::Thread, &mut bypass.aside).is_err() {
+                return Ok(None); // the blocks that are marked are put back
+            }
+        }
+        // Whether it succeeds or not, what was there need not be.
+        source.writes.change_unsynced(|unsynced| unsynced.written.insert(bypass.sectors.clone()));
+        bypass.is_begun = true;
+        Ok(Some(bypass))
+    }
+}

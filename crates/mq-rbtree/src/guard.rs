@@ -1,0 +1,326 @@
+//! A received message that goes back into the queue unless it is accepted.
+//!
+//! ```text
+//!  levels ── lend ──► guard ── accept ──► the caller
+//!     ▲                 │
+//!     └──── put back ───┘ drop
+//! ```
+//!
+//! The message stays in its slot of the store and counts for the limits, so it can always be put
+//! back. A thread or task that waits for one gets a permit, as every task does: a message that was
+//! handed over would have left its slot.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::mem;
+use std::ops::{Deref, DerefMut};
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+
+use percpu::AllocError;
+
+use crate::core::{Bitmap, Lent, Levels, Preload};
+use crate::deadline::Wait;
+use crate::error::ReceiveError;
+use crate::futures::ReceiveFuture;
+use crate::handles::Receiver;
+use crate::parker::Parker;
+use crate::queue::{Access, Deferred, LockedState, Queue, Received};
+
+/// A received message that goes back into the queue unless it is [accepted](Self::accept).
+///
+/// It comes from [`Queue::receive_guard`] and the functions beside it. A consumer that panics, returns
+/// early or is cancelled between the receive and its last use of the message loses nothing: the drop
+/// of the guard puts the message in front of all messages of its priority, also newer ones, and wakes
+/// a receiver. That allocates nothing.
+///
+/// Until then the message keeps its place: it counts for every limit of the queue, and not for
+/// [`len`](Queue::len). In a closed queue, receivers wait until no guard is left, because its
+/// message may come back: a thread that holds a guard must not wait for them. A guard that is leaked
+/// (`mem::forget`) keeps its place for ever.
+///
+/// ```
+/// use std::panic::{AssertUnwindSafe, catch_unwind};
+/// use mq_rbtree::Queue;
+///
+/// let queue: Queue<String> = Queue::new(1)?;
+/// queue.send("a message".into(), 7)?;
+/// let panicked = catch_unwind(AssertUnwindSafe(|| {
+///     let message = queue.receive_guard().unwrap();
+///     assert!(queue.is_full() && queue.is_empty()); // it keeps its place
+///     panic!("cannot handle {:?}", *message);
+/// }));
+/// assert!(panicked.is_err());
+/// assert_eq!(queue.try_receive_guard()?.accept(), ("a message".into(), 7)); // it is back
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a guard that is dropped puts its message back"]
+pub struct MessageGuard<'q, T, L: Levels = Bitmap> {
+    queue: &'q Queue<T, L>,
+    lent: Lent<T, L::Priority>,
+    /// The memory for the level of the message.
+    preload: Preload<T, L>,
+    accepted: bool,
+}
+
+// SAFETY: the guard owns its message, which moves with it, and so does the memory of its level. The
+// queue is shared with other threads anyway.
+unsafe impl<T: Send, L: Levels> Send for MessageGuard<'_, T, L> where L::Priority: Send + Sync {}
+// SAFETY: a shared guard gives access to its message, by `&T`, and to the priority.
+unsafe impl<T: Send + Sync, L: Levels> Sync for MessageGuard<'_, T, L> where L::Priority: Send + Sync
+{}
+
+impl<T, L: Levels> MessageGuard<'_, T, L> {
+    /// Returns the priority of the message.
+    pub fn priority(&self) -> L::Priority {
+        self.lent.priority
+    }
+
+    /// Takes the message out of the queue, with its priority. Its room is free from now on.
+    pub fn accept(mut self) -> Received<T, L> {
+        let (queue, mut deferred) = (self.queue, Deferred::new());
+        let value = {
+            let mut state = queue.lock_undrained();
+            self.accepted = true;
+            // SAFETY: `lend` of this queue has returned the message, and by `accepted` this is the
+            // last use of it.
+            unsafe { state.take_lent(&queue.config, &self.lent, &mut self.preload, &mut deferred) }
+        };
+        queue.run_deferred(&mut deferred);
+        (value, self.lent.priority)
+    }
+}
+
+impl<T, L: Levels> Drop for MessageGuard<'_, T, L> {
+    fn drop(&mut self) {
+        if self.accepted {
+            return;
+        }
+        let (queue, mut deferred) = (self.queue, Deferred::new());
+        let _panicked; // a message whose comparison panicked is dropped after the unlock
+        {
+            let mut state = queue.lock_undrained();
+            // SAFETY: `lend` of this queue has returned the message and the memory, and the guard
+            // ends.
+            _panicked = unsafe {
+                state.put_back(&queue.config, &self.lent, &mut self.preload, &mut deferred)
+            };
+        }
+        if deferred.run() {
+            queue.serve_waiters();
+        }
+        // The drop of `deferred` resumes a panic, unless this thread panics already.
+    }
+}
+
+impl<T, L: Levels> Deref for MessageGuard<'_, T, L> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        // SAFETY: the message is lent: it is in its slot, and only this guard uses it. The queue,
+        // which is borrowed, keeps the memory of its slots.
+        unsafe { self.lent.value.as_ref() }
+    }
+}
+
+/// A changed message goes back as it is, for example with a count of its attempts. It keeps the
+/// length that was measured when it was sent.
+impl<T, L: Levels> DerefMut for MessageGuard<'_, T, L> {
+    fn deref_mut(&mut self) -> &mut T {
+        // SAFETY: as in `deref`; `&mut self` excludes other references to the message.
+        unsafe { self.lent.value.as_mut() }
+    }
+}
+
+/// Omits the message, which need not be `Debug`.
+impl<T, L: Levels> fmt::Debug for MessageGuard<'_, T, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MessageGuard").field("priority", &self.priority()).finish_non_exhaustive()
+    }
+}
+
+type Guarded<'q, T, L> = Result<MessageGuard<'q, T, L>, ReceiveError>;
+
+impl<T, L: Levels> Queue<T, L> {
+    /// Receives the next message in a guard, which puts it back unless it is accepted. Waits while
+    /// there is none, in the order of the waiting tasks.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError::Closed`] once the queue is closed and neither it nor a guard has a message.
+    /// [`ReceiveError::NoMemory`] only with an [`RbTree`](crate::RbTree), which needs a node for the
+    /// way back.
+    pub fn receive_guard(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
+        self.receive_guard_with(Wait::FOREVER)
+    }
+
+    /// Receives the next message in a guard if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError::Empty`], or as for [`receive_guard`](Self::receive_guard).
+    pub fn try_receive_guard(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
+        self.receive_guard_with(Wait::NO)
+    }
+
+    /// Receives the next message in a guard. Waits as `wait` says while there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError`].
+    pub fn receive_guard_with(&self, wait: Wait) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
+        let found = self.lend_from(|| match wait.is_no() {
+            true => Some(self.lock()),
+            false => self.poll_lock(Access::Receive),
+        });
+        match found {
+            Some(found) => found,
+            None if wait.is_no() => Err(ReceiveError::Empty),
+            None => self.wait_to_lend(wait),
+        }
+    }
+
+    /// Receives the next message in a guard asynchronously.
+    ///
+    /// Dropping the future loses no message. For a deadline, drop it when a timer is ready.
+    ///
+    /// ```
+    /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
+    /// # let mut cx = Context::from_waker(Waker::noop());
+    /// let queue: mq_rbtree::Queue<&str> = mq_rbtree::Queue::new(8)?;
+    /// let mut task = pin!(async {
+    ///     let message = queue.receive_guard_async().await.unwrap();
+    ///     // A task that is cancelled here, while it handles the message, does not lose it.
+    ///     message.accept()
+    /// });
+    /// assert!(task.as_mut().poll(&mut cx).is_pending());
+    /// queue.send("a message", 7)?;
+    /// assert_eq!(task.poll(&mut cx), Poll::Ready(("a message", 7)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`receive_guard`](Self::receive_guard).
+    pub async fn receive_guard_async(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
+        if let Some(found) = self.lend_from(|| self.poll_lock(Access::Receive)) {
+            return found;
+        }
+        let mut receive = pin!(self.receive_async());
+        poll_fn(|cx| self.poll_lend(receive.as_mut(), cx)).await
+    }
+
+    fn wait_to_lend(&self, wait: Wait) -> Guarded<'_, T, L> {
+        let parker = Parker::current();
+        let waker = Parker::waker(&parker);
+        let reason = {
+            let mut receive = pin!(self.receive_async().urgency(wait.urgency_level()));
+            let mut cx = Context::from_waker(&waker);
+            loop {
+                let seen = parker.seen();
+                if let Poll::Ready(found) = self.poll_lend(receive.as_mut(), &mut cx) {
+                    return found;
+                }
+                if wait.is_over() {
+                    break ReceiveError::Timeout;
+                }
+                if parker.sleep(seen, wait) {
+                    break ReceiveError::Interrupted;
+                }
+            }
+        };
+        self.lend_from(|| self.poll_lock(Access::Receive)).unwrap_or_else(|| {
+            self.lock_undrained().counters.timeouts += u64::from(reason == ReceiveError::Timeout);
+            Err(reason)
+        })
+    }
+
+    fn poll_lend(
+        &self,
+        receive: Pin<&mut ReceiveFuture<'_, T, L>>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Guarded<'_, T, L>> {
+        receive.poll_with(cx, self.preload_lent(), |_, state, preload, deferred| {
+            self.lend(state, preload, deferred)
+        })
+    }
+
+    /// Lends the next message. Returns `None` if there is none yet, or if `lock` does not lock.
+    fn lend_from<'q>(
+        &'q self,
+        lock: impl FnOnce() -> Option<LockedState<'q, T, L>>,
+    ) -> Option<Guarded<'q, T, L>> {
+        let (mut preload, mut deferred) = (self.preload_lent(), Deferred::new());
+        let found = {
+            let mut state = lock()?;
+            self.lend(&mut state, &mut preload, &mut deferred)
+        };
+        self.run_deferred(&mut deferred);
+        found
+    }
+
+    fn lend(
+        &self,
+        state: &mut LockedState<'_, T, L>,
+        preload: &mut Preload<T, L>,
+        deferred: &mut Deferred,
+    ) -> Option<Guarded<'_, T, L>> {
+        match state.lend(&self.config, preload, deferred) {
+            Ok(Some(lent)) => {
+                let preload = mem::replace(preload, Preload::new());
+                Some(Ok(MessageGuard { queue: self, lent, preload, accepted: false }))
+            }
+            Ok(None) => state.has_ended().then_some(Err(ReceiveError::Closed)),
+            Err(AllocError { .. }) => {
+                // The message that this thread or task was woken for is for another one.
+                state.serve_waiters(&self.config, preload, deferred);
+                Some(Err(ReceiveError::NoMemory))
+            }
+        }
+    }
+
+    fn preload_lent(&self) -> Preload<T, L> {
+        let mut preload = Preload::new();
+        self.hint.preload_lent(&mut preload);
+        preload
+    }
+}
+
+impl<T, L: Levels> Receiver<T, L> {
+    /// Receives the next message in a guard, which puts it back unless it is accepted: see
+    /// [`Queue::receive_guard`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Queue::receive_guard`].
+    pub fn receive_guard(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
+        self.queue().receive_guard()
+    }
+
+    /// Receives the next message in a guard if there is one.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Queue::try_receive_guard`].
+    pub fn try_receive_guard(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
+        self.queue().try_receive_guard()
+    }
+
+    /// Receives the next message in a guard. Waits as `wait` says while there is none.
+    ///
+    /// # Errors
+    ///
+    /// [`ReceiveError`].
+    pub fn receive_guard_with(&self, wait: Wait) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
+        self.queue().receive_guard_with(wait)
+    }
+
+    /// Receives the next message in a guard asynchronously: see [`Queue::receive_guard_async`].
+    ///
+    /// # Errors
+    ///
+    /// As for [`Queue::receive_guard`].
+    pub async fn receive_guard_async(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
+        self.queue().receive_guard_async().await
+    }
+}

@@ -1,0 +1,116 @@
+//! Messages in guards: put back or accepted, beside receivers, full senders and a close.
+
+use mq_rbtree::{Bitmap, MessageGuard, RbTree, ReceiveError, SendRefused};
+use percpu::sync::{Arc, thread};
+
+use super::payload::{
+    Payload, Shared, TestLevels, block_on, finish, received, run, sent, soon, with,
+};
+
+/// Each mutant with the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("guard dropped: wake a receiver", "guards::inv25_a_message_put_back_wakes_a_thread"),
+    ("guard accepted: serve the waiters", "guards::inv25_an_accepted_message_makes_room"),
+    ("guard accepted: serve the waiters", "guards::inv25_the_last_guard_ends_a_closed_queue"),
+];
+
+fn receiver<L: TestLevels>(queue: &Shared<L>) -> thread::JoinHandle<u64> {
+    let queue = Arc::clone(queue);
+    thread::spawn(move || received(queue.receive(), ReceiveError::Closed))
+}
+
+/// A thread waits, or comes, while the only message is in a guard.
+#[test]
+fn inv25_a_message_put_back_wakes_a_thread() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 1);
+        let guard = queue.try_receive_guard().unwrap();
+        let receiver = receiver(&queue);
+        drop(guard);
+        assert_eq!((receiver.join().unwrap(), finish(&queue)), (1, 0));
+    });
+}
+
+/// A sender waits for the place of the message in the guard, and never gets it if that is put back.
+#[test]
+fn inv25_an_accepted_message_makes_room() {
+    run(|| {
+        let queue = with::<RbTree<u32>>(1, 1);
+        let guard = queue.try_receive_guard().unwrap();
+        let sender = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || queue.send(Payload::new(2), 7).unwrap()
+        });
+        drop(guard);
+        let guard = queue.try_receive_guard().unwrap();
+        assert_eq!(guard.id(), 0, "the sender has no room");
+        assert_eq!(guard.accept().0.seen(), 0);
+        sender.join().unwrap();
+        assert_eq!(finish(&queue), 1);
+    });
+}
+
+/// The receiver of a closed queue waits for the guard's message, or for the end.
+#[test]
+fn inv25_the_last_guard_ends_a_closed_queue() {
+    for accepts in [false, true] {
+        run(move || {
+            let queue = with::<Bitmap>(1, 1);
+            let guard = queue.try_receive_guard().unwrap();
+            let receiver = receiver(&queue);
+            assert!(queue.close());
+            if accepts {
+                guard.accept().0.seen();
+            } else {
+                drop(guard);
+            }
+            assert_eq!((receiver.join().unwrap(), finish(&queue)), (u64::from(!accepts), 0));
+        });
+    }
+}
+
+/// A guard ends beside a close and a sender that finds the queue full.
+#[test]
+fn inv25_a_drop_races_a_close_and_a_full_sender() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 1);
+        let guard = queue.try_receive_guard().unwrap();
+        let sender = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || sent(queue.send(Payload::new(1), 0), SendRefused::Closed)
+        });
+        let closer = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || queue.close()
+        });
+        drop(guard);
+        assert_eq!(received(queue.receive(), ReceiveError::Closed), 1);
+        assert!(closer.join().unwrap());
+        assert_eq!(sender.join().unwrap(), finish(&queue));
+    });
+}
+
+/// A task or a thread waits for a guard. Only the wait with a deadline may end without one.
+#[test]
+fn inv25_a_guard_is_waited_for() {
+    for kind in 0..3 {
+        run(move || {
+            let queue = with::<Bitmap>(1, 0);
+            let waits = thread::spawn({
+                let queue = Arc::clone(&queue);
+                move || {
+                    let found = match kind {
+                        0 => block_on(queue.receive_guard_async()),
+                        1 => queue.receive_guard(),
+                        _ => queue.receive_guard_with(soon()),
+                    };
+                    received(found.map(MessageGuard::accept), ReceiveError::Timeout)
+                }
+            });
+            queue.send(Payload::new(1), 0).unwrap();
+            let got = waits.join().unwrap();
+            assert_eq!(got + finish(&queue), 1);
+            assert!(got == 1 || kind == 2);
+        });
+    }
+}

@@ -1,0 +1,533 @@
+//! Each NBD command as a future of its worker.
+//!
+//! ```text
+//!  READ          what is dirty is copied ─► the rest: one read of the image ─► kept, if short ─► reply
+//!  WRITE         short: into the cache, dirty         long: whole blocks to the image, their ends into the cache
+//!  TRIM, ZEROES  whole blocks: punch ─► or zero ─► or write zeros      their ends: as a WRITE of zeros
+//!  FLUSH, FUA    the cache's sync, which requests share
+//!  BLOCK_STATUS  what is dirty is written back ─► where are the holes?
+//! ```
+//!
+//! With `--cache 0` the commands are the same, but a READ or WRITE of any length goes to the image. What is
+//! answered from memory is no future: see [`Image::try_write`] and [`Image::try_read`].
+//!
+//! No future waits while it holds a guard, and none blocks. The worker's engine reads and writes the image; what has
+//! no form for tasks is called by a thread of the cache, of which each image has a few.
+//!
+//! # Why a READ may pass the cache
+//!
+//! For each block the READ asks whether it is dirty, and copies it if so, before the image is read. A block that is not
+//! dirty then is on the image as it was answered last. A later write is not answered yet, or was sent beside this READ:
+//! either version may be read. The order matters: if the image were read first, a block that is written back and
+//! evicted in between would be missed.
+
+#[cfg(test)]
+mod tests;
+
+use std::future::Future;
+use std::io;
+use std::ops::{Deref, Range};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use aio_reap::{AlignedBuf, Engine, File, IoBuf, Outcome, SubmitError};
+use bufcache::{GetError, WriteError};
+use nbd_protocol::{Command, HeaderStyle, Request};
+
+use crate::blocks::{BLOCK, Image, Piece, but_earlier, covering, of_get, of_write};
+use crate::extents;
+use crate::memory::{self, ALIGN, MOST_ZEROS, ZEROS};
+
+/// How long a command goes on asking for a block that is busy. A guess: longer than a disk takes for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A command to carry out.
+pub(crate) struct Job {
+    pub(crate) engine: Rc<Engine>,
+    /// The image as the engine knows it, if the engine reads and writes it.
+    pub(crate) file: Option<File>,
+    pub(crate) image: Arc<Image>,
+    /// Extents of the export begin and end at multiples of so many bytes.
+    pub(crate) unit: u64,
+    pub(crate) style: HeaderStyle,
+    pub(crate) command: Command,
+    /// Its offset is one of the image.
+    pub(crate) request: Request,
+    /// So many bytes of a WRITE are in the cache.
+    pub(crate) written: usize,
+}
+
+/// A result, and the buffer of the command.
+type Ended = (io::Result<()>, Option<AlignedBuf>);
+
+fn os(errno: i32) -> io::Error {
+    io::Error::from_raw_os_error(errno)
+}
+
+fn is_unsupported(result: &Result<(), WriteError>) -> bool {
+    matches!(
+        result,
+        Err(WriteError::Io { errno: libc::EOPNOTSUPP | libc::ENODEV | libc::ENOSYS, .. })
+    )
+}
+
+/// Asks again while the block is busy. Each try lasts as long as the cache waits.
+async fn patiently<T, E, F: Future<Output = Result<T, E>>>(
+    is_busy: fn(&E) -> bool,
+    mut ask: impl FnMut() -> F,
+) -> Result<T, E> {
+    let since = Instant::now();
+    loop {
+        match ask().await {
+            Err(error) if is_busy(&error) && since.elapsed() < PATIENCE => {}
+            result => return result,
+        }
+    }
+}
+
+async fn get<T, F: Future<Output = Result<T, GetError>>>(
+    ask: impl FnMut() -> F,
+) -> Result<T, GetError> {
+    patiently(|error| *error == GetError::Busy, ask).await
+}
+
+async fn change<F: Future<Output = Result<(), WriteError>>>(
+    ask: impl FnMut() -> F,
+) -> Result<(), WriteError> {
+    patiently(|error| matches!(error, WriteError::Busy { .. }), ask).await
+}
+
+/// Blocks of a READ that the image does not have.
+#[derive(Default)]
+struct Newer {
+    blocks: Vec<u64>,
+    bytes: Vec<u8>,
+}
+
+impl Newer {
+    fn push(&mut self, block: u64, bytes: &[u8]) -> Result<(), GetError> {
+        self.blocks.try_reserve(1).map_err(|_| GetError::NoMemory)?;
+        self.bytes.try_reserve(BLOCK).map_err(|_| GetError::NoMemory)?;
+        self.blocks.push(block);
+        self.bytes.extend_from_slice(bytes);
+        self.bytes.resize(self.blocks.len() * BLOCK, 0); // the last block of the image may be shorter
+        Ok(())
+    }
+
+    /// Puts the blocks over what was read at `offset`.
+    fn lay_over(&self, offset: u64, into: &mut [u8]) {
+        for (block, bytes) in self.blocks.iter().zip(self.bytes.chunks_exact(BLOCK)) {
+            let start = block * BLOCK as u64;
+            let at = start.saturating_sub(offset) as usize;
+            let from = offset.saturating_sub(start) as usize;
+            let count = (BLOCK - from).min(into.len() - at);
+            into[at..][..count].copy_from_slice(&bytes[from..][..count]);
+        }
+    }
+}
+
+impl Job {
+    /// Carries the command out. `buf` is a READ's or BLOCK_STATUS's buffer, or a WRITE's data.
+    pub(crate) async fn run(self, buf: Option<AlignedBuf>) -> Ended {
+        let Request { offset, len, .. } = self.request;
+        let end = offset + len;
+        match (self.command, buf) {
+            (Command::Read { .. }, Some(buf)) => {
+                let (result, buf) = self.read(buf).await;
+                (result, Some(buf))
+            }
+            (Command::Write { fua }, Some(buf)) => {
+                let (mut result, buf) = self.write(buf).await;
+                if fua && result.is_ok() {
+                    result = self.write_through().await;
+                }
+                (result, Some(buf))
+            }
+            (Command::BlockStatus { one }, Some(buf)) => self.find_holes(one, buf).await,
+            (Command::Flush, buf) => (self.image.sync().await, buf),
+            (Command::Trim { fua }, buf) => {
+                let inner = self.image.inner(offset, end);
+                let result = change(|| self.image.device.discard_async(inner.clone())).await;
+                let trimmed = match is_unsupported(&result) {
+                    true => Ok(()), // it may leave all as it is
+                    false => match result.map_err(of_write) {
+                        Ok(()) => self.zero_ends().await,
+                        failed => failed,
+                    },
+                };
+                (self.then_sync(fua, trimmed).await, buf)
+            }
+            (Command::WriteZeroes { fua, no_hole, fast }, buf) => {
+                let inner = self.image.inner(offset, end);
+                let zeroed = match self.zero(inner, no_hole, fast).await {
+                    Ok(()) => self.zero_ends().await,
+                    failed => failed,
+                };
+                (self.then_sync(fua, zeroed).await, buf)
+            }
+            (Command::Cache, buf) => {
+                match &self.file {
+                    // Advice that could not be taken has not failed.
+                    Some(file) => {
+                        if let Ok(advice) = self.engine.will_need(file, offset, len).submit() {
+                            let _ = advice.await;
+                        }
+                    }
+                    None => self.image.device.readahead(covering(offset, end)),
+                }
+                (Ok(()), buf)
+            }
+            (_, buf) => (Err(os(libc::EINVAL)), buf),
+        }
+    }
+
+    async fn then_sync(&self, fua: bool, result: io::Result<()>) -> io::Result<()> {
+        if fua && result.is_ok() { self.image.sync().await } else { result }
+    }
+
+    async fn read(&self, buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
+        let Request { offset, len, .. } = self.request;
+        let newer = match self.newer().await {
+            Ok(newer) => newer,
+            Err(error) => return (Err(of_get(error)), buf),
+        };
+        let (result, mut buf) = match &self.file {
+            Some(file) => match self.image.fill(offset, buf) {
+                Ok(fill) => {
+                    let start = fill.offset();
+                    match transfer(self.engine.read(file, fill, start)).await {
+                        Ok((result, fill)) => fill.finish(result),
+                        Err(refused) => {
+                            let error = os(refused.errno());
+                            (Err(error), refused.into_request().into_buf().cancel())
+                        }
+                    }
+                }
+                Err(buf) => transfer_all(self.engine.read(file, buf, offset)).await,
+            },
+            None if self.image.passes_by(len, false) => self.read_by_thread(buf).await,
+            None => return self.read_by_cache(buf).await,
+        };
+        let result = result.and_then(|count| match (count as u64) < len {
+            true => Err(os(libc::EIO)), // the image is shorter than when it was opened
+            false => Ok(()),
+        });
+        newer.lay_over(offset, &mut buf);
+        (result, buf)
+    }
+
+    /// The blocks that the image does not have as they are.
+    async fn newer(&self) -> Result<Newer, GetError> {
+        let Request { offset, len, .. } = self.request;
+        let Image { device, .. } = &*self.image;
+        let mut newer = Newer::default();
+        let blocks = covering(offset, offset + len);
+        let bypassed = self.image.is_bypassed() || self.image.has_bug("read-past-what-is-dirty");
+        if bypassed || !device.is_newer(blocks.clone()) {
+            return Ok(newer);
+        }
+        for block in blocks {
+            // It may have been written back, and evicted, when it is looked for.
+            while device.is_newer(block..block + 1) {
+                match device.get_async(block).await {
+                    Ok(pin) => newer.push(block, &pin)?,
+                    Err(GetError::NoFreeBuffers) => continue,
+                    Err(error) => return Err(error),
+                }
+                break;
+            }
+        }
+        Ok(newer)
+    }
+
+    /// Reads an image that the engine does not read, past the cache.
+    async fn read_by_thread(&self, mut buf: AlignedBuf) -> (io::Result<usize>, AlignedBuf) {
+        let (raw, offset) = (Arc::clone(&self.image.raw), self.request.offset);
+        let read = move |_| {
+            let read = catch_unwind(AssertUnwindSafe(|| raw.read(offset, &mut buf)));
+            (read.unwrap_or_else(|_| Err(os(libc::EIO))), buf)
+        };
+        self.image.device.call_async(read).await
+    }
+
+    /// Reads an image that the engine does not read.
+    async fn read_by_cache(&self, mut buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
+        let Request { offset, len, .. } = self.request;
+        let device = &self.image.device;
+        device.readahead(covering(offset, offset + len));
+        let mut done = 0;
+        for Piece { block, from, count, .. } in self.image.pieces(offset, len as usize) {
+            match get(|| device.get_async(block)).await {
+                Ok(pin) => buf[done..][..count].copy_from_slice(&pin[from..][..count]),
+                Err(GetError::NoFreeBuffers) => {
+                    let wait = move |device: bufcache::Device| {
+                        device.get(block).map(|guard| guard[from..][..count].to_vec())
+                    };
+                    match device.call_async(wait).await {
+                        Ok(bytes) => buf[done..][..count].copy_from_slice(&bytes),
+                        Err(error) => return (Err(of_get(error)), buf),
+                    }
+                }
+                Err(error) => return (Err(of_get(error)), buf),
+            }
+            done += count;
+        }
+        (Ok(()), buf)
+    }
+
+    async fn write(&self, buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
+        let Request { offset, len, .. } = self.request;
+        let result = match &self.file {
+            Some(file) if self.image.is_bypassed() => {
+                let (result, buf) = transfer_all(self.engine.write(file, buf, offset)).await;
+                return (result.map(drop), buf);
+            }
+            _ if self.image.passes_by(len, true) => return self.write_past(buf).await,
+            _ => self.write_cached(offset + self.written as u64, &buf[self.written..]).await,
+        };
+        (result, buf)
+    }
+
+    /// Writes to the cache. A whole block that gets no buffer there goes to the image: all buffers are in use,
+    /// or the image's last write-back failed. The image then takes it or returns its error.
+    async fn write_cached(&self, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
+        let image = &self.image;
+        loop {
+            let done = image.try_write(offset, bytes).map_err(of_get)?;
+            (offset, bytes) = (offset + done as u64, &bytes[done..]);
+            // No part of a block is written, or read, for no bytes.
+            let Some(piece) = image.pieces(offset, bytes.len()).next().filter(|p| p.count > 0)
+            else {
+                return Ok(());
+            };
+            let part = &bytes[..piece.count];
+            let write = |into: &mut [u8]| into.copy_from_slice(part);
+            match self.change(piece, write).await {
+                Err(GetError::NoFreeBuffers | GetError::Io { .. }) if piece.whole => {
+                    let copy = AlignedBuf::try_zeroed(part.len(), ALIGN);
+                    let mut copy = copy.ok_or_else(|| os(libc::ENOMEM))?;
+                    copy.copy_from_slice(part);
+                    self.write_blocks(piece.block, copy, 0..part.len()).await.0?;
+                }
+                Err(GetError::NoFreeBuffers) => {
+                    let all = move |device: bufcache::Device| device.flush_range(0..u64::MAX);
+                    change(|| image.device.call_async(all)).await.map_err(of_write)?; // or it says why there are none
+                    self.change(piece, write).await.map_err(of_get)?;
+                }
+                result => result.map_err(of_get)?,
+            }
+            (offset, bytes) = (offset + piece.count as u64, &bytes[piece.count..]);
+        }
+    }
+
+    /// Changes a part of a block in the cache.
+    async fn change(&self, piece: Piece, change: impl FnOnce(&mut [u8])) -> Result<(), GetError> {
+        let Piece { block, from, count, whole } = piece;
+        let device = &self.image.device;
+        let mut guard = match whole {
+            true => get(|| device.create_async(block)).await?,
+            false => get(|| device.get_mut_async(block)).await?,
+        };
+        change(&mut guard[from..][..count]);
+        Ok(())
+    }
+
+    /// Writes whole blocks to the image, what is beside them to the cache.
+    async fn write_past(&self, buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
+        let Request { offset, .. } = self.request;
+        let end = offset + buf.len() as u64;
+        let inner = self.image.inner(offset, end);
+        if inner.is_empty() {
+            return (self.write_cached(offset, &buf).await, buf);
+        }
+        let start = (inner.start * BLOCK as u64 - offset) as usize;
+        let stop = ((inner.end * BLOCK as u64).min(end) - offset) as usize;
+        if let Err(error) = self.write_cached(offset, &buf[..start]).await {
+            return (Err(error), buf);
+        }
+        let (written, buf) = self.write_blocks(inner.start, buf, start..stop).await;
+        match written {
+            Ok(()) => (self.write_cached(offset + stop as u64, &buf[stop..]).await, buf),
+            failed => (failed, buf),
+        }
+    }
+
+    /// Writes whole blocks from a part of a buffer to the image, and has the cache forget them: by the engine, or if the
+    /// cache has to wait for the blocks, by one of its threads.
+    async fn write_blocks<B: Bytes>(
+        &self,
+        first: u64,
+        buf: B,
+        part: Range<usize>,
+    ) -> (io::Result<()>, B) {
+        let Image { device, engines_write, .. } = &*self.image;
+        let start = first * BLOCK as u64;
+        let blocks = covering(start, start + part.len() as u64);
+        if let Some(file) = self.file.as_ref().filter(|_| *engines_write) {
+            match device.try_bypass(blocks) {
+                Ok(Some(bypass)) => {
+                    let write = self.engine.write(file, Part { buf, part }, start);
+                    let (result, Part { buf, .. }) = transfer_all(write).await;
+                    return (bypass.finish(result.map(drop)).map_err(of_write), buf);
+                }
+                Ok(None) => {}
+                Err(error) => return (Err(of_write(error)), buf),
+            }
+        }
+        let write = move |device: bufcache::Device| {
+            let since = Instant::now();
+            loop {
+                match device.write_past(first, &buf[part.clone()]) {
+                    Err(WriteError::Busy { .. }) if since.elapsed() < PATIENCE => {}
+                    result => return (result.map_err(of_write), buf),
+                }
+            }
+        };
+        device.call_async(write).await
+    }
+
+    /// Makes what this WRITE has written durable.
+    async fn write_through(&self) -> io::Result<()> {
+        if self.image.has_bug("fua-before-the-write") {
+            return Ok(());
+        }
+        if self.image.is_bypassed() {
+            return self.image.sync().await;
+        }
+        let Request { offset, len, .. } = self.request;
+        let blocks = covering(offset, offset + len);
+        // First without: where there is no room, it is the write that fails, and nothing is lost.
+        let through = |device: bufcache::Device, blocks: Range<u64>| {
+            device.flush_range(blocks.clone())?;
+            but_earlier(device.write_through(blocks))
+        };
+        let call = || {
+            let blocks = blocks.clone();
+            self.image.device.call_async(move |device| through(device, blocks))
+        };
+        change(call).await.map_err(of_write)
+    }
+
+    /// Zeroes the parts of blocks at the ends of the range.
+    async fn zero_ends(&self) -> io::Result<()> {
+        let Request { offset, len, .. } = self.request;
+        let end = offset + len;
+        let inner = self.image.inner(offset, end);
+        let (start, stop) = if inner.is_empty() {
+            (end, end)
+        } else {
+            (inner.start * BLOCK as u64, end.min(inner.end * BLOCK as u64))
+        };
+        // Neither end is longer than a block, however long the range is.
+        for (from, to) in [(offset, start), (stop, end)] {
+            for piece in self.image.pieces(from, (to - from) as usize) {
+                if piece.count == 0 {
+                    continue;
+                }
+                let Some(file) = self.file.as_ref().filter(|_| self.image.is_bypassed()) else {
+                    self.change(piece, |bytes| bytes.fill(0)).await.map_err(of_get)?;
+                    continue;
+                };
+                let zeros = memory::zeros().ok_or_else(|| os(libc::ENOMEM))?;
+                let at = piece.block * BLOCK as u64 + piece.from as u64;
+                transfer_all(self.engine.write(file, &zeros[..piece.count], at)).await.0?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Zeroes whole blocks, with or without room for them kept.
+    async fn zero(&self, blocks: Range<u64>, no_hole: bool, fast: bool) -> io::Result<()> {
+        let Image { device, len, .. } = &*self.image;
+        if !no_hole {
+            let result = change(|| device.discard_async(blocks.clone())).await;
+            if !is_unsupported(&result) {
+                return result.map_err(of_write);
+            }
+        }
+        let by_device = || {
+            let blocks = blocks.clone();
+            device.call_async(move |device| device.zero_by_device(blocks))
+        };
+        let result = change(by_device).await;
+        if !is_unsupported(&result) {
+            return result.map_err(of_write);
+        }
+        if fast {
+            return Err(os(libc::EOPNOTSUPP));
+        }
+        if (blocks.end - blocks.start).saturating_mul(BLOCK as u64) > MOST_ZEROS {
+            return Err(os(libc::EINVAL));
+        }
+        let zeros = memory::zeros().ok_or_else(|| os(libc::ENOMEM))?;
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let start = at * BLOCK as u64;
+            let stop = (blocks.end * BLOCK as u64).min(*len).min(start + ZEROS as u64);
+            self.write_blocks(at, zeros, 0..(stop - start) as usize).await.0?;
+            at = covering(start, stop).end;
+        }
+        Ok(())
+    }
+
+    async fn find_holes(&self, one: bool, mut buf: AlignedBuf) -> Ended {
+        let Request { offset, len, .. } = self.request;
+        let (image, style, how) = (Arc::clone(&self.image), self.style, (one, self.unit));
+        let find = move |_| {
+            let found = extents::find(&image, (offset, len), how, style, &mut buf);
+            (found, Some(buf))
+        };
+        self.image.device.call_async(find).await
+    }
+}
+
+/// What [`Part`] may be of: bytes that do not move with it.
+trait Bytes: Deref<Target = [u8]> + Send + 'static {}
+
+impl Bytes for AlignedBuf {}
+impl Bytes for &'static [u8] {}
+
+/// A part of a buffer, to be written.
+struct Part<B> {
+    buf: B,
+    part: Range<usize>,
+}
+
+// SAFETY: the bytes do not move with a `Bytes`, and nothing changes them while the engine has this.
+unsafe impl<B: Bytes> IoBuf for Part<B> {
+    fn as_ptr(&self) -> *const u8 {
+        self.buf[self.part.clone()].as_ptr()
+    }
+
+    fn len(&self) -> usize {
+        self.part.len()
+    }
+}
+
+/// Has an engine read or write, once it has room.
+async fn transfer<B: 'static>(
+    request: aio_reap::Request<'_, B>,
+) -> Result<Outcome<B>, SubmitError<aio_reap::Request<'_, B>>> {
+    Ok(request.submit_async().await?.await)
+}
+
+/// As [`transfer`], where it does not matter how much was transferred before an error.
+async fn transfer_all<B: 'static>(request: aio_reap::Request<'_, B>) -> (io::Result<usize>, B) {
+    match transfer(request).await {
+        Ok((result, buf)) => (result.map_err(Into::into), buf),
+        Err(refused) => (Err(os(refused.errno())), refused.into_request().into_buf()),
+    }
+}
+
+impl Image {
+    /// Makes durable what was written.
+    pub(crate) async fn sync(&self) -> io::Result<()> {
+        if self.has_bug("flush-without-a-sync") {
+            return change(|| self.device.flush_async()).await.map_err(of_write);
+        }
+        let sync = || async { but_earlier(self.device.sync_async().await) };
+        change(sync).await.map_err(of_write)
+    }
+}
