@@ -28,7 +28,7 @@ pub(super) struct Spare<'c> {
     pub(super) frame: Frame,
 }
 
-/// A pin of this thread on an entry. It goes also where a callback on the thread's engine panics.
+/// A pin of this thread on an entry. It goes also where a wait unwinds.
 pub(super) struct Pinned<'c> {
     cache: &'c Shared,
     entry: &'c Entry,

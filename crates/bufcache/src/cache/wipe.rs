@@ -270,7 +270,7 @@ impl Shared {
 /// Why a block is not aside.
 pub(super) enum Obstacle {
     Marked(Key, Frame),
-    /// It is being read or evicted: a wait for that may run callbacks on the thread's engine.
+    /// It is being read or evicted: a wait for that may turn the thread's engine.
     Loading(Key),
     Error(GetError),
 }

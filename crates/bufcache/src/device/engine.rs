@@ -90,7 +90,7 @@ fn begin<B: 'static, R: Reply<B> + 'static, T: 'static>(
     // Kept here as well, as a refused request drops its callback.
     let kept = Rc::new(Cell::new(Some(operation)));
     let in_flight = local.count();
-    let begun = request.callback({
+    let begun = request.inner_callback({
         let kept = Rc::clone(&kept);
         move |result, _| {
             in_flight.set(in_flight.get() - 1);
@@ -178,7 +178,7 @@ impl BlockDevice for EngineDevice {
     }
 
     fn begin_read(&self, load: Load) {
-        // A thread that waits anyway reads by a system call, which runs no callback of the engine's user.
+        // A thread that waits anyway reads by a system call: the engine would add a submission and a wait.
         let Some(local) = lent_engine().filter(|_| !load.is_blocking()) else {
             return load.defer();
         };
@@ -186,7 +186,7 @@ impl BlockDevice for EngineDevice {
         let offset = load.offset();
         let in_flight = local.count();
         let request = local.engine.read(&file, Target(load), offset);
-        let begun = request.callback(move |result, Target(load)| {
+        let begun = request.inner_callback(move |result, Target(load)| {
             in_flight.set(in_flight.get() - 1);
             match result {
                 // The engine ends, which is no error of the device.

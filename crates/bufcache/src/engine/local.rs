@@ -71,8 +71,8 @@ fn reading() -> Option<Rc<Local>> {
 thread_local! {
     /// The engine that this thread keeps for the writes that it waits for; `None` where there can be none.
     ///
-    /// They do not use the lent engine, because waiting turns the engine and runs its callbacks. The blocks are
-    /// marked until their writes end: a callback that asks for one of them would wait for its own thread.
+    /// They do not use the lent engine: a thread need not have one, and its slots may be taken by the program's
+    /// requests, whose completions no wait inside the cache delivers.
     static FOR_WRITES: OnceCell<Option<Rc<Local>>> = const { OnceCell::new() };
 }
 
@@ -87,10 +87,10 @@ pub(crate) fn write_engine() -> Option<Rc<Local>> {
 
 /// Lets this thread read [`EngineDevice`]s by the engine, until the guard drops.
 ///
-/// A call that waits turns the engine only if the engine has operations of a cache. Then the callbacks of
-/// other requests that have completed run inside the call; one that asks to write the block that the call waits
-/// for is told [`GetError::Busy`](crate::GetError::Busy), after as long as the cache waits. So a program whose
-/// callbacks must not run there uses [`get_async`](crate::Device::get_async), or reads nothing ahead.
+/// A call that waits turns the engine only if the engine has operations of a cache, and then delivers only these.
+/// No callback of the program runs inside a call of the cache, and no task is woken by a completion of the
+/// program's: they wait for the thread's next own turn of the engine. The call submits what is pending, also behind
+/// a [`Plug`](aio_reap::Plug). If the program's requests leave no slot, a thread of the cache does the work.
 pub fn lend_engine(engine: &Rc<Engine>) -> LentEngine {
     let new = Local::new(Rc::clone(engine));
     let before = LOCAL.with(|local| local.replace(Some(new)));
@@ -124,14 +124,14 @@ impl fmt::Debug for LentEngine {
 pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
     let Some(local) = reading() else { return };
     let wait = poll_fn(|context| if done(context) { Poll::Ready(()) } else { Poll::Pending });
-    let _ = local.engine.block_on(wait);
+    let _ = local.engine.block_on_inner(wait);
 }
 
 /// Lets this thread's engine go on. Returns whether it has operations of a cache.
 #[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "`lent` is in a model"))]
 pub(crate) fn turn_engine() -> bool {
     let reading = reading();
-    reading.iter().for_each(|local| _ = local.engine.turn());
+    reading.iter().for_each(|local| _ = local.engine.turn_inner());
     reading.is_some()
 }
 

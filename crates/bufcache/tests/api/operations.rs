@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
-use std::{fs, io};
+use std::{fs, io, mem};
 
 use aio_reap::Engine;
 use bufcache::{
@@ -266,6 +266,7 @@ fn inv23_a_lent_engine_writes_and_syncs_for_tasks() {
         for block in (0..1000).step_by(2) {
             device.create(block).unwrap().fill(round);
         }
+        let plug = engine.plug(); // only a wait submits
         let mut flush = Box::pin(device.flush_async());
         let begun = is_ready(flush.as_mut());
         assert!(!begun, "the engine has not been turned");
@@ -282,6 +283,7 @@ fn inv23_a_lent_engine_writes_and_syncs_for_tasks() {
                 assert_eq!(engine.block_on(sync).unwrap(), Ok(()));
             }
         }
+        drop(plug);
         assert_eq!(engine.block_on(device.sync_async()).unwrap(), Ok(()));
         for block in (0..1000).step_by(2) {
             let mut there = [0; 100];
@@ -289,14 +291,17 @@ fn inv23_a_lent_engine_writes_and_syncs_for_tasks() {
             assert_eq!(there, [round; 100], "block {block}");
         }
     }
+    let plug = engine.plug();
     let mut discard = Box::pin(device.discard_async(2..4));
     assert!(!is_ready(discard.as_mut()));
     assert_eq!(device.get(2).unwrap()[0], 0, "the discard ends, as this thread turns its engine");
+    drop(plug);
     assert_eq!(engine.block_on(discard).unwrap(), Ok(()));
     assert_eq!(engine.block_on(device.zero_async(4..1000)).unwrap(), Ok(()));
     assert_eq!(engine.block_on(device.get_async(998)).unwrap().unwrap()[0], 0);
     // What is in an engine that ends is written all the same.
     device.create(1).unwrap().fill(9);
+    mem::forget(engine.plug());
     let mut sync = Box::pin(device.sync_async());
     assert!(!is_ready(sync.as_mut()));
     drop((lent, engine));
