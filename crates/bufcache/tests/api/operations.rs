@@ -212,6 +212,34 @@ fn inv15_a_discard_of_a_task_waits_for_its_blocks() {
     assert!(kept.ranges.lock().unwrap().is_empty());
 }
 
+/// Whichever comes second waits, or does without; a bypass does not overtake a discard that waits. The thread that
+/// ends the one begins the other.
+#[test]
+fn inv15_a_bypass_and_a_discard_of_a_task_exclude_each_other() {
+    let (cache, device, kept) = attach(Duration::from_secs(5));
+    let ranges = || kept.ranges.lock().unwrap().len();
+    let bypass = |blocks| device.try_bypass(blocks).unwrap();
+    device.create(3).unwrap().fill(2);
+    let first = bypass(2..4).expect("nothing is in the way");
+    let mut flush = pin!(device.flush_async());
+    assert!(!is_ready(flush.as_mut()), "the block is the bypass's");
+    let mut discard = pin!(device.discard_async(3..6));
+    assert!(!is_ready(discard.as_mut()) && ranges() == 0);
+    assert!(bypass(5..6).is_none(), "the discard came before");
+    first.finish(Err(io::Error::from_raw_os_error(libc::EIO))).unwrap_err();
+    // The flush, woken first, has the block until its write ends.
+    assert!(ranges() == 0 && bypass(5..6).is_none());
+    assert_eq!(kept.end_writes(), 1);
+    assert!(is_ready(flush.as_mut()));
+    assert_eq!(ranges(), 1, "the thread that ends the write begins the discard");
+    assert!(bypass(5..6).is_none());
+    let range = kept.ranges.lock().unwrap().pop().unwrap();
+    range.finish(Ok(()));
+    assert!(is_ready(discard.as_mut()));
+    bypass(5..6).expect("the range is free").finish(Ok(())).unwrap();
+    assert_eq!(cache.stats().dirty, 0);
+}
+
 struct Log(AtomicUsize, Mutex<Vec<String>>);
 
 impl Wal for Log {
