@@ -214,7 +214,8 @@ impl Writes {
 
     /// Nothing that was written since the last good sync is known to be durable. The first errno stays.
     pub(crate) fn poison(&self, errno: i32) {
-        // Ordering: Release pairs with the Acquire in `poisoned`; it carries the extents.
+        // Ordering: Release pairs with the Acquire in `poisoned`. No model needs it: the extents are read under
+        // their lock, which orders them.
         let _ = self.poison.compare_exchange(0, errno.max(1), Ordering::Release, Ordering::Relaxed);
         // After the exchange: a sync that begins behind this does not see the loss in the group, so it has to
         // find the device poisoned.
@@ -222,7 +223,7 @@ impl Writes {
     }
 
     pub(crate) fn poisoned(&self) -> Option<i32> {
-        // Ordering: Acquire pairs with the Release in `poison`; it carries the extents.
+        // Ordering: Acquire pairs with the Release in `poison`, which no model needs.
         Some(self.poison.load(Ordering::Acquire)).filter(|&errno| errno != 0)
     }
 
