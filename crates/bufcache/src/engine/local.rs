@@ -85,7 +85,7 @@ pub(crate) fn write_engine() -> Option<Rc<Local>> {
     FOR_WRITES.try_with(|own| own.get_or_init(new).clone()).ok().flatten()
 }
 
-/// Lets this thread read [`EngineDevice`]s by the engine, until the guard drops.
+/// Lets this thread read [`EngineDevice`](crate::EngineDevice)s by the engine, until the guard drops.
 ///
 /// A call that waits turns the engine only if the engine has operations of a cache, and then delivers only these.
 /// No callback of the program runs inside a call of the cache, and no task is woken by a completion of the
