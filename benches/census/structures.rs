@@ -96,7 +96,12 @@ pub(crate) const STRUCTURES: &[Structure] = &[
     Structure::ours("list-owning", "PerCpuList insert + drop", Some("L7.add_remove"), list_owning),
     Structure::peer("list-mutex", "one linked list, one lock: add + remove", list_mutex),
     // mq-rbtree
-    Structure::ours("mq-bitmap", "Queue send + receive, empty", None, mq_bitmap),
+    Structure::ours(
+        "mq-bitmap",
+        "Queue send + receive, empty",
+        Some("M11.send_receive"),
+        mq_bitmap,
+    ),
     Structure::ours("mq-rbtree", "Queue of keys send + receive, empty", None, mq_rbtree_keys),
     Structure::peer("mq-heap", "parking_lot BinaryHeap push + pop, empty", mq_heap),
     Structure::peer("mq-crossbeam", "crossbeam-channel send + receive, empty", mq_crossbeam),

@@ -1,7 +1,8 @@
-//! What misses need under a lock: which frames are free, and which buffers are to go first.
+//! The lists of frames that misses use under a lock: free frames, and buffers in the order of
+//! eviction.
 //!
-//! Every frame has a node, which is on one list at a time: free, of the policy, or dead. Nothing here
-//! allocates, and no list is walked further than a call's budget.
+//! Every frame has a node, which is on at most one list: free, of the policy, or dead. Nothing here
+//! allocates after `new`, and no call walks a list further than its budget.
 
 use percpu::AllocError;
 
@@ -10,41 +11,44 @@ use crate::policy::{Looks, Policy};
 use crate::region::boxed;
 use crate::table::Place;
 
+/// The number of no node.
 pub(crate) const NIL: u32 = u32::MAX;
 
-/// Which list a node is on.
+/// The list that a node is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum On {
-    /// None: the frame is in somebody's hands, or is not the first unit of a frame.
+    /// No list: a thread owns the frame, or the unit is not the first of a frame.
     None,
+    /// The free list of its size class.
     Free,
-    /// Of the policy; which of its lists is its own business.
+    /// A list of the policy, which defines the numbers.
     Policy(u8),
-    /// Read once: the first to go.
+    /// The list of buffers read once, which are evicted first.
     Scanned,
-    /// Invalidated: free once nobody looks at it.
+    /// The list of invalidated buffers, which are freed when no slot and no pin holds them.
     Dead,
 }
 
+/// The links of one unit, used by the first unit of a frame.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
     prev: u32,
     next: u32,
     pub(crate) on: On,
     class: u8,
-    /// Passes of the evictor it survives.
+    /// The number of passes of the evictor that the buffer survives.
     pub(crate) weight: u8,
-    /// Read by somebody who will not come again.
+    /// Read by a caller that announced a single use.
     pub(crate) once: bool,
 }
 
-/// A list through the nodes: newest first.
+/// A doubly linked list through the nodes, the newest first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct List {
     first: u32,
     last: u32,
     pub(crate) len: usize,
-    /// The same, in units.
+    /// The size of its frames in units.
     pub(crate) units: usize,
 }
 
@@ -76,17 +80,17 @@ impl Nodes {
         Frame::new(unit, self.0[unit as usize].class)
     }
 
-    /// The oldest of a list.
+    /// Returns the last frame of a list, the oldest.
     pub(crate) fn last(&self, list: &List) -> Option<Frame> {
         (list.last != NIL).then(|| self.frame(list.last))
     }
 
-    /// The first of a list.
+    /// Returns the first frame of a list, the newest.
     fn first(&self, list: &List) -> Option<Frame> {
         (list.first != NIL).then(|| self.frame(list.first))
     }
 
-    /// Puts a frame that is on no list in front.
+    /// Inserts a frame that is on no list at the front.
     pub(crate) fn push(&mut self, list: &mut List, frame: Frame, on: On) {
         let unit = frame.unit();
         let node = &mut self.0[unit as usize];
@@ -101,7 +105,7 @@ impl Nodes {
         list.units += 1 << frame.class();
     }
 
-    /// Puts a frame that is on no list behind the others.
+    /// Inserts a frame that is on no list at the back.
     pub(crate) fn push_last(&mut self, list: &mut List, frame: Frame, on: On) {
         let unit = frame.unit();
         let node = &mut self.0[unit as usize];
@@ -116,7 +120,7 @@ impl Nodes {
         list.units += 1 << frame.class();
     }
 
-    /// Takes a frame off the list it is on.
+    /// Removes a frame from the list that it is on.
     pub(crate) fn remove(&mut self, list: &mut List, frame: Frame) {
         let node = &mut self.0[frame.unit() as usize];
         debug_assert!(node.on != On::None);
@@ -135,9 +139,10 @@ impl Nodes {
     }
 }
 
-/// Sizes from one unit to 128.
+/// The number of size classes: from one unit to 128.
 const CLASSES: usize = 8;
 
+/// The lists of a cache, and its chunks.
 #[derive(Debug)]
 pub(crate) struct Cold {
     pub(crate) nodes: Nodes,
@@ -145,16 +150,17 @@ pub(crate) struct Cold {
     free: [List; CLASSES],
     pub(crate) dead: List,
     pub(crate) scanned: List,
-    /// Of each chunk: units in use. A chunk without any has no size of its own.
+    /// The number of units in use of each chunk. A chunk without any is not cut into frames.
     chunks: Box<[u32]>,
-    /// Log of the units of a chunk.
+    /// The binary logarithm of the units of a chunk.
     chunk: u8,
-    /// Chunks from here on were never used.
+    /// The number of the first chunk that was never used.
     fresh: u32,
-    /// Chunks before it without a size.
+    /// Used chunks that are not cut into frames now.
     empty: Vec<u32>,
-    /// Chunks that may be in use.
+    /// The number of chunks that may be cut into frames.
     limit: u32,
+    /// The number of chunks that are cut into frames.
     in_use: u32,
 }
 
@@ -178,7 +184,7 @@ impl Cold {
         })
     }
 
-    /// A frame of that class, if there is a free one.
+    /// Takes a free frame of that class, if there is one.
     pub(crate) fn take(&mut self, class: u8) -> Option<Frame> {
         if self.is_over() || (self.free[usize::from(class)].is_empty() && !self.carve(class)) {
             return None;
@@ -190,7 +196,7 @@ impl Cold {
         Some(frame)
     }
 
-    /// Cuts a chunk without a size into frames.
+    /// Cuts an unused chunk into frames. Returns whether there was one.
     fn carve(&mut self, class: u8) -> bool {
         if self.in_use == self.limit {
             return false;
@@ -211,8 +217,8 @@ impl Cold {
         true
     }
 
-    /// Takes a frame back that is on no list. Returns whether its chunk has none in use any more, and no
-    /// place: its memory is of no use now.
+    /// Frees a frame that is on no list. Returns whether its memory can be released: its chunk has
+    /// no frame in use, and the cache has more chunks than its limit.
     pub(crate) fn give(&mut self, frame: Frame) -> bool {
         let class = frame.class();
         let chunk = frame.unit() >> self.chunk;
@@ -223,7 +229,7 @@ impl Cold {
             self.nodes.push(free, frame, On::Free);
             return false;
         }
-        // The last of its chunk, which has no size then.
+        // The last frame of its chunk in use: the chunk is not cut into frames any more.
         for at in (0..1_u32 << self.chunk).step_by(1 << class) {
             let other = Frame::new((chunk << self.chunk) + at, class);
             if other != frame {
@@ -232,11 +238,11 @@ impl Cold {
         }
         let over = self.is_over();
         self.in_use -= 1;
-        self.empty.push(chunk); // there is room for all
+        self.empty.push(chunk); // within the capacity reserved in `new`
         over
     }
 
-    /// Takes a buffer off the list that it may be evicted from. Returns whether it was on one.
+    /// Removes a buffer from the list that it may be evicted from. Returns whether it was on one.
     pub(crate) fn withdraw(&mut self, frame: Frame) -> bool {
         let Self { nodes, policy, scanned, .. } = self;
         match nodes.of(frame).on {
@@ -247,7 +253,7 @@ impl Cold {
         true
     }
 
-    /// Puts a buffer back where the policy had it, as the next to go.
+    /// Puts a buffer back on its list, as the next to be evicted.
     pub(crate) fn put_back(&mut self, victim: Victim) {
         let Self { nodes, policy, scanned, .. } = self;
         match victim.on {
@@ -256,7 +262,7 @@ impl Cold {
         }
     }
 
-    /// Puts a buffer behind the others that stays, though it was looked at.
+    /// Puts a buffer that was not evicted back, as the last to be evicted.
     pub(crate) fn keep(&mut self, frame: Frame, looks: &mut Looks) {
         let Self { nodes, policy, scanned, .. } = self;
         if nodes.of(frame).once {
@@ -268,62 +274,64 @@ impl Cold {
         }
     }
 
-    /// Takes a frame that is free.
+    /// Takes a given free frame.
     pub(crate) fn hold(&mut self, frame: Frame) {
         self.nodes.remove(&mut self.free[usize::from(frame.class())], frame);
         self.chunks[(frame.unit() >> self.chunk) as usize] += 1 << frame.class();
     }
 
-    /// Whether a frame of that size can take a chunk that has smaller ones.
+    /// Returns whether a frame of that class may need a whole chunk that has smaller frames.
     pub(crate) fn may_need_chunk(&self, class: u8) -> bool {
         class > 0 || (self.chunk > 0 && self.is_over())
     }
 
-    /// The class of the frames that are wanted, where one of that class is: chunks, if there are too many.
+    /// Returns the class of the frames to evict for one of `class`: whole chunks if the cache is
+    /// over its limit.
     pub(crate) fn wanted(&self, class: u8) -> u8 {
         if self.is_over() { self.chunk } else { class }
     }
 
-    /// All frames of the chunk that one of them is in.
+    /// Returns all frames of the chunk of `frame`.
     pub(crate) fn frames_beside(&self, frame: Frame) -> impl Iterator<Item = Frame> + use<> {
         let (class, first) = (frame.class(), self.chunk_of(frame).unit());
         (first..first + (1 << self.chunk)).step_by(1 << class).map(move |at| Frame::new(at, class))
     }
 
-    /// The chunk that the frame is in, as one frame.
+    /// Returns the chunk of `frame`, as one frame.
     pub(crate) fn chunk_of(&self, frame: Frame) -> Frame {
         Frame::new(frame.unit() >> self.chunk << self.chunk, self.chunk)
     }
 
-    /// A chunk without a size, as one frame: the `number`th of those that were used, if there are so many.
+    /// Returns the `number`th used chunk that is not cut into frames now, as one frame.
     pub(crate) fn unused(&self, number: usize) -> Option<Frame> {
         self.empty.get(number).map(|&chunk| Frame::new(chunk << self.chunk, self.chunk))
     }
 
-    /// Lets so many units be in use, as far as there are any. What is in use beyond it stays until it
-    /// is given back.
+    /// Limits the units in use, rounded down to chunks. Chunks beyond the limit stay in use until
+    /// they are freed.
     pub(crate) fn set_limit(&mut self, units: usize) {
         let chunks = (units >> self.chunk).min(self.chunks.len());
         self.limit = chunks as u32;
         self.policy.resize(chunks << self.chunk);
     }
 
-    /// Whether frames must be given back.
+    /// Returns whether more chunks are in use than the limit.
     pub(crate) fn is_over(&self) -> bool {
         self.in_use > self.limit
     }
 
-    /// Units that buffers have, and those that are free in chunks with a size.
+    /// Returns the units of the chunks that are cut into frames.
     pub(crate) fn units_in_use(&self) -> usize {
         (self.in_use as usize) << self.chunk
     }
 
+    /// Returns the limit in units.
     pub(crate) fn limit(&self) -> usize {
         (self.limit as usize) << self.chunk
     }
 }
 
-/// A buffer that may go: its frame and its entry, and which list it was on.
+/// A buffer to evict: its frame, its entry, and the list that it was on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Victim {
     pub(crate) frame: Frame,

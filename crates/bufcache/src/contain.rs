@@ -1,4 +1,5 @@
-//! Calls of foreign code (devices, verifiers, callbacks, wakers, and what these drop) that may panic.
+//! Calls of foreign code (devices, verifiers, callbacks, wakers, and what these drop) that may
+//! panic.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -18,10 +19,10 @@ pub(crate) fn contain<R>(f: impl FnOnce() -> R) -> Result<R, Panicked> {
     })
 }
 
-/// Calls `job`, code of the cache that may drop a device or its last handle, on a thread of the cache, which a
-/// panic must not end.
+/// Calls `job` on a thread of the cache, and drops a panic of it, which must not end the thread.
 ///
-/// A model lets the panic out, because the checker reports what it finds by a panic.
+/// `job` is code of the cache that may drop a device or its last handle. A model does not catch the
+/// panic, because the checker reports an error by a panic.
 pub(crate) fn contain_job(job: impl FnOnce()) {
     if cfg!(any(offlock_loom, offlock_shuttle)) {
         job();

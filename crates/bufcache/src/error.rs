@@ -1,10 +1,13 @@
-//! What can go wrong.
+//! The errors of a cache.
 
 use std::error::Error;
 use std::fmt;
 use std::io;
 
-/// Why a block is not there.
+use crate::frames::MOST_UNITS;
+use crate::word::{MOST_PINS, SECTOR_BITS};
+
+/// Why a get did not return a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GetError {
@@ -12,12 +15,12 @@ pub enum GetError {
     OutOfRange {
         /// The block asked for.
         block: u64,
-        /// How many there are.
+        /// The number of blocks of the device.
         blocks: u64,
     },
-    /// The device failed; nothing is cached, and the next get reads again.
+    /// The device failed. Nothing is cached, and the next get reads again.
     Io {
-        /// What it said.
+        /// The errno of the device.
         errno: i32,
         /// The block asked for.
         block: u64,
@@ -39,51 +42,51 @@ pub enum GetError {
     },
     /// The block is cached with another length.
     LengthMismatch {
-        /// Bytes of the buffer that is there.
+        /// The length of the cached buffer in bytes.
         there: usize,
-        /// Bytes asked for.
+        /// The length asked for in bytes.
         asked: usize,
     },
-    /// It would have to wait, and was asked not to.
+    /// The call would have to wait, and was asked not to.
     WouldBlock,
-    /// All buffers are in use, and were for as long as the cache waits for one.
+    /// All buffers were in use for as long as the cache waits for one.
     NoFreeBuffers,
-    /// Somebody has the block for writing, or reads what is to be written, and did for as long as the
-    /// cache waits.
+    /// Another thread wrote the block, or read the block that this call was to write, for as long
+    /// as the cache waits.
     Busy,
-    /// This thread has the block, and would wait for itself.
+    /// This thread uses the block, so it would wait for itself.
     WouldDeadlock,
-    /// A sync of the device failed, and was not [reset](crate::Device::reset): nothing is written, and
-    /// what it may have lost is not read from it.
+    /// A sync of the device failed, and the device was not [reset](crate::Device::reset) since.
+    /// Nothing is written to it, and blocks that it may have lost are not read from it.
     Poisoned {
-        /// What the device said.
+        /// The errno of the device.
         errno: i32,
     },
-    /// The device was closed, or is [being closed](crate::Device::close), and the block was asked for to
-    /// write it.
+    /// The device was closed, or is [being closed](crate::Device::close), and the block was asked
+    /// for to write it.
     Closed,
-    /// The device [cannot be written](crate::BlockDevice::is_read_only), and the block was asked for to write
-    /// it.
+    /// The device [cannot be written](crate::BlockDevice::is_read_only), and the block was asked
+    /// for to write it.
     ReadOnly,
     /// The buffer has 65,535 pins.
     TooManyPins,
-    /// A cache has room for one block of its largest size, at least.
+    /// The capacity is less than one block of the largest size.
     TooSmall {
-        /// So many bytes.
+        /// The smallest capacity in bytes.
         smallest: usize,
     },
-    /// There is no memory for this thread's slots.
+    /// There is no memory for hazard slots of this thread.
     NoMemory,
 }
 
 impl GetError {
-    /// Whether a read of the block has failed.
+    /// Returns whether the error is of a read of the device.
     pub(crate) fn is_of_a_read(&self) -> bool {
         use GetError::{Io, Panicked, ShortRead, Verify};
         matches!(self, Io { .. } | ShortRead { .. } | Verify { .. } | Panicked { .. })
     }
 
-    /// The system's number for it.
+    /// Returns the errno that fits the error best.
     pub fn errno(&self) -> i32 {
         match self {
             Self::OutOfRange { .. } | Self::LengthMismatch { .. } | Self::TooSmall { .. } => {
@@ -108,7 +111,7 @@ impl fmt::Display for GetError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::OutOfRange { block, blocks } => {
-                write!(f, "there is no block {block}: the device has {blocks}")
+                write!(f, "block {block} is out of range: the device has {blocks} blocks")
             }
             Self::Io { errno, block } => {
                 write!(f, "block {block}: {}", io::Error::from_raw_os_error(*errno))
@@ -117,22 +120,26 @@ impl fmt::Display for GetError {
             Self::Verify { block } => write!(f, "block {block}: the verifier refused it"),
             Self::Panicked { block } => write!(f, "block {block}: reading it panicked"),
             Self::LengthMismatch { there, asked } => {
-                write!(f, "the block is cached with {there} bytes, not {asked}")
+                write!(f, "the block is cached with {there} bytes, but {asked} were asked for")
             }
-            Self::WouldBlock => f.write_str("it would have to wait"),
-            Self::NoFreeBuffers => f.write_str("every buffer is in use"),
-            Self::Busy => f.write_str("the block was in use for too long"),
-            Self::WouldDeadlock => f.write_str("this thread has the block already"),
+            Self::WouldBlock => f.write_str("the call would have to wait"),
+            Self::NoFreeBuffers => {
+                f.write_str("every buffer was in use for as long as the cache waits")
+            }
+            Self::Busy => f.write_str("the block was in use for as long as the cache waits"),
+            Self::WouldDeadlock => {
+                f.write_str("this thread uses the block, so it would wait for itself")
+            }
             Self::Poisoned { errno } => {
-                write!(f, "a sync has failed: {}", io::Error::from_raw_os_error(*errno))
+                write!(f, "a sync of the device failed: {}", io::Error::from_raw_os_error(*errno))
             }
             Self::Closed => f.write_str("the device was closed"),
-            Self::ReadOnly => f.write_str("the device is read only"),
-            Self::TooManyPins => f.write_str("the buffer is pinned too often"),
+            Self::ReadOnly => f.write_str("the device is read-only"),
+            Self::TooManyPins => write!(f, "the buffer has {MOST_PINS} pins, the most possible"),
             Self::TooSmall { smallest } => {
-                write!(f, "a cache of these blocks has {smallest} bytes at least")
+                write!(f, "a cache with these block sizes needs at least {smallest} bytes")
             }
-            Self::NoMemory => f.write_str("no memory for the thread's slots"),
+            Self::NoMemory => f.write_str("no memory for hazard slots of this thread"),
         }
     }
 }
@@ -151,7 +158,7 @@ impl From<percpu::AllocError> for GetError {
     }
 }
 
-/// Why a load failed, as the frame's header says it to those who wait: an errno, or one of these.
+/// Why a load failed. The frame's header has its [`code`](Self::code) for the threads that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failure {
     Errno(i32),
@@ -197,37 +204,38 @@ impl Failure {
     }
 }
 
-/// Why there is no cache, or why a device is not attached to it.
+/// Why a cache was not built, or why a device was not attached to it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BuildError {
     /// A size is not a power of two from 512 to 65,536, or the smallest is larger than the largest.
     BlockSize(usize),
-    /// The capacity is less than one block of the largest size, or too large to be counted.
+    /// The capacity is less than one block of the largest size, or more than 2^29 - 1 blocks of the
+    /// smallest.
     Capacity(usize),
-    /// There is no memory for it.
+    /// There is no memory for the cache.
     NoMemory,
-    /// A cache has at most 65,535 devices at a time.
+    /// The cache has 65,535 devices, the most possible.
     TooManyDevices,
-    /// The device has more than 2^48 sectors of 512 bytes.
+    /// The device, of this many bytes, has more than 2^48 sectors of 512 bytes.
     DeviceTooLarge(u64),
-    /// The device takes no blocks as small as that.
+    /// The block size is not a multiple of the device's alignment.
     Misaligned {
-        /// Bytes of a block asked for.
+        /// The block size asked for in bytes.
         block_size: usize,
-        /// What its blocks must be multiples of.
+        /// The alignment of the device in bytes.
         alignment: usize,
     },
-    /// The cache has [the same](crate::BlockDevice::identity) file or device already, and would have its
-    /// blocks twice: a clone of that handle is what is wanted.
+    /// [The same](crate::BlockDevice::identity) file or device is attached already, and its blocks
+    /// would be cached twice. Clone the existing handle instead.
     Attached {
-        /// Bytes of a block there.
+        /// The block size of the attached device in bytes.
         block_size: usize,
     },
 }
 
 impl BuildError {
-    /// The system's number for it.
+    /// Returns the errno that fits the error best.
     pub fn errno(&self) -> i32 {
         match self {
             Self::BlockSize(_) | Self::Capacity(_) | Self::Misaligned { .. } => libc::EINVAL,
@@ -243,17 +251,32 @@ impl fmt::Display for BuildError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::BlockSize(size) => {
-                write!(f, "{size} is not a block size of this cache (powers of two, 512 to 65,536)")
+                write!(
+                    f,
+                    "{size} bytes is not a block size of this cache: sizes are powers of two from \
+                     512 to 65,536, from the smallest to the largest of the cache"
+                )
             }
-            Self::Capacity(bytes) => write!(f, "a capacity of {bytes} bytes cannot be had"),
+            Self::Capacity(bytes) => write!(
+                f,
+                "a capacity of {bytes} bytes is not possible: at least one block of the largest \
+                 size, at most {MOST_UNITS} blocks of the smallest"
+            ),
             Self::NoMemory => f.write_str("no memory for the cache"),
-            Self::TooManyDevices => f.write_str("the cache has 65,535 devices"),
-            Self::DeviceTooLarge(bytes) => write!(f, "a device of {bytes} bytes is too large"),
+            Self::TooManyDevices => f.write_str("the cache has 65,535 devices, the most possible"),
+            Self::DeviceTooLarge(bytes) => write!(
+                f,
+                "a device of {bytes} bytes is too large: at most 2^{SECTOR_BITS} sectors of 512 bytes"
+            ),
             Self::Misaligned { block_size, alignment } => {
-                write!(f, "blocks of {block_size} bytes, where the device takes {alignment}")
+                write!(
+                    f,
+                    "a block size of {block_size} bytes is not a multiple of the device's \
+                     alignment, {alignment} bytes"
+                )
             }
             Self::Attached { block_size } => {
-                write!(f, "it is attached already, in blocks of {block_size} bytes")
+                write!(f, "the device is attached already, in blocks of {block_size} bytes")
             }
         }
     }
@@ -264,5 +287,29 @@ impl Error for BuildError {}
 impl From<BuildError> for io::Error {
     fn from(error: BuildError) -> Self {
         Self::new(Self::from_raw_os_error(error.errno()).kind(), error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_a_limit_names_the_limit_and_the_value() {
+        let texts = [
+            (GetError::OutOfRange { block: 7, blocks: 5 }.to_string(), ["7", "5 blocks"]),
+            (GetError::LengthMismatch { there: 512, asked: 4096 }.to_string(), ["512", "4096"]),
+            (GetError::TooManyPins.to_string(), ["65535", "pins"]),
+            (BuildError::BlockSize(1000).to_string(), ["1000", "65,536"]),
+            (BuildError::Capacity(1000).to_string(), ["1000", "536870911"]),
+            (BuildError::DeviceTooLarge(1 << 60).to_string(), ["1152921504606846976", "2^48"]),
+            (
+                BuildError::Misaligned { block_size: 512, alignment: 4096 }.to_string(),
+                ["512", "4096"],
+            ),
+        ];
+        for (text, parts) in texts {
+            assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+        }
     }
 }

@@ -1,7 +1,8 @@
-//! A list with room for a few, for whom no memory is asked.
+//! A list of at most `N` elements, which needs no allocation.
 
 use std::ops::{Deref, DerefMut};
 
+/// The first `len` elements of an array.
 #[derive(Debug)]
 pub(crate) struct Few<T, const N: usize> {
     all: [T; N],
@@ -9,12 +10,16 @@ pub(crate) struct Few<T, const N: usize> {
 }
 
 impl<T: Copy, const N: usize> Few<T, N> {
-    /// An empty one; `filler` is never seen.
+    /// Returns an empty list. `filler` initialises the array and is never an element.
     pub(crate) fn new(filler: T) -> Self {
         Self { all: [filler; N], len: 0 }
     }
 
-    /// Adds one, for which there is room.
+    /// Adds an element.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the list has `N` elements.
     pub(crate) fn push(&mut self, one: T) {
         self.all[self.len] = one;
         self.len += 1;

@@ -5,15 +5,16 @@
 //!  frame  size class 3 | unit 29                         unit: the smallest size
 //! ```
 //!
-//! The region is reserved at once and touched frame by frame. Which frames are free is told under
-//! the lock of [`Cold`](crate::cold::Cold); here are their bytes, and what those who wait for one look
-//! at.
+//! The region is reserved at once, and the system backs a frame with memory at its first use. This
+//! module has the bytes and a header for each frame; the lists of free frames are in
+//! [`Cold`](crate::cold::Cold), under its lock.
 //!
 //! # Invariants
 //!
-//! 1. The bytes of a frame belong to whoever took it off the free list, until the entry that has it
-//!    is `VALID`; then they are read only, by those who keep the entry from being taken apart, but while
-//!    it says `WRITE` and no other slot names it: then they are the writer's.
+//! 1. The thread that takes a frame off the free list owns its bytes until the entry with the frame
+//!    is `VALID`. From then on the bytes are read-only, and a reader keeps the entry by a slot or a
+//!    pin. The exception is a word with `WRITE` whose entry no other slot names: its writer owns
+//!    the bytes.
 
 use std::ptr::NonNull;
 use std::time::Duration;
@@ -26,12 +27,12 @@ use crate::dirty::NIL;
 use crate::region::Region;
 use crate::table::Place;
 
-/// A frame: which unit it begins at, and how large it is.
+/// Names a frame by its first unit and its size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frame(pub(crate) u32);
 
 const UNIT_BITS: u32 = 29;
-/// Most units of a region.
+/// The largest number of units of a region.
 pub(crate) const MOST_UNITS: usize = (1 << UNIT_BITS) - 1;
 
 impl Frame {
@@ -45,46 +46,46 @@ impl Frame {
         self.0 & ((1 << UNIT_BITS) - 1)
     }
 
-    /// Its size in units is two to this power.
+    /// Returns the size class: the frame has `1 << class` units.
     #[inline(always)]
     pub(crate) fn class(self) -> u8 {
         (self.0 >> UNIT_BITS) as u8
     }
 }
 
-/// What is told about a frame to those who wait for it; hits never touch it.
+/// The state of a frame beside the word of its entry. Hits never access it.
 #[derive(Debug)]
 pub(crate) struct Header {
-    /// Rings when a load is over.
+    /// Wakes the threads that wait for a load or a write of this frame to end.
     pub(crate) loaded: Futex,
-    /// Why the load failed: an errno, or a code of `error`.
+    /// Why the load failed: an errno, or a code of [`Failure`](crate::error::Failure).
     failure: AtomicI32,
-    /// The entry that has the frame.
+    /// The number of the entry that has the frame.
     place: AtomicU32,
-    /// Of the list of dirty buffers.
+    /// The links of the list of dirty buffers.
     links: Links,
-    /// How far the log must be durable before the block is written.
+    /// The position up to which the log must be durable before the block is written.
     lsn: AtomicU64,
-    /// How many hold it back from being written.
+    /// The number of [`Hold`](crate::Hold)s, which keep the block from being written.
     holds: AtomicU32,
-    /// Failed tries of the cleaner.
+    /// The number of writes by the cleaner that failed.
     tries: AtomicU32,
-    /// When it became dirty, in milliseconds of the cache's life.
+    /// The time at which the buffer became dirty, in milliseconds since the cache was made.
     since: AtomicU64,
-    /// The thread that has claimed the load, or 0.
+    /// The thread that [claimed](crate::Device::claim) the load, or 0.
     claimer: AtomicU64,
 }
 
-/// Links of a list of frames; touched under the lock of the list.
+/// The links of a list of frames, accessed under the lock of the list.
 #[derive(Debug)]
 pub(crate) struct Links {
     previous: AtomicU32,
     next: AtomicU32,
-    /// Which of all that were ever put on a list; 0 while it is on none.
+    /// The serial number of the insertion into the list; 0 while the frame is on no list.
     number: AtomicU64,
 }
 
-// Ordering: Relaxed, all; the lock of the list carries them.
+// Ordering: Relaxed in all methods; the lock of the list orders the accesses.
 impl Links {
     fn new() -> Self {
         let [previous, next] = [NIL; 2].map(AtomicU32::new);
@@ -122,43 +123,49 @@ impl Links {
 }
 
 impl Header {
-    /// The caller has the frame, and gives it to a block: what was said of another is forgotten.
+    /// Gives the frame to the entry at `place`, and clears what belonged to the block before. The
+    /// caller owns the frame.
     pub(crate) fn set_place(&self, place: Place) {
-        // Ordering: Relaxed, both; what makes the frame another's carries it.
+        // Ordering: Relaxed; the lock of the lists by which a thread takes and gives a frame orders
+        // this after the uses by the owner before, and the Release in `Entry::publish` carries it
+        // to readers.
         self.place.store(place, Ordering::Relaxed);
         self.lsn.store(0, Ordering::Relaxed);
         self.claimer.store(0, Ordering::Relaxed);
     }
 
-    /// This thread has the load of the block, and may keep it while it waits for the block.
+    /// Notes that this thread has claimed the load. If it then waits for the block, it waits for
+    /// itself.
     pub(crate) fn set_claimed(&self) {
-        // Ordering: Relaxed; for this thread to find.
+        // Ordering: Relaxed; only this thread compares the number with its own.
         self.claimer.store(thread_id(), Ordering::Relaxed);
     }
 
-    /// Whether this thread had the load when it began. It may have given it to another.
+    /// Returns whether this thread claimed the load. It may have passed the load to another thread.
     pub(crate) fn is_claimed_by_me(&self) -> bool {
-        // Ordering: Relaxed; the thread's own store, or none of its business.
+        // Ordering: Relaxed; the thread finds its own store, and any other value is not its number.
         self.claimer.load(Ordering::Relaxed) == thread_id()
     }
 
     pub(crate) fn place(&self) -> Place {
-        // Ordering: Relaxed; as above.
+        // Ordering: Relaxed; the caller keeps the frame by a pin, a slot or a mark, whose Acquire
+        // on the word carries the store in `set_place`.
         self.place.load(Ordering::Relaxed)
     }
 
     pub(crate) fn set_failure(&self, failure: i32) {
-        // Ordering: Relaxed; the change of the word carries it.
+        // Ordering: Relaxed; the Release in `Entry::change`, which sets `FAILED`, carries it.
         self.failure.store(failure, Ordering::Relaxed);
     }
 
     pub(crate) fn failure(&self) -> i32 {
-        // Ordering: Relaxed; as above.
+        // Ordering: Relaxed; the caller has seen `FAILED` by an Acquire on the word.
         self.failure.load(Ordering::Relaxed)
     }
 
-    /// Sleeps until it rings, or for that time. No checker has time: in a model it is never over, or a
-    /// ring that is missing would not be missed.
+    /// Sleeps until a wake-up of `loaded`, at most for `time`.
+    ///
+    /// A model has no timeout, so that a missing wake-up is a deadlock that the checker reports.
     pub(crate) fn sleep(&self, seen: u32, time: Duration) {
         if cfg!(any(offlock_loom, offlock_shuttle)) {
             self.loaded.wait(seen);
@@ -171,85 +178,102 @@ impl Header {
         &self.links
     }
 
-    /// The caller has the frame, or its entry for writing.
+    /// Raises the log position to `lsn` if it is lower. The caller owns the frame, or has its entry
+    /// marked `WRITE`.
     pub(crate) fn raise_lsn(&self, lsn: u64) {
-        // Ordering: Relaxed; the change of the word that ends the writing carries it.
+        // Ordering: Relaxed; the Release in `Entry::change` or `Entry::publish`, which ends the
+        // write, carries it to `lsn`.
         self.lsn.store(self.lsn().max(lsn), Ordering::Relaxed);
     }
 
-    /// For whoever writes it, or gives it to the device.
+    /// Returns the log position. The caller writes the buffer or writes it back.
     pub(crate) fn lsn(&self) -> u64 {
-        // Ordering: Relaxed; as above.
+        // Ordering: Relaxed; the Acquire by which the caller marked the word `WRITE` or `BACK`
+        // carries the store in `raise_lsn`.
         self.lsn.load(Ordering::Relaxed)
     }
 
-    /// Holds it back. The caller has the entry for writing.
+    /// Keeps the block from being written, once more. The caller has the entry marked `WRITE`.
     pub(crate) fn hold(&self) {
-        // Ordering: Relaxed; as `raise_lsn`.
+        // Ordering: Relaxed; the Release in `Entry::change`, which ends the write, carries it to
+        // `is_held` of write-back, which has marked the word `BACK`.
         self.holds.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns whether it was the last.
+    /// Ends one [`hold`](Self::hold). Returns whether it was the last.
     pub(crate) fn let_go(&self) -> bool {
-        // Ordering: Release pairs with the Acquire in `is_held`; it carries what the holder did.
+        // Ordering: Release pairs with the Acquire in `is_held`; write-back comes after what the
+        // holder did before.
         self.holds.fetch_sub(1, Ordering::Release) == 1
     }
 
+    /// Returns whether the block must not be written yet.
     pub(crate) fn is_held(&self) -> bool {
-        // Ordering: Acquire pairs with the Release in `let_go`.
+        // Ordering: Acquire pairs with the Release in `let_go`; it carries what the holder did
+        // before.
         self.holds.load(Ordering::Acquire) > 0
     }
 
-    /// The cleaner has failed with it once more.
+    /// Counts a failed write by the cleaner. Returns the count before.
     pub(crate) fn count_try(&self) -> u32 {
-        // Ordering: Relaxed; whoever has it marked `BACK`.
+        // Ordering: Relaxed, here and in the three methods below; the thread that has marked the
+        // word `BACK` or `WRITE` changes the count, and its change of the word carries it to the
+        // next. A walk of the dirty list reads it as a hint.
         self.tries.fetch_add(1, Ordering::Relaxed)
     }
 
     pub(crate) fn tries(&self) -> u32 {
-        self.tries.load(Ordering::Relaxed) // as above
+        self.tries.load(Ordering::Relaxed)
     }
 
-    /// The cleaner tries no more; a flush does.
+    /// Makes the cleaner leave the block to an explicit sync.
     pub(crate) fn give_up(&self) {
-        self.tries.store(u32::MAX, Ordering::Relaxed); // as above
+        self.tries.store(u32::MAX, Ordering::Relaxed);
     }
 
+    /// Resets the count of failed writes.
     pub(crate) fn forget_tries(&self) {
-        self.tries.store(0, Ordering::Relaxed); // as above
+        self.tries.store(0, Ordering::Relaxed);
     }
 
     pub(crate) fn set_since(&self, since: u64) {
-        // Ordering: Relaxed; the lock of the list carries it.
+        // Ordering: Relaxed; the lock of the list of dirty buffers carries it to `since`.
         self.since.store(since, Ordering::Relaxed);
     }
 
     pub(crate) fn since(&self) -> u64 {
-        // Ordering: Relaxed; as above.
+        // Ordering: Relaxed; the lock of the list of dirty buffers carries the store in
+        // `set_since`.
         self.since.load(Ordering::Relaxed)
     }
 }
 
+/// The frames of a cache: their memory and their headers.
 #[derive(Debug)]
 pub(crate) struct Frames {
     region: Region,
-    /// Log of the smallest size.
+    /// The binary logarithm of the smallest size.
     unit: u32,
-    /// Log of the largest.
+    /// The binary logarithm of the largest size.
     largest: u32,
+    /// One for each unit. Frames of several units use the header of their first.
     headers: Box<[Header]>,
-    /// What a model sees of the bytes.
+    /// Stands for the bytes in a model, which reports racing accesses.
     #[cfg(offlock_loom)]
     shadows: Box<[percpu::sync::cell::UnsafeCell<u64>]>,
 }
 
-// SAFETY: bytes are shared as invariant 1 says; all else is atomics.
+// SAFETY: the region is memory of the process, which any thread may use and unmap.
 unsafe impl Send for Frames {}
-// SAFETY: as above.
+// SAFETY: invariant 1 orders the accesses of the bytes; the headers are atomics.
 unsafe impl Sync for Frames {}
 
 impl Frames {
-    /// Room for `units` of two to the power of `unit` bytes.
+    /// Reserves memory for `units` units of `1 << unit` bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if the system has no address space or memory for it.
     pub(crate) fn new(units: usize, unit: u32, largest: u32) -> Result<Self, AllocError> {
         let region = Region::new(units << unit, 1 << largest)?;
         let mut headers = Vec::new();
@@ -280,102 +304,105 @@ impl Frames {
         &self.headers[frame.unit() as usize]
     }
 
-    /// Log of its size in bytes.
+    /// Returns the binary logarithm of the frame's size in bytes.
     #[inline(always)]
     pub(crate) fn shift(&self, frame: Frame) -> u32 {
         self.unit + u32::from(frame.class())
     }
 
-    /// How many of the smallest it has.
+    /// Returns the number of units.
     pub(crate) fn units(&self) -> usize {
         self.headers.len()
     }
 
-    /// All of it, in bytes.
+    /// Returns the size of all frames in bytes.
     pub(crate) fn capacity(&self) -> usize {
         self.bytes_of(self.headers.len())
     }
 
-    /// That many units, in bytes.
+    /// Converts a number of units to bytes.
     pub(crate) fn bytes_of(&self, units: usize) -> usize {
         units << self.unit
     }
 
-    /// Whether frames of so many bytes can be had.
+    /// Returns whether frames can have this size in bytes.
     pub(crate) fn has_size(&self, bytes: usize) -> bool {
         bytes.is_power_of_two() && (self.unit..=self.largest).contains(&bytes.ilog2())
     }
 
-    /// Bytes of the largest.
+    /// Returns the largest size of a frame in bytes.
     pub(crate) fn largest_size(&self) -> usize {
         1 << self.largest
     }
 
-    /// The class of frames of two to that power of bytes.
+    /// Returns the size class of frames of `1 << shift` bytes.
     pub(crate) fn class(&self, shift: u32) -> u8 {
         (shift - self.unit) as u8
     }
 
-    /// Its bytes. Whose they are, invariant 1 tells.
+    /// Returns the bytes of a frame. Invariant 1 says which thread may access them.
     #[inline(always)]
     pub(crate) fn bytes(&self, frame: Frame) -> NonNull<[u8]> {
         let offset = (frame.unit() as usize) << self.unit;
-        // SAFETY: the frame lies in the region.
+        // SAFETY: the frame lies in the region, so the offset is less than the region's length.
         let start = unsafe { self.region.start().add(offset) };
         NonNull::slice_from_raw_parts(start, 1 << self.shift(frame))
     }
 
-    /// Tells a model that the bytes are looked at.
+    /// Reports a read of the frame's bytes to a model.
     #[inline(always)]
     pub(crate) fn reading(&self, frame: Frame) {
         #[cfg(offlock_loom)]
-        // SAFETY: read only; loom says so if not.
+        // SAFETY: invariant 1 excludes writers; loom reports a violation.
         self.shadows[frame.unit() as usize].with(|at| unsafe { at.read() });
         let _ = frame;
     }
 
-    /// Tells a model that whoever has these bytes looks at them still.
+    /// Reports a read of these bytes, which are those of a frame, to a model.
     #[inline(always)]
     pub(crate) fn reading_at(&self, bytes: NonNull<[u8]>) {
         #[cfg(offlock_loom)]
         {
             let offset = bytes.cast::<u8>().addr().get() - self.region.start().addr().get();
-            // SAFETY: read only; loom says so if not.
+            // SAFETY: invariant 1 excludes writers; loom reports a violation.
             self.shadows[offset >> self.unit].with(|at| unsafe { at.read() });
         }
         let _ = bytes;
     }
 
-    /// Tells a model that the bytes are written.
+    /// Reports a write of the frame's bytes to a model.
     #[inline(always)]
     pub(crate) fn writing(&self, frame: Frame) {
         #[cfg(offlock_loom)]
-        // SAFETY: the writer's alone; loom says so if not.
+        // SAFETY: the caller owns the bytes (invariant 1); loom reports a violation.
         self.shadows[frame.unit() as usize].with_mut(|at| unsafe { at.write(1) });
         let _ = frame;
     }
 
-    /// Units in so many bytes.
+    /// Converts a size in bytes to units, rounded down.
     pub(crate) fn units_in(&self, bytes: usize) -> usize {
         bytes >> self.unit
     }
 
-    /// Whether the system may use huge pages. It may not where less than all is to be used: what is given
-    /// back would come again with its neighbours, were those made one page later.
+    /// Sets whether the system may use huge pages.
+    ///
+    /// It must not while a part of the frames is unused: the system would merge the released pages
+    /// with their neighbours into a huge page, and so allocate them again.
     pub(crate) fn set_huge(&self, huge: bool) {
         self.region.set_huge(huge);
     }
 
-    /// Gives the memory of a frame that nobody uses back to the system, where it is pages of its own; it
-    /// reads as zeros then.
+    /// Returns the memory of an unused frame to the system if the frame consists of whole pages.
+    /// The frame then reads as zeros.
     pub(crate) fn release(&self, frame: Frame) {
         let bytes = self.bytes(frame);
-        // SAFETY: a number is asked for.
+        // SAFETY: `sysconf` takes no pointer.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
         if !usize::try_from(page).is_ok_and(|page| page <= bytes.len()) {
-            return; // the rest of the page is others'
+            return; // other frames share the page
         }
-        // SAFETY: a part of the region that nobody uses: whole pages, as it is aligned to its size.
+        // SAFETY: the caller owns the frame. It consists of whole pages, because it is aligned to
+        // its size, and lies in the mapping of the region.
         let _ = unsafe { libc::madvise(bytes.as_ptr().cast(), bytes.len(), libc::MADV_DONTNEED) };
     }
 }

@@ -1,4 +1,4 @@
-//! Buffers in the hands of users.
+//! The guards by which users read and write buffers.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -11,10 +11,10 @@ use crate::handle::Device;
 use crate::hazard::Slot;
 use crate::word::VALID;
 
-/// A buffer that is read: it is not written, evicted or given to another block while this lives.
+/// A shared reference to a buffer, which is not written or evicted while the guard lives.
 ///
-/// It belongs to its thread: [`pin`](Self::pin) makes one that does not. A forgotten one
-/// ([`mem::forget`](std::mem::forget)) keeps the buffer for ever.
+/// The guard cannot be sent to another thread; a [`Pin`], from [`pin`](Self::pin), can. A guard
+/// that is forgotten ([`mem::forget`](std::mem::forget)) keeps the buffer for ever.
 ///
 /// ```compile_fail
 /// fn sends<T: Send>() {}
@@ -33,15 +33,16 @@ impl<'d> ReadGuard<'d> {
         Self { device, slot, bytes: device.shared.frames.bytes(frame) }
     }
 
-    /// A pin on the buffer that may go to another thread. One shared write.
+    /// Returns a pin on the buffer, which may be sent to another thread. Costs one write to shared
+    /// memory.
     ///
     /// # Errors
     ///
-    /// [`GetError::TooManyPins`].
+    /// [`GetError::TooManyPins`] if the buffer has 65,535 pins.
     pub fn pin(&self) -> Result<Pin, GetError> {
         let entry = self.slot.entry();
-        // SAFETY: the slot is this guard's and names an entry of the device's table, which lives as
-        // long as the device.
+        // SAFETY: the slot of this guard names an entry of the cache's table, which lives as long
+        // as `device`.
         let entry = unsafe { entry.as_ref() };
         entry.pin_and_read_on()?;
         let word = entry.word();
@@ -52,13 +53,16 @@ impl<'d> ReadGuard<'d> {
 }
 
 impl ReadGuard<'_> {
-    /// Lets the buffer survive so many passes of whoever looks for one to evict: 0 if it was not set.
-    /// What one buffer leads to (the root of a tree) may weigh more than what leads nowhere. A miss that finds
-    /// no lighter buffer in a whole pass takes more than one off each weight in its next passes.
+    /// Sets the number of passes of the evictor that the buffer survives; 0 by default.
     ///
-    /// Takes the lock of misses. A buffer that is evicted loses it.
+    /// A buffer that leads to others, such as the root of a tree, may weigh more than a leaf. A
+    /// miss that finds no lighter buffer in a whole pass takes more than one off each weight in its
+    /// next passes.
+    ///
+    /// Takes the lock of misses. A buffer that is evicted loses its weight.
     pub fn set_weight(&self, weight: u8) {
-        // SAFETY: as in `pin`.
+        // SAFETY: the slot of this guard names an entry of the cache's table, which lives as long
+        // as `device`.
         let entry = unsafe { self.slot.entry().as_ref() };
         self.device.shared.set_weight(entry.word().frame(), weight);
     }
@@ -69,8 +73,8 @@ impl Deref for ReadGuard<'_> {
 
     #[inline(always)]
     fn deref(&self) -> &[u8] {
-        // SAFETY: the slot keeps the buffer from being taken apart, so its bytes are read only
-        // (invariant 1 of `frames`).
+        // SAFETY: the slot keeps the buffer from eviction and from writers, so its bytes are
+        // read-only (invariant 1 of `frames`).
         unsafe { self.bytes.as_ref() }
     }
 }
@@ -89,7 +93,7 @@ impl fmt::Debug for ReadGuard<'_> {
     }
 }
 
-/// A buffer that is kept from eviction, from any thread. From [`ReadGuard::pin`].
+/// A shared reference to a buffer that may be sent to another thread. From [`ReadGuard::pin`].
 #[must_use = "the buffer is kept only while the pin lives"]
 pub struct Pin {
     pub(crate) device: Device,
@@ -97,16 +101,18 @@ pub struct Pin {
     pub(crate) bytes: NonNull<[u8]>,
 }
 
-// SAFETY: it reaches bytes that are read only while the pin is there, and what is shared anyway.
+// SAFETY: the pin is a count in the entry, not bound to a thread, and keeps the bytes read-only.
+// The other fields are `Send`.
 unsafe impl Send for Pin {}
-// SAFETY: a shared reference only reads the bytes, which no thread changes while the pin is there.
+// SAFETY: a shared reference only reads the bytes, which no thread writes while the pin exists.
 unsafe impl Sync for Pin {}
 
 impl Deref for Pin {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: a pinned buffer is not taken apart, so its bytes are read only.
+        // SAFETY: the pin keeps the buffer from eviction and from writers, so its bytes are
+        // read-only (invariant 1 of `frames`).
         unsafe { self.bytes.as_ref() }
     }
 }
@@ -114,7 +120,7 @@ impl Deref for Pin {
 impl Drop for Pin {
     fn drop(&mut self) {
         let shared = &self.device.shared;
-        // Of a load that is not over nobody has looked at the bytes.
+        // The bytes of a load that is not over were not read through this pin.
         if cfg!(offlock_loom) && shared.is_over(self.place) {
             shared.frames.reading_at(self.bytes);
         }
@@ -128,14 +134,15 @@ impl fmt::Debug for Pin {
     }
 }
 
-/// A buffer that this thread alone writes; others wait for it.
+/// An exclusive reference to a buffer, which this thread alone reads and writes. Other threads
+/// wait.
 ///
-/// What is written becomes dirty when the guard drops, and is given to the device later, by the cleaner,
-/// by a [`sync`](Device::sync), or because its memory is needed. A guard that drops while its thread
-/// panics does the same: what was written by then stays written.
+/// A changed buffer becomes dirty when the guard drops. It is written to the device later: by the
+/// cleaner, by a [`sync`](Device::sync), or because its memory is needed. A guard that drops in a
+/// panic does the same, and the changes up to the panic stay.
 ///
-/// It belongs to its thread. A forgotten one keeps the buffer, and every sync waits for it as long as
-/// the cache waits.
+/// The guard cannot be sent to another thread. A guard that is forgotten keeps the buffer for ever,
+/// and each sync waits for it as long as the cache waits.
 ///
 /// ```compile_fail
 /// fn sends<T: Send>() {}
@@ -156,15 +163,15 @@ impl<'d> WriteGuard<'d> {
         Self { device, slot, frame, bytes, modified: false }
     }
 
-    /// Lets the block be written only once the [log](crate::Wal) is durable up to that number, or to a
-    /// larger one that was set before. Counts as a change.
+    /// Keeps the block from being written until the [log](crate::Wal) is durable up to `lsn`, or up
+    /// to a larger position set before. Counts as a change.
     pub fn set_lsn(&mut self, lsn: u64) {
         self.modified = true;
         self.device.shared.frames.header(self.frame).raise_lsn(lsn);
     }
 
-    /// Keeps the block from being written to the device until what this returns drops: it can be read and
-    /// written in the cache meanwhile. Counts as a change.
+    /// Keeps the block from being written to the device until the returned [`Hold`] drops.
+    /// Meanwhile the block can be read and written in the cache. Counts as a change.
     pub fn hold_back(&mut self) -> Hold {
         self.modified = true;
         Hold::new(self.device, self.frame)
@@ -175,7 +182,7 @@ impl Deref for WriteGuard<'_> {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the buffer is this guard's alone (invariant 1 of `frames`).
+        // SAFETY: the guard's mark excludes writers and other readers (invariant 1 of `frames`).
         unsafe { self.bytes.as_ref() }
     }
 }
@@ -183,7 +190,8 @@ impl Deref for WriteGuard<'_> {
 impl DerefMut for WriteGuard<'_> {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.modified = true;
-        // SAFETY: the guard's mark excludes other users of the bytes, and `&mut self` other uses of the guard.
+        // SAFETY: the guard's mark excludes other users of the bytes (invariant 1 of `frames`), and
+        // `&mut self` excludes other references through this guard.
         unsafe { self.bytes.as_mut() }
     }
 }
@@ -206,9 +214,11 @@ impl fmt::Debug for WriteGuard<'_> {
     }
 }
 
-/// A buffer that its holder alone writes, in any thread: a [`WriteGuard`] for tasks, from
-/// [`Device::get_mut_async`]. Unlike that, it does not know the thread that would wait for itself: such a wait
-/// ends with [`GetError::Busy`].
+/// An exclusive reference to a buffer that may be sent to another thread: a [`WriteGuard`] for
+/// tasks.
+///
+/// From [`Device::get_mut_async`]. A thread that holds it and waits for the same block is not
+/// detected, so that wait ends with [`GetError::Busy`] rather than [`GetError::WouldDeadlock`].
 ///
 /// ```
 /// fn sends<T: Send>() {}
@@ -222,10 +232,10 @@ pub struct OwnedWriteGuard {
     modified: bool,
 }
 
-// SAFETY: the mark on the entry belongs to the guard, not to a thread, and the bytes are reached through `&mut` as
-// those of a `Box` are.
+// SAFETY: the mark on the entry belongs to the guard, not to a thread, and the guard owns the bytes
+// as a `Box` does.
 unsafe impl Send for OwnedWriteGuard {}
-// SAFETY: a shared reference only reads the bytes, and the mark keeps other threads from them.
+// SAFETY: a shared reference only reads the bytes, and the mark keeps writers out.
 unsafe impl Sync for OwnedWriteGuard {}
 
 impl OwnedWriteGuard {
@@ -235,13 +245,15 @@ impl OwnedWriteGuard {
         Self { device, frame, bytes, modified: false }
     }
 
-    /// As [`WriteGuard::set_lsn`].
+    /// Keeps the block from being written until the log is durable up to `lsn`; see
+    /// [`WriteGuard::set_lsn`].
     pub fn set_lsn(&mut self, lsn: u64) {
         self.modified = true;
         self.device.shared.frames.header(self.frame).raise_lsn(lsn);
     }
 
-    /// As [`WriteGuard::hold_back`].
+    /// Keeps the block from being written to the device until the returned [`Hold`] drops; see
+    /// [`WriteGuard::hold_back`].
     ///
     /// ```
     /// use bufcache::{Cache, MemoryDevice};
@@ -269,7 +281,7 @@ impl Deref for OwnedWriteGuard {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the buffer is this guard's alone (invariant 1 of `frames`).
+        // SAFETY: the guard's mark excludes writers and other readers (invariant 1 of `frames`).
         unsafe { self.bytes.as_ref() }
     }
 }
@@ -277,7 +289,8 @@ impl Deref for OwnedWriteGuard {
 impl DerefMut for OwnedWriteGuard {
     fn deref_mut(&mut self) -> &mut [u8] {
         self.modified = true;
-        // SAFETY: the guard's mark excludes other users of the bytes, and `&mut self` other uses of the guard.
+        // SAFETY: the guard's mark excludes other users of the bytes (invariant 1 of `frames`), and
+        // `&mut self` excludes other references through this guard.
         unsafe { self.bytes.as_mut() }
     }
 }
@@ -299,7 +312,8 @@ impl fmt::Debug for OwnedWriteGuard {
     }
 }
 
-/// Keeps a dirty block from being written. From [`WriteGuard::hold_back`] and [`OwnedWriteGuard::hold_back`].
+/// Keeps a dirty block from being written. From [`WriteGuard::hold_back`] and
+/// [`OwnedWriteGuard::hold_back`].
 #[must_use = "the block is held back only while this lives"]
 pub struct Hold {
     device: Device,
@@ -325,7 +339,7 @@ impl fmt::Debug for Hold {
     }
 }
 
-/// A buffer that is cached for nobody: its holder's alone. From [`Device::read_uncached`].
+/// An owned buffer that is not in the cache's table. From [`Device::read_uncached`].
 pub struct Uncached {
     pub(crate) device: Device,
     pub(crate) frame: Frame,
@@ -335,14 +349,15 @@ impl Deref for Uncached {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the frame is this buffer's alone (invariant 1 of `frames`).
+        // SAFETY: the frame has no entry, so this value owns its bytes (invariant 1 of `frames`).
         unsafe { self.device.shared.frames.bytes(self.frame).as_ref() }
     }
 }
 
 impl DerefMut for Uncached {
     fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `deref`, and `self` is borrowed alone.
+        // SAFETY: the frame has no entry, so this value owns its bytes, and `&mut self` excludes
+        // other references to them.
         unsafe { self.device.shared.frames.bytes(self.frame).as_mut() }
     }
 }

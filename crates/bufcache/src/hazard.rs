@@ -1,4 +1,5 @@
-//! Which entries threads are looking at: a slot names one, and that is pin and shared lock at once.
+//! Hazard slots: a reader stores the address of an entry in a slot of its thread, which keeps the
+//! buffer from eviction and from writers.
 //!
 //! ```text
 //!   reader                              evictor
@@ -11,19 +12,19 @@
 //!   slot = null        (Release)
 //! ```
 //!
-//! With a fence on both sides at least one of the two sees the other. The slots are the process's, not
-//! a cache's: an entry's address says which it is. A thread has eight in a line of its own, and takes
-//! another eight when it holds more guards.
+//! With a fence on both sides, at least one of the two sees the other. All caches of the process
+//! share the slots, because an entry's address is unique in the process. A thread has a record of
+//! eight slots in a cache line of its own, and claims another record when it holds more guards.
 //!
 //! # Invariants
 //!
-//! 1. Records are pushed and never removed or freed: a `&Record` is `'static`.
-//! 2. A slot is set only by the thread whose record it is (the winner of the exchange on `owner`, until
-//!    it stores 0 there), and only while it is null.
-//! 3. A record is given back only with all its slots null.
+//! 1. Records are pushed to a list and never removed or freed: a `&Record` is `'static`.
+//! 2. Only the thread that owns a record sets its slots, and only while they are null. The winner
+//!    of the exchange on `owner` owns the record until it stores 0 there.
+//! 3. A thread releases a record only if all its slots are null.
 //!
-//! The algorithm is that of hazard pointers (Michael, 2004), with places of a table in the role of
-//! nodes: those are never freed while the table lives, which is as long as a guard.
+//! The algorithm is that of hazard pointers (Michael, 2004), with entries of a table in the role of
+//! nodes. An entry is not freed while its table lives, and a table lives as long as its guards.
 
 mod exit;
 
@@ -33,108 +34,114 @@ use std::ptr::{self, NonNull};
 use percpu::AllocError;
 use percpu::fence::{heavy, light};
 use percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
-use percpu::sync::{global, mutant, thread_id, thread_local};
+use percpu::sync::{check, fence, global, mutant, order, step, thread_id, thread_local};
 
 use crate::cache::linger;
 use crate::word::Entry;
 
-/// Slots of a record: a cache line. A model looks at all of them.
+/// Slots of a record: one cache line. Few in a model, which explores the load of each.
 const SLOTS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 8 };
 
-/// Slots of one thread.
+/// The slots of one thread.
 #[derive(Debug)]
 #[repr(C, align(128))]
 pub(crate) struct Record {
     slots: [Slot; SLOTS],
-    /// The thread that has the record, or 0.
+    /// The thread that owns the record, or 0.
     owner: AtomicU64,
-    /// Its thread's other records: touched by that thread only.
+    /// The next record of the same thread. Only that thread accesses it.
     more: AtomicPtr<Record>,
-    /// Never written after the record was published, both.
+    /// The next record of the list of all. Not written after the record is published.
     next: *mut Record,
+    /// The position in the list, from 0. Not written after the record is published.
     number: u32,
 }
 
-/// Names an entry that its thread looks at, or none.
+/// Holds the address of an entry that its thread protects, or null.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(crate) struct Slot(AtomicPtr<Entry>);
 
-// SAFETY: all that is shared is atomics; `next` is written before the record is published.
+// SAFETY: the raw pointer `next` is to a record that is never freed (invariant 1), in any thread.
 unsafe impl Send for Record {}
-// SAFETY: as above.
+// SAFETY: `next` and `number` are not written once the record is shared; all else is atomics.
 unsafe impl Sync for Record {}
 
 global! {
     static HEAD: AtomicPtr<Record> = AtomicPtr::new(ptr::null_mut());
 }
 
-/// What keeps readers and evictors of one cache in order: the fence of either side, which carries the
-/// slot to the evictor or the mark to the reader.
+/// The pair of fences by which a reader sees the evictor's mark or the evictor sees the reader's
+/// slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
-    /// A fence on both sides.
+    /// A SeqCst fence in readers and in evictors.
     Fences,
-    /// None in readers, and in evictors an interruption of all CPUs that run a thread of this process.
+    /// A compiler fence in readers. The evictor interrupts all CPUs that run a thread of this
+    /// process.
     Membarrier,
 }
 
 impl Order {
-    /// The evictor's.
+    /// The fence of the evictor, between its mark on the word and the scan of the slots.
     pub(crate) fn barrier(self) {
         match self {
-            // Ordering: SeqCst pairs with the exchange in `Slot::set`: if that comes first, the slot is
-            // seen; if not, `Entry::look` finds the mark.
+            // Ordering: SeqCst pairs with the exchange in `Slot::set`: if that is first, the scan
+            // sees the slot; if not, `Entry::look` finds the mark.
             Self::Fences => fence(Ordering::SeqCst),
-            // Pairs with the light fence in `Slot::set`, to the same end.
+            // Ordering: pairs with the light fence in `Slot::set`: if that is first, the scan sees
+            // the slot; if not, `Entry::look` finds the mark.
             Self::Membarrier => heavy(),
         }
     }
 }
 
 impl Slot {
-    /// Names `entry`, with the fence of a reader. To be followed by a look at the entry, unless a pin
-    /// keeps it.
+    /// Stores the address of `entry`, with the fence of a reader. The caller then calls
+    /// [`Entry::look`], unless a pin keeps the entry.
     #[inline(always)]
     fn set(&self, entry: &Entry, order: Order) {
         let entry = ptr::from_ref(entry).cast_mut();
         if order == Order::Membarrier {
-            // Ordering: Relaxed; the fence orders it before `Entry::look`, and it carries nothing.
+            // Ordering: Relaxed; the light fence orders it before `Entry::look`. It pairs with the
+            // heavy fence in `barrier` and carries nothing.
             self.0.store(entry, Ordering::Relaxed);
-            if !mutant("hit-without-a-fence") {
-                light();
-            }
+            step!("protect: the slot is set before the lookup", light());
         } else if cfg!(any(offlock_loom, offlock_shuttle)) {
-            // The checkers know no order of all sequentially consistent accesses; fences they know.
+            // The checkers do not model the single order of SeqCst accesses, but they model fences.
+            // Ordering: Release, as in the SeqCst exchange below; the fence pairs with that in
+            // `barrier`.
             self.0.store(entry, Ordering::Release);
-            if !mutant("hit-without-a-fence") {
-                fence(Ordering::SeqCst);
-            }
+            fence!(SeqCst, "protect: the slot is set before the lookup");
         } else {
-            // Ordering: SeqCst pairs with the fence of who looks for it: that comes before this, and then
-            // `Entry::look` finds the mark, or the slot is seen.
+            // Ordering: SeqCst pairs with the SeqCst fence in `barrier`: if that is first,
+            // `Entry::look` finds the mark; if not, the scan sees the slot.
             self.0.swap(entry, Ordering::SeqCst);
         }
     }
 
-    /// Looks no more.
+    /// Ends the protection.
     #[inline(always)]
     pub(crate) fn clear(&self) {
-        let order =
-            if mutant("slot-clear-relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        // Ordering: Release pairs with the Acquire in `mark_named`; it carries what was read.
+        let order = order!(Release, "clear: the bytes were read before");
+        // Ordering: Release pairs with the Acquire in `mark_named` and `is_named_by_others`; the
+        // scan that finds null comes after the reads of the bytes.
         self.0.store(ptr::null_mut(), order);
     }
 
-    /// What it names, for the guard whose slot it is.
+    /// Returns the entry that this slot of a guard protects.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the slot is null, which that of a guard is not.
     pub(crate) fn entry(&self) -> NonNull<Entry> {
-        // Ordering: Relaxed; the thread's own store.
+        // Ordering: Relaxed; only this thread stores (invariant 2).
         NonNull::new(self.0.load(Ordering::Relaxed)).expect("the slot of a guard names an entry")
     }
 
     #[inline(always)]
     fn is_free(&self) -> bool {
-        // Ordering: Relaxed; the thread's own stores.
+        // Ordering: Relaxed; only this thread stores (invariant 2).
         self.0.load(Ordering::Relaxed).is_null()
     }
 }
@@ -146,18 +153,19 @@ impl Record {
     }
 
     fn more(&self) -> Option<&'static Record> {
-        // SAFETY: null, or a record, never freed (invariant 1).
-        // Ordering: Relaxed; the thread's own.
+        // SAFETY: null, or a record, which is never freed (invariant 1).
+        // Ordering: Relaxed; only this thread stores.
         unsafe { self.more.load(Ordering::Relaxed).as_ref() }
     }
 
-    /// Gives it back, and those behind it, unless a guard lives on (or was forgotten): then it
-    /// stays taken for ever.
+    /// Releases this record and those that `more` leads to.
+    ///
+    /// A record whose guard lives on or was forgotten stays owned for ever (invariant 3).
     fn release(&'static self) {
         let mut at = Some(self);
         while let Some(record) = at {
             at = record.more();
-            // Ordering: Relaxed; the thread's own.
+            // Ordering: Relaxed; the Release below carries it to the next owner.
             record.more.store(ptr::null_mut(), Ordering::Relaxed);
             if record.slots.iter().all(Slot::is_free) {
                 // Ordering: Release pairs with the Acquire in `claim`; it carries the null slots.
@@ -167,22 +175,23 @@ impl Record {
     }
 }
 
+/// Returns all records of the process.
 fn records() -> impl Iterator<Item = &'static Record> {
     // Ordering: Acquire pairs with the Release in `claim`; it carries the records.
     let mut at = HEAD.load(Ordering::Acquire);
     std::iter::from_fn(move || {
-        // SAFETY: null, or published by `claim` and never freed (invariant 1).
+        // SAFETY: null, or a record that `claim` published, which is never freed (invariant 1).
         let record = unsafe { at.as_ref() }?;
         at = record.next;
         Some(record)
     })
 }
 
-/// A record of this thread's own: one that a thread gave back, or a new one.
+/// Makes this thread the owner of a released record, or of a new one.
 fn claim() -> Result<&'static Record, AllocError> {
     let me = thread_id();
-    // Ordering: Acquire pairs with the Release in `release`; it carries the slots. Relaxed on failure,
-    // and before it: the record is another's.
+    // Ordering: Acquire pairs with the Release in `release`; it carries the null slots and `more`.
+    // Relaxed on failure and in the load: the record is another thread's, so nothing of it is used.
     let free = |record: &&Record| {
         record.owner.load(Ordering::Relaxed) == 0
             && record.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -198,40 +207,43 @@ fn claim() -> Result<&'static Record, AllocError> {
         number: 0,
     };
     let new = Box::into_raw(percpu::alloc::try_box(record).map_err(|_| AllocError::new())?);
-    // Ordering: Relaxed; the exchange below tells whether it is still the head.
-    let mut head = HEAD.load(Ordering::Relaxed);
+    // Ordering: Acquire pairs with the Release of the exchange below; it carries the number of the
+    // head.
+    let mut head = HEAD.load(Ordering::Acquire);
     loop {
-        // SAFETY: null, or published and never freed (invariant 1).
+        // SAFETY: null, or a published record, which is never freed (invariant 1).
         let number = unsafe { head.as_ref() }.map_or(0, |head| head.number + 1);
-        // SAFETY: not published yet, so it is ours alone.
+        // SAFETY: from `Box::into_raw`, and not published yet, so no other reference exists.
         let record = unsafe { &mut *new };
         (record.next, record.number) = (head, number);
-        // Ordering: SeqCst: an evictor whose fence comes behind the naming of a slot finds the record of
-        // that slot. As a Release it pairs with the Acquire in `records`, and carries the record. Relaxed
-        // on failure: the head found is not followed.
-        match HEAD.compare_exchange(head, new, Ordering::SeqCst, Ordering::Relaxed) {
-            // SAFETY: just published, and never freed (invariant 1).
+        // Ordering: SeqCst pairs with the fence in `Order::barrier`: a scan that must see a slot
+        // finds the record of that slot. As a Release it pairs with the Acquire in `records`, above
+        // and on failure; it carries the record.
+        match HEAD.compare_exchange(head, new, Ordering::SeqCst, Ordering::Acquire) {
+            // SAFETY: just published, so it is not written any more, and never freed (invariant 1).
             Ok(_) => return Ok(unsafe { &*new }),
             Err(found) => head = found,
         }
     }
 }
 
-/// Whether a slot other than `mine` names the entry. After [`Order::barrier`].
+/// Returns whether a slot other than `mine` names the entry. The caller has marked the entry and
+/// called [`Order::barrier`].
 pub(crate) fn is_named_by_others(at: &Entry, mine: &Slot) -> bool {
     let order = if mutant("write-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
-    // Ordering: Acquire pairs with the Release in `clear`; it carries the reads of who has left.
+    // Ordering: Acquire pairs with the Release in `clear`; the caller's writes come after the reads
+    // of the readers that have left.
     records()
         .flat_map(|record| &record.slots)
         .any(|slot| !ptr::eq(slot, mine) && ptr::eq(slot.0.load(order), at))
 }
 
-/// How many of this thread's slots name the entry.
+/// Returns how many of this thread's slots name the entry.
 pub(crate) fn named_by_me(entry: &Entry) -> usize {
     let mut count = 0;
     let mut at = MINE.with(Cell::get);
     while let Some(record) = at {
-        // Ordering: Relaxed; the thread's own stores.
+        // Ordering: Relaxed; only this thread stores (invariant 2).
         let names = |slot: &&Slot| ptr::eq(slot.0.load(Ordering::Relaxed), entry);
         count += record.slots.iter().filter(names).count();
         at = record.more();
@@ -239,15 +251,15 @@ pub(crate) fn named_by_me(entry: &Entry) -> usize {
     count
 }
 
-/// Marks those of `entries` that a thread's slot names: one fence and one walk for all of them. The
-/// caller has changed their words, so that nobody comes to them any more.
+/// Sets `named[i]` for each `entries[i]` that a slot names, by one fence and one scan for all.
+///
+/// The caller has changed their words before, so that no new lookup uses them.
 pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; N], order: Order) {
-    if !mutant("scan-without-a-fence") {
-        order.barrier();
-    }
-    let acquire = if mutant("slot-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+    step!("scan: the words are changed before", order.barrier());
+    let acquire = order!(Acquire, "scan: the bytes were read before");
     for slot in records().flat_map(|record| &record.slots) {
-        // Ordering: Acquire pairs with the Release in `clear`; it carries the reads of who has left.
+        // Ordering: Acquire pairs with the Release in `clear`; the caller's use of the frame comes
+        // after the reads of the readers that have left.
         let at = slot.0.load(acquire);
         if at.is_null() {
             continue;
@@ -258,38 +270,40 @@ pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; 
     }
 }
 
-/// Whether nobody looks at an entry any more that nobody comes to.
+/// Returns whether no hazard slot names the entry and no pin holds it. The entry must be hidden
+/// from lookups already.
 pub(crate) fn is_left(entry: &Entry, order: Order) -> bool {
-    // The pins are looked at on both sides of the slots: whoever waited for the load names it first and
-    // unpins then, and a guard that becomes a pin pins first and clears its slot then.
-    let mut left = entry.word().pins() == 0 || mutant("bury-without-a-first-look-at-pins");
-    if mutant("bury-without-a-last-look-at-pins") {
+    // The pins are read before and after the slots. A thread that waited for the load sets its slot
+    // before it unpins, and a guard that becomes a pin pins before it clears its slot.
+    let mut left = check!("is_left: no pin before the scan", entry.word().pins() == 0);
+    if mutant("is_left: no pin after the scan") {
         linger(200);
     }
     let mut named = [false];
     mark_named(&[entry], &mut named, order);
-    left = left && (named == [false] || mutant("bury-without-a-scan"));
-    left && (entry.word().pins() == 0 || mutant("bury-without-a-last-look-at-pins"))
+    left = left && check!("is_left: no slot names the entry", named == [false]);
+    left && check!("is_left: no pin after the scan", entry.word().pins() == 0)
 }
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 thread_local! {
-    // Nothing to drop, so that it can be read at any point of the thread's exit.
+    // The record that this thread claimed last. It needs no drop, so that destructors of the
+    // thread's other variables can read it.
     static MINE: Cell<Option<&'static Record>> = const { Cell::new(None) };
 }
 
-// The checkers' macro knows no `const`.
+// The checkers' macro does not accept `const`.
 #[cfg(any(offlock_loom, offlock_shuttle))]
 thread_local! {
     static MINE: Cell<Option<&'static Record>> = Cell::new(None);
 }
 
-/// A slot of this thread's that names `entry`, and keeps it once a look has found
-/// it alive.
+/// Protects `entry` by a slot of this thread. The protection holds if [`Entry::look`] then finds
+/// the entry live.
 ///
 /// # Errors
 ///
-/// [`AllocError`]: this thread has no slot left, and there was no memory for more.
+/// [`AllocError`] if this thread has no free slot and there is no memory for another record.
 #[inline(always)]
 pub(crate) fn name(entry: &Entry, order: Order) -> Result<&'static Slot, AllocError> {
     let mine = MINE.with(Cell::get);
@@ -301,14 +315,18 @@ pub(crate) fn name(entry: &Entry, order: Order) -> Result<&'static Slot, AllocEr
     Ok(slot)
 }
 
-/// The number of the record that this thread took last, which has it alone: from 0, and no two have the
-/// same. None where it never named anything.
+/// Returns the number of the record that this thread claimed last: from 0, and unique among
+/// records. `None` if the thread has never protected an entry.
 #[inline(always)]
 pub(crate) fn number() -> Option<u32> {
     MINE.with(Cell::get).map(|record| record.number)
 }
 
-/// Sees to it that [`name`] finds a slot without memory.
+/// Makes sure that the next [`name`] of this thread does not allocate.
+///
+/// # Errors
+///
+/// [`AllocError`] if this thread has no free slot and there is no memory for another record.
 pub(crate) fn reserve() -> Result<(), AllocError> {
     match MINE.with(Cell::get).and_then(|record| record.free_slot()) {
         Some(_) => Ok(()),
@@ -316,7 +334,7 @@ pub(crate) fn reserve() -> Result<(), AllocError> {
     }
 }
 
-/// This thread's first guard, or its ninth at a time.
+/// Returns a free slot of this thread's further records, or of a record claimed for it.
 #[cold]
 #[inline(never)]
 fn more_slots() -> Result<&'static Slot, AllocError> {
@@ -328,9 +346,9 @@ fn more_slots() -> Result<&'static Slot, AllocError> {
         at = record.more();
     }
     let new = claim()?;
-    // Ordering: Relaxed; the thread's own.
     let first = MINE.with(|mine| mine.replace(Some(new)));
     let behind = first.map_or(ptr::null_mut(), |first| ptr::from_ref(first).cast_mut());
+    // Ordering: Relaxed; only this thread, the owner, accesses it.
     new.more.store(behind, Ordering::Relaxed);
     exit::release_at_end(new);
     new.free_slot().ok_or_else(AllocError::new)

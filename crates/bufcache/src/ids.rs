@@ -1,10 +1,10 @@
-//! Numbers of devices, which are used again.
+//! Numbers of devices, which are reused after the buffers of the old device are gone.
 //!
-//! Buffers of a device that is gone stay in the table under its number until they are evicted. So a
-//! number is retired first. When no other is left, the table is looked through once, for the buffers of
-//! all that are retired by then. That is once in 65,535 devices where few are there at a time.
+//! Buffers of a detached device stay in the table under its number until they are evicted. So its
+//! number is retired first. When no other number is left, one scan of the table drops the buffers
+//! of all retired numbers: once in 65,535 devices if few are attached at a time.
 
-/// A set of numbers that allocates when it is made only.
+/// A set of numbers. Only [`new`](Self::new) allocates.
 #[derive(Debug)]
 struct Set {
     bits: Box<[u64]>,
@@ -45,19 +45,19 @@ impl Set {
     }
 }
 
-/// What a device says that it is: see [`BlockDevice::identity`](crate::BlockDevice::identity).
+/// The identity of a device: see [`BlockDevice::identity`](crate::BlockDevice::identity).
 pub(crate) type Identity = (u64, u64);
 
-/// Which numbers are free, and which are retired. None is 0.
+/// The free and the retired numbers. 0 is no number of a device.
 #[derive(Debug)]
 pub(crate) struct Ids {
-    /// What is attached that says what it is, and its block size.
+    /// The identity and block size of each attached device that has an identity.
     attached: Vec<(Identity, usize)>,
-    /// Numbers up to this one were given out.
+    /// The largest number that [`take`](Self::take) has returned.
     given: u16,
-    /// Their devices are gone; the table may have buffers of theirs.
+    /// Numbers of detached devices that may have buffers in the table.
     retired: Set,
-    /// The table has none of theirs.
+    /// Numbers of detached devices without buffers in the table.
     clean: Set,
 }
 
@@ -66,7 +66,11 @@ impl Ids {
         Self { attached: Vec::new(), given: 0, retired: Set::new(), clean: Set::new() }
     }
 
-    /// Notes what is attached; the block size that it is attached with if it is already.
+    /// Notes an attached device.
+    ///
+    /// # Errors
+    ///
+    /// The block size with which the same device is attached already.
     pub(crate) fn attach(&mut self, identity: Identity, block_size: usize) -> Result<(), usize> {
         match self.attached.iter().find(|(known, _)| *known == identity) {
             Some(&(_, block_size)) => Err(block_size),
@@ -77,12 +81,12 @@ impl Ids {
         }
     }
 
-    /// It may be attached again.
+    /// Lets the device be attached again.
     pub(crate) fn detach(&mut self, identity: Identity) {
         self.attached.retain(|(known, _)| *known != identity);
     }
 
-    /// A number that no device and no buffer has.
+    /// Returns a number that no device and no buffer has, or `None` if there is none.
     pub(crate) fn take(&mut self) -> Option<u16> {
         self.clean.pop().or_else(|| {
             self.given = self.given.checked_add(1)?;
@@ -90,22 +94,23 @@ impl Ids {
         })
     }
 
-    /// Takes the number of a device back that is gone, with all who could put its blocks into the table.
+    /// Retires the number of a detached device. No thread can insert a block of that device any
+    /// more.
     pub(crate) fn retire(&mut self, id: u16) {
         self.retired.insert(id);
     }
 
-    /// Whether it is the number of a device that is gone.
+    /// Returns whether the number is retired.
     pub(crate) fn is_retired(&self, id: u16) -> bool {
         self.retired.contains(id)
     }
 
-    /// How many are retired.
+    /// Returns how many numbers are retired.
     pub(crate) fn retired(&self) -> usize {
         self.retired.len
     }
 
-    /// No buffer has the number of a retired one any more.
+    /// Frees all retired numbers. The table has no buffers of theirs, and no number was free.
     pub(crate) fn clean(&mut self) {
         debug_assert!(self.clean.len == 0);
         std::mem::swap(&mut self.retired, &mut self.clean);

@@ -1,4 +1,5 @@
-//! Operations of a device that are in flight. The device is detached once it has ended and none is left.
+//! The count of a device's operations in flight. A device that has ended is detached after the last
+//! one.
 
 use std::ops::Deref;
 
@@ -6,7 +7,7 @@ use percpu::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::source::Source;
 
-/// Set once the device has ended: no operation begins any more.
+/// Set once the device has ended: no new operation begins.
 const ENDED: u64 = 1 << 63;
 
 /// The count of the operations of one device.
@@ -14,19 +15,20 @@ const ENDED: u64 = 1 << 63;
 pub(crate) struct InFlight {
     /// The count, and `ENDED`.
     state: AtomicU64,
-    /// The last handle has gone: a block whose write fails is dropped.
+    /// Set when the last handle is dropped: a block whose write fails is dropped then.
     abandoned: AtomicBool,
 }
 
-// Ordering: AcqRel, all changes of `state`; the last of them, by whichever thread, detaches the device, and what
-// the operations have done comes before that.
+// Ordering: AcqRel in all changes of `state`. Each pairs with the later ones, so that the last,
+// whose thread detaches the device, comes after all that the operations did.
 impl InFlight {
     pub(crate) fn new() -> Self {
         Self { state: AtomicU64::new(0), abandoned: AtomicBool::new(false) }
     }
 
+    /// Counts one more operation, unless the device has ended. Lock-free.
     fn begin(&self) -> bool {
-        // Ordering: Relaxed; the exchange tells whether it is still so.
+        // Ordering: Relaxed; the exchange confirms the value.
         let mut seen = self.state.load(Ordering::Relaxed);
         while seen & ENDED == 0 {
             let (order, failed) = (Ordering::AcqRel, Ordering::Relaxed);
@@ -38,44 +40,48 @@ impl InFlight {
         false
     }
 
-    /// Returns whether it was the last of a device that has ended.
+    /// Ends an operation. Returns whether it was the last one of a device that has ended.
     fn end(&self) -> bool {
         self.state.fetch_sub(1, Ordering::AcqRel) == ENDED + 1
     }
 
-    /// Refuses operations from now on. Returns whether none is in flight, to the first caller.
+    /// Refuses new operations. Returns `true` to the first caller if no operation is in flight.
     pub(crate) fn refuse(&self) -> bool {
         self.state.fetch_or(ENDED, Ordering::AcqRel) == 0
     }
 
-    /// How many operations are in flight, as of late.
+    /// Returns the number of operations in flight: a recent value.
     pub(crate) fn count(&self) -> usize {
         // Ordering: Relaxed; a measure.
         (self.state.load(Ordering::Relaxed) & !ENDED) as usize
     }
 
-    /// Whether an operation is in flight.
+    /// Returns whether an operation is in flight.
     pub(crate) fn any(&self) -> bool {
+        // Ordering: Acquire pairs with the Release in `end`; it carries what the operations did.
         self.state.load(Ordering::Acquire) & !ENDED != 0
     }
 
+    /// Notes that the last handle is dropped.
     pub(crate) fn abandon(&self) {
-        // Ordering: Relaxed; a fence follows, see `Shared::let_go`.
+        // Ordering: Relaxed; the fence that follows in `Shared::let_go` orders it.
         self.abandoned.store(true, Ordering::Relaxed);
     }
 
+    /// Returns whether the last handle is dropped.
     pub(crate) fn is_abandoned(&self) -> bool {
-        // Ordering: Relaxed; behind a fence, see `Shared::let_go`.
+        // Ordering: Relaxed; the caller has a fence before, which pairs with that in
+        // `Shared::let_go`.
         self.abandoned.load(Ordering::Relaxed)
     }
 }
 
-/// An operation of a device: it stays attached while this lives.
+/// An operation of a device, which stays attached until this drops.
 #[must_use = "the operation counts while this lives"]
 pub(crate) struct Operation<S: Deref<Target = Source>>(S);
 
 impl<S: Deref<Target = Source>> Operation<S> {
-    /// `None` if the device has ended.
+    /// Begins an operation. Returns `None` if the device has ended.
     pub(crate) fn begin(source: S) -> Option<Self> {
         source.in_flight.begin().then(|| Self(source))
     }

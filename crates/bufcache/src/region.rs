@@ -1,5 +1,7 @@
-//! Memory from the system, in huge pages where it has some: at a few megabytes the CPU's own tables of
-//! pages do not reach, and each hit would wait for a walk through the kernel's.
+//! Memory mapped from the system, in huge pages where possible.
+//!
+//! Beyond a few megabytes the TLB does not cover a cache in pages of 4 KiB, and each hit would wait
+//! for a page walk.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -7,10 +9,11 @@ use std::ptr::{self, NonNull};
 
 use percpu::AllocError;
 
-/// Bytes of a huge page on most machines; on others this is alignment that does no harm.
+/// The size of a huge page on most machines. On others it is an alignment that does no harm.
 const HUGE: usize = 2 << 20;
 
-/// Anonymous memory, reserved. It is zero, and touched as it is used.
+/// A reserved anonymous mapping. It reads as zeros, and the system backs it with memory at first
+/// use.
 #[derive(Debug)]
 pub(crate) struct Region {
     start: NonNull<u8>,
@@ -19,20 +22,25 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// So many bytes from a multiple of `align` on, which is a power of two.
+    /// Maps `len` bytes, aligned to `align`, a power of two.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if the system refuses the mapping or the length overflows.
     pub(crate) fn new(len: usize, align: usize) -> Result<Self, AllocError> {
         let align = if len >= HUGE { align.max(HUGE) } else { align };
         let len = len.checked_add(align).ok_or_else(AllocError::new)?;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice.
+        // SAFETY: a new anonymous mapping at an address that the kernel chooses overlaps no other.
         let at = unsafe { libc::mmap(ptr::null_mut(), len, prot, flags, -1, 0) };
         if at == libc::MAP_FAILED {
             return Err(AllocError::new());
         }
         let mapped = NonNull::new(at).ok_or_else(AllocError::new)?;
         let skip = at.cast::<u8>().align_offset(align);
-        // SAFETY: `align` bytes more than asked for were mapped.
+        // SAFETY: `len` includes `align` bytes more than asked for, and `skip` is less than
+        // `align`.
         let start = unsafe { mapped.cast::<u8>().add(skip) };
         let region = Self { start, mapped, len };
         if align >= HUGE {
@@ -46,22 +54,24 @@ impl Region {
         self.start
     }
 
-    /// Whether the system is to use huge pages where it can. It need not, and nothing tells.
+    /// Advises the system to use huge pages, or not to. The system may ignore the advice.
     pub(crate) fn set_huge(&self, huge: bool) {
         let advice = if huge { libc::MADV_HUGEPAGE } else { libc::MADV_NOHUGEPAGE };
-        // SAFETY: the mapping made in `new`; the advice changes nothing that can be read in it.
+        // SAFETY: the range is the mapping made in `new`, and the advice does not change its
+        // contents.
         let _ = unsafe { libc::madvise(self.mapped.as_ptr(), self.len, advice) };
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `new`; whoever looks at it borrows the owner.
+        // SAFETY: the range is the mapping made in `new`. References into it borrow the owner of
+        // this region, which is being dropped.
         unsafe { libc::munmap(self.mapped.as_ptr(), self.len) };
     }
 }
 
-/// Values in a region of their own.
+/// A fixed array of values in a region.
 #[derive(Debug)]
 pub(crate) struct Array<T> {
     region: Region,
@@ -69,20 +79,25 @@ pub(crate) struct Array<T> {
     of: PhantomData<T>,
 }
 
-// SAFETY: it owns its values, as a boxed slice does.
+// SAFETY: the array owns its values and its region, as a boxed slice owns its memory.
 unsafe impl<T: Send> Send for Array<T> {}
-// SAFETY: as above.
+// SAFETY: a shared array gives out shared references to its values only.
 unsafe impl<T: Sync> Sync for Array<T> {}
 
 impl<T> Array<T> {
+    /// Makes an array of `len` values, each from one call of `make`.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if there is no memory for the region.
     pub(crate) fn new(len: usize, mut make: impl FnMut() -> T) -> Result<Self, AllocError> {
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(AllocError::new)?;
         let region = Region::new(bytes, align_of::<T>())?;
         let mut array = Self { region, len: 0, of: PhantomData };
         while array.len < len {
-            // SAFETY: below the length that the region has room for.
+            // SAFETY: `array.len` is less than `len`, for which the region has room.
             let at = unsafe { array.start().add(array.len) };
-            // SAFETY: memory of the region, aligned for it, that nobody else has.
+            // SAFETY: `at` is in the region, aligned for `T`, and only this function uses it yet.
             unsafe { at.write(make()) };
             array.len += 1;
         }
@@ -101,7 +116,7 @@ impl<T> Deref for Array<T> {
     #[inline(always)]
     fn deref(&self) -> &[T] {
         let all = NonNull::slice_from_raw_parts(self.start(), self.len);
-        // SAFETY: so many values were written at the start of the region.
+        // SAFETY: `new` wrote `len` values at the start of the region.
         unsafe { all.as_ref() }
     }
 }
@@ -109,12 +124,13 @@ impl<T> Deref for Array<T> {
 impl<T> Drop for Array<T> {
     fn drop(&mut self) {
         let all = NonNull::slice_from_raw_parts(self.start(), self.len);
-        // SAFETY: written by `new`, and not looked at any more; the region goes after them.
+        // SAFETY: `new` wrote `len` values, to which no reference is left. The region is unmapped
+        // after this.
         unsafe { all.drop_in_place() };
     }
 }
 
-/// So many copies of a value, on the heap.
+/// Returns `len` copies of a value on the heap, or an error if there is no memory.
 pub(crate) fn boxed<T: Clone>(value: T, len: usize) -> Result<Box<[T]>, AllocError> {
     let mut values = Vec::new();
     values.try_reserve_exact(len).map_err(|_| AllocError::new())?;
@@ -156,7 +172,7 @@ mod tests {
             let region = Region::new(len, align).unwrap();
             assert_eq!(region.start().addr().get() % align, 0);
             let bytes = NonNull::slice_from_raw_parts(region.start(), len);
-            // SAFETY: so many bytes were asked for, and nobody writes.
+            // SAFETY: the region has `len` bytes, and no other reference to them exists.
             assert!(unsafe { bytes.as_ref() }.iter().all(|&byte| byte == 0));
         }
         assert!(Region::new(usize::MAX - 10, 4096).is_err());

@@ -1,56 +1,62 @@
-//! Where is a block? A fixed table that lookups read without a lock.
+//! The table from blocks to entries: of fixed size, and read by lookups without a lock.
 //!
 //! ```text
 //!  bucket of 64 bytes: | key word | key word | key word | key word |      home = hash of the key
 //!  a block whose home is full lies in a later bucket; its home says OVERFLOW
-//!  locks: one for a stripe of homes, for those who insert and remove
+//!  locks: one for a stripe of homes, taken to insert and to hide
 //! ```
 //!
-//! The table has at least two places for each buffer there can be, so that one bucket in twenty
+//! The table has at least two entries for each buffer there can be, so that one bucket in twenty
 //! overflows.
 //!
 //! # Invariants
 //!
-//! 1. A key is stored in at most one entry: keys are stored and hidden under the lock of their home.
-//! 2. A block that is not in its home bucket is at most `reach` buckets behind it, and the home says
-//!    OVERFLOW.
+//! 1. A key is stored in at most one entry: keys are stored and hidden under the lock of their
+//!    home.
+//! 2. A block that is not in its home bucket is at most `reach` buckets behind it, and the home
+//!    says OVERFLOW.
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU32, Ordering};
-use percpu::sync::{WordGuard, WordLock, load_own, mutant};
+use percpu::sync::{WordGuard, WordLock, load_own, step};
 
 use crate::region::Array;
 use crate::timed::{Holds, Timing};
 use crate::word::{Entry, Key, OVERFLOW, Word};
 
-/// Entries of a bucket: of a cache line. A model looks at all of them.
+/// Entries of a bucket, which is one cache line. Few in a model, which explores the load of each.
 const WAYS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 4 };
 
 #[derive(Debug)]
 #[repr(align(64))]
 struct Bucket([Entry; WAYS]);
 
-/// What the lock of a stripe protects: nothing but invariant 1, and the counts.
+/// The lock of a stripe of homes. It protects invariant 1 and the counts in `displaced`.
 type Stripe = WordLock<()>;
 
 #[derive(Debug)]
 pub(crate) struct Table {
     buckets: Array<Bucket>,
-    /// Of each bucket: blocks whose home it is, and which lie elsewhere. Changed under its lock.
+    /// For each bucket, the number of blocks with this home that lie in a later bucket. Changed
+    /// under the lock of the home.
     displaced: Box<[AtomicU32]>,
     stripes: Box<[Stripe]>,
     holds: Holds,
-    /// Right shift of a hash that leaves the number of a bucket.
+    /// A hash shifted right by this is the number of a bucket.
     shift: u32,
-    /// See invariant 2; it only grows.
+    /// The largest distance of a block from its home (invariant 2). It only grows.
     reach: AtomicU32,
 }
 
-/// Which entry: its number in the table.
+/// The number of an entry in the table.
 pub(crate) type Place = u32;
 
 impl Table {
-    /// For `buffers` at most.
+    /// Makes a table for at most `buffers` buffers.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if there is no memory for it.
     pub(crate) fn new(buffers: usize, holds: Holds) -> Result<Self, AllocError> {
         let buckets = (buffers * 2).div_ceil(WAYS).next_power_of_two().max(2);
         let stripes = buckets.min(if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 });
@@ -72,11 +78,13 @@ impl Table {
         (key.hash() >> self.shift) as usize
     }
 
-    /// The entry that seems to be that of `key`. Wait-free.
+    /// Returns the entry that seems to be that of `key`: a hint, which [`Entry::look`] confirms.
+    /// Wait-free.
     #[inline(always)]
     pub(crate) fn find(&self, key: Key) -> Option<&Entry> {
         let home = self.home(key);
-        // SAFETY: `home` has as many bits as the number of buckets, a power of two, needs.
+        // SAFETY: the number of buckets is a power of two of at least 2, `1 << (64 - shift)`, and
+        // `home` is a hash shifted right by `shift`.
         let bucket = unsafe { self.buckets.get_unchecked(home) };
         if let Some(entry) = bucket.0.iter().find(|entry| entry.may_be(key)) {
             return Some(entry);
@@ -87,8 +95,8 @@ impl Table {
     #[cold]
     #[inline(never)]
     fn find_behind(&self, home: usize, key: Key) -> Option<&Entry> {
-        // Ordering: Acquire pairs with the Release in `Locked::insert`; the block it placed so far away
-        // is seen too, or was placed after this lookup began.
+        // Ordering: Acquire pairs with the Release in `Locked::displace`; it carries the entries
+        // that were placed at this distance before.
         let reach = self.reach.load(Ordering::Acquire) as usize;
         (1..=reach).flat_map(|far| &self.bucket(home + far).0).find(|entry| entry.may_be(key))
     }
@@ -97,29 +105,29 @@ impl Table {
         &self.buckets[number & (self.buckets.len() - 1)]
     }
 
-    /// Locks the home of `key`.
+    /// Locks the home of `key`. Spins and sleeps until the lock is free.
     pub(crate) fn lock(&self, key: Key) -> Locked<'_> {
         let home = self.home(key);
         let held = self.stripes[home & (self.stripes.len() - 1)].lock();
         Locked { table: self, home, key, _held: held, _timing: Timing::begin(&self.holds) }
     }
 
-    /// Takes every lock once: what was being inserted or hidden before is in the table, or gone.
+    /// Takes every lock once, so that insertions and removals that began before have ended.
     pub(crate) fn pass_all_locks(&self) {
         self.stripes.iter().for_each(|stripe| drop(stripe.lock()));
     }
 
-    /// The keys that are in it; of some that come or go meanwhile, too.
+    /// Returns the keys in the table. Keys that are inserted or hidden meanwhile may be among them.
     pub(crate) fn keys(&self) -> impl Iterator<Item = Key> {
         self.buckets.iter().flat_map(|bucket| &bucket.0).map(Entry::key)
     }
 
-    /// How many entries it has.
+    /// Returns the number of entries.
     pub(crate) fn places(&self) -> Place {
         (self.buckets.len() * WAYS) as Place
     }
 
-    /// The entry of that number.
+    /// Returns the entry with that number.
     pub(crate) fn entry(&self, place: Place) -> &Entry {
         &self.buckets[place as usize / WAYS].0[place as usize % WAYS]
     }
@@ -131,17 +139,18 @@ pub(crate) struct Locked<'t> {
     home: usize,
     key: Key,
     _held: WordGuard<'t, ()>,
-    /// Ends once the lock is free: fields drop in this order.
+    /// Ends after the lock is released, because fields drop in the order of their declaration.
     _timing: Timing<'t>,
 }
 
 impl<'t> Locked<'t> {
-    /// The entry of the key: nobody inserts or hides it meanwhile.
+    /// Returns the entry of the key, which no other thread inserts or hides while the lock is held.
     pub(crate) fn find(&self) -> Option<&'t Entry> {
         self.table.find(self.key)
     }
 
-    /// Gives the key, which is not in the table, a place in the state `word`; `None` if there is none.
+    /// Inserts the key, which is not in the table, in the state `word`. Returns `None` if no entry
+    /// is free.
     pub(crate) fn insert(&self, word: Word) -> Option<Place> {
         let table = self.table;
         for far in 0..table.buckets.len() {
@@ -160,18 +169,17 @@ impl<'t> Locked<'t> {
 
     fn displace(&self, far: u32) {
         let table = self.table;
-        // Ordering: Release pairs with the Acquire in `find_behind`; see there.
+        // Ordering: Release pairs with the Acquire in `find_behind`; it carries the entry just
+        // taken.
         table.reach.fetch_max(far, Ordering::Release);
         let displaced = &table.displaced[self.home];
-        // Ordering: Relaxed; the lock carries it.
+        // Ordering: Relaxed; the lock of the home carries it to the next holder.
         displaced.store(load_own(displaced) + 1, Ordering::Relaxed);
-        if mutant("displace-without-a-sign") {
-            return;
-        }
-        table.buckets[self.home].0[0].change(OVERFLOW, 0);
+        let home = &table.buckets[self.home].0[0];
+        step!("insert: mark the home of a displaced block", home.change(OVERFLOW, 0));
     }
 
-    /// Hides the entry at `place`, which is that of the key: lookups that begin now do not find it.
+    /// Hides the entry at `place`, which is that of the key, from lookups that begin now.
     pub(crate) fn hide(&self, place: Place) {
         let table = self.table;
         let entry = table.entry(place);
@@ -182,7 +190,7 @@ impl<'t> Locked<'t> {
         }
         let displaced = &table.displaced[self.home];
         let left = load_own(displaced) - 1;
-        // Ordering: Relaxed; the lock carries it.
+        // Ordering: Relaxed; the lock of the home carries it to the next holder.
         displaced.store(left, Ordering::Relaxed);
         if left == 0 {
             table.buckets[self.home].0[0].change(0, OVERFLOW);

@@ -1,19 +1,19 @@
-//! Hits, counted by each thread in a word of its own: a plain load and a store.
+//! Counts of hits: each thread counts in a word of its own, by a load and a store.
 //!
-//! A word belongs to a record of `hazard`, by its number, and so to the thread that has the record.
-//! Records of high numbers, of which there are some only where as many threads had guards at once,
-//! have no word; their hits are counted elsewhere.
+//! A word belongs to the hazard record with its number, and so to the thread that owns the record.
+//! Records with numbers from `WORDS` on have no word; the caller counts their hits elsewhere.
 
 use percpu::sync::atomic::{AtomicU64, Ordering};
 use percpu::sync::load_own;
 
-/// Words. A guess: more threads than CPUs run at once on most machines, and 8 KiB of a cache.
+/// The number of words. A guess: more than the CPUs of most machines, for 8 KiB of each cache.
 const WORDS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
 
 #[derive(Debug)]
 #[repr(align(128))]
 struct Word(AtomicU64);
 
+/// The words of a cache.
 #[derive(Debug)]
 pub(crate) struct Tally(Box<[Word]>);
 
@@ -22,21 +22,21 @@ impl Tally {
         Self((0..WORDS).map(|_| Word(AtomicU64::new(0))).collect())
     }
 
-    /// Counts one, if there is a word for the record with that number, which is this thread's. Returns how
-    /// many it has then.
+    /// Counts a hit in the word of the record with that number, which this thread owns. Returns the
+    /// new count, or `None` if the record has no word.
     #[inline(always)]
     pub(crate) fn count(&self, record: u32) -> Option<u64> {
         let Word(own) = self.0.get(record as usize)?;
-        // Ordering: Relaxed; a statistic. Whoever had the record before has stored no later than when it
-        // gave the record back, which `hazard` carries to this thread.
+        // Ordering: Relaxed; a statistic. The exchange on the record's `owner` in `hazard` carries
+        // the count of the owner before to this thread.
         let count = load_own(own) + 1;
         own.store(count, Ordering::Relaxed);
         Some(count)
     }
 
-    /// All that was counted.
+    /// Returns the sum of all counts.
     pub(crate) fn sum(&self) -> u64 {
-        // Ordering: Relaxed; exact for what happened before, as after a join.
+        // Ordering: Relaxed; exact for the counts that happened before this call, as after a join.
         self.0.iter().map(|Word(own)| own.load(Ordering::Relaxed)).sum()
     }
 }

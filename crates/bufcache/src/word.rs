@@ -1,51 +1,53 @@
-//! What an entry of the table says: which block is there, in which frame, and who may do what.
+//! An entry of the table: the key of a block, and a word with its frame and its state.
 //!
 //! ```text
-//!  key    device 16 | sector 48                                    0: nobody can find it
+//!  key    device 16 | sector 48                                    0: lookups do not find it
 //!  word   frame 32 | pins 16 | used 2 | flags 14
 //! ```
 //!
 //! | state of the word | flags | found by lookups |
 //! |---|---|---|
 //! | free | none (or `OVERFLOW`, which belongs to the bucket) | no |
-//! | loading | `TAKEN IO` | yes: wait |
+//! | loading | `TAKEN IO` | yes: the lookup waits |
 //! | live | `TAKEN VALID`, and `NEW`, `DIRTY` or not | yes: a hit |
-//! | being written by a thread | `TAKEN VALID WRITE` | yes: wait |
-//! | being given to the device | `TAKEN VALID DIRTY BACK` | yes: a hit, for reading |
-//! | being evicted | `TAKEN VALID EVICT` | yes: look again |
+//! | being written by a thread | `TAKEN VALID WRITE` | yes: the lookup waits |
+//! | being written back | `TAKEN VALID DIRTY BACK` | yes: a hit, for reading |
+//! | being evicted | `TAKEN VALID EVICT` | yes: the lookup retries |
 //! | dead: failed, or invalidated | `TAKEN STALE` | no (the key is 0) |
 //!
-//! # Who may change it
+//! # Which thread may change an entry
 //!
-//! 1. A free word is taken by a compare-exchange; from then on the place is the taker's until it
+//! 1. A thread takes a free word by a compare-exchange. The entry is that thread's until the word
 //!    says `VALID`.
-//! 2. `EVICT` is set by a compare-exchange on a word without pins, `IO`, `WRITE`, `DIRTY` or `BACK`; it is
-//!    the right to take the buffer apart, once no thread's slot names the entry.
-//! 3. `WRITE` is set on a readable word without pins or `BACK`; it is the right to write the bytes, once
-//!    no slot but the writer's names the entry, unless `HELD` came meanwhile: pins that come under
-//!    `WRITE` are those of who waits for its end, but that of a guard is one of who reads on. `BACK` is set on a readable word that is `DIRTY`: nobody
-//!    writes the bytes until it goes, so the device may read them.
-//! 4. Pins and `used` change by read-modify-writes, by whoever can see the entry in a state that
-//!    allows it; the frame of a taken word does not change.
+//! 2. The evictor sets `EVICT` by a compare-exchange on a word without pins, `IO`, `WRITE`, `DIRTY`
+//!    and `BACK`. It may take the buffer apart once no hazard slot names the entry.
+//! 3. A writer sets `WRITE` on a readable word without pins and `BACK`. It may write the bytes once
+//!    no slot but its own names the entry and `HELD` is not set. While `WRITE` is set, a new pin
+//!    belongs to a thread that waits for the write to end; a pin converted from a guard belongs to
+//!    a reader, and sets `HELD`.
+//! 4. Write-back sets `BACK` on a readable word that is `DIRTY`. No thread writes the bytes until
+//!    `BACK` is cleared, so the device may read them.
+//! 5. Pins and `used` change by read-modify-writes in any state that allows it. The frame of a
+//!    taken word does not change.
 
 use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::{mutant, order};
+use percpu::sync::{mutant, order, step};
 
 use crate::error::GetError;
 use crate::frames::Frame;
 
-/// Which block: never 0 for one that exists.
+/// Names a block by its device and its first sector. 0 names no block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key(u64);
 
-/// Sectors of 512 bytes that a device may have.
+/// Bits of a sector number: a device has at most `1 << SECTOR_BITS` sectors of 512 bytes.
 pub(crate) const SECTOR_BITS: u32 = 48;
 
 impl Key {
-    /// Of no block.
+    /// The key of no block.
     pub(crate) const NONE: Self = Self(0);
 
-    /// `device` is not 0, and `sector` fits [`SECTOR_BITS`].
+    /// Returns the key of the block at `sector`. `device` is not 0; `sector` fits [`SECTOR_BITS`].
     pub(crate) fn new(device: u16, sector: u64) -> Self {
         debug_assert!(device != 0 && sector >> SECTOR_BITS == 0);
         Self(u64::from(device) << SECTOR_BITS | sector)
@@ -59,11 +61,11 @@ impl Key {
         self.0 & ((1 << SECTOR_BITS) - 1)
     }
 
-    /// Spread over 64 bits; the upper ones are the best.
+    /// Returns a hash of 64 bits; the upper bits are mixed best.
     #[inline(always)]
     pub(crate) fn hash(self) -> u64 {
-        // The multiplier of Fibonacci hashing, and what it leaves in the low bits mixed in: blocks
-        // are multiples of their size.
+        // The multiplier of Fibonacci hashing, twice: the low bits of a key are zero because blocks
+        // are aligned to their size, so the upper half is mixed into the lower between the two.
         let hash = self.0.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
@@ -74,53 +76,56 @@ const PINS: u64 = 0xffff << 32;
 const USED: u64 = 1 << 48;
 const USED_MASK: u64 = 3 << 48;
 
-/// Something is here.
+/// The entry belongs to a block, or did until its buffer died.
 pub(crate) const TAKEN: u64 = 1 << 50;
-/// The bytes are those of the block.
+/// The frame holds the bytes of the block.
 pub(crate) const VALID: u64 = 1 << 51;
-/// Somebody takes it apart, or looks whether that can be done.
+/// A thread takes the buffer apart, or checks whether it can.
 pub(crate) const EVICT: u64 = 1 << 52;
-/// The device works on it.
+/// The block is being loaded.
 pub(crate) const IO: u64 = 1 << 53;
-/// Nobody finds it any more: it goes with its last user.
+/// The buffer is dead: lookups do not find it, and it is freed after its last user.
 pub(crate) const STALE: u64 = 1 << 54;
-/// The load failed: it goes with the last who waited for it.
+/// The load failed: the buffer is freed after the last thread that waited for it.
 pub(crate) const FAILED: u64 = 1 << 57;
-/// In the newer half of probation: hits do not count.
+/// The buffer is in the newer half of probation, where hits do not count.
 pub(crate) const NEW: u64 = 1 << 55;
-/// One thread writes it: others wait.
+/// One thread writes the bytes; other threads wait.
 pub(crate) const WRITE: u64 = 1 << 58;
-/// The device does not have what is here.
+/// The bytes are newer than those of the device.
 pub(crate) const DIRTY: u64 = 1 << 59;
-/// The device is being given what is here.
+/// The bytes are being written to the device.
 pub(crate) const BACK: u64 = 1 << 60;
-/// Somebody sleeps until `WRITE` or `BACK` goes.
+/// A thread sleeps until `WRITE` or `BACK` is cleared.
 pub(crate) const WAITED: u64 = 1 << 61;
-/// Under `WRITE`: a guard has become a pin, whose slot the writer looks for in vain.
+/// While `WRITE` is set: a guard became a pin. The scan of the slots does not find that reader.
 pub(crate) const HELD: u64 = 1 << 62;
-/// Hits of the block are for the shadows of the policy. The sign of the word: a hit tests it by one instruction,
-/// where the block's hash would be computed anew. A block may have it that is not in the sample, which costs time.
+/// Hits of the block are passed to the shadows of the policy.
+///
+/// It is the sign bit of the word, so a hit tests it with one instruction and need not compute the
+/// block's hash. A block outside the sample may have it; that costs time only.
 pub(crate) const SAMPLED: u64 = 1 << 63;
-/// Of the first entry of a bucket: a block whose home this is may lie in a later one. Not part of
-/// the entry's own state.
+/// In the first entry of a bucket: a block with this home may lie in a later bucket.
+///
+/// Not part of the entry's own state: the flag stays when the entry is freed.
 pub(crate) const OVERFLOW: u64 = 1 << 56;
 
-/// One look at a word.
+/// One value of an entry's word.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Word(pub(crate) u64);
 
 impl Word {
-    /// A block that is about to be read, pinned by whoever reads it.
+    /// Returns the word of a block that is about to be loaded, with the loader's pin.
     pub(crate) fn loading(frame: Frame) -> Self {
         Self(u64::from(frame.0) | TAKEN | IO | PIN)
     }
 
-    /// The same, where hits may be sampled.
+    /// Returns this word, with `SAMPLED` if `sampled`.
     pub(crate) fn sampled_if(self, sampled: bool) -> Self {
         Self(self.0 | if sampled { SAMPLED } else { 0 })
     }
 
-    /// The same, with a pin for somebody who waits.
+    /// Returns this word with one more pin, for a thread that waits.
     pub(crate) fn pinned_once_more(self) -> Self {
         Self(self.0 + PIN)
     }
@@ -135,7 +140,7 @@ impl Word {
         self.0 & flags != 0
     }
 
-    /// A reader may look at the bytes.
+    /// Returns whether a reader may read the bytes.
     #[inline(always)]
     pub(crate) fn is_readable(self) -> bool {
         self.0 & (VALID | EVICT | IO | STALE | WRITE) == VALID
@@ -145,21 +150,21 @@ impl Word {
         (self.0 & PINS) >> 32
     }
 
-    /// Hits since the policy looked last: up to 3.
+    /// Returns the number of hits since the policy last took the count: at most 3.
     #[inline(always)]
     pub(crate) fn used(self) -> u64 {
         (self.0 & USED_MASK) >> 48
     }
 }
 
-/// A place in the table.
+/// An entry of the table.
 #[derive(Debug)]
 pub(crate) struct Entry {
     key: AtomicU64,
     word: AtomicU64,
 }
 
-/// The most pins of one buffer.
+/// The largest number of pins of one buffer.
 pub(crate) const MOST_PINS: u64 = 0xffff;
 
 impl Entry {
@@ -167,62 +172,66 @@ impl Entry {
         Self { key: AtomicU64::new(0), word: AtomicU64::new(0) }
     }
 
-    /// Whether the entry is that of `key`: a hint, to be looked at again.
+    /// Returns whether the entry seems to be that of `key`. A hint: [`look`](Self::look) confirms
+    /// it.
     #[inline(always)]
     pub(crate) fn may_be(&self, key: Key) -> bool {
-        // Ordering: Relaxed; nothing behind it is touched before `look`.
+        // Ordering: Relaxed; the caller uses the entry only after `look`.
         self.key.load(Ordering::Relaxed) == key.0
     }
 
-    /// The word, if the entry is that of `key`.
+    /// Returns the word if the entry is that of `key`.
     #[inline(always)]
     pub(crate) fn look(&self, key: Key) -> Option<Word> {
-        // Ordering: SeqCst pairs with the fence of who marked it: this look comes before that fence, or
-        // finds the mark (see `hazard`). As an Acquire it pairs with the Release in `publish` and carries
-        // the frame's bytes. Before the key: were the place another block's by now, the key says so.
+        // Ordering: SeqCst pairs with the SeqCst fence in `Order::barrier`, by which an evictor or
+        // a writer follows its mark: this load finds the mark, or the scan finds this thread's
+        // slot. As an Acquire it pairs with the Release in `publish` and carries the frame's bytes.
+        // It comes before the load of the key, which differs if the entry is another block's by
+        // now.
         let word = Word(self.word.load(Ordering::SeqCst));
-        // Ordering: Relaxed; the load above was of this key or of one before it, and a key that is
-        // found now was stored before its word, see `take`.
+        // Ordering: Relaxed; the Acquire above orders this load after that of the word. Pairs with
+        // the Release in `free`, which carries the hidden key; see litmus/word-free.litmus.
         (self.key.load(Ordering::Relaxed) == key.0).then_some(word)
     }
 
-    /// The word, for whoever has a claim on the entry.
+    /// Returns the word.
     #[inline(always)]
     pub(crate) fn word(&self) -> Word {
-        // Ordering: Acquire pairs with the Release in `publish`, `unpin` and `try_change`; it carries the
-        // frame's bytes, and what was read under a pin.
+        // Ordering: Acquire pairs with the Release in `publish`, `unpin` and `try_change`. It
+        // carries the frame's bytes, and orders what follows after the reads under a pin.
         Word(self.word.load(Ordering::Acquire))
     }
 
-    /// Whose block it is, for whoever has the entry.
+    /// Returns the key. The caller keeps the entry from being freed, or treats the key as a hint.
     pub(crate) fn key(&self) -> Key {
-        // Ordering: Relaxed; the caller's claim has carried it here.
+        // Ordering: Relaxed; the pin, mark or lock that keeps the entry carries the key.
         Key(self.key.load(Ordering::Relaxed))
     }
 
-    /// Takes a free place for `key`, in the state `word`. The caller has the lock of the key's home.
+    /// Takes a free entry for `key`, in the state `word`. Returns whether the entry was free. The
+    /// caller has the lock of the key's home.
     pub(crate) fn take(&self, key: Key, word: Word) -> bool {
-        // Ordering: Relaxed, both; a hint, and the place itself carries nothing but `OVERFLOW`.
+        // Ordering: Relaxed; a hint that the exchange confirms.
         let free = self.word.load(Ordering::Relaxed);
         if free & !OVERFLOW != 0 {
             return false;
         }
-        // Ordering: Acquire pairs with the Release in `free`: what was done with the place before
-        // is over. Relaxed on failure: another took it.
+        // Ordering: Acquire pairs with the Release in `free`; it carries the hidden key, so that
+        // the store below comes after it. Relaxed on failure: another thread took the entry.
         let acquire = order!(Acquire, "take: the place was freed before");
         let taken = self.word.compare_exchange(free, free | word.0, acquire, Ordering::Relaxed);
         if taken.is_err() {
             return false;
         }
-        // Ordering: Relaxed; the lock of the home carries it to those who insert. A reader that finds it
-        // looks at the word, which says `IO` until it is published.
+        // Ordering: Relaxed; the lock of the home carries it to threads that insert. A reader that
+        // finds the key then loads the word, which says `IO` until `publish`.
         self.key.store(key.0, Ordering::Relaxed);
         true
     }
 
-    /// Sets and clears flags. Returns what was there.
+    /// Sets and clears flags. Returns the word before the change. Lock-free.
     pub(crate) fn change(&self, set: u64, clear: u64) -> Word {
-        // Ordering: Relaxed; `try_change` orders.
+        // Ordering: Relaxed; the exchange in `try_change` orders.
         let mut seen = self.word.load(Ordering::Relaxed);
         loop {
             match self.try_change(Word(seen), set, clear) {
@@ -232,22 +241,23 @@ impl Entry {
         }
     }
 
-    /// The same, if the word is still what was `seen`.
+    /// Sets and clears flags if the word is still `seen`. Otherwise returns the current word.
     pub(crate) fn try_change(&self, seen: Word, set: u64, clear: u64) -> Result<(), Word> {
         let next = seen.0 & !clear | set;
-        // Ordering: AcqRel pairs with itself and with the Acquire in `look`; it carries the frame's
-        // bytes from whoever filled it, and to whoever takes it apart what readers by pin have read.
+        // Ordering: the Release pairs with the Acquire in `word`, `look` and here; it carries the
+        // bytes that a writer or loader stored. The Acquire pairs with the Release in `unpin`, so
+        // that the evictor's use of the frame comes after the reads under a pin.
         self.word
             .compare_exchange(seen.0, next, Ordering::AcqRel, Ordering::Relaxed)
             .map(drop)
             .map_err(Word)
     }
 
-    /// Counts a hit, unless three are counted or none is wanted.
+    /// Counts a hit, unless the count is 3 or the buffer is `NEW`.
     #[inline(always)]
     pub(crate) fn count_hit(&self, word: Word) {
         if word.0 & NEW == 0 && word.used() < 3 {
-            // One that fails is another's hit that is counted, or the policy's look.
+            // A failed exchange is not repeated: a lost hit does not matter.
             // Ordering: Relaxed; a statistic of the policy.
             let _ = self.word.compare_exchange(
                 word.0,
@@ -258,7 +268,7 @@ impl Entry {
         }
     }
 
-    /// The policy's look: how often was it used? Halves the count, or takes one off it.
+    /// Replaces the count of hits by `keep(count)`. Returns the count before. Lock-free.
     pub(crate) fn take_used(&self, keep: impl Fn(u64) -> u64) -> u64 {
         // Ordering: Relaxed, both; a statistic of the policy.
         let mut seen = self.word.load(Ordering::Relaxed);
@@ -273,19 +283,20 @@ impl Entry {
         }
     }
 
-    /// Adds a pin, if the word is still what was `seen` and there is room. The caller has seen that
-    /// the state allows it.
+    /// Adds a pin if the word is still `seen`, which allows a pin and has room for one. Otherwise
+    /// returns the current word.
     pub(crate) fn try_pin(&self, seen: Word) -> Result<(), Word> {
         debug_assert!(seen.pins() < MOST_PINS);
-        // Ordering: Acquire pairs with the Release in `publish`; it carries the bytes.
+        // Ordering: Acquire pairs with the Release in `publish` and `try_change`; it carries the
+        // bytes.
         self.word
             .compare_exchange(seen.0, seen.0 + PIN, Ordering::Acquire, Ordering::Relaxed)
             .map(drop)
             .map_err(Word)
     }
 
-    /// Adds a pin to a buffer that a slot of the caller's keeps, for who reads on: also where a writer waits
-    /// for the slot.
+    /// Adds a pin to a buffer that a slot of the caller protects. The caller reads on under the
+    /// pin, even if a writer waits for the slot.
     pub(crate) fn pin_and_read_on(&self) -> Result<(), GetError> {
         let mut seen = self.word();
         loop {
@@ -294,8 +305,9 @@ impl Entry {
             }
             let unsaid = !seen.has(WRITE) || mutant("pin-without-a-word-to-the-writer");
             let next = (seen.0 + PIN) | if unsaid { 0 } else { HELD };
-            // Ordering: Relaxed; the bytes came with the slot, whose end carries this to the writer: it looks
-            // at the slot first.
+            // Ordering: Relaxed; the lookup that set the slot carried the bytes. The Release in
+            // `Slot::clear` carries `HELD` and the pin to the writer or evictor, which scans the
+            // slots before it loads the word.
             let order = Ordering::Relaxed;
             match self.word.compare_exchange(seen.0, next, order, order) {
                 Ok(_) => return Ok(()),
@@ -304,7 +316,7 @@ impl Entry {
         }
     }
 
-    /// The same, for who waits for a writer then.
+    /// Adds a pin, by which the caller waits for a load or a write to end.
     pub(crate) fn pin(&self) -> Result<(), GetError> {
         let mut seen = self.word();
         loop {
@@ -318,20 +330,21 @@ impl Entry {
         }
     }
 
-    /// The bytes are there: readers may look, and the loader's pin goes. Returns the word after it.
+    /// Makes a loaded block readable and drops the loader's pin. Returns the new word.
     pub(crate) fn publish(&self) -> Word {
         // Ordering: Relaxed; the exchange orders.
         let mut seen = self.word.load(Ordering::Relaxed);
         loop {
             let next = (seen & !IO | VALID) - PIN;
-            let order = match () {
-                () if mutant("publish-relaxed") => Ordering::Relaxed,
-                () if mutant("publish-releases-only") => Ordering::Release,
-                () => Ordering::AcqRel,
+            let order = if mutant("publish-releases-only") {
+                Ordering::Release
+            } else {
+                order!(AcqRel, "publish: the bytes are there before")
             };
-            // Ordering: AcqRel: Release pairs with the Acquire in `look` and in `word`; it carries the
-            // bytes. Acquire pairs with the Release in `unpin`; it carries what those left behind who
-            // did not wait for the end.
+            // Ordering: the Release pairs with the Acquire in `look`, `word` and `try_pin`; it
+            // carries the bytes. The Acquire pairs with the Release in `unpin`, so that the
+            // loader's later use of the entry comes after that of a requester that did not wait for
+            // the load to end.
             match self.word.compare_exchange(seen, next, order, Ordering::Relaxed) {
                 Ok(_) => return Word(next),
                 Err(now) => seen = now,
@@ -339,13 +352,14 @@ impl Entry {
         }
     }
 
-    /// The bytes are there, and are written by the loader, whose pin goes: readers wait on.
+    /// Hands a loaded block to the loader as its writer, and drops its pin. Readers wait on.
     pub(crate) fn publish_locked(&self) {
         // Ordering: Relaxed; the exchange orders.
         let mut seen = self.word.load(Ordering::Relaxed);
         loop {
             let next = (seen & !IO | VALID | WRITE) - PIN;
-            // Ordering: Release, as in `publish`, though nobody reads before `WRITE` goes.
+            // Ordering: Release pairs with the Acquire in `word` and `look`; it carries the bytes
+            // to write-back and to the readers that wait for `WRITE` to be cleared.
             match self.word.compare_exchange(seen, next, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(now) => seen = now,
@@ -353,28 +367,32 @@ impl Entry {
         }
     }
 
-    /// Takes a pin off. Returns the word after it.
+    /// Drops a pin. Returns the new word.
     pub(crate) fn unpin(&self) -> Word {
-        // Ordering: AcqRel: Release pairs with the Acquire of `try_change` in the evictor; it carries
-        // what was read under the pin, and the slot that was set under it. Acquire, of the last one to
-        // leave a dead buffer, of what the others read.
-        let order = if mutant("unpin-relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
+        // Ordering: the Release pairs with the Acquire in `try_change` and `word` of the evictor,
+        // so that it finds a slot that was set under the pin, and its writes come after the reads
+        // under the pin. The Acquire pairs with the Release of the other unpins: the last one frees
+        // a dead buffer.
+        let order = order!(AcqRel, "unpin: the bytes were read before");
         let before = self.word.fetch_sub(PIN, order);
         debug_assert!(before & PINS != 0);
         Word(before - PIN)
     }
 
-    /// Makes it nobody's block; lookups that begin now do not find it. The caller has the lock of the
-    /// home.
+    /// Clears the key, so that lookups that begin now do not find the entry. The caller has the
+    /// lock of the home.
     pub(crate) fn hide(&self) {
-        // Ordering: Relaxed; who found it before looks at the word.
+        // Ordering: Relaxed; a lookup that found the key before loads the word too. The Release in
+        // `free` carries this store to `take`.
         self.key.store(0, Ordering::Relaxed);
     }
 
-    /// Gives a hidden place back. The caller has the only claim on it.
+    /// Frees a hidden entry, which no other thread uses.
     pub(crate) fn free(&self) {
-        // Ordering: Release pairs with the Acquire in `take`; it carries the hidden key.
-        let kept = if mutant("free-forgets-overflow") { 0 } else { OVERFLOW };
+        // Ordering: Release pairs with the Acquire in `take` and in `look`; it carries the hidden
+        // key.
+        let mut kept = 0;
+        step!("free: OVERFLOW is the bucket's", kept = OVERFLOW);
         self.word.fetch_and(kept, order!(Release, "free: the key is hidden before"));
     }
 }

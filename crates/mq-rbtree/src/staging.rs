@@ -242,11 +242,12 @@ impl<T, P: Copy> Ring<T, P> {
         slot.priority.with_mut(|own| unsafe { own.write(MaybeUninit::new(priority)) });
         // SAFETY: invariant 1: this thread claimed the position, and has not published it.
         slot.value.with_mut(|own| unsafe { own.write(MaybeUninit::new(value)) });
+        let acquire = order!(Acquire, "publish: the holes before");
         // Ordering: Acquire pairs with the Release below in the sender before; it carries `hole`, as
         // that sender and those before it have reported. A Relaxed load would lose a hole: A claims 0
         // and stops; B claims 1, reports the hole and publishes; C claims 2, finds 1 published, returns,
         // and receives: nothing would order B's report before C's look at `hole`.
-        let before = self.slot(position.wrapping_sub(1)).sequence.load(Ordering::Acquire);
+        let before = self.slot(position.wrapping_sub(1)).sequence.load(acquire);
         // The number is at most a lap old, and a slot that has gone a lap further is published as
         // well.
         if (before.wrapping_sub(position as u32) as i32) < 0 {

@@ -1,11 +1,9 @@
-//! Beside the cache's own reads and waits: loads that the caller fills, and invalidations that do not
-//! block.
+//! Loads that the caller fills, and invalidations that do not block.
 
 use std::ops::Range;
 use std::ptr;
 
-use percpu::sync::atomic::{Ordering, fence};
-use percpu::sync::{Arc, mutant};
+use percpu::sync::{Arc, fence};
 
 use super::load::Load;
 use super::{Reuse, Shared};
@@ -14,18 +12,18 @@ use crate::source::Source;
 use crate::table::Place;
 use crate::word::{IO, Key, MOST_PINS, WRITE};
 
-/// How far an invalidation got.
+/// The result of one attempt to invalidate a block.
 pub(crate) enum Forget {
-    /// Whether there was something to forget.
+    /// The block is not cached any more. `true` if it was.
     Done(bool),
-    /// It is being read. The entry is pinned for the caller.
+    /// The block is being loaded or written. The entry is pinned for the caller.
     Loading(Place),
-    /// Somebody takes it apart, or has done so.
+    /// Another thread takes the buffer apart, or has just done so.
     Busy,
 }
 
 impl Shared {
-    /// A load of a block that is not there, if it can be had at once.
+    /// Begins a load of a block that is not cached, unless that has to wait.
     pub(crate) fn claim(
         &self,
         source: &Arc<Source>,
@@ -50,12 +48,12 @@ impl Shared {
         Ok(Some(load))
     }
 
-    /// Before blocks are looked for that are to be forgotten.
+    /// Orders a change of the device before the lookups of the blocks to invalidate.
     pub(crate) fn begin_to_forget(&self) {
         begin_to_forget();
     }
 
-    /// Forgets a block, unless that would have to wait.
+    /// Invalidates a block, unless that has to wait.
     pub(crate) fn forget(&self, source: &Arc<Source>, key: Key) -> Result<Forget, GetError> {
         if let Some(was_there) = self.try_invalidate(Some(source), key, 0)? {
             return Ok(Forget::Done(was_there));
@@ -70,13 +68,13 @@ impl Shared {
         Ok(Forget::Loading(self.frames.header(word.frame()).place()))
     }
 
-    /// Whether the block is the one whose entry the caller has pinned: not another load's by now.
+    /// Returns whether the block still has the entry at `place`, which the caller has pinned.
     pub(crate) fn is_at(&self, key: Key, place: Place) -> bool {
         self.table.find(key).is_some_and(|entry| ptr::eq(entry, self.table.entry(place)))
     }
 
-    /// The next block of a device that is in the table, within `sectors`, from `place` on; with the
-    /// place behind it.
+    /// Returns the next cached block of a device within `sectors`, from the entry `place` on, and
+    /// the number of the entry after it.
     pub(crate) fn next_of(
         &self,
         device: u16,
@@ -90,25 +88,23 @@ impl Shared {
         })
     }
 
-    /// How many places a walk by [`next_of`](Self::next_of) looks at.
+    /// Returns the number of entries that [`next_of`](Self::next_of) visits.
     pub(crate) fn places(&self) -> Place {
         self.table.places()
     }
 }
 
-/// The entry is in the table, and the device is read next.
+/// Orders the insertion of an entry before the read of the device.
 pub(crate) fn begin_to_read() {
-    if !mutant("claim-without-a-fence") {
-        // Ordering: SeqCst, against the fence in `begin_to_forget`:
-        // - ours first: who changed the device finds the entry, and waits for the load;
-        // - theirs first: the caller reads what they have written.
-        fence(Ordering::SeqCst);
-    }
+    // Ordering: SeqCst pairs with the fence in `begin_to_forget`. If this one is first, the
+    // invalidation finds the entry and waits for the load; if not, the caller reads the device
+    // after the change.
+    fence!(SeqCst, "claim: the entry is inserted before the read");
 }
 
-/// The device was changed, and the table is looked at next.
+/// Orders a change of the device before the lookups of the blocks to invalidate.
 pub(crate) fn begin_to_forget() {
-    if !mutant("forget-without-a-fence") {
-        fence(Ordering::SeqCst); // see `begin_to_read`
-    }
+    // Ordering: SeqCst pairs with the fence in `begin_to_read`. If this one is first, the caller of
+    // that one reads the device after the change; if not, the lookup finds its entry.
+    fence!(SeqCst, "invalidate: the device is changed before the lookup");
 }

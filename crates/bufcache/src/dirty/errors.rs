@@ -1,4 +1,4 @@
-//! Why something that was written is not on the device.
+//! The errors of writes, flushes and syncs.
 
 use std::error::Error;
 use std::fmt;
@@ -6,70 +6,71 @@ use std::io;
 
 use crate::error::GetError;
 
-/// Why a flush, a sync or a close has not done what it was asked for. What could not be written stays
-/// dirty, and is never dropped.
+/// Why a write, a flush, a sync or a close failed. Blocks that could not be written stay dirty and
+/// are never dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WriteError {
-    /// The device refused a block. It is dirty still; the next flush tries again.
+    /// The device refused a block. The block stays dirty, and the next flush tries again.
     Io {
-        /// What it said.
+        /// The errno of the device.
         errno: i32,
         /// The block.
         block: u64,
     },
-    /// A write failed since this handle asked last, by whomever it was begun.
+    /// A write of any handle failed since this handle last asked.
     Earlier {
-        /// What the device said, of the last of them.
+        /// The errno of the last failed write.
         errno: i32,
     },
-    /// `before_write` refused the block. Nothing was written of it, and it is dirty still.
+    /// `before_write` refused the block. The block was not written and stays dirty.
     Verify {
         /// The block.
         block: u64,
     },
-    /// The device or a callback panicked. The block is dirty still.
+    /// The device or a callback panicked. The block stays dirty.
     Panicked {
         /// The block.
         block: u64,
     },
-    /// The log could not be flushed as far as the block needs. The block is dirty still.
+    /// The log could not be flushed up to the position of the block, which stays dirty.
     Wal {
-        /// What the log said.
+        /// The errno of the log.
         errno: i32,
         /// The block.
         block: u64,
     },
-    /// The block was held back, written or read for longer than the cache waits. It is dirty still.
+    /// The block was held back, written or read for as long as the cache waits. It stays dirty.
     Busy {
         /// The block.
         block: u64,
     },
-    /// This thread has the block for writing, and would wait for itself.
+    /// This thread writes the block, so it would wait for itself.
     WouldDeadlock {
         /// The block.
         block: u64,
     },
-    /// A sync of the device, or a write that was to be durable, failed: now, or before, since the last
-    /// [`reset`](crate::Device::reset). What was written since the last good sync need not be there.
+    /// A sync or a durable write of the device failed, now or since the last
+    /// [`reset`](crate::Device::reset). Writes since the last good sync may be lost.
     Poisoned {
-        /// What the device said.
+        /// The errno of the device.
         errno: i32,
     },
-    /// The device was closed, or is [being closed](crate::Device::close), and the call would change it.
+    /// The device was closed, or is [being closed](crate::Device::close), and the call would change
+    /// it.
     Closed,
     /// The device [cannot be written](crate::BlockDevice::is_read_only).
     ReadOnly,
-    /// The range reaches behind the device's end.
+    /// The range ends beyond the end of the device.
     OutOfRange,
-    /// A block could not be had that has to be written in part.
+    /// A block that is to be written in part could not be loaded.
     Get(GetError),
-    /// No memory for the list of what is to be written.
+    /// There is no memory for the list of blocks to write.
     NoMemory,
 }
 
 impl WriteError {
-    /// What a wait for that block has ended with.
+    /// Converts the error of a wait for that block.
     pub(crate) fn of_wait(error: GetError, block: u64) -> Self {
         match error {
             GetError::Busy => Self::Busy { block },
@@ -78,7 +79,7 @@ impl WriteError {
         }
     }
 
-    /// The system's number for it.
+    /// Returns the errno that fits the error best.
     pub fn errno(&self) -> i32 {
         match self {
             Self::Io { errno, .. }
@@ -103,24 +104,26 @@ impl fmt::Display for WriteError {
         let system = |errno: &i32| io::Error::from_raw_os_error(*errno);
         match self {
             Self::Io { errno, block } => write!(f, "writing block {block}: {}", system(errno)),
-            Self::Earlier { errno } => write!(f, "an earlier write: {}", system(errno)),
-            Self::Verify { block } => write!(f, "block {block} was refused before it was written"),
+            Self::Earlier { errno } => write!(f, "an earlier write failed: {}", system(errno)),
+            Self::Verify { block } => write!(f, "`before_write` refused block {block}"),
             Self::Panicked { block } => write!(f, "writing block {block} panicked"),
             Self::Wal { errno, block } => {
-                write!(f, "the log behind block {block}: {}", system(errno))
+                write!(f, "flushing the log for block {block}: {}", system(errno))
             }
-            Self::Busy { block } => write!(f, "block {block} was in use for too long"),
+            Self::Busy { block } => {
+                write!(f, "block {block} was in use for as long as the cache waits")
+            }
             Self::WouldDeadlock { block } => {
-                write!(f, "this thread has block {block} for writing")
+                write!(f, "this thread writes block {block}, so it would wait for itself")
             }
             Self::Poisoned { errno } => {
-                write!(f, "what was written may be lost: {}", system(errno))
+                write!(f, "a sync failed, so earlier writes may be lost: {}", system(errno))
             }
             Self::Closed => f.write_str("the device was closed"),
-            Self::ReadOnly => f.write_str("the device is read only"),
-            Self::OutOfRange => f.write_str("the range ends behind the device"),
+            Self::ReadOnly => f.write_str("the device is read-only"),
+            Self::OutOfRange => f.write_str("the range ends beyond the end of the device"),
             Self::Get(error) => error.fmt(f),
-            Self::NoMemory => f.write_str("no memory to write back"),
+            Self::NoMemory => f.write_str("no memory for the list of blocks to write"),
         }
     }
 }

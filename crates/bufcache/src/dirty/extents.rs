@@ -15,7 +15,7 @@ impl Extents {
         self.ranges.is_empty()
     }
 
-    /// How many ranges it has.
+    /// Returns the number of ranges.
     pub(crate) fn len(&self) -> usize {
         self.ranges.len()
     }
@@ -25,7 +25,8 @@ impl Extents {
         if start >= end {
             return;
         }
-        // Those that it touches, from the right: all but the leftmost begin inside it.
+        // Merges the ranges that touch the new one, from the right. All but the leftmost begin
+        // inside it.
         while let Some((&at, &till)) = self.ranges.range(..=end).next_back() {
             if till < start {
                 break;
@@ -40,7 +41,7 @@ impl Extents {
         if range.is_empty() {
             return;
         }
-        // Those that overlap it, from the right.
+        // Cuts the ranges that overlap, from the right.
         while let Some((&at, &till)) = self.ranges.range(..range.end).next_back() {
             if till <= range.start {
                 break;
@@ -56,7 +57,7 @@ impl Extents {
         }
     }
 
-    /// Puts in all between its first number and its last.
+    /// Inserts all numbers between the first and the last.
     pub(crate) fn insert_hull(&mut self) {
         let start = self.ranges.first_key_value().map(|(&start, _)| start);
         let end = self.ranges.last_key_value().map(|(_, &end)| end);
@@ -65,17 +66,17 @@ impl Extents {
         }
     }
 
-    /// How many numbers it has.
+    /// Returns the number of numbers in the set.
     pub(crate) fn count(&self) -> u64 {
         self.iter().map(|range| range.end - range.start).sum()
     }
 
-    /// Whether a number of the range is in it.
+    /// Returns whether the set has a number of the range.
     pub(crate) fn touches(&self, range: &Range<u64>) -> bool {
         self.ranges.range(..range.end).next_back().is_some_and(|(_, &till)| till > range.start)
     }
 
-    /// Puts all of another in, which is empty then.
+    /// Moves all numbers of `other` into this set.
     pub(crate) fn append(&mut self, other: &mut Self) {
         if self.is_empty() {
             return std::mem::swap(self, other);
@@ -85,7 +86,7 @@ impl Extents {
         }
     }
 
-    /// Those ranges of it that overlap one.
+    /// Returns the ranges of the set that overlap `range`, the last first.
     pub(crate) fn overlapping(&self, range: &Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let start = range.start;
         let before = self.ranges.range(..range.end).rev();

@@ -1,39 +1,42 @@
 //! The dirty buffers of one device, in the order in which they became dirty.
 //!
-//! Linked through the headers of their frames, so a buffer becomes dirty without memory. A frame is on a
-//! list from before its entry says `DIRTY` until before it says so no more, or until the block is
-//! invalidated: the headers are touched under the lock of the list only.
+//! The links are in the headers of the frames, so a buffer becomes dirty without an allocation. A
+//! frame is put on a list before its entry says `DIRTY`, and taken off before `DIRTY` is cleared or
+//! when the block is invalidated. The links are accessed only under the lock of the list.
 //!
-//! A list may have as many frames as the cache. Who looks at all of them does so in pieces ([`Walk`]), and
-//! lets the lock go between them. Each frame that is put on a list has a number there that no other ever
-//! has, on whatever list; so a walk finds out whether the frame it stands at was taken off meanwhile.
+//! A list may have as many frames as the cache. A [`Walk`] visits them in pieces, and the lock is
+//! released between these. Each insertion has a serial number that no insertion into any list
+//! repeats, so a walk detects that the frame it stands at was taken off meanwhile.
 
 use crate::frames::{Frame, Frames};
 
-/// No frame has that number.
+/// The number of no frame.
 pub(crate) const NIL: u32 = u32::MAX;
 
-/// Frames of one piece of a walk. A guess: a few microseconds, where none of their headers is in a CPU's cache.
+/// Frames of one piece of a walk. A guess: a few microseconds if no header is in a CPU cache.
 const PIECE: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 64 };
 
+/// A doubly linked list of frames.
 #[derive(Debug)]
 pub(crate) struct DirtyList {
     first: u32,
     last: u32,
     len: usize,
-    /// The last number that was given: the device's in the upper 16 bits, so that they differ from those of
-    /// other lists. The rest is enough for nine years of a million a second.
+    /// The last serial number. The upper 16 bits are the number of the device, so that the numbers
+    /// of two lists differ. The other 48 last for nine years at a million insertions per second.
     number: u64,
 }
 
-/// Where a walk over a list stands: all that were on it when it began are looked at, but for those that are
-/// taken off before their turn.
+/// The position of a walk over a list, which visits the frames that are on the list from its begin
+/// until their turn.
 #[derive(Debug)]
 pub(crate) struct Walk {
-    /// A frame, and the number that it had on the list.
+    /// The frame visited last, and its serial number.
     at: (u32, u64),
-    /// The last that was looked at: behind it, again, where the walk had to begin anew.
+    /// The largest serial number visited. A walk that restarts at the oldest frame skips up to
+    /// here.
     seen: u64,
+    /// The largest serial number at the begin of the walk.
     end: u64,
     is_over: bool,
 }
@@ -43,14 +46,14 @@ impl Walk {
         self.is_over
     }
 
-    /// Nothing further on is wanted.
+    /// Ends the walk.
     pub(crate) fn stop(&mut self) {
         self.is_over = true;
     }
 }
 
 impl DirtyList {
-    /// Of the device with that number.
+    /// Returns the empty list of the device with that number.
     pub(crate) fn new(id: u16) -> Self {
         Self { first: NIL, last: NIL, len: 0, number: u64::from(id) << 48 }
     }
@@ -63,7 +66,7 @@ impl DirtyList {
         self.len == 0
     }
 
-    /// Puts a frame that is on no list in front.
+    /// Inserts a frame that is on no list, as the newest.
     pub(crate) fn push(&mut self, frames: &Frames, frame: Frame) {
         let links = frames.header(frame).links();
         debug_assert!(links.number() == 0);
@@ -78,7 +81,7 @@ impl DirtyList {
         self.len += 1;
     }
 
-    /// Takes a frame off; returns whether it was on.
+    /// Removes a frame. Returns whether it was on the list.
     pub(crate) fn remove(&mut self, frames: &Frames, frame: Frame) -> bool {
         let links = frames.header(frame).links();
         if links.number() == 0 {
@@ -98,17 +101,17 @@ impl DirtyList {
         true
     }
 
-    /// The oldest.
+    /// Returns the oldest frame.
     pub(crate) fn last(&self) -> Option<Frame> {
         (self.last != NIL).then_some(Frame(self.last))
     }
 
-    /// A walk over those that are on it now, the oldest first.
+    /// Returns a walk over the frames that are on the list now, the oldest first.
     pub(crate) fn walk(&self) -> Walk {
         Walk { at: (NIL, 0), seen: 0, end: self.number, is_over: false }
     }
 
-    /// The next few of a walk. There may be none of a piece, and more further on.
+    /// Returns the next frames of a walk. A piece may be empty before the walk is over.
     pub(crate) fn piece<'l>(
         &'l self,
         frames: &'l Frames,
@@ -117,7 +120,8 @@ impl DirtyList {
         (0..PIECE).map_while(move |_| self.step(frames, walk)).flatten()
     }
 
-    /// One step; `None` at the end, and of what was seen before nothing.
+    /// Moves the walk by one frame. Returns `None` at the end, `Some(None)` for a frame visited
+    /// before.
     fn step(&self, frames: &Frames, walk: &mut Walk) -> Option<Option<Frame>> {
         let (at, number) = walk.at;
         let stays = at != NIL && frames.header(Frame(at)).links().number() == number;
@@ -144,8 +148,8 @@ impl DirtyList {
 mod tests {
     use super::*;
 
-    /// Random changes between the pieces: each frame that was there and stays is seen once, in order, and
-    /// none that came later.
+    /// Random changes between the pieces: each frame that was there and stays is seen once, in
+    /// order, and none that came later.
     #[test]
     fn a_walk_in_pieces_sees_what_was_there_and_stays() {
         const ALL: u32 = 300;

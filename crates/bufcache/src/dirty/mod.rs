@@ -1,8 +1,9 @@
-//! What a device has of its own for what is written: which buffers are dirty, what is written but not
-//! durable, and what went wrong.
+//! The state of a device's writes: its dirty buffers, the sectors that are written but not durable,
+//! and its errors.
 //!
 //! ```text
-//!  write guard ends ──► list, DIRTY ──► BACK ──► the device writes ──► unsynced ──► clean, off the list
+//!  write guard ends ──► list, DIRTY ──► BACK ──► the device writes ──► unsynced ──► clean, off the
+//!  list
 //!                            ▲                      │ fails                │
 //!                            └──────────────────────┘                a sync begins
 //!                                                                          │
@@ -29,43 +30,44 @@ pub(crate) use self::list::{DirtyList, NIL};
 pub use self::rules::{AttachOptions, ErrorRule, Wal};
 use crate::timed::{Holds, TimedLock};
 
-/// Of one device.
+/// The state of the writes of one device.
 pub(crate) struct Writes {
     pub(crate) dirty: TimedLock<DirtyList>,
     unsynced: Mutex<Unsynced>,
-    /// Whether there are unsynced sectors.
+    /// Set while `unsynced` is not empty.
     has_unsynced: AtomicBool,
     pub(crate) group: Group,
     pub(crate) excluded: Exclusion,
     pub(crate) options: AttachOptions,
     /// The errno of the sync that failed; 0 if none did since the last reset.
     poison: AtomicI32,
-    /// How far it is closed.
+    /// The [`Stage`] of the device.
     stage: AtomicU32,
-    /// One closes or resets at a time.
+    /// Held by the thread that closes or resets the device.
     pub(crate) alone: Mutex<()>,
-    /// How many writes failed (upper half), and the errno of the last.
+    /// The number of failed writes (upper half) and the errno of the last one.
     errors: AtomicU64,
     pub(crate) load: Load,
 }
 
-/// What decides whether a device may have more dirty buffers; see `cache::fairness`.
+/// Measures that decide whether a device may have more dirty buffers; see `cache::fairness`.
 ///
-/// Plain atomics, which no model explores: each is a measure, and carries nothing.
+/// Atomics of `std`, which no model explores, because no other data depends on them.
 #[derive(Debug, Default)]
 pub(crate) struct Load {
     dirty_bytes: std::sync::atomic::AtomicUsize,
-    /// The errno of the last write to the device; 0 if it succeeded.
+    /// The errno of the last write to the device, or 0 if it succeeded.
     failing: std::sync::atomic::AtomicI32,
-    /// Calls by which the device is being given buffers.
+    /// The number of write calls to the device that are running.
     writing: std::sync::atomic::AtomicUsize,
-    /// It has asked for a buffer.
+    /// Set once a writer of the device has asked for a buffer.
     wants: std::sync::atomic::AtomicBool,
 }
 
+// Ordering: Relaxed in all methods; each value is a measure that carries nothing.
 impl Load {
     pub(crate) fn dirty_bytes(&self) -> usize {
-        self.dirty_bytes.load(Ordering::Relaxed) // a measure, also below
+        self.dirty_bytes.load(Ordering::Relaxed)
     }
 
     pub(crate) fn add_dirty(&self, bytes: usize) {
@@ -76,12 +78,12 @@ impl Load {
         self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// The errno of the last write, if that failed.
+    /// Returns the errno of the last write if that failed.
     pub(crate) fn failing(&self) -> Option<i32> {
         Some(self.failing.load(Ordering::Relaxed)).filter(|&errno| errno != 0)
     }
 
-    /// Whether the device is being given buffers, by any thread.
+    /// Returns whether any thread writes to the device.
     pub(crate) fn is_writing(&self) -> bool {
         self.writing.load(Ordering::Relaxed) > 0
     }
@@ -98,7 +100,7 @@ impl Load {
         self.wants.load(Ordering::Relaxed)
     }
 
-    /// Says that it wants buffers; returns whether it did before.
+    /// Notes that a writer asks for a buffer. Returns whether one had asked before.
     pub(crate) fn set_wants(&self) -> bool {
         self.wants() || self.wants.swap(true, Ordering::Relaxed)
     }
@@ -114,24 +116,24 @@ impl Load {
     }
 }
 
-/// Sectors that the device was given, and that need not be there after a loss of power.
+/// Sectors that were written to the device and that a power loss may revert.
 ///
-/// A device may give up what it was given before it says so, and serve the older bytes again. So a copy that was
-/// read from the device after the write is not known to be what was written, until a sync succeeds that
-/// began after the write.
+/// A device may drop a write, serve the older bytes again, and report the error only later. So the
+/// bytes that are read back after a write are known to be those that were written only once a sync
+/// succeeds that began after the write.
 #[derive(Debug, Default)]
 pub(crate) struct Unsynced {
-    /// Since the last sync began.
+    /// Sectors written since the last sync began.
     pub(crate) written: Extents,
-    /// Before that, while the sync runs.
+    /// Sectors written before the sync that is running began.
     pub(crate) syncing: Extents,
-    /// Blocks that were read from the device after a write that is in `written`.
+    /// Sectors that were read back after a write that is in `written`.
     reloaded: Extents,
-    /// The same, after a write that is in `syncing`.
+    /// Sectors that were read back after a write that is in `syncing`.
     syncing_reloaded: Extents,
 }
 
-/// Most ranges of blocks that were read again. A guess, as that for ranges that are written.
+/// The largest number of ranges that were read back. A guess, like the limit of the written ranges.
 const MOST_RELOADED: usize = 16 << 10;
 
 impl Unsynced {
@@ -143,13 +145,14 @@ impl Unsynced {
         self.written.touches(sectors) || self.syncing.touches(sectors)
     }
 
-    /// A sync begins: what was written before it is its business.
+    /// A sync begins, which covers all writes before it.
     pub(crate) fn begin_sync(&mut self) {
         self.syncing.append(&mut self.written);
         self.syncing_reloaded.append(&mut self.reloaded);
     }
 
-    /// A sync has succeeded. Returns the sets that are of no use any more, to be dropped without the lock.
+    /// A sync has succeeded. Returns the sets that it covered, which the caller drops without the
+    /// lock.
     pub(crate) fn end_sync(&mut self) -> [Extents; 2] {
         if mutant("sync-forgets-what-came-meanwhile") {
             self.written = Extents::default();
@@ -157,13 +160,14 @@ impl Unsynced {
         [&mut self.syncing, &mut self.syncing_reloaded].map(std::mem::take)
     }
 
-    /// The device is about to be read for a block that the cache does not have.
+    /// The sectors are about to be read for a block that is not cached.
     fn note_load(&mut self, sectors: &Range<u64>) {
         let Self { written, syncing, reloaded, syncing_reloaded } = self;
         for (written, reloaded) in [(written, reloaded), (syncing, syncing_reloaded)] {
             if written.touches(sectors) {
                 reloaded.insert(sectors.clone());
-                // As after a discard of a whole disk: from here on all between them counts as read again.
+                // Too many ranges, as after a discard of a whole disk: count all between them as
+                // read back.
                 if reloaded.len() > MOST_RELOADED {
                     reloaded.insert_hull();
                 }
@@ -171,31 +175,32 @@ impl Unsynced {
         }
     }
 
-    /// The block is written as a whole: its bytes are not those that were read.
+    /// The block is overwritten as a whole, so its bytes in the cache are not those that were read
+    /// back.
     fn forget_load(&mut self, sectors: &Range<u64>) {
         self.reloaded.remove(sectors);
         self.syncing_reloaded.remove(sectors);
     }
 
-    /// Whether a copy of the block need not be what was written.
+    /// Returns whether the cached bytes of the block may differ from those that were written.
     pub(crate) fn is_reloaded(&self, sectors: &Range<u64>) -> bool {
         self.reloaded.touches(sectors) || self.syncing_reloaded.touches(sectors)
     }
 }
 
-/// How far a device is closed.
+/// The stages of closing a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Stage {
     Open,
-    /// Nobody begins to write; what is dirty is written.
+    /// No write begins, and dirty buffers are written back.
     Closing,
-    /// Nothing is written or read.
+    /// Nothing is read or written.
     Closed,
 }
 
 impl Writes {
-    /// Of the device with that number.
+    /// Returns the state of the device with that number.
     pub(crate) fn new(id: u16, options: AttachOptions, holds: Holds) -> Self {
         Self {
             dirty: TimedLock::new(DirtyList::new(id), holds),
@@ -212,49 +217,53 @@ impl Writes {
         }
     }
 
-    /// Nothing that was written since the last good sync is known to be durable. The first errno stays.
+    /// Notes a failed sync: writes since the last good sync may be lost. The first errno stays.
     pub(crate) fn poison(&self, errno: i32) {
-        // Ordering: Release pairs with the Acquire in `poisoned`. No model needs it: the extents are read under
-        // their lock, which orders them.
+        // Ordering: Release pairs with the Acquire in `poisoned`. No model needs it: the extents of `unsynced`
+        // are read under their lock. Relaxed on failure: the device is poisoned already.
         let _ = self.poison.compare_exchange(0, errno.max(1), Ordering::Release, Ordering::Relaxed);
-        // After the exchange: a sync that begins behind this does not see the loss in the group, so it has to
-        // find the device poisoned.
+        // After the exchange, because a sync that begins after `lose` does not see the loss in the
+        // group and must find the device poisoned.
         self.group.lose();
     }
 
+    /// Returns the errno of the sync that failed since the last reset.
     pub(crate) fn poisoned(&self) -> Option<i32> {
         // Ordering: Acquire pairs with the Release in `poison`, which no model needs.
         Some(self.poison.load(Ordering::Acquire)).filter(|&errno| errno != 0)
     }
 
+    /// Ends the poisoning, by a reset.
     pub(crate) fn forgive(&self) {
-        // Ordering: Release pairs with the Acquire in `poisoned`, which may miss it: a reset that is not
-        // over.
+        // Ordering: Release pairs with the Acquire in `poisoned`; it carries the work of the reset.
+        // A thread that still finds the errno acts as before the reset.
         self.poison.store(0, Ordering::Release);
     }
 
-    /// The caller is the one who closes it. Followed by a fence, where it begins.
+    /// Sets the stage. The caller closes the device, and calls a fence after the stage `Closing`.
     pub(crate) fn set_stage(&self, stage: Stage) {
-        // Ordering: Release pairs with the Acquire in `is_closed`; it carries what was done before.
+        // Ordering: Release pairs with the Acquire in `is_closed`; it carries the write-back
+        // before.
         self.stage.store(stage as u32, Ordering::Release);
     }
 
-    /// Whether nobody is to begin to write: it is closed, or is about to be.
+    /// Returns whether writes are refused, because the device is closed or being closed.
     pub(crate) fn refuses_writers(&self) -> bool {
-        // Ordering: Relaxed; a writer asks once more after it has marked its block, behind a fence that
-        // pairs with the closer's: see `cache::close`.
+        // Ordering: Relaxed; a writer calls this again after its mark on the block and a fence,
+        // which pairs with the fence in `cache::close`.
         self.stage.load(Ordering::Relaxed) != Stage::Open as u32
     }
 
-    /// Nothing is written any more.
+    /// Returns whether the device is closed.
     pub(crate) fn is_closed(&self) -> bool {
-        // Ordering: Acquire pairs with the Release in `set_stage`.
+        // Ordering: Acquire pairs with the Release in `set_stage`; it carries the write-back
+        // before.
         self.stage.load(Ordering::Acquire) == Stage::Closed as u32
     }
 
-    /// A write failed.
+    /// Counts a failed write. Lock-free.
     pub(crate) fn record(&self, errno: i32) {
-        // Ordering: Relaxed, all; a fact of its own.
+        // Ordering: Relaxed in all accesses of `errors`; the count carries nothing else.
         let mut seen = self.errors.load(Ordering::Relaxed);
         loop {
             let next = ((seen >> 32) + 1) << 32 | u64::from(errno.max(1).unsigned_abs());
@@ -266,22 +275,25 @@ impl Writes {
         }
     }
 
-    /// Where a handle stands that has seen every error so far.
+    /// Returns the position of a handle that has seen every error so far.
     pub(crate) fn seen_now(&self) -> u64 {
         self.errors.load(Ordering::Relaxed) // see `record`
     }
 
-    /// The last errno since a handle looked last, which stands there now.
+    /// Moves a handle's position to the last error. Returns its errno if the handle had not seen
+    /// it.
     pub(crate) fn look(&self, handle: &AtomicU64) -> Option<i32> {
         let now = self.seen_now();
-        // Ordering: Relaxed; one of two that look at once is told.
+        // Ordering: Relaxed; the swap reports an error to one of two concurrent calls.
         (handle.swap(now, Ordering::Relaxed) != now).then_some((now & 0x7fff_ffff) as i32)
     }
 
+    /// Reads the unsynced sectors under their lock.
     pub(crate) fn unsynced<T>(&self, look: impl FnOnce(&Unsynced) -> T) -> T {
         look(&self.unsynced.lock())
     }
 
+    /// Changes the unsynced sectors under their lock.
     pub(crate) fn change_unsynced<T>(&self, change: impl FnOnce(&mut Unsynced) -> T) -> T {
         let mut unsynced = self.unsynced.lock();
         let result = change(&mut unsynced);
@@ -290,31 +302,33 @@ impl Writes {
         result
     }
 
-    /// Whether a write of a block may be unsynced that is not in the cache, or that the caller has for
-    /// writing. Spares misses the lock.
+    /// Returns whether there may be unsynced writes of the caller's block, without the lock.
+    ///
+    /// The block was not cached when the caller inserted it, or the caller writes it.
     fn has_unsynced(&self) -> bool {
-        // Ordering: Relaxed. A block is evicted or invalidated after its write was noted, and its key is
-        // hidden under the lock of its home, which the caller had when it inserted the block. Discards and
-        // writes past the cache note theirs while the block is excluded; `Exclusion::has` carries that.
+        // Ordering: Relaxed. A block is evicted or invalidated after its write was noted, and its
+        // key is hidden under the lock of its home, which the caller held to insert the block.
+        // Discards and writes past the cache note theirs while the block is excluded, and
+        // `Exclusion::has` carries it.
         self.has_unsynced.load(Ordering::Relaxed)
     }
 
-    /// The device is about to be read for a block that was just inserted. Allocates only if the block was
-    /// written since the last good sync.
+    /// Notes that a block that was just inserted is about to be read from the device. Allocates
+    /// only if the block was written since the last good sync.
     pub(crate) fn note_load(&self, sectors: &Range<u64>) {
         if self.has_unsynced() {
             self.unsynced.lock().note_load(sectors);
         }
     }
 
-    /// The block, which the caller has for writing, is written as a whole.
+    /// Notes that the caller overwrites the block as a whole.
     pub(crate) fn forget_load(&self, sectors: &Range<u64>) {
         if self.has_unsynced() {
             self.unsynced.lock().forget_load(sectors);
         }
     }
 
-    /// Whether what the device says of these sectors may not be what it was given.
+    /// Returns whether the device may have lost writes of these sectors.
     pub(crate) fn is_lost(&self, sectors: &Range<u64>) -> bool {
         self.poisoned().is_some() && self.unsynced(|unsynced| unsynced.touches(sectors))
     }

@@ -1,4 +1,5 @@
-//! What a device is attached with: who looks at blocks, what goes before them, and when to give up.
+//! The options of an attached device: its callbacks, its log, and how long failed writes are
+//! retried.
 
 use std::fmt;
 use std::io::{self, Write as _};
@@ -7,32 +8,33 @@ use std::time::Duration;
 
 use super::WriteError;
 
-/// Looks at the bytes of a block.
+/// A callback that gets the number and the bytes of a block and accepts or refuses it.
 pub(crate) type Look = Box<dyn Fn(u64, &[u8]) -> bool + Send + Sync>;
 
-/// A log that has to be on its device before the blocks it speaks of.
+/// A write-ahead log, which must be durable before the blocks that it describes are written.
 ///
-/// Called with no lock of the cache held; it must not write blocks of a device that is attached with it.
+/// The cache calls it with no lock held. It must not write blocks of a device that is attached with
+/// it.
 pub trait Wal: Send + Sync + 'static {
-    /// The log is durable up to, and with, this number. It must not wait: blocks that are about to be given
-    /// to the device are marked meanwhile, and whoever wants to write them waits.
+    /// Returns the largest number up to which the log is durable. It must not wait, because the
+    /// blocks that are about to be written are marked meanwhile, and writers of these blocks wait.
     fn durable(&self) -> u64;
 
     /// Makes the log durable up to a number. No block is marked meanwhile.
     ///
     /// # Errors
     ///
-    /// The log's: blocks that need it stay dirty.
+    /// The error of the log. The blocks that need it stay dirty.
     fn flush(&self, number: u64) -> io::Result<()>;
 }
 
-/// How long the cleaner tries a block again that the device refuses. [Flushes](crate::Device::flush) and
-/// syncs try each block once, whatever this says.
+/// How long the cleaner retries a block that the device refuses. [Flushes](crate::Device::flush)
+/// and syncs try each block once, whatever the rule is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ErrorRule {
-    /// Most tries after the first.
+    /// The largest number of retries.
     pub retries: u32,
-    /// None begins so long after the block became dirty.
+    /// No retry begins later than this after the block became dirty.
     pub within: Duration,
 }
 
@@ -56,8 +58,8 @@ pub struct AttachOptions {
 }
 
 impl AttachOptions {
-    /// In blocks of `block_size` bytes; nobody looks at them, and the cleaner tries a block that is refused
-    /// for ever, except where the device is gone (`ENODEV`, `ENXIO`).
+    /// Returns the options for blocks of `block_size` bytes without callbacks. The cleaner retries
+    /// a refused block for ever, except if the device is gone (`ENODEV`, `ENXIO`).
     pub fn new(block_size: usize) -> Self {
         let gone = [libc::ENODEV, libc::ENXIO].map(|errno| (errno, ErrorRule::NEVER));
         Self {
@@ -71,15 +73,19 @@ impl AttachOptions {
         }
     }
 
-    /// What this returns false for, of what was read, is cached for nobody. It is given the number of the
-    /// block and its bytes.
+    /// Sets a check of each block that is read, by its number and its bytes. A block for which
+    /// `verify` returns false is not cached, and its gets fail with
+    /// [`GetError::Verify`](crate::GetError::Verify).
     pub fn verify(mut self, verify: impl Fn(u64, &[u8]) -> bool + Send + Sync + 'static) -> Self {
         self.verify = Some(Box::new(verify));
         self
     }
 
-    /// What this returns false for is not written, and stays dirty. It looks at blocks that others read
-    /// meanwhile: a checksum is put in under the write guard.
+    /// Sets a check of each block before it is written. A block for which `look` returns false is
+    /// not written and stays dirty.
+    ///
+    /// Other threads may read the block meanwhile, so a checksum must be stored under the write
+    /// guard.
     pub fn before_write(
         mut self,
         look: impl Fn(u64, &[u8]) -> bool + Send + Sync + 'static,
@@ -88,27 +94,28 @@ impl AttachOptions {
         self
     }
 
-    /// The log that goes before blocks with a [number](crate::WriteGuard::set_lsn).
+    /// Sets the log of blocks with a [log position](crate::WriteGuard::set_lsn).
     pub fn wal(mut self, wal: Arc<dyn Wal>) -> Self {
         self.wal = Some(wal);
         self
     }
 
-    /// How long the cleaner tries where the device says `errno`.
+    /// Sets how long the cleaner retries a write that fails with `errno`.
     pub fn on_error(mut self, errno: i32, rule: ErrorRule) -> Self {
         self.rules.retain(|(known, _)| *known != errno);
         self.rules.push((errno, rule));
         self
     }
 
-    /// How long it tries where the device says anything else.
+    /// Sets how long the cleaner retries a write that fails with any other errno.
     pub fn on_other_errors(mut self, rule: ErrorRule) -> Self {
         self.otherwise = rule;
         self
     }
 
-    /// Is told when the last handle of the device is dropped and what was written could not be made durable:
-    /// blocks that are dirty still are lost then. Without this a line on the standard error says so.
+    /// Sets a callback for data loss: the last handle of the device is dropped, and its writes
+    /// could not be made durable. Blocks that are still dirty are lost. Without the callback, a
+    /// line on standard error reports the loss.
     pub fn on_loss(mut self, tell: impl Fn(WriteError) + Send + Sync + 'static) -> Self {
         self.on_loss = Some(Box::new(tell));
         self
@@ -120,7 +127,7 @@ impl AttachOptions {
             None => {
                 let line =
                     format!("bufcache: a device was dropped, and blocks are lost: {error}\n");
-                // `eprintln` panics where the standard error is closed.
+                // Not `eprintln`, which panics if standard error is closed.
                 let _ = io::stderr().write_all(line.as_bytes());
             }
         }

@@ -1,4 +1,4 @@
-//! For who reads and writes a device by other means than the cache's.
+//! Methods for users that read and write a device by means other than the cache.
 
 use std::fmt;
 use std::future::Future;
@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::pin::Pin as Pinned;
 use std::task::{Context, Poll, ready};
 
-use percpu::sync::{hint, mutant};
+use percpu::sync::{hint, mutant, step};
 
 use super::Device;
 use crate::cache::{Forget, Load};
@@ -16,20 +16,22 @@ use crate::word::{IO, Key, WRITE};
 
 /// Log of a sector's bytes.
 const SECTOR: u32 = 9;
-/// Looks at a block that another thread takes apart, before the task lets others go on. A guess.
+/// Retries of a block that another thread takes apart, before the task yields. A guess.
 const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 16 };
 
 impl Device {
-    /// The load of a block that is not there, for the caller to fill and to [finish](Load::finish): as
-    /// when one read of the device brings many blocks. Gets of the block wait for it.
+    /// Begins a load of a block that is not cached, for the caller to fill and to
+    /// [finish](Load::finish), for example when one read of the device brings many blocks. Gets of
+    /// the block wait for the load. Does not wait.
     ///
-    /// `None` where the block is there, or is being read, or no buffer is free; nothing is waited for.
-    /// Whoever waits for the block before it has ended the load waits for itself: after as long as the cache
-    /// waits for a buffer that is [`GetError::WouldDeadlock`]. A load that is given to another thread and
-    /// forgotten there is not seen.
+    /// Returns `None` if the block is cached or being read, or if no buffer is free.
     ///
-    /// Read the device after this, not before: what is written to it meanwhile is then either read, or
-    /// [forgotten](Self::invalidation).
+    /// A thread that holds the load and gets the block waits for itself. If it is the thread that
+    /// called this method, the get ends with [`GetError::WouldDeadlock`] after as long as the cache
+    /// waits for a buffer. In another thread the wait is not detected.
+    ///
+    /// Read the device after this call, not before. A write to the device in between is then either
+    /// read, or followed by an [invalidation](Self::invalidation) that finds the load.
     ///
     /// # Errors
     ///
@@ -41,14 +43,14 @@ impl Device {
         self.shared.claim(&self.source, key, self.class)
     }
 
-    /// Forgets blocks, each as [`invalidate`](Self::invalidate) does, but as a task: it does not block
-    /// where one is being read. Blocks that the device does not have are left out.
+    /// Invalidates blocks, each as [`invalidate`](Self::invalidate) does, but as a future: it does
+    /// not block if one is being read. Blocks beyond the end of the device are ignored.
     ///
-    /// For who has changed the device: once this is done, gets see the change.
+    /// Call it after a change of the device. Gets that begin after its end see the change.
     pub fn invalidation(&self, blocks: Range<u64>) -> Invalidation {
         let end = blocks.end.min(self.source.blocks);
         let count = end.saturating_sub(blocks.start);
-        // Of a long range few blocks are there: the table is the shorter way.
+        // A range longer than the table is searched by a walk over the table.
         let walk = (count > self.shared.places().into()).then_some(0);
         Invalidation {
             device: self.clone(),
@@ -62,25 +64,26 @@ impl Device {
     }
 }
 
-/// Forgets blocks of a device: from [`Device::invalidation`]. Ends with how many were cached.
+/// A future that invalidates blocks of a device, from [`Device::invalidation`]. Its output is the
+/// number of blocks that were cached.
 ///
-/// Dropped before, it leaves the rest as it is.
+/// Dropping it early leaves the remaining blocks cached.
 #[must_use = "nothing is forgotten until it is polled"]
 pub struct Invalidation {
     device: Device,
-    /// What is left to be looked at; all of it, where the table is walked.
+    /// The blocks that are left; all of them if the table is walked.
     left: Range<u64>,
-    /// Where in the table it is.
+    /// The next entry of a walk over the table.
     walk: Option<Place>,
     begun: bool,
-    /// A block that somebody takes apart.
+    /// A block to retry, because another thread takes its buffer apart.
     again: Option<Key>,
-    /// A load that it waits for, and the block.
+    /// The block whose load or write this waits for, and its pin.
     waiting: Option<(Key, Waiting)>,
     forgotten: u64,
 }
 
-/// A pinned entry.
+/// A pin on an entry.
 struct Waiting {
     device: Device,
     place: Place,
@@ -88,14 +91,12 @@ struct Waiting {
 
 impl Drop for Waiting {
     fn drop(&mut self) {
-        if !mutant("forget-keeps-its-pin") {
-            self.device.shared.unpin_place(self.place);
-        }
+        step!("invalidation: drop the pin", self.device.shared.unpin_place(self.place));
     }
 }
 
 impl Invalidation {
-    /// The next block that seems to be in the table.
+    /// Returns the next block that seems to be cached.
     fn next(&mut self) -> Option<Key> {
         let Self { device: Device { shared, source, .. }, left, walk, .. } = self;
         if let Some(place) = walk {
@@ -114,7 +115,7 @@ impl Future for Invalidation {
 
     /// # Errors
     ///
-    /// [`GetError::NoMemory`] for this thread's slots.
+    /// [`GetError::NoMemory`] if there is no memory for hazard slots of this thread.
     fn poll(mut self: Pinned<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         if !this.begun {
@@ -125,9 +126,9 @@ impl Future for Invalidation {
             let mut next = this.again.take();
             if let Some((key, Waiting { device, place })) = &this.waiting {
                 ready!(device.shared.poll_marks(*place, IO | WRITE, context))?;
-                // What another load has brought since is as new as need be.
-                next = device.shared.is_at(*key, *place).then_some(*key);
-                next = next.filter(|_| !mutant("forget-keeps-what-was-loading"));
+                // A block with another entry was loaded after the change, so it is left alone.
+                let again = device.shared.is_at(*key, *place).then_some(*key);
+                step!("invalidation: look again after the load", next = again);
                 this.waiting = None;
             }
             let Some(key) = next.or_else(|| this.next()) else {

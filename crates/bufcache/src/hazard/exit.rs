@@ -1,8 +1,9 @@
-//! Gives the records of a thread back when it ends: behind everything that may still use them.
+//! Releases the hazard records of a thread when it ends, after all that may still use them.
 //!
-//! The destructors of a thread's variables run one behind the other, and any of them may use a cache. So
-//! the records are a key's of the C library, whose destructors it runs after those; and again, up to four
-//! times, if one of them sets a key. In a model a variable's destructor does it.
+//! The destructors of a thread's variables may use a cache. A destructor of a `pthread` key
+//! releases the records, because the C library runs it after those of the variables. It runs again,
+//! up to four times, if a destructor sets the key again. In a model, the destructor of a variable
+//! releases them.
 
 use super::{MINE, Record};
 
@@ -10,7 +11,7 @@ use super::{MINE, Record};
 pub(super) fn release_at_end(new: &'static Record) {
     use percpu::sync::native::OnceLock;
 
-    /// The records are given back by whoever finds them here.
+    /// Releases the records that `MINE` leads to, unless an earlier call has done so.
     unsafe extern "C" fn end(_: *mut libc::c_void) {
         if let Some(record) = MINE.take() {
             record.release();
@@ -19,13 +20,13 @@ pub(super) fn release_at_end(new: &'static Record) {
     static KEY: OnceLock<Option<libc::pthread_key_t>> = OnceLock::new();
     let key = KEY.get_or_init(|| {
         let mut key = 0;
-        // SAFETY: a place for the key, and a function that takes any value.
+        // SAFETY: `key` is valid for a write, and `end` ignores its argument.
         let error = unsafe { libc::pthread_key_create(&raw mut key, Some(end)) };
         (error == 0).then_some(key)
     });
     if let Some(key) = *key {
-        // Where there is no memory for it, the thread's records stay taken for ever.
-        // SAFETY: a key, never deleted; the value is never followed.
+        // If there is no memory for the value, the thread's records stay owned for ever.
+        // SAFETY: the key was created and is never deleted; the value is not dereferenced.
         let _ = unsafe { libc::pthread_setspecific(key, std::ptr::from_ref(new).cast()) };
     }
 }
@@ -41,7 +42,7 @@ pub(super) fn release_at_end(new: &'static Record) {
     impl Drop for Exit {
         fn drop(&mut self) {
             let Some(record) = self.0.take() else { return };
-            // This variable may outlive the other; nothing reads it then.
+            // `MINE` may be gone already; then nothing reads it.
             let _ = MINE.try_with(|mine| mine.set(None));
             record.release();
         }
@@ -60,7 +61,7 @@ mod tests {
     use super::super::{Order, name, records};
     use crate::word::Entry;
 
-    /// Looks at an entry when its thread ends.
+    /// Protects an entry when its thread ends.
     struct Late;
 
     impl Drop for Late {
@@ -80,7 +81,7 @@ mod tests {
             let before = records().count();
             for _ in 0..200 {
                 let thread = thread::spawn(move || {
-                    // Destructors run in the order of the first uses, or in the other.
+                    // Destructors run in the order of the first uses, or in reverse.
                     FIRST.with(|_| ());
                     let entry = Entry::new();
                     if first {

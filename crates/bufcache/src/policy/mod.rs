@@ -12,7 +12,7 @@ mod lists;
 mod samples;
 mod shadow;
 
-use percpu::sync::mutant;
+use percpu::sync::{check, mutant};
 
 pub(crate) use self::lists::Policy;
 pub(crate) use self::samples::Samples;
@@ -116,8 +116,8 @@ pub(crate) fn may_go(word: Word) -> bool {
     if mutant("evict-what-is-loading") && word.has(IO) {
         return !word.has(EVICT | STALE);
     }
-    let dirty = if mutant("evict-what-is-dirty") { 0 } else { DIRTY };
-    word.pins() == 0 && word.has(VALID) && !word.has(IO | EVICT | STALE | WRITE | dirty | BACK)
+    let idle = word.pins() == 0 && word.has(VALID) && !word.has(IO | EVICT | STALE | WRITE | BACK);
+    idle && check!("evict: the buffer is clean", !word.has(DIRTY))
 }
 
 /// Marks a buffer as being evicted, unless somebody has it pinned or works on it.

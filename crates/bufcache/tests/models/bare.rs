@@ -8,33 +8,39 @@ use percpu::sync::{model, thread};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("publish-relaxed", "bare::inv03_a_block_that_is_found_has_its_bytes"),
-    ("hit-without-a-fence", "bare::inv06_a_slot_against_a_scan"),
-    ("scan-without-a-fence", "bare::inv06_a_slot_against_a_scan"),
-    ("hit-without-a-fence", "bare::inv06_a_slot_against_a_scan_by_membarrier"),
-    ("scan-without-a-fence", "bare::inv06_a_slot_against_a_scan_by_membarrier"),
-    ("slot-clear-relaxed", "bare::inv06_a_slot_against_a_scan"),
-    ("slot-scan-relaxed", "bare::inv06_a_slot_against_a_scan"),
-    ("bury-without-a-first-look-at-pins", "bare::inv06_a_pin_becomes_a_slot"),
-    ("bury-without-a-first-look-at-pins", "bare::inv06_a_pin_becomes_a_slot_by_membarrier"),
+    ("publish: the bytes are there before", "bare::inv03_a_block_that_is_found_has_its_bytes"),
+    ("protect: the slot is set before the lookup", "bare::inv06_a_slot_against_a_scan"),
+    ("scan: the words are changed before", "bare::inv06_a_slot_against_a_scan"),
+    (
+        "protect: the slot is set before the lookup",
+        "bare::inv06_a_slot_against_a_scan_by_membarrier",
+    ),
+    ("scan: the words are changed before", "bare::inv06_a_slot_against_a_scan_by_membarrier"),
+    ("clear: the bytes were read before", "bare::inv06_a_slot_against_a_scan"),
+    ("scan: the bytes were read before", "bare::inv06_a_slot_against_a_scan"),
+    ("is_left: no pin before the scan", "bare::inv06_a_pin_becomes_a_slot"),
+    ("is_left: no pin before the scan", "bare::inv06_a_pin_becomes_a_slot_by_membarrier"),
     ("free: the key is hidden before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
     ("take: the place was freed before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
-    ("claim-without-a-fence", "bare::inv10_a_claim_against_who_forgets"),
-    ("forget-without-a-fence", "bare::inv10_a_claim_against_who_forgets"),
+    ("claim: the entry is inserted before the read", "bare::inv10_a_claim_against_who_forgets"),
+    (
+        "invalidate: the device is changed before the lookup",
+        "bare::inv10_a_claim_against_who_forgets",
+    ),
     ("join-forgets-the-failure", "bare::inv18_three_syncs_that_fail"),
 ];
 
 /// Of those, what only a checker of weak memory can see.
 pub(super) const LOOM_ONLY: &[&str] = &[
-    "publish-relaxed",
-    "hit-without-a-fence",
-    "scan-without-a-fence",
-    "slot-clear-relaxed",
-    "slot-scan-relaxed",
+    "publish: the bytes are there before",
+    "protect: the slot is set before the lookup",
+    "scan: the words are changed before",
+    "clear: the bytes were read before",
+    "scan: the bytes were read before",
     "free: the key is hidden before",
     "take: the place was freed before",
-    "claim-without-a-fence",
-    "forget-without-a-fence",
+    "claim: the entry is inserted before the read",
+    "invalidate: the device is changed before the lookup",
 ];
 
 /// At least one of the two sees the other.

@@ -13,11 +13,11 @@ use super::world::{BLOCKS, SIZE, dawdle};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("forget-keeps-what-was-loading", "claim::inv10_a_claim_against_who_forgets"),
-    ("forget-keeps-what-was-loading", "claim::inv10_who_forgets_waits_for_a_load"),
+    ("invalidation: look again after the load", "claim::inv10_a_claim_against_who_forgets"),
+    ("invalidation: look again after the load", "claim::inv10_who_forgets_waits_for_a_load"),
     ("poll: the marks are there still", "claim::inv10_who_forgets_waits_for_a_load"),
     ("invalidate-overlooks-loads", "claim::inv10_a_claim_against_who_invalidates"),
-    ("forget-keeps-its-pin", "claim::inv10_who_forgets_is_gone"),
+    ("invalidation: drop the pin", "claim::inv10_who_forgets_is_gone"),
     ("forget-overlooks-who-is-busy", "claim::inv10_who_forgets_against_an_evictor"),
 ];
 

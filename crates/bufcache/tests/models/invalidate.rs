@@ -13,8 +13,8 @@ use super::world::{World, dawdle, look};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("bury-without-a-scan", "invalidate::inv10_a_hit_keeps_what_was_invalidated"),
-    ("bury-without-a-last-look-at-pins", "invalidate::inv10_a_guard_becomes_a_pin"),
+    ("is_left: no slot names the entry", "invalidate::inv10_a_hit_keeps_what_was_invalidated"),
+    ("is_left: no pin after the scan", "invalidate::inv10_a_guard_becomes_a_pin"),
     ("invalidate-lets-go-early", "invalidate::inv10_an_evictor_has_it_meanwhile"),
     ("evict-keeps-what-is-stale", "invalidate::inv10_an_evictor_has_it_meanwhile"),
 ];

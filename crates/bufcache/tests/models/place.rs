@@ -6,8 +6,8 @@ use super::world::{World, neighbours};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("free-forgets-overflow", "place::inv04_a_block_is_found_behind_its_home"),
-    ("displace-without-a-sign", "place::inv04_a_block_is_found_behind_its_home"),
+    ("free: OVERFLOW is the bucket's", "place::inv04_a_block_is_found_behind_its_home"),
+    ("insert: mark the home of a displaced block", "place::inv04_a_block_is_found_behind_its_home"),
 ];
 
 /// Its home has two places, taken by others, of which one goes meanwhile.

@@ -8,7 +8,7 @@ use super::disk::{fill, of, small, world};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("evict-what-is-dirty", "sync::inv15_a_writer_against_an_evictor"),
+    ("evict: the buffer is clean", "sync::inv15_a_writer_against_an_evictor"),
     ("write-before-the-log", "sync::inv16_the_log_against_a_writer"),
     ("log-flushed-once", "sync::inv16_the_log_against_a_writer"),
     ("sync-skips-what-is-marked", "write::inv20_a_sync_against_the_cleaner"),

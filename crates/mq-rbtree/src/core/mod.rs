@@ -107,7 +107,7 @@ pub struct Core<T, L: Levels = Bitmap> {
     bytes: u64,
     levels: L,
     ageing: Option<Ageing<L::Priority>>,
-    /// Messages that went past the store: see [`passes`](Self::passes).
+    /// Messages that [`pop_after`](Self::pop_after) has returned at once.
     passed: u64,
     lent: usize,
     slab: Slab<T>,
@@ -332,17 +332,61 @@ impl<T, L: Levels> Core<T, L> {
         Ok(())
     }
 
-    /// Returns whether a message of this priority would be the next at once, and counts it if so:
-    /// the caller passes it to a receiver and does not push it.
+    /// Appends a message for which memory is stored, and removes the next one: that very message, if
+    /// it is above all others.
     #[inline(always)]
-    pub(crate) fn passes(&mut self, priority: L::Priority) -> bool {
-        let is_first = self.ageing.is_none()
-            && self.levels.highest().is_none_or(|level| {
+    pub(crate) fn pop_after(
+        &mut self,
+        message: Message<T, L::Priority>,
+        preload: &mut Preload<T, L>,
+    ) -> Message<T, L::Priority> {
+        if self.ageing.is_none() {
+            let Some(level) = self.levels.highest() else {
+                self.passed += 1;
+                return message;
+            };
+            // SAFETY: `highest` has just returned the level.
+            let highest = unsafe { self.levels.priority(level) };
+            if L::is_above(message.priority, highest) {
+                self.passed += 1;
+                return message;
+            }
+            if !L::is_above(highest, message.priority) {
                 // SAFETY: `highest` has just returned the level.
-                L::is_above(priority, unsafe { self.levels.priority(level) })
-            });
-        self.passed += u64::from(is_first);
-        is_first
+                return unsafe { self.rotate(level, message) };
+            }
+        }
+        self.push_stored(message);
+        self.pop_with(preload).unwrap_or_else(|| unreachable!("a message was just added"))
+    }
+
+    /// Appends a message to a level, and removes the oldest one, whose slot it takes.
+    ///
+    /// # Safety
+    ///
+    /// The level is in the set, and not empty.
+    #[inline(always)]
+    unsafe fn rotate(
+        &mut self,
+        level: L::Level,
+        message: Message<T, L::Priority>,
+    ) -> Message<T, L::Priority> {
+        // SAFETY: the caller guarantees a level of the set.
+        let fifo = unsafe { self.levels.fifo(level) };
+        let head = fifo.head;
+        // SAFETY: by invariant 1 the level's head is a live slot.
+        let Removed { value, bytes, next } =
+            unsafe { self.slab.replace(head, message.value, message.bytes) };
+        if next != NIL {
+            fifo.head = next;
+            let tail = std::mem::replace(&mut fifo.tail, head);
+            // SAFETY: by invariant 1 the FIFO names live slots.
+            unsafe { self.slab.set_next(tail, head) };
+            // SAFETY: as above.
+            unsafe { self.slab.prefetch_after(head, next) };
+        }
+        self.bytes = self.bytes - u64::from(bytes) + u64::from(message.bytes);
+        Message { value, priority: message.priority, bytes }
     }
 
     /// Appends a message for which a slot is free and memory for its level is stored.
@@ -438,7 +482,8 @@ impl<T, L: Levels> Core<T, L> {
         let priority = unsafe { self.levels.priority(level) };
         // SAFETY: the level is still in the set: nothing was removed since it was returned.
         let fifo = unsafe { self.levels.fifo(level) };
-        let (taken, next) = take(&mut self.slab, fifo.head);
+        let head = fifo.head;
+        let (taken, next) = take(&mut self.slab, head);
         fifo.head = next;
         fifo.len -= 1;
         if next == NIL {
@@ -448,11 +493,11 @@ impl<T, L: Levels> Core<T, L> {
             if let Some(level) = self.levels.highest() {
                 // SAFETY: `highest` has just returned the level.
                 let next = unsafe { self.levels.fifo(level) }.head;
-                self.slab.prefetch(next);
+                self.slab.prefetch_first(next);
             }
         } else {
-            // The next receive most likely takes this message.
-            self.slab.prefetch(next);
+            // SAFETY: by invariant 1 the FIFO names live slots.
+            unsafe { self.slab.prefetch_after(head, next) };
         }
         Some((taken, priority))
     }

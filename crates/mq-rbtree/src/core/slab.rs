@@ -266,6 +266,20 @@ impl<T> Slab<T> {
         Removed { value, bytes, next }
     }
 
+    /// Takes a message out, and stores another one in its slot, which no slot follows.
+    ///
+    /// # Safety
+    ///
+    /// `index` is a live slot.
+    #[inline(always)]
+    pub(crate) unsafe fn replace(&mut self, index: u32, value: T, bytes: u32) -> Removed<T> {
+        let slot = Slot { next: NIL, bytes, value: MaybeUninit::new(value) };
+        // SAFETY: the caller guarantees a live slot, which was written.
+        let Slot { next, bytes, value } = unsafe { self.slot(index).replace(slot) };
+        // SAFETY: the value of a live slot is initialised.
+        Removed { value: unsafe { value.assume_init() }, bytes, next }
+    }
+
     /// Returns the slot that follows a message in its FIFO.
     ///
     /// # Safety
@@ -313,19 +327,30 @@ impl<T> Slab<T> {
         unsafe { NonNull::new_unchecked(value.cast()) }
     }
 
-    /// Prefetches a message that is needed soon: in a deep queue it has left the caches.
+    /// Prefetches what the receives after the next one need: in a deep queue it has left the caches.
+    /// `head` is the next message of its FIFO, and `before` was the one before it.
+    ///
+    /// # Safety
+    ///
+    /// `head` is a live slot.
     #[inline(always)]
-    pub(crate) fn prefetch(&self, index: u32) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let slot = self.slot(index).cast_const().cast();
-            // SAFETY: a prefetch does not access memory as far as the program can tell, so any
-            // address is valid.
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(slot) };
+    pub(crate) unsafe fn prefetch_after(&self, before: u32, head: u32) {
+        // SAFETY: the caller guarantees a live slot. The call before this one has prefetched it.
+        let next = unsafe { self.next(head) };
+        let at = self.slot(if next == NIL { head } else { next }).cast_const();
+        prefetch(at);
+        // Small messages stored one after another: those that follow are in the next lines, and the
+        // links to them are no faster than the receiver.
+        if size_of::<Slot<T>>() <= 32 && head.wrapping_sub(before) < 64 {
+            prefetch(at.wrapping_byte_add(4 * 64));
+            prefetch(at.wrapping_byte_add(5 * 64));
         }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _nothing_to_ask = index;
+    }
+
+    /// Prefetches the first message of a level.
+    #[inline(always)]
+    pub(crate) fn prefetch_first(&self, head: u32) {
+        prefetch(self.slot(head).cast_const());
     }
 
     /// Returns the address of a slot whose index is below `capacity`.
@@ -436,6 +461,20 @@ impl<T> Slab<T> {
         let room = self.has_all_chunks();
         assert_eq!(self.published == 0, room, "the hint");
     }
+}
+
+/// Asks for a cache line that is needed soon.
+#[inline(always)]
+fn prefetch<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch does not access memory as far as the program can tell, so any address
+        // is valid.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _nothing_to_ask = at;
 }
 
 impl<T> Drop for Slab<T> {

@@ -19,6 +19,9 @@ mod config;
 mod deferred;
 mod inspect;
 mod lent;
+mod lock;
+mod locked;
+mod serve;
 mod spin;
 mod state;
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
@@ -26,18 +29,18 @@ mod tests;
 
 use std::fmt;
 use std::panic::resume_unwind;
-use std::time::{Duration, Instant};
 
-use percpu::sync::{Futex, WordGuard, WordLock, hint, step, thread};
+use percpu::sync::{WordGuard, WordLock, step};
 
 pub use self::builder::Builder;
 
 use self::config::Config;
 pub(crate) use self::deferred::Deferred;
+pub(crate) use self::locked::{Access, LockedState};
 use self::spin::Spin;
 use self::state::{Refused, State};
 use crate::core::{Bitmap, Hint, Levels, Message, Preload};
-use crate::deadline::{Deadline, Wait};
+use crate::deadline::Wait;
 use crate::error::{NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused};
 use crate::quota::Charge;
 use crate::staging::Ring;
@@ -462,117 +465,6 @@ impl<T, L: Levels> Queue<T, L> {
         taken.is_some() // dropped after the unlock
     }
 
-    /// Locks the state, and starts to measure the hold time if the queue measures it.
-    #[inline(always)]
-    pub(crate) fn lock_undrained(&self) -> LockedState<'_, T, L> {
-        self.with_hold_timer(self.state.lock())
-    }
-
-    /// Locks the state, and drains the ring: each message whose send has returned is in the store.
-    ///
-    /// Like all functions that drain, it waits for a sender between its claim and its publication.
-    #[inline]
-    pub(crate) fn lock(&self) -> LockedState<'_, T, L> {
-        self.lock_until(Access::Receive, None).unwrap_or_else(without_deadline)
-    }
-
-    /// Locks the state, and shuts and drains the ring: until the unlock, and as long as a thread or
-    /// task waits or is to be notified, the store is the whole queue.
-    #[inline]
-    pub(crate) fn lock_shut(&self) -> LockedState<'_, T, L> {
-        self.lock_until(Access::Wait, None).unwrap_or_else(without_deadline)
-    }
-
-    /// Does what one of the two does, or returns `None` at the deadline, and counts that.
-    pub(crate) fn lock_until(
-        &self,
-        access: Access,
-        deadline: Option<Deadline>,
-    ) -> Option<LockedState<'_, T, L>> {
-        let locked = self.lock_unless(access, || deadline.is_some_and(Deadline::is_over));
-        let Err(mut undrained) = locked else { return locked.ok() };
-        undrained.counters.timeouts += 1;
-        None
-    }
-
-    /// Does the same for a task, which polls again if it gets `None`: a moment was too short.
-    pub(crate) fn poll_lock(&self, access: Access) -> Option<LockedState<'_, T, L>> {
-        self.lock_unless(access, || true).ok()
-    }
-
-    /// Locks the state. Returns the state that is not drained if a sender is waited for and `is_over`
-    /// returns true, which is called after a moment of patience.
-    fn lock_unless(
-        &self,
-        access: Access,
-        is_over: impl Fn() -> bool,
-    ) -> Result<LockedState<'_, T, L>, LockedState<'_, T, L>> {
-        let (mut looks, mut upto) = (0, u64::MAX);
-        loop {
-            let mut state = self.lock_undrained();
-            if access != Access::Receive {
-                step!("lock: shut the ring", state.shut());
-            }
-            if state.drain(upto) || (access == Access::Send && state.closed) {
-                return Ok(state);
-            }
-            if looks >= PATIENCE && is_over() {
-                return Err(state);
-            }
-            if looks == 0 && access == Access::Receive {
-                // Holes before later sends would delay a receive without bound.
-                upto = state.reported();
-            }
-            drop(state);
-            wait_for_sender(looks);
-            looks += 1;
-        }
-    }
-
-    /// Locks the state to send a message, with the memory that seems to be missing. The ring is shut
-    /// and drained. Returns `None` at the deadline.
-    pub(crate) fn lock_to_send(
-        &self,
-        priority: L::Priority,
-        preload: &mut Preload<T, L>,
-        deadline: Option<Deadline>,
-    ) -> Option<LockedState<'_, T, L>> {
-        self.lock_with_memory(priority, preload, || self.lock_until(Access::Send, deadline))
-    }
-
-    /// Does the same for a task: see [`poll_lock`](Self::poll_lock).
-    pub(crate) fn poll_lock_to_send(
-        &self,
-        priority: L::Priority,
-        preload: &mut Preload<T, L>,
-    ) -> Option<LockedState<'_, T, L>> {
-        self.lock_with_memory(priority, preload, || self.poll_lock(Access::Send))
-    }
-
-    fn lock_with_memory<'q>(
-        &'q self,
-        priority: L::Priority,
-        preload: &mut Preload<T, L>,
-        lock: impl Fn() -> Option<LockedState<'q, T, L>>,
-    ) -> Option<LockedState<'q, T, L>> {
-        let mut preloaded = self.ring.is_none() || self.hint.needs_slot();
-        loop {
-            self.hint.preload(priority, preload);
-            let state = lock()?;
-            if preloaded || !self.hint.needs_slot() {
-                return Some(state);
-            }
-            preloaded = true; // the messages of the ring took the slots
-        }
-    }
-
-    /// Starts to measure the hold time of a lock that was just taken, if the queue measures it.
-    #[inline(always)]
-    fn with_hold_timer<'q>(&'q self, guard: WordGuard<'q, State<T, L>>) -> LockedState<'q, T, L> {
-        let since = if self.config.time_lock { Some(Instant::now()) } else { None };
-        LockedState { queue: self, guard, since }
-    }
-
     /// Runs the deferred actions after the unlock, and serves more waiters if there was no room for
     /// all.
     ///
@@ -624,96 +516,6 @@ pub(crate) fn refuse_or_unwind<T, P>(
         resume_unwind(panic);
     }
     refuse_message(not_put)
-}
-
-/// The locked state of a queue.
-pub(crate) struct LockedState<'q, T, L: Levels> {
-    queue: &'q Queue<T, L>,
-    guard: WordGuard<'q, State<T, L>>,
-    /// The moment of the lock, if the queue measures the hold time.
-    since: Option<Instant>,
-}
-
-impl<T, L: Levels> LockedState<'_, T, L> {
-    /// Makes later sends take the lock.
-    pub(crate) fn shut(&mut self) {
-        if let Some(ring) = &self.queue.ring {
-            ring.shut(&mut self.guard.cursor);
-        }
-    }
-
-    /// Drains the ring: see [`State::drain`].
-    #[inline]
-    fn drain(&mut self, upto: u64) -> bool {
-        match &self.queue.ring {
-            Some(ring) => self.guard.drain(ring, upto),
-            None => true,
-        }
-    }
-
-    /// Returns the position below which senders have reported holes.
-    fn reported(&self) -> u64 {
-        self.queue.ring.as_ref().map_or(0, Ring::reported)
-    }
-}
-
-/// What the queue is locked for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Access {
-    /// To see the messages whose sends have returned.
-    Receive,
-    /// To wait, or to be notified.
-    Wait,
-    /// To send; a closed queue refuses that without a look at the ring.
-    Send,
-}
-
-/// A sender that has claimed a slot is waited for so often, also if the deadline is over.
-const PATIENCE: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 128 };
-
-/// The value that a wait without a deadline does not end with.
-#[cold]
-fn without_deadline<R>() -> R {
-    unreachable!("a wait without a deadline timed out")
-}
-
-/// Waits a moment for a sender to publish its message: it takes some nanoseconds, unless its thread
-/// was stopped.
-#[cold]
-fn wait_for_sender(looks: u32) {
-    match looks {
-        0..64 if !cfg!(any(offlock_loom, offlock_shuttle)) => hint::spin_loop(),
-        _ if looks < PATIENCE || cfg!(any(offlock_loom, offlock_shuttle)) => thread::yield_now(),
-        _ => _ = Futex::new().wait_for(0, Duration::from_micros(50)),
-    }
-}
-
-impl<T, L: Levels> std::ops::Deref for LockedState<'_, T, L> {
-    type Target = State<T, L>;
-
-    #[inline(always)]
-    fn deref(&self) -> &State<T, L> {
-        &self.guard
-    }
-}
-
-impl<T, L: Levels> std::ops::DerefMut for LockedState<'_, T, L> {
-    #[inline(always)]
-    fn deref_mut(&mut self) -> &mut State<T, L> {
-        &mut self.guard
-    }
-}
-
-impl<T, L: Levels> Drop for LockedState<'_, T, L> {
-    #[inline(always)]
-    fn drop(&mut self) {
-        if let Some(ring) = &self.queue.ring {
-            self.guard.leave_ring(ring, &self.queue.config);
-        }
-        if let Some(since) = self.since {
-            self.guard.counters.record_hold(since);
-        }
-    }
 }
 
 impl<T, L: Levels> Drop for Queue<T, L> {

@@ -25,10 +25,10 @@ use super::config::Config;
 use super::deferred::{Deferred, Notification};
 use crate::core::{Core, Levels, Message, Preload};
 use crate::error::SendRefused;
-use crate::event::{EventNotifier, READABLE, WRITABLE};
+use crate::event::EventNotifier;
 use crate::staging::{Cursor, Next, Ring};
 use crate::stats::Counters;
-use crate::waiter::{Demand, Rank, WaitEnd, WaitList, Waiter, Wake};
+use crate::waiter::{Demand, Rank, WaitList, Waiter};
 
 pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
 
@@ -172,11 +172,12 @@ impl<T, L: Levels> State<T, L> {
             Next::Nothing => self.core.pop_with(preload)?,
             Next::Message(priority) => {
                 let alone = matches!(ring.next(&self.cursor, 1, u64::MAX), Next::Nothing);
-                if check!("receive: drain before the choice", alone) && self.core.passes(priority) {
+                if check!("receive: drain before the choice", alone) {
                     // SAFETY: the lock is held, and `next` has just returned a message.
                     let value = unsafe { ring.take(&mut self.cursor) };
+                    let message = Message { value, priority, bytes: 0 };
                     self.count_depth(self.core.occupied() + 1);
-                    Message { value, priority, bytes: 0 }
+                    self.core.pop_after(message, preload)
                 } else {
                     if !self.drain(ring, u64::MAX) {
                         return None;
@@ -244,7 +245,7 @@ impl<T, L: Levels> State<T, L> {
 
     /// Counts a message that was added to the queue.
     #[inline(always)]
-    fn count_sent(&mut self) {
+    pub(super) fn count_sent(&mut self) {
         self.cursor.accept();
         self.count_depth(self.core.occupied());
     }
@@ -466,275 +467,6 @@ impl<T, L: Levels> State<T, L> {
         self.serve_waiters(config, preload, deferred);
         Ok(())
     }
-
-    /// Ends the wait of a receiving thread with a message. `deferred` has room.
-    ///
-    /// # Safety
-    ///
-    /// `thread` is on the list of receivers, and belongs to a thread.
-    unsafe fn hand_over(
-        &mut self,
-        thread: Node<T, L::Priority>,
-        message: Message<T, L::Priority>,
-        deferred: &mut Deferred,
-    ) {
-        // SAFETY: the caller guarantees that the node is on this list.
-        unsafe { self.receivers.remove(thread) };
-        // SAFETY: the thread does not leave before `end_wait` below.
-        let waiter = unsafe { thread.as_ref() };
-        // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
-        unsafe { waiter.inner() }.message = Some(message);
-        // SAFETY: the node was taken off its list above.
-        deferred.wake(unsafe { Waiter::end_wait(thread, WaitEnd::Completed) });
-        self.counters.handed_over += 1;
-    }
-
-    /// Restores the invariants after a message came or went, a permit was used or released, or room
-    /// was made.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn serve_waiters(
-        &mut self,
-        config: &Config<T, L>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
-    ) {
-        self.serve_waiters_of(config, preload, deferred, self.core.is_empty());
-    }
-
-    /// Restores the invariants. `was_empty` tells whether other threads last saw the queue empty.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn serve_waiters_of(
-        &mut self,
-        config: &Config<T, L>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
-        mut was_empty: bool,
-    ) {
-        while self.has_ended() && deferred.has_room() && self.dismiss_one(deferred) {}
-        loop {
-            let receiver =
-                self.receivers.first().filter(|_| self.core.len() > self.receive_permits);
-            let sender =
-                if receiver.is_none() { self.first_admissible_sender(config) } else { None };
-            let dismissed = !self.has_ended() || self.receivers.is_empty();
-            if receiver.is_none() && sender.is_none() && dismissed {
-                break;
-            }
-            if !deferred.has_room() {
-                deferred.request_section();
-                break;
-            }
-            if let Some(node) = receiver {
-                // SAFETY: the node is the first of the list.
-                unsafe { self.serve_receiver(node, preload, deferred) };
-            } else if let Some(node) = sender {
-                // SAFETY: `first_admissible_sender` returns a node of the list.
-                unsafe { self.serve_sender(node, preload, deferred) };
-                if was_empty && !self.core.is_empty() {
-                    was_empty = false;
-                    self.notify_unless_awaited(deferred);
-                }
-            }
-        }
-        if self.armed != 0 {
-            self.signal_notifiers(config, deferred);
-        }
-    }
-
-    /// Defers the notification of a first message, unless a receiver waits for the message: one on
-    /// the list, or a task with a permit that has not polled yet.
-    #[inline(always)]
-    pub(super) fn notify_unless_awaited(&mut self, deferred: &mut Deferred) {
-        let awaited = !self.receivers.is_empty() || self.receive_permits != 0;
-        if self.notification.is_some() && !awaited {
-            step!(
-                "send: notify of the first message",
-                deferred.set_notification(self.notification.take())
-            );
-        }
-    }
-
-    /// Serves the first receiver; there are more messages than permits.
-    ///
-    /// # Safety
-    ///
-    /// `node` is on the list of receivers.
-    unsafe fn serve_receiver(
-        &mut self,
-        node: Node<T, L::Priority>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
-    ) {
-        // SAFETY: the caller guarantees that the node is on this list.
-        if unsafe { is_task(node) } {
-            // SAFETY: the caller guarantees that the node is on this list.
-            unsafe { self.receivers.remove(node) };
-            step!("receive permit: increment the count", self.receive_permits += 1);
-            // SAFETY: the task's node was taken off its list above.
-            deferred.wake(unsafe { grant_permit(node) });
-            return;
-        }
-        // If a comparison panics, the receiver tries again by itself, as the sender in
-        // `serve_sender`.
-        let pop = || self.core.pop_with(preload);
-        match catch_unwind(AssertUnwindSafe(pop)) {
-            // SAFETY: the node is on the list still, and belongs to a thread.
-            Ok(Some(message)) => unsafe { self.hand_over(node, message, deferred) },
-            Ok(None) => {}
-            Err(panic) => {
-                deferred.discard(panic);
-                // SAFETY: the node is on this list.
-                unsafe { self.receivers.remove(node) };
-                // SAFETY: the node was taken off its list above.
-                deferred.wake(unsafe { Waiter::end_wait(node, WaitEnd::Retry) });
-            }
-        }
-    }
-
-    /// Serves a waiting sender, whose message has room.
-    ///
-    /// # Safety
-    ///
-    /// `node` is on the list of senders.
-    unsafe fn serve_sender(
-        &mut self,
-        node: Node<T, L::Priority>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
-    ) {
-        // SAFETY: the node is on this list, so it is alive; its thread or future leaves only under
-        // the lock or after `end_wait` below.
-        let waiter = unsafe { node.as_ref() };
-        // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
-        let demand = unsafe { waiter.inner() }.demand;
-        // SAFETY: the caller guarantees that the node is on this list.
-        if unsafe { is_task(node) } {
-            // SAFETY: the caller guarantees that the node is on this list.
-            unsafe { self.senders.remove(node) };
-            step!("send permit: increment the count", self.send_permits += 1);
-            self.send_permit_bytes += demand.map_or(0, |demand| u64::from(demand.bytes));
-            // SAFETY: the task's node was taken off its list above.
-            deferred.wake(unsafe { grant_permit(node) });
-            return;
-        }
-        // If a comparison panics, nothing has changed. The sender repeats the comparison and the
-        // panic by itself: the calling thread may be returning a message.
-        let enter = || demand.map(|demand| self.core.get_or_insert_level(demand.priority, preload));
-        let level = match catch_unwind(AssertUnwindSafe(enter)) {
-            Ok(level) => level,
-            Err(panic) => {
-                deferred.discard(panic);
-                None
-            }
-        };
-        // SAFETY: the node is on this list.
-        unsafe { self.senders.remove(node) };
-        // SAFETY: `&mut self` excludes other threads, and no other reference to the node is in use.
-        let slot = &mut unsafe { waiter.inner() }.message;
-        let ended = match (level, slot.take()) {
-            (Some(Ok(level)), Some(message)) => {
-                // SAFETY: the level has just been returned, and only the list was changed since.
-                match unsafe { self.core.push_to_level(level, message, preload) } {
-                    Ok(()) => WaitEnd::Completed,
-                    Err(message) => {
-                        *slot = Some(message);
-                        WaitEnd::Retry
-                    }
-                }
-            }
-            // Memory is missing here: the sender tries with memory of its own, and reports if there
-            // is none.
-            (_, message) => {
-                *slot = message;
-                WaitEnd::Retry
-            }
-        };
-        if ended == WaitEnd::Completed {
-            self.counters.taken_over += 1;
-            self.count_sent();
-        }
-        // SAFETY: the node was taken off its list above.
-        deferred.wake(unsafe { Waiter::end_wait(node, ended) });
-    }
-
-    /// Returns the first waiting sender whose message has room.
-    ///
-    /// A sender that only a reserve keeps out does not block those behind it; any other sender
-    /// without room does.
-    pub(super) fn first_admissible_sender(
-        &self,
-        config: &Config<T, L>,
-    ) -> Option<Node<T, L::Priority>> {
-        if self.closed {
-            return None; // every waiter is about to be dismissed
-        }
-        let len = self.core.occupied() + self.send_permits;
-        let bytes = self.core.bytes() + self.send_permit_bytes;
-        let mut at = self.senders.first();
-        while let Some(node) = at {
-            // SAFETY: the node is on the list, so it is alive.
-            let waiter = unsafe { node.as_ref() };
-            // SAFETY: `&self` comes from the lock's guard, and the reference ends in this line.
-            let demand = unsafe { waiter.inner() }.demand?;
-            if config.has_room(len, bytes, demand) {
-                return Some(node);
-            }
-            if !config.fits_without_reserves(len, bytes, demand) {
-                return None;
-            }
-            // SAFETY: the node is on the list.
-            at = unsafe { self.senders.next(node) };
-        }
-        None
-    }
-
-    /// Ends a receive permit: its task has polled, or was dropped.
-    pub(crate) fn release_receive_permit(&mut self) {
-        step!("receive permit: decrement the count", self.receive_permits -= 1);
-    }
-
-    /// Ends a send permit: its task has polled, or was dropped.
-    pub(crate) fn release_send_permit(&mut self, bytes: u32) {
-        step!("send permit: decrement the count", self.send_permits -= 1);
-        self.send_permit_bytes -= u64::from(bytes);
-    }
-
-    /// Takes one waiter of a closed queue off its list, to try again and see that. A receiver waits on
-    /// while messages are in guards. Returns false if there is none.
-    pub(crate) fn dismiss_one(&mut self, deferred: &mut Deferred) -> bool {
-        let node = if let Some(node) = self.receivers.first().filter(|_| self.has_ended()) {
-            // SAFETY: the node is the first of this list.
-            unsafe { self.receivers.remove(node) };
-            node
-        } else if let Some(node) = self.senders.first() {
-            // SAFETY: the node is the first of this list.
-            unsafe { self.senders.remove(node) };
-            node
-        } else {
-            return false;
-        };
-        // SAFETY: the node was taken off its list above.
-        deferred.wake(unsafe { Waiter::end_wait(node, WaitEnd::Retry) });
-        true
-    }
-
-    /// Defers the signals of the armed notifiers whose event has occurred, and disarms them.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn signal_notifiers(&mut self, config: &Config<T, L>, deferred: &mut Deferred) {
-        let readable = !self.core.is_empty() || self.has_ended();
-        let writable = !config.is_full(self.core.occupied(), self.core.bytes()) || self.closed;
-        for (direction, due) in [(READABLE, readable), (WRITABLE, writable)] {
-            if due && self.armed & (1 << direction) != 0 {
-                self.armed &= !(1 << direction);
-                if let Some(notifier) = &self.notifiers[direction] {
-                    deferred.signal(direction, Arc::clone(notifier));
-                }
-            }
-        }
-    }
 }
 
 /// Returns whether a node belongs to a task.
@@ -742,23 +474,9 @@ impl<T, L: Levels> State<T, L> {
 /// # Safety
 ///
 /// The node is on a list of the state that the caller has locked.
-unsafe fn is_task<T, P: Copy>(node: Node<T, P>) -> bool {
+pub(super) unsafe fn is_task<T, P: Copy>(node: Node<T, P>) -> bool {
     // SAFETY: the caller guarantees that the node is on a list, so it is alive.
     let waiter = unsafe { node.as_ref() };
     // SAFETY: the caller holds the lock, and the reference ends in this line.
     unsafe { waiter.inner() }.is_task()
-}
-
-/// Gives a permit to a task.
-///
-/// # Safety
-///
-/// The node was taken off a list of the state in the lock section of the caller.
-unsafe fn grant_permit<T, P: Copy>(node: Node<T, P>) -> Option<Wake> {
-    // SAFETY: the node's future takes the lock before it is dropped, and the caller holds the lock.
-    let waiter = unsafe { node.as_ref() };
-    // SAFETY: the caller holds the lock, and the reference ends in this line.
-    unsafe { waiter.inner() }.permit = true;
-    // SAFETY: the caller has taken the node off its list in this lock section.
-    unsafe { Waiter::end_wait(node, WaitEnd::Completed) }
 }

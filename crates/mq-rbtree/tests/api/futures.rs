@@ -441,3 +441,33 @@ fn inv09_a_dropped_batch_loses_no_message() {
     assert_eq!(pin!(queue.receive_batch_async(&mut out, 0)).poll(&mut cx), Poll::Ready(Ok(0)));
     queue.validate();
 }
+
+/// A listed sender needs more room than the permit of another one leaves, so it blocks the sender
+/// behind it. A waiting receiver takes its message at once: no room is used, and the sender behind
+/// it is served.
+#[test]
+fn inv14_a_listed_sender_that_hands_over_unblocks_the_next() {
+    let queue = by_bytes(8, 16);
+    queue.send(16, 1).unwrap();
+    let flags = [10, 8, 1].map(|bytes| (bytes, WakeCount::new()));
+    let mut sends = flags.each_ref().map(|(bytes, _)| Box::pin(queue.send_async(*bytes, 1)));
+    for (send, (_, flag)) in sends.iter_mut().zip(&flags) {
+        assert!(poll(send, flag).is_pending());
+    }
+    let woken = || flags.each_ref().map(|(_, flag)| flag.count());
+    assert_eq!(queue.receive(), Ok((16, 1)));
+    assert_eq!(woken(), [1, 0, 0], "10 of 16 bytes are promised, and 8 are needed next");
+    thread::scope(|scope| {
+        let receiver = scope.spawn(|| queue.receive());
+        wait_until(|| queue.stats().waiting == (2, 1));
+        let [first, second, third] = &mut sends;
+        assert!(poll(second, &flags[1].1).is_ready());
+        assert_eq!(receiver.join().unwrap(), Ok((8, 1)));
+        assert_eq!(woken(), [1, 0, 1]);
+        queue.validate();
+        assert!(poll(third, &flags[2].1).is_ready());
+        assert!(poll(first, &flags[0].1).is_ready());
+    });
+    assert_eq!(queue.drain(), [(1, 1), (10, 1)]);
+    queue.validate();
+}

@@ -1,5 +1,7 @@
 //! The end of a queue: it is closed, or its last sender or receiver is dropped.
 
+use std::task::Poll;
+
 use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
 use percpu::sync::{Arc, thread};
 
@@ -59,25 +61,40 @@ fn close_wakes_two_waiting_receivers() {
     });
 }
 
-/// A close wakes a sending thread and task, and leaves the queue's message.
+/// A close wakes a sending task and a thread behind it, and leaves the queue's message.
 #[test]
 fn close_wakes_two_waiting_senders() {
     run(|| {
         let queue = with::<Bitmap>(1, 1);
-        let waits = [1, 2].map(|id| {
+        let counter = WakeCounter::new();
+        let mut task = Box::pin(queue.send_async(Payload::new(1), 0));
+        assert!(counter.poll(task.as_mut()).is_pending());
+        let thread = thread::spawn({
             let queue = Arc::clone(&queue);
-            thread::spawn(move || {
-                let message = Payload::new(id);
-                let result = match id {
-                    1 => queue.send(message, 0),
-                    _ => block_on(queue.send_async(message, 0)),
-                };
-                sent(result, SendRefused::Closed)
-            })
+            move || sent(queue.send(Payload::new(2), 0), SendRefused::Closed)
         });
         assert!(queue.close());
-        assert_eq!(waits.map(|wait| wait.join().unwrap()), [0, 0]);
-        assert_eq!(finish(&queue), 1);
+        assert_eq!(counter.wakes(), 1);
+        match counter.poll(task.as_mut()) {
+            Poll::Ready(result) => assert_eq!(sent(result, SendRefused::Closed), 0),
+            Poll::Pending => panic!("it waits on a closed queue"),
+        }
+        drop(task);
+        assert_eq!((thread.join().unwrap(), finish(&queue)), (0, 1));
+    });
+}
+
+/// A task sends to a full queue while the queue is closed.
+#[test]
+fn close_races_a_waiting_task() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 1);
+        let task = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || sent(block_on(queue.send_async(Payload::new(1), 0)), SendRefused::Closed)
+        });
+        assert!(queue.close());
+        assert_eq!((task.join().unwrap(), finish(&queue)), (0, 1));
     });
 }
 
@@ -101,8 +118,8 @@ fn close_wakes_more_waiters_than_one_section() {
         let mut got = 0;
         for (counter, task) in counters.iter().zip(&mut tasks) {
             match counter.poll(task.as_mut()) {
-                std::task::Poll::Ready(result) => got += received(result, ReceiveError::Closed),
-                std::task::Poll::Pending => panic!("it waits on a closed queue"),
+                Poll::Ready(result) => got += received(result, ReceiveError::Closed),
+                Poll::Pending => panic!("it waits on a closed queue"),
             }
         }
         drop(tasks);

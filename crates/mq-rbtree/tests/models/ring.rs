@@ -48,6 +48,26 @@ fn inv21_a_hole_is_reported_to_the_sender_behind() {
     });
 }
 
+/// A sender stops between its claim and its publication. The sender behind it reports the hole, and a
+/// third one, which finds that one published, does not: its own receive waits all the same.
+#[test]
+fn inv21_a_hole_reported_by_another_sender_is_seen() {
+    model(|| {
+        let (ring, cursor) = ring();
+        // A failed exchange in a claim would yield, and after that loom shows the newest value only.
+        assert_eq!([(); 3].map(|()| ring.claim()), [0, 1, 2].map(Some));
+        let sender = thread::spawn({
+            let ring = Arc::clone(&ring);
+            // SAFETY: the position was claimed for this thread, which alone publishes it.
+            move || unsafe { ring.publish(1, 1, 0) }
+        });
+        // SAFETY: the position was claimed, and is published here only.
+        unsafe { ring.publish(2, 2, 0) };
+        assert_eq!(ring.next(&cursor, 0, u64::MAX), Next::Hole, "a message was sent before");
+        sender.join().unwrap();
+    });
+}
+
 /// One sender learns of the room from the receiver, and the other one from the first.
 #[test]
 fn inv24_two_senders_reuse_slots() {

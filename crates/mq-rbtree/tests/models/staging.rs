@@ -15,6 +15,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("publish: the message is written", "staging::inv21_a_message_is_published_with_its_send"),
     ("drain: the message is written", "staging::inv21_a_message_is_published_with_its_send"),
     ("publish: report the hole", "staging::inv21_a_send_behind_a_hole_is_drained"),
+    ("publish: the holes before", "ring::inv21_a_hole_reported_by_another_sender_is_seen"),
     ("drain: a hole is waited for", "staging::inv21_a_send_behind_a_hole_is_drained"),
     ("receive: drain before the choice", "staging::inv21_the_highest_staged_message_is_next"),
     ("room: the slots are free", "staging::inv24_a_slot_is_reused_after_its_message_was_read"),
@@ -38,6 +39,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 pub(super) const LOOM_ONLY: &[&str] = &[
     "publish: the message is written",
     "drain: the message is written",
+    "publish: the holes before",
     "room: the slots are free",
     "refresh: the slots are free",
     "refresh: for the other senders",

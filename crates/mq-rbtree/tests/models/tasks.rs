@@ -139,19 +139,22 @@ fn inv14_a_task_is_woken_for_each_message() {
 fn inv14_a_task_is_woken_for_each_free_place() {
     run(|| {
         let queue = with::<Bitmap>(1, 1);
-        let task = thread::spawn({
+        let counter = WakeCounter::new();
+        let mut first = Box::pin(queue.send_async(Payload::new(1), 0));
+        assert!(counter.poll(first.as_mut()).is_pending());
+        assert_eq!(queue.receive().unwrap().0.seen(), 0);
+        assert_eq!(counter.wakes(), 1);
+        assert!(matches!(counter.poll(first.as_mut()), Poll::Ready(Ok(()))));
+        drop(first);
+        let second = thread::spawn({
             let queue = Arc::clone(&queue);
-            move || {
-                for id in 1..3 {
-                    block_on(queue.send_async(Payload::new(id), 0)).unwrap();
-                }
-            }
+            move || block_on(queue.send_async(Payload::new(2), 0)).unwrap()
         });
-        for id in 0..3 {
+        for id in 1..3 {
             yield_often();
             assert_eq!(queue.receive().unwrap().0.seen(), id);
         }
-        task.join().unwrap();
+        second.join().unwrap();
         assert_eq!(finish(&queue), 0);
     });
 }

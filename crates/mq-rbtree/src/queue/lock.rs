@@ -1,0 +1,150 @@
+//! The ways to lock a queue: with or without the messages of the ring, and up to a deadline.
+//!
+//! A thread that drains the ring may have to wait for a sender between its claim and its publication.
+//! It waits without the lock.
+
+use std::time::{Duration, Instant};
+
+use percpu::sync::{Futex, WordGuard, hint, step, thread};
+
+use super::Queue;
+use super::locked::{Access, LockedState};
+use super::state::State;
+use crate::core::{Levels, Preload};
+use crate::deadline::Deadline;
+
+impl<T, L: Levels> Queue<T, L> {
+    /// Locks the state, and starts to measure the hold time if the queue measures it.
+    #[inline(always)]
+    pub(crate) fn lock_undrained(&self) -> LockedState<'_, T, L> {
+        self.with_hold_timer(self.state.lock())
+    }
+
+    /// Locks the state, and drains the ring: each message whose send has returned is in the store.
+    ///
+    /// Like all functions that drain, it waits for a sender between its claim and its publication.
+    #[inline]
+    pub(crate) fn lock(&self) -> LockedState<'_, T, L> {
+        self.lock_until(Access::Receive, None).unwrap_or_else(without_deadline)
+    }
+
+    /// Locks the state, and shuts and drains the ring: until the unlock, and as long as a thread or
+    /// task waits or is to be notified, the store is the whole queue.
+    #[inline]
+    pub(crate) fn lock_shut(&self) -> LockedState<'_, T, L> {
+        self.lock_until(Access::Wait, None).unwrap_or_else(without_deadline)
+    }
+
+    /// Does what one of the two does, or returns `None` at the deadline, and counts that.
+    pub(crate) fn lock_until(
+        &self,
+        access: Access,
+        deadline: Option<Deadline>,
+    ) -> Option<LockedState<'_, T, L>> {
+        let locked = self.lock_unless(access, || deadline.is_some_and(Deadline::is_over));
+        let Err(mut undrained) = locked else { return locked.ok() };
+        undrained.counters.timeouts += 1;
+        None
+    }
+
+    /// Does the same for a task, which polls again if it gets `None`: a moment was too short.
+    pub(crate) fn poll_lock(&self, access: Access) -> Option<LockedState<'_, T, L>> {
+        self.lock_unless(access, || true).ok()
+    }
+
+    /// Locks the state. Returns the state that is not drained if a sender is waited for and `is_over`
+    /// returns true, which is called after a moment of patience.
+    fn lock_unless(
+        &self,
+        access: Access,
+        is_over: impl Fn() -> bool,
+    ) -> Result<LockedState<'_, T, L>, LockedState<'_, T, L>> {
+        let (mut looks, mut upto) = (0, u64::MAX);
+        loop {
+            let mut state = self.lock_undrained();
+            if access != Access::Receive {
+                step!("lock: shut the ring", state.shut());
+            }
+            if state.drain(upto) || (access == Access::Send && state.closed) {
+                return Ok(state);
+            }
+            if looks >= PATIENCE && is_over() {
+                return Err(state);
+            }
+            if looks == 0 && access == Access::Receive {
+                // Holes before later sends would delay a receive without bound.
+                upto = state.reported();
+            }
+            drop(state);
+            wait_for_sender(looks);
+            looks += 1;
+        }
+    }
+
+    /// Locks the state to send a message, with the memory that seems to be missing. The ring is shut
+    /// and drained. Returns `None` at the deadline.
+    pub(crate) fn lock_to_send(
+        &self,
+        priority: L::Priority,
+        preload: &mut Preload<T, L>,
+        deadline: Option<Deadline>,
+    ) -> Option<LockedState<'_, T, L>> {
+        self.lock_with_memory(priority, preload, || self.lock_until(Access::Send, deadline))
+    }
+
+    /// Does the same for a task: see [`poll_lock`](Self::poll_lock).
+    pub(crate) fn poll_lock_to_send(
+        &self,
+        priority: L::Priority,
+        preload: &mut Preload<T, L>,
+    ) -> Option<LockedState<'_, T, L>> {
+        self.lock_with_memory(priority, preload, || self.poll_lock(Access::Send))
+    }
+
+    fn lock_with_memory<'q>(
+        &'q self,
+        priority: L::Priority,
+        preload: &mut Preload<T, L>,
+        lock: impl Fn() -> Option<LockedState<'q, T, L>>,
+    ) -> Option<LockedState<'q, T, L>> {
+        let mut preloaded = self.ring.is_none() || self.hint.needs_slot();
+        loop {
+            self.hint.preload(priority, preload);
+            let state = lock()?;
+            if preloaded || !self.hint.needs_slot() {
+                return Some(state);
+            }
+            preloaded = true; // the messages of the ring took the slots
+        }
+    }
+
+    /// Starts to measure the hold time of a lock that was just taken, if the queue measures it.
+    #[inline(always)]
+    pub(super) fn with_hold_timer<'q>(
+        &'q self,
+        guard: WordGuard<'q, State<T, L>>,
+    ) -> LockedState<'q, T, L> {
+        let since = if self.config.time_lock { Some(Instant::now()) } else { None };
+        LockedState { ring: self.ring.as_ref(), config: &self.config, guard, since }
+    }
+}
+
+/// A sender that has claimed a slot is waited for so often, also if the deadline is over.
+const PATIENCE: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 128 };
+
+/// The value that a wait without a deadline does not end with.
+#[cold]
+fn without_deadline<R>() -> R {
+    unreachable!("a wait without a deadline timed out")
+}
+
+/// Waits a moment for a sender to publish its message: it takes some nanoseconds, unless its thread
+/// was stopped.
+#[cold]
+fn wait_for_sender(looks: u32) {
+    match looks {
+        0..64 if !cfg!(any(offlock_loom, offlock_shuttle)) => hint::spin_loop(),
+        _ if looks < PATIENCE || cfg!(any(offlock_loom, offlock_shuttle)) => thread::yield_now(),
+        _ => _ = Futex::new().wait_for(0, Duration::from_micros(50)),
+    }
+}
