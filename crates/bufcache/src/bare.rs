@@ -8,6 +8,7 @@ use crate::dirty::{AttachOptions, Group, Writes};
 use crate::frames::Frame;
 use crate::hazard::{self, Order};
 use crate::policy::{Samples, mark};
+use crate::wait::{Mode, now};
 use crate::word::{Entry, Key, STALE, Word};
 
 /// A block that is there, and its bytes.
@@ -169,7 +170,7 @@ impl BareGroup {
 
     /// Whether a sync that began after this call has succeeded.
     pub fn join(&self, sync: impl FnOnce() -> bool) -> bool {
-        self.0.join(sync, || ())
+        now(self.0.join(Mode::Thread, async { sync() }, || ()))
     }
 }
 
@@ -186,15 +187,15 @@ impl BareWrites {
 
     /// As `Shared::sync_device` does. `device` returns false if it is told of a loss.
     pub fn sync(&self, device: impl FnOnce() -> bool) -> bool {
-        let sync = || self.0.poisoned().is_none() && self.is_told_well(device);
-        self.0.group.join(sync, || ())
+        let sync = async { self.0.poisoned().is_none() && self.is_told_well(device) };
+        now(self.0.group.join(Mode::Thread, sync, || ()))
     }
 
     /// As `Shared::write_window` does for a durable write.
     pub fn write_durable(&self, device: impl FnOnce() -> bool) -> bool {
         let writing = self.0.group.begin_write();
         let is_told_well = self.is_told_well(device);
-        writing.end() && is_told_well
+        now(writing.end(Mode::Thread)) && is_told_well
     }
 
     fn is_told_well(&self, device: impl FnOnce() -> bool) -> bool {

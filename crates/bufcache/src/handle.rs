@@ -8,8 +8,8 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Instant;
 
+use percpu::sync::Arc;
 use percpu::sync::atomic::AtomicU64;
-use percpu::sync::{Arc, Futex};
 
 pub use self::aside::Invalidation;
 use crate::builder::Builder;
@@ -22,6 +22,7 @@ use crate::in_flight::InFlight;
 use crate::source::Source;
 use crate::stats::CacheStats;
 use crate::times::Times;
+use crate::wait::Bell;
 use crate::word::{IO, Key, SECTOR_BITS, WRITE};
 
 /// Buffers for the blocks of a few devices, in memory of a fixed size.
@@ -116,7 +117,7 @@ impl Cache {
             device,
             identity,
             in_flight,
-            ended: Arc::new(Futex::new()),
+            bell: Bell::new(),
             id,
             shift,
             blocks,

@@ -52,6 +52,7 @@ mod cold;
 mod contain;
 mod device;
 mod dirty;
+mod engine;
 mod error;
 mod few;
 mod frames;
@@ -70,20 +71,23 @@ mod table;
 mod tally;
 mod timed;
 mod times;
+mod wait;
 mod word;
 mod write;
 
 pub use self::builder::Builder;
 pub use self::cache::{Bypass, DeviceRange, DeviceSync, DeviceWrite, Load};
-#[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
-#[doc(hidden)]
-pub use self::device::lent;
+#[cfg(feature = "aio-reap")]
+pub use self::device::EngineDevice;
 pub use self::device::{
     BlockDevice, Fault, FaultDevice, FileDevice, MemoryDevice, Operation, Outcome, Recorded,
 };
-#[cfg(feature = "aio-reap")]
-pub use self::device::{EngineDevice, LentEngine, lend_engine};
 pub use self::dirty::{AttachOptions, ErrorRule, Wal, WriteError};
+#[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
+#[doc(hidden)]
+pub use self::engine::lent;
+#[cfg(feature = "aio-reap")]
+pub use self::engine::{LentEngine, lend_engine};
 pub use self::error::{BuildError, GetError};
 pub use self::guard::{Hold, OwnedWriteGuard, Pin, ReadGuard, Uncached, WriteGuard};
 pub use self::handle::{Cache, Device, Invalidation};

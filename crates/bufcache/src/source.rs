@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use percpu::sync::{Arc, Futex};
+use percpu::sync::Arc;
 
 use crate::cache::Shared;
 use crate::device::BlockDevice;
@@ -11,6 +11,7 @@ use crate::dirty::Writes;
 use crate::error::{Failure, GetError};
 use crate::ids::Identity;
 use crate::in_flight::InFlight;
+use crate::wait::Bell;
 use crate::word::Key;
 
 /// Lives as long as anybody who can put a block of the device into the table.
@@ -21,9 +22,8 @@ pub(crate) struct Source {
     /// What the device said that it is when it was attached.
     pub(crate) identity: Option<Identity>,
     pub(crate) in_flight: InFlight,
-    /// Changes when the last of a thread's operations has ended, if that thread sleeps. It may outlive the
-    /// device: that thread goes on before it is woken.
-    pub(crate) ended: Arc<Futex>,
+    /// Wakes the threads that wait for its operations.
+    pub(crate) bell: std::sync::Arc<Bell>,
     pub(crate) id: u16,
     /// Log of the block size.
     pub(crate) shift: u32,

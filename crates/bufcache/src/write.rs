@@ -8,6 +8,7 @@ use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::WriteGuard;
 use crate::handle::Device;
+use crate::wait::{Mode, now};
 use crate::word::Key;
 
 impl Device {
@@ -73,7 +74,7 @@ impl Device {
     /// The first; what it is about is dirty still. An error that another call has met before, or the
     /// cleaner, is told once to each handle.
     pub fn flush(&self) -> Result<(), WriteError> {
-        let result = self.shared.flush(&self.source);
+        let result = now(self.shared.flush(&self.source, Mode::Thread));
         self.or_earlier(result)
     }
 
@@ -86,7 +87,7 @@ impl Device {
     /// As [`flush`](Self::flush); [`WriteError::Poisoned`] where the device's sync fails, and from then
     /// on until a [`reset`](Self::reset).
     pub fn sync(&self) -> Result<(), WriteError> {
-        let result = self.shared.sync(&self.source);
+        let result = now(self.shared.sync(&self.source, Mode::Thread));
         self.or_earlier(result)
     }
 
@@ -96,7 +97,7 @@ impl Device {
     ///
     /// As [`sync`](Self::sync): a durable write that fails poisons, too.
     pub fn write_through(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        let result = self.shared.write_through(&self.source, blocks);
+        let result = now(self.shared.write_through(&self.source, blocks, Mode::Thread));
         self.or_earlier(result)
     }
 
@@ -109,7 +110,7 @@ impl Device {
     /// [`WriteError::OutOfRange`]; [`WriteError::Busy`] where one is being written for too long.
     pub fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
-        self.shared.wipe(&self.source, blocks, Wipe::Discard)
+        now(self.shared.wipe(&self.source, blocks, Wipe::Discard, Mode::Thread))
     }
 
     /// Zeroes whole blocks: by the device if it can, else in the cache.
@@ -122,9 +123,11 @@ impl Device {
             Err(WriteError::Io { errno: libc::EOPNOTSUPP, .. }) => {}
             result => return result,
         }
-        for block in blocks {
-            drop(self.create(block)?);
-        }
+        self.zero_by_cache(blocks)
+    }
+
+    pub(crate) fn zero_by_cache(&self, mut blocks: Range<u64>) -> Result<(), WriteError> {
+        blocks.try_for_each(|block| self.create(block).map(drop))?;
         Ok(())
     }
 
@@ -170,7 +173,7 @@ impl Device {
         closed.map_err(|error| CloseError { error, device: self })
     }
 
-    fn or_earlier(&self, result: Result<(), WriteError>) -> Result<(), WriteError> {
+    pub(crate) fn or_earlier(&self, result: Result<(), WriteError>) -> Result<(), WriteError> {
         let earlier = self.source.writes.look(&self.seen);
         match (result, earlier) {
             (Ok(()), Some(errno)) => Err(WriteError::Earlier { errno }),

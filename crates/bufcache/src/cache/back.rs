@@ -11,8 +11,8 @@
 //!
 //! 1. A block is not clean before the device has said that it has it: `DIRTY` stays beside `BACK`, and
 //!    the frame on the list.
-//! 2. Nobody waits with a block marked: the window in hand is written first, so two who write back do not
-//!    wait for each other.
+//! 2. No write-back waits for another while blocks are marked for it: the window in hand is written first. A task's
+//!    write-back has no thread while the device writes.
 //! 3. What the device has is among the unsynced sectors before the block is clean: a sync that fails
 //!    finds it there, or finds it dirty.
 
@@ -34,6 +34,7 @@ use crate::frames::Frame;
 use crate::hazard;
 use crate::in_flight::Operation;
 use crate::source::Source;
+use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 /// Most blocks in hand. A guess: a MiB of blocks of 4,096 bytes.
@@ -144,6 +145,7 @@ impl Found {
 struct Window<'t> {
     blocks: Few<Going, WINDOW>,
     task: &'t Task,
+    mode: Mode,
     done: Done,
     /// A block was marked by another thread, or held back, for longer than the cache waits: others are not waited for.
     gave_up: bool,
@@ -163,8 +165,8 @@ enum Kept {
 }
 
 impl Shared {
-    /// Writes what a device is to be given. Blocks.
-    pub(crate) fn write_back(&self, source: &Arc<Source>, task: &Task) -> Done {
+    /// Writes what a device is to be given.
+    pub(crate) async fn write_back(&self, source: &Arc<Source>, task: &Task, mode: Mode) -> Done {
         let mut done = Done::default();
         let Some(_operation) = Operation::begin(&**source) else {
             done.fail(WriteError::Closed);
@@ -179,17 +181,18 @@ impl Shared {
         };
         let found = found.all();
         found.sort_unstable_by_key(|going| going.key.sector());
-        let mut window = Window { blocks: Few::new(Going::NONE), task, done, gave_up: false };
+        let blocks = Few::new(Going::NONE);
+        let mut window = Window { blocks, task, mode, done, gave_up: false };
         for &next in &*found {
             if source.writes.poisoned().is_some() {
                 break; // nothing it could say makes anything durable
             }
             if window.blocks.len() == WINDOW {
-                self.write_window(source, &mut window);
+                self.write_window(source, &mut window).await;
             }
-            self.add_to_window(source, &mut window, next);
+            self.add_to_window(source, &mut window, next).await;
         }
-        self.write_window(source, &mut window);
+        self.write_window(source, &mut window).await;
         window.done
     }
 
@@ -244,8 +247,8 @@ impl Shared {
     }
 
     /// Marks a block and puts it into the window, which is written first where that has to wait.
-    fn add_to_window(&self, source: &Arc<Source>, window: &mut Window<'_>, next: Going) {
-        let (mut since, mut flushed) = (None, 0);
+    async fn add_to_window(&self, source: &Arc<Source>, window: &mut Window<'_>, next: Going) {
+        let (mode, mut since, mut flushed) = (window.mode, None, 0);
         loop {
             let kept = match self.begin_back(source, window.task, next, flushed) {
                 Ok(()) => return window.blocks.push(next),
@@ -259,16 +262,15 @@ impl Shared {
                 Err(Kept::Marked) if mutant("sync-skips-what-is-marked") => return,
                 Err(kept) => kept,
             };
-            self.write_window(source, window);
+            self.write_window(source, window).await;
             let of_wait = |error| WriteError::of_wait(error, source.block(next.key));
             let waited = match kept {
                 Kept::Log(number) => {
                     flushed = number;
-                    self.flush_log(source, next, number)
+                    self.flush_log(source, next, number, mode).await
                 }
-                // Nobody says when a hold ends: longer pauses at once.
-                Kept::Held => self.pause(&mut 32, &mut since).map_err(of_wait),
-                _ => self.wait_to_go(next, &mut since).map_err(of_wait),
+                Kept::Held => self.pause_by(mode, &mut since).await.map_err(of_wait),
+                _ => self.wait_to_go(next, mode, &mut since).await.map_err(of_wait),
             };
             if let Err(error) = waited {
                 window.gave_up |= matches!(error, WriteError::Busy { .. });
@@ -277,13 +279,21 @@ impl Shared {
         }
     }
 
-    /// Sleeps until a thread has written the block, or the device has it.
-    fn wait_to_go(&self, next: Going, since: &mut Option<Instant>) -> Result<(), GetError> {
-        let entry = self.entry(next.frame);
+    /// Waits until a thread has written the block, or the device has it, or another look is worth while.
+    async fn wait_to_go(
+        &self,
+        Going { key, frame }: Going,
+        mode: Mode,
+        since: &mut Option<Instant>,
+    ) -> Result<(), GetError> {
+        if mode == Mode::Task {
+            return self.wait_for_mark_as_task(frame, key, since).await;
+        }
+        let entry = self.entry(frame);
         if entry.word().has(WRITE) && hazard::named_by_me(entry) > 0 {
             return Err(GetError::WouldDeadlock);
         }
-        self.wait_for_mark(next.frame, next.key, since)
+        self.wait_for_mark(frame, key, since)
     }
 
     /// Marks a block that is dirty, and may be written.
@@ -362,10 +372,23 @@ impl Shared {
         Ok(())
     }
 
-    fn flush_log(&self, source: &Source, going: Going, number: u64) -> Result<(), WriteError> {
+    async fn flush_log(
+        &self,
+        source: &Arc<Source>,
+        going: Going,
+        number: u64,
+        mode: Mode,
+    ) -> Result<(), WriteError> {
         let Some(wal) = &source.writes.options.wal else { return Ok(()) };
         let block = source.block(going.key);
-        match contain(|| wal.flush(number)) {
+        let flushed = match mode {
+            Mode::Thread => contain(|| wal.flush(number)),
+            Mode::Task => {
+                let wal = std::sync::Arc::clone(wal);
+                self.call(source.id, move || wal.flush(number)).wait().await
+            }
+        };
+        match flushed {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => {
                 let errno = error.raw_os_error().unwrap_or(libc::EIO);
@@ -376,15 +399,15 @@ impl Shared {
     }
 
     /// Writes what the window has: neighbours together, and one by one where the device refuses that.
-    fn write_window(&self, source: &Arc<Source>, window: &mut Window<'_>) {
-        let task = window.task;
+    async fn write_window(&self, source: &Arc<Source>, window: &mut Window<'_>) {
+        let (task, mode) = (window.task, window.mode);
         let mut left = &window.blocks[..];
         let mut done = window.done;
         while !left.is_empty() {
             let mut results = [const { None }; RUNS];
             // What it was told is known once those that failed have poisoned the device.
             let writing = task.durable.then(|| source.writes.group.begin_write());
-            let given = self.give_to_device(source, left, task.durable, &mut results);
+            let given = self.give_to_device(source, left, (task.durable, mode), &mut results).await;
             let (now, behind) = left.split_at(given);
             let runs = || now.chunk_by(|a, b| self.is_next(source, *a, *b)).zip(results);
             for (run, result) in runs() {
@@ -396,20 +419,26 @@ impl Shared {
                             done.fail(self.fail_back(source, one, task, errno));
                         }
                     }
-                    _ => run.iter().for_each(|&one| {
-                        let mut result = [const { None }; RUNS];
-                        self.give_to_device(source, &[one], task.durable, &mut result);
-                        match result[0].unwrap_or(Err(None)) {
-                            Ok(()) => {
-                                self.finish(source, one, task.durable);
-                                done.written += 1;
+                    _ => {
+                        for &one in run {
+                            let mut result = [const { None }; RUNS];
+                            let how = (task.durable, mode);
+                            self.give_to_device(source, &[one], how, &mut result).await;
+                            match result[0].unwrap_or(Err(None)) {
+                                Ok(()) => {
+                                    self.finish(source, one, task.durable);
+                                    done.written += 1;
+                                }
+                                Err(errno) => done.fail(self.fail_back(source, one, task, errno)),
                             }
-                            Err(errno) => done.fail(self.fail_back(source, one, task, errno)),
                         }
-                    }),
+                    }
                 }
             }
-            let durable = writing.is_some_and(|writing| writing.end());
+            let durable = match writing {
+                Some(writing) => writing.end(mode).await,
+                None => false,
+            };
             for (run, _) in runs().filter(|(_, result)| *result == Some(Ok(()))) {
                 run.iter().for_each(|&one| self.finish(source, one, durable));
                 done.written += run.len();
@@ -431,11 +460,11 @@ impl Shared {
 
     /// Gives the device runs of neighbours, as many as one batch takes. Returns how many blocks those have,
     /// and of each run the device's errno, or none where it panicked.
-    fn give_to_device(
+    async fn give_to_device(
         &self,
         source: &Arc<Source>,
         blocks: &[Going],
-        durable: bool,
+        (durable, mode): (bool, Mode),
         results: &mut [Option<Outcome>; RUNS],
     ) -> usize {
         let mut parts = [IoSlice::new(&[]); WINDOW];
@@ -447,7 +476,7 @@ impl Shared {
             let left = source.len().saturating_sub(Source::offset(going.key));
             *part = IoSlice::new(&bytes[..left.min(bytes.len() as u64) as usize]);
         }
-        let batch = Batch::new(source);
+        let batch = Batch::new(source, mode);
         let neighbours = || blocks.chunk_by(|a, b| self.is_next(source, *a, *b)).take(RUNS);
         let alone = neighbours().nth(1).is_none();
         let (mut runs, mut given) = (0, 0);
@@ -461,7 +490,7 @@ impl Shared {
             let _ = contain(|| source.device.begin_write(write));
             (runs, given) = (runs + 1, given + run.len());
         }
-        batch.wait();
+        batch.wait().await;
         source.writes.load.end_writing();
         for (number, result) in results.iter_mut().enumerate().take(runs) {
             *result = Some(batch.result(number));

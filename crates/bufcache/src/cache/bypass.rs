@@ -17,6 +17,7 @@ use crate::error::GetError;
 use crate::hazard;
 use crate::in_flight::Operation;
 use crate::source::Source;
+use crate::wait::Mode;
 use crate::word::Key;
 
 /// Whole blocks that the holder writes to the device itself: from [`Device::try_bypass`](crate::Device::try_bypass).
@@ -120,7 +121,7 @@ impl Shared {
             return Err(WriteError::Closed); // its drop changes nothing
         }
         for key in blocks.filter_map(|block| source.key(block)) {
-            if self.set_aside(source, key, &mut bypass.aside).is_err() {
+            if self.set_aside(source, key, Mode::Thread, &mut bypass.aside).is_err() {
                 return Ok(None); // the blocks that are marked are put back
             }
         }

@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::ptr::NonNull;
 
+use percpu::sync::Arc;
+
 use super::completion::{Batch, Completion};
 
 /// A write of neighbouring blocks that is to be made: its place on the device, and the bytes, which do not
@@ -65,9 +67,23 @@ impl DeviceWrite {
         self.completion.alone
     }
 
-    /// Has the device's blocking method called for it, by the calling thread:
-    /// [`write_vectored`](crate::BlockDevice::write_vectored), or the durable one.
+    /// Whether a thread blocks until the write ends. Where none does, a task has begun it, and the device neither
+    /// waits nor leaves the write to a later wait of the calling thread.
+    pub fn is_blocking(&self) -> bool {
+        self.completion.is_waited_for()
+    }
+
+    /// Has the device's blocking method called for it, [`write_vectored`](crate::BlockDevice::write_vectored) or the
+    /// durable one: by the calling thread if one [blocks](Self::is_blocking) for the write, otherwise by a thread of
+    /// the cache's.
     pub fn defer(self) {
+        if !self.is_blocking() {
+            return defer(self, |write| &write.completion, Self::call);
+        }
+        self.call();
+    }
+
+    fn call(self) {
         let Self { completion, offset, parts, durable } = self;
         completion.call(|source| {
             // SAFETY: as in `parts`; the write ends behind this.
@@ -94,6 +110,12 @@ impl fmt::Debug for DeviceWrite {
             .field("durable", &self.durable)
             .finish_non_exhaustive()
     }
+}
+
+/// Has a thread of the cache call the device for an operation of a task.
+fn defer<T: Send + 'static>(operation: T, completion: fn(&T) -> &Completion, call: fn(T)) {
+    let Some(source) = completion(&operation).source().map(Arc::clone) else { return };
+    source.cache.call_blocking(source.id, move || call(operation));
 }
 
 /// A range of a device that is to be discarded or zeroed, owned by the device that begins that; it ends as a
@@ -126,9 +148,21 @@ impl DeviceRange {
         self.len
     }
 
-    /// Has the device's blocking method called for it, by the calling thread:
-    /// [`discard`](crate::BlockDevice::discard) or [`zero`](crate::BlockDevice::zero).
+    /// Whether a thread blocks until the operation ends; see [`DeviceWrite::is_blocking`].
+    pub fn is_blocking(&self) -> bool {
+        self.completion.is_waited_for()
+    }
+
+    /// Has the device's blocking method called for it, [`discard`](crate::BlockDevice::discard) or
+    /// [`zero`](crate::BlockDevice::zero), as [`DeviceWrite::defer`] does.
     pub fn defer(self) {
+        if !self.is_blocking() {
+            return defer(self, |range| &range.completion, Self::call);
+        }
+        self.call();
+    }
+
+    fn call(self) {
         let Self { completion, offset, len, discards } = self;
         completion.call(|source| match discards {
             true => source.device.discard(offset, len),
@@ -167,8 +201,20 @@ impl DeviceSync {
         Self { completion: unsafe { batch.begin(0, true) } }
     }
 
-    /// Has the device's blocking [`sync`](crate::BlockDevice::sync) called for it, by the calling thread.
+    /// Whether a thread blocks until the sync ends; see [`DeviceWrite::is_blocking`].
+    pub fn is_blocking(&self) -> bool {
+        self.completion.is_waited_for()
+    }
+
+    /// Has the device's blocking [`sync`](crate::BlockDevice::sync) called for it, as [`DeviceWrite::defer`] does.
     pub fn defer(self) {
+        if !self.is_blocking() {
+            return defer(self, |sync| &sync.completion, Self::call);
+        }
+        self.call();
+    }
+
+    fn call(self) {
         self.completion.call(|source| source.device.sync());
     }
 

@@ -9,6 +9,7 @@ use percpu::sync::atomic::Ordering;
 use super::Shared;
 use super::back::{Done, Task, Tries};
 use crate::source::Source;
+use crate::wait::{Mode, now};
 
 /// Most buffers that a thread writes that needs one. A guess: enough that the next few find some.
 const SOME: usize = 64;
@@ -50,15 +51,15 @@ impl Shared {
         };
         let task = Task { before, wait: false, tries: Tries::Most, ..Task::all() };
         // What fails is remembered by the device, for its handles.
-        self.write_back(source, &task);
-        self.limit_extents(source);
+        now(self.write_back(source, &task, Mode::Thread));
+        now(self.limit_extents(source, Mode::Thread));
     }
 
     /// Makes durable what is in so many parts that to remember them takes much memory. Who is to know of a
     /// failure finds the device poisoned.
-    pub(super) fn limit_extents(&self, source: &Arc<Source>) {
+    pub(super) async fn limit_extents(&self, source: &Arc<Source>, mode: Mode) {
         if self.has_many_extents(source) {
-            let _ = self.sync_device(source);
+            let _ = self.sync_device(source, mode).await;
         }
     }
 
@@ -76,7 +77,7 @@ impl Shared {
             let task = Task { most: SOME, wait: false, tries, ..Task::all() };
             let mut at = 0;
             while let Some(source) = self.pool.dirty(at) {
-                let written = self.write_back(&source, &task).written;
+                let written = now(self.write_back(&source, &task, Mode::Thread)).written;
                 if written > 0 {
                     return written;
                 }
@@ -90,11 +91,11 @@ impl Shared {
     /// as `tries` says.
     pub(super) fn clean_some_of(&self, source: &Arc<Source>, tries: Tries) -> Done {
         let task = Task { most: SOME, wait: false, tries: Tries::Promising, ..Task::all() };
-        let done = self.write_back(source, &task);
+        let done = now(self.write_back(source, &task, Mode::Thread));
         if done.written > 0 {
             return done;
         }
-        self.write_back(source, &Task { tries, ..task })
+        now(self.write_back(source, &Task { tries, ..task }, Mode::Thread))
     }
 
     /// Whether so much is dirty that some has to be written before more becomes dirty. If it is less, but

@@ -19,6 +19,7 @@ use super::Shared;
 use crate::dirty::{Stage, WriteError};
 use crate::hazard;
 use crate::source::Source;
+use crate::wait::{Mode, now};
 use crate::word::{BACK, WRITE};
 
 impl Shared {
@@ -51,7 +52,7 @@ impl Shared {
     /// Until those are done who began to write, discard or zero before nobody may any more.
     fn wait_for_writers(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         // Once all ranges are excluded, nobody else discards or zeroes.
-        drop(source.writes.excluded.enter(0..u64::MAX));
+        drop(now(source.writes.excluded.enter(0..u64::MAX, Mode::Thread)));
         let mut since = None;
         for place in 0..self.table.places() {
             let entry = self.table.entry(place);
@@ -77,8 +78,7 @@ impl Shared {
         let (mut rounds, mut since) = (0, None);
         while source.in_flight.any() {
             // It may be in the engine of this thread.
-            #[cfg(feature = "aio-reap")]
-            crate::device::turn_engine();
+            crate::engine::turn_engine();
             if self.pause(&mut rounds, &mut since).is_err() {
                 break;
             }
@@ -97,8 +97,8 @@ impl Shared {
             return Ok(());
         }
         // Closed or not: a reset may have dirtied blocks.
-        let flushed = self.flush_even_closed(source);
-        let synced = self.sync_device(source).and(flushed);
+        let flushed = now(self.flush_even_closed(source, Mode::Thread));
+        let synced = now(self.sync_device(source, Mode::Thread)).and(flushed);
         source.in_flight.abandon();
         // Ordering: SeqCst, against the fence in `fail_back`:
         // - ours first: a write that fails finds the device abandoned, and drops its block;

@@ -1,53 +1,68 @@
-//! Changes of a device that are under way, and the thread that waits for them.
+//! Changes of a device that are under way, and the issuer that waits for them.
 //!
 //! ```text
 //!  issuer: Batch ──begin 0──► DeviceWrite ──► the device ─── finish, or drop, in any thread ──┐
 //!            ├────begin 1──► DeviceWrite ──► ...                                             ▼
-//!            └─ wait: until none is left ◄── wake ◄── left - 1, by the last ◄── results[number]
+//!            └─ wait: leaves a waker, left - 1 ◄── wake ◄── left - 1, by the last ◄── results[number]
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. A [`Batch`] outlives its completions: its issuer neither moves nor leaves it before none is left.
+//! 1. A [`Batch`] outlives its completions: its issuer neither moves nor leaves it before it is `OVER`.
 //! 2. Each completion stores its result once, at the place that its number names. So results are those of
 //!    their operations, in whatever order these end.
+//! 3. The issuer counts as one more operation until it has left its waker. The waker belongs to the issuer
+//!    before that, and from then on to the operation that ends last.
 
+use std::future::poll_fn;
 use std::io;
 use std::ptr::NonNull;
+use std::task::{Context, Poll, Waker};
 
-use percpu::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
-use percpu::sync::{Arc, order, panicking, step};
+use percpu::sync::atomic::{AtomicI32, AtomicUsize, Ordering, fence};
+use percpu::sync::cell::UnsafeCell;
+use percpu::sync::{Arc, order, panicking, step, thread_id};
 
 use crate::contain::contain;
+use crate::engine::wait_for_writes;
 use crate::source::Source;
+use crate::wait::{Mode, wake_all};
 
 /// Most operations of a batch. A guess: enough to keep a disk busy.
 pub(super) const RUNS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 32 };
 /// The result of an operation that has panicked.
 const PANICKED: i32 = -1;
-/// The issuer sleeps, or is about to.
-const SLEEPS: usize = 1 << 31;
+/// The issuer counts.
+const ISSUER: usize = 1 << 31;
+/// All operations have ended, and the one that ended last has taken the waker.
+const OVER: usize = 1 << 30;
 
 /// How an operation ended: with an errno, or with none where the device has panicked.
 pub(super) type Outcome = Result<(), Option<i32>>;
 
-/// Operations of a device whose results one thread waits for.
+/// Operations of a device whose results one issuer waits for.
 pub(super) struct Batch<'s> {
     source: &'s Arc<Source>,
+    mode: Mode,
     state: State,
 }
 
 struct State {
-    /// How many have not ended, and `SLEEPS`.
+    /// How many have not ended, and the issuer; or `OVER`.
     left: AtomicUsize,
+    waker: UnsafeCell<Option<Waker>>,
     /// An errno, `PANICKED`, or 0.
     results: [AtomicI32; RUNS],
 }
 
+// SAFETY: invariant 3 of this module says which thread has the waker; all else is atomic.
+unsafe impl Sync for State {}
+
 impl<'s> Batch<'s> {
-    pub(super) fn new(source: &'s Arc<Source>) -> Self {
+    pub(super) fn new(source: &'s Arc<Source>, mode: Mode) -> Self {
         let results = std::array::from_fn(|_| AtomicI32::new(0));
-        Self { source, state: State { left: AtomicUsize::new(0), results } }
+        let state = State { left: AtomicUsize::new(ISSUER), waker: UnsafeCell::new(None), results };
+        Self { source, mode, state }
     }
 
     /// Adds an operation. `alone`: no other is added.
@@ -56,26 +71,53 @@ impl<'s> Batch<'s> {
     ///
     /// The batch is neither moved nor forgotten until [`wait`](Self::wait) has returned.
     pub(super) unsafe fn begin(&self, number: usize, alone: bool) -> Completion {
-        // Ordering: Relaxed; the issuer's own.
+        // Ordering: Relaxed; the issuer counts, so no operation is the last.
         self.state.left.fetch_add(1, Ordering::Relaxed);
         let source = Arc::clone(self.source);
-        Completion { of: Some((source, NonNull::from(&self.state))), number, alone }
+        let issuer = if self.mode == Mode::Thread { thread_id() } else { 0 };
+        Completion { of: Some((source, NonNull::from(&self.state))), number, alone, issuer }
     }
 
     /// Waits until all operations have ended.
-    pub(super) fn wait(&self) {
+    pub(super) async fn wait(&self) {
+        if self.mode == Mode::Thread {
+            self.block();
+        } else {
+            poll_fn(|context| self.poll(context)).await;
+        }
+    }
+
+    fn block(&self) {
         let left = &self.state.left;
-        // Ordering: Acquire, here and below, pairs with the Release in `Completion::end`; it carries the results,
-        // and what the device did with the bytes.
-        while left.load(Ordering::Acquire) & !SLEEPS > 0 {
-            #[cfg(all(feature = "aio-reap", not(any(offlock_loom, offlock_shuttle))))]
-            if crate::device::wait_for_writes() {
-                continue;
+        // Ordering: Acquire pairs with the Release in `Completion::end`; it carries the results, and what the device
+        // did with the bytes.
+        while left.load(Ordering::Acquire) != ISSUER {
+            if !wait_for_writes() {
+                return self.source.bell.sleep_until(|context| self.poll(context));
             }
-            let seen = self.source.ended.load();
-            if left.fetch_or(SLEEPS, Ordering::Acquire) & !SLEEPS > 0 {
-                self.source.ended.wait(seen);
+        }
+    }
+
+    /// Whether all operations have ended. The first call leaves the waker.
+    fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
+        let left = &self.state.left;
+        // Ordering: Relaxed; the issuer's own bit.
+        if left.load(Ordering::Relaxed) & ISSUER != 0 {
+            let waker = context.waker().clone();
+            // SAFETY: invariant 3 of this module: the issuer counts still.
+            self.state.waker.with_mut(|at| unsafe { *at = Some(waker) });
+            // Ordering: AcqRel. Release pairs with the Acquire of the operation that ends last; it carries the waker.
+            // Acquire pairs with the Release in `Completion::end`, as above.
+            if left.fetch_sub(ISSUER, Ordering::AcqRel) == ISSUER {
+                // Ordering: Relaxed; the issuer's own, as no operation is left.
+                left.store(OVER, Ordering::Relaxed);
             }
+        }
+        // Ordering: Acquire pairs with the Release in `Completion::end`, as above, and behind that the issuer may let
+        // the batch go.
+        match left.load(Ordering::Acquire) {
+            OVER => Poll::Ready(()),
+            _ => Poll::Pending,
         }
     }
 
@@ -92,7 +134,12 @@ impl<'s> Batch<'s> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        self.wait(); // also where the issuer unwinds
+        // Where the issuer unwinds before it has waited.
+        let left = &self.state.left;
+        // Ordering: Acquire, as in `block`.
+        if !matches!(left.load(Ordering::Acquire), ISSUER | OVER) {
+            self.block();
+        }
     }
 }
 
@@ -102,6 +149,8 @@ pub(super) struct Completion {
     of: Option<(Arc<Source>, NonNull<State>)>,
     number: usize,
     pub(super) alone: bool,
+    /// The thread that blocks until the operation ends; 0: none does.
+    issuer: u64,
 }
 
 // SAFETY: the batch is shared by atomics, and outlives this (invariant 1 of this module).
@@ -113,6 +162,15 @@ impl Completion {
     pub(super) fn finish(mut self, result: io::Result<()>) {
         let errno = |error: io::Error| error.raw_os_error().unwrap_or(libc::EIO);
         self.end(result.map_or_else(errno, |()| 0));
+    }
+
+    /// Whether a thread waits for the operation, which may as well make it.
+    pub(super) fn is_waited_for(&self) -> bool {
+        self.issuer != 0
+    }
+
+    pub(super) fn source(&self) -> Option<&Arc<Source>> {
+        self.of.as_ref().map(|(source, _)| source)
     }
 
     /// Calls a blocking method of the device until no signal interrupts it, and ends with its result.
@@ -135,20 +193,26 @@ impl Completion {
     /// Ends the operation, unless it has. The batch may be gone when this returns.
     fn end(&mut self, result: i32) {
         let Some((source, batch)) = self.of.take() else { return };
-        let ended = Arc::clone(&source.ended);
         // The issuer keeps it until then: the device's drop, which may wait for this thread, is not this thread's.
         drop(source);
         // SAFETY: invariant 1 of this module: this operation has not ended.
         let batch = unsafe { batch.as_ref() };
         // Ordering: Relaxed; the decrement carries it.
         batch.results[self.number].store(result, Ordering::Relaxed);
-        // Ordering: Release pairs with the Acquire in `wait`; it carries the result, and what the device did with
-        // the bytes.
+        // Ordering: Release pairs with the Acquire of the last of these, and in `Batch::block` and `Batch::poll`; it
+        // carries the result, and what the device did with the bytes.
         let release = order!(Release, "completion: the result is stored");
-        if batch.left.fetch_sub(1, release) == SLEEPS + 1 {
-            ended.advance();
-            step!("completion: wake the issuer", ended.wake_all());
+        if batch.left.fetch_sub(1, release) != 1 {
+            return;
         }
+        // Ordering: Acquire pairs with the Release in `Batch::poll`, which carries the waker, and with that of the
+        // operations which ended before.
+        fence(Ordering::Acquire);
+        // SAFETY: invariant 3 of this module: this operation ended last.
+        let waker = batch.waker.with_mut(|at| unsafe { (*at).take() });
+        // Ordering: Release pairs with the Acquire in `Batch::poll`; the batch may be gone behind this.
+        batch.left.store(OVER, order!(Release, "completion: all results are stored"));
+        step!("completion: wake the issuer", wake_all(waker));
     }
 }
 

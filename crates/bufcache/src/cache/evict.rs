@@ -33,7 +33,6 @@ const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else {
 /// looked at, too.
 const OF_ONE_LIST: usize = IN_A_ROW.div_ceil(4);
 /// Between two looks for a buffer where all are in use. A guess: longer than most guards live.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
 pub(super) const PAUSE: Duration = Duration::from_micros(50);
 
 /// How many buffers a search for a free one looks at.
@@ -165,9 +164,8 @@ impl Shared {
         }
         self.counters.page_retries.add(1);
         // They may be this thread's own, and be read by its engine.
-        #[cfg(feature = "aio-reap")]
         if !mutant("buffers-without-the-engine") {
-            crate::device::turn_engine();
+            crate::engine::turn_engine();
         }
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         thread::sleep(PAUSE);
@@ -442,8 +440,7 @@ impl Shared {
                     if word.has(IO) && self.frames.header(word.frame()).is_claimed_by_me() =>
                 {
                     self.pause(&mut rounds, &mut since).map_err(|_| GetError::WouldDeadlock)?;
-                    #[cfg(feature = "aio-reap")]
-                    crate::device::turn_engine();
+                    crate::engine::turn_engine();
                 }
                 _ => self.wait_a_moment(&mut rounds),
             }

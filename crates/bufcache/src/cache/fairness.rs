@@ -25,6 +25,7 @@ use percpu::sync::{Arc, thread};
 
 use super::Shared;
 use super::back::Tries;
+use crate::engine::turn_engine;
 use crate::error::GetError;
 use crate::source::Source;
 use crate::word::Key;
@@ -93,7 +94,8 @@ impl Shared {
             if is_over {
                 return Err(GetError::NoFreeBuffers);
             }
-            // Other threads give it buffers.
+            // Other threads give it buffers, or this thread's engine.
+            turn_engine();
             #[cfg(not(any(offlock_loom, offlock_shuttle)))]
             thread::sleep(super::evict::PAUSE);
             #[cfg(any(offlock_loom, offlock_shuttle))]

@@ -201,7 +201,7 @@ impl AllWakers {
         Self((0..LISTS).map(|_| Wakers::new()).collect())
     }
 
-    fn of(&self, frame: Frame) -> &Wakers {
+    pub(super) fn of(&self, frame: Frame) -> &Wakers {
         // The upper bits as well: the frames of large blocks begin at every 128th unit.
         let unit = frame.unit() as usize;
         &self.0[(unit ^ unit >> 6) % LISTS]
@@ -210,7 +210,7 @@ impl AllWakers {
 
 #[derive(Debug)]
 #[repr(align(64))]
-struct Wakers {
+pub(super) struct Wakers {
     list: WordLock<Vec<(Frame, Waker)>>,
     /// Its length, for threads without the lock.
     len: AtomicUsize,
@@ -228,7 +228,7 @@ impl Wakers {
     }
 
     /// Wakes the tasks that wait for that frame.
-    fn wake(&self, frame: Frame) {
+    pub(super) fn wake(&self, frame: Frame) {
         let take = || {
             let mut waiting = self.list.lock();
             let left = waiting.iter().filter(|(of, _)| *of == frame).count();
@@ -249,7 +249,7 @@ impl Wakers {
         }
     }
 
-    fn add(&self, frame: Frame, waker: &Waker) -> Result<(), GetError> {
+    pub(super) fn add(&self, frame: Frame, waker: &Waker) -> Result<(), GetError> {
         let new = waker.clone(); // which may do anything, as its drop may: not under the lock
         let mut waiting = self.list.lock();
         if !waiting.iter().any(|(of, known)| *of == frame && known.will_wake(waker)) {

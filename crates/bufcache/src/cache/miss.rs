@@ -14,6 +14,7 @@ use percpu::sync::{Arc, check, hint, mutant, step, thread};
 use super::evict::{BufferWait, Search};
 use super::write::{Fill, Got};
 use super::{Held, Reuse, Shared};
+use crate::engine::{turn_engine, wait_by_engine};
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
 use crate::hazard;
@@ -27,7 +28,7 @@ pub(super) struct Spare<'c> {
     pub(super) frame: Frame,
 }
 
-/// A pin of this thread on an entry. It goes also where a callback on the thread's engine panics.
+/// A pin of this thread on an entry. It goes also where a wait unwinds.
 pub(super) struct Pinned<'c> {
     cache: &'c Shared,
     entry: &'c Entry,
@@ -106,6 +107,7 @@ impl Shared {
         fill: Fill,
     ) -> Result<Got, GetError> {
         let want = Want { class, reuse, fill, blocks: true };
+        let mut rounds = 0;
         loop {
             match self.enter(source, key, want)? {
                 Entered::There(held) => return Ok(Got::Shared(held)),
@@ -114,6 +116,8 @@ impl Shared {
                     let entry = self.table.entry(place);
                     return self.wait_for_load(source, key, entry).map(Got::Shared);
                 }
+                // The discard may be in this thread's engine.
+                Entered::Excluded if turn_engine() => self.wait_a_moment(&mut rounds),
                 Entered::Excluded => source.writes.excluded.wait(key.sector(), self.patience),
             }
         }
@@ -213,8 +217,7 @@ impl Shared {
             return hint::spin_loop();
         }
         // It may be read by this thread's own engine.
-        #[cfg(feature = "aio-reap")]
-        crate::device::turn_engine();
+        turn_engine();
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         if *rounds > 64 {
             // It is being read: a matter of the device's time.
@@ -332,17 +335,13 @@ impl Shared {
             let mut rounds = 16;
             while entry.word().has(IO) {
                 self.pause(&mut rounds, &mut since).map_err(|_| GetError::WouldDeadlock)?;
-                #[cfg(feature = "aio-reap")]
-                crate::device::turn_engine();
+                turn_engine();
             }
         }
         // Another thread may wait for what this one's engine has begun.
-        #[cfg(feature = "aio-reap")]
         step!(
             "wait: turn the engine of this thread",
-            crate::device::wait_by_engine(|context| {
-                self.poll_marks(header.place(), IO, context).is_ready()
-            })
+            wait_by_engine(|context| { self.poll_marks(header.place(), IO, context).is_ready() })
         );
         loop {
             let seen = header.loaded.load();

@@ -24,6 +24,7 @@ mod past;
 mod pool;
 mod reclaim;
 mod sync;
+mod timer;
 mod wipe;
 mod write;
 
@@ -43,10 +44,12 @@ pub(crate) use self::cleaner::Limits;
 use self::load::AllWakers;
 pub use self::load::Load;
 pub(crate) use self::miss::{Entered, Want};
-use self::pool::{Call, Pool};
+use self::pool::Pool;
+use self::timer::Timer;
 pub(crate) use self::wipe::Wipe;
 pub(crate) use self::write::{Fill, Got};
 use crate::cold::{Cold, On, Victim};
+use crate::contain::contain;
 use crate::error::BuildError;
 use crate::frames::{Frame, Frames};
 use crate::hazard::{self, Order, Slot};
@@ -56,6 +59,7 @@ use crate::table::Table;
 use crate::tally::Tally;
 use crate::timed::{Holds, TimedLock};
 use crate::times::{Counts, Times};
+use crate::wait::Reply;
 use crate::word::{Entry, Key, SAMPLED};
 
 /// One of so many hits of a thread is timed. A guess: it takes some ten times a hit's time.
@@ -70,6 +74,7 @@ pub(crate) struct Shared {
     ids: WordLock<Ids>,
     wakers: AllWakers,
     pool: Pool,
+    timer: Timer,
     dirty_bytes: AtomicUsize,
     /// Devices that are attached. A plain atomic, which no model explores: a hint.
     devices: std::sync::atomic::AtomicUsize,
@@ -147,6 +152,7 @@ impl Shared {
             wakers: AllWakers::new(),
             room: AtomicUsize::new(room),
             pool: Pool::new(limits),
+            timer: Timer::new(),
             dirty_bytes: AtomicUsize::new(0),
             devices: std::sync::atomic::AtomicUsize::new(0),
             wanting: std::sync::atomic::AtomicUsize::new(0),
@@ -200,9 +206,23 @@ impl Shared {
         None
     }
 
-    /// Has a thread make a call for a device. The call comes back where there can be no thread for it.
-    pub(crate) fn call(&self, device: u16, call: Call) -> Result<(), Call> {
-        self.pool.call(device, call)
+    /// Has a thread of the cache make a call for a device. Returns what its result comes to.
+    pub(crate) fn call<T: Send + 'static>(
+        &self,
+        device: u16,
+        call: impl FnOnce() -> T + Send + 'static,
+    ) -> std::sync::Arc<Reply<T>> {
+        let reply = Reply::new();
+        let end = std::sync::Arc::clone(&reply);
+        self.call_blocking(device, move || end.end(contain(call)));
+        reply
+    }
+
+    /// Has a thread of the cache make a call for a device; the calling thread does only if there can be no other.
+    pub(crate) fn call_blocking(&self, device: u16, call: impl FnOnce() + Send + 'static) {
+        if let Err(call) = self.pool.call(device, Box::new(call)) {
+            call();
+        }
     }
 
     /// Counts a get that was a hit: this thread's slot has its buffer. Returns whether it is to be timed.

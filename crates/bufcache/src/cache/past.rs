@@ -10,6 +10,7 @@ use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::hazard;
 use crate::source::Source;
+use crate::wait::{Mode, now};
 use crate::word::{DIRTY, Key};
 
 impl Shared {
@@ -88,7 +89,7 @@ impl Shared {
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
         let task = Task { sectors: source.sectors_of(blocks), ..Task::all() };
-        let done = self.write_back(source, &task);
+        let done = now(self.write_back(source, &task, Mode::Thread));
         self.check_sync(source)?;
         done.error.map_or(Ok(()), Err)
     }

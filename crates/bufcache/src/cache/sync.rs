@@ -21,6 +21,7 @@ use crate::error::GetError;
 use crate::hazard;
 use crate::in_flight::Operation;
 use crate::source::Source;
+use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 impl Shared {
@@ -36,36 +37,44 @@ impl Shared {
     }
 
     /// Gives the device everything that is dirty.
-    pub(crate) fn flush(&self, source: &Arc<Source>) -> Result<(), WriteError> {
+    pub(crate) async fn flush(&self, source: &Arc<Source>, mode: Mode) -> Result<(), WriteError> {
         self.check_sync(source)?;
-        self.flush_even_closed(source)
+        self.flush_even_closed(source, mode).await
     }
 
-    pub(super) fn flush_even_closed(&self, source: &Arc<Source>) -> Result<(), WriteError> {
-        let done = self.write_back(source, &Task::all());
+    pub(super) async fn flush_even_closed(
+        &self,
+        source: &Arc<Source>,
+        mode: Mode,
+    ) -> Result<(), WriteError> {
+        let done = self.write_back(source, &Task::all(), mode).await;
         self.check_poison(source)?;
         done.error.map_or(Ok(()), Err)
     }
 
     /// Makes everything durable that was dirtied before.
-    pub(crate) fn sync(&self, source: &Arc<Source>) -> Result<(), WriteError> {
-        let flushed = self.flush(source);
+    pub(crate) async fn sync(&self, source: &Arc<Source>, mode: Mode) -> Result<(), WriteError> {
+        let flushed = self.flush(source, mode).await;
         if flushed == Err(WriteError::Closed) {
             return flushed;
         }
         // What could be written is made durable all the same.
-        self.sync_device(source)?;
+        self.sync_device(source, mode).await?;
         flushed
     }
 
     /// A sync of the device that begins after this call.
-    pub(super) fn sync_device(&self, source: &Arc<Source>) -> Result<(), WriteError> {
+    pub(super) async fn sync_device(
+        &self,
+        source: &Arc<Source>,
+        mode: Mode,
+    ) -> Result<(), WriteError> {
         self.check_poison(source)?;
         if source.is_read_only {
             return Ok(()); // the cache has written nothing
         }
         let _operation = Operation::begin(&**source).ok_or(WriteError::Closed)?;
-        let sync = || {
+        let sync = async {
             // The sync that this one has waited for may have failed: the device would say that all is
             // well, of blocks that it has given up.
             if source.writes.poisoned().is_some() && !mutant("sync-of-a-poisoned-device") {
@@ -73,14 +82,14 @@ impl Shared {
             }
             source.writes.change_unsynced(Unsynced::begin_sync);
             self.counters.syncs.add(1);
-            let batch = Batch::new(source);
+            let batch = Batch::new(source, mode);
             step!("sync: ask the device", {
                 // SAFETY: the batch is waited for below.
                 let sync = unsafe { DeviceSync::new(&batch) };
                 // If it panics the sync is dropped, which ends it.
                 let _ = contain(|| source.device.begin_sync(sync));
             });
-            batch.wait();
+            batch.wait().await;
             match batch.result(0) {
                 Ok(()) => true,
                 Err(errno) => {
@@ -90,7 +99,7 @@ impl Shared {
             }
         };
         let durable = || source.writes.change_unsynced(Unsynced::end_sync);
-        if source.writes.group.join(sync, durable) {
+        if source.writes.group.join(mode, sync, durable).await {
             return Ok(());
         }
         // Another's reset may have forgiven it meanwhile; ours is not durable for that.
@@ -98,15 +107,16 @@ impl Shared {
     }
 
     /// Makes those blocks durable (FUA).
-    pub(crate) fn write_through(
+    pub(crate) async fn write_through(
         &self,
         source: &Arc<Source>,
         blocks: Range<u64>,
+        mode: Mode,
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
         let sectors = source.sectors_of(blocks);
         let task = Task { sectors: sectors.clone(), durable: true, ..Task::all() };
-        let done = self.write_back(source, &task);
+        let done = self.write_back(source, &task, mode).await;
         self.check_poison(source)?;
         if let Some(error) = done.error {
             return Err(error);
@@ -114,7 +124,7 @@ impl Shared {
         // Written by somebody else, and not durable.
         let written = source.writes.unsynced(|unsynced| unsynced.touches(&sectors))
             && !mutant("durable-write-trusts-others");
-        if written { self.sync_device(source) } else { Ok(()) }
+        if written { self.sync_device(source, mode).await } else { Ok(()) }
     }
 
     /// Lets a device be written again whose sync failed. A block that was written since the last good sync is

@@ -5,6 +5,7 @@
 //! is dropped once the device has done it. Where the device fails, it is dirty as it was: a discard
 //! that fails forgets nothing.
 
+use std::future::poll_fn;
 use std::io::IoSlice;
 use std::ops::Range;
 
@@ -12,13 +13,15 @@ use percpu::sync::{Arc, mutant};
 
 use super::changes::{DeviceRange, DeviceWrite};
 use super::completion::{Batch, Outcome};
-use super::{Shared, linger};
+use super::miss::Pinned;
+use super::{Forget, Shared, linger};
 use crate::contain::contain;
 use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::source::Source;
+use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, IO, Key, STALE, WAITED, WRITE};
 
 /// What is done to a range of the device.
@@ -34,11 +37,12 @@ pub(super) type Aside = Vec<(Key, Frame)>;
 
 impl Shared {
     /// Has the device discard, zero or write whole blocks, and forgets what is cached of them.
-    pub(crate) fn wipe(
+    pub(crate) async fn wipe(
         &self,
         source: &Arc<Source>,
         blocks: Range<u64>,
         how: Wipe<'_>,
+        mode: Mode,
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
         if source.is_read_only {
@@ -49,18 +53,18 @@ impl Shared {
             return Ok(());
         }
         // The cleaner does so for those that have dirty blocks; this may be all that is done to the device.
-        self.limit_extents(source);
+        self.limit_extents(source, mode).await;
         self.check_sync(source)?;
-        // Once blocks are marked nothing may fail that keeps them so.
-        hazard::reserve().map_err(GetError::from)?;
         if mutant("wipe-overlooks-loads") {
             linger(200);
         }
-        let _excluded = source.writes.excluded.enter(sectors.clone());
+        let _excluded = source.writes.excluded.enter(sectors.clone(), mode).await;
+        // Once blocks are marked nothing may fail that keeps them so.
+        hazard::reserve().map_err(GetError::from)?;
         if source.writes.refuses_writers() {
             return Err(WriteError::Closed); // or who closes the device waits until this is over
         }
-        let aside = self.set_all_aside(source, blocks)?;
+        let aside = self.set_all_aside(source, blocks, mode).await?;
         // Whether it succeeds or not, what was there need not be.
         let new = source.writes.change_unsynced(|unsynced| {
             let mut new = Extents::default();
@@ -73,7 +77,11 @@ impl Shared {
         });
         let offset = sectors.start << 9;
         let len = (sectors.end << 9).min(source.len()) - offset;
-        let wiped = self.wipe_device(source, offset, len, how);
+        let wiped = self.wipe_device(source, (offset, len), how, mode).await;
+        // This may be another thread.
+        while hazard::reserve().is_err() {
+            let _ = self.pause_by(mode, &mut None).await;
+        }
         source.writes.change_unsynced(|unsynced| {
             if wiped == Err(Some(libc::EOPNOTSUPP)) && !matches!(how, Wipe::Write(_)) {
                 // It has done nothing; nor has anybody else, to what is excluded.
@@ -104,10 +112,16 @@ impl Shared {
     }
 
     /// Has the device do it, and waits for that.
-    fn wipe_device(&self, source: &Arc<Source>, offset: u64, len: u64, how: Wipe<'_>) -> Outcome {
+    async fn wipe_device(
+        &self,
+        source: &Arc<Source>,
+        (offset, len): (u64, u64),
+        how: Wipe<'_>,
+        mode: Mode,
+    ) -> Outcome {
         let bytes = if let Wipe::Write(bytes) = how { bytes } else { &[] };
         let parts = [IoSlice::new(bytes)];
-        let batch = Batch::new(source);
+        let batch = Batch::new(source, mode);
         // If the device panics the operation is dropped, which ends it.
         let _ = contain(|| match how {
             Wipe::Write(_) => {
@@ -127,12 +141,17 @@ impl Shared {
                 source.device.begin_zero(range);
             }
         });
-        batch.wait();
+        batch.wait().await;
         batch.result(0)
     }
 
     /// Forgets what is clean of blocks that nobody may insert meanwhile, and marks what is dirty.
-    fn set_all_aside(&self, source: &Arc<Source>, blocks: Range<u64>) -> Result<Aside, WriteError> {
+    async fn set_all_aside(
+        &self,
+        source: &Arc<Source>,
+        blocks: Range<u64>,
+        mode: Mode,
+    ) -> Result<Aside, WriteError> {
         let end = blocks.end.min(source.blocks);
         let sectors = source.sectors_of(blocks.clone());
         let few = end - blocks.start <= self.frames.units() as u64;
@@ -143,7 +162,7 @@ impl Shared {
         }
         let (mut aside, mut since) = (Aside::new(), None);
         loop {
-            let mut one = |key| self.set_aside(source, key, &mut aside);
+            let mut one = |key| self.set_aside(source, key, mode, &mut aside);
             let obstacle = if few {
                 (blocks.start..end)
                     .filter_map(|block| source.key(block))
@@ -158,10 +177,28 @@ impl Shared {
             self.put_back(&aside);
             aside.clear();
             match obstacle {
-                Obstacle::Marked(key, frame) => self.wait_for_mark(frame, key, &mut since)?,
-                Obstacle::Loading(key) => _ = self.invalidate_clean(source, key)?,
                 Obstacle::Error(error) => return Err(error.into()),
+                Obstacle::Loading(key) if mode == Mode::Task => {
+                    self.wait_for_load_as_task(source, key).await?;
+                }
+                Obstacle::Loading(key) => _ = self.invalidate_clean(source, key)?,
+                Obstacle::Marked(key, frame) if mode == Mode::Task => {
+                    self.wait_for_mark_as_task(frame, key, &mut since).await?;
+                }
+                Obstacle::Marked(key, frame) => self.wait_for_mark(frame, key, &mut since)?,
             }
+        }
+    }
+
+    /// Waits until a block is neither read nor evicted.
+    async fn wait_for_load_as_task(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
+        match self.forget(source, key)? {
+            Forget::Done(_) => Ok(()),
+            Forget::Loading(place) => {
+                let _pinned = Pinned::new(self, self.table.entry(place));
+                poll_fn(|context| self.poll_marks(place, IO, context)).await
+            }
+            Forget::Busy => self.pause_by(Mode::Task, &mut None).await,
         }
     }
 
@@ -169,6 +206,7 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         key: Key,
+        mode: Mode,
         aside: &mut Aside,
     ) -> Result<(), Obstacle> {
         aside.try_reserve(1).map_err(|_| Obstacle::Error(GetError::NoMemory))?;
@@ -176,7 +214,7 @@ impl Shared {
             let home = self.table.lock(key);
             let Some(entry) = home.find() else { return Ok(()) };
             let word = entry.word();
-            if word.has(WRITE) && hazard::named_by_me(entry) > 0 {
+            if word.has(WRITE) && mode == Mode::Thread && hazard::named_by_me(entry) > 0 {
                 return Err(Obstacle::Error(GetError::WouldDeadlock));
             }
             if word.has(IO) && mutant("wipe-overlooks-loads") {
@@ -232,7 +270,7 @@ impl Shared {
 /// Why a block is not aside.
 pub(super) enum Obstacle {
     Marked(Key, Frame),
-    /// It is being read or evicted: a wait for that may run callbacks on the thread's engine.
+    /// It is being read or evicted: a wait for that may turn the thread's engine.
     Loading(Key),
     Error(GetError),
 }

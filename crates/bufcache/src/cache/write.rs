@@ -16,15 +16,22 @@
 //! have looked. Who waits for the device to take what is there (`BACK`), or for a writer in order to
 //! write, has neither slot nor pin: it says `WAITED`, sleeps at the frame, and looks the block up again.
 
+use std::future::poll_fn;
+use std::mem;
+use std::task::Poll;
 use std::time::Instant;
 
 use percpu::sync::{Arc, hint, mutant, thread};
 
+use super::evict::PAUSE;
+use super::timer::HAS_TIME;
 use super::{Held, Reuse, Shared};
+use crate::engine::turn_engine;
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::source::Source;
+use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, Entry, HELD, Key, WAITED, WRITE};
 
 /// What a block that is not there begins with.
@@ -234,6 +241,10 @@ impl Shared {
         since: &mut Option<Instant>,
     ) -> Result<(), GetError> {
         let left = self.time_left(since)?;
+        if turn_engine() {
+            // The write may be in this thread's engine.
+            return self.pause(&mut 32, since);
+        }
         let header = self.frames.header(frame);
         let seen = header.loaded.load();
         let Some(entry) = self.table.find(key) else { return Ok(()) };
@@ -241,6 +252,57 @@ impl Shared {
             return Ok(());
         }
         header.sleep(seen, left);
+        Ok(())
+    }
+
+    /// The same, of a task: it is woken when the mark goes, or may be before.
+    pub(super) async fn wait_for_mark_as_task(
+        &self,
+        frame: Frame,
+        key: Key,
+        since: &mut Option<Instant>,
+    ) -> Result<(), GetError> {
+        let left = self.time_left(since)?;
+        let mut is_first = true;
+        poll_fn(|context| {
+            if !mem::take(&mut is_first) {
+                return Poll::Ready(Ok(()));
+            }
+            let wakers = self.wakers.of(frame);
+            wakers.add(frame, context.waker())?;
+            let entry = self.table.find(key);
+            if !entry.is_some_and(|entry| self.say_waited(entry, frame)) {
+                // The mark may have gone before, and another task have been woken.
+                wakers.wake(frame);
+                return Poll::Ready(Ok(()));
+            }
+            if HAS_TIME {
+                self.timer.add(Instant::now() + left, context.waker());
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// A pause of a wait for what wakes nothing.
+    pub(super) async fn pause_by(
+        &self,
+        mode: Mode,
+        since: &mut Option<Instant>,
+    ) -> Result<(), GetError> {
+        if mode == Mode::Thread {
+            return self.pause(&mut 32, since);
+        }
+        self.time_left(since)?;
+        let mut is_first = true;
+        poll_fn(|context| {
+            if !mem::take(&mut is_first) {
+                return Poll::Ready(());
+            }
+            self.timer.add(Instant::now() + PAUSE, context.waker());
+            Poll::Pending
+        })
+        .await;
         Ok(())
     }
 
@@ -275,7 +337,7 @@ impl Shared {
         self.time_left(since)?;
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         if *rounds > 32 {
-            thread::sleep(super::evict::PAUSE);
+            thread::sleep(PAUSE);
             return Ok(());
         }
         thread::yield_now();

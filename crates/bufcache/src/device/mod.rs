@@ -4,22 +4,15 @@
 mod engine;
 mod fault;
 mod file;
-/// For the models: not part of the interface.
-#[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
-pub mod lent;
 mod memory;
 mod power;
 
 use std::io::{self, IoSlice};
 
 #[cfg(feature = "aio-reap")]
-pub use self::engine::{EngineDevice, LentEngine, lend_engine};
-#[cfg(all(feature = "aio-reap", not(any(offlock_loom, offlock_shuttle))))]
-pub(crate) use self::engine::{turn_engine, wait_by_engine, wait_for_writes};
+pub use self::engine::EngineDevice;
 pub use self::fault::{Fault, FaultDevice, Operation};
 pub use self::file::FileDevice;
-#[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
-pub(crate) use self::lent::{turn_engine, wait_by_engine};
 pub use self::memory::MemoryDevice;
 pub use self::power::{Outcome, Recorded};
 use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
@@ -143,8 +136,9 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// Begins to write, and returns without waiting: the [`DeviceWrite`] [ends](DeviceWrite::finish) in any
     /// thread, and several may be under way, which do not overlap.
     ///
-    /// A device without a way of its own leaves it out: then the calling thread, which waits for the write, calls
-    /// [`write_vectored`](Self::write_vectored) or the durable one. So it is with the other changes.
+    /// A device without a way of its own leaves it out: then [`write_vectored`](Self::write_vectored), or the durable
+    /// one, is called by the calling thread if that [blocks](DeviceWrite::is_blocking) for the write anyway,
+    /// otherwise by a thread of the cache. So it is with the other changes.
     fn begin_write(&self, write: DeviceWrite) {
         write.defer();
     }

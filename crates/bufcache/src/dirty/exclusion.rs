@@ -5,13 +5,14 @@
 //! first, the other sees what it did.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Condvar, Mutex, mutant};
+use percpu::sync::{Condvar, Mutex, check, mutant};
 
-use crate::contain::contain;
+use crate::wait::{Bell, Mode, add_waker, wake_all};
 
 #[derive(Debug)]
 pub(crate) struct Exclusion {
@@ -19,6 +20,8 @@ pub(crate) struct Exclusion {
     count: AtomicUsize,
     state: Mutex<State>,
     gone: Condvar,
+    /// Wakes the threads that wait to exclude a range.
+    bell: Arc<Bell>,
 }
 
 #[derive(Debug, Default)]
@@ -41,6 +44,18 @@ impl State {
         let mut earlier = self.waiting.iter().take_while(|(other, _)| *other < number);
         !self.overlaps(range) && !earlier.any(|(_, other)| overlap(other, range))
     }
+
+    /// Adds a range, if it is the turn of the one with that number. `count` is how many ranges there are.
+    fn try_add(&mut self, count: &AtomicUsize, number: u64, range: &Range<u64>) -> bool {
+        let is_free = self.is_free(number, range);
+        if !check!("exclusion: no other range overlaps", is_free) {
+            return false;
+        }
+        self.ranges.push(range.clone());
+        // Ordering: Relaxed; the locks of the homes carry it.
+        count.store(self.ranges.len(), Ordering::Relaxed);
+        true
+    }
 }
 
 fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
@@ -53,39 +68,42 @@ impl Exclusion {
             count: AtomicUsize::new(0),
             state: Mutex::new(State::default()),
             gone: Condvar::new(),
+            bell: Bell::new(),
         }
     }
 
-    /// Excludes a range of sectors, once no other range has any of them, nor one that somebody else asked
-    /// for before: who wants many of them would wait as long as others want a few.
-    pub(crate) fn enter(&self, range: Range<u64>) -> Excluded<'_> {
-        let mut state = self.state.lock();
-        state.count += 1;
-        let mine = state.count;
-        if !state.is_free(mine, &range) && !mutant("exclusion-lets-all-in") {
-            state.waiting.push((mine, range.clone()));
-            while !state.is_free(mine, &range) {
-                self.gone.wait(&mut state);
-            }
-            state.waiting.retain(|(number, _)| *number != mine);
-        }
-        state.ranges.push(range.clone());
-        // Ordering: Relaxed; the locks of the homes carry it.
-        self.count.store(state.ranges.len(), Ordering::Relaxed);
-        drop(state);
+    /// Excludes a range of sectors, once no other range has any of them, nor one that was asked for before: a caller
+    /// that wants many of them would wait as long as others want a few.
+    pub(crate) async fn enter(&self, range: Range<u64>, mode: Mode) -> Excluded<'_> {
+        let mut mine = 0;
+        self.bell.until(mode, |context| self.poll_enter(&mut mine, &range, context)).await;
         Excluded { of: self, range }
+    }
+
+    /// The first call takes a number.
+    fn poll_enter(&self, mine: &mut u64, range: &Range<u64>, context: &Context<'_>) -> Poll<()> {
+        let mut state = self.state.lock();
+        let is_first = *mine == 0;
+        if is_first {
+            state.count += 1;
+            *mine = state.count;
+        }
+        if !state.try_add(&self.count, *mine, range) {
+            if is_first {
+                state.waiting.push((*mine, range.clone()));
+            }
+            add_waker(&mut state.wakers, context.waker());
+            return Poll::Pending;
+        }
+        state.waiting.retain(|(number, _)| number != mine);
+        Poll::Ready(())
     }
 
     /// Excludes a range until [`leave`](Self::leave), if that needs no wait. Returns whether it is excluded.
     pub(crate) fn try_enter(&self, range: &Range<u64>) -> bool {
         let mut state = self.state.lock();
-        let is_free = state.is_free(state.count + 1, range);
-        if is_free {
-            state.ranges.push(range.clone());
-            // Ordering: Relaxed; the locks of the homes carry it.
-            self.count.store(state.ranges.len(), Ordering::Relaxed);
-        }
-        is_free
+        let last = state.count + 1;
+        state.try_add(&self.count, last, range)
     }
 
     /// Ends the exclusion of a range.
@@ -104,10 +122,7 @@ impl Exclusion {
         if mutant("exclusion-wakes-no-task") {
             return;
         }
-        for waker in wakers {
-            // One that panics keeps nobody else asleep, and this may be run by a panic.
-            let _ = contain(|| waker.wake());
-        }
+        wake_all(wakers); // one that panics keeps no other asleep, and this may be run by a panic
     }
 
     /// Whether a sector is excluded; by whoever has the lock of its home.
@@ -161,11 +176,12 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::wait::now;
 
     #[test]
     fn who_wants_much_is_not_overtaken_by_those_who_want_little() {
         let all = Exclusion::new();
-        let first = all.enter(0..10);
+        let first = now(all.enter(0..10, Mode::Thread));
         let wide_is_over = AtomicBool::new(false);
         let waiting = |count| {
             while all.state.lock().waiting.len() < count {
@@ -174,17 +190,17 @@ mod tests {
         };
         thread::scope(|scope| {
             scope.spawn(|| {
-                let wide = all.enter(0..100);
+                let wide = now(all.enter(0..100, Mode::Thread));
                 wide_is_over.store(true, Ordering::SeqCst);
                 drop(wide);
             });
             waiting(1);
             scope.spawn(|| {
-                let little = all.enter(50..60);
+                let little = now(all.enter(50..60, Mode::Thread));
                 assert!(wide_is_over.load(Ordering::SeqCst), "overtaken");
                 drop(little);
             });
-            drop(all.enter(200..300)); // not in anybody's way
+            drop(now(all.enter(200..300, Mode::Thread))); // not in anybody's way
             for _ in 0..1000 {
                 thread::yield_now();
                 if all.state.lock().waiting.len() == 2 {

@@ -7,12 +7,19 @@
 //! it, any. So who hears of nothing waits until those that ran beside it have said what they were told,
 //! and has lost it as well if one of them was told of a loss.
 
-use percpu::sync::{Condvar, Mutex, mutant};
+use std::future::Future;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use percpu::sync::{Mutex, mutant, step};
+
+use crate::wait::{Bell, Mode, add_waker, wake_all};
 
 #[derive(Debug)]
 pub(crate) struct Group {
     state: Mutex<State>,
-    ended: Condvar,
+    /// Wakes the threads that wait for a change.
+    bell: Arc<Bell>,
 }
 
 #[derive(Debug, Default)]
@@ -29,12 +36,36 @@ struct State {
     writing: Vec<u64>,
     /// How often somebody was told of a loss.
     losses: u64,
+    /// Threads and tasks that wait for a change.
+    wakers: Vec<Waker>,
 }
 
 impl State {
     fn writes_before(&self, number: u64) -> bool {
         self.writing.iter().any(|write| *write <= number)
     }
+
+    /// Whether the caller, who is told of no loss, need not wait for the writes up to that number.
+    fn is_told(&self, losses: u64, writes: u64) -> bool {
+        self.losses != losses || !self.writes_before(writes)
+    }
+
+    /// The sync with that number runs, and the device has not answered it.
+    fn asks(&self, sync: u64) -> bool {
+        self.running && !self.told && self.begun == sync
+    }
+
+    fn wait(&mut self, context: &Context<'_>) {
+        add_waker(&mut self.wakers, context.waker());
+    }
+}
+
+/// The sync that a caller waits for.
+enum Turn {
+    /// It has ended: whether it succeeded.
+    Over(bool),
+    /// The caller begins it: its number, and the losses so far.
+    Begin(u64, u64),
 }
 
 /// A durable write, from before its call of the device until it has said what it was told.
@@ -47,40 +78,35 @@ pub(crate) struct Writing<'g> {
 
 impl Group {
     pub(crate) fn new() -> Self {
-        Self { state: Mutex::new(State::default()), ended: Condvar::new() }
+        Self { state: Mutex::new(State::default()), bell: Bell::new() }
     }
 
     /// Returns whether a sync that began after this call has succeeded, or may have: false also if a
-    /// later one failed, or a durable write did meanwhile. Blocks; `sync` must not panic. `durable` is told
+    /// later one failed, or a durable write did meanwhile. `sync` must not panic. `durable` is told
     /// before another begins, under a lock; what it returns is dropped without one.
-    pub(crate) fn join<T>(&self, sync: impl FnOnce() -> bool, durable: impl FnOnce() -> T) -> bool {
-        let mut state = self.state.lock();
-        let late = state.running && mutant("join-a-sync-that-runs");
-        let mine = state.begun + u64::from(!late);
-        loop {
-            let ended = state.begun - u64::from(state.running);
-            if ended >= mine {
-                return state.failed < mine || mutant("join-forgets-the-failure");
-            }
-            if !state.running {
-                break;
-            }
-            self.ended.wait(&mut state);
+    pub(crate) async fn join<T>(
+        &self,
+        mode: Mode,
+        sync: impl Future<Output = bool>,
+        durable: impl FnOnce() -> T,
+    ) -> bool {
+        let mut mine = None;
+        let turn = self.bell.until(mode, |context| self.poll_turn(&mut mine, context)).await;
+        let (number, losses) = match turn {
+            Turn::Over(succeeded) => return succeeded,
+            Turn::Begin(number, losses) => (number, losses),
+        };
+        let told_well = sync.await;
+        let writes = {
+            let mut state = self.state.lock();
+            state.told = true;
+            state.writes
+        };
+        if told_well {
+            self.wake();
+            self.bell.until(mode, |context| self.poll_told(losses, writes, None, context)).await;
         }
-        state.begun += 1;
-        (state.running, state.told) = (true, false);
-        let (number, losses) = (state.begun, state.losses);
-        drop(state);
-        let told_well = sync();
         let mut state = self.state.lock();
-        state.told = true;
-        let writes = state.writes;
-        if told_well && state.writes_before(writes) {
-            self.ended.notify_all();
-            while state.losses == losses && state.writes_before(writes) {
-                self.ended.wait(&mut state);
-            }
-        }
         let succeeded = told_well && state.losses == losses;
         let forgotten = succeeded.then(durable);
         state.running = false;
@@ -88,9 +114,54 @@ impl Group {
             state.failed = number;
         }
         drop(state);
-        self.ended.notify_all();
+        self.wake();
         drop(forgotten);
         succeeded
+    }
+
+    fn poll_turn(&self, mine: &mut Option<u64>, context: &mut Context<'_>) -> Poll<Turn> {
+        let mut state = self.state.lock();
+        let mine = *mine.get_or_insert_with(|| {
+            let late = state.running && mutant("join-a-sync-that-runs");
+            state.begun + u64::from(!late)
+        });
+        let ended = state.begun - u64::from(state.running);
+        if ended >= mine {
+            return Poll::Ready(Turn::Over(
+                state.failed < mine || mutant("join-forgets-the-failure"),
+            ));
+        }
+        if state.running {
+            state.wait(context);
+            return Poll::Pending;
+        }
+        state.begun += 1;
+        (state.running, state.told) = (true, false);
+        Poll::Ready(Turn::Begin(state.begun, state.losses))
+    }
+
+    /// Whether the durable writes up to a number, and that sync, have said what they were told, or one of them
+    /// of a loss.
+    fn poll_told(
+        &self,
+        losses: u64,
+        writes: u64,
+        sync: Option<u64>,
+        context: &mut Context<'_>,
+    ) -> Poll<()> {
+        let mut state = self.state.lock();
+        let asks = sync.is_some_and(|sync| state.asks(sync)) && state.losses == losses;
+        if state.is_told(losses, writes) && !asks {
+            return Poll::Ready(());
+        }
+        state.wait(context);
+        Poll::Pending
+    }
+
+    /// Lets those look again who wait.
+    fn wake(&self) {
+        let wakers = std::mem::take(&mut self.state.lock().wakers);
+        step!("group: let those look again who wait", wake_all(wakers));
     }
 
     /// Before the device is asked for a durable write.
@@ -105,31 +176,28 @@ impl Group {
     /// Somebody was told of a loss: those that run have lost it as well.
     pub(crate) fn lose(&self) {
         self.state.lock().losses += 1;
-        self.ended.notify_all();
+        self.wake();
     }
 }
 
 impl Writing<'_> {
     /// Whether nobody was told of a loss since it began, who may have been told instead of this one.
     /// Waits for those that run.
-    pub(crate) fn end(self) -> bool {
+    pub(crate) async fn end(self, mode: Mode) -> bool {
         let Self { of, losses, .. } = self;
         drop(self); // or it would wait for itself, and others for it
-        let mut state = of.state.lock();
-        let (sync, writes) = (state.begun, state.writes);
-        let asked = |state: &State| state.running && !state.told && state.begun == sync;
-        while state.losses == losses && (asked(&state) || state.writes_before(writes)) {
-            of.ended.wait(&mut state);
-        }
-        state.losses == losses
+        let (sync, writes) = {
+            let state = of.state.lock();
+            (state.begun, state.writes)
+        };
+        of.bell.until(mode, |context| of.poll_told(losses, writes, Some(sync), context)).await;
+        of.state.lock().losses == losses
     }
 }
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        let mut state = self.of.state.lock();
-        state.writing.retain(|write| *write != self.number);
-        drop(state);
-        self.of.ended.notify_all();
+        self.of.state.lock().writing.retain(|write| *write != self.number);
+        self.of.wake();
     }
 }

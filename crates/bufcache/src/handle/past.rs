@@ -7,6 +7,7 @@ use crate::cache::{Bypass, Wipe};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::WriteGuard;
+use crate::wait::{Mode, now};
 
 impl Device {
     /// As [`create`](Self::create), where that waits for nothing: neither for a buffer, nor for others who
@@ -63,7 +64,7 @@ impl Device {
         let fits = |&end: &u64| end == len || (end < len && end.is_multiple_of(size));
         let Some(end) = end.filter(fits) else { return Err(WriteError::OutOfRange) };
         let blocks = first..end.div_ceil(size);
-        self.shared.wipe(&self.source, blocks, Wipe::Write(bytes))
+        now(self.shared.wipe(&self.source, blocks, Wipe::Write(bytes), Mode::Thread))
     }
 
     /// Keeps whole blocks from others, and has the cache forget what it has of them, so that the caller can write them by
@@ -102,6 +103,6 @@ impl Device {
     /// As [`zero`](Self::zero); the device's `EOPNOTSUPP` where it cannot, and then nothing is changed.
     pub fn zero_by_device(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
-        self.shared.wipe(&self.source, blocks, Wipe::Zero)
+        now(self.shared.wipe(&self.source, blocks, Wipe::Zero, Mode::Thread))
     }
 }

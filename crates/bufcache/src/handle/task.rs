@@ -1,58 +1,22 @@
-//! Calls that block, for tasks: a thread of the cache makes the call, and then wakes the task.
+//! Calls for tasks. A write-back or a sync goes on in the threads that end its steps; what may block otherwise is called
+//! by a thread of the cache, which then wakes the task.
 //!
 //! Nothing here knows a runtime. A future begins its call when it is first polled; if it is dropped the call
 //! goes on, and its result is dropped.
 
-use std::future::poll_fn;
 use std::ops::Range;
-use std::task::{Context, Poll, Waker};
 
+use percpu::sync::Arc;
 use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::{Arc, Mutex, step};
 
 use super::Device;
-use crate::cache::Fill;
-use crate::contain::{Panicked, contain};
+use crate::cache::{Fill, Wipe};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::OwnedWriteGuard;
+use crate::wait::{Mode, run};
 use crate::word::Key;
 use crate::write::CloseError;
-
-/// The result of a call, which a task waits for.
-struct Reply<T>(Mutex<State<T>>);
-
-struct State<T> {
-    result: Option<Result<T, Panicked>>,
-    waker: Option<Waker>,
-}
-
-impl<T> Reply<T> {
-    fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(State { result: None, waker: None })))
-    }
-
-    fn end(&self, result: Result<T, Panicked>) {
-        let mut state = self.0.lock();
-        state.result = Some(result);
-        let waker = state.waker.take();
-        drop(state);
-        // A waker that panics is its task's affair.
-        step!("call: wake the task", _ = contain(|| waker.into_iter().for_each(Waker::wake)));
-    }
-
-    fn poll(&self, context: &mut Context<'_>) -> Poll<Result<T, Panicked>> {
-        let new = context.waker().clone(); // which may do anything, as the drop of the old may: not under the lock
-        let mut state = self.0.lock();
-        if let Some(result) = state.result.take() {
-            return Poll::Ready(result);
-        }
-        let old = state.waker.replace(new);
-        drop(state);
-        drop(old);
-        Poll::Pending
-    }
-}
 
 impl Device {
     /// Has a thread of the cache make a call of this device that blocks, and waits for its end: for what has no
@@ -166,7 +130,9 @@ impl Device {
     ///
     /// As [`flush`](Self::flush).
     pub async fn flush_async(&self) -> Result<(), WriteError> {
-        self.write_async(|device| device.flush()).await
+        let source = Arc::clone(&self.source);
+        let result = run(async move { source.cache.flush(&source, Mode::Task).await }).await;
+        self.or_earlier(result)
     }
 
     /// [`sync`](Self::sync), for tasks.
@@ -175,7 +141,9 @@ impl Device {
     ///
     /// As [`sync`](Self::sync).
     pub async fn sync_async(&self) -> Result<(), WriteError> {
-        self.write_async(|device| device.sync()).await
+        let source = Arc::clone(&self.source);
+        let result = run(async move { source.cache.sync(&source, Mode::Task).await }).await;
+        self.or_earlier(result)
     }
 
     /// [`write_through`](Self::write_through), for tasks.
@@ -184,7 +152,10 @@ impl Device {
     ///
     /// As [`write_through`](Self::write_through).
     pub async fn write_through_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        self.write_async(move |device| device.write_through(blocks)).await
+        let source = Arc::clone(&self.source);
+        let write = async move { source.cache.write_through(&source, blocks, Mode::Task).await };
+        let result = run(write).await;
+        self.or_earlier(result)
     }
 
     /// [`discard`](Self::discard), for tasks.
@@ -193,7 +164,7 @@ impl Device {
     ///
     /// As [`discard`](Self::discard).
     pub async fn discard_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        self.write_async(move |device| device.discard(blocks)).await
+        self.wipe_async(blocks, Wipe::Discard).await
     }
 
     /// [`zero`](Self::zero), for tasks.
@@ -202,22 +173,17 @@ impl Device {
     ///
     /// As [`zero`](Self::zero).
     pub async fn zero_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        self.write_async(move |device| device.zero(blocks)).await
+        match self.wipe_async(blocks.clone(), Wipe::Zero).await {
+            Err(WriteError::Io { errno: libc::EOPNOTSUPP, .. }) => {}
+            result => return result,
+        }
+        call_by(self.clone(), move |device| device.zero_by_cache(blocks)).await
     }
 
-    /// Makes a call that may tell of earlier write errors, of which this handle is told so.
-    async fn write_async(
-        &self,
-        write: impl FnOnce(&Self) -> Result<(), WriteError> + Send + 'static,
-    ) -> Result<(), WriteError> {
-        let call = move |device: Self| {
-            let result = write(&device);
-            (result, device.seen.load(Ordering::Relaxed)) // of one handle
-        };
-        let (result, seen) = self.call_async(call).await;
-        // Ordering: Relaxed; of one handle. Another call of it may have been told of more.
-        self.seen.fetch_max(seen, Ordering::Relaxed);
-        result
+    async fn wipe_async(&self, blocks: Range<u64>, how: Wipe<'static>) -> Result<(), WriteError> {
+        self.check_range(&blocks)?;
+        let source = Arc::clone(&self.source);
+        run(async move { source.cache.wipe(&source, blocks, how, Mode::Task).await }).await
     }
 
     /// [`close`](Self::close), for tasks. Dropping the future leaves the close going: if it fails then, it is as
@@ -236,20 +202,8 @@ async fn call_by<T: Send + 'static>(
     device: Device,
     call: impl FnOnce(Device) -> T + Send + 'static,
 ) -> T {
-    let reply = Reply::new();
     let shared = Arc::clone(&device.shared);
-    let id = device.source.id;
-    let job = {
-        let reply = Arc::clone(&reply);
-        move || reply.end(contain(|| call(device)))
-    };
-    // This thread makes the call only if there can be no other.
-    if let Err(job) = shared.call(id, Box::new(job)) {
-        job();
-    }
+    let called = shared.call(device.source.id, move || call(device));
     drop(shared);
-    match poll_fn(|context| reply.poll(context)).await {
-        Ok(result) => result,
-        Err(Panicked) => panic!("a call of the cache has panicked"),
-    }
+    called.wait().await.expect("a call of the cache panics only if the device does")
 }

@@ -19,6 +19,7 @@ mod engine_writes;
 mod lent_engine;
 mod loads;
 mod log;
+mod operations;
 mod ops;
 mod past;
 #[path = "../power/mod.rs"]

@@ -1,12 +1,17 @@
 //! Changes that another thread ends, and the thread that waits for them.
 
+#[cfg(offlock_shuttle)]
+use std::future::Future;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+#[cfg(offlock_shuttle)]
+use std::task::{Context, Poll, Waker};
 
 use bufcache::{AttachOptions, BlockDevice, Cache, DeviceSync, DeviceWrite, Eviction, WriteError};
 use percpu::sync::{Mutex, model, thread};
 
+use super::task::block_on;
 use super::world::{BLOCKS, LONG, SIZE};
 
 /// A planted bug, and the model that must fail for it.
@@ -14,10 +19,22 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("completion: the result is stored", "completion::inv17_a_write_that_another_thread_fails"),
     ("completion: wake the issuer", "completion::inv17_a_write_that_another_thread_fails"),
     ("completion: wake the issuer", "completion::inv18_a_sync_that_another_thread_drops"),
+    ("bell: wake the threads", "completion::inv18_a_sync_that_another_thread_drops"),
+    ("completion: all results are stored", "completion::inv17_a_write_that_another_thread_fails"),
+    (
+        "completion: wake the issuer",
+        "completion::inv17_a_write_of_a_task_that_another_thread_fails",
+    ),
+    (
+        "running: it was not woken meanwhile",
+        "completion::inv17_a_write_of_a_task_that_another_thread_fails",
+    ),
+    ("group: let those look again who wait", "write::inv20_a_sync_that_runs_is_not_enough"),
 ];
 
 /// Of those, what only a checker of weak memory can see.
-pub(super) const LOOM_ONLY: &[&str] = &["completion: the result is stored"];
+pub(super) const LOOM_ONLY: &[&str] =
+    &["completion: the result is stored", "completion: all results are stored"];
 
 /// Another thread fails each write, and drops each sync.
 #[derive(Default)]
@@ -73,6 +90,52 @@ fn inv18_a_sync_that_another_thread_drops() {
     model(|| {
         let (device, disk) = world();
         assert_eq!(disk.sync(), Err(WriteError::Poisoned { errno: libc::ECANCELED }));
+        join(&device);
+    });
+}
+
+#[test]
+fn inv17_a_write_of_a_task_that_another_thread_fails() {
+    model(|| {
+        let (device, disk) = world();
+        disk.create(1).unwrap().fill(1);
+        let told = block_on(disk.flush_async());
+        assert_eq!(told, Err(WriteError::Io { errno: libc::EIO, block: 1 }));
+        assert!(disk.is_newer(1..2));
+        assert_eq!(disk.invalidate(1), Ok(true));
+        join(&device);
+    });
+}
+
+/// The task is gone before its write has ended, or behind that.
+#[cfg(offlock_shuttle)] // more than loom does in a minute
+#[test]
+fn inv23_a_write_goes_on_when_its_task_is_gone() {
+    model(|| {
+        let (device, disk) = world();
+        disk.create(1).unwrap().fill(1);
+        let mut flush = Box::pin(disk.flush_async());
+        let _ = flush.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        drop(flush);
+        join(&device);
+        // Nothing is marked, and the handle has not been told of the error.
+        disk.get_mut(1).unwrap().fill(2);
+        assert_eq!(disk.invalidate(1), Ok(true));
+        assert_eq!(disk.flush(), Err(WriteError::Earlier { errno: libc::EIO }));
+    });
+}
+
+#[cfg(offlock_shuttle)] // more than loom does in a minute
+#[test]
+fn inv18_a_sync_of_a_task_beside_another() {
+    model(|| {
+        let (device, disk) = world();
+        let mut first = Box::pin(disk.sync_async());
+        let polled = first.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        // It waits for the one that runs, or that one is over. Either has failed.
+        assert!(block_on(disk.sync_async()).is_err());
+        let told = if let Poll::Ready(told) = polled { told } else { block_on(first) };
+        assert!(told.is_err());
         join(&device);
     });
 }

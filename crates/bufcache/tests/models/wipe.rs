@@ -12,7 +12,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("exclusion-wakes-nobody", "wipe::inv10_a_discard_against_a_load"),
     ("exclusion-wakes-no-task", "wipe::inv10_a_discard_against_a_task"),
     ("wipe-overlooks-marks", "wipe::inv15_a_discard_against_write_back"),
-    ("exclusion-lets-all-in", "wipe::inv15_two_discards"),
+    ("exclusion: no other range overlaps", "wipe::inv15_two_discards"),
     ("wipe-overlooks-marks", "wipe::inv15_a_discard_against_a_writer"),
 ];
 

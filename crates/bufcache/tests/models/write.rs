@@ -106,6 +106,26 @@ fn inv15_who_waits_for_a_writer_is_woken() {
     });
 }
 
+/// A task's write-back waits for a writer, without a thread.
+#[cfg(offlock_shuttle)] // more than loom does in a minute
+#[test]
+fn inv15_a_task_that_waits_for_a_writer_is_woken() {
+    model(|| {
+        let (disk, device) = world();
+        fill(&device, 0, 1);
+        let writes = thread::spawn({
+            let device = device.clone();
+            move || fill(&device, 0, 2)
+        });
+        thread::yield_now();
+        super::task::block_on(device.sync_async()).unwrap();
+        assert!(disk.durable(0) > 0);
+        writes.join().unwrap();
+        super::task::block_on(device.sync_async()).unwrap();
+        assert_eq!(disk.durable(0), 2);
+    });
+}
+
 #[test]
 fn inv15_a_writer_against_the_device() {
     model(|| {

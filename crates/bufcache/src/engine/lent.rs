@@ -85,10 +85,8 @@ impl Engine {
     }
 }
 
-pub(crate) fn turn_engine() {
-    if let Some(engine) = engine() {
-        engine.turn();
-    }
+pub(crate) fn turn_engine() -> bool {
+    engine().is_some_and(|engine| engine.turn())
 }
 
 pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {

@@ -1,0 +1,97 @@
+//! Wakes operations after a time: those that wait for what wakes nothing, as the drop of a guard, and those whose wait
+//! has an end.
+
+use std::time::{Duration, Instant};
+
+use std::task::Waker;
+
+use percpu::sync::{Arc, Condvar, Mutex, spawn, thread};
+
+use crate::wait::wake_all;
+
+/// Whether time passes: in a model it does not.
+pub(super) const HAS_TIME: bool = !cfg!(any(offlock_loom, offlock_shuttle));
+/// The thread ends when it has had nothing to do for so long. A guess.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// One thread, while an operation waits for a time.
+pub(super) struct Timer(Arc<Inner>);
+
+struct Inner {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// One of each operation: the earliest.
+    due: Vec<(Instant, Waker)>,
+    has_thread: bool,
+    closed: bool,
+}
+
+impl Timer {
+    pub(super) fn new() -> Self {
+        let state = State { due: Vec::new(), has_thread: false, closed: false };
+        Self(Arc::new(Inner { state: Mutex::new(state), changed: Condvar::new() }))
+    }
+
+    /// Wakes an operation then, or before. In a model: once other threads have had a turn.
+    pub(super) fn add(&self, at: Instant, waker: &Waker) {
+        if !HAS_TIME {
+            thread::yield_now();
+            return waker.wake_by_ref();
+        }
+        let mut state = self.0.state.lock();
+        match state.due.iter_mut().find(|(_, known)| known.will_wake(waker)) {
+            Some((known, _)) => *known = at.min(*known),
+            None => state.due.push((at, waker.clone())),
+        }
+        if !state.has_thread {
+            let inner = Arc::clone(&self.0);
+            let started = spawn("bufcache-timer".into(), move || inner.work()).is_ok();
+            if !started {
+                // Without a thread the operation looks again and again.
+                state.due.retain(|(_, known)| !known.will_wake(waker));
+                drop(state);
+                thread::yield_now();
+                return waker.wake_by_ref();
+            }
+            state.has_thread = true;
+        }
+        drop(state);
+        self.0.changed.notify_one();
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        // No operation is left, as each keeps the cache.
+        self.0.state.lock().closed = true;
+        self.0.changed.notify_one();
+    }
+}
+
+impl Inner {
+    fn work(&self) {
+        let mut state = self.state.lock();
+        let mut idle_since = Instant::now();
+        while !state.closed {
+            let now = Instant::now();
+            let due: Vec<_> = state.due.extract_if(.., |(at, _)| *at <= now).collect();
+            if !due.is_empty() {
+                drop(state);
+                wake_all(due.into_iter().map(|(_, waker)| waker));
+                idle_since = Instant::now();
+                state = self.state.lock();
+                continue;
+            }
+            let next = state.due.iter().map(|(at, _)| *at).min();
+            let left = next.unwrap_or(idle_since + IDLE).saturating_duration_since(now);
+            if left.is_zero() {
+                break;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+        state.has_thread = false;
+    }
+}

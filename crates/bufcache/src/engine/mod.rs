@@ -1,0 +1,37 @@
+//! What of a thread's engine the cache needs: a thread that waits lets it go on.
+
+#[cfg(feature = "aio-reap")]
+mod local;
+
+/// For the models: not part of the interface.
+#[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
+pub mod lent;
+
+#[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
+pub(crate) use self::lent::{turn_engine, wait_by_engine};
+#[cfg(feature = "aio-reap")]
+pub use self::local::{LentEngine, lend_engine};
+#[cfg(feature = "aio-reap")]
+pub(crate) use self::local::{Local, lent_engine, write_engine};
+#[cfg(all(feature = "aio-reap", not(any(offlock_loom, offlock_shuttle))))]
+pub(crate) use self::local::{turn_engine, wait_by_engine, wait_for_writes};
+#[cfg(not(feature = "aio-reap"))]
+pub(crate) use self::none::{turn_engine, wait_by_engine};
+
+/// A thread has no engine.
+#[cfg(not(feature = "aio-reap"))]
+mod none {
+    use std::task::Context;
+
+    pub(crate) fn turn_engine() -> bool {
+        false
+    }
+
+    pub(crate) fn wait_by_engine(_: impl FnMut(&mut Context<'_>) -> bool) {}
+}
+
+/// No thread has begun a write of its own.
+#[cfg(any(not(feature = "aio-reap"), offlock_loom, offlock_shuttle))]
+pub(crate) fn wait_for_writes() -> bool {
+    false
+}

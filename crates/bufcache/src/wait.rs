@@ -1,0 +1,233 @@
+//! Waits that either block the calling thread or leave it to other work.
+//!
+//! The write-back, the sync and the discard of a device are `async` functions, of which there is one form only.
+//!
+//! ```text
+//!  flush        ──► poll once; each wait in it blocks the thread
+//!  flush_async  ──► Running: polled by the caller, then by each thread that ends what it waits for
+//! ```
+//!
+//! # Invariants
+//!
+//! 1. By [`Mode::Thread`] a future of this crate is ready when it is first polled.
+//! 2. A [`Running`] future is polled by one thread at a time, and again after each wake-up that came meanwhile.
+//! 3. A running future goes on without the task that has begun it. It is dropped only when it is ready.
+
+use std::future::{Future, poll_fn};
+use std::mem;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+
+use percpu::sync::{Futex, Mutex, check, step};
+
+use crate::contain::{Panicked, contain};
+use crate::engine;
+
+/// How an operation waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// The calling thread blocks.
+    Thread,
+    /// The operation goes on in the thread that ends what it waits for.
+    Task,
+}
+
+/// Wakes the threads that sleep for an operation of one device.
+#[derive(Debug)]
+pub(crate) struct Bell(Futex);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.0.advance();
+        step!("bell: wake the threads", self.0.wake_all());
+    }
+}
+
+impl Bell {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self(Futex::new()))
+    }
+
+    /// Waits until `poll` is ready, by that mode. A thread lets its engine go on meanwhile: what it waits for may be
+    /// there.
+    pub(crate) async fn until<T>(
+        self: &Arc<Self>,
+        mode: Mode,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> T {
+        match mode {
+            Mode::Thread => self.sleep_until(poll),
+            Mode::Task => poll_fn(|context| poll(context)).await,
+        }
+    }
+
+    /// The same, of the calling thread.
+    pub(crate) fn sleep_until<T>(
+        self: &Arc<Self>,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> T {
+        let waker = Waker::from(Arc::clone(self));
+        let mut context = Context::from_waker(&waker);
+        let mut by_engine = None;
+        engine::wait_by_engine(|context| match poll(context) {
+            Poll::Ready(result) => by_engine.replace(result).is_none(),
+            Poll::Pending => false,
+        });
+        if let Some(result) = by_engine {
+            return result;
+        }
+        loop {
+            let seen = self.0.load();
+            if let Poll::Ready(result) = poll(&mut context) {
+                return result;
+            }
+            self.0.wait(seen);
+        }
+    }
+}
+
+/// Runs a future that waits by [`Mode::Thread`].
+///
+/// # Panics
+///
+/// Panics if the future is not ready (invariant 1 of this module).
+pub(crate) fn now<F: Future>(future: F) -> F::Output {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => output,
+        Poll::Pending => unreachable!("it waits by blocking the thread"),
+    }
+}
+
+/// Lets the threads and tasks look again that have left these wakers. The caller holds no lock.
+pub(crate) fn wake_all(wakers: impl IntoIterator<Item = Waker>) {
+    for waker in wakers {
+        // One that panics keeps no other asleep.
+        let _ = contain(|| waker.wake());
+    }
+}
+
+/// Adds a waker to a list, unless it is there.
+pub(crate) fn add_waker(wakers: &mut Vec<Waker>, waker: &Waker) {
+    if !wakers.iter().any(|known| known.will_wake(waker)) {
+        wakers.push(waker.clone());
+    }
+}
+
+type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// An operation that goes on without the task that has begun it.
+struct Running(Mutex<State>);
+
+struct State {
+    /// `None` while a thread polls it, and once it has ended.
+    future: Option<Boxed>,
+    /// A wake-up came since the last poll began.
+    woken: bool,
+}
+
+impl Wake for Running {
+    fn wake(self: Arc<Self>) {
+        let mut state = self.0.lock();
+        state.woken = true;
+        let Some(mut future) = state.future.take() else { return };
+        let waker = Waker::from(Arc::clone(&self));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            state.woken = false;
+            drop(state);
+            let polled = future.as_mut().poll(&mut context);
+            if polled.is_ready() {
+                return;
+            }
+            state = self.0.lock();
+            if check!("running: it was not woken meanwhile", !state.woken) {
+                state.future = Some(future);
+                return;
+            }
+        }
+    }
+}
+
+/// The result of a future that may panic. One that has panicked is neither polled nor dropped: the device may have
+/// what it owns.
+struct Contained<F: Future>(Option<Pin<Box<F>>>);
+
+impl<F: Future> Future for Contained<F> {
+    type Output = Result<F::Output, Panicked>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(mut future) = self.0.take() else { return Poll::Ready(Err(Panicked)) };
+        match contain(|| future.as_mut().poll(context)) {
+            Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),
+            Ok(Poll::Pending) => {
+                self.0 = Some(future);
+                Poll::Pending
+            }
+            Err(panicked) => {
+                mem::forget(future);
+                Poll::Ready(Err(panicked))
+            }
+        }
+    }
+}
+
+/// Begins an operation, on the calling thread, and waits for its end. If the returned future is dropped once it was
+/// polled, the operation goes on.
+///
+/// # Panics
+///
+/// Panics if the operation has.
+pub(crate) async fn run<F>(future: F) -> F::Output
+where
+    F: Future<Output: Send> + Send + 'static,
+{
+    let reply = Reply::new();
+    let contained = Contained(Some(Box::pin(future)));
+    let end = Arc::clone(&reply);
+    let future: Boxed = Box::pin(async move { end.end(contained.await) });
+    Arc::new(Running(Mutex::new(State { future: Some(future), woken: false }))).wake();
+    match reply.wait().await {
+        Ok(result) => result,
+        Err(Panicked) => panic!("an operation of the cache has panicked"),
+    }
+}
+
+/// The result of a call or an operation, which a task waits for.
+pub(crate) struct Reply<T>(Mutex<Awaited<T>>);
+
+struct Awaited<T> {
+    result: Option<Result<T, Panicked>>,
+    waker: Option<Waker>,
+}
+
+impl<T> Reply<T> {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Awaited { result: None, waker: None })))
+    }
+
+    pub(crate) fn end(&self, result: Result<T, Panicked>) {
+        let mut state = self.0.lock();
+        state.result = Some(result);
+        let waker = state.waker.take();
+        drop(state);
+        // A waker that panics is its task's affair.
+        step!("call: wake the task", wake_all(waker));
+    }
+
+    pub(crate) async fn wait(&self) -> Result<T, Panicked> {
+        poll_fn(|context| self.poll(context)).await
+    }
+
+    fn poll(&self, context: &mut Context<'_>) -> Poll<Result<T, Panicked>> {
+        let new = context.waker().clone(); // which may do anything, as the drop of the old may: not under the lock
+        let mut state = self.0.lock();
+        if let Some(result) = state.result.take() {
+            return Poll::Ready(result);
+        }
+        let old = state.waker.replace(new);
+        drop(state);
+        drop(old);
+        Poll::Pending
+    }
+}

@@ -1,0 +1,339 @@
+//! Write-back and syncs of tasks: no thread of the cache has a part in those of a device that begins its operations.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::future::Future;
+use std::os::unix::fs::FileExt;
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+use std::{fs, io, mem};
+
+use aio_reap::Engine;
+use bufcache::{
+    AttachOptions, BlockDevice, Cache, Device, DeviceRange, DeviceSync, DeviceWrite, EngineDevice,
+    Wal, WriteError, lend_engine,
+};
+use testkit::block_on;
+
+const SIZE: usize = 4096;
+
+/// Keeps what it begins until it is told to end it.
+#[derive(Default)]
+struct Kept {
+    writes: Mutex<Vec<DeviceWrite>>,
+    syncs: Mutex<Vec<DeviceSync>>,
+    ranges: Mutex<Vec<DeviceRange>>,
+    /// The threads that have called a blocking method.
+    blocked: Mutex<BTreeSet<String>>,
+}
+
+impl Kept {
+    fn end_writes(&self) -> usize {
+        let writes = std::mem::take(&mut *self.writes.lock().unwrap());
+        writes.into_iter().map(|write| write.finish(Ok(()))).count()
+    }
+
+    fn end_syncs(&self) -> usize {
+        let syncs = std::mem::take(&mut *self.syncs.lock().unwrap());
+        syncs.into_iter().map(|sync| sync.finish(Ok(()))).count()
+    }
+
+    fn block(&self) {
+        let name = thread::current().name().unwrap_or_default().to_string();
+        self.blocked.lock().unwrap().insert(name);
+    }
+}
+
+impl BlockDevice for Kept {
+    fn len(&self) -> u64 {
+        1024 * SIZE as u64
+    }
+
+    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        buf.fill(1);
+        Ok(buf.len())
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> io::Result<()> {
+        self.block();
+        Ok(())
+    }
+
+    fn begin_write(&self, write: DeviceWrite) {
+        match write.is_blocking() {
+            true => write.defer(), // as the last handle goes
+            false => self.writes.lock().unwrap().push(write),
+        }
+    }
+
+    fn begin_discard(&self, range: DeviceRange) {
+        self.ranges.lock().unwrap().push(range);
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.block();
+        Ok(())
+    }
+
+    fn begin_sync(&self, sync: DeviceSync) {
+        match sync.is_blocking() {
+            true => sync.defer(),
+            false => self.syncs.lock().unwrap().push(sync),
+        }
+    }
+}
+
+fn attach(patience: Duration) -> (Cache, Device, Arc<Kept>) {
+    let builder = Cache::builder(512 * SIZE).write_back_after(Duration::from_secs(3600));
+    let cache = builder.dirty_limits(100, 100).patience(patience).build().unwrap();
+    let kept = Arc::new(Kept::default());
+    let options = AttachOptions::new(SIZE).on_loss(|_| {});
+    let device = cache.attach_with(Arc::clone(&kept), options).unwrap();
+    (cache, device, kept)
+}
+
+fn is_ready(future: std::pin::Pin<&mut impl Future>) -> bool {
+    future.poll(&mut Context::from_waker(Waker::noop())).is_ready()
+}
+
+/// Three windows of scattered blocks and one run, and a sync behind all of them: this thread ends each step, and so
+/// makes the next.
+#[test]
+fn inv20_a_sync_of_a_task_begins_when_its_writes_have_ended() {
+    let (cache, device, kept) = attach(Duration::from_secs(5));
+    for block in (0..200).step_by(2).chain(300..400) {
+        device.create(block).unwrap().fill(2);
+    }
+    let mut sync = pin!(device.sync_async());
+    let mut batches = 0;
+    while !is_ready(sync.as_mut()) {
+        let ended = kept.end_writes();
+        assert!(ended <= 32, "the depth is bounded: {ended}");
+        batches += usize::from(ended > 0);
+        if ended == 0 {
+            assert_eq!(cache.stats().dirty, 0, "a sync before its writes have ended");
+            assert_eq!(kept.end_syncs(), 1);
+        }
+    }
+    assert_eq!((batches, cache.stats().write_calls), (4, 101));
+    assert!(kept.blocked.lock().unwrap().is_empty());
+}
+
+/// Of any number that were asked for while one ran, one more is made; writes go on beside it.
+#[test]
+fn inv20_syncs_of_tasks_share_one_that_began_behind_their_writes() {
+    let (cache, device, kept) = attach(Duration::from_secs(5));
+    device.create(1).unwrap().fill(2);
+    let mut first = pin!(device.sync_async());
+    assert!(!is_ready(first.as_mut()));
+    assert_eq!(kept.end_writes(), 1);
+    assert_eq!(kept.syncs.lock().unwrap().len(), 1);
+    let mut others: Vec<_> = (2..10)
+        .map(|block| {
+            device.create(block).unwrap().fill(2);
+            let mut sync = Box::pin(device.sync_async());
+            assert!(!is_ready(sync.as_mut()));
+            assert_eq!(kept.end_writes(), 1, "a sync that runs delays no write");
+            sync
+        })
+        .collect();
+    assert_eq!(cache.stats().dirty, 0);
+    assert_eq!(kept.end_syncs(), 1);
+    assert!(is_ready(first.as_mut()));
+    assert!(!others.iter_mut().any(|sync| is_ready(sync.as_mut())), "one that ran is not enough");
+    assert_eq!(kept.end_syncs(), 1);
+    assert!(others.iter_mut().all(|sync| is_ready(sync.as_mut())));
+    assert_eq!(cache.stats().syncs, 2);
+}
+
+/// It waits for a guard no longer than the cache waits, though the drop of a forgotten guard wakes nothing.
+#[test]
+fn inv19_a_flush_of_a_task_waits_for_a_writer_as_long_as_the_cache_waits() {
+    let (_cache, device, kept) = attach(Duration::from_millis(100));
+    device.create(1).unwrap().fill(2);
+    device.create(2).unwrap().fill(2);
+    let guard = device.get_mut(2).unwrap();
+    let began = Instant::now();
+    let mut flush = Box::pin(device.flush_async());
+    assert!(!is_ready(flush.as_mut()));
+    assert_eq!(kept.end_writes(), 1, "what is not marked is written first");
+    assert_eq!(block_on(flush), Err(WriteError::Busy { block: 2 }));
+    assert!(began.elapsed() >= Duration::from_millis(90));
+    // The same, of one that ends in time; and of a block that is held back, whose hold wakes nothing.
+    let mut flush = Box::pin(device.flush_async());
+    assert!(!is_ready(flush.as_mut()));
+    drop(guard);
+    assert_eq!(kept.end_writes(), 1);
+    assert!(is_ready(flush.as_mut()));
+    let mut guard = device.get_mut(2).unwrap();
+    guard.fill(3);
+    let hold = guard.hold_back();
+    drop(guard);
+    let mut flush = Box::pin(device.flush_async());
+    assert!(!is_ready(flush.as_mut()));
+    drop(hold);
+    testkit::wait::wait_for("the write", || kept.end_writes() == 1);
+    assert_eq!(block_on(flush), Ok(()));
+}
+
+/// It waits for a writer and for a reader of the device without a thread, and blocks of the range are not served
+/// meanwhile; where it fails they are dirty as they were.
+#[test]
+fn inv15_a_discard_of_a_task_waits_for_its_blocks() {
+    let (cache, device, kept) = attach(Duration::from_secs(5));
+    for block in 1..9 {
+        device.create(block).unwrap().fill(2);
+    }
+    let guard = device.get_mut(4).unwrap();
+    for _ in 0..2 {
+        // The first waits for the guard of this thread, the second for the first.
+        assert!(!is_ready(pin!(device.discard_async(1..9))));
+        assert!(kept.ranges.lock().unwrap().is_empty());
+        assert!(device.try_get_mut(5).is_ok(), "nothing is marked meanwhile");
+    }
+    drop(guard);
+    let end = |errno: i32| {
+        let range = kept.ranges.lock().unwrap().pop().expect("the device is asked");
+        assert_eq!((range.offset(), range.len()), (SIZE as u64, 8 * SIZE as u64));
+        let result = if errno == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) };
+        range.finish(result);
+    };
+    // The futures are gone; both discards go on, one behind the other.
+    end(libc::EIO);
+    assert_eq!(cache.stats().dirty, 8 * SIZE, "one that fails forgets nothing");
+    end(0);
+    assert_eq!(cache.stats().dirty, 0);
+    assert_eq!(device.get(3).unwrap()[0], 1);
+    assert!(kept.ranges.lock().unwrap().is_empty());
+}
+
+/// Whichever comes second waits, or does without; a bypass does not overtake a discard that waits. The thread that
+/// ends the one begins the other.
+#[test]
+fn inv15_a_bypass_and_a_discard_of_a_task_exclude_each_other() {
+    let (cache, device, kept) = attach(Duration::from_secs(5));
+    let ranges = || kept.ranges.lock().unwrap().len();
+    let bypass = |blocks| device.try_bypass(blocks).unwrap();
+    device.create(3).unwrap().fill(2);
+    let first = bypass(2..4).expect("nothing is in the way");
+    let mut flush = pin!(device.flush_async());
+    assert!(!is_ready(flush.as_mut()), "the block is the bypass's");
+    let mut discard = pin!(device.discard_async(3..6));
+    assert!(!is_ready(discard.as_mut()) && ranges() == 0);
+    assert!(bypass(5..6).is_none(), "the discard came before");
+    first.finish(Err(io::Error::from_raw_os_error(libc::EIO))).unwrap_err();
+    // The flush, woken first, has the block until its write ends.
+    assert!(ranges() == 0 && bypass(5..6).is_none());
+    assert_eq!(kept.end_writes(), 1);
+    assert!(is_ready(flush.as_mut()));
+    assert_eq!(ranges(), 1, "the thread that ends the write begins the discard");
+    assert!(bypass(5..6).is_none());
+    let range = kept.ranges.lock().unwrap().pop().unwrap();
+    range.finish(Ok(()));
+    assert!(is_ready(discard.as_mut()));
+    bypass(5..6).expect("the range is free").finish(Ok(())).unwrap();
+    assert_eq!(cache.stats().dirty, 0);
+}
+
+struct Log(AtomicUsize, Mutex<Vec<String>>);
+
+impl Wal for Log {
+    fn durable(&self) -> u64 {
+        self.0.load(SeqCst) as u64
+    }
+
+    fn flush(&self, number: u64) -> io::Result<()> {
+        self.1.lock().unwrap().push(thread::current().name().unwrap_or_default().into());
+        self.0.store(number as usize, SeqCst);
+        Ok(())
+    }
+}
+
+/// The log's flush may block, so a thread of the cache calls it.
+#[test]
+fn inv16_a_log_is_flushed_beside_the_thread_of_a_task() {
+    let log = Arc::new(Log(AtomicUsize::new(0), Mutex::default()));
+    let kept = Arc::new(Kept::default());
+    let options = AttachOptions::new(SIZE).on_loss(|_| {}).wal(Arc::clone(&log) as _);
+    let device = Cache::new(1 << 20).unwrap().attach_with(Arc::clone(&kept), options).unwrap();
+    let mut guard = device.create(1).unwrap();
+    guard.fill(2);
+    guard.set_lsn(7);
+    drop(guard);
+    let flush = device.flush_async();
+    thread::scope(|scope| {
+        let ends = scope.spawn(|| testkit::wait::wait_for("it", || kept.end_writes() == 1));
+        assert_eq!(block_on(flush), Ok(()));
+        ends.join().unwrap();
+    });
+    assert_eq!(*log.1.lock().unwrap(), ["bufcache"]);
+}
+
+fn engine_disk(blocks: u64) -> (tempfile::NamedTempFile, File) {
+    let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    file.as_file().set_len(blocks * SIZE as u64).unwrap();
+    let other = file.reopen().unwrap();
+    (file, other)
+}
+
+/// By the engine of this thread. A blocking call of the same thread meanwhile lets the engine go on.
+#[test]
+fn inv23_a_lent_engine_writes_and_syncs_for_tasks() {
+    let (file, other) = engine_disk(1024);
+    let cache = Cache::builder(600 * SIZE).dirty_limits(100, 100).build().unwrap();
+    let device = cache.attach(EngineDevice::new(other).unwrap(), SIZE).unwrap();
+    let engine = Rc::new(Engine::new().unwrap());
+    let lent = lend_engine(&engine);
+    let wait = |future| engine.block_on(future).unwrap();
+    for round in 1..5_u8 {
+        for block in (0..1000).step_by(2) {
+            device.create(block).unwrap().fill(round);
+        }
+        let plug = engine.plug(); // only a wait submits
+        let mut flush = Box::pin(device.flush_async());
+        let begun = is_ready(flush.as_mut());
+        assert!(!begun, "the engine has not been turned");
+        match round {
+            1 => assert_eq!(wait(flush), Ok(())),
+            // A writer of the same thread waits for a block that is in the thread's own engine.
+            2 => device.get_mut(0).unwrap().fill(round),
+            // A blocking sync of the same thread.
+            3 => assert_eq!(device.sync(), Ok(())),
+            // A durable write of a task.
+            _ => {
+                let mut sync = Box::pin(device.write_through_async(0..1));
+                let _ = is_ready(sync.as_mut());
+                assert_eq!(engine.block_on(sync).unwrap(), Ok(()));
+            }
+        }
+        drop(plug);
+        assert_eq!(engine.block_on(device.sync_async()).unwrap(), Ok(()));
+        for block in (0..1000).step_by(2) {
+            let mut there = [0; 100];
+            file.as_file().read_exact_at(&mut there, block * SIZE as u64).unwrap();
+            assert_eq!(there, [round; 100], "block {block}");
+        }
+    }
+    let plug = engine.plug();
+    let mut discard = Box::pin(device.discard_async(2..4));
+    assert!(!is_ready(discard.as_mut()));
+    assert_eq!(device.get(2).unwrap()[0], 0, "the discard ends, as this thread turns its engine");
+    drop(plug);
+    assert_eq!(engine.block_on(discard).unwrap(), Ok(()));
+    assert_eq!(engine.block_on(device.zero_async(4..1000)).unwrap(), Ok(()));
+    assert_eq!(engine.block_on(device.get_async(998)).unwrap().unwrap()[0], 0);
+    // What is in an engine that ends is written all the same.
+    device.create(1).unwrap().fill(9);
+    mem::forget(engine.plug());
+    let mut sync = Box::pin(device.sync_async());
+    assert!(!is_ready(sync.as_mut()));
+    drop((lent, engine));
+    assert_eq!(block_on(sync), Ok(()));
+    assert_eq!(fs::read(file.path()).unwrap()[SIZE], 9);
+    assert_eq!(device.get_mut(1).map(drop), Ok(()), "no mark is left");
+}
