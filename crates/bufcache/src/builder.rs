@@ -1,4 +1,4 @@
-//! Choosing sizes.
+//! The builder of a cache.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::handle::Cache;
 use crate::hazard::Order;
 use crate::policy::{Eviction, Policy, sampled_blocks};
 
-/// What a [`Cache`] is to be like.
+/// The options of a [`Cache`] to build.
 #[derive(Clone, Debug)]
 #[must_use = "a builder builds nothing until it is asked to"]
 pub struct Builder {
@@ -39,66 +39,72 @@ impl Builder {
         }
     }
 
-    /// The block sizes that devices may be attached with: powers of two from 512 to 65,536. By
-    /// default 4,096 alone. Memory is cut into chunks of the largest, each with blocks of one size.
+    /// Sets the block sizes with which devices may be attached: the powers of two from `smallest`
+    /// to `largest`, within 512 to 65,536. Only 4,096 by default. The memory is cut into chunks of
+    /// the largest size, each with blocks of one size.
     pub fn block_sizes(mut self, smallest: usize, largest: usize) -> Self {
         (self.smallest, self.largest) = (smallest, largest);
         self
     }
 
-    /// How buffers are chosen for eviction.
+    /// Sets how buffers are chosen for eviction.
     pub fn eviction(mut self, eviction: Eviction) -> Self {
         self.eviction = eviction;
         self
     }
 
-    /// How long a miss waits where all buffers are in use: a second by default.
+    /// Sets how long a miss waits if all buffers are in use: one second by default.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Leaves out what a hit waits for longest, the fence after it has named its buffer; each batch of up
-    /// to eight evictions interrupts the other CPUs that run threads of this process instead, which
-    /// takes it some microseconds, and tens in a virtual machine.
+    /// Makes hits cheaper and evictions dearer. Off by default.
     ///
-    /// For caches with a thousand hits and more for each miss. Changes nothing where the kernel has no
-    /// membarrier. Not by default.
+    /// A hit omits the memory fence after it has protected its buffer, which is its largest cost.
+    /// Instead, each batch of up to eight evictions interrupts the other CPUs that run threads of
+    /// this process, by the `membarrier` system call: some microseconds, and tens in a virtual
+    /// machine.
+    ///
+    /// For caches with a thousand or more hits for each miss. Has no effect if the kernel has no
+    /// `membarrier`.
     pub fn membarrier(mut self, membarrier: bool) -> Self {
         self.membarrier = membarrier;
         self
     }
 
-    /// Times how long its locks are held, those of its table, of its lists and of what is dirty: two looks
-    /// at the clock for each. Not by default. See [`Times::holds`](crate::Times::holds).
+    /// Measures how long the locks of the table, of the lists and of the dirty buffers are held, by
+    /// two reads of the clock each time. Off by default. See [`Times::holds`](crate::Times::holds).
     pub fn time_locks(mut self, time_locks: bool) -> Self {
         self.time_locks = time_locks;
         self
     }
 
-    /// How long a block stays dirty before the cleaner writes it: five seconds by default. Looked at five
-    /// times a second.
+    /// Sets how long a block stays dirty before the cleaner writes it: five seconds by default. The
+    /// cleaner checks five times per second.
     pub fn write_back_after(mut self, age: Duration) -> Self {
         self.limits.age = age;
         self
     }
 
-    /// How much of the capacity may be dirty, in percent: above `begin` the cleaner writes without
-    /// delay, above `most` who dirties another block writes some first. By default 10 and 75.
+    /// Sets the limits of the dirty share of the capacity, in percent: 10 and 75 by default. Above
+    /// `begin`, the cleaner writes without delay. Above `most`, a thread that dirties another block
+    /// writes some blocks first.
     pub fn dirty_limits(mut self, begin: u32, most: u32) -> Self {
         let of_256 = |percent: u32| percent.min(100) * 256 / 100;
         (self.limits.begin, self.limits.most) = (of_256(begin), of_256(most));
         self
     }
 
-    /// Makes the cache: reserves its memory, which is touched as it is used, and allocates its table,
-    /// about 5 % of that with blocks of 4,096 bytes.
+    /// Builds the cache. Reserves its memory, which the system provides at first use, and allocates
+    /// its table, about 5 % of the capacity with blocks of 4,096 bytes.
     ///
     /// The capacity is rounded down to blocks of the largest size.
     ///
     /// # Errors
     ///
-    /// [`BuildError`]: sizes that cannot be, or no memory.
+    /// [`BuildError::BlockSize`] and [`BuildError::Capacity`] for a size out of range, and
+    /// [`BuildError::NoMemory`].
     pub fn build(self) -> Result<Cache, BuildError> {
         for size in [self.smallest, self.largest] {
             if !size.is_power_of_two() || !(512..=65_536).contains(&size) {
@@ -119,7 +125,7 @@ impl Builder {
             fixed => (fixed, 0),
         };
         let policy = Policy::new(rule, units).map_err(|_| BuildError::NoMemory)?;
-        // In a model both are fences.
+        // A model runs both orders, whatever the kernel has.
         let works = strategy() == Strategy::Membarrier || cfg!(any(offlock_loom, offlock_shuttle));
         let order = if self.membarrier && works { Order::Membarrier } else { Order::Fences };
         let waits = (self.patience, self.limits);

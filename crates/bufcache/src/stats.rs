@@ -1,51 +1,52 @@
-//! What a cache did.
+//! The counters of a cache.
 
 use std::fmt;
 
 use crate::cache::Shared;
 use crate::policy::Eviction;
 
-/// Counters of a cache since it was made; a snapshot, each value by itself.
+/// A snapshot of the counters of a cache since it was built. Each value is read by itself.
 ///
-/// With the names that the XFS buffer cache has for them, and its meanings: while nobody uses the
-/// cache, `get` is `hits + misses + busy`, and `created` is `misses`, those that lost a race for the
-/// block, and uncached ones.
+/// The counters have the meanings of those of the XFS buffer cache, whose names are in parentheses.
+/// While no thread uses the cache, `get` is `hits + misses + busy`. `created` is `misses`, plus the
+/// buffers whose thread lost a race for the block, plus the uncached ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CacheStats {
-    /// Buffers asked for (`xb_get`), to be read ahead, too, unless they were seen to be there.
+    /// Buffers asked for (`xb_get`), including readahead of blocks that were not cached.
     pub get: u64,
-    /// Buffers taken in hand, each with its memory (`xb_create` and `xb_page_found`).
+    /// Buffers allocated (`xb_create` and `xb_page_found`).
     pub created: u64,
-    /// Gets that found their buffer, in the end (`xb_get_locked`); what was refused is among them.
+    /// Gets that found their buffer, at once or later (`xb_get_locked`), including refused ones.
     pub hits: u64,
-    /// Buffers put into the table (`xb_miss_locked`).
+    /// Buffers inserted into the table (`xb_miss_locked`).
     pub misses: u64,
     /// Gets that waited for another thread's load (`xb_get_locked_waited`).
     pub waited: u64,
-    /// Gets that would have waited, and were asked not to (`xb_busy_locked`).
+    /// Gets that failed because they would have waited (`xb_busy_locked`).
     pub busy: u64,
     /// Reads of the device (`xb_get_read`).
     pub reads: u64,
-    /// Pauses of those who wanted a buffer while all were in use (`xb_page_retries`).
+    /// Pauses of threads that needed a buffer while all were in use (`xb_page_retries`).
     pub page_retries: u64,
-    /// Buffers that were evicted.
+    /// Evicted buffers.
     pub evictions: u64,
-    /// Ranges that were to be read ahead, and were not: too many waited.
+    /// Ranges that were not read ahead because too many waited.
     pub ahead_dropped: u64,
-    /// Blocks that devices were given.
+    /// Blocks written to devices.
     pub written: u64,
-    /// In so many calls.
+    /// Write calls to devices.
     pub write_calls: u64,
     /// Syncs of devices.
     pub syncs: u64,
-    /// Bytes of buffers that are dirty.
+    /// Bytes of dirty buffers.
     pub dirty: usize,
-    /// Bytes of buffers, in use or kept for use.
+    /// Bytes of buffers, in use or free but not released.
     pub bytes: usize,
-    /// Bytes there may be.
+    /// The capacity in bytes.
     pub capacity: usize,
-    /// The rule by which buffers are evicted now: what [`Eviction::Adaptive`] has chosen, or what was asked for.
+    /// The rule of eviction in force: the one that [`Eviction::Adaptive`] has chosen, or the one
+    /// set.
     pub eviction: Eviction,
 }
 
@@ -53,7 +54,8 @@ impl CacheStats {
     pub(crate) fn of(shared: &Shared) -> Self {
         let counters = &shared.counters;
         let value = |counter: &percpu::PerCpuCounter| counter.sum().max(0) as u64;
-        // Misses before gets, which are counted before them: a get in between is a hit.
+        // A get is counted before its miss. So misses are read first: a get in between appears as a
+        // hit.
         let misses = value(&counters.miss_locked);
         let busy = value(&counters.busy_locked);
         let get = shared.gets();

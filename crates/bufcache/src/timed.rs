@@ -1,4 +1,4 @@
-//! Locks whose holders are timed, where that is asked for.
+//! Locks that optionally measure how long they are held.
 
 use std::ops::{Deref, DerefMut};
 use std::time::Instant;
@@ -7,14 +7,14 @@ use percpu::sync::{Arc, WordGuard, WordLock};
 
 use crate::times::Counts;
 
-/// Where times go, if any are taken.
+/// The histogram of the hold times, if they are measured.
 pub(crate) type Holds = Option<Arc<Counts>>;
 
-/// Counts the time until it drops.
+/// Measures the time from its creation to its drop.
 pub(crate) struct Timing<'c>(Option<(Instant, &'c Counts)>);
 
 impl<'c> Timing<'c> {
-    /// From now on.
+    /// Begins a measurement.
     #[inline(always)]
     pub(crate) fn begin(holds: &'c Holds) -> Self {
         Self(holds.as_deref().map(|counts| (Instant::now(), counts)))
@@ -30,7 +30,7 @@ impl Drop for Timing<'_> {
     }
 }
 
-/// A [`WordLock`].
+/// A [`WordLock`] that measures how long it is held.
 #[derive(Debug)]
 pub(crate) struct TimedLock<T> {
     lock: WordLock<T>,
@@ -42,14 +42,15 @@ impl<T> TimedLock<T> {
         Self { lock: WordLock::new(value), holds }
     }
 
-    /// As [`WordLock::lock`].
+    /// Takes the lock, as [`WordLock::lock`] does.
     #[inline(always)]
     pub(crate) fn lock(&self) -> TimedGuard<'_, T> {
         TimedGuard { guard: self.lock.lock(), _timing: Timing::begin(&self.holds) }
     }
 }
 
-/// The time ends once the lock is free: fields drop in this order.
+/// The guard of a [`TimedLock`]. The measurement ends after the lock is released, because fields
+/// drop in the order of their declaration.
 pub(crate) struct TimedGuard<'l, T> {
     guard: WordGuard<'l, T>,
     _timing: Timing<'l>,

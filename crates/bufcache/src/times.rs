@@ -1,4 +1,4 @@
-//! How long hits and misses take.
+//! Histograms of the time of hits and misses, and of the hold times of locks.
 //!
 //! ```text
 //!  ns   0 1 2 .. 15 | 16-17 .. 30-31 | 32-35 .. 60-63 | ...      8 buckets for each doubling
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::{AtomicU64, Ordering};
 
-/// Steps of each doubling, as a power of two: a time is known to 1 part in 8.
+/// Each doubling has `1 << BITS` buckets, so a time is known to 1 part in 8.
 const BITS: u32 = 3;
 const BUCKETS: usize = (65 - BITS as usize) << BITS;
 
@@ -18,40 +18,42 @@ fn bucket(value: u64) -> usize {
     ((shift as usize) << BITS) + (value >> shift) as usize
 }
 
-/// The largest value of a bucket.
+/// Returns the largest value of a bucket.
 fn largest(bucket: usize) -> u64 {
     let shift = (bucket >> BITS).saturating_sub(1);
     let steps = (bucket - (shift << BITS)) as u64;
     (steps << shift) | ((1 << shift) - 1)
 }
 
-/// Counted by all threads.
+/// A histogram to which all threads add.
 #[derive(Debug)]
 pub(crate) struct Counts {
     of: Box<[AtomicU64]>,
-    /// What a look at the clock takes, measured once: a third look at each time would be a tenth of a miss.
+    /// The time of reading the clock, measured once, because a third read would be a tenth of a
+    /// miss.
     look: Duration,
 }
 
-/// The shortest of a few looks at the clock.
+/// Returns the shortest time of a few reads of the clock.
 fn look() -> Duration {
     (0..16).map(|_| Instant::now().elapsed()).min().unwrap_or_default()
 }
 
 impl Counts {
     pub(crate) fn new() -> Self {
-        // A model counts nothing, and has no room for that many.
+        // A model measures no time, and each atomic of a model costs much memory.
         let buckets = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { BUCKETS };
         let look = if buckets > 0 { look() } else { Duration::ZERO };
         Self { of: (0..buckets).map(|_| AtomicU64::new(0)).collect(), look }
     }
 
-    /// Adds the time since then, less what it takes to look at the clock.
+    /// Adds the time since `since`, less the time of reading the clock.
     pub(crate) fn add(&self, since: Instant) {
         let time = since.elapsed().saturating_sub(self.look);
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         if let Some(count) = self.of.get(bucket(nanoseconds)) {
-            count.fetch_add(1, Ordering::Relaxed); // a statistic
+            // Ordering: Relaxed; a statistic.
+            count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -61,18 +63,18 @@ impl Counts {
     }
 }
 
-/// How often which time occurred: exact below 16 ns, then to 1 part in 8. From
+/// A histogram of times: exact below 16 ns, then to 1 part in 8. From
 /// [`Cache::times`](crate::Cache::times).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram(Box<[u64]>);
 
 impl Histogram {
-    /// How many times it has.
+    /// Returns the number of measured times.
     pub fn count(&self) -> u64 {
         self.0.iter().sum()
     }
 
-    /// The time that `percent` of all were not above; `None` if there are none.
+    /// Returns the time that `percent` of all times do not exceed, or `None` if there are none.
     pub fn percentile(&self, percent: f64) -> Option<Duration> {
         let count = self.count();
         if count == 0 {
@@ -101,15 +103,15 @@ impl fmt::Display for Histogram {
     }
 }
 
-/// How long gets took, and locks were held. From [`Cache::times`](crate::Cache::times).
+/// The times of gets, and the hold times of locks. From [`Cache::times`](crate::Cache::times).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Times {
-    /// One of 4,096 hits of each thread is made once more, for the clock: of a buffer that was just found.
+    /// Times of hits: one of 4,096 of each thread, which is repeated for the measurement.
     pub hits: Histogram,
-    /// Gets that read the device, or waited for who did, but those of tasks.
+    /// Times of gets that read the device or waited for a read, except those of tasks.
     pub misses: Histogram,
-    /// How long locks were held, each time; with [`Builder::time_locks`](crate::Builder::time_locks) only.
+    /// Hold times of locks; only with [`Builder::time_locks`](crate::Builder::time_locks).
     pub holds: Option<Histogram>,
 }
 

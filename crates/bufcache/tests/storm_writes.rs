@@ -1,6 +1,6 @@
-//! Threads that write, read, discard and sync blocks of two sizes in a cache that is too small for them,
-//! over devices that fail: whoever reads a block sees one version of it, none older than the last whose
-//! guard had dropped before, and the devices have the last of each in the end.
+//! Threads that write, read, discard and sync blocks of two sizes in a cache that is too small for
+//! them, over devices that fail: whoever reads a block sees one version of it, none older than the
+//! last whose guard had dropped before, and the devices have the last of each in the end.
 //!
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
@@ -86,7 +86,7 @@ impl Storm {
         Self { cache, disks, writes, reads, over: AtomicBool::new(false) }
     }
 
-    /// One of the thread's own blocks: nobody else writes them.
+    /// One of the thread's own blocks, which no other thread writes.
     fn write(&self, disk: &Disk, device: &Device, block: u64, rng: &mut Rng) {
         let guard = match rng.u64(..3) {
             0 => device.create(block),
@@ -226,8 +226,8 @@ impl Storm {
                 disk.device.inject_next(Operation::Write, fault);
             }
             253 => disk.device.inject_next(Operation::Discard, Fault::Error(libc::EIO)),
-            // What was to be durable and failed has poisoned it. Blocks that may be lost are not: the
-            // device has all it was given.
+            // What was to be durable and failed has poisoned it. Blocks that may be lost are not:
+            // the device has all it was given.
             254 => match device.reset() {
                 Ok(_) => {}
                 Err(error) => assert!(is_injected(error), "{error:?}"),
@@ -244,7 +244,7 @@ impl Storm {
         let mut handle = disk.handle.write().unwrap();
         match handle.clone().close() {
             Ok(()) => {
-                self.check_device(disk); // nobody writes
+                self.check_device(disk); // no thread writes now
                 *handle = attach(&self.cache, &disk.device, disk.size);
             }
             Err(error) => assert!(is_injected(error.error), "{error:?}"),

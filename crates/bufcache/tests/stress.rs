@@ -1,5 +1,6 @@
 //! Caches of a few buffers and many threads, on this kernel: every guard shows one version of its
-//! block from the first byte to the last, as long as it lives, and none that was invalidated before.
+//! block from the first byte to the last, as long as it lives, and none that was invalidated
+//! before.
 //!
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
@@ -249,8 +250,8 @@ fn stress_inv06_blocks_of_three_sizes() {
     storm(Cache::builder(most).block_sizes(512, 4096), most, &[512, 1024, 4096]);
 }
 
-/// Four threads ask for a block at once that nobody has: round after round, one read. There are
-/// buffers for all blocks, and for who takes one in vain.
+/// In each round, four threads get the same uncached block at once: it is read once. There are
+/// buffers for all blocks, and for each thread that loses the race.
 #[test]
 #[ignore = "stress"]
 fn stress_inv02_a_block_is_read_once_whoever_asks() {

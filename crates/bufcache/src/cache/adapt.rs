@@ -1,4 +1,4 @@
-//! What an adaptive cache learns: the only place where the shadows of its policy meet its requests.
+//! The sampling of an adaptive cache: passes sampled requests to the shadows of its policy.
 
 use std::ops::Range;
 
@@ -9,18 +9,18 @@ use crate::policy::Samples;
 use crate::table::Place;
 use crate::word::{Key, SAMPLED, TAKEN, Word};
 
-/// In so many parts the table is looked through once the cache is full. A guess: fewer than sampled misses fill a
-/// shadow, and 10 us each where the table has a million places.
+/// The parts in which the table is scanned once the cache is full. A guess: fewer than the sampled
+/// misses that fill a shadow, and 10 us for each part of a table of a million entries.
 const STEPS: u32 = 128;
 
 impl Shared {
-    /// The word of a block that is about to be loaded into that frame.
+    /// Returns the word of a block that is about to be loaded into that frame.
     pub(super) fn loading(&self, frame: Frame, key: Key) -> Word {
         Word::loading(frame).sampled_if(self.samples.takes_hit(key))
     }
 
-    /// A hit of a block whose word says `SAMPLED`. If the block is in the sample, the hit is left to the shadows,
-    /// without a write to shared memory.
+    /// Passes a hit of a block whose word says `SAMPLED` to the shadows, if the block is in the
+    /// sample. Does not write to shared memory.
     #[cold]
     pub(super) fn note_hit(&self, key: Key) {
         if !self.samples.takes_hit(key) {
@@ -35,8 +35,8 @@ impl Shared {
         self.table.find(key).is_some_and(|entry| entry.word().has(SAMPLED))
     }
 
-    /// A miss, in a cache that `is_full` or not. If the block is in the sample, the shadows get what hits have left
-    /// to them, and this request; while another thread gives them theirs, this one is lost.
+    /// If the block is in the sample, passes the hits in the rings and this miss to the shadows. If
+    /// another thread has their lock, this miss is lost. `is_full` tells whether the cache is full.
     pub(super) fn note_miss(&self, key: Key, reuse: Reuse, is_full: bool) {
         if reuse == Reuse::None || !self.samples.takes_miss(key) {
             return;
@@ -58,19 +58,21 @@ impl Shared {
             }
         }
         self.mark_some(&mut shadows.unmarked);
-        // A settled cache has room for a while after it grows; a change of rule is told once, so it is followed then.
+        // Also while the cache is not full, as after it grows, because a change is reported once.
         if changes && shadows.is_settled() {
             self.cold.lock().policy.set_rule(shadows.rule());
         }
     }
 
-    /// Marks the sampled blocks that came before the cache was full: a part of the table by each sampled miss.
+    /// Marks the sampled blocks that were loaded before the cache was full, in one part of the
+    /// table.
     fn mark_some(&self, unmarked: &mut Range<Place>) {
         for place in unmarked.by_ref().take(self.table.places().div_ceil(STEPS) as usize) {
             let entry = self.table.entry(place);
             let word = entry.word();
             if word.has(TAKEN) && self.samples.takes_hit(entry.key()) {
-                let _ = entry.try_change(word, SAMPLED, 0); // one that fails is marked when it comes again
+                // If this fails, the block is marked at its next load.
+                let _ = entry.try_change(word, SAMPLED, 0);
             }
         }
     }

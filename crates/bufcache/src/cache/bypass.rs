@@ -1,7 +1,7 @@
-//! Writes past the cache that a thread makes by means of its own, beginning and ending them without a wait.
+//! Writes that a thread makes to the device by its own means, begun and ended without a wait.
 //!
-//! What happens to the blocks is as in a [wipe](super::wipe): their range is excluded, what is clean is forgotten,
-//! and what is dirty is marked, and dropped once the device has the new bytes.
+//! The blocks are treated as in a [discard](super::wipe): their range is excluded, clean buffers
+//! are invalidated, and dirty ones are marked, and dropped once the device has the new bytes.
 
 use std::fmt;
 use std::io;
@@ -20,29 +20,31 @@ use crate::source::Source;
 use crate::wait::Mode;
 use crate::word::Key;
 
-/// Whole blocks that the holder writes to the device itself: from [`Device::try_bypass`](crate::Device::try_bypass).
+/// The right to write whole blocks to the device directly. From
+/// [`Device::try_bypass`](crate::Device::try_bypass).
 ///
-/// Gets of the blocks wait until it ends, by [`finish`](Self::finish) or by its drop, which counts as a failed write. A
-/// thread that waits for one of the blocks, or closes the device, while it holds this itself waits for ever.
+/// Gets of the blocks wait until it ends, by [`finish`](Self::finish) or by its drop, which counts
+/// as a failed write. A thread that holds it and waits for one of the blocks, or closes the device,
+/// waits for ever.
 #[must_use = "the blocks are kept from others until this ends"]
 pub struct Bypass {
     /// `None` once it has ended.
     source: Option<Operation<Arc<Source>>>,
     sectors: Range<u64>,
     aside: Aside,
-    /// The holder may have begun to write.
+    /// Set once the holder may have begun to write.
     is_begun: bool,
-    /// Its end needs the slots that this thread has reserved.
+    /// Not `Send`, because its end needs the slots that this thread has reserved.
     _thread: PhantomData<*const ()>,
 }
 
 impl Bypass {
-    /// Ends it. After a success the cache forgets what it had of the blocks. After an error each sector of them is as it
-    /// was, or as it should be, and what was dirty is so still.
+    /// Ends the write. After a success the cache drops its buffers of the blocks. After an error
+    /// each sector has its old or its new bytes, and dirty buffers stay dirty.
     ///
     /// # Errors
     ///
-    /// The error of `result`, and where it is about.
+    /// [`WriteError::Io`] with the errno of `result` and the first block.
     pub fn finish(mut self, result: io::Result<()>) -> Result<(), WriteError> {
         self.end(result)
     }
@@ -51,7 +53,8 @@ impl Bypass {
         let Some(source) = self.source.take() else { return Ok(()) };
         let _leaves = Leaves { source: &source, sectors: &self.sectors };
         let shared = &source.cache;
-        // Once more, as it ended: a sync that began meanwhile does not make it durable.
+        // Inserted again at the end, because a sync that began meanwhile does not make the write
+        // durable.
         if self.is_begun {
             source.writes.change_unsynced(|unsynced| unsynced.written.insert(self.sectors.clone()));
         }
@@ -67,7 +70,7 @@ impl Bypass {
     }
 }
 
-/// Lets others have the range again, also where the end panics.
+/// Ends the exclusion of the range, also if the end of the write panics.
 struct Leaves<'b> {
     source: &'b Source,
     sectors: &'b Range<u64>,
@@ -92,7 +95,7 @@ impl fmt::Debug for Bypass {
 }
 
 impl Shared {
-    /// Excludes blocks and sets aside what is cached of them. `None` where that has to wait.
+    /// Excludes blocks and sets their buffers aside. Returns `None` if that has to wait.
     pub(crate) fn try_bypass(
         &self,
         source: &Arc<Source>,
@@ -107,7 +110,7 @@ impl Shared {
         if is_long || self.has_many_extents(source) {
             return Ok(None);
         }
-        // Once blocks are marked nothing may fail that keeps them so.
+        // Reserved first: once blocks are marked, no step that unmarks them may fail.
         hazard::reserve().map_err(GetError::from)?;
         let operation = Operation::begin(Arc::clone(source)).ok_or(WriteError::Closed)?;
         if !source.writes.excluded.try_enter(&sectors) {
@@ -118,14 +121,14 @@ impl Shared {
         let mut bypass =
             Bypass { source: source_of, sectors, aside, is_begun, _thread: PhantomData };
         if source.writes.refuses_writers() {
-            return Err(WriteError::Closed); // its drop changes nothing
+            return Err(WriteError::Closed); // the drop of `bypass` changes nothing
         }
         for key in blocks.filter_map(|block| source.key(block)) {
             if self.set_aside(source, key, Mode::Thread, &mut bypass.aside).is_err() {
-                return Ok(None); // the blocks that are marked are put back
+                return Ok(None); // the drop of `bypass` puts the marked blocks back
             }
         }
-        // Whether it succeeds or not, what was there need not be.
+        // Before the write: whether it succeeds or not, the old bytes may be gone.
         source.writes.change_unsynced(|unsynced| unsynced.written.insert(bypass.sectors.clone()));
         bypass.is_begun = true;
         Ok(Some(bypass))

@@ -1,15 +1,17 @@
-//! The threads of a cache: they call the blocking methods of devices, and of the cache, for tasks, and write back
-//! dirty buffers in rounds.
+//! The blocking pool of a cache: threads that call blocking methods of devices and of the cache for
+//! tasks, and write back dirty buffers in rounds.
 //!
 //! ```text
-//!  device A: | clean: due | load, load, load |    at most PER_DEVICE threads read it, one cleans it
+//!  device A: | clean: due | load, load, load |    at most PER_DEVICE threads read it, one cleans
+//!  it
 //!  device B: | clean: -   | load             |
 //!                 └─► the next job of the next device ─► a thread
 //! ```
 //!
-//! Each device has a queue of its own, so a device that hangs keeps its own jobs waiting and no others. Before
-//! a thread begins a job, it sees to it that another thread waits if there is, or may soon be, work of
-//! other devices. The threads have no part in the cache but through the sources of their jobs, and end with it.
+//! Each device has a queue of its own, so a device that hangs delays only its own jobs. Before a
+//! thread begins a job, it makes sure that another thread waits if there is, or may soon be, work
+//! of other devices. The threads refer to the cache only through the sources of their jobs, and end
+//! with it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -23,21 +25,23 @@ use crate::contain::contain_job;
 use crate::frames::Frame;
 use crate::source::Source;
 
-/// How often the devices with dirty buffers are looked at.
+/// The period in which the devices with dirty buffers are checked.
 const ROUND: Duration = Duration::from_millis(200);
-/// Most threads that read one device at the same time. A guess: enough that a disk has a choice.
+/// The most threads that read one device at the same time. A guess: a disk can reorder that many
+/// reads.
 const PER_DEVICE: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 4 };
-/// Most threads that make calls for the tasks of one device. A guess: a call may wait for another's guard.
+/// The most threads that make calls for the tasks of one device. A guess: a call may wait for a
+/// guard.
 const CALLS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 16 };
-/// A thread without a job ends if so many others wait already. A guess.
+/// A thread without a job ends if this many other threads wait already. A guess.
 const MOST_IDLE: usize = 2;
-/// A model has no rounds: time does not pass there.
+/// A model has no rounds, because it has no time.
 const HAS_ROUNDS: bool = !cfg!(any(offlock_loom, offlock_shuttle));
 
-/// A call that may block, for a task.
+/// A call of a task that may block.
 pub(crate) type Call = Box<dyn FnOnce() + Send>;
 
-/// Gives jobs to the threads, and starts them.
+/// Starts the threads and queues jobs for them.
 pub(crate) struct Pool {
     queue: Arc<Queue>,
     pub(super) limits: Limits,
@@ -46,51 +50,52 @@ pub(crate) struct Pool {
 struct Queue {
     state: Mutex<State>,
     changed: Condvar,
-    /// Loads of all devices that no thread has taken.
+    /// The number of queued loads of all devices.
     loads: AtomicUsize,
 }
 
 struct State {
-    /// The devices that have dirty buffers, or jobs.
+    /// The devices that have dirty buffers or jobs.
     devices: Vec<Work>,
-    /// Which of them has the next job.
+    /// The index of the device whose turn is next.
     turn: usize,
     threads: usize,
-    /// Those of them that wait for a job.
+    /// The number of threads that wait for a job.
     idle: usize,
-    /// One of these ends its wait in time for the next round.
+    /// Set while a waiting thread has a timeout for the next round.
     timed: bool,
-    /// When the next round begins at the latest.
+    /// The latest begin of the next round.
     next_round: Instant,
-    /// It begins now.
+    /// Set to begin the next round now.
     urgent: bool,
     closed: bool,
-    /// Has room for the next device that has loads.
+    /// An empty queue with capacity, for the next device that has loads.
     spare: VecDeque<Load>,
 }
 
-/// What is to be done for one device.
+/// The jobs of one device.
 struct Work {
     id: u16,
-    /// The device, while it has dirty buffers. It lives until these are written or dropped.
+    /// The device while it has dirty buffers, which keeps it alive until these are written or
+    /// dropped.
     dirty: Option<Arc<Source>>,
     clean: Clean,
     loads: VecDeque<Load>,
-    /// Threads that read it.
+    /// The number of threads that read the device.
     reading: usize,
     calls: VecDeque<Call>,
-    /// Threads that make a call.
+    /// The number of threads that make a call.
     calling: usize,
 }
 
-/// Whether a device's dirty buffers are to be looked at in this round.
+/// The state of a device in a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Clean {
     No,
     Due {
         urgent: bool,
     },
-    /// A thread is at it.
+    /// A thread cleans the device.
     Now,
 }
 
@@ -141,7 +146,7 @@ impl State {
         self.devices.iter().position(|work| work.id == id)
     }
 
-    /// The work of a device, of which there may be none so far.
+    /// Returns the work of a device, which it adds if there is none.
     fn work(&mut self, id: u16) -> &mut Work {
         let at = self.position(id).unwrap_or(self.devices.len());
         if at == self.devices.len() {
@@ -166,8 +171,9 @@ impl State {
         HAS_ROUNDS && self.devices.iter().any(|work| work.dirty.is_some())
     }
 
-    /// Whether another thread is of use while one does a job of that device: for jobs, or as the one that begins
-    /// the next round. That may clean the same device, whose load or call may take long.
+    /// Returns whether another thread is needed while one does a job of that device: for jobs, or
+    /// to begin the next round. The round may clean the same device, whose load or call may take
+    /// long.
     fn needs_another(&self, id: u16) -> bool {
         let may_clean =
             |work: &Work| work.dirty.is_some() && (work.id != id || work.clean != Clean::Now);
@@ -176,7 +182,7 @@ impl State {
             || (needs_timer && self.devices.iter().any(may_clean))
     }
 
-    /// Begins a round, if it is time. Devices whose last round is not over are left out.
+    /// Begins a round if it is due. Skips devices whose last round is not over.
     fn begin_round(&mut self) {
         if !self.has_dirty() {
             self.urgent = false;
@@ -194,7 +200,7 @@ impl State {
         }
     }
 
-    /// The next job, of the device whose turn it is.
+    /// Takes the next job, of the devices in turn.
     fn take_job(&mut self) -> Option<(u16, Job)> {
         let count = self.devices.len();
         for next in 0..count {
@@ -227,8 +233,12 @@ impl Pool {
         Self { queue: Arc::new(queue), limits }
     }
 
-    /// Has a thread read the block. Returns whether it is behind as many others as are read at a time: a thread that
-    /// needs the block may [take](Self::take_queued) it. The load comes back where there can be no thread for it.
+    /// Queues a load for a thread. Returns whether it waits for the loads before it; then a thread
+    /// that needs the block may [take](Self::take_queued) it.
+    ///
+    /// # Errors
+    ///
+    /// The load, if no thread can be started or there is no memory to queue it.
     pub(super) fn read(&self, load: Load) -> Result<bool, Load> {
         let mut state = self.queue.state.lock();
         let has_thread = self.call_thread(&mut state) || state.threads > 0;
@@ -238,20 +248,22 @@ impl Pool {
         }
         let is_behind = work.reading + work.loads.len() >= PER_DEVICE;
         work.loads.push_back(load);
-        // Ordering: Relaxed, here and below; see `take_queued`.
+        // Ordering: Relaxed; the change of the frame's count, which follows for a load that is
+        // behind others, carries it to `take_queued`.
         self.queue.loads.fetch_add(1, Ordering::Relaxed);
         drop(state);
         step!("pool: tell a thread", self.queue.changed.notify_one());
         Ok(is_behind)
     }
 
-    /// The load of that frame, if no thread has taken it, for a thread that would sleep for it otherwise. The threads
-    /// that read the device may wait for that thread, or may be verifiers that need the block.
+    /// Takes the load of that frame out of the queue, for a thread that otherwise sleeps until its
+    /// end.
     ///
-    /// Such a thread looks at the frame's count of changes, then here, and sleeps while the count is the same. A
-    /// load that is queued behind others later changes the count.
+    /// Needed because the threads of the pool may wait for that thread, or run verifiers that need
+    /// the block. The thread reads the frame's count of changes, then calls this, and sleeps while
+    /// the count is the same. A load that is queued behind others later changes the count.
     pub(super) fn take_queued(&self, device: u16, frame: Frame) -> Option<Load> {
-        // Ordering: Relaxed; the count of changes carries it.
+        // Ordering: Relaxed; the caller has read the frame's count of changes, which carries it.
         if self.queue.loads.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -264,7 +276,11 @@ impl Pool {
         load
     }
 
-    /// Has a thread make a call for a device. The call comes back where there can be no thread for it.
+    /// Queues a call for a thread.
+    ///
+    /// # Errors
+    ///
+    /// The call, if no thread can be started or there is no memory to queue it.
     pub(super) fn call(&self, device: u16, call: Call) -> Result<(), Call> {
         let mut state = self.queue.state.lock();
         let has_thread = self.call_thread(&mut state) || state.threads > 0;
@@ -278,7 +294,7 @@ impl Pool {
         Ok(())
     }
 
-    /// The device has its first dirty buffer.
+    /// Notes the first dirty buffer of a device.
     pub(super) fn add_dirty(&self, source: &Arc<Source>) {
         let mut state = self.queue.state.lock();
         if !state.has_dirty() {
@@ -287,7 +303,7 @@ impl Pool {
         state.work(source.id).dirty = Some(Arc::clone(source));
         let tell = HAS_ROUNDS && !state.timed;
         if tell {
-            // Without a thread the dirty buffers wait for a sync, or for a thread that needs their memory.
+            // If no thread can be started, a sync or a thread that needs memory writes the buffers.
             self.call_thread(&mut state);
         }
         drop(state);
@@ -296,7 +312,8 @@ impl Pool {
         }
     }
 
-    /// The device's last buffer is clean. Returns its place here, to be dropped without a lock.
+    /// Notes that a device has no dirty buffer. Returns the reference to it, which the caller drops
+    /// without a lock.
     pub(super) fn remove_dirty(&self, source: &Arc<Source>) -> Option<Arc<Source>> {
         let mut state = self.queue.state.lock();
         let at = state.position(source.id)?;
@@ -309,13 +326,13 @@ impl Pool {
         removed
     }
 
-    /// The `at`th device with dirty buffers.
+    /// Returns the `at`th device with dirty buffers.
     pub(super) fn dirty(&self, at: usize) -> Option<Arc<Source>> {
         let state = self.queue.state.lock();
         state.devices.iter().filter_map(|work| work.dirty.clone()).nth(at)
     }
 
-    /// Begins a round without delay: too much is dirty.
+    /// Begins a round without delay, because too much is dirty.
     pub(super) fn hurry(&self) {
         let mut state = self.queue.state.lock();
         let was_told = std::mem::replace(&mut state.urgent, true);
@@ -325,7 +342,7 @@ impl Pool {
         }
     }
 
-    /// Sees to it that a thread waits for a job. Returns whether one does.
+    /// Makes sure that a thread waits for a job. Returns whether one does.
     fn call_thread(&self, state: &mut State) -> bool {
         Queue::call_thread(&self.queue, state, self.limits)
     }
@@ -333,7 +350,8 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // No job is left, as each keeps the cache. The threads are not waited for: this may be one of them.
+        // No job is left, because each keeps the cache alive. Does not join the threads, because
+        // this may be one of them.
         self.queue.state.lock().closed = true;
         self.queue.changed.notify_all();
     }
@@ -346,7 +364,7 @@ impl Queue {
         }
         let new = Arc::clone(queue);
         let started = spawn("bufcache".into(), move || Self::work(&new, limits)).is_ok();
-        // It waits from now on, as far as others can tell.
+        // Counts as waiting from now on, so that no other thread is started instead.
         state.threads += usize::from(started);
         state.idle += usize::from(started);
         started
@@ -367,12 +385,13 @@ impl Queue {
             };
             match job {
                 Job::Load(load) => {
-                    queue.loads.fetch_sub(1, Ordering::Relaxed); // see `take_queued`
+                    // Ordering: Relaxed; a thread that reads a stale count takes the lock.
+                    queue.loads.fetch_sub(1, Ordering::Relaxed);
                     contain_job(|| load.read_here(0));
                 }
                 Job::Clean(source, urgent) => {
                     contain_job(|| source.cache.clean(&source, limits, urgent));
-                    // Apart from the above: a drop that panics while another panic unwinds aborts.
+                    // Separately, because a drop that panics while another panic unwinds aborts.
                     contain_job(|| drop(source));
                 }
                 Job::Call(call) => contain_job(call),
@@ -385,7 +404,7 @@ impl Queue {
         state.threads -= 1;
     }
 
-    /// Waits for a job. `None`: the cache is gone, or enough other threads wait.
+    /// Waits for a job. Returns `None` if the cache is gone or enough other threads wait.
     fn next_job(&self, state: &mut MutexGuard<'_, State>) -> Option<(u16, Job)> {
         loop {
             state.begin_round();

@@ -1,9 +1,9 @@
-//! Room for a large block where small ones have all the memory.
+//! Reclaims a whole chunk for a large block if small blocks have all the memory.
 //!
-//! A chunk has frames of one size, and another size only once all of them are free. Buffers that the policy
-//! names one by one lie in as many chunks, so nearly all would go before a chunk is free. Instead the
-//! policy's victims say which chunks to look at, and of these the one is taken whose buffers were used
-//! least: they go together, or none of them does.
+//! A chunk has frames of one size, and can have another size only once all of them are free. The
+//! victims that the policy picks one by one lie in different chunks, so nearly all buffers would be
+//! evicted before a chunk is free. Instead the policy's victims name the candidate chunks, and the
+//! buffers of the least used one are evicted together, or none of them is.
 
 use super::Shared;
 use super::evict::Batch;
@@ -14,20 +14,23 @@ use crate::hazard;
 use crate::policy::{Looks, mark, may_go};
 use crate::word::{EVICT, NEW};
 
-/// Most frames of a chunk.
+/// The largest number of frames of a chunk.
 const MOST: usize = 128;
 
-/// The frames of a chunk, all in hand: those of buffers are marked, those that were free are taken.
+/// All frames of a chunk: those of buffers are marked `EVICT`, and the free ones are taken.
 pub(super) type Chunk = Few<Victim, MOST>;
 
+/// Returns the frames of a chunk that have buffers.
 fn buffers(chunk: &Chunk) -> impl Iterator<Item = &Victim> {
     chunk.iter().filter(|victim| victim.on != On::Free)
 }
 
 impl Shared {
-    /// Takes the chunk that is used least of those the victims lie in. The other victims go back, as the
-    /// next to go, and are none any more; where no chunk can be had, all of them go back behind the others.
-    /// So they do where the caller is `choosy` and its buffers were used: further on there may be others.
+    /// Takes the least used chunk of those that the victims lie in, and empties `victims`.
+    ///
+    /// The other victims are put back as the next to be evicted. If no chunk can be taken, or if
+    /// the caller is `choosy` and the buffers of each chunk were used, all victims are put back as
+    /// the last, because the next ones may be in better chunks.
     pub(super) fn choose_chunk(
         &self,
         cold: &mut Cold,
@@ -51,7 +54,7 @@ impl Shared {
             }
         }
         let chunk = best.and_then(|(_, of)| self.gather(cold, of, victims));
-        // Backwards, so that they are in the order in which they were.
+        // Backwards, so that they keep their order.
         for victim in victims.iter().rev() {
             match (&chunk, best) {
                 (Some(_), Some((_, of))) if beside(cold, of, victim.frame) => {}
@@ -63,7 +66,8 @@ impl Shared {
         chunk
     }
 
-    /// How many buffers a chunk has, and how many uses those; `None` if one of them cannot go.
+    /// Returns the number of buffers of a chunk and the sum of their uses, or `None` if one of them
+    /// cannot be evicted.
     fn use_of_chunk(&self, cold: &mut Cold, of: Frame, victims: &Batch) -> Option<(u64, u64)> {
         let (mut buffers, mut uses) = (0, 0);
         for frame in cold.frames_beside(of) {
@@ -85,7 +89,7 @@ impl Shared {
         Some((buffers, uses))
     }
 
-    /// Takes all frames of a chunk, or none; the victims' are the caller's.
+    /// Takes all frames of a chunk, or none. The caller has taken the frames of `victims` already.
     fn gather(&self, cold: &mut Cold, of: Frame, victims: &Batch) -> Option<Chunk> {
         let is_victim = |one: &Victim| victims.iter().any(|other| other.frame == one.frame);
         let mut chunk = Chunk::new(Victim::NONE);
@@ -102,10 +106,11 @@ impl Shared {
                 }
                 On::None => {
                     let mine = victims.iter().find(|victim| victim.frame == frame);
-                    chunk.push(*mine?); // all are, or are counted as in use
+                    // `use_of_chunk` found that each such frame is one of the victims.
+                    chunk.push(*mine?);
                 }
                 _ => {
-                    // Somebody has come for it since it was looked at.
+                    // A thread uses the buffer since `use_of_chunk`.
                     for one in chunk.iter().rev().filter(|one| !is_victim(one)) {
                         self.spare_victim(cold, *one, None);
                     }
@@ -121,8 +126,10 @@ impl Shared {
         Some(chunk)
     }
 
-    /// Puts back what does not go: as the next to go, or behind the others. Under the lock, so that who
-    /// invalidates the buffer, now that it can be had again, finds it on a list.
+    /// Puts a victim that is not evicted back: as the last if `behind`, otherwise as the next.
+    ///
+    /// Clears `EVICT` under the lock of the lists, so that a thread that then invalidates the
+    /// buffer finds it on a list.
     fn spare_victim(&self, cold: &mut Cold, victim: Victim, behind: Option<&mut Looks>) {
         let frame = victim.frame;
         if victim.on == On::Free {
@@ -136,8 +143,8 @@ impl Shared {
         }
     }
 
-    /// Frees a chunk unless somebody looks at one of its buffers. Returns how many those were, and what
-    /// `then` says before anybody else has the lock.
+    /// Frees a chunk unless a slot or a pin holds one of its buffers. Returns the number of freed
+    /// buffers, and the result of `then`, which runs before the lock of the lists is released.
     pub(super) fn take_chunk<T>(
         &self,
         chunk: &Chunk,
@@ -155,7 +162,7 @@ impl Shared {
         let mut in_use = [false; MOST];
         hazard::mark_named(entries, &mut in_use, self.order);
         for (entry, in_use) in entries.iter().zip(&mut in_use) {
-            // As in `take_apart`.
+            // After the scan: a guard that becomes a pin pins before it clears its slot.
             *in_use |= entry.word().pins() > 0;
         }
         let mut gone = [false; MOST];
@@ -177,7 +184,7 @@ impl Shared {
                 self.give_to(&mut cold, victim.frame);
                 freed += 1;
             } else {
-                // Behind the others: the next to go would be the same.
+                // As the last, because otherwise the next victims would be the same.
                 self.spare_victim(&mut cold, *victim, Some(looks));
             }
             at += 1;

@@ -1,4 +1,4 @@
-//! A device that fails when it is told to, and whose power can be cut.
+//! A device with injected faults, whose power can be cut.
 
 use std::io;
 use std::ops::{Bound, Range, RangeBounds};
@@ -9,7 +9,7 @@ use percpu::sync::{Mutex, thread};
 use super::BlockDevice;
 use super::power::{Change, Log, Recorded, SECTOR};
 
-/// What is done to a device.
+/// The kind of an operation on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
@@ -25,36 +25,36 @@ pub enum Operation {
     Sync,
 }
 
-/// What goes wrong with an operation.
+/// A fault of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// It fails with this number of the system's, and changes nothing.
+    /// The operation fails with this errno and changes nothing.
     Error(i32),
-    /// It stops after so many bytes: a read says so, all else fails with `ENOSPC`. A sync does nothing,
-    /// and fails with `EIO`.
+    /// The operation stops after this many bytes. A read returns the number, a sync does nothing
+    /// and fails with `EIO`, and other operations fail with `ENOSPC`.
     Short(usize),
-    /// Of its sectors only those are transferred whose bit is set, that of the first being the lowest,
-    /// and that of the 65th again. A read says nothing, and has zeros in the others; all else fails
-    /// with `EIO`.
+    /// Only the sectors whose bit is set are transferred. The lowest bit is that of the first
+    /// sector, and of the 65th. A read succeeds with zeros in the other sectors; other operations
+    /// fail with `EIO`.
     Torn(u64),
-    /// A sync fails with `EIO`, and what it should have made durable is given up: these sectors read as they
-    /// did before. Page caches do this to pages that could not be written. All else fails with `EIO`, and
-    /// changes nothing. The device must be [recorded](FaultDevice::record).
+    /// A sync fails with `EIO`, and the writes that it covers are reverted: their sectors read as
+    /// before. Page caches do this with pages that could not be written. Other operations fail with
+    /// `EIO` and change nothing. The device must be [recorded](FaultDevice::record).
     Revert,
-    /// It begins so much later.
+    /// The operation begins this much later.
     Delay(Duration),
-    /// It panics before it does anything.
+    /// The operation panics before it changes anything.
     Panic,
 }
 
-/// When a fault comes.
+/// A fault and its condition.
 #[derive(Debug)]
 struct Rule {
     operation: Operation,
-    /// Of the operations of that kind, counted from 0.
+    /// The operations of that kind, counted from 0.
     numbers: Range<u64>,
-    /// Of those that touch one of these bytes.
+    /// The operation must touch one of these bytes.
     bytes: Range<u64>,
     fault: Fault,
 }
@@ -63,13 +63,13 @@ struct Rule {
 struct Faults {
     rules: Vec<Rule>,
     counts: [u64; 5],
-    /// Writes were given up, and no sync has said so yet.
+    /// Set while no sync has reported writes that were given up.
     gave_up: bool,
 }
 
-/// A device that does what another does, except for the [`Fault`]s that are asked of it, and records
-/// what would be left after a loss of power. For tests. Its reads block, also where those of the other
-/// are begun.
+/// A device for tests: it passes operations to an inner device, except for the injected [`Fault`]s,
+/// and records the contents that a power loss would leave. Its reads block, even if the inner
+/// device begins reads without blocking.
 ///
 /// ```
 /// use bufcache::{Cache, Fault, FaultDevice, GetError, MemoryDevice, Operation};
@@ -84,34 +84,35 @@ struct Faults {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// # Loss of power
+/// # Power loss
 ///
-/// From [`record`](Self::record) on every change and every sync is recorded with its beginning and its
-/// end. [`after_power_cut`](Self::after_power_cut) says what the device may hold if the power goes at
-/// one of those moments: what a good sync made durable, and of each sector of the rest any version. So
-/// writes are torn, and reordered until the next sync, as the test chooses.
+/// From [`record`](Self::record) on, each change and each sync is recorded with its begin and its
+/// end. [`after_power_cut`](Self::after_power_cut) returns the contents after a power loss at one
+/// of these moments: the changes that a successful sync made durable, and any version of each other
+/// sector. So the test chooses how writes are torn, and reordered until the next sync.
 #[derive(Debug)]
 pub struct FaultDevice<D> {
     inner: D,
     faults: Mutex<Faults>,
-    /// Held while the device below is changed, so that changes have an order.
+    /// Held while the inner device is changed, so that changes have an order.
     log: Mutex<Option<Log>>,
 }
 
 impl<D: BlockDevice> FaultDevice<D> {
-    /// A device without faults so far.
+    /// Returns a device without faults.
     pub fn new(inner: D) -> Self {
         Self { inner, faults: Mutex::default(), log: Mutex::default() }
     }
 
-    /// The device below.
+    /// Returns the inner device.
     pub fn inner(&self) -> &D {
         &self.inner
     }
 
-    /// Lets the fault come at these operations of the kind, counted from 0 from the device's making
-    /// on: `3..4` is the fourth, `..` is all. Of several faults that meet the first that was injected
-    /// counts, and all delays.
+    /// Injects a fault into the operations of the kind with these numbers, counted from 0 since the
+    /// device was made: `3..4` is the fourth, `..` is all.
+    ///
+    /// If several faults apply to an operation, the first that was injected counts, and all delays.
     pub fn inject(&self, operation: Operation, numbers: impl RangeBounds<u64>, fault: Fault) {
         let start = match numbers.start_bound() {
             Bound::Included(&first) => first,
@@ -126,13 +127,13 @@ impl<D: BlockDevice> FaultDevice<D> {
         self.add(Rule { operation, numbers: start..end, bytes: 0..u64::MAX, fault });
     }
 
-    /// Lets the fault come at the next operation of the kind.
+    /// Injects a fault into the next operation of the kind.
     pub fn inject_next(&self, operation: Operation, fault: Fault) {
         let next = self.count(operation);
         self.inject(operation, next..=next, fault);
     }
 
-    /// Lets the fault come whenever an operation of the kind touches one of these bytes.
+    /// Injects a fault into each operation of the kind that touches one of these bytes.
     pub fn inject_at(&self, operation: Operation, bytes: Range<u64>, fault: Fault) {
         self.add(Rule { operation, numbers: 0..u64::MAX, bytes, fault });
     }
@@ -141,22 +142,22 @@ impl<D: BlockDevice> FaultDevice<D> {
         self.faults.lock().rules.push(rule);
     }
 
-    /// Takes all faults back.
+    /// Removes all faults.
     pub fn heal(&self) {
         self.faults.lock().rules.clear();
     }
 
-    /// How many operations of the kind were begun.
+    /// Returns the number of operations of the kind that have begun.
     pub fn count(&self, operation: Operation) -> u64 {
         self.faults.lock().counts[operation as usize]
     }
 
-    /// Records from now on; what the device holds counts as durable. Keeps that and everything
-    /// that is written in memory. To be called while nobody changes the device.
+    /// Begins to record. The present contents count as durable. They and all later writes are kept
+    /// in memory. No operation may change the device meanwhile.
     ///
     /// # Errors
     ///
-    /// The device's below, which is read whole.
+    /// The error of the inner device, which is read as a whole.
     pub fn record(&self) -> io::Result<()> {
         let mut log = self.log.lock();
         let len = usize::try_from(self.inner.len()).map_err(|_| io::ErrorKind::OutOfMemory)?;
@@ -172,22 +173,22 @@ impl<D: BlockDevice> FaultDevice<D> {
         Ok(())
     }
 
-    /// Everything that was recorded, in the order in which it began.
+    /// Returns all recorded operations in the order of their begins.
     pub fn recorded(&self) -> Vec<Recorded> {
         self.log.lock().as_ref().map_or_else(Vec::new, Log::recorded)
     }
 
-    /// How many moments there are: each begin, change and end of an operation is one.
+    /// Returns the number of moments: each begin, change and end of an operation is one.
     pub fn moments(&self) -> u64 {
         self.log.lock().as_ref().map_or(0, Log::now)
     }
 
-    /// What the device holds if the power goes after that many [moments](Self::moments); `None` if
-    /// nothing was [recorded](Self::record).
+    /// Returns the contents after a power loss at that [moment](Self::moments), or `None` if the
+    /// device is not [recorded](Self::record).
     ///
-    /// Of each sector of 512 bytes that has more than one version, `choose` is given the number, counted
-    /// from 0 on the device, and how many versions there are, from the durable one to the last; it
-    /// returns which survives (the last, if that is too large).
+    /// For each sector of 512 bytes with more than one possible version, `choose` gets the number
+    /// of the sector and the number of versions, from the durable one to the last. It returns the
+    /// version that survives; a value that is too large is the last.
     pub fn after_power_cut(
         &self,
         moments: u64,
@@ -196,12 +197,12 @@ impl<D: BlockDevice> FaultDevice<D> {
         self.log.lock().as_ref().map(|log| log.after_power_cut(moments, choose))
     }
 
-    /// Gives up what was written since the last good sync, as a page cache does whose write-back fails: these
-    /// sectors read as they did before, and the next sync fails with `EIO`.
+    /// Reverts the writes since the last successful sync, as a page cache does whose write-back
+    /// fails. Their sectors read as before, and the next sync fails with `EIO`.
     ///
     /// # Errors
     ///
-    /// Those of the device below, to which the earlier versions are written.
+    /// The errors of the inner device, to which the earlier versions are written.
     ///
     /// # Panics
     ///
@@ -213,13 +214,17 @@ impl<D: BlockDevice> FaultDevice<D> {
         self.revert(log, u64::MAX)
     }
 
-    /// Puts the earlier versions of the changes back that had ended before that moment.
+    /// Reverts the changes that had ended before that moment.
     fn revert(&self, log: &mut Log, moment: u64) -> io::Result<()> {
         let before = log.give_up(moment);
         before.iter().try_for_each(|(offset, bytes)| self.inner.write(*offset, bytes))
     }
 
-    /// Counts an operation, and says what goes wrong with it, and how much later it is to begin.
+    /// Counts an operation. Returns its fault and its delay.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the fault is [`Fault::Panic`].
     fn meet(&self, operation: Operation, offset: u64, len: u64) -> (Option<Fault>, Duration) {
         let mut faults = self.faults.lock();
         let number = faults.counts[operation as usize];
@@ -243,8 +248,8 @@ impl<D: BlockDevice> FaultDevice<D> {
         (found, delay)
     }
 
-    /// A write, or what is like one. `apply` changes so many bytes of the device from an offset on;
-    /// where they begin is counted from the operation's own offset, too.
+    /// Makes and records a change. `apply` gets an offset of the device and the same range relative
+    /// to the offset of the operation.
     fn change(
         &self,
         operation: Operation,
@@ -288,7 +293,7 @@ impl<D: BlockDevice> FaultDevice<D> {
     }
 }
 
-/// Whether the mask of a torn operation has the sector.
+/// Returns whether the mask of a torn operation includes the sector.
 fn is_set(sectors: u64, sector: u64) -> bool {
     sectors >> (sector % 64) & 1 != 0
 }

@@ -1,4 +1,4 @@
-//! A file or a block device of the system.
+//! A device on a file or a block device.
 
 use std::fs::File;
 use std::io::{self, IoSlice};
@@ -7,35 +7,35 @@ use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 
 use super::{BlockDevice, read_only};
 
-/// Most parts of one call: `IOV_MAX`.
+/// The most parts of one call: `IOV_MAX`.
 const PARTS: usize = 1024;
 
-/// An open file or block device, by `pread`, `pwrite`, `fdatasync` and `fallocate`.
+/// An open file or block device, accessed by `pread`, `pwrite`, `fdatasync` and `fallocate`.
 ///
-/// One that was opened with `O_DIRECT` is recognised: its blocks are as large as it asks for, or
-/// larger. A cache takes a file once, by whatever descriptors: with `O_DIRECT` or without.
+/// If the file was opened with `O_DIRECT`, block sizes must be multiples of the alignment that it
+/// needs. A cache attaches a file once, whatever descriptors it has, with `O_DIRECT` or without.
 #[derive(Debug)]
 pub struct FileDevice {
     file: File,
     len: u64,
-    /// What `O_DIRECT` asks of a transfer; 1 without that.
+    /// The alignment that `O_DIRECT` needs, or 1 without `O_DIRECT`.
     alignment: usize,
     writable: bool,
-    /// The file may be shorter than the device: what it lacks reads as zeros.
+    /// Set if the file may be shorter than the device. The part beyond its end reads as zeros.
     grows: bool,
     identity: (u64, u64),
 }
 
 impl FileDevice {
-    /// The file as large as it is now.
+    /// Returns a device with the current size of the file.
     ///
     /// # Errors
     ///
-    /// The system's, where it does not tell the size, or how the file was opened.
+    /// The error of a system call that asks for the size or for the flags of the file.
     pub fn new(mut file: File) -> io::Result<Self> {
         use std::io::{Seek, SeekFrom};
-        let len = file.seek(SeekFrom::End(0))?; // a block device has no other size
-        // SAFETY: no pointers.
+        let len = file.seek(SeekFrom::End(0))?; // the metadata of a block device has no size
+        // SAFETY: `F_GETFL` takes no pointer.
         let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
         let flags = check(flags)?;
         let alignment = if flags & libc::O_DIRECT == 0 { 1 } else { direct_alignment(&file) };
@@ -48,10 +48,11 @@ impl FileDevice {
         Ok(Self { file, len, alignment, writable, grows: false, identity })
     }
 
-    /// As large as `max` bytes, if that is more than the file has: what lies behind its end reads as zeros, and a
-    /// write there makes the file longer, up to the end of the last block that was written.
+    /// Makes the device `max` bytes long if the file is shorter. The part beyond the end of the
+    /// file reads as zeros, and a write there extends the file to the end of the last written
+    /// block.
     ///
-    /// A file that becomes shorter while it is attached reads as zeros, too.
+    /// A file that is truncated while it is attached reads as zeros, too.
     ///
     /// ```
     /// use bufcache::{Cache, FileDevice};
@@ -75,15 +76,17 @@ impl FileDevice {
         self
     }
 
-    /// Without what lies behind so many bytes: with `O_DIRECT` what follows the last whole unit can be read,
-    /// and not written.
+    /// Limits the device to the first `len` bytes.
+    ///
+    /// With `O_DIRECT`, a part after the last whole unit of the alignment can be read, but not
+    /// written.
     pub fn up_to(mut self, len: u64) -> Self {
         self.len = self.len.min(len);
         self
     }
 
-    /// How much of a transfer counts that stopped after `done` bytes: a direct one goes on at a
-    /// multiple of its alignment.
+    /// Returns how many bytes of a short transfer of `done` bytes count: a direct transfer
+    /// continues at a multiple of its alignment.
     fn whole(&self, done: usize) -> usize {
         done & !(self.alignment - 1)
     }
@@ -98,7 +101,7 @@ impl FileDevice {
         while done < buf.len() {
             let count = again(|| read(offset + done as u64, &mut buf[done..]))?;
             done += count;
-            // A direct read ends inside a sector only where the file does.
+            // A direct read ends inside a sector only at the end of the file.
             if count == 0 || self.whole(done) != done {
                 break;
             }
@@ -144,33 +147,34 @@ impl FileDevice {
         let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
         let fd = self.file.as_raw_fd();
         again(|| {
-            // SAFETY: no pointers.
+            // SAFETY: `fallocate` takes no pointer.
             let result = unsafe { libc::fallocate(fd, mode, offset, len) };
             check(result).map(drop)
         })
     }
 
-    /// `pwritev2` of as many parts as one call takes.
+    /// Calls `pwritev2` with at most `PARTS` parts. Returns the number of written bytes.
     fn pwritev(&self, offset: u64, parts: &[IoSlice<'_>], flags: i32) -> io::Result<usize> {
         let offset =
             libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
         let count = parts.len().min(PARTS);
         let (fd, first) = (self.file.as_raw_fd(), parts.as_ptr());
-        // By its number: older versions of musl have no `pwritev2`. The zero is the offset's high
-        // half, which 64-bit kernels ignore.
-        // SAFETY: an `IoSlice` is an `iovec`, by the promise of `std`; the call only reads the bytes.
+        // By its number, because older versions of musl have no `pwritev2`. The zero is the high
+        // half of the offset, which 64-bit kernels ignore.
+        // SAFETY: `std` guarantees that an `IoSlice` has the layout of an `iovec`. `first` points
+        // to at least `count` of them, and the call only reads their bytes.
         let count =
             unsafe { libc::syscall(libc::SYS_pwritev2, fd, first, count, offset, 0_usize, flags) };
         usize::try_from(count).map_err(|_| io::Error::last_os_error())
     }
 
-    /// `pwritev2` with `RWF_DSYNC`.
+    /// Calls `pwritev2` with `RWF_DSYNC`.
     fn write_through(&self, offset: u64, buf: &[u8]) -> io::Result<usize> {
         self.pwritev(offset, &[IoSlice::new(buf)], libc::RWF_DSYNC)
     }
 
-    /// Writes the parts by as few calls of `many` as possible, and by `one` what a call leaves of a
-    /// part.
+    /// Writes the parts by as few calls of `many` as possible. If a call ends inside a part, `one`
+    /// writes the rest of that part.
     fn write_parts(
         &self,
         offset: u64,
@@ -257,7 +261,8 @@ impl BlockDevice for FileDevice {
     }
 }
 
-/// The result of a durable write; where the system does not know `RWF_DSYNC`, a plain write and a sync instead.
+/// Returns the result of a durable write. If the system does not know `RWF_DSYNC`, makes a plain
+/// write and a sync instead.
 fn or_synced(
     durable: io::Result<()>,
     write: impl FnOnce() -> io::Result<()>,
@@ -269,7 +274,7 @@ fn or_synced(
     }
 }
 
-/// Whether the system may not know a flag of a call.
+/// Returns whether the error may mean that the system does not know a flag of the call.
 fn is_unknown(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL))
 }
@@ -278,7 +283,7 @@ fn check(result: i32) -> io::Result<i32> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-/// Does it until no signal interrupts it.
+/// Repeats the call while a signal interrupts it.
 fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -288,16 +293,17 @@ fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// What `O_DIRECT` asks for: by `statx` where the kernel knows (6.1), the sector size of a block device,
-/// else 512 bytes, the least that any file system takes; the kernel then refuses what is wrong.
+/// Returns the alignment that `O_DIRECT` needs: from `statx` (Linux 6.1), else the sector size of a
+/// block device, else 512 bytes. 512 is the least of any file system, and the kernel refuses a
+/// transfer with too small an alignment.
 fn direct_alignment(file: &File) -> usize {
     let fd = file.as_raw_fd();
-    // `struct statx` as 32-bit words, of which two are read. The call is made by its number: older
-    // versions of musl have no `statx`.
+    // `struct statx` as 32-bit words, of which two are read. The call is made by its number,
+    // because older versions of musl have no `statx`.
     let mut stat = [0_u32; 64];
     let (flags, mask) = (libc::AT_EMPTY_PATH, libc::STATX_DIOALIGN);
     let (path, result) = (c"".as_ptr(), stat.as_mut_ptr());
-    // SAFETY: an empty path with AT_EMPTY_PATH names the descriptor; the kernel stores 256 bytes.
+    // SAFETY: `path` is a C string; the kernel stores 256 bytes, the size of `stat`.
     let result = unsafe { libc::syscall(libc::SYS_statx, fd, path, flags, mask, result) };
     // stx_dio_mem_align, byte 152, and stx_dio_offset_align.
     let asked = stat[38].max(stat[39]);
@@ -305,7 +311,7 @@ fn direct_alignment(file: &File) -> usize {
         return asked as usize;
     }
     let mut sector: libc::c_int = 0;
-    // SAFETY: BLKSSZGET stores one int; on other files it fails and stores nothing.
+    // SAFETY: `BLKSSZGET` stores one int to `sector`. On other files it fails and stores nothing.
     let result = unsafe { libc::ioctl(fd, libc::BLKSSZGET, &raw mut sector) };
     match usize::try_from(sector) {
         Ok(sector) if result == 0 && sector.is_power_of_two() => sector,
@@ -317,7 +323,8 @@ fn direct_alignment(file: &File) -> usize {
 mod tests {
     use super::*;
 
-    /// What a call does that moves at most so many bytes, and is interrupted by a signal if it may move none.
+    /// Returns the result of a call that transfers at most `most` bytes; 0 is an interruption by a
+    /// signal.
     fn at_most(most: Option<usize>, len: usize) -> io::Result<usize> {
         match most {
             Some(0) => Err(io::ErrorKind::Interrupted.into()),

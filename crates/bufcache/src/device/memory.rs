@@ -5,19 +5,19 @@ use std::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::BlockDevice;
 
-/// Bytes in memory: for tests, and for what is small.
+/// A device whose bytes are in memory, for tests and small data.
 #[derive(Debug)]
 pub struct MemoryDevice {
     bytes: RwLock<Vec<u8>>,
 }
 
 impl MemoryDevice {
-    /// A device with these bytes.
+    /// Returns a device with these bytes.
     pub fn new(bytes: Vec<u8>) -> Self {
         Self { bytes: RwLock::new(bytes) }
     }
 
-    /// Its bytes, taken out.
+    /// Returns the bytes of the device.
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -30,7 +30,11 @@ impl MemoryDevice {
         self.bytes.write().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Has `change` make something of so many bytes from `offset` on, if they are there.
+    /// Calls `change` with the bytes of a range.
+    ///
+    /// # Errors
+    ///
+    /// `ENOSPC` if the range ends beyond the end of the device.
     fn change(&self, offset: u64, len: u64, change: impl FnOnce(&mut [u8])) -> io::Result<()> {
         let mut bytes = self.bytes_mut();
         let from = usize::try_from(offset).ok();
@@ -65,7 +69,7 @@ impl BlockDevice for MemoryDevice {
         self.zero(offset, len)
     }
 
-    /// Nothing outlives its memory.
+    /// Does nothing: the bytes live as long as the device.
     fn sync(&self) -> io::Result<()> {
         Ok(())
     }

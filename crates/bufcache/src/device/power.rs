@@ -1,4 +1,4 @@
-//! What a device may hold after a loss of power.
+//! A recording of a device's operations, which tells the contents that a power loss may leave.
 //!
 //! ```text
 //!  moments   1 2 3 4 5 6 7 8 ...
@@ -7,19 +7,20 @@
 //!  sync              b---e
 //! ```
 //!
-//! At moment 8 A is durable: it had ended when the sync began. B was applied before that, too, but
-//! had not ended: it may be there or not. A change is durable from the end of the good sync on, or of
-//! its own if it is to be. What had ended when a sync began that failed is never made durable by
-//! another: the system may have given it up. Later changes of the same sector supersede it.
+//! At moment 8 A is durable, because it had ended when the sync began. B was applied before that,
+//! too, but had not ended, so it may survive or not. A change is durable from the end of the
+//! successful sync on, or from its own end if it is a durable write. A change that had ended when a
+//! sync began that fails is never made durable by another sync, because the system may have dropped
+//! it. Later changes of the same sector supersede it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::fault::Operation;
 
-/// What a loss of power leaves whole.
+/// The unit that a power loss leaves whole, in bytes.
 pub(super) const SECTOR: u64 = 512;
 
-/// What a change puts there.
+/// The new contents of a change.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Change<'b> {
     Bytes(&'b [u8]),
@@ -39,11 +40,11 @@ impl Change<'_> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Outcome {
-    /// It has not, or it panicked.
+    /// It has not ended, or it panicked.
     InFlight,
-    /// As it should.
+    /// It succeeded.
     Done,
-    /// With an error.
+    /// It failed.
     Failed,
 }
 
@@ -51,15 +52,15 @@ pub enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Recorded {
-    /// What it was.
+    /// The kind of the operation.
     pub operation: Operation,
-    /// Where it began, in bytes; 0 of a sync.
+    /// The first byte; 0 for a sync.
     pub offset: u64,
-    /// How many bytes it concerned; 0 of a sync.
+    /// The number of bytes; 0 for a sync.
     pub len: u64,
-    /// The moment of its begin.
+    /// The moment at which it began.
     pub begin: u64,
-    /// The moment of its end.
+    /// The moment at which it ended.
     pub end: Option<u64>,
     /// How it ended.
     pub outcome: Outcome,
@@ -72,18 +73,18 @@ struct Entry {
     recorded: Recorded,
     /// `None`: zeros.
     bytes: Option<Vec<u8>>,
-    /// When it was made on the device below.
+    /// The moment at which the inner device was changed.
     applied: Option<u64>,
-    /// It is to be durable at its end.
+    /// Set for a durable write.
     through: bool,
-    /// A sync has failed that should have made it durable.
+    /// Set if a sync failed that would have made it durable.
     given_up: bool,
 }
 
-/// Everything since the recording began.
+/// All operations since the recording began.
 #[derive(Debug)]
 pub(super) struct Log {
-    /// What there was then.
+    /// The contents when the recording began.
     original: Vec<u8>,
     entries: Vec<Entry>,
     now: u64,
@@ -107,7 +108,7 @@ impl Log {
         self.now
     }
 
-    /// Returns the number for the other calls.
+    /// Records the begin of an operation. Returns its number for the other calls.
     pub(super) fn begin(
         &mut self,
         operation: Operation,
@@ -133,7 +134,7 @@ impl Log {
         self.entries.len() - 1
     }
 
-    /// The device below has it, or a part of it.
+    /// Records that the inner device has the change or a part of it.
     pub(super) fn applied(&mut self, number: usize) {
         let now = self.tick();
         self.entries[number].applied = Some(now);
@@ -157,7 +158,8 @@ impl Log {
         self.entries[number].recorded.begin
     }
 
-    /// One that was `interrupted` is to be tried again, and nothing is given up for it.
+    /// Records the end of a sync. One that was `interrupted` will be retried, so no change is given
+    /// up.
     pub(super) fn end_sync(&mut self, number: usize, good: bool, interrupted: bool) {
         self.end(number, good);
         if interrupted {
@@ -178,9 +180,9 @@ impl Log {
         }
     }
 
-    /// Gives up the changes that had ended before that moment and are not durable, as a page cache does whose
-    /// write-back failed. Returns the sectors of which nothing newer is left, with the bytes of the version
-    /// before: these are to be put back on the device below.
+    /// Gives up the changes that had ended before that moment and are not durable, as a page cache
+    /// does whose write-back failed. Returns the sectors without a newer change and the bytes of
+    /// their version before, which the caller writes to the inner device.
     pub(super) fn give_up(&mut self, moment: u64) -> Vec<(u64, Vec<u8>)> {
         let sectors_of = |recorded: &Recorded| {
             recorded.offset / SECTOR..(recorded.offset + recorded.len).div_ceil(SECTOR)
@@ -210,7 +212,7 @@ impl Log {
                     break;
                 }
                 if !entry.given_up {
-                    return None; // newer, or in part: the sector stays what it is
+                    return None; // a change that is newer or partial: the sector stays as it is
                 }
             }
             Some((start, image))
@@ -228,9 +230,9 @@ impl Log {
             .iter()
             .filter(|entry| entry.recorded.begin <= moments && entry.recorded.len > 0)
             .collect();
-        // What is not applied, or not yet, may be there all the same, until it ends.
+        // A change that is not applied yet may survive, too.
         changes.sort_by_key(|entry| entry.applied.or(entry.recorded.end).unwrap_or(u64::MAX));
-        // Of each sector: what may be there, oldest first. `None` is what there was at first.
+        // The possible versions of each sector, the oldest first. `None` is the original.
         let mut versions = BTreeMap::<u64, Vec<Option<&Entry>>>::new();
         for change in changes {
             let Recorded { offset, len, durable, .. } = change.recorded;
@@ -258,18 +260,18 @@ impl Log {
 }
 
 impl Entry {
-    /// Puts what it changes of a sector there.
+    /// Copies the part of this change in a sector to the bytes of the device.
     fn put(&self, sector: u64, bytes: &mut [u8]) {
         self.put_into(sector, bytes, 0);
     }
 
-    /// The same where `bytes` begin at that offset of the device.
+    /// Copies the part of this change in a sector to `bytes`, which begin at the offset `base`.
     fn put_into(&self, sector: u64, bytes: &mut [u8], base: u64) {
         let Recorded { offset, len, .. } = self.recorded;
         let from = (sector * SECTOR).max(offset);
         let end = ((sector + 1) * SECTOR).min(offset + len).min(base + bytes.len() as u64);
         if from >= end {
-            return; // behind the end of the device, which has refused it
+            return; // beyond the end of the device, which has refused it
         }
         let there = &mut bytes[(from - base) as usize..(end - base) as usize];
         match &self.bytes {

@@ -1,8 +1,9 @@
-//! What a thread's engine is in a model: reads that end when their thread turns it, and a bell by which
-//! others end its sleep.
+//! A model of a thread's I/O engine: reads end when their thread turns it, and a waker ends its
+//! sleep.
 //!
-//! The shipped engine makes system calls, which no checker sees. What the cache asks of it is here: its
-//! turn, and a wait that polls, turns, and sleeps only if nobody has rung since the poll.
+//! The real engine makes system calls, which a checker does not see. This one has the two
+//! operations that the cache needs: a turn, and a wait that polls, turns, and sleeps only if no
+//! wake-up came since the poll.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -33,12 +34,12 @@ thread_local! {
     static LENT: RefCell<Option<Rc<Engine>>> = RefCell::new(None);
 }
 
-/// This thread has an engine while it lives.
+/// The guard of a lent engine. The thread has the engine until it drops.
 #[derive(Debug)]
 #[must_use = "the engine is lent only while the guard lives"]
 pub struct Lent(PhantomData<*const ()>);
 
-/// Gives this thread an engine.
+/// Lends this thread an engine.
 pub fn lend() -> Lent {
     let engine = Engine { begun: RefCell::default(), bell: Arc::new(Bell(Futex::new())) };
     LENT.with(|lent| *lent.borrow_mut() = Some(Rc::new(engine)));
@@ -46,7 +47,7 @@ pub fn lend() -> Lent {
 }
 
 impl Lent {
-    /// Turns it until it has nothing left.
+    /// Turns the engine until no read is left.
     pub fn drain(&self) {
         while engine().is_some_and(|engine| engine.turn()) {}
     }
@@ -55,7 +56,7 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         let ended = LENT.with(|lent| lent.borrow_mut().take());
-        drop(ended); // outside of the borrow: it may have loads
+        drop(ended); // outside of the borrow, because its loads may use `LENT`
     }
 }
 
@@ -63,16 +64,16 @@ fn engine() -> Option<Rc<Engine>> {
     LENT.with(|lent| lent.borrow().clone())
 }
 
-/// Whether this thread has one.
+/// Returns whether this thread has an engine.
 pub fn is_lent() -> bool {
     engine().is_some()
 }
 
-/// Lets this thread's engine have a read, which it does in a turn to come.
+/// Passes a read to this thread's engine, which makes it in a later turn.
 ///
 /// # Panics
 ///
-/// Panics if the thread has none.
+/// Panics if the thread has no engine.
 pub fn begin(read: impl FnOnce() + 'static) {
     let engine = engine().expect("this thread has an engine");
     engine.begun.borrow_mut().push_back(Box::new(read));
@@ -80,7 +81,7 @@ pub fn begin(read: impl FnOnce() + 'static) {
 
 impl Engine {
     fn turn(&self) -> bool {
-        let read = self.begun.borrow_mut().pop_front(); // and not borrowed any more
+        let read = self.begun.borrow_mut().pop_front(); // ends the borrow, because `read` may begin reads
         read.map(|read| read()).is_some()
     }
 }

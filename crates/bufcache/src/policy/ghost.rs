@@ -1,7 +1,7 @@
-//! Who was evicted lately: as many blocks as there are buffers, forgotten in the order they came.
+//! The ghosts: blocks that were evicted lately, forgotten in the order of their eviction.
 //!
-//! A table of 4 ways: a tag of 32 bits beside the number of the eviction. A tag may be another block's
-//! in one of a billion looks, which costs that block its probation and nothing else.
+//! A 4-way table of tags of 32 bits with the number of the eviction. Another block may have the
+//! same tag in one of a billion lookups; then that block skips probation, and nothing else happens.
 
 use percpu::AllocError;
 
@@ -13,9 +13,9 @@ const WAYS: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Ghost {
     sets: Box<[[Seen; WAYS]]>,
-    /// Evictions so far, from 1: 0 is a place never used.
+    /// The number of evictions so far. The first is 1, as 0 marks an unused place.
     now: u32,
-    /// Evictions that are remembered.
+    /// The number of evictions that are remembered.
     memory: u32,
 }
 
@@ -56,7 +56,7 @@ impl Ghost {
         }
     }
 
-    /// Whether a block was evicted lately; forgets it.
+    /// Forgets a block. Returns whether it was evicted lately.
     pub(crate) fn take(&mut self, key: Key) -> bool {
         let (set, tag) = self.set(key);
         let Some(at) = set.iter().position(|seen| seen.tag == tag && seen.when != 0) else {

@@ -1,4 +1,4 @@
-//! The lists of the buffers, under one of three rules.
+//! The lists of the buffers, ordered by one of three rules.
 //!
 //! ```text
 //!           ┌─ evicted lately ──────────────────────┐
@@ -9,18 +9,19 @@
 //!                                     ghost        gone
 //! ```
 //!
-//! [`Eviction::A2`] is S3-FIFO with four changes, each of which gained hits on the traces of the benches:
+//! [`Eviction::A2`] is S3-FIFO with four changes, each of which gains hits on the traces of the
+//! benches:
 //!
 //! - The main list is filled first, so that a cache that is not full yet evicts nothing early.
-//! - Hits in the newer half of probation do not count: they are the same use, a moment later. The bit
-//!   `NEW` says so, and a hit there writes nothing.
+//! - Hits in the newer half of probation do not count, because they belong to the same use. The
+//!   flag `NEW` marks these buffers, and a hit writes nothing.
 //! - One hit in the older half is enough to stay.
 //! - Twice as many ghosts as there are buffers.
 //!
-//! [`Eviction::A2Small`] has a tenth of that probation, and a gate: a ghost enters main only in place of main's
-//! oldest buffer, if that was not used since; else that buffer loses a use. [`Eviction::Clock`] has no
-//! probation, and one look takes all uses of a buffer. The rule may change at any time: the buffers stay on
-//! their lists, and those on probation leave it as the new rule evicts.
+//! [`Eviction::A2Small`] has a tenth of that probation, and a gate: a ghost enters main only if
+//! main's oldest buffer has no use left; otherwise that buffer loses a use. [`Eviction::Clock`] has
+//! no probation, and one visit takes all uses of a buffer. The rule may change at any time: the
+//! buffers stay on their lists, and those on probation leave it by evictions under the new rule.
 //!
 //! S3-FIFO is by Yang, Zhang, Qiu, Yue and Rashmi (SOSP 2023).
 
@@ -36,9 +37,10 @@ const NEWER: u8 = 0;
 const OLDER: u8 = 1;
 const MAIN: u8 = 2;
 
-/// Ghosts per unit: with one, the hits of P3 with room for 5 % were 2 points fewer.
+/// Ghosts per unit. With one, the trace P3 with room for 5 % has 2 points fewer hits.
 const GHOSTS: usize = 2;
 
+/// The lists of a cache, or of a shadow.
 #[derive(Debug)]
 pub(crate) struct Policy {
     newer: List,
@@ -46,16 +48,21 @@ pub(crate) struct Policy {
     main: List,
     ghost: Ghost,
     rule: Eviction,
-    /// Units of all, and of probation.
+    /// The units of the cache.
     units: usize,
+    /// The units of probation.
     probation: usize,
-    /// No miss has found the cache full yet. Room in the main list says nothing later on: each eviction from
-    /// it leaves some, which is probation's if that has too little.
+    /// Set until a miss finds the cache full. Later, room in the main list is not a reason to
+    /// insert there: it may come from an eviction, and belong to probation.
     filling: bool,
 }
 
 impl Policy {
-    /// For that many units, in at most so many buffers.
+    /// Returns the empty lists of a cache of `units` units.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if there is no memory for the ghosts.
     pub(crate) fn new(rule: Eviction, units: usize) -> Result<Self, AllocError> {
         let [newer, older, main] = [List::new(); 3];
         let ghost = Ghost::new(if rule == Eviction::Clock { 1 } else { units * GHOSTS })?;
@@ -64,7 +71,7 @@ impl Policy {
         Ok(new)
     }
 
-    /// The rule from now on.
+    /// Sets the rule.
     pub(crate) fn set_rule(&mut self, rule: Eviction) {
         self.rule = rule;
         self.probation = match rule {
@@ -78,17 +85,17 @@ impl Policy {
         self.rule
     }
 
-    /// Whether a miss has found the cache full since it got its size.
+    /// Returns whether a miss has found the cache full since it last grew.
     pub(crate) fn is_full(&self) -> bool {
         !self.filling
     }
 
-    /// A miss finds the cache full.
+    /// Notes that a miss has found the cache full.
     pub(crate) fn note_full(&mut self) {
         self.filling = false;
     }
 
-    /// The cache has that many units now.
+    /// Sets the units of the cache.
     pub(crate) fn resize(&mut self, units: usize) {
         self.filling |= units > self.units;
         self.units = units;
@@ -96,7 +103,7 @@ impl Policy {
         self.set_rule(self.rule);
     }
 
-    /// Buffers on its lists.
+    /// Returns the number of buffers on the lists.
     pub(crate) fn len(&self) -> usize {
         self.newer.len + self.older.len + self.main.len
     }
@@ -109,7 +116,7 @@ impl Policy {
         }
     }
 
-    /// Takes in a buffer that is on no list.
+    /// Inserts a buffer that is on no list.
     pub(crate) fn insert(
         &mut self,
         nodes: &mut Nodes,
@@ -126,7 +133,7 @@ impl Policy {
         }
         buffers.entry(frame).change(NEW, 0);
         nodes.push(&mut self.newer, frame, On::Policy(NEWER));
-        // One comes in, one grows old.
+        // The oldest buffer of the newer half moves to the older half.
         if self.newer.units > self.probation / 2 {
             if let Some(aged) = nodes.last(&self.newer) {
                 nodes.remove(&mut self.newer, aged);
@@ -136,7 +143,7 @@ impl Policy {
         }
     }
 
-    /// Whether a ghost may enter main. Main ages with each one that may not.
+    /// Returns whether a ghost may enter main. Otherwise main's oldest buffer loses a use.
     fn passes_gate(&mut self, nodes: &mut Nodes, buffers: &impl Buffers) -> bool {
         if self.rule != Eviction::A2Small {
             return true;
@@ -150,7 +157,8 @@ impl Policy {
         !is_used
     }
 
-    /// Takes the next to go off its list, marked `EVICT`.
+    /// Removes the next victim from its list and marks it `EVICT`. Returns `None` if `looks` allows
+    /// no further visit.
     pub(crate) fn pick(
         &mut self,
         nodes: &mut Nodes,
@@ -199,24 +207,24 @@ impl Policy {
         None
     }
 
-    /// Takes a victim back that is in use after all.
+    /// Inserts a buffer into main, at the back of the order of eviction.
     pub(crate) fn keep(&mut self, nodes: &mut Nodes, frame: Frame) {
         nodes.push(&mut self.main, frame, On::Policy(MAIN));
     }
 
-    /// Takes a victim back that is not needed after all: it is the next to go, as it was.
+    /// Puts a victim that was not evicted back on its list, as the next victim.
     pub(crate) fn put_back(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {
         nodes.push_last(self.list(list), frame, On::Policy(list));
     }
 
-    /// A buffer goes that was on that list, and whose turn it was not.
+    /// Notes the eviction of a buffer of that list that [`pick`](Self::pick) did not choose.
     pub(crate) fn lose(&mut self, list: u8, key: Key) {
         if list != MAIN {
             self.ghost.add(key);
         }
     }
 
-    /// Takes a buffer off whichever of the lists it is on.
+    /// Removes a buffer from the given list, which it is on.
     pub(crate) fn remove(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {
         nodes.remove(self.list(list), frame);
     }

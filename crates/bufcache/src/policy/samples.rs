@@ -1,14 +1,15 @@
 //! Hits of sampled blocks, on their way from the threads to the shadows.
 //!
-//! A ring per record of `hazard`, which one thread has at a time. A hit adds the block's tag with two plain
-//! loads and two plain stores to memory of its thread, and drops it if the ring is full. The ring is at least as
-//! long as a shadow has blocks: a shorter one loses most of a long run of hits, and shadows that miss the hits
-//! of the rule in force favour the others.
+//! There is a ring for each hazard record, which one thread owns at a time. A hit adds the block's
+//! tag by two plain loads and two plain stores to memory of its thread, and drops it if the ring is
+//! full. The ring has at least as many places as a shadow has blocks: a shorter one loses most of a
+//! long run of hits, and shadows that miss the hits of the rule in force favour the other rules.
 //!
 //! # Invariants
 //!
-//! 1. The tags from `tail` to `head` belong to the thread that drains, the others to the owner of the ring.
-//! 2. One thread at a time drains: it has the lock of the shadows.
+//! 1. The tags from `tail` to `head` belong to the thread that drains, the others to the owner of
+//!    the ring.
+//! 2. One thread at a time drains, because draining needs the lock of the shadows.
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU32, Ordering};
@@ -17,19 +18,21 @@ use percpu::sync::{load_own, order};
 
 use crate::word::Key;
 
-/// Rings: as many threads' hits are sampled. A guess.
+/// The number of rings, and so of threads whose hits are sampled. A guess.
 const RINGS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 64 };
-/// Most hits that one miss takes from a ring: it has another 4 us to wait then.
+/// The most hits that one miss takes from a ring. They delay the miss by 4 us.
 const MOST: u32 = 32;
 
+/// The rings of a cache, and the share of the blocks that is sampled.
 #[derive(Debug)]
 pub(crate) struct Samples {
-    /// A block is sampled if 32 bits of its hash are below this. For hits it is 0 until the cache is full: what
-    /// never evicts has nothing to learn. A plain atomic, which no model explores: any value of it will do.
+    /// A block is sampled if 32 bits of its hash are below this. 0 for hits until the cache is
+    /// full, because a cache that never evicts has nothing to learn. An atomic of `std`, which no
+    /// model explores: any value is correct.
     share: std::sync::atomic::AtomicU32,
-    /// The share of misses until then.
+    /// The share of misses until the cache is full.
     planned: u32,
-    /// Rings that were ever used. As `share`.
+    /// The number of rings used so far. An atomic of `std`, like `share`.
     used: std::sync::atomic::AtomicU32,
     rings: Box<[Ring]>,
 }
@@ -42,15 +45,20 @@ struct Ring {
     tags: Box<[UnsafeCell<u32>]>,
 }
 
-// SAFETY: invariant 1 says which thread has which tag; all else is atomics.
+// SAFETY: invariant 1 gives each tag to one thread at a time; the other fields are atomics.
 unsafe impl Sync for Ring {}
 
 impl Samples {
-    /// Samples `blocks` of `units` blocks; none: nothing is sampled.
+    /// Samples `blocks` of `units` blocks; with 0, nothing is sampled.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if there is no memory for the rings.
     pub(crate) fn new(blocks: usize, units: usize) -> Result<Self, AllocError> {
         let mut rings = Vec::new();
         let count = if blocks == 0 { 0 } else { RINGS };
-        // A power of two: `head` and `tail` wrap at one, and the place of a tag must not jump there.
+        // A power of two, because `head` and `tail` wrap at 2^32 and `head % places` must not jump
+        // there.
         let places = blocks.next_power_of_two();
         rings.try_reserve_exact(count).map_err(|_| AllocError::new())?;
         for _ in 0..count {
@@ -61,52 +69,53 @@ impl Samples {
             rings.push(Ring { head, tail, tags: tags.into() });
         }
         let planned = (blocks as f64 / units as f64 * f64::from(u32::MAX)) as u32;
-        // A model sees no change of `used`.
+        // A model does not explore `used`, so all rings count as used there.
         let used = if cfg!(any(offlock_loom, offlock_shuttle)) { count as u32 } else { 0 };
         let [share, used] = [0, used].map(std::sync::atomic::AtomicU32::new);
         Ok(Self { share, planned, used, rings: rings.into() })
     }
 
-    /// Samples hits from now on, of `factor` times as many blocks as planned.
+    /// Begins to sample hits, of `factor` times as many blocks as planned.
     pub(crate) fn open(&self, factor: f64) {
         self.share.store((f64::from(self.planned) * factor) as u32, Ordering::Relaxed); // a hint
     }
 
-    /// Whether hits of a block are for the shadows.
+    /// Returns whether hits of a block are passed to the shadows.
     pub(crate) fn takes_hit(&self, key: Key) -> bool {
         Self::bits(key) < self.share.load(Ordering::Relaxed) // a hint
     }
 
-    /// Whether a miss of a block is for them.
+    /// Returns whether misses of a block are passed to the shadows.
     pub(crate) fn takes_miss(&self, key: Key) -> bool {
         Self::bits(key) < self.share.load(Ordering::Relaxed).max(self.planned) // a hint
     }
 
-    /// Bits that neither choose the bucket of the table nor the tag.
+    /// Returns bits of the hash that choose neither the bucket of the table nor the tag.
     fn bits(key: Key) -> u32 {
         (key.hash() >> 8) as u32
     }
 
-    /// What is known of a sampled block: the half of its hash that the sample says nothing about.
+    /// Returns the tag of a block: the half of its hash that does not decide whether it is sampled.
     pub(crate) fn tag(key: Key) -> u32 {
         (key.hash() >> 32) as u32
     }
 
-    /// Leaves a hit to the shadows, in the ring of that number, which is the calling thread's; drops it if there
-    /// is no such ring, or no room in it. Wait-free.
+    /// Adds a hit to the ring with that number, which the calling thread owns. Drops the hit if
+    /// there is no such ring or no room in it. Wait-free.
     pub(crate) fn add(&self, ring: u32, tag: u32) {
         let Some(Ring { head, tail, tags }) = self.rings.get(ring as usize) else { return };
         let at = load_own(head);
-        // Ordering: Acquire pairs with the Release in `drain`; it carries the reads of the tags before `tail`,
-        // whose places are this thread's again.
+        // Ordering: Acquire pairs with the Release in `drain`; the write below comes after the read
+        // of the tag that was at this place.
         let acquire = order!(Acquire, "add: the tag there was read");
         if at.wrapping_sub(tail.load(acquire)) as usize == tags.len() {
             return;
         }
         if self.used.load(Ordering::Relaxed) <= ring {
-            self.used.fetch_max(ring + 1, Ordering::Relaxed); // once per thread
+            // Ordering: Relaxed; a hint. Once per thread.
+            self.used.fetch_max(ring + 1, Ordering::Relaxed);
         }
-        // SAFETY: invariant 1; the place is not between `tail` and `head`.
+        // SAFETY: the place is not between `tail` and `head`, so it is this thread's (invariant 1).
         tags[at as usize % tags.len()].with_mut(|place| unsafe { place.write(tag) });
         // Ordering: Release pairs with the Acquire in `drain`; it carries the tag.
         head.store(at.wrapping_add(1), order!(Release, "add: the tag is written"));
@@ -122,11 +131,13 @@ impl Samples {
             let to = from.wrapping_add(there.min(MOST));
             let mut at = from;
             while at != to {
-                // SAFETY: invariant 1; the place is between `tail` and `head`.
+                // SAFETY: the place is between `tail` and `head`, so it is this thread's (invariant
+                // 1).
                 take(tags[at as usize % tags.len()].with(|place| unsafe { place.read() }));
                 at = at.wrapping_add(1);
             }
-            // Ordering: Release pairs with the Acquire in `add`; it carries the reads of the tags.
+            // Ordering: Release pairs with the Acquire in `add`; the reads of the tags come before
+            // it.
             tail.store(to, order!(Release, "drain: the tag was read"));
         }
     }

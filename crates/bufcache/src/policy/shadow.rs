@@ -1,15 +1,16 @@
-//! What each rule would have made of the requests for a sample of the blocks.
+//! Shadows: simulations of each rule on the requests for a sample of the blocks.
 //!
-//! A shadow is a cache without memory for blocks: the table, the nodes and the lists of a cache, and so its
-//! behaviour. It has as many blocks as there are sampled ones in the cache when that is full, at most
-//! [`MOST_BLOCKS`] or so, under 200 bytes each: 180 KiB with the rings of [`Samples`](super::Samples) for a cache
-//! of any size, less in a small one, and none in a cache of fewer than `PART * FEWEST_BLOCKS` units.
+//! A shadow is a cache without memory for blocks: it has the table, the nodes and the lists of a
+//! cache, and so behaves like one. It has as many blocks as the full cache has sampled ones, at
+//! most about [`MOST_BLOCKS`], and takes under 200 bytes for each. With the rings of
+//! [`Samples`](super::Samples) that is at most 180 KiB, and nothing in a cache of fewer than `PART
+//! * FEWEST_BLOCKS` units.
 //!
-//! Three rules are enough. On 45 pairs of a room and a trace or pattern, among them those of B8 and B11, the mean gap
-//! to the best of LRU, ARC, S3-FIFO and the variants tried is 4.7 points with A2 alone, 7.2 with clock alone and 0.5
-//! with the three. A fourth rule, with probation in 30 %, changes that by less than 0.1. The gate of `A2Small` is worth
-//! 0.5 of these points, and twice as many ghosts 0.4. Looking at the oldest of main now and then although nothing
-//! enters it gains nothing beside clock.
+//! Three rules are enough. On 45 pairs of a capacity and a trace or pattern, among them those of B8
+//! and B11, the mean gap to the best of LRU, ARC, S3-FIFO and the variants tried is 4.7 points with
+//! A2 alone, 7.2 with clock alone and 0.5 with the three. A fourth rule, with probation in 30 %,
+//! changes that by less than 0.1. The gate of `A2Small` gains 0.5 of these points, and twice as
+//! many ghosts 0.4. Ageing main while nothing enters it gains nothing beside clock.
 
 use std::ops::Range;
 
@@ -22,29 +23,30 @@ use crate::region::boxed;
 use crate::table::{Place, Table};
 use crate::word::{Entry, Key, Word};
 
-/// The most blocks of a shadow as it is planned. With 512 it was no better; with 128 a loop of 1.01 times the room is
-/// not told from one that fits.
+/// The planned number of blocks of a shadow, at most. 512 are no better; with 128, a loop of 1.01
+/// times the capacity is not distinguished from one that fits.
 const MOST_BLOCKS: usize = 256;
-/// A cache has so many blocks for each of a shadow, at least.
+/// The least number of blocks of the cache for each block of a shadow.
 const PART: usize = 8;
-/// Fewer tell nothing.
+/// The least number of blocks of a shadow, because fewer say nothing about the rules.
 const FEWEST_BLOCKS: usize = 16;
-/// What is left of a hit's worth after as many requests as a shadow has blocks.
+/// The weight of a hit after as many requests as a shadow has blocks.
 const DECAY: f32 = 0.97;
-/// How many more hits another rule must have had.
+/// The factor by which the hits of another rule must exceed those of the rule in force.
 const HYSTERESIS: f32 = 1.03;
 
-/// How many blocks a shadow has of a cache with so many; 0: there are no shadows.
+/// Returns the planned blocks of a shadow of a cache with `units` units; 0 for a cache without
+/// shadows.
 pub(crate) fn sampled_blocks(units: usize) -> usize {
     let blocks = (units / PART).min(MOST_BLOCKS);
     if blocks < FEWEST_BLOCKS { 0 } else { blocks }
 }
 
-/// The blocks of a shadow, in place of a cache's.
+/// The table of a shadow.
 #[derive(Debug)]
 struct Blocks {
     table: Table,
-    /// Of each frame.
+    /// The entry of each frame.
     places: Box<[Place]>,
 }
 
@@ -58,6 +60,7 @@ impl Buffers for Blocks {
     }
 }
 
+/// The simulation of one rule.
 #[derive(Debug)]
 struct Shadow {
     nodes: Nodes,
@@ -65,9 +68,9 @@ struct Shadow {
     blocks: Blocks,
     /// Frames without a block.
     free: Vec<Frame>,
-    /// How many blocks it may have.
+    /// The largest number of blocks.
     room: usize,
-    /// The hits lately: those of long ago count less.
+    /// The number of hits, weighted by [`DECAY`].
     hits: f32,
 }
 
@@ -104,14 +107,14 @@ impl Shadow {
         while self.len() >= self.room {
             self.policy.note_full();
             let mut looks = Looks::new(None);
-            looks.left = u32::MAX; // nothing is pinned here: it ends
+            looks.left = u32::MAX; // no buffer is pinned here, so the search ends
             let Some(victim) = self.policy.pick(&mut self.nodes, &self.blocks, &mut looks) else {
                 return;
             };
             let entry = self.blocks.table.entry(victim.place);
             self.blocks.table.lock(entry.key()).hide(victim.place);
             entry.free();
-            self.free.push(victim.frame); // there is room for all
+            self.free.push(victim.frame); // within the capacity reserved in `new`
         }
         let Some(frame) = self.free.pop() else { return };
         let place = self.blocks.table.lock(key).insert(Word::loading(frame));
@@ -122,24 +125,31 @@ impl Shadow {
     }
 }
 
+/// The simulations of all rules.
 #[derive(Debug)]
 pub(crate) struct Shadows {
-    /// The first is the one that rules at the beginning.
+    /// One for each rule. The rule of the first is in force at the beginning.
     of: Vec<Shadow>,
+    /// The index of the rule in force.
     rules: usize,
-    /// Blocks as planned, and those there were when the cache was full.
+    /// The planned blocks of a shadow.
     planned: usize,
+    /// The blocks of a shadow when the cache was full; 0 before.
     full: usize,
-    /// Units of the cache then.
+    /// The units of the cache when it was full.
     units: usize,
     /// Requests until the hits are compared.
     left: usize,
-    /// Places of the cache's table whose blocks are not marked yet that are in the sample.
+    /// The entries of the cache's table whose sampled blocks are not marked `SAMPLED` yet.
     pub(crate) unmarked: Range<Place>,
 }
 
 impl Shadows {
-    /// With about so many blocks each.
+    /// Returns shadows with about `blocks` blocks each.
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if there is no memory for them.
     #[inline(never)] // the stacks of a model are small
     pub(crate) fn new(blocks: usize) -> Result<Self, AllocError> {
         let most = blocks + blocks / 4; // a sample may be larger than planned
@@ -152,34 +162,39 @@ impl Shadows {
         Ok(Self { of, rules: 0, planned: blocks, full: 0, units: 0, left: blocks, unmarked: 0..0 })
     }
 
+    /// Returns the rule in force.
     pub(crate) fn rule(&self) -> Eviction {
         self.of[self.rules].policy.rule()
     }
 
-    /// Whether the cache was full.
+    /// Returns whether the cache has been full.
     pub(crate) fn is_settled(&self) -> bool {
         self.full > 0
     }
 
-    /// The cache of so many units is full, with so many blocks. Each shadow has the sampled ones of these now, and
-    /// that is its room: a planned one would be some percent too large or too small, and a loop fits or it does not.
+    /// Notes that the cache of `units` units is full, with `blocks` blocks.
     ///
-    /// Returns how many times as many blocks must be sampled as planned: more if the cache has fewer blocks than
-    /// units. `None` if it has too few to tell anything, or was full before.
+    /// The number of sampled blocks in each shadow becomes its capacity. The planned number would
+    /// be off by some percent, which decides whether a loop fits.
+    ///
+    /// Returns the factor by which more blocks must be sampled than planned: above 1 if the cache
+    /// has fewer blocks than units. Returns `None` if it has too few blocks, or was full before.
     pub(crate) fn settle(&mut self, units: usize, blocks: usize) -> Option<f64> {
         let room = self.planned.min(blocks / PART);
-        // The blocks of a cache of the fewest units are fewer, as some units are on their way to another block.
+        // Half of the least number, because the smallest cache has units that are between two
+        // blocks.
         if self.is_settled() || room < FEWEST_BLOCKS / 2 {
             return None;
         }
-        let sampled = self.planned as f64 * blocks as f64 / units as f64; // of the blocks, as planned
+        // The number of blocks in the sample as planned.
+        let sampled = self.planned as f64 * blocks as f64 / units as f64;
         let grows = sampled < self.planned as f64 / 2.0;
         (self.full, self.units) = (if grows { room } else { self.of[0].len() }, units);
         self.of.iter_mut().for_each(|shadow| shadow.set_room(self.full));
         Some(if grows { room as f64 / sampled } else { 1.0 })
     }
 
-    /// The cache has that many units now.
+    /// Sets the units of the cache.
     pub(crate) fn resize(&mut self, units: usize) {
         if self.is_settled() {
             let room = self.full * units / self.units;
@@ -187,7 +202,8 @@ impl Shadows {
         }
     }
 
-    /// A block with that tag was asked for. Returns whether another rule is better from now on.
+    /// Passes a request for the block with that tag to each shadow. Returns whether the rule in
+    /// force changes.
     pub(crate) fn request(&mut self, tag: u32) -> bool {
         let key = Key::new(1, u64::from(tag));
         self.of.iter_mut().for_each(|shadow| shadow.request(key));
@@ -229,7 +245,8 @@ mod tests {
         let zigzag = (0..400).chain((0..400).rev()).cycle().take(40_000);
         assert_eq!(rule(200, zigzag), Eviction::Clock);
         assert_eq!(rule(200, (0..210).cycle().take(40_000)), Eviction::A2Small);
-        // Each block again after 30 others, and nothing lasts: A2Small is the worst, A2 no better than clock.
+        // Each block again after 30 others, and nothing lasts: A2Small is the worst, A2 no better
+        // than clock.
         let again = (0..20_000).flat_map(|at| [at + 15, at]);
         assert_ne!(rule(200, again), Eviction::A2Small);
     }

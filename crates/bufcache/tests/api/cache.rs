@@ -89,7 +89,8 @@ fn a_scan_passes_by_what_is_used_again_in_a_cache_that_was_full_before() {
     let mut read = |block: u64| drop(disk.get(block).unwrap());
     let hot = || (0..200).chain(0..200).chain(0..200);
     (0..1_000).chain(hot()).for_each(&mut read);
-    // Those that are used in the older half of probation stay, and others leave the main list for them.
+    // Those that are used in the older half of probation stay, and others leave the main list for
+    // them.
     (10_000..10_060).chain(10_000..10_008).chain(10_060..10_200).for_each(&mut read);
     (20_000..30_000).for_each(&mut read);
     let left = (0..200).filter(|&block| disk.is_cached(block)).count();
@@ -127,7 +128,7 @@ fn inv02_eight_threads_that_miss_one_block_read_it_once() {
     assert_eq!(device.reads.load(Relaxed), 1);
 }
 
-/// Whoever reads it meets the test twice.
+/// Each reader of the block meets the test twice.
 struct Meeting(Barrier);
 
 impl BlockDevice for Meeting {
@@ -421,7 +422,7 @@ fn more_devices_at_a_time_than_there_are_numbers_are_refused() {
     assert_eq!(cache.stats().reads, 2, "the block of the one that is gone was not found");
 }
 
-/// Who may not wait is refused only where all buffers are in use.
+/// A get that may not wait is refused only if all buffers are in use.
 #[test]
 fn inv07_a_buffer_is_found_behind_those_in_use() {
     const BUFFERS: u64 = 100;
@@ -466,7 +467,7 @@ fn inv10_an_invalidated_buffer_is_found_behind_those_in_use() {
     }
 }
 
-/// On which list the only idle buffer is, is nothing to who needs one.
+/// A miss finds the only idle buffer, whatever list it is on.
 #[test]
 fn inv07_the_only_buffer_that_is_not_in_use_is_found() {
     const BUFFERS: u64 = 40;
@@ -477,7 +478,8 @@ fn inv07_the_only_buffer_that_is_not_in_use_is_found() {
     for (eviction, idle, pins) in all {
         let cache = Cache::builder(BUFFERS as usize * SIZE).eviction(eviction).build().unwrap();
         let disk = cache.attach(Numbered::new(100), SIZE).unwrap();
-        // Some that come back soon after they went, which A2 has no probation for, and some of a scan.
+        // Some that come back soon after they went, which A2 has no probation for, and some of a
+        // scan.
         let blocks = (0..BUFFERS + 3).chain(BUFFERS - 4..BUFFERS);
         blocks.for_each(|block| drop(disk.get(block).unwrap()));
         (60..90).for_each(|block| drop(disk.get_once(block).unwrap()));
@@ -504,7 +506,8 @@ fn inv07_a_buffer_is_found_behind_a_scan_that_is_in_use() {
     }
 }
 
-/// A pass looks at each buffer once, wherever it is: what it finds in use on one list leaves the others to it.
+/// A pass looks at each buffer once, wherever it is: what it finds in use on one list leaves the
+/// others to it.
 #[test]
 fn inv11_a_pass_looks_at_each_buffer_once() {
     const BUFFERS: u64 = 100;

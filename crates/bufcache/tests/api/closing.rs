@@ -1,4 +1,4 @@
-//! The end of a device: who may write until when, and what a close that fails leaves.
+//! The end of a device: how long writers are accepted, and the state after a close that fails.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::disk;
@@ -17,7 +17,7 @@ use bufcache::{
 use disk::{SIZE, fill, new, on_disk, patient};
 use testkit::wait::wait_for;
 
-/// The patience of who is to be refused.
+/// The patience of a call that is to be refused.
 const SHORT: Duration = Duration::from_millis(300);
 
 #[test]
@@ -66,7 +66,7 @@ impl BlockDevice for Gate {
 
     fn sync(&self) -> io::Result<()> {
         self.begun.lock().unwrap().send(()).unwrap();
-        let _ = self.go_on.lock().unwrap().recv(); // nobody is there any more when it ends
+        let _ = self.go_on.lock().unwrap().recv(); // fails once the test has ended
         if self.fails.swap(false, Ordering::Relaxed) {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }

@@ -1,4 +1,5 @@
-//! Who would wait for himself is told so, or after as long as the cache waits at the latest.
+//! A thread that would wait for itself gets an error, at the latest after as long as the cache
+//! waits.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::io;
@@ -91,7 +92,7 @@ fn new(asks: bool, begins: bool) -> (Arc<Inside>, Arc<Disk>, Device) {
     (inside, disk, device)
 }
 
-/// Whoever reads: the thread that asks, the cache's own, or what the device begins.
+/// For each kind of read: by the thread of the get, by the pool, or begun by the device.
 #[test]
 fn a_device_or_verifier_that_asks_for_the_block_it_is_at_is_told() {
     for (asks, begins) in [(false, false), (true, false), (false, true)] {

@@ -1,4 +1,4 @@
-//! Blocks that wait before they are written: for a log, or for who holds them back.
+//! Blocks whose write waits for a log or for a `Hold`.
 
 use crate::disk;
 
@@ -13,7 +13,7 @@ use testkit::block_on;
 
 use disk::{SIZE, fill, new, on_disk, patient, with};
 
-/// The patience of who is to be refused.
+/// The patience of a call that is to be refused.
 const SHORT: Duration = Duration::from_millis(300);
 
 /// A log that is durable up to what it was flushed to, and tells when that was too late.

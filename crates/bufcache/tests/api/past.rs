@@ -1,4 +1,4 @@
-//! Who must not wait, and who goes to the device past the cache.
+//! Calls that must not wait, and calls that bypass the cache.
 
 use crate::disk;
 
@@ -152,7 +152,8 @@ fn a_bypass_keeps_its_blocks_from_others_until_it_ends() {
     assert_eq!(device.try_bypass(60..65).err(), Some(WriteError::OutOfRange));
 }
 
-/// One that fails, or is dropped, leaves what was dirty as it was. What it may have written is lost if a sync fails.
+/// One that fails, or is dropped, leaves what was dirty as it was. What it may have written is lost
+/// if a sync fails.
 #[test]
 fn inv17_a_failed_bypass_forgets_nothing_that_was_dirty() {
     let (_cache, device, disk) = new();
@@ -217,7 +218,7 @@ fn inv18_nothing_is_written_past_a_cache_whose_device_is_poisoned() {
     assert_eq!(device.zero_by_device(2..3), Err(poisoned));
     assert_eq!(device.flush_range(2..3), Err(poisoned));
     assert_eq!(device.try_create(2).err(), Some(GetError::Poisoned { errno: libc::EIO }));
-    // It may be lost: nobody is given it.
+    // The block may be lost, so no get returns it.
     assert_eq!(device.get(2).err(), Some(GetError::Poisoned { errno: libc::EIO }));
     assert_eq!(device.reset().unwrap().blocks().first(), Some(&(2..3)));
 }
@@ -234,7 +235,8 @@ fn zeros_by_the_device_alone_dirty_nothing() {
     assert_eq!(device.zero_by_device(64..65), Err(WriteError::OutOfRange));
 }
 
-/// A writer past the cache, one through it, and readers of both kinds: nobody sees less than was told.
+/// A writer past the cache, one through it, and readers of both kinds: no reader sees a version
+/// older than one that was reported.
 #[test]
 fn a_read_past_the_cache_sees_what_was_told_before_it_began() {
     const BLOCKS: u64 = 8;

@@ -50,7 +50,7 @@ fn inv13_readahead_neither_waits_nor_fails() {
     disk.readahead(0..0);
     disk.readahead(u64::MAX - 1..u64::MAX);
 
-    // One that fails is read again by who needs it, and the next ranges are read.
+    // A block that fails is read again by the get that needs it, and the next ranges are read.
     device.inject_next(Operation::Read, Fault::Panic);
     disk.readahead(41..42);
     wait_for("it has begun", || device.count(Operation::Read) == 5); // two threads read in any order

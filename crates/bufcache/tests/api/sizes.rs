@@ -16,7 +16,7 @@ const LARGE: usize = 65_536;
 const ROOM: u64 = 1024;
 const CHUNK: u64 = (LARGE / SMALL) as u64;
 
-/// The patience of who is to be refused.
+/// The patience of a call that is to be refused.
 const SHORT: Duration = Duration::from_millis(300);
 
 struct World {
@@ -204,7 +204,7 @@ fn several_take_chunks_at_once() {
     assert!(world.cache.stats().bytes <= ROOM as usize * SMALL);
 }
 
-/// The only chunk that nobody uses is one that the policy would come to last.
+/// The only unused chunk is the one that the policy would visit last.
 #[test]
 fn a_large_block_finds_a_chunk_on_probation() {
     for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {

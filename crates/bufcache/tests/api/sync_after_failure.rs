@@ -1,4 +1,5 @@
-//! Who waits for a sync that fails is not told that all is well by the next; and what a reset returns.
+//! A thread that waits for a sync that fails gets no success from the next one; the results of a
+//! reset.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::io;

@@ -1,5 +1,5 @@
-//! A device tells one caller of what it has lost, as the system does with files: who asks at the same time
-//! and hears nothing has lost it, too.
+//! A device reports a loss to one caller only, as the kernel does for files. A concurrent caller that
+//! gets no error is affected, too.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::io;
@@ -14,7 +14,7 @@ const SIZE: usize = 512;
 /// A guess: longer than a thread takes that waits for nothing.
 const MOMENT: Duration = Duration::from_millis(100);
 
-/// Calls that say when they have begun, and end as they are told to; by themselves once nobody is there.
+/// Calls that report their begin, and end when the test tells them to or has ended.
 struct Gate {
     begun: Mutex<mpsc::Sender<()>>,
     end: Mutex<mpsc::Receiver<Option<i32>>>,
@@ -33,7 +33,7 @@ impl Gate {
     }
 
     fn pass(&self) -> io::Result<()> {
-        let _ = self.begun.lock().unwrap().send(()); // nobody waits any more
+        let _ = self.begun.lock().unwrap().send(()); // fails once the test waits no more
         match self.end.lock().unwrap().recv() {
             Ok(Some(errno)) => Err(io::Error::from_raw_os_error(errno)),
             Ok(None) | Err(_) => Ok(()),
@@ -186,7 +186,7 @@ fn inv18_a_durable_write_that_ends_behind_a_failed_sync_is_dirty_after_a_reset()
     check_reset(&disk, &device);
 }
 
-/// Those who fail for nobody do not wait for each other for ever.
+/// Calls that fail without an error of their own do not wait for each other for ever.
 #[test]
 fn durable_writes_and_syncs_at_once_end() {
     let (_, device, writes, syncs) = disk();

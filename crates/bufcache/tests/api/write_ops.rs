@@ -62,7 +62,8 @@ fn inv22_a_write_that_does_nothing_is_found() {
     driven::run(&[2, 5, 2, 5, 6, 10, 0], Lie::Write);
 }
 
-/// The sync within a durable write of neighbours: who tries them one by one is not told of it again.
+/// The sync within a durable write of neighbours fails: the retries one by one do not report it
+/// again.
 #[test]
 fn a_durable_write_of_neighbours_whose_sync_fails_poisons() {
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 1 << 20])));

@@ -1,4 +1,4 @@
-//! Blocks that are written: what is dirty, what is durable, and who waits for whom.
+//! Writes of blocks: dirty and durable blocks, and the waits between writers and readers.
 
 use crate::disk;
 
@@ -15,7 +15,7 @@ use bufcache::{
 use disk::{SIZE, fill, new, on_disk, patient, with};
 use testkit::block_on;
 
-/// The patience of who is to be refused.
+/// The patience of a call that is to be refused.
 const SHORT: Duration = Duration::from_millis(300);
 
 #[test]
@@ -259,7 +259,8 @@ fn inv18_a_failed_sync_poisons_until_a_reset() {
     assert!(device.reset().unwrap().is_empty());
 }
 
-/// How often a block is tried by who needs its buffer, where each try fails; up to 20.
+/// Returns how often a miss that needs the buffer tries to write a block whose writes fail; at most
+/// 20.
 fn tries(options: AttachOptions, errno: i32) -> u64 {
     let (_cache, device, disk) = patient(Duration::from_millis(20), 1, options);
     fill(&device, 1, 2);
@@ -320,7 +321,7 @@ fn fua_makes_its_blocks_durable_and_no_others() {
     device.write_through(2..4).unwrap();
     let after = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
     assert_eq!([1, 2, 3, 4].map(|block| after[block * SIZE]), [1, 2, 2, 1]);
-    // Written by somebody else meanwhile, and clean: a sync makes it durable.
+    // Another thread wrote it meanwhile, and it is clean: a sync makes it durable.
     device.flush().unwrap();
     device.write_through(4..5).unwrap();
     let after = disk.after_power_cut(disk.moments(), |_, _| 0).unwrap();
@@ -440,7 +441,7 @@ fn a_power_cut_leaves_what_was_synced() {
     assert_eq!((first[SIZE], last[SIZE]), (2, 3));
 }
 
-/// Each thread keeps a buffer while it asks for another: somebody is refused, in time, and nothing is lost.
+/// Each thread keeps a buffer while it gets another: one is refused in time, and no write is lost.
 #[test]
 fn inv19_three_threads_and_two_buffers() {
     let builder = Cache::builder(2 * SIZE).block_sizes(SIZE, SIZE);
@@ -483,7 +484,7 @@ fn inv19_three_threads_and_two_buffers() {
     }
 }
 
-/// Who writes the whole block has no use for what another reads of it.
+/// A writer of the whole block does not use the bytes that another thread reads.
 #[test]
 fn a_block_that_cannot_be_read_is_created_also_beside_its_reader() {
     let (_cache, device, disk) = new();

@@ -1,6 +1,6 @@
 //! A cache driven by bytes, beside a model of what it may answer: two devices with blocks of two
-//! sizes, which change, fail in every way and panic; guards, pins and buffers that are kept; a cache
-//! that is shrunk and resized. One thread.
+//! sizes, which change, fail in every way and panic; guards, pins and buffers that are kept; a
+//! cache that is shrunk and resized. One thread.
 //!
 //! What is evicted is the cache's business: the model asks `is_cached` and holds it to that.
 
@@ -279,7 +279,7 @@ impl<'d> Machine<'d> {
             (Ok(Ok(mut buffer)), None) => {
                 let version = disk.version(block);
                 assert_eq!(check(&buffer), (block as u8, version));
-                // It is nobody else's: what is done to it changes no other.
+                // The buffer is owned, so a change of it changes no other.
                 disk::fill(&mut buffer, block as u8 ^ 0x80, version);
                 let block = block ^ 0x80;
                 self.keep(Holding { kept: Kept::Uncached(buffer), block, version });

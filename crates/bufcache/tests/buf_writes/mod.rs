@@ -1,9 +1,9 @@
-//! A cache that is written, driven by bytes, beside a model of what it, its devices, and what survives a
-//! loss of power may be: writes, syncs, discards and all else, on two devices that fail in every way.
-//! One thread.
+//! A cache that is written, driven by bytes, beside a model of what it, its devices, and what
+//! survives a loss of power may be: writes, syncs, discards and all else, on two devices that fail
+//! in every way. One thread.
 //!
-//! What is evicted and when dirty blocks are written is the cache's business: the model demands that
-//! what is not cached is on the device.
+//! What is evicted and when dirty blocks are written is the cache's business: the model demands
+//! that what is not cached is on the device.
 
 mod disk;
 mod model;
@@ -33,7 +33,7 @@ const LIVES: usize = 4;
 struct Place {
     disk: Arc<Disk>,
     handles: [OnceCell<Device>; LIVES],
-    /// Somebody was told that something is lost.
+    /// Set once a call has reported data loss.
     loss: Arc<AtomicBool>,
 }
 
@@ -100,7 +100,8 @@ struct Machine<'d> {
     kept: Vec<Holding<'d>>,
     held_back: Vec<HeldBack>,
     limit: usize,
-    /// A device was said to be gone: who needs memory gives such blocks up.
+    /// Set once a device reported that it is gone. A thread that needs memory drops its blocks
+    /// then.
     gave_up: bool,
     /// More was dirty than there is room for: the cleaner's thread writes whenever it likes.
     squeezed: bool,
@@ -162,7 +163,7 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
     let states = machine.end(first / 2 % 2 == 1);
     for (place, mut state) in places.iter_mut().zip(states) {
         place.handles.iter_mut().for_each(|handle| drop(handle.take()));
-        // The end of the last handle is a sync, or somebody is told.
+        // The drop of the last handle syncs the device, or the loss is reported.
         if place.loss.load(Ordering::Relaxed) {
             // The sync at the end of the last handle tells of writes that were given up before.
             let failed = place.disk.failures(Operation::Sync) > state.syncs;
@@ -248,15 +249,15 @@ impl<'d> Machine<'d> {
         self.kept.len() + self.held_back.len() + dirty >= self.limit
     }
 
-    /// Whether the device may get no more dirty buffers now: its last write failed, or it has as many as are
-    /// left, or the least that it may always have.
+    /// Whether the device may get no more dirty buffers now: its last write failed, or it has as
+    /// many as are left, or the least that it may always have.
     fn may_be_limited(&self, which: usize) -> bool {
         let dirty = self.cache.stats().dirty / SIZE;
         self.disk(which).failures(Operation::Write) > 0 || (dirty > 0 && 2 * dirty >= self.limit)
     }
 
-    /// Runs `f` until it does not wait for what nobody has. A machine that has others to run may take
-    /// the moment away that it waits.
+    /// Runs `f` until it does not wait in vain for an idle buffer. A loaded machine may not run the
+    /// other threads during the wait.
     fn patiently<T, E>(
         &mut self,
         mut f: impl FnMut() -> Result<T, E>,

@@ -81,7 +81,8 @@ impl Model {
         }
     }
 
-    /// It was forgotten: it is what the device has. Whether that is durable after a sync nobody knows.
+    /// The block was invalidated, so it has the bytes of the device. A sync may or may not make
+    /// them durable.
     pub(super) fn forgotten(&mut self, block: u64, values: &[u32]) {
         for (sector, &value) in self.block_mut(block).iter_mut().zip(values) {
             assert!(sector.history.contains(&value), "block {block}: {value} of {sector:?}");
@@ -101,7 +102,8 @@ impl Model {
         }
     }
 
-    /// Whether the device has what was promised, whatever survives: the least, the most, and another.
+    /// Whether the device has what was promised, whatever survives: the least, the most, and
+    /// another.
     pub(super) fn check_power_cut(&self, disk: &Disk, mut seed: u64) {
         for image in 0..3 {
             let left = disk.after_power_cut(|_, versions| match image {

@@ -11,7 +11,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("enter: pin it for the requester", "ahead::inv13_what_is_being_read_ahead_is_not_evicted"),
 ];
 
-/// There is one buffer, and nobody waits for it: neither for what is in it, nor does who wants it.
+/// There is one buffer, and no thread waits: neither for its block, nor for the buffer.
 #[test]
 fn inv13_what_is_being_read_ahead_is_not_evicted() {
     model(|| {
@@ -21,7 +21,7 @@ fn inv13_what_is_being_read_ahead_is_not_evicted() {
         assert!(device.is_cached(1));
         let other = device.get(2).map(|guard| look(&guard, 2));
         later.join();
-        // It was there until another took its place, and nobody has a pin on it.
+        // The block was cached until another took its buffer, and no pin holds it.
         assert_eq!(device.is_cached(1), other.is_err());
         look(&device.get(1).unwrap(), 1);
         look(&device.get(2).unwrap(), 2);
@@ -29,7 +29,7 @@ fn inv13_what_is_being_read_ahead_is_not_evicted() {
     });
 }
 
-/// The cache's thread reads it, or who asks for it; and the other has what was read.
+/// The pool or the get reads the block, and both see the bytes of that read.
 #[test]
 fn inv13_it_is_handed_over() {
     model(|| {

@@ -66,7 +66,7 @@ fn reads_against_an_evictor(membarrier: bool) {
     assert!(!evicted || bare.read().is_none());
 }
 
-/// Who looks at pins and slots finds one of the two.
+/// A check of the pins and the slots finds one of the two.
 #[test]
 fn inv06_a_pin_becomes_a_slot() {
     model(|| wakes_against_who_buries(false));
@@ -89,8 +89,8 @@ fn wakes_against_who_buries(membarrier: bool) {
     wakes.join().unwrap();
 }
 
-/// The next block takes the place after the last use for the one before. The two blocks have different
-/// homes, so no lock orders the uses.
+/// The next block takes the place after the last use for the one before. The two blocks have
+/// different homes, so no lock orders the uses.
 #[test]
 fn inv06_a_place_is_free_once_its_user_has_left() {
     model(|| {
@@ -156,8 +156,8 @@ fn inv18_three_syncs_that_fail() {
     });
 }
 
-/// The device tells one of the two that it has lost an earlier write. The sync vouches for that write, so it fails
-/// also where the durable write was told.
+/// The device tells one of the two that it has lost an earlier write. The sync vouches for that
+/// write, so it fails also where the durable write was told.
 #[test]
 fn inv18_a_sync_beside_a_durable_write_that_fails() {
     model(|| {

@@ -1,4 +1,4 @@
-//! Who forgets what was changed on the device, against who loads it meanwhile.
+//! An invalidation after a change of the device, against a load of the block.
 
 use std::io;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ fn inv10_a_claim_against_who_forgets() {
     model(|| against_a_claim(|device| block_on(device.invalidation(0..1)).is_ok()));
 }
 
-/// The same of who sleeps until the load is over.
+/// An invalidation that sleeps until the load is over.
 #[test]
 fn inv10_a_claim_against_who_invalidates() {
     model(|| against_a_claim(|device| device.invalidate(0).is_ok()));

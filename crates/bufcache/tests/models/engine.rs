@@ -59,7 +59,7 @@ fn attach(buffers: usize) -> (Arc<ByEngine>, Device) {
 #[test]
 fn inv02_loads_that_are_crossed() {
     model(|| {
-        let (reads, device) = attach(3); // one for who asks in vain
+        let (reads, device) = attach(3); // one for the get that loses the race
         let engine = lent::lend();
         device.readahead(1..2);
         let other = thread::spawn({

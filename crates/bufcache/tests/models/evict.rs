@@ -1,4 +1,4 @@
-//! Who looks at a buffer, against who wants it for another block.
+//! Readers of a buffer against an evictor that needs it for another block.
 
 use bufcache::GetError;
 use percpu::sync::{model, thread};
@@ -73,7 +73,7 @@ fn inv06_a_pin_keeps_its_buffer() {
     });
 }
 
-/// An evictor marks it and finds it in use. Who asks for it meanwhile waits for what comes of that.
+/// An evictor marks a buffer and finds it in use. A get meanwhile waits until the mark is gone.
 #[test]
 fn inv04_a_buffer_that_is_not_evicted_stays_the_only_one() {
     model(|| {
@@ -92,7 +92,7 @@ fn inv04_a_buffer_that_is_not_evicted_stays_the_only_one() {
     });
 }
 
-/// Who looks for the block finds it, or reads it again: into the same memory, as there is no other.
+/// A get finds the block, or reads it again into the same memory, as there is no other.
 #[test]
 fn inv05_a_lookup_against_the_last_release() {
     model(|| {

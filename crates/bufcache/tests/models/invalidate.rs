@@ -1,4 +1,4 @@
-//! A block that is nobody's any more, against who has it, waits for it or evicts it.
+//! An invalidation against threads that use the block, wait for it or evict it.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("evict-keeps-what-is-stale", "invalidate::inv10_an_evictor_has_it_meanwhile"),
 ];
 
-/// There is one buffer: who has it keeps the other block from it.
+/// There is one buffer: a reader that has it keeps the other block from it.
 #[test]
 fn inv10_a_hit_keeps_what_was_invalidated() {
     model(|| {

@@ -1,4 +1,4 @@
-//! One load, and those who wait for it.
+//! One load, and the threads that wait for it.
 
 use bufcache::GetError;
 use percpu::sync::{model, thread};
@@ -47,7 +47,7 @@ fn inv02_two_misses_read_once() {
     });
 }
 
-/// Who finds no buffer finds the block in the one that there is, while the other keeps it.
+/// A get that finds no free buffer finds the block in the only one, which another thread keeps.
 #[test]
 fn inv02_two_misses_and_one_buffer() {
     model(|| {
@@ -102,7 +102,8 @@ fn inv12_a_loader_that_panics_is_told_to_who_waits() {
     });
 }
 
-/// Whoever waits leaves the buffer it took in vain to who has none. More than loom does in a minute.
+/// A get that loses the race frees the buffer that it took, for a thread that has none. Too large
+/// for loom to explore in a minute.
 #[cfg(offlock_shuttle)]
 #[test]
 fn inv02_three_misses_of_two_blocks() {

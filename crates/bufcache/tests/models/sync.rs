@@ -1,4 +1,4 @@
-//! What a sync says, and a durable write, against who writes and writes back; writers against evictors and
+//! Syncs and durable writes against writers and write-back; writers against evictors and
 //! the log.
 
 use percpu::sync::native::atomic::Ordering::Relaxed;
@@ -18,8 +18,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("sync-of-a-poisoned-device", "sync::inv18_a_sync_beside_one_that_fails"),
 ];
 
-/// Who wants a buffer gets the one that there is once the device has what was written: or before that
-/// was.
+/// Who wants a buffer gets the one that there is once the device has what was written: or before
+/// that was.
 #[test]
 fn inv15_a_writer_against_an_evictor() {
     model(|| {
@@ -60,7 +60,7 @@ fn inv16_the_log_against_a_writer() {
     });
 }
 
-/// It is durable, whoever wrote it.
+/// The block is durable, whichever thread wrote it.
 #[test]
 fn inv20_a_durable_write_against_the_cleaner() {
     model(|| {
@@ -76,8 +76,8 @@ fn inv20_a_durable_write_against_the_cleaner() {
     });
 }
 
-/// A flush ends while a sync of the device runs. The sync does not make its block durable, so a durable write
-/// of the block, which finds it clean, syncs the device again.
+/// A flush ends while a sync of the device runs. The sync does not make its block durable, so a
+/// durable write of the block, which finds it clean, syncs the device again.
 #[test]
 fn inv20_what_is_flushed_during_a_sync() {
     model(|| {
@@ -94,8 +94,8 @@ fn inv20_what_is_flushed_during_a_sync() {
     });
 }
 
-/// Of two at a time the device fails one, and gives up what was written before: what a sync has said
-/// of is there.
+/// Of two at a time the device fails one, and gives up what was written before: what a sync has
+/// said of is there.
 #[test]
 fn inv18_a_sync_beside_one_that_fails() {
     model(|| {
