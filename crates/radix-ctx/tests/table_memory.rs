@@ -3,8 +3,10 @@
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::pin;
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Waker};
 use std::thread;
 
 use percpu::rcu;
@@ -222,6 +224,25 @@ fn inv13_a_refused_count_gives_no_reference() {
         drop(context);
         assert_eq!(count.load(Relaxed), 0);
     }
+}
+
+/// A waker that has no memory leaves nothing behind, so the map of the wakers does not grow.
+#[test]
+fn inv18_a_refused_waker_takes_no_memory() {
+    let _alone = alone();
+    let table = CtxTable::new();
+    let held: Vec<_> = (0..20).map(|value| table.insert_ref(value).unwrap()).collect();
+    let poll = |context, admitted| {
+        let future = pin!(CtxRef::removed(context));
+        refuse_after(admitted, || future.poll(&mut Context::from_waker(Waker::noop())))
+    };
+    assert!(poll(&held[0], 1).is_pending()); // makes the map
+    let bytes = thread_bytes();
+    for context in &held[1..] {
+        assert!(poll(context, 0).is_pending());
+    }
+    assert!(poll(&held[19], 1).is_pending()); // a full map would grow here
+    assert_eq!(thread_bytes(), bytes);
 }
 
 /// Lookups, references, removals, reclaim, and inserts into slabs with vacant slots allocate nothing.

@@ -42,6 +42,8 @@ impl<T: Send + Sync + 'static> Builder<T> {
     ///
     /// A removed context does not count, although readers may still use it. While a reader stays, each
     /// removal and insert takes more memory; only [`max_index`](Self::max_index) limits that.
+    ///
+    /// A removal happens before the insert that takes its place.
     pub fn max_contexts(mut self, contexts: u64) -> Self {
         self.contexts = Some(contexts);
         self

@@ -10,7 +10,7 @@ use percpu::fence::heavy;
 use percpu::rcu::{self, Guard, RetireHead};
 use percpu::sync::atomic::Ordering;
 use percpu::sync::quarantine::{self, Watched};
-use percpu::sync::step;
+use percpu::sync::{order, step};
 
 use super::core::Core;
 use super::dropping::dropping;
@@ -119,7 +119,8 @@ impl<T: Send + Sync + 'static> Core<T> {
                 let slot = unsafe { slab.as_ref() }.slot(index);
                 // Ordering: Release pairs with the Acquire in `CtxRef::is_removed`; it carries what this
                 // thread did before. After the barrier below, no section finds the slot live.
-                slot.state.store(NotLive::dead(id, NO_LINK).bits(), Ordering::Release);
+                let order = order!(Release, "end: the state carries what came before the drop");
+                slot.state.store(NotLive::dead(id, NO_LINK).bits(), order);
             }
         });
         self.waiters.notify_all();
@@ -163,7 +164,7 @@ pub(super) unsafe fn run_callback<T: Send + Sync + 'static>(head: NonNull<Retire
     let mut state = it.lock();
     if state.callback_frees {
         drop(state);
-        drop(guard);
+        drop(guard); // the core may have many slabs: their frees need not delay a grace period
         // SAFETY: the core lies in the `Watched` that `Builder::build` made.
         let core = unsafe { core.byte_sub(Watched::<Core<T>>::OFFSET) }.cast::<Watched<Core<T>>>();
         // SAFETY: a box of `Builder::build`. The table and every context are gone. Since the last of

@@ -8,6 +8,7 @@ use crossbeam_utils::CachePadded;
 use percpu::AllocError;
 use percpu::alloc::try_box;
 use percpu::sync::atomic::{AtomicU64, Ordering};
+use percpu::sync::order;
 
 use super::error::InsertRefused;
 
@@ -67,7 +68,8 @@ impl Limit {
             // Ordering: Acquire on success pairs with the Release in `sub`; it carries what happened
             // before the removal to the insert that takes its place. Relaxed on failure: only the
             // value is used.
-            match used.compare_exchange_weak(seen, seen + n, Ordering::Acquire, Ordering::Relaxed) {
+            let order = order!(Acquire, "try_add: what came before the removal");
+            match used.compare_exchange_weak(seen, seen + n, order, Ordering::Relaxed) {
                 Ok(_) => return true,
                 Err(now) => seen = now,
             }
@@ -79,7 +81,8 @@ impl Limit {
     fn sub(&self, n: u64) {
         // Ordering: Release pairs with the Acquire in `try_add`; it carries what happened before the
         // removal.
-        let before = self.0.used.fetch_sub(n, Ordering::Release);
+        let order = order!(Release, "sub: the sum carries what came before the removal");
+        let before = self.0.used.fetch_sub(n, order);
         debug_assert!(n <= before, "{n} taken back of {before}");
     }
 

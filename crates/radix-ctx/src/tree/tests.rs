@@ -236,6 +236,18 @@ proptest! {
     }
 }
 
+/// A tree without nodes has no way down to keep, and a range from 0 contains the way down of any other.
+#[test]
+fn a_range_from_zero_wants_exactly_its_nodes() {
+    let tree = Tree::<false>::new();
+    // SAFETY: only this thread has the tree.
+    let edit = unsafe { tree.edit() };
+    let wanted = || [63, 64, 4_095].map(|to| edit.nodes_wanted(0, to));
+    assert_eq!(wanted(), [1, 3, 65]);
+    edit.set(edit.make_slot(1).unwrap(), entry(1));
+    assert_eq!((tree.height(), wanted()), (1, [0, 2, 64]));
+}
+
 #[test]
 fn an_entry_at_zero_needs_no_node() {
     let tree = Tree::<false>::new();

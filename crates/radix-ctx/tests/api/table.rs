@@ -79,6 +79,21 @@ fn a_context_is_inserted_and_taken_with_a_reference() {
     assert_eq!(table.insert_ref("two".to_string()).unwrap().as_str(), "two");
 }
 
+/// An empty slab is kept for the next insert, which uses it before another slab becomes empty. Only a slab
+/// without contexts is released then.
+#[test]
+fn inv17_an_empty_slab_that_is_used_again_stays() {
+    let table = CtxTable::new();
+    let remove = |id| table.remove(id).unwrap().wait().unwrap();
+    let below = table.insert(1).unwrap();
+    remove(table.insert_in(64..=64, 2).unwrap());
+    let above = table.insert_in(64..=64, 3).unwrap();
+    remove(below);
+    assert_eq!(table.with(above, |value| *value), Ok(3));
+    assert_eq!(table.stats().slabs, 2, "the slab of the context, and the empty one");
+    table.validate();
+}
+
 /// The slab of index 64 is released and made again. Index 65 never had a context, so it begins with
 /// generation 1.
 #[test]

@@ -6,7 +6,7 @@ use super::{quota, table, table_refs, xarray};
 
 const PLANTED: Planted = Planted {
     mutants: &[quota::MUTANTS, table::MUTANTS, table_refs::MUTANTS, xarray::MUTANTS],
-    loom_only: &[table::LOOM_ONLY, table_refs::LOOM_ONLY, xarray::LOOM_ONLY],
+    loom_only: &[quota::LOOM_ONLY, table::LOOM_ONLY, table_refs::LOOM_ONLY, xarray::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
     dirs: &["src", "src/table", "src/tree", "src/xarray", "tests/models"],
 };

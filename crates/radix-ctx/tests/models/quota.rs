@@ -1,12 +1,27 @@
 //! The limits of a table: never exceeded, and no insert is refused that fits.
 
+use percpu::sync::atomic::{AtomicBool, Ordering};
+use percpu::sync::virtual_fence::with_membarrier;
 use percpu::sync::{Arc, model, thread};
 use radix_ctx::{CtxTable, InsertRefused};
 
 use super::support::{spawn, thoroughly};
 
 /// The planted bugs, each with the model that must fail for it.
-pub(super) const MUTANTS: &[(&str, &str)] = &[];
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    (
+        "try_add: what came before the removal",
+        "quota::inv15_the_insert_in_its_place_sees_what_came_before_a_removal",
+    ),
+    (
+        "sub: the sum carries what came before the removal",
+        "quota::inv15_the_insert_in_its_place_sees_what_came_before_a_removal",
+    ),
+];
+
+/// The planted bugs that only loom can catch: shuttle returns no stale values.
+pub(super) const LOOM_ONLY: &[&str] =
+    &["try_add: what came before the removal", "sub: the sum carries what came before the removal"];
 
 /// Two inserts while one more context fits: exactly one succeeds.
 #[test]
@@ -58,5 +73,31 @@ fn inv15_a_refused_insert_takes_no_room_from_another() {
         table.insert_weighted(2, 2).unwrap();
         large.join().unwrap();
         assert_eq!(table.usage().weight, Some(3));
+    });
+}
+
+/// The insert that takes the place of a removed context sees what the removing thread did before. With
+/// membarrier, because the fences of two guards would carry it, too.
+#[test]
+fn inv15_the_insert_in_its_place_sees_what_came_before_a_removal() {
+    with_membarrier(insert_in_its_place_sees_what_came_before_a_removal);
+}
+
+fn insert_in_its_place_sees_what_came_before_a_removal() {
+    model(|| {
+        let table = Arc::new(CtxTable::builder().max_contexts(1).build().unwrap());
+        let first = table.insert(0).unwrap();
+        let done = Arc::new(AtomicBool::new(false));
+        let other = thread::spawn({
+            let (table, done) = (Arc::clone(&table), Arc::clone(&done));
+            move || {
+                if table.insert(1).is_ok() {
+                    assert!(done.load(Ordering::Relaxed));
+                }
+            }
+        });
+        done.store(true, Ordering::Relaxed);
+        table.remove(first).unwrap();
+        other.join().unwrap();
     });
 }

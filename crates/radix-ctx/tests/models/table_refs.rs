@@ -59,6 +59,10 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "table_refs::inv18_the_fold_of_a_removal_carries_what_was_done_before",
     ),
     (
+        "end: the state carries what came before the drop",
+        "table_refs::inv18_a_removal_carries_what_was_done_before",
+    ),
+    (
         "kill: what came before the removal",
         "table_refs::inv18_a_removal_carries_what_was_done_before",
     ),
@@ -86,6 +90,7 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "retire: the link carries what came before the removal",
     "retire all: the link carries what came before",
     "fold: the mark carries what came before the removal",
+    "end: the state carries what came before the drop",
     "kill: what came before the removal",
     "is_removed: what came before the removal",
     "refs: the counts are made",
@@ -377,7 +382,12 @@ fn is_ready_or_woken(future: impl Future, end: impl FnOnce()) {
 /// A thread that sees the removal of a context sees what the removing thread did before.
 #[test]
 fn inv18_a_removal_carries_what_was_done_before() {
-    with_membarrier(|| [false, true].into_iter().for_each(removal_carries_what_was_done_before));
+    let removals: [Removal; 3] = [
+        |contexts, id| _ = contexts.table.remove(id).unwrap(),
+        |contexts, _| assert_eq!(contexts.table.begin_remove_all().len(), 1),
+        |contexts, _| drop(contexts), // the last `Arc`, and with it the table
+    ];
+    with_membarrier(|| removals.into_iter().for_each(removal_carries_what_was_done_before));
 }
 
 /// Also if the reader sees the mark that the fold makes on a context with references.
@@ -407,7 +417,9 @@ fn fold_of_a_removal_carries_what_was_done_before() {
     });
 }
 
-fn removal_carries_what_was_done_before(all: bool) {
+type Removal = fn(Arc<Contexts>, Id);
+
+fn removal_carries_what_was_done_before(remove: Removal) {
     thoroughly(move || {
         let contexts = Contexts::new();
         let id = contexts.insert(7);
@@ -422,11 +434,7 @@ fn removal_carries_what_was_done_before(all: bool) {
             }
         });
         done.store(true, Ordering::Relaxed);
-        if all {
-            assert_eq!(contexts.table.begin_remove_all().len(), 1);
-        } else {
-            contexts.table.remove(id).unwrap();
-        }
+        remove(contexts, id);
         reader.join().unwrap();
     });
 }
