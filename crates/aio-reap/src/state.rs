@@ -297,13 +297,13 @@ impl State {
             && completions.slab.promised == 0
     }
 
-    /// Returns whether every reaped completion was delivered and no future waits for a slot.
+    /// Returns whether every reaped completion was delivered, inner turns hold nothing, and no future
+    /// waits for a slot.
     fn has_delivered_all(&self) -> bool {
-        let completions = &self.completions;
         !self.budget_used_up
-            && completions.enqueued == 0
+            && !self.holds_reports()
             && self.ready(Scope::All) == 0
-            && completions.slab.promised == 0
+            && self.completions.slab.promised == 0
     }
 
     fn now(&self) -> u64 {

@@ -123,6 +123,52 @@ fn inv22_inner_wait_sleeps_while_completions_are_held() {
     }
 }
 
+/// io_uring can submit and sleep in one system call. A waker that an inner turn has held is called
+/// before, because its call may be what ends the sleep.
+#[test]
+fn inv22_held_waker_is_called_before_a_submission_sleeps() {
+    let Ok(engine) = Engine::builder().backend(BackendKind::Uring).build() else { return };
+    let pipe = || {
+        let (read, write) = std::io::pipe().unwrap();
+        (engine.attach(read).unwrap(), write)
+    };
+    let (wakes, plug) = (Arc::new(Wakes::default()), engine.plug());
+    let waker = Waker::from(Arc::clone(&wakes));
+    let mut context = Context::from_waker(&waker);
+    let (never, _open) = pipe();
+    let late = engine.read(&never, vec![0; 1], 0).submit().unwrap();
+    let mut late = pin!(late.deadline(Instant::now() + Duration::from_millis(5)));
+    assert!(late.as_mut().poll(&mut context).is_pending());
+    thread::sleep(Duration::from_millis(6));
+    let (done, wait) = (Rc::new(Cell::new(0)), Rc::new(RefCell::new(None)));
+    engine.nop().inner_callback(count(&done)).unwrap();
+    inner_wait(&engine, &wait, || {
+        let done = done.get() == 1;
+        if !done {
+            wait.borrow().as_ref().into_iter().for_each(Waker::wake_by_ref);
+        }
+        done
+    });
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 0);
+
+    let (slow, mut write) = pipe();
+    let operation = engine.read(&slow, vec![0; 1], 0).submit().unwrap();
+    let woken = Arc::clone(&wakes);
+    let writer = thread::spawn(move || {
+        let end = Instant::now() + Duration::from_secs(2);
+        while woken.0.load(Ordering::Relaxed) == 0 && Instant::now() < end {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let woken = woken.0.load(Ordering::Relaxed);
+        write.write_all(b"x").unwrap();
+        woken
+    });
+    assert_eq!(operation.wait().0.unwrap(), 1);
+    assert_eq!(writer.join().unwrap(), 1, "the waker was called after the sleep");
+    assert!(late.poll(&mut context).is_ready());
+    drop(plug);
+}
+
 #[test]
 fn inv22_held_completions_keep_their_slots_and_an_inner_request_is_told() {
     on_every_backend(|engine| {
