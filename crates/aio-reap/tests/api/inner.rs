@@ -84,6 +84,42 @@ fn inv22_inner_turn_holds_every_other_delivery() {
     script.complete(1);
 }
 
+/// A turn that an inner callback makes wakes nothing of the program either.
+#[test]
+fn inv22_turn_in_an_inner_callback_holds_every_other_delivery() {
+    let script = Script::new();
+    let engine = Rc::new(Engine::builder().depth(3).capacity(3).build_scripted(&script).unwrap());
+    let (inner, wakes) = (Rc::new(Cell::new(0)), Arc::new(Wakes::default()));
+    let waker = Waker::from(Arc::clone(&wakes));
+    let mut context = Context::from_waker(&waker);
+    let late = engine.nop().submit().unwrap().deadline(Instant::now() + Duration::from_millis(5));
+    let mut late = pin!(late);
+    assert!(late.as_mut().poll(&mut context).is_pending());
+    let (outer, turning) = (count(&inner), Rc::clone(&engine));
+    let seen = Rc::new(Cell::new(usize::MAX));
+    let (to, counted) = (Rc::clone(&seen), Arc::clone(&wakes));
+    let turn_inside = move |result, ()| {
+        outer(result, ());
+        turning.turn();
+        to.set(counted.0.load(Ordering::Relaxed));
+    };
+    engine.nop().inner_callback(turn_inside).unwrap();
+    engine.nop().inner_callback(count(&inner)).unwrap();
+    let mut no_slot = pin!(engine.nop().submit_async());
+    assert!(no_slot.as_mut().poll(&mut context).is_pending());
+    for nth in [1, 1] {
+        assert!(script.complete_nth(nth));
+    }
+    thread::sleep(Duration::from_millis(6));
+    assert_eq!(engine.turn_inner().delivered, 2);
+    assert_eq!((inner.get(), seen.get()), (2, 0));
+    assert!(readable(&*engine, Duration::ZERO), "no event loop would turn the engine");
+    engine.turn();
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "of the deadline and of the future");
+    assert!(late.poll(&mut context).is_ready());
+    script.complete(1);
+}
+
 /// A wait that finds its completions held would turn without a pause if their notification ended its
 /// sleep.
 #[test]
