@@ -464,6 +464,7 @@ impl State {
 
     /// Blocks until a completion is probably visible. May return early.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        debug_assert_eq!(self.staged, 0, "staged requests are submitted before a sleep");
         self.completions.stats.waits += 1;
         self.backend.wait(timeout)
     }
@@ -496,6 +497,7 @@ impl Drop for State {
     /// Waits until the kernel no longer uses buffers that the slots own. Leaks the slots if it
     /// cannot wait.
     fn drop(&mut self) {
+        self.unstage(); // see the contract of `backend`
         loop {
             // Reap before the wait: the wake-up of a visible completion may have been cleared.
             self.backend.acknowledge();
