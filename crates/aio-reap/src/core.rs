@@ -249,6 +249,7 @@ impl Core {
             if reap && state.reap() {
                 self.wake_fd.progress();
             }
+            state.retry_remote_cancels();
             state.update_stage_limit();
             // What is in queues is reported by the next turn that is not an inner one.
             let enqueued = if holds { 0 } else { state.take_enqueued() };

@@ -237,12 +237,34 @@ impl State {
     #[cold]
     fn cancel_remote_requests(&mut self) {
         let Some(mut inbox) = self.inbox.take() else { return };
+        let mut refused = mem::take(&mut inbox.refused_cancels);
         inbox.take_cancels(|user_data| {
             let current = self.completions.slab.current(user_data).is_some();
-            if current {
-                self.cancel_user_data(user_data);
+            if current && !self.cancel_user_data(user_data) && !refused.contains(&user_data) {
+                refused.push(user_data);
             }
             current
+        });
+        inbox.refused_cancels = refused;
+        self.inbox = Some(inbox);
+    }
+
+    /// Tries again to cancel the requests of other threads whose cancellation the backend refused.
+    /// Called after a submission and a reap, which may have made room for cancellations. No turn is
+    /// made for that alone.
+    #[inline]
+    pub(crate) fn retry_remote_cancels(&mut self) {
+        if self.inbox.as_ref().is_some_and(|inbox| !inbox.refused_cancels.is_empty()) {
+            self.retry_refused_cancels();
+        }
+    }
+
+    #[cold]
+    fn retry_refused_cancels(&mut self) {
+        let Some(mut inbox) = self.inbox.take() else { return };
+        inbox.refused_cancels.retain(|&user_data| {
+            let current = self.completions.slab.current(user_data).is_some();
+            current && !self.cancel_user_data(user_data)
         });
         self.inbox = Some(inbox);
     }
