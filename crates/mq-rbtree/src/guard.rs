@@ -230,7 +230,9 @@ impl<T, L: Levels> Queue<T, L> {
             }
         };
         self.lend_from(|| self.poll_lock(Access::Receive)).unwrap_or_else(|| {
-            self.lock_undrained().counters.timeouts += u64::from(reason == ReceiveError::Timeout);
+            if reason == ReceiveError::Timeout {
+                self.count_timeout();
+            }
             Err(reason)
         })
     }
