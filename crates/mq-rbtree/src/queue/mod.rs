@@ -388,7 +388,9 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// Waiting senders get their messages back. The messages in the queue can still be received.
     /// Waiting receivers return [`ReceiveError::Closed`], unless a message in a
-    /// [`MessageGuard`](crate::MessageGuard) may come back.
+    /// [`MessageGuard`](crate::MessageGuard) may come back. To get every message, call
+    /// [`receive`](Self::receive) until it returns `Closed`: [`drain`](Self::drain) does not wait for
+    /// the guards.
     ///
     /// ```
     /// use mq_rbtree::{Queue, ReceiveError, SendRefused};
