@@ -101,14 +101,16 @@ impl<B> BufList<B> {
 }
 
 impl<B: IoBuf> BufList<B> {
-    /// Fills the vectors for a write. They are valid until the list is used again.
+    /// Fills the vectors for a write. They are valid until the list is used again or
+    /// moves, except inside a [`HeldBuf`](crate::held_buf::HeldBuf).
     pub(crate) fn iovecs_for_write(&mut self) -> IoVecs {
         self.iovecs(|buf| (buf.as_ptr().cast_mut(), buf.len()))
     }
 }
 
 impl<B: IoBufMut> BufList<B> {
-    /// Fills the vectors for a read. They are valid until the list is used again.
+    /// Fills the vectors for a read. They are valid until the list is used again or
+    /// moves, except inside a [`HeldBuf`](crate::held_buf::HeldBuf).
     pub(crate) fn iovecs_for_read(&mut self) -> IoVecs {
         self.iovecs(|buf| (buf.as_mut_ptr(), buf.len()))
     }

@@ -36,6 +36,8 @@ pub(crate) struct Core {
     plugs: Cell<usize>,
     /// A callback or a wake-up is running in a caller of the current function.
     dispatching: Cell<bool>,
+    /// The number of inner turns and waits among the callers of the current function.
+    inner_turns: Cell<usize>,
 }
 
 impl Core {
@@ -47,6 +49,7 @@ impl Core {
             reap_mode: Cell::default(),
             plugs: Cell::new(0),
             dispatching: Cell::new(false),
+            inner_turns: Cell::new(0),
         }
     }
 
@@ -116,7 +119,7 @@ impl Core {
     /// case the call that runs the callback, or the kick that it arms, submits them.
     pub(crate) fn flush_unless_held(&self, scope: Scope) {
         if self.plugs.get() == 0 && !self.dispatching.get() {
-            let _held = (scope == Scope::Inner).then(|| Held(self));
+            let _held = (scope == Scope::Inner).then(|| Held::new(self));
             self.round(self.reap_mode.get().after_submit(), scope, false);
         }
     }
@@ -234,15 +237,22 @@ impl Core {
     /// It does not loop, because it would never return on a device that completes inside submit.
     /// With `sleep` the submission may wait for a completion.
     fn round(&self, reap: bool, scope: Scope, sleep: bool) -> usize {
+        // Also in a turn that an inner callback makes.
+        let holds = match scope {
+            Scope::Nothing => self.inner_turns.get() > 0,
+            Scope::Inner => true,
+            Scope::All => false,
+        };
         let enqueued = {
             let mut state = self.state.borrow_mut();
             state.submit(sleep);
             if reap && state.reap() {
                 self.wake_fd.progress();
             }
+            state.retry_remote_cancels();
             state.update_stage_limit();
             // What is in queues is reported by the next turn that is not an inner one.
-            let enqueued = if scope == Scope::Inner { 0 } else { state.take_enqueued() };
+            let enqueued = if holds { 0 } else { state.take_enqueued() };
             if state.can_only_wait() {
                 // The usual case: no callback is ready and no work is left.
                 self.wake_fd.wake_at(state.deadlines.earliest());
@@ -250,7 +260,7 @@ impl Core {
             }
             enqueued
         };
-        if scope == Scope::Inner {
+        if holds {
             let delivered = self.dispatch(scope);
             if self.state.borrow().needs_retry() {
                 self.wake_fd.retry_later();
@@ -317,7 +327,7 @@ impl Core {
     }
 
     pub(crate) fn turn(&self, scope: Scope) -> Turn {
-        let _held = (scope == Scope::Inner).then(|| Held(self));
+        let _held = (scope == Scope::Inner).then(|| Held::new(self));
         self.turn_and(scope, false)
     }
 
@@ -353,7 +363,7 @@ impl Core {
 
     /// Waits for the waker like [`wait`](Self::wait), but delivers inner requests only.
     pub(crate) fn wait_inner(&self, waker: &BlockOnWaker) -> io::Result<Turn> {
-        let _held = Held(self);
+        let _held = Held::new(self);
         self.wait_for(Scope::Inner, None, Some(waker))
     }
 
@@ -576,8 +586,16 @@ impl Drop for Rearm<'_> {
 /// after each inner turn, because the kick would end the sleep of the next one.
 struct Held<'c>(&'c Core);
 
+impl<'c> Held<'c> {
+    fn new(core: &'c Core) -> Self {
+        core.inner_turns.set(core.inner_turns.get() + 1);
+        Self(core)
+    }
+}
+
 impl Drop for Held<'_> {
     fn drop(&mut self) {
+        self.0.inner_turns.set(self.0.inner_turns.get() - 1);
         let state = self.0.state.borrow(); // user code never runs under a borrow
         let free = state.completions.slab.free_len();
         if state.completions.slab.promised > 0 && free > 0 {

@@ -200,10 +200,11 @@ impl Engine {
     pub fn read_vectored<B: IoBufMut>(
         &self,
         file: &File,
-        mut list: BufList<B>,
+        list: BufList<B>,
         offset: u64,
     ) -> Request<'_, BufList<B>> {
-        let iovecs = list.iovecs_for_read();
+        let mut list = HeldBuf::new(list);
+        let iovecs = list.get_mut().iovecs_for_read(); // the last use of the list
         self.vectored(Kind::Read, file, &iovecs, list, offset)
     }
 
@@ -212,10 +213,11 @@ impl Engine {
     pub fn write_vectored<B: IoBuf>(
         &self,
         file: &File,
-        mut list: BufList<B>,
+        list: BufList<B>,
         offset: u64,
     ) -> Request<'_, BufList<B>> {
-        let iovecs = list.iovecs_for_write();
+        let mut list = HeldBuf::new(list);
+        let iovecs = list.get_mut().iovecs_for_write(); // the last use of the list
         self.vectored(Kind::Write, file, &iovecs, list, offset)
     }
 
@@ -224,7 +226,7 @@ impl Engine {
         kind: Kind,
         file: &File,
         iovecs: &IoVecs,
-        list: BufList<B>,
+        list: HeldBuf<BufList<B>>,
         offset: u64,
     ) -> Request<'_, BufList<B>> {
         let op = Op {
@@ -234,7 +236,7 @@ impl Engine {
             ..self.op(kind, file, offset)
         };
         let misaligned = file.alignment().is_some_and(|align| !iovecs.is_aligned(align, offset));
-        Request::new(&self.core, Some(file.clone()), op, HeldBuf::new(list)).misaligned(misaligned)
+        Request::new(&self.core, Some(file.clone()), op, list).misaligned(misaligned)
     }
 
     /// Writes `buf.len()` bytes at byte `offset`. It writes all of them or fails, unless it is

@@ -237,12 +237,34 @@ impl State {
     #[cold]
     fn cancel_remote_requests(&mut self) {
         let Some(mut inbox) = self.inbox.take() else { return };
+        let mut refused = mem::take(&mut inbox.refused_cancels);
         inbox.take_cancels(|user_data| {
             let current = self.completions.slab.current(user_data).is_some();
-            if current {
-                self.cancel_user_data(user_data);
+            if current && !self.cancel_user_data(user_data) && !refused.contains(&user_data) {
+                refused.push(user_data);
             }
             current
+        });
+        inbox.refused_cancels = refused;
+        self.inbox = Some(inbox);
+    }
+
+    /// Tries again to cancel the requests of other threads whose cancellation the backend refused.
+    /// Called after a submission and a reap, which may have made room for cancellations. No turn is
+    /// made for that alone.
+    #[inline]
+    pub(crate) fn retry_remote_cancels(&mut self) {
+        if self.inbox.as_ref().is_some_and(|inbox| !inbox.refused_cancels.is_empty()) {
+            self.retry_refused_cancels();
+        }
+    }
+
+    #[cold]
+    fn retry_refused_cancels(&mut self) {
+        let Some(mut inbox) = self.inbox.take() else { return };
+        inbox.refused_cancels.retain(|&user_data| {
+            let current = self.completions.slab.current(user_data).is_some();
+            current && !self.cancel_user_data(user_data)
         });
         self.inbox = Some(inbox);
     }
@@ -297,13 +319,13 @@ impl State {
             && completions.slab.promised == 0
     }
 
-    /// Returns whether every reaped completion was delivered and no future waits for a slot.
+    /// Returns whether every reaped completion was delivered, inner turns hold nothing, and no future
+    /// waits for a slot.
     fn has_delivered_all(&self) -> bool {
-        let completions = &self.completions;
         !self.budget_used_up
-            && completions.enqueued == 0
+            && !self.holds_reports()
             && self.ready(Scope::All) == 0
-            && completions.slab.promised == 0
+            && self.completions.slab.promised == 0
     }
 
     fn now(&self) -> u64 {
@@ -464,6 +486,7 @@ impl State {
 
     /// Blocks until a completion is probably visible. May return early.
     pub(crate) fn wait(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        debug_assert_eq!(self.staged, 0, "staged requests are submitted before a sleep");
         self.completions.stats.waits += 1;
         self.backend.wait(timeout)
     }
@@ -496,6 +519,7 @@ impl Drop for State {
     /// Waits until the kernel no longer uses buffers that the slots own. Leaks the slots if it
     /// cannot wait.
     fn drop(&mut self) {
+        self.unstage(); // see the contract of `backend`
         loop {
             // Reap before the wait: the wake-up of a visible completion may have been cleared.
             self.backend.acknowledge();

@@ -36,8 +36,12 @@ use crate::queue::{Access, Deferred, LockedState, Queue, Received};
 ///
 /// Until then the message keeps its place: it counts for every limit of the queue, and not for
 /// [`len`](Queue::len). In a closed queue, receivers wait until no guard is left, because its
-/// message may come back: a thread that holds a guard must not wait for them. A guard that is leaked
-/// (`mem::forget`) keeps its place for ever.
+/// message may come back. A guard that is leaked (`mem::forget`) keeps its place for ever.
+///
+/// A thread or task that holds a guard must not wait on the same queue, neither to receive nor to
+/// send: it may wait for the place of its own message for ever, and with a capacity of 1 a send
+/// always does. To send a message again, [accept](Self::accept) it before, or use
+/// [`try_send`](Queue::try_send).
 ///
 /// ```
 /// use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -230,7 +234,9 @@ impl<T, L: Levels> Queue<T, L> {
             }
         };
         self.lend_from(|| self.poll_lock(Access::Receive)).unwrap_or_else(|| {
-            self.lock_undrained().counters.timeouts += u64::from(reason == ReceiveError::Timeout);
+            if reason == ReceiveError::Timeout {
+                self.count_timeout();
+            }
             Err(reason)
         })
     }

@@ -69,7 +69,7 @@
 //! | reserve room for urgent messages | [`reserve`](Builder::reserve) |
 //! | prevent the starvation of low priorities | [`ageing`](Builder::ageing) |
 //! | inspect the queue, or remove messages out of order | [`peek`](Queue::peek), [`len_at`](Queue::len_at), [`drain_filter`](Queue::drain_filter) |
-//! | end | [`close`](Queue::close), then [`receive`](Queue::receive) or [`drain`](Queue::drain) |
+//! | end | [`close`](Queue::close), then [`receive`](Queue::receive) until it returns `Closed` |
 //! | observe | [`stats`](Queue::stats) |
 //!
 //! # Features
@@ -174,7 +174,8 @@
 //!   woken for that message.
 //! - *A dropped [`MessageGuard`]* puts its message back, in front of its priority, also into a closed
 //!   queue. Until the last guard ends, a receive on a closed and empty queue waits, or is refused with
-//!   `Empty`. If a comparison panics in the drop, the message is dropped.
+//!   `Empty`. A thread or task that holds a guard must not wait on the same queue, not even to send:
+//!   the guard's message keeps its place. If a comparison panics in the drop, the message is dropped.
 //! - *A panic of user code under the lock* (a comparison, `peek`, `drain_filter`) releases the lock
 //!   and poisons nothing. It loses no message, except those that `drain_filter` had removed, and
 //!   one whose comparison panicked in its own send; a batch keeps that one at its front. If a

@@ -126,29 +126,38 @@ fn waiting_threads_are_served() {
 
 extern "C" fn do_nothing(_: libc::c_int) {}
 
+/// Without `SA_RESTART` this crate repeats the call, unless the wait is interruptible; with it the
+/// kernel does, also with a deadline.
 #[test]
 fn a_signal_does_not_end_a_wait() {
-    // SAFETY: all zero is a valid `sigaction`: no flags, so calls are not restarted.
-    let mut action: libc::sigaction = unsafe { mem::zeroed() };
-    action.sa_sigaction = do_nothing as extern "C" fn(libc::c_int) as usize;
-    // SAFETY: the handler does nothing, and no other test uses the signal.
-    let rc = unsafe { libc::sigaction(libc::SIGUSR1, &action, std::ptr::null_mut()) };
-    assert_eq!(rc, 0);
+    for (signal, flags) in [(libc::SIGUSR1, 0), (libc::SIGUSR2, libc::SA_RESTART)] {
+        // SAFETY: all zero is a valid `sigaction`.
+        let mut action: libc::sigaction = unsafe { mem::zeroed() };
+        action.sa_sigaction = do_nothing as extern "C" fn(libc::c_int) as usize;
+        action.sa_flags = flags;
+        // SAFETY: the handler does nothing, and no other test uses the signals.
+        let rc = unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) };
+        assert_eq!(rc, 0);
 
-    let waiter = thread::spawn(|| {
-        let (queue, start) = (queue(1), Instant::now());
-        assert_eq!(queue.receive_with(Wait::at_most(4 * MOMENT)), Err(ReceiveError::Timeout));
-        send(&queue, "full", 0);
-        let refused = queue.send_with(b"m".to_vec(), 0, Wait::at_most(4 * MOMENT)).unwrap_err();
-        assert_eq!((refused.value, refused.reason), (b"m".to_vec(), SendRefused::Timeout));
-        start.elapsed()
-    });
-    while !waiter.is_finished() {
-        thread::sleep(MOMENT / 5);
-        // SAFETY: the thread was not joined.
-        unsafe { libc::pthread_kill(waiter.as_pthread_t(), libc::SIGUSR1) };
+        let waiter = thread::spawn(move || {
+            let wait = || match Wait::at_most(4 * MOMENT) {
+                wait if flags == libc::SA_RESTART => wait.interruptible(),
+                wait => wait,
+            };
+            let (queue, start) = (queue(1), Instant::now());
+            assert_eq!(queue.receive_with(wait()), Err(ReceiveError::Timeout));
+            send(&queue, "full", 0);
+            let refused = queue.send_with(b"m".to_vec(), 0, wait()).unwrap_err();
+            assert_eq!((refused.value, refused.reason), (b"m".to_vec(), SendRefused::Timeout));
+            start.elapsed()
+        });
+        while !waiter.is_finished() {
+            thread::sleep(MOMENT / 5);
+            // SAFETY: the thread was not joined.
+            unsafe { libc::pthread_kill(waiter.as_pthread_t(), signal) };
+        }
+        assert!(waiter.join().unwrap() >= 8 * MOMENT);
     }
-    assert!(waiter.join().unwrap() >= 8 * MOMENT);
 }
 
 /// Returns a callback, and a receiver that shows whether it was called (`Ok`) or dropped uncalled

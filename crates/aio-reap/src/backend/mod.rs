@@ -8,7 +8,8 @@
 //!    them.
 //! 3. `reap` never blocks and never submits. Neither `submit` nor `reap` runs user code.
 //! 4. A staged request is the first part of the next `submit`, before its batch. Until then the
-//!    backend does not start it, and `unstage` makes the backend forget it.
+//!    backend does not start it, and `unstage` makes the backend forget it. `wait` is not called
+//!    while a request is staged, because it may pass the kernel all of the ring.
 
 use std::io;
 use std::os::fd::RawFd;

@@ -26,6 +26,10 @@ pub(crate) struct Inbox {
     ticket: Option<u64>,
     /// A request that got a slot is to be cancelled.
     cancel_taken: bool,
+    /// The user data of requests whose cancellation the backend refused, to try it again. At most one
+    /// per slot of the mailbox, because those that have completed are removed before later requests
+    /// are in flight.
+    pub(crate) refused_cancels: Vec<u64>,
     /// Causes a turn of the engine when the ticket may take a slot.
     waker: Waker,
 }
@@ -51,6 +55,7 @@ impl Inbox {
             user_data,
             ticket: None,
             cancel_taken: false,
+            refused_cancels: Vec::with_capacity(slots),
             waker,
         }
     }

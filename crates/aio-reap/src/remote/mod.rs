@@ -113,10 +113,11 @@ impl Remote {
     pub fn read_vectored<B: IoBufMut + Send>(
         &self,
         file: &SharedFile,
-        mut list: BufList<B>,
+        list: BufList<B>,
         offset: u64,
     ) -> RemoteRequest<'_, BufList<B>> {
-        let iovecs = list.iovecs_for_read();
+        let mut list = HeldBuf::new(list);
+        let iovecs = list.get_mut().iovecs_for_read(); // the last use of the list
         self.vectored(Kind::Read, file, &iovecs, list, offset)
     }
 
@@ -124,10 +125,11 @@ impl Remote {
     pub fn write_vectored<B: IoBuf + Send>(
         &self,
         file: &SharedFile,
-        mut list: BufList<B>,
+        list: BufList<B>,
         offset: u64,
     ) -> RemoteRequest<'_, BufList<B>> {
-        let iovecs = list.iovecs_for_write();
+        let mut list = HeldBuf::new(list);
+        let iovecs = list.get_mut().iovecs_for_write(); // the last use of the list
         self.vectored(Kind::Write, file, &iovecs, list, offset)
     }
 
@@ -136,14 +138,14 @@ impl Remote {
         kind: Kind,
         file: &SharedFile,
         iovecs: &IoVecs,
-        list: BufList<B>,
+        list: HeldBuf<BufList<B>>,
         offset: u64,
     ) -> RemoteRequest<'_, BufList<B>> {
         let memory = Memory::vectors(iovecs.count);
         let (ptr, len) = (iovecs.first.cast(), iovecs.len);
         let op = Op { memory, ptr, len, ..op(kind, file, offset) };
         let misaligned = file.alignment().is_some_and(|align| !iovecs.is_aligned(align, offset));
-        RemoteRequest::new(&self.shared, Some(file), op, HeldBuf::new(list)).misaligned(misaligned)
+        RemoteRequest::new(&self.shared, Some(file), op, list).misaligned(misaligned)
     }
 
     /// Makes a request like [`Engine::fsync`](crate::Engine::fsync).

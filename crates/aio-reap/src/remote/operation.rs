@@ -109,7 +109,7 @@ impl<B: Send + 'static> RemoteOperation<B> {
 
     /// Asks the engine to cancel the request, like
     /// [`Operation::cancel`](crate::Operation::cancel), in its next turn. Returns false if the
-    /// request has completed.
+    /// request has completed. An attempt that the backend refuses is made again in later turns.
     ///
     /// Never blocks. A request that waits for a free slot of the engine is cancelled when it gets
     /// one.

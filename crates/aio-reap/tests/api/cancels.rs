@@ -5,13 +5,15 @@ use std::os::unix::fs::FileExt;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use aio_reap::{CompletionQueue, Engine, RequestError, SharedFile};
 use aio_reap_test::Build;
-use aio_reap_test::scripted::Script;
+use aio_reap_test::scripted::{Cancel, Script};
 use common::on_every_backend;
 
 use crate::common;
+use crate::readable::readable;
 
 const CANCELLED: Option<i32> = Some(libc::ECANCELED);
 
@@ -85,6 +87,39 @@ fn inv21_remote_requests_are_cancelled_wherever_they_wait() {
     // The slots of the mailbox are used again, and the marks are gone.
     let again = [send(), send(), send(), send()];
     engine.drain().unwrap();
+    assert!(again.into_iter().all(|operation| operation.wait().0.is_ok()));
+}
+
+/// io_uring refuses cancellations while its ring is full.
+#[test]
+fn inv21_a_refused_remote_cancellation_is_tried_again() {
+    let script = Script::new();
+    let engine = Engine::builder().build_scripted(&script).unwrap();
+    assert!(!readable(&engine, Duration::ZERO)); // watched from here on
+    let remote = engine.remote();
+    let send = || remote.nop().submit().unwrap();
+    let (operation, completes) = (send(), send());
+    engine.turn();
+    script.cancels(Cancel::Refused);
+    assert!(operation.cancel() && operation.cancel() && completes.cancel());
+    engine.turn();
+    let refused = script.cancellations();
+    engine.turn();
+    assert!(script.cancellations() > refused && script.in_flight() == 2);
+    assert!(!readable(&engine, Duration::ZERO), "the engine would turn without a pause");
+    assert!(script.complete_nth(1));
+    engine.turn();
+    script.cancels(Cancel::Works);
+    engine.turn();
+    assert_eq!(script.in_flight(), 0, "no second request was needed");
+    engine.turn();
+    assert_eq!(operation.wait().0.unwrap_err().raw_os_error(), CANCELLED);
+    assert!(completes.wait().0.is_ok());
+    // No request is left to be cancelled, and none that has the slot of such a request.
+    let attempts = script.cancellations();
+    let again = [send(), send()];
+    engine.drain().unwrap();
+    assert_eq!(script.cancellations(), attempts);
     assert!(again.into_iter().all(|operation| operation.wait().0.is_ok()));
 }
 

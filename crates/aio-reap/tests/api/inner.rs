@@ -84,6 +84,42 @@ fn inv22_inner_turn_holds_every_other_delivery() {
     script.complete(1);
 }
 
+/// A turn that an inner callback makes wakes nothing of the program either.
+#[test]
+fn inv22_turn_in_an_inner_callback_holds_every_other_delivery() {
+    let script = Script::new();
+    let engine = Rc::new(Engine::builder().depth(3).capacity(3).build_scripted(&script).unwrap());
+    let (inner, wakes) = (Rc::new(Cell::new(0)), Arc::new(Wakes::default()));
+    let waker = Waker::from(Arc::clone(&wakes));
+    let mut context = Context::from_waker(&waker);
+    let late = engine.nop().submit().unwrap().deadline(Instant::now() + Duration::from_millis(5));
+    let mut late = pin!(late);
+    assert!(late.as_mut().poll(&mut context).is_pending());
+    let (outer, turning) = (count(&inner), Rc::clone(&engine));
+    let seen = Rc::new(Cell::new(usize::MAX));
+    let (to, counted) = (Rc::clone(&seen), Arc::clone(&wakes));
+    let turn_inside = move |result, ()| {
+        outer(result, ());
+        turning.turn();
+        to.set(counted.0.load(Ordering::Relaxed));
+    };
+    engine.nop().inner_callback(turn_inside).unwrap();
+    engine.nop().inner_callback(count(&inner)).unwrap();
+    let mut no_slot = pin!(engine.nop().submit_async());
+    assert!(no_slot.as_mut().poll(&mut context).is_pending());
+    for nth in [1, 1] {
+        assert!(script.complete_nth(nth));
+    }
+    thread::sleep(Duration::from_millis(6));
+    assert_eq!(engine.turn_inner().delivered, 2);
+    assert_eq!((inner.get(), seen.get()), (2, 0));
+    assert!(readable(&*engine, Duration::ZERO), "no event loop would turn the engine");
+    engine.turn();
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 2, "of the deadline and of the future");
+    assert!(late.poll(&mut context).is_ready());
+    script.complete(1);
+}
+
 /// A wait that finds its completions held would turn without a pause if their notification ended its
 /// sleep.
 #[test]
@@ -121,6 +157,52 @@ fn inv22_inner_wait_sleeps_while_completions_are_held() {
         assert_eq!(engine.wait(None).unwrap().delivered, 2);
         drop(plug);
     }
+}
+
+/// io_uring can submit and sleep in one system call. A waker that an inner turn has held is called
+/// before, because its call may be what ends the sleep.
+#[test]
+fn inv22_held_waker_is_called_before_a_submission_sleeps() {
+    let Ok(engine) = Engine::builder().backend(BackendKind::Uring).build() else { return };
+    let pipe = || {
+        let (read, write) = std::io::pipe().unwrap();
+        (engine.attach(read).unwrap(), write)
+    };
+    let (wakes, plug) = (Arc::new(Wakes::default()), engine.plug());
+    let waker = Waker::from(Arc::clone(&wakes));
+    let mut context = Context::from_waker(&waker);
+    let (never, _open) = pipe();
+    let late = engine.read(&never, vec![0; 1], 0).submit().unwrap();
+    let mut late = pin!(late.deadline(Instant::now() + Duration::from_millis(5)));
+    assert!(late.as_mut().poll(&mut context).is_pending());
+    thread::sleep(Duration::from_millis(6));
+    let (done, wait) = (Rc::new(Cell::new(0)), Rc::new(RefCell::new(None)));
+    engine.nop().inner_callback(count(&done)).unwrap();
+    inner_wait(&engine, &wait, || {
+        let done = done.get() == 1;
+        if !done {
+            wait.borrow().as_ref().into_iter().for_each(Waker::wake_by_ref);
+        }
+        done
+    });
+    assert_eq!(wakes.0.load(Ordering::Relaxed), 0);
+
+    let (slow, mut write) = pipe();
+    let operation = engine.read(&slow, vec![0; 1], 0).submit().unwrap();
+    let woken = Arc::clone(&wakes);
+    let writer = thread::spawn(move || {
+        let end = Instant::now() + Duration::from_secs(2);
+        while woken.0.load(Ordering::Relaxed) == 0 && Instant::now() < end {
+            thread::sleep(Duration::from_millis(1));
+        }
+        let woken = woken.0.load(Ordering::Relaxed);
+        write.write_all(b"x").unwrap();
+        woken
+    });
+    assert_eq!(operation.wait().0.unwrap(), 1);
+    assert_eq!(writer.join().unwrap(), 1, "the waker was called after the sleep");
+    assert!(late.poll(&mut context).is_ready());
+    drop(plug);
 }
 
 #[test]

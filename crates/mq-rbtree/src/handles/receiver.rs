@@ -71,7 +71,8 @@ impl<T, L: Levels> Receiver<T, L> {
 
     /// Returns an iterator that receives messages without waiting.
     ///
-    /// It returns `None` when the queue is empty, and may return messages again later.
+    /// It returns `None` when the queue is empty, and may return messages again later: also one that
+    /// was in a [guard](crate::MessageGuard), if that is dropped after a [`close`](Self::close).
     ///
     /// ```
     /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
@@ -90,7 +91,8 @@ impl<T, L: Levels> Receiver<T, L> {
         self.shared.queue.peek(look)
     }
 
-    /// Removes and returns every message, highest priority first.
+    /// Removes and returns every message, highest priority first: see
+    /// [`Queue::drain`](crate::Queue::drain).
     pub fn drain(&self) -> Vec<Received<T, L>> {
         self.shared.queue.drain()
     }

@@ -28,7 +28,9 @@ use crate::posix::{Attributes, Callback, MessageQueue};
 /// A POSIX message queue of the kernel (`mq_overview(7)`). Needs the feature `kernel`.
 ///
 /// Its operations are those of [`MessageQueue`], and each is a system call. A call that a signal
-/// interrupts is repeated, unless its [`Wait`] is interruptible. The queue uses two descriptors, closed on `exec`.
+/// interrupts is repeated, unless its [`Wait`] is interruptible. After a handler with `SA_RESTART`
+/// the kernel repeats it in any case, also with a deadline. The queue uses two descriptors, closed
+/// on `exec`.
 ///
 /// It differs from [`Queue`](crate::Queue):
 ///

@@ -93,6 +93,7 @@ impl<T, L: Levels> Queue<T, L> {
             let Some(mut state) = self.lock_to_send(first, &mut preload, wait.deadline()) else {
                 let Some((value, priority)) = batch.pop_front() else { return Ok(()) };
                 let message = Message { value, priority, bytes: sizes[0] };
+                self.count_timeout();
                 return Err((message, SendRefused::Timeout));
             };
             for (nth, &bytes) in sizes[..count].iter().enumerate() {
@@ -148,6 +149,7 @@ impl<T, L: Levels> Queue<T, L> {
                     if out.len() > before {
                         break;
                     }
+                    self.count_timeout();
                     return Err(ReceiveError::Timeout);
                 };
                 let mut taken = 0;

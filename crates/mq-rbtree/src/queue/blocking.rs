@@ -38,6 +38,9 @@ impl<T, L: Levels> Queue<T, L> {
             let mut deferred = Deferred::new();
             let locked = self.lock_to_send(message.priority, &mut preload, wait.deadline());
             let Some(mut state) = locked else {
+                if reason == SendRefused::Timeout {
+                    self.count_timeout();
+                }
                 return Err(refuse_message((message, reason)));
             };
             // SAFETY: the node is on no list, and the lock is held.
@@ -109,8 +112,12 @@ impl<T, L: Levels> Queue<T, L> {
         loop {
             let mut preload = Preload::new();
             let mut deferred = Deferred::new();
-            let locked = self.lock_until(Access::Wait, wait.deadline());
-            let mut state = locked.ok_or(reason)?;
+            let Some(mut state) = self.lock_until(Access::Wait, wait.deadline()) else {
+                if reason == ReceiveError::Timeout {
+                    self.count_timeout();
+                }
+                return Err(reason);
+            };
             if let Some(message) = state.receive(&self.config, &mut preload, &mut deferred) {
                 drop(state);
                 self.run_deferred(&mut deferred);
@@ -217,15 +224,21 @@ impl<T, L: Levels> Queue<T, L> {
             Some(state) => {
                 self.send_at_deadline(message, rank, state, preload, SendRefused::Timeout)
             }
-            None => Err(refuse_message((message, SendRefused::Timeout))),
+            None => {
+                self.count_timeout();
+                Err(refuse_message((message, SendRefused::Timeout)))
+            }
         }
     }
 
     /// Completes the receive of a task whose time is over.
     pub(crate) fn receive_expired(&self) -> Result<Received<T, L>, ReceiveError> {
-        let locked = self.lock_until(Access::Receive, Some(Instant::now().into()));
         let late = ReceiveError::Timeout;
-        self.receive_at_deadline(locked.ok_or(late)?, late)
+        let Some(state) = self.lock_until(Access::Receive, Some(Instant::now().into())) else {
+            self.count_timeout();
+            return Err(late);
+        };
+        self.receive_at_deadline(state, late)
     }
 
     /// Completes a send at its deadline, or after a signal, as `late` says.

@@ -124,7 +124,8 @@ impl<T, L: Levels> Queue<T, L> {
         out
     }
 
-    /// Removes and returns every message, highest priority first.
+    /// Removes and returns every message, highest priority first, except those in
+    /// [guards](crate::MessageGuard), which may come back later.
     pub fn drain(&self) -> Vec<Received<T, L>> {
         self.drain_filter(|_, _| true)
     }

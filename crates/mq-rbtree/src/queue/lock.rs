@@ -35,30 +35,34 @@ impl<T, L: Levels> Queue<T, L> {
         self.lock_until(Access::Wait, None).unwrap_or_else(without_deadline)
     }
 
-    /// Does what one of the two does, or returns `None` at the deadline, and counts that.
+    /// Does what one of the two does, or returns `None` at the deadline.
     pub(crate) fn lock_until(
         &self,
         access: Access,
         deadline: Option<Deadline>,
     ) -> Option<LockedState<'_, T, L>> {
-        let locked = self.lock_unless(access, || deadline.is_some_and(Deadline::is_over));
-        let Err(mut undrained) = locked else { return locked.ok() };
-        undrained.counters.timeouts += 1;
-        None
+        self.lock_unless(access, || deadline.is_some_and(Deadline::is_over))
+    }
+
+    /// Counts an operation that has timed out. An interrupted one is not counted, although it ends
+    /// by a deadline in the past.
+    #[cold]
+    pub(crate) fn count_timeout(&self) {
+        self.lock_undrained().counters.timeouts += 1;
     }
 
     /// Does the same for a task, which polls again if it gets `None`: a moment was too short.
     pub(crate) fn poll_lock(&self, access: Access) -> Option<LockedState<'_, T, L>> {
-        self.lock_unless(access, || true).ok()
+        self.lock_unless(access, || true)
     }
 
-    /// Locks the state. Returns the state that is not drained if a sender is waited for and `is_over`
-    /// returns true, which is called after a moment of patience.
+    /// Locks the state. Returns `None` if a sender is waited for and `is_over` returns true, which is
+    /// called after a moment of patience.
     fn lock_unless(
         &self,
         access: Access,
         is_over: impl Fn() -> bool,
-    ) -> Result<LockedState<'_, T, L>, LockedState<'_, T, L>> {
+    ) -> Option<LockedState<'_, T, L>> {
         let (mut looks, mut upto) = (0, u64::MAX);
         loop {
             let mut state = self.lock_undrained();
@@ -66,10 +70,10 @@ impl<T, L: Levels> Queue<T, L> {
                 step!("lock: shut the ring", state.shut());
             }
             if state.drain(upto) || (access == Access::Send && state.closed) {
-                return Ok(state);
+                return Some(state);
             }
             if looks >= PATIENCE && is_over() {
-                return Err(state);
+                return None;
             }
             if looks == 0 && access == Access::Receive {
                 // Holes before later sends would delay a receive without bound.

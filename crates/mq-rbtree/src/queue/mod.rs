@@ -215,7 +215,10 @@ impl<T, L: Levels> Queue<T, L> {
         let mut preload = Preload::new();
         match self.lock_to_send(message.priority, &mut preload, wait.deadline()) {
             Some(state) => self.send_with_preload(state, message, wait, preload),
-            None => Err(refuse_message((message, SendRefused::Timeout))),
+            None => {
+                self.count_timeout();
+                Err(refuse_message((message, SendRefused::Timeout)))
+            }
         }
     }
 
@@ -316,8 +319,11 @@ impl<T, L: Levels> Queue<T, L> {
             let mut state = self.with_hold_timer(guard);
             if !state.drain(u64::MAX) {
                 drop(state);
-                let locked = self.lock_until(Access::Receive, wait.deadline());
-                state = locked.ok_or(ReceiveError::Timeout)?;
+                let Some(locked) = self.lock_until(Access::Receive, wait.deadline()) else {
+                    self.count_timeout();
+                    return Err(ReceiveError::Timeout);
+                };
+                state = locked;
             }
             match state.receive(&self.config, &mut preload, &mut deferred) {
                 None if state.has_ended() => return Err(ReceiveError::Closed),
@@ -395,7 +401,9 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// Waiting senders get their messages back. The messages in the queue can still be received.
     /// Waiting receivers return [`ReceiveError::Closed`], unless a message in a
-    /// [`MessageGuard`](crate::MessageGuard) may come back.
+    /// [`MessageGuard`](crate::MessageGuard) may come back. To get every message, call
+    /// [`receive`](Self::receive) until it returns `Closed`: [`drain`](Self::drain) does not wait for
+    /// the guards.
     ///
     /// ```
     /// use mq_rbtree::{Queue, ReceiveError, SendRefused};
