@@ -20,6 +20,7 @@ use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
+use crate::in_flight::Operation;
 use crate::source::Source;
 use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, IO, Key, STALE, WAITED, WRITE};
@@ -52,6 +53,8 @@ impl Shared {
         if sectors.is_empty() {
             return Ok(());
         }
+        // The task and the last handle may go before this has ended: the device stays attached until then.
+        let _operation = Operation::begin(&**source).ok_or(WriteError::Closed)?;
         // The cleaner does so for those that have dirty blocks; this may be all that is done to the device.
         self.limit_extents(source, mode).await;
         self.check_sync(source)?;
@@ -61,7 +64,7 @@ impl Shared {
         let _excluded = source.writes.excluded.enter(sectors.clone(), mode).await;
         // Once blocks are marked nothing may fail that keeps them so.
         hazard::reserve().map_err(GetError::from)?;
-        if source.writes.refuses_writers() {
+        if source.writes.refuses_writers() || source.in_flight.is_abandoned() {
             return Err(WriteError::Closed); // or who closes the device waits until this is over
         }
         let aside = self.set_all_aside(source, blocks, mode).await?;

@@ -1,12 +1,17 @@
 //! When a device may be attached again: once nothing of it is in flight.
 
+use std::future::Future;
 use std::io;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bufcache::{AttachOptions, BlockDevice, BuildError, Cache, Device, MemoryDevice, WriteError};
+use bufcache::{
+    AttachOptions, BlockDevice, BuildError, Cache, Device, DeviceRange, MemoryDevice, WriteError,
+};
 use testkit::wait::wait_for;
 
 const SIZE: usize = 512;
@@ -20,6 +25,8 @@ struct Disk {
     hung: AtomicBool,
     fails: AtomicBool,
     waiting: AtomicU32,
+    /// The discards that it has begun.
+    discards: Mutex<Vec<DeviceRange>>,
 }
 
 impl BlockDevice for Disk {
@@ -51,6 +58,10 @@ impl BlockDevice for Disk {
         }
     }
 
+    fn begin_discard(&self, range: DeviceRange) {
+        self.discards.lock().unwrap().push(range);
+    }
+
     fn sync(&self) -> io::Result<()> {
         Ok(())
     }
@@ -66,6 +77,7 @@ fn new() -> (Cache, Arc<Disk>) {
         hung: AtomicBool::new(true),
         fails: AtomicBool::new(false),
         waiting: AtomicU32::new(0),
+        discards: Mutex::default(),
     });
     (cache, disk)
 }
@@ -137,5 +149,24 @@ fn inv23_a_read_keeps_the_device_attached() {
     let again = attach(&cache, &disk).err();
     assert!(matches!(again, Some(BuildError::Attached { .. })), "{again:?}");
     load.finish(Ok(SIZE));
+    attach(&cache, &disk).unwrap();
+}
+
+/// Begins a discard whose task is gone at once.
+fn begin_discard(device: &Device) {
+    let discard = pin!(device.discard_async(0..8));
+    assert!(discard.poll(&mut Context::from_waker(Waker::noop())).is_pending());
+}
+
+#[test]
+fn inv23_a_discard_of_a_task_keeps_the_device_attached() {
+    let (cache, disk) = new();
+    let device = attach(&cache, &disk).unwrap();
+    begin_discard(&device);
+    drop(device);
+    let again = attach(&cache, &disk).err();
+    assert!(matches!(again, Some(BuildError::Attached { .. })), "{again:?}");
+    let range = disk.discards.lock().unwrap().pop().unwrap();
+    range.finish(Ok(()));
     attach(&cache, &disk).unwrap();
 }
