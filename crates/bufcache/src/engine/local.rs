@@ -136,7 +136,8 @@ pub(crate) fn write_engine() -> Option<Rc<Local>> {
 /// A call that waits turns the engine only if the engine has operations of a cache, and then delivers only these.
 /// No callback of the program runs inside a call of the cache, and no task is woken by a completion of the
 /// program's: they wait for the thread's next own turn of the engine. The call submits what is pending, also behind
-/// a [`Plug`](aio_reap::Plug). If the program's requests leave no slot, a thread of the cache does the work.
+/// a [`Plug`](aio_reap::Plug). All that holds, too, for an engine that was lent before, until its operations of caches
+/// have ended. If the program's requests leave no slot, a thread of the cache does the work.
 pub fn lend_engine(engine: &Rc<Engine>) -> LentEngine {
     let new = Local::of(engine);
     let before = LOCAL.with(|local| local.replace(Some(new)));
