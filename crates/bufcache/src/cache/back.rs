@@ -20,7 +20,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::time::Instant;
 
-use percpu::sync::atomic::{Ordering, fence};
+use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, mutant};
 
 use super::changes::DeviceWrite;
@@ -541,12 +541,7 @@ impl Shared {
         }
         let lost = if mutant("failed-write-is-clean") { DIRTY } else { 0 };
         self.unmark_back(self.entry(going.frame), going.frame, lost);
-        // Ordering: SeqCst, against the fence in `let_go`; see there.
-        fence(Ordering::SeqCst);
-        if source.in_flight.is_abandoned() {
-            // Its loss was told. Without a list it would stay dirty, and keep its frame, for ever.
-            let _ = self.invalidate(Some(source), going.key);
-        }
+        self.drop_if_abandoned(source, going.key);
         match errno {
             Some(errno) => WriteError::Io { errno, block },
             None => WriteError::Panicked { block },

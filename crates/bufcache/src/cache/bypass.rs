@@ -23,6 +23,9 @@ use crate::word::Key;
 /// The right to write whole blocks to the device directly. From
 /// [`Device::try_bypass`](crate::Device::try_bypass).
 ///
+/// The holder ends it only once its write has ended, also one that it gives up: a write that reaches
+/// the device later overwrites what others have written since, even after the file was attached again.
+///
 /// Gets of the blocks wait until it ends, by [`finish`](Self::finish) or by its drop, which counts
 /// as a failed write. A thread that holds it and waits for one of the blocks, or closes the device,
 /// waits for ever.
@@ -59,14 +62,15 @@ impl Bypass {
             source.writes.change_unsynced(|unsynced| unsynced.written.insert(self.sectors.clone()));
         }
         if let Err(error) = result {
-            shared.put_back(&self.aside);
+            shared.put_back(&source, &self.aside);
             let block = source.block(Key::new(source.id, self.sectors.start));
             return Err(WriteError::Io { errno: error.raw_os_error().unwrap_or(libc::EIO), block });
         }
         source.writes.load.set_succeeding();
         shared.counters.write_calls.add(1);
-        let mut aside = self.aside.iter();
-        Ok(aside.try_for_each(|&(key, frame)| shared.drop_marked(&source, key, frame))?)
+        let aside = self.aside.iter();
+        aside.for_each(|&(key, frame)| shared.drop_marked(&source, key, frame));
+        Ok(())
     }
 }
 

@@ -20,7 +20,7 @@ use crate::dirty::{Stage, WriteError};
 use crate::hazard;
 use crate::source::Source;
 use crate::wait::{Mode, now};
-use crate::word::{BACK, WRITE};
+use crate::word::{BACK, Key, WRITE};
 
 impl Shared {
     /// Refuses writers from now on, makes durable what is dirty, and then refuses all. If that fails, the
@@ -100,7 +100,7 @@ impl Shared {
         let flushed = now(self.flush_even_closed(source, Mode::Thread));
         let synced = now(self.sync_device(source, Mode::Thread)).and(flushed);
         source.in_flight.abandon();
-        // Ordering: SeqCst, against the fence in `fail_back`:
+        // Ordering: SeqCst, against the fence in `drop_if_abandoned`:
         // - ours first: a write that fails finds the device abandoned, and drops its block;
         // - theirs first: the block is not marked any more, and is dropped here.
         fence(Ordering::SeqCst);
@@ -118,5 +118,21 @@ impl Shared {
             }
         }
         synced
+    }
+
+    /// Drops a block whose write-back, discard or bypass has failed, if the last handle of its device is gone. The
+    /// caller has taken the block's mark off.
+    pub(super) fn drop_if_abandoned(&self, source: &Arc<Source>, key: Key) {
+        // Ordering: SeqCst, against the fence in `let_go`; see there.
+        fence(Ordering::SeqCst);
+        if !source.in_flight.is_abandoned() {
+            return;
+        }
+        // Its loss was told. Without a list it would stay dirty, and keep its frame, for ever.
+        if !matches!(self.try_invalidate(Some(source), key, 0), Ok(Some(_))) {
+            // The thread that ends an operation of the device must not wait for a reader or an evictor.
+            let of = Arc::clone(source);
+            self.call_blocking(source.id, move || _ = of.cache.invalidate(Some(&of), key));
+        }
     }
 }

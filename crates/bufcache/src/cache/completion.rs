@@ -11,8 +11,8 @@
 //! 1. A [`Batch`] outlives its completions: its issuer neither moves nor leaves it before it is `OVER`.
 //! 2. Each completion stores its result once, at the place that its number names. So results are those of
 //!    their operations, in whatever order these end.
-//! 3. The issuer counts as one more operation until it has left its waker. The waker belongs to the issuer
-//!    before that, and from then on to the operation that ends last.
+//! 3. The issuer counts as one more operation until it has left its waker, and again while it replaces that. The waker
+//!    belongs to the issuer meanwhile, and otherwise to the operation that ends last.
 
 use std::future::poll_fn;
 use std::io;
@@ -21,7 +21,7 @@ use std::task::{Context, Poll, Waker};
 
 use percpu::sync::atomic::{AtomicI32, AtomicUsize, Ordering, fence};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{Arc, order, panicking, step, thread_id};
+use percpu::sync::{Arc, order, panicking, step, thread, thread_id};
 
 use crate::contain::contain;
 use crate::engine::wait_for_writes;
@@ -98,11 +98,26 @@ impl<'s> Batch<'s> {
         }
     }
 
-    /// Whether all operations have ended. The first call leaves the waker.
+    /// Whether all operations have ended. Leaves the waker, and takes back that of the call before: a thread that waited
+    /// by its engine may have to sleep by the bell.
     fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
         let left = &self.state.left;
-        // Ordering: Relaxed; the issuer's own bit.
-        if left.load(Ordering::Relaxed) & ISSUER != 0 {
+        // Ordering: Relaxed, here and in the exchange: the waker that is taken back is the issuer's own store.
+        let mut seen = left.load(Ordering::Relaxed);
+        while seen & ISSUER == 0 && seen != OVER {
+            let (new, relaxed) = (seen | ISSUER, Ordering::Relaxed);
+            if seen == 0 {
+                // The operation that ended last has the waker, and stores `OVER` next.
+                thread::yield_now();
+                seen = left.load(relaxed);
+            } else {
+                match left.compare_exchange_weak(seen, new, relaxed, relaxed) {
+                    Ok(_) => seen = new,
+                    Err(now) => seen = now,
+                }
+            }
+        }
+        if seen & ISSUER != 0 {
             let waker = context.waker().clone();
             // SAFETY: invariant 3 of this module: the issuer counts still.
             self.state.waker.with_mut(|at| unsafe { *at = Some(waker) });

@@ -61,6 +61,18 @@ impl Timer {
         drop(state);
         self.0.changed.notify_one();
     }
+
+    /// Forgets an operation that was woken before its time.
+    pub(super) fn remove(&self, waker: &Waker) {
+        if !HAS_TIME {
+            return;
+        }
+        let mut state = self.0.state.lock();
+        let at = state.due.iter().position(|(_, known)| known.will_wake(waker));
+        let removed = at.map(|at| state.due.swap_remove(at));
+        drop(state);
+        drop(removed); // perhaps the last handle of the operation: not under the lock
+    }
 }
 
 impl Drop for Timer {
@@ -93,5 +105,29 @@ impl Inner {
             self.changed.wait_for(&mut state, left);
         }
         state.has_thread = false;
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use super::*;
+
+    struct Task;
+
+    impl std::task::Wake for Task {
+        fn wake(self: std::sync::Arc<Self>) {}
+    }
+
+    #[test]
+    fn an_operation_that_was_woken_before_its_time_is_not_kept() {
+        let (timer, task) = (Timer::new(), std::sync::Arc::new(Task));
+        let wakers = [Waker::from(std::sync::Arc::clone(&task)), std::sync::Arc::new(Task).into()];
+        for waker in &wakers {
+            timer.add(Instant::now() + Duration::from_secs(3600), waker);
+        }
+        timer.remove(&wakers[0]);
+        timer.remove(&wakers[0]);
+        assert_eq!(std::sync::Arc::strong_count(&task), 2, "of this test");
+        assert_eq!(timer.0.state.lock().due.len(), 1);
     }
 }

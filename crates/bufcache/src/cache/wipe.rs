@@ -9,7 +9,7 @@ use std::future::poll_fn;
 use std::io::IoSlice;
 use std::ops::Range;
 
-use percpu::sync::{Arc, mutant};
+use percpu::sync::{Arc, mutant, thread};
 
 use super::changes::{DeviceRange, DeviceWrite};
 use super::completion::{Batch, Outcome};
@@ -20,6 +20,7 @@ use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
+use crate::in_flight::Operation;
 use crate::source::Source;
 use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, IO, Key, STALE, WAITED, WRITE};
@@ -52,6 +53,8 @@ impl Shared {
         if sectors.is_empty() {
             return Ok(());
         }
+        // The task and the last handle may go before this has ended: the device stays attached until then.
+        let _operation = Operation::begin(&**source).ok_or(WriteError::Closed)?;
         // The cleaner does so for those that have dirty blocks; this may be all that is done to the device.
         self.limit_extents(source, mode).await;
         self.check_sync(source)?;
@@ -61,7 +64,7 @@ impl Shared {
         let _excluded = source.writes.excluded.enter(sectors.clone(), mode).await;
         // Once blocks are marked nothing may fail that keeps them so.
         hazard::reserve().map_err(GetError::from)?;
-        if source.writes.refuses_writers() {
+        if source.writes.refuses_writers() || source.in_flight.is_abandoned() {
             return Err(WriteError::Closed); // or who closes the device waits until this is over
         }
         let aside = self.set_all_aside(source, blocks, mode).await?;
@@ -95,7 +98,7 @@ impl Shared {
             }
         });
         if wiped.is_err() {
-            self.put_back(&aside);
+            self.put_back(source, &aside);
         }
         let block = source.block(Key::new(source.id, sectors.start));
         match wiped {
@@ -103,7 +106,7 @@ impl Shared {
                 if matches!(how, Wipe::Write(_)) {
                     source.writes.load.set_succeeding();
                 }
-                aside.iter().try_for_each(|&(key, frame)| self.drop_marked(source, key, frame))?;
+                aside.iter().for_each(|&(key, frame)| self.drop_marked(source, key, frame));
                 Ok(())
             }
             Err(Some(errno)) => Err(WriteError::Io { errno, block }),
@@ -174,7 +177,7 @@ impl Shared {
             };
             let Some(obstacle) = obstacle else { return Ok(aside) };
             // Nobody waits with a block marked.
-            self.put_back(&aside);
+            self.put_back(source, &aside);
             aside.clear();
             match obstacle {
                 Obstacle::Error(error) => return Err(error.into()),
@@ -239,23 +242,24 @@ impl Shared {
         }
     }
 
-    pub(super) fn put_back(&self, aside: &Aside) {
-        for &(_, frame) in aside {
+    /// Takes the marks off. The blocks are dirty as they were, unless the device has no handle any more.
+    pub(super) fn put_back(&self, source: &Arc<Source>, aside: &Aside) {
+        for &(key, frame) in aside {
             self.end_marks(self.entry(frame), frame, BACK, 0);
+            self.drop_if_abandoned(source, key);
         }
     }
 
-    /// Makes a block nobody's that the caller has marked.
-    pub(super) fn drop_marked(
-        &self,
-        source: &Arc<Source>,
-        key: Key,
-        frame: Frame,
-    ) -> Result<(), GetError> {
+    /// Makes a block nobody's that the caller has marked. Waits for memory if the thread has no slot: a mark that
+    /// stayed would keep the block from all others for ever.
+    pub(super) fn drop_marked(&self, source: &Arc<Source>, key: Key, frame: Frame) {
+        while hazard::reserve().is_err() {
+            thread::yield_now();
+        }
         let home = self.table.lock(key);
         let entry = self.entry(frame);
         // As in `invalidate`: until its frame is among the dead.
-        let slot = hazard::name(entry, self.order)?;
+        let slot = hazard::name(entry, self.order).expect("a slot is reserved");
         entry.change(STALE, DIRTY | BACK | WAITED);
         home.hide(self.frames.header(frame).place());
         drop(home);
@@ -263,7 +267,6 @@ impl Shared {
         self.lay_out(frame);
         slot.clear();
         self.wake_waiters(frame);
-        Ok(())
     }
 }
 

@@ -203,31 +203,48 @@ impl Shared {
 
     /// Ends a writer's right. What it has modified is dirty from now on.
     pub(crate) fn unlock_write(&self, source: &Arc<Source>, held: Held, modified: bool) {
-        self.end_write(source, held.frame, modified);
+        let waits = self.publish_write(source, held.frame, modified);
         held.slot.clear();
+        // Not before: an operation of a task goes on in this thread, which would wait for its own slot.
+        self.wake_if(waits, held.frame);
     }
 
     /// The same, where no slot names the buffer: while it is marked, nothing takes it apart.
     pub(crate) fn end_write(&self, source: &Arc<Source>, frame: Frame, modified: bool) {
+        let waits = self.publish_write(source, frame, modified);
+        self.wake_if(waits, frame);
+    }
+
+    /// Takes the writer's mark off. Returns whether a thread or task waits for that.
+    fn publish_write(&self, source: &Arc<Source>, frame: Frame, modified: bool) -> bool {
         let entry = self.entry(frame);
         if modified && !entry.word().has(DIRTY) {
             self.list_dirty(source, frame);
         }
-        self.end_marks(entry, frame, WRITE, if modified { DIRTY } else { 0 });
+        self.take_marks(entry, WRITE, if modified { DIRTY } else { 0 })
     }
 
     fn unmark_write(&self, Held { slot, frame }: Held, set: u64) {
-        let entry = self.entry(frame);
-        self.end_marks(entry, frame, WRITE, set);
+        let waits = self.take_marks(self.entry(frame), WRITE, set);
         slot.clear();
+        self.wake_if(waits, frame); // not before: see `unlock_write`
     }
 
-    /// Takes marks off that are the caller's, and wakes who waits for that.
+    /// Takes marks off that are the caller's, and wakes the threads and tasks that wait for that.
     pub(super) fn end_marks(&self, entry: &Entry, frame: Frame, marks: u64, set: u64) {
+        let waits = self.take_marks(entry, marks, set);
+        self.wake_if(waits, frame);
+    }
+
+    /// Takes marks off that are the caller's. Returns whether a thread or task waits for that.
+    fn take_marks(&self, entry: &Entry, marks: u64, set: u64) -> bool {
         let held = if marks & WRITE != 0 { HELD } else { 0 };
         let before = entry.change(set, marks | WAITED | held);
+        before.has(WAITED) || (before.has(WRITE) && before.pins() > 0)
+    }
+
+    fn wake_if(&self, waits: bool, frame: Frame) {
         // Evicted by now, perhaps, and another's: a wake-up too many.
-        let waits = before.has(WAITED) || (before.has(WRITE) && before.pins() > 0);
         if waits && !mutant("unmark-wakes-nobody") {
             self.wake_waiters(frame);
         }
@@ -266,6 +283,7 @@ impl Shared {
         let mut is_first = true;
         poll_fn(|context| {
             if !mem::take(&mut is_first) {
+                self.timer.remove(context.waker());
                 return Poll::Ready(Ok(()));
             }
             let wakers = self.wakers.of(frame);
@@ -276,8 +294,9 @@ impl Shared {
                 wakers.wake(frame);
                 return Poll::Ready(Ok(()));
             }
-            if HAS_TIME {
-                self.timer.add(Instant::now() + left, context.waker());
+            // A time that no clock reaches needs no timer.
+            if let Some(end) = Instant::now().checked_add(left).filter(|_| HAS_TIME) {
+                self.timer.add(end, context.waker());
             }
             Poll::Pending
         })
@@ -297,6 +316,7 @@ impl Shared {
         let mut is_first = true;
         poll_fn(|context| {
             if !mem::take(&mut is_first) {
+                self.timer.remove(context.waker());
                 return Poll::Ready(());
             }
             self.timer.add(Instant::now() + PAUSE, context.waker());

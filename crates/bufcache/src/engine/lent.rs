@@ -19,6 +19,8 @@ type Read = Box<dyn FnOnce()>;
 struct Engine {
     begun: RefCell<VecDeque<Read>>,
     bell: Arc<Bell>,
+    /// Its waits poll once and fail, as where the kernel refuses to wait.
+    fails: bool,
 }
 
 struct Bell(Futex);
@@ -41,7 +43,16 @@ pub struct Lent(PhantomData<*const ()>);
 
 /// Lends this thread an engine.
 pub fn lend() -> Lent {
-    let engine = Engine { begun: RefCell::default(), bell: Arc::new(Bell(Futex::new())) };
+    lend_new(false)
+}
+
+/// Gives this thread an engine whose waits fail.
+pub fn lend_failing() -> Lent {
+    lend_new(true)
+}
+
+fn lend_new(fails: bool) -> Lent {
+    let engine = Engine { begun: RefCell::default(), bell: Arc::new(Bell(Futex::new())), fails };
     LENT.with(|lent| *lent.borrow_mut() = Some(Rc::new(engine)));
     Lent(PhantomData)
 }
@@ -94,6 +105,10 @@ pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
     let Some(engine) = engine() else { return };
     let waker = Waker::from(Arc::clone(&engine.bell));
     let mut context = Context::from_waker(&waker);
+    if engine.fails {
+        done(&mut context);
+        return;
+    }
     let mut polled = None;
     loop {
         let seen = engine.bell.0.load();

@@ -13,9 +13,10 @@ use std::future::poll_fn;
 use std::io;
 use std::marker::PhantomData;
 use std::mem;
-use std::rc::Rc;
+use std::ptr;
+use std::rc::{self, Rc};
 use std::sync::{Arc, Weak};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -31,8 +32,34 @@ pub(crate) struct Local {
 }
 
 impl Local {
-    fn new(engine: Rc<Engine>) -> Rc<Self> {
-        Rc::new(Self { engine, files: RefCell::default(), in_flight: Rc::default() })
+    fn new(engine: Rc<Engine>, in_flight: Rc<Cell<usize>>) -> Rc<Self> {
+        Rc::new(Self { engine, files: RefCell::default(), in_flight })
+    }
+
+    /// What this thread has of the engine; new, if that is not lent now. It counts what was begun before.
+    fn of(engine: &Rc<Engine>) -> Rc<Self> {
+        if let Some(local) = lent_engine().filter(|local| Rc::ptr_eq(&local.engine, engine)) {
+            return local;
+        }
+        let in_flight = NOT_LENT.with_borrow(|known| {
+            let same = known.iter().find(|(other, _)| ptr::eq(other.as_ptr(), Rc::as_ptr(engine)));
+            same.map(|(_, in_flight)| Rc::clone(in_flight))
+        });
+        Self::new(Rc::clone(engine), in_flight.unwrap_or_default())
+    }
+
+    /// Notes what the engine has, which is lent no more: waits turn it all the same.
+    fn end_lending(&self) {
+        let _ended = NOT_LENT.try_with(|known| {
+            let mut known = known.borrow_mut();
+            known.retain(|(other, in_flight)| {
+                let is_other = !ptr::eq(other.as_ptr(), Rc::as_ptr(&self.engine));
+                is_other && other.strong_count() > 0 && in_flight.get() > 0
+            });
+            if self.in_flight.get() > 0 {
+                known.push((Rc::downgrade(&self.engine), Rc::clone(&self.in_flight)));
+            }
+        });
     }
 
     /// Counts an operation. Returns the count, for its end.
@@ -54,8 +81,27 @@ impl Local {
     }
 }
 
+type NotLent = (rc::Weak<Engine>, Rc<Cell<usize>>);
+
 thread_local! {
     static LOCAL: RefCell<Option<Rc<Local>>> = const { RefCell::new(None) };
+    /// Engines that were lent, with their operations of caches. An engine may be there and be lent again.
+    static NOT_LENT: RefCell<Vec<NotLent>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The `at`th engine, or a later one, that is not lent now and has operations of a cache; and the number behind it.
+fn not_lent(at: usize) -> Option<(usize, Rc<Engine>)> {
+    let lent = lent_engine();
+    let is_lent =
+        |engine: &Rc<Engine>| lent.as_ref().is_some_and(|local| Rc::ptr_eq(&local.engine, engine));
+    let find = |known: &RefCell<Vec<NotLent>>| {
+        let known = known.borrow();
+        known.iter().enumerate().skip(at).find_map(|(at, (engine, in_flight))| {
+            let engine = engine.upgrade().filter(|engine| in_flight.get() > 0 && !is_lent(engine));
+            engine.map(|engine| (at + 1, engine))
+        })
+    };
+    NOT_LENT.try_with(find).ok().flatten()
 }
 
 /// The thread's engine; none while the thread ends.
@@ -80,7 +126,7 @@ pub(crate) fn write_engine() -> Option<Rc<Local>> {
     let new = || {
         let engine = Engine::new().ok()?;
         mem::forget(engine.plug()); // only waits submit, all that was begun at once
-        Some(Local::new(Rc::new(engine)))
+        Some(Local::new(Rc::new(engine), Rc::default()))
     };
     FOR_WRITES.try_with(|own| own.get_or_init(new).clone()).ok().flatten()
 }
@@ -90,10 +136,12 @@ pub(crate) fn write_engine() -> Option<Rc<Local>> {
 /// A call that waits turns the engine only if the engine has operations of a cache, and then delivers only these.
 /// No callback of the program runs inside a call of the cache, and no task is woken by a completion of the
 /// program's: they wait for the thread's next own turn of the engine. The call submits what is pending, also behind
-/// a [`Plug`](aio_reap::Plug). If the program's requests leave no slot, a thread of the cache does the work.
+/// a [`Plug`](aio_reap::Plug). All that holds, too, for an engine that was lent before, until its operations of caches
+/// have ended. If the program's requests leave no slot, a thread of the cache does the work.
 pub fn lend_engine(engine: &Rc<Engine>) -> LentEngine {
-    let new = Local::new(Rc::clone(engine));
+    let new = Local::of(engine);
     let before = LOCAL.with(|local| local.replace(Some(new)));
+    before.iter().for_each(|before| before.end_lending());
     LentEngine { before, _thread: PhantomData }
 }
 
@@ -108,7 +156,8 @@ impl Drop for LentEngine {
     fn drop(&mut self) {
         let before = self.before.take();
         // What it replaces may be the last handle of the engine: not dropped under the borrow.
-        let _ended = LOCAL.try_with(|local| local.replace(before));
+        let ended = LOCAL.try_with(|local| local.replace(before));
+        ended.iter().flatten().for_each(|ended| ended.end_lending());
     }
 }
 
@@ -122,6 +171,14 @@ impl fmt::Debug for LentEngine {
 /// at once where the thread has no engine, or the kernel refuses to wait.
 #[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "`lent` is in a model"))]
 pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
+    while not_lent(0).is_some() {
+        // No wait has several engines, so this looks again and again; until only the lent one has operations.
+        if done(&mut Context::from_waker(Waker::noop())) {
+            return;
+        }
+        turn_engine();
+        thread::sleep(Duration::from_micros(50));
+    }
     let Some(local) = reading() else { return };
     let wait = poll_fn(|context| if done(context) { Poll::Ready(()) } else { Poll::Pending });
     let _ = local.engine.block_on_inner(wait);
@@ -132,7 +189,12 @@ pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
 pub(crate) fn turn_engine() -> bool {
     let reading = reading();
     reading.iter().for_each(|local| _ = local.engine.turn_inner());
-    reading.is_some()
+    let (mut any, mut at) = (reading.is_some(), 0);
+    while let Some((next, engine)) = not_lent(at) {
+        engine.turn_inner();
+        (any, at) = (true, next);
+    }
+    any
 }
 
 /// Waits until a write ends that is in the engine of this thread for writes. Returns false at once if none is.

@@ -142,3 +142,34 @@ fn inv23_no_callback_runs_inside_a_call_of_the_cache() {
     world.engine.drain().unwrap();
     assert_eq!(*told.borrow(), Some(Ok(())));
 }
+
+/// The engine's operations end by waits of its thread also when it is lent no more, or another is, or it is again.
+#[test]
+fn inv02_a_wait_turns_the_engines_that_were_lent_before() {
+    for again in 0..4 {
+        let World { disk, _lent: lent, engine, file: _ } = world();
+        let _plug = engine.plug(); // only a wait submits
+        disk.readahead(3..4);
+        let other = Rc::new(Engine::new().unwrap());
+        let _lent = match again {
+            0 => {
+                drop(lent);
+                None
+            }
+            1 => {
+                drop(lent);
+                Some(lend_engine(&engine))
+            }
+            2 => {
+                drop(lent);
+                Some(lend_engine(&other))
+            }
+            _ => {
+                std::mem::forget(lent);
+                Some(lend_engine(&other))
+            }
+        };
+        assert_eq!(disk.get(3).map(|guard| guard[0]), Ok(3), "{again}");
+        assert_eq!(disk.get(5).map(|guard| guard[0]), Ok(5), "{again}");
+    }
+}

@@ -16,7 +16,7 @@ use std::{fs, io, mem};
 use aio_reap::Engine;
 use bufcache::{
     AttachOptions, BlockDevice, Cache, Device, DeviceRange, DeviceSync, DeviceWrite, EngineDevice,
-    Wal, WriteError, lend_engine,
+    GetError, Wal, WriteError, lend_engine,
 };
 use testkit::block_on;
 
@@ -181,6 +181,27 @@ fn inv19_a_flush_of_a_task_waits_for_a_writer_as_long_as_the_cache_waits() {
     assert_eq!(block_on(flush), Ok(()));
 }
 
+/// Of threads and of tasks, for a writer and for the device. No clock reaches the end of such a wait.
+#[test]
+fn inv19_a_wait_may_last_for_ever() {
+    let (_cache, device, kept) = attach(Duration::MAX);
+    device.create(1).unwrap().fill(2);
+    let mut guard = device.get_mut(1).unwrap();
+    guard.fill(3);
+    let hold = guard.hold_back();
+    let mut flush = Box::pin(device.flush_async());
+    assert!(!is_ready(flush.as_mut()));
+    thread::scope(|scope| {
+        let reads = scope.spawn(|| device.get(1).unwrap()[0]);
+        let writes = scope.spawn(|| device.get_mut(1).map(drop));
+        thread::sleep(Duration::from_millis(20));
+        drop((guard, hold));
+        testkit::wait::wait_for("the write", || kept.end_writes() == 1);
+        assert_eq!((reads.join().unwrap(), writes.join().unwrap()), (3, Ok(())));
+    });
+    assert_eq!(block_on(flush), Ok(()));
+}
+
 /// It waits for a writer and for a reader of the device without a thread, and blocks of the range are not served
 /// meanwhile; where it fails they are dirty as they were.
 #[test]
@@ -238,6 +259,36 @@ fn inv15_a_bypass_and_a_discard_of_a_task_exclude_each_other() {
     assert!(is_ready(discard.as_mut()));
     bypass(5..6).expect("the range is free").finish(Ok(())).unwrap();
     assert_eq!(cache.stats().dirty, 0);
+}
+
+/// The drop of a guard lets the flush go on, whose callback asks for the block: the thread holds no guard any more.
+#[test]
+fn inv23_a_guard_has_ended_when_its_drop_wakes_a_task() {
+    let itself = Arc::new(Mutex::<Option<Device>>::new(None));
+    let told = Arc::new(Mutex::new(None));
+    let look = {
+        let (itself, told) = (Arc::clone(&itself), Arc::clone(&told));
+        move |block: u64, _: &[u8]| {
+            let device = itself.lock().unwrap().clone();
+            let asked = device.map(|device| device.try_get_mut(block).map(drop));
+            *told.lock().unwrap() = asked;
+            true
+        }
+    };
+    let options = AttachOptions::new(SIZE).on_loss(|_| {}).before_write(look);
+    let kept = Arc::new(Kept::default());
+    let device = Cache::new(1 << 20).unwrap().attach_with(Arc::clone(&kept), options).unwrap();
+    *itself.lock().unwrap() = Some(device.clone());
+    device.create(1).unwrap().fill(2);
+    let guard = device.get_mut(1).unwrap();
+    let mut flush = pin!(device.flush_async());
+    assert!(!is_ready(flush.as_mut()));
+    *told.lock().unwrap() = None;
+    drop(guard);
+    assert_eq!(*told.lock().unwrap(), Some(Err(GetError::WouldBlock)), "the device has the block");
+    assert_eq!(kept.end_writes(), 1);
+    assert!(is_ready(flush.as_mut()));
+    *itself.lock().unwrap() = None;
 }
 
 struct Log(AtomicUsize, Mutex<Vec<String>>);
