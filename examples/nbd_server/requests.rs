@@ -26,9 +26,10 @@ use crate::commands::Job;
 use crate::contexts::Connection;
 use crate::counters::{Counters, is_logged};
 use crate::export::{Export, ExportTable};
+use crate::memory::ALIGN;
 use crate::operation::{Ended, Operation, Step};
 use crate::places::Places;
-use crate::tasks::Tasks;
+use crate::tasks::{self, Panicked, Tasks};
 
 /// An operation that waits for a place, and its buffer.
 type Waiting = (Operation, Option<AlignedBuf>);
@@ -251,8 +252,13 @@ impl Requests {
             written,
         };
         self.places.take(file);
+        let size = buf.as_ref().map(AlignedBuf::capacity);
         let ended = self.tasks.spawn(async move {
-            let (result, buf) = job.run(buf).await;
+            let (result, buf) = tasks::contain(job.run(buf)).await.unwrap_or_else(|Panicked| {
+                // The panic dropped the buffer, or the engine has it. The account is credited for one of its size.
+                let buf = size.and_then(|size| AlignedBuf::try_zeroed(size, ALIGN));
+                (Err(io::Error::from_raw_os_error(libc::EIO)), buf)
+            });
             Ended { operation, result, buf }
         })?;
         self.places.leave(file);

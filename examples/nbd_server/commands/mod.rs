@@ -399,7 +399,9 @@ impl Job {
         let Request { offset, len, .. } = self.request;
         let blocks = covering(offset, offset + len);
         // First without: where there is no room, it is the write that fails, and nothing is lost.
-        let through = |device: bufcache::Device, blocks: Range<u64>| {
+        let panics = self.image.has_bug("a-call-that-panics");
+        let through = move |device: bufcache::Device, blocks: Range<u64>| {
+            assert!(!panics, "a bug that a test planted");
             device.flush_range(blocks.clone())?;
             but_earlier(device.write_through(blocks))
         };
