@@ -201,7 +201,7 @@ impl ExportTable {
                 unlock(&self.files[file])?;
             }
             rest.asleep = true;
-            info!(export = name, "nobody has it open: let go");
+            info!(export = name, "no client has it open: let go");
         }
         rest.tried = false;
         Ok(())
