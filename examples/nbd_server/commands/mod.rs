@@ -5,7 +5,7 @@
 //!  WRITE         short: into the cache, dirty         long: whole blocks to the image, their ends into the cache
 //!  TRIM          whole blocks: punch
 //!  ZEROES        whole blocks: punch ─► or zero ─► or write zeros      their ends: as a WRITE of zeros
-//!  FLUSH, FUA    the cache's sync, which requests share
+//!  FLUSH, FUA    the cache's sync, which requests share: see [`flushes`](crate::flushes)
 //!  BLOCK_STATUS  what is dirty is written back ─► where are the holes?
 //! ```
 //!
@@ -29,9 +29,10 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::ops::{Deref, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, Engine, File, IoBuf, Outcome, SubmitError};
@@ -553,11 +554,18 @@ async fn transfer_all<B: 'static>(request: aio_reap::Request<'_, B>) -> (io::Res
 
 impl Image {
     /// Makes durable what was written.
-    pub(crate) async fn sync(&self) -> io::Result<()> {
+    pub(crate) async fn sync(self: &Arc<Self>) -> io::Result<()> {
         if self.has_bug("flush-without-a-sync") {
             return change(|| self.device.flush_async()).await.map_err(of_write);
         }
-        let sync = || async { but_earlier(self.device.sync_async().await) };
-        change(sync).await.map_err(of_write)
+        let (sync, begins) = self.flushes.join();
+        if begins {
+            let image = Arc::clone(self);
+            let run = move |_| image.flushes.run(|| image.sync_within(PATIENCE));
+            // The first poll begins the call, which goes on without the future: others may wait for it.
+            let call = pin!(self.device.call_async(run));
+            let _ = call.poll(&mut Context::from_waker(Waker::noop()));
+        }
+        sync.wait().await
     }
 }

@@ -227,7 +227,7 @@ fn a_full_disk_is_told_and_forgets_nothing() {
     lab.check(0, len);
     // A long read meets what cannot be written back.
     lab.check(0, 40 * BLOCK);
-    // Once all is dirty who writes hears of it as well.
+    // Once all buffers are dirty, a WRITE gets the error, too.
     let told = (0..32).find_map(|at| lab.write(2 * at * BLOCK, len, at as u8, false).err());
     assert_eq!(told.unwrap().raw_os_error(), Some(libc::ENOSPC));
     lab.disk.heal();
@@ -379,6 +379,25 @@ fn a_write_that_is_dropped_excludes_others_until_the_engine_ends_it() {
         lab.engine.turn();
     }
     assert!(can_write(&lab));
+}
+
+/// The first FLUSH begins a sync, and those that come while it runs share the next.
+#[test]
+fn flushes_at_a_time_share_two_syncs() {
+    let mut lab = Lab::new(64 * BLOCK, 1 << 20);
+    lab.write(0, BLOCK, 7, false).unwrap();
+    lab.disk.inject(Operation::Sync, .., Fault::Delay(Duration::from_millis(500)));
+    let mut flushes: Vec<_> =
+        (0..100).map(|_| Box::pin(lab.job(FLUSH, request(0, 0)).run(None))).collect();
+    for flush in &mut flushes {
+        assert!(flush.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    drop(flushes.remove(0)); // others wait for the sync that it has begun
+    for flush in flushes {
+        lab.engine.block_on(flush).unwrap().0.unwrap();
+    }
+    assert!((1..=2).contains(&lab.disk.count(Operation::Sync)));
+    assert!(lab.on_disk() == lab.model);
 }
 
 /// The engine writes: a block that a read has claimed is waited for, and nothing else is.
