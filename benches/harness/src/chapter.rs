@@ -228,7 +228,7 @@ mod tests {
         table.row("list", [number(Some(12.345), 1), "11".into()]);
         table.row("tree", [number(Some(f64::NAN), 1)]);
         Chapter {
-            command: String::new(),
+        command: String::new(),
             of: "radix-ctx".into(),
             title: "a tree for a list".into(),
             claims: vec![
