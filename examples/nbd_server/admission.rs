@@ -9,8 +9,8 @@
 //!
 //! A worker's engine is its thread's alone, and so is what waits for it: one queue per worker and
 //! export, without a lock. One that the workers share could give the place that is free in one
-//! engine only to a request of another's connection. Exports take turns, so that those who write to
-//! one do not hold up those who read another.
+//! engine only to a request of another's connection. Exports take turns, so that writes to
+//! one do not hold up reads of another.
 //!
 //! NBD lets requests in flight be carried out in any order. A FLUSH covers the writes that were
 //! answered before it was sent, and those have left here long ago.

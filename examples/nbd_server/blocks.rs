@@ -17,6 +17,10 @@
 //! A sync that fails poisons the image for as long as the server lives: writes, trims and flushes get EIO from then on,
 //! and reads what is in the cache, or on the image and was not written since the last good sync. The rest may be
 //! lost: EIO, too. What cannot be written back stays dirty, can be read, and is tried again.
+//!
+//! With `--cache 0` the engine reads and writes the image, and the cache does not know what was written: after a failed
+//! sync, READs and WRITEs go on, and READs may return bytes that are lost after a crash. FLUSH, FUA, TRIM and ZEROES get
+//! EIO.
 
 use std::fmt;
 use std::fs::File;
@@ -26,7 +30,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, IoBuf, IoBufMut, RequestError};
 use bufcache::{
@@ -35,6 +39,7 @@ use bufcache::{
 use tracing::error;
 
 use crate::admission::SMALL;
+use crate::flushes::Flushes;
 use crate::slots::Slots;
 use crate::upstream::NbdDevice;
 
@@ -99,6 +104,7 @@ pub(crate) struct Image {
     pub(crate) file: Option<File>,
     pub(crate) engines_write: bool,
     pub(crate) upstream: Option<Arc<NbdDevice>>,
+    pub(crate) flushes: Flushes,
     /// In bytes.
     pub(crate) len: u64,
     /// Longest READ that is kept, and WRITE unless that is [`SCAN`]. What is longer is mostly used once, and
@@ -139,6 +145,7 @@ impl Blocks {
             file,
             engines_write,
             upstream,
+            flushes: Flushes::default(),
             next: AtomicU64::new(u64::MAX),
             #[cfg(test)]
             planted: std::sync::OnceLock::new(),
@@ -286,9 +293,15 @@ impl Image {
 
     /// Makes durable what was written. Blocks.
     pub(crate) fn sync_now(&self) -> io::Result<()> {
+        self.sync_within(Duration::MAX)
+    }
+
+    /// As [`sync_now`](Self::sync_now), but tries again for so long at most while the cache is busy.
+    pub(crate) fn sync_within(&self, patience: Duration) -> io::Result<()> {
+        let since = Instant::now();
         loop {
             match but_earlier(self.device.sync()) {
-                Err(WriteError::Busy { .. }) => {}
+                Err(WriteError::Busy { .. }) if since.elapsed() < patience => {}
                 result => return result.map_err(of_write),
             }
         }
@@ -461,9 +474,9 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let bytes: Vec<u8> = (0..len).map(|at| (at / 8 * 37 + at) as u8).collect();
         file.write_all_at(&bytes, 0).unwrap();
-        let image = Blocks::new(cache, 1).unwrap();
-        image.attach(Backing::open(&file).unwrap()).unwrap();
-        (file, bytes, Arc::clone(image.image(0)))
+        let blocks = Blocks::new(cache, 1).unwrap();
+        blocks.attach(Backing::open(&file).unwrap()).unwrap();
+        (file, bytes, Arc::clone(blocks.image(0)))
     }
 
     /// As a worker does: from memory, or from the file.
@@ -517,18 +530,18 @@ mod tests {
 
     #[test]
     fn what_cannot_be_kept_is_read_all_the_same() {
-        // Two image: less than what is asked for, which shares them.
+        // Two buffers: fewer than the request has blocks.
         let (file, bytes, image) = make(64 * BLOCK, 2 * BLOCK as u64);
         for _ in 0..2 {
             let (found, hit) = read(&image, &file, 0, 16 * BLOCK);
             assert!(!hit && found.unwrap() == bytes[..16 * BLOCK]);
         }
         for round in 0..2 {
-            let (found, hit) = read(&image, &file, 100, BLOCK); // of two image
+            let (found, hit) = read(&image, &file, 100, BLOCK); // of two blocks
             assert!(found.unwrap() == bytes[100..100 + BLOCK]);
             assert_eq!(hit, round > 0);
         }
-        // While others have them.
+        // While guards hold both buffers.
         let guards = [0, 1].map(|block| image.device.get(block));
         let (found, hit) = read(&image, &file, 5 * BLOCK as u64, BLOCK);
         assert!(!hit && found.unwrap() == bytes[5 * BLOCK..6 * BLOCK]);
@@ -553,7 +566,7 @@ mod tests {
     }
 
     #[test]
-    fn the_image_that_a_shrunken_image_has_left_are_kept_and_no_others() {
+    fn the_blocks_that_a_shrunken_image_has_left_are_kept_and_no_others() {
         let (file, bytes, image) = make(4 * BLOCK, 1 << 20);
         file.set_len(BLOCK as u64 + 100).unwrap();
         let (found, hit) = read(&image, &file, 0, 4 * BLOCK);
@@ -564,8 +577,8 @@ mod tests {
         assert!(!hit && found.unwrap() == bytes[BLOCK..2 * BLOCK], "zeros were kept");
     }
 
-    /// A READ of whole image may fail past the requested bytes. Those bytes are the answer then, and the
-    /// image before the failure are kept.
+    /// A READ of whole blocks may fail past the requested bytes. Those bytes are the answer then, and the
+    /// blocks before the failure are kept.
     #[test]
     fn what_was_read_before_an_error_is_used() {
         for (read, answered, kept) in

@@ -152,6 +152,7 @@ impl ExportTable {
         // Closed connections are dropped, and what they used with them, behind a grace period: go on with it.
         rcu::poll();
         let Some(mut known) = self.known.try_lock() else { return }; // a client opens one
+        let mut idle = Vec::new();
         for (file, rest) in known.rest.iter_mut().enumerate().skip(self.fixed_files) {
             if rest.asleep || rest.tried {
                 continue;
@@ -165,6 +166,10 @@ impl ExportTable {
                 continue;
             }
             rest.tried = true;
+            idle.push(file);
+        }
+        drop(known); // the calls take it, on this thread if the cache can start no other
+        for file in idle {
             let exports = Arc::clone(self);
             let call = self.image(file).device.call_async(move |_| {
                 let _ = exports.let_go(file, || {}); // which has said so
@@ -196,7 +201,7 @@ impl ExportTable {
                 unlock(&self.files[file])?;
             }
             rest.asleep = true;
-            info!(export = name, "nobody has it open: let go");
+            info!(export = name, "no client has it open: let go");
         }
         rest.tried = false;
         Ok(())

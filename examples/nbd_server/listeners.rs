@@ -1,7 +1,7 @@
 //! Where clients connect: sockets that we bind, and those that were handed to us.
 //!
-//! Who starts the server on demand (`systemd.socket`, `systemd-socket-activate`) has bound its sockets
-//! already, and says so in the environment: `LISTEN_PID` is the process they are for, `LISTEN_FDS` how many
+//! A program that starts the server on demand (`systemd.socket`, `systemd-socket-activate`) has bound its
+//! sockets already, and says so in the environment: `LISTEN_PID` is the process they are for, `LISTEN_FDS` how many
 //! there are, from descriptor 3 on.
 
 use std::fs::Permissions;
@@ -118,7 +118,7 @@ impl Listener {
             return Err(fail(io::Error::other("it is not a listening stream socket")));
         }
         let address = address_of(&socket).map_err(fail)?;
-        // It is ours alone: who handed it over does not accept meanwhile.
+        // It is ours alone: the process that passed it on does not accept meanwhile.
         socket.set_nonblocking(true).and_then(|()| socket.set_cloexec(true)).map_err(fail)?;
         let tcp = socket.local_addr().is_ok_and(|address| !address.is_unix());
         Ok(Self { socket, _file: None, address, tcp })

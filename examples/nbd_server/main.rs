@@ -25,6 +25,7 @@ mod counters;
 mod demo;
 mod export;
 mod extents;
+mod flushes;
 mod folder;
 mod idle;
 mod image_spec;

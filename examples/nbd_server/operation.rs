@@ -43,6 +43,13 @@ pub(crate) struct Ended {
 }
 
 impl Operation {
+    /// Whether a thread of the cache carries it out, which may take long; the engine the others, mostly.
+    pub(crate) fn is_call(&self) -> bool {
+        let Self { command, .. } = self;
+        matches!(command, Command::Flush | Command::BlockStatus { .. })
+            || matches!(command, Command::Trim { .. } | Command::WriteZeroes { .. })
+    }
+
     /// Which operations it goes before while it waits for a place.
     pub(crate) fn class(&self) -> Class {
         let len = self.request.len;

@@ -40,8 +40,8 @@ impl Places {
         self.taken -= 1;
     }
 
-    /// The same where `most` may have a place or wait for one, and so many do wait: whether there is room for
-    /// one more. `its` says for which file, and how many of those that wait are like it.
+    /// Returns whether one more request may wait for a place: at most `most` hold or await one, `waiting` already
+    /// wait, and the file stays within its share. `its` returns the file, and how many of its requests wait.
     pub(crate) fn has_room(
         &self,
         most: usize,
@@ -51,7 +51,7 @@ impl Places {
         let used = self.taken + waiting;
         let left = most.saturating_sub(used);
         if left > used {
-            return true; // whoever has them
+            return true; // whichever images have them
         }
         let (file, waiting) = its();
         self.may_with(self.held[file] + waiting, left)

@@ -1,13 +1,13 @@
-//! Who is connected, and to what: lists that connections enter and leave on their worker's CPU.
+//! The connections and the exports that they use: lists that connections enter and leave on their worker's CPU.
 //!
 //! ```text
 //!  Registry ─┬─ sessions: every connection                   ◄─ entry ─ Conn
-//!            └─ opens: for each export, who negotiated it    ◄─ entry ─ Conn
+//!            └─ opens: for each export, its connections      ◄─ entry ─ Conn
 //! ```
 //!
 //! A worker touches the lists once for each connection and export, never for a request. The main
 //! thread walks them to print them, with no lock held meanwhile; and at the end it closes them, so
-//! that nobody comes any more, and drains them: whoever was there is told to end.
+//! that no connection enters any more, and drains them: each connection there is told to end.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -51,8 +51,8 @@ impl Client {
         Self { id, peer: Peer::of(socket), worker, since, export, requests }
     }
 
-    /// The number of its worker. It may be with another by now, who comes to know of an end by the next
-    /// message to all.
+    /// The number of its worker. The connection may have moved to another by now, which learns of an end by the
+    /// next message to all.
     pub(crate) fn worker(&self) -> usize {
         // Ordering: Relaxed; a number that is printed, or where a message goes that may come too late.
         self.worker.load(Ordering::Relaxed)
@@ -125,7 +125,7 @@ impl fmt::Display for Peer {
 
 /// All sessions of the server, and by export those that have it open.
 ///
-/// The lists share one set of locks: an export that nobody opened costs 8 bytes for each CPU.
+/// The lists share one set of locks: an export that no client opened costs 8 bytes for each CPU.
 #[derive(Debug)]
 pub(crate) struct Registry {
     sessions: Arc<PerCpuList<Client>>,
@@ -202,14 +202,14 @@ impl Registry {
         }
     }
 
-    /// Who is there, and with which worker.
+    /// The listed connections, and the worker of each.
     #[cfg(test)]
     pub(crate) fn sessions(&self) -> Vec<(Id, usize)> {
         let sessions = self.sessions.iter().filter_map(Result::ok);
         sessions.map(|client| (client.id, client.worker())).collect()
     }
 
-    /// Nobody is listed, and the lists are whole.
+    /// Returns whether no connection is listed, and checks the lists.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.sessions.validate();

@@ -32,8 +32,8 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Asks every worker, and waits for their answers; without those of workers that have ended, or stand
-    /// still for too long: who asks has to go on.
+    /// Asks every worker, and waits for their answers. Leaves out workers that have ended, or do not answer within
+    /// the patience: the caller has to go on.
     pub(crate) fn report(&self) -> ServerReport {
         let (sender, receiver) = mpsc::channel();
         for inbox in &self.workers {

@@ -6,6 +6,9 @@
 //!                └─no─► waits (admission) ──────┘ ◄── a place is free ──┘
 //! ```
 //!
+//! What a thread of the cache carries out ([`Operation::is_call`]) may last, and there are few threads. So few of these
+//! calls have or await a place, and READs find the others free; the calls beyond them wait in a queue of their own.
+//!
 //! A request that has begun goes on to its end, also if its connection is closed meanwhile. One that waits is
 //! dropped then.
 
@@ -26,9 +29,10 @@ use crate::commands::Job;
 use crate::contexts::Connection;
 use crate::counters::{Counters, is_logged};
 use crate::export::{Export, ExportTable};
+use crate::memory::ALIGN;
 use crate::operation::{Ended, Operation, Step};
 use crate::places::Places;
-use crate::tasks::Tasks;
+use crate::tasks::{self, Panicked, Tasks};
 
 /// An operation that waits for a place, and its buffer.
 type Waiting = (Operation, Option<AlignedBuf>);
@@ -45,6 +49,10 @@ pub(crate) struct Limits {
 /// An image's [share](crate::places) of that. A guess: alone it is given all of up to 8 places, and 114 of 128.
 const SHARE: usize = 8;
 
+/// Most calls that have a place or wait for one; a guess, as many as an image has threads of the cache. Of few places
+/// half, but 4.
+const CALLS: usize = 16;
+
 /// A worker's requests in flight, and the engine that works on them.
 pub(crate) struct Requests {
     pub(crate) engine: Rc<Engine>,
@@ -57,6 +65,10 @@ pub(crate) struct Requests {
     most: usize,
     /// If something waits, every place is taken that its image may have.
     waiting: Admission<Waiting>,
+    /// Of the calls that have a place or wait for one, by file.
+    calls: Places,
+    /// Calls beyond them.
+    excess: Admission<Waiting>,
     /// Operations that waited, and ended when they began.
     ended: VecDeque<Ended>,
     exports: Arc<ExportTable>,
@@ -79,6 +91,8 @@ impl Requests {
             places: Places::new(limits.depth, SHARE, exports.capacity()),
             most: limits.most,
             waiting: Admission::new(exports.capacity())?,
+            calls: Places::new((limits.depth / 2).clamp(4, CALLS), SHARE, exports.capacity()),
+            excess: Admission::new(exports.capacity())?,
             // With room for as many as there may be: it does not grow while requests are served.
             ended: VecDeque::with_capacity(limits.most),
             exports: Arc::clone(exports),
@@ -90,12 +104,15 @@ impl Requests {
 
     /// Whether there is room for one more request to that export.
     pub(crate) fn has_room(&self, export: usize) -> bool {
-        let its = || (self.exports.get(export).file, self.waiting.len_of(export));
-        self.places.has_room(self.most, self.waiting.len(), its)
+        let Self { waiting, excess, .. } = self;
+        let its =
+            || (self.exports.get(export).file, waiting.len_of(export) + excess.len_of(export));
+        self.places.has_room(self.most, waiting.len() + excess.len(), its)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.tasks.len() == 0 && self.waiting.is_empty() && self.ended.is_empty()
+        let waits = !self.waiting.is_empty() || !self.excess.is_empty();
+        self.tasks.len() == 0 && !waits && self.ended.is_empty()
     }
 
     /// Whether [`complete`](Self::complete) has nothing to return.
@@ -136,15 +153,22 @@ impl Requests {
         }
         let conn = conn.clone();
         let operation = Operation { conn, export, file, start, style, request, command, written };
-        if self.waiting.is_empty() && self.places.may(file) {
+        let (class, is_call) = (operation.class(), operation.is_call());
+        let is_excess = is_call && !(self.excess.is_empty() && self.calls.may(file));
+        if is_call && !is_excess {
+            self.calls.take(file);
+        }
+        if !is_excess && self.waiting.is_empty() && self.places.may(file) {
             return self.begin(operation, buf).map(|ended| self.end(ended));
         }
-        let class = operation.class();
-        if let Err((operation, buf)) = self.waiting.push(export, class, (operation, buf)) {
-            let result = Err(io::Error::from_raw_os_error(libc::ENOMEM));
-            return Some(self.end(Ended { operation, result, buf }));
+        let queue = if is_excess { &mut self.excess } else { &mut self.waiting };
+        if let Err(refused) = queue.push(export, class, (operation, buf)) {
+            if is_call && !is_excess {
+                self.calls.leave(file);
+            }
+            return Some(self.end(no_memory(refused)));
         }
-        if self.places.may(file) {
+        if is_excess || self.places.may(file) {
             self.admit(); // those that wait may not have the place, or are as urgent
         }
         None
@@ -214,9 +238,11 @@ impl Requests {
         }
     }
 
-    /// What waits and waited for a place.
+    /// What waits and waited for a place. A call that waited in both queues counts as two waits.
     pub(crate) fn waits(&self) -> WaitStats {
-        self.waiting.stats()
+        let mut stats = self.waiting.stats();
+        stats.add(&self.excess.stats());
+        stats
     }
 
     /// What the client is told of a result, and the log.
@@ -251,12 +277,25 @@ impl Requests {
             written,
         };
         self.places.take(file);
+        let size = buf.as_ref().map(AlignedBuf::capacity);
         let ended = self.tasks.spawn(async move {
-            let (result, buf) = job.run(buf).await;
+            let (result, buf) = tasks::contain(job.run(buf)).await.unwrap_or_else(|Panicked| {
+                // The panic dropped the buffer, or the engine has it. The account is credited for one of its size.
+                let buf = size.and_then(|size| AlignedBuf::try_zeroed(size, ALIGN));
+                (Err(io::Error::from_raw_os_error(libc::EIO)), buf)
+            });
             Ended { operation, result, buf }
         })?;
-        self.places.leave(file);
+        self.leave(&ended.operation);
         Some(ended)
+    }
+
+    /// An operation that had begun has ended.
+    fn leave(&mut self, operation: &Operation) {
+        self.places.leave(operation.file);
+        if operation.is_call() {
+            self.calls.leave(operation.file);
+        }
     }
 
     /// The reply of an operation that has ended.
@@ -269,7 +308,16 @@ impl Requests {
     /// Begins operations that wait, as far as there are places.
     fn admit(&mut self) {
         loop {
-            let Self { waiting, exports, places, .. } = self;
+            let Self { waiting, exports, places, calls, excess, .. } = self;
+            let may = |export| calls.may(exports.get(export).file);
+            if let Some((export, (operation, buf))) = excess.pop_if(may) {
+                let (file, class) = (operation.file, operation.class());
+                match waiting.push(export, class, (operation, buf)) {
+                    Ok(()) => calls.take(file),
+                    Err(refused) => self.ended.push_back(no_memory(refused)),
+                }
+                continue;
+            }
             let next = waiting.pop_if(|export| places.may(exports.get(export).file));
             let Some((_, (operation, buf))) = next else { return };
             let ended = self.begin(operation, buf);
@@ -279,10 +327,16 @@ impl Requests {
 
     /// Drops what a closed connection has waiting; `give` gets the buffers.
     pub(crate) fn abandon(&mut self, conn: Id, mut give: impl FnMut(AlignedBuf)) {
-        self.waiting.drop_if(
-            |(operation, _)| CtxRef::id(&operation.conn) == conn,
-            |(_, buf)| buf.into_iter().for_each(&mut give),
-        );
+        let Self { waiting, calls, excess, .. } = self;
+        let is_its = |(operation, _): &Waiting| CtxRef::id(&operation.conn) == conn;
+        excess.drop_if(is_its, |(_, buf)| buf.into_iter().for_each(&mut give));
+        waiting.drop_if(is_its, |(operation, buf)| {
+            if operation.is_call() {
+                calls.leave(operation.file);
+            }
+            buf.into_iter().for_each(&mut give);
+        });
+        self.admit(); // calls of others
     }
 
     /// Goes on with what has completed, up to the next operation that ends; `None` when there is none.
@@ -291,7 +345,7 @@ impl Requests {
     pub(crate) fn complete(&mut self) -> Option<Result<(usize, Step), Option<AlignedBuf>>> {
         let ended = self.ended.pop_front().or_else(|| {
             let ended = self.tasks.next()?;
-            self.places.leave(ended.operation.file);
+            self.leave(&ended.operation);
             self.admit(); // there is a place
             Some(ended)
         })?;
@@ -305,4 +359,9 @@ impl Requests {
         }
         Some(Ok((slot, step)))
     }
+}
+
+/// The end of an operation that cannot wait.
+fn no_memory((operation, buf): Waiting) -> Ended {
+    Ended { operation, result: Err(io::Error::from_raw_os_error(libc::ENOMEM)), buf }
 }

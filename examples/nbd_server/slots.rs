@@ -1,7 +1,7 @@
 //! A list that grows while others read it, up to a length that is said at the start.
 //!
-//! What is in it stays where it is until the list is dropped, so whoever has an index needs no lock and
-//! no reference: requests carry indexes of exports and files.
+//! A value stays where it is until the list is dropped, so the holder of an index needs no lock and no
+//! reference: requests carry indexes of exports and files.
 
 use std::ops::Index;
 use std::sync::OnceLock;
@@ -15,8 +15,8 @@ impl<T> Slots<T> {
         Self((0..most).map(|_| OnceLock::new()).collect())
     }
 
-    /// Adds a value; returns its index, or the value if the list is full. Those who add at the same time
-    /// take turns.
+    /// Adds a value; returns its index, or the value if the list is full. Threads that add at the same
+    /// time take turns.
     pub(crate) fn push(&self, mut value: T) -> Result<usize, T> {
         for (index, slot) in self.0.iter().enumerate().skip(self.len()) {
             match slot.set(value) {

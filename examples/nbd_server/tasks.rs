@@ -9,8 +9,9 @@
 //! waker is used: then that future is polled once in vain.
 
 use std::collections::VecDeque;
-use std::future::Future;
-use std::pin::Pin;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
@@ -113,10 +114,26 @@ impl<T> Tasks<T> {
     }
 }
 
+/// A future panicked. The panic hook has printed why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Panicked;
+
+/// Returns the future's result, or that it panicked, so that one request does not end its worker.
+pub(crate) async fn contain<T>(future: impl Future<Output = T>) -> Result<T, Panicked> {
+    let mut future = pin!(future);
+    poll_fn(|context| {
+        // Unwind safety: the future is not polled again.
+        match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
+            Ok(poll) => poll.map(Ok),
+            Err(_) => Poll::Ready(Err(Panicked)),
+        }
+    })
+    .await
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::RefCell;
-    use std::future::poll_fn;
     use std::rc::Rc;
     use std::sync::atomic::AtomicUsize;
 

@@ -26,6 +26,8 @@ mod demo;
 mod export;
 #[path = "../nbd_server/extents.rs"]
 mod extents;
+#[path = "../nbd_server/flushes.rs"]
+mod flushes;
 #[path = "../nbd_server/folder.rs"]
 mod folder;
 #[path = "../nbd_server/idle.rs"]

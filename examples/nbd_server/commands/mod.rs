@@ -3,8 +3,9 @@
 //! ```text
 //!  READ          what is dirty is copied ─► the rest: one read of the image ─► kept, if short ─► reply
 //!  WRITE         short: into the cache, dirty         long: whole blocks to the image, their ends into the cache
-//!  TRIM, ZEROES  whole blocks: punch ─► or zero ─► or write zeros      their ends: as a WRITE of zeros
-//!  FLUSH, FUA    the cache's sync, which requests share
+//!  TRIM          whole blocks: punch
+//!  ZEROES        whole blocks: punch ─► or zero ─► or write zeros      their ends: as a WRITE of zeros
+//!  FLUSH, FUA    the cache's sync, which requests share: see [`flushes`](crate::flushes)
 //!  BLOCK_STATUS  what is dirty is written back ─► where are the holes?
 //! ```
 //!
@@ -24,16 +25,18 @@
 #[cfg(test)]
 mod tests;
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::ops::{Deref, Range};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, Engine, File, IoBuf, Outcome, SubmitError};
-use bufcache::{GetError, WriteError};
+use bufcache::{Bypass, GetError, WriteError};
 use nbd_protocol::{Command, HeaderStyle, Request};
 
 use crate::blocks::{BLOCK, Image, Piece, but_earlier, covering, of_get, of_write};
@@ -42,6 +45,10 @@ use crate::memory::{self, ALIGN, MOST_ZEROS, ZEROS};
 
 /// How long a command goes on asking for a block that is busy. A guess: longer than a disk takes for anything.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// So many dirty blocks are copied for a READ; then those that follow are written back first, and other requests
+/// have a turn. A guess: 256 KiB are copied in less time than a write takes.
+const FEW: usize = 64;
 
 /// A command to carry out.
 pub(crate) struct Job {
@@ -99,6 +106,19 @@ async fn change<F: Future<Output = Result<(), WriteError>>>(
     patiently(|error| matches!(error, WriteError::Busy { .. }), ask).await
 }
 
+/// Lets the worker poll other futures.
+async fn yield_now() {
+    let mut has_yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 /// Blocks of a READ that the image does not have.
 #[derive(Default)]
 struct Newer {
@@ -109,7 +129,11 @@ struct Newer {
 impl Newer {
     fn push(&mut self, block: u64, bytes: &[u8]) -> Result<(), GetError> {
         self.blocks.try_reserve(1).map_err(|_| GetError::NoMemory)?;
-        self.bytes.try_reserve(BLOCK).map_err(|_| GetError::NoMemory)?;
+        // In steps of which each must leave the system some memory.
+        let has_room = self.bytes.len() + BLOCK <= self.bytes.capacity();
+        if !has_room && !memory::reserve(&mut self.bytes, FEW.min(1 + self.blocks.len()) * BLOCK) {
+            return Err(GetError::NoMemory);
+        }
         self.blocks.push(block);
         self.bytes.extend_from_slice(bytes);
         self.bytes.resize(self.blocks.len() * BLOCK, 0); // the last block of the image may be shorter
@@ -151,11 +175,8 @@ impl Job {
                 let inner = self.image.inner(offset, end);
                 let result = change(|| self.image.device.discard_async(inner.clone())).await;
                 let trimmed = match is_unsupported(&result) {
-                    true => Ok(()), // it may leave all as it is
-                    false => match result.map_err(of_write) {
-                        Ok(()) => self.zero_ends().await,
-                        failed => failed,
-                    },
+                    true => Ok(()),                    // it may leave all as it is
+                    false => result.map_err(of_write), // and so it may leave its ends
                 };
                 (self.then_sync(fua, trimmed).await, buf)
             }
@@ -236,9 +257,18 @@ impl Job {
         if bypassed || !device.is_newer(blocks.clone()) {
             return Ok(newer);
         }
-        for block in blocks {
+        let mut few = FEW;
+        for block in blocks.clone() {
             // It may have been written back, and evicted, when it is looked for.
             while device.is_newer(block..block + 1) {
+                if newer.blocks.len() == few {
+                    few += FEW;
+                    // Fails for what cannot be written back, which is copied then.
+                    let rest = block..blocks.end;
+                    let _ = device.call_async(move |device| device.flush_range(rest)).await;
+                    yield_now().await;
+                    continue;
+                }
                 match device.get_async(block).await {
                     Ok(pin) => newer.push(block, &pin)?,
                     Err(GetError::NoFreeBuffers) => continue,
@@ -289,7 +319,8 @@ impl Job {
         let Request { offset, len, .. } = self.request;
         if self.image.is_bypassed() {
             let whole = 0..buf.len();
-            return self.write_image(buf, whole, offset).await;
+            let (result, buf, _) = self.write_image(buf, whole, offset, None).await;
+            return (result, buf);
         }
         if self.image.passes_by(len, true) {
             return self.write_past(buf).await;
@@ -361,21 +392,22 @@ impl Job {
         }
     }
 
-    /// Writes a part of a buffer to the image itself.
+    /// Writes a part of a buffer to the image itself. The engine has the bypass with the buffer.
     async fn write_image<B: Bytes>(
         &self,
         buf: B,
         part: Range<usize>,
         start: u64,
-    ) -> (io::Result<()>, B) {
+        bypass: Option<Box<Bypass>>,
+    ) -> (io::Result<()>, B, Option<Box<Bypass>>) {
         match (&self.file, &self.image.upstream) {
             (Some(file), _) => {
-                let write = self.engine.write(file, Part { buf, part }, start);
-                let (result, Part { buf, .. }) = transfer_all(write).await;
-                (result.map(drop), buf)
+                let write = self.engine.write(file, Part { buf, part, bypass }, start);
+                let (result, Part { buf, bypass, .. }) = transfer_all(write).await;
+                (result.map(drop), buf, bypass)
             }
-            (None, Some(upstream)) => (upstream.write_async(start, &buf[part]).await, buf),
-            (None, None) => (Err(os(libc::EOPNOTSUPP)), buf),
+            (None, Some(upstream)) => (upstream.write_async(start, &buf[part]).await, buf, bypass),
+            (None, None) => (Err(os(libc::EOPNOTSUPP)), buf, bypass),
         }
     }
 
@@ -393,8 +425,13 @@ impl Job {
         if *engines_write || upstream.is_some() {
             match device.try_bypass(blocks) {
                 Ok(Some(bypass)) => {
-                    let (result, buf) = self.write_image(buf, part, start).await;
-                    return (bypass.finish(result).map_err(of_write), buf);
+                    let bypass = Some(Box::new(bypass));
+                    let (result, buf, bypass) = self.write_image(buf, part, start, bypass).await;
+                    let result = match bypass {
+                        Some(bypass) => bypass.finish(result).map_err(of_write),
+                        None => result,
+                    };
+                    return (result, buf);
                 }
                 Ok(None) => {}
                 Err(error) => return (Err(of_write(error)), buf),
@@ -423,7 +460,9 @@ impl Job {
         let Request { offset, len, .. } = self.request;
         let blocks = covering(offset, offset + len);
         // First without: where there is no room, it is the write that fails, and nothing is lost.
-        let through = |device: bufcache::Device, blocks: Range<u64>| {
+        let panics = self.image.has_bug("a-call-that-panics");
+        let through = move |device: bufcache::Device, blocks: Range<u64>| {
+            assert!(!panics, "a bug that a test planted");
             device.flush_range(blocks.clone())?;
             but_earlier(device.write_through(blocks))
         };
@@ -444,19 +483,17 @@ impl Job {
         } else {
             (inner.start * BLOCK as u64, end.min(inner.end * BLOCK as u64))
         };
-        // Neither end is longer than a block, however long the range is.
+        let zeros = memory::zeros().ok_or_else(|| os(libc::ENOMEM))?;
+        // However long the range is, its ends are shorter than two blocks.
         for (from, to) in [(offset, start), (stop, end)] {
-            for piece in self.image.pieces(from, (to - from) as usize) {
-                if piece.count == 0 {
-                    continue;
-                }
-                if !self.image.is_bypassed() {
-                    self.change(piece, |bytes| bytes.fill(0)).await.map_err(of_get)?;
-                    continue;
-                }
-                let zeros = memory::zeros().ok_or_else(|| os(libc::ENOMEM))?;
-                let at = piece.block * BLOCK as u64 + piece.from as u64;
-                self.write_image(zeros, 0..piece.count, at).await.0?;
+            let zeros = &zeros[..(to - from) as usize];
+            if zeros.is_empty() {
+                continue;
+            }
+            if self.image.is_bypassed() {
+                self.write_image(zeros, 0..zeros.len(), from, None).await.0?;
+            } else {
+                self.write_cached(from, zeros).await?;
             }
         }
         Ok(())
@@ -513,10 +550,13 @@ trait Bytes: Deref<Target = [u8]> + Send + 'static {}
 impl Bytes for AlignedBuf {}
 impl Bytes for &'static [u8] {}
 
-/// A part of a buffer, to be written.
+/// A part of a buffer, to be written past the cache.
 struct Part<B> {
     buf: B,
     part: Range<usize>,
+    /// The engine has it with the buffer: if the future is dropped, the blocks stay excluded until the write ends.
+    /// Boxed: the engine has room for small buffers only.
+    bypass: Option<Box<Bypass>>,
 }
 
 // SAFETY: the bytes do not move with a `Bytes`, and nothing changes them while the engine has this.
@@ -547,11 +587,18 @@ async fn transfer_all<B: 'static>(request: aio_reap::Request<'_, B>) -> (io::Res
 
 impl Image {
     /// Makes durable what was written.
-    pub(crate) async fn sync(&self) -> io::Result<()> {
+    pub(crate) async fn sync(self: &Arc<Self>) -> io::Result<()> {
         if self.has_bug("flush-without-a-sync") {
             return change(|| self.device.flush_async()).await.map_err(of_write);
         }
-        let sync = || async { but_earlier(self.device.sync_async().await) };
-        change(sync).await.map_err(of_write)
+        let (sync, begins) = self.flushes.join();
+        if begins {
+            let image = Arc::clone(self);
+            let run = move |_| image.flushes.run(|| image.sync_within(PATIENCE));
+            // The first poll begins the call, which goes on without the future: others may wait for it.
+            let call = pin!(self.device.call_async(run));
+            let _ = call.poll(&mut Context::from_waker(Waker::noop()));
+        }
+        sync.wait().await
     }
 }

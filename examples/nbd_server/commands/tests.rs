@@ -2,7 +2,10 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::task::{Context, Waker};
 
+use aio_reap_test::Build;
+use aio_reap_test::scripted::Script;
 use bufcache::{BlockDevice, Fault, FaultDevice, FileDevice, Operation};
 use nbd_protocol::CommandFlags;
 
@@ -19,6 +22,10 @@ fn write(fua: bool) -> Command {
 
 fn zeroes(fua: bool, no_hole: bool, fast: bool) -> Command {
     Command::WriteZeroes { fua, no_hole, fast }
+}
+
+fn request(offset: u64, len: u64) -> Request {
+    Request { flags: CommandFlags::NONE, command: 0, cookie: 0, offset, len }
 }
 
 /// An image behind a cache of so many bytes, and what it should hold.
@@ -63,16 +70,9 @@ impl Lab {
         Self { file, disk, image, engine, model: vec![] }
     }
 
-    /// As the server does, but that it waits.
-    fn run(&self, command: Command, offset: u64, bytes: &mut [u8], len: u64) -> io::Result<()> {
-        let (flags, cookie) = (CommandFlags::NONE, 0);
-        let request = Request { flags, command: 0, cookie, offset, len };
-        let is_read = matches!(command, Command::Read { .. });
-        if is_read && self.image.try_read(offset, bytes) {
-            return Ok(());
-        }
+    fn job(&self, command: Command, request: Request) -> Job {
         let file = self.image.file.as_ref();
-        let job = Job {
+        Job {
             engine: Rc::clone(&self.engine),
             file: file.map(|file| self.engine.attach(file.try_clone().unwrap()).unwrap()),
             image: Arc::clone(&self.image),
@@ -81,7 +81,17 @@ impl Lab {
             command,
             request,
             written: 0,
-        };
+        }
+    }
+
+    /// As the server does, but that it waits.
+    fn run(&self, command: Command, offset: u64, bytes: &mut [u8], len: u64) -> io::Result<()> {
+        let request = request(offset, len);
+        let is_read = matches!(command, Command::Read { .. });
+        if is_read && self.image.try_read(offset, bytes) {
+            return Ok(());
+        }
+        let job = self.job(command, request);
         let buf = (!bytes.is_empty()).then(|| {
             let mut buf = AlignedBuf::zeroed(self.image.room(offset, bytes.len()), ALIGN);
             buf.set_len(bytes.len());
@@ -103,7 +113,13 @@ impl Lab {
 
     fn zero(&mut self, command: Command, offset: usize, len: usize) -> io::Result<()> {
         self.run(command, offset as u64, &mut [], len as u64)?;
-        self.model[offset..offset + len].fill(0);
+        let mut range = offset..offset + len;
+        if matches!(command, Command::Trim { .. }) {
+            let inner = self.image.inner(offset as u64, range.end as u64);
+            let [start, end] = [inner.start, inner.end].map(|block| block as usize * BLOCK);
+            range = start.min(range.end)..end.min(range.end);
+        }
+        self.model[range].fill(0);
         Ok(())
     }
 
@@ -213,7 +229,7 @@ fn a_full_disk_is_told_and_forgets_nothing() {
     lab.check(0, len);
     // A long read meets what cannot be written back.
     lab.check(0, 40 * BLOCK);
-    // Once all is dirty who writes hears of it as well.
+    // Once all buffers are dirty, a WRITE gets the error, too.
     let told = (0..32).find_map(|at| lab.write(2 * at * BLOCK, len, at as u8, false).err());
     assert_eq!(told.unwrap().raw_os_error(), Some(libc::ENOSPC));
     lab.disk.heal();
@@ -312,6 +328,78 @@ fn what_the_disk_refuses_changes_nothing_that_was_written_before() {
     lab.write(0, 30 * BLOCK, 8, false).unwrap_err();
     lab.check(0, 4 * BLOCK);
     lab.flush().unwrap();
+}
+
+/// Of what is dirty a long READ copies a part, and the rest is written back first. What cannot be is copied.
+#[test]
+fn a_long_read_of_dirty_blocks_copies_few_of_them() {
+    let mut lab = Lab::new(512 * BLOCK, 32 << 20);
+    for fails in [false, true] {
+        for at in 0..512 {
+            lab.write(at * BLOCK, BLOCK, at as u8 | 1, false).unwrap();
+        }
+        if fails {
+            lab.disk.inject(Operation::Write, .., Fault::Error(libc::ENOSPC));
+        }
+        lab.check(10, 500 * BLOCK);
+        assert_eq!(lab.image.device.is_newer(FEW as u64..500), fails);
+    }
+    lab.disk.heal();
+    lab.flush().unwrap();
+    assert!(lab.on_disk() == lab.model);
+}
+
+/// A whole block among the ends of ZEROES, and a part of one, get a buffer though all are dirty.
+#[test]
+fn the_ends_of_zeroes_are_written_while_all_buffers_are_dirty() {
+    let mut lab = Lab::new(64 * BLOCK, 4 * BLOCK as u64);
+    for at in 0..16 {
+        lab.write(at * BLOCK, BLOCK, 7, false).unwrap();
+    }
+    lab.zero(zeroes(false, false, false), 100, 20 * BLOCK).unwrap();
+    lab.zero(zeroes(true, true, false), 30 * BLOCK + 1, BLOCK).unwrap();
+    lab.check(0, 64 * BLOCK);
+    lab.flush().unwrap();
+    assert!(lab.on_disk() == lab.model);
+}
+
+/// The future of a long write is dropped while the engine has the bytes: the blocks stay excluded until it ends.
+#[test]
+fn a_write_that_is_dropped_excludes_others_until_the_engine_ends_it() {
+    let script = Script::new();
+    let mut lab = Lab::with(64 * BLOCK, 1 << 20, By::Engine);
+    lab.engine = Rc::new(Engine::builder().build_scripted(&script).unwrap());
+    let job = lab.job(write(false), request(0, 40 * BLOCK as u64));
+    let mut future = Box::pin(job.run(Some(AlignedBuf::zeroed(40 * BLOCK, ALIGN))));
+    let poll = future.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+    assert!(poll.is_pending() && script.in_flight() == 1);
+    drop(future);
+    let can_write = |lab: &Lab| lab.image.device.try_create(20).is_ok();
+    assert!(!can_write(&lab), "the engine still writes it");
+    while script.in_flight() > 0 {
+        script.complete_nth(0);
+        lab.engine.turn();
+    }
+    assert!(can_write(&lab));
+}
+
+/// The first FLUSH begins a sync, and those that come while it runs share the next.
+#[test]
+fn flushes_at_a_time_share_two_syncs() {
+    let mut lab = Lab::new(64 * BLOCK, 1 << 20);
+    lab.write(0, BLOCK, 7, false).unwrap();
+    lab.disk.inject(Operation::Sync, .., Fault::Delay(Duration::from_millis(500)));
+    let mut flushes: Vec<_> =
+        (0..100).map(|_| Box::pin(lab.job(FLUSH, request(0, 0)).run(None))).collect();
+    for flush in &mut flushes {
+        assert!(flush.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    }
+    drop(flushes.remove(0)); // others wait for the sync that it has begun
+    for flush in flushes {
+        lab.engine.block_on(flush).unwrap().0.unwrap();
+    }
+    assert!((1..=2).contains(&lab.disk.count(Operation::Sync)));
+    assert!(lab.on_disk() == lab.model);
 }
 
 /// The engine writes: a block that a read has claimed is waited for, and nothing else is.

@@ -104,7 +104,7 @@ struct Opened {
 }
 
 /// Everything the server serves. What was opened once keeps its index: exports of a folder are added when a
-/// client asks for them, and let go of when nobody has them open ([`idle`](crate::idle)).
+/// client asks for them, and released when no client has them open ([`idle`](crate::idle)).
 #[derive(Debug)]
 pub(crate) struct ExportTable {
     exports: Slots<Export>,

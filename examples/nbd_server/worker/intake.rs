@@ -298,8 +298,8 @@ impl Worker {
         Ok(bytes.len() - input.len())
     }
 
-    /// Lets connections that had to wait try again, the longest waiting first; whether one of them
-    /// got on. Who got on and has to wait again does so behind those that did not.
+    /// Lets connections that had to wait try again, the longest waiting first. Returns whether one of them made
+    /// progress. A connection that did and has to wait again queues behind those that did not.
     pub(super) fn unblock(&mut self) -> bool {
         self.memory.forget_refusals();
         let mut ahead = 0;

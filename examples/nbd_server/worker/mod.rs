@@ -13,7 +13,7 @@
 //! What is answered from memory stays on this thread and allocates nothing. What it costs, and why:
 //!
 //! - For all that came together one look for events, one receive and one send. To try the socket without a
-//!   look would favour whoever was last.
+//!   look would favour the client of the last event.
 //! - For each 4-KiB block a look-up in the cache and a guard, which are its only accesses to what other
 //!   threads write.
 //! - For each byte a copy between the cache and the request's buffer, beside the kernel's own. To send from
@@ -430,7 +430,7 @@ impl Worker {
                 #[cfg(test)]
                 Ok(Message::Give(id, to)) => self.begin_to_leave(id, to),
                 Ok(Message::Report(sender)) => {
-                    let _ = sender.send(self.report()); // nobody waits any more: fine
+                    let _ = sender.send(self.report()); // fails if the report is no longer awaited
                 }
                 Ok(Message::End(id)) => self.end(id),
                 Ok(Message::GiveWay(id)) => self.close(id, GAVE_WAY),

@@ -15,14 +15,22 @@ use crate::trace::{Event, Strace, TracePoints, strace};
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     let needs = &[Need::Strace];
-    let cached = |lab: &Lab, backend| strace_it(lab, backend, true);
-    trials.extend(per_backend(&Backend::ALL, "strace_sync_before_reply", needs, cached));
-    // What the ring does is not seen by strace.
+    // strace does not see what the ring does.
     let seen = &[Backend::Aio, Backend::Threads];
+    let cached = |lab: &Lab, backend| strace_it(lab, backend, true);
+    trials.extend(per_backend(seen, "strace_sync_before_reply", needs, cached));
     let uncached = |lab: &Lab, backend| strace_it(lab, backend, false);
     trials.extend(per_backend(seen, "strace_uncached_sync_before_reply", needs, uncached));
     let needs = &[Need::TracePoints];
-    trials.extend(per_backend(&[Backend::Uring], "ring_sync_before_reply", needs, trace_ring));
+    let cached = |lab: &Lab, backend| trace_ring(lab, backend, true);
+    trials.extend(per_backend(&[Backend::Uring], "ring_sync_before_reply", needs, cached));
+    let uncached = |lab: &Lab, backend| trace_ring(lab, backend, false);
+    trials.extend(per_backend(
+        &[Backend::Uring],
+        "ring_uncached_sync_before_reply",
+        needs,
+        uncached,
+    ));
     trials
 }
 
@@ -89,11 +97,11 @@ fn strace_it(lab: &Lab, backend: Backend, cached: bool) -> Res {
     Ok(())
 }
 
-fn trace_ring(lab: &Lab, backend: Backend) -> Res {
+fn trace_ring(lab: &Lab, backend: Backend, cached: bool) -> Res {
     let image = lab.path("a.img");
     image::sparse(&image, 16 * MIB)?;
-    // With a cache no write is the ring's.
-    let launch = Launch::new(lab, backend).image(&image).arg("--cache").arg("0");
+    let cache = if cached { "64M" } else { "0" };
+    let launch = Launch::new(lab, backend).image(&image).arg("--cache").arg(cache);
     let mut server = launch.start()?;
     let mut client = server.client()?;
     let points = TracePoints::start(server.pid())?;
@@ -122,7 +130,8 @@ fn trace_ring(lab: &Lab, backend: Backend) -> Res {
                 "{name}: its fdatasync had not ended when the reply was sent\n{events:#?}"
             );
         }
-        if kind == cmd::WRITE {
+        // With a cache a FLUSH, or a thread of the cache, writes.
+        if kind == cmd::WRITE && !cached {
             let write =
                 events.iter().position(|e| operation(e).is_some_and(|o| o.starts_with("WRITE")));
             let Some(write) = write else {

@@ -187,6 +187,19 @@ fn a_device_that_panics_is_answered_with_eio() {
     lab.ends_empty();
 }
 
+/// A call on a thread of the cache panics: its request fails, its buffer is accounted for, and the worker goes on.
+#[test]
+fn a_request_that_panics_is_answered_with_eio() {
+    let mut lab = caching();
+    let mut client = lab.client();
+    lab.worker.exports.image(0).plant("a-call-that-panics");
+    assert_eq!(lab.change(&mut client, cmd::WRITE, CommandFlags::FUA), EIO);
+    assert_eq!(lab.worker.memory.used(), 0);
+    assert_eq!(lab.read(&mut client, BLOCK), (vec![0x5a; BLOCK], false));
+    lab.worker.close(client.0, "a test");
+    lab.ends_empty();
+}
+
 #[test]
 fn a_long_read_sees_what_is_dirty_and_writes_nothing_back() {
     let mut lab = caching();

@@ -55,3 +55,35 @@ fn an_image_that_hangs_leaves_places_and_room_to_others() {
     }
     lab.ends_empty();
 }
+
+/// TRIMs last, more of them than there are places: a READ gets a place all the same, and all are answered.
+#[test]
+fn calls_leave_places_to_reads() {
+    const DEPTH: usize = 32;
+    const TRIMS: u64 = 40;
+    let mut lab = Lab::with(Limits { depth: DEPTH, most: 4 * DEPTH }, DEPTH + 1);
+    let (mut client, mut closed) = (lab.client(), lab.client());
+    lab.disk.inject(Operation::Discard, .., Fault::Delay(std::time::Duration::from_millis(20)));
+    for cookie in 0..TRIMS {
+        lab.ask_for(&mut client, cmd::TRIM, NONE, cookie, BLOCK);
+        lab.ask_for(&mut closed, cmd::TRIM, NONE, cookie, BLOCK);
+    }
+    lab.ask_for(&mut client, cmd::READ, NONE, TRIMS, 16);
+    assert_eq!(lab.script.in_flight(), 1, "the READ waits");
+    lab.worker.close(closed.0, "a test");
+    lab.complete();
+    lab.rest();
+    let mut answered: Vec<u64> = (0..=TRIMS)
+        .map(|_| {
+            let mut header = [0; 16];
+            client.1.read_exact(&mut header).unwrap();
+            let cookie = u64::from_be_bytes(header[8..].try_into().unwrap());
+            client.1.read_exact(&mut [0; 16][..if cookie == TRIMS { 16 } else { 0 }]).unwrap();
+            cookie
+        })
+        .collect();
+    answered.sort_unstable();
+    assert!(answered.into_iter().eq(0..=TRIMS));
+    lab.worker.close(client.0, "a test");
+    lab.ends_empty();
+}
