@@ -176,8 +176,8 @@ fn changes(lab: &Lab, backend: Backend) -> Res {
         for client in &mut clients {
             check!(client.read(0, 1 << 16)? == Ok(model.clone()), "before change {round}");
         }
-        // Aligned for --direct; of a part of a block the others.
-        let by = if backend == Backend::Aio { BLOCK } else { 512 };
+        // Aligned for --direct, and for TRIM, which leaves parts of blocks; of a part of a block the others.
+        let by = if backend == Backend::Aio || round % 4 == 3 { BLOCK } else { 512 };
         let (offset, len) = (round * 7 % 11 * by, (round % 3 + 1) * by);
         let fua = if round % 5 == 0 { flag::FUA } else { 0 };
         let changed = &mut model[offset as usize..][..len as usize];

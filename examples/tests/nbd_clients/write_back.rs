@@ -143,7 +143,13 @@ fn play(client: &mut Client, start: u64, len: u64, unit: u64) -> Res<Vec<u8>> {
                 client.plain(cmd::WRITE_ZEROES, flags | fua, at, count)?.ok("zeroes")?;
             }
             5 => {
-                mine.fill(0);
+                // Parts of blocks at its ends stay.
+                let till = at + count;
+                let from = at.next_multiple_of(BLOCK);
+                let to = if till == client.export.size { till } else { till / BLOCK * BLOCK };
+                if from < to {
+                    mine[(from - at) as usize..(to - at) as usize].fill(0);
+                }
                 client.plain(cmd::TRIM, fua, at, count)?.ok("TRIM")?;
             }
             6 if random.below(3) == 0 => client.flush()?.ok("FLUSH")?,
