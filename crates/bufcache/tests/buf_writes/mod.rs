@@ -35,6 +35,9 @@ struct Place {
     handles: [OnceCell<Device>; LIVES],
     /// Set once a call has reported data loss.
     loss: Arc<AtomicBool>,
+    /// Set once that report was of a block that another thread kept: the cleaner may be writing it when the last
+    /// handle goes, and the cache waits for 100 us only.
+    busy: Arc<AtomicBool>,
 }
 
 /// Where it stands.
@@ -132,6 +135,7 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
         disk: Arc::new(Disk::new(lie, first & REVERTS != 0)),
         handles: [const { OnceCell::new() }; LIVES],
         loss: Arc::default(),
+        busy: Arc::default(),
     });
     let state = || State {
         model: Model::new(),
@@ -167,7 +171,8 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
         if place.loss.load(Ordering::Relaxed) {
             // The sync at the end of the last handle tells of writes that were given up before.
             let failed = place.disk.failures(Operation::Sync) > state.syncs;
-            let was_wrong = state.poisoned || (first & REVERTS != 0 && failed);
+            let busy = place.busy.load(Ordering::Relaxed);
+            let was_wrong = state.poisoned || busy || (first & REVERTS != 0 && failed);
             assert!(was_wrong, "nothing was wrong, and something is lost");
             state.model.check_power_cut(&place.disk, 1);
             continue;
@@ -188,11 +193,15 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
 }
 
 fn attach(cache: &Cache, place: &Place, life: usize) {
-    let loss = Arc::clone(&place.loss);
+    let (loss, busy) = (Arc::clone(&place.loss), Arc::clone(&place.busy));
+    let told = move |error: WriteError| {
+        busy.fetch_or(matches!(error, WriteError::Busy { .. }), Ordering::Relaxed);
+        loss.store(true, Ordering::Relaxed);
+    };
     let options = AttachOptions::new(SIZE)
         .verify(is_whole)
         .before_write(is_whole)
-        .on_loss(move |_| loss.store(true, Ordering::Relaxed));
+        .on_loss(told);
     let device = cache.attach_with(Arc::clone(&place.disk), options).unwrap();
     place.handles[life].set(device).expect("one after the other");
 }
