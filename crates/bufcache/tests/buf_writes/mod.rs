@@ -198,10 +198,7 @@ fn attach(cache: &Cache, place: &Place, life: usize) {
         busy.fetch_or(matches!(error, WriteError::Busy { .. }), Ordering::Relaxed);
         loss.store(true, Ordering::Relaxed);
     };
-    let options = AttachOptions::new(SIZE)
-        .verify(is_whole)
-        .before_write(is_whole)
-        .on_loss(told);
+    let options = AttachOptions::new(SIZE).verify(is_whole).before_write(is_whole).on_loss(told);
     let device = cache.attach_with(Arc::clone(&place.disk), options).unwrap();
     place.handles[life].set(device).expect("one after the other");
 }
