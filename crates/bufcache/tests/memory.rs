@@ -56,10 +56,10 @@ fn inv01_a_miss_that_writes_dirty_buffers_allocates_nothing() {
         let dirty = |block: u64| disk.get_mut(block).unwrap().fill(5);
         (0..200).for_each(dirty);
         let before = cache.stats();
-        // A wait for a block that the cleaner writes just now may grow the list of what waits: it happens in
-        // one run in a hundred.
+        // A miss may have to wait for a write of the cleaner. The first wait of a thread makes its bell, and the
+        // first one for an operation its list of wakers.
         let calls = calls(|| (200..4000).for_each(dirty));
-        assert!(calls <= 4, "{eviction:?}: {calls}");
+        assert!(calls <= 2, "{eviction:?}: {calls}");
         let after = cache.stats();
         assert!(after.evictions > before.evictions + 3000, "{after}");
     }
