@@ -56,10 +56,10 @@ fn inv01_a_miss_that_writes_dirty_buffers_allocates_nothing() {
         let dirty = |block: u64| disk.get_mut(block).unwrap().fill(5);
         (0..200).for_each(dirty);
         let before = cache.stats();
-        // A miss may have to wait for a write of the cleaner. The first wait of a thread makes its bell, and the
-        // first one for an operation its list of wakers.
-        let calls = calls(|| (200..4000).for_each(dirty));
-        assert!(calls <= 2, "{eviction:?}: {calls}");
+        // Of three passes one makes no call. On a busy machine a pass was seen that made two, for a reason that
+        // was not found; an allocation per miss or per batch is in each pass.
+        let calls = [(); 3].map(|()| calls(|| (200..4000).for_each(dirty)));
+        assert!(calls.contains(&0), "{eviction:?}: {calls:?}");
         let after = cache.stats();
         assert!(after.evictions > before.evictions + 3000, "{after}");
     }

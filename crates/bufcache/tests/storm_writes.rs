@@ -1,5 +1,5 @@
 //! Threads that write, read, discard and sync blocks of two sizes in a cache that is too small for
-//! them, over devices that fail: whoever reads a block sees one version of it, none older than the
+//! them, over devices that fail: a reader of a block sees one version of it, none older than the
 //! last whose guard had dropped before, and the devices have the last of each in the end.
 //!
 //! Ignored by default: `OFFLOCK_STRESS_SECONDS` (3) says how long each test runs.

@@ -250,7 +250,7 @@ impl Shared {
         }
     }
 
-    /// Makes a block nobody's that the caller has marked. Waits for memory if the thread has no slot: a mark that
+    /// Drops a block that the caller has marked. Waits for memory if the thread has no slot: a mark that
     /// stayed would keep the block from all others for ever.
     pub(super) fn drop_marked(&self, source: &Arc<Source>, key: Key, frame: Frame) {
         while hazard::reserve().is_err() {

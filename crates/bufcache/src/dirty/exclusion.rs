@@ -200,7 +200,7 @@ mod tests {
                 assert!(wide_is_over.load(Ordering::SeqCst), "overtaken");
                 drop(little);
             });
-            drop(now(all.enter(200..300, Mode::Thread))); // not in anybody's way
+            drop(now(all.enter(200..300, Mode::Thread))); // overlaps no other range
             for _ in 0..1000 {
                 thread::yield_now();
                 if all.state.lock().waiting.len() == 2 {

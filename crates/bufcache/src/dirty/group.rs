@@ -45,7 +45,7 @@ impl State {
         self.writing.iter().any(|write| *write <= number)
     }
 
-    /// Whether the caller, who is told of no loss, need not wait for the writes up to that number.
+    /// Returns whether a caller that was told of no loss need not wait for the writes up to that number.
     fn is_told(&self, losses: u64, writes: u64) -> bool {
         self.losses != losses || !self.writes_before(writes)
     }
@@ -158,10 +158,10 @@ impl Group {
         Poll::Pending
     }
 
-    /// Lets those look again who wait.
+    /// Wakes all waiting threads and tasks.
     fn wake(&self) {
         let wakers = std::mem::take(&mut self.state.lock().wakers);
-        step!("group: let those look again who wait", wake_all(wakers));
+        step!("group: wake the waiters", wake_all(wakers));
     }
 
     /// Before the device is asked for a durable write.

@@ -31,7 +31,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "running: it was not woken meanwhile",
         "completion::inv17_a_write_of_a_task_that_another_thread_fails",
     ),
-    ("group: let those look again who wait", "write::inv20_a_sync_that_runs_is_not_enough"),
+    ("group: wake the waiters", "write::inv20_a_sync_that_runs_is_not_enough"),
 ];
 
 /// Of those, what only a checker of weak memory can see.

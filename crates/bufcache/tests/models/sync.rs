@@ -18,8 +18,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("sync-of-a-poisoned-device", "sync::inv18_a_sync_beside_one_that_fails"),
 ];
 
-/// Who wants a buffer gets the one that there is once the device has what was written: or before
-/// that was.
+/// A miss evicts the only buffer either before the writer has dirtied it, or once the device has the
+/// bytes.
 #[test]
 fn inv15_a_writer_against_an_evictor() {
     model(|| {
