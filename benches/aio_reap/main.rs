@@ -49,6 +49,7 @@ const FAMILIES: &[Family] = &[
 fn main() -> Result<(), Box<dyn Error>> {
     let bench = Bench {
         name: "aio_reap",
+        source: include_str!("main.rs"),
         targets: include_str!("../targets.toml"),
         about: &raw::FLAGS,
         quick_limit: Duration::from_millis(2_000),

@@ -63,6 +63,7 @@ const FAMILIES: &[Family] = &[
 fn main() -> Result<(), Box<dyn Error>> {
     let bench = Bench {
         name: "bufcache",
+        source: include_str!("main.rs"),
         targets: include_str!("../targets.toml"),
         about: &percpu::capabilities(),
         quick_limit: Duration::from_millis(800),

@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     if cfg!(offlock_virtual_cpu) {
         return program::run(&words);
     }
-    let args = Args::from_env();
+    let args = Args::from_env(include_str!("main.rs"));
     if !args.bench {
         println!("census: measures only under `cargo bench`");
         return Ok(());

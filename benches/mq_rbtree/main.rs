@@ -50,6 +50,7 @@ const FAMILIES: &[Family] = &[
 fn main() -> Result<(), Box<dyn Error>> {
     let bench = Bench {
         name: "mq_rbtree",
+        source: include_str!("main.rs"),
         targets: include_str!("../targets.toml"),
         about: &percpu::capabilities(),
         quick_limit: Duration::from_millis(1_500),

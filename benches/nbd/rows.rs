@@ -145,6 +145,11 @@ impl Row {
         median(&self.windows[server].iter().map(of).collect::<Vec<_>>())
     }
 
+    /// Returns whether every server that can take the load runs.
+    pub(crate) fn lacks_no_server(&self) -> bool {
+        self.servers.len() == self.load.servers().len()
+    }
+
     /// The least part of the reads of a window that our server answered from memory.
     pub(crate) fn hits(&self) -> Option<f64> {
         self.windows.iter().flatten().filter_map(|window| window.hits).min_by(f64::total_cmp)

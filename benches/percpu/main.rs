@@ -63,7 +63,7 @@ const CHILD: &str = "OFFLOCK_BENCH_WITHOUT_RSEQ";
 const TUNABLES: &str = "GLIBC_TUNABLES";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let args = Args::from_env();
+    let args = Args::from_env(include_str!("main.rs"));
     if !args.bench {
         println!("percpu: measures only under `cargo bench`");
         return Ok(());

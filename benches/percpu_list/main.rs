@@ -41,6 +41,7 @@ const FAMILIES: &[Family] = &[
 fn main() -> Result<(), Box<dyn Error>> {
     let bench = Bench {
         name: "percpu_list",
+        source: include_str!("main.rs"),
         targets: include_str!("../targets.toml"),
         about: &percpu::capabilities(),
         // More groups than other benches have, within the same time.

@@ -50,6 +50,7 @@ const FAMILIES: &[Family] = &[
 fn main() -> Result<(), Box<dyn Error>> {
     let bench = Bench {
         name: "radix_ctx",
+        source: include_str!("main.rs"),
         targets: include_str!("../targets.toml"),
         about: &percpu::capabilities(),
         // More groups than other benches have, within the same time.

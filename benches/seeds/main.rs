@@ -16,7 +16,6 @@ mod page;
 mod plot;
 mod run;
 
-use std::env;
 use std::error::Error;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -46,12 +45,13 @@ const LEAD: &str = "Each crate of this workspace grew from one published change.
     other and larger machines: the direction and the ratio are what can be compared.";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let args = Args::from_env();
+    let args = Args::from_env(include_str!("main.rs"));
     if !args.bench {
         println!("seeds: measures only under `cargo bench`");
         return Ok(());
     }
-    let folder = report_folder(&args.ignored);
+    // Cargo starts a bench in its own package; a relative path is one from the workspace.
+    let folder = args.report.as_ref().map(|folder| workspace().join(folder));
     let header = Header::take("seeds");
     print!("{header}");
     let parts: Vec<_> = PARTS.iter().filter(|(bench, _)| args.wants(bench)).collect();
@@ -115,15 +115,6 @@ fn measure(
         }
     })?;
     Ok(Chapter::all(&fs::read_to_string(file.path())?)?)
-}
-
-/// What follows `--report`. As cargo starts a bench in its own package, a relative path is one from the
-/// folder of the workspace.
-fn report_folder(args: &[String]) -> Option<PathBuf> {
-    let at = args.iter().position(|arg| arg == "--report");
-    let inline = args.iter().find_map(|arg| arg.strip_prefix("--report="));
-    let folder = inline.or_else(|| args.get(at? + 1).map(String::as_str))?;
-    Some(workspace().join(folder))
 }
 
 fn workspace() -> PathBuf {

@@ -1,7 +1,7 @@
 //! The arguments of a target bench: `cargo bench --bench nbd -- --quick --only N1`.
 
-use std::env;
 use std::path::PathBuf;
+use std::{env, error, fmt, process};
 
 /// What the user asked of a bench.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -19,41 +19,107 @@ pub struct Args {
     pub hand_on: Option<PathBuf>,
     /// Where to draw what was measured (`--picture FILE`), for benches that do.
     pub picture: Option<PathBuf>,
+    /// The folder of the page (`--report FOLDER`), for the bench that writes it.
+    pub report: Option<PathBuf>,
     /// Started by `cargo bench`, which passes `--bench`. `cargo test --all-targets` runs benches
     /// too, without it: a bench then has nothing to do.
     pub bench: bool,
-    /// Arguments meant for another bench of the same `cargo bench`; they are ignored.
-    pub ignored: Vec<String>,
+    /// The user asks for the help of the bench.
+    pub help: bool,
 }
 
+/// Why the arguments of a bench are refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ArgsError {
+    /// The bench has no such argument.
+    Unknown(String),
+    /// A value must follow this argument.
+    NoValue(String),
+}
+
+impl fmt::Display for ArgsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown(arg) => write!(f, "this bench has no argument `{arg}`")?,
+            Self::NoValue(flag) => write!(f, "a value must follow `{flag}`")?,
+        }
+        f.write_str("; `--help` lists the arguments")
+    }
+}
+
+impl error::Error for ArgsError {}
+
+/// What every bench takes, in the words of its help.
+const COMMON: &str = "\
+Arguments of every bench:
+  --quick      fewer and shorter windows
+  --only NAME  only the rows whose name contains NAME
+  --smoke      as little as shows that the bench runs; its figures say nothing
+  --help       this text
+";
+
 impl Args {
-    /// Reads the arguments of this process.
-    pub fn from_env() -> Self {
-        Self::parse(env::args().skip(1))
+    /// Reads the arguments of this process. `source` is the source of the bench's `main.rs`, whose module
+    /// documentation is the help.
+    ///
+    /// Prints the help and ends the process if it is asked for. Ends the process with status 2 if
+    /// an argument is refused.
+    pub fn from_env(source: &str) -> Self {
+        let mut args: Vec<String> = env::args().skip(1).collect();
+        if !args.iter().any(|arg| arg == "--bench") {
+            args.clear(); // `cargo test` passes arguments that are meant for tests
+        }
+        match Self::parse(source, args) {
+            Ok(Self { help: true, .. }) => {
+                print!("{}\n{COMMON}", documentation(source));
+                process::exit(0);
+            }
+            Ok(args) => args,
+            Err(refused) => {
+                eprintln!("error: {refused}");
+                process::exit(2);
+            }
+        }
     }
 
-    /// Reads `args`. Never fails: `cargo bench -- <args>` hands the same arguments to every bench,
-    /// so an unknown one may be meant for the next.
-    pub fn parse<S: Into<String>>(args: impl IntoIterator<Item = S>) -> Self {
+    /// Reads `args`. `--backend`, `--picture` and `--report` are arguments of the benches whose
+    /// documentation, in `source`, names them.
+    ///
+    /// # Errors
+    ///
+    /// If the bench has no such argument, or a value is missing.
+    pub fn parse<S: Into<String>>(
+        source: &str,
+        args: impl IntoIterator<Item = S>,
+    ) -> Result<Self, ArgsError> {
+        let documentation = documentation(source);
         let mut parsed = Self::default();
         let mut args = args.into_iter().map(Into::into);
         while let Some(arg) = args.next() {
             let (flag, inline) = match arg.split_once('=') {
-                Some((flag, value)) => (flag.to_string(), Some(value.to_string())),
-                None => (arg.clone(), None),
+                Some((flag, value)) => (flag, Some(value.to_string())),
+                None => (arg.as_str(), None),
             };
-            match flag.as_str() {
+            let mut value = || {
+                let next = inline.clone().or_else(|| args.next());
+                let value = next.filter(|value| !value.starts_with("--"));
+                value.ok_or_else(|| ArgsError::NoValue(flag.into()))
+            };
+            match flag {
                 "--bench" => parsed.bench = true,
                 "--quick" => parsed.quick = true,
                 "--smoke" => (parsed.quick, parsed.smoke) = (true, true),
-                "--only" => parsed.only = inline.or_else(|| args.next()),
-                "--backend" => parsed.backend = inline.or_else(|| args.next()),
-                "--hand-on" => parsed.hand_on = inline.or_else(|| args.next()).map(PathBuf::from),
-                "--picture" => parsed.picture = inline.or_else(|| args.next()).map(PathBuf::from),
-                _ => parsed.ignored.push(arg),
+                "--help" | "-h" => parsed.help = true,
+                "--only" => parsed.only = Some(value()?),
+                "--hand-on" => parsed.hand_on = Some(value()?.into()),
+                _ if !documentation.contains(flag) => return Err(ArgsError::Unknown(arg)),
+                "--backend" => parsed.backend = Some(value()?),
+                "--picture" => parsed.picture = Some(value()?.into()),
+                "--report" => parsed.report = Some(value()?.into()),
+                _ => return Err(ArgsError::Unknown(arg)),
             }
         }
-        parsed
+        Ok(parsed)
     }
 
     /// `--quick` or `--smoke`, where one was given: for another bench.
@@ -87,45 +153,70 @@ fn number(only: &str) -> Option<&str> {
     (rest.len() < digits.len()).then(|| &only[..only.len() - rest.len()])
 }
 
+/// The module documentation at the beginning of a source file, without its fences and links.
+fn documentation(source: &str) -> String {
+    let lines = source.lines().map_while(|line| line.strip_prefix("//!"));
+    let lines = lines.map(|line| line.strip_prefix(' ').unwrap_or(line));
+    let lines = lines.filter(|line| !line.starts_with("```")).flat_map(|line| [line, "\n"]);
+    lines.collect::<String>().replace("[`", "`").replace("`]", "`")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const SOURCE: &str =
+        "//! Measures [`a`].\n//!\n//! ```text\n//! --picture FILE\n//! ```\n\nuse a;\n//! b";
+
+    fn parse<const N: usize>(args: [&str; N]) -> Args {
+        Args::parse(SOURCE, args).unwrap()
+    }
+
     #[test]
-    fn flags_of_cargo_and_of_other_benches_are_ignored() {
-        let args = Args::parse(["--bench", "--quick", "--save-baseline", "x"]);
-        assert!(args.bench && args.quick);
-        assert_eq!(args.only, None);
-        assert_eq!(args.ignored, ["--save-baseline", "x"]);
+    fn the_help_is_the_documentation_of_the_bench() {
+        assert_eq!(documentation(SOURCE), "Measures `a`.\n\n--picture FILE\n");
+        assert!(parse(["--help", "--bench"]).help);
+    }
+
+    #[test]
+    fn what_the_bench_does_not_name_is_refused() {
+        let refused = |arg: &str| Args::parse(SOURCE, ["--bench", arg, "x"]).unwrap_err();
+        for arg in ["--save-baseline", "--backend", "--backend=aio", "N1"] {
+            assert_eq!(refused(arg), ArgsError::Unknown(arg.into()));
+        }
+        assert_eq!(parse(["--picture", "x"]).picture, Some("x".into()));
+        assert!(refused("--fast").to_string().contains("`--fast`"));
     }
 
     #[test]
     fn a_pace_is_handed_on_as_it_was_given() {
         for pace in [None, Some("--quick"), Some("--smoke")] {
-            let args = Args::parse(pace);
+            let args = Args::parse(SOURCE, pace).unwrap();
             assert_eq!((args.pace(), args.quick), (pace, pace.is_some()));
         }
     }
 
     #[test]
     fn values_come_after_a_space_or_an_equals_sign() {
-        assert_eq!(Args::parse(["--only", "N1"]).only.as_deref(), Some("N1"));
-        assert_eq!(Args::parse(["--backend=aio"]).backend.as_deref(), Some("aio"));
-        assert_eq!(Args::parse(["--only"]).only, None);
+        assert_eq!(parse(["--only", "N1"]).only.as_deref(), Some("N1"));
+        assert_eq!(parse(["--picture=x"]).picture, Some("x".into()));
+        let none = Err(ArgsError::NoValue("--only".into()));
+        assert_eq!(Args::parse(SOURCE, ["--only"]), none);
+        assert_eq!(Args::parse(SOURCE, ["--only", "--bench"]), none, "cargo appends it");
     }
 
     #[test]
     fn only_selects_by_part_of_a_name() {
         assert!(Args::default().wants("N2.samecpu.tput"));
-        assert!(Args::parse(["--only", "N2"]).wants("N2.samecpu.tput"));
-        assert!(!Args::parse(["--only", "N1"]).wants("N2.samecpu.tput"));
+        assert!(parse(["--only", "N2"]).wants("N2.samecpu.tput"));
+        assert!(!parse(["--only", "N1"]).wants("N2.samecpu.tput"));
     }
 
     #[test]
     fn only_selects_families_by_number_or_by_part_of_a_name() {
         let families = ["R1 R4 get 512", "R7 mix 50/50", "R10 seed", "gate and caches"];
         let asked = |only: &str| {
-            let args = Args::parse(["--only", only]);
+            let args = parse(["--only", only]);
             families.map(|name| args.wants_family(name))
         };
         assert_eq!(asked("R1"), [true, false, false, false], "it is no part of R10");

@@ -23,6 +23,8 @@ pub struct Family {
 pub struct Bench<'a> {
     /// As cargo calls it, and its section of the targets.
     pub name: &'a str,
+    /// Its `main.rs`, whose documentation is the help: `include_str!("main.rs")`.
+    pub source: &'a str,
     /// All targets: `include_str!("../targets.toml")`.
     pub targets: &'a str,
     /// What the figures depend on beside the machine; printed below the header.
@@ -47,7 +49,7 @@ impl Bench<'_> {
     ///
     /// As [`Group::run`](crate::Group::run) and [`Report::record`].
     pub fn run(&self) -> Result<(), Box<dyn Error>> {
-        let args = Args::from_env();
+        let args = Args::from_env(self.source);
         if !args.bench {
             println!("{}: measures only under `cargo bench`", self.name);
             return Ok(());
@@ -60,6 +62,10 @@ impl Bench<'_> {
         let mut plan = Plan::new(&args);
         if !args.smoke {
             plan.limit = if args.quick { self.quick_limit } else { self.limit };
+        }
+        if !self.families.iter().any(|family| args.wants_family(family.name)) {
+            let names: Vec<_> = self.families.iter().map(|family| family.name).collect();
+            println!("# no family is named {:?}: {}", args.only.as_deref(), names.join(", "));
         }
         for family in self.families.iter().filter(|family| args.wants_family(family.name)) {
             println!("\n# {}", family.name);

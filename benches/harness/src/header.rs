@@ -54,8 +54,9 @@ fn load(loadavg: &str) -> String {
 }
 
 fn commit() -> Option<String> {
-    // `cargo bench` starts a bench in the directory of its package.
-    let here = env::var_os("CARGO_MANIFEST_DIR")?;
+    // A bench that is started by hand has no such variable: the folder that it was built in.
+    let here =
+        env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
     let git = |args: &[&str]| {
         let output =
             Command::new("git").arg("-C").arg(Path::new(&here)).args(args).output().ok()?;

@@ -11,7 +11,7 @@
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // A bench reads its own file here: `include_str!("targets.toml")`.
 //! let recorded = "[sums]\n\"S1.xor\" = \"<=2.0\"\n\"S1.scale\" = \">=1.9\"";
-//! let args = Args::parse(["--bench", "--quick"]);
+//! let args = Args::parse("//! Sums.", ["--bench", "--quick"])?;
 //! let mut targets = Targets::parse(recorded, "sums")?;
 //!
 //! let rounds = Group::new("sum")
@@ -53,7 +53,7 @@ mod targets;
 pub mod timed;
 mod window;
 
-pub use self::args::Args;
+pub use self::args::{Args, ArgsError};
 pub use self::built::{profile, profile_dir, target_dir};
 pub use self::chapter::{Chapter, Claim, Plot, Series, Table, number};
 pub use self::cpu::{allowed_cpus, pin, thread_cpu_time, with_affinity, with_cpus};

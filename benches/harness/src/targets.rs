@@ -205,7 +205,7 @@ mod tests {
     fn a_run_of_some_rows_names_the_others() {
         let mut targets = Targets::parse(FILE, "mine").unwrap();
         targets.record("M2.time", Some(0.8)).unwrap();
-        let args = Args::parse(["--only", "M2"]);
+        let args = Args::parse("", ["--only", "M2"]).unwrap();
         assert_eq!(
             targets.clone().asked_for_by(&args).to_string(),
             "# targets not measured: M1.sum.tput, M3.allocs.n\n\
