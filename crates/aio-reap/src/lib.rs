@@ -261,3 +261,8 @@ pub mod model {
     pub use crate::remote::mailbox::{Answer, Mailbox, SendError, Sent, SlotIndex};
     pub use crate::waker::WokenFlag;
 }
+
+/// Compiles and runs the example of the README.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

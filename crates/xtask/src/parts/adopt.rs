@@ -71,7 +71,7 @@ fn says_how_to_add(readme: &str, name: &str) -> bool {
 
 /// Returns whether a Markdown line links to something that is neither on the web nor on this page.
 fn has_relative_link(line: &str) -> bool {
-    line.split("](").skip(1).any(|target| !target.starts_with(['h', '#']))
+    line.split("](").skip(1).any(|target| !target.starts_with("https://") && !target.starts_with('#'))
 }
 
 #[cfg(test)]
@@ -82,6 +82,7 @@ mod tests {
     fn links_to_the_web_and_on_the_page_are_right() {
         assert!(!has_relative_link("see [a](https://a.example) and [b](#b), [c]"));
         assert!(has_relative_link("see [a](https://a.example) and [b](../b)"));
+        assert!(has_relative_link("![hits](hits.svg)"));
     }
 
     #[test]
