@@ -2,7 +2,9 @@
 //! records that speak of them. Then the power goes, at every moment there was, and each time
 //! everything that was committed is there.
 //!
-//! `cargo run --example bufcache_pages`
+//! Run:     cargo run -p examples --example bufcache_pages
+//! Prints:  what the cache counts
+//!          7290 images of 2470 moments: every commit is in each
 
 use std::collections::BTreeMap;
 use std::io;

@@ -71,7 +71,9 @@ fn says_how_to_add(readme: &str, name: &str) -> bool {
 
 /// Returns whether a Markdown line links to something that is neither on the web nor on this page.
 fn has_relative_link(line: &str) -> bool {
-    line.split("](").skip(1).any(|target| !target.starts_with("https://") && !target.starts_with('#'))
+    line.split("](")
+        .skip(1)
+        .any(|target| !target.starts_with("https://") && !target.starts_with('#'))
 }
 
 #[cfg(test)]

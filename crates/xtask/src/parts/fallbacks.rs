@@ -32,7 +32,7 @@ pub(crate) fn run(ws: &Workspace, ahead: &Ahead) -> Result<()> {
 /// The test programs as they are. The server's run on one of its backends: between these nothing
 /// differs that depends on rseq.
 fn without_rseq_area(ws: &Workspace, crates: &[Crate]) -> Result<()> {
-    stress::build_server(ws)?;
+    ws.cargo(["build", "--workspace", "--examples"]).run()?; // the tests of examples run these
     let (name, value) = stress::WITHOUT_RSEQ;
     for binary in binaries::build(ws.cargo(["test", "--workspace", "--tests"]))? {
         if is_wanted(&binary, crates) {

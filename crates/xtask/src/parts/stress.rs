@@ -119,7 +119,7 @@ fn server(ws: &Workspace, seconds: u32) -> Result<()> {
 }
 
 /// Builds the server, which tests named one by one start and do not bring.
-pub(crate) fn build_server(ws: &Workspace) -> Result<()> {
+fn build_server(ws: &Workspace) -> Result<()> {
     ws.cargo(["build", "--workspace", "--example", "nbd_server"]).run()
 }
 
