@@ -17,6 +17,20 @@
 //!
 //! The chapters of the [`guide`] explain hazard slots and write-back with a picture each.
 //!
+//! # Choosing
+//!
+//! | the program | uses |
+//! |---|---|
+//! | reads in threads that may block | [`Device::get`]; [`ReadGuard::pin`] to move or keep what it returns |
+//! | reads in tasks | [`Device::get_async`] |
+//! | scans | [`Device::get_once`], whose blocks are evicted first, and [`Device::readahead`] |
+//! | changes blocks | [`Device::get_mut`], or [`Device::create`] for a block of zeros; [`Device::sync`] |
+//! | has a log of its own | [`AttachOptions::wal`] and [`WriteGuard::set_lsn`] |
+//! | reads from files or block devices | [`FileDevice`]; with many operations in flight `EngineDevice` (feature `aio-reap`) |
+//! | reads from something else | its own [`BlockDevice`] |
+//!
+//! Not for: values of variable size, or computed ones; blocks that are read once; several processes on one cache.
+//!
 //! # Writing
 //!
 //! ```
