@@ -68,21 +68,29 @@ impl fmt::Display for Page<'_> {
     }
 }
 
-/// One line for each chapter with claims: how many of them hold, and the first of them.
+/// One line for each chapter with claims: how many of them hold, and the first that was measured.
 fn summary(f: &mut fmt::Formatter<'_>, chapters: &[Chapter]) -> fmt::Result {
     for (number, chapter) in chapters.iter().enumerate() {
-        let Some(first) = chapter.claims.first() else { continue };
-        let hold = chapter.claims.iter().filter(|claim| claim.holds == Some(true)).count();
-        let Claim { what, published, measured, .. } = first;
-        writeln!(
-            f,
-            "<p class=\"summary\">{}: {hold} of {} effects hold; {} {} (published {})</p>",
-            Linked(number, chapter),
-            chapter.claims.len(),
-            Escaped(what),
-            Escaped(measured),
-            Escaped(published)
-        )?;
+        let Chapter { claims, .. } = chapter;
+        if claims.is_empty() {
+            continue;
+        }
+        let count = |holds| claims.iter().filter(|claim| claim.holds == holds).count();
+        let (hold, all, open) = (count(Some(true)), claims.len(), count(None));
+        let linked = Linked(number, chapter);
+        write!(f, "<p class=\"summary\">{linked}: {hold} of {all} effects hold")?;
+        if open > 0 {
+            write!(f, ", {open} not measured")?;
+        }
+        if let Some(first) = claims.iter().find(|claim| claim.holds.is_some()) {
+            let Claim { what, published, measured, .. } = first;
+            let (what, measured) = (Escaped(what), Escaped(measured));
+            write!(f, ". {what}: {measured}")?;
+            if published != "none" {
+                write!(f, "; published {}", Escaped(published))?;
+            }
+        }
+        writeln!(f, ".</p>")?;
     }
     Ok(())
 }

@@ -77,6 +77,12 @@ fn the_page_parses_and_has_every_plot_table_and_claim() {
         (6, 6, 6),
         "each claim at a glance and in its chapter"
     );
+    let summary: Vec<String> = classes("summary").map(text).collect();
+    assert_eq!(summary.len(), 3);
+    assert_eq!(
+        summary[0],
+        "one: don't <script>alert(1)</script>: 1 of 3 effects hold, 1 not measured. it holds: 1.0; published 1."
+    );
     let items: Vec<String> =
         document.descendants().filter(|node| node.tag_name().name() == "li").map(text).collect();
     assert_eq!(items.len(), 7, "what does not hold or was not measured, in words: {items:?}");
