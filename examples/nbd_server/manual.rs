@@ -3,8 +3,7 @@
 /// What the server is, before the options.
 pub(crate) const ABOUT: &str = "\
 Serves disk images over the network block device protocol (NBD, fixed
-newstyle) to QEMU, the kernel's client, and everything that uses
-libnbd.
+newstyle) to QEMU, the kernel's client, and everything that uses libnbd.
 
 Each --image is an export by its own name, and the first one is also what a
 client gets that asks for none. Clients connect to a Unix socket (--socket),
@@ -12,9 +11,9 @@ by TCP (--tcp), to sockets that were handed over, or to all of these. An image
 is a raw one: a file or a block device, whose bytes are those of the export; or
 an export of another NBD server, by its URI.
 
-Without --image and --export-dir it runs a demonstration: it makes a temporary image, serves
-it, drives it with a built-in client, verifies every byte and prints what it
-measured.";
+Without --image and --export-dir it runs a demonstration: it makes a temporary
+image, serves it, drives it with a built-in client, verifies every byte and
+prints what it measured.";
 
 /// The rest, after the options.
 pub(crate) const MORE: &str = "\
@@ -30,8 +29,8 @@ OTHER SERVERS
   is sent to it again. A FLUSH that fails meanwhile makes all later ones fail.
 
 SECURITY
-  By default only the user that
-  starts the server, and root, can connect to its Unix sockets (mode 0600).
+  By default only the user that starts the server, and root, can connect to its
+  Unix sockets (mode 0600).
   QEMU under libvirt runs as another user: --socket-group and --socket-mode 660
   admit a group. Every program that reaches a TCP port can read and write every
   image, unless TLS is required: --tls require --tls-certificates DIR, where DIR
