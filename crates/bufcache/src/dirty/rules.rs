@@ -20,7 +20,8 @@ pub trait Wal: Send + Sync + 'static {
     /// blocks that are about to be written are marked meanwhile, and writers of these blocks wait.
     fn durable(&self) -> u64;
 
-    /// Makes the log durable up to a number. No block is marked meanwhile.
+    /// Makes the log durable up to a number. No block is marked meanwhile. Several threads may call
+    /// this at once, and the log may be durable beyond the number already: then it returns at once.
     ///
     /// # Errors
     ///
