@@ -10,6 +10,8 @@ mod admission;
 mod args;
 #[path = "../nbd_server/blocks.rs"]
 mod blocks;
+#[path = "../nbd_server/busy_poll.rs"]
+mod busy_poll;
 #[path = "../nbd_server/captive.rs"]
 mod captive;
 #[path = "../nbd_server/commands/mod.rs"]
@@ -64,8 +66,6 @@ mod server;
 mod session;
 #[path = "../nbd_server/slots.rs"]
 mod slots;
-#[path = "../nbd_server/spin.rs"]
-mod spin;
 #[path = "../nbd_server/tasks.rs"]
 mod tasks;
 #[path = "../nbd_server/tls.rs"]

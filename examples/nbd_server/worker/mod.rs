@@ -62,6 +62,7 @@ pub(crate) use self::load::Load;
 use self::moving::Balance;
 pub(crate) use self::moving::Moves;
 use crate::admission::WaitStats;
+use crate::busy_poll::BusyPoll;
 use crate::conn::{Conn, Phase, Sent};
 use crate::contexts::{Connection, Connections};
 use crate::counters::Counters;
@@ -71,7 +72,6 @@ use crate::notifier::{eventfd, ring};
 use crate::peers::Pass;
 use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
-use crate::spin::Spinner;
 use crate::tls::Wire;
 
 /// Bytes received at a time.
@@ -197,7 +197,7 @@ pub(crate) struct Worker {
     /// A request was refused because the system has no memory, since the last look at the deadlines.
     refused_memory: bool,
     next_look: Instant,
-    spinner: Spinner,
+    busy_poll: BusyPoll,
 }
 
 impl Worker {
@@ -242,7 +242,7 @@ impl Worker {
             watching: false,
             refused_memory: false,
             next_look: Instant::now(),
-            spinner: Spinner::default(),
+            busy_poll: BusyPoll::default(),
         })
     }
 
@@ -310,7 +310,7 @@ impl Worker {
         if std::mem::take(&mut self.again) {
             return look(Some(&NOW)).map(drop);
         }
-        if self.spinner.spin(|| look(Some(&NOW)))?.is_some() {
+        if self.busy_poll.run(|| look(Some(&NOW)))?.is_some() {
             return Ok(());
         }
         let ticking = self.watching || self.stopping.is_some();
