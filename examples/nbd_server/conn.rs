@@ -10,10 +10,10 @@ use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll::EventFlags;
 use socket2::Socket;
 
+use crate::connection_limits::Permit;
 use crate::contexts::Connection;
 use crate::memory::{Account, Memory};
 use crate::operation::Step;
-use crate::peers::Pass;
 use crate::registry::{Listed, Opened};
 use crate::session::Session;
 use crate::tls::{Tls, Wire};
@@ -53,7 +53,7 @@ pub(crate) struct Conn {
     /// What names it, and its operations in the engine hold on to.
     pub(crate) ctx: CtxRef<Connection>,
     /// Its place among the server's connections.
-    pub(crate) pass: Pass,
+    pub(crate) permit: Permit,
     /// Its place on its export's list, once it has one.
     pub(crate) opened: Option<Opened>,
     /// Its place on the list of sessions, and what others see of it.
@@ -91,7 +91,7 @@ impl Conn {
     pub(crate) fn new(
         socket: Socket,
         ctx: CtxRef<Connection>,
-        pass: Pass,
+        permit: Permit,
         listed: Listed,
         deadline: Instant,
         policy: TlsPolicy,
@@ -103,7 +103,7 @@ impl Conn {
             socket,
             tls: None,
             ctx,
-            pass,
+            permit,
             opened: None,
             listed,
             phase: Phase::Handshake(handshake, deadline),

@@ -18,6 +18,8 @@ mod captive;
 mod commands;
 #[path = "../nbd_server/conn.rs"]
 mod conn;
+#[path = "../nbd_server/connection_limits.rs"]
+mod connection_limits;
 #[path = "../nbd_server/contexts.rs"]
 mod contexts;
 #[path = "../nbd_server/counters.rs"]
@@ -50,8 +52,6 @@ mod metrics;
 mod notifier;
 #[path = "../nbd_server/operation.rs"]
 mod operation;
-#[path = "../nbd_server/peers.rs"]
-mod peers;
 #[path = "../nbd_server/places.rs"]
 mod places;
 #[path = "../nbd_server/registry.rs"]

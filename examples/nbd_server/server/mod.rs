@@ -20,6 +20,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
+use crate::connection_limits::{ConnectionLimits, PeerKey};
 use crate::contexts::{Connection, Connections};
 use crate::export::{ExportError, ExportTable};
 use crate::idle::LOOK;
@@ -27,7 +28,6 @@ use crate::listeners::Listeners;
 use crate::memory::LEAST;
 use crate::metrics::Metrics;
 use crate::notifier::{eventfd, ring};
-use crate::peers::{PeerKey, Peers};
 use crate::registry::Registry;
 use crate::report::{Reporter, ServerReport};
 use crate::requests::Limits;
@@ -91,7 +91,7 @@ pub(crate) struct Server {
     listeners: Listeners,
     connections: Arc<Connections>,
     registry: Arc<Registry>,
-    peers: Arc<Peers>,
+    limits: Arc<ConnectionLimits>,
     next_worker: usize,
     /// Readable once a worker has ended.
     ended: Arc<OwnedFd>,
@@ -124,7 +124,8 @@ impl Server {
         let max_connections = args.max_connections;
         let max_per_peer = args.max_per_peer.map(|max| max as usize);
         let all_served = args.exit_with_last.then(eventfd).transpose()?;
-        let peers = Peers::new(max_connections as usize, max_per_peer, all_served.clone());
+        let limits =
+            ConnectionLimits::new(max_connections as usize, max_per_peer, all_served.clone());
         // A connection that gave way keeps its context until its worker has closed it, so there may be twice as
         // many contexts as connections.
         let connections = CtxTable::builder().max_contexts(2 * u64::from(max_connections)).build();
@@ -162,7 +163,7 @@ impl Server {
             listeners,
             connections,
             registry,
-            peers,
+            limits,
             next_worker: 0,
             ended,
             all_served,
@@ -269,12 +270,12 @@ impl Server {
 
     /// Hands a connection to the worker that has the fewest; in turn where there are several such.
     fn place(&mut self, socket: Socket) {
-        let pass = match self.peers.admit(PeerKey::of(&socket)) {
-            Ok((pass, evicted)) => {
+        let permit = match self.limits.admit(PeerKey::of(&socket)) {
+            Ok((permit, evicted)) => {
                 if let Some((id, worker)) = evicted {
                     self.workers[worker].inbox.send(Message::GiveWay(id));
                 }
-                pass
+                permit
             }
             Err(reason) => return warn!(%reason, "connection limit reached, one more refused"),
         };
@@ -288,8 +289,8 @@ impl Server {
         let Some((_, number)) = loads.min_by_key(|&(load, _)| load) else { return };
         let inbox = &self.workers[number].inbox;
         let announced = inbox.load.add();
-        pass.set_place(id, number);
-        if !announced || !inbox.send(Message::Serve(socket, ctx, pass)) {
+        permit.set_location(id, number);
+        if !announced || !inbox.send(Message::Serve(socket, ctx, permit)) {
             if announced {
                 inbox.load.remove();
             }

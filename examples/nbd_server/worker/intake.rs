@@ -199,7 +199,7 @@ impl Worker {
                             break;
                         }
                         HandshakeStep::Ready(negotiated) => {
-                            if !conn.pass.finish_handshake() {
+                            if !conn.permit.finish_handshake() {
                                 return Err(GAVE_WAY.into());
                             }
                             // It was opened a moment ago; in a folder another may have its name now.

@@ -29,13 +29,13 @@
 //! 1 GiB that is all in the cache, took 2.7 us of an Intel Xeon each. The kernel's send is 44 % of that (27
 //! its copy, 9 the memory for it), its receive 5 and the looks for events 3: any server pays these. Then
 //! the copy out of the cache, 22 %, because the block comes from memory, not from the CPU's cache; to wait
-//! for a busy client (see [`pace`]), 8; to look the block up, 6, nearly all of it one line from memory.
+//! for a busy client (see [`batching`]), 8; to look the block up, 6, nearly all of it one line from memory.
 
+mod batching;
 mod deadlines;
 mod intake;
 mod load;
 mod moving;
-mod pace;
 #[cfg(test)]
 mod tests;
 
@@ -64,12 +64,12 @@ pub(crate) use self::moving::Moves;
 use crate::admission::WaitStats;
 use crate::busy_poll::BusyPoll;
 use crate::conn::{Conn, Phase, Sent};
+use crate::connection_limits::Permit;
 use crate::contexts::{Connection, Connections};
 use crate::counters::Counters;
 use crate::export::ExportTable;
 use crate::memory::Memory;
 use crate::notifier::{eventfd, ring};
-use crate::peers::Pass;
 use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
 use crate::tls::Wire;
@@ -89,7 +89,7 @@ const INBOX: u64 = u64::MAX - 1;
 
 /// What the main thread or another worker tells a worker.
 pub(crate) enum Message {
-    Serve(Socket, CtxRef<Connection>, Pass),
+    Serve(Socket, CtxRef<Connection>, Permit),
     /// A connection comes from another worker.
     Move(Box<Conn>),
     Report(Sender<WorkerReport>),
@@ -260,7 +260,7 @@ impl Worker {
     /// Waits, and does what can be done then.
     fn round(&mut self, engine: &Engine, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         self.wait(events)?;
-        self.let_clients_read(events);
+        self.fill_batch(events);
         let woke = self.begin_to_work();
         let (mut inbox, mut turn) = (false, false);
         {
@@ -425,7 +425,7 @@ impl Worker {
         self.again |= !self.requests.nothing_completed(); // it may have rung for that since `settle`
         loop {
             match self.inbox.try_recv() {
-                Ok(Message::Serve(socket, ctx, pass)) => self.serve(socket, ctx, pass),
+                Ok(Message::Serve(socket, ctx, permit)) => self.serve(socket, ctx, permit),
                 Ok(Message::Move(conn)) => self.adopt(conn),
                 #[cfg(test)]
                 Ok(Message::Give(id, to)) => self.begin_to_leave(id, to),
@@ -441,7 +441,7 @@ impl Worker {
         }
     }
 
-    fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>, pass: Pass) {
+    fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>, permit: Permit) {
         let id = CtxRef::id(&ctx);
         let listed = match self.registry.add(Client::new(id, &socket, self.number)) {
             Ok(listed) => listed,
@@ -456,7 +456,7 @@ impl Worker {
         let conn = Conn::new(
             socket,
             ctx,
-            pass,
+            permit,
             listed,
             Instant::now() + HANDSHAKE_LIMIT,
             self.exports.tls.policy,

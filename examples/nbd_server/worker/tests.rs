@@ -22,12 +22,12 @@ mod waiting;
 use super::*;
 use crate::args::Args;
 use crate::blocks::{Backing, Blocks};
-use crate::peers::{PeerKey, Peers};
+use crate::connection_limits::{ConnectionLimits, PeerKey};
 use crate::session::Session;
 
 /// The place of a connection on a server without others.
-fn pass() -> Pass {
-    Peers::new(1, None, None).admit(PeerKey::Unknown).expect("it has no other").0
+fn permit() -> Permit {
+    ConnectionLimits::new(1, None, None).admit(PeerKey::Unknown).expect("it has no other").0
 }
 
 const BLOCK: usize = 4096;
@@ -141,7 +141,7 @@ impl Lab {
         server.set_nonblocking(true).unwrap();
         let id = self.connections.insert(Connection::default()).unwrap();
         assert!(self.worker.load.add());
-        self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap(), pass());
+        self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap(), permit());
         client.read_exact(&mut [0; 18]).expect("the greeting");
         let slot = self.worker.slot_of(id).unwrap();
         let conn = &mut self.worker.conns[slot];
@@ -312,7 +312,7 @@ fn who_comes_while_the_server_stops_is_refused() {
     let (mut client, server) = UnixStream::pair().unwrap();
     let id = lab.connections.insert(Connection::default()).unwrap();
     assert!(lab.worker.load.add());
-    lab.worker.serve(Socket::from(server), lab.connections.get_ref(id).unwrap(), pass());
+    lab.worker.serve(Socket::from(server), lab.connections.get_ref(id).unwrap(), permit());
     assert_eq!((told, client.read(&mut [0; 18]).unwrap()), (0, 0), "a greeting");
     lab.ends_empty();
 }
