@@ -18,7 +18,6 @@ mod args;
 mod background;
 mod blocks;
 mod busy_poll;
-mod captive;
 mod commands;
 mod conn;
 mod connection_limits;
@@ -42,6 +41,7 @@ mod places;
 mod registry;
 mod report;
 mod requests;
+mod run_command;
 mod server;
 mod session;
 mod slots;
@@ -64,9 +64,9 @@ use tracing_subscriber::EnvFilter;
 
 use crate::args::Args;
 use crate::background::{PidFile, Starter};
-use crate::captive::Captive;
 use crate::demo::DemoOptions;
 use crate::image_spec::ImageSpec;
+use crate::run_command::RunCommand;
 use crate::server::{Calls, Server};
 
 fn main() -> ExitCode {
@@ -180,7 +180,7 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     drop(stdout);
     starter.map_or(Ok(()), Starter::report)?;
     let export = server.default_export();
-    let run = |command: &String| Captive::start(command, &addresses, &export, args.tls, notify);
+    let run = |command: &String| RunCommand::start(command, &addresses, &export, args.tls, notify);
     let command = args.run.as_ref().map(run).transpose()?;
     let period = args.stats.map(Duration::from_secs);
     let print = |server: &Server| {

@@ -12,8 +12,6 @@ mod args;
 mod blocks;
 #[path = "../nbd_server/busy_poll.rs"]
 mod busy_poll;
-#[path = "../nbd_server/captive.rs"]
-mod captive;
 #[path = "../nbd_server/commands/mod.rs"]
 mod commands;
 #[path = "../nbd_server/conn.rs"]
@@ -60,6 +58,8 @@ mod registry;
 mod report;
 #[path = "../nbd_server/requests.rs"]
 mod requests;
+#[path = "../nbd_server/run_command.rs"]
+mod run_command;
 #[path = "../nbd_server/server/mod.rs"]
 mod server;
 #[path = "../nbd_server/session.rs"]
