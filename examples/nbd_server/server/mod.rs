@@ -285,14 +285,14 @@ impl Server {
         let _ = socket.set_send_buffer_size(SEND_BUFFER);
         let count = self.workers.len();
         let from_next = (0..count).map(|step| (self.next_worker + step) % count);
-        let loads = from_next.map(|number| (self.workers[number].inbox.load.get(), number));
+        let loads = from_next.map(|number| (self.workers[number].inbox.load.connections(), number));
         let Some((_, number)) = loads.min_by_key(|&(load, _)| load) else { return };
         let inbox = &self.workers[number].inbox;
-        let announced = inbox.load.add();
+        let announced = inbox.load.reserve();
         permit.set_location(id, number);
         if !announced || !inbox.send(Message::Serve(socket, ctx, permit)) {
             if announced {
-                inbox.load.remove();
+                inbox.load.release();
             }
             let _ = self.connections.remove(id); // no worker knows it
         }

@@ -58,7 +58,7 @@ use socket2::Socket;
 use tracing::{info, warn};
 
 use self::deadlines::{HANDSHAKE_LIMIT, LINGER_LIMIT, TICK};
-pub(crate) use self::load::Load;
+pub(crate) use self::load::WorkerLoad;
 use self::moving::Balance;
 pub(crate) use self::moving::Moves;
 use crate::admission::WaitStats;
@@ -109,7 +109,7 @@ pub(crate) enum Message {
 pub(crate) struct Inbox {
     pub(crate) sender: Sender<Message>,
     pub(crate) bell: Arc<OwnedFd>,
-    pub(crate) load: Arc<Load>,
+    pub(crate) load: Arc<WorkerLoad>,
 }
 
 impl Inbox {
@@ -177,7 +177,7 @@ pub(crate) struct Worker {
     registry: Arc<Registry>,
     /// Which worker it is.
     number: usize,
-    load: Arc<Load>,
+    load: Arc<WorkerLoad>,
     balance: Balance,
     moves: Moves,
     scratch: Box<[u8]>,
@@ -503,7 +503,7 @@ impl Worker {
     /// From now on the id names no connection, and another may take its place. Once for each that was
     /// placed here.
     fn forget(&self, id: Id) {
-        self.load.remove();
+        self.load.release();
         if let Err(error) = self.connections.remove(id) {
             warn!(conn = %id, %error, "a connection was forgotten before it was closed");
         }

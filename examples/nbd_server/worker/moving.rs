@@ -114,12 +114,12 @@ impl Balance {
         for (number, (Inbox { load, .. }, seen)) in
             self.workers.iter().zip(&mut self.seen).enumerate()
         {
-            let is = Seen { worked: load.worked(), connections: load.get() };
+            let is = Seen { worked: load.busy_nanos(), connections: load.connections() };
             let was = std::mem::replace(seen, is);
             let part = is.worked.wrapping_sub(was.worked) as f64 / time;
             // What has come is not in that figure, nor what is not over.
             let more = is.connections > was.connections;
-            let stands = is.worked == was.worked && load.is_working();
+            let stands = is.worked == was.worked && load.is_running();
             if number == own {
                 here = part;
             } else if !more && !stands && best.is_none_or(|(_, least)| part < least) {
@@ -153,7 +153,7 @@ impl Worker {
     /// At the begin of a round, which is of interest only to others.
     pub(super) fn begin_to_work(&self) -> Option<Instant> {
         (self.balance.workers.len() > 1).then(|| {
-            self.load.begin();
+            self.load.begin_round();
             Instant::now()
         })
     }
@@ -161,7 +161,7 @@ impl Worker {
     /// At the end of a round: says how long it took, and has a connection leave where that helps.
     pub(super) fn look_at_loads(&mut self, woke: Instant) {
         let now = Instant::now();
-        self.load.work(now.duration_since(woke));
+        self.load.end_round(now.duration_since(woke));
         if self.balance.leaving.is_some() {
             self.go_on_leaving(now);
         } else if now >= self.balance.next_look {
@@ -194,7 +194,7 @@ impl Worker {
         conn.mark_dirty(&mut self.dirty); // so that epoll hears that no input is wanted
         self.again = true;
         let now = Instant::now();
-        let beside = self.balance.workers[to].load.get();
+        let beside = self.balance.workers[to].load.connections();
         let until = now + self.balance.rules.patience;
         self.balance.leaving = Some(Leaving { id, to, beside, until });
         self.go_on_leaving(now);
@@ -208,7 +208,7 @@ impl Worker {
             self.balance.leaving = None; // it ends, or has ended
             return;
         };
-        if self.balance.workers[to].load.get() > beside {
+        if self.balance.workers[to].load.connections() > beside {
             self.balance.leaving = None;
             self.go_on_with(slot); // another was first
         } else if self.conns[slot].may_leave() {
@@ -225,12 +225,12 @@ impl Worker {
     fn give_away(&mut self, slot: usize, to: usize) {
         let there = self.balance.workers[to].clone();
         let id = self.conns[slot].id();
-        if !there.load.add() {
+        if !there.load.reserve() {
             return self.go_on_with(slot); // that one has stopped
         }
         if let Err(error) = epoll::delete(&self.epoll, &self.conns[slot].socket) {
             warn!(conn = %id, %error, "cannot let go of a connection");
-            there.load.remove();
+            there.load.release();
             return self.go_on_with(slot);
         }
         let mut conn = self.conns.remove(slot);
@@ -243,11 +243,11 @@ impl Worker {
         match there.give(Message::Move(Box::new(conn))) {
             Ok(()) => {
                 debug!(conn = %id, to, "moved");
-                self.load.remove();
+                self.load.release();
                 self.moves.left += 1;
             }
             Err(Message::Move(conn)) => {
-                there.load.remove(); // its thread has failed
+                there.load.release(); // its thread has failed
                 self.settle_in(*conn);
             }
             Err(_) => unreachable!("what was sent comes back"),

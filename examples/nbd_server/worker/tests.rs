@@ -140,7 +140,7 @@ impl Lab {
         let (mut client, server) = UnixStream::pair().unwrap();
         server.set_nonblocking(true).unwrap();
         let id = self.connections.insert(Connection::default()).unwrap();
-        assert!(self.worker.load.add());
+        assert!(self.worker.load.reserve());
         self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap(), permit());
         client.read_exact(&mut [0; 18]).expect("the greeting");
         let slot = self.worker.slot_of(id).unwrap();
@@ -194,7 +194,7 @@ impl Lab {
         for Self { worker, .. } in team {
             assert!(worker.requests.is_idle() && worker.conns.is_empty());
             assert_eq!(worker.memory.used(), 0);
-            assert!(matches!(worker.load.get(), 0 | usize::MAX), "or it has stopped");
+            assert!(matches!(worker.load.connections(), 0 | usize::MAX), "or it has stopped");
             assert_eq!(worker.report().begun, []);
         }
         assert_eq!(connections.len(), 0);
@@ -311,7 +311,7 @@ fn who_comes_while_the_server_stops_is_refused() {
     let told = lab.registry.end(|_| panic!("nobody is there")).unwrap();
     let (mut client, server) = UnixStream::pair().unwrap();
     let id = lab.connections.insert(Connection::default()).unwrap();
-    assert!(lab.worker.load.add());
+    assert!(lab.worker.load.reserve());
     lab.worker.serve(Socket::from(server), lab.connections.get_ref(id).unwrap(), permit());
     assert_eq!((told, client.read(&mut [0; 18]).unwrap()), (0, 0), "a greeting");
     lab.ends_empty();

@@ -265,7 +265,7 @@ fn crash(seed: u64, bug: Option<&'static str>) {
             let ctx = connections.get_ref(id).unwrap();
             let worker = &workers[client % WORKERS];
             assert!(
-                worker.load.add()
+                worker.load.reserve()
                     && worker.send(Message::Serve(Socket::from(server), ctx, permit()))
             );
             let mut player = Player {

@@ -72,7 +72,10 @@ fn a_connection_goes_once_all_it_asked_for_is_answered() {
     assert_eq!(replies(&mut client, 1, BLOCK), [0xc0]);
     old.go_on();
     assert!(!old.has(&client) && !new.has(&client), "it is on its way");
-    assert_eq!((old.worker.conns.len(), old.worker.load.get(), new.worker.load.get()), (0, 0, 1));
+    assert_eq!(
+        (old.worker.conns.len(), old.worker.load.connections(), new.worker.load.connections()),
+        (0, 0, 1)
+    );
 
     // What comes for it here finds nothing, also when another has its place.
     let mut other = old.client();
@@ -80,7 +83,7 @@ fn a_connection_goes_once_all_it_asked_for_is_answered() {
     old.worker.mark_dirty(client.0);
     old.worker.close(client.0, "a test");
     old.worker.end(client.0);
-    assert!(old.has(&other) && old.worker.load.get() == 1);
+    assert!(old.has(&other) && old.worker.load.connections() == 1);
 
     new.go_on();
     assert!(new.has(&client));
@@ -159,7 +162,7 @@ fn who_is_not_ready_in_time_stays_and_is_served() {
     assert_eq!(old.script.in_flight(), 2, "the next is begun here");
     (0..2).for_each(|_| old.complete());
     assert_eq!(replies(&mut client, 2, BLOCK), [0xc0, 0xc1]);
-    assert_eq!((old.moves(), new.worker.load.get()), ((0, 0), 0));
+    assert_eq!((old.moves(), new.worker.load.connections()), ((0, 0), 0));
 
     // A patient worker is woken by the end of that patience, not by the device.
     old.worker.balance.rules.patience = Duration::from_millis(20);
@@ -327,7 +330,7 @@ fn a_move_that_fails_loses_no_connection_but_to_a_full_system() {
     let mut client = old.client();
     drop(new.worker);
     old.give(&client, 1);
-    assert_eq!((old.has(&client), old.worker.load.get(), old.moves()), (true, 1, (0, 0)));
+    assert_eq!((old.has(&client), old.worker.load.connections(), old.moves()), (true, 1, (0, 0)));
     old.ask(&mut client, cmd::READ, NONE);
     old.go_on();
     old.go_on();
@@ -352,7 +355,7 @@ fn of_two_busy_ones_one_goes_and_the_last_stays() {
     let [mut old, mut new] = team();
     let mut clients = [old.client(), old.client()];
     old.worker.balance.rules.period = Duration::ZERO;
-    let age = |lab: &mut Lab| lab.worker.load.work(Duration::from_secs(1000)); // more than has passed
+    let age = |lab: &mut Lab| lab.worker.load.end_round(Duration::from_secs(1000)); // more than has passed
     old.go_on();
     age(&mut old);
     old.ask(&mut clients[0], cmd::READ, NONE);
@@ -365,7 +368,7 @@ fn of_two_busy_ones_one_goes_and_the_last_stays() {
     old.complete();
     old.ask(&mut clients[1], cmd::READ, NONE);
     old.complete();
-    new.worker.load.work(Duration::from_secs(1000));
+    new.worker.load.end_round(Duration::from_secs(1000));
     old.go_on();
     assert_eq!(old.worker.conns.len(), 2, "the other is no less busy");
     age(&mut old);
@@ -374,7 +377,10 @@ fn of_two_busy_ones_one_goes_and_the_last_stays() {
         old.complete();
     }
     old.go_on();
-    assert_eq!((old.worker.conns.len(), old.worker.load.get(), new.worker.load.get()), (1, 1, 1));
+    assert_eq!(
+        (old.worker.conns.len(), old.worker.load.connections(), new.worker.load.connections()),
+        (1, 1, 1)
+    );
     new.go_on();
     assert_eq!((old.moves(), new.moves()), ((0, 1), (1, 0)));
     for client in &clients {
@@ -387,7 +393,7 @@ fn of_two_busy_ones_one_goes_and_the_last_stays() {
 impl Lab {
     /// More time than has passed.
     fn works_for_long(&mut self) {
-        self.worker.load.work(Duration::from_secs(1000));
+        self.worker.load.end_round(Duration::from_secs(1000));
     }
 }
 
@@ -407,9 +413,9 @@ fn nobody_goes_to_a_worker_that_stands_still() {
         old.go_on();
         old.worker.conns.len()
     };
-    new.worker.load.begin();
+    new.worker.load.begin_round();
     assert_eq!((look(&mut old), look(&mut old)), (2, 2), "it opens an image, say");
-    new.worker.load.work(Duration::ZERO);
+    new.worker.load.end_round(Duration::ZERO);
     assert_eq!(look(&mut old), 1);
     new.go_on();
     for client in &clients {
