@@ -71,8 +71,8 @@ pub(crate) struct Conn {
     pub(crate) received: u64,
     /// Since when a WRITE's payload has not gone on, and how many bytes had been received then.
     pub(crate) stalled: Option<(Instant, u64)>,
-    /// It goes to another worker once all its replies have left: no request is begun.
-    pub(crate) leaving: bool,
+    /// It moves to another worker once all its replies have left: no request is begun.
+    pub(crate) moving: bool,
     /// What its requests have cost lately, in bytes copied.
     pub(crate) cost: u64,
     /// Requests refused so far.
@@ -113,7 +113,7 @@ impl Conn {
             blocked: None,
             received: 0,
             stalled: None,
-            leaving: false,
+            moving: false,
             cost: 0,
             refused: 0,
             out,
@@ -136,16 +136,15 @@ impl Conn {
         match &self.phase {
             Phase::Handshake(..) => self.blocked.is_none(),
             Phase::Transmission(session) => {
-                self.blocked.is_none() && !(self.leaving && session.is_between_requests())
+                self.blocked.is_none() && !(self.moving && session.is_between_requests())
             }
             Phase::Draining => false,
             Phase::Lingering(_) => true,
         }
     }
 
-    /// Whether nothing of it is kept but what it consists of: all it asked for was answered, and what it
-    /// asks next has not begun.
-    pub(crate) fn may_leave(&self) -> bool {
+    /// Whether it can move to another worker: all its requests are answered, and the next one has not begun.
+    pub(crate) fn is_quiescent(&self) -> bool {
         let between = match &self.phase {
             Phase::Transmission(session) => session.is_between_requests(),
             _ => false,

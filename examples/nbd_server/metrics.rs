@@ -27,7 +27,7 @@ use crate::notifier::{eventfd, ring};
 use crate::report::{Reporter, ServerReport};
 use crate::server::ServerError;
 use crate::upstream::UpstreamStats;
-use crate::worker::Moves;
+use crate::worker::MoveCounts;
 
 /// How long a client may take for its request, and for the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -299,15 +299,15 @@ fn upstreams(page: &mut Page, upstreams: &[(String, UpstreamStats)]) {
     metric("upstream_poisoned", "Whether changes may be lost.", |stats| stats.poisoned.into());
 }
 
-fn moves(page: &mut Page, moves: &[(usize, Moves)]) {
+fn moves(page: &mut Page, moves: &[(usize, MoveCounts)]) {
     let workers: Vec<_> = moves.iter().map(|(number, _)| number.to_string()).collect();
-    let of_each = |count: fn(&Moves) -> &u64| -> Vec<(&str, &str, &dyn Display)> {
+    let of_each = |count: fn(&MoveCounts) -> &u64| -> Vec<(&str, &str, &dyn Display)> {
         let values = workers.iter().zip(moves);
         values.map(|(worker, (_, moves))| ("worker", &**worker, count(moves) as _)).collect()
     };
-    let came = of_each(|moves| &moves.came);
+    let came = of_each(|moves| &moves.arrived);
     page.metric("moves_in_total", "Connections that came from a busier worker.", &came);
-    let left = of_each(|moves| &moves.left);
+    let left = of_each(|moves| &moves.departed);
     page.metric("moves_out_total", "Connections that went to an idle worker.", &left);
 }
 

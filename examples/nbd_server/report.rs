@@ -18,7 +18,7 @@ use crate::contexts::Connections;
 use crate::counters::Counters;
 use crate::export::ExportTable;
 use crate::registry::{Registry, RegistryReport, by_name};
-use crate::worker::{Inbox, Message, Moves, WorkerReport};
+use crate::worker::{Inbox, Message, MoveCounts, WorkerReport};
 
 /// Collects the figures; each thread that wants them has one.
 #[derive(Clone)]
@@ -64,7 +64,7 @@ pub(crate) struct ServerReport {
     pub(crate) engine: Option<EngineStats>,
     pub(crate) waiting: WaitStats,
     /// By the workers' numbers.
-    pub(crate) moves: Vec<(usize, Moves)>,
+    pub(crate) moves: Vec<(usize, MoveCounts)>,
     pub(crate) cache: Option<CacheStats>,
     pub(crate) registry: RegistryReport,
     pub(crate) rcu: rcu::Stats,
@@ -133,9 +133,9 @@ impl fmt::Display for ServerReport {
         writeln!(f, "server     {} workers, {} connections", self.workers, self.connections.live)?;
         writeln!(f, "{}", self.registry)?;
         write!(f, "moved      ")?;
-        for (nth, (number, Moves { came, left })) in self.moves.iter().enumerate() {
+        for (nth, (number, MoveCounts { arrived, departed })) in self.moves.iter().enumerate() {
             let separator = if nth == 0 { "" } else { "; " };
-            write!(f, "{separator}worker {number}: {came} in, {left} out")?;
+            write!(f, "{separator}worker {number}: {arrived} in, {departed} out")?;
         }
         writeln!(f)?;
         writeln!(

@@ -74,7 +74,7 @@ impl Lab {
 
     fn moves(&self) -> u64 {
         let moves = self.reporter.report().moves;
-        moves.iter().map(|(_, moves)| moves.came).sum()
+        moves.iter().map(|(_, moves)| moves.arrived).sum()
     }
 
     /// Runs `body` while connections are given to workers at random.
@@ -91,7 +91,7 @@ impl Lab {
                 // Ordering: Relaxed; it ends some time later, and nothing else depends on it.
                 while !done.load(Ordering::Relaxed) {
                     for (id, worker) in self.reporter.registry.sessions() {
-                        workers[worker].send(Message::Give(id, below(workers.len())));
+                        workers[worker].send(Message::MoveTo(id, below(workers.len())));
                     }
                     thread::sleep(Duration::from_micros(below(2000) as u64));
                 }

@@ -157,7 +157,7 @@ impl Worker {
     pub(super) fn drain(&mut self, slot: usize) {
         let conn = &mut self.conns[slot];
         conn.unread = Vec::new();
-        (conn.blocked, conn.stalled, conn.leaving) = (None, None, false);
+        (conn.blocked, conn.stalled, conn.moving) = (None, None, false);
         let old = std::mem::replace(&mut conn.phase, Phase::Draining);
         if let Phase::Transmission(session) = old {
             if let Some(buf) = session.abandon() {
@@ -222,7 +222,7 @@ impl Worker {
                     }
                 }
                 Phase::Transmission(session) => {
-                    if conn.leaving && session.is_between_requests() {
+                    if conn.moving && session.is_between_requests() {
                         break;
                     }
                     let outstanding = conn.active + conn.out.len();

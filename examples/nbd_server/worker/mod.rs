@@ -20,7 +20,7 @@
 //!   the cache would hold guards for as long as a client takes to read; to receive into it, for as long as
 //!   one takes to write.
 //! - For all that came together two looks at the clock, where there are several workers: see
-//!   [`moving`].
+//!   [`rebalance`].
 //! - No cache line that another core wrote: `cargo bench --bench census -- --only served`.
 //! - For each request one of the worker's buffers, and for each event three look-ups of its connection: an
 //!   id that came back from the kernel is not trusted.
@@ -35,7 +35,7 @@ mod batching;
 mod deadlines;
 mod intake;
 mod load;
-mod moving;
+mod rebalance;
 #[cfg(test)]
 mod tests;
 
@@ -59,8 +59,8 @@ use tracing::{info, warn};
 
 use self::deadlines::{HANDSHAKE_LIMIT, LINGER_LIMIT, TICK};
 pub(crate) use self::load::WorkerLoad;
-use self::moving::Balance;
-pub(crate) use self::moving::Moves;
+pub(crate) use self::rebalance::MoveCounts;
+use self::rebalance::Rebalancer;
 use crate::admission::WaitStats;
 use crate::busy_poll::BusyPoll;
 use crate::conn::{Conn, Phase, Sent};
@@ -90,8 +90,8 @@ const INBOX: u64 = u64::MAX - 1;
 /// What the main thread or another worker tells a worker.
 pub(crate) enum Message {
     Serve(Socket, CtxRef<Connection>, Permit),
-    /// A connection comes from another worker.
-    Move(Box<Conn>),
+    /// Take over a connection of another worker.
+    Adopt(Box<Conn>),
     Report(Sender<WorkerReport>),
     /// The session was taken off the list: answer what it asked for, then close it.
     End(Id),
@@ -99,9 +99,9 @@ pub(crate) enum Message {
     GiveWay(Id),
     /// Every session was told to end: finish what is in flight, then end.
     Stop,
-    /// Give a connection to that worker, whatever the loads.
+    /// Move a connection to that worker, whatever the loads.
     #[cfg(test)]
-    Give(Id, usize),
+    MoveTo(Id, usize),
 }
 
 /// Where a worker gets its messages.
@@ -136,7 +136,7 @@ impl Inbox {
 #[derive(Debug)]
 pub(crate) struct WorkerReport {
     pub(crate) number: usize,
-    pub(crate) moves: Moves,
+    pub(crate) moves: MoveCounts,
     pub(crate) counters: Counters,
     /// Operations that have begun, by file.
     pub(crate) begun: Vec<(usize, usize)>,
@@ -178,8 +178,8 @@ pub(crate) struct Worker {
     /// Which worker it is.
     number: usize,
     load: Arc<WorkerLoad>,
-    balance: Balance,
-    moves: Moves,
+    rebalancer: Rebalancer,
+    moves: MoveCounts,
     scratch: Box<[u8]>,
     /// Connections with something to send.
     dirty: Vec<Id>,
@@ -230,8 +230,8 @@ impl Worker {
             registry,
             number,
             load,
-            balance: Balance::new(workers),
-            moves: Moves::default(),
+            rebalancer: Rebalancer::new(workers),
+            moves: MoveCounts::default(),
             scratch: vec![0; SCRATCH].into(),
             dirty: Vec::new(),
             blocked: VecDeque::new(),
@@ -261,7 +261,7 @@ impl Worker {
     fn round(&mut self, engine: &Engine, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         self.wait(events)?;
         self.fill_batch(events);
-        let woke = self.begin_to_work();
+        let woke = self.begin_round();
         let (mut inbox, mut turn) = (false, false);
         {
             let _plug = engine.plug(); // what arrived together is submitted together
@@ -291,7 +291,7 @@ impl Worker {
         }
         self.look_at_deadlines();
         if let Some(woke) = woke {
-            self.look_at_loads(woke);
+            self.end_round(woke);
         }
         Ok(())
     }
@@ -314,7 +314,7 @@ impl Worker {
             return Ok(());
         }
         let ticking = self.watching || self.stopping.is_some();
-        let tick = self.balance.tick().or(ticking.then_some(TICK));
+        let tick = self.rebalancer.tick().or(ticking.then_some(TICK));
         // A tick is a constant below a second.
         let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.subsec_nanos().into() });
         look(tick.as_ref()).map(drop)
@@ -426,9 +426,9 @@ impl Worker {
         loop {
             match self.inbox.try_recv() {
                 Ok(Message::Serve(socket, ctx, permit)) => self.serve(socket, ctx, permit),
-                Ok(Message::Move(conn)) => self.adopt(conn),
+                Ok(Message::Adopt(conn)) => self.adopt(conn),
                 #[cfg(test)]
-                Ok(Message::Give(id, to)) => self.begin_to_leave(id, to),
+                Ok(Message::MoveTo(id, to)) => self.begin_move(id, to),
                 Ok(Message::Report(sender)) => {
                     let _ = sender.send(self.report()); // fails if the report is no longer awaited
                 }

@@ -16,7 +16,7 @@ mod caching;
 mod crash;
 mod hanging;
 mod hits;
-mod moving;
+mod rebalance;
 mod waiting;
 
 use super::*;

@@ -98,7 +98,7 @@ impl Player<'_> {
         self.asked += 1;
         for worker in self.workers {
             // Who does not have it does nothing.
-            assert!(worker.send(Message::Give(self.id, self.asked % WORKERS)));
+            assert!(worker.send(Message::MoveTo(self.id, self.asked % WORKERS)));
         }
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply).unwrap();
@@ -291,7 +291,7 @@ fn crash(seed: u64, bug: Option<&'static str>) {
         assert!(worker.send(Message::Report(sender.clone())) && worker.send(Message::Stop));
     }
     drop(sender);
-    let moves: u64 = reports.iter().map(|report| report.moves.came).sum();
+    let moves: u64 = reports.iter().map(|report| report.moves.arrived).sum();
     assert!(moves > 0, "no client was moved");
     threads.into_iter().for_each(|worker| worker.join().unwrap());
     played.into_iter().for_each(|client| client.unwrap_or_else(|panic| resume_unwind(panic)));

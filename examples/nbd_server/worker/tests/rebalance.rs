@@ -10,7 +10,7 @@ const NONE: CommandFlags = CommandFlags::NONE;
 fn team() -> [Lab; 2] {
     let mut team = Lab::team(2, Limits { depth: MOST, most: MOST }, MOST + 1, "0");
     for lab in &mut team {
-        lab.worker.balance.rules.patience = Duration::from_secs(1000);
+        lab.worker.rebalancer.rules.patience = Duration::from_secs(1000);
     }
     team.try_into().ok().expect("two")
 }
@@ -24,7 +24,7 @@ impl Lab {
     }
 
     fn give(&mut self, client: &(Id, UnixStream), to: usize) {
-        self.worker.begin_to_leave(client.0, to);
+        self.worker.begin_move(client.0, to);
     }
 
     fn has(&self, client: &(Id, UnixStream)) -> bool {
@@ -32,7 +32,7 @@ impl Lab {
     }
 
     fn moves(&self) -> (u64, u64) {
-        (self.worker.moves.came, self.worker.moves.left)
+        (self.worker.moves.arrived, self.worker.moves.departed)
     }
 }
 
@@ -152,7 +152,7 @@ fn what_was_received_goes_with_it() {
 fn who_is_not_ready_in_time_stays_and_is_served() {
     let [mut old, new] = team();
     let mut client = old.client();
-    old.worker.balance.rules.patience = Duration::ZERO;
+    old.worker.rebalancer.rules.patience = Duration::ZERO;
     old.ask(&mut client, cmd::READ, NONE);
     client.1.write_all(&read(0xc1)).unwrap();
     old.give(&client, 1);
@@ -165,11 +165,11 @@ fn who_is_not_ready_in_time_stays_and_is_served() {
     assert_eq!((old.moves(), new.worker.load.connections()), ((0, 0), 0));
 
     // A patient worker is woken by the end of that patience, not by the device.
-    old.worker.balance.rules.patience = Duration::from_millis(20);
+    old.worker.rebalancer.rules.patience = Duration::from_millis(20);
     old.ask(&mut client, cmd::READ, NONE);
     old.give(&client, 1);
     let engine = Rc::clone(&old.worker.requests.engine);
-    while old.worker.conns[0].leaving {
+    while old.worker.conns[0].moving {
         old.worker.round(&engine, &mut Vec::with_capacity(256)).unwrap();
     }
     old.complete();
@@ -177,7 +177,7 @@ fn who_is_not_ready_in_time_stays_and_is_served() {
 
     // One that ends meanwhile is not in the way of another.
     old.ask(&mut client, cmd::READ, NONE);
-    old.worker.balance.rules.patience = Duration::from_secs(1000);
+    old.worker.rebalancer.rules.patience = Duration::from_secs(1000);
     old.give(&client, 1);
     old.worker.close(client.0, "a test");
     old.complete();
@@ -354,7 +354,7 @@ fn a_move_that_fails_loses_no_connection_but_to_a_full_system() {
 fn of_two_busy_ones_one_goes_and_the_last_stays() {
     let [mut old, mut new] = team();
     let mut clients = [old.client(), old.client()];
-    old.worker.balance.rules.period = Duration::ZERO;
+    old.worker.rebalancer.rules.period = Duration::ZERO;
     let age = |lab: &mut Lab| lab.worker.load.end_round(Duration::from_secs(1000)); // more than has passed
     old.go_on();
     age(&mut old);
@@ -402,7 +402,7 @@ impl Lab {
 fn nobody_goes_to_a_worker_that_stands_still() {
     let [mut old, mut new] = team();
     let mut clients = [old.client(), old.client()];
-    old.worker.balance.rules.period = Duration::ZERO;
+    old.worker.rebalancer.rules.period = Duration::ZERO;
     old.go_on();
     let mut look = |old: &mut Lab| {
         old.works_for_long();
@@ -432,8 +432,8 @@ fn two_who_are_busy_do_not_both_give_to_one() {
         let mut team = Lab::team(3, limits, MOST + 1, "0");
         let mut clients = Vec::new();
         for lab in &mut team[..2] {
-            lab.worker.balance.rules.patience = Duration::from_secs(1000);
-            lab.worker.balance.rules.period = Duration::ZERO;
+            lab.worker.rebalancer.rules.patience = Duration::from_secs(1000);
+            lab.worker.rebalancer.rules.period = Duration::ZERO;
             clients.push([lab.client(), lab.client()]);
             lab.go_on();
         }
@@ -456,7 +456,7 @@ fn two_who_are_busy_do_not_both_give_to_one() {
         }
         let left = [0, 1].map(|nth: usize| team[nth].moves().1);
         assert_eq!(left, [u64::from(!busy), u64::from(busy)]);
-        assert!(team[0].worker.conns.iter().all(|(_, conn)| !conn.leaving));
+        assert!(team[0].worker.conns.iter().all(|(_, conn)| !conn.moving));
         team[2].go_on();
         for client in clients.iter().flatten() {
             let lab = team.iter_mut().find(|lab| lab.has(client)).expect("somebody has it");
