@@ -37,7 +37,7 @@ mod memory;
 mod metrics;
 mod notifier;
 mod operation;
-mod places;
+mod quota;
 mod registry;
 mod report;
 mod requests;

@@ -43,8 +43,8 @@ pub(crate) struct Ended {
 }
 
 impl Operation {
-    /// Whether a thread of the cache carries it out, which may take long; the engine the others, mostly.
-    pub(crate) fn is_call(&self) -> bool {
+    /// Whether the operation blocks a thread of the cache, perhaps for long. The engine carries out most of the others.
+    pub(crate) fn is_blocking(&self) -> bool {
         let Self { command, .. } = self;
         matches!(command, Command::Flush | Command::BlockStatus { .. })
             || matches!(command, Command::Trim { .. } | Command::WriteZeroes { .. })

@@ -50,8 +50,8 @@ mod metrics;
 mod notifier;
 #[path = "../nbd_server/operation.rs"]
 mod operation;
-#[path = "../nbd_server/places.rs"]
-mod places;
+#[path = "../nbd_server/quota.rs"]
+mod quota;
 #[path = "../nbd_server/registry.rs"]
 mod registry;
 #[path = "../nbd_server/report.rs"]
