@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use radix_ctx::CtxTable;
 
-use crate::idle::Use;
+use crate::idle::FileUse;
 
 /// The server's connections. As many as it takes at a time: the table's quota.
 pub(crate) type Connections = CtxTable<Connection>;
@@ -26,7 +26,7 @@ pub(crate) struct Connection {
     /// Its worker, and above that where it is there.
     place: AtomicU64,
     /// What it uses, and its operations do.
-    pub(crate) used: OnceLock<Use>,
+    pub(crate) used: OnceLock<FileUse>,
 }
 
 /// The place of a connection that no worker has yet.

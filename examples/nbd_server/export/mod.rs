@@ -23,7 +23,7 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::blocks::{BLOCK, Backing, Blocks, Image};
 use crate::folder::{Folder, MOST_NAMES};
-use crate::idle::{Known, Rest, Uses};
+use crate::idle::{FileState, OpenFiles, UseCounts};
 use crate::image_spec::ImageSpec;
 use crate::lock::lock;
 use crate::slots::Slots;
@@ -111,8 +111,8 @@ pub(crate) struct ExportTable {
     /// One open file per image, whatever its names.
     pub(crate) files: Slots<File>,
     /// Locked to open a file, or to release it.
-    pub(crate) known: Mutex<Known>,
-    pub(crate) uses: Arc<Uses>,
+    pub(crate) known: Mutex<OpenFiles>,
+    pub(crate) uses: Arc<UseCounts>,
     folder: Option<Folder>,
     /// How many were opened at the start, the first of which is the default.
     fixed: usize,
@@ -138,7 +138,7 @@ impl ExportTable {
             exports: Slots::new(most),
             files: Slots::new(most),
             known: Mutex::default(),
-            uses: Uses::new(most),
+            uses: UseCounts::new(most),
             folder,
             fixed: args.images.len(),
             fixed_files: 0,
@@ -199,7 +199,7 @@ impl ExportTable {
         let file = match known.find(&identity, len) {
             // Ours closes; the lock is the first one's.
             Some(file) => {
-                self.wake(&mut known.rest[file], file, path, patience)?;
+                self.relock(&mut known.states[file], file, path, patience)?;
                 file
             }
             None => {
@@ -224,7 +224,7 @@ impl ExportTable {
                     return Err(ExportError::TooMany { name, most });
                 };
                 known.files.insert(identity, index);
-                known.rest.push(Rest::new(len));
+                known.states.push(FileState::new(len));
                 index
             }
         };
@@ -323,7 +323,7 @@ impl ExportTable {
     }
 
     /// The export that a client negotiated, if it is what the client was told.
-    pub(crate) fn index_of(&self, known: &Known, negotiated: &Negotiated) -> Option<usize> {
+    pub(crate) fn index_of(&self, known: &OpenFiles, negotiated: &Negotiated) -> Option<usize> {
         let name = &negotiated.export;
         // In the folder another file may have taken the name.
         let index = self.find_fixed(name).or_else(|| known.names.get(name).copied())?;

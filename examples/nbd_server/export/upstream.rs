@@ -10,7 +10,7 @@ use nbd_protocol::{ExportInfo, MAX_PAYLOAD, TransmissionFlags as Flags};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tracing::info;
 
-use super::{Export, ExportError, ExportTable, Identity, Rest, identity};
+use super::{Export, ExportError, ExportTable, FileState, Identity, identity};
 use crate::blocks::{BLOCK, Backing};
 use crate::upstream::{Address, NbdDevice, UpstreamOptions, UpstreamStats};
 
@@ -62,7 +62,7 @@ impl ExportTable {
         let too_many = |name: String| ExportError::TooMany { name, most };
         let file = self.files.push(stand_in).map_err(|_| too_many(name.clone()))?;
         known.files.insert(identity, file);
-        known.rest.push(Rest::new(info.size));
+        known.states.push(FileState::new(info.size));
         let export = Export { info, file, start: 0 };
         let index = self.exports.push(export).map_err(|_| too_many(name.clone()))?;
         known.names.insert(name, index);

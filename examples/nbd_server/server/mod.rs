@@ -23,7 +23,7 @@ use crate::args::Args;
 use crate::connection_limits::{ConnectionLimits, PeerKey};
 use crate::contexts::{Connection, Connections};
 use crate::export::{ExportError, ExportTable};
-use crate::idle::LOOK;
+use crate::idle::IDLE_CHECK;
 use crate::listeners::Listeners;
 use crate::memory::LEAST;
 use crate::metrics::Metrics;
@@ -231,8 +231,8 @@ impl Server {
             }
             let now = Instant::now();
             if look.is_some_and(|due| now >= due) {
-                self.exports.look_for_idle(now);
-                look = Some(now + LOOK);
+                self.exports.release_idle(now);
+                look = Some(now + IDLE_CHECK);
             }
             if next.is_some_and(|next| Instant::now() >= next) {
                 tick(self);
