@@ -12,7 +12,7 @@ use socket2::Socket;
 
 use crate::connection_limits::Permit;
 use crate::contexts::Connection;
-use crate::memory::{Account, Memory};
+use crate::memory::{Account, BufferPool};
 use crate::operation::Step;
 use crate::registry::{Listed, Opened};
 use crate::session::Session;
@@ -168,7 +168,7 @@ impl Conn {
     }
 
     /// Starts TLS once the reply that announces it has left.
-    pub(crate) fn start_tls(&mut self, tls: Box<Tls>, memory: &mut Memory) -> io::Result<()> {
+    pub(crate) fn start_tls(&mut self, tls: Box<Tls>, memory: &mut BufferPool) -> io::Result<()> {
         // Behind the reply nothing may leave in plaintext, and nothing can be owed to a client that waits.
         let sent = self.out.send(&mut &self.socket, memory, &mut self.account)?;
         if sent == Sent::Blocked {
@@ -216,9 +216,9 @@ impl Conn {
     }
 
     /// Takes what became of one of its requests.
-    pub(crate) fn take(&mut self, step: Step, memory: &mut Memory, dirty: &mut Vec<Id>) {
+    pub(crate) fn take(&mut self, step: Step, memory: &mut BufferPool, dirty: &mut Vec<Id>) {
         if let Some(spent) = step.spent {
-            memory.give(spent, Some(&mut self.account));
+            memory.release(spent, Some(&mut self.account));
         }
         if let Some(header) = step.header {
             self.active -= 1;
@@ -312,7 +312,7 @@ impl Output {
     pub(crate) fn send(
         &mut self,
         socket: &mut impl Write,
-        memory: &mut Memory,
+        memory: &mut BufferPool,
         account: &mut Account,
     ) -> io::Result<Sent> {
         while !self.is_empty() {
@@ -361,7 +361,7 @@ impl Output {
         (used, bytes)
     }
 
-    fn advance(&mut self, count: usize, memory: &mut Memory, account: &mut Account) {
+    fn advance(&mut self, count: usize, memory: &mut BufferPool, account: &mut Account) {
         self.sent += count;
         if !self.handshake.is_empty() {
             if self.sent < self.handshake.len() {
@@ -377,15 +377,15 @@ impl Output {
             self.sent -= first.len();
             self.last_reply = first.len();
             if let Some(data) = self.replies.pop_front().and_then(|reply| reply.data) {
-                memory.give(data, Some(account));
+                memory.release(data, Some(account));
             }
         }
     }
 
     /// Gives every buffer back: the connection is gone.
-    pub(crate) fn discard(&mut self, memory: &mut Memory) {
+    pub(crate) fn discard(&mut self, memory: &mut BufferPool) {
         for data in self.replies.drain(..).filter_map(|reply| reply.data) {
-            memory.give(data, None);
+            memory.release(data, None);
         }
     }
 }
@@ -420,12 +420,12 @@ mod tests {
     #[test]
     fn output_resumes_at_any_byte_and_gives_buffers_back() {
         for step in [1, 3, 15, 16, 17, 100, 5000, 1 << 20] {
-            let mut memory = Memory::new(0);
+            let mut memory = BufferPool::new(0);
             let (mut account, mut out) = (Account::default(), Output::default());
             let mut expected = b"hello".to_vec();
             out.handshake = expected.clone();
             for cookie in 0..200 {
-                let mut data = memory.take(100, &mut account).unwrap();
+                let mut data = memory.acquire(100, &mut account).unwrap();
                 data.fill(cookie as u8);
                 let header = ReplyHeader::simple(cookie, Ok(()));
                 expected.extend(header.as_slice());

@@ -5,7 +5,7 @@ use nbd_protocol::{Agreed, Command, NbdError, Request};
 
 use crate::export::ExportTable;
 use crate::extents;
-use crate::memory::{Account, Memory, Short};
+use crate::memory::{Account, BufferPool, OutOfMemory};
 
 /// What a client negotiated, and where its request stream stands.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub(crate) enum Next {
     /// More bytes are needed.
     More,
     /// The request has to wait for a buffer; its header was not consumed.
-    NoMemory(Short),
+    NoMemory(OutOfMemory),
     /// A request to carry out; a READ's or BLOCK_STATUS's buffer to fill, or a WRITE's data.
     Start(Request, Command, Option<AlignedBuf>),
     /// A request to answer with an error.
@@ -51,7 +51,7 @@ impl Session {
         &mut self,
         input: &mut &[u8],
         exports: &ExportTable,
-        memory: &mut Memory,
+        memory: &mut BufferPool,
         account: &mut Account,
     ) -> Next {
         loop {
@@ -78,9 +78,9 @@ impl Session {
                         _ => None,
                     };
                     if let Some(room) = room {
-                        match memory.take(room, account) {
+                        match memory.acquire(room, account) {
                             Ok(taken) => buf = Some(taken),
-                            Err(Short::System) => checked = Err(NbdError::NoMem),
+                            Err(OutOfMemory::System) => checked = Err(NbdError::NoMem),
                             Err(short) => return Next::NoMemory(short),
                         }
                     }

@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 
 use super::{GAVE_WAY, Worker};
 use crate::conn::{InPlace, OUTSTANDING, Phase, Wait};
-use crate::memory::{self, Short};
+use crate::memory::{self, OutOfMemory};
 use crate::operation::Step;
 use crate::session::{Next, Session};
 
@@ -161,7 +161,7 @@ impl Worker {
         let old = std::mem::replace(&mut conn.phase, Phase::Draining);
         if let Phase::Transmission(session) = old {
             if let Some(buf) = session.abandon() {
-                self.memory.give(buf, Some(&mut conn.account));
+                self.memory.release(buf, Some(&mut conn.account));
             }
         }
         let id = conn.id();
@@ -241,11 +241,11 @@ impl Worker {
                     }
                     match session.next(&mut input, exports, memory, &mut conn.account) {
                         Next::More => break,
-                        Next::NoMemory(Short::Own) => {
+                        Next::NoMemory(OutOfMemory::Connection) => {
                             conn.block(Wait::Own, blocked, dirty);
                             break;
                         }
-                        Next::NoMemory(Short::Shared | Short::System) => {
+                        Next::NoMemory(OutOfMemory::Worker | OutOfMemory::System) => {
                             conn.block(Wait::Others, blocked, dirty);
                             break;
                         }

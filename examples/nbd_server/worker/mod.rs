@@ -68,7 +68,7 @@ use crate::connection_limits::Permit;
 use crate::contexts::{Connection, Connections};
 use crate::counters::Counters;
 use crate::export::ExportTable;
-use crate::memory::Memory;
+use crate::memory::BufferPool;
 use crate::notifier::{eventfd, ring};
 use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
@@ -166,7 +166,7 @@ impl Wake for Bell {
 pub(crate) struct Worker {
     exports: Arc<ExportTable>,
     requests: Requests,
-    memory: Memory,
+    memory: BufferPool,
     conns: Slab<Conn>,
     epoll: OwnedFd,
     inbox: Receiver<Message>,
@@ -221,7 +221,7 @@ impl Worker {
         Ok(Self {
             requests: Requests::new(engine, &exports, limits, Bell::waker(&bell))?,
             exports,
-            memory: Memory::new(memory),
+            memory: BufferPool::new(memory),
             conns: Slab::new(),
             epoll,
             inbox,
@@ -334,7 +334,7 @@ impl Worker {
                             self.conns[slot].take(step, &mut self.memory, &mut self.dirty);
                         }
                         Err(buf) => {
-                            buf.into_iter().for_each(|buf| self.memory.give(buf, None));
+                            buf.into_iter().for_each(|buf| self.memory.release(buf, None));
                         }
                     }
                 }
@@ -491,11 +491,11 @@ impl Worker {
         let mut conn = self.conns.remove(slot);
         info!(conn = %id, reason, refused = conn.refused, "connection closed");
         conn.out.discard(&mut self.memory);
-        self.requests.abandon(id, |buf| self.memory.give(buf, None));
+        self.requests.abandon(id, |buf| self.memory.release(buf, None));
         self.again |= !self.blocked.is_empty(); // what it held is free for them
         if let Phase::Transmission(session) = conn.phase {
             if let Some(buf) = session.abandon() {
-                self.memory.give(buf, None);
+                self.memory.release(buf, None);
             }
         }
     }
