@@ -1,4 +1,4 @@
-//! One connection: its socket, where it stands, and the replies on their way out.
+//! A connection of a client: its socket, its phase, and the replies to send.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -25,7 +25,7 @@ const PIECES: usize = 128;
 /// What the kernel adds to the bytes of one send is less than this and as much again as they are.
 const OVERHEAD: usize = 4096;
 
-/// Where a connection stands.
+/// The phase of a connection.
 pub(crate) enum Phase {
     /// Negotiating, until the deadline.
     Handshake(Handshake, Instant),
@@ -37,9 +37,9 @@ pub(crate) enum Phase {
     Lingering(Instant),
 }
 
-/// What keeps a connection's next request from starting.
+/// Why the next request of a connection does not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
+pub(crate) enum BlockedOn {
     /// Its own replies must leave, or its requests end.
     Own,
     /// Others hold the worker's memory or all its requests.
@@ -50,7 +50,7 @@ pub(crate) struct Conn {
     pub(crate) socket: Socket,
     /// Over the socket, once the client has asked for it.
     pub(crate) tls: Option<Box<Tls>>,
-    /// What names it, and its operations in the engine hold on to.
+    /// Its context, to which its operations have references.
     pub(crate) ctx: CtxRef<Connection>,
     /// Its place among the server's connections.
     pub(crate) permit: Permit,
@@ -66,7 +66,7 @@ pub(crate) struct Conn {
     /// has to wait.
     pub(crate) unread: Vec<u8>,
     /// What the next request waits for.
-    pub(crate) blocked: Option<Wait>,
+    pub(crate) blocked: Option<BlockedOn>,
     /// Bytes received so far.
     pub(crate) received: u64,
     /// Since when a WRITE's payload has not gone on, and how many bytes had been received then.
@@ -80,10 +80,10 @@ pub(crate) struct Conn {
     pub(crate) out: Output,
     /// Closing over unread bytes would reset it.
     pub(crate) tcp: bool,
-    /// On the worker's list of connections to send on.
-    pub(crate) dirty: bool,
-    /// What epoll was last told.
-    pub(crate) told: EventFlags,
+    /// It is in the worker's list of sendable connections.
+    pub(crate) send_queued: bool,
+    /// The events that are registered with epoll.
+    pub(crate) registered: EventFlags,
 }
 
 impl Conn {
@@ -117,8 +117,8 @@ impl Conn {
             cost: 0,
             refused: 0,
             out,
-            dirty: false,
-            told: EventFlags::IN,
+            send_queued: false,
+            registered: EventFlags::IN,
         }
     }
 
@@ -178,7 +178,7 @@ impl Conn {
         Ok(())
     }
 
-    /// What epoll should watch for.
+    /// The events that epoll should watch for.
     pub(crate) fn interest(&self) -> EventFlags {
         let mut interest = EventFlags::empty();
         interest.set(EventFlags::IN, self.wants_input());
@@ -192,20 +192,25 @@ impl Conn {
         matches!(self.phase, Phase::Draining) && self.active == 0 && is_sent
     }
 
-    /// Puts the connection on the list of those to send on.
-    pub(crate) fn mark_dirty(&mut self, dirty: &mut Vec<Id>) {
-        if !std::mem::replace(&mut self.dirty, true) {
-            dirty.push(self.id());
+    /// Adds the connection to the list of sendable ones.
+    pub(crate) fn queue_send(&mut self, sendable: &mut Vec<Id>) {
+        if !std::mem::replace(&mut self.send_queued, true) {
+            sendable.push(self.id());
         }
     }
 
-    /// Puts the connection on the list of those that wait, and on the other one so that epoll
-    /// hears that no input is wanted.
-    pub(crate) fn block(&mut self, wait: Wait, blocked: &mut VecDeque<Id>, dirty: &mut Vec<Id>) {
+    /// Adds the connection to the list of blocked ones, and to that of sendable ones so that epoll is told that no input
+    /// is wanted.
+    pub(crate) fn block(
+        &mut self,
+        wait: BlockedOn,
+        blocked: &mut VecDeque<Id>,
+        sendable: &mut Vec<Id>,
+    ) {
         if self.blocked.replace(wait).is_none() {
             blocked.push_back(self.id());
         }
-        self.mark_dirty(dirty);
+        self.queue_send(sendable);
     }
 
     /// Since when the client holds memory without moving: it takes no replies, or sends no more of
@@ -215,15 +220,15 @@ impl Conn {
         [self.out.stuck, stalled].into_iter().flatten().min()
     }
 
-    /// Takes what became of one of its requests.
-    pub(crate) fn take(&mut self, step: Step, memory: &mut BufferPool, dirty: &mut Vec<Id>) {
+    /// Queues the reply of one of its requests, and returns the buffer that the request needs no more.
+    pub(crate) fn take(&mut self, step: Step, memory: &mut BufferPool, sendable: &mut Vec<Id>) {
         if let Some(spent) = step.spent {
             memory.release(spent, Some(&mut self.account));
         }
         if let Some(header) = step.header {
             self.active -= 1;
             self.out.replies.push_back(Pending { header, data: step.data });
-            self.mark_dirty(dirty);
+            self.queue_send(sendable);
         }
     }
 
@@ -258,7 +263,7 @@ pub(crate) struct InPlace {
     pub(crate) ahead: usize,
 }
 
-/// What waits to be sent, in order.
+/// The output of a connection, in order.
 #[derive(Default)]
 pub(crate) struct Output {
     /// Handshake bytes; they precede every reply.
@@ -285,7 +290,7 @@ impl Pending {
     }
 }
 
-/// How a send ended.
+/// How much of the output a send took.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
     All,

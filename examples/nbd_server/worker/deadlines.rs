@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use radix_ctx::Id;
 
 use super::Worker;
-use crate::conn::{Conn, Phase, Wait};
+use crate::conn::{BlockedOn, Conn, Phase};
 
 /// A client that has not finished its handshake by then is closed.
 pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
@@ -58,7 +58,7 @@ impl Worker {
         }
         self.next_look = now + TICK;
         // A connection that is stuck does harm only while another one waits for memory or is refused it.
-        let waits = |conn: &Conn| conn.blocked == Some(Wait::Others) && conn.stuck().is_none();
+        let waits = |conn: &Conn| conn.blocked == Some(BlockedOn::Others) && conn.stuck().is_none();
         let refused = std::mem::take(&mut self.refused_memory);
         let harm = refused || self.conns.iter().any(|(_, conn)| waits(conn));
         let mut late = Vec::new();

@@ -9,7 +9,7 @@ use rustix::event::epoll;
 use tracing::{debug, info, warn};
 
 use super::{GAVE_WAY, Worker};
-use crate::conn::{InPlace, OUTSTANDING, Phase, Wait};
+use crate::conn::{BlockedOn, InPlace, OUTSTANDING, Phase};
 use crate::memory::{self, OutOfMemory};
 use crate::operation::Step;
 use crate::session::{Next, Session};
@@ -39,7 +39,7 @@ impl Worker {
                 Ok(()) => {
                     self.watch_payload(slot);
                     if self.slot_of(id).is_some_and(|slot| self.conns[slot].tls.is_some()) {
-                        self.mark_dirty(id); // it may have decrypted more, or hold bytes of its own
+                        self.queue_send(id); // it may have decrypted more, or hold bytes of its own
                     }
                 }
                 Err(reason) => self.close(id, &reason),
@@ -49,7 +49,7 @@ impl Worker {
             self.close(id, "the client hung up");
         }
         if flags.contains(epoll::EventFlags::OUT) {
-            self.mark_dirty(id);
+            self.queue_send(id);
         }
     }
 
@@ -165,13 +165,13 @@ impl Worker {
             }
         }
         let id = conn.id();
-        self.mark_dirty(id);
+        self.queue_send(id);
     }
 
     /// Understands bytes from a connection; returns how many are done with. The rest has to wait
     /// for more, or for a limit.
     fn parse(&mut self, slot: usize, bytes: &[u8]) -> Result<usize, String> {
-        let Self { conns, requests, memory, exports, registry, dirty, blocked, .. } = self;
+        let Self { conns, requests, memory, exports, registry, sendable, blocked, .. } = self;
         let refused_memory = &mut self.refused_memory;
         let conn = &mut conns[slot];
         let mut input = bytes;
@@ -183,13 +183,13 @@ impl Worker {
                 Phase::Handshake(handshake, _) => {
                     let tls = if conn.tls.is_none() { exports.tls.room() } else { 0 };
                     if !memory.has_room_for_handshake(exports.handshake_room(input.len()) + tls) {
-                        conn.block(Wait::Others, blocked, dirty);
+                        conn.block(BlockedOn::Others, blocked, sendable);
                         break;
                     }
                     let (used, step) =
                         handshake.receive(input, &**exports, &mut conn.out.handshake);
                     input = &input[used..];
-                    conn.mark_dirty(dirty);
+                    conn.queue_send(sendable);
                     match step {
                         HandshakeStep::More => break,
                         HandshakeStep::StartTls => {
@@ -227,11 +227,11 @@ impl Worker {
                     }
                     let outstanding = conn.active + conn.out.len();
                     if outstanding >= OUTSTANDING {
-                        conn.block(Wait::Own, blocked, dirty);
+                        conn.block(BlockedOn::Own, blocked, sendable);
                         break;
                     }
                     if !requests.has_room(session.export) {
-                        conn.block(Wait::Others, blocked, dirty);
+                        conn.block(BlockedOn::Others, blocked, sendable);
                         break;
                     }
                     if !conn.out.reserve(conn.active + 1) {
@@ -242,11 +242,11 @@ impl Worker {
                     match session.next(&mut input, exports, memory, &mut conn.account) {
                         Next::More => break,
                         Next::NoMemory(OutOfMemory::Connection) => {
-                            conn.block(Wait::Own, blocked, dirty);
+                            conn.block(BlockedOn::Own, blocked, sendable);
                             break;
                         }
                         Next::NoMemory(OutOfMemory::Worker | OutOfMemory::System) => {
-                            conn.block(Wait::Others, blocked, dirty);
+                            conn.block(BlockedOn::Others, blocked, sendable);
                             break;
                         }
                         Next::Start(_, Command::Disconnect, _) => {
@@ -261,7 +261,7 @@ impl Worker {
                             conn.cost += COST + buf.as_ref().map_or(0, |buf| buf.len()) as u64;
                             let step = requests.start(&conn.ctx, target, request, command, buf);
                             if let Some(step) = step {
-                                conn.take(step, memory, dirty);
+                                conn.take(step, memory, sendable);
                             }
                         }
                         Next::Refuse(request, error) => {
@@ -276,7 +276,7 @@ impl Worker {
                             requests.counters.errors += 1;
                             conn.active += 1;
                             let step = Step::refuse(&request, session.agreed.style, error);
-                            conn.take(step, memory, dirty);
+                            conn.take(step, memory, sendable);
                         }
                         Next::OutOfStep(error) => {
                             // The requests in front of it are owed their replies.
@@ -326,7 +326,7 @@ impl Worker {
                         ahead += 1; // at the back of the list now
                     } else {
                         // So that epoll hears whether input is wanted.
-                        self.mark_dirty(id);
+                        self.queue_send(id);
                         if self.conns[slot].blocked.is_some() {
                             self.behind.extend(self.blocked.pop_back());
                         }

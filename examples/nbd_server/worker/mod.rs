@@ -182,7 +182,7 @@ pub(crate) struct Worker {
     moves: MoveCounts,
     scratch: Box<[u8]>,
     /// Connections with something to send.
-    dirty: Vec<Id>,
+    sendable: Vec<Id>,
     /// Connections that wait for memory or room.
     blocked: VecDeque<Id>,
     /// Connections of which TLS has decrypted more than was read.
@@ -233,7 +233,7 @@ impl Worker {
             rebalancer: Rebalancer::new(workers),
             moves: MoveCounts::default(),
             scratch: vec![0; SCRATCH].into(),
-            dirty: Vec::new(),
+            sendable: Vec::new(),
             blocked: VecDeque::new(),
             undrained: Vec::new(),
             behind: Vec::new(),
@@ -257,7 +257,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits, and does what can be done then.
+    /// Waits for events, handles them, and answers what has completed.
     fn round(&mut self, engine: &Engine, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         self.wait(events)?;
         self.fill_batch(events);
@@ -285,7 +285,7 @@ impl Worker {
         if turn {
             engine.turn();
         }
-        self.settle(engine);
+        self.complete_round(engine);
         if inbox {
             self.read_inbox();
         }
@@ -296,9 +296,9 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits for events: looks for a moment, then sleeps.
+    /// Waits for events: polls for a moment, then sleeps.
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
-        let mut look = |timeout: Option<&Timespec>| {
+        let mut poll = |timeout: Option<&Timespec>| {
             events.clear();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => Ok(None),
@@ -308,21 +308,20 @@ impl Worker {
         };
         const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
         if std::mem::take(&mut self.again) {
-            return look(Some(&NOW)).map(drop);
+            return poll(Some(&NOW)).map(drop);
         }
-        if self.busy_poll.run(|| look(Some(&NOW)))?.is_some() {
+        if self.busy_poll.run(|| poll(Some(&NOW)))?.is_some() {
             return Ok(());
         }
         let ticking = self.watching || self.stopping.is_some();
         let tick = self.rebalancer.tick().or(ticking.then_some(TICK));
         // A tick is a constant below a second.
         let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.subsec_nanos().into() });
-        look(tick.as_ref()).map(drop)
+        poll(tick.as_ref()).map(drop)
     }
 
-    /// Answers what has completed, lets waiting connections go on, sends, until nothing is left
-    /// that can be done now.
-    fn settle(&mut self, engine: &Engine) {
+    /// Answers what has completed, lets blocked connections continue, and sends, until nothing more can be done now.
+    fn complete_round(&mut self, engine: &Engine) {
         for _ in 0..ROUNDS {
             let mut progress = false;
             {
@@ -331,7 +330,7 @@ impl Worker {
                     progress = true;
                     match completed {
                         Ok((slot, step)) => {
-                            self.conns[slot].take(step, &mut self.memory, &mut self.dirty);
+                            self.conns[slot].take(step, &mut self.memory, &mut self.sendable);
                         }
                         Err(buf) => {
                             buf.into_iter().for_each(|buf| self.memory.release(buf, None));
@@ -355,21 +354,21 @@ impl Worker {
         self.connections.with(id, |conn| conn.slot_at(self.number)).ok().flatten()
     }
 
-    fn mark_dirty(&mut self, id: Id) {
+    fn queue_send(&mut self, id: Id) {
         if let Some(slot) = self.slot_of(id) {
-            self.conns[slot].mark_dirty(&mut self.dirty);
+            self.conns[slot].queue_send(&mut self.sendable);
         }
     }
 
-    /// Sends on every dirty connection, and tells epoll what each now waits for. Returns whether
+    /// Sends on every sendable connection, and registers with epoll what each waits for. Returns whether
     /// a reply left.
     fn send_replies(&mut self) -> bool {
         let mut left = false;
-        for at in 0..self.dirty.len() {
-            let id = self.dirty[at];
+        for at in 0..self.sendable.len() {
+            let id = self.sendable[at];
             let Some(slot) = self.slot_of(id) else { continue };
             let conn = &mut self.conns[slot];
-            conn.dirty = false;
+            conn.send_queued = false;
             let Conn { out, socket, tls, account, .. } = conn;
             let waiting = out.len();
             let mut wire = Wire { socket, tls: tls.as_deref_mut() };
@@ -408,15 +407,16 @@ impl Worker {
                 self.undrained.push(id);
                 self.again = true;
             }
-            if conn.interest() != conn.told {
-                conn.told = conn.interest();
+            if conn.interest() != conn.registered {
+                conn.registered = conn.interest();
                 let data = epoll::EventData::new_u64(id.to_bits());
-                if let Err(error) = epoll::modify(&self.epoll, &conn.socket, data, conn.told) {
+                if let Err(error) = epoll::modify(&self.epoll, &conn.socket, data, conn.registered)
+                {
                     self.close(id, &error.to_string());
                 }
             }
         }
-        self.dirty.clear();
+        self.sendable.clear();
         left
     }
 
@@ -461,14 +461,14 @@ impl Worker {
             Instant::now() + HANDSHAKE_LIMIT,
             self.exports.tls.policy,
         );
-        if let Err(error) = epoll::add(&self.epoll, &conn.socket, data, conn.told) {
+        if let Err(error) = epoll::add(&self.epoll, &conn.socket, data, conn.registered) {
             warn!(%error, "cannot watch a new connection");
             self.forget(id);
             return;
         }
         entry.insert(conn);
         self.watching = true;
-        self.mark_dirty(id); // the greeting
+        self.queue_send(id); // the greeting
         self.send_replies();
     }
 

@@ -26,7 +26,7 @@ use rustix::event::epoll;
 use tracing::{debug, warn};
 
 use super::{Inbox, Message, Worker};
-use crate::conn::{Conn, Phase, Wait};
+use crate::conn::{BlockedOn, Conn, Phase};
 
 /// When a connection is moved. All guesses.
 #[derive(Clone, Copy, Debug)]
@@ -191,7 +191,7 @@ impl Worker {
             return;
         }
         conn.moving = true;
-        conn.mark_dirty(&mut self.dirty); // so that epoll is told that no input is wanted
+        conn.queue_send(&mut self.sendable); // so that epoll is told that no input is wanted
         self.again = true;
         let now = Instant::now();
         let beside = self.rebalancer.workers[to].load.connections();
@@ -238,7 +238,7 @@ impl Worker {
         if conn.blocked.take().is_some() {
             self.blocked.retain(|other| *other != id);
         }
-        (conn.dirty, conn.stalled) = (false, None); // its entry in the list of dirty ones finds nothing now
+        (conn.send_queued, conn.stalled) = (false, None); // its entry in the list of sendable ones finds nothing now
         conn.ctx.set_place(None);
         match there.give(Message::Adopt(Box::new(conn))) {
             Ok(()) => {
@@ -266,9 +266,9 @@ impl Worker {
         let entry = self.conns.vacant_entry();
         let slot = entry.key();
         conn.ctx.set_place(Some((self.number, slot)));
-        conn.told = conn.interest();
+        conn.registered = conn.interest();
         let data = epoll::EventData::new_u64(id.to_bits());
-        let watched = epoll::add(&self.epoll, &conn.socket, data, conn.told);
+        let watched = epoll::add(&self.epoll, &conn.socket, data, conn.registered);
         entry.insert(conn);
         if let Err(error) = watched {
             warn!(conn = %id, %error, "cannot watch a connection that arrived");
@@ -284,7 +284,7 @@ impl Worker {
     fn resume(&mut self, slot: usize) {
         let conn = &mut self.conns[slot];
         conn.moving = false;
-        conn.block(Wait::Own, &mut self.blocked, &mut self.dirty); // as if it had waited for a limit
+        conn.block(BlockedOn::Own, &mut self.blocked, &mut self.sendable); // as if it had waited for a limit
         self.again = true;
     }
 }

@@ -175,7 +175,7 @@ impl Lab {
         assert_eq!(self.script.complete(1), 1, "nothing is in flight");
         let engine = Rc::clone(&self.worker.requests.engine);
         engine.turn();
-        self.worker.settle(&engine);
+        self.worker.complete_round(&engine);
     }
 
     /// Requests that ended after their connection.

@@ -26,7 +26,7 @@ impl Lab {
     /// What was answered without the device is sent.
     fn settle(&mut self) {
         let engine = Rc::clone(&self.worker.requests.engine);
-        self.worker.settle(&engine);
+        self.worker.complete_round(&engine);
     }
 
     /// Until all that has begun has ended, but what the script has.

@@ -74,7 +74,7 @@ impl Hitter {
         while !lab.worker.requests.is_idle() {
             lab.script.complete(MOST);
             engine.turn();
-            lab.worker.settle(engine);
+            lab.worker.complete_round(engine);
             std::thread::yield_now();
         }
         at_once.then_some(calls)

@@ -80,7 +80,7 @@ fn a_connection_goes_once_all_it_asked_for_is_answered() {
     // What comes for it here finds nothing, also when another has its place.
     let mut other = old.client();
     old.worker.ready(client.0, epoll::EventFlags::IN | epoll::EventFlags::HUP);
-    old.worker.mark_dirty(client.0);
+    old.worker.queue_send(client.0);
     old.worker.close(client.0, "a test");
     old.worker.end(client.0);
     assert!(old.has(&other) && old.worker.load.connections() == 1);
