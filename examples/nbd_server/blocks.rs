@@ -40,7 +40,6 @@ use tracing::error;
 
 use crate::admission::SMALL;
 use crate::flushes::Flushes;
-use crate::slots::Slots;
 use crate::upstream::NbdDevice;
 
 /// Bytes of a block: what most clients' file systems read at least.
@@ -61,7 +60,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) struct Blocks {
     cache: Cache,
     /// By index of the export table's files.
-    images: Slots<Arc<Image>>,
+    images: boxcar::Vec<Arc<Image>>,
     /// See [`Image::longest`].
     longest: u64,
 }
@@ -118,7 +117,7 @@ pub(crate) struct Image {
 }
 
 impl Blocks {
-    /// A cache of so many bytes, 0 for none, for so many images at most.
+    /// A cache of so many bytes, 0 for none. No more memory is needed for up to so many images.
     pub(crate) fn new(bytes: u64, images: usize) -> io::Result<Self> {
         let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
         // The syncs, and what is excluded from what, are the cache's also where it has no blocks.
@@ -126,7 +125,7 @@ impl Blocks {
         let cache =
             Cache::builder(capacity).block_sizes(BLOCK, BLOCK).patience(PATIENCE).build()?;
         let longest = if bytes == 0 { 0 } else { SMALL.min(bytes / SHARE).max(BLOCK as u64) };
-        Ok(Self { cache, images: Slots::new(images), longest })
+        Ok(Self { cache, images: boxcar::Vec::with_capacity(images), longest })
     }
 
     /// Adds the image of the table's next file.
@@ -150,7 +149,8 @@ impl Blocks {
             #[cfg(test)]
             planted: std::sync::OnceLock::new(),
         });
-        self.images.push(image).map(drop).map_err(|_| io::Error::other("too many images"))
+        self.images.push(image);
+        Ok(())
     }
 
     /// Ends that of a file of which nothing is used any more, so that the same can be attached again.

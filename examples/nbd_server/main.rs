@@ -44,7 +44,6 @@ mod requests;
 mod run_command;
 mod server;
 mod session;
-mod slots;
 mod tasks;
 mod tls;
 mod upstream;

@@ -103,7 +103,12 @@ impl Requests {
             exports: Arc::clone(exports),
             counters: Counters::default(),
         };
-        requests.exports.files.len().checked_sub(1).map_or(Ok(()), |last| requests.attach(last))?;
+        requests
+            .exports
+            .files
+            .count()
+            .checked_sub(1)
+            .map_or(Ok(()), |last| requests.attach(last))?;
         Ok(requests)
     }
 

@@ -64,8 +64,6 @@ mod run_command;
 mod server;
 #[path = "../nbd_server/session.rs"]
 mod session;
-#[path = "../nbd_server/slots.rs"]
-mod slots;
 #[path = "../nbd_server/tasks.rs"]
 mod tasks;
 #[path = "../nbd_server/tls.rs"]

@@ -26,7 +26,6 @@ use crate::folder::{Folder, MOST_NAMES};
 use crate::idle::{FileState, OpenFiles, UseCounts};
 use crate::image_spec::ImageSpec;
 use crate::lock::lock;
-use crate::slots::Slots;
 use crate::tls::Acceptor;
 use crate::upstream::UpstreamError;
 
@@ -107,9 +106,12 @@ struct Opened {
 /// client asks for them, and released when no client has them open ([`idle`](crate::idle)).
 #[derive(Debug)]
 pub(crate) struct ExportTable {
-    exports: Slots<Export>,
+    /// An export keeps its index, and is read without a lock: requests carry the index.
+    exports: boxcar::Vec<Export>,
     /// One open file per image, whatever its names.
-    pub(crate) files: Slots<File>,
+    pub(crate) files: boxcar::Vec<File>,
+    /// Most exports, and most files.
+    capacity: usize,
     /// Locked to open a file, or to release it.
     pub(crate) known: Mutex<OpenFiles>,
     pub(crate) uses: Arc<UseCounts>,
@@ -133,23 +135,24 @@ impl ExportTable {
             Folder::open(path).map_err(fail)
         };
         let folder = args.export_dir.as_ref().map(open).transpose()?;
-        let most = args.images.len() + if folder.is_some() { FOLDER } else { 0 };
+        let capacity = args.images.len() + if folder.is_some() { FOLDER } else { 0 };
         let mut table = Self {
-            exports: Slots::new(most),
-            files: Slots::new(most),
+            exports: boxcar::Vec::with_capacity(capacity),
+            files: boxcar::Vec::with_capacity(capacity),
+            capacity,
             known: Mutex::default(),
-            uses: UseCounts::new(most),
+            uses: UseCounts::new(capacity),
             folder,
             fixed: args.images.len(),
             fixed_files: 0,
             args: args.clone(),
-            blocks: Blocks::new(args.cache, most).map_err(ExportError::Cache)?,
+            blocks: Blocks::new(args.cache, capacity).map_err(ExportError::Cache)?,
             tls: Acceptor::new(args).map_err(ExportError::Tls)?,
         };
         for image in &args.images {
             table.add_image(image)?;
         }
-        table.fixed_files = table.files.len();
+        table.fixed_files = table.files.count();
         Ok(table)
     }
 
@@ -158,7 +161,7 @@ impl ExportTable {
         if name.is_empty() || name.len() > MAX_STRING || name.chars().any(char::is_control) {
             return Err(ExportError::Name { name });
         }
-        if self.exports.iter().any(|export| export.info.name == name) {
+        if self.exports.iter().any(|(_, export)| export.info.name == name) {
             return Err(ExportError::Duplicate { name });
         }
         if let Some(address) = &image.upstream {
@@ -203,9 +206,8 @@ impl ExportTable {
                 file
             }
             None => {
-                let most = self.files.capacity();
-                if self.files.len() == most {
-                    return Err(ExportError::TooMany { name, most });
+                if self.files.count() == self.capacity {
+                    return Err(ExportError::TooMany { name, most: self.capacity });
                 }
                 if !self.args.no_lock {
                     lock(&file, read_only, path, patience)?;
@@ -220,15 +222,14 @@ impl ExportTable {
                 known.files.remove(&identity); // whatever comes of the next, that one has ended
                 let backing = Backing::open(&file).map_err(fail)?;
                 self.blocks.attach(backing).map_err(ExportError::Cache)?;
-                let Ok(index) = self.files.push(file) else {
-                    return Err(ExportError::TooMany { name, most });
-                };
+                let index = self.files.push(file);
                 known.files.insert(identity, index);
                 known.states.push(FileState::new(len));
                 index
             }
         };
-        let is_there = |export: &Export| export.info.name == name && export.file == file;
+        let is_there =
+            |(_, export): (usize, &Export)| export.info.name == name && export.file == file;
         if let Some(index) = self.exports.iter().position(is_there) {
             known.names.insert(name, index);
             return Ok(index);
@@ -236,10 +237,11 @@ impl ExportTable {
         let mut info = self.describe(name, path, &self.files[file], part)?;
         self.bound(&mut info, file, part.offset);
         info!(export = info.name, size = info.size, path = %path.display(), "serving");
-        let most = self.exports.capacity();
-        let full = |export: Export| ExportError::TooMany { name: export.info.name, most };
+        if self.exports.count() == self.capacity {
+            return Err(ExportError::TooMany { name: info.name, most: self.capacity });
+        }
         let name = info.name.clone();
-        let index = self.exports.push(Export { info, file, start: part.offset }).map_err(full)?;
+        let index = self.exports.push(Export { info, file, start: part.offset });
         known.names.insert(name, index);
         Ok(index)
     }
@@ -336,7 +338,7 @@ impl ExportTable {
     /// One of the command line; of no name, the first.
     fn find_fixed(&self, name: &str) -> Option<usize> {
         let mut fixed = self.exports.iter().take(self.fixed);
-        fixed.position(|export| name.is_empty() || export.info.name == name)
+        fixed.position(|(_, export)| name.is_empty() || export.info.name == name)
     }
 
     /// A file of the folder.
@@ -355,17 +357,17 @@ impl ExportTable {
     /// How many there are, and those that were.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.exports.len()
+        self.exports.count()
     }
 
     /// How many there may be; all indexes are below.
     pub(crate) fn capacity(&self) -> usize {
-        self.exports.capacity()
+        self.capacity
     }
 
     /// The names of those that were opened, by index.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.exports.iter().map(|export| export.info.name.as_str())
+        self.exports.iter().map(|(_, export)| export.info.name.as_str())
     }
 
     pub(crate) fn get(&self, index: usize) -> &Export {
@@ -386,7 +388,7 @@ impl ExportTable {
 
     /// Returns how many bytes the replies to so many bytes of options may take while their buffer grows.
     pub(crate) fn handshake_room(&self, input: usize) -> usize {
-        let fixed = self.exports.iter().take(self.fixed).map(|export| &export.info);
+        let fixed = self.exports.iter().take(self.fixed).map(|(_, export)| &export.info);
         let fixed: usize = fixed.map(|info| info.name.len() + info.description.len() + 64).sum();
         let list = fixed + if self.folder.is_some() { MOST_NAMES * 512 } else { 0 };
         let replies = (input / OPTION_HEADER + 1).saturating_mul(list).min(MAX_REPLIES) + list;
@@ -413,8 +415,8 @@ impl ExportTable {
 
     /// The names under which a file was opened.
     pub(crate) fn names_of(&self, file: usize) -> impl Iterator<Item = &str> {
-        let its = self.exports.iter().filter(move |export| export.file == file);
-        its.map(|export| export.info.name.as_str())
+        let its = self.exports.iter().filter(move |(_, export)| export.file == file);
+        its.map(|(_, export)| export.info.name.as_str())
     }
 }
 
@@ -427,8 +429,9 @@ impl Exports for ExportTable {
         let (folder, file) = self.in_folder(name)?;
         let known = identity(&file.metadata().ok()?);
         let known = self.known.lock().find(&known, length(&file).ok()?);
-        let opened = |export: &&Export| export.info.name == name && Some(export.file) == known;
-        if let Some(export) = self.exports.iter().find(opened) {
+        let opened =
+            |(_, export): &(usize, &Export)| export.info.name == name && Some(export.file) == known;
+        if let Some((_, export)) = self.exports.iter().find(opened) {
             return Some(Cow::Borrowed(&export.info));
         }
         let info = self.describe(name.to_owned(), &folder.path(name), &file, &self.whole());
@@ -454,7 +457,7 @@ impl Exports for ExportTable {
 
     fn list(&self) -> Vec<ListedExport> {
         let fixed = self.exports.iter().take(self.fixed);
-        let mut listed: Vec<_> = fixed.map(|export| export.info.listed()).collect();
+        let mut listed: Vec<_> = fixed.map(|(_, export)| export.info.listed()).collect();
         for name in self.folder.iter().flat_map(Folder::names) {
             if self.find_fixed(&name).is_none() {
                 listed.push(ListedExport { name, description: String::new() });

@@ -58,13 +58,10 @@ impl ExportTable {
         let identity: Identity = identity(&stand_in.metadata().map_err(ExportError::Cache)?);
         let mut known = self.known.lock();
         self.blocks.attach(Backing::upstream(device)).map_err(ExportError::Cache)?;
-        let most = self.files.capacity();
-        let too_many = |name: String| ExportError::TooMany { name, most };
-        let file = self.files.push(stand_in).map_err(|_| too_many(name.clone()))?;
+        let file = self.files.push(stand_in);
         known.files.insert(identity, file);
         known.states.push(FileState::new(info.size));
-        let export = Export { info, file, start: 0 };
-        let index = self.exports.push(export).map_err(|_| too_many(name.clone()))?;
+        let index = self.exports.push(Export { info, file, start: 0 });
         known.names.insert(name, index);
         Ok(())
     }
@@ -73,7 +70,7 @@ impl ExportTable {
 impl ExportTable {
     /// How the upstream exports fare, by name.
     pub(crate) fn upstreams(&self) -> Vec<(String, UpstreamStats)> {
-        let stats = |export: &Export| {
+        let stats = |(_, export): (usize, &Export)| {
             let upstream = self.image(export.file).upstream.as_ref()?;
             Some((export.info.name.clone(), upstream.stats()))
         };

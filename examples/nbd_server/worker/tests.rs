@@ -39,8 +39,8 @@ fn on_disk(
     (disk, engines_write): (&Arc<FaultDevice<FileDevice>>, bool),
     cache: u64,
 ) -> Blocks {
-    let blocks = Blocks::new(cache, exports.files.len()).unwrap();
-    for (nr, file) in exports.files.iter().enumerate() {
+    let blocks = Blocks::new(cache, exports.capacity()).unwrap();
+    for (nr, file) in exports.files.iter() {
         let mut backing = Backing::open(file).unwrap();
         if nr == 0 {
             (backing.device, backing.engines_write) = (disk.clone(), engines_write);
