@@ -27,6 +27,7 @@ use nbd_protocol::Negotiated;
 use percpu::rcu;
 use tracing::{info, warn};
 
+use crate::blocks::BLOCK;
 use crate::export::{ExportError, ExportTable, Identity};
 use crate::lock::{lock, unlock};
 
@@ -66,13 +67,20 @@ pub(crate) struct FileState {
     /// A thread is releasing it, or has failed to.
     tried: bool,
     /// It is not locked, and none of its blocks is cached.
-    released: bool,
+    pub(crate) released: bool,
 }
 
 impl FileState {
     /// The state of a file that was just opened.
     pub(crate) fn new(len: u64) -> Self {
         Self { len, touched: 0, since: None, tried: false, released: false }
+    }
+
+    /// Notes that the open file has grown. If that is not by whole blocks, the next release opens the file anew.
+    pub(crate) fn resize(&mut self, len: u64) {
+        if len.is_multiple_of(BLOCK as u64) {
+            self.len = len;
+        }
     }
 
     fn touch(&mut self) {
@@ -221,7 +229,6 @@ mod tests {
 
     use super::*;
     use crate::args::Args;
-    use crate::blocks::BLOCK;
 
     /// A folder with an image, and the exports of it.
     fn folder(cache: &str) -> (TempDir, Arc<ExportTable>) {

@@ -66,7 +66,7 @@ use crate::background::{PidFile, Starter};
 use crate::demo::DemoOptions;
 use crate::image_spec::ImageSpec;
 use crate::run_command::RunCommand;
-use crate::server::{Calls, Server};
+use crate::server::{Server, Wakeups};
 
 fn main() -> ExitCode {
     let starter = Starter::find();
@@ -126,16 +126,6 @@ fn refuse_what_is_too_large() {
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
-/// Whether the process was started so that it hears nothing of that signal, as `nohup` does.
-fn is_ignored(signal: i32) -> bool {
-    let mut old = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: without a new action the call only stores the old one, of the type that it is.
-    let ret = unsafe { libc::sigaction(signal, std::ptr::null(), old.as_mut_ptr()) };
-    // SAFETY: it consists of numbers, and was all zeros before.
-    let old = unsafe { old.assume_init() };
-    ret == 0 && old.sa_sigaction == libc::SIG_IGN
-}
-
 /// Starts the server in the background.
 fn fork() -> Result<ExitCode, Box<dyn Error>> {
     if !listeners::handed_over()?.is_empty() {
@@ -147,7 +137,7 @@ fn fork() -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// Serves the images until a signal, the end of `--run`'s command, or with `--exit-with-last` that of the last
-/// client. SIGUSR1 prints the figures.
+/// client. SIGUSR1 prints the figures, SIGHUP has exports grow with their files.
 fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn Error>> {
     let handed_over = listeners::handed_over()?;
     let mut own_folder = None;
@@ -161,13 +151,16 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     }
     // A signal writes a byte to the pipe, whichever thread it finds.
     let (stop, notify) = UnixStream::pair()?;
-    let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
-    for signal in [SIGTERM, SIGINT].into_iter().chain(hang_up) {
+    for signal in [SIGTERM, SIGINT] {
         signal_hook::low_level::pipe::register(signal, notify.try_clone()?)?;
     }
-    let (show, to_show) = UnixStream::pair()?;
-    show.set_nonblocking(true)?;
-    signal_hook::low_level::pipe::register(SIGUSR1, to_show)?;
+    let pipe_of = |signal| -> io::Result<UnixStream> {
+        let (pipe, notify) = UnixStream::pair()?;
+        pipe.set_nonblocking(true)?;
+        signal_hook::low_level::pipe::register(signal, notify)?;
+        Ok(pipe)
+    };
+    let (show, grow) = (pipe_of(SIGUSR1)?, pipe_of(SIGHUP)?);
     let mut server = Server::start(&args, handed_over)?;
     let _pid_file = args.pid_file.as_deref().map(PidFile::create).transpose()?;
     let addresses = server.addresses();
@@ -186,8 +179,8 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
         let page = format!("{}\n", server.report());
         let _ = LogWriter.write_all(page.as_bytes()); // whole, so that no log line comes between
     };
-    let calls = Calls { stop: stop.as_fd(), show: Some(&show), period };
-    let ended = server.accept_until(calls, print);
+    let wakeups = Wakeups { stop: stop.as_fd(), show: Some(&show), grow: Some(&grow), period };
+    let ended = server.accept_until(wakeups, print);
     let code = command.and_then(|command| command.end());
     info!("stopping");
     if args.stats.is_some() {
@@ -217,7 +210,8 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
         drop(notify); // the other end becomes readable
         report.map_err(|error| error.to_string())
     });
-    server.accept_until(Calls { stop: stop.as_fd(), show: None, period: None }, |_| {})?;
+    let wakeups = Wakeups { stop: stop.as_fd(), show: None, grow: None, period: None };
+    server.accept_until(wakeups, |_| {})?;
     let report = client.join().map_err(|_| "the client panicked")??;
     let figures = server.report();
     let mut stdout = io::stdout();

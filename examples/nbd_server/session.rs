@@ -1,7 +1,7 @@
 //! The transmission phase of one connection: bytes in, requests out. No I/O.
 
 use aio_reap::AlignedBuf;
-use nbd_protocol::{Agreed, Command, NbdError, Request};
+use nbd_protocol::{Agreed, Command, ExportInfo, NbdError, Request};
 
 use crate::export::ExportTable;
 use crate::extents;
@@ -12,6 +12,8 @@ use crate::memory::{Account, BufferPool, OutOfMemory};
 pub(crate) struct Session {
     /// Index into the export table.
     pub(crate) export: usize,
+    /// The export as the client was told of it: it may have grown since.
+    info: ExportInfo,
     pub(crate) agreed: Agreed,
     stream: Stream,
 }
@@ -42,8 +44,8 @@ pub(crate) enum Next {
 }
 
 impl Session {
-    pub(crate) fn new(export: usize, agreed: Agreed) -> Self {
-        Self { export, agreed, stream: Stream::Header }
+    pub(crate) fn new(export: usize, info: ExportInfo, agreed: Agreed) -> Self {
+        Self { export, info, agreed, stream: Stream::Header }
     }
 
     /// Consumes bytes from the front of `input` until they make a request.
@@ -62,7 +64,7 @@ impl Session {
                         Ok(None) => return Next::More,
                         Err(error) => return Next::OutOfStep(error.to_string()),
                     };
-                    let info = &exports.get(self.export).info;
+                    let info = &self.info;
                     let payload = request.checked_payload_len(self.agreed.style, info.max_block);
                     let payload = match payload {
                         Ok(payload) => payload,

@@ -82,6 +82,8 @@ pub(crate) struct Export {
     pub(crate) file: usize,
     /// Where it begins in the file, in bytes.
     pub(crate) start: u64,
+    /// It ends where the file does, also when that has grown.
+    grows: bool,
 }
 
 /// What is served of a file: see [`ImageSpec`].
@@ -241,7 +243,12 @@ impl ExportTable {
             return Err(ExportError::TooMany { name: info.name, most: self.capacity });
         }
         let name = info.name.clone();
-        let index = self.exports.push(Export { info, file, start: part.offset });
+        let index = self.exports.push(Export {
+            info,
+            file,
+            start: part.offset,
+            grows: part.size.is_none(),
+        });
         known.names.insert(name, index);
         Ok(index)
     }
@@ -316,7 +323,7 @@ impl ExportTable {
 
     /// An image is as long as its file was when it was opened: under a name that it got later it is no longer.
     fn bound(&self, info: &mut ExportInfo, file: usize, start: u64) {
-        info.size = info.size.min(self.image(file).len.saturating_sub(start));
+        info.size = info.size.min(self.image(file).len().saturating_sub(start));
     }
 
     /// The image of a file.
@@ -329,7 +336,7 @@ impl ExportTable {
         let name = &negotiated.export;
         // In the folder another file may have taken the name.
         let index = self.find_fixed(name).or_else(|| known.names.get(name).copied())?;
-        let info = &self.exports[index].info;
+        let info = self.info(index);
         let same =
             info.size == negotiated.size && info.advertised(negotiated.style) == negotiated.flags;
         same.then_some(index)
@@ -372,6 +379,40 @@ impl ExportTable {
 
     pub(crate) fn get(&self, index: usize) -> &Export {
         &self.exports[index]
+    }
+
+    /// An export as a client is told of it, with the size that it has now.
+    pub(crate) fn info(&self, index: usize) -> ExportInfo {
+        let Export { ref info, file, start, grows } = self.exports[index];
+        let mut info = info.clone();
+        if grows {
+            let rest = self.image(file).len().saturating_sub(start);
+            info.size = rest - rest % u64::from(info.min_block);
+        }
+        info
+    }
+
+    /// Has images grow with their files, by whole blocks. Clients that connect from now on see the new sizes.
+    pub(crate) fn grow(&self) {
+        let mut known = self.known.lock();
+        for (file, opened) in &self.files {
+            let (image, name) = (self.image(file), self.names_of(file).next().unwrap_or_default());
+            let (before, state) = (image.len(), &mut known.states[file]);
+            match length(opened) {
+                // A released file is opened anew if it has grown.
+                Ok(len) if len < before + BLOCK as u64 || state.released => {}
+                Ok(len) if image.grow(len) => {
+                    state.resize(len);
+                    info!(export = name, from = before, to = image.len(), "the image has grown");
+                }
+                Ok(_) => {
+                    warn!(export = name, before, "only a size in whole blocks of {BLOCK} can grow")
+                }
+                Err(error) => {
+                    warn!(export = name, %error, "cannot tell whether the image has grown")
+                }
+            }
+        }
     }
 
     /// How large the buffer of a READ or WRITE has to be.
@@ -424,15 +465,15 @@ impl Exports for ExportTable {
     /// Opens nothing for good: a client that only looks leaves a file of the folder to others.
     fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
         if let Some(index) = self.find_fixed(name) {
-            return Some(Cow::Borrowed(&self.exports[index].info));
+            return Some(Cow::Owned(self.info(index)));
         }
         let (folder, file) = self.in_folder(name)?;
         let known = identity(&file.metadata().ok()?);
         let known = self.known.lock().find(&known, length(&file).ok()?);
         let opened =
             |(_, export): &(usize, &Export)| export.info.name == name && Some(export.file) == known;
-        if let Some((_, export)) = self.exports.iter().find(opened) {
-            return Some(Cow::Borrowed(&export.info));
+        if let Some((index, _)) = self.exports.iter().find(opened) {
+            return Some(Cow::Owned(self.info(index)));
         }
         let info = self.describe(name.to_owned(), &folder.path(name), &file, &self.whole());
         let mut info = info
@@ -444,7 +485,7 @@ impl Exports for ExportTable {
 
     fn open(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
         if let Some(index) = self.find_fixed(name) {
-            return Some(Cow::Borrowed(&self.exports[index].info));
+            return Some(Cow::Owned(self.info(index)));
         }
         let (folder, file) = self.in_folder(name)?;
         // A worker asks, which has others to serve: no patience.
@@ -452,12 +493,12 @@ impl Exports for ExportTable {
         let opened = Opened { file, read_only, patience: Duration::ZERO, may_grow: false };
         let added = self.add(name.to_owned(), &folder.path(name), opened, &self.whole());
         let index = added.inspect_err(|error| warn!(%error, "an export is not served")).ok()?;
-        Some(Cow::Borrowed(&self.exports[index].info))
+        Some(Cow::Owned(self.info(index)))
     }
 
     fn list(&self) -> Vec<ListedExport> {
         let fixed = self.exports.iter().take(self.fixed);
-        let mut listed: Vec<_> = fixed.map(|(_, export)| export.info.listed()).collect();
+        let mut listed: Vec<_> = fixed.map(|(index, _)| self.info(index).listed()).collect();
         for name in self.folder.iter().flat_map(Folder::names) {
             if self.find_fixed(&name).is_none() {
                 listed.push(ListedExport { name, description: String::new() });

@@ -61,7 +61,7 @@ impl ExportTable {
         let file = self.files.push(stand_in);
         known.files.insert(identity, file);
         known.states.push(FileState::new(info.size));
-        let index = self.exports.push(Export { info, file, start: 0 });
+        let index = self.exports.push(Export { info, file, start: 0, grows: false });
         known.names.insert(name, index);
         Ok(())
     }

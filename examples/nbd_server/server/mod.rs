@@ -5,7 +5,7 @@ mod tests;
 
 use std::io::{self, Read};
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
@@ -70,14 +70,16 @@ pub(crate) enum ServerError {
     Io(#[from] io::Error),
 }
 
-/// What the main thread listens to beside connections.
+/// What wakes the main thread beside connections.
 #[derive(Clone, Copy)]
-pub(crate) struct Calls<'a> {
-    /// Readable once the server is to stop.
+pub(crate) struct Wakeups<'a> {
+    /// Readable once the server must stop.
     pub(crate) stop: BorrowedFd<'a>,
     /// Readable once a signal has asked for the figures; does not block.
     pub(crate) show: Option<&'a UnixStream>,
-    /// How often they are shown unasked.
+    /// Readable once a signal has asked to look at the sizes of files; does not block.
+    pub(crate) grow: Option<&'a UnixStream>,
+    /// How often the figures are shown without a signal.
     pub(crate) period: Option<Duration>,
 }
 
@@ -182,25 +184,22 @@ impl Server {
     }
 
     /// Accepts until told to stop, or the last client has left with `--exit-with-last`, or a worker ends, which is
-    /// an error; meanwhile calls `tick` as often as `calls` says.
+    /// an error. Calls `show_figures` when a signal asks for it, and periodically.
     pub(crate) fn accept_until(
         &mut self,
-        calls: Calls<'_>,
-        mut tick: impl FnMut(&Self),
+        Wakeups { stop, show, grow, period }: Wakeups<'_>,
+        mut show_figures: impl FnMut(&Self),
     ) -> Result<(), ServerError> {
-        let Calls { stop, show, period } = calls;
         let due = || Instant::now().checked_add(period?); // never, if that is too far away
         let mut next = due();
         let mut look = self.exports.has_folder().then(Instant::now);
         loop {
-            let mut fds = vec![
-                PollFd::from_borrowed_fd(stop, PollFlags::IN),
-                PollFd::new(&*self.ended, PollFlags::IN),
-            ];
-            let listeners = self.listeners.fds();
-            fds.extend(listeners.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            fds.extend(self.all_served.iter().map(|fd| PollFd::new(&**fd, PollFlags::IN)));
-            fds.extend(show.iter().map(|show| PollFd::new(show, PollFlags::IN)));
+            let all_served = self.all_served.as_deref().map(AsFd::as_fd);
+            let fds = [stop, self.ended.as_fd()].into_iter().chain(self.listeners.fds());
+            let fds =
+                fds.chain(all_served).chain(show.map(AsFd::as_fd)).chain(grow.map(AsFd::as_fd));
+            let mut fds: Vec<_> =
+                fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
             let soon = next.into_iter().chain(look).min();
             let left = soon.map(|soon| soon.saturating_duration_since(Instant::now()));
             let left = left.map(|left| Timespec {
@@ -211,23 +210,29 @@ impl Server {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(io::Error::from(error).into()),
             }
-            if !fds[0].revents().is_empty() {
-                return Ok(());
-            }
-            if !fds[1].revents().is_empty() {
+            let ready = fds.iter().filter(|fd| !fd.revents().is_empty());
+            let ready: Vec<_> = ready.map(|fd| fd.as_fd().as_raw_fd()).collect();
+            let is_ready = |fd: BorrowedFd<'_>| ready.contains(&fd.as_raw_fd());
+            if is_ready(self.ended.as_fd()) && !is_ready(stop) {
                 return Err(ServerError::Worker("one ended by itself".into()));
             }
-            let last = fds.len() - usize::from(show.is_some()) - 1;
-            if self.all_served.is_some() && !fds[last].revents().is_empty() {
+            if is_ready(stop) || all_served.is_some_and(is_ready) {
                 return Ok(());
             }
-            let shown = show.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
-            drop(fds);
             self.accept();
-            if let (true, Some(mut show)) = (shown, show) {
-                // One page for all the signals so far; those that come from now on get another.
-                while show.read(&mut [0; 64]).is_ok_and(|count| count == 64) {}
-                tick(self);
+            // One answer to all the signals so far; those that come from now on get another.
+            let is_asked = |pipe: Option<&UnixStream>| {
+                let pipe = pipe.filter(|pipe| is_ready(pipe.as_fd()));
+                pipe.is_some_and(|mut pipe| {
+                    while pipe.read(&mut [0; 64]).is_ok_and(|count| count == 64) {}
+                    true
+                })
+            };
+            if is_asked(grow) {
+                self.exports.grow();
+            }
+            if is_asked(show) {
+                show_figures(self);
             }
             let now = Instant::now();
             if look.is_some_and(|due| now >= due) {
@@ -235,7 +240,7 @@ impl Server {
                 look = Some(now + IDLE_CHECK);
             }
             if next.is_some_and(|next| Instant::now() >= next) {
-                tick(self);
+                show_figures(self);
                 next = due();
             }
         }

@@ -42,8 +42,9 @@ fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (
             let _stop = Stop(lab); // also if it panics
             clients(lab)
         });
-        let calls = Calls { stop: stop.as_fd(), show: None, period: Some(Duration::MAX) };
-        server.accept_until(calls, |_| {}).unwrap();
+        let period = Some(Duration::MAX);
+        let wakeups = Wakeups { stop: stop.as_fd(), show: None, grow: None, period };
+        server.accept_until(wakeups, |_| {}).unwrap();
         server.stop().unwrap();
         clients.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });

@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read};
 use std::time::Instant;
 
-use nbd_protocol::{CloseReason, Command, NbdError, Request, Step as HandshakeStep};
+use nbd_protocol::{CloseReason, Command, ExportInfo, NbdError, Request, Step as HandshakeStep};
 use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll;
 use tracing::{debug, info, warn};
@@ -207,12 +207,15 @@ impl Worker {
                                 return Err("the export is gone".into());
                             };
                             let _ = conn.ctx.used.set(used); // a connection negotiates once
-                            let name = &exports.get(export).info.name;
-                            info!(conn = %conn.id(), export = name, "negotiated");
+                            let told = ExportInfo { size: negotiated.size, ..exports.info(export) };
+                            info!(conn = %conn.id(), export = told.name, "negotiated");
                             let opened = registry.open(export, &conn.listed);
                             conn.opened = Some(opened.map_err(|error| error.to_string())?);
-                            conn.phase =
-                                Phase::Transmission(Session::new(export, negotiated.agreed()));
+                            conn.phase = Phase::Transmission(Session::new(
+                                export,
+                                told,
+                                negotiated.agreed(),
+                            ));
                         }
                         HandshakeStep::Close(reason) => {
                             log_refusal(conn.id(), &reason);

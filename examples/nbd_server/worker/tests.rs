@@ -145,7 +145,11 @@ impl Lab {
         client.read_exact(&mut [0; 18]).expect("the greeting");
         let slot = self.worker.slot_of(id).unwrap();
         let conn = &mut self.worker.conns[slot];
-        conn.phase = Phase::Transmission(Session::new(export, Agreed::default()));
+        conn.phase = Phase::Transmission(Session::new(
+            export,
+            self.worker.exports.info(export),
+            Agreed::default(),
+        ));
         conn.opened = Some(self.registry.open(export, &conn.listed).unwrap());
         (id, client)
     }
