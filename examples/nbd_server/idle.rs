@@ -19,7 +19,6 @@ use std::io;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
@@ -60,6 +59,8 @@ impl OpenFiles {
 pub(crate) struct FileState {
     /// Length when the file was opened, in bytes.
     len: u64,
+    /// Each user has a reference.
+    users: FileUse,
     /// How often clients have opened it.
     touched: u64,
     /// When it was first seen unused.
@@ -73,7 +74,7 @@ pub(crate) struct FileState {
 impl FileState {
     /// The state of a file that was just opened.
     pub(crate) fn new(len: u64) -> Self {
-        Self { len, touched: 0, since: None, tried: false, released: false }
+        Self { len, users: Arc::default(), touched: 0, since: None, tried: false, released: false }
     }
 
     /// Notes that the open file has grown. If that is not by whole blocks, the next release opens the file anew.
@@ -83,46 +84,18 @@ impl FileState {
         }
     }
 
+    fn is_used(&mut self) -> bool {
+        Arc::get_mut(&mut self.users).is_none() // if there is no user, all that users did has happened before
+    }
+
     fn touch(&mut self) {
         self.touched += 1;
         (self.since, self.tried) = (None, false);
     }
 }
 
-/// The number of users of each file.
-#[derive(Debug)]
-pub(crate) struct UseCounts(Box<[AtomicUsize]>);
-
-impl UseCounts {
-    pub(crate) fn new(files: usize) -> Arc<Self> {
-        Arc::new(Self((0..files).map(|_| AtomicUsize::new(0)).collect()))
-    }
-
-    fn begin(self: &Arc<Self>, file: usize) -> FileUse {
-        // Ordering: Relaxed; the lock that a release takes is held.
-        self.0[file].fetch_add(1, Ordering::Relaxed);
-        FileUse { uses: Arc::clone(self), file }
-    }
-
-    fn is_used(&self, file: usize) -> bool {
-        // Ordering: Acquire pairs with the Release of `FileUse::drop`; it carries what was done with the file.
-        self.0[file].load(Ordering::Acquire) > 0
-    }
-}
-
-/// A use of a file: by a connection, and by those of its operations that outlive it.
-#[derive(Debug)]
-pub(crate) struct FileUse {
-    uses: Arc<UseCounts>,
-    file: usize,
-}
-
-impl Drop for FileUse {
-    fn drop(&mut self) {
-        // Ordering: Release; see `UseCounts::is_used`.
-        self.uses.0[self.file].fetch_sub(1, Ordering::Release);
-    }
-}
+/// A use of a file: by a connection, and by those of its operations that outlive it. Its drop ends the use.
+pub(crate) type FileUse = Arc<()>;
 
 impl ExportTable {
     /// Returns the export that a client negotiated, and the client's use of it. `None` if the export is another one by
@@ -134,7 +107,7 @@ impl ExportTable {
         let state = &mut known.states[file];
         state.touch();
         // It was opened a moment ago, unless the client took longer than idle images are kept.
-        (!state.released).then(|| (index, self.uses.begin(file)))
+        (!state.released).then(|| (index, Arc::clone(&state.users)))
     }
 
     /// Locks an open file again if it was released.
@@ -166,7 +139,7 @@ impl ExportTable {
             if state.released || state.tried {
                 continue;
             }
-            if self.uses.is_used(file) {
+            if state.is_used() {
                 state.since = None;
                 continue;
             }
@@ -201,7 +174,7 @@ impl ExportTable {
         }
         let mut known = self.known.lock();
         let state = &mut known.states[file];
-        if state.touched != touched || self.uses.is_used(file) {
+        if state.touched != touched || state.is_used() {
             (state.since, state.tried) = (None, false);
             return Ok(());
         }

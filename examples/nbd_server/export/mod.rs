@@ -23,7 +23,7 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::blocks::{BLOCK, Backing, Blocks, Image};
 use crate::folder::{Folder, MOST_NAMES};
-use crate::idle::{FileState, OpenFiles, UseCounts};
+use crate::idle::{FileState, OpenFiles};
 use crate::image_spec::ImageSpec;
 use crate::lock::lock;
 use crate::tls::Acceptor;
@@ -116,7 +116,6 @@ pub(crate) struct ExportTable {
     capacity: usize,
     /// Locked to open a file, or to release it.
     pub(crate) known: Mutex<OpenFiles>,
-    pub(crate) uses: Arc<UseCounts>,
     folder: Option<Folder>,
     /// How many were opened at the start, the first of which is the default.
     fixed: usize,
@@ -143,7 +142,6 @@ impl ExportTable {
             files: boxcar::Vec::with_capacity(capacity),
             capacity,
             known: Mutex::default(),
-            uses: UseCounts::new(capacity),
             folder,
             fixed: args.images.len(),
             fixed_files: 0,
