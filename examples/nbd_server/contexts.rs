@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use radix_ctx::CtxTable;
 
-use crate::idle::FileUse;
+use crate::open_files::FileUse;
 
 /// The server's connections. As many as it takes at a time: the table's quota.
 pub(crate) type Connections = CtxTable<Connection>;

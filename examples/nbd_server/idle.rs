@@ -13,10 +13,8 @@
 //! Opening an image, beginning to use it, and releasing it take one lock. Only the sync, which may take long, runs
 //! without. The release notes whether a client opened the image meanwhile, and then leaves it as it is.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -26,76 +24,12 @@ use nbd_protocol::Negotiated;
 use percpu::rcu;
 use tracing::{info, warn};
 
-use crate::blocks::BLOCK;
-use crate::export::{ExportError, ExportTable, Identity};
-use crate::lock::{lock, unlock};
+use crate::export::ExportTable;
+use crate::lock::unlock;
+use crate::open_files::FileUse;
 
 /// How often the server looks for idle images.
 pub(crate) const IDLE_CHECK: Duration = Duration::from_secs(1);
-
-/// The open files, under the lock that opens and releases them.
-#[derive(Debug, Default)]
-pub(crate) struct OpenFiles {
-    /// Indexes by identity.
-    pub(crate) files: HashMap<Identity, usize>,
-    /// The export that was opened last under each name.
-    pub(crate) names: HashMap<String, usize>,
-    /// States by index.
-    pub(crate) states: Vec<FileState>,
-}
-
-impl OpenFiles {
-    /// Returns the open file of that identity. A released file must have the same length still, otherwise it is opened
-    /// anew; a file in use keeps the length that it was opened with.
-    pub(crate) fn find(&self, identity: &Identity, len: u64) -> Option<usize> {
-        let file = *self.files.get(identity)?;
-        let state = &self.states[file];
-        (!state.released || state.len == len).then_some(file)
-    }
-}
-
-/// When a file was last used, and whether it is released.
-#[derive(Debug)]
-pub(crate) struct FileState {
-    /// Length when the file was opened, in bytes.
-    len: u64,
-    /// Each user has a reference.
-    users: FileUse,
-    /// How often clients have opened it.
-    touched: u64,
-    /// When it was first seen unused.
-    since: Option<Instant>,
-    /// A thread is releasing it, or has failed to.
-    tried: bool,
-    /// It is not locked, and none of its blocks is cached.
-    pub(crate) released: bool,
-}
-
-impl FileState {
-    /// The state of a file that was just opened.
-    pub(crate) fn new(len: u64) -> Self {
-        Self { len, users: Arc::default(), touched: 0, since: None, tried: false, released: false }
-    }
-
-    /// Notes that the open file has grown. If that is not by whole blocks, the next release opens the file anew.
-    pub(crate) fn resize(&mut self, len: u64) {
-        if len.is_multiple_of(BLOCK as u64) {
-            self.len = len;
-        }
-    }
-
-    fn is_used(&mut self) -> bool {
-        Arc::get_mut(&mut self.users).is_none() // if there is no user, all that users did has happened before
-    }
-
-    fn touch(&mut self) {
-        self.touched += 1;
-        (self.since, self.tried) = (None, false);
-    }
-}
-
-/// A use of a file: by a connection, and by those of its operations that outlive it. Its drop ends the use.
-pub(crate) type FileUse = Arc<()>;
 
 impl ExportTable {
     /// Returns the export that a client negotiated, and the client's use of it. `None` if the export is another one by
@@ -108,22 +42,6 @@ impl ExportTable {
         state.touch();
         // It was opened a moment ago, unless the client took longer than idle images are kept.
         (!state.released).then(|| (index, Arc::clone(&state.users)))
-    }
-
-    /// Locks an open file again if it was released.
-    pub(crate) fn relock(
-        &self,
-        state: &mut FileState,
-        file: usize,
-        path: &Path,
-        patience: Duration,
-    ) -> Result<(), ExportError> {
-        state.touch();
-        if state.released && !self.args.no_lock {
-            lock(&self.files[file], self.args.read_only, path, patience)?;
-        }
-        state.released = false;
-        Ok(())
     }
 
     /// Has threads of the cache release the files that were unused for long enough. Does not wait for them.
@@ -202,6 +120,8 @@ mod tests {
 
     use super::*;
     use crate::args::Args;
+    use crate::blocks::BLOCK;
+    use crate::lock::lock;
 
     /// A folder with an image, and the exports of it.
     fn folder(cache: &str) -> (TempDir, Arc<ExportTable>) {
@@ -233,7 +153,7 @@ mod tests {
     fn is_free(dir: &TempDir) -> bool {
         let path = dir.path().join("a");
         let file = File::options().read(true).write(true).open(&path).unwrap();
-        lock(&file, false, &path, Duration::ZERO).is_ok()
+        lock(&file, false, Duration::ZERO).is_ok()
     }
 
     #[test]
@@ -256,7 +176,7 @@ mod tests {
             table.release(file, || {}).unwrap();
             let path = dir.path().join("a");
             let other = File::options().write(true).open(&path).unwrap();
-            lock(&other, false, &path, Duration::ZERO).unwrap();
+            lock(&other, false, Duration::ZERO).unwrap();
             assert!(negotiate(&table).is_none());
             drop(other);
             assert!(negotiate(&table).is_some());

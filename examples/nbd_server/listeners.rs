@@ -13,10 +13,25 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use socket2::{Socket, Type};
+use thiserror::Error;
 use tracing::info;
 
 use crate::args::{Args, Tls};
-use crate::server::ServerError;
+
+/// Why the server cannot listen.
+#[derive(Debug, Error)]
+pub(crate) enum ListenError {
+    #[error("cannot listen on {address}: {error}")]
+    Address { address: String, error: io::Error },
+    #[error(
+        "every machine that reaches {0} could read and change the images, because connections without TLS are \
+         neither encrypted nor authenticated: --tls require --tls-certificates DIR protects them, --insecure \
+         serves them all the same"
+    )]
+    Insecure(SocketAddr),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
 
 /// The first descriptor that is handed over.
 const FIRST: RawFd = 3;
@@ -63,7 +78,7 @@ impl Drop for SocketFile {
 
 impl Listeners {
     /// Those that were handed over, then those that the command line asks for.
-    pub(crate) fn open(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ServerError> {
+    pub(crate) fn open(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ListenError> {
         let mut all = Vec::new();
         for (fd, number) in handed_over.into_iter().zip(FIRST..) {
             let listener = Listener::from_fd(fd, number)?;
@@ -110,8 +125,8 @@ impl Listeners {
 
 impl Listener {
     /// A socket that was handed over. It must be one on which the server can accept streams.
-    fn from_fd(fd: OwnedFd, number: RawFd) -> Result<Self, ServerError> {
-        let fail = |error| ServerError::Listen { address: format!("descriptor {number}"), error };
+    fn from_fd(fd: OwnedFd, number: RawFd) -> Result<Self, ListenError> {
+        let fail = |error| ListenError::Address { address: format!("descriptor {number}"), error };
         let socket = Socket::from(fd);
         let listens = socket.is_listener().map_err(fail)?; // fails if it is no socket
         if !listens || socket.r#type().map_err(fail)? != Type::STREAM {
@@ -138,7 +153,7 @@ impl Listener {
 
 /// The sockets that were handed to this process. To be called once, before it opens descriptors of its
 /// own; what the environment says for another process is not for us.
-pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ServerError> {
+pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ListenError> {
     let said = |name: &str| std::env::var(name).ok();
     let mine = said("LISTEN_PID").is_some_and(|pid| pid.parse() == Ok(std::process::id()));
     if !mine {
@@ -148,7 +163,7 @@ pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ServerError> {
         return Ok(vec![]);
     }
     let count = said("LISTEN_FDS").unwrap_or_default();
-    let fail = |error| ServerError::Listen { address: format!("LISTEN_FDS={count}"), error };
+    let fail = |error| ListenError::Address { address: format!("LISTEN_FDS={count}"), error };
     let number = count.parse().ok().filter(|number| (0..=MOST).contains(number));
     let number: RawFd = number.ok_or_else(|| fail(io::Error::other("not a number of sockets")))?;
     let mut fds = Vec::new();
@@ -165,11 +180,11 @@ pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ServerError> {
 }
 
 /// Refuses an address that other machines reach without TLS, unless the user wants that.
-fn admit(args: &Args, address: SocketAddr) -> Result<(), ServerError> {
+fn admit(args: &Args, address: SocketAddr) -> Result<(), ListenError> {
     if address.ip().is_loopback() || args.tls == Tls::Require || args.insecure {
         return Ok(());
     }
-    Err(ServerError::Insecure(address))
+    Err(ListenError::Insecure(address))
 }
 
 fn address_of(socket: &Socket) -> io::Result<String> {
@@ -201,8 +216,8 @@ impl Access {
 pub(crate) fn listen_unix(
     path: &Path,
     access: Access,
-) -> Result<(Socket, SocketFile), ServerError> {
-    let fail = |error| ServerError::Listen { address: path.display().to_string(), error };
+) -> Result<(Socket, SocketFile), ListenError> {
+    let fail = |error| ListenError::Address { address: path.display().to_string(), error };
     // A socket left by a server that was killed refuses connections: it may go.
     let stale = path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket())
         && UnixStream::connect(path)
@@ -227,8 +242,8 @@ pub(crate) fn listen_unix(
     Ok((listener.into(), file))
 }
 
-fn listen_tcp(address: SocketAddr) -> Result<Socket, ServerError> {
-    let fail = |error| ServerError::Listen { address: address.to_string(), error };
+fn listen_tcp(address: SocketAddr) -> Result<Socket, ListenError> {
+    let fail = |error| ListenError::Address { address: address.to_string(), error };
     let listener = TcpListener::bind(address).map_err(fail)?;
     listener.set_nonblocking(true).map_err(fail)?;
     Ok(listener.into())

@@ -36,6 +36,7 @@ mod manual;
 mod memory;
 mod metrics;
 mod notifier;
+mod open_files;
 mod operation;
 mod quota;
 mod registry;

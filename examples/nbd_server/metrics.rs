@@ -24,9 +24,8 @@ use tracing::{debug, warn};
 
 use crate::admission::Class;
 use crate::counters::Counters;
-use crate::listeners::{Access, SocketFile, listen_unix};
+use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
 use crate::report::{Reporter, ServerReport};
-use crate::server::ServerError;
 use crate::upstream::UpstreamStats;
 use crate::worker::MoveCounts;
 
@@ -45,7 +44,7 @@ pub(crate) struct Metrics {
 }
 
 impl Metrics {
-    pub(crate) fn start(path: &Path, reporter: Reporter) -> Result<Self, ServerError> {
+    pub(crate) fn start(path: &Path, reporter: Reporter) -> Result<Self, ListenError> {
         let (socket, file) = listen_unix(path, Access::OWNER)?;
         let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
         let entered = runtime.enter();

@@ -48,6 +48,8 @@ mod memory;
 mod metrics;
 #[path = "../nbd_server/notifier.rs"]
 mod notifier;
+#[path = "../nbd_server/open_files.rs"]
+mod open_files;
 #[path = "../nbd_server/operation.rs"]
 mod operation;
 #[path = "../nbd_server/quota.rs"]

@@ -5,9 +5,9 @@ mod tests;
 mod upstream;
 
 use std::borrow::Cow;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,9 +23,9 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::blocks::{BLOCK, Backing, Blocks, Image};
 use crate::folder::{Folder, MOST_NAMES};
-use crate::idle::{FileState, OpenFiles};
 use crate::image_spec::ImageSpec;
-use crate::lock::lock;
+use crate::lock::{LockError, lock};
+use crate::open_files::{FileState, OpenFiles, identity};
 use crate::tls::Acceptor;
 use crate::upstream::UpstreamError;
 
@@ -72,6 +72,16 @@ pub(crate) enum ExportError {
         "'{name}' is one image too many: {most} were opened, and keep their places until the server ends"
     )]
     TooMany { name: String, most: usize },
+}
+
+impl ExportError {
+    fn lock(path: &Path, error: LockError) -> Self {
+        let path = path.to_owned();
+        match error {
+            LockError::Locked => Self::Locked { path },
+            LockError::Os(error) => Self::Open { path, error },
+        }
+    }
 }
 
 /// One name under which an image is served.
@@ -202,7 +212,13 @@ impl ExportTable {
         let file = match known.find(&identity, len) {
             // Ours closes; the lock is the first one's.
             Some(file) => {
-                self.relock(&mut known.states[file], file, path, patience)?;
+                let state = &mut known.states[file];
+                state.touch();
+                if state.released && !self.args.no_lock {
+                    lock(&self.files[file], self.args.read_only, patience)
+                        .map_err(|error| ExportError::lock(path, error))?;
+                }
+                state.released = false;
                 file
             }
             None => {
@@ -210,7 +226,8 @@ impl ExportTable {
                     return Err(ExportError::TooMany { name, most: self.capacity });
                 }
                 if !self.args.no_lock {
-                    lock(&file, read_only, path, patience)?;
+                    lock(&file, read_only, patience)
+                        .map_err(|error| ExportError::lock(path, error))?;
                 }
                 if may_grow {
                     grow(&file, &self.args, read_only).map_err(fail)?;
@@ -560,18 +577,6 @@ fn grow(file: &File, args: &Args, read_only: bool) -> io::Result<()> {
     match args.size {
         Some(size) if !read_only && meta.is_file() && meta.len() < size => file.set_len(size),
         _ => Ok(()),
-    }
-}
-
-/// Two numbers of a device and an inode, or of a block device.
-pub(crate) type Identity = (u64, u64, u64);
-
-/// What makes two paths the same image: the inode, or for block devices the device.
-fn identity(meta: &Metadata) -> Identity {
-    if meta.file_type().is_block_device() {
-        (0, 0, meta.rdev())
-    } else {
-        (meta.dev(), meta.ino(), u64::MAX)
     }
 }
 

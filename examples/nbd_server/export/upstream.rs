@@ -10,8 +10,9 @@ use nbd_protocol::{ExportInfo, MAX_PAYLOAD, TransmissionFlags as Flags};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tracing::info;
 
-use super::{Export, ExportError, ExportTable, FileState, Identity, identity};
+use super::{Export, ExportError, ExportTable};
 use crate::blocks::{BLOCK, Backing};
+use crate::open_files::{FileState, Identity, identity};
 use crate::upstream::{Address, NbdDevice, UpstreamOptions, UpstreamStats};
 
 impl ExportTable {

@@ -4,7 +4,6 @@
 mod tests;
 
 use std::io::{self, Read};
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -24,7 +23,7 @@ use crate::connection_limits::{ConnectionLimits, PeerKey};
 use crate::contexts::{Connection, Connections};
 use crate::export::{ExportError, ExportTable};
 use crate::idle::IDLE_CHECK;
-use crate::listeners::Listeners;
+use crate::listeners::{ListenError, Listeners};
 use crate::memory::LEAST;
 use crate::metrics::Metrics;
 use crate::notifier::{eventfd, ring};
@@ -52,14 +51,8 @@ const SEND_BUFFER: usize = 2 << 20;
 pub(crate) enum ServerError {
     #[error(transparent)]
     Export(#[from] ExportError),
-    #[error("cannot listen on {address}: {error}")]
-    Listen { address: String, error: io::Error },
-    #[error(
-        "every machine that reaches {0} could read and change the images, because connections without TLS are \
-         neither encrypted nor authenticated: --tls require --tls-certificates DIR protects them, --insecure \
-         serves them all the same"
-    )]
-    Insecure(SocketAddr),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     #[error("cannot start a worker: {0}")]
     Start(String),
     #[error("cannot make the images durable: {0}")]
