@@ -4,20 +4,14 @@ use std::time::{Duration, Instant};
 
 use radix_ctx::Id;
 
-use super::Worker;
+use super::{TICK, Worker};
 use crate::conn::{BlockedOn, Conn, Phase};
 
-/// A client that has not finished its handshake by then is closed.
-pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// A client that takes no byte of its replies, or whose payload does not go on, for so long is closed if another
 /// one waits for memory, or was refused it.
 const STUCK_LIMIT: Duration = Duration::from_secs(3);
 /// After a stop request, replies have so long to leave.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// A connection at its end has so long to say that it got everything.
-pub(super) const LINGER_LIMIT: Duration = Duration::from_secs(1);
-/// How often deadlines are looked at while there are any.
-pub(super) const TICK: Duration = Duration::from_millis(250);
 
 impl Worker {
     /// Ends a session that is read from: no more requests are, those in flight are answered.

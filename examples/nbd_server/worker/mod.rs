@@ -36,6 +36,7 @@ mod deadlines;
 mod intake;
 mod load;
 mod rebalance;
+mod rebalancer;
 #[cfg(test)]
 mod tests;
 
@@ -47,7 +48,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SendError, Sender, TryRecvError};
 use std::task::{Wake, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use aio_reap::{Engine, EngineStats};
 use percpu_list::InsertError;
@@ -57,10 +58,9 @@ use slab::Slab;
 use socket2::Socket;
 use tracing::{info, warn};
 
-use self::deadlines::{HANDSHAKE_LIMIT, LINGER_LIMIT, TICK};
 pub(crate) use self::load::WorkerLoad;
-pub(crate) use self::rebalance::MoveCounts;
-use self::rebalance::Rebalancer;
+pub(crate) use self::rebalancer::MoveCounts;
+use self::rebalancer::Rebalancer;
 use crate::admission::WaitStats;
 use crate::busy_poll::BusyPoll;
 use crate::conn::{Conn, Phase, Sent};
@@ -74,6 +74,12 @@ use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
 use crate::tls::Wire;
 
+/// A client that has not finished its handshake by then is closed.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// A connection at its end has so long to say that it got everything.
+const LINGER_LIMIT: Duration = Duration::from_secs(1);
+/// How often deadlines are looked at while there are any.
+const TICK: Duration = Duration::from_millis(250);
 /// Bytes received at a time.
 const SCRATCH: usize = 256 << 10;
 /// Rounds of completions and replies before the sockets have their turn: one for what was
@@ -178,6 +184,8 @@ pub(crate) struct Worker {
     /// Which worker it is.
     number: usize,
     load: Arc<WorkerLoad>,
+    /// All, this one among them.
+    workers: Vec<Inbox>,
     rebalancer: Rebalancer,
     moves: MoveCounts,
     scratch: Box<[u8]>,
@@ -230,7 +238,8 @@ impl Worker {
             registry,
             number,
             load,
-            rebalancer: Rebalancer::new(workers),
+            rebalancer: Rebalancer::new(workers.iter().map(|worker| worker.load.clone()).collect()),
+            workers,
             moves: MoveCounts::default(),
             scratch: vec![0; SCRATCH].into(),
             sendable: Vec::new(),
