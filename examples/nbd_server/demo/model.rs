@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use nbd_protocol::TransmissionFlags;
 
-use super::DemoError;
+use super::error::DemoError;
 
 /// Unit of the model, in bytes.
 pub(super) const BLOCK: usize = 4096;
