@@ -219,7 +219,8 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
     writeln!(stdout, "{report}")?;
     writeln!(
         stdout,
-        "  {:.0} % of the reads were answered from the cache",
+        "  cached:   {} MiB, which answered {:.0} % of the reads",
+        args.cache >> 20,
         figures.hit_rate() * 100.0
     )?;
     if args.verbose {
@@ -227,7 +228,8 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
     } else {
         writeln!(
             stdout,
-            "\n--verbose prints the server's figures too. --image FILE --socket PATH serves an image."
+            "\n--verbose adds the server's own figures. To serve an image of your own, see --help:\n    \
+             nbd_server --image disk.img --size 1G --socket /tmp/disk.sock"
         )?;
     }
     server.stop()?;
