@@ -1,4 +1,4 @@
-//! The command line.
+//! The options of the command line.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! A folder whose files are exports by their names, also those that come later.
+//! A folder of images (`--export-dir`): each file is an export by its name, also one that is created later.
 //!
 //! A client's word for a file is a name in this folder and nothing else: no path, no symbolic link, no
 //! name that begins with a dot.

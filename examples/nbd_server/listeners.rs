@@ -1,4 +1,4 @@
-//! Where clients connect: sockets that we bind, and those that were handed to us.
+//! Listening sockets: those that the server binds, and those that another program handed over.
 //!
 //! A program that starts the server on demand (`systemd.socket`, `systemd-socket-activate`) has bound its
 //! sockets already, and says so in the environment: `LISTEN_PID` is the process they are for, `LISTEN_FDS` how many
@@ -35,21 +35,21 @@ pub(crate) enum ListenError {
 
 /// The first descriptor that is handed over.
 const FIRST: RawFd = 3;
-/// Most of them. A guess; more than a server needs.
+/// Most sockets that are handed over. A guess; more than a server needs.
 const MOST: RawFd = 256;
 
-/// Sockets of which connections are accepted.
+/// The sockets on which the server accepts connections.
 pub(crate) struct Listeners(Vec<Listener>);
 
 struct Listener {
     socket: Socket,
-    /// Its name, if we made it.
+    /// The name of a Unix socket that the server has bound.
     _file: Option<SocketFile>,
     address: String,
     tcp: bool,
 }
 
-/// The name of a Unix socket; goes with the listener.
+/// The name of a Unix socket. Dropping it removes the name.
 pub(crate) struct SocketFile {
     path: PathBuf,
     /// Device and inode, if they could be asked for.
@@ -57,7 +57,7 @@ pub(crate) struct SocketFile {
 }
 
 impl SocketFile {
-    /// Of a socket that was bound to that path.
+    /// The name of a socket that was just bound to that path.
     fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), identity: Self::identity(path) }
     }
@@ -77,7 +77,7 @@ impl Drop for SocketFile {
 }
 
 impl Listeners {
-    /// Those that were handed over, then those that the command line asks for.
+    /// Opens the sockets that were handed over, then those of the command line.
     pub(crate) fn open(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ListenError> {
         let mut all = Vec::new();
         for (fd, number) in handed_over.into_iter().zip(FIRST..) {

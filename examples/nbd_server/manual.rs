@@ -1,4 +1,4 @@
-//! What `--help` says beside the options.
+//! The text of `--help` around the options.
 
 /// What the server is, before the options.
 pub(crate) const ABOUT: &str = "\

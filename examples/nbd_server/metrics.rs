@@ -1,4 +1,4 @@
-//! The figures for programs: Prometheus' text format, over HTTP on a Unix socket.
+//! The figures of the server for Prometheus: its text format, over HTTP on a Unix socket.
 //!
 //! ```text
 //!  curl --unix-socket PATH http://localhost/metrics

@@ -1,4 +1,4 @@
-//! A request on its way, and its reply.
+//! An operation, which is a request that was not answered at once, and the reply of a request.
 
 use std::io;
 
@@ -9,10 +9,10 @@ use radix_ctx::CtxRef;
 use crate::admission::Class;
 use crate::contexts::Connection;
 
-/// How far a request got: replied to, or on its way.
+/// The reply of a request, or the buffer that it needs no more.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// The reply's header; `None` while the request goes on.
+    /// The reply's header. `None` while the request goes on.
     pub(crate) header: Option<ReplyHeader>,
     /// What follows the header.
     pub(crate) data: Option<AlignedBuf>,
@@ -50,7 +50,7 @@ impl Operation {
             || matches!(command, Command::Trim { .. } | Command::WriteZeroes { .. })
     }
 
-    /// Which operations it goes before while it waits for a place.
+    /// The priority of the operation while it is queued.
     pub(crate) fn class(&self) -> Class {
         let len = self.request.len;
         match self.command {

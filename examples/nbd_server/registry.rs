@@ -1,4 +1,4 @@
-//! The connections and the exports that they use: lists that connections enter and leave on their worker's CPU.
+//! The lists of sessions: all connections of the server, and those of each export.
 //!
 //! ```text
 //!  Registry ─┬─ sessions: every connection                   ◄─ entry ─ Conn
@@ -25,12 +25,12 @@ use socket2::Socket;
 use crate::export::ExportTable;
 use crate::upstream::UpstreamStats;
 
-/// A place on the list of sessions; dropping it leaves the list.
+/// An entry in the list of sessions. Dropping it removes it.
 pub(crate) type Listed = Entry<Arc<PerCpuList<Client>>>;
-/// A place on an export's list.
+/// An entry in the list of an export.
 pub(crate) type Opened = Entry<Arc<PerCpuList<Ref<Client>>>>;
 
-/// A connection, as others see it.
+/// A connection as the lists show it.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) id: Id,

@@ -1,4 +1,4 @@
-//! The figures: what the workers counted, added up, and how their lists, tables, engines and cache fare.
+//! The figures of the server: the sums of the workers' counters, and those of lists, tables, engines and cache.
 //!
 //! For people it is a page, with the tables by which the kernel's versions of these structures were
 //! published; for programs see [`metrics`](crate::metrics).

@@ -1,4 +1,4 @@
-//! One connection that keeps many requests in flight from one thread.
+//! A connection of the built-in client: one thread that keeps many requests in flight.
 //!
 //! ```text
 //!  plan -> begin -> [unsent bytes] --write--> server --read--> reply -> verify -> end

@@ -1,4 +1,4 @@
-//! What the image should hold, and which request comes next.
+//! The model of the demo's image: the contents that each block must have, and the next request.
 //!
 //! The image is a sequence of 4 KiB blocks. A block's contents follow from its number and its
 //! version, so the model keeps one number per block:

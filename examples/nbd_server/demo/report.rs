@@ -1,4 +1,4 @@
-//! What the demo measured, and its part of the page.
+//! The demo's measurements, and their part of the page.
 
 use std::fmt;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Images as exports: opened once each, locked, measured.
+//! The table of exports: images are opened once each, locked, and described to clients.
 
 #[cfg(test)]
 mod tests;
@@ -96,7 +96,7 @@ pub(crate) struct Export {
     grows: bool,
 }
 
-/// What is served of a file: see [`ImageSpec`].
+/// The part of a file that an export serves: see [`ImageSpec`].
 struct Part {
     read_only: bool,
     offset: u64,
@@ -114,8 +114,8 @@ struct Opened {
     may_grow: bool,
 }
 
-/// Everything the server serves. What was opened once keeps its index: exports of a folder are added when a
-/// client asks for them, and released when no client has them open ([`idle`](crate::idle)).
+/// All exports of the server. An open export keeps its index. Exports of a folder are added when a client asks for
+/// them, and released when no client has them open ([`idle`](crate::idle)).
 #[derive(Debug)]
 pub(crate) struct ExportTable {
     /// An export keeps its index, and is read without a lock: requests carry the index.
@@ -127,14 +127,14 @@ pub(crate) struct ExportTable {
     /// Locked to open a file, or to release it.
     pub(crate) known: Mutex<OpenFiles>,
     folder: Option<Folder>,
-    /// How many were opened at the start, the first of which is the default.
+    /// Exports of the command line, the first of which is the default.
     fixed: usize,
-    /// And how many files.
+    /// Their files.
     pub(crate) fixed_files: usize,
     pub(crate) args: Args,
     /// The files as images, by the same indexes.
     pub(crate) blocks: Blocks,
-    /// What clients are offered beside exports.
+    /// The TLS that clients are offered.
     pub(crate) tls: Acceptor,
 }
 
@@ -331,7 +331,7 @@ impl ExportTable {
         })
     }
 
-    /// All of a file, as `--read-only` has it.
+    /// A whole file, read-only with `--read-only`.
     fn whole(&self) -> Part {
         Part { read_only: self.args.read_only, offset: 0, size: None }
     }
@@ -346,7 +346,7 @@ impl ExportTable {
         self.blocks.image(file)
     }
 
-    /// The export that a client negotiated, if it is what the client was told.
+    /// Returns the export that a client negotiated, if it is still as the client was told.
     pub(crate) fn index_of(&self, known: &OpenFiles, negotiated: &Negotiated) -> Option<usize> {
         let name = &negotiated.export;
         // In the folder another file may have taken the name.
@@ -357,13 +357,13 @@ impl ExportTable {
         same.then_some(index)
     }
 
-    /// One of the command line; of no name, the first.
+    /// Finds an export of the command line. Without a name, the first.
     fn find_fixed(&self, name: &str) -> Option<usize> {
         let mut fixed = self.exports.iter().take(self.fixed);
         fixed.position(|(_, export)| name.is_empty() || export.info.name == name)
     }
 
-    /// A file of the folder.
+    /// Opens a file of the folder.
     fn in_folder(&self, name: &str) -> Option<(&Folder, File)> {
         let folder = self.folder.as_ref()?;
         match folder.file(name, self.args.read_only, self.args.direct) {
@@ -376,18 +376,18 @@ impl ExportTable {
         }
     }
 
-    /// How many there are, and those that were.
+    /// The number of exports in the table.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.exports.count()
     }
 
-    /// How many there may be; all indexes are below.
+    /// The largest number of exports. All indexes are below.
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// The names of those that were opened, by index.
+    /// The names of all exports in the table, by index.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.exports.iter().map(|(_, export)| export.info.name.as_str())
     }
@@ -430,7 +430,7 @@ impl ExportTable {
         }
     }
 
-    /// How large the buffer of a READ or WRITE has to be.
+    /// The size of the buffer of a READ or WRITE.
     pub(crate) fn room(&self, export: usize, request: &Request, command: Command) -> usize {
         let Request { offset, len, .. } = *request;
         match command {
@@ -459,12 +459,12 @@ impl ExportTable {
         all.fold(Ok(()), io::Result::and) // of all, whatever becomes of one
     }
 
-    /// The same of one file.
+    /// Makes what was written to one file durable.
     pub(crate) fn sync_file(&self, file: usize) -> io::Result<()> {
         self.image(file).sync_now()
     }
 
-    /// Whether files may be let go of.
+    /// Whether there is a folder, whose files may be released.
     pub(crate) fn has_folder(&self) -> bool {
         self.folder.is_some()
     }

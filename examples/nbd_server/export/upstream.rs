@@ -1,4 +1,4 @@
-//! Exports of other servers as exports of this one.
+//! Exports of other NBD servers, served as exports of this one.
 
 use std::fs::File;
 use std::io;
@@ -69,7 +69,7 @@ impl ExportTable {
 }
 
 impl ExportTable {
-    /// How the upstream exports fare, by name.
+    /// The figures of the upstream exports, by name.
     pub(crate) fn upstreams(&self) -> Vec<(String, UpstreamStats)> {
         let stats = |(_, export): (usize, &Export)| {
             let upstream = self.image(export.file).upstream.as_ref()?;
@@ -79,7 +79,7 @@ impl ExportTable {
     }
 }
 
-/// An empty file in place of that of an image: no bytes go there.
+/// An empty file that stands in for the file of an image. No bytes are written to it.
 fn stand_in(len: u64) -> io::Result<File> {
     let file = File::from(memfd_create("upstream", MemfdFlags::CLOEXEC)?);
     file.set_len(len)?;

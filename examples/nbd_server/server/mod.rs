@@ -1,4 +1,4 @@
-//! The server whole: listeners, workers, signals, the end.
+//! The main thread of the server: it starts the workers, accepts connections, and stops everything.
 
 #[cfg(test)]
 mod tests;
@@ -41,7 +41,7 @@ const POOL: usize = 16;
 const ACCEPTED_AT_ONCE: usize = 64;
 /// How long a new connection waits for a worker to close one that gave way, before it is refused.
 const CLOSING_PATIENCE: Duration = Duration::from_millis(100);
-/// A worker that does not say what it has counted for so long stands still, in opening an image, say.
+/// A worker that does not report its figures within this time is left out. It may be opening an image.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Send buffer asked for; the system may grant less. A guess: a few large replies.
 const SEND_BUFFER: usize = 2 << 20;
@@ -279,7 +279,7 @@ impl Server {
         };
         let Some(ctx) = self.context() else { return };
         let id = CtxRef::id(&ctx);
-        // Asked for, not needed: the system's default serves as well, only slower.
+        // Without it the system's default serves, only slower.
         let _ = socket.set_send_buffer_size(SEND_BUFFER);
         let count = self.workers.len();
         let from_next = (0..count).map(|step| (self.next_worker + step) % count);
@@ -328,12 +328,12 @@ impl Server {
         }
     }
 
-    /// What the workers counted so far.
+    /// The figures of the workers so far.
     pub(crate) fn report(&self) -> ServerReport {
         self.reporter.report()
     }
 
-    /// Answers what is in flight, closes the connections, makes the images durable.
+    /// Answers the requests in flight, closes the connections, and makes the images durable.
     pub(crate) fn stop(mut self) -> Result<(), ServerError> {
         self.listeners = Listeners::none();
         self.metrics = None;

@@ -1,4 +1,4 @@
-//! The deadlines of connections, and the end of the worker.
+//! Deadlines: connections that are late are closed, and a worker that stops ends in time.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What comes in: receiving, understanding, and waiting for a limit.
+//! Intake: bytes of a connection are received and parsed into requests, unless a limit blocks the connection.
 
 use std::io::{self, ErrorKind, Read};
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Which connection moves from a busy worker to an idle one.
+//! The rebalancer decides which connection moves from a busy worker to an idle one.
 //!
 //! A busy worker periodically compares how much time each worker spent in rounds; an idle worker does nothing. A
 //! worker is busy while it does not wait: it works, is kept from its CPU, or blocks, and each is a reason to move
