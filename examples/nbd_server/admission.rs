@@ -1,4 +1,5 @@
-//! Queues of operations above the engine's depth: by export in turn, and by priority within an export.
+//! Queues of operations above the engine's depth: by export in turn, and by priority within an
+//! export.
 //!
 //! ```text
 //!  start ─┬─► engine                below its depth: no queue is touched
@@ -7,12 +8,13 @@
 //!                                    a slot is free ◄── the next of the export in turn ───┘
 //! ```
 //!
-//! A worker's engine belongs to its thread, and so do the queues: one per worker and export, without a lock. A queue
-//! that workers share could not fill a free slot of one engine with a request of another worker's connection. Exports
-//! take turns, so that writes to one do not delay reads of another.
+//! A worker's engine belongs to its thread, and so do the queues: one per worker and export,
+//! without a lock. A queue that workers share could not fill a free slot of one engine with a
+//! request of another worker's connection. Exports take turns, so that writes to one do not delay
+//! reads of another.
 //!
-//! NBD lets requests in flight be carried out in any order. A FLUSH covers the writes that were answered before it was
-//! sent, and those have left the queues already.
+//! NBD lets requests in flight be carried out in any order. A FLUSH covers the writes that were
+//! answered before it was sent, and those have left the queues already.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,8 +27,8 @@ use percpu::AllocError;
 /// Longest transfer that is a small one: beyond it the device's time for the bytes counts for more
 /// than its time for the request. A guess.
 pub(crate) const SMALL: u64 = 64 << 10;
-/// One of so many operations of an export is taken from each class in turn, whatever its priority. A guess: if all
-/// classes wait, each gets 2.5 % at least.
+/// One of so many operations of an export is taken from each class in turn, whatever its priority.
+/// A guess: if all classes wait, each gets 2.5 % at least.
 pub(crate) const AGEING: NonZeroU32 = NonZeroU32::new(8).unwrap();
 /// The number of values of [`Class`].
 pub(crate) const CLASSES: usize = 5;

@@ -1,13 +1,15 @@
-//! Busy polling: the worker polls for events a moment longer before it sleeps, if that has paid lately.
+//! Busy polling: the worker polls for events a moment longer before it sleeps, if that has paid
+//! lately.
 //!
-//! A client that works through a queue of requests answers within microseconds. To put the thread to sleep and to
-//! wake it takes longer than that. Each poll in vain doubles the number of sleeps until the next one, and a success
-//! halves it. A client on the same CPU cannot run while the worker polls, so a server on one CPU soon stops polling.
+//! A client that works through a queue of requests answers within microseconds. To put the thread
+//! to sleep and to wake it takes longer than that. Each poll in vain doubles the number of sleeps
+//! until the next one, and a success halves it. A client on the same CPU cannot run while the
+//! worker polls, so a server on one CPU soon stops polling.
 
 use std::time::{Duration, Instant};
 
-/// How long to poll: the measured time to wake a client on another CPU of a virtual machine, and as much again for
-/// it to answer.
+/// How long to poll: the measured time to wake a client on another CPU of a virtual machine, and as
+/// much again for it to answer.
 const LIMIT: Duration = Duration::from_micros(100);
 /// Most sleeps between two busy polls. A guess that makes polls in vain cost less than a per mille.
 const MAX_SKIPPED: u32 = 1024;
@@ -22,7 +24,8 @@ pub(crate) struct BusyPoll {
 }
 
 impl BusyPoll {
-    /// Calls `poll` until it finds something or the time is over. Returns `None` if the caller should sleep.
+    /// Calls `poll` until it finds something or the time is over. Returns `None` if the caller
+    /// should sleep.
     pub(crate) fn run<T, E>(
         &mut self,
         mut poll: impl FnMut() -> Result<Option<T>, E>,

@@ -143,7 +143,8 @@ impl Conn {
         }
     }
 
-    /// Whether it can move to another worker: all its requests are answered, and the next one has not begun.
+    /// Whether it can move to another worker: all its requests are answered, and the next one has
+    /// not begun.
     pub(crate) fn is_quiescent(&self) -> bool {
         let between = match &self.phase {
             Phase::Transmission(session) => session.is_between_requests(),
@@ -169,7 +170,8 @@ impl Conn {
 
     /// Starts TLS once the reply that announces it has left.
     pub(crate) fn start_tls(&mut self, tls: Box<Tls>, memory: &mut BufferPool) -> io::Result<()> {
-        // Behind the reply nothing may leave in plaintext, and nothing can be owed to a client that waits.
+        // Behind the reply nothing may leave in plaintext, and nothing can be owed to a client that
+        // waits.
         let sent = self.out.send(&mut &self.socket, memory, &mut self.account)?;
         if sent == Sent::Blocked {
             return Err(ErrorKind::WouldBlock.into());
@@ -199,8 +201,8 @@ impl Conn {
         }
     }
 
-    /// Adds the connection to the list of blocked ones, and to that of sendable ones so that epoll is told that no input
-    /// is wanted.
+    /// Adds the connection to the list of blocked ones, and to that of sendable ones so that epoll
+    /// is told that no input is wanted.
     pub(crate) fn block(
         &mut self,
         wait: BlockedOn,
@@ -220,7 +222,8 @@ impl Conn {
         [self.out.stuck, stalled].into_iter().flatten().min()
     }
 
-    /// Queues the reply of one of its requests, and returns the buffer that the request needs no more.
+    /// Queues the reply of one of its requests, and returns the buffer that the request needs no
+    /// more.
     pub(crate) fn take(&mut self, step: Step, memory: &mut BufferPool, sendable: &mut Vec<Id>) {
         if let Some(spent) = step.spent {
             memory.release(spent, Some(&mut self.account));
@@ -232,8 +235,8 @@ impl Conn {
         }
     }
 
-    /// Receives straight into a WRITE's buffer if at least `least` bytes of it are missing, and what follows them into
-    /// `ahead`.
+    /// Receives straight into a WRITE's buffer if at least `least` bytes of it are missing, and
+    /// what follows them into `ahead`.
     pub(crate) fn receive_in_place(
         &mut self,
         least: usize,

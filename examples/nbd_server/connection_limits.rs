@@ -1,9 +1,9 @@
 //! Limits on the connections of the server and of each peer.
 //!
-//! A peer is a user (Unix sockets) or an address (TCP). The main thread admits each connection here and gives its
-//! [`Permit`] to the worker, which keeps it with the connection. A connection that has not finished its handshake is
-//! half-open. The oldest half-open one gives way to a newer connection if a limit is reached, so silent connections do
-//! not keep other clients out.
+//! A peer is a user (Unix sockets) or an address (TCP). The main thread admits each connection here
+//! and gives its [`Permit`] to the worker, which keeps it with the connection. A connection that
+//! has not finished its handshake is half-open. The oldest half-open one gives way to a newer
+//! connection if a limit is reached, so silent connections do not keep other clients out.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,8 +19,8 @@ use crate::registry::peer_credentials;
 
 /// Half-open connections of one peer, as a part of all connections. A guess.
 const SHARE: usize = 4;
-/// Half-open connections that one peer may have on a server with few places. A guess: clients with several
-/// connections open them at the same time.
+/// Half-open connections that one peer may have on a server with few places. A guess: clients with
+/// several connections open them at the same time.
 const ALWAYS: usize = 16;
 
 /// What the limits count connections by.
@@ -99,9 +99,10 @@ pub(crate) struct Permit {
 }
 
 impl ConnectionLimits {
-    /// Admits up to `max` connections, and of each peer up to `max_per_peer`. By default an address has at most
-    /// half of them, so no single host can fill the server. A user may have all: the server's own socket admits
-    /// its owner and root only. `all_served` is an eventfd for the end of the last connection.
+    /// Admits up to `max` connections, and of each peer up to `max_per_peer`. By default an address
+    /// has at most half of them, so no single host can fill the server. A user may have all: the
+    /// server's own socket admits its owner and root only. `all_served` is an eventfd for the end
+    /// of the last connection.
     pub(crate) fn new(
         max: usize,
         max_per_peer: Option<usize>,
@@ -117,8 +118,8 @@ impl ConnectionLimits {
         })
     }
 
-    /// Admits one more connection. If a half-open connection has to give way to it, returns that one and its
-    /// worker. It has no place any more, and the caller has it closed.
+    /// Admits one more connection. If a half-open connection has to give way to it, returns that
+    /// one and its worker. It has no place any more, and the caller has it closed.
     pub(crate) fn admit(
         self: &Arc<Self>,
         peer: PeerKey,
@@ -184,7 +185,8 @@ impl Permit {
         }
     }
 
-    /// Ends the handshake: the connection keeps its place. Returns `false` if it was evicted before.
+    /// Ends the handshake: the connection keeps its place. Returns `false` if it was evicted
+    /// before.
     pub(crate) fn finish_handshake(&self) -> bool {
         let state = &mut *self.limits.state.lock();
         let Some(half) = state.half_open.remove(&self.ticket) else { return false };
@@ -219,7 +221,8 @@ mod tests {
         Id::from_bits(number + (1 << 32)).expect("an id")
     }
 
-    /// Admits a connection with that number; returns its place and the number of the one that gave way.
+    /// Admits a connection with that number; returns its place and the number of the one that gave
+    /// way.
     fn admit(
         limits: &Arc<ConnectionLimits>,
         peer: PeerKey,

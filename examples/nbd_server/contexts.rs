@@ -1,4 +1,5 @@
-//! Connection ids: a table from which the context of a connection is found, and in which a stale id finds nothing.
+//! Connection ids: a table from which the context of a connection is found, and in which a stale id
+//! finds nothing.
 //!
 //! ```text
 //!  accept ─► CtxTable<Connection> ◄─ id ─ epoll's data, the worker's lists of connections
@@ -6,8 +7,9 @@
 //!               requests
 //! ```
 //!
-//! A number that comes back from the kernel is looked up, not trusted. An id names one connection and never another,
-//! however often its place in the table is used again. So a request that ends after its connection is known as such.
+//! A number that comes back from the kernel is looked up, not trusted. An id names one connection
+//! and never another, however often its place in the table is used again. So a request that ends
+//! after its connection is known as such.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,8 +21,8 @@ use crate::open_files::FileUse;
 /// The contexts of all connections of the server.
 pub(crate) type Connections = CtxTable<Connection>;
 
-/// The context of a connection. The worker and each operation of the connection hold a reference, so the context lives
-/// at least until the last operation has completed.
+/// The context of a connection. The worker and each operation of the connection hold a reference,
+/// so the context lives at least until the last operation has completed.
 #[derive(Debug)]
 pub(crate) struct Connection {
     /// The worker in the low half, and the slot there in the high half.
@@ -44,11 +46,13 @@ impl Connection {
         (self.place.load(Ordering::Relaxed) >> 32) as usize // see `slot_at`
     }
 
-    /// The slot of the connection at that worker. `None` if another worker has the connection, or none.
+    /// The slot of the connection at that worker. `None` if another worker has the connection, or
+    /// none.
     pub(crate) fn slot_at(&self, worker: usize) -> Option<usize> {
-        // Ordering: Relaxed. The worker that has the connection stores its own place, and takes that back before the
-        // message with which it gives the connection away. A worker never sees an older value of this one word
-        // than what it stored itself: so it finds its own number only while it has the connection.
+        // Ordering: Relaxed. The worker that has the connection stores its own place, and takes
+        // that back before the message with which it gives the connection away. A worker never sees
+        // an older value of this one word than what it stored itself: so it finds its own number
+        // only while it has the connection.
         let place = self.place.load(Ordering::Relaxed);
         (place != NOWHERE && place as u32 as usize == worker).then_some((place >> 32) as usize)
     }

@@ -3,8 +3,8 @@
 /// The first failures, which are all logged.
 const LOGGED: u64 = 64;
 
-/// Whether the failure with that number is logged: fewer and fewer are, because the log of a dead disk must not fill
-/// another one.
+/// Whether the failure with that number is logged: fewer and fewer are, because the log of a dead
+/// disk must not fill another one.
 pub(crate) fn is_logged(count: u64) -> bool {
     count <= LOGGED || count.is_power_of_two()
 }

@@ -4,12 +4,13 @@
 //!  BLOCK_STATUS ─► write dirty blocks back ─► ask the image for its holes ─► reply
 //! ```
 //!
-//! The file system knows the holes, but may have to read its map from the disk or wait for a write to the file, so a
-//! thread of the cache asks it. It does not know of dirty blocks, so these are written back first. If that fails,
-//! everything counts as data. So does an image that is not a file, unless its upstream knows the holes.
+//! The file system knows the holes, but may have to read its map from the disk or wait for a write
+//! to the file, so a thread of the cache asks it. It does not know of dirty blocks, so these are
+//! written back first. If that fails, everything counts as data. So does an image that is not a
+//! file, unless its upstream knows the holes.
 //!
-//! A reply describes no more than [`ROOM`] bytes of extents, which the protocol allows: a client that wants to
-//! know the rest asks again where they end.
+//! A reply describes no more than [`ROOM`] bytes of extents, which the protocol allows: a client
+//! that wants to know the rest asks again where they end.
 
 use std::fs::File;
 use std::io;
@@ -25,11 +26,12 @@ use tracing::debug;
 use crate::blocks::Image;
 use crate::upstream::NbdDevice;
 
-/// The size of a request's buffer: the smallest there is. It takes two system calls to find two extents.
+/// The size of a request's buffer: the smallest there is. It takes two system calls to find two
+/// extents.
 pub(crate) const ROOM: usize = 4096;
 
-/// Fills the buffer of a BLOCK_STATUS for a range of bytes of the image. Extents begin and end at multiples of `unit`.
-/// Blocks.
+/// Fills the buffer of a BLOCK_STATUS for a range of bytes of the image. Extents begin and end at
+/// multiples of `unit`. Blocks.
 pub(crate) fn find(
     image: &Image,
     (offset, len): (u64, u64),
@@ -61,8 +63,8 @@ pub(crate) fn find(
     Ok(())
 }
 
-/// The extents from `start` to `end`, up to `most` of them. They begin and end at multiples of `unit`, as `start` does,
-/// or at `end`. A unit that is only in part a hole is data.
+/// The extents from `start` to `end`, up to `most` of them. They begin and end at multiples of
+/// `unit`, as `start` does, or at `end`. A unit that is only in part a hole is data.
 fn extents(file: &File, start: u64, end: u64, unit: u64, most: usize) -> io::Result<Vec<Extent>> {
     let mut found: Vec<Extent> = Vec::new();
     let mut at = start;
@@ -110,8 +112,8 @@ fn of_upstream(upstream: &NbdDevice, range: Range<u64>, most: usize) -> Vec<Exte
     found
 }
 
-/// Whether there is a hole at `at`, and where the hole or the data there ends, at most at `end`. If the file system does
-/// not know, it is data.
+/// Whether there is a hole at `at`, and where the hole or the data there ends, at most at `end`. If
+/// the file system does not know, it is data.
 fn part(file: &File, at: u64, end: u64) -> io::Result<(bool, u64)> {
     match rustix::fs::seek(file, SeekFrom::Data(at)) {
         Ok(data) if data > at => Ok((true, data.min(end))),
@@ -141,8 +143,8 @@ mod tests {
     const HOLE: u64 = state::HOLE | state::ZERO;
     const MIB: u64 = 1 << 20;
 
-    /// Pages of zeros and of others, by turns of 64 KiB, which no file system makes one of; the first is a
-    /// hole. `None` where the file system has no holes.
+    /// Pages of zeros and of others, by turns of 64 KiB, which no file system makes one of; the
+    /// first is a hole. `None` where the file system has no holes.
     fn striped(len: u64) -> Option<File> {
         let file = tempfile::tempfile().unwrap();
         file.set_len(len).unwrap();
@@ -180,7 +182,8 @@ mod tests {
         let Some(file) = striped(MIB) else { return };
         let unit = 96 << 10; // no power of two, but so that turns and units differ
         let len = 10 * unit;
-        // 0..64 of the first unit are a hole, 64..96 are data; the next is data up to 128, and so on.
+        // 0..64 of the first unit are a hole, 64..96 are data; the next is data up to 128, and so
+        // on.
         assert_eq!(of(&file, 0, len, unit, MOST), [(len, 0)]);
         assert_eq!(of(&file, 0, len, 32 << 10, 2), [(64 << 10, HOLE), (64 << 10, 0)]);
         // A hole that begins and ends inside a unit, before one that is whole.

@@ -1,4 +1,5 @@
-//! Idle images of a folder are released: synced, dropped from the cache, and unlocked for other programs.
+//! Idle images of a folder are released: synced, dropped from the cache, and unlocked for other
+//! programs.
 //!
 //! ```text
 //!  connection ──┐
@@ -6,12 +7,14 @@
 //!                                                     └─no──► it stays as it is ◄── opened again ──┘
 //! ```
 //!
-//! If a client opens the image again, it is locked again and read from the device: other programs may have written to
-//! it. The image keeps its index and its descriptor, because requests name a file by its index for as long as the
-//! server lives. An image that has another length by then is opened anew, at another index.
+//! If a client opens the image again, it is locked again and read from the device: other programs
+//! may have written to it. The image keeps its index and its descriptor, because requests name a
+//! file by its index for as long as the server lives. An image that has another length by then is
+//! opened anew, at another index.
 //!
-//! Opening an image, beginning to use it, and releasing it take one lock. Only the sync, which may take long, runs
-//! without. The release notes whether a client opened the image meanwhile, and then leaves it as it is.
+//! Opening an image, beginning to use it, and releasing it take one lock. Only the sync, which may
+//! take long, runs without. The release notes whether a client opened the image meanwhile, and then
+//! leaves it as it is.
 
 use std::future::Future;
 use std::io;
@@ -32,8 +35,8 @@ use crate::open_files::FileUse;
 pub(crate) const IDLE_CHECK: Duration = Duration::from_secs(1);
 
 impl ExportTable {
-    /// Returns the export that a client negotiated, and the client's use of it. `None` if the export is another one by
-    /// now.
+    /// Returns the export that a client negotiated, and the client's use of it. `None` if the
+    /// export is another one by now.
     pub(crate) fn begin(&self, negotiated: &Negotiated) -> Option<(usize, FileUse)> {
         let mut known = self.known.lock();
         let index = self.index_of(&known, negotiated)?;
@@ -44,12 +47,14 @@ impl ExportTable {
         (!state.released).then(|| (index, Arc::clone(&state.users)))
     }
 
-    /// Has threads of the cache release the files that were unused for long enough. Does not wait for them.
+    /// Has threads of the cache release the files that were unused for long enough. Does not wait
+    /// for them.
     pub(crate) fn release_idle(self: &Arc<Self>, now: Instant) {
         if self.args.idle == 0 {
             return;
         }
-        // Closed connections and their uses are dropped after a grace period, which this call advances.
+        // Closed connections and their uses are dropped after a grace period, which this call
+        // advances.
         rcu::poll();
         let Some(mut known) = self.known.try_lock() else { return }; // a client opens a file
         let mut idle = Vec::new();
@@ -86,7 +91,8 @@ impl ExportTable {
         meanwhile();
         let name = self.names_of(file).next().unwrap_or_default();
         if let Err(error) = synced {
-            // The next release is tried after a client has used the file, and that client is told of the error.
+            // The next release is tried after a client has used the file, and that client is told
+            // of the error.
             warn!(export = name, %error, "an image stays locked");
             return Err(error);
         }

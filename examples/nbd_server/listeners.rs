@@ -1,8 +1,8 @@
 //! Listening sockets: those that the server binds, and those that another program handed over.
 //!
-//! A program that starts the server on demand (`systemd.socket`, `systemd-socket-activate`) has bound its
-//! sockets already, and says so in the environment: `LISTEN_PID` is the process they are for, `LISTEN_FDS` how many
-//! there are, from descriptor 3 on.
+//! A program that starts the server on demand (`systemd.socket`, `systemd-socket-activate`) has
+//! bound its sockets already, and says so in the environment: `LISTEN_PID` is the process they are
+//! for, `LISTEN_FDS` how many there are, from descriptor 3 on.
 
 use std::fs::Permissions;
 use std::io;
@@ -151,8 +151,8 @@ impl Listener {
     }
 }
 
-/// The sockets that were handed to this process. To be called once, before it opens descriptors of its
-/// own; what the environment says for another process is not for us.
+/// The sockets that were handed to this process. To be called once, before it opens descriptors of
+/// its own; what the environment says for another process is not for us.
 pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ListenError> {
     let said = |name: &str| std::env::var(name).ok();
     let mine = said("LISTEN_PID").is_some_and(|pid| pid.parse() == Ok(std::process::id()));
@@ -172,8 +172,8 @@ pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ListenError> {
         if unsafe { libc::fcntl(raw, libc::F_GETFD) } < 0 {
             return Err(fail(io::Error::other(format!("descriptor {raw} is not open"))));
         }
-        // SAFETY: it is open, and was handed to this process by its number, so nothing else here owns
-        // it: this function is called once, before anything is opened.
+        // SAFETY: it is open, and was handed to this process by its number, so nothing else here
+        // owns it: this function is called once, before anything is opened.
         fds.push(unsafe { OwnedFd::from_raw_fd(raw) });
     }
     Ok(fds)

@@ -4,8 +4,8 @@
 //! Prints:  one page: throughput, latency, bytes verified, cpu hits of the list of sessions,
 //!          completions reaped at once
 //!
-//! With `--image` it serves images until it is told to stop, and prints its sessions and figures when
-//! it gets a SIGUSR1; `--help` lists the rest.
+//! With `--image` it serves images until it is told to stop, and prints its sessions and figures
+//! when it gets a SIGUSR1; `--help` lists the rest.
 //!
 //! ```text
 //!  main: accept, signals ──► worker: epoll, sessions ─► requests ─► commands ─┬─► aio-reap engine ─► image
@@ -120,8 +120,8 @@ fn raise_descriptor_limit() {
     let _ = setrlimit(Resource::Nofile, limit); // then fewer connections fit
 }
 
-/// Has a write past the limit on the size of files (`ulimit -f`) fail with EFBIG. By default the kernel ends
-/// the process with SIGXFSZ.
+/// Has a write past the limit on the size of files (`ulimit -f`) fail with EFBIG. By default the
+/// kernel ends the process with SIGXFSZ.
 fn refuse_what_is_too_large() {
     // SAFETY: to ignore a signal installs no handler, so no code of this process runs in one.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
@@ -137,8 +137,8 @@ fn fork() -> Result<ExitCode, Box<dyn Error>> {
     Ok(background::start()?)
 }
 
-/// Serves the images until a signal, the end of `--run`'s command, or with `--exit-with-last` that of the last
-/// client. SIGUSR1 prints the figures, SIGHUP has exports grow with their files.
+/// Serves the images until a signal, the end of `--run`'s command, or with `--exit-with-last` that
+/// of the last client. SIGUSR1 prints the figures, SIGHUP has exports grow with their files.
 fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn Error>> {
     let handed_over = listeners::handed_over()?;
     let mut own_folder = None;

@@ -1,12 +1,14 @@
 //! Payload buffers of a worker, limited for the worker and for each connection.
 //!
-//! Each worker has its part of the server's memory, so nothing here is shared. A connection that reaches its own
-//! limit, or the worker's, is not read from until replies leave. Large requests and small ones have a budget each, half
-//! of the worker's memory, and every connection keeps a small reserve of its own, so that large clients do not stop
-//! others. Free memory goes to the connection that waits longest.
+//! Each worker has its part of the server's memory, so nothing here is shared. A connection that
+//! reaches its own limit, or the worker's, is not read from until replies leave. Large requests and
+//! small ones have a budget each, half of the worker's memory, and every connection keeps a small
+//! reserve of its own, so that large clients do not stop others. Free memory goes to the connection
+//! that waits longest.
 //!
-//! The system may have less memory than these limits allow (`ulimit -v`, a container). A buffer that it does
-//! not have is an error of its request ([`OutOfMemory::System`]), and the server goes on.
+//! The system may have less memory than these limits allow (`ulimit -v`, a container). A buffer
+//! that it does not have is an error of its request ([`OutOfMemory::System`]), and the server goes
+//! on.
 
 use std::sync::OnceLock;
 
@@ -30,13 +32,14 @@ const SHARE: usize = 4;
 /// What a connection gets even if others have used up the rest: a queue of 4 KiB requests.
 pub(crate) const RESERVE: usize = 256 << 10;
 
-/// Bytes that the system must have beside a new buffer. The many small allocations (a place in a queue, a
-/// context) cannot fail without ending the process, so no buffer takes the last memory from them. A guess.
+/// Bytes that the system must have beside a new buffer. The many small allocations (a place in a
+/// queue, a context) cannot fail without ending the process, so no buffer takes the last memory
+/// from them. A guess.
 const HEADROOM: usize = 1 << 20;
 /// Longest run of zeros written at once where the file system cannot make them.
 pub(crate) const ZEROS: usize = 1 << 20;
-/// Most zeros written for one request there: what a compact header can ask for. The length of an extended one could keep
-/// the disk, and a thread of the cache, busy for days.
+/// Most zeros written for one request there: what a compact header can ask for. The length of an
+/// extended one could keep the disk, and a thread of the cache, busy for days.
 pub(crate) const MOST_ZEROS: u64 = u32::MAX as u64;
 
 /// [`ZEROS`] zero bytes that every request shares; `None` if there is no memory for them.
@@ -153,8 +156,8 @@ impl BufferPool {
         Ok(buf)
     }
 
-    /// Returns whether the system has so many bytes for the replies of a handshake. They may use half of
-    /// [`HEADROOM`], so that a client can negotiate while buffers hold all other memory.
+    /// Returns whether the system has so many bytes for the replies of a handshake. They may use
+    /// half of [`HEADROOM`], so that a client can negotiate while buffers hold all other memory.
     pub(crate) fn has_room_for_handshake(&mut self, bytes: usize) -> bool {
         let bytes = bytes + HEADROOM / 2;
         has_room(bytes) || {
@@ -189,8 +192,8 @@ fn allocate(size: usize) -> Option<AlignedBuf> {
     AlignedBuf::try_zeroed(size, ALIGN).filter(|_| has_room(HEADROOM))
 }
 
-/// Makes room for so many more bytes. Returns whether the system has the memory, and [`HEADROOM`] beside it if
-/// it is more than a page.
+/// Makes room for so many more bytes. Returns whether the system has the memory, and [`HEADROOM`]
+/// beside it if it is more than a page.
 pub(crate) fn reserve(bytes: &mut Vec<u8>, more: usize) -> bool {
     bytes.capacity() - bytes.len() >= more
         || bytes.try_reserve(more).is_ok() && (more <= ALIGN || has_room(HEADROOM))

@@ -4,9 +4,9 @@
 //!  curl --unix-socket PATH http://localhost/metrics
 //! ```
 //!
-//! One thread answers up to [`AT_ONCE`] clients at a time, each within [`PATIENCE`]. At that limit a new client takes
-//! the place of the oldest one, so silent clients do not delay others. The socket is created and removed as the one for
-//! images is.
+//! One thread answers up to [`AT_ONCE`] clients at a time, each within [`PATIENCE`]. At that limit
+//! a new client takes the place of the oldest one, so silent clients do not delay others. The
+//! socket is created and removed as the one for images is.
 
 use std::collections::VecDeque;
 use std::fmt::{self, Display, Write as _};
@@ -137,7 +137,8 @@ fn respond(request: &[u8], page: impl FnOnce() -> String) -> Vec<u8> {
 struct Page(String);
 
 impl Page {
-    /// A metric that only grows; or with a name that does not end in `_total`, one that comes and goes.
+    /// A metric that only grows; or with a name that does not end in `_total`, one that comes and
+    /// goes.
     fn metric(&mut self, name: &str, help: &str, values: &[(&str, &str, &dyn Display)]) {
         let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
         let _ =

@@ -1,4 +1,5 @@
-//! The files that the server has open: their identities, their users, and whether they are released.
+//! The files that the server has open: their identities, their users, and whether they are
+//! released.
 
 use std::collections::HashMap;
 use std::fs::Metadata;
@@ -32,8 +33,8 @@ pub(crate) struct OpenFiles {
 }
 
 impl OpenFiles {
-    /// Returns the open file of that identity. A released file must have the same length still, otherwise it is opened
-    /// anew; a file in use keeps the length that it was opened with.
+    /// Returns the open file of that identity. A released file must have the same length still,
+    /// otherwise it is opened anew; a file in use keeps the length that it was opened with.
     pub(crate) fn find(&self, identity: &Identity, len: u64) -> Option<usize> {
         let file = *self.files.get(identity)?;
         let state = &self.states[file];
@@ -64,7 +65,8 @@ impl FileState {
         Self { len, users: Arc::default(), touched: 0, since: None, tried: false, released: false }
     }
 
-    /// Notes that the open file has grown. If that is not by whole blocks, the next release opens the file anew.
+    /// Notes that the open file has grown. If that is not by whole blocks, the next release opens
+    /// the file anew.
     pub(crate) fn resize(&mut self, len: u64) {
         if len.is_multiple_of(BLOCK as u64) {
             self.len = len;
@@ -81,5 +83,6 @@ impl FileState {
     }
 }
 
-/// A use of a file: by a connection, and by those of its operations that outlive it. Its drop ends the use.
+/// A use of a file: by a connection, and by those of its operations that outlive it. Its drop ends
+/// the use.
 pub(crate) type FileUse = Arc<()>;

@@ -43,7 +43,8 @@ pub(crate) struct Ended {
 }
 
 impl Operation {
-    /// Whether the operation blocks a thread of the cache, perhaps for long. The engine carries out most of the others.
+    /// Whether the operation blocks a thread of the cache, perhaps for long. The engine carries out
+    /// most of the others.
     pub(crate) fn is_blocking(&self) -> bool {
         let Self { command, .. } = self;
         matches!(command, Command::Flush | Command::BlockStatus { .. })
@@ -65,7 +66,8 @@ impl Operation {
 }
 
 impl Step {
-    /// The end of a request, whose offset is one of the file, in which the export begins at `start`.
+    /// The end of a request, whose offset is one of the file, in which the export begins at
+    /// `start`.
     pub(crate) fn reply(
         (request, command): (&Request, Command),
         start: u64,

@@ -1,8 +1,8 @@
 //! Quotas of images in a limited number of requests.
 //!
-//! An image whose device hangs keeps the slots of its requests. So an image never has more than a fixed multiple of the
-//! slots that it leaves to others, its share. With a share of 8 the first image that hangs leaves a ninth of the slots,
-//! and the next leaves a ninth of that.
+//! An image whose device hangs keeps the slots of its requests. So an image never has more than a
+//! fixed multiple of the slots that it leaves to others, its share. With a share of 8 the first
+//! image that hangs leaves a ninth of the slots, and the next leaves a ninth of that.
 
 /// Counts the requests in flight of each file, and limits them.
 #[derive(Debug)]
@@ -41,8 +41,9 @@ impl FileQuotas {
         self.total -= 1;
     }
 
-    /// Returns whether one more request may queue: at most `limit` are in flight or wait, `waiting` already wait, and the
-    /// file stays within its share. `of_file` returns the file, and how many of its requests wait.
+    /// Returns whether one more request may queue: at most `limit` are in flight or wait, `waiting`
+    /// already wait, and the file stays within its share. `of_file` returns the file, and how many
+    /// of its requests wait.
     pub(crate) fn may_queue(
         &self,
         limit: usize,

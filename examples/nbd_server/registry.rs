@@ -51,10 +51,11 @@ impl Client {
         Self { id, peer: Peer::of(socket), worker, since, export, requests }
     }
 
-    /// The number of its worker. The connection may have moved to another by now, which learns of an end by the
-    /// next message to all.
+    /// The number of its worker. The connection may have moved to another by now, which learns of
+    /// an end by the next message to all.
     pub(crate) fn worker(&self) -> usize {
-        // Ordering: Relaxed; a number that is printed, or where a message goes that may come too late.
+        // Ordering: Relaxed; a number that is printed, or where a message goes that may come too
+        // late.
         self.worker.load(Ordering::Relaxed)
     }
 
@@ -218,7 +219,8 @@ impl Registry {
     }
 }
 
-/// One figure for each name: in a folder another file may have got the name of one that is still open.
+/// One figure for each name: in a folder another file may have got the name of one that is still
+/// open.
 pub(crate) fn by_name<'a>(exports: impl Iterator<Item = (&'a str, usize)>) -> Vec<(String, usize)> {
     let (mut places, mut sums) = (HashMap::new(), Vec::<(String, usize)>::new());
     for (name, open) in exports {

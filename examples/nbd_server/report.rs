@@ -1,4 +1,5 @@
-//! The figures of the server: the sums of the workers' counters, and those of lists, tables, engines and cache.
+//! The figures of the server: the sums of the workers' counters, and those of lists, tables,
+//! engines and cache.
 //!
 //! For people it is a page, with the tables by which the kernel's versions of these structures were
 //! published; for programs see [`metrics`](crate::metrics).
@@ -32,8 +33,8 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Asks every worker, and waits for their answers. Leaves out workers that have ended, or do not answer within
-    /// the patience: the caller has to go on.
+    /// Asks every worker, and waits for their answers. Leaves out workers that have ended, or do
+    /// not answer within the patience: the caller has to go on.
     pub(crate) fn report(&self) -> ServerReport {
         let (sender, receiver) = mpsc::channel();
         for inbox in &self.workers {

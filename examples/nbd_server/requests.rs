@@ -6,12 +6,12 @@
 //!                └─no─► a queue (admission) ─────┘ ◄── another ends ──┘
 //! ```
 //!
-//! A blocking operation ([`Operation::is_blocking`]) occupies one of the cache's few threads, perhaps for long. So only a
-//! few blocking operations may run or wait among the others, and READs find slots free; the blocking operations beyond
-//! them wait in a queue of their own.
+//! A blocking operation ([`Operation::is_blocking`]) occupies one of the cache's few threads,
+//! perhaps for long. So only a few blocking operations may run or wait among the others, and READs
+//! find slots free; the blocking operations beyond them wait in a queue of their own.
 //!
-//! A request that has begun continues to its end, also if its connection is closed meanwhile. A queued request is
-//! dropped then.
+//! A request that has begun continues to its end, also if its connection is closed meanwhile. A
+//! queued request is dropped then.
 
 use std::collections::VecDeque;
 use std::io;
@@ -47,17 +47,19 @@ pub(crate) struct Limits {
     pub(crate) most: usize,
 }
 
-/// An image's [share](crate::quota) of a limit. A guess: an image alone may use all of a limit up to 8, and 114 of 128.
+/// An image's [share](crate::quota) of a limit. A guess: an image alone may use all of a limit up
+/// to 8, and 114 of 128.
 const SHARE: usize = 8;
 
-/// Most blocking operations that run or wait among the others. A guess: as many as an image has threads of the cache.
-/// Where the depth is small it is half of the depth, but at least 4.
+/// Most blocking operations that run or wait among the others. A guess: as many as an image has
+/// threads of the cache. Where the depth is small it is half of the depth, but at least 4.
 const MAX_BLOCKING: usize = 16;
 
 /// A worker's requests in flight, and the engine that works on them.
 pub(crate) struct Requests {
     pub(crate) engine: Rc<Engine>,
-    /// By index of the export table's files, as far as they were asked for. `None`: the engine does not have it.
+    /// By index of the export table's files, as far as they were asked for. `None`: the engine does
+    /// not have it.
     files: Vec<Option<File>>,
     tasks: Tasks<Ended>,
     /// Running operations by file.
@@ -186,7 +188,8 @@ impl Requests {
         None
     }
 
-    /// The result of a request that needs no wait. Otherwise `written` bytes of a WRITE may be in the cache.
+    /// The result of a request that needs no wait. Otherwise `written` bytes of a WRITE may be in
+    /// the cache.
     fn answer(
         &mut self,
         file: usize,
@@ -292,7 +295,8 @@ impl Requests {
         let size = buf.as_ref().map(AlignedBuf::capacity);
         let ended = self.tasks.spawn(async move {
             let (result, buf) = tasks::contain(job.run(buf)).await.unwrap_or_else(|Panicked| {
-                // The panic dropped the buffer, or the engine has it. The account is credited for one of its size.
+                // The panic dropped the buffer, or the engine has it. The account is credited for
+                // one of its size.
                 let buf = size.and_then(|size| AlignedBuf::try_zeroed(size, ALIGN));
                 (Err(io::Error::from_raw_os_error(libc::EIO)), buf)
             });
@@ -351,9 +355,11 @@ impl Requests {
         self.admit(); // blocking operations of other connections
     }
 
-    /// Goes on with what has completed, up to the next operation that ends; `None` when there is none.
+    /// Goes on with what has completed, up to the next operation that ends; `None` when there is
+    /// none.
     ///
-    /// With the slot of the connection that the step is for. If the connection is closed, the buffer comes back.
+    /// With the slot of the connection that the step is for. If the connection is closed, the
+    /// buffer comes back.
     pub(crate) fn complete(&mut self) -> Option<Result<(usize, Step), Option<AlignedBuf>>> {
         let ended = self.ended.pop_front().or_else(|| {
             let ended = self.tasks.next()?;

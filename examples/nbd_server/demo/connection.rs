@@ -401,8 +401,8 @@ fn command(kind: Kind) -> u16 {
     }
 }
 
-/// Tries until it is not interrupted: a socket with a time limit is when the demo is stopped and goes on
-/// again (Ctrl-Z, `fg`), without a handler.
+/// Tries until it is not interrupted: a socket with a time limit is when the demo is stopped and
+/// goes on again (Ctrl-Z, `fg`), without a handler.
 fn uninterrupted<T>(mut read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match read() {

@@ -29,12 +29,12 @@ use crate::open_files::{FileState, OpenFiles, identity};
 use crate::tls::Acceptor;
 use crate::upstream::UpstreamError;
 
-/// How long to wait for an image's lock: the kernel keeps the lock of a server that was killed until
-/// its writes in flight have ended.
+/// How long to wait for an image's lock: the kernel keeps the lock of a server that was killed
+/// until its writes in flight have ended.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Most images of a folder that are opened while the server runs. A guess: each takes some descriptors, and
-/// a queue in each worker.
+/// Most images of a folder that are opened while the server runs. A guess: each takes some
+/// descriptors, and a queue in each worker.
 const FOLDER: usize = if cfg!(test) { 3 } else { 1024 };
 
 /// Why an image cannot be served.
@@ -114,8 +114,8 @@ struct Opened {
     may_grow: bool,
 }
 
-/// All exports of the server. An open export keeps its index. Exports of a folder are added when a client asks for
-/// them, and released when no client has them open ([`idle`](crate::idle)).
+/// All exports of the server. An open export keeps its index. Exports of a folder are added when a
+/// client asks for them, and released when no client has them open ([`idle`](crate::idle)).
 #[derive(Debug)]
 pub(crate) struct ExportTable {
     /// An export keeps its index, and is read without a lock: requests carry the index.
@@ -336,7 +336,8 @@ impl ExportTable {
         Part { read_only: self.args.read_only, offset: 0, size: None }
     }
 
-    /// An image is as long as its file was when it was opened: under a name that it got later it is no longer.
+    /// An image is as long as its file was when it was opened: under a name that it got later it is
+    /// no longer.
     fn bound(&self, info: &mut ExportInfo, file: usize, start: u64) {
         info.size = info.size.min(self.image(file).len().saturating_sub(start));
     }
@@ -407,7 +408,8 @@ impl ExportTable {
         info
     }
 
-    /// Has images grow with their files, by whole blocks. Clients that connect from now on see the new sizes.
+    /// Has images grow with their files, by whole blocks. Clients that connect from now on see the
+    /// new sizes.
     pub(crate) fn grow(&self) {
         let mut known = self.known.lock();
         for (file, opened) in &self.files {
@@ -442,7 +444,8 @@ impl ExportTable {
         }
     }
 
-    /// Returns how many bytes the replies to so many bytes of options may take while their buffer grows.
+    /// Returns how many bytes the replies to so many bytes of options may take while their buffer
+    /// grows.
     pub(crate) fn handshake_room(&self, input: usize) -> usize {
         let fixed = self.exports.iter().take(self.fixed).map(|(_, export)| &export.info);
         let fixed: usize = fixed.map(|info| info.name.len() + info.description.len() + 64).sum();
@@ -555,8 +558,8 @@ fn open(path: &Path, args: &Args, read_only: bool) -> Result<(File, Option<PathB
     }
 }
 
-/// Creates an empty file, where a symbolic link leads if `path` is one. Returns the file's path; `None` if
-/// another program has created it since.
+/// Creates an empty file, where a symbolic link leads if `path` is one. Returns the file's path;
+/// `None` if another program has created it since.
 fn create(path: &Path) -> io::Result<Option<PathBuf>> {
     let mut target = path.to_owned();
     // O_EXCL does not follow links. The kernel follows at most 40.

@@ -41,7 +41,8 @@ const POOL: usize = 16;
 const ACCEPTED_AT_ONCE: usize = 64;
 /// How long a new connection waits for a worker to close one that gave way, before it is refused.
 const CLOSING_PATIENCE: Duration = Duration::from_millis(100);
-/// A worker that does not report its figures within this time is left out. It may be opening an image.
+/// A worker that does not report its figures within this time is left out. It may be opening an
+/// image.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Send buffer asked for; the system may grant less. A guess: a few large replies.
 const SEND_BUFFER: usize = 2 << 20;
@@ -121,8 +122,8 @@ impl Server {
         let all_served = args.exit_with_last.then(eventfd).transpose()?;
         let limits =
             ConnectionLimits::new(max_connections as usize, max_per_peer, all_served.clone());
-        // A connection that gave way keeps its context until its worker has closed it, so there may be twice as
-        // many contexts as connections.
+        // A connection that gave way keeps its context until its worker has closed it, so there may
+        // be twice as many contexts as connections.
         let connections = CtxTable::builder().max_contexts(2 * u64::from(max_connections)).build();
         let connections = Arc::new(connections.map_err(io::Error::from)?);
         let registry = Arc::new(Registry::new(&exports).map_err(io::Error::from)?);
@@ -176,8 +177,8 @@ impl Server {
         self.exports.names().next().unwrap_or_default().to_owned()
     }
 
-    /// Accepts until told to stop, or the last client has left with `--exit-with-last`, or a worker ends, which is
-    /// an error. Calls `show_figures` when a signal asks for it, and periodically.
+    /// Accepts until told to stop, or the last client has left with `--exit-with-last`, or a worker
+    /// ends, which is an error. Calls `show_figures` when a signal asks for it, and periodically.
     pub(crate) fn accept_until(
         &mut self,
         Wakeups { stop, show, grow, period }: Wakeups<'_>,
@@ -297,8 +298,8 @@ impl Server {
         self.next_worker = (number + 1) % count;
     }
 
-    /// Makes a context for one more connection. Waits a moment if too many connections have given way and are
-    /// not closed yet.
+    /// Makes a context for one more connection. Waits a moment if too many connections have given
+    /// way and are not closed yet.
     fn context(&self) -> Option<CtxRef<Connection>> {
         let since = Instant::now();
         let inserted = loop {
@@ -337,7 +338,8 @@ impl Server {
     pub(crate) fn stop(mut self) -> Result<(), ServerError> {
         self.listeners = Listeners::none();
         self.metrics = None;
-        // A worker ends the sessions it serves, and refuses connections that are still on their way to it.
+        // A worker ends the sessions it serves, and refuses connections that are still on their way
+        // to it.
         let told = self.registry.end(|client| {
             self.workers[client.worker()].inbox.send(Message::End(client.id));
         });

@@ -1,4 +1,5 @@
-//! The server whole, in this process: its workers are told to give each other the connections all the time.
+//! The server whole, in this process: its workers are told to give each other the connections all
+//! the time.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -21,8 +22,8 @@ const BLOCKS: usize = 32;
 /// A server that does nothing for so long does nothing any more.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Starts a server, and a thread for `clients`; stops it when they have ended, or want that. Also returns
-/// what the image is in the end.
+/// Starts a server, and a thread for `clients`; stops it when they have ended, or want that. Also
+/// returns what the image is in the end.
 fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (T, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let (socket, image) = (dir.path().join("s"), dir.path().join("a.img"));
@@ -125,7 +126,8 @@ fn request(command: u16, cookie: u64, block: usize) -> Vec<u8> {
         .to_vec()
 }
 
-/// The client of the demonstration checks every byte, and that each reply is of one of its requests.
+/// The client of the demonstration checks every byte, and that each reply is of one of its
+/// requests.
 #[test]
 fn connections_that_move_all_the_time_lose_no_request_and_no_byte() {
     for options in [&["--cache", "0"], &["--cache", "2M"]] {
@@ -151,8 +153,8 @@ fn connections_that_move_all_the_time_lose_no_request_and_no_byte() {
     }
 }
 
-/// Writes its blocks with higher and higher numbers, many at a time, until the server ends; then says of
-/// each block the last that was answered and the last that was sent.
+/// Writes its blocks with higher and higher numbers, many at a time, until the server ends; then
+/// says of each block the last that was answered and the last that was sent.
 fn write_on(mut stream: UnixStream, first: usize, written: &AtomicBool) -> Vec<(u64, u64)> {
     let mut blocks = vec![(0, 0); BLOCKS];
     let mut number = 0_u64;

@@ -1,8 +1,9 @@
 //! Batching: a round waits a moment while all its clients are busy with earlier replies.
 //!
-//! A client with many replies still to read loses nothing if its next requests wait a moment, and those it sends
-//! meanwhile join the batch: one submission and one send serve more requests, and the two CPUs do not fight over
-//! the socket. The moment ends before the client would have to wait for the server.
+//! A client with many replies still to read loses nothing if its next requests wait a moment, and
+//! those it sends meanwhile join the batch: one submission and one send serve more requests, and
+//! the two CPUs do not fight over the socket. The moment ends before the client would have to wait
+//! for the server.
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -16,8 +17,8 @@ use crate::conn::Conn;
 
 /// How long a batch may wait. Measured: 20 to 40 us made no difference.
 const LIMIT: Duration = Duration::from_micros(25);
-/// A client with so many unread replies is busy for longer than a batch takes. With four, waiting halved the
-/// throughput.
+/// A client with so many unread replies is busy for longer than a batch takes. With four, waiting
+/// halved the throughput.
 const BUSY: usize = 8;
 
 impl Worker {
@@ -51,8 +52,8 @@ impl Worker {
     }
 }
 
-/// Bytes the other end of a Unix socket has not read, with the kernel's overhead. (On TCP: bytes its
-/// kernel has not acknowledged.)
+/// Bytes the other end of a Unix socket has not read, with the kernel's overhead. (On TCP: bytes
+/// its kernel has not acknowledged.)
 pub(super) fn unread(socket: &Socket) -> usize {
     let mut unread: libc::c_int = 0;
     // SAFETY: TIOCOUTQ stores one int and keeps nothing.

@@ -7,8 +7,8 @@ use radix_ctx::Id;
 use super::{TICK, Worker};
 use crate::conn::{BlockedOn, Conn, Phase};
 
-/// A client that takes no byte of its replies, or whose payload does not go on, for so long is closed if another
-/// one waits for memory, or was refused it.
+/// A client that takes no byte of its replies, or whose payload does not go on, for so long is
+/// closed if another one waits for memory, or was refused it.
 const STUCK_LIMIT: Duration = Duration::from_secs(3);
 /// After a stop request, replies have so long to leave.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
@@ -24,8 +24,8 @@ impl Worker {
     }
 
     /// Begins to stop: from now on the worker ends once it has no connection, and closes those that
-    /// do not go in time. Each was told to [`end`](Self::end) before, but for one that was on its way to
-    /// another worker then: it is told here, or when it comes.
+    /// do not go in time. Each was told to [`end`](Self::end) before, but for one that was on its
+    /// way to another worker then: it is told here, or when it comes.
     pub(super) fn stop(&mut self) {
         if self.stopping.is_some() {
             return;
@@ -35,7 +35,8 @@ impl Worker {
         left.into_iter().for_each(|id| self.end(id));
     }
 
-    /// Whether the worker has stopped: no connection is left or on its way here, and no request is in flight.
+    /// Whether the worker has stopped: no connection is left or on its way here, and no request is
+    /// in flight.
     pub(super) fn has_stopped(&self) -> bool {
         let done = self.stopping.is_some() && self.conns.is_empty() && self.requests.is_idle();
         done && self.load.close()
@@ -51,7 +52,8 @@ impl Worker {
             return;
         }
         self.next_look = now + TICK;
-        // A connection that is stuck does harm only while another one waits for memory or is refused it.
+        // A connection that is stuck does harm only while another one waits for memory or is
+        // refused it.
         let waits = |conn: &Conn| conn.blocked == Some(BlockedOn::Others) && conn.stuck().is_none();
         let refused = std::mem::take(&mut self.refused_memory);
         let harm = refused || self.conns.iter().any(|(_, conn)| waits(conn));

@@ -1,4 +1,5 @@
-//! Intake: bytes of a connection are received and parsed into requests, unless a limit blocks the connection.
+//! Intake: bytes of a connection are received and parsed into requests, unless a limit blocks the
+//! connection.
 
 use std::io::{self, ErrorKind, Read};
 use std::time::Instant;
@@ -14,15 +15,17 @@ use crate::memory::{self, OutOfMemory};
 use crate::operation::Step;
 use crate::session::{Next, Session};
 
-/// A payload with so many bytes missing is received in place. A guess: below it one more receive costs as much as the
-/// copy.
+/// A payload with so many bytes missing is received in place. A guess: below it one more receive
+/// costs as much as the copy.
 const IN_PLACE: usize = 32 << 10;
-/// Most bytes that are received behind such a payload: the next header, and what of its payload a copy of costs nothing.
+/// Most bytes that are received behind such a payload: the next header, and what of its payload a
+/// copy of costs nothing.
 const AHEAD: usize = 4 << 10;
 /// Most payloads that are received in place before other connections have their turn.
 const PAYLOADS: usize = 4;
-/// A payload goes on only if so many bytes come: one byte now and then would keep its memory for as long as the
-/// client likes. A guess: slow networks carry more in the time that a stalled payload has.
+/// A payload goes on only if so many bytes come: one byte now and then would keep its memory for as
+/// long as the client likes. A guess: slow networks carry more in the time that a stalled payload
+/// has.
 const PROGRESS: u64 = 64 << 10;
 /// What a request costs beside its bytes, in bytes copied. A guess.
 const COST: u64 = 16 << 10;
@@ -202,7 +205,8 @@ impl Worker {
                             if !conn.permit.finish_handshake() {
                                 return Err(GAVE_WAY.into());
                             }
-                            // It was opened a moment ago; in a folder another may have its name now.
+                            // It was opened a moment ago; in a folder another may have its name
+                            // now.
                             let Some((export, used)) = exports.begin(&negotiated) else {
                                 return Err("the export is gone".into());
                             };
@@ -301,8 +305,9 @@ impl Worker {
         Ok(bytes.len() - input.len())
     }
 
-    /// Lets connections that had to wait try again, the longest waiting first. Returns whether one of them made
-    /// progress. A connection that did and has to wait again queues behind those that did not.
+    /// Lets connections that had to wait try again, the longest waiting first. Returns whether one
+    /// of them made progress. A connection that did and has to wait again queues behind those that
+    /// did not.
     pub(super) fn unblock(&mut self) -> bool {
         self.memory.forget_refusals();
         let mut ahead = 0;

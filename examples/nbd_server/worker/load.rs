@@ -21,23 +21,27 @@ pub(crate) struct WorkerLoad {
 impl WorkerLoad {
     /// The connections that the worker has, and those on their way to it.
     pub(crate) fn connections(&self) -> usize {
-        // Ordering: Relaxed, here and below: a connection comes and goes through the worker's inbox. That none is on its
-        // way after `close` follows from the order of changes to this one word.
+        // Ordering: Relaxed, here and below: a connection comes and goes through the worker's
+        // inbox. That none is on its way after `close` follows from the order of changes to this
+        // one word.
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Counts a connection before it is sent to the worker. Returns `false` if the worker has stopped.
+    /// Counts a connection before it is sent to the worker. Returns `false` if the worker has
+    /// stopped.
     pub(crate) fn reserve(&self) -> bool {
         let more = |count: usize| (count != CLOSED).then(|| count + 1);
         self.connections.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Counts a connection no more that is closed, goes to another worker, or was not sent after all.
+    /// Counts a connection no more that is closed, goes to another worker, or was not sent after
+    /// all.
     pub(crate) fn release(&self) {
         self.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Refuses connections from now on. Returns `false`, without effect, if the worker has one or one is on its way.
+    /// Refuses connections from now on. Returns `false`, without effect, if the worker has one or
+    /// one is on its way.
     pub(crate) fn close(&self) -> bool {
         let closed =
             self.connections.compare_exchange(0, CLOSED, Ordering::Relaxed, Ordering::Relaxed);
@@ -63,8 +67,8 @@ impl WorkerLoad {
         self.busy.load(Ordering::Relaxed)
     }
 
-    /// Whether the worker is in a round. If [`busy_nanos`](Self::busy_nanos) does not change meanwhile, it may have
-    /// been in the same round for long.
+    /// Whether the worker is in a round. If [`busy_nanos`](Self::busy_nanos) does not change
+    /// meanwhile, it may have been in the same round for long.
     pub(super) fn is_running(&self) -> bool {
         self.running.load(Ordering::Relaxed)
     }

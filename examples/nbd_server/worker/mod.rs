@@ -17,19 +17,20 @@
 //! - For each 4-KiB block a look-up in the cache and a guard, which are its only accesses to what other
 //!   threads write.
 //! - For each byte a copy between the cache and the request's buffer, beside the kernel's own. To send from
-//!   the cache would hold guards for as long as a client takes to read; to receive into it, for as long as
-//!   one takes to write.
+//!   the cache would hold guards for as long as a client takes to read; to receive into it, for as
+//! long as   one takes to write.
 //! - For all that came together two looks at the clock, where there are several workers: see
 //!   [`rebalance`].
 //! - No cache line that another core wrote: `cargo bench --bench census -- --only served`.
 //! - For each request one of the worker's buffers, and for each event three look-ups of its connection: an
 //!   id that came back from the kernel is not trusted.
 //!
-//! Measured by `cargo bench --bench nbd -- --only N7` and perf: random reads of 4 KiB, 32 at a time, of
-//! 1 GiB that is all in the cache, took 2.7 us of an Intel Xeon each. The kernel's send is 44 % of that (27
-//! its copy, 9 the memory for it), its receive 5 and the looks for events 3: any server pays these. Then
-//! the copy out of the cache, 22 %, because the block comes from memory, not from the CPU's cache; to wait
-//! for a busy client (see [`batching`]), 8; to look the block up, 6, nearly all of it one line from memory.
+//! Measured by `cargo bench --bench nbd -- --only N7` and perf: random reads of 4 KiB, 32 at a
+//! time, of 1 GiB that is all in the cache, took 2.7 us of an Intel Xeon each. The kernel's send is
+//! 44 % of that (27 its copy, 9 the memory for it), its receive 5 and the looks for events 3: any
+//! server pays these. Then the copy out of the cache, 22 %, because the block comes from memory,
+//! not from the CPU's cache; to wait for a busy client (see [`batching`]), 8; to look the block up,
+//! 6, nearly all of it one line from memory.
 
 mod batching;
 mod deadlines;
@@ -202,15 +203,16 @@ pub(crate) struct Worker {
     stopping: Option<Instant>,
     /// A connection has a deadline.
     watching: bool,
-    /// A request was refused because the system has no memory, since the last look at the deadlines.
+    /// A request was refused because the system has no memory, since the last look at the
+    /// deadlines.
     refused_memory: bool,
     next_look: Instant,
     busy_poll: BusyPoll,
 }
 
 impl Worker {
-    /// To be called on the thread that will run it: the engine stays there. `workers` are all, this one
-    /// with its number among them.
+    /// To be called on the thread that will run it: the engine stays there. `workers` are all, this
+    /// one with its number among them.
     pub(crate) fn new(
         exports: Arc<ExportTable>,
         engine: Engine,
@@ -329,7 +331,8 @@ impl Worker {
         poll(tick.as_ref()).map(drop)
     }
 
-    /// Answers what has completed, lets blocked connections continue, and sends, until nothing more can be done now.
+    /// Answers what has completed, lets blocked connections continue, and sends, until nothing more
+    /// can be done now.
     fn complete_round(&mut self, engine: &Engine) {
         for _ in 0..ROUNDS {
             let mut progress = false;
@@ -369,8 +372,8 @@ impl Worker {
         }
     }
 
-    /// Sends on every sendable connection, and registers with epoll what each waits for. Returns whether
-    /// a reply left.
+    /// Sends on every sendable connection, and registers with epoll what each waits for. Returns
+    /// whether a reply left.
     fn send_replies(&mut self) -> bool {
         let mut left = false;
         for at in 0..self.sendable.len() {
@@ -509,8 +512,8 @@ impl Worker {
         }
     }
 
-    /// From now on the id names no connection, and another may take its place. Once for each that was
-    /// placed here.
+    /// From now on the id names no connection, and another may take its place. Once for each that
+    /// was placed here.
     fn forget(&self, id: Id) {
         self.load.release();
         if let Err(error) = self.connections.remove(id) {

@@ -4,10 +4,11 @@
 //!  busy worker: begins no more of its requests ─► all earlier ones are answered ─► Message::Adopt ─► idle worker
 //! ```
 //!
-//! A connection without requests in flight is a socket, the received bytes of its next requests, and its entries in
-//! the lists: no buffer and no operation of its worker. Then the whole [`Conn`] is sent by message. The new worker
-//! stores its own location in the connection's [context](crate::contexts::Connection), so that an event or a list
-//! entry left with the old worker finds nothing.
+//! A connection without requests in flight is a socket, the received bytes of its next requests,
+//! and its entries in the lists: no buffer and no operation of its worker. Then the whole [`Conn`]
+//! is sent by message. The new worker stores its own location in the connection's
+//! [context](crate::contexts::Connection), so that an event or a list entry left with the old
+//! worker finds nothing.
 //!
 //! The [rebalancer](super::rebalancer) decides which connection moves, and where it moves to.
 
@@ -53,8 +54,8 @@ impl Worker {
         }
     }
 
-    /// Begins to move a connection: none of its requests is begun until it is with the other worker, or stays after
-    /// all.
+    /// Begins to move a connection: none of its requests is begun until it is with the other
+    /// worker, or stays after all.
     pub(super) fn begin_move(&mut self, id: Id, to: usize) {
         let busy = self.rebalancer.pending.is_some() || self.stopping.is_some();
         let Some(slot) = self.slot_of(id).filter(|_| !busy && to != self.number) else { return };

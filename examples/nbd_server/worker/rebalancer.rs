@@ -1,14 +1,15 @@
 //! The rebalancer decides which connection moves from a busy worker to an idle one.
 //!
-//! A busy worker periodically compares how much time each worker spent in rounds; an idle worker does nothing. A
-//! worker is busy while it does not wait: it works, is kept from its CPU, or blocks, and each is a reason to move
-//! connections away. It moves the connection that makes the busier of the two workers the least busy, and keeps a
-//! single busy connection. Only busy workers send and only idle ones receive, so no connection comes back at the next
-//! comparison. A worker that has just received one receives no other, so several busy workers do not overload it.
+//! A busy worker periodically compares how much time each worker spent in rounds; an idle worker
+//! does nothing. A worker is busy while it does not wait: it works, is kept from its CPU, or
+//! blocks, and each is a reason to move connections away. It moves the connection that makes the
+//! busier of the two workers the least busy, and keeps a single busy connection. Only busy workers
+//! send and only idle ones receive, so no connection comes back at the next comparison. A worker
+//! that has just received one receives no other, so several busy workers do not overload it.
 //!
-//! Measured with two workers on two CPUs, and two clients that were placed on the same worker and read 4 KiB from the
-//! cache, 32 at a time: 410 000 reads a second without rebalancing, 860 000 with it; and 126 000 and 181 000 where the
-//! clients are fio, which needs the CPUs itself.
+//! Measured with two workers on two CPUs, and two clients that were placed on the same worker and
+//! read 4 KiB from the cache, 32 at a time: 410 000 reads a second without rebalancing, 860 000
+//! with it; and 126 000 and 181 000 where the clients are fio, which needs the CPUs itself.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,7 +25,8 @@ pub(super) struct Rules {
     pub(super) period: Duration,
     /// A connection that is not quiescent by then stays, and no other is tried for ten periods.
     pub(super) patience: Duration,
-    /// Parts of a period: a worker that is busy for longer sends, and one that is busy for less than `idle` receives.
+    /// Parts of a period: a worker that is busy for longer sends, and one that is busy for less
+    /// than `idle` receives.
     pub(super) busy: f64,
     pub(super) idle: f64,
     /// By so much the busier of the two must become less busy.
@@ -94,8 +96,8 @@ impl Rebalancer {
         self.pending.is_some().then_some(TICK)
     }
 
-    /// Returns the least busy of the other workers, and how busy this worker and that one were since the last
-    /// comparison, as parts of that time.
+    /// Returns the least busy of the other workers, and how busy this worker and that one were
+    /// since the last comparison, as parts of that time.
     pub(super) fn look(&mut self, own: usize, now: Instant) -> Option<(usize, f64, f64)> {
         let time = now.duration_since(self.looked).as_nanos() as f64;
         self.looked = now;
@@ -104,7 +106,8 @@ impl Rebalancer {
             let is = Seen { worked: load.busy_nanos(), connections: load.connections() };
             let was = std::mem::replace(seen, is);
             let part = is.worked.wrapping_sub(was.worked) as f64 / time;
-            // The figure does not contain a connection that has just arrived, nor a round that goes on.
+            // The figure does not contain a connection that has just arrived, nor a round that goes
+            // on.
             let more = is.connections > was.connections;
             let stands = is.worked == was.worked && load.is_running();
             if number == own {
@@ -117,8 +120,8 @@ impl Rebalancer {
     }
 }
 
-/// Chooses the connection to move, from each connection's cost: the one whose move makes the busier of the two workers
-/// the least busy, if that is a gain.
+/// Chooses the connection to move, from each connection's cost: the one whose move makes the busier
+/// of the two workers the least busy, if that is a gain.
 pub(super) fn choose<T>(
     (here, there): (f64, f64),
     costs: impl Iterator<Item = (T, u64)> + Clone,

@@ -128,8 +128,8 @@ fn a_read_that_failed_is_not_kept_and_fails_alone() {
     lab.ends_empty();
 }
 
-/// A read that began before a write may bring what was before, and keeps it when it has ended: a write
-/// waits for that, and the worker does not.
+/// A read that began before a write may bring what was before, and keeps it when it has ended: a
+/// write waits for that, and the worker does not.
 #[test]
 fn a_write_waits_for_a_read_of_its_block() {
     let mut lab = caching();
@@ -187,7 +187,8 @@ fn a_device_that_panics_is_answered_with_eio() {
     lab.ends_empty();
 }
 
-/// A call on a thread of the cache panics: its request fails, its buffer is accounted for, and the worker goes on.
+/// A call on a thread of the cache panics: its request fails, its buffer is accounted for, and the
+/// worker goes on.
 #[test]
 fn a_request_that_panics_is_answered_with_eio() {
     let mut lab = caching();

@@ -1,9 +1,9 @@
-//! Invariant 20 of bufcache, end to end: what was acknowledged before a FLUSH that succeeded, or with FUA,
-//! survives a loss of power at any moment, whichever sectors of the rest do.
+//! Invariant 20 of bufcache, end to end: what was acknowledged before a FLUSH that succeeded, or
+//! with FUA, survives a loss of power at any moment, whichever sectors of the rest do.
 //!
-//! Two workers on threads of their own, with engines that do real I/O, serve an image below whose cache a
-//! device records every change, and are told to give each other the clients all the time. Each sector that
-//! a client writes says which version it is.
+//! Two workers on threads of their own, with engines that do real I/O, serve an image below whose
+//! cache a device records every change, and are told to give each other the clients all the time.
+//! Each sector that a client writes says which version it is.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,8 +20,8 @@ const CLIENTS: usize = 3;
 const WORKERS: usize = 2;
 /// Of each client: its own.
 const SECTORS: usize = 16 * 8;
-/// Sixteen blocks, so that most are written back while clients go on; longer requests than two of them
-/// pass it by.
+/// Sixteen blocks, so that most are written back while clients go on; longer requests than two of
+/// them pass it by.
 const CACHE: &str = "64K";
 
 /// What was put into a sector.

@@ -16,8 +16,8 @@ fn images(count: usize, cache: &str, limits: Limits) -> Lab {
     Lab::serving(&args, (paths[0].clone(), dir), limits, limits.depth + 1)
 }
 
-/// Nothing is answered, neither in the engine nor behind it, and yet who comes later gets a place: the second
-/// image's requests, and those of one more.
+/// Nothing is answered, neither in the engine nor behind it, and yet who comes later gets a place:
+/// the second image's requests, and those of one more.
 #[test]
 fn an_image_that_hangs_leaves_places_and_room_to_others() {
     const DEPTH: usize = 64;
@@ -56,7 +56,8 @@ fn an_image_that_hangs_leaves_places_and_room_to_others() {
     lab.ends_empty();
 }
 
-/// TRIMs last, more of them than there are places: a READ gets a place all the same, and all are answered.
+/// TRIMs last, more of them than there are places: a READ gets a place all the same, and all are
+/// answered.
 #[test]
 fn calls_leave_places_to_reads() {
     const DEPTH: usize = 32;

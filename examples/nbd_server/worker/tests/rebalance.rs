@@ -239,8 +239,8 @@ fn who_waited_for_a_limit_waits_for_that_of_the_other() {
     Lab::all_end_empty(vec![old, new]);
 }
 
-/// The server tells the worker that it knows of, and then all. Whatever comes first, the client hears of
-/// the end.
+/// The server tells the worker that it knows of, and then all. Whatever comes first, the client
+/// hears of the end.
 #[test]
 fn an_end_beside_a_move_reaches_the_client() {
     for case in 0..5 {
