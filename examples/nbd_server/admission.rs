@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn of_all_classes_none_starves_and_the_share_of_each_is_bounded() {
+    fn no_class_starves_and_the_share_of_each_is_bounded() {
         let mut waiting = Admission::new(1).unwrap();
         let rounds = 1_000 * AGEING.get() as usize;
         let mut served = [0; CLASSES];

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_a_hole_in_part_is_data() {
+    fn a_unit_that_is_in_part_a_hole_is_data() {
         let Some(file) = striped(MIB) else { return };
         let unit = 96 << 10; // no power of two, but so that turns and units differ
         let len = 10 * unit;
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_asked_is_data() {
+    fn a_device_without_seeks_is_data() {
         let zero = File::open("/dev/zero").unwrap(); // a device that does not seek
         assert_eq!(of(&zero, 0, 1 << 40, 1, MOST), [(1 << 40, 0)]);
     }

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn who_uses_an_image_keeps_it_and_who_comes_back_gets_it() {
+    fn a_used_image_is_kept_and_a_released_one_is_locked_again() {
         for cache in ["0", "1M"] {
             let (dir, table) = folder(cache);
             let (index, used) = negotiate(&table).unwrap();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_while_it_is_synced_keeps_it() {
+    fn a_client_that_comes_during_the_sync_keeps_the_image() {
         let (dir, table) = folder("1M");
         let (index, used) = negotiate(&table).unwrap();
         let file = table.get(index).file;
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_there_and_what_others_write_is_seen() {
+    fn a_release_writes_back_and_later_reads_see_other_programs_writes() {
         let (dir, table) = folder("1M");
         let (index, used) = negotiate(&table).unwrap();
         let file = table.get(index).file;
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_made_longer_or_shorter_is_so() {
+    fn a_released_image_of_another_length_is_opened_anew() {
         for (cache, blocks) in [("0", 1), ("0", 8), ("1M", 1), ("1M", 8)] {
             let len = (blocks * BLOCK) as u64;
             let (dir, table) = folder(cache);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_has_open_for_long_is_let_go_of() {
+    fn only_long_idle_images_are_released() {
         let (dir, table) = folder("1M");
         let begun = Instant::now();
         let used = negotiate(&table).unwrap();

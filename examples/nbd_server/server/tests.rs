@@ -49,7 +49,7 @@ fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (
         server.stop().unwrap();
         clients.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
-    assert!(registry.is_empty() && connections.is_empty(), "somebody is left");
+    assert!(registry.is_empty() && connections.is_empty(), "a connection is left");
     assert!(workers.iter().all(|worker| worker.load.close()), "or counted");
     (result, std::fs::read(image).unwrap())
 }
@@ -242,7 +242,7 @@ fn read_on(stream: &mut UnixStream, stop: &AtomicBool) {
 }
 
 #[test]
-fn of_two_busy_connections_of_a_worker_one_goes_to_the_idle_one() {
+fn one_of_two_busy_connections_of_a_worker_moves_to_the_idle_one() {
     let options = ["--workers", "2", "--size", "1M", "--backend", "threads", "--cache", "4M"];
     serve(&options, |lab| {
         let sessions = || lab.reporter.registry.sessions();

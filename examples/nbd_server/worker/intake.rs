@@ -333,7 +333,7 @@ impl Worker {
                     if used == 0 && conn.blocked.is_some() {
                         ahead += 1; // at the back of the list now
                     } else {
-                        // So that epoll hears whether input is wanted.
+                        // So that epoll is told whether input is wanted.
                         self.queue_send(id);
                         if self.conns[slot].blocked.is_some() {
                             self.behind.extend(self.blocked.pop_back());

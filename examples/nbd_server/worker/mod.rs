@@ -10,20 +10,20 @@
 //! submission; everything that completed by then is answered with one send per connection.
 //! Whatever was too much for a limit waits in its connection until replies have left.
 //!
-//! What is answered from memory stays on this thread and allocates nothing. What it costs, and why:
+//! A request that is answered from memory stays on this thread and allocates nothing. Its costs:
 //!
-//! - For all that came together one look for events, one receive and one send. To try the socket without a
-//!   look would favour the client of the last event.
-//! - For each 4-KiB block a look-up in the cache and a guard, which are its only accesses to what other
-//!   threads write.
-//! - For each byte a copy between the cache and the request's buffer, beside the kernel's own. To send from
-//!   the cache would hold guards for as long as a client takes to read; to receive into it, for as
-//! long as   one takes to write.
-//! - For all that came together two looks at the clock, where there are several workers: see
+//! - For a batch of requests one wait for events, one receive and one send. To read from the socket
+//!   without a wait would favour the client of the last event.
+//! - For each block of 4 KiB a lookup in the cache and a guard, which are its only accesses to memory
+//!   that other threads write.
+//! - For each byte a copy between the cache and the request's buffer, beside the kernel's own. To
+//!   send from the cache would hold guards for as long as a client takes to read, and to receive
+//!   into it for as long as a client takes to write.
+//! - For a batch of requests two reads of the clock, if there are several workers: see
 //!   [`rebalance`].
 //! - No cache line that another core wrote: `cargo bench --bench census -- --only served`.
-//! - For each request one of the worker's buffers, and for each event three look-ups of its connection: an
-//!   id that came back from the kernel is not trusted.
+//! - For each request one of the worker's buffers, and for each event three lookups of its
+//!   connection, because an id that comes back from the kernel is not trusted.
 //!
 //! Measured by `cargo bench --bench nbd -- --only N7` and perf: random reads of 4 KiB, 32 at a
 //! time, of 1 GiB that is all in the cache, took 2.7 us of an Intel Xeon each. The kernel's send is

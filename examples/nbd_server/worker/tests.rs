@@ -187,7 +187,7 @@ impl Lab {
         self.worker.requests.counters.closed
     }
 
-    /// Nothing is left of anybody: no context, no reference to one, no buffer.
+    /// Nothing is left: no context, no reference to one, no buffer.
     fn ends_empty(self) {
         Self::all_end_empty(vec![self]);
     }
@@ -204,12 +204,12 @@ impl Lab {
         assert_eq!(connections.len(), 0);
         connections.flush().unwrap();
         assert_eq!(connections.stats().pending, 0, "a reference was left");
-        assert!(registry.is_empty(), "somebody is listed still");
+        assert!(registry.is_empty(), "a connection is listed still");
     }
 }
 
 #[test]
-fn a_completion_after_the_close_reaches_nobody_and_frees_its_buffer_once() {
+fn a_completion_after_the_close_reaches_no_connection_and_frees_its_buffer_once() {
     let mut lab = Lab::new();
     let mut first = lab.client();
     lab.ask(&mut first, cmd::READ, CommandFlags::NONE);
@@ -263,7 +263,7 @@ fn a_write_goes_on_to_its_end_after_the_close() {
 }
 
 #[test]
-fn what_is_in_flight_is_limited_by_operations_not_by_connections() {
+fn operations_of_closed_connections_count_towards_the_limit() {
     let mut lab = Lab::new();
     let mut client = lab.client();
     for _ in 0..MOST {
@@ -310,9 +310,9 @@ fn a_session_that_is_told_to_end_gets_its_replies_first() {
 }
 
 #[test]
-fn who_comes_while_the_server_stops_is_refused() {
+fn a_connection_during_the_stop_is_refused() {
     let mut lab = Lab::new();
-    let told = lab.registry.end(|_| panic!("nobody is there")).unwrap();
+    let told = lab.registry.end(|_| panic!("no session is there")).unwrap();
     let (mut client, server) = UnixStream::pair().unwrap();
     let id = lab.connections.insert(Connection::default()).unwrap();
     assert!(lab.worker.load.reserve());
@@ -337,7 +337,7 @@ fn an_export_is_not_opened_while_the_server_stops() {
 }
 
 #[test]
-fn the_page_lists_who_is_there_and_what_they_asked_for() {
+fn the_page_lists_sessions_and_their_requests() {
     let mut lab = Lab::new();
     let page = |lab: &Lab| lab.registry.report(&lab.worker.exports).to_string();
     let mut client = lab.client();

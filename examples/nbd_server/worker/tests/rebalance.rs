@@ -59,7 +59,7 @@ fn replies(client: &mut (Id, UnixStream), count: usize, len: usize) -> Vec<u64> 
 }
 
 #[test]
-fn a_connection_goes_once_all_it_asked_for_is_answered() {
+fn a_connection_moves_once_all_its_requests_are_answered() {
     let [mut old, mut new] = team();
     let mut client = old.client();
     old.ask(&mut client, cmd::READ, NONE);
@@ -114,7 +114,7 @@ fn a_connection_goes_once_all_it_asked_for_is_answered() {
 
 /// The payload that has begun is received here, and what follows it is begun there.
 #[test]
-fn what_was_received_goes_with_it() {
+fn received_bytes_move_with_the_connection() {
     let [mut old, mut new] = team();
     let mut client = old.client();
     let write = Request { flags: NONE, command: cmd::WRITE, cookie: 0, offset: 0, len: 4096 };
@@ -149,7 +149,7 @@ fn what_was_received_goes_with_it() {
 }
 
 #[test]
-fn who_is_not_ready_in_time_stays_and_is_served() {
+fn a_connection_that_is_late_stays_and_is_served() {
     let [mut old, new] = team();
     let mut client = old.client();
     old.worker.rebalancer.rules.patience = Duration::ZERO;
@@ -193,7 +193,7 @@ fn who_is_not_ready_in_time_stays_and_is_served() {
 
 /// They are in buffers of this worker.
 #[test]
-fn nobody_leaves_before_its_replies() {
+fn no_connection_moves_before_its_replies_have_left() {
     let [mut old, mut new] = team();
     let mut client = old.client();
     let mut asked = 0;
@@ -218,7 +218,7 @@ fn nobody_leaves_before_its_replies() {
 }
 
 #[test]
-fn who_waited_for_a_limit_waits_for_that_of_the_other() {
+fn a_blocked_connection_moves_and_obeys_the_new_limits() {
     let [mut old, mut new] = team();
     let (mut hog, mut client) = (old.client(), old.client());
     for _ in 0..MOST {
@@ -288,7 +288,7 @@ fn an_end_beside_a_move_reaches_the_client() {
             assert_eq!(replies(&mut client, 1, BLOCK), [0xc0]);
         }
         client.1.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        // A request that nobody received resets a Unix socket.
+        // A request that was not received resets a Unix socket.
         let end = client.1.read(&mut [0; 1]);
         let reset = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionReset;
         assert!(end.as_ref().map_or_else(reset, |&count| count == 0), "case {case}: {end:?}");
@@ -298,7 +298,7 @@ fn an_end_beside_a_move_reaches_the_client() {
 }
 
 #[test]
-fn nobody_goes_to_who_has_stopped_or_while_it_stops() {
+fn no_connection_moves_to_a_stopped_worker_or_during_a_stop() {
     let [mut old, mut new] = team();
     let mut client = old.client();
     new.worker.stop();
@@ -351,7 +351,7 @@ fn a_move_that_fails_loses_no_connection_but_to_a_full_system() {
 }
 
 #[test]
-fn of_two_busy_ones_one_goes_and_the_last_stays() {
+fn one_of_two_busy_connections_moves_and_the_last_stays() {
     let [mut old, mut new] = team();
     let mut clients = [old.client(), old.client()];
     old.worker.rebalancer.rules.period = Duration::ZERO;
@@ -362,7 +362,7 @@ fn of_two_busy_ones_one_goes_and_the_last_stays() {
     old.complete();
     old.go_on();
     assert_eq!(old.worker.conns.len(), 2, "one alone is busy");
-    assert_eq!(old.worker.conns[0].cost, 0, "somebody has looked");
+    assert_eq!(old.worker.conns[0].cost, 0, "the loads were compared");
     age(&mut old);
     old.ask(&mut clients[0], cmd::READ, NONE);
     old.complete();
@@ -399,7 +399,7 @@ impl Lab {
 
 /// What a worker is at counts when it is over: before that it would seem to be idle.
 #[test]
-fn nobody_goes_to_a_worker_that_stands_still() {
+fn no_connection_moves_to_a_worker_that_stands_still() {
     let [mut old, mut new] = team();
     let mut clients = [old.client(), old.client()];
     old.worker.rebalancer.rules.period = Duration::ZERO;
@@ -426,7 +426,7 @@ fn nobody_goes_to_a_worker_that_stands_still() {
 }
 
 #[test]
-fn two_who_are_busy_do_not_both_give_to_one() {
+fn two_busy_workers_do_not_both_move_to_one() {
     for busy in [false, true] {
         let limits = Limits { depth: MOST, most: MOST };
         let mut team = Lab::team(3, limits, MOST + 1, "0");
@@ -459,7 +459,7 @@ fn two_who_are_busy_do_not_both_give_to_one() {
         assert!(team[0].worker.conns.iter().all(|(_, conn)| !conn.moving));
         team[2].go_on();
         for client in clients.iter().flatten() {
-            let lab = team.iter_mut().find(|lab| lab.has(client)).expect("somebody has it");
+            let lab = team.iter_mut().find(|lab| lab.has(client)).expect("one of them has it");
             lab.worker.close(client.0, "a test");
         }
         Lab::all_end_empty(team);
