@@ -312,21 +312,13 @@ impl Server {
                 inserted => break inserted,
             }
         };
-        let id = match inserted {
-            Ok(id) => id,
-            Err(error) => {
-                warn!(%error, "no room for one more connection");
-                return None;
-            }
-        };
-        match self.connections.get_ref(id) {
-            Ok(ctx) => Some(ctx),
-            Err(error) => {
-                warn!(%error, "no room for one more connection");
+        let made = inserted.map_err(|error| error.to_string()).and_then(|id| {
+            self.connections.get_ref(id).map_err(|error| {
                 let _ = self.connections.remove(id); // no worker knows it
-                None
-            }
-        }
+                error.to_string()
+            })
+        });
+        made.inspect_err(|error| warn!(%error, "no room for one more connection")).ok()
     }
 
     /// The figures of the workers so far.
