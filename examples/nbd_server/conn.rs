@@ -42,27 +42,27 @@ pub(crate) enum Phase {
 pub(crate) enum BlockedOn {
     /// Its own replies must leave, or its requests end.
     Own,
-    /// Others hold the worker's memory or all its requests.
+    /// Other connections hold the worker's memory, or all its requests.
     Others,
 }
 
 pub(crate) struct Conn {
     pub(crate) socket: Socket,
-    /// Over the socket, once the client has asked for it.
+    /// The TLS session, once the client has asked for one.
     pub(crate) tls: Option<Box<Tls>>,
     /// Its context, to which its operations have references.
     pub(crate) ctx: CtxRef<Connection>,
-    /// Its place among the server's connections.
+    /// Its permission to be a connection of the server.
     pub(crate) permit: Permit,
-    /// Its place on its export's list, once it has one.
+    /// Its entry in its export's list, once it has an export.
     pub(crate) opened: Option<Opened>,
-    /// Its place on the list of sessions, and what others see of it.
+    /// Its entry in the list of sessions, and what the list shows of it.
     pub(crate) listed: Listed,
     pub(crate) phase: Phase,
     pub(crate) account: Account,
     /// Requests started and not yet replied to.
     pub(crate) active: usize,
-    /// Bytes received and not yet understood: a part of a header, or what follows a request that
+    /// Bytes received and not yet parsed: a part of a header, or the bytes behind a request that
     /// has to wait.
     pub(crate) unread: Vec<u8>,
     /// What the next request waits for.
@@ -158,7 +158,7 @@ impl Conn {
         self.tls.as_ref().is_some_and(|tls| tls.holds_output())
     }
 
-    /// Whether input is wanted that has left the socket, so that epoll does not tell of it.
+    /// Whether wanted input has left the socket already, so that epoll does not report it.
     pub(crate) fn has_plaintext(&self) -> bool {
         self.wants_input() && self.tls.as_ref().is_some_and(|tls| tls.has_plaintext())
     }
@@ -170,8 +170,7 @@ impl Conn {
 
     /// Starts TLS once the reply that announces it has left.
     pub(crate) fn start_tls(&mut self, tls: Box<Tls>, memory: &mut BufferPool) -> io::Result<()> {
-        // Behind the reply nothing may leave in plaintext, and nothing can be owed to a client that
-        // waits.
+        // Behind this reply nothing may leave in plaintext. There is nothing else: the client waits.
         let sent = self.out.send(&mut &self.socket, memory, &mut self.account)?;
         if sent == Sent::Blocked {
             return Err(ErrorKind::WouldBlock.into());
@@ -188,7 +187,7 @@ impl Conn {
         interest
     }
 
-    /// Whether everything asked for was answered and the client wants no more.
+    /// Whether every request was answered and the client wants no more.
     pub(crate) fn is_finished(&self) -> bool {
         let is_sent = self.out.is_empty() && !self.holds_output();
         matches!(self.phase, Phase::Draining) && self.active == 0 && is_sent
@@ -215,7 +214,7 @@ impl Conn {
         self.queue_send(sendable);
     }
 
-    /// Since when the client holds memory without moving: it takes no replies, or sends no more of
+    /// Since when the client holds memory without progress: it takes no replies, or sends no more of
     /// a payload.
     pub(crate) fn stuck(&self) -> Option<Instant> {
         let stalled = self.stalled.map(|(since, _)| since);
@@ -257,7 +256,7 @@ impl Conn {
     }
 }
 
-/// What [`Conn::receive_in_place`] has received.
+/// The bytes that [`Conn::receive_in_place`] has received.
 pub(crate) struct InPlace {
     pub(crate) count: usize,
     /// Bytes of the payload that are still missing.
@@ -272,11 +271,11 @@ pub(crate) struct Output {
     /// Handshake bytes; they precede every reply.
     pub(crate) handshake: Vec<u8>,
     replies: VecDeque<Pending>,
-    /// Bytes of the first of all this that were sent.
+    /// Bytes of the first piece of output that were sent.
     sent: usize,
-    /// Bytes of the last reply sent whole; at least one, so that there is never one of none.
+    /// Length of the last reply that was sent whole, at least 1.
     pub(crate) last_reply: usize,
-    /// Not less than the bytes that the client has not read, with the kernel's overhead.
+    /// An upper bound of the bytes that the client has not read, with the kernel's overhead.
     pub(crate) unread: usize,
     /// Since when the client has not taken a byte.
     pub(crate) stuck: Option<Instant>,

@@ -51,15 +51,15 @@ impl Client {
         Self { id, peer: Peer::of(socket), worker, since, export, requests }
     }
 
-    /// The number of its worker. The connection may have moved to another by now, which learns of
-    /// an end by the next message to all.
+    /// The number of its worker. The connection may have moved to another worker by now, which
+    /// ends it at the next message to all workers.
     pub(crate) fn worker(&self) -> usize {
         // Ordering: Relaxed; a number that is printed, or where a message goes that may come too
         // late.
         self.worker.load(Ordering::Relaxed)
     }
 
-    /// Says which worker it has come to.
+    /// Sets the worker that the connection has moved to.
     pub(crate) fn set_worker(&self, worker: usize) {
         self.worker.store(worker, Ordering::Relaxed); // see `worker`
     }
@@ -161,8 +161,8 @@ impl Registry {
         Ok(opened)
     }
 
-    /// Refuses connections from now on, and takes all off the lists: `tell` hears of each session
-    /// once. Returns how many it was.
+    /// Refuses connections from now on, removes all from the lists, and calls `tell` with each
+    /// session once. Returns their number.
     pub(crate) fn end(&self, mut tell: impl FnMut(&Client)) -> Result<usize, LockError> {
         self.sessions.close()?;
         self.opens.iter().try_for_each(|opens| opens.close())?;
@@ -177,7 +177,7 @@ impl Registry {
         Ok(told)
     }
 
-    /// What there is to print. Sessions come and go meanwhile; those that stay are seen once.
+    /// The report to print. Sessions come and go meanwhile; those that stay are seen once.
     pub(crate) fn report(&self, exports: &ExportTable) -> RegistryReport {
         let name = |export: usize| exports.get(export).info.name.clone();
         let row = |client: Ref<Client>| Row {
@@ -245,7 +245,7 @@ struct Row {
     age: Duration,
 }
 
-/// The live sessions, and how the lists fared.
+/// The live sessions, and the figures of the lists.
 #[derive(Debug)]
 pub(crate) struct RegistryReport {
     rows: Result<Vec<Row>, LockError>,

@@ -1,4 +1,4 @@
-//! The transmission phase of one connection: bytes in, requests out. No I/O.
+//! The transmission phase of a connection as a parser: bytes in, requests out, no I/O.
 
 use aio_reap::AlignedBuf;
 use nbd_protocol::{Agreed, Command, ExportInfo, NbdError, Request};
@@ -7,7 +7,7 @@ use crate::export::ExportTable;
 use crate::extents;
 use crate::memory::{Account, BufferPool, OutOfMemory};
 
-/// What a client negotiated, and where its request stream stands.
+/// The negotiated export, and the state of the request stream.
 #[derive(Debug)]
 pub(crate) struct Session {
     /// Index into the export table.
@@ -28,7 +28,7 @@ enum Stream {
     Drain { request: Request, error: NbdError, left: u64 },
 }
 
-/// What the next bytes mean.
+/// The next event in the request stream.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// More bytes are needed.

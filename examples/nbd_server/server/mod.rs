@@ -39,7 +39,7 @@ const MEMORY: usize = 256 << 20;
 const POOL: usize = 16;
 /// Connections taken before the signals have their turn.
 const ACCEPTED_AT_ONCE: usize = 64;
-/// How long a new connection waits for a worker to close one that gave way, before it is refused.
+/// How long a new connection waits for a worker to close an evicted one, before it is refused.
 const CLOSING_PATIENCE: Duration = Duration::from_millis(100);
 /// A worker that does not report its figures within this time is left out. It may be opening an
 /// image.
@@ -93,7 +93,7 @@ pub(crate) struct Server {
     ended: Arc<OwnedFd>,
     /// With `--exit-with-last`: readable once the last client has left.
     all_served: Option<Arc<OwnedFd>>,
-    /// The last accept failed, and that was said.
+    /// The last accept failed, which was logged.
     accept_failed: bool,
 }
 
@@ -267,7 +267,7 @@ impl Server {
         std::thread::sleep(Duration::from_millis(10));
     }
 
-    /// Hands a connection to the worker that has the fewest; in turn where there are several such.
+    /// Sends a connection to the worker that has the fewest; in turn if several have as few.
     fn place(&mut self, socket: Socket) {
         let permit = match self.limits.admit(PeerKey::of(&socket)) {
             Ok((permit, evicted)) => {
@@ -298,8 +298,8 @@ impl Server {
         self.next_worker = (number + 1) % count;
     }
 
-    /// Makes a context for one more connection. Waits a moment if too many connections have given
-    /// way and are not closed yet.
+    /// Makes a context for one more connection. Waits a moment if too many evicted connections are
+    /// not closed yet.
     fn context(&self) -> Option<CtxRef<Connection>> {
         let since = Instant::now();
         let inserted = loop {
@@ -350,7 +350,7 @@ impl Server {
                 Err(_) => failed = Some("it panicked".into()),
             }
         }
-        // None is left, unless a worker failed. Waits until no reference is, either.
+        // No connection is left, unless a worker failed. Waits for the last reference too.
         match self.connections.remove_all() {
             Ok(0) => {}
             Ok(left) => warn!(left, "connections were left by a worker that failed"),

@@ -43,7 +43,7 @@ impl Worker {
     }
 
     /// Closes connections past a deadline. Looks at most once per tick.
-    pub(super) fn look_at_deadlines(&mut self) {
+    pub(super) fn check_deadlines(&mut self) {
         if !self.watching && self.stopping.is_none() {
             return;
         }

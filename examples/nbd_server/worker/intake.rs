@@ -18,8 +18,8 @@ use crate::session::{Next, Session};
 /// A payload with so many bytes missing is received in place. A guess: below it one more receive
 /// costs as much as the copy.
 const IN_PLACE: usize = 32 << 10;
-/// Most bytes that are received behind such a payload: the next header, and what of its payload a
-/// copy of costs nothing.
+/// Most bytes that are received behind such a payload: the next header, and a part of its payload
+/// that is cheap to copy.
 const AHEAD: usize = 4 << 10;
 /// Most payloads that are received in place before other connections have their turn.
 const PAYLOADS: usize = 4;
@@ -27,13 +27,13 @@ const PAYLOADS: usize = 4;
 /// long as the client likes. A guess: slow networks carry more in the time that a stalled payload
 /// has.
 const PROGRESS: u64 = 64 << 10;
-/// What a request costs beside its bytes, in bytes copied. A guess.
+/// The cost of a request beside its bytes, in bytes copied. A guess.
 const COST: u64 = 16 << 10;
 /// Refused requests of a connection that are logged one by one; the rest is counted.
 const LOGGED: u64 = 8;
 
 impl Worker {
-    /// An event on a connection's socket; nothing if it was closed since.
+    /// Handles an event on a connection's socket. Does nothing if the connection was closed since.
     pub(super) fn ready(&mut self, id: Id, flags: epoll::EventFlags) {
         let Some(slot) = self.slot_of(id) else { return };
         let conn = &self.conns[slot];
@@ -56,7 +56,7 @@ impl Worker {
         }
     }
 
-    /// Notes since when a payload, which holds memory, has not gone on.
+    /// Notes since when a payload, which holds memory, has made no progress.
     fn watch_payload(&mut self, slot: usize) {
         let Some(conn) = self.conns.get_mut(slot) else { return };
         let inside = match &conn.phase {
@@ -75,7 +75,7 @@ impl Worker {
     /// Receives once and parses. An error is a reason to close the connection.
     fn receive(&mut self, slot: usize) -> Result<(), String> {
         if matches!(self.conns[slot].phase, Phase::Lingering(_)) {
-            return self.throw_away(slot);
+            return self.discard_input(slot);
         }
         for _ in 0..PAYLOADS {
             let ahead = &mut self.scratch[..AHEAD];
@@ -86,7 +86,7 @@ impl Worker {
                     return Ok(());
                 }
                 // The payload is whole, however much came in one go: its request starts now.
-                Ok(InPlace { missing: 0, ahead, .. }) => self.understand(slot, ahead)?,
+                Ok(InPlace { missing: 0, ahead, .. }) => self.parse_scratch(slot, ahead)?,
                 Ok(_) => return Ok(()), // all that had arrived
                 Err(error) if is_transient(&error) => return Ok(()),
                 Err(error) => return Err(error.to_string()),
@@ -106,7 +106,7 @@ impl Worker {
             }
             Ok(count) => {
                 conn.received += count as u64;
-                self.understand(slot, have + count)
+                self.parse_scratch(slot, have + count)
             }
             Err(error) if is_transient(&error) => Ok(()),
             Err(error) => Err(error.to_string()),
@@ -114,7 +114,7 @@ impl Worker {
     }
 
     /// Parses so many bytes of the scratch buffer, and keeps what has to wait.
-    fn understand(&mut self, slot: usize, len: usize) -> Result<(), String> {
+    fn parse_scratch(&mut self, slot: usize, len: usize) -> Result<(), String> {
         let scratch = std::mem::take(&mut self.scratch);
         let parsed = self.parse(slot, &scratch[..len]).map(|used| {
             let conn = &mut self.conns[slot];
@@ -135,7 +135,7 @@ impl Worker {
     }
 
     /// Reads and discards bytes behind the last request.
-    fn throw_away(&mut self, slot: usize) -> Result<(), String> {
+    fn discard_input(&mut self, slot: usize) -> Result<(), String> {
         match (&self.conns[slot].socket).read(&mut self.scratch) {
             Ok(0) => Err("done".into()),
             Ok(_) => Ok(()),
@@ -144,7 +144,7 @@ impl Worker {
         }
     }
 
-    /// The client sends no more: its requests in flight are still answered.
+    /// Handles the end of a client's input. Its requests in flight are still answered.
     fn end_of_input(&mut self, slot: usize) {
         let conn = &mut self.conns[slot];
         match &conn.phase {
@@ -156,7 +156,7 @@ impl Worker {
         self.drain(slot);
     }
 
-    /// Reads no more from a connection; it is closed once it has its replies.
+    /// Stops reading from a connection, which is closed once it has its replies.
     pub(super) fn drain(&mut self, slot: usize) {
         let conn = &mut self.conns[slot];
         conn.unread = Vec::new();
@@ -171,8 +171,8 @@ impl Worker {
         self.queue_send(id);
     }
 
-    /// Understands bytes from a connection; returns how many are done with. The rest has to wait
-    /// for more, or for a limit.
+    /// Parses bytes from a connection and starts their requests. Returns the number of bytes used;
+    /// the rest must wait for more bytes, or for a limit.
     fn parse(&mut self, slot: usize, bytes: &[u8]) -> Result<usize, String> {
         let Self { conns, requests, memory, exports, registry, sendable, blocked, .. } = self;
         let refused_memory = &mut self.refused_memory;

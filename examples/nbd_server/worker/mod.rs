@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!  epoll ─► receive ─► parse ─► engine (one batch) ─► completions ─► replies ─► send (one call)
-//!    ▲ sockets, engine, inbox      ▲ what waits for a place there │
+//!    ▲ sockets, engine, inbox      ▲ queued operations            │
 //!                                  └──── next operation ◄─────────┘
 //! ```
 //!
 //! Everything received in one go is parsed under one plug, so it reaches the kernel in one
 //! submission; everything that completed by then is answered with one send per connection.
-//! Whatever was too much for a limit waits in its connection until replies have left.
+//! Bytes above a limit wait in their connection until replies have left.
 //!
 //! A request that is answered from memory stays on this thread and allocates nothing. Its costs:
 //!
@@ -300,7 +300,7 @@ impl Worker {
         if inbox {
             self.read_inbox();
         }
-        self.look_at_deadlines();
+        self.check_deadlines();
         if let Some(woke) = woke {
             self.end_round(woke);
         }
