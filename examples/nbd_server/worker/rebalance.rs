@@ -1,7 +1,8 @@
 //! Rebalancing: connections move from a busy worker to an idle one.
 //!
 //! ```text
-//!  busy worker: begins no more of its requests ─► all earlier ones are answered ─► Message::Adopt ─► idle worker
+//!  busy worker: begins no more requests of it ─► all earlier ones are answered ─┐
+//!  idle worker: takes the connection over ◄───────── Message::Adopt ────────────┘
 //! ```
 //!
 //! A connection without requests in flight is a socket, the received bytes of its next requests,
@@ -18,7 +19,7 @@ use radix_ctx::Id;
 use rustix::event::epoll;
 use tracing::{debug, warn};
 
-use super::rebalancer::{PendingMove, Rules, choose};
+use super::rebalancer::PendingMove;
 use super::{Message, Worker};
 use crate::conn::{BlockedOn, Conn, Phase};
 
@@ -38,17 +39,10 @@ impl Worker {
         if self.rebalancer.pending.is_some() {
             self.continue_move(now);
         } else if now >= self.rebalancer.next_look {
-            self.rebalancer.next_look = now + self.rebalancer.rules.period;
-            let looked = self.rebalancer.look(self.number, now);
-            let Rules { busy, idle, gain, .. } = self.rebalancer.rules;
-            if let Some((to, here, there)) = looked {
-                if here > busy && there < idle && self.stopping.is_none() {
-                    let costs = self.conns.iter().filter(|(_, conn)| conn.is_movable());
-                    let costs = costs.map(|(_, conn)| (conn.id(), conn.cost));
-                    if let Some(id) = choose((here, there), costs, gain) {
-                        self.begin_move(id, to);
-                    }
-                }
+            let costs = self.conns.iter().filter(|(_, conn)| conn.is_movable());
+            let costs = costs.map(|(_, conn)| (conn.id(), conn.cost));
+            if let Some((id, to)) = self.rebalancer.compare(self.number, now, costs) {
+                self.begin_move(id, to);
             }
             self.conns.iter_mut().for_each(|(_, conn)| conn.cost = 0);
         }

@@ -96,9 +96,25 @@ impl Rebalancer {
         self.pending.is_some().then_some(TICK)
     }
 
+    /// Compares the loads of the workers. Returns the connection to move, of those with their costs,
+    /// and the worker to move it to, if this worker is busy and another one is idle.
+    pub(super) fn compare<T>(
+        &mut self,
+        own: usize,
+        now: Instant,
+        costs: impl Iterator<Item = (T, u64)> + Clone,
+    ) -> Option<(T, usize)> {
+        let Rules { period, busy, idle, gain, .. } = self.rules;
+        self.next_look = now + period;
+        let (to, here, there) = self.look(own, now)?;
+        let moves = here > busy && there < idle;
+        let chosen = moves.then(|| choose((here, there), costs, gain)).flatten();
+        chosen.map(|chosen| (chosen, to))
+    }
+
     /// Returns the least busy of the other workers, and how busy this worker and that one were
     /// since the last comparison, as parts of that time.
-    pub(super) fn look(&mut self, own: usize, now: Instant) -> Option<(usize, f64, f64)> {
+    fn look(&mut self, own: usize, now: Instant) -> Option<(usize, f64, f64)> {
         let time = now.duration_since(self.looked).as_nanos() as f64;
         self.looked = now;
         let (mut here, mut best) = (0.0, None);
@@ -122,7 +138,7 @@ impl Rebalancer {
 
 /// Chooses the connection to move, from each connection's cost: the one whose move makes the busier
 /// of the two workers the least busy, if that is a gain.
-pub(super) fn choose<T>(
+fn choose<T>(
     (here, there): (f64, f64),
     costs: impl Iterator<Item = (T, u64)> + Clone,
     gain: f64,
