@@ -1,19 +1,20 @@
-//! What waits until the engine has a place for it, and which of it is next.
+//! Queues of operations above the engine's depth: by export in turn, and by priority within an
+//! export.
 //!
 //! ```text
-//!  start ─┬─► engine                while fewer are there than its depth: nothing here is touched
+//!  start ─┬─► engine                below its depth: no queue is touched
 //!         └─► export 0 ─► syncs │ small reads │ small writes │ large reads │ large writes ─┐
 //!             export 1 ─► ...                                                              │
-//!                                     a place is free ◄── the next of the export in turn ──┘
+//!                                    a slot is free ◄── the next of the export in turn ───┘
 //! ```
 //!
-//! A worker's engine is its thread's alone, and so is what waits for it: one queue per worker and
-//! export, without a lock. One that the workers share could give the place that is free in one
-//! engine only to a request of another's connection. Exports take turns, so that writes to
-//! one do not hold up reads of another.
+//! A worker's engine belongs to its thread, and so do the queues: one per worker and export,
+//! without a lock. A queue that workers share could not fill a free slot of one engine with a
+//! request of another worker's connection. Exports take turns, so that writes to one do not delay
+//! reads of another.
 //!
 //! NBD lets requests in flight be carried out in any order. A FLUSH covers the writes that were
-//! answered before it was sent, and those have left here long ago.
+//! answered before it was sent, and those have left the queues already.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -26,20 +27,20 @@ use percpu::AllocError;
 /// Longest transfer that is a small one: beyond it the device's time for the bytes counts for more
 /// than its time for the request. A guess.
 pub(crate) const SMALL: u64 = 64 << 10;
-/// Of so many places that become free to an export, one goes to each class in turn. A guess: with
-/// all classes waiting each gets 2.5 % at least.
+/// One of so many operations of an export is taken from each class in turn, whatever its priority.
+/// A guess: if all classes wait, each gets 2.5 % at least.
 pub(crate) const AGEING: NonZeroU32 = NonZeroU32::new(8).unwrap();
-/// As many as there are of [`Class`].
+/// The number of values of [`Class`].
 pub(crate) const CLASSES: usize = 5;
 
-/// What an operation is to the others that wait, the least urgent first: its priority as a number.
+/// The priority of a queued operation, the least urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
     LargeWrite,
     LargeRead,
     SmallWrite,
     SmallRead,
-    /// A client waits to know what is durable.
+    /// A FLUSH: its client waits for writes to be durable.
     Sync,
 }
 
@@ -68,12 +69,12 @@ impl fmt::Display for Class {
     }
 }
 
-/// What waits for one engine. Allocates when more waits than ever before.
+/// The queues of one engine. They allocate only if more operations wait than ever before.
 #[derive(Debug)]
 pub(crate) struct Admission<T> {
     /// By index of the export table.
     queues: Box<[Core<Waiting<T>>]>,
-    /// Exports for which something waits, the next one first.
+    /// The exports whose queues are not empty, the next one first.
     turns: VecDeque<usize>,
     stats: WaitStats,
 }
@@ -109,7 +110,7 @@ impl<T> Admission<T> {
         self.stats
     }
 
-    /// Has `value` wait; back it comes if there is no memory.
+    /// Queues `value`. Returns it if there is no memory.
     pub(crate) fn push(&mut self, export: usize, class: Class, value: T) -> Result<(), T> {
         let queue = &mut self.queues[export];
         let was_empty = queue.is_empty();
@@ -123,12 +124,12 @@ impl<T> Admission<T> {
         Ok(())
     }
 
-    /// How much waits for an export.
+    /// The length of the queue of an export.
     pub(crate) fn len_of(&self, export: usize) -> usize {
         self.queues[export].len()
     }
 
-    /// What waits no more, because there is a place for an export that `may` go on; and which that is.
+    /// Takes the next operation of the first export in turn that `may` go on, and returns both.
     pub(crate) fn pop_if(&mut self, mut may: impl FnMut(usize) -> bool) -> Option<(usize, T)> {
         let at = self.turns.iter().position(|&export| may(export))?;
         let export = self.turns.remove(at)?;
@@ -142,7 +143,7 @@ impl<T> Admission<T> {
         Some((export, value))
     }
 
-    /// Takes out what `take` wants, whatever its turn, and hands it to `out`.
+    /// Removes the operations for which `take` is true, and passes them to `out`.
     pub(crate) fn drop_if(&mut self, mut take: impl FnMut(&T) -> bool, mut out: impl FnMut(T)) {
         let Self { queues, turns, stats } = self;
         turns.retain(|&export| {
@@ -156,20 +157,20 @@ impl<T> Admission<T> {
     }
 }
 
-/// How many wait and waited.
+/// The operations that wait and have waited.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WaitStats {
-    /// Now.
+    /// Operations that wait now.
     pub(crate) depth: usize,
-    /// At most.
+    /// Most operations that ever waited.
     pub(crate) peak: usize,
-    /// Whose connections were closed before their turn came.
+    /// Operations whose connections were closed meanwhile.
     pub(crate) dropped: u64,
-    /// By [`Class`].
+    /// Waits that are over, by [`Class`].
     classes: [Waits; CLASSES],
 }
 
-/// The waits of a class that are over.
+/// The number and the times of waits that are over.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Waits {
     pub(crate) count: u64,
@@ -190,7 +191,7 @@ impl WaitStats {
         self.classes[class as usize]
     }
 
-    /// Adds what waits for another engine. The peak is that of one of them.
+    /// Adds the figures of another engine. The peak is the larger one.
     pub(crate) fn add(&mut self, other: &Self) {
         self.depth += other.depth;
         self.peak = self.peak.max(other.peak);
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn of_all_classes_none_starves_and_the_share_of_each_is_bounded() {
+    fn no_class_starves_and_the_share_of_each_is_bounded() {
         let mut waiting = Admission::new(1).unwrap();
         let rounds = 1_000 * AGEING.get() as usize;
         let mut served = [0; CLASSES];
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_not_go_on_keeps_its_turn() {
+    fn an_export_that_may_not_go_on_keeps_its_turn() {
         let mut waiting = Admission::new(3).unwrap();
         for nr in 0..6 {
             waiting.push(nr % 3, Class::SmallRead, nr).unwrap();
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_leaves_the_others_their_turns() {
+    fn the_others_keep_their_turns_if_operations_are_dropped() {
         let mut waiting = Admission::new(2).unwrap();
         for nr in 0..10 {
             waiting.push(nr % 2, Class::SmallRead, nr).unwrap();

@@ -1,11 +1,7 @@
-//! The command line.
+//! The options of the command line.
 
-use std::ffi::CString;
-use std::io;
-use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
-use std::ptr;
 
 use aio_reap::BackendKind;
 use clap::{Parser, ValueEnum};
@@ -200,38 +196,11 @@ fn parse_mode(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| format!("'{text}' is not an octal mode between 0 and 777"))
 }
 
-/// A group's number. A name is looked up as the system is configured to (`getgrnam_r`).
+/// Returns the number of a group. A name is looked up as the system is configured to (`getgrnam_r`).
 fn parse_group(text: &str) -> Result<u32, String> {
-    if let Ok(number) = text.parse() {
-        return Ok(number);
-    }
-    let name = CString::new(text).map_err(|_| "a group's name has no NUL".to_string())?;
-    let mut buf = vec![0; 1024];
-    loop {
-        let mut entry = MaybeUninit::<libc::group>::zeroed();
-        let mut found = ptr::null_mut();
-        // SAFETY: the name ends in NUL; the call writes to `entry`, to `buf` as far as its length, and to
-        // `found`, all of which outlive it.
-        let error = unsafe {
-            libc::getgrnam_r(
-                name.as_ptr(),
-                entry.as_mut_ptr(),
-                buf.as_mut_ptr(),
-                buf.len(),
-                &raw mut found,
-            )
-        };
-        match error {
-            libc::ERANGE if buf.len() < 1 << 20 => buf.resize(2 * buf.len(), 0),
-            0 if !found.is_null() => {
-                // SAFETY: where `found` is set the call has filled `entry`, which consists of numbers and
-                // pointers and was all zeros before.
-                return Ok(unsafe { entry.assume_init() }.gr_gid);
-            }
-            0 => return Err(format!("there is no group '{text}'")),
-            error => return Err(io::Error::from_raw_os_error(error).to_string()),
-        }
-    }
+    let number = text.parse().ok();
+    let number = number.or_else(|| uzers::get_group_by_name(text).map(|group| group.gid()));
+    number.ok_or_else(|| format!("there is no group '{text}'"))
 }
 
 fn parse_tcp(text: &str) -> Result<SocketAddr, String> {

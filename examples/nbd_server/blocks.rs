@@ -40,7 +40,6 @@ use tracing::error;
 
 use crate::admission::SMALL;
 use crate::flushes::Flushes;
-use crate::slots::Slots;
 use crate::upstream::NbdDevice;
 
 /// Bytes of a block: what most clients' file systems read at least.
@@ -61,7 +60,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(crate) struct Blocks {
     cache: Cache,
     /// By index of the export table's files.
-    images: Slots<Arc<Image>>,
+    images: boxcar::Vec<Arc<Image>>,
     /// See [`Image::longest`].
     longest: u64,
 }
@@ -105,8 +104,9 @@ pub(crate) struct Image {
     pub(crate) engines_write: bool,
     pub(crate) upstream: Option<Arc<NbdDevice>>,
     pub(crate) flushes: Flushes,
-    /// In bytes.
-    pub(crate) len: u64,
+    /// In bytes. Ordering: Relaxed, all: it only grows, and a request learns of the new length from its session, which
+    /// its worker made after a load of the same word.
+    len: AtomicU64,
     /// Longest READ that is kept, and WRITE unless that is [`SCAN`]. What is longer is mostly used once, and
     /// the device's time for the bytes counts for more than that for the request. 0: none is kept.
     longest: u64,
@@ -118,7 +118,7 @@ pub(crate) struct Image {
 }
 
 impl Blocks {
-    /// A cache of so many bytes, 0 for none, for so many images at most.
+    /// A cache of so many bytes, 0 for none. No more memory is needed for up to so many images.
     pub(crate) fn new(bytes: u64, images: usize) -> io::Result<Self> {
         let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
         // The syncs, and what is excluded from what, are the cache's also where it has no blocks.
@@ -126,7 +126,7 @@ impl Blocks {
         let cache =
             Cache::builder(capacity).block_sizes(BLOCK, BLOCK).patience(PATIENCE).build()?;
         let longest = if bytes == 0 { 0 } else { SMALL.min(bytes / SHARE).max(BLOCK as u64) };
-        Ok(Self { cache, images: Slots::new(images), longest })
+        Ok(Self { cache, images: boxcar::Vec::with_capacity(images), longest })
     }
 
     /// Adds the image of the table's next file.
@@ -134,13 +134,14 @@ impl Blocks {
         let Backing { device: raw, file, engines_write, upstream } = backing;
         let len = raw.len();
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
+        let options = if file.is_some() { options.growing() } else { options };
         // What tasks do not read and write themselves goes by way of the cache.
         let by_tasks = upstream.is_some() || file.is_some() && engines_write;
         let longest = if by_tasks { self.longest } else { self.longest.max(BLOCK as u64) };
         let image = Arc::new(Image {
             device: self.cache.attach_with(Arc::clone(&raw), options)?,
             raw,
-            len,
+            len: AtomicU64::new(len),
             longest,
             file,
             engines_write,
@@ -150,7 +151,8 @@ impl Blocks {
             #[cfg(test)]
             planted: std::sync::OnceLock::new(),
         });
-        self.images.push(image).map(drop).map_err(|_| io::Error::other("too many images"))
+        self.images.push(image);
+        Ok(())
     }
 
     /// Ends that of a file of which nothing is used any more, so that the same can be attached again.
@@ -182,6 +184,21 @@ pub(crate) struct Piece {
 }
 
 impl Image {
+    /// Bytes of the image.
+    pub(crate) fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Makes the image longer if its file has grown to `len` bytes, by whole blocks. Returns whether it could: an image
+    /// that does not end with a whole block keeps its length.
+    pub(crate) fn grow(&self, len: u64) -> bool {
+        let may = self.file.is_some() && self.len().is_multiple_of(BLOCK as u64);
+        if may {
+            self.len.fetch_max(len - len % BLOCK as u64, Ordering::Relaxed);
+        }
+        may
+    }
+
     /// Whether tasks read and write all of it themselves, and nothing is kept.
     pub(crate) fn is_bypassed(&self) -> bool {
         self.longest == 0
@@ -194,7 +211,7 @@ impl Image {
 
     /// The parts of a range, block by block.
     pub(crate) fn pieces(&self, offset: u64, len: usize) -> impl Iterator<Item = Piece> + use<> {
-        let (image_end, end) = (self.len, offset + len as u64);
+        let (image_end, end) = (self.len(), offset + len as u64);
         covering(offset, end).map(move |block| {
             let start = block * BLOCK as u64;
             let stop = (start + BLOCK as u64).min(image_end);
@@ -211,14 +228,14 @@ impl Image {
     /// The blocks that lie in a range as a whole.
     pub(crate) fn inner(&self, offset: u64, end: u64) -> Range<u64> {
         let start = offset.div_ceil(BLOCK as u64);
-        let stop = if end == self.len { covering(0, end).end } else { end / BLOCK as u64 };
+        let stop = if end == self.len() { covering(0, end).end } else { end / BLOCK as u64 };
         start..stop.max(start)
     }
 
     /// The blocks that a READ's bytes lie in; unless these are none or too many.
     fn find(&self, offset: u64, len: usize) -> Option<Range<u64>> {
         let end = offset.checked_add(len as u64)?;
-        let kept = (1..=self.longest).contains(&(len as u64)) && end <= self.len;
+        let kept = (1..=self.longest).contains(&(len as u64)) && end <= self.len();
         kept.then(|| covering(offset, end))
     }
 

@@ -1,4 +1,4 @@
-//! One connection: its socket, where it stands, and the replies on their way out.
+//! A connection of a client: its socket, its phase, and the replies to send.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
@@ -10,10 +10,10 @@ use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll::EventFlags;
 use socket2::Socket;
 
+use crate::connection_limits::Permit;
 use crate::contexts::Connection;
-use crate::memory::{Account, Memory};
+use crate::memory::{Account, BufferPool};
 use crate::operation::Step;
-use crate::peers::Pass;
 use crate::registry::{Listed, Opened};
 use crate::session::Session;
 use crate::tls::{Tls, Wire};
@@ -25,7 +25,7 @@ const PIECES: usize = 128;
 /// What the kernel adds to the bytes of one send is less than this and as much again as they are.
 const OVERHEAD: usize = 4096;
 
-/// Where a connection stands.
+/// The phase of a connection.
 pub(crate) enum Phase {
     /// Negotiating, until the deadline.
     Handshake(Handshake, Instant),
@@ -37,42 +37,42 @@ pub(crate) enum Phase {
     Lingering(Instant),
 }
 
-/// What keeps a connection's next request from starting.
+/// Why the next request of a connection does not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
+pub(crate) enum BlockedOn {
     /// Its own replies must leave, or its requests end.
     Own,
-    /// Others hold the worker's memory or all its requests.
+    /// Other connections hold the worker's memory, or all its requests.
     Others,
 }
 
 pub(crate) struct Conn {
     pub(crate) socket: Socket,
-    /// Over the socket, once the client has asked for it.
+    /// The TLS session, once the client has asked for one.
     pub(crate) tls: Option<Box<Tls>>,
-    /// What names it, and its operations in the engine hold on to.
+    /// Its context, to which its operations have references.
     pub(crate) ctx: CtxRef<Connection>,
-    /// Its place among the server's connections.
-    pub(crate) pass: Pass,
-    /// Its place on its export's list, once it has one.
+    /// Its permission to be a connection of the server.
+    pub(crate) permit: Permit,
+    /// Its entry in its export's list, once it has an export.
     pub(crate) opened: Option<Opened>,
-    /// Its place on the list of sessions, and what others see of it.
+    /// Its entry in the list of sessions, and what the list shows of it.
     pub(crate) listed: Listed,
     pub(crate) phase: Phase,
     pub(crate) account: Account,
     /// Requests started and not yet replied to.
     pub(crate) active: usize,
-    /// Bytes received and not yet understood: a part of a header, or what follows a request that
+    /// Bytes received and not yet parsed: a part of a header, or the bytes behind a request that
     /// has to wait.
     pub(crate) unread: Vec<u8>,
     /// What the next request waits for.
-    pub(crate) blocked: Option<Wait>,
+    pub(crate) blocked: Option<BlockedOn>,
     /// Bytes received so far.
     pub(crate) received: u64,
     /// Since when a WRITE's payload has not gone on, and how many bytes had been received then.
     pub(crate) stalled: Option<(Instant, u64)>,
-    /// It goes to another worker once all its replies have left: no request is begun.
-    pub(crate) leaving: bool,
+    /// It moves to another worker once all its replies have left: no request is begun.
+    pub(crate) moving: bool,
     /// What its requests have cost lately, in bytes copied.
     pub(crate) cost: u64,
     /// Requests refused so far.
@@ -80,10 +80,10 @@ pub(crate) struct Conn {
     pub(crate) out: Output,
     /// Closing over unread bytes would reset it.
     pub(crate) tcp: bool,
-    /// On the worker's list of connections to send on.
-    pub(crate) dirty: bool,
-    /// What epoll was last told.
-    pub(crate) told: EventFlags,
+    /// It is in the worker's list of sendable connections.
+    pub(crate) send_queued: bool,
+    /// The events that are registered with epoll.
+    pub(crate) registered: EventFlags,
 }
 
 impl Conn {
@@ -91,7 +91,7 @@ impl Conn {
     pub(crate) fn new(
         socket: Socket,
         ctx: CtxRef<Connection>,
-        pass: Pass,
+        permit: Permit,
         listed: Listed,
         deadline: Instant,
         policy: TlsPolicy,
@@ -103,7 +103,7 @@ impl Conn {
             socket,
             tls: None,
             ctx,
-            pass,
+            permit,
             opened: None,
             listed,
             phase: Phase::Handshake(handshake, deadline),
@@ -113,12 +113,12 @@ impl Conn {
             blocked: None,
             received: 0,
             stalled: None,
-            leaving: false,
+            moving: false,
             cost: 0,
             refused: 0,
             out,
-            dirty: false,
-            told: EventFlags::IN,
+            send_queued: false,
+            registered: EventFlags::IN,
         }
     }
 
@@ -136,16 +136,16 @@ impl Conn {
         match &self.phase {
             Phase::Handshake(..) => self.blocked.is_none(),
             Phase::Transmission(session) => {
-                self.blocked.is_none() && !(self.leaving && session.is_between_requests())
+                self.blocked.is_none() && !(self.moving && session.is_between_requests())
             }
             Phase::Draining => false,
             Phase::Lingering(_) => true,
         }
     }
 
-    /// Whether nothing of it is kept but what it consists of: all it asked for was answered, and what it
-    /// asks next has not begun.
-    pub(crate) fn may_leave(&self) -> bool {
+    /// Whether it can move to another worker: all its requests are answered, and the next one has
+    /// not begun.
+    pub(crate) fn is_quiescent(&self) -> bool {
         let between = match &self.phase {
             Phase::Transmission(session) => session.is_between_requests(),
             _ => false,
@@ -158,7 +158,7 @@ impl Conn {
         self.tls.as_ref().is_some_and(|tls| tls.holds_output())
     }
 
-    /// Whether input is wanted that has left the socket, so that epoll does not tell of it.
+    /// Whether wanted input has left the socket already, so that epoll does not report it.
     pub(crate) fn has_plaintext(&self) -> bool {
         self.wants_input() && self.tls.as_ref().is_some_and(|tls| tls.has_plaintext())
     }
@@ -169,8 +169,8 @@ impl Conn {
     }
 
     /// Starts TLS once the reply that announces it has left.
-    pub(crate) fn start_tls(&mut self, tls: Box<Tls>, memory: &mut Memory) -> io::Result<()> {
-        // Behind the reply nothing may leave in plaintext, and nothing can be owed to a client that waits.
+    pub(crate) fn start_tls(&mut self, tls: Box<Tls>, memory: &mut BufferPool) -> io::Result<()> {
+        // Behind this reply nothing may leave in plaintext. There is nothing else: the client waits.
         let sent = self.out.send(&mut &self.socket, memory, &mut self.account)?;
         if sent == Sent::Blocked {
             return Err(ErrorKind::WouldBlock.into());
@@ -179,7 +179,7 @@ impl Conn {
         Ok(())
     }
 
-    /// What epoll should watch for.
+    /// The events that epoll should watch for.
     pub(crate) fn interest(&self) -> EventFlags {
         let mut interest = EventFlags::empty();
         interest.set(EventFlags::IN, self.wants_input());
@@ -187,49 +187,55 @@ impl Conn {
         interest
     }
 
-    /// Whether everything asked for was answered and the client wants no more.
+    /// Whether every request was answered and the client wants no more.
     pub(crate) fn is_finished(&self) -> bool {
         let is_sent = self.out.is_empty() && !self.holds_output();
         matches!(self.phase, Phase::Draining) && self.active == 0 && is_sent
     }
 
-    /// Puts the connection on the list of those to send on.
-    pub(crate) fn mark_dirty(&mut self, dirty: &mut Vec<Id>) {
-        if !std::mem::replace(&mut self.dirty, true) {
-            dirty.push(self.id());
+    /// Adds the connection to the list of sendable ones.
+    pub(crate) fn queue_send(&mut self, sendable: &mut Vec<Id>) {
+        if !std::mem::replace(&mut self.send_queued, true) {
+            sendable.push(self.id());
         }
     }
 
-    /// Puts the connection on the list of those that wait, and on the other one so that epoll
-    /// hears that no input is wanted.
-    pub(crate) fn block(&mut self, wait: Wait, blocked: &mut VecDeque<Id>, dirty: &mut Vec<Id>) {
+    /// Adds the connection to the list of blocked ones, and to that of sendable ones so that epoll
+    /// is told that no input is wanted.
+    pub(crate) fn block(
+        &mut self,
+        wait: BlockedOn,
+        blocked: &mut VecDeque<Id>,
+        sendable: &mut Vec<Id>,
+    ) {
         if self.blocked.replace(wait).is_none() {
             blocked.push_back(self.id());
         }
-        self.mark_dirty(dirty);
+        self.queue_send(sendable);
     }
 
-    /// Since when the client holds memory without moving: it takes no replies, or sends no more of
+    /// Since when the client holds memory without progress: it takes no replies, or sends no more of
     /// a payload.
     pub(crate) fn stuck(&self) -> Option<Instant> {
         let stalled = self.stalled.map(|(since, _)| since);
         [self.out.stuck, stalled].into_iter().flatten().min()
     }
 
-    /// Takes what became of one of its requests.
-    pub(crate) fn take(&mut self, step: Step, memory: &mut Memory, dirty: &mut Vec<Id>) {
+    /// Queues the reply of one of its requests, and returns the buffer that the request needs no
+    /// more.
+    pub(crate) fn take(&mut self, step: Step, memory: &mut BufferPool, sendable: &mut Vec<Id>) {
         if let Some(spent) = step.spent {
-            memory.give(spent, Some(&mut self.account));
+            memory.release(spent, Some(&mut self.account));
         }
         if let Some(header) = step.header {
             self.active -= 1;
             self.out.replies.push_back(Pending { header, data: step.data });
-            self.mark_dirty(dirty);
+            self.queue_send(sendable);
         }
     }
 
-    /// Receives straight into a WRITE's buffer if at least `least` bytes of it are missing, and what follows them into
-    /// `ahead`.
+    /// Receives straight into a WRITE's buffer if at least `least` bytes of it are missing, and
+    /// what follows them into `ahead`.
     pub(crate) fn receive_in_place(
         &mut self,
         least: usize,
@@ -250,7 +256,7 @@ impl Conn {
     }
 }
 
-/// What [`Conn::receive_in_place`] has received.
+/// The bytes that [`Conn::receive_in_place`] has received.
 pub(crate) struct InPlace {
     pub(crate) count: usize,
     /// Bytes of the payload that are still missing.
@@ -259,17 +265,17 @@ pub(crate) struct InPlace {
     pub(crate) ahead: usize,
 }
 
-/// What waits to be sent, in order.
+/// The output of a connection, in order.
 #[derive(Default)]
 pub(crate) struct Output {
     /// Handshake bytes; they precede every reply.
     pub(crate) handshake: Vec<u8>,
     replies: VecDeque<Pending>,
-    /// Bytes of the first of all this that were sent.
+    /// Bytes of the first piece of output that were sent.
     sent: usize,
-    /// Bytes of the last reply sent whole; at least one, so that there is never one of none.
+    /// Length of the last reply that was sent whole, at least 1.
     pub(crate) last_reply: usize,
-    /// Not less than the bytes that the client has not read, with the kernel's overhead.
+    /// An upper bound of the bytes that the client has not read, with the kernel's overhead.
     pub(crate) unread: usize,
     /// Since when the client has not taken a byte.
     pub(crate) stuck: Option<Instant>,
@@ -286,7 +292,7 @@ impl Pending {
     }
 }
 
-/// How a send ended.
+/// How much of the output a send took.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
     All,
@@ -313,7 +319,7 @@ impl Output {
     pub(crate) fn send(
         &mut self,
         socket: &mut impl Write,
-        memory: &mut Memory,
+        memory: &mut BufferPool,
         account: &mut Account,
     ) -> io::Result<Sent> {
         while !self.is_empty() {
@@ -362,7 +368,7 @@ impl Output {
         (used, bytes)
     }
 
-    fn advance(&mut self, count: usize, memory: &mut Memory, account: &mut Account) {
+    fn advance(&mut self, count: usize, memory: &mut BufferPool, account: &mut Account) {
         self.sent += count;
         if !self.handshake.is_empty() {
             if self.sent < self.handshake.len() {
@@ -378,15 +384,15 @@ impl Output {
             self.sent -= first.len();
             self.last_reply = first.len();
             if let Some(data) = self.replies.pop_front().and_then(|reply| reply.data) {
-                memory.give(data, Some(account));
+                memory.release(data, Some(account));
             }
         }
     }
 
     /// Gives every buffer back: the connection is gone.
-    pub(crate) fn discard(&mut self, memory: &mut Memory) {
+    pub(crate) fn discard(&mut self, memory: &mut BufferPool) {
         for data in self.replies.drain(..).filter_map(|reply| reply.data) {
-            memory.give(data, None);
+            memory.release(data, None);
         }
     }
 }
@@ -421,12 +427,12 @@ mod tests {
     #[test]
     fn output_resumes_at_any_byte_and_gives_buffers_back() {
         for step in [1, 3, 15, 16, 17, 100, 5000, 1 << 20] {
-            let mut memory = Memory::new(0);
+            let mut memory = BufferPool::new(0);
             let (mut account, mut out) = (Account::default(), Output::default());
             let mut expected = b"hello".to_vec();
             out.handshake = expected.clone();
             for cookie in 0..200 {
-                let mut data = memory.take(100, &mut account).unwrap();
+                let mut data = memory.acquire(100, &mut account).unwrap();
                 data.fill(cookie as u8);
                 let header = ReplyHeader::simple(cookie, Ok(()));
                 expected.extend(header.as_slice());

@@ -1,14 +1,15 @@
-//! What a worker counts, and how much of that is logged.
+//! The counters of a worker's requests.
 
-/// Failures of the image that are all logged.
+/// The first failures, which are all logged.
 const LOGGED: u64 = 64;
 
-/// All of the first, then fewer and fewer: a dead disk must not fill another.
+/// Whether the failure with that number is logged: fewer and fewer are, because the log of a dead
+/// disk must not fill another one.
 pub(crate) fn is_logged(count: u64) -> bool {
     count <= LOGGED || count.is_power_of_two()
 }
 
-/// What a worker counts.
+/// Requests and bytes of a worker since it started.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) reads: u64,

@@ -1,15 +1,16 @@
-//! Which parts of an image are holes: BLOCK_STATUS.
+//! BLOCK_STATUS: finds out which parts of an image are holes.
 //!
 //! ```text
-//!  BLOCK_STATUS ─► what is dirty ─► the image; where are its holes? ─► reply
+//!  BLOCK_STATUS ─► write dirty blocks back ─► ask the image for its holes ─► reply
 //! ```
 //!
-//! The file system knows the holes, and may have to read its map from the disk, or wait for a write to the file, before
-//! it tells: so a thread of the cache asks. It tells of what the image is, so what the cache has and the image has not
-//! goes to the image first; if that fails, everything counts as data. So does an image that is no file here, unless its upstream tells.
+//! The file system knows the holes, but may have to read its map from the disk or wait for a write
+//! to the file, so a thread of the cache asks it. It does not know of dirty blocks, so these are
+//! written back first. If that fails, everything counts as data. So does an image that is not a
+//! file, unless its upstream knows the holes.
 //!
-//! A reply describes no more than [`ROOM`] bytes of extents, which the protocol allows: a client that wants to
-//! know the rest asks again where they end.
+//! A reply describes no more than [`ROOM`] bytes of extents, which the protocol allows: a client
+//! that wants to know the rest asks again where they end.
 
 use std::fs::File;
 use std::io;
@@ -25,11 +26,12 @@ use tracing::debug;
 use crate::blocks::Image;
 use crate::upstream::NbdDevice;
 
-/// How large the buffer of a request has to be: the smallest there is. Two system calls find two extents.
+/// The size of a request's buffer: the smallest there is. It takes two system calls to find two
+/// extents.
 pub(crate) const ROOM: usize = 4096;
 
-/// Fills the buffer of a BLOCK_STATUS for a range of bytes of the image. Extents begin and end at multiples of `unit`.
-/// Blocks.
+/// Fills the buffer of a BLOCK_STATUS for a range of bytes of the image. Extents begin and end at
+/// multiples of `unit`. Blocks.
 pub(crate) fn find(
     image: &Image,
     (offset, len): (u64, u64),
@@ -61,8 +63,8 @@ pub(crate) fn find(
     Ok(())
 }
 
-/// What lies from `start` on, at most to `end` and in at most so many extents. They begin and end at
-/// multiples of `unit`, as `start` does, or at `end`; what is a hole in part only is data.
+/// The extents from `start` to `end`, up to `most` of them. They begin and end at multiples of
+/// `unit`, as `start` does, or at `end`. A unit that is only in part a hole is data.
 fn extents(file: &File, start: u64, end: u64, unit: u64, most: usize) -> io::Result<Vec<Extent>> {
     let mut found: Vec<Extent> = Vec::new();
     let mut at = start;
@@ -92,7 +94,7 @@ fn extents(file: &File, start: u64, end: u64, unit: u64, most: usize) -> io::Res
     Ok(found)
 }
 
-/// What the upstream says; all is data where it says nothing.
+/// The extents that the upstream knows. All is data if it knows none.
 fn of_upstream(upstream: &NbdDevice, range: Range<u64>, most: usize) -> Vec<Extent> {
     let told = upstream.extents(range.clone());
     let told = told.inspect_err(|error| debug!(%error, "the upstream tells no holes"));
@@ -110,8 +112,8 @@ fn of_upstream(upstream: &NbdDevice, range: Range<u64>, most: usize) -> Vec<Exte
     found
 }
 
-/// Whether there is a hole at `at`, and where what is there ends, at most at `end`. What the file system
-/// does not tell of is data.
+/// Whether there is a hole at `at`, and where the hole or the data there ends, at most at `end`. If
+/// the file system does not know, it is data.
 fn part(file: &File, at: u64, end: u64) -> io::Result<(bool, u64)> {
     match rustix::fs::seek(file, SeekFrom::Data(at)) {
         Ok(data) if data > at => Ok((true, data.min(end))),
@@ -141,8 +143,8 @@ mod tests {
     const HOLE: u64 = state::HOLE | state::ZERO;
     const MIB: u64 = 1 << 20;
 
-    /// Pages of zeros and of others, by turns of 64 KiB, which no file system makes one of; the first is a
-    /// hole. `None` where the file system has no holes.
+    /// Pages of zeros and of others, by turns of 64 KiB, which no file system makes one of; the
+    /// first is a hole. `None` where the file system has no holes.
     fn striped(len: u64) -> Option<File> {
         let file = tempfile::tempfile().unwrap();
         file.set_len(len).unwrap();
@@ -176,11 +178,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_a_hole_in_part_is_data() {
+    fn a_unit_that_is_in_part_a_hole_is_data() {
         let Some(file) = striped(MIB) else { return };
         let unit = 96 << 10; // no power of two, but so that turns and units differ
         let len = 10 * unit;
-        // 0..64 of the first unit are a hole, 64..96 are data; the next is data up to 128, and so on.
+        // 0..64 of the first unit are a hole, 64..96 are data; the next is data up to 128, and so
+        // on.
         assert_eq!(of(&file, 0, len, unit, MOST), [(len, 0)]);
         assert_eq!(of(&file, 0, len, 32 << 10, 2), [(64 << 10, HOLE), (64 << 10, 0)]);
         // A hole that begins and ends inside a unit, before one that is whole.
@@ -206,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_asked_is_data() {
+    fn a_device_without_seeks_is_data() {
         let zero = File::open("/dev/zero").unwrap(); // a device that does not seek
         assert_eq!(of(&zero, 0, 1 << 40, 1, MOST), [(1 << 40, 0)]);
     }

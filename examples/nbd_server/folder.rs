@@ -1,7 +1,8 @@
-//! A folder whose files are exports by their names, also those that come later.
+//! A folder of images (`--export-dir`): each file is an export by its name, also one that is
+//! created later.
 //!
-//! A client's word for a file is a name in this folder and nothing else: no path, no symbolic link, no
-//! name that begins with a dot.
+//! A client's word for a file is a name in this folder and nothing else: no path, no symbolic link,
+//! no name that begins with a dot.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -35,8 +36,8 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// Opens a file of the folder; [`NotFound`](io::ErrorKind::NotFound) if no file that can be served has
-    /// that name.
+    /// Opens a file of the folder; [`NotFound`](io::ErrorKind::NotFound) if no file that can be
+    /// served has that name.
     pub(crate) fn file(&self, name: &str, read_only: bool, direct: bool) -> io::Result<File> {
         let absent = || io::Error::from(io::ErrorKind::NotFound);
         if !is_name(name) {

@@ -1,25 +1,25 @@
-//! Images of a folder that no client has open are released, so that other programs may lock them.
+//! Idle images of a folder are released: synced, dropped from the cache, and unlocked for other
+//! programs.
 //!
 //! ```text
 //!  connection ──┐
-//!  operations ──┴ Use      unused for a while ─► a thread: sync ─► still unused? ─yes─► forget its blocks, unlock
-//!                                                     └─no──► it stays as it is ◄── asked for ──┘
+//!  operations ──┴ FileUse  unused for a while ─► a thread: sync ─► still unused? ─yes─► drop its blocks, unlock
+//!                                                     └─no──► it stays as it is ◄── opened again ──┘
 //! ```
 //!
-//! If a client asks for the image again, it is locked again, and read from the device: other programs may have written
-//! to it. It keeps its place and its descriptor, because requests name a file by its place for as long as the server
-//! lives; an image that has another length now is opened anew, at another place.
+//! If a client opens the image again, it is locked again and read from the device: other programs
+//! may have written to it. The image keeps its index and its descriptor, because requests name a
+//! file by its index for as long as the server lives. An image that has another length by then is
+//! opened anew, at another index.
 //!
-//! To open an image, to begin to use it, and to release it take one lock. Only the sync, which may take long, is done
-//! without. A client that asks for the image meanwhile is counted, and the image is not released then.
+//! Opening an image, beginning to use it, and releasing it take one lock. Only the sync, which may
+//! take long, runs without. The release notes whether a client opened the image meanwhile, and then
+//! leaves it as it is.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::io;
-use std::path::Path;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
@@ -27,183 +27,89 @@ use nbd_protocol::Negotiated;
 use percpu::rcu;
 use tracing::{info, warn};
 
-use crate::export::{ExportError, ExportTable, Identity};
-use crate::lock::{lock, unlock};
+use crate::export::ExportTable;
+use crate::lock::unlock;
+use crate::open_files::FileUse;
 
-/// How often the server looks for images that no client has open.
-pub(crate) const LOOK: Duration = Duration::from_secs(1);
-
-/// The open files.
-#[derive(Debug, Default)]
-pub(crate) struct Known {
-    /// By what they are.
-    pub(crate) files: HashMap<Identity, usize>,
-    /// The export that was opened last under each name.
-    pub(crate) names: HashMap<String, usize>,
-    /// By index.
-    pub(crate) rest: Vec<Rest>,
-}
-
-impl Known {
-    /// The open file of that identity and length; but the length of one that is in use is what it was when
-    /// it was opened. A file that got another length while it was unused is opened anew.
-    pub(crate) fn find(&self, identity: &Identity, len: u64) -> Option<usize> {
-        let file = *self.files.get(identity)?;
-        let rest = &self.rest[file];
-        (!rest.asleep || rest.len == len).then_some(file)
-    }
-}
-
-/// Whether a file rests.
-#[derive(Debug)]
-pub(crate) struct Rest {
-    /// Bytes that it had when it was opened.
-    len: u64,
-    /// Times that it was asked for.
-    asked: u64,
-    /// No client has had it open since.
-    since: Option<Instant>,
-    /// A thread is about to release it, or could not.
-    tried: bool,
-    /// It is not locked, and nothing of it is cached.
-    asleep: bool,
-}
-
-impl Rest {
-    /// Of a file that is open now.
-    pub(crate) fn new(len: u64) -> Self {
-        Self { len, asked: 0, since: None, tried: false, asleep: false }
-    }
-
-    fn ask(&mut self) {
-        self.asked += 1;
-        (self.since, self.tried) = (None, false);
-    }
-}
-
-/// How many use each file.
-#[derive(Debug)]
-pub(crate) struct Uses(Box<[AtomicUsize]>);
-
-impl Uses {
-    pub(crate) fn new(files: usize) -> Arc<Self> {
-        Arc::new(Self((0..files).map(|_| AtomicUsize::new(0)).collect()))
-    }
-
-    fn begin(self: &Arc<Self>, file: usize) -> Use {
-        // Ordering: Relaxed; the lock that a release takes is held.
-        self.0[file].fetch_add(1, Ordering::Relaxed);
-        Use { uses: Arc::clone(self), file }
-    }
-
-    fn is_used(&self, file: usize) -> bool {
-        // Ordering: Acquire pairs with the Release of `Use::drop`; it carries what was done with the file.
-        self.0[file].load(Ordering::Acquire) > 0
-    }
-}
-
-/// A use of a file: by a connection, and by those of its operations that outlive it.
-#[derive(Debug)]
-pub(crate) struct Use {
-    uses: Arc<Uses>,
-    file: usize,
-}
-
-impl Drop for Use {
-    fn drop(&mut self) {
-        // Ordering: Release; see `Uses::is_used`.
-        self.uses.0[self.file].fetch_sub(1, Ordering::Release);
-    }
-}
+/// How often the server looks for idle images.
+pub(crate) const IDLE_CHECK: Duration = Duration::from_secs(1);
 
 impl ExportTable {
-    /// The export that a client negotiated, if it is what the client was told; and that it uses it now.
-    pub(crate) fn begin(&self, negotiated: &Negotiated) -> Option<(usize, Use)> {
+    /// Returns the export that a client negotiated, and the client's use of it. `None` if the
+    /// export is another one by now.
+    pub(crate) fn begin(&self, negotiated: &Negotiated) -> Option<(usize, FileUse)> {
         let mut known = self.known.lock();
         let index = self.index_of(&known, negotiated)?;
         let file = self.get(index).file;
-        let rest = &mut known.rest[file];
-        rest.ask();
-        // It was opened a moment ago, or a client took longer than images are kept.
-        (!rest.asleep).then(|| (index, self.uses.begin(file)))
+        let state = &mut known.states[file];
+        state.touch();
+        // It was opened a moment ago, unless the client took longer than idle images are kept.
+        (!state.released).then(|| (index, Arc::clone(&state.users)))
     }
 
-    /// Has an open file be locked, whatever it was.
-    pub(crate) fn wake(
-        &self,
-        rest: &mut Rest,
-        file: usize,
-        path: &Path,
-        patience: Duration,
-    ) -> Result<(), ExportError> {
-        rest.ask();
-        if rest.asleep && !self.args.no_lock {
-            lock(&self.files[file], self.args.read_only, path, patience)?;
-        }
-        rest.asleep = false;
-        Ok(())
-    }
-
-    /// Has threads of the cache release the files that no client has had open for long enough. Does not wait for them.
-    pub(crate) fn look_for_idle(self: &Arc<Self>, now: Instant) {
+    /// Has threads of the cache release the files that were unused for long enough. Does not wait
+    /// for them.
+    pub(crate) fn release_idle(self: &Arc<Self>, now: Instant) {
         if self.args.idle == 0 {
             return;
         }
-        // Closed connections are dropped, and what they used with them, behind a grace period: go on with it.
+        // Closed connections and their uses are dropped after a grace period, which this call
+        // advances.
         rcu::poll();
-        let Some(mut known) = self.known.try_lock() else { return }; // a client opens one
+        let Some(mut known) = self.known.try_lock() else { return }; // a client opens a file
         let mut idle = Vec::new();
-        for (file, rest) in known.rest.iter_mut().enumerate().skip(self.fixed_files) {
-            if rest.asleep || rest.tried {
+        for (file, state) in known.states.iter_mut().enumerate().skip(self.fixed_files) {
+            if state.released || state.tried {
                 continue;
             }
-            if self.uses.is_used(file) {
-                rest.since = None;
+            if state.is_used() {
+                state.since = None;
                 continue;
             }
-            let since = *rest.since.get_or_insert(now);
+            let since = *state.since.get_or_insert(now);
             if now.saturating_duration_since(since) < Duration::from_secs(self.args.idle) {
                 continue;
             }
-            rest.tried = true;
+            state.tried = true;
             idle.push(file);
         }
-        drop(known); // the calls take it, on this thread if the cache can start no other
+        drop(known); // the releases take it, on this thread if the cache can start no other
         for file in idle {
             let exports = Arc::clone(self);
             let call = self.image(file).device.call_async(move |_| {
-                let _ = exports.let_go(file, || {}); // which has said so
+                let _ = exports.release(file, || {}); // `release` has logged it
             });
             // The first poll begins the call, which ends without the future.
             let _ = pin!(call).poll(&mut Context::from_waker(Waker::noop()));
         }
     }
 
-    /// Releases a file that is not used, unless a client asks for it meanwhile. Blocks.
-    fn let_go(&self, file: usize, meanwhile: impl FnOnce()) -> io::Result<()> {
-        let asked = self.known.lock().rest[file].asked;
+    /// Releases an unused file, unless a client opens it meanwhile. Blocks.
+    fn release(&self, file: usize, meanwhile: impl FnOnce()) -> io::Result<()> {
+        let touched = self.known.lock().states[file].touched;
         let synced = self.sync_file(file);
         meanwhile();
         let name = self.names_of(file).next().unwrap_or_default();
         if let Err(error) = synced {
-            // It is tried again once a client has used it, which is told of the error before.
+            // The next release is tried after a client has used the file, and that client is told
+            // of the error.
             warn!(export = name, %error, "an image stays locked");
             return Err(error);
         }
         let mut known = self.known.lock();
-        let rest = &mut known.rest[file];
-        if rest.asked != asked || self.uses.is_used(file) {
-            (rest.since, rest.tried) = (None, false);
+        let state = &mut known.states[file];
+        if state.touched != touched || state.is_used() {
+            (state.since, state.tried) = (None, false);
             return Ok(());
         }
         if self.image(file).forget() {
             if !self.args.no_lock {
                 unlock(&self.files[file])?;
             }
-            rest.asleep = true;
+            state.released = true;
             info!(export = name, "no client has it open: let go");
         }
-        rest.tried = false;
+        state.tried = false;
         Ok(())
     }
 }
@@ -221,6 +127,7 @@ mod tests {
     use super::*;
     use crate::args::Args;
     use crate::blocks::BLOCK;
+    use crate::lock::lock;
 
     /// A folder with an image, and the exports of it.
     fn folder(cache: &str) -> (TempDir, Arc<ExportTable>) {
@@ -232,7 +139,7 @@ mod tests {
         (dir, Arc::new(table))
     }
 
-    fn negotiate(table: &ExportTable) -> Option<(usize, Use)> {
+    fn negotiate(table: &ExportTable) -> Option<(usize, FileUse)> {
         let info = table.open("a")?.into_owned();
         let (size, flags) = (info.size, info.advertised(HeaderStyle::Structured));
         let export = "a".into();
@@ -252,30 +159,30 @@ mod tests {
     fn is_free(dir: &TempDir) -> bool {
         let path = dir.path().join("a");
         let file = File::options().read(true).write(true).open(&path).unwrap();
-        lock(&file, false, &path, Duration::ZERO).is_ok()
+        lock(&file, false, Duration::ZERO).is_ok()
     }
 
     #[test]
-    fn who_uses_an_image_keeps_it_and_who_comes_back_gets_it() {
+    fn a_used_image_is_kept_and_a_released_one_is_locked_again() {
         for cache in ["0", "1M"] {
             let (dir, table) = folder(cache);
             let (index, used) = negotiate(&table).unwrap();
             let file = table.get(index).file;
             for _ in 0..2 {
-                table.let_go(file, || {}).unwrap();
+                table.release(file, || {}).unwrap();
                 assert!(!is_free(&dir), "it is used");
             }
             drop(used);
-            table.let_go(file, || assert!(!is_free(&dir), "it is not synced yet")).unwrap();
+            table.release(file, || assert!(!is_free(&dir), "it is not synced yet")).unwrap();
             assert!(is_free(&dir), "--cache {cache}");
             let again = negotiate(&table).unwrap();
             assert!(!is_free(&dir) && again.0 == index, "it is locked again");
             drop(again);
             // Another program is first.
-            table.let_go(file, || {}).unwrap();
+            table.release(file, || {}).unwrap();
             let path = dir.path().join("a");
             let other = File::options().write(true).open(&path).unwrap();
-            lock(&other, false, &path, Duration::ZERO).unwrap();
+            lock(&other, false, Duration::ZERO).unwrap();
             assert!(negotiate(&table).is_none());
             drop(other);
             assert!(negotiate(&table).is_some());
@@ -283,24 +190,24 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_while_it_is_synced_keeps_it() {
+    fn a_client_that_comes_during_the_sync_keeps_the_image() {
         let (dir, table) = folder("1M");
         let (index, used) = negotiate(&table).unwrap();
         let file = table.get(index).file;
         drop(used);
         let mut taken = None;
-        table.let_go(file, || taken = negotiate(&table)).unwrap();
+        table.release(file, || taken = negotiate(&table)).unwrap();
         assert!(taken.is_some() && !is_free(&dir), "it came");
         drop(taken);
-        table.let_go(file, || drop(negotiate(&table))).unwrap();
+        table.release(file, || drop(negotiate(&table))).unwrap();
         assert!(!is_free(&dir), "it came and went");
         // It was told of the image, and uses it a moment later.
-        table.let_go(file, || drop(table.open("a").unwrap())).unwrap();
+        table.release(file, || drop(table.open("a").unwrap())).unwrap();
         assert!(!is_free(&dir), "it is about to");
     }
 
     #[test]
-    fn what_was_written_is_there_and_what_others_write_is_seen() {
+    fn a_release_writes_back_and_later_reads_see_other_programs_writes() {
         let (dir, table) = folder("1M");
         let (index, used) = negotiate(&table).unwrap();
         let file = table.get(index).file;
@@ -309,7 +216,7 @@ mod tests {
         let mut bytes = [0; BLOCK];
         assert!(image.try_read(BLOCK as u64, &mut bytes) && bytes == [7; BLOCK]);
         drop(used);
-        table.let_go(file, || {}).unwrap();
+        table.release(file, || {}).unwrap();
         let mut other = File::options().read(true).write(true).open(dir.path().join("a")).unwrap();
         other.read_exact_at(&mut bytes, BLOCK as u64).unwrap();
         assert_eq!(bytes, [7; BLOCK]);
@@ -320,14 +227,14 @@ mod tests {
     }
 
     #[test]
-    fn what_others_made_longer_or_shorter_is_so() {
+    fn a_released_image_of_another_length_is_opened_anew() {
         for (cache, blocks) in [("0", 1), ("0", 8), ("1M", 1), ("1M", 8)] {
             let len = (blocks * BLOCK) as u64;
             let (dir, table) = folder(cache);
             let (index, used) = negotiate(&table).unwrap();
             drop(used);
             let other = File::options().write(true).open(dir.path().join("a")).unwrap();
-            table.let_go(table.get(index).file, || {}).unwrap();
+            table.release(table.get(index).file, || {}).unwrap();
             other.set_len(len).unwrap();
             assert_eq!(table.find("a").unwrap().size, len, "--cache {cache}");
             let (index, _used) = negotiate(&table).unwrap();
@@ -342,20 +249,20 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_has_open_for_long_is_let_go_of() {
+    fn only_long_idle_images_are_released() {
         let (dir, table) = folder("1M");
         let begun = Instant::now();
         let used = negotiate(&table).unwrap();
         for seconds in [0, 100, 200] {
-            table.look_for_idle(begun + Duration::from_secs(seconds));
+            table.release_idle(begun + Duration::from_secs(seconds));
         }
         drop(used);
-        table.look_for_idle(begun + Duration::from_secs(300));
-        table.look_for_idle(begun + Duration::from_secs(305));
-        assert!(!is_free(&dir) && !table.known.lock().rest[0].tried, "it is not long");
-        table.look_for_idle(begun + Duration::from_secs(320));
-        assert!(table.known.lock().rest[0].tried || table.known.lock().rest[0].asleep);
-        while !table.known.lock().rest[0].asleep {
+        table.release_idle(begun + Duration::from_secs(300));
+        table.release_idle(begun + Duration::from_secs(305));
+        assert!(!is_free(&dir) && !table.known.lock().states[0].tried, "it is not long");
+        table.release_idle(begun + Duration::from_secs(320));
+        assert!(table.known.lock().states[0].tried || table.known.lock().states[0].released);
+        while !table.known.lock().states[0].released {
             std::thread::yield_now();
         }
         assert!(is_free(&dir));

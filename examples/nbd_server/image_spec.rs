@@ -23,8 +23,8 @@ pub(crate) struct ImageSpec {
 impl FromStr for ImageSpec {
     type Err = String;
 
-    /// As in QEMU's options, `,,` is a comma of the path. Without a name the path's last part is the name; a
-    /// path with `=` in a folder's name is a path.
+    /// As in QEMU's options, `,,` is a comma of the path. Without a name the path's last part is
+    /// the name; a path with `=` in a folder's name is a path.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = parts(text).into_iter();
         let image = parts.next().unwrap_or_default();

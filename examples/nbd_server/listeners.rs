@@ -1,8 +1,8 @@
-//! Where clients connect: sockets that we bind, and those that were handed to us.
+//! Listening sockets: those that the server binds, and those that another program handed over.
 //!
-//! A program that starts the server on demand (`systemd.socket`, `systemd-socket-activate`) has bound its
-//! sockets already, and says so in the environment: `LISTEN_PID` is the process they are for, `LISTEN_FDS` how many
-//! there are, from descriptor 3 on.
+//! A program that starts the server on demand (`systemd.socket`, `systemd-socket-activate`) has
+//! bound its sockets already, and says so in the environment: `LISTEN_PID` is the process they are
+//! for, `LISTEN_FDS` how many there are, from descriptor 3 on.
 
 use std::fs::Permissions;
 use std::io;
@@ -13,28 +13,43 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use socket2::{Socket, Type};
+use thiserror::Error;
 use tracing::info;
 
 use crate::args::{Args, Tls};
-use crate::server::ServerError;
+
+/// Why the server cannot listen.
+#[derive(Debug, Error)]
+pub(crate) enum ListenError {
+    #[error("cannot listen on {address}: {error}")]
+    Address { address: String, error: io::Error },
+    #[error(
+        "every machine that reaches {0} could read and change the images, because connections without TLS are \
+         neither encrypted nor authenticated: --tls require --tls-certificates DIR protects them, --insecure \
+         serves them all the same"
+    )]
+    Insecure(SocketAddr),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
 
 /// The first descriptor that is handed over.
 const FIRST: RawFd = 3;
-/// Most of them. A guess; more than a server needs.
+/// Most sockets that are handed over. A guess; more than a server needs.
 const MOST: RawFd = 256;
 
-/// Sockets of which connections are accepted.
+/// The sockets on which the server accepts connections.
 pub(crate) struct Listeners(Vec<Listener>);
 
 struct Listener {
     socket: Socket,
-    /// Its name, if we made it.
+    /// The name of a Unix socket that the server has bound.
     _file: Option<SocketFile>,
     address: String,
     tcp: bool,
 }
 
-/// The name of a Unix socket; goes with the listener.
+/// The name of a Unix socket. Dropping it removes the name.
 pub(crate) struct SocketFile {
     path: PathBuf,
     /// Device and inode, if they could be asked for.
@@ -42,7 +57,7 @@ pub(crate) struct SocketFile {
 }
 
 impl SocketFile {
-    /// Of a socket that was bound to that path.
+    /// The name of a socket that was just bound to that path.
     fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), identity: Self::identity(path) }
     }
@@ -62,8 +77,8 @@ impl Drop for SocketFile {
 }
 
 impl Listeners {
-    /// Those that were handed over, then those that the command line asks for.
-    pub(crate) fn open(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ServerError> {
+    /// Opens the sockets that were handed over, then those of the command line.
+    pub(crate) fn open(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ListenError> {
         let mut all = Vec::new();
         for (fd, number) in handed_over.into_iter().zip(FIRST..) {
             let listener = Listener::from_fd(fd, number)?;
@@ -110,8 +125,8 @@ impl Listeners {
 
 impl Listener {
     /// A socket that was handed over. It must be one on which the server can accept streams.
-    fn from_fd(fd: OwnedFd, number: RawFd) -> Result<Self, ServerError> {
-        let fail = |error| ServerError::Listen { address: format!("descriptor {number}"), error };
+    fn from_fd(fd: OwnedFd, number: RawFd) -> Result<Self, ListenError> {
+        let fail = |error| ListenError::Address { address: format!("descriptor {number}"), error };
         let socket = Socket::from(fd);
         let listens = socket.is_listener().map_err(fail)?; // fails if it is no socket
         if !listens || socket.r#type().map_err(fail)? != Type::STREAM {
@@ -136,9 +151,9 @@ impl Listener {
     }
 }
 
-/// The sockets that were handed to this process. To be called once, before it opens descriptors of its
-/// own; what the environment says for another process is not for us.
-pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ServerError> {
+/// The sockets that were handed to this process. To be called once, before it opens descriptors of
+/// its own; what the environment says for another process is not for us.
+pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ListenError> {
     let said = |name: &str| std::env::var(name).ok();
     let mine = said("LISTEN_PID").is_some_and(|pid| pid.parse() == Ok(std::process::id()));
     if !mine {
@@ -148,7 +163,7 @@ pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ServerError> {
         return Ok(vec![]);
     }
     let count = said("LISTEN_FDS").unwrap_or_default();
-    let fail = |error| ServerError::Listen { address: format!("LISTEN_FDS={count}"), error };
+    let fail = |error| ListenError::Address { address: format!("LISTEN_FDS={count}"), error };
     let number = count.parse().ok().filter(|number| (0..=MOST).contains(number));
     let number: RawFd = number.ok_or_else(|| fail(io::Error::other("not a number of sockets")))?;
     let mut fds = Vec::new();
@@ -157,19 +172,19 @@ pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ServerError> {
         if unsafe { libc::fcntl(raw, libc::F_GETFD) } < 0 {
             return Err(fail(io::Error::other(format!("descriptor {raw} is not open"))));
         }
-        // SAFETY: it is open, and was handed to this process by its number, so nothing else here owns
-        // it: this function is called once, before anything is opened.
+        // SAFETY: it is open, and was handed to this process by its number, so nothing else here
+        // owns it: this function is called once, before anything is opened.
         fds.push(unsafe { OwnedFd::from_raw_fd(raw) });
     }
     Ok(fds)
 }
 
 /// Refuses an address that other machines reach without TLS, unless the user wants that.
-fn admit(args: &Args, address: SocketAddr) -> Result<(), ServerError> {
+fn admit(args: &Args, address: SocketAddr) -> Result<(), ListenError> {
     if address.ip().is_loopback() || args.tls == Tls::Require || args.insecure {
         return Ok(());
     }
-    Err(ServerError::Insecure(address))
+    Err(ListenError::Insecure(address))
 }
 
 fn address_of(socket: &Socket) -> io::Result<String> {
@@ -201,8 +216,8 @@ impl Access {
 pub(crate) fn listen_unix(
     path: &Path,
     access: Access,
-) -> Result<(Socket, SocketFile), ServerError> {
-    let fail = |error| ServerError::Listen { address: path.display().to_string(), error };
+) -> Result<(Socket, SocketFile), ListenError> {
+    let fail = |error| ListenError::Address { address: path.display().to_string(), error };
     // A socket left by a server that was killed refuses connections: it may go.
     let stale = path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket())
         && UnixStream::connect(path)
@@ -227,8 +242,8 @@ pub(crate) fn listen_unix(
     Ok((listener.into(), file))
 }
 
-fn listen_tcp(address: SocketAddr) -> Result<Socket, ServerError> {
-    let fail = |error| ServerError::Listen { address: address.to_string(), error };
+fn listen_tcp(address: SocketAddr) -> Result<Socket, ListenError> {
+    let fail = |error| ListenError::Address { address: address.to_string(), error };
     let listener = TcpListener::bind(address).map_err(fail)?;
     listener.set_nonblocking(true).map_err(fail)?;
     Ok(listener.into())

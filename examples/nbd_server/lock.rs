@@ -3,32 +3,31 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::export::ExportError;
+/// Why a file is not locked.
+#[derive(Debug)]
+pub(crate) enum LockError {
+    /// Another program holds the lock.
+    Locked,
+    Os(io::Error),
+}
 
 /// Takes an open-file-description lock: a writer's is exclusive and covers the whole image, a
 /// reader's is shared and ends before the bytes from 100 on, by which QEMU's programs tell each
 /// other what they do with an image, so that they may read it too. It goes with the last
 /// descriptor, also when the server is killed.
-pub(crate) fn lock(
-    file: &File,
-    read_only: bool,
-    path: &Path,
-    patience: Duration,
-) -> Result<(), ExportError> {
+pub(crate) fn lock(file: &File, read_only: bool, patience: Duration) -> Result<(), LockError> {
     let (kind, len) = if read_only { (libc::F_RDLCK, 100) } else { (libc::F_WRLCK, 0) };
     let start = Instant::now();
     loop {
         let Err(error) = set_lock(file, kind, len) else { return Ok(()) };
-        let path = path.to_owned();
         match error.raw_os_error() {
             Some(libc::EAGAIN | libc::EACCES) if start.elapsed() < patience => {
                 std::thread::sleep(Duration::from_millis(10));
             }
-            Some(libc::EAGAIN | libc::EACCES) => return Err(ExportError::Locked { path }),
-            _ => return Err(ExportError::Open { path, error }),
+            Some(libc::EAGAIN | libc::EACCES) => return Err(LockError::Locked),
+            _ => return Err(LockError::Os(error)),
         }
     }
 }

@@ -4,8 +4,8 @@
 //! Prints:  one page: throughput, latency, bytes verified, cpu hits of the list of sessions,
 //!          completions reaped at once
 //!
-//! With `--image` it serves images until it is told to stop, and prints its sessions and figures when
-//! it gets a SIGUSR1; `--help` lists the rest.
+//! With `--image` it serves images until it is told to stop, and prints its sessions and figures
+//! when it gets a SIGUSR1; `--help` lists the rest.
 //!
 //! ```text
 //!  main: accept, signals ──► worker: epoll, sessions ─► requests ─► commands ─┬─► aio-reap engine ─► image
@@ -17,9 +17,10 @@ mod admission;
 mod args;
 mod background;
 mod blocks;
-mod captive;
+mod busy_poll;
 mod commands;
 mod conn;
+mod connection_limits;
 mod contexts;
 mod counters;
 mod demo;
@@ -35,16 +36,15 @@ mod manual;
 mod memory;
 mod metrics;
 mod notifier;
+mod open_files;
 mod operation;
-mod peers;
-mod places;
+mod quota;
 mod registry;
 mod report;
 mod requests;
+mod run_command;
 mod server;
 mod session;
-mod slots;
-mod spin;
 mod tasks;
 mod tls;
 mod upstream;
@@ -64,10 +64,10 @@ use tracing_subscriber::EnvFilter;
 
 use crate::args::Args;
 use crate::background::{PidFile, Starter};
-use crate::captive::Captive;
 use crate::demo::DemoOptions;
 use crate::image_spec::ImageSpec;
-use crate::server::{Calls, Server};
+use crate::run_command::RunCommand;
+use crate::server::{Server, Wakeups};
 
 fn main() -> ExitCode {
     let starter = Starter::find();
@@ -120,21 +120,11 @@ fn raise_descriptor_limit() {
     let _ = setrlimit(Resource::Nofile, limit); // then fewer connections fit
 }
 
-/// Has a write past the limit on the size of files (`ulimit -f`) fail with EFBIG. By default the kernel ends
-/// the process with SIGXFSZ.
+/// Has a write past the limit on the size of files (`ulimit -f`) fail with EFBIG. By default the
+/// kernel ends the process with SIGXFSZ.
 fn refuse_what_is_too_large() {
     // SAFETY: to ignore a signal installs no handler, so no code of this process runs in one.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-}
-
-/// Whether the process was started so that it hears nothing of that signal, as `nohup` does.
-fn is_ignored(signal: i32) -> bool {
-    let mut old = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: without a new action the call only stores the old one, of the type that it is.
-    let ret = unsafe { libc::sigaction(signal, std::ptr::null(), old.as_mut_ptr()) };
-    // SAFETY: it consists of numbers, and was all zeros before.
-    let old = unsafe { old.assume_init() };
-    ret == 0 && old.sa_sigaction == libc::SIG_IGN
 }
 
 /// Starts the server in the background.
@@ -147,8 +137,8 @@ fn fork() -> Result<ExitCode, Box<dyn Error>> {
     Ok(background::start()?)
 }
 
-/// Serves the images until a signal, the end of `--run`'s command, or with `--exit-with-last` that of the last
-/// client. SIGUSR1 prints the figures.
+/// Serves the images until a signal, the end of `--run`'s command, or with `--exit-with-last` that
+/// of the last client. SIGUSR1 prints the figures, SIGHUP has exports grow with their files.
 fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn Error>> {
     let handed_over = listeners::handed_over()?;
     let mut own_folder = None;
@@ -162,13 +152,16 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     }
     // A signal writes a byte to the pipe, whichever thread it finds.
     let (stop, notify) = UnixStream::pair()?;
-    let hang_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
-    for signal in [SIGTERM, SIGINT].into_iter().chain(hang_up) {
+    for signal in [SIGTERM, SIGINT] {
         signal_hook::low_level::pipe::register(signal, notify.try_clone()?)?;
     }
-    let (show, to_show) = UnixStream::pair()?;
-    show.set_nonblocking(true)?;
-    signal_hook::low_level::pipe::register(SIGUSR1, to_show)?;
+    let pipe_of = |signal| -> io::Result<UnixStream> {
+        let (pipe, notify) = UnixStream::pair()?;
+        pipe.set_nonblocking(true)?;
+        signal_hook::low_level::pipe::register(signal, notify)?;
+        Ok(pipe)
+    };
+    let (show, grow) = (pipe_of(SIGUSR1)?, pipe_of(SIGHUP)?);
     let mut server = Server::start(&args, handed_over)?;
     let _pid_file = args.pid_file.as_deref().map(PidFile::create).transpose()?;
     let addresses = server.addresses();
@@ -180,15 +173,15 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     drop(stdout);
     starter.map_or(Ok(()), Starter::report)?;
     let export = server.default_export();
-    let run = |command: &String| Captive::start(command, &addresses, &export, args.tls, notify);
+    let run = |command: &String| RunCommand::start(command, &addresses, &export, args.tls, notify);
     let command = args.run.as_ref().map(run).transpose()?;
     let period = args.stats.map(Duration::from_secs);
     let print = |server: &Server| {
         let page = format!("{}\n", server.report());
         let _ = LogWriter.write_all(page.as_bytes()); // whole, so that no log line comes between
     };
-    let calls = Calls { stop: stop.as_fd(), show: Some(&show), period };
-    let ended = server.accept_until(calls, print);
+    let wakeups = Wakeups { stop: stop.as_fd(), show: Some(&show), grow: Some(&grow), period };
+    let ended = server.accept_until(wakeups, print);
     let code = command.and_then(|command| command.end());
     info!("stopping");
     if args.stats.is_some() {
@@ -218,14 +211,16 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
         drop(notify); // the other end becomes readable
         report.map_err(|error| error.to_string())
     });
-    server.accept_until(Calls { stop: stop.as_fd(), show: None, period: None }, |_| {})?;
+    let wakeups = Wakeups { stop: stop.as_fd(), show: None, grow: None, period: None };
+    server.accept_until(wakeups, |_| {})?;
     let report = client.join().map_err(|_| "the client panicked")??;
     let figures = server.report();
     let mut stdout = io::stdout();
     writeln!(stdout, "{report}")?;
     writeln!(
         stdout,
-        "  {:.0} % of the reads were answered from the cache",
+        "  cached:   {} MiB, which answered {:.0} % of the reads",
+        args.cache >> 20,
         figures.hit_rate() * 100.0
     )?;
     if args.verbose {
@@ -233,7 +228,8 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
     } else {
         writeln!(
             stdout,
-            "\n--verbose prints the server's figures too. --image FILE --socket PATH serves an image."
+            "\n--verbose adds the server's own figures. To serve an image of your own, see --help:\n    \
+             nbd_server --image disk.img --size 1G --socket /tmp/disk.sock"
         )?;
     }
     server.stop()?;

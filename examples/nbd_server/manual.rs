@@ -1,4 +1,4 @@
-//! What `--help` says beside the options.
+//! The text of `--help` around the options.
 
 /// What the server is, before the options.
 pub(crate) const ABOUT: &str = "\
@@ -71,7 +71,8 @@ SOCKETS THAT ARE HANDED OVER
 SIGNALS
   SIGTERM, SIGINT  answers what it was asked, for at most 10 seconds, makes the images durable, ends:
                    where a disk hangs, when that goes on
-  SIGHUP           the same, unless it was ignored when the server was started (nohup)
+  SIGHUP           exports whose files have grown grow too, in blocks of 4096 bytes, except those
+                   with size=; clients that connect from then on see the new size
   SIGUSR1          prints sessions and figures to standard error, as --stats does
 
 ENVIRONMENT

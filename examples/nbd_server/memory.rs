@@ -1,12 +1,14 @@
-//! Payload buffers and the limits on them.
+//! Payload buffers of a worker, limited for the worker and for each connection.
 //!
 //! Each worker has its part of the server's memory, so nothing here is shared. A connection that
-//! reaches its own limit, or finds the worker's used up, is not read from until replies leave.
-//! Large requests and small ones draw on a half each, and every connection keeps a small reserve of
-//! its own, so that clients go on beside hogs; free memory goes to the connection that waits longest.
+//! reaches its own limit, or the worker's, is not read from until replies leave. Large requests and
+//! small ones have a budget each, half of the worker's memory, and every connection keeps a small
+//! reserve of its own, so that large clients do not stop others. Free memory goes to the connection
+//! that waits longest.
 //!
-//! The system may have less memory than these limits allow (`ulimit -v`, a container). A buffer that it does
-//! not have is an error of its request ([`Short::System`]), and the server goes on.
+//! The system may have less memory than these limits allow (`ulimit -v`, a container). A buffer
+//! that it does not have is an error of its request ([`OutOfMemory::System`]), and the server goes
+//! on.
 
 use std::sync::OnceLock;
 
@@ -20,7 +22,7 @@ const KEEP: usize = 32 << 20;
 const SMALLEST: u32 = 12;
 const CLASSES: usize = 14;
 
-/// Least memory of a worker: each half holds the largest request.
+/// Least memory of a worker: each budget suffices for the largest request.
 pub(crate) const LEAST: usize = 2 * LARGEST;
 const LARGEST: usize = 32 << 20;
 /// Longest request of the small ones; what `qemu-img convert` asks for at a time.
@@ -30,13 +32,14 @@ const SHARE: usize = 4;
 /// What a connection gets even if others have used up the rest: a queue of 4 KiB requests.
 pub(crate) const RESERVE: usize = 256 << 10;
 
-/// Bytes that the system must have beside a new buffer. The many small allocations (a place in a queue, a
-/// context) cannot fail without ending the process, so no buffer takes the last memory from them. A guess.
+/// Bytes that the system must have beside a new buffer. The many small allocations (a place in a
+/// queue, a context) cannot fail without ending the process, so no buffer takes the last memory
+/// from them. A guess.
 const HEADROOM: usize = 1 << 20;
 /// Longest run of zeros written at once where the file system cannot make them.
 pub(crate) const ZEROS: usize = 1 << 20;
-/// Most zeros written for one request there: what a compact header can ask for. The length of an extended one could keep
-/// the disk, and a thread of the cache, busy for days.
+/// Most zeros written for one request there: what a compact header can ask for. The length of an
+/// extended one could keep the disk, and a thread of the cache, busy for days.
 pub(crate) const MOST_ZEROS: u64 = u32::MAX as u64;
 
 /// [`ZEROS`] zero bytes that every request shares; `None` if there is no memory for them.
@@ -49,32 +52,32 @@ pub(crate) fn zeros() -> Option<&'static [u8]> {
     Some(ZERO.get_or_init(|| zeros))
 }
 
-/// A worker's buffers.
+/// The buffers of a worker, free and in use.
 #[derive(Debug)]
-pub(crate) struct Memory {
+pub(crate) struct BufferPool {
     free: [Vec<AlignedBuf>; CLASSES],
     free_bytes: usize,
-    small: Half,
-    large: Half,
+    small: Budget,
+    large: Budget,
 }
 
 #[derive(Debug)]
-struct Half {
+struct Budget {
     used: usize,
     limit: usize,
-    /// A connection was refused memory of this half. Until the next
-    /// [`forget_refusals`](Memory::forget_refusals), no connection gets more than the reserve.
+    /// A connection was refused memory of this budget. Until the next
+    /// [`forget_refusals`](BufferPool::forget_refusals), no connection gets more than the reserve.
     awaited: bool,
 }
 
-/// What a connection owes: bytes of buffers it holds.
+/// The bytes of the buffers that a connection holds.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     bytes: usize,
 }
 
 impl Account {
-    /// Whether it holds nothing of the worker's.
+    /// Whether the connection holds no buffer.
     pub(crate) fn is_settled(&self) -> bool {
         self.bytes == 0
     }
@@ -82,52 +85,56 @@ impl Account {
 
 /// Which limit refused a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Short {
-    /// The connection's: it waits for its own replies to leave.
-    Own,
-    /// The worker's: it waits for others.
-    Shared,
+pub(crate) enum OutOfMemory {
+    /// The connection's: it must wait for its own replies to leave.
+    Connection,
+    /// The worker's: it must wait for other connections.
+    Worker,
     /// The system's: it has no memory for the buffer now.
     System,
 }
 
-impl Memory {
+impl BufferPool {
     pub(crate) fn new(limit: usize) -> Self {
-        let half = || Half { used: 0, limit: limit.max(LEAST) / 2, awaited: false };
+        let budget = || Budget { used: 0, limit: limit.max(LEAST) / 2, awaited: false };
         let free = std::array::from_fn(|_| Vec::new());
-        Self { free, free_bytes: 0, small: half(), large: half() }
+        Self { free, free_bytes: 0, small: budget(), large: budget() }
     }
 
-    /// Bytes of buffers that are not here.
+    /// Bytes of buffers in use.
     #[cfg(test)]
     pub(crate) fn used(&self) -> usize {
         self.small.used + self.large.used
     }
 
-    /// Called before waiting connections try again, in order.
+    /// Lets waiting connections try again, in order.
     pub(crate) fn forget_refusals(&mut self) {
         (self.small.awaited, self.large.awaited) = (false, false);
     }
 
-    fn half(&mut self, size: usize) -> &mut Half {
+    fn budget(&mut self, size: usize) -> &mut Budget {
         if size <= SMALL { &mut self.small } else { &mut self.large }
     }
 
     /// A buffer of `len` bytes on the connection's account.
     ///
     /// It holds whatever an earlier request left there.
-    pub(crate) fn take(&mut self, len: usize, account: &mut Account) -> Result<AlignedBuf, Short> {
+    pub(crate) fn acquire(
+        &mut self,
+        len: usize,
+        account: &mut Account,
+    ) -> Result<AlignedBuf, OutOfMemory> {
         let class = class_of(len);
         let size = size_of(class);
         let held = account.bytes + size;
-        let half = self.half(size);
+        let budget = self.budget(size);
         if held > RESERVE {
-            if account.bytes > 0 && held > (2 * half.limit / SHARE).max(LARGEST) {
-                return Err(Short::Own);
+            if account.bytes > 0 && held > (2 * budget.limit / SHARE).max(LARGEST) {
+                return Err(OutOfMemory::Connection);
             }
-            if half.awaited || half.used + size > half.limit {
-                half.awaited = true;
-                return Err(Short::Shared);
+            if budget.awaited || budget.used + size > budget.limit {
+                budget.awaited = true;
+                return Err(OutOfMemory::Worker);
             }
         }
         let mut buf = match self.free[class].pop() {
@@ -139,18 +146,18 @@ impl Memory {
                 Some(buf) => buf,
                 None => {
                     self.free_all();
-                    allocate(size).ok_or(Short::System)?
+                    allocate(size).ok_or(OutOfMemory::System)?
                 }
             },
         };
-        self.half(size).used += size;
+        self.budget(size).used += size;
         account.bytes += size;
         buf.set_len(len);
         Ok(buf)
     }
 
-    /// Returns whether the system has so many bytes for the replies of a handshake. They may use half of
-    /// [`HEADROOM`], so that a client can negotiate while buffers hold all other memory.
+    /// Returns whether the system has so many bytes for the replies of a handshake. They may use
+    /// half of [`HEADROOM`], so that a client can negotiate while buffers hold all other memory.
     pub(crate) fn has_room_for_handshake(&mut self, bytes: usize) -> bool {
         let bytes = bytes + HEADROOM / 2;
         has_room(bytes) || {
@@ -166,9 +173,9 @@ impl Memory {
     }
 
     /// Takes a buffer back; `account` is `None` when its connection is gone.
-    pub(crate) fn give(&mut self, buf: AlignedBuf, account: Option<&mut Account>) {
+    pub(crate) fn release(&mut self, buf: AlignedBuf, account: Option<&mut Account>) {
         let size = buf.capacity();
-        self.half(size).used -= size;
+        self.budget(size).used -= size;
         if let Some(account) = account {
             account.bytes -= size;
         }
@@ -185,8 +192,8 @@ fn allocate(size: usize) -> Option<AlignedBuf> {
     AlignedBuf::try_zeroed(size, ALIGN).filter(|_| has_room(HEADROOM))
 }
 
-/// Makes room for so many more bytes. Returns whether the system has the memory, and [`HEADROOM`] beside it if
-/// it is more than a page.
+/// Makes room for so many more bytes. Returns whether the system has the memory, and [`HEADROOM`]
+/// beside it if it is more than a page.
 pub(crate) fn reserve(bytes: &mut Vec<u8>, more: usize) -> bool {
     bytes.capacity() - bytes.len() >= more
         || bytes.try_reserve(more).is_ok() && (more <= ALIGN || has_room(HEADROOM))
@@ -226,39 +233,39 @@ mod tests {
 
     #[test]
     fn limits_hold_and_the_reserve_is_always_there() {
-        let mut memory = Memory::new(0);
+        let mut memory = BufferPool::new(0);
         let (mut hog, mut other) = (Account::default(), Account::default());
-        let held = memory.take(32 << 20, &mut hog).unwrap();
-        assert_eq!(memory.take(4096, &mut hog).unwrap_err(), Short::Own);
+        let held = memory.acquire(32 << 20, &mut hog).unwrap();
+        assert_eq!(memory.acquire(4096, &mut hog).unwrap_err(), OutOfMemory::Connection);
         // The other half is untouched.
-        assert_eq!(memory.take(3 << 20, &mut other).unwrap_err(), Short::Shared);
-        let small: Vec<_> = (0..16).map(|_| memory.take(2 << 20, &mut other).unwrap()).collect();
+        assert_eq!(memory.acquire(3 << 20, &mut other).unwrap_err(), OutOfMemory::Worker);
+        let small: Vec<_> = (0..16).map(|_| memory.acquire(2 << 20, &mut other).unwrap()).collect();
         let mut third = Account::default();
-        assert_eq!(memory.take(1 << 20, &mut third).unwrap_err(), Short::Shared);
-        let queue: Vec<_> = (0..64).map(|_| memory.take(4096, &mut third).unwrap()).collect();
-        assert_eq!(memory.take(4096, &mut third).unwrap_err(), Short::Shared);
+        assert_eq!(memory.acquire(1 << 20, &mut third).unwrap_err(), OutOfMemory::Worker);
+        let queue: Vec<_> = (0..64).map(|_| memory.acquire(4096, &mut third).unwrap()).collect();
+        assert_eq!(memory.acquire(4096, &mut third).unwrap_err(), OutOfMemory::Worker);
         for buf in queue {
-            memory.give(buf, Some(&mut third));
+            memory.release(buf, Some(&mut third));
         }
         for buf in small {
-            memory.give(buf, Some(&mut other));
+            memory.release(buf, Some(&mut other));
         }
-        memory.give(held, None);
+        memory.release(held, None);
         assert_eq!((memory.small.used, memory.large.used), (0, 0));
         assert_eq!((third.bytes, other.bytes), (0, 0));
         assert!(memory.free_bytes <= KEEP);
-        assert_eq!(memory.take(100, &mut third).unwrap().len(), 100);
+        assert_eq!(memory.acquire(100, &mut third).unwrap().len(), 100);
     }
 
     #[test]
-    fn what_is_awaited_is_kept_for_who_waits() {
-        let mut memory = Memory::new(0);
+    fn awaited_memory_is_kept_for_the_waiting_connection() {
+        let mut memory = BufferPool::new(0);
         let (mut hog, mut account) = (Account::default(), Account::default());
-        let held = memory.take(32 << 20, &mut hog).unwrap();
-        assert_eq!(memory.take(32 << 20, &mut account).unwrap_err(), Short::Shared);
-        memory.give(held, Some(&mut hog));
-        assert_eq!(memory.take(3 << 20, &mut hog).unwrap_err(), Short::Shared);
+        let held = memory.acquire(32 << 20, &mut hog).unwrap();
+        assert_eq!(memory.acquire(32 << 20, &mut account).unwrap_err(), OutOfMemory::Worker);
+        memory.release(held, Some(&mut hog));
+        assert_eq!(memory.acquire(3 << 20, &mut hog).unwrap_err(), OutOfMemory::Worker);
         memory.forget_refusals();
-        assert!(memory.take(32 << 20, &mut account).is_ok());
+        assert!(memory.acquire(32 << 20, &mut account).is_ok());
     }
 }

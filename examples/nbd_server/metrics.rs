@@ -1,196 +1,114 @@
-//! The figures for programs: Prometheus' text format, over HTTP on a Unix socket.
+//! The figures of the server for Prometheus: its text format, over HTTP on a Unix socket.
 //!
 //! ```text
 //!  curl --unix-socket PATH http://localhost/metrics
 //! ```
 //!
-//! One thread answers up to [`AT_ONCE`] clients at a time, each within [`PATIENCE`]. At that limit it still
-//! accepts a new client, and closes the oldest one that has not sent its request. So silent clients do not delay
-//! others. The socket is created and removed as the one for images is.
+//! One thread answers up to [`AT_ONCE`] clients at a time, each within [`PATIENCE`]. At that limit
+//! a new client takes the place of the oldest one, so silent clients do not delay others. The
+//! socket is created and removed as the one for images is.
 
+use std::collections::VecDeque;
 use std::fmt::{self, Display, Write as _};
-use std::io::{self, ErrorKind, Read, Write as _};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::thread;
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
-use socket2::Socket;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::oneshot;
+use tokio::{runtime, task, time};
 use tracing::{debug, warn};
 
 use crate::admission::Class;
 use crate::counters::Counters;
-use crate::listeners::{Access, SocketFile, listen_unix};
-use crate::notifier::{eventfd, ring};
+use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
 use crate::report::{Reporter, ServerReport};
-use crate::server::ServerError;
 use crate::upstream::UpstreamStats;
-use crate::worker::Moves;
+use crate::worker::MoveCounts;
 
-/// How long a client may take for its request, and for the answer.
+/// How long a client may take for its request and for the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Clients that are answered at a time.
 const AT_ONCE: usize = 64;
-/// Clients that are accepted before those that were accepted earlier have their turn. A guess.
-const ACCEPTED: usize = 64;
 /// Longest request that is read. A guess; browsers send less.
-const LONGEST: usize = 16 << 10;
+const LONGEST: u64 = 16 << 10;
 
-/// The thread that answers. Dropped, it ends.
+/// The thread that answers. Dropping this ends it.
 pub(crate) struct Metrics {
-    stop: Arc<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<thread::JoinHandle<()>>,
     _file: SocketFile,
 }
 
 impl Metrics {
-    pub(crate) fn start(path: &Path, reporter: Reporter) -> Result<Self, ServerError> {
+    pub(crate) fn start(path: &Path, reporter: Reporter) -> Result<Self, ListenError> {
         let (socket, file) = listen_unix(path, Access::OWNER)?;
-        let stop = eventfd()?;
-        let stopped = Arc::clone(&stop);
-        let run = move || answer_all(&socket, &stopped, &reporter);
-        let thread = std::thread::Builder::new().name("metrics".into()).spawn(run)?;
-        Ok(Self { stop, thread: Some(thread), _file: file })
+        let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        let entered = runtime.enter();
+        let listener = UnixListener::from_std(OwnedFd::from(socket).into())?;
+        drop(entered);
+        let (stop, stopped) = oneshot::channel();
+        let run = move || {
+            runtime.spawn(answer_all(listener, reporter));
+            let _ = runtime.block_on(stopped); // an error: its sender is dropped
+        };
+        let thread = thread::Builder::new().name("metrics".into()).spawn(run)?;
+        Ok(Self { stop: Some(stop), thread: Some(thread), _file: file })
     }
 }
 
 impl Drop for Metrics {
     fn drop(&mut self) {
-        ring(&self.stop);
+        drop(self.stop.take());
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             warn!("the metrics' thread panicked");
         }
     }
 }
 
-/// One client of the metrics.
-struct Client {
-    socket: Socket,
-    deadline: Instant,
-    request: Vec<u8>,
-    /// Empty while the request is not complete.
-    response: Vec<u8>,
-    sent: usize,
-}
-
-fn answer_all(listener: &Socket, stop: &OwnedFd, reporter: &Reporter) {
-    let mut clients: Vec<Client> = Vec::new();
-    let mut paused = None;
+async fn answer_all(listener: UnixListener, reporter: Reporter) {
+    let mut clients: VecDeque<task::JoinHandle<()>> = VecDeque::with_capacity(AT_ONCE);
     loop {
-        let now = Instant::now();
-        clients.retain(|client| client.deadline > now);
-        paused = paused.filter(|&until| until > now);
-        let accepting = paused.is_none();
-        let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
-        fds.extend(clients.iter().map(Client::poll_fd));
-        if accepting {
-            fds.push(PollFd::new(listener, PollFlags::IN));
-        }
-        let next = clients.iter().map(|client| client.deadline).chain(paused).min();
-        let left = next.map(|next| next.saturating_duration_since(now)).map(|left| Timespec {
-            tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
-            tv_nsec: left.subsec_nanos().into(),
-        });
-        match rustix::event::poll(&mut fds, left.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return warn!(%error, "the metrics are not served any more"),
-        }
-        let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        drop(fds);
-        if ready[0] {
-            return;
-        }
-        let mut at = 0;
-        clients.retain_mut(|client| {
-            at += 1;
-            !ready[at]
-                || client.go_on(reporter).unwrap_or_else(|error| {
-                    debug!(%error, "a client of the metrics was not answered");
-                    false
-                })
-        });
-        if accepting && ready.last() == Some(&true) {
-            if let Err(error) = accept_some(listener, reporter, &mut clients) {
+        let client = match listener.accept().await {
+            Ok((client, _)) => client,
+            Err(error) => {
                 warn!(%error, "cannot accept a client of the metrics");
-                paused = Some(Instant::now() + PATIENCE); // out of descriptors, usually
+                time::sleep(PATIENCE).await; // out of descriptors, usually
+                continue;
             }
-        }
-    }
-}
-
-/// Accepts clients that wait, and reads the requests that came with them.
-fn accept_some(
-    listener: &Socket,
-    reporter: &Reporter,
-    clients: &mut Vec<Client>,
-) -> io::Result<()> {
-    for _ in 0..ACCEPTED {
-        let mut client = match listener.accept().and_then(|(socket, _)| Client::new(socket)) {
-            Ok(client) => client,
-            Err(error) if is_transient(&error) => break, // none is left
-            Err(error) => return Err(error),
         };
-        if client.go_on(reporter).unwrap_or(false) {
-            clients.push(client);
+        clients.retain(|client| !client.is_finished());
+        if clients.len() == AT_ONCE {
+            clients.pop_front().inspect(task::JoinHandle::abort);
         }
-        if clients.len() > AT_ONCE {
-            let oldest = clients.iter().position(|client| client.response.is_empty());
-            clients.remove(oldest.unwrap_or(0));
-        }
-    }
-    Ok(())
-}
-
-impl Client {
-    fn new(socket: Socket) -> io::Result<Self> {
-        socket.set_nonblocking(true)?;
-        let deadline = Instant::now() + PATIENCE;
-        Ok(Self { socket, deadline, request: Vec::new(), response: Vec::new(), sent: 0 })
-    }
-
-    fn poll_fd(&self) -> PollFd<'_> {
-        let asking = self.response.is_empty();
-        PollFd::new(&self.socket, if asking { PollFlags::IN } else { PollFlags::OUT })
-    }
-
-    /// Reads of the request what is there, or sends of the answer what is taken. Whether there is more
-    /// to do.
-    fn go_on(&mut self, reporter: &Reporter) -> io::Result<bool> {
-        if self.response.is_empty() {
-            let mut piece = [0; 4096];
-            let count = match self.socket.read(&mut piece) {
-                Err(error) if is_transient(&error) => return Ok(true),
-                result => result?,
-            };
-            self.request.extend_from_slice(&piece[..count]);
-            let more = count > 0 && self.request.len() <= LONGEST && !is_whole(&self.request);
-            if !more {
-                self.response = respond(&self.request, || text(&reporter.report()));
+        let reporter = reporter.clone();
+        clients.push_back(tokio::spawn(async move {
+            if let Ok(Err(error)) = time::timeout(PATIENCE, answer(client, &reporter)).await {
+                debug!(%error, "a client of the metrics was not answered");
             }
-            return Ok(true);
-        }
-        match self.socket.write(&self.response[self.sent..]) {
-            Ok(count) => self.sent += count,
-            Err(error) if is_transient(&error) => {}
-            Err(error) => return Err(error),
-        }
-        Ok(self.sent < self.response.len())
+        }));
+        task::yield_now().await; // a request that came with the connection is answered before others are accepted
     }
 }
 
-fn is_transient(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+async fn answer(mut client: UnixStream, reporter: &Reporter) -> io::Result<()> {
+    let mut request = Vec::new();
+    let mut bytes = (&mut client).take(LONGEST);
+    while !is_whole(&request) && bytes.read_buf(&mut request).await? > 0 {}
+    let response = respond(&request, || text(&reporter.report()));
+    client.write_all(&response).await
 }
 
-/// Whether a request's head is complete: it ends with an empty line.
+/// Whether the head of a request is complete: it ends with an empty line.
 fn is_whole(request: &[u8]) -> bool {
     request.windows(4).any(|four| four == b"\r\n\r\n")
         || request.windows(2).any(|two| two == b"\n\n")
 }
 
-/// What is said to a request.
+/// The response to a request.
 fn respond(request: &[u8], page: impl FnOnce() -> String) -> Vec<u8> {
     let line = request.split(|&byte| byte == b'\r' || byte == b'\n').next().unwrap_or_default();
     let mut words = std::str::from_utf8(line).unwrap_or_default().split(' ');
@@ -219,7 +137,8 @@ fn respond(request: &[u8], page: impl FnOnce() -> String) -> Vec<u8> {
 struct Page(String);
 
 impl Page {
-    /// A metric that only grows; or with a name that does not end in `_total`, one that comes and goes.
+    /// A metric that only grows; or with a name that does not end in `_total`, one that comes and
+    /// goes.
     fn metric(&mut self, name: &str, help: &str, values: &[(&str, &str, &dyn Display)]) {
         let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
         let _ =
@@ -299,15 +218,15 @@ fn upstreams(page: &mut Page, upstreams: &[(String, UpstreamStats)]) {
     metric("upstream_poisoned", "Whether changes may be lost.", |stats| stats.poisoned.into());
 }
 
-fn moves(page: &mut Page, moves: &[(usize, Moves)]) {
+fn moves(page: &mut Page, moves: &[(usize, MoveCounts)]) {
     let workers: Vec<_> = moves.iter().map(|(number, _)| number.to_string()).collect();
-    let of_each = |count: fn(&Moves) -> &u64| -> Vec<(&str, &str, &dyn Display)> {
+    let of_each = |count: fn(&MoveCounts) -> &u64| -> Vec<(&str, &str, &dyn Display)> {
         let values = workers.iter().zip(moves);
         values.map(|(worker, (_, moves))| ("worker", &**worker, count(moves) as _)).collect()
     };
-    let came = of_each(|moves| &moves.came);
+    let came = of_each(|moves| &moves.arrived);
     page.metric("moves_in_total", "Connections that came from a busier worker.", &came);
-    let left = of_each(|moves| &moves.left);
+    let left = of_each(|moves| &moves.departed);
     page.metric("moves_out_total", "Connections that went to an idle worker.", &left);
 }
 

@@ -1,4 +1,4 @@
-//! A request on its way, and its reply.
+//! An operation, which is a request that was not answered at once, and the reply of a request.
 
 use std::io;
 
@@ -9,10 +9,10 @@ use radix_ctx::CtxRef;
 use crate::admission::Class;
 use crate::contexts::Connection;
 
-/// How far a request got: replied to, or on its way.
+/// The reply of a request, or the buffer that it needs no more.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// The reply's header; `None` while the request goes on.
+    /// The reply's header. `None` while the request goes on.
     pub(crate) header: Option<ReplyHeader>,
     /// What follows the header.
     pub(crate) data: Option<AlignedBuf>,
@@ -43,14 +43,15 @@ pub(crate) struct Ended {
 }
 
 impl Operation {
-    /// Whether a thread of the cache carries it out, which may take long; the engine the others, mostly.
-    pub(crate) fn is_call(&self) -> bool {
+    /// Whether the operation blocks a thread of the cache, perhaps for long. The engine carries out
+    /// most of the others.
+    pub(crate) fn is_blocking(&self) -> bool {
         let Self { command, .. } = self;
         matches!(command, Command::Flush | Command::BlockStatus { .. })
             || matches!(command, Command::Trim { .. } | Command::WriteZeroes { .. })
     }
 
-    /// Which operations it goes before while it waits for a place.
+    /// The priority of the operation while it is queued.
     pub(crate) fn class(&self) -> Class {
         let len = self.request.len;
         match self.command {
@@ -65,7 +66,8 @@ impl Operation {
 }
 
 impl Step {
-    /// The end of a request, whose offset is one of the file, in which the export begins at `start`.
+    /// The end of a request, whose offset is one of the file, in which the export begins at
+    /// `start`.
     pub(crate) fn reply(
         (request, command): (&Request, Command),
         start: u64,

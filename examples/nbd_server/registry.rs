@@ -1,4 +1,4 @@
-//! The connections and the exports that they use: lists that connections enter and leave on their worker's CPU.
+//! The lists of sessions: all connections of the server, and those of each export.
 //!
 //! ```text
 //!  Registry ─┬─ sessions: every connection                   ◄─ entry ─ Conn
@@ -25,12 +25,12 @@ use socket2::Socket;
 use crate::export::ExportTable;
 use crate::upstream::UpstreamStats;
 
-/// A place on the list of sessions; dropping it leaves the list.
+/// An entry in the list of sessions. Dropping it removes it.
 pub(crate) type Listed = Entry<Arc<PerCpuList<Client>>>;
-/// A place on an export's list.
+/// An entry in the list of an export.
 pub(crate) type Opened = Entry<Arc<PerCpuList<Ref<Client>>>>;
 
-/// A connection, as others see it.
+/// A connection as the lists show it.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) id: Id,
@@ -51,14 +51,15 @@ impl Client {
         Self { id, peer: Peer::of(socket), worker, since, export, requests }
     }
 
-    /// The number of its worker. The connection may have moved to another by now, which learns of an end by the
-    /// next message to all.
+    /// The number of its worker. The connection may have moved to another worker by now, which
+    /// ends it at the next message to all workers.
     pub(crate) fn worker(&self) -> usize {
-        // Ordering: Relaxed; a number that is printed, or where a message goes that may come too late.
+        // Ordering: Relaxed; a number that is printed, or where a message goes that may come too
+        // late.
         self.worker.load(Ordering::Relaxed)
     }
 
-    /// Says which worker it has come to.
+    /// Sets the worker that the connection has moved to.
     pub(crate) fn set_worker(&self, worker: usize) {
         self.worker.store(worker, Ordering::Relaxed); // see `worker`
     }
@@ -160,8 +161,8 @@ impl Registry {
         Ok(opened)
     }
 
-    /// Refuses connections from now on, and takes all off the lists: `tell` hears of each session
-    /// once. Returns how many it was.
+    /// Refuses connections from now on, removes all from the lists, and calls `tell` with each
+    /// session once. Returns their number.
     pub(crate) fn end(&self, mut tell: impl FnMut(&Client)) -> Result<usize, LockError> {
         self.sessions.close()?;
         self.opens.iter().try_for_each(|opens| opens.close())?;
@@ -176,7 +177,7 @@ impl Registry {
         Ok(told)
     }
 
-    /// What there is to print. Sessions come and go meanwhile; those that stay are seen once.
+    /// The report to print. Sessions come and go meanwhile; those that stay are seen once.
     pub(crate) fn report(&self, exports: &ExportTable) -> RegistryReport {
         let name = |export: usize| exports.get(export).info.name.clone();
         let row = |client: Ref<Client>| Row {
@@ -218,7 +219,8 @@ impl Registry {
     }
 }
 
-/// One figure for each name: in a folder another file may have got the name of one that is still open.
+/// One figure for each name: in a folder another file may have got the name of one that is still
+/// open.
 pub(crate) fn by_name<'a>(exports: impl Iterator<Item = (&'a str, usize)>) -> Vec<(String, usize)> {
     let (mut places, mut sums) = (HashMap::new(), Vec::<(String, usize)>::new());
     for (name, open) in exports {
@@ -243,7 +245,7 @@ struct Row {
     age: Duration,
 }
 
-/// The live sessions, and how the lists fared.
+/// The live sessions, and the figures of the lists.
 #[derive(Debug)]
 pub(crate) struct RegistryReport {
     rows: Result<Vec<Row>, LockError>,

@@ -1,4 +1,5 @@
-//! The figures: what the workers counted, added up, and how their lists, tables, engines and cache fare.
+//! The figures of the server: the sums of the workers' counters, and those of lists, tables,
+//! engines and cache.
 //!
 //! For people it is a page, with the tables by which the kernel's versions of these structures were
 //! published; for programs see [`metrics`](crate::metrics).
@@ -18,7 +19,7 @@ use crate::contexts::Connections;
 use crate::counters::Counters;
 use crate::export::ExportTable;
 use crate::registry::{Registry, RegistryReport, by_name};
-use crate::worker::{Inbox, Message, Moves, WorkerReport};
+use crate::worker::{Inbox, Message, MoveCounts, WorkerReport};
 
 /// Collects the figures; each thread that wants them has one.
 #[derive(Clone)]
@@ -32,8 +33,8 @@ pub(crate) struct Reporter {
 }
 
 impl Reporter {
-    /// Asks every worker, and waits for their answers. Leaves out workers that have ended, or do not answer within
-    /// the patience: the caller has to go on.
+    /// Asks every worker, and waits for their answers. Leaves out workers that have ended, or do
+    /// not answer within the patience: the caller has to go on.
     pub(crate) fn report(&self) -> ServerReport {
         let (sender, receiver) = mpsc::channel();
         for inbox in &self.workers {
@@ -64,7 +65,7 @@ pub(crate) struct ServerReport {
     pub(crate) engine: Option<EngineStats>,
     pub(crate) waiting: WaitStats,
     /// By the workers' numbers.
-    pub(crate) moves: Vec<(usize, Moves)>,
+    pub(crate) moves: Vec<(usize, MoveCounts)>,
     pub(crate) cache: Option<CacheStats>,
     pub(crate) registry: RegistryReport,
     pub(crate) rcu: rcu::Stats,
@@ -133,9 +134,9 @@ impl fmt::Display for ServerReport {
         writeln!(f, "server     {} workers, {} connections", self.workers, self.connections.live)?;
         writeln!(f, "{}", self.registry)?;
         write!(f, "moved      ")?;
-        for (nth, (number, Moves { came, left })) in self.moves.iter().enumerate() {
+        for (nth, (number, MoveCounts { arrived, departed })) in self.moves.iter().enumerate() {
             let separator = if nth == 0 { "" } else { "; " };
-            write!(f, "{separator}worker {number}: {came} in, {left} out")?;
+            write!(f, "{separator}worker {number}: {arrived} in, {departed} out")?;
         }
         writeln!(f)?;
         writeln!(

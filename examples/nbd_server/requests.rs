@@ -1,16 +1,17 @@
-//! The requests of one worker, between their header and their reply.
+//! The requests of one worker: answered from memory, run as futures within a limit, or queued.
 //!
 //! ```text
 //!  start ─► answered from memory ────────────────────────────────────────► reply
-//!      └─► a place is free? ─yes─► a future (commands, tasks) ─► its end ─► reply
-//!                └─no─► waits (admission) ──────┘ ◄── a place is free ──┘
+//!      └─► below the limits? ─yes─► a future (commands, tasks) ─► its end ─► reply
+//!                └─no─► a queue (admission) ─────┘ ◄── another ends ──┘
 //! ```
 //!
-//! What a thread of the cache carries out ([`Operation::is_call`]) may last, and there are few threads. So few of these
-//! calls have or await a place, and READs find the others free; the calls beyond them wait in a queue of their own.
+//! A blocking operation ([`Operation::is_blocking`]) occupies one of the cache's few threads,
+//! perhaps for long. So only a few blocking operations may run or wait among the others, and READs
+//! find slots free; the blocking operations beyond them wait in a queue of their own.
 //!
-//! A request that has begun goes on to its end, also if its connection is closed meanwhile. One that waits is
-//! dropped then.
+//! A request that has begun continues to its end, also if its connection is closed meanwhile. A
+//! queued request is dropped then.
 
 use std::collections::VecDeque;
 use std::io;
@@ -31,45 +32,47 @@ use crate::counters::{Counters, is_logged};
 use crate::export::{Export, ExportTable};
 use crate::memory::ALIGN;
 use crate::operation::{Ended, Operation, Step};
-use crate::places::Places;
+use crate::quota::FileQuotas;
 use crate::tasks::{self, Panicked, Tasks};
 
-/// An operation that waits for a place, and its buffer.
+/// A queued operation, and its buffer.
 type Waiting = (Operation, Option<AlignedBuf>);
 
-/// How much a worker takes on.
+/// The limits of a worker's requests.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Operations that have begun.
+    /// Operations that run.
     pub(crate) depth: usize,
-    /// Operations in all: those, and those that wait for a place.
+    /// Operations that run or are queued.
     pub(crate) most: usize,
 }
 
-/// An image's [share](crate::places) of that. A guess: alone it is given all of up to 8 places, and 114 of 128.
+/// An image's [share](crate::quota) of a limit. A guess: an image alone may use all of a limit up
+/// to 8, and 114 of 128.
 const SHARE: usize = 8;
 
-/// Most calls that have a place or wait for one; a guess, as many as an image has threads of the cache. Of few places
-/// half, but 4.
-const CALLS: usize = 16;
+/// Most blocking operations that run or wait among the others. A guess: as many as an image has
+/// threads of the cache. Where the depth is small it is half of the depth, but at least 4.
+const MAX_BLOCKING: usize = 16;
 
 /// A worker's requests in flight, and the engine that works on them.
 pub(crate) struct Requests {
     pub(crate) engine: Rc<Engine>,
-    /// By index of the export table's files, as far as they were asked for. `None`: the engine does not have it.
+    /// By index of the export table's files, as far as they were asked for. `None`: the engine does
+    /// not have it.
     files: Vec<Option<File>>,
     tasks: Tasks<Ended>,
-    /// Of the tasks, by file.
-    places: Places,
+    /// Running operations by file.
+    running: FileQuotas,
     /// Operations in all: see [`Limits`].
     most: usize,
-    /// If something waits, every place is taken that its image may have.
+    /// An operation is here only while its image may not run one more.
     waiting: Admission<Waiting>,
-    /// Of the calls that have a place or wait for one, by file.
-    calls: Places,
-    /// Calls beyond them.
-    excess: Admission<Waiting>,
-    /// Operations that waited, and ended when they began.
+    /// Blocking operations that run or are in `waiting`, by file.
+    blocking: FileQuotas,
+    /// Blocking operations beyond them.
+    excess_blocking: Admission<Waiting>,
+    /// Queued operations that ended as soon as they began.
     ended: VecDeque<Ended>,
     exports: Arc<ExportTable>,
     pub(crate) counters: Counters,
@@ -88,30 +91,40 @@ impl Requests {
             engine,
             files: Vec::new(),
             tasks: Tasks::new(limits.depth, waker),
-            places: Places::new(limits.depth, SHARE, exports.capacity()),
+            running: FileQuotas::new(limits.depth, SHARE, exports.capacity()),
             most: limits.most,
             waiting: Admission::new(exports.capacity())?,
-            calls: Places::new((limits.depth / 2).clamp(4, CALLS), SHARE, exports.capacity()),
-            excess: Admission::new(exports.capacity())?,
+            blocking: FileQuotas::new(
+                (limits.depth / 2).clamp(4, MAX_BLOCKING),
+                SHARE,
+                exports.capacity(),
+            ),
+            excess_blocking: Admission::new(exports.capacity())?,
             // With room for as many as there may be: it does not grow while requests are served.
             ended: VecDeque::with_capacity(limits.most),
             exports: Arc::clone(exports),
             counters: Counters::default(),
         };
-        requests.exports.files.len().checked_sub(1).map_or(Ok(()), |last| requests.attach(last))?;
+        requests
+            .exports
+            .files
+            .count()
+            .checked_sub(1)
+            .map_or(Ok(()), |last| requests.attach(last))?;
         Ok(requests)
     }
 
-    /// Whether there is room for one more request to that export.
+    /// Whether one more request of that export may run or queue.
     pub(crate) fn has_room(&self, export: usize) -> bool {
-        let Self { waiting, excess, .. } = self;
-        let its =
-            || (self.exports.get(export).file, waiting.len_of(export) + excess.len_of(export));
-        self.places.has_room(self.most, waiting.len() + excess.len(), its)
+        let Self { waiting, excess_blocking, .. } = self;
+        let its = || {
+            (self.exports.get(export).file, waiting.len_of(export) + excess_blocking.len_of(export))
+        };
+        self.running.may_queue(self.most, waiting.len() + excess_blocking.len(), its)
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        let waits = !self.waiting.is_empty() || !self.excess.is_empty();
+        let waits = !self.waiting.is_empty() || !self.excess_blocking.is_empty();
         self.tasks.len() == 0 && !waits && self.ended.is_empty()
     }
 
@@ -128,7 +141,7 @@ impl Requests {
 
     /// Files that have operations which have begun, and how many.
     pub(crate) fn begun_by_file(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.places.held()
+        self.running.in_flight()
     }
 
     /// Carries out a request, or at least begins to. `Some` if the reply is there already.
@@ -153,28 +166,30 @@ impl Requests {
         }
         let conn = conn.clone();
         let operation = Operation { conn, export, file, start, style, request, command, written };
-        let (class, is_call) = (operation.class(), operation.is_call());
-        let is_excess = is_call && !(self.excess.is_empty() && self.calls.may(file));
-        if is_call && !is_excess {
-            self.calls.take(file);
+        let (class, is_blocking) = (operation.class(), operation.is_blocking());
+        let is_excess =
+            is_blocking && !(self.excess_blocking.is_empty() && self.blocking.allows(file));
+        if is_blocking && !is_excess {
+            self.blocking.acquire(file);
         }
-        if !is_excess && self.waiting.is_empty() && self.places.may(file) {
+        if !is_excess && self.waiting.is_empty() && self.running.allows(file) {
             return self.begin(operation, buf).map(|ended| self.end(ended));
         }
-        let queue = if is_excess { &mut self.excess } else { &mut self.waiting };
+        let queue = if is_excess { &mut self.excess_blocking } else { &mut self.waiting };
         if let Err(refused) = queue.push(export, class, (operation, buf)) {
-            if is_call && !is_excess {
-                self.calls.leave(file);
+            if is_blocking && !is_excess {
+                self.blocking.release(file);
             }
             return Some(self.end(no_memory(refused)));
         }
-        if is_excess || self.places.may(file) {
-            self.admit(); // those that wait may not have the place, or are as urgent
+        if is_excess || self.running.allows(file) {
+            self.admit(); // those that wait may not run, or are as urgent
         }
         None
     }
 
-    /// The result of a request that needs no wait. Otherwise `written` bytes of a WRITE may be in the cache.
+    /// The result of a request that needs no wait. Otherwise `written` bytes of a WRITE may be in
+    /// the cache.
     fn answer(
         &mut self,
         file: usize,
@@ -238,10 +253,10 @@ impl Requests {
         }
     }
 
-    /// What waits and waited for a place. A call that waited in both queues counts as two waits.
+    /// The waits of both queues. An operation that was in both counts twice.
     pub(crate) fn waits(&self) -> WaitStats {
         let mut stats = self.waiting.stats();
-        stats.add(&self.excess.stats());
+        stats.add(&self.excess_blocking.stats());
         stats
     }
 
@@ -263,7 +278,7 @@ impl Requests {
         })
     }
 
-    /// Begins an operation, for which there is a place. It may end at once.
+    /// Runs an operation that the limits allow. It may end at once.
     fn begin(&mut self, operation: Operation, buf: Option<AlignedBuf>) -> Option<Ended> {
         let Operation { export, file, style, request, command, written, .. } = operation;
         let job = Job {
@@ -276,11 +291,12 @@ impl Requests {
             request,
             written,
         };
-        self.places.take(file);
+        self.running.acquire(file);
         let size = buf.as_ref().map(AlignedBuf::capacity);
         let ended = self.tasks.spawn(async move {
             let (result, buf) = tasks::contain(job.run(buf)).await.unwrap_or_else(|Panicked| {
-                // The panic dropped the buffer, or the engine has it. The account is credited for one of its size.
+                // The panic dropped the buffer, or the engine has it. The account is credited for
+                // one of its size.
                 let buf = size.and_then(|size| AlignedBuf::try_zeroed(size, ALIGN));
                 (Err(io::Error::from_raw_os_error(libc::EIO)), buf)
             });
@@ -292,9 +308,9 @@ impl Requests {
 
     /// An operation that had begun has ended.
     fn leave(&mut self, operation: &Operation) {
-        self.places.leave(operation.file);
-        if operation.is_call() {
-            self.calls.leave(operation.file);
+        self.running.release(operation.file);
+        if operation.is_blocking() {
+            self.blocking.release(operation.file);
         }
     }
 
@@ -305,20 +321,20 @@ impl Requests {
         Step::reply((request, command), start, style, result, buf)
     }
 
-    /// Begins operations that wait, as far as there are places.
+    /// Runs queued operations, as far as the limits allow.
     fn admit(&mut self) {
         loop {
-            let Self { waiting, exports, places, calls, excess, .. } = self;
-            let may = |export| calls.may(exports.get(export).file);
-            if let Some((export, (operation, buf))) = excess.pop_if(may) {
+            let Self { waiting, exports, running, blocking, excess_blocking, .. } = self;
+            let may = |export| blocking.allows(exports.get(export).file);
+            if let Some((export, (operation, buf))) = excess_blocking.pop_if(may) {
                 let (file, class) = (operation.file, operation.class());
                 match waiting.push(export, class, (operation, buf)) {
-                    Ok(()) => calls.take(file),
+                    Ok(()) => blocking.acquire(file),
                     Err(refused) => self.ended.push_back(no_memory(refused)),
                 }
                 continue;
             }
-            let next = waiting.pop_if(|export| places.may(exports.get(export).file));
+            let next = waiting.pop_if(|export| running.allows(exports.get(export).file));
             let Some((_, (operation, buf))) = next else { return };
             let ended = self.begin(operation, buf);
             self.ended.extend(ended);
@@ -327,26 +343,28 @@ impl Requests {
 
     /// Drops what a closed connection has waiting; `give` gets the buffers.
     pub(crate) fn abandon(&mut self, conn: Id, mut give: impl FnMut(AlignedBuf)) {
-        let Self { waiting, calls, excess, .. } = self;
+        let Self { waiting, blocking, excess_blocking, .. } = self;
         let is_its = |(operation, _): &Waiting| CtxRef::id(&operation.conn) == conn;
-        excess.drop_if(is_its, |(_, buf)| buf.into_iter().for_each(&mut give));
+        excess_blocking.drop_if(is_its, |(_, buf)| buf.into_iter().for_each(&mut give));
         waiting.drop_if(is_its, |(operation, buf)| {
-            if operation.is_call() {
-                calls.leave(operation.file);
+            if operation.is_blocking() {
+                blocking.release(operation.file);
             }
             buf.into_iter().for_each(&mut give);
         });
-        self.admit(); // calls of others
+        self.admit(); // blocking operations of other connections
     }
 
-    /// Goes on with what has completed, up to the next operation that ends; `None` when there is none.
+    /// Goes on with what has completed, up to the next operation that ends; `None` when there is
+    /// none.
     ///
-    /// With the slot of the connection that the step is for. If the connection is closed, the buffer comes back.
+    /// With the slot of the connection that the step is for. If the connection is closed, the
+    /// buffer comes back.
     pub(crate) fn complete(&mut self) -> Option<Result<(usize, Step), Option<AlignedBuf>>> {
         let ended = self.ended.pop_front().or_else(|| {
             let ended = self.tasks.next()?;
             self.leave(&ended.operation);
-            self.admit(); // there is a place
+            self.admit(); // a slot is free
             Some(ended)
         })?;
         let conn = &ended.operation.conn;

@@ -1,17 +1,19 @@
-//! The transmission phase of one connection: bytes in, requests out. No I/O.
+//! The transmission phase of a connection as a parser: bytes in, requests out, no I/O.
 
 use aio_reap::AlignedBuf;
-use nbd_protocol::{Agreed, Command, NbdError, Request};
+use nbd_protocol::{Agreed, Command, ExportInfo, NbdError, Request};
 
 use crate::export::ExportTable;
 use crate::extents;
-use crate::memory::{Account, Memory, Short};
+use crate::memory::{Account, BufferPool, OutOfMemory};
 
-/// What a client negotiated, and where its request stream stands.
+/// The negotiated export, and the state of the request stream.
 #[derive(Debug)]
 pub(crate) struct Session {
     /// Index into the export table.
     pub(crate) export: usize,
+    /// The export as the client was told of it: it may have grown since.
+    info: ExportInfo,
     pub(crate) agreed: Agreed,
     stream: Stream,
 }
@@ -26,13 +28,13 @@ enum Stream {
     Drain { request: Request, error: NbdError, left: u64 },
 }
 
-/// What the next bytes mean.
+/// The next event in the request stream.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// More bytes are needed.
     More,
     /// The request has to wait for a buffer; its header was not consumed.
-    NoMemory(Short),
+    NoMemory(OutOfMemory),
     /// A request to carry out; a READ's or BLOCK_STATUS's buffer to fill, or a WRITE's data.
     Start(Request, Command, Option<AlignedBuf>),
     /// A request to answer with an error.
@@ -42,8 +44,8 @@ pub(crate) enum Next {
 }
 
 impl Session {
-    pub(crate) fn new(export: usize, agreed: Agreed) -> Self {
-        Self { export, agreed, stream: Stream::Header }
+    pub(crate) fn new(export: usize, info: ExportInfo, agreed: Agreed) -> Self {
+        Self { export, info, agreed, stream: Stream::Header }
     }
 
     /// Consumes bytes from the front of `input` until they make a request.
@@ -51,7 +53,7 @@ impl Session {
         &mut self,
         input: &mut &[u8],
         exports: &ExportTable,
-        memory: &mut Memory,
+        memory: &mut BufferPool,
         account: &mut Account,
     ) -> Next {
         loop {
@@ -62,7 +64,7 @@ impl Session {
                         Ok(None) => return Next::More,
                         Err(error) => return Next::OutOfStep(error.to_string()),
                     };
-                    let info = &exports.get(self.export).info;
+                    let info = &self.info;
                     let payload = request.checked_payload_len(self.agreed.style, info.max_block);
                     let payload = match payload {
                         Ok(payload) => payload,
@@ -78,9 +80,9 @@ impl Session {
                         _ => None,
                     };
                     if let Some(room) = room {
-                        match memory.take(room, account) {
+                        match memory.acquire(room, account) {
                             Ok(taken) => buf = Some(taken),
-                            Err(Short::System) => checked = Err(NbdError::NoMem),
+                            Err(OutOfMemory::System) => checked = Err(NbdError::NoMem),
                             Err(short) => return Next::NoMemory(short),
                         }
                     }

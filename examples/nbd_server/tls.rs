@@ -1,8 +1,8 @@
 //! TLS on a connection's socket, non-blocking. Only with the cargo feature `tls`.
 //!
 //! The certificates lie in a folder under the names that QEMU and nbdkit use: `server-cert.pem`,
-//! `server-key.pem`, and `ca-cert.pem` of the authority that signs the certificates of clients. A `ca-crl.pem`
-//! beside it lists the revoked ones.
+//! `server-key.pem`, and `ca-cert.pem` of the authority that signs the certificates of clients. A
+//! `ca-crl.pem` beside it lists the revoked ones.
 
 use std::io::{self, Read, Write};
 
@@ -103,8 +103,8 @@ mod with_rustls {
     const HELD: usize = 64 << 10;
     /// Memory of a session beside them: its keys, and records that have not arrived whole. A guess.
     const SESSION: usize = 64 << 10;
-    /// Bytes received in one read. Records without data make no progress, so a client could keep a worker
-    /// there. A guess: twice what is read at once without TLS.
+    /// Bytes received in one read. Records without data make no progress, so a client could keep a
+    /// worker there. A guess: twice what is read at once without TLS.
     const BUDGET: usize = 512 << 10;
 
     impl Acceptor {
@@ -195,7 +195,8 @@ mod with_rustls {
     }
 
     impl Tls {
-        /// Whether there are decrypted bytes, or an end behind them, that no event of the socket tells of.
+        /// Whether there are decrypted bytes, or an end behind them, that no event of the socket
+        /// tells of.
         pub(crate) fn has_plaintext(&self) -> bool {
             self.plaintext > 0 || self.ended.is_some()
         }
@@ -256,8 +257,8 @@ mod with_rustls {
             }
         }
 
-        /// Receives and decrypts once; returns the bytes received. What the handshake answers is sent at once; what the socket does
-        /// not take of that is sent with the next flush.
+        /// Receives and decrypts once; returns the bytes received. What the handshake answers is
+        /// sent at once; what the socket does not take of that is sent with the next flush.
         fn receive(&mut self, socket: &mut (impl Read + Write)) -> io::Result<usize> {
             let count = self.session.read_tls(socket)?;
             let state = self.session.process_new_packets();
@@ -269,8 +270,8 @@ mod with_rustls {
             }
         }
 
-        /// Encrypts, and sends whenever [`HELD`] bytes are, until the socket takes no more. Returns how many
-        /// bytes it took over; those not sent leave with the next flush.
+        /// Encrypts, and sends whenever [`HELD`] bytes are, until the socket takes no more. Returns
+        /// how many bytes it took over; those not sent leave with the next flush.
         pub(super) fn write(
             &mut self,
             socket: &mut impl Write,

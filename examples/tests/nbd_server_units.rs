@@ -10,12 +10,14 @@ mod admission;
 mod args;
 #[path = "../nbd_server/blocks.rs"]
 mod blocks;
-#[path = "../nbd_server/captive.rs"]
-mod captive;
+#[path = "../nbd_server/busy_poll.rs"]
+mod busy_poll;
 #[path = "../nbd_server/commands/mod.rs"]
 mod commands;
 #[path = "../nbd_server/conn.rs"]
 mod conn;
+#[path = "../nbd_server/connection_limits.rs"]
+mod connection_limits;
 #[path = "../nbd_server/contexts.rs"]
 mod contexts;
 #[path = "../nbd_server/counters.rs"]
@@ -46,26 +48,24 @@ mod memory;
 mod metrics;
 #[path = "../nbd_server/notifier.rs"]
 mod notifier;
+#[path = "../nbd_server/open_files.rs"]
+mod open_files;
 #[path = "../nbd_server/operation.rs"]
 mod operation;
-#[path = "../nbd_server/peers.rs"]
-mod peers;
-#[path = "../nbd_server/places.rs"]
-mod places;
+#[path = "../nbd_server/quota.rs"]
+mod quota;
 #[path = "../nbd_server/registry.rs"]
 mod registry;
 #[path = "../nbd_server/report.rs"]
 mod report;
 #[path = "../nbd_server/requests.rs"]
 mod requests;
+#[path = "../nbd_server/run_command.rs"]
+mod run_command;
 #[path = "../nbd_server/server/mod.rs"]
 mod server;
 #[path = "../nbd_server/session.rs"]
 mod session;
-#[path = "../nbd_server/slots.rs"]
-mod slots;
-#[path = "../nbd_server/spin.rs"]
-mod spin;
 #[path = "../nbd_server/tasks.rs"]
 mod tasks;
 #[path = "../nbd_server/tls.rs"]

@@ -25,6 +25,9 @@ use crate::times::Times;
 use crate::wait::Bell;
 use crate::word::{IO, Key, SECTOR_BITS, WRITE};
 
+/// The longest device, in bytes.
+const MAX_LEN: u64 = 1 << (SECTOR_BITS + 9);
+
 /// Buffers for the blocks of a few devices, in memory of a fixed size.
 ///
 /// Cheap to clone: clones are the same cache.
@@ -92,9 +95,12 @@ impl Cache {
         if !block_size.is_multiple_of(alignment) {
             return Err(BuildError::Misaligned { block_size, alignment });
         }
-        let len = device.len();
-        if len > 1 << (SECTOR_BITS + 9) {
+        let mut len = device.len();
+        if len > MAX_LEN {
             return Err(BuildError::DeviceTooLarge(len));
+        }
+        if options.grows && len.is_multiple_of(block_size as u64) {
+            len = MAX_LEN;
         }
         let shift = block_size.ilog2();
         let blocks = len.div_ceil(block_size as u64);

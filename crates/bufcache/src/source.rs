@@ -28,8 +28,8 @@ pub(crate) struct Source {
     /// Log of the block size.
     pub(crate) shift: u32,
     pub(crate) blocks: u64,
-    /// Bytes of the device when it was attached. One that becomes smaller refuses writes behind its end; what
-    /// the cache gives it does not depend on that.
+    /// Bytes of the device when it was attached, or the most there may be if it may grow. One that becomes smaller refuses
+    /// writes behind its end; what the cache gives it does not depend on that.
     pub(crate) len: u64,
     pub(crate) is_read_only: bool,
     pub(crate) writes: Writes,

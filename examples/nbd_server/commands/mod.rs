@@ -501,7 +501,7 @@ impl Job {
 
     /// Zeroes whole blocks, with or without room for them kept.
     async fn zero(&self, blocks: Range<u64>, no_hole: bool, fast: bool) -> io::Result<()> {
-        let Image { device, len, .. } = &*self.image;
+        let Image { device, .. } = &*self.image;
         if !no_hole {
             let result = change(|| device.discard_async(blocks.clone())).await;
             if !is_unsupported(&result) {
@@ -526,7 +526,7 @@ impl Job {
         let mut at = blocks.start;
         while at < blocks.end {
             let start = at * BLOCK as u64;
-            let stop = (blocks.end * BLOCK as u64).min(*len).min(start + ZEROS as u64);
+            let stop = (blocks.end * BLOCK as u64).min(self.image.len()).min(start + ZEROS as u64);
             self.write_blocks(at, zeros, 0..(stop - start) as usize).await.0?;
             at = covering(start, stop).end;
         }

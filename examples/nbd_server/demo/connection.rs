@@ -1,4 +1,4 @@
-//! One connection that keeps many requests in flight from one thread.
+//! A connection of the built-in client: one thread that keeps many requests in flight.
 //!
 //! ```text
 //!  plan -> begin -> [unsent bytes] --write--> server --read--> reply -> verify -> end
@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use nbd_protocol::wire::cmd;
@@ -21,9 +21,9 @@ use nbd_protocol::{
     ReplyContent, Request, RequestHeader, TransmissionFlags,
 };
 
+use super::error::DemoError;
 use super::model::{Kind, Next, Op, Plan, Region, put_pattern};
 use super::report::Tally;
-use super::{DemoError, DemoOptions, Progress};
 
 /// A server silent for this long is given up.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -35,6 +35,14 @@ const MAX_IN_FLIGHT: usize = 8 << 20;
 const READ_BUFFER: usize = 256 << 10;
 /// Longest reply header a client must look at: an error chunk with its message.
 const LONGEST_HEADER: usize = 8 << 10;
+
+/// How far a phase is, for the progress bar; and whether it is to stop.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    pub(super) bytes: AtomicU64,
+    pub(super) ops: AtomicU64,
+    pub(super) stop: AtomicBool,
+}
 
 /// A request that was given to the server.
 #[derive(Debug)]
@@ -60,7 +68,7 @@ impl Connection {
     /// Connects and negotiates; connections with an even number ask for structured replies.
     pub(super) fn open(
         socket: &Path,
-        options: &DemoOptions,
+        (export, depth): (&str, usize),
         number: usize,
     ) -> Result<Self, DemoError> {
         let connect = |source| DemoError::Connect { path: socket.to_owned(), source };
@@ -68,7 +76,7 @@ impl Connection {
         stream.set_read_timeout(Some(SILENCE))?;
         let style =
             if number.is_multiple_of(2) { HeaderStyle::Structured } else { HeaderStyle::Simple };
-        let mut handshake = ClientHandshake::new(&options.export, style);
+        let mut handshake = ClientHandshake::new(export, style);
         let (mut input, mut output, mut piece) = (Vec::new(), Vec::new(), [0; 4096]);
         let export = loop {
             let (used, step) = handshake.receive(&input, &mut output)?;
@@ -93,7 +101,7 @@ impl Connection {
         }
         stream.set_write_timeout(Some(WRITE_PATIENCE))?;
         let stream = BufReader::with_capacity(READ_BUFFER, stream);
-        Ok(Self { stream, export, depth: options.depth.max(1) })
+        Ok(Self { stream, export, depth: depth.max(1) })
     }
 
     /// What the server said about the export.
@@ -393,8 +401,8 @@ fn command(kind: Kind) -> u16 {
     }
 }
 
-/// Tries until it is not interrupted: a socket with a time limit is when the demo is stopped and goes on
-/// again (Ctrl-Z, `fg`), without a handler.
+/// Tries until it is not interrupted: a socket with a time limit is when the demo is stopped and
+/// goes on again (Ctrl-Z, `fg`), without a handler.
 fn uninterrupted<T>(mut read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match read() {

@@ -11,18 +11,20 @@
 //! order. Every second connection negotiates structured replies.
 
 mod connection;
+mod error;
 mod model;
 mod report;
 
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::{Duration, Instant};
-use std::{io, thread};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use nbd_protocol::{ClientError, NbdError, TransmissionFlags};
+use nbd_protocol::TransmissionFlags;
 
-use self::connection::Connection;
+use self::connection::{Connection, Progress};
+pub(crate) use self::error::DemoError;
 use self::model::{Layout, Mixed, Plan, Region, Sweep};
 pub(crate) use self::report::DemoReport;
 use self::report::{PhaseReport, Tally};
@@ -61,70 +63,6 @@ impl Default for DemoOptions {
     }
 }
 
-/// Why the demo failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub(crate) enum DemoError {
-    /// No server at the socket.
-    #[error("cannot connect to {}: {source}", path.display())]
-    Connect {
-        /// The socket.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The connection broke, or the server was silent for 30 seconds.
-    #[error("connection lost: {0}")]
-    Lost(#[from] io::Error),
-    /// The server broke the protocol or refused the export.
-    #[error(transparent)]
-    Protocol(#[from] ClientError),
-    /// The image cannot be used.
-    #[error("image of {size} bytes: the demo needs a writable one of {needed} bytes or more")]
-    Unusable {
-        /// Its size in bytes.
-        size: u64,
-        /// The smallest that would do, in bytes.
-        needed: u64,
-    },
-    /// A request failed.
-    #[error("{kind} of {len} bytes at {offset} failed: {error}")]
-    Failed {
-        /// The kind of request.
-        kind: &'static str,
-        /// Offset in bytes.
-        offset: u64,
-        /// Length in bytes.
-        len: u64,
-        /// The server's error.
-        error: NbdError,
-    },
-    /// A reply that fits no request, or not the one it names.
-    #[error("reply does not fit its request: {0}")]
-    Stray(String),
-    /// A byte differs from what was written.
-    #[error("wrong data at byte {offset}: {found:#04x} instead of {expected:#04x}")]
-    WrongData {
-        /// Offset in bytes.
-        offset: u64,
-        /// The byte read.
-        found: u8,
-        /// The byte last written.
-        expected: u8,
-    },
-    /// Another connection failed first; that error is the one reported.
-    #[error("stopped because another connection failed")]
-    Stopped,
-}
-
-/// How far a phase is, for the progress bar; and whether it is to stop.
-#[derive(Debug, Default)]
-struct Progress {
-    bytes: AtomicU64,
-    ops: AtomicU64,
-    stop: AtomicBool,
-}
-
 /// Fills, exercises and verifies the export at `socket`.
 ///
 /// Blocks for the mixed phase's time and as long as it takes to write and read the image once.
@@ -133,7 +71,8 @@ struct Progress {
 ///
 /// The first [`DemoError`] of any connection. A byte that differs is an error.
 pub(crate) fn run(socket: &Path, options: &DemoOptions) -> Result<DemoReport, DemoError> {
-    let first = Connection::open(socket, options, 0)?;
+    let open = |nr| Connection::open(socket, (&options.export, options.depth), nr);
+    let first = open(0)?;
     let mut wanted = options.connections.max(1);
     if !first.export().flags.contains(TransmissionFlags::CAN_MULTI_CONN) {
         wanted = 1;
@@ -146,7 +85,7 @@ pub(crate) fn run(socket: &Path, options: &DemoOptions) -> Result<DemoReport, De
     }
     let mut connections = vec![first];
     for nr in 1..wanted {
-        connections.push(Connection::open(socket, options, nr)?);
+        connections.push(open(nr)?);
     }
     let mut regions: Vec<Region> = (0..wanted as u64).map(|nr| layout.region(nr)).collect();
     let mut report = DemoReport {

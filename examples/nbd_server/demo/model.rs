@@ -1,4 +1,4 @@
-//! What the image should hold, and which request comes next.
+//! The model of the demo's image: the contents that each block must have, and the next request.
 //!
 //! The image is a sequence of 4 KiB blocks. A block's contents follow from its number and its
 //! version, so the model keeps one number per block:
@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use nbd_protocol::TransmissionFlags;
 
-use super::DemoError;
+use super::error::DemoError;
 
 /// Unit of the model, in bytes.
 pub(super) const BLOCK: usize = 4096;

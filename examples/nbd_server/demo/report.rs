@@ -1,4 +1,4 @@
-//! What the demo measured, and its part of the page.
+//! The demo's measurements, and their part of the page.
 
 use std::fmt;
 use std::time::Duration;
@@ -140,8 +140,8 @@ impl fmt::Display for DemoReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "nbd_server and a client of its own: a temporary image of {:.0} MiB, {} connections ({} \
-             with structured replies), {} requests at once on each\n",
+            "nbd_server served a temporary image of {:.0} MiB on a Unix socket, and a client of its own\n\
+             used it over {} connections ({} with structured replies), {} requests in flight on each.\n",
             mib(self.size),
             self.connections,
             self.structured,
@@ -170,7 +170,7 @@ impl fmt::Display for DemoReport {
         writeln!(
             f,
             "\n  {:<28} {:>10} {:>8} {:>12} {:>8}",
-            "latency of those at random", "requests", "p50 us", "p99 us", "max us"
+            "latency of random requests", "requests", "p50 us", "p99 us", "max us"
         )?;
         for kind in &self.kinds {
             let [p50, p99, max] =
@@ -179,7 +179,8 @@ impl fmt::Display for DemoReport {
             writeln!(f, "  {name:<28} {count:>10} {p50:>8.0} {p99:>12.0} {max:>8.0}")?;
         }
         let verdict = if self.image_verified { "every byte of the image right" } else { "NOT ALL" };
-        write!(f, "\n  verified {:.0} MiB read back: {verdict}", mib(self.bytes_verified()))
+        let read = mib(self.bytes_verified());
+        write!(f, "\n  verified: {read:.0} MiB were read and compared, {verdict}")
     }
 }
 

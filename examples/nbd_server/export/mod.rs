@@ -1,13 +1,13 @@
-//! Images as exports: opened once each, locked, measured.
+//! The table of exports: images are opened once each, locked, and described to clients.
 
 #[cfg(test)]
 mod tests;
 mod upstream;
 
 use std::borrow::Cow;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,19 +23,18 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::blocks::{BLOCK, Backing, Blocks, Image};
 use crate::folder::{Folder, MOST_NAMES};
-use crate::idle::{Known, Rest, Uses};
 use crate::image_spec::ImageSpec;
-use crate::lock::lock;
-use crate::slots::Slots;
+use crate::lock::{LockError, lock};
+use crate::open_files::{FileState, OpenFiles, identity};
 use crate::tls::Acceptor;
 use crate::upstream::UpstreamError;
 
-/// How long to wait for an image's lock: the kernel keeps the lock of a server that was killed until
-/// its writes in flight have ended.
+/// How long to wait for an image's lock: the kernel keeps the lock of a server that was killed
+/// until its writes in flight have ended.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Most images of a folder that are opened while the server runs. A guess: each takes some descriptors, and
-/// a queue in each worker.
+/// Most images of a folder that are opened while the server runs. A guess: each takes some
+/// descriptors, and a queue in each worker.
 const FOLDER: usize = if cfg!(test) { 3 } else { 1024 };
 
 /// Why an image cannot be served.
@@ -75,6 +74,16 @@ pub(crate) enum ExportError {
     TooMany { name: String, most: usize },
 }
 
+impl ExportError {
+    fn lock(path: &Path, error: LockError) -> Self {
+        let path = path.to_owned();
+        match error {
+            LockError::Locked => Self::Locked { path },
+            LockError::Os(error) => Self::Open { path, error },
+        }
+    }
+}
+
 /// One name under which an image is served.
 #[derive(Debug)]
 pub(crate) struct Export {
@@ -83,9 +92,11 @@ pub(crate) struct Export {
     pub(crate) file: usize,
     /// Where it begins in the file, in bytes.
     pub(crate) start: u64,
+    /// It ends where the file does, also when that has grown.
+    grows: bool,
 }
 
-/// What is served of a file: see [`ImageSpec`].
+/// The part of a file that an export serves: see [`ImageSpec`].
 struct Part {
     read_only: bool,
     offset: u64,
@@ -103,25 +114,27 @@ struct Opened {
     may_grow: bool,
 }
 
-/// Everything the server serves. What was opened once keeps its index: exports of a folder are added when a
+/// All exports of the server. An open export keeps its index. Exports of a folder are added when a
 /// client asks for them, and released when no client has them open ([`idle`](crate::idle)).
 #[derive(Debug)]
 pub(crate) struct ExportTable {
-    exports: Slots<Export>,
+    /// An export keeps its index, and is read without a lock: requests carry the index.
+    exports: boxcar::Vec<Export>,
     /// One open file per image, whatever its names.
-    pub(crate) files: Slots<File>,
+    pub(crate) files: boxcar::Vec<File>,
+    /// Most exports, and most files.
+    capacity: usize,
     /// Locked to open a file, or to release it.
-    pub(crate) known: Mutex<Known>,
-    pub(crate) uses: Arc<Uses>,
+    pub(crate) known: Mutex<OpenFiles>,
     folder: Option<Folder>,
-    /// How many were opened at the start, the first of which is the default.
+    /// Exports of the command line, the first of which is the default.
     fixed: usize,
-    /// And how many files.
+    /// Their files.
     pub(crate) fixed_files: usize,
     pub(crate) args: Args,
     /// The files as images, by the same indexes.
     pub(crate) blocks: Blocks,
-    /// What clients are offered beside exports.
+    /// The TLS that clients are offered.
     pub(crate) tls: Acceptor,
 }
 
@@ -133,23 +146,23 @@ impl ExportTable {
             Folder::open(path).map_err(fail)
         };
         let folder = args.export_dir.as_ref().map(open).transpose()?;
-        let most = args.images.len() + if folder.is_some() { FOLDER } else { 0 };
+        let capacity = args.images.len() + if folder.is_some() { FOLDER } else { 0 };
         let mut table = Self {
-            exports: Slots::new(most),
-            files: Slots::new(most),
+            exports: boxcar::Vec::with_capacity(capacity),
+            files: boxcar::Vec::with_capacity(capacity),
+            capacity,
             known: Mutex::default(),
-            uses: Uses::new(most),
             folder,
             fixed: args.images.len(),
             fixed_files: 0,
             args: args.clone(),
-            blocks: Blocks::new(args.cache, most).map_err(ExportError::Cache)?,
+            blocks: Blocks::new(args.cache, capacity).map_err(ExportError::Cache)?,
             tls: Acceptor::new(args).map_err(ExportError::Tls)?,
         };
         for image in &args.images {
             table.add_image(image)?;
         }
-        table.fixed_files = table.files.len();
+        table.fixed_files = table.files.count();
         Ok(table)
     }
 
@@ -158,7 +171,7 @@ impl ExportTable {
         if name.is_empty() || name.len() > MAX_STRING || name.chars().any(char::is_control) {
             return Err(ExportError::Name { name });
         }
-        if self.exports.iter().any(|export| export.info.name == name) {
+        if self.exports.iter().any(|(_, export)| export.info.name == name) {
             return Err(ExportError::Duplicate { name });
         }
         if let Some(address) = &image.upstream {
@@ -199,16 +212,22 @@ impl ExportTable {
         let file = match known.find(&identity, len) {
             // Ours closes; the lock is the first one's.
             Some(file) => {
-                self.wake(&mut known.rest[file], file, path, patience)?;
+                let state = &mut known.states[file];
+                state.touch();
+                if state.released && !self.args.no_lock {
+                    lock(&self.files[file], self.args.read_only, patience)
+                        .map_err(|error| ExportError::lock(path, error))?;
+                }
+                state.released = false;
                 file
             }
             None => {
-                let most = self.files.capacity();
-                if self.files.len() == most {
-                    return Err(ExportError::TooMany { name, most });
+                if self.files.count() == self.capacity {
+                    return Err(ExportError::TooMany { name, most: self.capacity });
                 }
                 if !self.args.no_lock {
-                    lock(&file, read_only, path, patience)?;
+                    lock(&file, read_only, patience)
+                        .map_err(|error| ExportError::lock(path, error))?;
                 }
                 if may_grow {
                     grow(&file, &self.args, read_only).map_err(fail)?;
@@ -220,15 +239,14 @@ impl ExportTable {
                 known.files.remove(&identity); // whatever comes of the next, that one has ended
                 let backing = Backing::open(&file).map_err(fail)?;
                 self.blocks.attach(backing).map_err(ExportError::Cache)?;
-                let Ok(index) = self.files.push(file) else {
-                    return Err(ExportError::TooMany { name, most });
-                };
+                let index = self.files.push(file);
                 known.files.insert(identity, index);
-                known.rest.push(Rest::new(len));
+                known.states.push(FileState::new(len));
                 index
             }
         };
-        let is_there = |export: &Export| export.info.name == name && export.file == file;
+        let is_there =
+            |(_, export): (usize, &Export)| export.info.name == name && export.file == file;
         if let Some(index) = self.exports.iter().position(is_there) {
             known.names.insert(name, index);
             return Ok(index);
@@ -236,10 +254,16 @@ impl ExportTable {
         let mut info = self.describe(name, path, &self.files[file], part)?;
         self.bound(&mut info, file, part.offset);
         info!(export = info.name, size = info.size, path = %path.display(), "serving");
-        let most = self.exports.capacity();
-        let full = |export: Export| ExportError::TooMany { name: export.info.name, most };
+        if self.exports.count() == self.capacity {
+            return Err(ExportError::TooMany { name: info.name, most: self.capacity });
+        }
         let name = info.name.clone();
-        let index = self.exports.push(Export { info, file, start: part.offset }).map_err(full)?;
+        let index = self.exports.push(Export {
+            info,
+            file,
+            start: part.offset,
+            grows: part.size.is_none(),
+        });
         known.names.insert(name, index);
         Ok(index)
     }
@@ -307,14 +331,15 @@ impl ExportTable {
         })
     }
 
-    /// All of a file, as `--read-only` has it.
+    /// A whole file, read-only with `--read-only`.
     fn whole(&self) -> Part {
         Part { read_only: self.args.read_only, offset: 0, size: None }
     }
 
-    /// An image is as long as its file was when it was opened: under a name that it got later it is no longer.
+    /// An image is as long as its file was when it was opened: under a name that it got later it is
+    /// no longer.
     fn bound(&self, info: &mut ExportInfo, file: usize, start: u64) {
-        info.size = info.size.min(self.image(file).len.saturating_sub(start));
+        info.size = info.size.min(self.image(file).len().saturating_sub(start));
     }
 
     /// The image of a file.
@@ -322,24 +347,24 @@ impl ExportTable {
         self.blocks.image(file)
     }
 
-    /// The export that a client negotiated, if it is what the client was told.
-    pub(crate) fn index_of(&self, known: &Known, negotiated: &Negotiated) -> Option<usize> {
+    /// Returns the export that a client negotiated, if it is still as the client was told.
+    pub(crate) fn index_of(&self, known: &OpenFiles, negotiated: &Negotiated) -> Option<usize> {
         let name = &negotiated.export;
         // In the folder another file may have taken the name.
         let index = self.find_fixed(name).or_else(|| known.names.get(name).copied())?;
-        let info = &self.exports[index].info;
+        let info = self.info(index);
         let same =
             info.size == negotiated.size && info.advertised(negotiated.style) == negotiated.flags;
         same.then_some(index)
     }
 
-    /// One of the command line; of no name, the first.
+    /// Finds an export of the command line. Without a name, the first.
     fn find_fixed(&self, name: &str) -> Option<usize> {
         let mut fixed = self.exports.iter().take(self.fixed);
-        fixed.position(|export| name.is_empty() || export.info.name == name)
+        fixed.position(|(_, export)| name.is_empty() || export.info.name == name)
     }
 
-    /// A file of the folder.
+    /// Opens a file of the folder.
     fn in_folder(&self, name: &str) -> Option<(&Folder, File)> {
         let folder = self.folder.as_ref()?;
         match folder.file(name, self.args.read_only, self.args.direct) {
@@ -352,27 +377,62 @@ impl ExportTable {
         }
     }
 
-    /// How many there are, and those that were.
+    /// The number of exports in the table.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
-        self.exports.len()
+        self.exports.count()
     }
 
-    /// How many there may be; all indexes are below.
+    /// The largest number of exports. All indexes are below.
     pub(crate) fn capacity(&self) -> usize {
-        self.exports.capacity()
+        self.capacity
     }
 
-    /// The names of those that were opened, by index.
+    /// The names of all exports in the table, by index.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.exports.iter().map(|export| export.info.name.as_str())
+        self.exports.iter().map(|(_, export)| export.info.name.as_str())
     }
 
     pub(crate) fn get(&self, index: usize) -> &Export {
         &self.exports[index]
     }
 
-    /// How large the buffer of a READ or WRITE has to be.
+    /// An export as a client is told of it, with the size that it has now.
+    pub(crate) fn info(&self, index: usize) -> ExportInfo {
+        let Export { ref info, file, start, grows } = self.exports[index];
+        let mut info = info.clone();
+        if grows {
+            let rest = self.image(file).len().saturating_sub(start);
+            info.size = rest - rest % u64::from(info.min_block);
+        }
+        info
+    }
+
+    /// Has images grow with their files, by whole blocks. Clients that connect from now on see the
+    /// new sizes.
+    pub(crate) fn grow(&self) {
+        let mut known = self.known.lock();
+        for (file, opened) in &self.files {
+            let (image, name) = (self.image(file), self.names_of(file).next().unwrap_or_default());
+            let (before, state) = (image.len(), &mut known.states[file]);
+            match length(opened) {
+                // A released file is opened anew if it has grown.
+                Ok(len) if len < before + BLOCK as u64 || state.released => {}
+                Ok(len) if image.grow(len) => {
+                    state.resize(len);
+                    info!(export = name, from = before, to = image.len(), "the image has grown");
+                }
+                Ok(_) => {
+                    warn!(export = name, before, "only a size in whole blocks of {BLOCK} can grow")
+                }
+                Err(error) => {
+                    warn!(export = name, %error, "cannot tell whether the image has grown")
+                }
+            }
+        }
+    }
+
+    /// The size of the buffer of a READ or WRITE.
     pub(crate) fn room(&self, export: usize, request: &Request, command: Command) -> usize {
         let Request { offset, len, .. } = *request;
         match command {
@@ -384,9 +444,10 @@ impl ExportTable {
         }
     }
 
-    /// Returns how many bytes the replies to so many bytes of options may take while their buffer grows.
+    /// Returns how many bytes the replies to so many bytes of options may take while their buffer
+    /// grows.
     pub(crate) fn handshake_room(&self, input: usize) -> usize {
-        let fixed = self.exports.iter().take(self.fixed).map(|export| &export.info);
+        let fixed = self.exports.iter().take(self.fixed).map(|(_, export)| &export.info);
         let fixed: usize = fixed.map(|info| info.name.len() + info.description.len() + 64).sum();
         let list = fixed + if self.folder.is_some() { MOST_NAMES * 512 } else { 0 };
         let replies = (input / OPTION_HEADER + 1).saturating_mul(list).min(MAX_REPLIES) + list;
@@ -401,20 +462,20 @@ impl ExportTable {
         all.fold(Ok(()), io::Result::and) // of all, whatever becomes of one
     }
 
-    /// The same of one file.
+    /// Makes what was written to one file durable.
     pub(crate) fn sync_file(&self, file: usize) -> io::Result<()> {
         self.image(file).sync_now()
     }
 
-    /// Whether files may be let go of.
+    /// Whether there is a folder, whose files may be released.
     pub(crate) fn has_folder(&self) -> bool {
         self.folder.is_some()
     }
 
     /// The names under which a file was opened.
     pub(crate) fn names_of(&self, file: usize) -> impl Iterator<Item = &str> {
-        let its = self.exports.iter().filter(move |export| export.file == file);
-        its.map(|export| export.info.name.as_str())
+        let its = self.exports.iter().filter(move |(_, export)| export.file == file);
+        its.map(|(_, export)| export.info.name.as_str())
     }
 }
 
@@ -422,14 +483,15 @@ impl Exports for ExportTable {
     /// Opens nothing for good: a client that only looks leaves a file of the folder to others.
     fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
         if let Some(index) = self.find_fixed(name) {
-            return Some(Cow::Borrowed(&self.exports[index].info));
+            return Some(Cow::Owned(self.info(index)));
         }
         let (folder, file) = self.in_folder(name)?;
         let known = identity(&file.metadata().ok()?);
         let known = self.known.lock().find(&known, length(&file).ok()?);
-        let opened = |export: &&Export| export.info.name == name && Some(export.file) == known;
-        if let Some(export) = self.exports.iter().find(opened) {
-            return Some(Cow::Borrowed(&export.info));
+        let opened =
+            |(_, export): &(usize, &Export)| export.info.name == name && Some(export.file) == known;
+        if let Some((index, _)) = self.exports.iter().find(opened) {
+            return Some(Cow::Owned(self.info(index)));
         }
         let info = self.describe(name.to_owned(), &folder.path(name), &file, &self.whole());
         let mut info = info
@@ -441,7 +503,7 @@ impl Exports for ExportTable {
 
     fn open(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
         if let Some(index) = self.find_fixed(name) {
-            return Some(Cow::Borrowed(&self.exports[index].info));
+            return Some(Cow::Owned(self.info(index)));
         }
         let (folder, file) = self.in_folder(name)?;
         // A worker asks, which has others to serve: no patience.
@@ -449,12 +511,12 @@ impl Exports for ExportTable {
         let opened = Opened { file, read_only, patience: Duration::ZERO, may_grow: false };
         let added = self.add(name.to_owned(), &folder.path(name), opened, &self.whole());
         let index = added.inspect_err(|error| warn!(%error, "an export is not served")).ok()?;
-        Some(Cow::Borrowed(&self.exports[index].info))
+        Some(Cow::Owned(self.info(index)))
     }
 
     fn list(&self) -> Vec<ListedExport> {
         let fixed = self.exports.iter().take(self.fixed);
-        let mut listed: Vec<_> = fixed.map(|export| export.info.listed()).collect();
+        let mut listed: Vec<_> = fixed.map(|(index, _)| self.info(index).listed()).collect();
         for name in self.folder.iter().flat_map(Folder::names) {
             if self.find_fixed(&name).is_none() {
                 listed.push(ListedExport { name, description: String::new() });
@@ -496,8 +558,8 @@ fn open(path: &Path, args: &Args, read_only: bool) -> Result<(File, Option<PathB
     }
 }
 
-/// Creates an empty file, where a symbolic link leads if `path` is one. Returns the file's path; `None` if
-/// another program has created it since.
+/// Creates an empty file, where a symbolic link leads if `path` is one. Returns the file's path;
+/// `None` if another program has created it since.
 fn create(path: &Path) -> io::Result<Option<PathBuf>> {
     let mut target = path.to_owned();
     // O_EXCL does not follow links. The kernel follows at most 40.
@@ -518,18 +580,6 @@ fn grow(file: &File, args: &Args, read_only: bool) -> io::Result<()> {
     match args.size {
         Some(size) if !read_only && meta.is_file() && meta.len() < size => file.set_len(size),
         _ => Ok(()),
-    }
-}
-
-/// Two numbers of a device and an inode, or of a block device.
-pub(crate) type Identity = (u64, u64, u64);
-
-/// What makes two paths the same image: the inode, or for block devices the device.
-fn identity(meta: &Metadata) -> Identity {
-    if meta.file_type().is_block_device() {
-        (0, 0, meta.rdev())
-    } else {
-        (meta.dev(), meta.ino(), u64::MAX)
     }
 }
 

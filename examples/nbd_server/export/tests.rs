@@ -36,11 +36,11 @@ fn a_folder_is_opened_image_by_image_and_only_so_many() {
             assert_eq!(size(table.open(name)), Some(*bytes));
             assert_eq!(size(table.open(name)), Some(*bytes), "once");
         }
-        assert_eq!((table.len(), table.files.len()), (3, 3));
+        assert_eq!((table.len(), table.files.count()), (3, 3));
         assert!(table.open("d").is_none(), "one too many");
         assert_eq!(size(table.find("d")), Some(2), "and yet it is there");
         assert_eq!(table.names().collect::<Vec<_>>(), ["a", "b", "c"]);
-        assert_eq!(table.image(1).len, 8192);
+        assert_eq!(table.image(1).len(), 8192);
         table.sync().unwrap();
     }
 }
@@ -50,7 +50,7 @@ fn another_name_of_an_open_image_is_the_same_file() {
     let (dir, table) = folder(&[("a", 4096)], &[]);
     std::fs::hard_link(dir.path().join("a"), dir.path().join("b")).unwrap();
     assert!(table.open("a").is_some() && table.open("b").is_some());
-    assert_eq!((table.len(), table.files.len()), (2, 1));
+    assert_eq!((table.len(), table.files.count()), (2, 1));
     assert_eq!((table.get(0).file, table.get(1).file), (0, 0));
 }
 
@@ -136,4 +136,29 @@ fn images_of_the_command_line_come_first() {
     let names: Vec<_> = table.list().into_iter().map(|listed| listed.name).collect();
     assert_eq!(names, ["a", "b"]);
     assert_eq!([table.open(""), table.open("a"), table.open("b")].map(size), [3, 3, 2].map(Some));
+}
+
+#[test]
+fn an_open_image_grows_with_its_file_by_whole_blocks() {
+    let (dir, table) = folder(&[("a", 8192), ("odd", 5000)], &[]);
+    let open = |name| size(table.open(name));
+    assert_eq!([open("a"), open("odd")], [Some(8192), Some(5000)]);
+    let set_len = |len| {
+        for name in ["a", "odd"] {
+            OpenOptions::new()
+                .write(true)
+                .open(dir.path().join(name))
+                .unwrap()
+                .set_len(len)
+                .unwrap();
+        }
+    };
+    set_len(20_000);
+    assert_eq!(open("a"), Some(8192), "not before it is asked for");
+    table.grow();
+    assert_eq!([open("a"), size(table.find("a"))], [Some(16_384); 2]);
+    assert_eq!(open("odd"), Some(5000), "its last block is written as far as it went");
+    set_len(4096);
+    table.grow();
+    assert_eq!((open("a"), table.len()), (Some(16_384), 2), "no image shrinks");
 }

@@ -1,4 +1,4 @@
-//! Exports of other servers as exports of this one.
+//! Exports of other NBD servers, served as exports of this one.
 
 use std::fs::File;
 use std::io;
@@ -10,8 +10,9 @@ use nbd_protocol::{ExportInfo, MAX_PAYLOAD, TransmissionFlags as Flags};
 use rustix::fs::{MemfdFlags, memfd_create};
 use tracing::info;
 
-use super::{Export, ExportError, ExportTable, Identity, Rest, identity};
+use super::{Export, ExportError, ExportTable};
 use crate::blocks::{BLOCK, Backing};
+use crate::open_files::{FileState, Identity, identity};
 use crate::upstream::{Address, NbdDevice, UpstreamOptions, UpstreamStats};
 
 impl ExportTable {
@@ -58,22 +59,19 @@ impl ExportTable {
         let identity: Identity = identity(&stand_in.metadata().map_err(ExportError::Cache)?);
         let mut known = self.known.lock();
         self.blocks.attach(Backing::upstream(device)).map_err(ExportError::Cache)?;
-        let most = self.files.capacity();
-        let too_many = |name: String| ExportError::TooMany { name, most };
-        let file = self.files.push(stand_in).map_err(|_| too_many(name.clone()))?;
+        let file = self.files.push(stand_in);
         known.files.insert(identity, file);
-        known.rest.push(Rest::new(info.size));
-        let export = Export { info, file, start: 0 };
-        let index = self.exports.push(export).map_err(|_| too_many(name.clone()))?;
+        known.states.push(FileState::new(info.size));
+        let index = self.exports.push(Export { info, file, start: 0, grows: false });
         known.names.insert(name, index);
         Ok(())
     }
 }
 
 impl ExportTable {
-    /// How the upstream exports fare, by name.
+    /// The figures of the upstream exports, by name.
     pub(crate) fn upstreams(&self) -> Vec<(String, UpstreamStats)> {
-        let stats = |export: &Export| {
+        let stats = |(_, export): (usize, &Export)| {
             let upstream = self.image(export.file).upstream.as_ref()?;
             Some((export.info.name.clone(), upstream.stats()))
         };
@@ -81,7 +79,7 @@ impl ExportTable {
     }
 }
 
-/// An empty file in place of that of an image: no bytes go there.
+/// An empty file that stands in for the file of an image. No bytes are written to it.
 fn stand_in(len: u64) -> io::Result<File> {
     let file = File::from(memfd_create("upstream", MemfdFlags::CLOEXEC)?);
     file.set_len(len)?;

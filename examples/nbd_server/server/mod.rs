@@ -1,11 +1,10 @@
-//! The server whole: listeners, workers, signals, the end.
+//! The main thread of the server: it starts the workers, accepts connections, and stops everything.
 
 #[cfg(test)]
 mod tests;
 
 use std::io::{self, Read};
-use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
@@ -20,14 +19,14 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
+use crate::connection_limits::{ConnectionLimits, PeerKey};
 use crate::contexts::{Connection, Connections};
 use crate::export::{ExportError, ExportTable};
-use crate::idle::LOOK;
-use crate::listeners::Listeners;
+use crate::idle::IDLE_CHECK;
+use crate::listeners::{ListenError, Listeners};
 use crate::memory::LEAST;
 use crate::metrics::Metrics;
 use crate::notifier::{eventfd, ring};
-use crate::peers::{PeerKey, Peers};
 use crate::registry::Registry;
 use crate::report::{Reporter, ServerReport};
 use crate::requests::Limits;
@@ -40,9 +39,10 @@ const MEMORY: usize = 256 << 20;
 const POOL: usize = 16;
 /// Connections taken before the signals have their turn.
 const ACCEPTED_AT_ONCE: usize = 64;
-/// How long a new connection waits for a worker to close one that gave way, before it is refused.
+/// How long a new connection waits for a worker to close an evicted one, before it is refused.
 const CLOSING_PATIENCE: Duration = Duration::from_millis(100);
-/// A worker that does not say what it has counted for so long stands still, in opening an image, say.
+/// A worker that does not report its figures within this time is left out. It may be opening an
+/// image.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Send buffer asked for; the system may grant less. A guess: a few large replies.
 const SEND_BUFFER: usize = 2 << 20;
@@ -52,14 +52,8 @@ const SEND_BUFFER: usize = 2 << 20;
 pub(crate) enum ServerError {
     #[error(transparent)]
     Export(#[from] ExportError),
-    #[error("cannot listen on {address}: {error}")]
-    Listen { address: String, error: io::Error },
-    #[error(
-        "every machine that reaches {0} could read and change the images, because connections without TLS are \
-         neither encrypted nor authenticated: --tls require --tls-certificates DIR protects them, --insecure \
-         serves them all the same"
-    )]
-    Insecure(SocketAddr),
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     #[error("cannot start a worker: {0}")]
     Start(String),
     #[error("cannot make the images durable: {0}")]
@@ -70,14 +64,16 @@ pub(crate) enum ServerError {
     Io(#[from] io::Error),
 }
 
-/// What the main thread listens to beside connections.
+/// What wakes the main thread beside connections.
 #[derive(Clone, Copy)]
-pub(crate) struct Calls<'a> {
-    /// Readable once the server is to stop.
+pub(crate) struct Wakeups<'a> {
+    /// Readable once the server must stop.
     pub(crate) stop: BorrowedFd<'a>,
     /// Readable once a signal has asked for the figures; does not block.
     pub(crate) show: Option<&'a UnixStream>,
-    /// How often they are shown unasked.
+    /// Readable once a signal has asked to look at the sizes of files; does not block.
+    pub(crate) grow: Option<&'a UnixStream>,
+    /// How often the figures are shown without a signal.
     pub(crate) period: Option<Duration>,
 }
 
@@ -91,13 +87,13 @@ pub(crate) struct Server {
     listeners: Listeners,
     connections: Arc<Connections>,
     registry: Arc<Registry>,
-    peers: Arc<Peers>,
+    limits: Arc<ConnectionLimits>,
     next_worker: usize,
     /// Readable once a worker has ended.
     ended: Arc<OwnedFd>,
     /// With `--exit-with-last`: readable once the last client has left.
     all_served: Option<Arc<OwnedFd>>,
-    /// The last accept failed, and that was said.
+    /// The last accept failed, which was logged.
     accept_failed: bool,
 }
 
@@ -124,9 +120,10 @@ impl Server {
         let max_connections = args.max_connections;
         let max_per_peer = args.max_per_peer.map(|max| max as usize);
         let all_served = args.exit_with_last.then(eventfd).transpose()?;
-        let peers = Peers::new(max_connections as usize, max_per_peer, all_served.clone());
-        // A connection that gave way keeps its context until its worker has closed it, so there may be twice as
-        // many contexts as connections.
+        let limits =
+            ConnectionLimits::new(max_connections as usize, max_per_peer, all_served.clone());
+        // A connection that gave way keeps its context until its worker has closed it, so there may
+        // be twice as many contexts as connections.
         let connections = CtxTable::builder().max_contexts(2 * u64::from(max_connections)).build();
         let connections = Arc::new(connections.map_err(io::Error::from)?);
         let registry = Arc::new(Registry::new(&exports).map_err(io::Error::from)?);
@@ -162,7 +159,7 @@ impl Server {
             listeners,
             connections,
             registry,
-            peers,
+            limits,
             next_worker: 0,
             ended,
             all_served,
@@ -180,26 +177,23 @@ impl Server {
         self.exports.names().next().unwrap_or_default().to_owned()
     }
 
-    /// Accepts until told to stop, or the last client has left with `--exit-with-last`, or a worker ends, which is
-    /// an error; meanwhile calls `tick` as often as `calls` says.
+    /// Accepts until told to stop, or the last client has left with `--exit-with-last`, or a worker
+    /// ends, which is an error. Calls `show_figures` when a signal asks for it, and periodically.
     pub(crate) fn accept_until(
         &mut self,
-        calls: Calls<'_>,
-        mut tick: impl FnMut(&Self),
+        Wakeups { stop, show, grow, period }: Wakeups<'_>,
+        mut show_figures: impl FnMut(&Self),
     ) -> Result<(), ServerError> {
-        let Calls { stop, show, period } = calls;
         let due = || Instant::now().checked_add(period?); // never, if that is too far away
         let mut next = due();
         let mut look = self.exports.has_folder().then(Instant::now);
         loop {
-            let mut fds = vec![
-                PollFd::from_borrowed_fd(stop, PollFlags::IN),
-                PollFd::new(&*self.ended, PollFlags::IN),
-            ];
-            let listeners = self.listeners.fds();
-            fds.extend(listeners.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            fds.extend(self.all_served.iter().map(|fd| PollFd::new(&**fd, PollFlags::IN)));
-            fds.extend(show.iter().map(|show| PollFd::new(show, PollFlags::IN)));
+            let all_served = self.all_served.as_deref().map(AsFd::as_fd);
+            let fds = [stop, self.ended.as_fd()].into_iter().chain(self.listeners.fds());
+            let fds =
+                fds.chain(all_served).chain(show.map(AsFd::as_fd)).chain(grow.map(AsFd::as_fd));
+            let mut fds: Vec<_> =
+                fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
             let soon = next.into_iter().chain(look).min();
             let left = soon.map(|soon| soon.saturating_duration_since(Instant::now()));
             let left = left.map(|left| Timespec {
@@ -210,31 +204,37 @@ impl Server {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(io::Error::from(error).into()),
             }
-            if !fds[0].revents().is_empty() {
-                return Ok(());
-            }
-            if !fds[1].revents().is_empty() {
+            let ready = fds.iter().filter(|fd| !fd.revents().is_empty());
+            let ready: Vec<_> = ready.map(|fd| fd.as_fd().as_raw_fd()).collect();
+            let is_ready = |fd: BorrowedFd<'_>| ready.contains(&fd.as_raw_fd());
+            if is_ready(self.ended.as_fd()) && !is_ready(stop) {
                 return Err(ServerError::Worker("one ended by itself".into()));
             }
-            let last = fds.len() - usize::from(show.is_some()) - 1;
-            if self.all_served.is_some() && !fds[last].revents().is_empty() {
+            if is_ready(stop) || all_served.is_some_and(is_ready) {
                 return Ok(());
             }
-            let shown = show.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
-            drop(fds);
             self.accept();
-            if let (true, Some(mut show)) = (shown, show) {
-                // One page for all the signals so far; those that come from now on get another.
-                while show.read(&mut [0; 64]).is_ok_and(|count| count == 64) {}
-                tick(self);
+            // One answer to all the signals so far; those that come from now on get another.
+            let is_asked = |pipe: Option<&UnixStream>| {
+                let pipe = pipe.filter(|pipe| is_ready(pipe.as_fd()));
+                pipe.is_some_and(|mut pipe| {
+                    while pipe.read(&mut [0; 64]).is_ok_and(|count| count == 64) {}
+                    true
+                })
+            };
+            if is_asked(grow) {
+                self.exports.grow();
+            }
+            if is_asked(show) {
+                show_figures(self);
             }
             let now = Instant::now();
             if look.is_some_and(|due| now >= due) {
-                self.exports.look_for_idle(now);
-                look = Some(now + LOOK);
+                self.exports.release_idle(now);
+                look = Some(now + IDLE_CHECK);
             }
             if next.is_some_and(|next| Instant::now() >= next) {
-                tick(self);
+                show_figures(self);
                 next = due();
             }
         }
@@ -267,38 +267,38 @@ impl Server {
         std::thread::sleep(Duration::from_millis(10));
     }
 
-    /// Hands a connection to the worker that has the fewest; in turn where there are several such.
+    /// Sends a connection to the worker that has the fewest; in turn if several have as few.
     fn place(&mut self, socket: Socket) {
-        let pass = match self.peers.admit(PeerKey::of(&socket)) {
-            Ok((pass, evicted)) => {
+        let permit = match self.limits.admit(PeerKey::of(&socket)) {
+            Ok((permit, evicted)) => {
                 if let Some((id, worker)) = evicted {
                     self.workers[worker].inbox.send(Message::GiveWay(id));
                 }
-                pass
+                permit
             }
             Err(reason) => return warn!(%reason, "connection limit reached, one more refused"),
         };
         let Some(ctx) = self.context() else { return };
         let id = CtxRef::id(&ctx);
-        // Asked for, not needed: the system's default serves as well, only slower.
+        // Without it the system's default serves, only slower.
         let _ = socket.set_send_buffer_size(SEND_BUFFER);
         let count = self.workers.len();
         let from_next = (0..count).map(|step| (self.next_worker + step) % count);
-        let loads = from_next.map(|number| (self.workers[number].inbox.load.get(), number));
+        let loads = from_next.map(|number| (self.workers[number].inbox.load.connections(), number));
         let Some((_, number)) = loads.min_by_key(|&(load, _)| load) else { return };
         let inbox = &self.workers[number].inbox;
-        let announced = inbox.load.add();
-        pass.set_place(id, number);
-        if !announced || !inbox.send(Message::Serve(socket, ctx, pass)) {
+        let announced = inbox.load.reserve();
+        permit.set_location(id, number);
+        if !announced || !inbox.send(Message::Serve(socket, ctx, permit)) {
             if announced {
-                inbox.load.remove();
+                inbox.load.release();
             }
             let _ = self.connections.remove(id); // no worker knows it
         }
         self.next_worker = (number + 1) % count;
     }
 
-    /// Makes a context for one more connection. Waits a moment if too many connections have given way and are
+    /// Makes a context for one more connection. Waits a moment if too many evicted connections are
     /// not closed yet.
     fn context(&self) -> Option<CtxRef<Connection>> {
         let since = Instant::now();
@@ -312,33 +312,26 @@ impl Server {
                 inserted => break inserted,
             }
         };
-        let id = match inserted {
-            Ok(id) => id,
-            Err(error) => {
-                warn!(%error, "no room for one more connection");
-                return None;
-            }
-        };
-        match self.connections.get_ref(id) {
-            Ok(ctx) => Some(ctx),
-            Err(error) => {
-                warn!(%error, "no room for one more connection");
+        let made = inserted.map_err(|error| error.to_string()).and_then(|id| {
+            self.connections.get_ref(id).map_err(|error| {
                 let _ = self.connections.remove(id); // no worker knows it
-                None
-            }
-        }
+                error.to_string()
+            })
+        });
+        made.inspect_err(|error| warn!(%error, "no room for one more connection")).ok()
     }
 
-    /// What the workers counted so far.
+    /// The figures of the workers so far.
     pub(crate) fn report(&self) -> ServerReport {
         self.reporter.report()
     }
 
-    /// Answers what is in flight, closes the connections, makes the images durable.
+    /// Answers the requests in flight, closes the connections, and makes the images durable.
     pub(crate) fn stop(mut self) -> Result<(), ServerError> {
         self.listeners = Listeners::none();
         self.metrics = None;
-        // A worker ends the sessions it serves, and refuses connections that are still on their way to it.
+        // A worker ends the sessions it serves, and refuses connections that are still on their way
+        // to it.
         let told = self.registry.end(|client| {
             self.workers[client.worker()].inbox.send(Message::End(client.id));
         });
@@ -357,7 +350,7 @@ impl Server {
                 Err(_) => failed = Some("it panicked".into()),
             }
         }
-        // None is left, unless a worker failed. Waits until no reference is, either.
+        // No connection is left, unless a worker failed. Waits for the last reference too.
         match self.connections.remove_all() {
             Ok(0) => {}
             Ok(left) => warn!(left, "connections were left by a worker that failed"),

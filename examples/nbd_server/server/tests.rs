@@ -1,4 +1,5 @@
-//! The server whole, in this process: its workers are told to give each other the connections all the time.
+//! The server whole, in this process: its workers are told to give each other the connections all
+//! the time.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -21,8 +22,8 @@ const BLOCKS: usize = 32;
 /// A server that does nothing for so long does nothing any more.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Starts a server, and a thread for `clients`; stops it when they have ended, or want that. Also returns
-/// what the image is in the end.
+/// Starts a server, and a thread for `clients`; stops it when they have ended, or want that. Also
+/// returns what the image is in the end.
 fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (T, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let (socket, image) = (dir.path().join("s"), dir.path().join("a.img"));
@@ -42,12 +43,13 @@ fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (
             let _stop = Stop(lab); // also if it panics
             clients(lab)
         });
-        let calls = Calls { stop: stop.as_fd(), show: None, period: Some(Duration::MAX) };
-        server.accept_until(calls, |_| {}).unwrap();
+        let period = Some(Duration::MAX);
+        let wakeups = Wakeups { stop: stop.as_fd(), show: None, grow: None, period };
+        server.accept_until(wakeups, |_| {}).unwrap();
         server.stop().unwrap();
         clients.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
-    assert!(registry.is_empty() && connections.is_empty(), "somebody is left");
+    assert!(registry.is_empty() && connections.is_empty(), "a connection is left");
     assert!(workers.iter().all(|worker| worker.load.close()), "or counted");
     (result, std::fs::read(image).unwrap())
 }
@@ -74,7 +76,7 @@ impl Lab {
 
     fn moves(&self) -> u64 {
         let moves = self.reporter.report().moves;
-        moves.iter().map(|(_, moves)| moves.came).sum()
+        moves.iter().map(|(_, moves)| moves.arrived).sum()
     }
 
     /// Runs `body` while connections are given to workers at random.
@@ -91,7 +93,7 @@ impl Lab {
                 // Ordering: Relaxed; it ends some time later, and nothing else depends on it.
                 while !done.load(Ordering::Relaxed) {
                     for (id, worker) in self.reporter.registry.sessions() {
-                        workers[worker].send(Message::Give(id, below(workers.len())));
+                        workers[worker].send(Message::MoveTo(id, below(workers.len())));
                     }
                     thread::sleep(Duration::from_micros(below(2000) as u64));
                 }
@@ -124,7 +126,8 @@ fn request(command: u16, cookie: u64, block: usize) -> Vec<u8> {
         .to_vec()
 }
 
-/// The client of the demonstration checks every byte, and that each reply is of one of its requests.
+/// The client of the demonstration checks every byte, and that each reply is of one of its
+/// requests.
 #[test]
 fn connections_that_move_all_the_time_lose_no_request_and_no_byte() {
     for options in [&["--cache", "0"], &["--cache", "2M"]] {
@@ -150,8 +153,8 @@ fn connections_that_move_all_the_time_lose_no_request_and_no_byte() {
     }
 }
 
-/// Writes its blocks with higher and higher numbers, many at a time, until the server ends; then says of
-/// each block the last that was answered and the last that was sent.
+/// Writes its blocks with higher and higher numbers, many at a time, until the server ends; then
+/// says of each block the last that was answered and the last that was sent.
 fn write_on(mut stream: UnixStream, first: usize, written: &AtomicBool) -> Vec<(u64, u64)> {
     let mut blocks = vec![(0, 0); BLOCKS];
     let mut number = 0_u64;
@@ -239,7 +242,7 @@ fn read_on(stream: &mut UnixStream, stop: &AtomicBool) {
 }
 
 #[test]
-fn of_two_busy_connections_of_a_worker_one_goes_to_the_idle_one() {
+fn one_of_two_busy_connections_of_a_worker_moves_to_the_idle_one() {
     let options = ["--workers", "2", "--size", "1M", "--backend", "threads", "--cache", "4M"];
     serve(&options, |lab| {
         let sessions = || lab.reporter.registry.sessions();

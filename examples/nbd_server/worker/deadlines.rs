@@ -1,23 +1,17 @@
-//! The deadlines of connections, and the end of the worker.
+//! Deadlines: connections that are late are closed, and a worker that stops ends in time.
 
 use std::time::{Duration, Instant};
 
 use radix_ctx::Id;
 
-use super::Worker;
-use crate::conn::{Conn, Phase, Wait};
+use super::{TICK, Worker};
+use crate::conn::{BlockedOn, Conn, Phase};
 
-/// A client that has not finished its handshake by then is closed.
-pub(super) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// A client that takes no byte of its replies, or whose payload does not go on, for so long is closed if another
-/// one waits for memory, or was refused it.
+/// A client that takes no byte of its replies, or whose payload does not go on, for so long is
+/// closed if another one waits for memory, or was refused it.
 const STUCK_LIMIT: Duration = Duration::from_secs(3);
 /// After a stop request, replies have so long to leave.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
-/// A connection at its end has so long to say that it got everything.
-pub(super) const LINGER_LIMIT: Duration = Duration::from_secs(1);
-/// How often deadlines are looked at while there are any.
-pub(super) const TICK: Duration = Duration::from_millis(250);
 
 impl Worker {
     /// Ends a session that is read from: no more requests are, those in flight are answered.
@@ -30,8 +24,8 @@ impl Worker {
     }
 
     /// Begins to stop: from now on the worker ends once it has no connection, and closes those that
-    /// do not go in time. Each was told to [`end`](Self::end) before, but for one that was on its way to
-    /// another worker then: it is told here, or when it comes.
+    /// do not go in time. Each was told to [`end`](Self::end) before, but for one that was on its
+    /// way to another worker then: it is told here, or when it comes.
     pub(super) fn stop(&mut self) {
         if self.stopping.is_some() {
             return;
@@ -41,14 +35,15 @@ impl Worker {
         left.into_iter().for_each(|id| self.end(id));
     }
 
-    /// Whether the worker has stopped: no connection is left or on its way here, and no request is in flight.
+    /// Whether the worker has stopped: no connection is left or on its way here, and no request is
+    /// in flight.
     pub(super) fn has_stopped(&self) -> bool {
         let done = self.stopping.is_some() && self.conns.is_empty() && self.requests.is_idle();
         done && self.load.close()
     }
 
     /// Closes connections past a deadline. Looks at most once per tick.
-    pub(super) fn look_at_deadlines(&mut self) {
+    pub(super) fn check_deadlines(&mut self) {
         if !self.watching && self.stopping.is_none() {
             return;
         }
@@ -57,8 +52,9 @@ impl Worker {
             return;
         }
         self.next_look = now + TICK;
-        // A connection that is stuck does harm only while another one waits for memory or is refused it.
-        let waits = |conn: &Conn| conn.blocked == Some(Wait::Others) && conn.stuck().is_none();
+        // A connection that is stuck does harm only while another one waits for memory or is
+        // refused it.
+        let waits = |conn: &Conn| conn.blocked == Some(BlockedOn::Others) && conn.stuck().is_none();
         let refused = std::mem::take(&mut self.refused_memory);
         let harm = refused || self.conns.iter().any(|(_, conn)| waits(conn));
         let mut late = Vec::new();

@@ -1,36 +1,39 @@
-//! What comes in: receiving, understanding, and waiting for a limit.
+//! Intake: bytes of a connection are received and parsed into requests, unless a limit blocks the
+//! connection.
 
 use std::io::{self, ErrorKind, Read};
 use std::time::Instant;
 
-use nbd_protocol::{CloseReason, Command, NbdError, Request, Step as HandshakeStep};
+use nbd_protocol::{CloseReason, Command, ExportInfo, NbdError, Request, Step as HandshakeStep};
 use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll;
 use tracing::{debug, info, warn};
 
 use super::{GAVE_WAY, Worker};
-use crate::conn::{InPlace, OUTSTANDING, Phase, Wait};
-use crate::memory::{self, Short};
+use crate::conn::{BlockedOn, InPlace, OUTSTANDING, Phase};
+use crate::memory::{self, OutOfMemory};
 use crate::operation::Step;
 use crate::session::{Next, Session};
 
-/// A payload with so many bytes missing is received in place. A guess: below it one more receive costs as much as the
-/// copy.
+/// A payload with so many bytes missing is received in place. A guess: below it one more receive
+/// costs as much as the copy.
 const IN_PLACE: usize = 32 << 10;
-/// Most bytes that are received behind such a payload: the next header, and what of its payload a copy of costs nothing.
+/// Most bytes that are received behind such a payload: the next header, and a part of its payload
+/// that is cheap to copy.
 const AHEAD: usize = 4 << 10;
 /// Most payloads that are received in place before other connections have their turn.
 const PAYLOADS: usize = 4;
-/// A payload goes on only if so many bytes come: one byte now and then would keep its memory for as long as the
-/// client likes. A guess: slow networks carry more in the time that a stalled payload has.
+/// A payload goes on only if so many bytes come: one byte now and then would keep its memory for as
+/// long as the client likes. A guess: slow networks carry more in the time that a stalled payload
+/// has.
 const PROGRESS: u64 = 64 << 10;
-/// What a request costs beside its bytes, in bytes copied. A guess.
+/// The cost of a request beside its bytes, in bytes copied. A guess.
 const COST: u64 = 16 << 10;
 /// Refused requests of a connection that are logged one by one; the rest is counted.
 const LOGGED: u64 = 8;
 
 impl Worker {
-    /// An event on a connection's socket; nothing if it was closed since.
+    /// Handles an event on a connection's socket. Does nothing if the connection was closed since.
     pub(super) fn ready(&mut self, id: Id, flags: epoll::EventFlags) {
         let Some(slot) = self.slot_of(id) else { return };
         let conn = &self.conns[slot];
@@ -39,7 +42,7 @@ impl Worker {
                 Ok(()) => {
                     self.watch_payload(slot);
                     if self.slot_of(id).is_some_and(|slot| self.conns[slot].tls.is_some()) {
-                        self.mark_dirty(id); // it may have decrypted more, or hold bytes of its own
+                        self.queue_send(id); // it may have decrypted more, or hold bytes of its own
                     }
                 }
                 Err(reason) => self.close(id, &reason),
@@ -49,11 +52,11 @@ impl Worker {
             self.close(id, "the client hung up");
         }
         if flags.contains(epoll::EventFlags::OUT) {
-            self.mark_dirty(id);
+            self.queue_send(id);
         }
     }
 
-    /// Notes since when a payload, which holds memory, has not gone on.
+    /// Notes since when a payload, which holds memory, has made no progress.
     fn watch_payload(&mut self, slot: usize) {
         let Some(conn) = self.conns.get_mut(slot) else { return };
         let inside = match &conn.phase {
@@ -72,7 +75,7 @@ impl Worker {
     /// Receives once and parses. An error is a reason to close the connection.
     fn receive(&mut self, slot: usize) -> Result<(), String> {
         if matches!(self.conns[slot].phase, Phase::Lingering(_)) {
-            return self.throw_away(slot);
+            return self.discard_input(slot);
         }
         for _ in 0..PAYLOADS {
             let ahead = &mut self.scratch[..AHEAD];
@@ -83,7 +86,7 @@ impl Worker {
                     return Ok(());
                 }
                 // The payload is whole, however much came in one go: its request starts now.
-                Ok(InPlace { missing: 0, ahead, .. }) => self.understand(slot, ahead)?,
+                Ok(InPlace { missing: 0, ahead, .. }) => self.parse_scratch(slot, ahead)?,
                 Ok(_) => return Ok(()), // all that had arrived
                 Err(error) if is_transient(&error) => return Ok(()),
                 Err(error) => return Err(error.to_string()),
@@ -103,7 +106,7 @@ impl Worker {
             }
             Ok(count) => {
                 conn.received += count as u64;
-                self.understand(slot, have + count)
+                self.parse_scratch(slot, have + count)
             }
             Err(error) if is_transient(&error) => Ok(()),
             Err(error) => Err(error.to_string()),
@@ -111,7 +114,7 @@ impl Worker {
     }
 
     /// Parses so many bytes of the scratch buffer, and keeps what has to wait.
-    fn understand(&mut self, slot: usize, len: usize) -> Result<(), String> {
+    fn parse_scratch(&mut self, slot: usize, len: usize) -> Result<(), String> {
         let scratch = std::mem::take(&mut self.scratch);
         let parsed = self.parse(slot, &scratch[..len]).map(|used| {
             let conn = &mut self.conns[slot];
@@ -132,7 +135,7 @@ impl Worker {
     }
 
     /// Reads and discards bytes behind the last request.
-    fn throw_away(&mut self, slot: usize) -> Result<(), String> {
+    fn discard_input(&mut self, slot: usize) -> Result<(), String> {
         match (&self.conns[slot].socket).read(&mut self.scratch) {
             Ok(0) => Err("done".into()),
             Ok(_) => Ok(()),
@@ -141,7 +144,7 @@ impl Worker {
         }
     }
 
-    /// The client sends no more: its requests in flight are still answered.
+    /// Handles the end of a client's input. Its requests in flight are still answered.
     fn end_of_input(&mut self, slot: usize) {
         let conn = &mut self.conns[slot];
         match &conn.phase {
@@ -153,25 +156,25 @@ impl Worker {
         self.drain(slot);
     }
 
-    /// Reads no more from a connection; it is closed once it has its replies.
+    /// Stops reading from a connection, which is closed once it has its replies.
     pub(super) fn drain(&mut self, slot: usize) {
         let conn = &mut self.conns[slot];
         conn.unread = Vec::new();
-        (conn.blocked, conn.stalled, conn.leaving) = (None, None, false);
+        (conn.blocked, conn.stalled, conn.moving) = (None, None, false);
         let old = std::mem::replace(&mut conn.phase, Phase::Draining);
         if let Phase::Transmission(session) = old {
             if let Some(buf) = session.abandon() {
-                self.memory.give(buf, Some(&mut conn.account));
+                self.memory.release(buf, Some(&mut conn.account));
             }
         }
         let id = conn.id();
-        self.mark_dirty(id);
+        self.queue_send(id);
     }
 
-    /// Understands bytes from a connection; returns how many are done with. The rest has to wait
-    /// for more, or for a limit.
+    /// Parses bytes from a connection and starts their requests. Returns the number of bytes used;
+    /// the rest must wait for more bytes, or for a limit.
     fn parse(&mut self, slot: usize, bytes: &[u8]) -> Result<usize, String> {
-        let Self { conns, requests, memory, exports, registry, dirty, blocked, .. } = self;
+        let Self { conns, requests, memory, exports, registry, sendable, blocked, .. } = self;
         let refused_memory = &mut self.refused_memory;
         let conn = &mut conns[slot];
         let mut input = bytes;
@@ -183,13 +186,13 @@ impl Worker {
                 Phase::Handshake(handshake, _) => {
                     let tls = if conn.tls.is_none() { exports.tls.room() } else { 0 };
                     if !memory.has_room_for_handshake(exports.handshake_room(input.len()) + tls) {
-                        conn.block(Wait::Others, blocked, dirty);
+                        conn.block(BlockedOn::Others, blocked, sendable);
                         break;
                     }
                     let (used, step) =
                         handshake.receive(input, &**exports, &mut conn.out.handshake);
                     input = &input[used..];
-                    conn.mark_dirty(dirty);
+                    conn.queue_send(sendable);
                     match step {
                         HandshakeStep::More => break,
                         HandshakeStep::StartTls => {
@@ -199,20 +202,24 @@ impl Worker {
                             break;
                         }
                         HandshakeStep::Ready(negotiated) => {
-                            if !conn.pass.finish_handshake() {
+                            if !conn.permit.finish_handshake() {
                                 return Err(GAVE_WAY.into());
                             }
-                            // It was opened a moment ago; in a folder another may have its name now.
+                            // It was opened a moment ago; in a folder another may have its name
+                            // now.
                             let Some((export, used)) = exports.begin(&negotiated) else {
                                 return Err("the export is gone".into());
                             };
                             let _ = conn.ctx.used.set(used); // a connection negotiates once
-                            let name = &exports.get(export).info.name;
-                            info!(conn = %conn.id(), export = name, "negotiated");
+                            let told = ExportInfo { size: negotiated.size, ..exports.info(export) };
+                            info!(conn = %conn.id(), export = told.name, "negotiated");
                             let opened = registry.open(export, &conn.listed);
                             conn.opened = Some(opened.map_err(|error| error.to_string())?);
-                            conn.phase =
-                                Phase::Transmission(Session::new(export, negotiated.agreed()));
+                            conn.phase = Phase::Transmission(Session::new(
+                                export,
+                                told,
+                                negotiated.agreed(),
+                            ));
                         }
                         HandshakeStep::Close(reason) => {
                             log_refusal(conn.id(), &reason);
@@ -222,16 +229,16 @@ impl Worker {
                     }
                 }
                 Phase::Transmission(session) => {
-                    if conn.leaving && session.is_between_requests() {
+                    if conn.moving && session.is_between_requests() {
                         break;
                     }
                     let outstanding = conn.active + conn.out.len();
                     if outstanding >= OUTSTANDING {
-                        conn.block(Wait::Own, blocked, dirty);
+                        conn.block(BlockedOn::Own, blocked, sendable);
                         break;
                     }
                     if !requests.has_room(session.export) {
-                        conn.block(Wait::Others, blocked, dirty);
+                        conn.block(BlockedOn::Others, blocked, sendable);
                         break;
                     }
                     if !conn.out.reserve(conn.active + 1) {
@@ -241,12 +248,12 @@ impl Worker {
                     }
                     match session.next(&mut input, exports, memory, &mut conn.account) {
                         Next::More => break,
-                        Next::NoMemory(Short::Own) => {
-                            conn.block(Wait::Own, blocked, dirty);
+                        Next::NoMemory(OutOfMemory::Connection) => {
+                            conn.block(BlockedOn::Own, blocked, sendable);
                             break;
                         }
-                        Next::NoMemory(Short::Shared | Short::System) => {
-                            conn.block(Wait::Others, blocked, dirty);
+                        Next::NoMemory(OutOfMemory::Worker | OutOfMemory::System) => {
+                            conn.block(BlockedOn::Others, blocked, sendable);
                             break;
                         }
                         Next::Start(_, Command::Disconnect, _) => {
@@ -261,7 +268,7 @@ impl Worker {
                             conn.cost += COST + buf.as_ref().map_or(0, |buf| buf.len()) as u64;
                             let step = requests.start(&conn.ctx, target, request, command, buf);
                             if let Some(step) = step {
-                                conn.take(step, memory, dirty);
+                                conn.take(step, memory, sendable);
                             }
                         }
                         Next::Refuse(request, error) => {
@@ -276,7 +283,7 @@ impl Worker {
                             requests.counters.errors += 1;
                             conn.active += 1;
                             let step = Step::refuse(&request, session.agreed.style, error);
-                            conn.take(step, memory, dirty);
+                            conn.take(step, memory, sendable);
                         }
                         Next::OutOfStep(error) => {
                             // The requests in front of it are owed their replies.
@@ -298,8 +305,9 @@ impl Worker {
         Ok(bytes.len() - input.len())
     }
 
-    /// Lets connections that had to wait try again, the longest waiting first. Returns whether one of them made
-    /// progress. A connection that did and has to wait again queues behind those that did not.
+    /// Lets connections that had to wait try again, the longest waiting first. Returns whether one
+    /// of them made progress. A connection that did and has to wait again queues behind those that
+    /// did not.
     pub(super) fn unblock(&mut self) -> bool {
         self.memory.forget_refusals();
         let mut ahead = 0;
@@ -325,8 +333,8 @@ impl Worker {
                     if used == 0 && conn.blocked.is_some() {
                         ahead += 1; // at the back of the list now
                     } else {
-                        // So that epoll hears whether input is wanted.
-                        self.mark_dirty(id);
+                        // So that epoll is told whether input is wanted.
+                        self.queue_send(id);
                         if self.conns[slot].blocked.is_some() {
                             self.behind.extend(self.blocked.pop_back());
                         }

@@ -2,40 +2,42 @@
 //!
 //! ```text
 //!  epoll ─► receive ─► parse ─► engine (one batch) ─► completions ─► replies ─► send (one call)
-//!    ▲ sockets, engine, inbox      ▲ what waits for a place there │
+//!    ▲ sockets, engine, inbox      ▲ queued operations            │
 //!                                  └──── next operation ◄─────────┘
 //! ```
 //!
 //! Everything received in one go is parsed under one plug, so it reaches the kernel in one
 //! submission; everything that completed by then is answered with one send per connection.
-//! Whatever was too much for a limit waits in its connection until replies have left.
+//! Bytes above a limit wait in their connection until replies have left.
 //!
-//! What is answered from memory stays on this thread and allocates nothing. What it costs, and why:
+//! A request that is answered from memory stays on this thread and allocates nothing. Its costs:
 //!
-//! - For all that came together one look for events, one receive and one send. To try the socket without a
-//!   look would favour the client of the last event.
-//! - For each 4-KiB block a look-up in the cache and a guard, which are its only accesses to what other
-//!   threads write.
-//! - For each byte a copy between the cache and the request's buffer, beside the kernel's own. To send from
-//!   the cache would hold guards for as long as a client takes to read; to receive into it, for as long as
-//!   one takes to write.
-//! - For all that came together two looks at the clock, where there are several workers: see
-//!   [`moving`].
+//! - For a batch of requests one wait for events, one receive and one send. To read from the socket
+//!   without a wait would favour the client of the last event.
+//! - For each block of 4 KiB a lookup in the cache and a guard, which are its only accesses to memory
+//!   that other threads write.
+//! - For each byte a copy between the cache and the request's buffer, beside the kernel's own. To
+//!   send from the cache would hold guards for as long as a client takes to read, and to receive
+//!   into it for as long as a client takes to write.
+//! - For a batch of requests two reads of the clock, if there are several workers: see
+//!   [`rebalance`].
 //! - No cache line that another core wrote: `cargo bench --bench census -- --only served`.
-//! - For each request one of the worker's buffers, and for each event three look-ups of its connection: an
-//!   id that came back from the kernel is not trusted.
+//! - For each request one of the worker's buffers, and for each event three lookups of its
+//!   connection, because an id that comes back from the kernel is not trusted.
 //!
-//! Measured by `cargo bench --bench nbd -- --only N7` and perf: random reads of 4 KiB, 32 at a time, of
-//! 1 GiB that is all in the cache, took 2.7 us of an Intel Xeon each. The kernel's send is 44 % of that (27
-//! its copy, 9 the memory for it), its receive 5 and the looks for events 3: any server pays these. Then
-//! the copy out of the cache, 22 %, because the block comes from memory, not from the CPU's cache; to wait
-//! for a busy client (see [`pace`]), 8; to look the block up, 6, nearly all of it one line from memory.
+//! Measured by `cargo bench --bench nbd -- --only N7` and perf: random reads of 4 KiB, 32 at a
+//! time, of 1 GiB that is all in the cache, took 2.7 us of an Intel Xeon each. The kernel's send is
+//! 44 % of that (27 its copy, 9 the memory for it), its receive 5 and the looks for events 3: any
+//! server pays these. Then the copy out of the cache, 22 %, because the block comes from memory,
+//! not from the CPU's cache; to wait for a busy client (see [`batching`]), 8; to look the block up,
+//! 6, nearly all of it one line from memory.
 
+mod batching;
 mod deadlines;
 mod intake;
 mod load;
-mod moving;
-mod pace;
+mod rebalance;
+mod rebalancer;
 #[cfg(test)]
 mod tests;
 
@@ -47,7 +49,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, SendError, Sender, TryRecvError};
 use std::task::{Wake, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use aio_reap::{Engine, EngineStats};
 use percpu_list::InsertError;
@@ -57,23 +59,28 @@ use slab::Slab;
 use socket2::Socket;
 use tracing::{info, warn};
 
-use self::deadlines::{HANDSHAKE_LIMIT, LINGER_LIMIT, TICK};
-pub(crate) use self::load::Load;
-use self::moving::Balance;
-pub(crate) use self::moving::Moves;
+pub(crate) use self::load::WorkerLoad;
+pub(crate) use self::rebalancer::MoveCounts;
+use self::rebalancer::Rebalancer;
 use crate::admission::WaitStats;
+use crate::busy_poll::BusyPoll;
 use crate::conn::{Conn, Phase, Sent};
+use crate::connection_limits::Permit;
 use crate::contexts::{Connection, Connections};
 use crate::counters::Counters;
 use crate::export::ExportTable;
-use crate::memory::Memory;
+use crate::memory::BufferPool;
 use crate::notifier::{eventfd, ring};
-use crate::peers::Pass;
 use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
-use crate::spin::Spinner;
 use crate::tls::Wire;
 
+/// A client that has not finished its handshake by then is closed.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// A connection at its end has so long to say that it got everything.
+const LINGER_LIMIT: Duration = Duration::from_secs(1);
+/// How often deadlines are looked at while there are any.
+const TICK: Duration = Duration::from_millis(250);
 /// Bytes received at a time.
 const SCRATCH: usize = 256 << 10;
 /// Rounds of completions and replies before the sockets have their turn: one for what was
@@ -89,9 +96,9 @@ const INBOX: u64 = u64::MAX - 1;
 
 /// What the main thread or another worker tells a worker.
 pub(crate) enum Message {
-    Serve(Socket, CtxRef<Connection>, Pass),
-    /// A connection comes from another worker.
-    Move(Box<Conn>),
+    Serve(Socket, CtxRef<Connection>, Permit),
+    /// Take over a connection of another worker.
+    Adopt(Box<Conn>),
     Report(Sender<WorkerReport>),
     /// The session was taken off the list: answer what it asked for, then close it.
     End(Id),
@@ -99,9 +106,9 @@ pub(crate) enum Message {
     GiveWay(Id),
     /// Every session was told to end: finish what is in flight, then end.
     Stop,
-    /// Give a connection to that worker, whatever the loads.
+    /// Move a connection to that worker, whatever the loads.
     #[cfg(test)]
-    Give(Id, usize),
+    MoveTo(Id, usize),
 }
 
 /// Where a worker gets its messages.
@@ -109,7 +116,7 @@ pub(crate) enum Message {
 pub(crate) struct Inbox {
     pub(crate) sender: Sender<Message>,
     pub(crate) bell: Arc<OwnedFd>,
-    pub(crate) load: Arc<Load>,
+    pub(crate) load: Arc<WorkerLoad>,
 }
 
 impl Inbox {
@@ -136,7 +143,7 @@ impl Inbox {
 #[derive(Debug)]
 pub(crate) struct WorkerReport {
     pub(crate) number: usize,
-    pub(crate) moves: Moves,
+    pub(crate) moves: MoveCounts,
     pub(crate) counters: Counters,
     /// Operations that have begun, by file.
     pub(crate) begun: Vec<(usize, usize)>,
@@ -166,7 +173,7 @@ impl Wake for Bell {
 pub(crate) struct Worker {
     exports: Arc<ExportTable>,
     requests: Requests,
-    memory: Memory,
+    memory: BufferPool,
     conns: Slab<Conn>,
     epoll: OwnedFd,
     inbox: Receiver<Message>,
@@ -177,12 +184,14 @@ pub(crate) struct Worker {
     registry: Arc<Registry>,
     /// Which worker it is.
     number: usize,
-    load: Arc<Load>,
-    balance: Balance,
-    moves: Moves,
+    load: Arc<WorkerLoad>,
+    /// All, this one among them.
+    workers: Vec<Inbox>,
+    rebalancer: Rebalancer,
+    moves: MoveCounts,
     scratch: Box<[u8]>,
     /// Connections with something to send.
-    dirty: Vec<Id>,
+    sendable: Vec<Id>,
     /// Connections that wait for memory or room.
     blocked: VecDeque<Id>,
     /// Connections of which TLS has decrypted more than was read.
@@ -194,15 +203,16 @@ pub(crate) struct Worker {
     stopping: Option<Instant>,
     /// A connection has a deadline.
     watching: bool,
-    /// A request was refused because the system has no memory, since the last look at the deadlines.
+    /// A request was refused because the system has no memory, since the last look at the
+    /// deadlines.
     refused_memory: bool,
     next_look: Instant,
-    spinner: Spinner,
+    busy_poll: BusyPoll,
 }
 
 impl Worker {
-    /// To be called on the thread that will run it: the engine stays there. `workers` are all, this one
-    /// with its number among them.
+    /// To be called on the thread that will run it: the engine stays there. `workers` are all, this
+    /// one with its number among them.
     pub(crate) fn new(
         exports: Arc<ExportTable>,
         engine: Engine,
@@ -221,7 +231,7 @@ impl Worker {
         Ok(Self {
             requests: Requests::new(engine, &exports, limits, Bell::waker(&bell))?,
             exports,
-            memory: Memory::new(memory),
+            memory: BufferPool::new(memory),
             conns: Slab::new(),
             epoll,
             inbox,
@@ -230,10 +240,11 @@ impl Worker {
             registry,
             number,
             load,
-            balance: Balance::new(workers),
-            moves: Moves::default(),
+            rebalancer: Rebalancer::new(workers.iter().map(|worker| worker.load.clone()).collect()),
+            workers,
+            moves: MoveCounts::default(),
             scratch: vec![0; SCRATCH].into(),
-            dirty: Vec::new(),
+            sendable: Vec::new(),
             blocked: VecDeque::new(),
             undrained: Vec::new(),
             behind: Vec::new(),
@@ -242,7 +253,7 @@ impl Worker {
             watching: false,
             refused_memory: false,
             next_look: Instant::now(),
-            spinner: Spinner::default(),
+            busy_poll: BusyPoll::default(),
         })
     }
 
@@ -257,11 +268,11 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits, and does what can be done then.
+    /// Waits for events, handles them, and answers what has completed.
     fn round(&mut self, engine: &Engine, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         self.wait(events)?;
-        self.let_clients_read(events);
-        let woke = self.begin_to_work();
+        self.fill_batch(events);
+        let woke = self.begin_round();
         let (mut inbox, mut turn) = (false, false);
         {
             let _plug = engine.plug(); // what arrived together is submitted together
@@ -285,20 +296,20 @@ impl Worker {
         if turn {
             engine.turn();
         }
-        self.settle(engine);
+        self.complete_round(engine);
         if inbox {
             self.read_inbox();
         }
-        self.look_at_deadlines();
+        self.check_deadlines();
         if let Some(woke) = woke {
-            self.look_at_loads(woke);
+            self.end_round(woke);
         }
         Ok(())
     }
 
-    /// Waits for events: looks for a moment, then sleeps.
+    /// Waits for events: polls for a moment, then sleeps.
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
-        let mut look = |timeout: Option<&Timespec>| {
+        let mut poll = |timeout: Option<&Timespec>| {
             events.clear();
             match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout) {
                 Ok(0) | Err(rustix::io::Errno::INTR) => Ok(None),
@@ -308,21 +319,21 @@ impl Worker {
         };
         const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
         if std::mem::take(&mut self.again) {
-            return look(Some(&NOW)).map(drop);
+            return poll(Some(&NOW)).map(drop);
         }
-        if self.spinner.spin(|| look(Some(&NOW)))?.is_some() {
+        if self.busy_poll.run(|| poll(Some(&NOW)))?.is_some() {
             return Ok(());
         }
         let ticking = self.watching || self.stopping.is_some();
-        let tick = self.balance.tick().or(ticking.then_some(TICK));
+        let tick = self.rebalancer.tick().or(ticking.then_some(TICK));
         // A tick is a constant below a second.
         let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.subsec_nanos().into() });
-        look(tick.as_ref()).map(drop)
+        poll(tick.as_ref()).map(drop)
     }
 
-    /// Answers what has completed, lets waiting connections go on, sends, until nothing is left
-    /// that can be done now.
-    fn settle(&mut self, engine: &Engine) {
+    /// Answers what has completed, lets blocked connections continue, and sends, until nothing more
+    /// can be done now.
+    fn complete_round(&mut self, engine: &Engine) {
         for _ in 0..ROUNDS {
             let mut progress = false;
             {
@@ -331,10 +342,10 @@ impl Worker {
                     progress = true;
                     match completed {
                         Ok((slot, step)) => {
-                            self.conns[slot].take(step, &mut self.memory, &mut self.dirty);
+                            self.conns[slot].take(step, &mut self.memory, &mut self.sendable);
                         }
                         Err(buf) => {
-                            buf.into_iter().for_each(|buf| self.memory.give(buf, None));
+                            buf.into_iter().for_each(|buf| self.memory.release(buf, None));
                         }
                     }
                 }
@@ -355,21 +366,21 @@ impl Worker {
         self.connections.with(id, |conn| conn.slot_at(self.number)).ok().flatten()
     }
 
-    fn mark_dirty(&mut self, id: Id) {
+    fn queue_send(&mut self, id: Id) {
         if let Some(slot) = self.slot_of(id) {
-            self.conns[slot].mark_dirty(&mut self.dirty);
+            self.conns[slot].queue_send(&mut self.sendable);
         }
     }
 
-    /// Sends on every dirty connection, and tells epoll what each now waits for. Returns whether
-    /// a reply left.
+    /// Sends on every sendable connection, and registers with epoll what each waits for. Returns
+    /// whether a reply left.
     fn send_replies(&mut self) -> bool {
         let mut left = false;
-        for at in 0..self.dirty.len() {
-            let id = self.dirty[at];
+        for at in 0..self.sendable.len() {
+            let id = self.sendable[at];
             let Some(slot) = self.slot_of(id) else { continue };
             let conn = &mut self.conns[slot];
-            conn.dirty = false;
+            conn.send_queued = false;
             let Conn { out, socket, tls, account, .. } = conn;
             let waiting = out.len();
             let mut wire = Wire { socket, tls: tls.as_deref_mut() };
@@ -408,15 +419,16 @@ impl Worker {
                 self.undrained.push(id);
                 self.again = true;
             }
-            if conn.interest() != conn.told {
-                conn.told = conn.interest();
+            if conn.interest() != conn.registered {
+                conn.registered = conn.interest();
                 let data = epoll::EventData::new_u64(id.to_bits());
-                if let Err(error) = epoll::modify(&self.epoll, &conn.socket, data, conn.told) {
+                if let Err(error) = epoll::modify(&self.epoll, &conn.socket, data, conn.registered)
+                {
                     self.close(id, &error.to_string());
                 }
             }
         }
-        self.dirty.clear();
+        self.sendable.clear();
         left
     }
 
@@ -425,10 +437,10 @@ impl Worker {
         self.again |= !self.requests.nothing_completed(); // it may have rung for that since `settle`
         loop {
             match self.inbox.try_recv() {
-                Ok(Message::Serve(socket, ctx, pass)) => self.serve(socket, ctx, pass),
-                Ok(Message::Move(conn)) => self.adopt(conn),
+                Ok(Message::Serve(socket, ctx, permit)) => self.serve(socket, ctx, permit),
+                Ok(Message::Adopt(conn)) => self.adopt(conn),
                 #[cfg(test)]
-                Ok(Message::Give(id, to)) => self.begin_to_leave(id, to),
+                Ok(Message::MoveTo(id, to)) => self.begin_move(id, to),
                 Ok(Message::Report(sender)) => {
                     let _ = sender.send(self.report()); // fails if the report is no longer awaited
                 }
@@ -441,7 +453,7 @@ impl Worker {
         }
     }
 
-    fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>, pass: Pass) {
+    fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>, permit: Permit) {
         let id = CtxRef::id(&ctx);
         let listed = match self.registry.add(Client::new(id, &socket, self.number)) {
             Ok(listed) => listed,
@@ -456,19 +468,19 @@ impl Worker {
         let conn = Conn::new(
             socket,
             ctx,
-            pass,
+            permit,
             listed,
             Instant::now() + HANDSHAKE_LIMIT,
             self.exports.tls.policy,
         );
-        if let Err(error) = epoll::add(&self.epoll, &conn.socket, data, conn.told) {
+        if let Err(error) = epoll::add(&self.epoll, &conn.socket, data, conn.registered) {
             warn!(%error, "cannot watch a new connection");
             self.forget(id);
             return;
         }
         entry.insert(conn);
         self.watching = true;
-        self.mark_dirty(id); // the greeting
+        self.queue_send(id); // the greeting
         self.send_replies();
     }
 
@@ -491,19 +503,19 @@ impl Worker {
         let mut conn = self.conns.remove(slot);
         info!(conn = %id, reason, refused = conn.refused, "connection closed");
         conn.out.discard(&mut self.memory);
-        self.requests.abandon(id, |buf| self.memory.give(buf, None));
+        self.requests.abandon(id, |buf| self.memory.release(buf, None));
         self.again |= !self.blocked.is_empty(); // what it held is free for them
         if let Phase::Transmission(session) = conn.phase {
             if let Some(buf) = session.abandon() {
-                self.memory.give(buf, None);
+                self.memory.release(buf, None);
             }
         }
     }
 
-    /// From now on the id names no connection, and another may take its place. Once for each that was
-    /// placed here.
+    /// From now on the id names no connection, and another may take its place. Once for each that
+    /// was placed here.
     fn forget(&self, id: Id) {
-        self.load.remove();
+        self.load.release();
         if let Err(error) = self.connections.remove(id) {
             warn!(conn = %id, %error, "a connection was forgotten before it was closed");
         }

@@ -16,18 +16,18 @@ mod caching;
 mod crash;
 mod hanging;
 mod hits;
-mod moving;
+mod rebalance;
 mod waiting;
 
 use super::*;
 use crate::args::Args;
 use crate::blocks::{Backing, Blocks};
-use crate::peers::{PeerKey, Peers};
+use crate::connection_limits::{ConnectionLimits, PeerKey};
 use crate::session::Session;
 
 /// The place of a connection on a server without others.
-fn pass() -> Pass {
-    Peers::new(1, None, None).admit(PeerKey::Unknown).expect("it has no other").0
+fn permit() -> Permit {
+    ConnectionLimits::new(1, None, None).admit(PeerKey::Unknown).expect("it has no other").0
 }
 
 const BLOCK: usize = 4096;
@@ -39,8 +39,8 @@ fn on_disk(
     (disk, engines_write): (&Arc<FaultDevice<FileDevice>>, bool),
     cache: u64,
 ) -> Blocks {
-    let blocks = Blocks::new(cache, exports.files.len()).unwrap();
-    for (nr, file) in exports.files.iter().enumerate() {
+    let blocks = Blocks::new(cache, exports.capacity()).unwrap();
+    for (nr, file) in exports.files.iter() {
         let mut backing = Backing::open(file).unwrap();
         if nr == 0 {
             (backing.device, backing.engines_write) = (disk.clone(), engines_write);
@@ -140,12 +140,16 @@ impl Lab {
         let (mut client, server) = UnixStream::pair().unwrap();
         server.set_nonblocking(true).unwrap();
         let id = self.connections.insert(Connection::default()).unwrap();
-        assert!(self.worker.load.add());
-        self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap(), pass());
+        assert!(self.worker.load.reserve());
+        self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap(), permit());
         client.read_exact(&mut [0; 18]).expect("the greeting");
         let slot = self.worker.slot_of(id).unwrap();
         let conn = &mut self.worker.conns[slot];
-        conn.phase = Phase::Transmission(Session::new(export, Agreed::default()));
+        conn.phase = Phase::Transmission(Session::new(
+            export,
+            self.worker.exports.info(export),
+            Agreed::default(),
+        ));
         conn.opened = Some(self.registry.open(export, &conn.listed).unwrap());
         (id, client)
     }
@@ -175,7 +179,7 @@ impl Lab {
         assert_eq!(self.script.complete(1), 1, "nothing is in flight");
         let engine = Rc::clone(&self.worker.requests.engine);
         engine.turn();
-        self.worker.settle(&engine);
+        self.worker.complete_round(&engine);
     }
 
     /// Requests that ended after their connection.
@@ -183,7 +187,7 @@ impl Lab {
         self.worker.requests.counters.closed
     }
 
-    /// Nothing is left of anybody: no context, no reference to one, no buffer.
+    /// Nothing is left: no context, no reference to one, no buffer.
     fn ends_empty(self) {
         Self::all_end_empty(vec![self]);
     }
@@ -194,18 +198,18 @@ impl Lab {
         for Self { worker, .. } in team {
             assert!(worker.requests.is_idle() && worker.conns.is_empty());
             assert_eq!(worker.memory.used(), 0);
-            assert!(matches!(worker.load.get(), 0 | usize::MAX), "or it has stopped");
+            assert!(matches!(worker.load.connections(), 0 | usize::MAX), "or it has stopped");
             assert_eq!(worker.report().begun, []);
         }
         assert_eq!(connections.len(), 0);
         connections.flush().unwrap();
         assert_eq!(connections.stats().pending, 0, "a reference was left");
-        assert!(registry.is_empty(), "somebody is listed still");
+        assert!(registry.is_empty(), "a connection is listed still");
     }
 }
 
 #[test]
-fn a_completion_after_the_close_reaches_nobody_and_frees_its_buffer_once() {
+fn a_completion_after_the_close_reaches_no_connection_and_frees_its_buffer_once() {
     let mut lab = Lab::new();
     let mut first = lab.client();
     lab.ask(&mut first, cmd::READ, CommandFlags::NONE);
@@ -259,7 +263,7 @@ fn a_write_goes_on_to_its_end_after_the_close() {
 }
 
 #[test]
-fn what_is_in_flight_is_limited_by_operations_not_by_connections() {
+fn operations_of_closed_connections_count_towards_the_limit() {
     let mut lab = Lab::new();
     let mut client = lab.client();
     for _ in 0..MOST {
@@ -306,13 +310,13 @@ fn a_session_that_is_told_to_end_gets_its_replies_first() {
 }
 
 #[test]
-fn who_comes_while_the_server_stops_is_refused() {
+fn a_connection_during_the_stop_is_refused() {
     let mut lab = Lab::new();
-    let told = lab.registry.end(|_| panic!("nobody is there")).unwrap();
+    let told = lab.registry.end(|_| panic!("no session is there")).unwrap();
     let (mut client, server) = UnixStream::pair().unwrap();
     let id = lab.connections.insert(Connection::default()).unwrap();
-    assert!(lab.worker.load.add());
-    lab.worker.serve(Socket::from(server), lab.connections.get_ref(id).unwrap(), pass());
+    assert!(lab.worker.load.reserve());
+    lab.worker.serve(Socket::from(server), lab.connections.get_ref(id).unwrap(), permit());
     assert_eq!((told, client.read(&mut [0; 18]).unwrap()), (0, 0), "a greeting");
     lab.ends_empty();
 }
@@ -333,7 +337,7 @@ fn an_export_is_not_opened_while_the_server_stops() {
 }
 
 #[test]
-fn the_page_lists_who_is_there_and_what_they_asked_for() {
+fn the_page_lists_sessions_and_their_requests() {
     let mut lab = Lab::new();
     let page = |lab: &Lab| lab.registry.report(&lab.worker.exports).to_string();
     let mut client = lab.client();

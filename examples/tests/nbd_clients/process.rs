@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use libtest_mimic::Trial;
 
-use crate::client::{Client, MIB};
+use crate::client::{Client, MIB, cmd};
 use crate::image;
 use crate::lab::{Lab, Res, check, fail, signal, trial, wait_until};
 use crate::need::Need;
 use crate::server::Launch;
+
+const ENOSPC: u32 = 28;
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
@@ -21,6 +23,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("process/run_is_ended_with_the_server", &[], run_is_ended),
         trial("process/exit_with_last", &[], exit_with_last),
         trial("process/socket_access", &[], socket_access),
+        trial("process/hang_up_grows_exports", &[Need::NbdInfo], hang_up),
     ]
 }
 
@@ -155,6 +158,61 @@ fn socket_access(lab: &Lab) -> Res {
         let (code, log) = server.start_refused()?;
         check!(code == 1 && log.contains("not permitted"), "{code}\n{log}");
         check!(!lab.path("s").exists(), "the socket is left");
+    }
+    Ok(())
+}
+
+/// SIGHUP ends nothing. An export grows with its file by whole blocks, unless it is a part with a size; connections keep
+/// the size that they were told.
+fn hang_up(lab: &Lab) -> Res {
+    for cache in ["0", "1M"] {
+        let image = lab.path("a.img");
+        image::sparse(&image, MIB)?;
+        let part = |name: &str, more: &str| format!("{name}={}{more}", image.display());
+        let launch = Launch::bare(lab).on_socket("s").image(&image).arg("--cache").arg(cache);
+        let launch = launch.arg("--image").arg(part("end", ",offset=512K"));
+        let launch = launch.arg("--image").arg(part("part", ",offset=4K,size=8K"));
+        let mut server = launch.start()?;
+        let mut old = server.client()?;
+        let odd = 100; // bytes behind the last whole block
+        fs::OpenOptions::new().write(true).open(&image)?.set_len(3 * MIB + odd)?;
+        let uri = server.uri("");
+        let size = |export: &str| -> Res<u64> {
+            let uri = uri.replace("///", &format!("///{export}"));
+            let said = lab.run_ok(Command::new("nbdinfo").arg("--size").arg(uri))?;
+            Ok(said.trim().parse()?)
+        };
+        check!(size("vol")? == MIB, "it has grown without a signal");
+        server.hang_up();
+        let grown = || size("vol").ok().filter(|&size| size == 3 * MIB);
+        check!(wait_until(Duration::from_secs(20), grown).is_some(), "{} bytes", size("vol")?);
+        let sizes = (size("end")?, size("part")?);
+        check!(sizes == (3 * MIB - (512 << 10), 8 << 10), "{sizes:?}");
+
+        let mut client = server.client()?;
+        let data = vec![0x5a; 64 << 10];
+        let last = 3 * MIB - data.len() as u64;
+        check!(client.read(last, 4096)? == Ok(vec![0; 4096]), "the new part has no zeros");
+        for offset in [MIB - 4096, 2 * MIB + 17, last] {
+            client.write(offset, &data, 0)?.ok("a write")?;
+            check!(client.read(offset, data.len() as u32)?.as_ref() == Ok(&data), "at {offset}");
+        }
+        client.write(last + 4096, &data, 0)?.is(ENOSPC, "a write behind the end")?;
+        client.plain(cmd::TRIM, 0, 2 * MIB, 512 << 10)?.ok("TRIM")?;
+        old.write(MIB, &data, 0)?.is(ENOSPC, "a write of a connection that knows the old size")?;
+        check!(old.read(MIB - 4096, 4096)? == Ok(data[..4096].to_vec()), "by the old connection");
+        client.flush()?.ok("flush")?;
+        check!(image::bytes_at(&image, last, data.len())? == data, "it is not written");
+        check!(fs::metadata(&image)?.len() == 3 * MIB + odd, "the server changed the size");
+        server.still_serves()?;
+        // A file that became shorter keeps its size.
+        fs::OpenOptions::new().write(true).open(&image)?.set_len(MIB)?;
+        server.hang_up();
+        let seen = server.log().len();
+        server.show(); // its answer comes after that of the other signal
+        server.logged_since(seen, "the figures")?;
+        check!(size("vol")? == 3 * MIB, "it has shrunk");
+        server.stop()?;
     }
     Ok(())
 }

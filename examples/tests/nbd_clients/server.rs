@@ -305,7 +305,7 @@ impl Server {
         self.process.signal(libc::SIGTERM);
     }
 
-    /// As if its terminal had gone.
+    /// Has it look at the sizes of files.
     pub(crate) fn hang_up(&mut self) {
         self.process.signal(libc::SIGHUP);
     }

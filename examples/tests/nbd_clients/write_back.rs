@@ -26,7 +26,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     let buffered = &[Backend::Uring, Backend::Threads];
     trials.extend(per_backend(buffered, "write_back_on_a_full_disk", needs, full_disk));
     trials.push(trial("write_back/killed_after_a_flush", &[], killed));
-    trials.push(trial("write_back/hung_up", &[], hung_up));
     trials.push(trial("write_back/failed_sync", &[Need::Strace], failed_sync));
     trials
 }
@@ -70,20 +69,6 @@ fn unwritten(lab: &Lab, backend: Backend) -> Res {
     let mut trimmed = data;
     trimmed[..8 << 10].fill(0);
     check!(image::bytes_at(&path, 8 * MIB, trimmed.len())? == trimmed, "what was trimmed");
-    Ok(())
-}
-
-/// Who closes the terminal loses nothing that was answered.
-fn hung_up(lab: &Lab) -> Res {
-    let path = lab.path("a.img");
-    image::sparse(&path, MIB)?;
-    let mut server = launch(lab, Backend::Threads, &path, "64M").start()?;
-    let mut client = server.client()?;
-    let data = Random::new(11).bytes(16 << 10);
-    client.write(4096, &data, 0)?.ok("a write")?;
-    server.hang_up();
-    server.finished()?;
-    check!(image::bytes_at(&path, 4096, data.len())? == data, "it is not written");
     Ok(())
 }
 

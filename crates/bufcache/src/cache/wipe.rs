@@ -179,17 +179,18 @@ impl Shared {
             // Nobody waits with a block marked.
             self.put_back(source, &aside);
             aside.clear();
-            match obstacle {
+            let (key, waited) = match obstacle {
                 Obstacle::Error(error) => return Err(error.into()),
                 Obstacle::Loading(key) if mode == Mode::Task => {
-                    self.wait_for_load_as_task(source, key).await?;
+                    (key, self.wait_for_load_as_task(source, key).await)
                 }
-                Obstacle::Loading(key) => _ = self.invalidate_clean(source, key)?,
+                Obstacle::Loading(key) => (key, self.invalidate_clean(source, key).map(drop)),
                 Obstacle::Marked(key, frame) if mode == Mode::Task => {
-                    self.wait_for_mark_as_task(frame, key, &mut since).await?;
+                    (key, self.wait_for_mark_as_task(frame, key, &mut since).await)
                 }
-                Obstacle::Marked(key, frame) => self.wait_for_mark(frame, key, &mut since)?,
-            }
+                Obstacle::Marked(key, frame) => (key, self.wait_for_mark(frame, key, &mut since)),
+            };
+            waited.map_err(|error| WriteError::of_wait(error, source.block(key)))?;
         }
     }
 

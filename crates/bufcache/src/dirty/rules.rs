@@ -50,6 +50,7 @@ impl ErrorRule {
 #[must_use]
 pub struct AttachOptions {
     pub(crate) block_size: usize,
+    pub(crate) grows: bool,
     pub(crate) verify: Option<Look>,
     pub(crate) before_write: Option<Look>,
     pub(crate) wal: Option<Arc<dyn Wal>>,
@@ -65,6 +66,7 @@ impl AttachOptions {
         let gone = [libc::ENODEV, libc::ENXIO].map(|errno| (errno, ErrorRule::NEVER));
         Self {
             block_size,
+            grows: false,
             verify: None,
             before_write: None,
             wal: None,
@@ -72,6 +74,32 @@ impl AttachOptions {
             otherwise: ErrorRule::FOREVER,
             on_loss: None,
         }
+    }
+
+    /// Allows the device to become longer while it is attached: a block behind its end can be asked for, and is read and
+    /// written once the device has it. Until then a get of the block fails, as the device reads too little.
+    ///
+    /// A block is written as a whole, so the device must grow by whole blocks. A device whose length is not a multiple of
+    /// the block size when it is attached keeps that length.
+    ///
+    /// ```
+    /// use bufcache::{AttachOptions, Cache, FileDevice};
+    ///
+    /// let file = tempfile::tempfile()?;
+    /// file.set_len(4096)?;
+    /// let device = FileDevice::new(file.try_clone()?)?;
+    /// let disk = Cache::new(1 << 20)?.attach_with(device, AttachOptions::new(4096).growing())?;
+    /// assert!(disk.get(1).is_err());
+    /// file.set_len(3 * 4096)?;
+    /// assert_eq!(disk.get(1)?[0], 0);
+    /// disk.create(2)?.fill(7);
+    /// disk.sync()?;
+    /// assert_eq!(file.metadata()?.len(), 3 * 4096);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn growing(mut self) -> Self {
+        self.grows = true;
+        self
     }
 
     /// Sets a check of each block that is read, by its number and its bytes. A block for which

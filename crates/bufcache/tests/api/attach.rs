@@ -99,3 +99,36 @@ fn inv09_a_file_that_could_not_be_closed_is_attached_still() {
     assert!(matches!(cache.attach(open(), 8192), Err(BuildError::BlockSize(8192))));
     cache.attach(open(), 512).unwrap();
 }
+
+/// Its new blocks are read and written in place; a device that does not end with a whole block keeps its length.
+#[test]
+fn a_growing_device_has_the_blocks_that_its_file_has() {
+    for engine in [false, true] {
+        let (_dir, file) = file();
+        let cache = cache();
+        let attach = |file: File| {
+            let options = AttachOptions::new(4096).growing();
+            match engine {
+                false => cache.attach_with(FileDevice::new(file).unwrap(), options),
+                true => cache.attach_with(EngineDevice::new(file).unwrap(), options),
+            }
+        };
+        let device = attach(file.try_clone().unwrap()).unwrap();
+        assert!(device.get(16).is_err() && device.get(15).unwrap()[4095] == 7);
+        file.set_len((1 << 16) + 8192).unwrap();
+        assert_eq!(device.get(16).unwrap()[0], 0);
+        device.create(17).unwrap().fill(9);
+        device.sync().unwrap();
+        assert_eq!(file.metadata().unwrap().len(), (1 << 16) + 8192);
+        device.close().unwrap();
+        file.set_len(5000).unwrap();
+        let odd = attach(file.try_clone().unwrap()).unwrap();
+        file.set_len(1 << 16).unwrap();
+        assert!(odd.get(2).is_err());
+        odd.get_mut(1).unwrap().fill(8);
+        odd.sync().unwrap();
+        let mut bytes = [1; 1000];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 4500).unwrap();
+        assert_eq!((bytes[499], bytes[500]), (8, 0), "no byte behind its end is written");
+    }
+}

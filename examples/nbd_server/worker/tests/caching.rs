@@ -26,7 +26,7 @@ impl Lab {
     /// What was answered without the device is sent.
     fn settle(&mut self) {
         let engine = Rc::clone(&self.worker.requests.engine);
-        self.worker.settle(&engine);
+        self.worker.complete_round(&engine);
     }
 
     /// Until all that has begun has ended, but what the script has.
@@ -62,7 +62,7 @@ impl Lab {
 }
 
 #[test]
-fn what_was_read_is_read_again_without_the_device() {
+fn a_second_read_needs_no_device() {
     let mut lab = caching();
     std::fs::write(&lab.image, [7; 1 << 20]).unwrap();
     let (mut client, mut other) = (lab.client(), lab.client());
@@ -79,7 +79,7 @@ fn what_was_read_is_read_again_without_the_device() {
 }
 
 #[test]
-fn what_is_too_long_is_not_kept() {
+fn long_reads_are_not_kept() {
     let mut lab = caching();
     let mut client = lab.client();
     for len in [SMALL as usize + 1, 2 * SMALL as usize] {
@@ -116,7 +116,7 @@ fn a_read_that_failed_is_not_kept_and_fails_alone() {
     lab.script.on_transfer(Transfer::Fail(libc::EIO));
     lab.ask_for(&mut client, cmd::READ, NONE, 1, 2 * BLOCK);
     lab.ask(&mut other, cmd::READ, NONE); // while the first is in flight
-    assert_eq!(lab.script.in_flight(), 2, "nobody waits for another's read");
+    assert_eq!(lab.script.in_flight(), 2, "no READ waits for another's read");
     lab.complete();
     lab.complete();
     assert_eq!(reply(&mut client, 2 * BLOCK), (1, EIO));
@@ -128,8 +128,8 @@ fn a_read_that_failed_is_not_kept_and_fails_alone() {
     lab.ends_empty();
 }
 
-/// A read that began before a write may bring what was before, and keeps it when it has ended: a write
-/// waits for that, and the worker does not.
+/// A read that began before a write may bring what was before, and keeps it when it has ended: a
+/// write waits for that, and the worker does not.
 #[test]
 fn a_write_waits_for_a_read_of_its_block() {
     let mut lab = caching();
@@ -158,7 +158,7 @@ fn a_write_waits_for_a_read_of_its_block() {
 }
 
 #[test]
-fn who_is_closed_meanwhile_has_written_all_the_same() {
+fn the_write_of_a_closed_connection_ends_all_the_same() {
     let mut lab = caching();
     let (mut reader, mut writer) = (lab.client(), lab.client());
     lab.ask(&mut reader, cmd::READ, NONE);
@@ -187,7 +187,8 @@ fn a_device_that_panics_is_answered_with_eio() {
     lab.ends_empty();
 }
 
-/// A call on a thread of the cache panics: its request fails, its buffer is accounted for, and the worker goes on.
+/// A call on a thread of the cache panics: its request fails, its buffer is accounted for, and the
+/// worker goes on.
 #[test]
 fn a_request_that_panics_is_answered_with_eio() {
     let mut lab = caching();

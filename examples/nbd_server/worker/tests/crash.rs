@@ -1,9 +1,9 @@
-//! Invariant 20 of bufcache, end to end: what was acknowledged before a FLUSH that succeeded, or with FUA,
-//! survives a loss of power at any moment, whichever sectors of the rest do.
+//! Invariant 20 of bufcache, end to end: what was acknowledged before a FLUSH that succeeded, or
+//! with FUA, survives a loss of power at any moment, whichever sectors of the rest do.
 //!
-//! Two workers on threads of their own, with engines that do real I/O, serve an image below whose cache a
-//! device records every change, and are told to give each other the clients all the time. Each sector that
-//! a client writes says which version it is.
+//! Two workers on threads of their own, with engines that do real I/O, serve an image below whose
+//! cache a device records every change, and are told to give each other the clients all the time.
+//! Each sector that a client writes says which version it is.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,8 +20,8 @@ const CLIENTS: usize = 3;
 const WORKERS: usize = 2;
 /// Of each client: its own.
 const SECTORS: usize = 16 * 8;
-/// Sixteen blocks, so that most are written back while clients go on; longer requests than two of them
-/// pass it by.
+/// Sixteen blocks, so that most are written back while clients go on; longer requests than two of
+/// them pass it by.
 const CACHE: &str = "64K";
 
 /// What was put into a sector.
@@ -98,7 +98,7 @@ impl Player<'_> {
         self.asked += 1;
         for worker in self.workers {
             // Who does not have it does nothing.
-            assert!(worker.send(Message::Give(self.id, self.asked % WORKERS)));
+            assert!(worker.send(Message::MoveTo(self.id, self.asked % WORKERS)));
         }
         let mut reply = [0; 16];
         self.stream.read_exact(&mut reply).unwrap();
@@ -265,7 +265,8 @@ fn crash(seed: u64, bug: Option<&'static str>) {
             let ctx = connections.get_ref(id).unwrap();
             let worker = &workers[client % WORKERS];
             assert!(
-                worker.load.add() && worker.send(Message::Serve(Socket::from(server), ctx, pass()))
+                worker.load.reserve()
+                    && worker.send(Message::Serve(Socket::from(server), ctx, permit()))
             );
             let mut player = Player {
                 stream,
@@ -290,7 +291,7 @@ fn crash(seed: u64, bug: Option<&'static str>) {
         assert!(worker.send(Message::Report(sender.clone())) && worker.send(Message::Stop));
     }
     drop(sender);
-    let moves: u64 = reports.iter().map(|report| report.moves.came).sum();
+    let moves: u64 = reports.iter().map(|report| report.moves.arrived).sum();
     assert!(moves > 0, "no client was moved");
     threads.into_iter().for_each(|worker| worker.join().unwrap());
     played.into_iter().for_each(|client| client.unwrap_or_else(|panic| resume_unwind(panic)));

@@ -16,10 +16,10 @@ fn images(count: usize, cache: &str, limits: Limits) -> Lab {
     Lab::serving(&args, (paths[0].clone(), dir), limits, limits.depth + 1)
 }
 
-/// Nothing is answered, neither in the engine nor behind it, and yet who comes later gets a place: the second
-/// image's requests, and those of one more.
+/// Nothing is answered, neither in the engine nor behind it, and yet who comes later gets a place:
+/// the second image's requests, and those of one more.
 #[test]
-fn an_image_that_hangs_leaves_places_and_room_to_others() {
+fn an_image_that_hangs_leaves_slots_and_room_to_others() {
     const DEPTH: usize = 64;
     const LEN: usize = 16; // so that a socket holds all replies
     let mut lab = images(2, "0", Limits { depth: DEPTH, most: 4 * DEPTH });
@@ -56,9 +56,10 @@ fn an_image_that_hangs_leaves_places_and_room_to_others() {
     lab.ends_empty();
 }
 
-/// TRIMs last, more of them than there are places: a READ gets a place all the same, and all are answered.
+/// TRIMs last, more of them than there are places: a READ gets a place all the same, and all are
+/// answered.
 #[test]
-fn calls_leave_places_to_reads() {
+fn blocking_operations_leave_slots_to_reads() {
     const DEPTH: usize = 32;
     const TRIMS: u64 = 40;
     let mut lab = Lab::with(Limits { depth: DEPTH, most: 4 * DEPTH }, DEPTH + 1);

@@ -74,7 +74,7 @@ impl Hitter {
         while !lab.worker.requests.is_idle() {
             lab.script.complete(MOST);
             engine.turn();
-            lab.worker.settle(engine);
+            lab.worker.complete_round(engine);
             std::thread::yield_now();
         }
         at_once.then_some(calls)
@@ -147,7 +147,7 @@ fn what_a_client_has_not_read_is_never_taken_for_less() {
             for sent in 1..=5 {
                 hitter.send(&batch);
                 let conn = &hitter.lab.worker.conns[0];
-                let there = pace::unread(&conn.socket);
+                let there = batching::unread(&conn.socket);
                 assert!(there >= sent * batch.replies.len(), "the kernel counts {there}");
                 assert!(conn.out.unread >= there, "{} of {there}, {len}", conn.out.unread);
             }

@@ -32,7 +32,7 @@ pub(super) fn reply((_, client): &mut (Id, UnixStream), len: usize) -> (u64, u32
 }
 
 #[test]
-fn who_waits_is_admitted_by_class_and_in_order_within_it() {
+fn queued_requests_are_admitted_by_class_and_in_order_within_it() {
     let mut lab = narrow();
     let mut client = lab.client();
     let asked = [
@@ -126,7 +126,7 @@ fn below_the_depth_nothing_waits() {
 }
 
 #[test]
-fn who_is_closed_while_it_waits_gets_its_buffers_back_at_once() {
+fn the_buffers_of_queued_requests_come_back_at_the_close() {
     let mut lab = narrow();
     let (mut first, mut second) = (lab.client(), lab.client());
     lab.ask(&mut first, cmd::READ, NONE);

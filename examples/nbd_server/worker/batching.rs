@@ -1,9 +1,9 @@
-//! Letting a busy client fill the next batch.
+//! Batching: a round waits a moment while all its clients are busy with earlier replies.
 //!
 //! A client with many replies still to read loses nothing if its next requests wait a moment, and
-//! those it sends meanwhile join the batch: one submission and one send for more of them, and the
-//! two CPUs do not fight over the socket. The moment ends before the client has read so much that
-//! it would have to wait for us.
+//! those it sends meanwhile join the batch: one submission and one send serve more requests, and
+//! the two CPUs do not fight over the socket. The moment ends before the client would have to wait
+//! for the server.
 
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
@@ -15,15 +15,15 @@ use socket2::Socket;
 use super::Worker;
 use crate::conn::Conn;
 
-/// How long a batch may wait; measured, 20 to 40 us did not differ.
+/// How long a batch may wait. Measured: 20 to 40 us made no difference.
 const LIMIT: Duration = Duration::from_micros(25);
-/// With so many replies to read, a client is busy for longer than a batch takes; with four, waiting
+/// A client with so many unread replies is busy for longer than a batch takes. With four, waiting
 /// halved the throughput.
 const BUSY: usize = 8;
 
 impl Worker {
     /// Waits while every client of `events` has many replies to read, at most [`LIMIT`].
-    pub(super) fn let_clients_read(&mut self, events: &[epoll::Event]) {
+    pub(super) fn fill_batch(&mut self, events: &[epoll::Event]) {
         let mut busy = || !events.is_empty() && events.iter().all(|event| self.is_busy(event));
         if !busy() {
             return;
@@ -52,8 +52,8 @@ impl Worker {
     }
 }
 
-/// Bytes the other end of a Unix socket has not read, with the kernel's overhead. (On TCP: bytes its
-/// kernel has not acknowledged.)
+/// Bytes the other end of a Unix socket has not read, with the kernel's overhead. (On TCP: bytes
+/// its kernel has not acknowledged.)
 pub(super) fn unread(socket: &Socket) -> usize {
     let mut unread: libc::c_int = 0;
     // SAFETY: TIOCOUTQ stores one int and keeps nothing.

@@ -10,7 +10,7 @@ const NONE: CommandFlags = CommandFlags::NONE;
 fn team() -> [Lab; 2] {
     let mut team = Lab::team(2, Limits { depth: MOST, most: MOST }, MOST + 1, "0");
     for lab in &mut team {
-        lab.worker.balance.rules.patience = Duration::from_secs(1000);
+        lab.worker.rebalancer.rules.patience = Duration::from_secs(1000);
     }
     team.try_into().ok().expect("two")
 }
@@ -24,7 +24,7 @@ impl Lab {
     }
 
     fn give(&mut self, client: &(Id, UnixStream), to: usize) {
-        self.worker.begin_to_leave(client.0, to);
+        self.worker.begin_move(client.0, to);
     }
 
     fn has(&self, client: &(Id, UnixStream)) -> bool {
@@ -32,7 +32,7 @@ impl Lab {
     }
 
     fn moves(&self) -> (u64, u64) {
-        (self.worker.moves.came, self.worker.moves.left)
+        (self.worker.moves.arrived, self.worker.moves.departed)
     }
 }
 
@@ -59,7 +59,7 @@ fn replies(client: &mut (Id, UnixStream), count: usize, len: usize) -> Vec<u64> 
 }
 
 #[test]
-fn a_connection_goes_once_all_it_asked_for_is_answered() {
+fn a_connection_moves_once_all_its_requests_are_answered() {
     let [mut old, mut new] = team();
     let mut client = old.client();
     old.ask(&mut client, cmd::READ, NONE);
@@ -72,15 +72,18 @@ fn a_connection_goes_once_all_it_asked_for_is_answered() {
     assert_eq!(replies(&mut client, 1, BLOCK), [0xc0]);
     old.go_on();
     assert!(!old.has(&client) && !new.has(&client), "it is on its way");
-    assert_eq!((old.worker.conns.len(), old.worker.load.get(), new.worker.load.get()), (0, 0, 1));
+    assert_eq!(
+        (old.worker.conns.len(), old.worker.load.connections(), new.worker.load.connections()),
+        (0, 0, 1)
+    );
 
     // What comes for it here finds nothing, also when another has its place.
     let mut other = old.client();
     old.worker.ready(client.0, epoll::EventFlags::IN | epoll::EventFlags::HUP);
-    old.worker.mark_dirty(client.0);
+    old.worker.queue_send(client.0);
     old.worker.close(client.0, "a test");
     old.worker.end(client.0);
-    assert!(old.has(&other) && old.worker.load.get() == 1);
+    assert!(old.has(&other) && old.worker.load.connections() == 1);
 
     new.go_on();
     assert!(new.has(&client));
@@ -111,7 +114,7 @@ fn a_connection_goes_once_all_it_asked_for_is_answered() {
 
 /// The payload that has begun is received here, and what follows it is begun there.
 #[test]
-fn what_was_received_goes_with_it() {
+fn received_bytes_move_with_the_connection() {
     let [mut old, mut new] = team();
     let mut client = old.client();
     let write = Request { flags: NONE, command: cmd::WRITE, cookie: 0, offset: 0, len: 4096 };
@@ -146,10 +149,10 @@ fn what_was_received_goes_with_it() {
 }
 
 #[test]
-fn who_is_not_ready_in_time_stays_and_is_served() {
+fn a_connection_that_is_late_stays_and_is_served() {
     let [mut old, new] = team();
     let mut client = old.client();
-    old.worker.balance.rules.patience = Duration::ZERO;
+    old.worker.rebalancer.rules.patience = Duration::ZERO;
     old.ask(&mut client, cmd::READ, NONE);
     client.1.write_all(&read(0xc1)).unwrap();
     old.give(&client, 1);
@@ -159,14 +162,14 @@ fn who_is_not_ready_in_time_stays_and_is_served() {
     assert_eq!(old.script.in_flight(), 2, "the next is begun here");
     (0..2).for_each(|_| old.complete());
     assert_eq!(replies(&mut client, 2, BLOCK), [0xc0, 0xc1]);
-    assert_eq!((old.moves(), new.worker.load.get()), ((0, 0), 0));
+    assert_eq!((old.moves(), new.worker.load.connections()), ((0, 0), 0));
 
     // A patient worker is woken by the end of that patience, not by the device.
-    old.worker.balance.rules.patience = Duration::from_millis(20);
+    old.worker.rebalancer.rules.patience = Duration::from_millis(20);
     old.ask(&mut client, cmd::READ, NONE);
     old.give(&client, 1);
     let engine = Rc::clone(&old.worker.requests.engine);
-    while old.worker.conns[0].leaving {
+    while old.worker.conns[0].moving {
         old.worker.round(&engine, &mut Vec::with_capacity(256)).unwrap();
     }
     old.complete();
@@ -174,7 +177,7 @@ fn who_is_not_ready_in_time_stays_and_is_served() {
 
     // One that ends meanwhile is not in the way of another.
     old.ask(&mut client, cmd::READ, NONE);
-    old.worker.balance.rules.patience = Duration::from_secs(1000);
+    old.worker.rebalancer.rules.patience = Duration::from_secs(1000);
     old.give(&client, 1);
     old.worker.close(client.0, "a test");
     old.complete();
@@ -190,7 +193,7 @@ fn who_is_not_ready_in_time_stays_and_is_served() {
 
 /// They are in buffers of this worker.
 #[test]
-fn nobody_leaves_before_its_replies() {
+fn no_connection_moves_before_its_replies_have_left() {
     let [mut old, mut new] = team();
     let mut client = old.client();
     let mut asked = 0;
@@ -215,7 +218,7 @@ fn nobody_leaves_before_its_replies() {
 }
 
 #[test]
-fn who_waited_for_a_limit_waits_for_that_of_the_other() {
+fn a_blocked_connection_moves_and_obeys_the_new_limits() {
     let [mut old, mut new] = team();
     let (mut hog, mut client) = (old.client(), old.client());
     for _ in 0..MOST {
@@ -236,8 +239,8 @@ fn who_waited_for_a_limit_waits_for_that_of_the_other() {
     Lab::all_end_empty(vec![old, new]);
 }
 
-/// The server tells the worker that it knows of, and then all. Whatever comes first, the client hears of
-/// the end.
+/// The server tells the worker that it knows of, and then all. Whatever comes first, the client
+/// hears of the end.
 #[test]
 fn an_end_beside_a_move_reaches_the_client() {
     for case in 0..5 {
@@ -285,7 +288,7 @@ fn an_end_beside_a_move_reaches_the_client() {
             assert_eq!(replies(&mut client, 1, BLOCK), [0xc0]);
         }
         client.1.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        // A request that nobody received resets a Unix socket.
+        // A request that was not received resets a Unix socket.
         let end = client.1.read(&mut [0; 1]);
         let reset = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionReset;
         assert!(end.as_ref().map_or_else(reset, |&count| count == 0), "case {case}: {end:?}");
@@ -295,7 +298,7 @@ fn an_end_beside_a_move_reaches_the_client() {
 }
 
 #[test]
-fn nobody_goes_to_who_has_stopped_or_while_it_stops() {
+fn no_connection_moves_to_a_stopped_worker_or_during_a_stop() {
     let [mut old, mut new] = team();
     let mut client = old.client();
     new.worker.stop();
@@ -327,7 +330,7 @@ fn a_move_that_fails_loses_no_connection_but_to_a_full_system() {
     let mut client = old.client();
     drop(new.worker);
     old.give(&client, 1);
-    assert_eq!((old.has(&client), old.worker.load.get(), old.moves()), (true, 1, (0, 0)));
+    assert_eq!((old.has(&client), old.worker.load.connections(), old.moves()), (true, 1, (0, 0)));
     old.ask(&mut client, cmd::READ, NONE);
     old.go_on();
     old.go_on();
@@ -348,24 +351,24 @@ fn a_move_that_fails_loses_no_connection_but_to_a_full_system() {
 }
 
 #[test]
-fn of_two_busy_ones_one_goes_and_the_last_stays() {
+fn one_of_two_busy_connections_moves_and_the_last_stays() {
     let [mut old, mut new] = team();
     let mut clients = [old.client(), old.client()];
-    old.worker.balance.rules.period = Duration::ZERO;
-    let age = |lab: &mut Lab| lab.worker.load.work(Duration::from_secs(1000)); // more than has passed
+    old.worker.rebalancer.rules.period = Duration::ZERO;
+    let age = |lab: &mut Lab| lab.worker.load.end_round(Duration::from_secs(1000)); // more than has passed
     old.go_on();
     age(&mut old);
     old.ask(&mut clients[0], cmd::READ, NONE);
     old.complete();
     old.go_on();
     assert_eq!(old.worker.conns.len(), 2, "one alone is busy");
-    assert_eq!(old.worker.conns[0].cost, 0, "somebody has looked");
+    assert_eq!(old.worker.conns[0].cost, 0, "the loads were compared");
     age(&mut old);
     old.ask(&mut clients[0], cmd::READ, NONE);
     old.complete();
     old.ask(&mut clients[1], cmd::READ, NONE);
     old.complete();
-    new.worker.load.work(Duration::from_secs(1000));
+    new.worker.load.end_round(Duration::from_secs(1000));
     old.go_on();
     assert_eq!(old.worker.conns.len(), 2, "the other is no less busy");
     age(&mut old);
@@ -374,7 +377,10 @@ fn of_two_busy_ones_one_goes_and_the_last_stays() {
         old.complete();
     }
     old.go_on();
-    assert_eq!((old.worker.conns.len(), old.worker.load.get(), new.worker.load.get()), (1, 1, 1));
+    assert_eq!(
+        (old.worker.conns.len(), old.worker.load.connections(), new.worker.load.connections()),
+        (1, 1, 1)
+    );
     new.go_on();
     assert_eq!((old.moves(), new.moves()), ((0, 1), (1, 0)));
     for client in &clients {
@@ -387,16 +393,16 @@ fn of_two_busy_ones_one_goes_and_the_last_stays() {
 impl Lab {
     /// More time than has passed.
     fn works_for_long(&mut self) {
-        self.worker.load.work(Duration::from_secs(1000));
+        self.worker.load.end_round(Duration::from_secs(1000));
     }
 }
 
 /// What a worker is at counts when it is over: before that it would seem to be idle.
 #[test]
-fn nobody_goes_to_a_worker_that_stands_still() {
+fn no_connection_moves_to_a_worker_that_stands_still() {
     let [mut old, mut new] = team();
     let mut clients = [old.client(), old.client()];
-    old.worker.balance.rules.period = Duration::ZERO;
+    old.worker.rebalancer.rules.period = Duration::ZERO;
     old.go_on();
     let mut look = |old: &mut Lab| {
         old.works_for_long();
@@ -407,9 +413,9 @@ fn nobody_goes_to_a_worker_that_stands_still() {
         old.go_on();
         old.worker.conns.len()
     };
-    new.worker.load.begin();
+    new.worker.load.begin_round();
     assert_eq!((look(&mut old), look(&mut old)), (2, 2), "it opens an image, say");
-    new.worker.load.work(Duration::ZERO);
+    new.worker.load.end_round(Duration::ZERO);
     assert_eq!(look(&mut old), 1);
     new.go_on();
     for client in &clients {
@@ -420,14 +426,14 @@ fn nobody_goes_to_a_worker_that_stands_still() {
 }
 
 #[test]
-fn two_who_are_busy_do_not_both_give_to_one() {
+fn two_busy_workers_do_not_both_move_to_one() {
     for busy in [false, true] {
         let limits = Limits { depth: MOST, most: MOST };
         let mut team = Lab::team(3, limits, MOST + 1, "0");
         let mut clients = Vec::new();
         for lab in &mut team[..2] {
-            lab.worker.balance.rules.patience = Duration::from_secs(1000);
-            lab.worker.balance.rules.period = Duration::ZERO;
+            lab.worker.rebalancer.rules.patience = Duration::from_secs(1000);
+            lab.worker.rebalancer.rules.period = Duration::ZERO;
             clients.push([lab.client(), lab.client()]);
             lab.go_on();
         }
@@ -450,10 +456,10 @@ fn two_who_are_busy_do_not_both_give_to_one() {
         }
         let left = [0, 1].map(|nth: usize| team[nth].moves().1);
         assert_eq!(left, [u64::from(!busy), u64::from(busy)]);
-        assert!(team[0].worker.conns.iter().all(|(_, conn)| !conn.leaving));
+        assert!(team[0].worker.conns.iter().all(|(_, conn)| !conn.moving));
         team[2].go_on();
         for client in clients.iter().flatten() {
-            let lab = team.iter_mut().find(|lab| lab.has(client)).expect("somebody has it");
+            let lab = team.iter_mut().find(|lab| lab.has(client)).expect("one of them has it");
             lab.worker.close(client.0, "a test");
         }
         Lab::all_end_empty(team);

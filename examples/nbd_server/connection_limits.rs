@@ -1,9 +1,9 @@
-//! How many connections the server and each peer may have.
+//! Limits on the connections of the server and of each peer.
 //!
-//! A peer is a user (of Unix sockets) or an address (of TCP). The main thread admits each connection here
-//! and gives its [`Pass`] to the worker, which keeps it with the connection. A connection that has not
-//! finished its handshake is half-open: it may have to give way to a newer one, the oldest first. So silent
-//! connections do not keep other clients out.
+//! A peer is a user (Unix sockets) or an address (TCP). The main thread admits each connection here
+//! and gives its [`Permit`] to the worker, which keeps it with the connection. A connection that
+//! has not finished its handshake is half-open. The oldest half-open one gives way to a newer
+//! connection if a limit is reached, so silent connections do not keep other clients out.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,8 +19,8 @@ use crate::registry::peer_credentials;
 
 /// Half-open connections of one peer, as a part of all connections. A guess.
 const SHARE: usize = 4;
-/// Half-open connections that one peer may have on a server with few places. A guess: clients with several
-/// connections open them at the same time.
+/// Half-open connections that one peer may have on a server with few places. A guess: clients with
+/// several connections open them at the same time.
 const ALWAYS: usize = 16;
 
 /// What the limits count connections by.
@@ -47,7 +47,7 @@ impl PeerKey {
 
 /// The limits and the counts of one server.
 #[derive(Debug)]
-pub(crate) struct Peers {
+pub(crate) struct ConnectionLimits {
     max: usize,
     max_per_user: usize,
     max_per_address: usize,
@@ -91,17 +91,18 @@ pub(crate) enum Refused {
     Peer(usize),
 }
 
-/// The place of one connection. Dropping it makes room for another.
+/// Permission for one connection. Dropping it makes room for another.
 #[derive(Debug)]
-pub(crate) struct Pass {
-    peers: Arc<Peers>,
+pub(crate) struct Permit {
+    limits: Arc<ConnectionLimits>,
     ticket: u64,
 }
 
-impl Peers {
-    /// Admits up to `max` connections, and of each peer up to `max_per_peer`. By default an address has at most
-    /// half of them, so no single host can fill the server. A user may have all: the server's own socket admits
-    /// its owner and root only. `all_served` is an eventfd for the end of the last connection.
+impl ConnectionLimits {
+    /// Admits up to `max` connections, and of each peer up to `max_per_peer`. By default an address
+    /// has at most half of them, so no single host can fill the server. A user may have all: the
+    /// server's own socket admits its owner and root only. `all_served` is an eventfd for the end
+    /// of the last connection.
     pub(crate) fn new(
         max: usize,
         max_per_peer: Option<usize>,
@@ -117,12 +118,12 @@ impl Peers {
         })
     }
 
-    /// Admits one more connection. If a half-open connection has to give way to it, returns that one and its
-    /// worker. It has no place any more, and the caller has it closed.
+    /// Admits one more connection. If a half-open connection has to give way to it, returns that
+    /// one and its worker. It has no place any more, and the caller has it closed.
     pub(crate) fn admit(
         self: &Arc<Self>,
         peer: PeerKey,
-    ) -> Result<(Pass, Option<(Id, usize)>), Refused> {
+    ) -> Result<(Permit, Option<(Id, usize)>), Refused> {
         let state = &mut *self.state.lock();
         let counts = state.counts.get(&peer).copied().unwrap_or_default();
         let max_per_peer = match peer {
@@ -150,7 +151,7 @@ impl Peers {
         let counts = state.counts.entry(peer).or_default();
         counts.open += 1;
         counts.half_open += 1;
-        Ok((Pass { peers: Arc::clone(self), ticket }, evicted))
+        Ok((Permit { limits: Arc::clone(self), ticket }, evicted))
     }
 }
 
@@ -176,17 +177,18 @@ impl State {
     }
 }
 
-impl Pass {
-    /// Says which connection has the place, and which worker serves it. From now on it may be evicted.
-    pub(crate) fn set_place(&self, id: Id, worker: usize) {
-        if let Some(half) = self.peers.state.lock().half_open.get_mut(&self.ticket) {
+impl Permit {
+    /// Sets the connection and its worker. From now on the connection may be evicted.
+    pub(crate) fn set_location(&self, id: Id, worker: usize) {
+        if let Some(half) = self.limits.state.lock().half_open.get_mut(&self.ticket) {
             half.place = Some((id, worker));
         }
     }
 
-    /// Ends the handshake: the connection keeps its place. Returns `false` if it was evicted before.
+    /// Ends the handshake: the connection keeps its place. Returns `false` if it was evicted
+    /// before.
     pub(crate) fn finish_handshake(&self) -> bool {
-        let state = &mut *self.peers.state.lock();
+        let state = &mut *self.limits.state.lock();
         let Some(half) = state.half_open.remove(&self.ticket) else { return false };
         if let Some(counts) = state.counts.get_mut(&half.peer) {
             counts.half_open -= 1;
@@ -196,12 +198,12 @@ impl Pass {
     }
 }
 
-impl Drop for Pass {
+impl Drop for Permit {
     fn drop(&mut self) {
-        let state = &mut *self.peers.state.lock();
+        let state = &mut *self.limits.state.lock();
         state.leave(self.ticket);
         if let (true, true, Some(fd)) =
-            (state.open.is_empty(), state.has_served, &self.peers.all_served)
+            (state.open.is_empty(), state.has_served, &self.limits.all_served)
         {
             ring(fd);
         }
@@ -219,70 +221,72 @@ mod tests {
         Id::from_bits(number + (1 << 32)).expect("an id")
     }
 
-    /// Admits a connection with that number; returns its place and the number of the one that gave way.
+    /// Admits a connection with that number; returns its place and the number of the one that gave
+    /// way.
     fn admit(
-        peers: &Arc<Peers>,
+        limits: &Arc<ConnectionLimits>,
         peer: PeerKey,
         number: u64,
-    ) -> Result<(Pass, Option<u64>), Refused> {
-        let (pass, evicted) = peers.admit(peer)?;
-        pass.set_place(id(number), 0);
-        Ok((pass, evicted.map(|(id, _)| id.to_bits() - (1 << 32))))
+    ) -> Result<(Permit, Option<u64>), Refused> {
+        let (permit, evicted) = limits.admit(peer)?;
+        permit.set_location(id(number), 0);
+        Ok((permit, evicted.map(|(id, _)| id.to_bits() - (1 << 32))))
     }
 
     #[test]
     fn a_full_server_closes_the_oldest_half_open_connection_of_the_peer_with_most() {
-        let peers = Peers::new(4, Some(4), None);
-        let first = admit(&peers, B, 0).unwrap().0;
-        let mut half: Vec<_> = (1..4).map(|nr| admit(&peers, A, nr).unwrap().0).collect();
-        let (other, evicted) = admit(&peers, B, 4).unwrap();
+        let limits = ConnectionLimits::new(4, Some(4), None);
+        let first = admit(&limits, B, 0).unwrap().0;
+        let mut half: Vec<_> = (1..4).map(|nr| admit(&limits, A, nr).unwrap().0).collect();
+        let (other, evicted) = admit(&limits, B, 4).unwrap();
         assert_eq!(evicted, Some(1));
         assert!(!half[0].finish_handshake() && half[1].finish_handshake());
         assert!(first.finish_handshake() && other.finish_handshake());
         half.remove(0); // an evicted place is not given back twice
-        let (last, evicted) = admit(&peers, B, 5).unwrap();
+        let (last, evicted) = admit(&limits, B, 5).unwrap();
         assert_eq!(evicted, Some(3));
         assert!(last.finish_handshake());
-        assert_eq!(admit(&peers, A, 6).unwrap_err(), Refused::Server(4));
+        assert_eq!(admit(&limits, A, 6).unwrap_err(), Refused::Server(4));
         drop(first);
-        assert_eq!(admit(&peers, A, 7).unwrap().1, None);
+        assert_eq!(admit(&limits, A, 7).unwrap().1, None);
     }
 
     #[test]
     fn a_peer_has_its_limits() {
-        let peers = Peers::new(100, Some(30), None);
-        let (mut passes, mut evicted) = (Vec::new(), Vec::new());
+        let limits = ConnectionLimits::new(100, Some(30), None);
+        let (mut permits, mut evicted) = (Vec::new(), Vec::new());
         for number in 0..50 {
-            let (pass, out) = admit(&peers, A, number).unwrap();
-            passes.push(pass);
+            let (permit, out) = admit(&limits, A, number).unwrap();
+            permits.push(permit);
             evicted.extend(out);
         }
         assert_eq!(evicted, (0..25).collect::<Vec<_>>(), "a quarter of 100 is half-open");
-        let last = passes.split_off(25);
+        let last = permits.split_off(25);
         assert!(
-            last.iter().all(Pass::finish_handshake) && !passes.iter().any(Pass::finish_handshake)
+            last.iter().all(Permit::finish_handshake)
+                && !permits.iter().any(Permit::finish_handshake)
         );
-        let more: Vec<_> = (50..55).map(|number| admit(&peers, A, number).unwrap().0).collect();
-        assert!(more.iter().all(Pass::finish_handshake));
-        assert_eq!(admit(&peers, A, 60).unwrap_err(), Refused::Peer(30));
-        assert_eq!(admit(&peers, B, 61).unwrap().1, None);
-        drop((passes, last, more));
-        assert_eq!(peers.state.lock().counts.len(), 0);
+        let more: Vec<_> = (50..55).map(|number| admit(&limits, A, number).unwrap().0).collect();
+        assert!(more.iter().all(Permit::finish_handshake));
+        assert_eq!(admit(&limits, A, 60).unwrap_err(), Refused::Peer(30));
+        assert_eq!(admit(&limits, B, 61).unwrap().1, None);
+        drop((permits, last, more));
+        assert_eq!(limits.state.lock().counts.len(), 0);
     }
 
     #[test]
     fn the_last_connection_that_was_served_is_noticed() {
         let fd = crate::notifier::eventfd().unwrap();
-        let peers = Peers::new(4, None, Some(Arc::clone(&fd)));
+        let limits = ConnectionLimits::new(4, None, Some(Arc::clone(&fd)));
         let is_told = || rustix::io::read(&fd, &mut [0; 8]).is_ok();
-        drop(peers.admit(A).unwrap());
+        drop(limits.admit(A).unwrap());
         assert!(!is_told(), "a probe of the port ends nothing");
-        let passes: Vec<_> = (0..2).map(|_| peers.admit(A).unwrap().0).collect();
-        assert!(passes[0].finish_handshake());
-        let mut passes = passes.into_iter();
-        drop(passes.next());
+        let permits: Vec<_> = (0..2).map(|_| limits.admit(A).unwrap().0).collect();
+        assert!(permits[0].finish_handshake());
+        let mut permits = permits.into_iter();
+        drop(permits.next());
         assert!(!is_told(), "another is in its handshake");
-        drop(passes.next());
+        drop(permits.next());
         assert!(is_told());
     }
 
@@ -290,11 +294,11 @@ mod tests {
     fn an_address_cannot_fill_the_server_by_default_and_a_user_can() {
         for (max, most) in [(1, 1), (4, 2), (5, 3)] {
             for (peer, most) in [(B, most), (PeerKey::V6([1; 8]), most), (A, max)] {
-                let peers = Peers::new(max, None, None);
-                let passes: Vec<_> = (0..most).map(|_| peers.admit(peer).unwrap().0).collect();
-                assert!(passes.iter().all(Pass::finish_handshake));
-                assert!(peers.admit(peer).is_err(), "{peer:?} had {most} of {max}");
-                assert_eq!(peers.admit(PeerKey::User(2)).is_ok(), most < max);
+                let limits = ConnectionLimits::new(max, None, None);
+                let permits: Vec<_> = (0..most).map(|_| limits.admit(peer).unwrap().0).collect();
+                assert!(permits.iter().all(Permit::finish_handshake));
+                assert!(limits.admit(peer).is_err(), "{peer:?} had {most} of {max}");
+                assert_eq!(limits.admit(PeerKey::User(2)).is_ok(), most < max);
             }
         }
     }

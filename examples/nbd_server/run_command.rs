@@ -1,4 +1,4 @@
-//! A command that runs while the server serves it: `--run`.
+//! The shell command of `--run`: started once the server listens, and told where to connect.
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -13,13 +13,13 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::args::Tls;
 
 /// A running command.
-pub(crate) struct Captive {
+pub(crate) struct RunCommand {
     /// Names the process also when its id is another's. `None` where the kernel has none (before 5.3).
     process: Option<OwnedFd>,
     status: Arc<OnceLock<ExitStatus>>,
 }
 
-impl Captive {
+impl RunCommand {
     /// Runs a command of the shell. Its environment says where the server listens (`addresses`, as the server prints
     /// them) and how to reach `export`, over TLS if that is required. When the command has ended, `notify` gets a byte.
     pub(crate) fn start(
