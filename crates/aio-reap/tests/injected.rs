@@ -88,7 +88,8 @@ fn content() -> Vec<Vec<u8>> {
     (1..=BLOCKS as u8).map(|byte| vec![byte; BLOCK]).collect()
 }
 
-/// Writes each block and reads it back, one request at a time. Returns the errors.
+/// Writes each block and reads it back, one request at a time, and syncs the file in the end. Prints the
+/// errors.
 #[test]
 #[ignore = "what the other tests trace"]
 fn child() {
@@ -125,6 +126,11 @@ fn child() {
         }
         assert_eq!(&buf[..], &bytes[..]);
     }
+    for sync in [engine.fdatasync(&file), engine.fsync(&file)] {
+        if let (Err(error), _) = sync.submit().unwrap().wait() {
+            println!("\nfailed: {}", error.raw_os_error().unwrap());
+        }
+    }
     assert!(engine.validate().is_idle());
 }
 
@@ -141,6 +147,8 @@ fn inv12_interrupted_system_calls_are_made_again_up_to_a_limit() {
     case("pwrite64:error=EAGAIN:when=2..4", &[], &["= 4096", "INJECTED", "= 4096"]);
     // 17 in a row are more than the limit of 16 retries.
     case("pwrite64:error=EINTR:when=1..17", &[(libc::EINTR, 1)], &["INJECTED", "= 4096"]);
+    case("fdatasync:error=EINTR:when=1..16", &[], &["INJECTED", "= 0"]);
+    case("fsync:error=EINTR:when=1..2", &[], &["INJECTED", "INJECTED", "= 0"]);
 }
 
 /// An error fails only its own request.
@@ -153,6 +161,8 @@ fn inv03_a_failed_system_call_fails_one_request() {
         ("pwrite64:error=EIO:when=2", libc::EIO),
         ("pread64:error=EIO:when=6", libc::EIO),
         ("pwrite64:error=ENOSPC:when=1", libc::ENOSPC),
+        // A sync that failed is not made again: the kernel tells of an error once.
+        ("fdatasync:error=EIO:when=1", libc::EIO),
     ] {
         let failed: &'static [_] =
             if errno == libc::EIO { &[(libc::EIO, 1)] } else { &[(libc::ENOSPC, 1)] };

@@ -351,9 +351,11 @@ fn inv11_all_bytes_are_back_after_mass_removal() {
         let held: Vec<CtxRef<_>> = ids[..10].iter().map(|id| table.get_ref(*id).unwrap()).collect();
         let full = table.stats();
         thread::scope(|scope| {
-            for part in ids.chunks(ids.len().div_ceil(threads)) {
-                scope.spawn(|| part.iter().for_each(|id| _ = table.remove(*id).unwrap()));
-            }
+            let remove = |part: &[Id]| part.iter().for_each(|id| _ = table.remove(*id).unwrap());
+            let parts = ids.chunks(ids.len().div_ceil(threads));
+            let removers: Vec<_> = parts.map(|part| scope.spawn(move || remove(part))).collect();
+            // The end of the scope does not wait until a thread has freed its own memory.
+            removers.into_iter().for_each(|remover| remover.join().unwrap());
         });
         table.flush().unwrap();
         assert_eq!(count.load(Relaxed), 10);
@@ -374,12 +376,12 @@ fn inv11_all_bytes_are_back_after_mass_removal() {
     // Makes the memory that a process keeps, for one thread or for each of the most threads at a time.
     let all_there = std::sync::Barrier::new(8);
     thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
-                let _guard = rcu::pin();
-                all_there.wait();
-            });
-        }
+        let pin = || {
+            let _guard = rcu::pin();
+            all_there.wait();
+        };
+        let pinned: Vec<_> = (0..8).map(|_| scope.spawn(pin)).collect();
+        pinned.into_iter().for_each(|thread| thread.join().unwrap());
     });
     round(1);
     round(4);

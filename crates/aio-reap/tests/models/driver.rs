@@ -11,9 +11,9 @@ use std::task::Poll;
 
 use aio_reap::model::{Mailbox, WokenFlag, block_on, round};
 use percpu::sync::atomic::{AtomicBool, Ordering};
-use percpu::sync::{Arc, model, thread};
+use percpu::sync::{Arc, thread};
 
-use super::Notifier;
+use super::{Notifier, thoroughly};
 
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("drive: the turn left nothing", "driver::inv06_work_left_by_a_turn_is_continued"),
@@ -61,7 +61,7 @@ impl Shared {
 /// One thread sends two requests. With `one_by_one` it sends the second one after the answer to the
 /// first.
 fn requests_are_answered(budget: usize, one_by_one: bool) {
-    model(move || {
+    thoroughly(move || {
         let shared = Arc::new(Shared {
             mailbox: Mailbox::new(2),
             readable: AtomicBool::new(false),
@@ -130,7 +130,7 @@ fn inv06_work_left_by_a_turn_is_continued() {
 /// waking thread wrote before: nothing wakes the future again.
 #[test]
 fn inv06_a_woken_future_sees_why() {
-    model(|| {
+    thoroughly(|| {
         let shared = Arc::new((WokenFlag::new(), Notifier::default(), AtomicBool::new(false)));
         let waking = thread::spawn({
             let shared = Arc::clone(&shared);

@@ -11,7 +11,7 @@ use aio_reap::model::{Mailbox, SendError, Served, serve};
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::{Arc, is_planted, model, thread};
 
-use super::Notifier;
+use super::{Notifier, thoroughly};
 
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("close: take what was sent", "remote::closing_answers_or_refuses_every_request"),
@@ -141,7 +141,7 @@ fn block_on(shared: &Shared, index: u32) -> (Request, u32) {
 
 /// `senders` threads send one request each, and poll or block for the result.
 fn requests_are_answered(senders: u32, poll: bool) {
-    model(move || {
+    let run = move || {
         let shared = Shared::new(senders as usize);
         let threads: Vec<_> = (1..=senders)
             .map(|id| {
@@ -164,7 +164,11 @@ fn requests_are_answered(senders: u32, poll: bool) {
         shared.answer(senders as usize);
         threads.into_iter().for_each(|thread| thread.join().unwrap());
         shared.check(senders);
-    });
+    };
+    match senders {
+        1 => thoroughly(run),
+        _ => model(run), // seconds with three preemptions
+    }
 }
 
 /// Fails if a waiting sender is woken before the result is stored.
@@ -191,7 +195,7 @@ fn inv06_each_request_wakes_the_engine() {
 /// and its slot are lost.
 #[test]
 fn an_abandoned_request_leaves_nothing_behind() {
-    model(|| {
+    thoroughly(|| {
         let shared = Shared::new(1);
         let sender = thread::spawn({
             let shared = Arc::clone(&shared);
@@ -209,7 +213,7 @@ fn an_abandoned_request_leaves_nothing_behind() {
 /// Requests without a waiting sender come back to the engine.
 #[test]
 fn detached_requests_end_with_the_engine() {
-    model(|| {
+    thoroughly(|| {
         let shared = Shared::new(2);
         let sender = thread::spawn({
             let shared = Arc::clone(&shared);
@@ -225,7 +229,7 @@ fn detached_requests_end_with_the_engine() {
 /// loses sent requests.
 #[test]
 fn closing_answers_or_refuses_every_request() {
-    model(|| {
+    thoroughly(|| {
         let shared = Shared::new(1);
         let sender = thread::spawn({
             let shared = Arc::clone(&shared);
@@ -250,7 +254,7 @@ fn closing_answers_or_refuses_every_request() {
 /// [`serve`] is the shipped loop. A turn clears the notifier only after a sleep: the engine's own
 /// `clear` makes no system call, and so orders nothing, before it has slept on the kick.
 fn serve_until_the_end(requests: u32) {
-    model(move || {
+    thoroughly(move || {
         let shared = Shared::new(1);
         shared.mailbox.add_sender();
         let sender = thread::spawn({
@@ -300,7 +304,7 @@ fn serving_takes_the_last_request() {
 /// with a deadlock if the notifier is cleared after the engine has looked.
 #[test]
 fn inv21_a_cancellation_wakes_the_engine() {
-    model(|| {
+    thoroughly(|| {
         let shared = Shared::new(1);
         let sender = thread::spawn({
             let shared = Arc::clone(&shared);

@@ -9,6 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use bufcache::{BlockDevice, Cache, Fault, FaultDevice, MemoryDevice, Operation, WriteError};
+use testkit::block_on;
 
 #[test]
 fn inv18_a_sync_behind_one_that_fails_fails() {
@@ -31,6 +32,22 @@ fn inv18_a_sync_behind_one_that_fails_fails() {
     assert!(disk.reset().unwrap().is_empty());
     assert_eq!(disk.sync(), Ok(()));
     assert_eq!(device.count(Operation::Write), 2, "and is given it again");
+}
+
+/// A signal interrupts a sync, of a thread and of a task. The cache makes it again: nothing is given up for it.
+#[test]
+fn inv18_an_interrupted_sync_is_made_again() {
+    let device = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 1 << 20])));
+    let cache = Cache::new(1 << 20).unwrap();
+    let disk = cache.attach(Arc::clone(&device), 4096).unwrap();
+    for (of_task, before) in [(false, 0), (true, 4)] {
+        disk.get_mut(1).unwrap()[0] += 1;
+        device.inject(Operation::Sync, before..before + 3, Fault::Error(libc::EINTR));
+        let synced = if of_task { block_on(disk.sync_async()) } else { disk.sync() };
+        assert_eq!(synced, Ok(()));
+        assert_eq!(device.count(Operation::Sync), before + 4);
+    }
+    assert_eq!(device.count(Operation::Write), 2, "what was written is not given up");
 }
 
 /// Larger than any disk: zeros, in which nothing stays.

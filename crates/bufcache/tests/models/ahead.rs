@@ -1,9 +1,7 @@
 //! What is read before anybody asks.
 
-use percpu::sync::model;
-
 use super::task::Later;
-use super::world::{World, look};
+use super::world::{World, look, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -14,7 +12,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 /// There is one buffer, and no thread waits: neither for its block, nor for the buffer.
 #[test]
 fn inv13_what_is_being_read_ahead_is_not_evicted() {
-    model(|| {
+    thoroughly(|| {
         let later = Later::new(1);
         let device = later.attach(1);
         device.readahead(1..2);
@@ -32,7 +30,7 @@ fn inv13_what_is_being_read_ahead_is_not_evicted() {
 /// The pool or the get reads the block, and both see the bytes of that read.
 #[test]
 fn inv13_it_is_handed_over() {
-    model(|| {
+    thoroughly(|| {
         let world = World::new(2);
         world.disk.readahead(1..2);
         world.read(1);

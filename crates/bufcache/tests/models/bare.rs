@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use bufcache::bare::{Bare, BareGroup, BareWrites};
 use percpu::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use percpu::sync::{model, thread};
+use percpu::sync::thread;
+
+use super::world::thoroughly;
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -46,13 +48,13 @@ pub(super) const LOOM_ONLY: &[&str] = &[
 /// At least one of the two sees the other.
 #[test]
 fn inv06_a_slot_against_a_scan() {
-    model(|| reads_against_an_evictor(false));
+    thoroughly(|| reads_against_an_evictor(false));
 }
 
 /// The same with the other kind of fence.
 #[test]
 fn inv06_a_slot_against_a_scan_by_membarrier() {
-    model(|| reads_against_an_evictor(true));
+    thoroughly(|| reads_against_an_evictor(true));
 }
 
 fn reads_against_an_evictor(membarrier: bool) {
@@ -69,13 +71,13 @@ fn reads_against_an_evictor(membarrier: bool) {
 /// A check of the pins and the slots finds one of the two.
 #[test]
 fn inv06_a_pin_becomes_a_slot() {
-    model(|| wakes_against_who_buries(false));
+    thoroughly(|| wakes_against_who_buries(false));
 }
 
 /// The same with the other kind of fence.
 #[test]
 fn inv06_a_pin_becomes_a_slot_by_membarrier() {
-    model(|| wakes_against_who_buries(true));
+    thoroughly(|| wakes_against_who_buries(true));
 }
 
 fn wakes_against_who_buries(membarrier: bool) {
@@ -93,7 +95,7 @@ fn wakes_against_who_buries(membarrier: bool) {
 /// different homes, so no lock orders the uses.
 #[test]
 fn inv06_a_place_is_free_once_its_user_has_left() {
-    model(|| {
+    thoroughly(|| {
         let bare = Arc::new(Bare::new(false));
         let takes = thread::spawn({
             let bare = Arc::clone(&bare);
@@ -108,7 +110,7 @@ fn inv06_a_place_is_free_once_its_user_has_left() {
 /// What is loaded is new, or is there to be forgotten.
 #[test]
 fn inv10_a_claim_against_who_forgets() {
-    model(|| {
+    thoroughly(|| {
         // A device's memory orders nothing.
         let (bare, device) = (Arc::new(Bare::empty()), Arc::new(AtomicU64::new(0)));
         let claims = thread::spawn({
@@ -124,7 +126,7 @@ fn inv10_a_claim_against_who_forgets() {
 
 #[test]
 fn inv03_a_block_that_is_found_has_its_bytes() {
-    model(|| {
+    thoroughly(|| {
         let bare = Arc::new(Bare::empty());
         let loads = thread::spawn({
             let bare = Arc::clone(&bare);
@@ -138,7 +140,7 @@ fn inv03_a_block_that_is_found_has_its_bytes() {
 /// One of them syncs for the two that wait.
 #[test]
 fn inv18_three_syncs_that_fail() {
-    model(|| {
+    thoroughly(|| {
         let group = Arc::new(BareGroup::new());
         let sync = |group: Arc<BareGroup>| {
             let synced = group.join(|| {
@@ -160,7 +162,7 @@ fn inv18_three_syncs_that_fail() {
 /// write, so it fails also where the durable write was told.
 #[test]
 fn inv18_a_sync_beside_a_durable_write_that_fails() {
-    model(|| {
+    thoroughly(|| {
         let (writes, lost) = (Arc::new(BareWrites::new()), Arc::new(AtomicBool::new(true)));
         let durable = thread::spawn({
             let (writes, lost) = (Arc::clone(&writes), Arc::clone(&lost));

@@ -9,7 +9,7 @@ use percpu::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use percpu::sync::{model, thread};
 
 use super::task::block_on;
-use super::world::{BLOCKS, SIZE, dawdle};
+use super::world::{BLOCKS, SIZE, dawdle, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -109,7 +109,7 @@ fn inv10_who_forgets_waits_for_a_load() {
 /// While it waits for a load, which ends meanwhile. The buffer is of use.
 #[test]
 fn inv10_who_forgets_is_gone() {
-    model(|| {
+    thoroughly(|| {
         let (changing, device) = Changing::attach(1);
         let load = device.claim(0).unwrap().expect("it is not there");
         let mut forgets = Box::pin(device.invalidation(0..1));

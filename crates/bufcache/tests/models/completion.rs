@@ -14,7 +14,7 @@ use bufcache::{
 use percpu::sync::{Mutex, model, thread};
 
 use super::task::block_on;
-use super::world::{BLOCKS, LONG, SIZE};
+use super::world::{BLOCKS, LONG, SIZE, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -77,7 +77,7 @@ fn join(device: &Elsewhere) {
 
 #[test]
 fn inv17_a_write_that_another_thread_fails() {
-    model(|| {
+    thoroughly(|| {
         let (device, disk) = world();
         disk.create(1).unwrap().fill(1);
         assert_eq!(disk.flush(), Err(WriteError::Io { errno: libc::EIO, block: 1 }));
@@ -90,7 +90,7 @@ fn inv17_a_write_that_another_thread_fails() {
 /// The write takes the waker of the engine first, and that of the bell then.
 #[test]
 fn inv17_a_write_of_a_thread_whose_engine_refuses_to_wait() {
-    model(|| {
+    thoroughly(|| {
         let (device, disk) = world();
         disk.create(1).unwrap().fill(1);
         let engine = lent::lend_failing();
@@ -103,7 +103,7 @@ fn inv17_a_write_of_a_thread_whose_engine_refuses_to_wait() {
 
 #[test]
 fn inv18_a_sync_that_another_thread_drops() {
-    model(|| {
+    thoroughly(|| {
         let (device, disk) = world();
         assert_eq!(disk.sync(), Err(WriteError::Poisoned { errno: libc::ECANCELED }));
         join(&device);
@@ -112,7 +112,7 @@ fn inv18_a_sync_that_another_thread_drops() {
 
 #[test]
 fn inv17_a_write_of_a_task_that_another_thread_fails() {
-    model(|| {
+    thoroughly(|| {
         let (device, disk) = world();
         disk.create(1).unwrap().fill(1);
         let told = block_on(disk.flush_async());
@@ -184,7 +184,7 @@ impl BlockDevice for Owned {
 
 #[test]
 fn inv23_a_device_does_not_go_in_the_thread_that_ends_a_sync() {
-    model(|| {
+    thoroughly(|| {
         let (elsewhere, is_own) = (Arc::new(Elsewhere::default()), Arc::default());
         let own = Own(thread::current().id(), Arc::clone(&is_own));
         let cache = Cache::builder(SIZE).block_sizes(SIZE, SIZE).patience(LONG);

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use bufcache::{BlockDevice, Cache, Device, Eviction, Load, lent};
 use percpu::sync::{model, thread};
 
-use super::world::{BLOCKS, LONG, SIZE, look};
+use super::world::{BLOCKS, LONG, SIZE, look, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -81,7 +81,7 @@ fn inv02_loads_that_are_crossed() {
 /// The only buffer is of a load that this thread's engine has not done yet.
 #[test]
 fn inv13_the_buffer_is_in_its_own_engine() {
-    model(|| {
+    thoroughly(|| {
         let (reads, device) = attach(1);
         let _lent = lent::lend();
         device.readahead(1..2);

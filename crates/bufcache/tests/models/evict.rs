@@ -3,7 +3,7 @@
 use bufcache::GetError;
 use percpu::sync::{model, thread};
 
-use super::world::{World, dawdle, look, neighbours};
+use super::world::{World, dawdle, look, neighbours, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -29,13 +29,13 @@ pub(super) const LOOM_ONLY: &[&str] =
 /// There is one buffer: the other block takes its place and its memory.
 #[test]
 fn inv06_a_hit_keeps_its_buffer() {
-    model(|| hits_against_an_evictor(&World::new(1)));
+    thoroughly(|| hits_against_an_evictor(&World::new(1)));
 }
 
 /// The same with the other kind of fence.
 #[test]
 fn inv06_a_hit_keeps_its_buffer_by_membarrier() {
-    model(|| hits_against_an_evictor(&World::membarrier(1)));
+    thoroughly(|| hits_against_an_evictor(&World::membarrier(1)));
 }
 
 fn hits_against_an_evictor(world: &World) {
@@ -47,7 +47,7 @@ fn hits_against_an_evictor(world: &World) {
 /// The evictor comes between the guard and the pin, and finds neither gone.
 #[test]
 fn inv06_a_guard_becomes_a_pin() {
-    model(|| {
+    thoroughly(|| {
         let world = World::impatient(1);
         let guard = world.disk.get(0).unwrap();
         let evicts = thread::spawn({
@@ -64,7 +64,7 @@ fn inv06_a_guard_becomes_a_pin() {
 /// The pin goes in another thread than the evictor's.
 #[test]
 fn inv06_a_pin_keeps_its_buffer() {
-    model(|| {
+    thoroughly(|| {
         let world = World::new(1);
         let pin = world.disk.get(0).unwrap().pin().unwrap();
         let looks = thread::spawn(move || look(&pin, 0));
@@ -76,7 +76,7 @@ fn inv06_a_pin_keeps_its_buffer() {
 /// An evictor marks a buffer and finds it in use. A get meanwhile waits until the mark is gone.
 #[test]
 fn inv04_a_buffer_that_is_not_evicted_stays_the_only_one() {
-    model(|| {
+    thoroughly(|| {
         let world = World::new(2);
         let held = world.disk.get(0).unwrap();
         let shrinks = thread::spawn({

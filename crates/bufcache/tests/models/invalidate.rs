@@ -9,7 +9,7 @@ use percpu::sync::atomic::{
 };
 use percpu::sync::{Futex, model, thread};
 
-use super::world::{World, dawdle, look};
+use super::world::{World, dawdle, look, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -22,7 +22,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 /// There is one buffer: a reader that has it keeps the other block from it.
 #[test]
 fn inv10_a_hit_keeps_what_was_invalidated() {
-    model(|| {
+    thoroughly(|| {
         let world = World::new(1);
         world.against_a_hit(|| {
             assert_eq!(world.disk.invalidate(0), Ok(true));
@@ -35,7 +35,7 @@ fn inv10_a_hit_keeps_what_was_invalidated() {
 /// The same of one that turns its guard into a pin.
 #[test]
 fn inv10_a_guard_becomes_a_pin() {
-    model(|| {
+    thoroughly(|| {
         let world = World::impatient(1);
         let guard = world.disk.get(0).unwrap();
         let invalidates = thread::spawn({

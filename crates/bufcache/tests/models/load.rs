@@ -3,7 +3,7 @@
 use bufcache::GetError;
 use percpu::sync::{model, thread};
 
-use super::world::{World, look};
+use super::world::{World, look, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -15,7 +15,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 
 #[test]
 fn inv03_whoever_finds_a_block_finds_its_bytes() {
-    model(|| {
+    thoroughly(|| {
         let world = World::new(1);
         let loads = thread::spawn({
             let world = world.clone();

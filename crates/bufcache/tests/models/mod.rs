@@ -6,6 +6,7 @@
 
 mod ahead;
 mod bare;
+mod bypass;
 mod claim;
 mod completion;
 mod disk;

@@ -3,14 +3,15 @@
 use testkit::planted::Planted;
 
 use super::{
-    ahead, bare, claim, completion, engine, evict, invalidate, load, place, samples, sync, task,
-    wipe, write,
+    ahead, bare, bypass, claim, completion, engine, evict, invalidate, load, place, samples, sync,
+    task, wipe, write,
 };
 
 const PLANTED: Planted = Planted {
     mutants: &[
         ahead::MUTANTS,
         bare::MUTANTS,
+        bypass::MUTANTS,
         claim::MUTANTS,
         completion::MUTANTS,
         engine::MUTANTS,

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use bufcache::bare::BareSamples;
-use percpu::sync::{model, thread};
+use percpu::sync::thread;
+
+use super::world::thoroughly;
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -24,7 +26,7 @@ pub(super) const LOOM_ONLY: &[&str] = &[
 /// Three tags through a ring of two: what does not fit is lost, and nothing else.
 #[test]
 fn inv27_tags_arrive_in_order_and_once() {
-    model(|| {
+    thoroughly(|| {
         let samples = Arc::new(BareSamples::new(2));
         let hits = thread::spawn({
             let samples = Arc::clone(&samples);

@@ -5,6 +5,7 @@ use percpu::sync::native::atomic::Ordering::Relaxed;
 use percpu::sync::{model, thread};
 
 use super::disk::{fill, of, small, world};
+use super::world::thoroughly;
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -40,7 +41,7 @@ fn inv15_a_writer_against_an_evictor() {
 /// While the log is flushed for a block, that is written once more, and needs more of the log.
 #[test]
 fn inv16_the_log_against_a_writer() {
-    model(|| {
+    thoroughly(|| {
         let (disk, device) = world();
         disk.logs.store(true, Relaxed);
         let logged = |byte: u8| {

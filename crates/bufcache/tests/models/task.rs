@@ -12,7 +12,7 @@ use std::time::Duration;
 use bufcache::{AttachOptions, BlockDevice, Cache, Device, Eviction, GetError, Load, WriteError};
 use percpu::sync::{Futex, Mutex, model, thread};
 
-use super::world::{BLOCKS, SIZE, World, dawdle, look};
+use super::world::{BLOCKS, SIZE, World, dawdle, look, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -144,7 +144,7 @@ impl BlockDevice for Later {
 
 #[test]
 fn inv02_a_task_is_woken() {
-    model(|| {
+    thoroughly(|| {
         let later = Later::new(1);
         let device = later.attach(1);
         look(&block_on(device.get_async(1)).unwrap(), 1);
@@ -157,7 +157,7 @@ fn inv02_a_task_is_woken() {
 /// neither the buffer nor the waker kept.
 #[test]
 fn inv02_a_requester_that_is_gone() {
-    model(|| {
+    thoroughly(|| {
         let later = Later::new(1);
         let device = later.attach(1);
         let alarm = Arc::new(Alarm::default());
@@ -201,7 +201,7 @@ const FAILED: GetError = GetError::Io { errno: libc::EIO, block: 1 };
 /// Two wait, and the first panics when it is woken.
 #[test]
 fn inv02_a_waker_that_panics() {
-    model(|| {
+    thoroughly(|| {
         let later = Later::new(1);
         let device = later.attach(1);
         let alarm = Arc::new(Alarm { panics: true, ..Alarm::default() });
@@ -230,7 +230,7 @@ fn inv12_a_task_is_told_of_a_load_that_panics() {
 
 #[test]
 fn inv12_a_task_is_told_of_a_verifier_that_panics() {
-    model(|| {
+    thoroughly(|| {
         let later = Later::new(1);
         let refuses = AtomicBool::new(true);
         let verify = move |_: u64, _: &[u8]| match refuses.swap(false, Relaxed) {
@@ -271,7 +271,7 @@ fn inv02_a_verifier_needs_a_block_that_is_queued() {
 /// The cache's own thread makes a call, sleeps, and makes another.
 #[test]
 fn inv23_calls_of_tasks() {
-    model(|| {
+    thoroughly(|| {
         let world = World::new(2);
         for _ in 0..2 {
             let told = block_on(world.disk.discard_async(1..2));

@@ -4,6 +4,7 @@ use percpu::sync::{model, thread};
 
 use super::disk::{fill, world};
 use super::task::block_on;
+use super::world::thoroughly;
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -88,7 +89,7 @@ fn inv15_a_discard_against_a_writer() {
 
 #[test]
 fn inv15_two_discards() {
-    model(|| {
+    thoroughly(|| {
         let (_disk, device) = world();
         let discards = thread::spawn({
             let device = device.clone();

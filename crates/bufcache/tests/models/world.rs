@@ -1,5 +1,6 @@
 //! What the models read from: a device whose blocks say which they are, and how often it was asked.
 
+use std::env;
 use std::io;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,13 +8,21 @@ use std::time::Duration;
 
 use bufcache::{AttachOptions, BlockDevice, Builder, Cache, Device, Eviction};
 use percpu::sync::native::atomic::{AtomicUsize, Ordering::Relaxed};
-use percpu::sync::{Futex, thread};
+use percpu::sync::{Futex, model, thread, with_preemptions};
 
 pub(super) const SIZE: usize = 512;
 pub(super) const BLOCKS: u64 = 64;
 
 /// No checker has time: it never runs out.
 pub(super) const LONG: Duration = Duration::from_secs(3600);
+
+/// Runs a model with at least three preemptions, for models that take less than a second with them.
+///
+/// Not with a planted bug: two show it, and a run that a bug makes longer is not worth the time.
+pub(super) fn thoroughly(f: impl Fn() + Send + Sync + 'static) {
+    let least = if env::var_os("OFFLOCK_MUTANT").is_some() { 0 } else { 3 };
+    with_preemptions(least, || model(f));
+}
 
 type Job = Box<dyn FnOnce() + Send>;
 

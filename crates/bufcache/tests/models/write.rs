@@ -7,7 +7,7 @@ use percpu::sync::native::atomic::Ordering::Relaxed;
 use percpu::sync::{model, thread};
 
 use super::disk::{fill, of, small, world};
-use super::world::dawdle;
+use super::world::{dawdle, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -38,13 +38,13 @@ pub(super) const LOOM_ONLY: &[&str] = &["write-without-a-fence", "write-scan-rel
 
 #[test]
 fn inv15_a_writer_against_a_reader() {
-    model(|| against_a_reader(small(2)));
+    thoroughly(|| against_a_reader(small(2)));
 }
 
 /// The same with the other kind of fence.
 #[test]
 fn inv15_a_writer_against_a_reader_by_membarrier() {
-    model(|| against_a_reader(small(2).membarrier(true)));
+    thoroughly(|| against_a_reader(small(2).membarrier(true)));
 }
 
 fn against_a_reader(builder: Builder) {
@@ -67,7 +67,7 @@ fn against_a_reader(builder: Builder) {
 
 #[test]
 fn inv15_a_writer_against_a_guard_that_becomes_a_pin() {
-    model(|| {
+    thoroughly(|| {
         let (_disk, device) = world();
         drop(device.get(0).unwrap());
         let reads = thread::spawn({
@@ -92,7 +92,7 @@ fn inv15_a_writer_against_a_guard_that_becomes_a_pin() {
 
 #[test]
 fn inv15_who_waits_for_a_writer_is_woken() {
-    model(|| {
+    thoroughly(|| {
         let (_disk, device) = world();
         let mut guard = device.get_mut(0).unwrap();
         let reads = thread::spawn({
@@ -128,7 +128,7 @@ fn inv15_a_task_that_waits_for_a_writer_is_woken() {
 
 #[test]
 fn inv15_a_writer_against_the_device() {
-    model(|| {
+    thoroughly(|| {
         let (disk, device) = world();
         fill(&device, 0, 1);
         let flushes = thread::spawn({
@@ -205,7 +205,7 @@ fn inv18_a_reset_against_the_cleaner() {
 /// One that ends late does not forget the sync that failed behind the other.
 #[test]
 fn inv18_two_resets() {
-    model(|| {
+    thoroughly(|| {
         let (disk, device) = world();
         fill(&device, 0, 1);
         disk.giving_up.store(1, Relaxed);
@@ -229,7 +229,7 @@ fn inv18_two_resets() {
 
 #[test]
 fn inv17_a_write_that_fails() {
-    model(|| {
+    thoroughly(|| {
         let (disk, device) = world();
         disk.failing.store(2, Relaxed);
         fill(&device, 0, 1);
@@ -246,7 +246,7 @@ fn inv17_a_write_that_fails() {
 
 #[test]
 fn inv16_held_back_and_behind_the_log() {
-    model(|| {
+    thoroughly(|| {
         let (disk, device) = of(small(2).patience(Duration::ZERO));
         let mut guard = device.get_mut(0).unwrap();
         guard.fill(1);
@@ -263,12 +263,12 @@ fn inv16_held_back_and_behind_the_log() {
 
 #[test]
 fn inv19_a_writer_against_a_close() {
-    model(|| against_a_close(true, Device::get_mut));
+    thoroughly(|| against_a_close(true, Device::get_mut));
 }
 
 #[test]
 fn inv19_a_creator_against_a_close() {
-    model(|| against_a_close(false, Device::create));
+    thoroughly(|| against_a_close(false, Device::create));
 }
 
 /// What a writer was let write is durable once the close says so.

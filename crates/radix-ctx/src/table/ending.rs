@@ -24,13 +24,11 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Queues the callback if a list has slots and the callback is not queued.
     pub(super) fn queue_callback_for_lists(&self) {
         let mut state = self.lock();
-        // Ordering: Relaxed, both; under the lock.
-        if self.callback_queued.load(Ordering::Relaxed) {
-            return;
-        }
-        // The lists cannot be closed while another thread reclaims.
-        let send = self.close_lists(&mut state)
-            || self.filled() != 0 && !self.callback_queued.swap(true, Ordering::Relaxed);
+        // While the callback is not queued nothing waits (invariant 5 of `retire`). So the lists are
+        // closed, unless `end` reclaims, which queues the callback afterwards. A thread that adds a slot
+        // behind that finds the flag clear.
+        // Ordering: Relaxed; under the lock.
+        let send = !self.callback_queued.load(Ordering::Relaxed) && self.close_lists(&mut state);
         drop(state);
         if send {
             self.queue_callback();

@@ -118,7 +118,8 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// Restarts rseq sections. After this, no section changes the count of a slot that was dead before.
     pub(super) fn restart_sections(&self) {
         // Ordering: Acquire pairs with the Release in `make_refs`. Counts that are made after this load
-        // never had a reference to a slot that was dead before.
+        // never had a reference to a slot that was dead before. The lock, which the caller has taken,
+        // does so, too, so no model can see it weakened.
         if self.has_refs.load(Ordering::Acquire) {
             step!("fold: no section still counts", heavy_rseq());
         }

@@ -422,8 +422,8 @@ fn an_old_callback_meets_the_drop_of_the_table() {
         model(move || {
             let contexts = Contexts::new();
             let drops = Arc::clone(&contexts.drops);
-            let id = contexts.insert(7);
-            contexts.table.remove(id).unwrap();
+            let ids = [1, 2].map(|value| contexts.insert(value));
+            contexts.table.remove(ids[0]).unwrap();
             let callbacks = thread::spawn(move || {
                 if !late {
                     yield_often();
@@ -434,9 +434,10 @@ fn an_old_callback_meets_the_drop_of_the_table() {
             if late {
                 yield_often();
             }
+            contexts.table.remove(ids[1]).unwrap();
             drop(contexts);
             callbacks.join().unwrap();
-            assert_eq!(drops.load(Ordering::Relaxed), 1);
+            assert_eq!(drops.load(Ordering::Relaxed), 2);
         });
     }
 }

@@ -157,13 +157,16 @@ fn copy(ws: &Workspace) -> Result<Workspace> {
 fn candidates(copy: &Workspace, package: &Crate) -> Result<Vec<(Kind, Vec<Mutant>)>> {
     let dir = copy.root.join("crates").join(&package.name);
     let mut all = Vec::new();
-    for file in rust_files(&dir.join("src")) {
-        if is_for_tests(&file) {
-            continue;
-        }
-        let text = fs::read_to_string(&file).map_err(|error| Error::io(file.display(), error))?;
-        let found = sites::sites(&text)
-            .map_err(|error| Error::new(format!("{}: {error}", file.display())))?;
+    let mut files = rust_files(&dir.join("src"));
+    files.retain(|file| !is_for_tests(file));
+    let read =
+        |file: &PathBuf| fs::read_to_string(file).map_err(|error| Error::io(file.display(), error));
+    let texts: Vec<String> = files.iter().map(read).collect::<Result<_>>()?;
+    let parse = |(file, text): (&PathBuf, &String)| {
+        sites::parse(text).map_err(|error| Error::new(format!("{}: {error}", file.display())))
+    };
+    let parsed: Vec<_> = files.iter().zip(&texts).map(parse).collect::<Result<_>>()?;
+    for ((file, text), found) in files.into_iter().zip(&texts).zip(sites::sites(&parsed)) {
         let shown = file.strip_prefix(&dir).unwrap_or(&file).display().to_string();
         for site in found {
             let was = text[site.bytes.clone()].to_string();

@@ -46,10 +46,7 @@ fn check(copy: &Workspace, package: &Crate, patch: &Path) -> Result<Option<Strin
         return Ok(Some("the first line names no model".to_string()));
     };
     let dir = copy.root.join("crates").join(&package.name);
-    let apply = |options: &[&str]| {
-        let patched = copy.cmd("patch").args(["--silent", "--strip=1", "--force"]);
-        patched.args(options.iter().copied()).arg("--input").arg(patch).dir(&dir).run()
-    };
+    let apply = |options: &[&str]| apply(copy, &dir, patch, options);
     if apply(&["--dry-run"]).is_err() {
         return Ok(Some("the patch does not apply".to_string()));
     }
@@ -66,4 +63,34 @@ fn check(copy: &Workspace, package: &Crate, patch: &Path) -> Result<Option<Strin
         Err(_) => None,
         Ok(_) => Some(format!("{model} passes")),
     })
+}
+
+/// Applies a patch to the folder of a crate.
+fn apply(ws: &Workspace, dir: &Path, patch: &Path, options: &[&str]) -> Result<()> {
+    let patched = ws.cmd("patch").args(["--silent", "--strip=1", "--force"]);
+    patched.args(options.iter().copied()).arg("--input").arg(patch).dir(dir).run()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workspace::rust_files;
+
+    /// A patch that a change has made stale is found before the soak.
+    #[test]
+    fn every_patch_applies_and_names_a_model() {
+        let ws = Workspace::open().unwrap();
+        for package in ws.libraries().unwrap() {
+            let sources = rust_files(&package.dir.join("tests/models"));
+            let models: String =
+                sources.iter().map(|file| fs::read_to_string(file).unwrap()).collect();
+            for patch in patches(&package.dir).unwrap() {
+                let shown = patch.display();
+                let text = fs::read_to_string(&patch).unwrap();
+                let model = text.lines().next().unwrap().rsplit([':', ' ']).next().unwrap();
+                assert!(models.contains(&format!("fn {model}()")), "{shown}: no model {model}");
+                assert!(apply(&ws, &package.dir, &patch, &["--dry-run"]).is_ok(), "{shown}");
+            }
+        }
+    }
 }

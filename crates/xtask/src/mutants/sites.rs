@@ -1,12 +1,16 @@
 //! The places of a source file at which a random mutant can be planted.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
-use proc_macro2::{TokenStream, TokenTree};
+use proc_macro2::{Ident, TokenStream, TokenTree};
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
-use syn::{Attribute, BinOp, Expr, ImplItem, Item, Macro, Meta, Stmt, Token, TraitItem};
+use syn::{
+    Attribute, BinOp, Expr, ImplItem, ImplItemFn, Item, Local, Macro, Meta, Pat, Stmt, Token,
+    TraitItem,
+};
 
 use crate::error::{Error, Result};
 
@@ -38,25 +42,63 @@ pub(super) struct Site {
     pub(super) with: &'static str,
 }
 
-/// Returns the sites of a source, in order.
-///
-/// Code for tests and for model checkers, assertions, `Debug` and `Display` have none.
-pub(super) fn sites(source: &str) -> Result<Vec<Site>> {
-    let file = syn::parse_file(source)
-        .map_err(|error| Error::new(format!("line {}: {error}", error.span().start().line)))?;
-    let mut finder = Finder { sites: Vec::new() };
-    if !is_left_out(&file.attrs) {
-        finder.visit_file(&file);
-    }
-    finder.sites.sort_by_key(|site| (site.bytes.start, site.bytes.end));
-    Ok(finder.sites)
+pub(super) fn parse(source: &str) -> Result<syn::File> {
+    syn::parse_file(source)
+        .map_err(|error| Error::new(format!("line {}: {error}", error.span().start().line)))
 }
 
-struct Finder {
+/// Returns the sites of the files of a crate, in order.
+///
+/// Code for tests and for model checkers, assertions, `Debug` and `Display` have none, nor has a
+/// call that does nothing but hint the processor or tell a model checker of an access.
+pub(super) fn sites(files: &[syn::File]) -> Vec<Vec<Site>> {
+    let mut methods = Methods::default();
+    files.iter().for_each(|file| methods.visit_file(file));
+    let reports = &methods.reports - &methods.others;
+    let sites_of = |file: &syn::File| {
+        let mut finder = Finder { reports: &reports, sites: Vec::new() };
+        if !is_left_out(&file.attrs) {
+            finder.visit_file(file);
+        }
+        finder.sites.sort_by_key(|site| (site.bytes.start, site.bytes.end));
+        finder.sites
+    };
+    files.iter().map(sites_of).collect()
+}
+
+/// The names of the methods of a crate.
+#[derive(Default)]
+struct Methods {
+    /// Those that only tell a model checker of an access.
+    reports: BTreeSet<String>,
+    others: BTreeSet<String>,
+}
+
+impl<'ast> Visit<'ast> for Methods {
+    fn visit_impl_item_fn(&mut self, method: &'ast ImplItemFn) {
+        if method.sig.receiver().is_some() {
+            let names = if is_report(method) { &mut self.reports } else { &mut self.others };
+            names.insert(method.sig.ident.to_string());
+        }
+        visit::visit_impl_item_fn(self, method);
+    }
+}
+
+/// Returns whether the method does nothing without a model checker.
+fn is_report(method: &ImplItemFn) -> bool {
+    let discards = |stmt: &Stmt| matches!(stmt, Stmt::Local(Local { pat: Pat::Wild(_), .. }));
+    let (left_out, rest): (Vec<&Stmt>, Vec<&Stmt>) =
+        method.block.stmts.iter().partition(|stmt| is_left_out(attributes(stmt)));
+    !left_out.is_empty() && rest.into_iter().all(discards)
+}
+
+struct Finder<'r> {
+    /// Methods that only tell a model checker of an access.
+    reports: &'r BTreeSet<String>,
     sites: Vec<Site>,
 }
 
-impl Finder {
+impl Finder<'_> {
     fn add(&mut self, kind: Kind, span: proc_macro2::Span, with: &'static str) {
         self.sites.push(Site { kind, bytes: span.byte_range(), line: span.start().line, with });
     }
@@ -68,6 +110,8 @@ impl Finder {
             Stmt::Macro(_) => Kind::Statement,
             Stmt::Expr(expr, Some(_)) => match expr {
                 Expr::Call(call) if is_fence_call(&call.func) => Kind::Fence,
+                Expr::Call(call) if is_hint_call(&call.func) => return,
+                Expr::MethodCall(call) if self.is_without_effect(&call.method) => return,
                 Expr::Call(_) | Expr::MethodCall(_) | Expr::Assign(_) => Kind::Statement,
                 Expr::Binary(_) => Kind::Statement, // `+=` and the like
                 _ => return,
@@ -76,9 +120,13 @@ impl Finder {
         };
         self.add(kind, stmt.span(), "();");
     }
+
+    fn is_without_effect(&self, method: &Ident) -> bool {
+        self.reports.contains(&method.to_string()) || is_hint(method)
+    }
 }
 
-impl<'ast> Visit<'ast> for Finder {
+impl<'ast> Visit<'ast> for Finder<'_> {
     fn visit_item(&mut self, item: &'ast Item) {
         let attributes = match item {
             Item::Fn(item) => &item.attrs,
@@ -113,16 +161,7 @@ impl<'ast> Visit<'ast> for Finder {
     }
 
     fn visit_stmt(&mut self, stmt: &'ast Stmt) {
-        let attributes: &[Attribute] = match stmt {
-            Stmt::Local(stmt) => &stmt.attrs,
-            Stmt::Macro(stmt) => &stmt.attrs,
-            Stmt::Expr(Expr::Block(expr), _) => &expr.attrs,
-            Stmt::Expr(Expr::Call(expr), _) => &expr.attrs,
-            Stmt::Expr(Expr::MethodCall(expr), _) => &expr.attrs,
-            Stmt::Expr(Expr::If(expr), _) => &expr.attrs,
-            _ => &[],
-        };
-        if is_left_out(attributes) {
+        if is_left_out(attributes(stmt)) {
             return;
         }
         self.statement(stmt);
@@ -177,11 +216,33 @@ fn is_fence_call(function: &Expr) -> bool {
     matches!(function, Expr::Path(path) if is_fence(&path.path))
 }
 
+/// Returns whether the function changes how fast the program runs, and nothing else.
+fn is_hint(function: &Ident) -> bool {
+    ["spin_loop", "prefetch", "_mm_prefetch"].contains(&&*function.to_string())
+}
+
+fn is_hint_call(function: &Expr) -> bool {
+    let Expr::Path(path) = function else { return false };
+    path.path.segments.last().is_some_and(|name| is_hint(&name.ident))
+}
+
 fn is_assertion(mac: &Macro) -> bool {
     mac.path.segments.last().is_some_and(|name| {
         let name = name.ident.to_string();
         name.contains("assert") || ["panic", "unreachable", "write", "println"].contains(&&*name)
     })
+}
+
+fn attributes(stmt: &Stmt) -> &[Attribute] {
+    match stmt {
+        Stmt::Local(stmt) => &stmt.attrs,
+        Stmt::Macro(stmt) => &stmt.attrs,
+        Stmt::Expr(Expr::Block(expr), _) => &expr.attrs,
+        Stmt::Expr(Expr::Call(expr), _) => &expr.attrs,
+        Stmt::Expr(Expr::MethodCall(expr), _) => &expr.attrs,
+        Stmt::Expr(Expr::If(expr), _) => &expr.attrs,
+        _ => &[],
+    }
 }
 
 /// Returns whether a `cfg` restricts the item to tests or to builds for model checkers.
@@ -233,7 +294,8 @@ mod tests {
     /// The mutated text of each site, and what replaces it.
     fn found(source: &str) -> Vec<(Kind, String, &'static str)> {
         let text = |site: &Site| source[site.bytes.clone()].to_string();
-        sites(source).unwrap().iter().map(|site| (site.kind, text(site), site.with)).collect()
+        let found = sites(&[parse(source).unwrap()]).remove(0);
+        found.iter().map(|site| (site.kind, text(site), site.with)).collect()
     }
 
     #[test]
@@ -277,5 +339,17 @@ mod tests {
                       #[cfg(all(test, not(offlock_loom)))] mod q { fn r() { s(); } }\n\
                       #[cfg(not(offlock_loom))] fn o() { p(); }";
         assert_eq!(found(source), [(Kind::Statement, "p();".to_string(), "();")]);
+    }
+    #[test]
+    fn hints_and_reports_to_a_model_checker_have_none() {
+        let source = "impl F { fn read(&self, f: F) { #[cfg(offlock_loom)] self.s.with(g); let _ = f; }\n\
+                      fn write(&self) { #[cfg(offlock_loom)] t(); u(); } fn move_on(&self) { v(); } }\n\
+                      fn a(f: &F) { f.read(1); f.write(); f.move_on(); hint::spin_loop(); }";
+        let expected = ["u();", "v();", "f.write();", "f.move_on();"];
+        assert_eq!(found(source).iter().map(|site| &site.1).collect::<Vec<_>>(), expected);
+        // Another type's method has the same name.
+        let other = "impl G { fn read(&self) -> u64 { 7 } }";
+        let both = [source, other].map(|source| parse(source).unwrap());
+        assert_eq!(sites(&both)[0].len(), expected.len() + 1);
     }
 }

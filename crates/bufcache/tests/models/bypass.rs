@@ -1,0 +1,244 @@
+//! A write that a thread makes by means of its own, against all other uses of the block.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::task::{Context, Waker};
+
+use bufcache::{AttachOptions, BlockDevice, Cache, Device, DeviceRange, Eviction, WriteError};
+use percpu::CpuId;
+use percpu::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use percpu::sync::virtual_cpu::set_current;
+use percpu::sync::{Mutex, model, thread};
+
+use super::disk::{Disk, fill, world};
+use super::world::{BLOCKS, LONG, SIZE, dawdle, thoroughly};
+
+/// A planted bug, and the model that must fail for it.
+pub(super) const MUTANTS: &[(&str, &str)] = &[
+    ("exclusion: no other range overlaps", "bypass::inv15_two_bypasses"),
+    ("is_left: no slot names the entry", "bypass::inv10_a_bypass_against_a_hit"),
+];
+
+/// Each byte is the number of changes. As the memory of a real device, it orders no other access.
+struct Changing {
+    changes: Arc<AtomicU64>,
+    threads: Mutex<Vec<thread::JoinHandle<()>>>,
+}
+
+impl Changing {
+    fn attach(buffers: usize) -> (Arc<Self>, Device) {
+        let builder = Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE).patience(LONG);
+        let cache = builder.eviction(Eviction::Clock).build().unwrap();
+        let changes = Arc::new(AtomicU64::new(0));
+        let changing = Arc::new(Self { changes, threads: Mutex::new(Vec::new()) });
+        let options = AttachOptions::new(SIZE).on_loss(|_| {});
+        let device = cache.attach_with(Arc::clone(&changing), options).unwrap();
+        (changing, device)
+    }
+
+    /// Changes the device below a bypass. Returns whether there was one.
+    fn change_by_bypass(&self, device: &Device) -> bool {
+        let Some(bypass) = device.try_bypass(0..1).unwrap() else { return false };
+        dawdle();
+        self.changes.store(1, Relaxed);
+        bypass.finish(Ok(())).unwrap();
+        true
+    }
+
+    fn join(&self) {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    }
+}
+
+impl BlockDevice for Changing {
+    fn len(&self) -> u64 {
+        BLOCKS * SIZE as u64
+    }
+
+    fn read(&self, _: u64, buf: &mut [u8]) -> io::Result<usize> {
+        buf.fill(self.changes.load(Relaxed) as u8);
+        dawdle();
+        Ok(buf.len())
+    }
+
+    /// Another thread discards: it changes the device, and ends then.
+    fn begin_discard(&self, range: DeviceRange) {
+        let changes = Arc::clone(&self.changes);
+        self.threads.lock().push(thread::spawn(move || {
+            dawdle();
+            changes.store(1, Relaxed);
+            range.finish(Ok(()));
+        }));
+    }
+}
+
+/// A load that begins before the bypass refuses it, and one that begins later reads the new bytes. Old bytes
+/// that were cached would stay.
+#[test]
+fn inv10_a_bypass_against_a_load() {
+    model(|| {
+        let (changing, device) = Changing::attach(1);
+        let reads = thread::spawn({
+            let device = device.clone();
+            move || {
+                // Two threads count on one CPU under a lock of the checker, which would order them.
+                set_current(CpuId::new(1));
+                drop(device.get(0).unwrap());
+            }
+        });
+        let is_changed = changing.change_by_bypass(&device);
+        reads.join().unwrap();
+        assert_eq!(device.get(0).unwrap()[0], u8::from(is_changed));
+    });
+}
+
+/// There is one buffer: a guard that has it keeps the new bytes from it.
+#[test]
+fn inv10_a_bypass_against_a_hit() {
+    model(|| {
+        let (changing, device) = Changing::attach(1);
+        drop(device.get(0).unwrap());
+        let hits = thread::spawn({
+            let device = device.clone();
+            move || {
+                if let Ok(guard) = device.try_get(0) {
+                    let first = guard[0];
+                    (0..4).for_each(|_| dawdle());
+                    assert!(guard.iter().all(|byte| *byte == first));
+                }
+            }
+        });
+        let is_changed = changing.change_by_bypass(&device);
+        assert_eq!(device.get(0).unwrap()[0], u8::from(is_changed));
+        hits.join().unwrap();
+    });
+}
+
+/// The buffer of the block is evicted meanwhile, and read again.
+#[test]
+fn inv10_a_bypass_against_an_evictor() {
+    model(|| {
+        let (changing, device) = Changing::attach(1);
+        drop(device.get(0).unwrap());
+        let evicts = thread::spawn({
+            let device = device.clone();
+            move || drop(device.get(1).unwrap())
+        });
+        let is_changed = changing.change_by_bypass(&device);
+        evicts.join().unwrap();
+        assert_eq!(device.get(0).unwrap()[0], u8::from(is_changed));
+        drop(device.get(1).unwrap());
+    });
+}
+
+/// A task discards a block, and is gone before the device has done it. A get waits for the device all the same.
+#[test]
+fn inv23_a_discard_goes_on_when_its_task_is_gone() {
+    thoroughly(|| {
+        let (changing, device) = Changing::attach(1);
+        let mut discards = Box::pin(device.discard_async(0..1));
+        let _ = discards.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        drop(discards);
+        assert_eq!(device.get(0).unwrap()[0], 1);
+        changing.join();
+    });
+}
+
+/// Writes a byte to block 0 below a bypass. Returns whether there was one.
+fn bypass(disk: &Disk, device: &Device, byte: u8) -> Result<bool, WriteError> {
+    let Some(bypass) = device.try_bypass(0..1)? else { return Ok(false) };
+    let written = disk.write(0, &[byte; SIZE]);
+    bypass.finish(written).map(|()| true)
+}
+
+/// The device is written to by one of the two at a time, and the bypass is the later one.
+#[test]
+fn inv15_a_bypass_against_write_back() {
+    thoroughly(|| {
+        let (disk, device) = world();
+        fill(&device, 0, 1);
+        let flushes = thread::spawn({
+            let device = device.clone();
+            move || device.flush().unwrap()
+        });
+        let last = if bypass(&disk, &device, 2).unwrap() { 2 } else { 1 };
+        flushes.join().unwrap();
+        assert_eq!(device.get(0).unwrap()[0], last);
+        device.sync().unwrap();
+        assert_eq!(disk.durable(0), last);
+    });
+}
+
+#[test]
+fn inv15_a_bypass_against_a_writer() {
+    model(|| {
+        let (disk, device) = world();
+        let writes = thread::spawn({
+            let device = device.clone();
+            move || {
+                fill(&device, 0, 1);
+                device.sync().unwrap();
+            }
+        });
+        bypass(&disk, &device, 2).unwrap();
+        writes.join().unwrap();
+        device.sync().unwrap();
+        assert_eq!(disk.durable(0), device.get(0).unwrap()[0]);
+    });
+}
+
+#[test]
+fn inv15_two_bypasses() {
+    thoroughly(|| {
+        let (disk, device) = world();
+        let other = thread::spawn({
+            let (disk, device) = (Arc::clone(&disk), device.clone());
+            move || bypass(&disk, &device, 1).unwrap()
+        });
+        let is_mine = bypass(&disk, &device, 2).unwrap();
+        assert!(other.join().unwrap() || is_mine);
+    });
+}
+
+/// A sync that began before the end of the bypass does not make it durable. If a later one fails, the block is
+/// among those that it may have lost.
+#[test]
+fn inv20_a_bypass_against_a_sync() {
+    model(|| {
+        let (disk, device) = world();
+        let syncs = thread::spawn({
+            let device = device.clone();
+            move || device.sync().unwrap()
+        });
+        assert!(bypass(&disk, &device, 1).unwrap());
+        syncs.join().unwrap();
+        disk.giving_up.store(1, Relaxed);
+        assert!(device.sync().is_err());
+        let lost = device.reset().unwrap();
+        assert!(disk.durable(0) == 1 || lost.blocks() == [0..1]);
+    });
+}
+
+/// A close waits for the end of the bypass and makes it durable, or refuses it.
+#[test]
+fn inv19_a_bypass_against_a_close() {
+    thoroughly(|| {
+        let (disk, device) = world();
+        let writes = thread::spawn({
+            let (disk, device) = (Arc::clone(&disk), device.clone());
+            move || match bypass(&disk, &device, 1) {
+                Ok(is_written) => u8::from(is_written),
+                Err(error) => {
+                    assert_eq!(error, WriteError::Closed);
+                    0
+                }
+            }
+        });
+        let _kept = device.clone(); // the end of the last handle would write it
+        device.close().unwrap();
+        let durable = disk.durable(0);
+        assert_eq!(durable, writes.join().unwrap());
+    });
+}
