@@ -492,6 +492,12 @@ impl Shared {
             (runs, given) = (runs + 1, given + run.len());
         }
         batch.wait().await;
+        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        if mode == Mode::Thread && runs > 1 {
+            // A thread that is to wait for a disk and does not, as the page cache takes the bytes, would use up its
+            // time slice, some milliseconds, while threads with little to do wait for this CPU.
+            std::thread::yield_now();
+        }
         source.writes.load.end_writing();
         for (number, result) in results.iter_mut().enumerate().take(runs) {
             *result = Some(batch.result(number));
