@@ -18,9 +18,9 @@
 //! and reads what is in the cache, or on the image and was not written since the last good sync. The rest may be
 //! lost: EIO, too. What cannot be written back stays dirty, can be read, and is tried again.
 //!
-//! With `--cache 0` the engine reads and writes the image, and the cache does not know what was written: after a failed
-//! sync, READs and WRITEs go on, and READs may return bytes that are lost after a crash. FLUSH, FUA, TRIM and ZEROES get
-//! EIO.
+//! With `--cache 0` the engine reads and writes the image (a thread of the cache writes a buffered one: see
+//! [`calls`](crate::calls)), and the cache does not know what was written: after a failed sync, READs and WRITEs go on,
+//! and READs may return bytes that are lost after a crash. FLUSH, FUA, TRIM and ZEROES get EIO.
 
 use std::fmt;
 use std::fs::File;
@@ -39,6 +39,7 @@ use bufcache::{
 use tracing::error;
 
 use crate::admission::SMALL;
+use crate::calls::Calls;
 use crate::flushes::Flushes;
 use crate::slots::Slots;
 use crate::upstream::NbdDevice;
@@ -72,7 +73,7 @@ pub(crate) struct Backing {
     pub(crate) device: Arc<dyn BlockDevice>,
     /// The file that engines read and write themselves; `None` if only the device does.
     pub(crate) file: Option<File>,
-    /// Engines do not only read the file.
+    /// Engines do not only read the file, but write it, too: without the cache, and what is too long for it.
     pub(crate) engines_write: bool,
     /// The device, if it is an export of another server.
     pub(crate) upstream: Option<Arc<NbdDevice>>,
@@ -86,7 +87,9 @@ impl Backing {
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
         let device = Arc::new(device.up_to(len));
         let file = Some(file.try_clone()?);
-        Ok(Self { device, file, engines_write: true, upstream: None })
+        // A buffered write is a copy: see `calls`.
+        let engines_write = device.alignment() > 1;
+        Ok(Self { device, file, engines_write, upstream: None })
     }
 
     /// An export of another server.
@@ -105,6 +108,7 @@ pub(crate) struct Image {
     pub(crate) engines_write: bool,
     pub(crate) upstream: Option<Arc<NbdDevice>>,
     pub(crate) flushes: Flushes,
+    calls: Calls,
     /// In bytes.
     pub(crate) len: u64,
     /// Longest READ that is kept, and WRITE unless that is [`SCAN`]. What is longer is mostly used once, and
@@ -135,7 +139,7 @@ impl Blocks {
         let len = raw.len();
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
         // What tasks do not read and write themselves goes by way of the cache.
-        let by_tasks = upstream.is_some() || file.is_some() && engines_write;
+        let by_tasks = upstream.is_some() || file.is_some();
         let longest = if by_tasks { self.longest } else { self.longest.max(BLOCK as u64) };
         let image = Arc::new(Image {
             device: self.cache.attach_with(Arc::clone(&raw), options)?,
@@ -146,6 +150,7 @@ impl Blocks {
             engines_write,
             upstream,
             flushes: Flushes::default(),
+            calls: Calls::default(),
             next: AtomicU64::new(u64::MAX),
             #[cfg(test)]
             planted: std::sync::OnceLock::new(),
@@ -289,6 +294,24 @@ impl Image {
     pub(crate) fn settle(&self, bytes: Range<u64>) -> io::Result<()> {
         let blocks = covering(bytes.start, bytes.end);
         self.device.flush_range(blocks).map_err(of_write)
+    }
+
+    /// Has a thread of the cache make a call that blocks: behind the others, but if the image is an upstream's.
+    pub(crate) async fn call<T: Send + 'static>(
+        self: &Arc<Self>,
+        call: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> T {
+        let image = Arc::clone(self);
+        if self.upstream.is_some() {
+            return self.device.call_async(move |_| call(&image)).await;
+        }
+        let begin = || {
+            let image = Arc::clone(self);
+            // The first poll begins the call, which goes on without the future.
+            let run = pin!(self.device.call_async(move |_| image.calls.run()));
+            let _ = run.poll(&mut Context::from_waker(Waker::noop()));
+        };
+        self.calls.make(move || call(&image), begin).await
     }
 
     /// Makes durable what was written. Blocks.

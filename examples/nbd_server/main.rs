@@ -17,6 +17,7 @@ mod admission;
 mod args;
 mod background;
 mod blocks;
+mod calls;
 mod captive;
 mod commands;
 mod conn;
