@@ -53,10 +53,11 @@ impl Calls {
         let reply = Arc::new(Reply(Mutex::new((None, None))));
         let end = Arc::clone(&reply);
         let call = Box::new(move || end.end(catch_unwind(AssertUnwindSafe(call))));
-        let mut state = self.0.lock();
-        state.queue.push_back(call);
-        let begins = !std::mem::replace(&mut state.runs, true);
-        drop(state);
+        let begins = {
+            let mut state = self.0.lock();
+            state.queue.push_back(call);
+            !std::mem::replace(&mut state.runs, true)
+        };
         if begins {
             begin();
         }

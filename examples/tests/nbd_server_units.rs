@@ -10,6 +10,8 @@ mod admission;
 mod args;
 #[path = "../nbd_server/blocks.rs"]
 mod blocks;
+#[path = "../nbd_server/calls.rs"]
+mod calls;
 #[path = "../nbd_server/captive.rs"]
 mod captive;
 #[path = "../nbd_server/commands/mod.rs"]
