@@ -39,8 +39,8 @@ struct State {
 struct Reply<T>(Mutex<(Option<thread::Result<T>>, Option<Waker>)>);
 
 impl Calls {
-    /// Queues a call, and waits for its result. `begin` has a thread call [`run`](Self::run). Dropping the future leaves
-    /// the call going.
+    /// Queues a call, and waits for its result. `begin` has a thread call [`run`](Self::run). The calling thread makes the
+    /// call only if there is no memory to queue it. Dropping the future leaves the call going.
     ///
     /// # Panics
     ///
@@ -52,16 +52,23 @@ impl Calls {
     ) -> T {
         let reply = Arc::new(Reply(Mutex::new((None, None))));
         let end = Arc::clone(&reply);
-        let call = Box::new(move || end.end(catch_unwind(AssertUnwindSafe(call))));
-        let begins = {
-            let mut state = self.0.lock();
-            state.queue.push_back(call);
-            !std::mem::replace(&mut state.runs, true)
-        };
-        if begins {
-            begin();
+        let call: Call = Box::new(move || end.end(catch_unwind(AssertUnwindSafe(call))));
+        match self.push(call) {
+            Ok(true) => begin(),
+            Ok(false) => {}
+            Err(call) => call(),
         }
         reply.wait().await.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Queues a call. Returns whether no thread runs the queue, or the call if there is no memory.
+    fn push(&self, call: Call) -> Result<bool, Call> {
+        let mut state = self.0.lock();
+        if state.queue.try_reserve(1).is_err() {
+            return Err(call);
+        }
+        state.queue.push_back(call);
+        Ok(!std::mem::replace(&mut state.runs, true))
     }
 
     /// Makes calls until none waits.
