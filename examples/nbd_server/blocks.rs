@@ -108,7 +108,7 @@ pub(crate) struct Image {
     pub(crate) engines_write: bool,
     pub(crate) upstream: Option<Arc<NbdDevice>>,
     pub(crate) flushes: Flushes,
-    calls: Calls,
+    pub(crate) calls: Calls,
     /// In bytes.
     pub(crate) len: u64,
     /// Longest READ that is kept, and WRITE unless that is [`SCAN`]. What is longer is mostly used once, and
@@ -294,24 +294,6 @@ impl Image {
     pub(crate) fn settle(&self, bytes: Range<u64>) -> io::Result<()> {
         let blocks = covering(bytes.start, bytes.end);
         self.device.flush_range(blocks).map_err(of_write)
-    }
-
-    /// Has a thread of the cache make a call that blocks: behind the others, but if the image is an upstream's.
-    pub(crate) async fn call<T: Send + 'static>(
-        self: &Arc<Self>,
-        call: impl FnOnce(&Self) -> T + Send + 'static,
-    ) -> T {
-        let image = Arc::clone(self);
-        if self.upstream.is_some() {
-            return self.device.call_async(move |_| call(&image)).await;
-        }
-        let begin = || {
-            let image = Arc::clone(self);
-            // The first poll begins the call, which goes on without the future.
-            let run = pin!(self.device.call_async(move |_| image.calls.run()));
-            let _ = run.poll(&mut Context::from_waker(Waker::noop()));
-        };
-        self.calls.make(move || call(&image), begin).await
     }
 
     /// Makes durable what was written. Blocks.

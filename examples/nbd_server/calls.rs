@@ -1,4 +1,4 @@
-//! The blocking calls of one image that one thread of the cache makes in turn: its writes past the cache, and its trims.
+//! The blocking calls of one image that one thread of the cache makes in turn: writes past the cache, and trims.
 //!
 //! ```text
 //!  WRITE, TRIM ─► queue ─► a thread runs it? ─yes─► it makes this call, too
@@ -10,14 +10,17 @@
 //! io_uring has a kernel thread make each. Requests that come together here wake one thread once.
 
 use std::collections::VecDeque;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use percpu::sync::Mutex;
+
+use crate::blocks::Image;
 
 /// How long calls are made before other threads of the CPU have a turn. A guess: a few switches cost less.
 const TURN: Duration = Duration::from_micros(50);
@@ -39,8 +42,8 @@ struct State {
 struct Reply<T>(Mutex<(Option<thread::Result<T>>, Option<Waker>)>);
 
 impl Calls {
-    /// Queues a call, and waits for its result. `begin` has a thread call [`run`](Self::run). The calling thread makes the
-    /// call only if there is no memory to queue it. Dropping the future leaves the call going.
+    /// Queues a call, and waits for its result. `begin` has a thread call [`run`](Self::run). The calling
+    /// thread makes the call only if there is no memory to queue it. Dropping the future leaves the call going.
     ///
     /// # Panics
     ///
@@ -114,12 +117,29 @@ impl<T> Reply<T> {
     }
 }
 
+impl Image {
+    /// Has a thread of the cache make a call that blocks: behind the others, but if the image is an upstream's.
+    pub(crate) async fn call<T: Send + 'static>(
+        self: &Arc<Self>,
+        call: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> T {
+        let image = Arc::clone(self);
+        if self.upstream.is_some() {
+            return self.device.call_async(move |_| call(&image)).await;
+        }
+        let begin = || {
+            let image = Arc::clone(self);
+            // The first poll begins the call, which goes on without the future.
+            let run = pin!(self.device.call_async(move |_| image.calls.run()));
+            let _ = run.poll(&mut Context::from_waker(Waker::noop()));
+        };
+        self.calls.make(move || call(&image), begin).await
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::future::Future;
-    use std::pin::pin;
-    use std::task::Context;
 
     use super::*;
 

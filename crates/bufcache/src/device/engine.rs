@@ -217,8 +217,9 @@ impl BlockDevice for EngineDevice {
     }
 
     fn begin_write(&self, write: DeviceWrite) {
-        // A thread that waits calls the system for a durable write, for one alone, and for a buffered one: that is a copy,
-        // and where the file system cannot copy without a wait, as ext4, a ring gives each write to a kernel thread.
+        // A thread that waits calls the system for a durable write, for one alone, and for a buffered one:
+        // that is a copy. Where the file system does not begin it without a wait, as ext4, a ring gives each
+        // write to a kernel thread.
         let is_call = || write.is_durable() || write.is_alone() || self.alignment() == 1;
         let local = match write.is_blocking() {
             true if is_call() => None,

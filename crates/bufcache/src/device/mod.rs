@@ -143,9 +143,9 @@ pub trait BlockDevice: Send + Sync + 'static {
         write.defer();
     }
 
-    /// How many writes a write-back [begins](Self::begin_write) before it waits for their ends: up to 256. Asked for when
-    /// it is attached. The default keeps a disk busy and lets reads pass; a guess. A device whose answers take long wants
-    /// more.
+    /// How many writes a write-back [begins](Self::begin_write) before it waits for their ends: up to 256.
+    /// Asked for when it is attached. The default keeps a disk busy and lets reads pass; a guess. A device
+    /// whose answers take long wants more.
     fn write_depth(&self) -> usize {
         32
     }
