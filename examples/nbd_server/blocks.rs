@@ -18,9 +18,9 @@
 //! and reads what is in the cache, or on the image and was not written since the last good sync. The rest may be
 //! lost: EIO, too. What cannot be written back stays dirty, can be read, and is tried again.
 //!
-//! With `--cache 0` the engine reads and writes the image, and the cache does not know what was written: after a failed
-//! sync, READs and WRITEs go on, and READs may return bytes that are lost after a crash. FLUSH, FUA, TRIM and ZEROES get
-//! EIO.
+//! With `--cache 0` the engine reads and writes the image (a thread of the cache writes a buffered one: see
+//! [`calls`](crate::calls)), and the cache does not know what was written: after a failed sync, READs and WRITEs go on,
+//! and READs may return bytes that are lost after a crash. FLUSH, FUA, TRIM and ZEROES get EIO.
 
 use std::fmt;
 use std::fs::File;
@@ -39,6 +39,7 @@ use bufcache::{
 use tracing::error;
 
 use crate::admission::SMALL;
+use crate::calls::Calls;
 use crate::flushes::Flushes;
 use crate::upstream::NbdDevice;
 
@@ -71,7 +72,7 @@ pub(crate) struct Backing {
     pub(crate) device: Arc<dyn BlockDevice>,
     /// The file that engines read and write themselves; `None` if only the device does.
     pub(crate) file: Option<File>,
-    /// Engines do not only read the file.
+    /// Engines do not only read the file, but write it, too: without the cache, and what is too long for it.
     pub(crate) engines_write: bool,
     /// The device, if it is an export of another server.
     pub(crate) upstream: Option<Arc<NbdDevice>>,
@@ -85,7 +86,9 @@ impl Backing {
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
         let device = Arc::new(device.up_to(len));
         let file = Some(file.try_clone()?);
-        Ok(Self { device, file, engines_write: true, upstream: None })
+        // A buffered write is a copy: see `calls`.
+        let engines_write = device.alignment() > 1;
+        Ok(Self { device, file, engines_write, upstream: None })
     }
 
     /// An export of another server.
@@ -104,6 +107,7 @@ pub(crate) struct Image {
     pub(crate) engines_write: bool,
     pub(crate) upstream: Option<Arc<NbdDevice>>,
     pub(crate) flushes: Flushes,
+    pub(crate) calls: Calls,
     /// In bytes. Ordering: Relaxed, all: it only grows, and a request learns of the new length from its session, which
     /// its worker made after a load of the same word.
     len: AtomicU64,
@@ -136,7 +140,7 @@ impl Blocks {
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
         let options = if file.is_some() { options.growing() } else { options };
         // What tasks do not read and write themselves goes by way of the cache.
-        let by_tasks = upstream.is_some() || file.is_some() && engines_write;
+        let by_tasks = upstream.is_some() || file.is_some();
         let longest = if by_tasks { self.longest } else { self.longest.max(BLOCK as u64) };
         let image = Arc::new(Image {
             device: self.cache.attach_with(Arc::clone(&raw), options)?,
@@ -147,6 +151,7 @@ impl Blocks {
             engines_write,
             upstream,
             flushes: Flushes::default(),
+            calls: Calls::default(),
             next: AtomicU64::new(u64::MAX),
             #[cfg(test)]
             planted: std::sync::OnceLock::new(),

@@ -18,6 +18,7 @@ mod args;
 mod background;
 mod blocks;
 mod busy_poll;
+mod calls;
 mod commands;
 mod conn;
 mod connection_limits;

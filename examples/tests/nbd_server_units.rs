@@ -12,6 +12,8 @@ mod args;
 mod blocks;
 #[path = "../nbd_server/busy_poll.rs"]
 mod busy_poll;
+#[path = "../nbd_server/calls.rs"]
+mod calls;
 #[path = "../nbd_server/commands/mod.rs"]
 mod commands;
 #[path = "../nbd_server/conn.rs"]

@@ -105,6 +105,7 @@ impl Cache {
         let shift = block_size.ilog2();
         let blocks = len.div_ceil(block_size as u64);
         let identity = device.identity();
+        let write_depth = device.write_depth();
         // The last question: a device that panics here has no number and is not noted as attached.
         let is_read_only = device.is_read_only();
         if let Some(identity) = identity {
@@ -129,6 +130,7 @@ impl Cache {
             blocks,
             len,
             is_read_only,
+            write_depth,
             writes,
         });
         let class = self.shared.frames.class(shift);

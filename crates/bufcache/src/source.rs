@@ -32,6 +32,8 @@ pub(crate) struct Source {
     /// writes behind its end; what the cache gives it does not depend on that.
     pub(crate) len: u64,
     pub(crate) is_read_only: bool,
+    /// As the device said when it was attached.
+    pub(crate) write_depth: usize,
     pub(crate) writes: Writes,
 }
 

@@ -13,7 +13,8 @@
 //! answered from memory is no future: see [`Image::try_write`] and [`Image::try_read`].
 //!
 //! No future waits while it holds a guard, and none blocks. The worker's engine reads and writes the image, or its
-//! upstream does; what has no form for tasks is called by a thread of the cache, of which each image has a few.
+//! upstream does; what has no form for tasks is called by a thread of the cache, of which each image has a few. One of
+//! these makes the [`calls`](crate::calls) that would only wait for each other: buffered writes, trims and zeroes.
 //!
 //! # Why a READ may pass the cache
 //!
@@ -173,7 +174,7 @@ impl Job {
             (Command::Flush, buf) => (self.image.sync().await, buf),
             (Command::Trim { fua }, buf) => {
                 let inner = self.image.inner(offset, end);
-                let result = change(|| self.image.device.discard_async(inner.clone())).await;
+                let result = self.discard(inner).await;
                 let trimmed = match is_unsupported(&result) {
                     true => Ok(()),                    // it may leave all as it is
                     false => result.map_err(of_write), // and so it may leave its ends
@@ -401,10 +402,15 @@ impl Job {
         bypass: Option<Box<Bypass>>,
     ) -> (io::Result<()>, B, Option<Box<Bypass>>) {
         match (&self.file, &self.image.upstream) {
-            (Some(file), _) => {
+            (Some(file), _) if self.image.engines_write => {
                 let write = self.engine.write(file, Part { buf, part, bypass }, start);
                 let (result, Part { buf, bypass, .. }) = transfer_all(write).await;
                 (result.map(drop), buf, bypass)
+            }
+            (Some(_), _) => {
+                let write = move |image: &Image| (image.raw.write(start, &buf[part]), buf);
+                let (result, buf) = self.image.call(write).await;
+                (result, buf, bypass)
             }
             (None, Some(upstream)) => (upstream.write_async(start, &buf[part]).await, buf, bypass),
             (None, None) => (Err(os(libc::EOPNOTSUPP)), buf, bypass),
@@ -437,16 +443,16 @@ impl Job {
                 Err(error) => return (Err(of_write(error)), buf),
             }
         }
-        let write = move |device: bufcache::Device| {
+        let write = move |image: &Image| {
             let since = Instant::now();
             loop {
-                match device.write_past(first, &buf[part.clone()]) {
+                match image.device.write_past(first, &buf[part.clone()]) {
                     Err(WriteError::Busy { .. }) if since.elapsed() < PATIENCE => {}
                     result => return (result.map_err(of_write), buf),
                 }
             }
         };
-        device.call_async(write).await
+        self.image.call(write).await
     }
 
     /// Makes what this WRITE has written durable.
@@ -499,18 +505,30 @@ impl Job {
         Ok(())
     }
 
+    async fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
+        let image = &self.image;
+        if image.upstream.is_some() {
+            return change(|| image.device.discard_async(blocks.clone())).await;
+        }
+        let call = || {
+            let blocks = blocks.clone();
+            image.call(move |image| image.device.discard(blocks))
+        };
+        change(call).await
+    }
+
     /// Zeroes whole blocks, with or without room for them kept.
     async fn zero(&self, blocks: Range<u64>, no_hole: bool, fast: bool) -> io::Result<()> {
-        let Image { device, .. } = &*self.image;
+        let len = self.image.len();
         if !no_hole {
-            let result = change(|| device.discard_async(blocks.clone())).await;
+            let result = self.discard(blocks.clone()).await;
             if !is_unsupported(&result) {
                 return result.map_err(of_write);
             }
         }
         let by_device = || {
             let blocks = blocks.clone();
-            device.call_async(move |device| device.zero_by_device(blocks))
+            self.image.call(move |image| image.device.zero_by_device(blocks))
         };
         let result = change(by_device).await;
         if !is_unsupported(&result) {
@@ -526,7 +544,7 @@ impl Job {
         let mut at = blocks.start;
         while at < blocks.end {
             let start = at * BLOCK as u64;
-            let stop = (blocks.end * BLOCK as u64).min(self.image.len()).min(start + ZEROS as u64);
+            let stop = (blocks.end * BLOCK as u64).min(len).min(start + ZEROS as u64);
             self.write_blocks(at, zeros, 0..(stop - start) as usize).await.0?;
             at = covering(start, stop).end;
         }

@@ -492,6 +492,11 @@ impl BlockDevice for NbdDevice {
         }
     }
 
+    /// The driver queues what the connections do not take.
+    fn write_depth(&self) -> usize {
+        256
+    }
+
     fn begin_discard(&self, range: DeviceRange) {
         self.begin_zeros(range, false);
     }

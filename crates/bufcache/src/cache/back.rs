@@ -421,7 +421,7 @@ impl Shared {
                     }
                     _ => {
                         for &one in run {
-                            let mut result = [const { None }; RUNS];
+                            let mut result = [None];
                             let how = (task.durable, mode);
                             self.give_to_device(source, &[one], how, &mut result).await;
                             match result[0].unwrap_or(Err(None)) {
@@ -465,7 +465,7 @@ impl Shared {
         source: &Arc<Source>,
         blocks: &[Going],
         (durable, mode): (bool, Mode),
-        results: &mut [Option<Outcome>; RUNS],
+        results: &mut [Option<Outcome>],
     ) -> usize {
         let mut parts = [IoSlice::new(&[]); WINDOW];
         for (part, going) in parts.iter_mut().zip(blocks) {
@@ -477,7 +477,8 @@ impl Shared {
             *part = IoSlice::new(&bytes[..left.min(bytes.len() as u64) as usize]);
         }
         let batch = Batch::new(source, mode);
-        let neighbours = || blocks.chunk_by(|a, b| self.is_next(source, *a, *b)).take(RUNS);
+        let depth = source.write_depth.clamp(1, RUNS);
+        let neighbours = || blocks.chunk_by(|a, b| self.is_next(source, *a, *b)).take(depth);
         let alone = neighbours().nth(1).is_none();
         let (mut runs, mut given) = (0, 0);
         source.writes.load.begin_writing();
@@ -491,6 +492,12 @@ impl Shared {
             (runs, given) = (runs + 1, given + run.len());
         }
         batch.wait().await;
+        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        if mode == Mode::Thread && runs > 1 {
+            // A thread that is to wait for a disk and does not, as the page cache takes the bytes, would use up its
+            // time slice, some milliseconds, while threads with little to do wait for this CPU.
+            std::thread::yield_now();
+        }
         source.writes.load.end_writing();
         for (number, result) in results.iter_mut().enumerate().take(runs) {
             *result = Some(batch.result(number));

@@ -13,7 +13,8 @@ use crate::wait::{Mode, now};
 
 /// Most buffers that a thread writes that needs one. A guess: enough that the next few find some.
 const SOME: usize = 64;
-/// Sectors that were written and never synced may be in so many ranges: then the cleaner syncs.
+/// Sectors that were written and never synced may be in so many ranges, and in four for each buffer: then the cleaner
+/// syncs. Each takes some 30 bytes, and a sync too early makes the device write what others are about to overwrite.
 const MOST_EXTENTS: usize = 16 << 10;
 
 /// When it writes.
@@ -65,7 +66,8 @@ impl Shared {
 
     /// Whether a sync is due, because what is not durable is in many parts.
     pub(super) fn has_many_extents(&self, source: &Source) -> bool {
-        source.writes.unsynced(|unsynced| unsynced.written.len()) > MOST_EXTENTS
+        let most = MOST_EXTENTS.max(4 * self.frames.units());
+        source.writes.unsynced(|unsynced| unsynced.written.len()) > most
     }
 
     /// Writes a few buffers of the devices in turn. Returns how many.

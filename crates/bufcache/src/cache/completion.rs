@@ -28,8 +28,8 @@ use crate::engine::wait_for_writes;
 use crate::source::Source;
 use crate::wait::{Mode, wake_all};
 
-/// Most operations of a batch. A guess: enough to keep a disk busy.
-pub(super) const RUNS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 32 };
+/// Most operations of a batch.
+pub(super) const RUNS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 };
 /// The result of an operation that has panicked.
 const PANICKED: i32 = -1;
 /// The issuer counts.

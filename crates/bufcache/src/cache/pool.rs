@@ -332,12 +332,15 @@ impl Pool {
         state.devices.iter().filter_map(|work| work.dirty.clone()).nth(at)
     }
 
-    /// Begins a round without delay, because too much is dirty.
+    /// Begins a round without delay, because too much is dirty. Does nothing while every device with dirty buffers
+    /// is being cleaned, or is about to be.
     pub(super) fn hurry(&self) {
         let mut state = self.queue.state.lock();
-        let was_told = std::mem::replace(&mut state.urgent, true);
+        let waits = |work: &Work| work.dirty.is_some() && work.clean == Clean::No;
+        let tell = !state.urgent && state.devices.iter().any(waits);
+        state.urgent |= tell;
         drop(state);
-        if !was_told {
+        if tell {
             self.queue.changed.notify_one();
         }
     }

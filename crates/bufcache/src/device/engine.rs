@@ -17,8 +17,8 @@ use crate::engine::{Local, lent_engine, write_engine};
 /// in flight at once.
 ///
 /// Without a lent engine the cache's own threads call the file for tasks. A thread that waits for a block reads it by a
-/// system call. A thread that waits for a write-back gives many blocks at once to an engine that it keeps for that;
-/// its durable writes, and its syncs, are system calls.
+/// system call. A thread that waits for a write-back to a file with `O_DIRECT` gives many blocks at once to an engine
+/// that it keeps for that; its other writes, and its syncs, are system calls.
 ///
 /// What is in a thread's engine ends when that thread waits for a block, or turns its engine: as with all
 /// of an engine, it should do so soon.
@@ -217,9 +217,12 @@ impl BlockDevice for EngineDevice {
     }
 
     fn begin_write(&self, write: DeviceWrite) {
+        // A thread that waits calls the system for a durable write, for one alone, and for a buffered one:
+        // that is a copy. Where the file system does not begin it without a wait, as ext4, a ring gives each
+        // write to a kernel thread.
+        let is_call = || write.is_durable() || write.is_alone() || self.alignment() == 1;
         let local = match write.is_blocking() {
-            // Durable writes, and one alone, are system calls.
-            true if write.is_durable() || write.is_alone() => None,
+            true if is_call() => None,
             true => write_engine(),
             false => lent_engine(),
         };

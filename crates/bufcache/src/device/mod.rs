@@ -143,6 +143,13 @@ pub trait BlockDevice: Send + Sync + 'static {
         write.defer();
     }
 
+    /// How many writes a write-back [begins](Self::begin_write) before it waits for their ends: up to 256.
+    /// Asked for when it is attached. The default keeps a disk busy and lets reads pass; a guess. A device
+    /// whose answers take long wants more.
+    fn write_depth(&self) -> usize {
+        32
+    }
+
     /// Begins to [discard](Self::discard) a range; see [`begin_write`](Self::begin_write).
     fn begin_discard(&self, range: DeviceRange) {
         range.defer();
@@ -243,6 +250,10 @@ impl<D: BlockDevice + ?Sized> BlockDevice for std::sync::Arc<D> {
 
     fn begin_write(&self, write: DeviceWrite) {
         (**self).begin_write(write);
+    }
+
+    fn write_depth(&self) -> usize {
+        (**self).write_depth()
     }
 
     fn begin_discard(&self, range: DeviceRange) {

@@ -185,7 +185,6 @@ pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
 }
 
 /// Lets this thread's engine go on. Returns whether it has operations of a cache.
-#[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "`lent` is in a model"))]
 pub(crate) fn turn_engine() -> bool {
     let reading = reading();
     reading.iter().for_each(|local| _ = local.engine.turn_inner());

@@ -1,16 +1,30 @@
 //! Write-back by the engine of a thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+use std::fs::OpenOptions;
+
 use bufcache::Cache;
 
-/// Scattered blocks of a file, by the engine: lent, and the thread's own.
+/// Scattered blocks of a file: buffered, by calls; direct, by the engine: lent, and the thread's own.
 #[test]
-fn an_engine_writes_many_at_once() {
-    use std::os::unix::fs::FileExt;
+fn many_scattered_blocks_are_written() {
+    for flags in [0, libc::O_DIRECT] {
+        check(flags);
+    }
+}
+
+fn check(flags: i32) {
+    use std::os::unix::fs::{FileExt, OpenOptionsExt};
     let file = tempfile::NamedTempFile::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    file.as_file().set_len(4096 * 1000 + 100).unwrap();
+    // With O_DIRECT the last block of the device is whole.
+    let len = if flags == 0 { 4096 * 1000 + 100 } else { 4096 * 1001 };
+    file.as_file().set_len(len).unwrap();
     let cache = Cache::new(4096 * 600).unwrap();
-    let device = bufcache::EngineDevice::new(file.reopen().unwrap()).unwrap();
+    let opened = OpenOptions::new().read(true).write(true).custom_flags(flags).open(file.path());
+    let device = match opened {
+        Ok(file) => bufcache::EngineDevice::new(file).unwrap(),
+        Err(_) => return println!("no O_DIRECT here: the engine's writes are not tested"),
+    };
     let device = cache.attach(device, 4096).unwrap();
     let engine = std::rc::Rc::new(aio_reap::Engine::new().unwrap());
     for round in 1..4_u8 {
@@ -28,5 +42,5 @@ fn an_engine_writes_many_at_once() {
         }
     }
     assert_eq!(cache.stats().dirty, 0);
-    assert_eq!(file.as_file().metadata().unwrap().len(), 4096 * 1000 + 100);
+    assert_eq!(file.as_file().metadata().unwrap().len(), len);
 }

@@ -16,7 +16,7 @@ use std::{fs, io, mem};
 use aio_reap::Engine;
 use bufcache::{
     AttachOptions, BlockDevice, Cache, Device, DeviceRange, DeviceSync, DeviceWrite, EngineDevice,
-    GetError, Wal, WriteError, lend_engine,
+    GetError, MemoryDevice, Wal, WriteError, lend_engine,
 };
 use testkit::block_on;
 
@@ -28,6 +28,8 @@ struct Kept {
     writes: Mutex<Vec<DeviceWrite>>,
     syncs: Mutex<Vec<DeviceSync>>,
     ranges: Mutex<Vec<DeviceRange>>,
+    /// See `write_depth`; 0: the default.
+    depth: usize,
     /// The threads that have called a blocking method.
     blocked: Mutex<BTreeSet<String>>,
 }
@@ -71,6 +73,13 @@ impl BlockDevice for Kept {
         }
     }
 
+    fn write_depth(&self) -> usize {
+        match self.depth {
+            0 => MemoryDevice::new(vec![0; SIZE]).write_depth(),
+            depth => depth,
+        }
+    }
+
     fn begin_discard(&self, range: DeviceRange) {
         self.ranges.lock().unwrap().push(range);
     }
@@ -89,9 +98,13 @@ impl BlockDevice for Kept {
 }
 
 fn attach(patience: Duration) -> (Cache, Device, Arc<Kept>) {
+    attach_kept(patience, Kept::default())
+}
+
+fn attach_kept(patience: Duration, kept: Kept) -> (Cache, Device, Arc<Kept>) {
     let builder = Cache::builder(512 * SIZE).write_back_after(Duration::from_secs(3600));
     let cache = builder.dirty_limits(100, 100).patience(patience).build().unwrap();
-    let kept = Arc::new(Kept::default());
+    let kept = Arc::new(kept);
     let options = AttachOptions::new(SIZE).on_loss(|_| {});
     let device = cache.attach_with(Arc::clone(&kept), options).unwrap();
     (cache, device, kept)
@@ -101,26 +114,33 @@ fn is_ready(future: std::pin::Pin<&mut impl Future>) -> bool {
     future.poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
 
-/// Three windows of scattered blocks and one run, and a sync behind all of them: this thread ends each step, and so
-/// makes the next.
+/// Scattered blocks and one run, as many at once as the device takes, and a sync behind all of them: this thread ends
+/// each step, and so makes the next.
 #[test]
 fn inv20_a_sync_of_a_task_begins_when_its_writes_have_ended() {
-    let (cache, device, kept) = attach(Duration::from_secs(5));
+    for (depth, expected) in [(0, [32, 32, 32, 5].as_slice()), (60, &[60, 41]), (1 << 20, &[101])] {
+        check_batches(depth, expected);
+    }
+}
+
+fn check_batches(depth: usize, expected: &[usize]) {
+    let kept = Kept { depth, ..Kept::default() };
+    let (cache, device, kept) = attach_kept(Duration::from_secs(5), kept);
     for block in (0..200).step_by(2).chain(300..400) {
         device.create(block).unwrap().fill(2);
     }
     let mut sync = pin!(device.sync_async());
-    let mut batches = 0;
+    let mut batches = vec![];
     while !is_ready(sync.as_mut()) {
         let ended = kept.end_writes();
-        assert!(ended <= 32, "the depth is bounded: {ended}");
-        batches += usize::from(ended > 0);
-        if ended == 0 {
+        if ended > 0 {
+            batches.push(ended);
+        } else {
             assert_eq!(cache.stats().dirty, 0, "a sync before its writes have ended");
             assert_eq!(kept.end_syncs(), 1);
         }
     }
-    assert_eq!((batches, cache.stats().write_calls), (4, 101));
+    assert_eq!((&batches[..], cache.stats().write_calls), (expected, 101));
     assert!(kept.blocked.lock().unwrap().is_empty());
 }
 

@@ -501,3 +501,24 @@ fn a_block_that_cannot_be_read_is_created_also_beside_its_reader() {
     assert_eq!(reader.join().unwrap(), Err(GetError::Io { errno: libc::EIO, block: 5 }));
     assert_eq!(device.get(5).unwrap()[0], 7);
 }
+
+/// What was written and not synced may be in 16,384 ranges, or in four for each buffer if that is more: then it is
+/// synced, so that the memory for the ranges is bounded.
+#[test]
+fn many_unsynced_ranges_are_synced() {
+    for (buffers, most) in [(2048, 16_384), (6144, 24_576)] {
+        let cache = Cache::builder(buffers * 512).block_sizes(512, 512).build().unwrap();
+        let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 64_000 * 512])));
+        let device = cache.attach(Arc::clone(&disk), 512).unwrap();
+        let count_syncs = || {
+            device.flush().unwrap();
+            device.discard(60_000..60_001).unwrap(); // which looks at the ranges first
+            disk.count(Operation::Sync)
+        };
+        let write = |block: u64| device.create(2 * block).unwrap().fill(1);
+        (0..most - 1).for_each(write);
+        assert_eq!(count_syncs(), 0, "of {buffers} buffers"); // the discard adds a range
+        (most - 1..most + 1).for_each(write);
+        assert_eq!(count_syncs(), 1, "of {buffers} buffers");
+    }
+}

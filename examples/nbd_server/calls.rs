@@ -1,0 +1,173 @@
+//! The blocking calls of one image that one thread of the cache makes in turn: writes past the cache, and trims.
+//!
+//! ```text
+//!  WRITE, TRIM ─► queue ─► a thread runs it? ─yes─► it makes this call, too
+//!                              └─no─► a thread begins
+//! ```
+//!
+//! A file system locks the file for a buffered write and for a punch, so several threads would wait for each other, and
+//! READs for them. The engine does not help: where the file system does not begin such a call without a wait, as ext4,
+//! io_uring has a kernel thread make each. Requests that come together here wake one thread once.
+
+use std::collections::VecDeque;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use percpu::sync::Mutex;
+
+use crate::blocks::Image;
+
+/// How long calls are made before other threads of the CPU have a turn. A guess: a few switches cost less.
+const TURN: Duration = Duration::from_micros(50);
+
+type Call = Box<dyn FnOnce() + Send>;
+
+/// The calls of one image.
+#[derive(Default)]
+pub(crate) struct Calls(Mutex<State>);
+
+#[derive(Default)]
+struct State {
+    /// A thread makes calls until none waits.
+    runs: bool,
+    queue: VecDeque<Call>,
+}
+
+/// The result of a call, which a task waits for.
+struct Reply<T>(Mutex<(Option<thread::Result<T>>, Option<Waker>)>);
+
+impl Calls {
+    /// Queues a call, and waits for its result. `begin` has a thread call [`run`](Self::run). The calling
+    /// thread makes the call only if there is no memory to queue it. Dropping the future leaves the call going.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the call does.
+    pub(crate) async fn make<T: Send + 'static>(
+        &self,
+        call: impl FnOnce() -> T + Send + 'static,
+        begin: impl FnOnce(),
+    ) -> T {
+        let reply = Arc::new(Reply(Mutex::new((None, None))));
+        let end = Arc::clone(&reply);
+        let call: Call = Box::new(move || end.end(catch_unwind(AssertUnwindSafe(call))));
+        match self.push(call) {
+            Ok(true) => begin(),
+            Ok(false) => {}
+            Err(call) => call(),
+        }
+        reply.wait().await.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Queues a call. Returns whether no thread runs the queue, or the call if there is no memory.
+    fn push(&self, call: Call) -> Result<bool, Call> {
+        let mut state = self.0.lock();
+        if state.queue.try_reserve(1).is_err() {
+            return Err(call);
+        }
+        state.queue.push_back(call);
+        Ok(!std::mem::replace(&mut state.runs, true))
+    }
+
+    /// Makes calls until none waits.
+    pub(crate) fn run(&self) {
+        let mut since = Instant::now();
+        loop {
+            let mut state = self.0.lock();
+            let Some(call) = state.queue.pop_front() else {
+                state.runs = false;
+                return;
+            };
+            drop(state);
+            call();
+            if since.elapsed() > TURN {
+                thread::yield_now(); // a worker may wait for this CPU, for much longer if this goes on
+                since = Instant::now();
+            }
+        }
+    }
+}
+
+impl<T> Reply<T> {
+    fn end(&self, result: thread::Result<T>) {
+        let mut state = self.0.lock();
+        state.0 = Some(result);
+        let waker = state.1.take();
+        drop(state);
+        waker.into_iter().for_each(Waker::wake);
+    }
+
+    async fn wait(&self) -> thread::Result<T> {
+        poll_fn(|context| {
+            let mut state = self.0.lock();
+            match state.0.take() {
+                Some(result) => Poll::Ready(result),
+                None => {
+                    state.1 = Some(context.waker().clone());
+                    Poll::Pending
+                }
+            }
+        })
+        .await
+    }
+}
+
+impl Image {
+    /// Has a thread of the cache make a call that blocks: behind the others, but if the image is an upstream's.
+    pub(crate) async fn call<T: Send + 'static>(
+        self: &Arc<Self>,
+        call: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> T {
+        let image = Arc::clone(self);
+        if self.upstream.is_some() {
+            return self.device.call_async(move |_| call(&image)).await;
+        }
+        let begin = || {
+            let image = Arc::clone(self);
+            // The first poll begins the call, which goes on without the future.
+            let run = pin!(self.device.call_async(move |_| image.calls.run()));
+            let _ = run.poll(&mut Context::from_waker(Waker::noop()));
+        };
+        self.calls.make(move || call(&image), begin).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[test]
+    fn one_thread_makes_the_calls_in_turn_also_those_that_come_meanwhile() {
+        let calls = Calls::default();
+        let (order, begun) = (Arc::new(Mutex::new(Vec::new())), Cell::new(0));
+        let call = |number: u32, panics: bool| {
+            let order = Arc::clone(&order);
+            let note = move || {
+                order.lock().push(number);
+                assert!(!panics, "a bug that the test planted");
+                number
+            };
+            calls.make(note, || begun.set(begun.get() + 1))
+        };
+        let mut context = Context::from_waker(Waker::noop());
+        let [mut first, mut second] =
+            [(1, false), (2, true)].map(|(n, panics)| Box::pin(call(n, panics)));
+        assert!(first.as_mut().poll(&mut context).is_pending());
+        assert!(second.as_mut().poll(&mut context).is_pending());
+        let _ = pin!(call(3, false)).poll(&mut context); // its future goes, and the call is made
+        calls.run();
+        assert_eq!((begun.get(), &*order.lock()), (1, &vec![1, 2, 3]));
+        assert_eq!(first.as_mut().poll(&mut context), Poll::Ready(1));
+        let panicked = catch_unwind(AssertUnwindSafe(|| second.as_mut().poll(&mut context)));
+        assert!(panicked.is_err(), "the panic of a call is its task's");
+        let _ = pin!(call(4, false)).poll(&mut context);
+        assert_eq!(begun.get(), 2, "none runs any more");
+    }
+}
