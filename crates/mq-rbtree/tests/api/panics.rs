@@ -5,6 +5,7 @@
 use crate::panicking;
 
 use std::cell::Cell;
+use std::cmp::Ordering;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
@@ -123,6 +124,71 @@ fn payloads_that_panic_when_dropped_cost_no_wake_up() {
     let woken: Vec<_> = flags.iter().map(|flag| flag.count()).collect();
     assert_eq!((woken, is_first), (vec![1; 6], true));
     queue.validate();
+}
+
+/// A key whose comparison panics once for each time that it is armed, with a payload whose drop panics.
+#[derive(Clone, Copy, Debug)]
+struct PanickingKey(u32);
+
+static ARMED: AtomicUsize = AtomicUsize::new(0);
+
+impl Ord for PanickingKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        if ARMED.fetch_update(SeqCst, SeqCst, |armed| armed.checked_sub(1)).is_ok() {
+            panic_any(Payload);
+        }
+        self.0.cmp(&other.0)
+    }
+}
+
+impl PartialOrd for PanickingKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for PanickingKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Eq for PanickingKey {}
+
+/// The panic of a comparison for another thread is discarded. If the drop of its payload panics, the
+/// notification is called and the other waiters are served.
+#[test]
+fn a_discarded_panic_whose_drop_panics_costs_no_action() {
+    let queue = Queue::builder_with_keys(8).spin(false).build().unwrap();
+    (0..8).for_each(|n| queue.send(n, PanickingKey(0)).unwrap());
+    let called = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&called);
+    queue.notify(move || _ = counter.fetch_add(1, SeqCst)).unwrap();
+    let flag = WakeCount::new();
+    thread::scope(|scope| {
+        // The first finds an empty tree and compares nothing; the comparison for the second panics.
+        let blocked: Vec<_> = (1..3)
+            .map(|n| {
+                let blocked = scope.spawn(|| queue.send(8, PanickingKey(1)));
+                wait_until(|| queue.stats().waiting == (n, 0));
+                blocked
+            })
+            .collect();
+        let mut task = Box::pin(queue.send_async(9, PanickingKey(0)));
+        assert!(poll(&mut task, flag.waker()).is_pending());
+        let drained = catch_unwind(AssertUnwindSafe(|| {
+            queue.drain_filter(|_, _| {
+                ARMED.store(1, SeqCst);
+                true
+            })
+        }));
+        let is_of_the_drop = drained.unwrap_err().is::<&str>();
+        assert_eq!((called.load(SeqCst), flag.count(), is_of_the_drop), (1, 1, true));
+        assert!(blocked.into_iter().all(|blocked| blocked.join().unwrap().is_ok()));
+        assert!(poll(&mut task, flag.waker()).is_ready());
+    });
+    queue.validate();
+    assert_eq!((queue.len(), ARMED.load(SeqCst)), (3, 0));
 }
 
 /// If a filter and wakers panic, the filter's panic resumes.
