@@ -23,7 +23,6 @@ use crate::core::{Bitmap, Lent, Levels, Preload};
 use crate::deadline::Wait;
 use crate::error::ReceiveError;
 use crate::futures::ReceiveFuture;
-use crate::handles::Receiver;
 use crate::parker::Parker;
 use crate::queue::{Access, Deferred, LockedState, Queue, Received};
 
@@ -289,44 +288,5 @@ impl<T, L: Levels> Queue<T, L> {
         let mut preload = Preload::new();
         self.hint.preload_lent(&mut preload);
         preload
-    }
-}
-
-impl<T, L: Levels> Receiver<T, L> {
-    /// Receives the next message in a guard, which puts it back unless it is accepted: see
-    /// [`Queue::receive_guard`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`Queue::receive_guard`].
-    pub fn receive_guard(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        self.queue().receive_guard()
-    }
-
-    /// Receives the next message in a guard if there is one.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Queue::try_receive_guard`].
-    pub fn try_receive_guard(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        self.queue().try_receive_guard()
-    }
-
-    /// Receives the next message in a guard. Waits as `wait` says while there is none.
-    ///
-    /// # Errors
-    ///
-    /// [`ReceiveError`].
-    pub fn receive_guard_with(&self, wait: Wait) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        self.queue().receive_guard_with(wait)
-    }
-
-    /// Receives the next message in a guard asynchronously: see [`Queue::receive_guard_async`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`Queue::receive_guard`].
-    pub async fn receive_guard_async(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        self.queue().receive_guard_async().await
     }
 }

@@ -55,9 +55,7 @@ impl<T, L: Levels> Queue<T, L> {
     pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
         ReceiveFuture::new(self)
     }
-}
 
-impl<T, L: Levels> Queue<T, L> {
     /// Receives up to `most` messages into `out` asynchronously. Returns how many were received: at
     /// least one, unless `most` is 0.
     ///
@@ -98,27 +96,6 @@ impl<T, L: Levels> Queue<T, L> {
 }
 
 impl<T, L: Levels> Receiver<T, L> {
-    /// Receives up to `most` messages asynchronously: see
-    /// [`Queue::receive_batch_async`](crate::Queue::receive_batch_async).
-    ///
-    /// # Errors
-    ///
-    /// [`ReceiveError::Closed`] once the queue is closed and empty.
-    pub async fn receive_batch_async(
-        &self,
-        out: &mut Vec<Received<T, L>>,
-        most: usize,
-    ) -> Result<usize, ReceiveError> {
-        self.queue().receive_batch_async(out, most).await
-    }
-
-    /// Receives the next message asynchronously: see
-    /// [`Queue::receive_async`](crate::Queue::receive_async).
-    #[inline]
-    pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
-        self.queue().receive_async()
-    }
-
     /// Receives the next message asynchronously; the future owns the receiver.
     ///
     /// So the future borrows nothing. It counts as a handle until it is dropped.

@@ -63,12 +63,6 @@ impl<T, L: Levels> Queue<T, L> {
 }
 
 impl<T, L: Levels> Sender<T, L> {
-    /// Sends a message asynchronously: see [`Queue::send_async`](crate::Queue::send_async).
-    #[inline]
-    pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
-        self.queue().send_async(value, priority)
-    }
-
     /// Sends a message asynchronously; the future owns the sender.
     ///
     /// So the future borrows nothing and can be spawned. It counts as a handle until it is dropped.
