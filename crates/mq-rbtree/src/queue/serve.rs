@@ -6,7 +6,7 @@ use percpu::sync::{Arc, step};
 
 use super::config::Config;
 use super::deferred::Deferred;
-use super::state::{Node, State, is_task};
+use super::state::{Node, State};
 use crate::core::{Levels, Message, Preload};
 use crate::event::{READABLE, WRITABLE};
 use crate::waiter::{WaitEnd, Waiter, Wake};
@@ -25,10 +25,9 @@ impl<T, L: Levels> State<T, L> {
     ) {
         // SAFETY: the caller guarantees that the node is on this list.
         unsafe { self.receivers.remove(thread) };
-        // SAFETY: the thread does not leave before `end_wait` below.
-        let waiter = unsafe { thread.as_ref() };
-        // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
-        unsafe { waiter.inner() }.message = Some(message);
+        // SAFETY: the thread does not leave before `end_wait` below. `&mut self` excludes other threads,
+        // and the reference ends in this line.
+        unsafe { Waiter::inner_of(thread) }.message = Some(message);
         // SAFETY: the node was taken off its list above.
         deferred.wake(unsafe { Waiter::end_wait(thread, WaitEnd::Completed) });
         self.counters.handed_over += 1;
@@ -112,8 +111,9 @@ impl<T, L: Levels> State<T, L> {
         preload: &mut Preload<T, L>,
         deferred: &mut Deferred,
     ) {
-        // SAFETY: the caller guarantees that the node is on this list.
-        if unsafe { is_task(node) } {
+        // SAFETY: the caller guarantees a listed node. `&mut self` excludes other threads, and the
+        // reference ends in this line.
+        if unsafe { Waiter::inner_of(node) }.is_task() {
             // SAFETY: the caller guarantees that the node is on this list.
             unsafe { self.receivers.remove(node) };
             step!("receive permit: increment the count", self.receive_permits += 1);
@@ -150,12 +150,11 @@ impl<T, L: Levels> State<T, L> {
         deferred: &mut Deferred,
     ) {
         // SAFETY: the node is on this list, so it is alive; its thread or future leaves only under
-        // the lock or after `end_wait` below.
-        let waiter = unsafe { node.as_ref() };
-        // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
-        let demand = unsafe { waiter.inner() }.demand;
-        // SAFETY: the caller guarantees that the node is on this list.
-        if unsafe { is_task(node) } {
+        // the lock or after `end_wait` below. `&mut self` excludes other threads, and the reference
+        // ends before the next one is made.
+        let inner = unsafe { Waiter::inner_of(node) };
+        let demand = inner.demand;
+        if inner.is_task() {
             // SAFETY: the caller guarantees that the node is on this list.
             unsafe { self.senders.remove(node) };
             step!("send permit: increment the count", self.send_permits += 1);
@@ -176,8 +175,8 @@ impl<T, L: Levels> State<T, L> {
         };
         // SAFETY: the node is on this list.
         unsafe { self.senders.remove(node) };
-        // SAFETY: `&mut self` excludes other threads, and no other reference to the node is in use.
-        let slot = &mut unsafe { waiter.inner() }.message;
+        // SAFETY: as above; the list uses the node no more.
+        let slot = &mut unsafe { Waiter::inner_of(node) }.message;
         let ended = match (level, slot.take()) {
             (Some(Ok(level)), Some(message)) => {
                 // SAFETY: the level has just been returned, and only the list was changed since.
@@ -217,20 +216,14 @@ impl<T, L: Levels> State<T, L> {
         }
         let len = self.core.occupied() + self.send_permits;
         let bytes = self.core.bytes() + self.send_permit_bytes;
-        let mut at = self.senders.first();
-        while let Some(node) = at {
-            // SAFETY: the node is on the list, so it is alive.
-            let waiter = unsafe { node.as_ref() };
-            // SAFETY: `&self` comes from the lock's guard, and the reference ends in this line.
-            let demand = unsafe { waiter.inner() }.demand?;
+        for (node, inner) in self.senders.iter() {
+            let demand = inner.demand?;
             if config.has_room(len, bytes, demand) {
                 return Some(node);
             }
             if !config.fits_without_reserves(len, bytes, demand) {
                 return None;
             }
-            // SAFETY: the node is on the list.
-            at = unsafe { self.senders.next(node) };
         }
         None
     }
@@ -288,10 +281,9 @@ impl<T, L: Levels> State<T, L> {
 ///
 /// The node was taken off a list of the state in the lock section of the caller.
 unsafe fn grant_permit<T, P: Copy>(node: Node<T, P>) -> Option<Wake> {
-    // SAFETY: the node's future takes the lock before it is dropped, and the caller holds the lock.
-    let waiter = unsafe { node.as_ref() };
-    // SAFETY: the caller holds the lock, and the reference ends in this line.
-    unsafe { waiter.inner() }.permit = true;
+    // SAFETY: the node's future takes the lock before it is dropped. The caller holds the lock, and the
+    // reference ends in this line.
+    unsafe { Waiter::inner_of(node) }.permit = true;
     // SAFETY: the caller has taken the node off its list in this lock section.
     unsafe { Waiter::end_wait(node, WaitEnd::Completed) }
 }

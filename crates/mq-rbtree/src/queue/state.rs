@@ -302,21 +302,18 @@ impl<T, L: Levels> State<T, L> {
         preload: &mut Preload<T, L>,
         deferred: &mut Deferred,
     ) {
-        let mut at = self.senders.first().filter(|_| !self.closed && deferred.has_room());
-        while let Some(node) = at {
-            // SAFETY: the node is on the list, so it is alive.
-            let waiter = unsafe { node.as_ref() };
-            // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
-            let Some(demand) = (unsafe { waiter.inner() }).demand else { return };
-            let (len, bytes) = (self.core.occupied(), self.core.bytes());
+        if self.closed || !deferred.has_room() {
+            return;
+        }
+        let (len, bytes) = (self.core.occupied(), self.core.bytes());
+        let has_room = |demand| config.has_room(len, bytes, demand);
+        let thread = self
+            .senders
+            .iter()
+            .find(|(_, inner)| !inner.is_task() && inner.demand.is_some_and(has_room));
+        if let Some((node, _)) = thread {
             // SAFETY: the node is on the list.
-            if !unsafe { is_task(node) } && config.has_room(len, bytes, demand) {
-                // SAFETY: the node is on the list.
-                unsafe { self.serve_sender(node, preload, deferred) };
-                break;
-            }
-            // SAFETY: the node is on the list.
-            at = unsafe { self.senders.next(node) };
+            unsafe { self.serve_sender(node, preload, deferred) };
         }
     }
 
@@ -419,12 +416,7 @@ impl<T, L: Levels> State<T, L> {
         if !config.has_room(len, bytes, demand) {
             return true;
         }
-        let mut at = self.senders.first();
-        while let Some(node) = at {
-            // SAFETY: the node is on the list, so it is alive.
-            let waiter = unsafe { node.as_ref() };
-            // SAFETY: `&self` comes from the lock's guard, and the reference ends in this turn.
-            let inner = unsafe { waiter.inner() };
+        for (_, inner) in self.senders.iter() {
             if inner.rank() > rank {
                 return false;
             }
@@ -434,8 +426,6 @@ impl<T, L: Levels> State<T, L> {
             if !inner.demand.is_some_and(fits) {
                 return true;
             }
-            // SAFETY: the node is on the list.
-            at = unsafe { self.senders.next(node) };
         }
         false
     }
@@ -452,9 +442,8 @@ impl<T, L: Levels> State<T, L> {
     ) -> Result<(), Refused<T, L::Priority>> {
         // Without messages in guards, there is room.
         if self.core.occupied() == 0 {
-            // SAFETY: the node is the first of the list.
-            let is_thread = |&node: &Node<_, _>| !unsafe { is_task(node) };
-            if let Some(thread) = self.receivers.first().filter(is_thread) {
+            let first = self.receivers.iter().next().filter(|(_, inner)| !inner.is_task());
+            if let Some((thread, _)) = first {
                 // SAFETY: the node is the first of the list, and belongs to a thread.
                 unsafe { self.hand_over(thread, message, deferred) };
                 // This comes after the hand-over: the counters are on other cache lines, and the
@@ -467,16 +456,4 @@ impl<T, L: Levels> State<T, L> {
         self.serve_waiters(config, preload, deferred);
         Ok(())
     }
-}
-
-/// Returns whether a node belongs to a task.
-///
-/// # Safety
-///
-/// The node is on a list of the state that the caller has locked.
-pub(super) unsafe fn is_task<T, P: Copy>(node: Node<T, P>) -> bool {
-    // SAFETY: the caller guarantees that the node is on a list, so it is alive.
-    let waiter = unsafe { node.as_ref() };
-    // SAFETY: the caller holds the lock, and the reference ends in this line.
-    unsafe { waiter.inner() }.is_task()
 }
