@@ -24,14 +24,15 @@ impl<T, L: Levels> Queue<T, L> {
     /// Locks the state for a receive, without the ring's messages.
     #[inline(always)]
     pub(super) fn lock_to_receive(&self) -> WordGuard<'_, State<T, L>> {
-        if YIELDS == 0 {
+        // Without a ring the senders take the lock as well.
+        if YIELDS == 0 || self.ring.is_none() {
             return self.state.lock();
         }
         self.state.try_lock().unwrap_or_else(|| self.lock_after_yields())
     }
 
     /// Locks the state for a receive beside another one. The messages are with that one's CPU, and a
-    /// sender on this CPU does more for the queue than a receiver that spins.
+    /// sender on this CPU, which takes no lock, does more for the queue than a receiver that spins.
     #[cold]
     #[inline(never)]
     fn lock_after_yields(&self) -> WordGuard<'_, State<T, L>> {
