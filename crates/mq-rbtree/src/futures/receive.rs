@@ -14,7 +14,7 @@ use crate::core::{Bitmap, Levels, Preload};
 use crate::deadline::Wait;
 use crate::error::ReceiveError;
 use crate::handles::{QueueRef, Receiver};
-use crate::queue::{Access, Deferred, LockedState, Queue, Received};
+use crate::queue::{Access, LockedState, Queue, Received, Section};
 use crate::waiter::Waiter;
 
 /// A receive that waits asynchronously.
@@ -163,11 +163,9 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
                 return Poll::Ready(Ok(message));
             }
         }
-        self.poll_with(cx, Preload::new(), |queue, state, preload, deferred| {
-            match state.receive(&queue.config, preload, deferred) {
-                Some(message) => Some(Ok((message.value, message.priority))),
-                None => state.has_ended().then_some(Err(ReceiveError::Closed)),
-            }
+        self.poll_with(cx, Preload::new(), |state, section| match state.receive(section) {
+            Some(message) => Some(Ok((message.value, message.priority))),
+            None => state.has_ended().then_some(Err(ReceiveError::Closed)),
         })
     }
 }
@@ -180,13 +178,8 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
     pub(crate) fn poll_with<R>(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        mut preload: Preload<T, L>,
-        take: impl FnOnce(
-            &Queue<T, L>,
-            &mut LockedState<'_, T, L>,
-            &mut Preload<T, L>,
-            &mut Deferred,
-        ) -> Option<R>,
+        preload: Preload<T, L>,
+        take: impl FnOnce(&mut LockedState<'_, T, L>, &mut Section<'_, T, L>) -> Option<R>,
     ) -> Poll<R> {
         // SAFETY: nothing is moved out of the future, so the node stays in its place.
         let this = unsafe { self.get_unchecked_mut() };
@@ -195,7 +188,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
         let waiter = &*this.waiter.get_or_insert_with(|| Waiter::new(this.urgency));
         // Wakers are user code: they are cloned and dropped outside the lock.
         let waker = cx.waker().clone();
-        let mut deferred = Deferred::new();
+        let mut section = Section { preload, ..queue.section() };
         let _old;
         {
             let Some(mut state) = queue.poll_lock(Access::Wait) else {
@@ -213,7 +206,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
             let was_listed = unsafe { state.receivers.remove(node) };
             // SAFETY: the lock is held, and the reference ends in this line.
             _old = unsafe { waiter.inner() }.take_waker();
-            match take(queue, &mut state, &mut preload, &mut deferred) {
+            match take(&mut state, &mut section) {
                 None => {
                     let waker = Some(waker);
                     if was_listed {
@@ -232,7 +225,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
                 Some(taken) => {
                     drop(state);
                     (this.waiter, this.completed) = (None, true);
-                    queue.run_deferred(&mut deferred);
+                    queue.run_deferred(&mut section.deferred);
                     Poll::Ready(taken)
                 }
             }
@@ -247,8 +240,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
     fn unregister(&mut self) {
         let Some(waiter) = &self.waiter else { return };
         let queue = self.queue.get();
-        let mut preload = Preload::new();
-        let mut deferred = Deferred::new();
+        let mut section = queue.section();
         let _old;
         {
             // While others wait, the ring is shut and drained.
@@ -263,13 +255,10 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
             }
             // The message of the permit is for another waiter now; also that of a permit from
             // before a poll that panicked.
-            step!(
-                "receive dropped: pass the permit on",
-                state.serve_waiters(&queue.config, &mut preload, &mut deferred)
-            );
+            step!("receive dropped: pass the permit on", state.serve_waiters(&mut section));
         }
         self.waiter = None; // it is on no list, so no other thread knows it
-        queue.run_deferred(&mut deferred);
+        queue.run_deferred(&mut section.deferred);
     }
 }
 

@@ -10,10 +10,10 @@ use std::task::{Context, Poll};
 use percpu::sync::step;
 
 use super::timed::{Expire, Timed};
-use crate::core::{Bitmap, Levels, Message, Preload};
+use crate::core::{Bitmap, Levels, Message};
 use crate::error::{SendError, SendRefused};
 use crate::handles::{QueueRef, Sender};
-use crate::queue::{Deferred, Queue, refuse, refuse_or_unwind};
+use crate::queue::{Queue, refuse, refuse_or_unwind};
 use crate::waiter::{Rank, Waiter, rank_of_new};
 
 /// A checked message, or the reason why it can never be sent.
@@ -196,11 +196,10 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
             Err(refused) => return Poll::Ready(Err(refuse(refused))),
         };
         let demand = queue.config.demand(message.priority, message.bytes);
-        let mut preload = Preload::new();
-        let mut deferred = Deferred::new();
+        let mut section = queue.section();
         let _old;
         {
-            let locked = queue.poll_lock_to_send(message.priority, &mut preload);
+            let locked = queue.poll_lock_to_send(message.priority, &mut section.preload);
             let Some(mut state) = locked else {
                 this.message = Some(Ok(message));
                 waker.wake(); // a sender is to publish its message first
@@ -220,7 +219,7 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
             _old = unsafe { waiter.inner() }.take_waker();
             // SAFETY: the lock is held, and the reference ends in this line.
             let rank = unsafe { waiter.inner() }.rank();
-            match state.send(&queue.config, message, rank, &mut preload, &mut deferred) {
+            match state.send(message, rank, &mut section) {
                 Err((back, SendRefused::Full)) => {
                     this.message = Some(Ok(back));
                     // SAFETY: the lock is held, and the reference ends in this line.
@@ -237,23 +236,25 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                         // The rest of the permit's room may be enough for another sender.
                         step!(
                             "send refused: pass the permit on",
-                            state.serve_waiters(&queue.config, &mut preload, &mut deferred)
+                            state.serve_waiters(&mut section)
                         );
                     }
                     drop(state);
-                    queue.run_deferred(&mut deferred);
+                    queue.run_deferred(&mut section.deferred);
                     Poll::Pending
                 }
                 put => {
                     if had_permit || was_listed {
                         // The room of the permit, or the room that this message needed, may be
                         // enough for another sender; also if a receiver took the message at once.
-                        state.serve_waiters(&queue.config, &mut preload, &mut deferred);
+                        state.serve_waiters(&mut section);
                     }
                     drop(state);
                     this.waiter = None;
-                    queue.run_deferred(&mut deferred);
-                    Poll::Ready(put.map_err(|not_put| refuse_or_unwind(not_put, &mut deferred)))
+                    queue.run_deferred(&mut section.deferred);
+                    Poll::Ready(
+                        put.map_err(|not_put| refuse_or_unwind(not_put, &mut section.deferred)),
+                    )
                 }
             }
         }
@@ -267,8 +268,7 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
     fn unregister(&mut self) -> Rank {
         let Some(waiter) = &self.waiter else { return rank_of_new(self.urgency) };
         let queue = self.queue.get();
-        let mut preload = Preload::new();
-        let mut deferred = Deferred::new();
+        let mut section = queue.section();
         let (_old, rank);
         {
             // While others wait, the ring is shut and drained.
@@ -285,14 +285,11 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
             }
             if permit || listed {
                 // The room that this message needed may have blocked the senders behind it.
-                step!(
-                    "send dropped: serve the other senders",
-                    state.serve_waiters(&queue.config, &mut preload, &mut deferred)
-                );
+                step!("send dropped: serve the other senders", state.serve_waiters(&mut section));
             }
         }
         self.waiter = None; // it is on no list, so no other thread knows it
-        queue.run_deferred(&mut deferred);
+        queue.run_deferred(&mut section.deferred);
         rank
     }
 }

@@ -22,7 +22,8 @@ use percpu::AllocError;
 use percpu::sync::{Arc, check, step};
 
 use super::config::Config;
-use super::deferred::{Deferred, Notification};
+use super::deferred::Notification;
+use super::section::Section;
 use crate::core::{Core, Levels, Message, Preload};
 use crate::error::SendRefused;
 use crate::event::EventNotifier;
@@ -81,24 +82,22 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     pub(crate) fn send(
         &mut self,
-        config: &Config<T, L>,
         message: Message<T, L::Priority>,
         rank: Rank,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
+        section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
         if self.closed {
             return Err((message, SendRefused::Closed));
         }
         if !check!("send: no receiver waits", self.receivers.is_empty()) {
-            return self.send_to_receivers(config, message, rank, preload, deferred);
+            return self.send_to_receivers(message, rank, section);
         }
-        self.push(config, message, rank, preload, deferred)?;
+        self.push(message, rank, section)?;
         if self.core.len() == 1 {
-            self.notify_unless_awaited(deferred);
+            self.notify_unless_awaited(&mut section.deferred);
         }
         if self.armed != 0 {
-            self.signal_notifiers(config, deferred);
+            self.signal_notifiers(section);
         }
         Ok(())
     }
@@ -261,24 +260,19 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     pub(crate) fn receive(
         &mut self,
-        config: &Config<T, L>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
+        section: &mut Section<'_, T, L>,
     ) -> Option<Message<T, L::Priority>> {
-        let message = match self.core.pop_with(preload) {
+        let message = match self.core.pop_with(&mut section.preload) {
             Some(message) => message,
             None if self.senders.is_empty() => return None,
             None => {
-                self.admit_past_permits(config, preload, deferred);
-                self.core.pop_with(preload)?
+                self.admit_past_permits(section);
+                self.core.pop_with(&mut section.preload)?
             }
         };
         let waiting = !self.senders.is_empty() || self.armed != 0;
         if waiting {
-            step!(
-                "receive: serve the waiting senders",
-                self.serve_waiters_of(config, preload, deferred, false)
-            );
+            step!("receive: serve the waiting senders", self.serve_waiters_of(section, false));
         }
         Some(message)
     }
@@ -296,24 +290,19 @@ impl<T, L: Levels> State<T, L> {
     /// not polled yet. These do not keep the message from a receiver. Or messages are in guards.
     #[cold]
     #[inline(never)]
-    pub(super) fn admit_past_permits(
-        &mut self,
-        config: &Config<T, L>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
-    ) {
-        if self.closed || !deferred.has_room() {
+    pub(super) fn admit_past_permits(&mut self, section: &mut Section<'_, T, L>) {
+        if self.closed || !section.deferred.has_room() {
             return;
         }
         let (len, bytes) = (self.core.occupied(), self.core.bytes());
-        let has_room = |demand| config.has_room(len, bytes, demand);
+        let has_room = |demand| section.config.has_room(len, bytes, demand);
         let thread = self
             .senders
             .iter()
             .find(|(_, inner)| !inner.is_task() && inner.demand.is_some_and(has_room));
         if let Some((node, _)) = thread {
             // SAFETY: the node is on the list.
-            unsafe { self.serve_sender(node, preload, deferred) };
+            unsafe { self.serve_sender(node, section) };
         }
     }
 
@@ -348,25 +337,22 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     fn push(
         &mut self,
-        config: &Config<T, L>,
         message: Message<T, L::Priority>,
         rank: Rank,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
+        section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
         let Message { priority, bytes, .. } = message;
         let level = if L::COMPARES {
             // If a comparison panics, nothing has changed. The message is returned, and dropped
             // after the unlock when the panic resumes. `refuse_or_unwind` does not look at the
             // reason then.
-            let enter =
-                AssertUnwindSafe(|| self.level_for_send(config, priority, bytes, rank, preload));
+            let enter = AssertUnwindSafe(|| self.level_for_send(priority, bytes, rank, section));
             catch_unwind(enter).unwrap_or_else(|panic| {
-                deferred.set_panic(panic);
+                section.deferred.set_panic(panic);
                 Err(SendRefused::NoMemory)
             })
         } else {
-            self.level_for_send(config, priority, bytes, rank, preload)
+            self.level_for_send(priority, bytes, rank, section)
         };
         let level = match level {
             Ok(level) => level,
@@ -374,7 +360,7 @@ impl<T, L: Levels> State<T, L> {
         };
         // SAFETY: `level_for_send` has the level from `get_or_insert_level`, and nothing was called
         // since.
-        let pushed = unsafe { self.core.push_to_level(level, message, preload) };
+        let pushed = unsafe { self.core.push_to_level(level, message, &mut section.preload) };
         pushed.map_err(|message| (message, SendRefused::NoMemory))?;
         self.count_sent();
         Ok(())
@@ -384,12 +370,12 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     fn level_for_send(
         &mut self,
-        config: &Config<T, L>,
         priority: L::Priority,
         bytes: u32,
         rank: Rank,
-        preload: &mut Preload<T, L>,
+        section: &mut Section<'_, T, L>,
     ) -> Result<L::Level, SendRefused> {
+        let config = section.config;
         let demand = config.demand(priority, bytes);
         if !config.has_room(self.core.occupied(), self.core.bytes(), demand)
             || (config.fair_bytes && self.would_overtake(config, demand, rank))
@@ -397,7 +383,7 @@ impl<T, L: Levels> State<T, L> {
             return Err(SendRefused::Full);
         }
         self.core
-            .get_or_insert_level(priority, preload)
+            .get_or_insert_level(priority, &mut section.preload)
             .map_err(|AllocError { .. }| SendRefused::NoMemory)
     }
 
@@ -434,26 +420,24 @@ impl<T, L: Levels> State<T, L> {
     #[inline(never)]
     fn send_to_receivers(
         &mut self,
-        config: &Config<T, L>,
         message: Message<T, L::Priority>,
         rank: Rank,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
+        section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
         // Without messages in guards, there is room.
         if self.core.occupied() == 0 {
             let first = self.receivers.iter().next().filter(|(_, inner)| !inner.is_task());
             if let Some((thread, _)) = first {
                 // SAFETY: the node is the first of the list, and belongs to a thread.
-                unsafe { self.hand_over(thread, message, deferred) };
+                unsafe { self.hand_over(thread, message, &mut section.deferred) };
                 // This comes after the hand-over: the counters are on other cache lines, and the
                 // receiver need not wait for them.
                 self.cursor.accept();
                 return Ok(());
             }
         }
-        self.push(config, message, rank, preload, deferred)?;
-        self.serve_waiters(config, preload, deferred);
+        self.push(message, rank, section)?;
+        self.serve_waiters(section);
         Ok(())
     }
 }
