@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
+use super::leave;
 use super::timed::{Expire, Timed};
 use crate::core::{Bitmap, Levels, Preload};
 use crate::deadline::Wait;
@@ -131,18 +132,6 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
         assert!(this.completed && this.waiter.is_none(), "renewed before it had received");
         (this.urgency, this.completed) = (urgency, false);
     }
-
-    /// Ends the receive when `timer` is ready: see [`Timed`].
-    pub fn until<S: Future>(self, timer: S) -> Timed<Self, S> {
-        Timed::new(self, timer)
-    }
-
-    /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it before
-    /// the first poll.
-    pub fn urgency(mut self, urgency: u8) -> Self {
-        self.urgency = urgency;
-        self
-    }
 }
 
 impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
@@ -233,51 +222,15 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
     }
 }
 
-impl<T, L: Levels> ReceiveFuture<'_, T, L> {
-    /// Takes the node off the list, and passes a permit on.
-    #[cold]
-    #[inline(never)]
-    fn unregister(&mut self) {
-        let Some(waiter) = &self.waiter else { return };
-        let queue = self.queue.get();
-        let mut section = queue.section();
-        let _old;
-        {
-            // While others wait, the ring is shut and drained.
-            let mut state = queue.lock_undrained();
-            // SAFETY: the node is alive, and on this list or on none.
-            unsafe { state.receivers.remove(NonNull::from(waiter)) };
-            // SAFETY: the lock is held, and this is the only reference.
-            let inner = unsafe { waiter.inner() };
-            _old = inner.take_waker();
-            if std::mem::take(&mut inner.permit) {
-                state.release_receive_permit();
-            }
-            // The message of the permit is for another waiter now; also that of a permit from
-            // before a poll that panicked.
-            step!("receive dropped: pass the permit on", state.serve_waiters(&mut section));
-        }
-        self.waiter = None; // it is on no list, so no other thread knows it
-        queue.run_deferred(&mut section.deferred);
-    }
-}
+operation!(ReceiveFuture);
 
 impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
     fn expire(self: Pin<&mut Self>) -> Self::Output {
         // SAFETY: nothing is moved out of the future.
         let this = unsafe { self.get_unchecked_mut() };
-        this.unregister();
+        leave(this.queue.get(), &mut this.waiter);
         this.completed = true;
         this.queue.get().receive_expired()
-    }
-}
-
-impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
-    #[inline]
-    fn drop(&mut self) {
-        if self.waiter.is_some() {
-            self.unregister();
-        }
     }
 }
 
@@ -286,7 +239,3 @@ impl<T, L: Levels> fmt::Debug for ReceiveFuture<'_, T, L> {
         f.debug_struct("ReceiveFuture").field("ready", &self.completed).finish_non_exhaustive()
     }
 }
-
-// SAFETY: the future shares its node with other threads, under the queue's lock. A message moves
-// with the future.
-unsafe impl<T: Send, L: Levels> Send for ReceiveFuture<'_, T, L> where L::Priority: Send + Sync {}

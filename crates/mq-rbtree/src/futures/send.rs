@@ -9,12 +9,13 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
+use super::leave;
 use super::timed::{Expire, Timed};
 use crate::core::{Bitmap, Levels, Message};
 use crate::error::{SendError, SendRefused};
 use crate::handles::{QueueRef, Sender};
 use crate::queue::{Queue, refuse, refuse_or_unwind};
-use crate::waiter::{Rank, Waiter, rank_of_new};
+use crate::waiter::{Waiter, rank_of_new};
 
 /// A checked message, or the reason why it can never be sent.
 type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, (T, SendRefused)>;
@@ -140,18 +141,6 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
         (this.urgency, this.message) = (urgency, Some(Ok(message)));
         Ok(())
     }
-
-    /// Ends the send when `timer` is ready: see [`Timed`].
-    pub fn until<S: Future>(self, timer: S) -> Timed<Self, S> {
-        Timed::new(self, timer)
-    }
-
-    /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it before
-    /// the first poll.
-    pub fn urgency(mut self, urgency: u8) -> Self {
-        self.urgency = urgency;
-        self
-    }
 }
 
 impl<T, L: Levels> Future for SendFuture<'_, T, L> {
@@ -261,58 +250,19 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
     }
 }
 
-impl<T, L: Levels> SendFuture<'_, T, L> {
-    /// Takes the node off the list, and passes a permit on. Returns its position.
-    #[cold]
-    #[inline(never)]
-    fn unregister(&mut self) -> Rank {
-        let Some(waiter) = &self.waiter else { return rank_of_new(self.urgency) };
-        let queue = self.queue.get();
-        let mut section = queue.section();
-        let (_old, rank);
-        {
-            // While others wait, the ring is shut and drained.
-            let mut state = queue.lock_undrained();
-            // SAFETY: the node is alive, and on this list or on none.
-            let listed = unsafe { state.senders.remove(NonNull::from(waiter)) };
-            // SAFETY: the lock is held, and this is the only reference.
-            let inner = unsafe { waiter.inner() };
-            rank = inner.rank();
-            _old = inner.take_waker();
-            let permit = std::mem::take(&mut inner.permit);
-            if permit {
-                state.release_send_permit(inner.demand.map_or(0, |demand| demand.bytes));
-            }
-            if permit || listed {
-                // The room that this message needed may have blocked the senders behind it.
-                step!("send dropped: serve the other senders", state.serve_waiters(&mut section));
-            }
-        }
-        self.waiter = None; // it is on no list, so no other thread knows it
-        queue.run_deferred(&mut section.deferred);
-        rank
-    }
-}
+operation!(SendFuture);
 
 impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
     fn expire(self: Pin<&mut Self>) -> Self::Output {
         // SAFETY: the message, which is not pinned, is all that is moved out of the future.
         let this = unsafe { self.get_unchecked_mut() };
-        let rank = this.unregister();
+        let rank = leave(this.queue.get(), &mut this.waiter);
+        let rank = rank.unwrap_or_else(|| rank_of_new(this.urgency));
         let message = match this.message.take().expect("a pending send has its message") {
             Ok(message) => message,
             Err(refused) => return Err(refuse(refused)),
         };
         this.queue.get().send_expired(message, rank)
-    }
-}
-
-impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
-    #[inline]
-    fn drop(&mut self) {
-        if self.waiter.is_some() {
-            self.unregister();
-        }
     }
 }
 
@@ -322,7 +272,3 @@ impl<T, L: Levels> fmt::Debug for SendFuture<'_, T, L> {
         f.debug_struct("SendFuture").field("ready", &ready).finish_non_exhaustive()
     }
 }
-
-// SAFETY: the future shares its node with other threads, under the queue's lock. A message moves
-// with the future.
-unsafe impl<T: Send, L: Levels> Send for SendFuture<'_, T, L> where L::Priority: Send + Sync {}
