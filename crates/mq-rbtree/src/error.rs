@@ -197,7 +197,7 @@ reasons! { NotifyRefused(System): f;
 reasons! { BuildError(): f;
     Limits { messages, reserved } => EINVAL, match *messages {
         0 => f.write_str("the queue would hold 0 messages; it needs room for at least 1"),
-        ..=MAX_MESSAGES => {
+        1..=MAX_MESSAGES => {
             write!(f, "{reserved} of {messages} places are reserved; the others need at least 1")
         }
         _ => write!(f, "the queue would hold {messages} messages; the most are {MAX_MESSAGES}"),

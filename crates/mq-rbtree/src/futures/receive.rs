@@ -54,7 +54,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// [`ReceiveError::Closed`] once the queue is closed and empty.
     #[inline]
     pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
-        ReceiveFuture::new(self)
+        ReceiveFuture::new(QueueRef::Borrowed(self))
     }
 
     /// Receives up to `most` messages into `out` asynchronously. Returns how many were received: at
@@ -101,22 +101,13 @@ impl<T, L: Levels> Receiver<T, L> {
     ///
     /// So the future borrows nothing. It counts as a handle until it is dropped.
     pub fn into_receive_async(self) -> ReceiveFuture<'static, T, L> {
-        ReceiveFuture::owning(self)
+        ReceiveFuture::new(QueueRef::Owned(self))
     }
 }
 
 impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
     #[inline]
-    pub(super) fn new(queue: &'q Queue<T, L>) -> Self {
-        Self::with(QueueRef::Borrowed(queue))
-    }
-
-    pub(crate) fn owning(receiver: Receiver<T, L>) -> Self {
-        Self::with(QueueRef::Owned(receiver))
-    }
-
-    #[inline]
-    fn with(queue: QueueRef<'q, T, L, Receiver<T, L>>) -> Self {
+    pub(super) fn new(queue: QueueRef<'q, T, L, Receiver<T, L>>) -> Self {
         Self { queue, completed: false, urgency: 0, waiter: None, _pinned: PhantomPinned }
     }
 

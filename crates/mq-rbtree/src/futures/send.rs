@@ -59,7 +59,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// [`SendError`] carries the message and the reason.
     #[inline]
     pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
-        SendFuture::new(self, value, priority)
+        SendFuture::new(QueueRef::Borrowed(self), value, priority)
     }
 }
 
@@ -90,22 +90,13 @@ impl<T, L: Levels> Sender<T, L> {
     /// # Ok::<(), mq_rbtree::BuildError>(())
     /// ```
     pub fn into_send_async(self, value: T, priority: L::Priority) -> SendFuture<'static, T, L> {
-        SendFuture::owning(self, value, priority)
+        SendFuture::new(QueueRef::Owned(self), value, priority)
     }
 }
 
 impl<'q, T, L: Levels> SendFuture<'q, T, L> {
     #[inline]
-    pub(super) fn new(queue: &'q Queue<T, L>, value: T, priority: L::Priority) -> Self {
-        Self::with(QueueRef::Borrowed(queue), value, priority)
-    }
-
-    pub(crate) fn owning(sender: Sender<T, L>, value: T, priority: L::Priority) -> Self {
-        Self::with(QueueRef::Owned(sender), value, priority)
-    }
-
-    #[inline]
-    fn with(queue: QueueRef<'q, T, L, Sender<T, L>>, value: T, priority: L::Priority) -> Self {
+    fn new(queue: QueueRef<'q, T, L, Sender<T, L>>, value: T, priority: L::Priority) -> Self {
         let message = Some(queue.get().config.admit(value, priority));
         Self { queue, message, urgency: 0, waiter: None, _pinned: PhantomPinned }
     }

@@ -74,13 +74,12 @@ impl<T, L: Levels> Queue<T, L> {
             if ended == WaitEnd::Interrupted {
                 (reason, wait) = (SendRefused::Interrupted, wait.ended());
             }
-            let late = matches!(ended, WaitEnd::TimedOut | WaitEnd::Interrupted);
             // SAFETY: the node is alive, and no other list ever had it.
-            let state = late.then(|| self.unlist(|state| unsafe { state.senders.remove(node) }));
+            let state = self.unlist(ended, |state| unsafe { state.senders.remove(node) });
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
             // invariant 1 of the waiters its message belongs to this thread now.
             let Some(back) = (unsafe { waiter.inner() }).message.take() else { return Ok(()) };
-            let Some(Some(state)) = state else {
+            let Some(state) = state else {
                 message = back;
                 continue;
             };
@@ -139,9 +138,8 @@ impl<T, L: Levels> Queue<T, L> {
             if ended == WaitEnd::Interrupted {
                 (reason, wait) = (ReceiveError::Interrupted, wait.ended());
             }
-            let late = matches!(ended, WaitEnd::TimedOut | WaitEnd::Interrupted);
             // SAFETY: the node is alive, and no other list ever had it.
-            let state = late.then(|| self.unlist(|state| unsafe { state.receivers.remove(node) }));
+            let state = self.unlist(ended, |state| unsafe { state.receivers.remove(node) });
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
             // invariant 1 of the waiters its message belongs to this thread now.
             let message = unsafe { waiter.inner() }.message.take();
@@ -151,7 +149,7 @@ impl<T, L: Levels> Queue<T, L> {
                     return Ok((message.value, message.priority));
                 }
             );
-            if let Some(Some(state)) = state {
+            if let Some(state) = state {
                 return self.receive_at_deadline(state, reason);
             }
         }
@@ -201,12 +199,16 @@ impl<T, L: Levels> Queue<T, L> {
         ended
     }
 
-    /// Locks, and takes a node off its list. Returns `None` if another thread has taken it off
-    /// before.
+    /// Locks, and takes the node of a wait that ended by itself off its list. Returns `None` if another
+    /// thread has ended the wait, or has taken the node off before.
     fn unlist(
         &self,
+        ended: WaitEnd,
         remove: impl FnOnce(&mut State<T, L>) -> bool,
     ) -> Option<LockedState<'_, T, L>> {
+        if matches!(ended, WaitEnd::Completed | WaitEnd::Retry) {
+            return None;
+        }
         let mut state = self.lock_undrained();
         remove(&mut state).then_some(state)
     }
