@@ -487,6 +487,12 @@ impl<T, L: Levels> Queue<T, L> {
         taken.is_some() // dropped after the unlock
     }
 
+    /// Returns what a lock section has beside the state.
+    #[inline(always)]
+    pub(crate) fn section(&self) -> Section<'_, T, L> {
+        Section::new(&self.config)
+    }
+
     /// Runs the deferred actions after the unlock, and serves more waiters if there was no room for
     /// all.
     ///

@@ -1,6 +1,7 @@
 //! What a lock section has beside the state.
 
-use super::{Config, Deferred, Queue};
+use super::config::Config;
+use super::deferred::Deferred;
 use crate::core::{Levels, Preload};
 
 /// The limits of the queue, memory that was allocated before the lock, and actions deferred until after
@@ -14,9 +15,9 @@ pub(crate) struct Section<'q, T, L: Levels> {
     pub(crate) preload: Preload<T, L>,
 }
 
-impl<T, L: Levels> Queue<T, L> {
+impl<'q, T, L: Levels> Section<'q, T, L> {
     #[inline(always)]
-    pub(crate) fn section(&self) -> Section<'_, T, L> {
-        Section { config: &self.config, deferred: Deferred::new(), preload: Preload::new() }
+    pub(super) fn new(config: &'q Config<T, L>) -> Self {
+        Self { config, deferred: Deferred::new(), preload: Preload::new() }
     }
 }
