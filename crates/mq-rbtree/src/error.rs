@@ -123,132 +123,93 @@ pub enum BuildError {
     NoMemory,
 }
 
-impl SendRefused {
-    /// Returns the errno.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::Full => libc::EAGAIN,
-            Self::Timeout => libc::ETIMEDOUT,
-            Self::Interrupted => libc::EINTR,
-            Self::Closed => libc::ESHUTDOWN,
-            Self::TooLong { .. } => libc::EMSGSIZE,
-            Self::BadPriority { .. } => libc::EINVAL,
-            Self::NoMemory => libc::ENOMEM,
-            #[cfg(feature = "kernel")]
-            Self::System(errno) => *errno,
+/// Writes the errno and the text of each reason, and the conversion to an [`io::Error`].
+macro_rules! reasons {
+    ($name:ident($($system:ident)?): $f:ident; $(
+        $reason:ident $({ $($field:ident),* })? => $errno:ident, $text:expr;
+    )*) => {
+        impl $name {
+            /// Returns the errno.
+            #[must_use]
+            pub fn errno(&self) -> i32 {
+                match self {
+                    $(Self::$reason { .. } => libc::$errno,)*
+                    $(
+                        #[cfg(feature = "kernel")]
+                        Self::$system(errno) => *errno,
+                    )?
+                }
+            }
         }
-    }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, $f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    $(Self::$reason $({ $($field),* })? => $text,)*
+                    $(
+                        #[cfg(feature = "kernel")]
+                        Self::$system(errno) => io::Error::from_raw_os_error(*errno).fmt($f),
+                    )?
+                }
+            }
+        }
+
+        to_io_error!($name);
+    };
 }
 
-impl ReceiveError {
-    /// Returns the errno.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::Empty => libc::EAGAIN,
-            Self::Timeout => libc::ETIMEDOUT,
-            Self::Interrupted => libc::EINTR,
-            Self::Closed => libc::ESHUTDOWN,
-            Self::NoMemory => libc::ENOMEM,
-            #[cfg(feature = "kernel")]
-            Self::System(errno) => *errno,
+macro_rules! to_io_error {
+    ($name:ident) => {
+        impl Error for $name {}
+
+        impl From<$name> for io::Error {
+            fn from(error: $name) -> Self {
+                Self::from_raw_os_error(error.errno())
+            }
         }
-    }
+    };
 }
 
-impl NotifyRefused {
-    /// Returns the errno.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::Busy => libc::EBUSY,
-            Self::Closed => libc::ESHUTDOWN,
-            #[cfg(feature = "kernel")]
-            Self::System(errno) => *errno,
-        }
-    }
+reasons! { SendRefused(System): f;
+    Full => EAGAIN, f.write_str("the queue is full");
+    Timeout => ETIMEDOUT, f.write_str("the queue was full until the deadline");
+    Interrupted => EINTR, f.write_str("the queue was full until a signal interrupted the wait");
+    Closed => ESHUTDOWN, f.write_str("the queue is closed");
+    TooLong { limit } => EMSGSIZE,
+        write!(f, "the message is too long: it may have at most {limit} bytes");
+    BadPriority { priority } => EINVAL, write_bad_priority(f, *priority);
+    NoMemory => ENOMEM, AllocError::new().fmt(f);
 }
 
-impl BuildError {
-    /// Returns the errno.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        match self {
-            Self::Limits { .. } | Self::BadPriority { .. } => libc::EINVAL,
-            Self::Quota { .. } => libc::EMFILE,
-            Self::NoMemory => libc::ENOMEM,
+reasons! { ReceiveError(System): f;
+    Empty => EAGAIN, f.write_str("the queue is empty");
+    Timeout => ETIMEDOUT, f.write_str("the queue was empty until the deadline");
+    Interrupted => EINTR, f.write_str("the queue was empty until a signal interrupted the wait");
+    Closed => ESHUTDOWN, f.write_str("the queue is empty and closed");
+    NoMemory => ENOMEM, AllocError::new().fmt(f);
+}
+
+reasons! { NotifyRefused(System): f;
+    Busy => EBUSY, f.write_str("a notification is registered already");
+    Closed => ESHUTDOWN, f.write_str("the queue is closed");
+}
+
+reasons! { BuildError(): f;
+    Limits { messages, reserved } => EINVAL, match *messages {
+        0 => f.write_str("the queue would hold 0 messages; it needs room for at least 1"),
+        1..=MAX_MESSAGES => {
+            write!(f, "{reserved} of {messages} places are reserved; the others need at least 1")
         }
-    }
+        _ => write!(f, "the queue would hold {messages} messages; the most are {MAX_MESSAGES}"),
+    };
+    BadPriority { priority } => EINVAL, write_bad_priority(f, *priority);
+    Quota { needed, left } => EMFILE,
+        write!(f, "the queue needs {needed} bytes, and the quota has {left} left");
+    NoMemory => ENOMEM, AllocError::new().fmt(f);
 }
 
 fn write_bad_priority(f: &mut fmt::Formatter<'_>, priority: u32) -> fmt::Result {
     write!(f, "the priority is {priority}; the highest is {}", PRIORITIES - 1)
-}
-
-impl fmt::Display for SendRefused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full => "the queue is full",
-            Self::Timeout => "the queue was full until the deadline",
-            Self::Interrupted => "the queue was full until a signal interrupted the wait",
-            Self::Closed => "the queue is closed",
-            Self::TooLong { limit } => {
-                return write!(f, "the message is too long: it may have at most {limit} bytes");
-            }
-            Self::BadPriority { priority } => return write_bad_priority(f, *priority),
-            Self::NoMemory => "out of memory",
-            #[cfg(feature = "kernel")]
-            Self::System(errno) => return io::Error::from_raw_os_error(*errno).fmt(f),
-        })
-    }
-}
-
-impl fmt::Display for ReceiveError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Empty => "the queue is empty",
-            Self::Timeout => "the queue was empty until the deadline",
-            Self::Interrupted => "the queue was empty until a signal interrupted the wait",
-            Self::Closed => "the queue is empty and closed",
-            Self::NoMemory => "out of memory",
-            #[cfg(feature = "kernel")]
-            Self::System(errno) => return io::Error::from_raw_os_error(*errno).fmt(f),
-        })
-    }
-}
-
-impl fmt::Display for NotifyRefused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Busy => "a notification is registered already",
-            Self::Closed => "the queue is closed",
-            #[cfg(feature = "kernel")]
-            Self::System(errno) => return io::Error::from_raw_os_error(*errno).fmt(f),
-        })
-    }
-}
-
-impl fmt::Display for BuildError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Limits { messages: 0, .. } => {
-                f.write_str("the queue would hold 0 messages; it needs room for at least 1")
-            }
-            Self::Limits { messages, .. } if *messages > MAX_MESSAGES => {
-                write!(f, "the queue would hold {messages} messages; the most are {MAX_MESSAGES}")
-            }
-            Self::Limits { messages, reserved } => write!(
-                f,
-                "{reserved} of {messages} places are reserved; the others need at least 1"
-            ),
-            Self::BadPriority { priority } => write_bad_priority(f, *priority),
-            Self::Quota { needed, left } => {
-                write!(f, "the queue needs {needed} bytes, and the quota has {left} left")
-            }
-            Self::NoMemory => f.write_str("out of memory"),
-        }
-    }
 }
 
 impl From<AllocError> for BuildError {
@@ -257,19 +218,7 @@ impl From<AllocError> for BuildError {
     }
 }
 
-macro_rules! impl_error {
-    ($($name:ident)*) => {$(
-        impl Error for $name {}
-
-        impl From<$name> for io::Error {
-            fn from(error: $name) -> Self {
-                Self::from_raw_os_error(error.errno())
-            }
-        }
-    )*};
-}
-
-impl_error!(SendRefused ReceiveError NotifyRefused BuildError BatchError);
+to_io_error!(BatchError);
 
 /// A message that was not sent, and the reason.
 ///
@@ -369,70 +318,45 @@ pub struct NotifyError<N> {
     pub reason: NotifyRefused,
 }
 
-impl<T> SendError<T> {
-    /// Returns the message that was not sent.
-    pub fn into_inner(self) -> T {
-        self.value
-    }
+/// Writes the methods and traits of an error that gives back what was passed in.
+macro_rules! gives_back {
+    ($name:ident, $field:ident, $what:literal) => {
+        impl<T> $name<T> {
+            #[doc = concat!("Returns the ", $what, ".")]
+            pub fn into_inner(self) -> T {
+                self.$field
+            }
 
-    /// Returns the errno.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        self.reason.errno()
-    }
+            /// Returns the errno.
+            #[must_use]
+            pub fn errno(&self) -> i32 {
+                self.reason.errno()
+            }
+        }
+
+        #[doc = concat!("Omits the ", $what, ", which need not be `Debug`.")]
+        impl<T> fmt::Debug for $name<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let mut debug = f.debug_struct(stringify!($name));
+                debug.field("reason", &self.reason).finish_non_exhaustive()
+            }
+        }
+
+        impl<T> fmt::Display for $name<T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.reason.fmt(f)
+            }
+        }
+
+        impl<T> Error for $name<T> {}
+
+        impl<T> From<$name<T>> for io::Error {
+            fn from(error: $name<T>) -> Self {
+                error.reason.into()
+            }
+        }
+    };
 }
 
-impl<N> NotifyError<N> {
-    /// Returns the function that was not registered.
-    pub fn into_inner(self) -> N {
-        self.callback
-    }
-
-    /// Returns the errno.
-    #[must_use]
-    pub fn errno(&self) -> i32 {
-        self.reason.errno()
-    }
-}
-
-/// Omits the message, which need not be `Debug`.
-impl<T> fmt::Debug for SendError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SendError").field("reason", &self.reason).finish_non_exhaustive()
-    }
-}
-
-impl<T> fmt::Display for SendError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.reason.fmt(f)
-    }
-}
-
-impl<T> Error for SendError<T> {}
-
-impl<T> From<SendError<T>> for io::Error {
-    fn from(error: SendError<T>) -> Self {
-        error.reason.into()
-    }
-}
-
-/// Omits the function, which need not be `Debug`.
-impl<N> fmt::Debug for NotifyError<N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NotifyError").field("reason", &self.reason).finish_non_exhaustive()
-    }
-}
-
-impl<N> fmt::Display for NotifyError<N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.reason.fmt(f)
-    }
-}
-
-impl<N> Error for NotifyError<N> {}
-
-impl<N> From<NotifyError<N>> for io::Error {
-    fn from(error: NotifyError<N>) -> Self {
-        error.reason.into()
-    }
-}
+gives_back!(SendError, value, "message that was not sent");
+gives_back!(NotifyError, callback, "function that was not registered");

@@ -23,9 +23,8 @@ use crate::core::{Bitmap, Lent, Levels, Preload};
 use crate::deadline::Wait;
 use crate::error::ReceiveError;
 use crate::futures::ReceiveFuture;
-use crate::handles::Receiver;
 use crate::parker::Parker;
-use crate::queue::{Access, Deferred, LockedState, Queue, Received};
+use crate::queue::{Access, LockedState, Queue, Received, Section};
 
 /// A received message that goes back into the queue unless it is [accepted](Self::accept).
 ///
@@ -74,7 +73,14 @@ unsafe impl<T: Send, L: Levels> Send for MessageGuard<'_, T, L> where L::Priorit
 unsafe impl<T: Send + Sync, L: Levels> Sync for MessageGuard<'_, T, L> where L::Priority: Send + Sync
 {}
 
-impl<T, L: Levels> MessageGuard<'_, T, L> {
+impl<'q, T, L: Levels> MessageGuard<'q, T, L> {
+    /// Returns a section with the memory for the level of the message.
+    fn section(&mut self) -> Section<'q, T, L> {
+        let mut section = self.queue.section();
+        mem::swap(&mut section.preload, &mut self.preload);
+        section
+    }
+
     /// Returns the priority of the message.
     pub fn priority(&self) -> L::Priority {
         self.lent.priority
@@ -82,15 +88,15 @@ impl<T, L: Levels> MessageGuard<'_, T, L> {
 
     /// Takes the message out of the queue, with its priority. Its room is free from now on.
     pub fn accept(mut self) -> Received<T, L> {
-        let (queue, mut deferred) = (self.queue, Deferred::new());
+        let (queue, mut section) = (self.queue, self.section());
         let value = {
             let mut state = queue.lock_undrained();
             self.accepted = true;
             // SAFETY: `lend` of this queue has returned the message, and by `accepted` this is the
             // last use of it.
-            unsafe { state.take_lent(&queue.config, &self.lent, &mut self.preload, &mut deferred) }
+            unsafe { state.take_lent(&self.lent, &mut section) }
         };
-        queue.run_deferred(&mut deferred);
+        queue.run_deferred(&mut section.deferred);
         (value, self.lent.priority)
     }
 }
@@ -100,20 +106,18 @@ impl<T, L: Levels> Drop for MessageGuard<'_, T, L> {
         if self.accepted {
             return;
         }
-        let (queue, mut deferred) = (self.queue, Deferred::new());
+        let (queue, mut section) = (self.queue, self.section());
         let _panicked; // a message whose comparison panicked is dropped after the unlock
         {
             let mut state = queue.lock_undrained();
             // SAFETY: `lend` of this queue has returned the message and the memory, and the guard
             // ends.
-            _panicked = unsafe {
-                state.put_back(&queue.config, &self.lent, &mut self.preload, &mut deferred)
-            };
+            _panicked = unsafe { state.put_back(&self.lent, &mut section) };
         }
-        if deferred.run() {
+        if section.deferred.run() {
             queue.serve_waiters();
         }
-        // The drop of `deferred` resumes a panic, unless this thread panics already.
+        // The drop of `section` resumes a panic, unless this thread panics already.
     }
 }
 
@@ -246,8 +250,8 @@ impl<T, L: Levels> Queue<T, L> {
         receive: Pin<&mut ReceiveFuture<'_, T, L>>,
         cx: &mut Context<'_>,
     ) -> Poll<Guarded<'_, T, L>> {
-        receive.poll_with(cx, self.preload_lent(), |_, state, preload, deferred| {
-            self.lend(state, preload, deferred)
+        receive.poll_with(cx, self.section_to_lend().preload, |state, section| {
+            self.lend(state, section)
         })
     }
 
@@ -256,77 +260,37 @@ impl<T, L: Levels> Queue<T, L> {
         &'q self,
         lock: impl FnOnce() -> Option<LockedState<'q, T, L>>,
     ) -> Option<Guarded<'q, T, L>> {
-        let (mut preload, mut deferred) = (self.preload_lent(), Deferred::new());
+        let mut section = self.section_to_lend();
         let found = {
             let mut state = lock()?;
-            self.lend(&mut state, &mut preload, &mut deferred)
+            self.lend(&mut state, &mut section)
         };
-        self.run_deferred(&mut deferred);
+        self.run_deferred(&mut section.deferred);
         found
     }
 
     fn lend(
         &self,
         state: &mut LockedState<'_, T, L>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
+        section: &mut Section<'_, T, L>,
     ) -> Option<Guarded<'_, T, L>> {
-        match state.lend(&self.config, preload, deferred) {
+        match state.lend(section) {
             Ok(Some(lent)) => {
-                let preload = mem::replace(preload, Preload::new());
+                let preload = mem::replace(&mut section.preload, Preload::new());
                 Some(Ok(MessageGuard { queue: self, lent, preload, accepted: false }))
             }
             Ok(None) => state.has_ended().then_some(Err(ReceiveError::Closed)),
             Err(AllocError { .. }) => {
                 // The message that this thread or task was woken for is for another one.
-                state.serve_waiters(&self.config, preload, deferred);
+                state.serve_waiters(section);
                 Some(Err(ReceiveError::NoMemory))
             }
         }
     }
 
-    fn preload_lent(&self) -> Preload<T, L> {
-        let mut preload = Preload::new();
-        self.hint.preload_lent(&mut preload);
-        preload
-    }
-}
-
-impl<T, L: Levels> Receiver<T, L> {
-    /// Receives the next message in a guard, which puts it back unless it is accepted: see
-    /// [`Queue::receive_guard`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`Queue::receive_guard`].
-    pub fn receive_guard(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        self.queue().receive_guard()
-    }
-
-    /// Receives the next message in a guard if there is one.
-    ///
-    /// # Errors
-    ///
-    /// As for [`Queue::try_receive_guard`].
-    pub fn try_receive_guard(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        self.queue().try_receive_guard()
-    }
-
-    /// Receives the next message in a guard. Waits as `wait` says while there is none.
-    ///
-    /// # Errors
-    ///
-    /// [`ReceiveError`].
-    pub fn receive_guard_with(&self, wait: Wait) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        self.queue().receive_guard_with(wait)
-    }
-
-    /// Receives the next message in a guard asynchronously: see [`Queue::receive_guard_async`].
-    ///
-    /// # Errors
-    ///
-    /// As for [`Queue::receive_guard`].
-    pub async fn receive_guard_async(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        self.queue().receive_guard_async().await
+    fn section_to_lend(&self) -> Section<'_, T, L> {
+        let mut section = self.section();
+        self.hint.preload_lent(&mut section.preload);
+        section
     }
 }

@@ -17,7 +17,6 @@ use percpu::sync::{Arc, step};
 
 use crate::event::{EventNotifier, READABLE, WRITABLE};
 use crate::handles::QueueHandle;
-use crate::queue::Deferred;
 
 /// The event that a [`Readiness`] reports.
 ///
@@ -143,7 +142,7 @@ impl<Q: QueueHandle> Readiness<Q> {
     fn register(handle: &Q, direction: usize) -> io::Result<Arc<EventNotifier>> {
         let queue = handle.queue();
         let notifier = Arc::new(EventNotifier::try_new()?);
-        let mut deferred = Deferred::new();
+        let mut section = queue.section();
         {
             let mut state = queue.lock_shut();
             if state.notifiers[direction].is_some() {
@@ -152,9 +151,9 @@ impl<Q: QueueHandle> Readiness<Q> {
             }
             state.notifiers[direction] = Some(Arc::clone(&notifier));
             state.armed |= 1 << direction;
-            state.signal_notifiers(&queue.config, &mut deferred);
+            state.signal_notifiers(&mut section);
         }
-        deferred.run();
+        section.deferred.run();
         Ok(notifier)
     }
 
@@ -162,17 +161,14 @@ impl<Q: QueueHandle> Readiness<Q> {
     /// the descriptor becomes readable again at once.
     pub fn clear(&self) {
         self.notifier.clear();
-        let mut deferred = Deferred::new();
         let queue = self.handle.queue();
+        let mut section = queue.section();
         {
             let mut state = queue.lock_shut();
             step!("clear: arm after the read", state.armed |= 1 << self.direction);
-            step!(
-                "clear: check after arming",
-                state.signal_notifiers(&queue.config, &mut deferred)
-            );
+            step!("clear: check after arming", state.signal_notifiers(&mut section));
         }
-        deferred.run();
+        section.deferred.run();
     }
 }
 

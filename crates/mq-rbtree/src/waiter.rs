@@ -166,6 +166,18 @@ impl<T, P: Copy> Waiter<T, P> {
         unsafe { &mut *inner }
     }
 
+    /// Returns the same part of a node.
+    ///
+    /// # Safety
+    ///
+    /// The node is alive, and the caller keeps the contract of [`inner`](Self::inner).
+    pub(crate) unsafe fn inner_of<'a>(node: NonNull<Self>) -> &'a mut Inner<T, P> {
+        // SAFETY: the caller guarantees that the node is alive.
+        let waiter: &'a Self = unsafe { node.as_ref() };
+        // SAFETY: the caller keeps the contract of `inner`.
+        unsafe { waiter.inner() }
+    }
+
     /// Prepares the node for the next wait of its thread.
     pub(crate) fn reset(&self) {
         // Ordering: Relaxed; no other thread knows the node, and the lock publishes it.
@@ -278,16 +290,18 @@ impl<T, P: Copy> WaitList<T, P> {
         self.first
     }
 
-    /// Returns the waiter behind `node`.
-    ///
-    /// # Safety
-    ///
-    /// `node` is on this list, and the caller holds the lock.
-    pub(crate) unsafe fn next(&self, node: NonNull<Waiter<T, P>>) -> Link<T, P> {
-        // SAFETY: by invariant 2 a listed node is alive.
-        let waiter = unsafe { node.as_ref() };
-        // SAFETY: the caller holds the lock, and the reference ends in this line.
-        unsafe { waiter.inner() }.next
+    /// Returns the nodes in their order, each with the part that the lock protects.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (NonNull<Waiter<T, P>>, &Inner<T, P>)> {
+        let mut next = self.first;
+        std::iter::from_fn(move || {
+            let node = next?;
+            // SAFETY: the node is on this list, so by invariant 2 it is alive. The list is in the
+            // queue's state, which is reached only under the lock, and is borrowed meanwhile: no other
+            // reference is made.
+            let inner: &Inner<T, P> = unsafe { Waiter::inner_of(node) };
+            next = inner.next;
+            Some((node, inner))
+        })
     }
 
     /// Puts a node on the list, behind the earlier ones of its urgency. A task has a waker, a
@@ -298,38 +312,27 @@ impl<T, P: Copy> WaitList<T, P> {
     /// The caller holds the lock. The node is on no list, and stays in its place until it is off
     /// this one (invariant 2).
     pub(crate) unsafe fn add(&mut self, node: NonNull<Waiter<T, P>>, waker: Option<Waker>) {
-        // SAFETY: the caller guarantees that the node is alive.
-        let waiter = unsafe { node.as_ref() };
-        // SAFETY: the caller holds the lock; the other references below are to other nodes.
-        let inner = unsafe { waiter.inner() };
+        // SAFETY: the caller guarantees that the node is alive, and holds the lock. The references
+        // below are to listed nodes, and so to others.
+        let inner = unsafe { Waiter::inner_of(node) };
         debug_assert!(!inner.listed);
         if inner.ticket == 0 {
             self.tickets += 1;
             inner.ticket = self.tickets;
         }
         (inner.listed, inner.waker) = (true, waker);
-        let mine = (Reverse(inner.urgency), inner.ticket);
-        let mut before = self.last;
-        while let Some(at) = before {
-            // SAFETY: by invariant 2 a listed node is alive.
-            let other = unsafe { at.as_ref() };
-            // SAFETY: the caller holds the lock, and `at` is another node than ours, which is not
-            // listed.
-            let other = unsafe { other.inner() };
-            if (Reverse(other.urgency), other.ticket) < mine {
+        (inner.prev, inner.next) = (self.last, None);
+        while let Some(before) = inner.prev {
+            // SAFETY: `before` is on this list, so by invariant 2 it is alive. The caller holds the lock.
+            let other = unsafe { Waiter::inner_of(before) };
+            if other.rank() < inner.rank() {
                 break;
             }
-            before = other.prev;
+            (inner.prev, inner.next) = (other.prev, Some(before));
         }
-        inner.prev = before;
-        inner.next = match before {
-            // SAFETY: `at` is on this list, and the caller holds the lock.
-            Some(at) => unsafe { self.next(at) },
-            None => self.first,
-        };
-        let next = inner.next;
-        self.link(before, Some(node));
-        self.link_back(next, Some(node));
+        let (prev, next) = (inner.prev, inner.next);
+        *self.link_of(prev, |inner| &mut inner.next, |list| &mut list.first) = Some(node);
+        *self.link_of(next, |inner| &mut inner.prev, |list| &mut list.last) = Some(node);
         self.len += 1;
     }
 
@@ -339,41 +342,31 @@ impl<T, P: Copy> WaitList<T, P> {
     ///
     /// The caller holds the lock. The node is alive and on no other list.
     pub(crate) unsafe fn remove(&mut self, node: NonNull<Waiter<T, P>>) -> bool {
-        // SAFETY: the caller guarantees that the node is alive.
-        let waiter = unsafe { node.as_ref() };
-        // SAFETY: the caller holds the lock, and the other references below are to other nodes.
-        let inner = unsafe { waiter.inner() };
+        // SAFETY: the caller guarantees that the node is alive, and holds the lock. The references
+        // below are to other nodes.
+        let inner = unsafe { Waiter::inner_of(node) };
         if !std::mem::take(&mut inner.listed) {
             return false;
         }
         let (prev, next) = (inner.prev.take(), inner.next.take());
-        self.link(prev, next);
-        self.link_back(next, prev);
+        *self.link_of(prev, |inner| &mut inner.next, |list| &mut list.first) = next;
+        *self.link_of(next, |inner| &mut inner.prev, |list| &mut list.last) = prev;
         self.len -= 1;
         true
     }
 
-    fn link(&mut self, prev: Link<T, P>, next: Link<T, P>) {
-        match prev {
-            Some(prev) => {
-                // SAFETY: `prev` is on this list, so by invariant 2 it is alive.
-                let prev = unsafe { prev.as_ref() };
-                // SAFETY: `add` and `remove` hold the lock, and the reference ends in this line.
-                unsafe { prev.inner() }.next = next;
-            }
-            None => self.first = next,
-        }
-    }
-
-    fn link_back(&mut self, next: Link<T, P>, prev: Link<T, P>) {
-        match next {
-            Some(next) => {
-                // SAFETY: `next` is on this list, so by invariant 2 it is alive.
-                let next = unsafe { next.as_ref() };
-                // SAFETY: `add` and `remove` hold the lock, and the reference ends in this line.
-                unsafe { next.inner() }.prev = prev;
-            }
-            None => self.last = prev,
+    /// Returns a link of a node of this list, or that end of the list if there is no node.
+    fn link_of(
+        &mut self,
+        node: Link<T, P>,
+        link: fn(&mut Inner<T, P>) -> &mut Link<T, P>,
+        end: fn(&mut Self) -> &mut Link<T, P>,
+    ) -> &mut Link<T, P> {
+        match node {
+            // SAFETY: the node is on this list, so by invariant 2 it is alive. `add` and `remove` hold
+            // the lock, and write through the link at once.
+            Some(node) => link(unsafe { Waiter::inner_of(node) }),
+            None => end(self),
         }
     }
 
@@ -383,20 +376,12 @@ impl<T, P: Copy> WaitList<T, P> {
     ///
     /// Panics with the property that is violated.
     pub(crate) fn validate(&self) {
-        let (mut at, mut before, mut count) = (self.first, None, 0);
-        let mut last = None;
-        while let Some(node) = at {
-            // SAFETY: the node is on this list, so by invariant 2 it is alive.
-            let waiter = unsafe { node.as_ref() };
-            // SAFETY: the list is in the queue's state, which is reached only under the lock; no
-            // other reference exists.
-            let inner = unsafe { waiter.inner() };
+        let (mut last, mut before, mut count) = (None, None, 0);
+        for (node, inner) in self.iter() {
             assert!(inner.listed && !inner.permit, "a waiter on the list");
             assert_eq!(inner.prev, before, "the links of waiters");
-            let key = (Reverse(inner.urgency), inner.ticket);
-            assert!(last.is_none_or(|last| last < key), "the order of waiters");
-            last = Some(key);
-            (before, at, count) = (at, inner.next, count + 1);
+            assert!(last.is_none_or(|last| last < inner.rank()), "the order of waiters");
+            (last, before, count) = (Some(inner.rank()), Some(node), count + 1);
             assert!(count <= self.len, "more waiters than counted");
         }
         assert_eq!((count, before), (self.len, self.last), "the list of waiters");

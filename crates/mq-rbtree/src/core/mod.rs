@@ -12,6 +12,7 @@
 //! 2. `occupied` and `bytes` are the sums over the FIFOs and the lent messages.
 
 mod bitmap;
+mod extract;
 mod fifo;
 mod lent;
 mod levels;
@@ -23,7 +24,7 @@ use std::num::NonZeroU32;
 use percpu::AllocError;
 
 pub use self::bitmap::{Bitmap, PRIORITIES};
-use self::fifo::{Fifo, NIL};
+use self::fifo::NIL;
 pub(crate) use self::lent::Lent;
 pub use self::levels::Levels;
 pub use self::rbtree::RbTree;
@@ -231,29 +232,6 @@ impl<T, L: Levels> Core<T, L> {
         self.pop_with(&mut Preload::new()).map(|message| (message.value, message.priority))
     }
 
-    /// Removes every message that `take` selects and passes it to `out`, highest priority first.
-    ///
-    /// If `take` or `out` panics, the messages not yet examined stay in the queue.
-    ///
-    /// ```
-    /// let mut core: mq_rbtree::Core<u32> = mq_rbtree::Core::try_new(0)?;
-    /// for (n, priority) in [(1, 5), (2, 7), (3, 5), (4, 7)] {
-    ///     core.push(priority, n).unwrap();
-    /// }
-    /// let mut odd = Vec::new();
-    /// core.drain_filter(|n, _| n % 2 == 1, |n, priority| odd.push((n, priority)));
-    /// assert_eq!(odd, [(1, 5), (3, 5)]);
-    /// assert_eq!(core.pop(), Some((2, 7)));
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
-    pub fn drain_filter(
-        &mut self,
-        take: impl FnMut(&T, L::Priority) -> bool,
-        mut out: impl FnMut(T, L::Priority),
-    ) {
-        self.extract(&mut Preload::new(), take, |message| out(message.value, message.priority));
-    }
-
     /// Returns the oldest message of the highest priority, without regard to ageing.
     #[must_use]
     pub fn peek(&mut self) -> Option<(&T, L::Priority)> {
@@ -315,20 +293,13 @@ impl<T, L: Levels> Core<T, L> {
         message: Message<T, L::Priority>,
         preload: &mut Preload<T, L>,
     ) -> Result<(), Message<T, L::Priority>> {
-        let Message { value, priority, bytes } = message;
-        let index = match self.slab.insert(value, bytes, &mut preload.chunk) {
-            Ok(index) => index,
-            Err(value) => {
-                // SAFETY: the caller guarantees a level of this queue.
-                unsafe { self.remove_if_empty(level, preload) };
-                return Err(Message { value, priority, bytes });
-            }
-        };
-        // SAFETY: the caller guarantees a level of this queue.
-        let fifo = unsafe { self.levels.fifo(level) };
-        // SAFETY: `index` has just been inserted, and by invariant 1 the FIFO names live slots.
-        unsafe { append(&mut self.slab, fifo, index) };
-        self.count_pushed(bytes);
+        if !self.slab.make_room(&mut preload.chunk) {
+            // SAFETY: the caller guarantees a level of this queue.
+            unsafe { self.remove_if_empty(level, preload) };
+            return Err(message);
+        }
+        // SAFETY: the caller guarantees a level of this queue, and a slot is free.
+        unsafe { self.push_to_level_no_alloc(level, message) };
         Ok(())
     }
 
@@ -399,15 +370,6 @@ impl<T, L: Levels> Core<T, L> {
         }
     }
 
-    /// Counts an added message.
-    #[inline(always)]
-    fn count_pushed(&mut self, bytes: u32) {
-        self.occupied += 1;
-        if bytes != 0 {
-            self.bytes += u64::from(bytes);
-        }
-    }
-
     /// Counts a removed message.
     #[inline(always)]
     fn count_removed(&mut self, bytes: u32) {
@@ -430,12 +392,12 @@ impl<T, L: Levels> Core<T, L> {
         if self.slab.has_free_slot() { self.levels.get_or_insert_no_alloc(priority) } else { None }
     }
 
-    /// Appends a message to the level that
-    /// [`get_or_insert_level_no_alloc`](Self::get_or_insert_level_no_alloc) has just returned.
+    /// Appends a message to a level.
     ///
     /// # Safety
     ///
-    /// `get_or_insert_level_no_alloc` has returned `level`, and nothing else was called since.
+    /// `get_or_insert_level` or `get_or_insert_level_no_alloc` has returned `level`, and nothing else was
+    /// called since. A slot is free, as it is after the second one.
     #[inline(always)]
     pub(crate) unsafe fn push_to_level_no_alloc(
         &mut self,
@@ -443,13 +405,22 @@ impl<T, L: Levels> Core<T, L> {
         message: Message<T, L::Priority>,
     ) {
         let Message { value, bytes, .. } = message;
-        // SAFETY: `get_or_insert_level_no_alloc` has checked that a slot is free.
-        let index = unsafe { self.slab.insert_no_alloc(value, bytes) };
+        // SAFETY: the caller guarantees a free slot.
+        let index = unsafe { self.slab.insert(value, bytes) };
         // SAFETY: the caller guarantees a level of this queue.
         let fifo = unsafe { self.levels.fifo(level) };
-        // SAFETY: `index` has just been inserted, and by invariant 1 the FIFO names live slots.
-        unsafe { append(&mut self.slab, fifo, index) };
-        self.count_pushed(bytes);
+        fifo.len += 1;
+        let tail = std::mem::replace(&mut fifo.tail, index);
+        if tail == NIL {
+            fifo.head = index;
+        } else {
+            // SAFETY: by invariant 1 the FIFO names live slots, and `tail` was its last one.
+            unsafe { self.slab.set_next(tail, index) };
+        }
+        self.occupied += 1;
+        if bytes != 0 {
+            self.bytes += u64::from(bytes);
+        }
     }
 
     #[inline(always)]
@@ -533,63 +504,6 @@ impl<T, L: Levels> Core<T, L> {
         }
     }
 
-    /// Removes the messages that `take` selects, highest priority first, and passes them to `out`.
-    ///
-    /// If `take` or `out` panics, the messages not yet examined stay.
-    pub(crate) fn extract(
-        &mut self,
-        preload: &mut Preload<T, L>,
-        mut take: impl FnMut(&T, L::Priority) -> bool,
-        mut out: impl FnMut(Message<T, L::Priority>),
-    ) {
-        let mut next_level = self.levels.highest();
-        // Bounds the loop: with an inconsistent order of keys, `below` could lead around in a
-        // circle.
-        let mut levels = self.levels.stats().live;
-        while let Some(level) = next_level.filter(|_| levels > 0) {
-            levels -= 1;
-            // SAFETY: `highest` or `below` has just returned the level.
-            let priority = unsafe { self.levels.priority(level) };
-            let mut previous = NIL;
-            // SAFETY: the level is still in the set: nothing was removed since it was returned.
-            let mut at = unsafe { self.levels.fifo(level) }.head;
-            while at != NIL {
-                // SAFETY: by invariant 1 `at`, an index from the FIFO, is a live slot.
-                let next = unsafe { self.slab.next(at) };
-                // SAFETY: `at` is a live slot, as for the line above.
-                if take(unsafe { self.slab.get(at) }.0, priority) {
-                    // SAFETY: the level is in the set as long as its FIFO has a message, and `at`
-                    // is still in it.
-                    let fifo = unsafe { self.levels.fifo(level) };
-                    fifo.len -= 1;
-                    if previous == NIL {
-                        fifo.head = next;
-                    } else {
-                        // SAFETY: `previous` stayed in the FIFO, so by invariant 1 it is live.
-                        unsafe { self.slab.set_next(previous, next) };
-                    }
-                    if next == NIL {
-                        fifo.tail = previous;
-                    }
-                    let empty = fifo.is_empty();
-                    // SAFETY: `at` was live, and it has just left its FIFO.
-                    let Removed { value, bytes, .. } = unsafe { self.slab.remove(at) };
-                    self.count_removed(bytes);
-                    if empty {
-                        // SAFETY: the level is still in the set, and its FIFO has just become
-                        // empty.
-                        unsafe { self.levels.remove(level, &mut preload.levels) };
-                    }
-                    out(Message { value, priority, bytes });
-                } else {
-                    previous = at;
-                }
-                at = next;
-            }
-            next_level = self.levels.below(priority);
-        }
-    }
-
     pub(crate) fn level_stats(&self) -> LevelStats {
         let stats = self.levels.stats();
         LevelStats { from_cache: stats.from_cache + self.passed, ..stats }
@@ -627,24 +541,6 @@ impl<T, L: Levels> Core<T, L> {
         assert_eq!(len, self.len(), "the number of messages");
         assert!(bytes == self.bytes || (self.lent > 0 && bytes < self.bytes), "the sum of bytes");
         self.slab.validate(self.occupied);
-    }
-}
-
-/// Links an inserted message behind the last one of a FIFO.
-///
-/// # Safety
-///
-/// `index` and the indices of the FIFO are live slots.
-#[inline(always)]
-unsafe fn append<T>(slab: &mut Slab<T>, fifo: &mut Fifo, index: u32) {
-    fifo.len += 1;
-    let tail = std::mem::replace(&mut fifo.tail, index);
-    if tail == NIL {
-        fifo.head = index;
-    } else {
-        // SAFETY: the caller guarantees that the FIFO names live slots, and `tail` was its last
-        // one.
-        unsafe { slab.set_next(tail, index) };
     }
 }
 

@@ -194,19 +194,10 @@ impl<T> Slab<T> {
         self.spare != NIL || self.free != NIL || self.used != self.capacity
     }
 
-    /// Stores a message and returns its index, or returns the message if memory is exhausted.
+    /// Makes a slot free for one more message. Returns false if memory is exhausted.
     #[inline(always)]
-    pub(crate) fn insert(
-        &mut self,
-        value: T,
-        bytes: u32,
-        preload: &mut Option<Chunk<T>>,
-    ) -> Result<u32, T> {
-        if !check!("insert: a slot is free", self.has_free_slot()) && !self.grow(preload) {
-            return Err(value);
-        }
-        // SAFETY: a slot was free, or `grow` has added a chunk.
-        Ok(unsafe { self.insert_no_alloc(value, bytes) })
+    pub(crate) fn make_room(&mut self, preload: &mut Option<Chunk<T>>) -> bool {
+        check!("insert: a slot is free", self.has_free_slot()) || self.grow(preload)
     }
 
     /// Stores a message in a free slot, and returns its index.
@@ -215,7 +206,7 @@ impl<T> Slab<T> {
     ///
     /// A slot is free: [`has_free_slot`](Self::has_free_slot).
     #[inline(always)]
-    pub(crate) unsafe fn insert_no_alloc(&mut self, value: T, bytes: u32) -> u32 {
+    pub(crate) unsafe fn insert(&mut self, value: T, bytes: u32) -> u32 {
         let index = if self.spare != NIL {
             std::mem::replace(&mut self.spare, NIL)
         } else if self.free != NIL {

@@ -6,6 +6,46 @@
 //! before. Then the task waits again, at its former position. A future that is dropped with a
 //! permit passes it on.
 
+use std::ptr::NonNull;
+
+use percpu::sync::step;
+
+use crate::core::Levels;
+use crate::queue::Queue;
+use crate::waiter::{Rank, Waiter};
+
+/// Writes what both futures have: the options, and the end of one that is dropped.
+macro_rules! operation {
+    ($name:ident) => {
+        impl<T, L: Levels> $name<'_, T, L> {
+            /// Ends the operation when `timer` is ready: see [`Timed`].
+            pub fn until<S: Future>(self, timer: S) -> Timed<Self, S> {
+                Timed::new(self, timer)
+            }
+
+            /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it
+            /// before the first poll.
+            pub fn urgency(mut self, urgency: u8) -> Self {
+                self.urgency = urgency;
+                self
+            }
+        }
+
+        impl<T, L: Levels> Drop for $name<'_, T, L> {
+            #[inline]
+            fn drop(&mut self) {
+                if self.waiter.is_some() {
+                    leave(self.queue.get(), &mut self.waiter);
+                }
+            }
+        }
+
+        // SAFETY: the future shares its node with other threads, under the queue's lock. A message
+        // moves with the future.
+        unsafe impl<T: Send, L: Levels> Send for $name<'_, T, L> where L::Priority: Send + Sync {}
+    };
+}
+
 mod receive;
 mod send;
 #[cfg(feature = "stream")]
@@ -17,3 +57,42 @@ pub use self::send::SendFuture;
 #[cfg(feature = "stream")]
 pub use self::stream::{ReceiveStream, SendSink};
 pub use self::timed::Timed;
+
+/// Takes a task's node off its list, and passes its permit on. Returns its position, or `None` if the
+/// task has no node.
+#[cold]
+#[inline(never)]
+fn leave<T, L: Levels>(
+    queue: &Queue<T, L>,
+    node: &mut Option<Waiter<T, L::Priority>>,
+) -> Option<Rank> {
+    let waiter = node.as_ref()?;
+    let mut section = queue.section();
+    let (_old, rank);
+    {
+        // While others wait, the ring is shut and drained.
+        let mut state = queue.lock_undrained();
+        // SAFETY: the lock is held, and the reference ends in this line.
+        let demand = unsafe { waiter.inner() }.demand; // a listed sender has one, a receiver none
+        let state = &mut *state;
+        let list = if demand.is_some() { &mut state.senders } else { &mut state.receivers };
+        // SAFETY: the node is alive, and on this list or on none.
+        unsafe { list.remove(NonNull::from(waiter)) };
+        // SAFETY: the lock is held, and this is the only reference.
+        let inner = unsafe { waiter.inner() };
+        (rank, _old) = (inner.rank(), inner.take_waker());
+        if std::mem::take(&mut inner.permit) {
+            match demand {
+                Some(demand) => state.release_send_permit(demand.bytes),
+                None => state.release_receive_permit(),
+            }
+        }
+        // The message or room of the permit is for another waiter now; also that of a permit from
+        // before a poll that panicked. The room that a message needed may have blocked the senders
+        // behind it.
+        step!("future dropped: serve the other waiters", state.serve_waiters(&mut section));
+    }
+    *node = None; // it is on no list, so no other thread knows it
+    queue.run_deferred(&mut section.deferred);
+    Some(rank)
+}

@@ -9,12 +9,13 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
+use super::leave;
 use super::timed::{Expire, Timed};
 use crate::core::{Bitmap, Levels, Preload};
 use crate::deadline::Wait;
 use crate::error::ReceiveError;
 use crate::handles::{QueueRef, Receiver};
-use crate::queue::{Access, Deferred, LockedState, Queue, Received};
+use crate::queue::{Access, LockedState, Queue, Received, Section};
 use crate::waiter::Waiter;
 
 /// A receive that waits asynchronously.
@@ -53,11 +54,9 @@ impl<T, L: Levels> Queue<T, L> {
     /// [`ReceiveError::Closed`] once the queue is closed and empty.
     #[inline]
     pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
-        ReceiveFuture::new(self)
+        ReceiveFuture::new(QueueRef::Borrowed(self))
     }
-}
 
-impl<T, L: Levels> Queue<T, L> {
     /// Receives up to `most` messages into `out` asynchronously. Returns how many were received: at
     /// least one, unless `most` is 0.
     ///
@@ -98,47 +97,17 @@ impl<T, L: Levels> Queue<T, L> {
 }
 
 impl<T, L: Levels> Receiver<T, L> {
-    /// Receives up to `most` messages asynchronously: see
-    /// [`Queue::receive_batch_async`](crate::Queue::receive_batch_async).
-    ///
-    /// # Errors
-    ///
-    /// [`ReceiveError::Closed`] once the queue is closed and empty.
-    pub async fn receive_batch_async(
-        &self,
-        out: &mut Vec<Received<T, L>>,
-        most: usize,
-    ) -> Result<usize, ReceiveError> {
-        self.queue().receive_batch_async(out, most).await
-    }
-
-    /// Receives the next message asynchronously: see
-    /// [`Queue::receive_async`](crate::Queue::receive_async).
-    #[inline]
-    pub fn receive_async(&self) -> ReceiveFuture<'_, T, L> {
-        self.queue().receive_async()
-    }
-
     /// Receives the next message asynchronously; the future owns the receiver.
     ///
     /// So the future borrows nothing. It counts as a handle until it is dropped.
     pub fn into_receive_async(self) -> ReceiveFuture<'static, T, L> {
-        ReceiveFuture::owning(self)
+        ReceiveFuture::new(QueueRef::Owned(self))
     }
 }
 
 impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
     #[inline]
-    pub(super) fn new(queue: &'q Queue<T, L>) -> Self {
-        Self::with(QueueRef::Borrowed(queue))
-    }
-
-    pub(crate) fn owning(receiver: Receiver<T, L>) -> Self {
-        Self::with(QueueRef::Owned(receiver))
-    }
-
-    #[inline]
-    fn with(queue: QueueRef<'q, T, L, Receiver<T, L>>) -> Self {
+    pub(super) fn new(queue: QueueRef<'q, T, L, Receiver<T, L>>) -> Self {
         Self { queue, completed: false, urgency: 0, waiter: None, _pinned: PhantomPinned }
     }
 
@@ -153,18 +122,6 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
         let this = unsafe { self.get_unchecked_mut() };
         assert!(this.completed && this.waiter.is_none(), "renewed before it had received");
         (this.urgency, this.completed) = (urgency, false);
-    }
-
-    /// Ends the receive when `timer` is ready: see [`Timed`].
-    pub fn until<S: Future>(self, timer: S) -> Timed<Self, S> {
-        Timed::new(self, timer)
-    }
-
-    /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it before
-    /// the first poll.
-    pub fn urgency(mut self, urgency: u8) -> Self {
-        self.urgency = urgency;
-        self
     }
 }
 
@@ -186,11 +143,9 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
                 return Poll::Ready(Ok(message));
             }
         }
-        self.poll_with(cx, Preload::new(), |queue, state, preload, deferred| {
-            match state.receive(&queue.config, preload, deferred) {
-                Some(message) => Some(Ok((message.value, message.priority))),
-                None => state.has_ended().then_some(Err(ReceiveError::Closed)),
-            }
+        self.poll_with(cx, Preload::new(), |state, section| match state.receive(section) {
+            Some(message) => Some(Ok((message.value, message.priority))),
+            None => state.has_ended().then_some(Err(ReceiveError::Closed)),
         })
     }
 }
@@ -203,13 +158,8 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
     pub(crate) fn poll_with<R>(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        mut preload: Preload<T, L>,
-        take: impl FnOnce(
-            &Queue<T, L>,
-            &mut LockedState<'_, T, L>,
-            &mut Preload<T, L>,
-            &mut Deferred,
-        ) -> Option<R>,
+        preload: Preload<T, L>,
+        take: impl FnOnce(&mut LockedState<'_, T, L>, &mut Section<'_, T, L>) -> Option<R>,
     ) -> Poll<R> {
         // SAFETY: nothing is moved out of the future, so the node stays in its place.
         let this = unsafe { self.get_unchecked_mut() };
@@ -218,7 +168,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
         let waiter = &*this.waiter.get_or_insert_with(|| Waiter::new(this.urgency));
         // Wakers are user code: they are cloned and dropped outside the lock.
         let waker = cx.waker().clone();
-        let mut deferred = Deferred::new();
+        let mut section = Section { preload, ..queue.section() };
         let _old;
         {
             let Some(mut state) = queue.poll_lock(Access::Wait) else {
@@ -236,7 +186,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
             let was_listed = unsafe { state.receivers.remove(node) };
             // SAFETY: the lock is held, and the reference ends in this line.
             _old = unsafe { waiter.inner() }.take_waker();
-            match take(queue, &mut state, &mut preload, &mut deferred) {
+            match take(&mut state, &mut section) {
                 None => {
                     let waker = Some(waker);
                     if was_listed {
@@ -255,7 +205,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
                 Some(taken) => {
                     drop(state);
                     (this.waiter, this.completed) = (None, true);
-                    queue.run_deferred(&mut deferred);
+                    queue.run_deferred(&mut section.deferred);
                     Poll::Ready(taken)
                 }
             }
@@ -263,55 +213,15 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
     }
 }
 
-impl<T, L: Levels> ReceiveFuture<'_, T, L> {
-    /// Takes the node off the list, and passes a permit on.
-    #[cold]
-    #[inline(never)]
-    fn unregister(&mut self) {
-        let Some(waiter) = &self.waiter else { return };
-        let queue = self.queue.get();
-        let mut preload = Preload::new();
-        let mut deferred = Deferred::new();
-        let _old;
-        {
-            // While others wait, the ring is shut and drained.
-            let mut state = queue.lock_undrained();
-            // SAFETY: the node is alive, and on this list or on none.
-            unsafe { state.receivers.remove(NonNull::from(waiter)) };
-            // SAFETY: the lock is held, and this is the only reference.
-            let inner = unsafe { waiter.inner() };
-            _old = inner.take_waker();
-            if std::mem::take(&mut inner.permit) {
-                state.release_receive_permit();
-            }
-            // The message of the permit is for another waiter now; also that of a permit from
-            // before a poll that panicked.
-            step!(
-                "receive dropped: pass the permit on",
-                state.serve_waiters(&queue.config, &mut preload, &mut deferred)
-            );
-        }
-        self.waiter = None; // it is on no list, so no other thread knows it
-        queue.run_deferred(&mut deferred);
-    }
-}
+operation!(ReceiveFuture);
 
 impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
     fn expire(self: Pin<&mut Self>) -> Self::Output {
         // SAFETY: nothing is moved out of the future.
         let this = unsafe { self.get_unchecked_mut() };
-        this.unregister();
+        leave(this.queue.get(), &mut this.waiter);
         this.completed = true;
         this.queue.get().receive_expired()
-    }
-}
-
-impl<T, L: Levels> Drop for ReceiveFuture<'_, T, L> {
-    #[inline]
-    fn drop(&mut self) {
-        if self.waiter.is_some() {
-            self.unregister();
-        }
     }
 }
 
@@ -320,7 +230,3 @@ impl<T, L: Levels> fmt::Debug for ReceiveFuture<'_, T, L> {
         f.debug_struct("ReceiveFuture").field("ready", &self.completed).finish_non_exhaustive()
     }
 }
-
-// SAFETY: the future shares its node with other threads, under the queue's lock. A message moves
-// with the future.
-unsafe impl<T: Send, L: Levels> Send for ReceiveFuture<'_, T, L> where L::Priority: Send + Sync {}

@@ -9,12 +9,13 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
+use super::leave;
 use super::timed::{Expire, Timed};
-use crate::core::{Bitmap, Levels, Message, Preload};
+use crate::core::{Bitmap, Levels, Message};
 use crate::error::{SendError, SendRefused};
 use crate::handles::{QueueRef, Sender};
-use crate::queue::{Deferred, Queue, refuse, refuse_or_unwind};
-use crate::waiter::{Rank, Waiter, rank_of_new};
+use crate::queue::{Queue, refuse, refuse_or_unwind};
+use crate::waiter::{Waiter, rank_of_new};
 
 /// A checked message, or the reason why it can never be sent.
 type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, (T, SendRefused)>;
@@ -58,17 +59,11 @@ impl<T, L: Levels> Queue<T, L> {
     /// [`SendError`] carries the message and the reason.
     #[inline]
     pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
-        SendFuture::new(self, value, priority)
+        SendFuture::new(QueueRef::Borrowed(self), value, priority)
     }
 }
 
 impl<T, L: Levels> Sender<T, L> {
-    /// Sends a message asynchronously: see [`Queue::send_async`](crate::Queue::send_async).
-    #[inline]
-    pub fn send_async(&self, value: T, priority: L::Priority) -> SendFuture<'_, T, L> {
-        self.queue().send_async(value, priority)
-    }
-
     /// Sends a message asynchronously; the future owns the sender.
     ///
     /// So the future borrows nothing and can be spawned. It counts as a handle until it is dropped.
@@ -95,22 +90,13 @@ impl<T, L: Levels> Sender<T, L> {
     /// # Ok::<(), mq_rbtree::BuildError>(())
     /// ```
     pub fn into_send_async(self, value: T, priority: L::Priority) -> SendFuture<'static, T, L> {
-        SendFuture::owning(self, value, priority)
+        SendFuture::new(QueueRef::Owned(self), value, priority)
     }
 }
 
 impl<'q, T, L: Levels> SendFuture<'q, T, L> {
     #[inline]
-    pub(super) fn new(queue: &'q Queue<T, L>, value: T, priority: L::Priority) -> Self {
-        Self::with(QueueRef::Borrowed(queue), value, priority)
-    }
-
-    pub(crate) fn owning(sender: Sender<T, L>, value: T, priority: L::Priority) -> Self {
-        Self::with(QueueRef::Owned(sender), value, priority)
-    }
-
-    #[inline]
-    fn with(queue: QueueRef<'q, T, L, Sender<T, L>>, value: T, priority: L::Priority) -> Self {
+    fn new(queue: QueueRef<'q, T, L, Sender<T, L>>, value: T, priority: L::Priority) -> Self {
         let message = Some(queue.get().config.admit(value, priority));
         Self { queue, message, urgency: 0, waiter: None, _pinned: PhantomPinned }
     }
@@ -145,18 +131,6 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
         let message = this.queue.get().config.admit(value, priority).map_err(refuse)?;
         (this.urgency, this.message) = (urgency, Some(Ok(message)));
         Ok(())
-    }
-
-    /// Ends the send when `timer` is ready: see [`Timed`].
-    pub fn until<S: Future>(self, timer: S) -> Timed<Self, S> {
-        Timed::new(self, timer)
-    }
-
-    /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it before
-    /// the first poll.
-    pub fn urgency(mut self, urgency: u8) -> Self {
-        self.urgency = urgency;
-        self
     }
 }
 
@@ -202,11 +176,10 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
             Err(refused) => return Poll::Ready(Err(refuse(refused))),
         };
         let demand = queue.config.demand(message.priority, message.bytes);
-        let mut preload = Preload::new();
-        let mut deferred = Deferred::new();
+        let mut section = queue.section();
         let _old;
         {
-            let locked = queue.poll_lock_to_send(message.priority, &mut preload);
+            let locked = queue.poll_lock_to_send(message.priority, &mut section.preload);
             let Some(mut state) = locked else {
                 this.message = Some(Ok(message));
                 waker.wake(); // a sender is to publish its message first
@@ -226,7 +199,7 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
             _old = unsafe { waiter.inner() }.take_waker();
             // SAFETY: the lock is held, and the reference ends in this line.
             let rank = unsafe { waiter.inner() }.rank();
-            match state.send(&queue.config, message, rank, &mut preload, &mut deferred) {
+            match state.send(message, rank, &mut section) {
                 Err((back, SendRefused::Full)) => {
                     this.message = Some(Ok(back));
                     // SAFETY: the lock is held, and the reference ends in this line.
@@ -243,85 +216,44 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                         // The rest of the permit's room may be enough for another sender.
                         step!(
                             "send refused: pass the permit on",
-                            state.serve_waiters(&queue.config, &mut preload, &mut deferred)
+                            state.serve_waiters(&mut section)
                         );
                     }
                     drop(state);
-                    queue.run_deferred(&mut deferred);
+                    queue.run_deferred(&mut section.deferred);
                     Poll::Pending
                 }
                 put => {
                     if had_permit || was_listed {
                         // The room of the permit, or the room that this message needed, may be
                         // enough for another sender; also if a receiver took the message at once.
-                        state.serve_waiters(&queue.config, &mut preload, &mut deferred);
+                        state.serve_waiters(&mut section);
                     }
                     drop(state);
                     this.waiter = None;
-                    queue.run_deferred(&mut deferred);
-                    Poll::Ready(put.map_err(|not_put| refuse_or_unwind(not_put, &mut deferred)))
+                    queue.run_deferred(&mut section.deferred);
+                    Poll::Ready(
+                        put.map_err(|not_put| refuse_or_unwind(not_put, &mut section.deferred)),
+                    )
                 }
             }
         }
     }
 }
 
-impl<T, L: Levels> SendFuture<'_, T, L> {
-    /// Takes the node off the list, and passes a permit on. Returns its position.
-    #[cold]
-    #[inline(never)]
-    fn unregister(&mut self) -> Rank {
-        let Some(waiter) = &self.waiter else { return rank_of_new(self.urgency) };
-        let queue = self.queue.get();
-        let mut preload = Preload::new();
-        let mut deferred = Deferred::new();
-        let (_old, rank);
-        {
-            // While others wait, the ring is shut and drained.
-            let mut state = queue.lock_undrained();
-            // SAFETY: the node is alive, and on this list or on none.
-            let listed = unsafe { state.senders.remove(NonNull::from(waiter)) };
-            // SAFETY: the lock is held, and this is the only reference.
-            let inner = unsafe { waiter.inner() };
-            rank = inner.rank();
-            _old = inner.take_waker();
-            let permit = std::mem::take(&mut inner.permit);
-            if permit {
-                state.release_send_permit(inner.demand.map_or(0, |demand| demand.bytes));
-            }
-            if permit || listed {
-                // The room that this message needed may have blocked the senders behind it.
-                step!(
-                    "send dropped: serve the other senders",
-                    state.serve_waiters(&queue.config, &mut preload, &mut deferred)
-                );
-            }
-        }
-        self.waiter = None; // it is on no list, so no other thread knows it
-        queue.run_deferred(&mut deferred);
-        rank
-    }
-}
+operation!(SendFuture);
 
 impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
     fn expire(self: Pin<&mut Self>) -> Self::Output {
         // SAFETY: the message, which is not pinned, is all that is moved out of the future.
         let this = unsafe { self.get_unchecked_mut() };
-        let rank = this.unregister();
+        let rank = leave(this.queue.get(), &mut this.waiter);
+        let rank = rank.unwrap_or_else(|| rank_of_new(this.urgency));
         let message = match this.message.take().expect("a pending send has its message") {
             Ok(message) => message,
             Err(refused) => return Err(refuse(refused)),
         };
         this.queue.get().send_expired(message, rank)
-    }
-}
-
-impl<T, L: Levels> Drop for SendFuture<'_, T, L> {
-    #[inline]
-    fn drop(&mut self) {
-        if self.waiter.is_some() {
-            self.unregister();
-        }
     }
 }
 
@@ -331,7 +263,3 @@ impl<T, L: Levels> fmt::Debug for SendFuture<'_, T, L> {
         f.debug_struct("SendFuture").field("ready", &ready).finish_non_exhaustive()
     }
 }
-
-// SAFETY: the future shares its node with other threads, under the queue's lock. A message moves
-// with the future.
-unsafe impl<T: Send, L: Levels> Send for SendFuture<'_, T, L> where L::Priority: Send + Sync {}

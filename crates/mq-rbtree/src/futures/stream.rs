@@ -81,7 +81,7 @@ pub struct SendSink<'q, T, L: Levels = Bitmap> {
 impl<T, L: Levels> Queue<T, L> {
     /// Returns the messages as a `Stream`. Needs the feature `stream`.
     pub fn stream(&self) -> ReceiveStream<'_, T, L> {
-        ReceiveStream::new(ReceiveFuture::new(self))
+        ReceiveStream::new(self.receive_async())
     }
 
     /// Returns a `Sink` that sends to the queue. Needs the feature `stream`.
@@ -100,7 +100,7 @@ impl<T, L: Levels> Receiver<T, L> {
     ///
     /// So the stream borrows nothing. It counts as a handle until it is dropped.
     pub fn into_stream(self) -> ReceiveStream<'static, T, L> {
-        ReceiveStream::new(ReceiveFuture::owning(self))
+        ReceiveStream::new(self.into_receive_async())
     }
 }
 

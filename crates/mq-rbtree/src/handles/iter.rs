@@ -56,6 +56,42 @@ pub struct IntoIter<T, L: Levels = Bitmap> {
     receiver: Receiver<T, L>,
 }
 
+impl<T, L: Levels> Receiver<T, L> {
+    /// Returns an iterator that receives messages. It waits for each one, and ends when the queue
+    /// is closed and empty.
+    ///
+    /// ```
+    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+    /// for (message, priority) in [("later", 1), ("now", 9)] {
+    ///     sender.send(message, priority)?;
+    /// }
+    /// drop(sender);
+    /// let messages: Vec<_> = receiver.iter().map(|(message, _)| message).collect();
+    /// assert_eq!(messages, ["now", "later"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn iter(&self) -> Iter<'_, T, L> {
+        Iter { receiver: self }
+    }
+
+    /// Returns an iterator that receives messages without waiting.
+    ///
+    /// It returns `None` when the queue is empty, and may return messages again later: also one that
+    /// was in a [guard](crate::MessageGuard), if that is dropped after a [`close`](Self::close).
+    ///
+    /// ```
+    /// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
+    /// sender.send("later", 1)?;
+    /// sender.send("now", 9)?;
+    /// assert!(receiver.try_iter().map(|(message, _)| message).eq(["now", "later"]));
+    /// assert!(!receiver.is_closed());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn try_iter(&self) -> TryIter<'_, T, L> {
+        TryIter { receiver: self }
+    }
+}
+
 impl<T, L: Levels> Iterator for Iter<'_, T, L> {
     type Item = Received<T, L>;
 

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use super::{Access, Deferred, Queue, Received, refuse_message};
-use crate::core::{Levels, Message, Preload};
+use super::{Access, Queue, Received, refuse_message};
+use crate::core::{Levels, Message};
 use crate::deadline::Wait;
 use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
 use crate::waiter::rank_of_new;
@@ -84,13 +84,13 @@ impl<T, L: Levels> Queue<T, L> {
             }
             count += 1;
         }
-        let mut preload = Preload::new();
-        let mut deferred = Deferred::new();
+        let mut section = self.section();
         let Some(&(_, first)) = batch.front() else { return Ok(()) };
         let rank = rank_of_new(wait.urgency_level());
         let mut result = Ok(());
         {
-            let Some(mut state) = self.lock_to_send(first, &mut preload, wait.deadline()) else {
+            let Some(mut state) = self.lock_to_send(first, &mut section.preload, wait.deadline())
+            else {
                 let Some((value, priority)) = batch.pop_front() else { return Ok(()) };
                 let message = Message { value, priority, bytes: sizes[0] };
                 self.count_timeout();
@@ -99,16 +99,16 @@ impl<T, L: Levels> Queue<T, L> {
             for (nth, &bytes) in sizes[..count].iter().enumerate() {
                 let Some(&(_, priority)) = batch.front() else { break };
                 // The preload was allocated for the first message only.
-                if nth > 0 && (self.hint.needs_memory(priority) || !deferred.has_room()) {
+                if nth > 0 && (self.hint.needs_memory(priority) || !section.deferred.has_room()) {
                     break;
                 }
                 let Some((value, priority)) = batch.pop_front() else { break };
                 let message = Message { value, priority, bytes };
-                match state.send(&self.config, message, rank, &mut preload, &mut deferred) {
+                match state.send(message, rank, &mut section) {
                     Ok(()) => *sent += 1,
                     // The message becomes the first of the next section; or its comparison
                     // panicked, and the panic resumes below.
-                    Err((back, _)) if nth > 0 || deferred.panics() => {
+                    Err((back, _)) if nth > 0 || section.deferred.panics() => {
                         batch.push_front((back.value, back.priority));
                         break;
                     }
@@ -119,7 +119,7 @@ impl<T, L: Levels> Queue<T, L> {
                 }
             }
         }
-        self.run_deferred(&mut deferred);
+        self.run_deferred(&mut section.deferred);
         result
     }
 
@@ -140,10 +140,9 @@ impl<T, L: Levels> Queue<T, L> {
     ) -> Result<usize, ReceiveError> {
         let before = out.len();
         while out.len() - before < most {
-            let section = SECTION.min(most - (out.len() - before));
-            out.reserve(section); // allocates before the lock
-            let mut preload = Preload::new();
-            let mut deferred = Deferred::new();
+            let room = SECTION.min(most - (out.len() - before));
+            out.reserve(room); // allocates before the lock
+            let mut section = self.section();
             let empty = {
                 let Some(mut state) = self.lock_until(Access::Receive, wait.deadline()) else {
                     if out.len() > before {
@@ -154,17 +153,17 @@ impl<T, L: Levels> Queue<T, L> {
                 };
                 let mut taken = 0;
                 loop {
-                    if taken == section || !deferred.has_room() {
+                    if taken == room || !section.deferred.has_room() {
                         break false;
                     }
-                    match state.receive(&self.config, &mut preload, &mut deferred) {
+                    match state.receive(&mut section) {
                         Some(message) => out.push((message.value, message.priority)),
                         None => break true,
                     }
                     taken += 1;
                 }
             };
-            self.run_deferred(&mut deferred);
+            self.run_deferred(&mut section.deferred);
             if empty {
                 if out.len() > before {
                     break;

@@ -12,7 +12,7 @@ use std::time::Instant;
 use percpu::sync::step;
 
 use super::{
-    Access, Deferred, LockedState, Queue, Received, State, refuse_message, refuse_or_unwind,
+    Access, LockedState, Queue, Received, Section, State, refuse_message, refuse_or_unwind,
 };
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
@@ -34,9 +34,8 @@ impl<T, L: Levels> Queue<T, L> {
         let waiter = &lines.as_ref().get_ref().0;
         let node = NonNull::from(waiter);
         loop {
-            let mut preload = Preload::new();
-            let mut deferred = Deferred::new();
-            let locked = self.lock_to_send(message.priority, &mut preload, wait.deadline());
+            let mut section = self.section();
+            let locked = self.lock_to_send(message.priority, &mut section.preload, wait.deadline());
             let Some(mut state) = locked else {
                 if reason == SendRefused::Timeout {
                     self.count_timeout();
@@ -45,23 +44,23 @@ impl<T, L: Levels> Queue<T, L> {
             };
             // SAFETY: the node is on no list, and the lock is held.
             let rank = unsafe { waiter.inner() }.rank();
-            match state.send(&self.config, message, rank, &mut preload, &mut deferred) {
+            match state.send(message, rank, &mut section) {
                 Ok(()) => {
                     drop(state);
-                    self.run_deferred(&mut deferred);
+                    self.run_deferred(&mut section.deferred);
                     return Ok(());
                 }
                 Err((back, SendRefused::Full)) => message = back,
                 Err(other) => {
                     drop(state);
-                    return Err(refuse_or_unwind(other, &mut deferred));
+                    return Err(refuse_or_unwind(other, &mut section.deferred));
                 }
             }
             waiter.reset();
             // SAFETY: the node is on no list, and the lock is held.
             let inner = unsafe { waiter.inner() };
             inner.demand = Some(demand);
-            state.core.keep_preload(message.priority, &mut preload);
+            state.core.keep_preload(message.priority, &mut section.preload);
             inner.message = Some(message);
             step!(
                 "send: register in the lock section of the check",
@@ -75,19 +74,18 @@ impl<T, L: Levels> Queue<T, L> {
             if ended == WaitEnd::Interrupted {
                 (reason, wait) = (SendRefused::Interrupted, wait.ended());
             }
-            let late = matches!(ended, WaitEnd::TimedOut | WaitEnd::Interrupted);
             // SAFETY: the node is alive, and no other list ever had it.
-            let state = late.then(|| self.unlist(|state| unsafe { state.senders.remove(node) }));
+            let state = self.unlist(ended, |state| unsafe { state.senders.remove(node) });
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
             // invariant 1 of the waiters its message belongs to this thread now.
             let Some(back) = (unsafe { waiter.inner() }).message.take() else { return Ok(()) };
-            let Some(Some(state)) = state else {
+            let Some(state) = state else {
                 message = back;
                 continue;
             };
             // SAFETY: the node is off its list, so this thread alone uses it.
             let rank = unsafe { waiter.inner() }.rank();
-            return self.send_at_deadline(back, rank, state, Preload::new(), reason);
+            return self.send_at_deadline(back, rank, state, self.section(), reason);
         }
     }
 
@@ -110,17 +108,16 @@ impl<T, L: Levels> Queue<T, L> {
         let waiter = &lines.as_ref().get_ref().0;
         let node = NonNull::from(waiter);
         loop {
-            let mut preload = Preload::new();
-            let mut deferred = Deferred::new();
+            let mut section = self.section();
             let Some(mut state) = self.lock_until(Access::Wait, wait.deadline()) else {
                 if reason == ReceiveError::Timeout {
                     self.count_timeout();
                 }
                 return Err(reason);
             };
-            if let Some(message) = state.receive(&self.config, &mut preload, &mut deferred) {
+            if let Some(message) = state.receive(&mut section) {
                 drop(state);
-                self.run_deferred(&mut deferred);
+                self.run_deferred(&mut section.deferred);
                 return Ok((message.value, message.priority));
             }
             if state.has_ended() {
@@ -136,14 +133,13 @@ impl<T, L: Levels> Queue<T, L> {
             );
             drop(state);
             // Wakes a sender whose message found no memory, before this thread sleeps.
-            self.run_deferred(&mut deferred);
+            self.run_deferred(&mut section.deferred);
             let ended = self.sleep(waiter, wait, has_spun);
             if ended == WaitEnd::Interrupted {
                 (reason, wait) = (ReceiveError::Interrupted, wait.ended());
             }
-            let late = matches!(ended, WaitEnd::TimedOut | WaitEnd::Interrupted);
             // SAFETY: the node is alive, and no other list ever had it.
-            let state = late.then(|| self.unlist(|state| unsafe { state.receivers.remove(node) }));
+            let state = self.unlist(ended, |state| unsafe { state.receivers.remove(node) });
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
             // invariant 1 of the waiters its message belongs to this thread now.
             let message = unsafe { waiter.inner() }.message.take();
@@ -153,7 +149,7 @@ impl<T, L: Levels> Queue<T, L> {
                     return Ok((message.value, message.priority));
                 }
             );
-            if let Some(Some(state)) = state {
+            if let Some(state) = state {
                 return self.receive_at_deadline(state, reason);
             }
         }
@@ -203,12 +199,16 @@ impl<T, L: Levels> Queue<T, L> {
         ended
     }
 
-    /// Locks, and takes a node off its list. Returns `None` if another thread has taken it off
-    /// before.
+    /// Locks, and takes the node of a wait that ended by itself off its list. Returns `None` if another
+    /// thread has ended the wait, or has taken the node off before.
     fn unlist(
         &self,
+        ended: WaitEnd,
         remove: impl FnOnce(&mut State<T, L>) -> bool,
     ) -> Option<LockedState<'_, T, L>> {
+        if matches!(ended, WaitEnd::Completed | WaitEnd::Retry) {
+            return None;
+        }
         let mut state = self.lock_undrained();
         remove(&mut state).then_some(state)
     }
@@ -219,10 +219,11 @@ impl<T, L: Levels> Queue<T, L> {
         message: Message<T, L::Priority>,
         rank: Rank,
     ) -> Result<(), SendError<T>> {
-        let mut preload = Preload::new();
-        match self.lock_to_send(message.priority, &mut preload, Some(Instant::now().into())) {
+        let mut section = self.section();
+        match self.lock_to_send(message.priority, &mut section.preload, Some(Instant::now().into()))
+        {
             Some(state) => {
-                self.send_at_deadline(message, rank, state, preload, SendRefused::Timeout)
+                self.send_at_deadline(message, rank, state, section, SendRefused::Timeout)
             }
             None => {
                 self.count_timeout();
@@ -249,23 +250,19 @@ impl<T, L: Levels> Queue<T, L> {
         message: Message<T, L::Priority>,
         rank: Rank,
         mut state: LockedState<'_, T, L>,
-        mut preload: Preload<T, L>,
+        mut section: Section<'_, T, L>,
         late: SendRefused,
     ) -> Result<(), SendError<T>> {
-        let mut deferred = Deferred::new();
-        let put = state.send(&self.config, message, rank, &mut preload, &mut deferred);
+        let put = state.send(message, rank, &mut section);
         let timed_out = matches!(put, Err((_, SendRefused::Full))) && late == SendRefused::Timeout;
         state.counters.timeouts += u64::from(timed_out);
         // The room that this sender needed may have blocked the senders behind it.
-        step!(
-            "send timed out: serve the other senders",
-            state.serve_waiters(&self.config, &mut preload, &mut deferred)
-        );
+        step!("send timed out: serve the other senders", state.serve_waiters(&mut section));
         drop(state);
-        self.run_deferred(&mut deferred);
+        self.run_deferred(&mut section.deferred);
         put.map_err(|(message, reason)| match reason {
             SendRefused::Full => refuse_message((message, late)),
-            _ => refuse_or_unwind((message, reason), &mut deferred),
+            _ => refuse_or_unwind((message, reason), &mut section.deferred),
         })
     }
 
@@ -278,14 +275,13 @@ impl<T, L: Levels> Queue<T, L> {
         mut state: LockedState<'_, T, L>,
         late: ReceiveError,
     ) -> Result<Received<T, L>, ReceiveError> {
-        let mut preload = Preload::new();
-        let mut deferred = Deferred::new();
-        let taken = state.receive(&self.config, &mut preload, &mut deferred);
+        let mut section = self.section();
+        let taken = state.receive(&mut section);
         let late = if state.has_ended() { ReceiveError::Closed } else { late };
         let timed_out = taken.is_none() && late == ReceiveError::Timeout;
         state.counters.timeouts += u64::from(timed_out);
         drop(state);
-        self.run_deferred(&mut deferred);
+        self.run_deferred(&mut section.deferred);
         let message = taken.ok_or(late)?;
         Ok((message.value, message.priority))
     }

@@ -2,8 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::{Deferred, Queue, Received};
-use crate::core::{Levels, Preload};
+use super::{Queue, Received};
+use crate::core::Levels;
 use crate::stats::QueueStats;
 
 impl<T, L: Levels> Queue<T, L> {
@@ -94,8 +94,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// ```
     pub fn drain_filter(&self, take: impl FnMut(&T, L::Priority) -> bool) -> Vec<Received<T, L>> {
         let mut out = Vec::new();
-        let mut preload = Preload::new();
-        let mut deferred = Deferred::new();
+        let mut section = self.section();
         let mut state = loop {
             // The space for all messages is allocated before the lock.
             let state = self.lock();
@@ -108,19 +107,19 @@ impl<T, L: Levels> Queue<T, L> {
         };
         let all = &mut *state;
         let extract = || {
-            all.core.extract(&mut preload, take, |message| {
+            all.core.extract(&mut section.preload, take, |message| {
                 out.push((message.value, message.priority));
             });
         };
         // The waiting senders are served even if `take` panics. The panic resumes in
         // `run_deferred`: it is the first one, so a panic of a waker is dropped.
         let extracted = catch_unwind(AssertUnwindSafe(extract));
-        state.serve_waiters(&self.config, &mut preload, &mut deferred);
+        state.serve_waiters(&mut section);
         if let Err(panic) = extracted {
-            deferred.set_panic(panic);
+            section.deferred.set_panic(panic);
         }
         drop(state);
-        self.run_deferred(&mut deferred);
+        self.run_deferred(&mut section.deferred);
         out
     }
 

@@ -21,6 +21,7 @@ mod inspect;
 mod lent;
 mod lock;
 mod locked;
+mod section;
 mod serve;
 mod spin;
 mod state;
@@ -37,6 +38,7 @@ pub use self::builder::Builder;
 use self::config::Config;
 pub(crate) use self::deferred::Deferred;
 pub(crate) use self::locked::{Access, LockedState};
+pub(crate) use self::section::Section;
 use self::spin::Spin;
 use self::state::{Refused, State};
 use crate::core::{Bitmap, Hint, Levels, Message, Preload};
@@ -212,9 +214,9 @@ impl<T, L: Levels> Queue<T, L> {
         message: Message<T, L::Priority>,
         wait: Wait,
     ) -> Result<(), SendError<T>> {
-        let mut preload = Preload::new();
-        match self.lock_to_send(message.priority, &mut preload, wait.deadline()) {
-            Some(state) => self.send_with_preload(state, message, wait, preload),
+        let mut section = self.section();
+        match self.lock_to_send(message.priority, &mut section.preload, wait.deadline()) {
+            Some(state) => self.send_with_preload(state, message, wait, section),
             None => {
                 self.count_timeout();
                 Err(refuse_message((message, SendRefused::Timeout)))
@@ -231,7 +233,7 @@ impl<T, L: Levels> Queue<T, L> {
         message: Message<T, L::Priority>,
         wait: Wait,
     ) -> Result<(), SendError<T>> {
-        self.send_with_preload(self.with_hold_timer(guard), message, wait, Preload::new())
+        self.send_with_preload(self.with_hold_timer(guard), message, wait, self.section())
     }
 
     /// Sends a message under the lock with preloaded memory, and then waits if there is no room.
@@ -241,21 +243,20 @@ impl<T, L: Levels> Queue<T, L> {
         state: LockedState<'_, T, L>,
         message: Message<T, L::Priority>,
         wait: Wait,
-        mut preload: Preload<T, L>,
+        mut section: Section<'_, T, L>,
     ) -> Result<(), SendError<T>> {
-        let mut deferred = Deferred::new();
         let put = {
-            let mut state = state; // unlocks before `preload` and `deferred` are dropped
+            let mut state = state; // unlocks before `section` is dropped
             let rank = rank_of_new(wait.urgency_level());
-            state.send(&self.config, message, rank, &mut preload, &mut deferred)
+            state.send(message, rank, &mut section)
         };
         match put {
             Ok(()) => {
-                self.run_deferred(&mut deferred);
+                self.run_deferred(&mut section.deferred);
                 Ok(())
             }
             Err((message, SendRefused::Full)) if !wait.is_no() => self.wait_to_send(message, wait),
-            Err(not_put) => Err(refuse_or_unwind(not_put, &mut deferred)),
+            Err(not_put) => Err(refuse_or_unwind(not_put, &mut section.deferred)),
         }
     }
 
@@ -295,7 +296,7 @@ impl<T, L: Levels> Queue<T, L> {
     #[inline]
     fn receive_by(&self, wait: &Wait) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
-        let mut guard = self.state.lock();
+        let mut guard = self.lock_to_receive();
         if !self.config.time_lock {
             let (ring, config) = (self.ring.as_ref(), &self.config);
             if let Some(message) = guard.fast_receive(ring, config, &mut preload) {
@@ -313,8 +314,7 @@ impl<T, L: Levels> Queue<T, L> {
         guard: WordGuard<'_, State<T, L>>,
         wait: Wait,
     ) -> Result<Received<T, L>, ReceiveError> {
-        let mut preload = Preload::new();
-        let mut deferred = Deferred::new();
+        let mut section = self.section();
         let (taken, position) = {
             let mut state = self.with_hold_timer(guard);
             if !state.drain(u64::MAX) {
@@ -325,20 +325,20 @@ impl<T, L: Levels> Queue<T, L> {
                 };
                 state = locked;
             }
-            match state.receive(&self.config, &mut preload, &mut deferred) {
+            match state.receive(&mut section) {
                 None if state.has_ended() => return Err(ReceiveError::Closed),
                 taken => (taken, state.cursor.next_staged()),
             }
         };
         match taken {
             Some(message) => {
-                self.run_deferred(&mut deferred);
+                self.run_deferred(&mut section.deferred);
                 Ok((message.value, message.priority))
             }
             None if wait.is_no() => Err(ReceiveError::Empty),
             None => {
                 // Wakes a sender whose message found no memory, before this thread waits.
-                self.run_deferred(&mut deferred);
+                self.run_deferred(&mut section.deferred);
                 self.wait_to_receive(wait, position)
             }
         }
@@ -419,7 +419,7 @@ impl<T, L: Levels> Queue<T, L> {
     pub fn close(&self) -> bool {
         let mut was_open = false;
         let mut never = None; // a notification that will not be called; dropped after the unlock
-        let mut deferred = Deferred::new();
+        let mut section = self.section();
         loop {
             {
                 let mut state = self.lock_undrained();
@@ -428,14 +428,15 @@ impl<T, L: Levels> Queue<T, L> {
                 never = never.or(state.notification.take());
                 step!(
                     "close: dismiss every waiter",
-                    while deferred.has_room() && state.dismiss_one(&mut deferred) {}
+                    while section.deferred.has_room() && state.dismiss_one(&mut section.deferred) {
+                    }
                 );
-                if !deferred.has_room() {
-                    deferred.request_section();
+                if !section.deferred.has_room() {
+                    section.deferred.request_section();
                 }
-                state.signal_notifiers(&self.config, &mut deferred);
+                state.signal_notifiers(&mut section);
             }
-            if !deferred.run() {
+            if !section.deferred.run() {
                 return was_open;
             }
         }
@@ -486,6 +487,12 @@ impl<T, L: Levels> Queue<T, L> {
         taken.is_some() // dropped after the unlock
     }
 
+    /// Returns what a lock section has beside the state.
+    #[inline(always)]
+    pub(crate) fn section(&self) -> Section<'_, T, L> {
+        Section::new(&self.config)
+    }
+
     /// Runs the deferred actions after the unlock, and serves more waiters if there was no room for
     /// all.
     ///
@@ -503,15 +510,14 @@ impl<T, L: Levels> Queue<T, L> {
     /// Serves the waiters that an earlier lock section had no room for.
     #[cold]
     pub(crate) fn serve_waiters(&self) {
-        let mut deferred = Deferred::new();
+        let mut section = self.section();
         loop {
-            let mut preload = Preload::new();
             {
                 // While others wait, the ring is shut and drained.
                 let mut state = self.lock_undrained();
-                state.serve_waiters(&self.config, &mut preload, &mut deferred);
+                state.serve_waiters(&mut section);
             }
-            if !deferred.run() {
+            if !section.deferred.run() {
                 return;
             }
         }

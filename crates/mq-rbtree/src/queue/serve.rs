@@ -6,8 +6,9 @@ use percpu::sync::{Arc, step};
 
 use super::config::Config;
 use super::deferred::Deferred;
-use super::state::{Node, State, is_task};
-use crate::core::{Levels, Message, Preload};
+use super::section::Section;
+use super::state::{Node, State};
+use crate::core::{Levels, Message};
 use crate::event::{READABLE, WRITABLE};
 use crate::waiter::{WaitEnd, Waiter, Wake};
 
@@ -25,10 +26,9 @@ impl<T, L: Levels> State<T, L> {
     ) {
         // SAFETY: the caller guarantees that the node is on this list.
         unsafe { self.receivers.remove(thread) };
-        // SAFETY: the thread does not leave before `end_wait` below.
-        let waiter = unsafe { thread.as_ref() };
-        // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
-        unsafe { waiter.inner() }.message = Some(message);
+        // SAFETY: the thread does not leave before `end_wait` below. `&mut self` excludes other threads,
+        // and the reference ends in this line.
+        unsafe { Waiter::inner_of(thread) }.message = Some(message);
         // SAFETY: the node was taken off its list above.
         deferred.wake(unsafe { Waiter::end_wait(thread, WaitEnd::Completed) });
         self.counters.handed_over += 1;
@@ -38,13 +38,8 @@ impl<T, L: Levels> State<T, L> {
     /// was made.
     #[cold]
     #[inline(never)]
-    pub(crate) fn serve_waiters(
-        &mut self,
-        config: &Config<T, L>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
-    ) {
-        self.serve_waiters_of(config, preload, deferred, self.core.is_empty());
+    pub(crate) fn serve_waiters(&mut self, section: &mut Section<'_, T, L>) {
+        self.serve_waiters_of(section, self.core.is_empty());
     }
 
     /// Restores the invariants. `was_empty` tells whether other threads last saw the queue empty.
@@ -52,39 +47,43 @@ impl<T, L: Levels> State<T, L> {
     #[inline(never)]
     pub(super) fn serve_waiters_of(
         &mut self,
-        config: &Config<T, L>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
+        section: &mut Section<'_, T, L>,
         mut was_empty: bool,
     ) {
-        while self.has_ended() && deferred.has_room() && self.dismiss_one(deferred) {}
+        while self.has_ended()
+            && section.deferred.has_room()
+            && self.dismiss_one(&mut section.deferred)
+        {}
         loop {
             let receiver =
                 self.receivers.first().filter(|_| self.core.len() > self.receive_permits);
-            let sender =
-                if receiver.is_none() { self.first_admissible_sender(config) } else { None };
+            let sender = if receiver.is_none() {
+                self.first_admissible_sender(section.config)
+            } else {
+                None
+            };
             let dismissed = !self.has_ended() || self.receivers.is_empty();
             if receiver.is_none() && sender.is_none() && dismissed {
                 break;
             }
-            if !deferred.has_room() {
-                deferred.request_section();
+            if !section.deferred.has_room() {
+                section.deferred.request_section();
                 break;
             }
             if let Some(node) = receiver {
                 // SAFETY: the node is the first of the list.
-                unsafe { self.serve_receiver(node, preload, deferred) };
+                unsafe { self.serve_receiver(node, section) };
             } else if let Some(node) = sender {
                 // SAFETY: `first_admissible_sender` returns a node of the list.
-                unsafe { self.serve_sender(node, preload, deferred) };
+                unsafe { self.serve_sender(node, section) };
                 if was_empty && !self.core.is_empty() {
                     was_empty = false;
-                    self.notify_unless_awaited(deferred);
+                    self.notify_unless_awaited(&mut section.deferred);
                 }
             }
         }
         if self.armed != 0 {
-            self.signal_notifiers(config, deferred);
+            self.signal_notifiers(section);
         }
     }
 
@@ -109,31 +108,31 @@ impl<T, L: Levels> State<T, L> {
     unsafe fn serve_receiver(
         &mut self,
         node: Node<T, L::Priority>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
+        section: &mut Section<'_, T, L>,
     ) {
-        // SAFETY: the caller guarantees that the node is on this list.
-        if unsafe { is_task(node) } {
+        // SAFETY: the caller guarantees a listed node. `&mut self` excludes other threads, and the
+        // reference ends in this line.
+        if unsafe { Waiter::inner_of(node) }.is_task() {
             // SAFETY: the caller guarantees that the node is on this list.
             unsafe { self.receivers.remove(node) };
             step!("receive permit: increment the count", self.receive_permits += 1);
             // SAFETY: the task's node was taken off its list above.
-            deferred.wake(unsafe { grant_permit(node) });
+            section.deferred.wake(unsafe { grant_permit(node) });
             return;
         }
         // If a comparison panics, the receiver tries again by itself, as the sender in
         // `serve_sender`.
-        let pop = || self.core.pop_with(preload);
+        let pop = || self.core.pop_with(&mut section.preload);
         match catch_unwind(AssertUnwindSafe(pop)) {
             // SAFETY: the node is on the list still, and belongs to a thread.
-            Ok(Some(message)) => unsafe { self.hand_over(node, message, deferred) },
+            Ok(Some(message)) => unsafe { self.hand_over(node, message, &mut section.deferred) },
             Ok(None) => {}
             Err(panic) => {
-                deferred.discard(panic);
+                section.deferred.discard(panic);
                 // SAFETY: the node is on this list.
                 unsafe { self.receivers.remove(node) };
                 // SAFETY: the node was taken off its list above.
-                deferred.wake(unsafe { Waiter::end_wait(node, WaitEnd::Retry) });
+                section.deferred.wake(unsafe { Waiter::end_wait(node, WaitEnd::Retry) });
             }
         }
     }
@@ -146,42 +145,43 @@ impl<T, L: Levels> State<T, L> {
     pub(super) unsafe fn serve_sender(
         &mut self,
         node: Node<T, L::Priority>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
+        section: &mut Section<'_, T, L>,
     ) {
         // SAFETY: the node is on this list, so it is alive; its thread or future leaves only under
-        // the lock or after `end_wait` below.
-        let waiter = unsafe { node.as_ref() };
-        // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
-        let demand = unsafe { waiter.inner() }.demand;
-        // SAFETY: the caller guarantees that the node is on this list.
-        if unsafe { is_task(node) } {
+        // the lock or after `end_wait` below. `&mut self` excludes other threads, and the reference
+        // ends before the next one is made.
+        let inner = unsafe { Waiter::inner_of(node) };
+        let demand = inner.demand;
+        if inner.is_task() {
             // SAFETY: the caller guarantees that the node is on this list.
             unsafe { self.senders.remove(node) };
             step!("send permit: increment the count", self.send_permits += 1);
             self.send_permit_bytes += demand.map_or(0, |demand| u64::from(demand.bytes));
             // SAFETY: the task's node was taken off its list above.
-            deferred.wake(unsafe { grant_permit(node) });
+            section.deferred.wake(unsafe { grant_permit(node) });
             return;
         }
         // If a comparison panics, nothing has changed. The sender repeats the comparison and the
         // panic by itself: the calling thread may be returning a message.
-        let enter = || demand.map(|demand| self.core.get_or_insert_level(demand.priority, preload));
+        let enter = || {
+            demand
+                .map(|demand| self.core.get_or_insert_level(demand.priority, &mut section.preload))
+        };
         let level = match catch_unwind(AssertUnwindSafe(enter)) {
             Ok(level) => level,
             Err(panic) => {
-                deferred.discard(panic);
+                section.deferred.discard(panic);
                 None
             }
         };
         // SAFETY: the node is on this list.
         unsafe { self.senders.remove(node) };
-        // SAFETY: `&mut self` excludes other threads, and no other reference to the node is in use.
-        let slot = &mut unsafe { waiter.inner() }.message;
+        // SAFETY: as above; the list uses the node no more.
+        let slot = &mut unsafe { Waiter::inner_of(node) }.message;
         let ended = match (level, slot.take()) {
             (Some(Ok(level)), Some(message)) => {
                 // SAFETY: the level has just been returned, and only the list was changed since.
-                match unsafe { self.core.push_to_level(level, message, preload) } {
+                match unsafe { self.core.push_to_level(level, message, &mut section.preload) } {
                     Ok(()) => WaitEnd::Completed,
                     Err(message) => {
                         *slot = Some(message);
@@ -201,7 +201,7 @@ impl<T, L: Levels> State<T, L> {
             self.count_sent();
         }
         // SAFETY: the node was taken off its list above.
-        deferred.wake(unsafe { Waiter::end_wait(node, ended) });
+        section.deferred.wake(unsafe { Waiter::end_wait(node, ended) });
     }
 
     /// Returns the first waiting sender whose message has room.
@@ -217,20 +217,14 @@ impl<T, L: Levels> State<T, L> {
         }
         let len = self.core.occupied() + self.send_permits;
         let bytes = self.core.bytes() + self.send_permit_bytes;
-        let mut at = self.senders.first();
-        while let Some(node) = at {
-            // SAFETY: the node is on the list, so it is alive.
-            let waiter = unsafe { node.as_ref() };
-            // SAFETY: `&self` comes from the lock's guard, and the reference ends in this line.
-            let demand = unsafe { waiter.inner() }.demand?;
+        for (node, inner) in self.senders.iter() {
+            let demand = inner.demand?;
             if config.has_room(len, bytes, demand) {
                 return Some(node);
             }
             if !config.fits_without_reserves(len, bytes, demand) {
                 return None;
             }
-            // SAFETY: the node is on the list.
-            at = unsafe { self.senders.next(node) };
         }
         None
     }
@@ -268,14 +262,15 @@ impl<T, L: Levels> State<T, L> {
     /// Defers the signals of the armed notifiers whose event has occurred, and disarms them.
     #[cold]
     #[inline(never)]
-    pub(crate) fn signal_notifiers(&mut self, config: &Config<T, L>, deferred: &mut Deferred) {
+    pub(crate) fn signal_notifiers(&mut self, section: &mut Section<'_, T, L>) {
         let readable = !self.core.is_empty() || self.has_ended();
-        let writable = !config.is_full(self.core.occupied(), self.core.bytes()) || self.closed;
+        let writable =
+            !section.config.is_full(self.core.occupied(), self.core.bytes()) || self.closed;
         for (direction, due) in [(READABLE, readable), (WRITABLE, writable)] {
             if due && self.armed & (1 << direction) != 0 {
                 self.armed &= !(1 << direction);
                 if let Some(notifier) = &self.notifiers[direction] {
-                    deferred.signal(direction, Arc::clone(notifier));
+                    section.deferred.signal(direction, Arc::clone(notifier));
                 }
             }
         }
@@ -288,10 +283,9 @@ impl<T, L: Levels> State<T, L> {
 ///
 /// The node was taken off a list of the state in the lock section of the caller.
 unsafe fn grant_permit<T, P: Copy>(node: Node<T, P>) -> Option<Wake> {
-    // SAFETY: the node's future takes the lock before it is dropped, and the caller holds the lock.
-    let waiter = unsafe { node.as_ref() };
-    // SAFETY: the caller holds the lock, and the reference ends in this line.
-    unsafe { waiter.inner() }.permit = true;
+    // SAFETY: the node's future takes the lock before it is dropped. The caller holds the lock, and the
+    // reference ends in this line.
+    unsafe { Waiter::inner_of(node) }.permit = true;
     // SAFETY: the caller has taken the node off its list in this lock section.
     unsafe { Waiter::end_wait(node, WaitEnd::Completed) }
 }

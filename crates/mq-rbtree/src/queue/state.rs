@@ -22,7 +22,8 @@ use percpu::AllocError;
 use percpu::sync::{Arc, check, step};
 
 use super::config::Config;
-use super::deferred::{Deferred, Notification};
+use super::deferred::Notification;
+use super::section::Section;
 use crate::core::{Core, Levels, Message, Preload};
 use crate::error::SendRefused;
 use crate::event::EventNotifier;
@@ -81,24 +82,22 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     pub(crate) fn send(
         &mut self,
-        config: &Config<T, L>,
         message: Message<T, L::Priority>,
         rank: Rank,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
+        section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
         if self.closed {
             return Err((message, SendRefused::Closed));
         }
         if !check!("send: no receiver waits", self.receivers.is_empty()) {
-            return self.send_to_receivers(config, message, rank, preload, deferred);
+            return self.send_to_receivers(message, rank, section);
         }
-        self.push(config, message, rank, preload, deferred)?;
+        self.push(message, rank, section)?;
         if self.core.len() == 1 {
-            self.notify_unless_awaited(deferred);
+            self.notify_unless_awaited(&mut section.deferred);
         }
         if self.armed != 0 {
-            self.signal_notifiers(config, deferred);
+            self.signal_notifiers(section);
         }
         Ok(())
     }
@@ -261,24 +260,19 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     pub(crate) fn receive(
         &mut self,
-        config: &Config<T, L>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
+        section: &mut Section<'_, T, L>,
     ) -> Option<Message<T, L::Priority>> {
-        let message = match self.core.pop_with(preload) {
+        let message = match self.core.pop_with(&mut section.preload) {
             Some(message) => message,
             None if self.senders.is_empty() => return None,
             None => {
-                self.admit_past_permits(config, preload, deferred);
-                self.core.pop_with(preload)?
+                self.admit_past_permits(section);
+                self.core.pop_with(&mut section.preload)?
             }
         };
         let waiting = !self.senders.is_empty() || self.armed != 0;
         if waiting {
-            step!(
-                "receive: serve the waiting senders",
-                self.serve_waiters_of(config, preload, deferred, false)
-            );
+            step!("receive: serve the waiting senders", self.serve_waiters_of(section, false));
         }
         Some(message)
     }
@@ -296,27 +290,19 @@ impl<T, L: Levels> State<T, L> {
     /// not polled yet. These do not keep the message from a receiver. Or messages are in guards.
     #[cold]
     #[inline(never)]
-    pub(super) fn admit_past_permits(
-        &mut self,
-        config: &Config<T, L>,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
-    ) {
-        let mut at = self.senders.first().filter(|_| !self.closed && deferred.has_room());
-        while let Some(node) = at {
-            // SAFETY: the node is on the list, so it is alive.
-            let waiter = unsafe { node.as_ref() };
-            // SAFETY: `&mut self` excludes other threads, and the reference ends in this line.
-            let Some(demand) = (unsafe { waiter.inner() }).demand else { return };
-            let (len, bytes) = (self.core.occupied(), self.core.bytes());
+    pub(super) fn admit_past_permits(&mut self, section: &mut Section<'_, T, L>) {
+        if self.closed || !section.deferred.has_room() {
+            return;
+        }
+        let (len, bytes) = (self.core.occupied(), self.core.bytes());
+        let has_room = |demand| section.config.has_room(len, bytes, demand);
+        let thread = self
+            .senders
+            .iter()
+            .find(|(_, inner)| !inner.is_task() && inner.demand.is_some_and(has_room));
+        if let Some((node, _)) = thread {
             // SAFETY: the node is on the list.
-            if !unsafe { is_task(node) } && config.has_room(len, bytes, demand) {
-                // SAFETY: the node is on the list.
-                unsafe { self.serve_sender(node, preload, deferred) };
-                break;
-            }
-            // SAFETY: the node is on the list.
-            at = unsafe { self.senders.next(node) };
+            unsafe { self.serve_sender(node, section) };
         }
     }
 
@@ -351,25 +337,22 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     fn push(
         &mut self,
-        config: &Config<T, L>,
         message: Message<T, L::Priority>,
         rank: Rank,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
+        section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
         let Message { priority, bytes, .. } = message;
         let level = if L::COMPARES {
             // If a comparison panics, nothing has changed. The message is returned, and dropped
             // after the unlock when the panic resumes. `refuse_or_unwind` does not look at the
             // reason then.
-            let enter =
-                AssertUnwindSafe(|| self.level_for_send(config, priority, bytes, rank, preload));
+            let enter = AssertUnwindSafe(|| self.level_for_send(priority, bytes, rank, section));
             catch_unwind(enter).unwrap_or_else(|panic| {
-                deferred.set_panic(panic);
+                section.deferred.set_panic(panic);
                 Err(SendRefused::NoMemory)
             })
         } else {
-            self.level_for_send(config, priority, bytes, rank, preload)
+            self.level_for_send(priority, bytes, rank, section)
         };
         let level = match level {
             Ok(level) => level,
@@ -377,7 +360,7 @@ impl<T, L: Levels> State<T, L> {
         };
         // SAFETY: `level_for_send` has the level from `get_or_insert_level`, and nothing was called
         // since.
-        let pushed = unsafe { self.core.push_to_level(level, message, preload) };
+        let pushed = unsafe { self.core.push_to_level(level, message, &mut section.preload) };
         pushed.map_err(|message| (message, SendRefused::NoMemory))?;
         self.count_sent();
         Ok(())
@@ -387,12 +370,12 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     fn level_for_send(
         &mut self,
-        config: &Config<T, L>,
         priority: L::Priority,
         bytes: u32,
         rank: Rank,
-        preload: &mut Preload<T, L>,
+        section: &mut Section<'_, T, L>,
     ) -> Result<L::Level, SendRefused> {
+        let config = section.config;
         let demand = config.demand(priority, bytes);
         if !config.has_room(self.core.occupied(), self.core.bytes(), demand)
             || (config.fair_bytes && self.would_overtake(config, demand, rank))
@@ -400,7 +383,7 @@ impl<T, L: Levels> State<T, L> {
             return Err(SendRefused::Full);
         }
         self.core
-            .get_or_insert_level(priority, preload)
+            .get_or_insert_level(priority, &mut section.preload)
             .map_err(|AllocError { .. }| SendRefused::NoMemory)
     }
 
@@ -419,12 +402,7 @@ impl<T, L: Levels> State<T, L> {
         if !config.has_room(len, bytes, demand) {
             return true;
         }
-        let mut at = self.senders.first();
-        while let Some(node) = at {
-            // SAFETY: the node is on the list, so it is alive.
-            let waiter = unsafe { node.as_ref() };
-            // SAFETY: `&self` comes from the lock's guard, and the reference ends in this turn.
-            let inner = unsafe { waiter.inner() };
+        for (_, inner) in self.senders.iter() {
             if inner.rank() > rank {
                 return false;
             }
@@ -434,8 +412,6 @@ impl<T, L: Levels> State<T, L> {
             if !inner.demand.is_some_and(fits) {
                 return true;
             }
-            // SAFETY: the node is on the list.
-            at = unsafe { self.senders.next(node) };
         }
         false
     }
@@ -444,39 +420,24 @@ impl<T, L: Levels> State<T, L> {
     #[inline(never)]
     fn send_to_receivers(
         &mut self,
-        config: &Config<T, L>,
         message: Message<T, L::Priority>,
         rank: Rank,
-        preload: &mut Preload<T, L>,
-        deferred: &mut Deferred,
+        section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
         // Without messages in guards, there is room.
         if self.core.occupied() == 0 {
-            // SAFETY: the node is the first of the list.
-            let is_thread = |&node: &Node<_, _>| !unsafe { is_task(node) };
-            if let Some(thread) = self.receivers.first().filter(is_thread) {
+            let first = self.receivers.iter().next().filter(|(_, inner)| !inner.is_task());
+            if let Some((thread, _)) = first {
                 // SAFETY: the node is the first of the list, and belongs to a thread.
-                unsafe { self.hand_over(thread, message, deferred) };
+                unsafe { self.hand_over(thread, message, &mut section.deferred) };
                 // This comes after the hand-over: the counters are on other cache lines, and the
                 // receiver need not wait for them.
                 self.cursor.accept();
                 return Ok(());
             }
         }
-        self.push(config, message, rank, preload, deferred)?;
-        self.serve_waiters(config, preload, deferred);
+        self.push(message, rank, section)?;
+        self.serve_waiters(section);
         Ok(())
     }
-}
-
-/// Returns whether a node belongs to a task.
-///
-/// # Safety
-///
-/// The node is on a list of the state that the caller has locked.
-pub(super) unsafe fn is_task<T, P: Copy>(node: Node<T, P>) -> bool {
-    // SAFETY: the caller guarantees that the node is on a list, so it is alive.
-    let waiter = unsafe { node.as_ref() };
-    // SAFETY: the caller holds the lock, and the reference ends in this line.
-    unsafe { waiter.inner() }.is_task()
 }

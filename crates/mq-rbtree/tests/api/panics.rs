@@ -5,6 +5,8 @@
 use crate::panicking;
 
 use std::cell::Cell;
+use std::cmp::Ordering;
+use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
@@ -122,6 +124,142 @@ fn payloads_that_panic_when_dropped_cost_no_wake_up() {
     std::mem::forget(panic); // its drop would panic here
     let woken: Vec<_> = flags.iter().map(|flag| flag.count()).collect();
     assert_eq!((woken, is_first), (vec![1; 6], true));
+    queue.validate();
+}
+
+/// A key whose comparison panics on an armed thread, with a payload whose drop panics.
+#[derive(Clone, Copy, Debug)]
+struct PanickingKey(u32);
+
+thread_local! {
+    /// The comparison of this thread that panics: the next is 1. None does at 0.
+    static ARMED: Cell<u32> = const { Cell::new(0) };
+}
+
+impl Ord for PanickingKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let nth = ARMED.get();
+        ARMED.set(nth.saturating_sub(1));
+        if nth == 1 {
+            panic_any(Payload);
+        }
+        self.0.cmp(&other.0)
+    }
+}
+
+impl PartialOrd for PanickingKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for PanickingKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Eq for PanickingKey {}
+
+/// The panic of a comparison for another thread is discarded. If the drop of its payload panics, the
+/// notification is called and the other waiters are served.
+#[test]
+fn a_discarded_panic_whose_drop_panics_costs_no_action() {
+    let queue = Queue::builder_with_keys(8).spin(false).build().unwrap();
+    (0..8).for_each(|n| queue.send(n, PanickingKey(0)).unwrap());
+    let called = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&called);
+    queue.notify(move || _ = counter.fetch_add(1, SeqCst)).unwrap();
+    let flag = WakeCount::new();
+    thread::scope(|scope| {
+        // The first finds an empty tree and compares nothing; the comparison for the second panics.
+        let blocked: Vec<_> = (1..3)
+            .map(|n| {
+                let blocked = scope.spawn(|| queue.send(8, PanickingKey(1)));
+                wait_until(|| queue.stats().waiting == (n, 0));
+                blocked
+            })
+            .collect();
+        let mut task = Box::pin(queue.send_async(9, PanickingKey(0)));
+        assert!(poll(&mut task, flag.waker()).is_pending());
+        let drained = catch_unwind(AssertUnwindSafe(|| {
+            queue.drain_filter(|_, _| {
+                ARMED.set(1);
+                true
+            })
+        }));
+        let is_of_the_drop = drained.unwrap_err().is::<&str>();
+        assert_eq!((called.load(SeqCst), flag.count(), is_of_the_drop), (1, 1, true));
+        assert!(blocked.into_iter().all(|blocked| blocked.join().unwrap().is_ok()));
+        assert!(poll(&mut task, flag.waker()).is_ready());
+    });
+    queue.validate();
+    assert_eq!((queue.len(), ARMED.get()), (3, 0));
+}
+
+/// A waker that calls a function.
+struct Calls<F>(F);
+
+impl<F: Fn() + Send + Sync> Wake for Calls<F> {
+    fn wake(self: Arc<Self>) {
+        self.0();
+    }
+}
+
+/// A sender that is woken to compare by itself finds the room taken, by the waker that ran before, and
+/// waits again.
+#[test]
+fn a_sender_that_tries_again_may_wait_again() {
+    let queue = Arc::new(Queue::builder_with_keys(3).spin(false).build().unwrap());
+    (0..3).for_each(|n| queue.send(n, PanickingKey(0)).unwrap());
+    let inner = Arc::clone(&queue);
+    let refill = move || (7..9).for_each(|n| inner.try_send(n, PanickingKey(0)).unwrap());
+    let mut task = Box::pin(queue.send_async(9, PanickingKey(0)).urgency(9));
+    assert!(poll(&mut task, Arc::new(Calls(refill)).into()).is_pending());
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| queue.send(5, PanickingKey(1)));
+        wait_until(|| queue.stats().waiting == (2, 0));
+        let drained = catch_unwind(AssertUnwindSafe(|| {
+            queue.drain_filter(|&n, _| {
+                ARMED.set(2); // the first is of the filter's own search
+                n < 2
+            })
+        }));
+        assert!(drained.is_err(), "the drop of the payload panics");
+        wait_until(|| queue.stats().send_waits == 3 && queue.stats().waiting == (1, 0));
+        drop(task);
+        assert_eq!(queue.receive(), Ok((2, PanickingKey(0))));
+        assert!(blocked.join().unwrap().is_ok());
+    });
+    queue.validate();
+    assert_eq!(queue.receive(), Ok((5, PanickingKey(1))));
+}
+
+/// A receiver that is woken to compare by itself finds the message taken, and waits again.
+#[test]
+fn a_receiver_that_tries_again_may_wait_again() {
+    let every = NonZeroU32::MIN;
+    let builder = Queue::builder_with_keys(3).ageing(every).spin(false);
+    let queue = Arc::new(builder.build().unwrap());
+    // The two nodes are kept, for a batch in one section, and the next receive compares by age.
+    [0, 2].into_iter().for_each(|key| queue.send(0, PanickingKey(key)).unwrap());
+    (0..2).for_each(|_| assert!(queue.receive().is_ok()));
+    let inner = Arc::clone(&queue);
+    let take = move || (0..2).for_each(|_| assert!(inner.try_receive().is_ok()));
+    let mut task = Box::pin(queue.receive_async().urgency(9));
+    assert!(poll(&mut task, Arc::new(Calls(take)).into()).is_pending());
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| queue.receive());
+        wait_until(|| queue.stats().waiting == (0, 2));
+        ARMED.set(2); // the first is of the second message
+        let mut batch = [(1, PanickingKey(1)), (2, PanickingKey(1))].into();
+        let sent = catch_unwind(AssertUnwindSafe(|| queue.send_batch(&mut batch, Wait::NO)));
+        wait_until(|| queue.stats().receive_waits == 3 && queue.stats().waiting == (0, 1));
+        drop(task);
+        queue.send(3, PanickingKey(1)).unwrap();
+        assert_eq!(blocked.join().unwrap(), Ok((3, PanickingKey(1))));
+        assert!(sent.is_err(), "the drop of the payload panics");
+    });
     queue.validate();
 }
 

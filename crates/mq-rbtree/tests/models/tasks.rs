@@ -13,15 +13,24 @@ use super::payload::{
 
 /// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("receive dropped: pass the permit on", "tasks::inv14_dropped_receive_permit_passes_to_thread"),
+    (
+        "future dropped: serve the other waiters",
+        "tasks::inv14_dropped_receive_permit_passes_to_thread",
+    ),
     ("receive permit: decrement the count", "tasks::inv14_a_task_is_woken_for_each_message"),
     ("receive permit: increment the count", "tasks::inv14_one_message_wakes_one_task"),
-    ("send dropped: serve the other senders", "tasks::inv14_dropped_send_permit_passes_to_thread"),
+    (
+        "future dropped: serve the other waiters",
+        "tasks::inv14_dropped_send_permit_passes_to_thread",
+    ),
     ("send permit: decrement the count", "tasks::inv14_a_task_is_woken_for_each_free_place"),
     ("send permit: increment the count", "tasks::inv14_room_for_one_wakes_one_task"),
     ("send refused: pass the permit on", "tasks::inv14_unused_send_permit_passes_on"),
     ("poll: register the new waker", "tasks::inv14_the_last_waker_is_woken"),
-    ("send dropped: serve the other senders", "tasks::inv14_dropped_send_unblocks_smaller_message"),
+    (
+        "future dropped: serve the other waiters",
+        "tasks::inv14_dropped_send_unblocks_smaller_message",
+    ),
 ];
 
 /// Returns the message of a future that is ready.
