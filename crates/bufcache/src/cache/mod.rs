@@ -45,7 +45,7 @@ use self::load::AllWakers;
 pub use self::load::Load;
 pub(crate) use self::miss::{Entered, Want};
 use self::pool::Pool;
-use self::timer::Timer;
+use self::timer::{HAS_TIME, Timer};
 pub(crate) use self::wipe::Wipe;
 pub(crate) use self::write::{Fill, Got};
 use crate::cold::{Cold, On, Victim};
@@ -127,6 +127,30 @@ pub(crate) enum Reuse {
     None,
 }
 
+impl Counters {
+    /// Returns counters that have their memory, so that the first miss that counts something
+    /// allocates nothing.
+    fn new() -> Self {
+        let all = Self::default();
+        let of_a_miss = [
+            &all.get,
+            &all.create,
+            &all.page_retries,
+            &all.get_locked_waited,
+            &all.miss_locked,
+            &all.get_read,
+            &all.evictions,
+            &all.written,
+            &all.write_calls,
+        ];
+        if HAS_TIME {
+            // Without memory a counter is only slower.
+            of_a_miss.into_iter().for_each(|counter| _ = counter.reserve());
+        }
+        all
+    }
+}
+
 /// A buffer that a slot of this thread keeps.
 pub(crate) struct Held {
     pub(crate) slot: &'static Slot,
@@ -157,7 +181,7 @@ impl Shared {
             devices: std::sync::atomic::AtomicUsize::new(0),
             wanting: std::sync::atomic::AtomicUsize::new(0),
             since: Instant::now(),
-            counters: Counters::default(),
+            counters: Counters::new(),
             samples,
             shadows: WordLock::new(shadows),
             hits: Tally::new(),

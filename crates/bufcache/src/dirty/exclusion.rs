@@ -10,7 +10,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Condvar, Mutex, check, mutant};
+use percpu::sync::std_lock::{Condvar, Mutex};
+use percpu::sync::{check, mutant};
 
 use crate::wait::{Bell, Mode, add_waker, wake_all};
 
@@ -18,6 +19,7 @@ use crate::wait::{Bell, Mode, add_waker, wake_all};
 pub(crate) struct Exclusion {
     /// How many ranges there are.
     count: AtomicUsize,
+    /// A lock of `std`, as a miss takes it: `parking_lot` allocates when a thread first waits.
     state: Mutex<State>,
     gone: Condvar,
     /// Wakes the threads that wait to exclude a range.

@@ -20,7 +20,8 @@ mod rules;
 use std::ops::Range;
 
 use percpu::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use percpu::sync::{Mutex, mutant};
+use percpu::sync::mutant;
+use percpu::sync::std_lock::Mutex;
 
 pub use self::errors::WriteError;
 pub(crate) use self::exclusion::Exclusion;
@@ -33,6 +34,7 @@ use crate::timed::{Holds, TimedLock};
 /// The state of the writes of one device.
 pub(crate) struct Writes {
     pub(crate) dirty: TimedLock<DirtyList>,
+    /// A lock of `std`, as a miss takes it: `parking_lot` allocates when a thread first waits.
     unsynced: Mutex<Unsynced>,
     /// Set while `unsynced` is not empty.
     has_unsynced: AtomicBool,
