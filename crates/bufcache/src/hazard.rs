@@ -34,9 +34,8 @@ use std::ptr::{self, NonNull};
 use percpu::AllocError;
 use percpu::fence::{heavy, light};
 use percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
-use percpu::sync::{check, fence, global, mutant, order, step, thread_id, thread_local};
+use percpu::sync::{check, fence, global, order, step, thread_id, thread_local};
 
-use crate::cache::linger;
 use crate::word::Entry;
 
 /// Slots of a record: one cache line. Few in a model, which explores the load of each.
@@ -230,7 +229,7 @@ fn claim() -> Result<&'static Record, AllocError> {
 /// Returns whether a slot other than `mine` names the entry. The caller has marked the entry and
 /// called [`Order::barrier`].
 pub(crate) fn is_named_by_others(at: &Entry, mine: &Slot) -> bool {
-    let order = if mutant("write-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+    let order = order!(Acquire, "scan by a writer: the bytes were read before");
     // Ordering: Acquire pairs with the Release in `clear`; the caller's writes come after the reads
     // of the readers that have left.
     records()
@@ -276,9 +275,6 @@ pub(crate) fn is_left(entry: &Entry, order: Order) -> bool {
     // The pins are read before and after the slots. A thread that waited for the load sets its slot
     // before it unpins, and a guard that becomes a pin pins before it clears its slot.
     let mut left = check!("is_left: no pin before the scan", entry.word().pins() == 0);
-    if mutant("is_left: no pin after the scan") {
-        linger(200);
-    }
     let mut named = [false];
     mark_named(&[entry], &mut named, order);
     left = left && check!("is_left: no slot names the entry", named == [false]);

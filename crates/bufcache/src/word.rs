@@ -31,7 +31,7 @@
 //!    taken word does not change.
 
 use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::{mutant, order, step};
+use percpu::sync::{check, order, step};
 
 use crate::error::GetError;
 use crate::frames::Frame;
@@ -191,7 +191,8 @@ impl Entry {
         let word = Word(self.word.load(Ordering::SeqCst));
         // Ordering: Relaxed; the Acquire above orders this load after that of the word. Pairs with
         // the Release in `free`, which carries the hidden key; see litmus/word-free.litmus.
-        (self.key.load(Ordering::Relaxed) == key.0).then_some(word)
+        let is_same = self.key.load(Ordering::Relaxed) == key.0;
+        check!("lookup: the entry is still that of the key", is_same).then_some(word)
     }
 
     /// Returns the word.
@@ -303,8 +304,8 @@ impl Entry {
             if seen.pins() == MOST_PINS {
                 return Err(GetError::TooManyPins);
             }
-            let unsaid = !seen.has(WRITE) || mutant("pin-without-a-word-to-the-writer");
-            let next = (seen.0 + PIN) | if unsaid { 0 } else { HELD };
+            let unmarked = check!("pin: no writer waits for the slot", !seen.has(WRITE));
+            let next = (seen.0 + PIN) | if unmarked { 0 } else { HELD };
             // Ordering: Relaxed; the lookup that set the slot carried the bytes. The Release in
             // `Slot::clear` carries `HELD` and the pin to the writer or evictor, which scans the
             // slots before it loads the word.
@@ -336,11 +337,7 @@ impl Entry {
         let mut seen = self.word.load(Ordering::Relaxed);
         loop {
             let next = (seen & !IO | VALID) - PIN;
-            let order = if mutant("publish-releases-only") {
-                Ordering::Release
-            } else {
-                order!(AcqRel, "publish: the bytes are there before")
-            };
+            let order = order!(AcqRel, "publish: the bytes are there before");
             // Ordering: the Release pairs with the Acquire in `look`, `word` and `try_pin`; it
             // carries the bytes. The Acquire pairs with the Release in `unpin`, so that the
             // loader's later use of the entry comes after that of a requester that did not wait for

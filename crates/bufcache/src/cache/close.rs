@@ -13,7 +13,7 @@
 //! is dirty before the sync begins.
 
 use percpu::sync::atomic::{Ordering, fence};
-use percpu::sync::{Arc, mutant};
+use percpu::sync::{Arc, check, step};
 
 use super::Shared;
 use crate::dirty::{Stage, WriteError};
@@ -34,9 +34,7 @@ impl Shared {
         if source.writes.is_closed() {
             return Err(WriteError::Closed);
         }
-        if !mutant("close-refuses-nobody") {
-            source.writes.set_stage(Stage::Closing);
-        }
+        step!("close: refuse writers", source.writes.set_stage(Stage::Closing));
         // Ordering: SeqCst, against the fence behind each `WRITE`; see above.
         fence(Ordering::SeqCst);
         let closed = self.wait_for_writers(source).and_then(|()| sync());
@@ -56,9 +54,10 @@ impl Shared {
         let mut since = None;
         for place in 0..self.table.places() {
             let entry = self.table.entry(place);
-            while !mutant("close-waits-for-no-writer") {
+            loop {
                 let (word, key) = (entry.word(), entry.key());
-                if !word.has(WRITE) || key.device() != source.id {
+                let is_written = word.has(WRITE) && key.device() == source.id;
+                if check!("close: no thread writes the block", !is_written) {
                     break;
                 }
                 let block = source.block(key);

@@ -9,9 +9,9 @@
 use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::Ordering;
-use percpu::sync::{Arc, mutant, thread};
+use percpu::sync::{Arc, check, step, thread};
 
-use super::{Reuse, Shared, linger};
+use super::{Reuse, Shared};
 use crate::cold::{Cold, On, Victim};
 use crate::error::GetError;
 use crate::few::Few;
@@ -164,9 +164,7 @@ impl Shared {
         }
         self.counters.page_retries.add(1);
         // They may be this thread's own, and be read by its engine.
-        if !mutant("buffers-without-the-engine") {
-            crate::engine::turn_engine();
-        }
+        step!("wait for a buffer: turn the engine", crate::engine::turn_engine());
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         thread::sleep(PAUSE);
         #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -215,28 +213,19 @@ impl Shared {
             let at = at.min(victims.len() - 1);
             self.table.entry(victims[at].place)
         });
-        if mutant("insert-beside-a-dying-entry") || mutant("forget-overlooks-who-is-busy") {
-            linger(200);
-        }
         let mut in_use = [false; BATCH];
-        if !mutant("evict-without-a-scan") {
-            hazard::mark_named(&entries[..victims.len()], &mut in_use, self.order);
-        }
+        let marked = &entries[..victims.len()];
+        step!("evict: scan the slots", hazard::mark_named(marked, &mut in_use, self.order));
         for at in 0..victims.len() {
             let (entry, place) = (entries[at], victims[at].place);
             // A guard may have become a pin since the mark; its slot was cleared after that.
-            in_use[at] |= entry.word().pins() > 0
-                && !mutant("evict-without-a-look-at-pins")
-                && !mutant("evict-what-is-loading");
+            in_use[at] |= !check!("evict: no pin after the scan", entry.word().pins() == 0);
             if in_use[at] {
                 entry.change(0, EVICT);
                 continue;
             }
             self.table.lock(entry.key()).hide(place);
             entry.free();
-        }
-        if mutant("evict-keeps-what-is-stale") || mutant("invalidate-lets-go-early") {
-            linger(200);
         }
         let mut cold = self.cold.lock();
         let mut freed = 0;
@@ -247,11 +236,11 @@ impl Shared {
                 freed += 1;
                 continue;
             }
-            if entries[at].word().has(STALE) && !mutant("evict-keeps-what-is-stale") {
+            if check!("evict: the buffer is not stale", !entries[at].word().has(STALE)) {
+                cold.keep(frame, looks);
+            } else {
                 let Cold { nodes, dead, .. } = &mut *cold;
                 nodes.push(dead, frame, On::Dead); // invalidated meanwhile
-            } else {
-                cold.keep(frame, looks);
             }
         }
         drop(cold);
@@ -429,8 +418,9 @@ impl Shared {
     ) -> Result<bool, GetError> {
         let (mut rounds, mut since) = (0, None);
         loop {
-            if let Some(was_there) = self.try_invalidate(source, key, kept)? {
-                return Ok(was_there);
+            let was_there = self.try_invalidate(source, key, kept)?;
+            if check!("invalidate: nothing is to be waited for", was_there.is_some()) {
+                return Ok(was_there.unwrap_or_default());
             }
             match self.table.find(key).map(Entry::word) {
                 Some(word) if word.has(WRITE | BACK) => {
@@ -465,17 +455,16 @@ impl Shared {
             if word.has(IO | WRITE) && hazard::named_by_me(entry) > 0 {
                 return Err(GetError::WouldDeadlock);
             }
-            if word.has(IO) && mutant("invalidate-overlooks-loads") {
-                return Ok(Some(false));
-            }
             if !word.is_readable() || word.has(BACK) {
                 return Ok(None);
             }
             // Until its frame is among the dead. An evictor who has it lays it there as well, and if it
             // were buried then, this thread would find the frame with another block.
-            let slot = hazard::name(entry, self.order)?;
+            let mut slot = None;
+            step!("invalidate: protect the entry", slot = Some(hazard::name(entry, self.order)?));
+            let clear = || slot.inspect(|slot| slot.clear());
             if entry.try_change(word, STALE, DIRTY).is_err() {
-                slot.clear();
+                clear();
                 continue;
             }
             let frame = word.frame();
@@ -484,12 +473,8 @@ impl Shared {
             if let Some(source) = source.filter(|_| word.has(DIRTY)) {
                 self.unlist_dirty(source, frame);
             }
-            if mutant("invalidate-lets-go-early") {
-                slot.clear();
-                linger(1000);
-            }
             self.lay_out(frame);
-            slot.clear();
+            clear();
             self.bury_last();
             return Ok(Some(true));
         }

@@ -25,9 +25,9 @@ use std::ptr;
 use std::task::{Context, Poll, Waker};
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Arc, WordLock, check, mutant, panicking, step, thread_id};
+use percpu::sync::{Arc, WordLock, check, panicking, step, thread_id};
 
-use super::{Reuse, Shared, linger};
+use super::{Reuse, Shared};
 use crate::contain::contain;
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
@@ -324,9 +324,6 @@ impl Shared {
         if entry.word().has(marks) {
             let frame = entry.word().frame();
             let wakers = self.wakers.of(frame);
-            if mutant("poll: the marks are there still") {
-                linger(200);
-            }
             wakers.add(frame, context.waker())?;
             if check!("poll: the marks are there still", entry.word().has(marks)) {
                 return Poll::Pending;

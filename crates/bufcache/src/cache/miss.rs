@@ -9,7 +9,7 @@ use std::mem::{self, ManuallyDrop};
 use std::time::Duration;
 
 use percpu::sync::atomic::{Ordering, fence};
-use percpu::sync::{Arc, check, hint, mutant, step, thread};
+use percpu::sync::{Arc, check, hint, step, thread};
 
 use super::evict::{BufferWait, Search};
 use super::write::{Fill, Got};
@@ -20,7 +20,7 @@ use crate::frames::Frame;
 use crate::hazard;
 use crate::source::Source;
 use crate::table::Place;
-use crate::word::{EVICT, Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE, Word};
+use crate::word::{Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE, Word};
 
 /// A frame in hand that nobody else has; goes back when it is not used.
 pub(super) struct Spare<'c> {
@@ -50,11 +50,6 @@ impl Drop for Pinned<'_> {
     fn drop(&mut self) {
         self.cache.unpin(self.entry);
     }
-}
-
-/// A planted bug: the entry of a block that is being evicted is as good as none.
-fn is_overlooked(entry: &Entry) -> bool {
-    mutant("insert-beside-a-dying-entry") && entry.word().has(EVICT)
 }
 
 impl Spare<'_> {
@@ -143,7 +138,9 @@ impl Shared {
                 return Ok(Entered::There(held));
             }
             source.check_read(key)?;
-            if spare.is_none() && self.table.find(key).is_none_or(is_overlooked) {
+            let is_absent =
+                |found: Option<&Entry>| check!("enter: the block is absent", found.is_none());
+            if spare.is_none() && is_absent(self.table.find(key)) {
                 if !want.blocks && !self.may_load(source) {
                     return Err(GetError::NoFreeBuffers);
                 }
@@ -155,9 +152,8 @@ impl Shared {
                 }
             }
             let home = self.table.lock(key);
-            let found = home.find().filter(|entry| !is_overlooked(entry));
-            let is_absent = || check!("enter: the block is absent still", found.is_none());
-            if spare.is_some() && is_absent() {
+            let found = home.find();
+            if spare.is_some() && is_absent(found) {
                 if source.writes.excluded.has(key.sector()) {
                     drop(home); // before the spare frame: that is another lock
                     return Ok(Entered::Excluded);

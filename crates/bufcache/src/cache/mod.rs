@@ -32,7 +32,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Arc, WordLock, mutant};
+use percpu::sync::{Arc, WordLock};
 use percpu::{AllocError, PerCpuCounter};
 
 pub(crate) use self::aside::Forget;
@@ -206,17 +206,8 @@ impl Shared {
     #[inline(always)]
     pub(crate) fn look_up(&self, key: Key, class: u8, reuse: Reuse) -> Option<(Held, bool)> {
         let entry = self.table.find(key)?;
-        let early = mutant("hit-looks-before-it-names").then(|| entry.look(key));
-        if mutant("hit-without-a-second-look") {
-            linger(200);
-        }
         let slot = hazard::name(entry, self.order).ok()?;
-        let seen = match early {
-            Some(early) => early,
-            None if mutant("hit-without-a-second-look") => Some(entry.word()),
-            None => entry.look(key),
-        };
-        if let Some(word) = seen {
+        if let Some(word) = entry.look(key) {
             if word.is_readable() && word.frame().class() == class {
                 if reuse == Reuse::Likely {
                     entry.count_hit(word);
@@ -359,13 +350,6 @@ impl Shared {
     pub(crate) fn capacity(&self) -> usize {
         let units = self.cold.lock().limit();
         self.frames.bytes_of(units)
-    }
-}
-
-/// Where a bug is planted: gives others the time to meet it, which few random schedules do.
-pub(crate) fn linger(turns: u32) {
-    if cfg!(offlock_shuttle) {
-        (0..turns).for_each(|_| percpu::sync::thread::yield_now());
     }
 }
 

@@ -9,12 +9,12 @@ use std::future::poll_fn;
 use std::io::IoSlice;
 use std::ops::Range;
 
-use percpu::sync::{Arc, mutant, thread};
+use percpu::sync::{Arc, check, step, thread};
 
 use super::changes::{DeviceRange, DeviceWrite};
 use super::completion::{Batch, Outcome};
 use super::miss::Pinned;
-use super::{Forget, Shared, linger};
+use super::{Forget, Shared};
 use crate::contain::contain;
 use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
@@ -58,9 +58,6 @@ impl Shared {
         // The cleaner does so for those that have dirty blocks; this may be all that is done to the device.
         self.limit_extents(source, mode).await;
         self.check_sync(source)?;
-        if mutant("wipe-overlooks-loads") {
-            linger(200);
-        }
         let _excluded = source.writes.excluded.enter(sectors.clone(), mode).await;
         // Once blocks are marked nothing may fail that keeps them so.
         hazard::reserve().map_err(GetError::from)?;
@@ -220,10 +217,7 @@ impl Shared {
             if word.has(WRITE) && mode == Mode::Thread && hazard::named_by_me(entry) > 0 {
                 return Err(Obstacle::Error(GetError::WouldDeadlock));
             }
-            if word.has(IO) && mutant("wipe-overlooks-loads") {
-                return Ok(());
-            }
-            if word.has(WRITE | BACK) && !mutant("wipe-overlooks-marks") {
+            if !check!("discard: no write or write-back runs", !word.has(WRITE | BACK)) {
                 return Err(Obstacle::Marked(key, word.frame()));
             }
             if !word.has(DIRTY) {
@@ -231,7 +225,10 @@ impl Shared {
                 match self.try_invalidate(Some(source), key, DIRTY) {
                     Ok(Some(true)) => return Ok(()),
                     Ok(Some(false)) => continue, // dirty by now
-                    Ok(None) => return Err(Obstacle::Loading(key)),
+                    Ok(None) => {
+                        step!("discard: wait for the load", return Err(Obstacle::Loading(key)));
+                        return Ok(());
+                    }
                     Err(error) => return Err(Obstacle::Error(error)),
                 }
             }

@@ -21,7 +21,7 @@ use std::mem;
 use std::task::Poll;
 use std::time::Instant;
 
-use percpu::sync::{Arc, hint, mutant, thread};
+use percpu::sync::{Arc, check, hint, step, thread};
 
 use super::evict::PAUSE;
 use super::timer::HAS_TIME;
@@ -152,16 +152,14 @@ impl Shared {
             return Err(Obstacle::Own);
         }
         let word = entry.word();
-        if word.has(BACK | WRITE) && !mutant("write-during-write-back") {
+        if !check!("write: no write or write-back runs", !word.has(BACK | WRITE)) {
             return Err(Obstacle::Marked(held.frame));
         }
         if !word.is_readable() || word.pins() > 0 {
             return Err(Obstacle::Passing);
         }
         entry.try_change(word, WRITE, 0).map_err(|_| Obstacle::Passing)?;
-        if !mutant("write-without-a-fence") {
-            self.order.barrier();
-        }
+        step!("write: the mark is set before the scan", self.order.barrier());
         if source.writes.refuses_writers() {
             self.end_marks(entry, held.frame, WRITE, 0);
             return Err(Obstacle::Closing);
@@ -170,8 +168,8 @@ impl Shared {
     }
 
     fn is_read_by_others(&self, held: &Held) -> bool {
-        !mutant("write-without-a-scan")
-            && hazard::is_named_by_others(self.entry(held.frame), held.slot)
+        let is_named = hazard::is_named_by_others(self.entry(held.frame), held.slot);
+        !check!("write: no reader is left", !is_named)
     }
 
     /// Whether a guard has become a pin since the mark. To be asked once no slot names the entry.
@@ -244,9 +242,9 @@ impl Shared {
     }
 
     fn wake_if(&self, waits: bool, frame: Frame) {
-        // Evicted by now, perhaps, and another's: a wake-up too many.
-        if waits && !mutant("unmark-wakes-nobody") {
-            self.wake_waiters(frame);
+        if waits {
+            // The frame may belong to another block by now: then the wake-up is spurious.
+            step!("write: wake the waiters", self.wake_waiters(frame));
         }
     }
 

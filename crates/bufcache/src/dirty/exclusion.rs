@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::std_lock::{Condvar, Mutex};
-use percpu::sync::{check, mutant};
+use percpu::sync::{check, step};
 
 use crate::wait::{Bell, Mode, add_waker, wake_all};
 
@@ -118,13 +118,8 @@ impl Exclusion {
         self.count.store(state.ranges.len(), Ordering::Release);
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
-        if !mutant("exclusion-wakes-nobody") {
-            self.gone.notify_all();
-        }
-        if mutant("exclusion-wakes-no-task") {
-            return;
-        }
-        wake_all(wakers); // one that panics keeps no other asleep, and this may be run by a panic
+        step!("exclusion: wake the threads", self.gone.notify_all());
+        step!("exclusion: wake the tasks", wake_all(wakers));
     }
 
     /// Whether a sector is excluded; by whoever has the lock of its home.
@@ -132,9 +127,9 @@ impl Exclusion {
     pub(crate) fn has(&self, sector: u64) -> bool {
         // Ordering: Acquire pairs with the Release in `leave`; it carries what was noted of
         // the range as unsynced. That a range is seen at all is carried by the locks of the homes.
-        self.count.load(Ordering::Acquire) > 0
-            && self.state.lock().overlaps(&(sector..sector + 1))
-            && !mutant("exclusion-is-overlooked")
+        let has = self.count.load(Ordering::Acquire) > 0
+            && self.state.lock().overlaps(&(sector..sector + 1));
+        !check!("insert: the sector is not excluded", !has)
     }
 
     /// Waits until the sector is not excluded, or for about as long as that.

@@ -11,7 +11,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use percpu::sync::{Mutex, mutant, step};
+use percpu::sync::{Mutex, check, step};
 
 use crate::wait::{Bell, Mode, add_waker, wake_all};
 
@@ -122,14 +122,14 @@ impl Group {
     fn poll_turn(&self, mine: &mut Option<u64>, context: &mut Context<'_>) -> Poll<Turn> {
         let mut state = self.state.lock();
         let mine = *mine.get_or_insert_with(|| {
-            let late = state.running && mutant("join-a-sync-that-runs");
-            state.begun + u64::from(!late)
+            let mut next = state.begun;
+            step!("sync: one that runs is not enough", next += 1);
+            next
         });
         let ended = state.begun - u64::from(state.running);
         if ended >= mine {
-            return Poll::Ready(Turn::Over(
-                state.failed < mine || mutant("join-forgets-the-failure"),
-            ));
+            let succeeded = check!("sync: it has not failed", state.failed < mine);
+            return Poll::Ready(Turn::Over(succeeded));
         }
         if state.running {
             state.wait(context);

@@ -20,7 +20,6 @@ mod rules;
 use std::ops::Range;
 
 use percpu::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use percpu::sync::mutant;
 use percpu::sync::std_lock::Mutex;
 
 pub use self::errors::WriteError;
@@ -156,9 +155,6 @@ impl Unsynced {
     /// A sync has succeeded. Returns the sets that it covered, which the caller drops without the
     /// lock.
     pub(crate) fn end_sync(&mut self) -> [Extents; 2] {
-        if mutant("sync-forgets-what-came-meanwhile") {
-            self.written = Extents::default();
-        }
         [&mut self.syncing, &mut self.syncing_reloaded].map(std::mem::take)
     }
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::pin::Pin as Pinned;
 use std::task::{Context, Poll, ready};
 
-use percpu::sync::{hint, mutant, step};
+use percpu::sync::{hint, step};
 
 use super::Device;
 use crate::cache::{Forget, Load};
@@ -146,12 +146,11 @@ impl Future for Invalidation {
                 Forget::Loading(place) => {
                     this.waiting = Some((key, Waiting { device: this.device.clone(), place }));
                 }
-                Forget::Busy if mutant("forget-overlooks-who-is-busy") => {}
-                Forget::Busy => {
+                Forget::Busy => step!("invalidation: look again at a busy block", {
                     this.again = Some(key);
                     context.waker().wake_by_ref();
                     return Poll::Pending;
-                }
+                }),
             }
         }
     }

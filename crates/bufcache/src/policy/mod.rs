@@ -13,7 +13,7 @@ mod lists;
 mod samples;
 mod shadow;
 
-use percpu::sync::{check, mutant};
+use percpu::sync::check;
 
 pub(crate) use self::lists::Policy;
 pub(crate) use self::samples::Samples;
@@ -119,9 +119,6 @@ pub(crate) trait Buffers {
 /// Returns whether a buffer may be evicted: it is live and clean, and not pinned, loaded or
 /// written.
 pub(crate) fn may_go(word: Word) -> bool {
-    if mutant("evict-what-is-loading") && word.has(IO) {
-        return !word.has(EVICT | STALE);
-    }
     let idle = word.pins() == 0 && word.has(VALID) && !word.has(IO | EVICT | STALE | WRITE | BACK);
     idle && check!("evict: the buffer is clean", !word.has(DIRTY))
 }

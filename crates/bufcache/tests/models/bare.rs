@@ -27,7 +27,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "invalidate: the device is changed before the lookup",
         "bare::inv10_a_claim_against_who_forgets",
     ),
-    ("join-forgets-the-failure", "bare::inv18_three_syncs_that_fail"),
+    ("sync: it has not failed", "bare::inv18_three_syncs_that_fail"),
 ];
 
 /// Of those, what only a checker of weak memory can see.

@@ -7,7 +7,7 @@ use super::world::{World, look};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("enter: the block is absent still", "load::inv02_two_misses_read_once"),
+    ("enter: the block is absent", "load::inv02_two_misses_read_once"),
     ("load: wake those who wait", "load::inv02_two_misses_read_once"),
     ("fail: wake those who wait", "load::inv12_a_failed_load_is_told_to_who_waits"),
     ("unpin: it was the last pin", "load::inv12_a_failed_load_is_told_to_who_waits"),
