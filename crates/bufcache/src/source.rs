@@ -1,7 +1,7 @@
 //! An attached device, as the cache sees it.
 
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use percpu::sync::Arc;
 
@@ -154,6 +154,33 @@ impl Source {
         match &self.writes.options.verify {
             Some(verify) if !verify(self.block(key), bytes) => Err(Failure::Verify),
             _ => Ok(()),
+        }
+    }
+}
+
+/// An operation of a device, which stays attached until this drops.
+#[must_use = "the operation counts while this lives"]
+pub(crate) struct Operation<S: Deref<Target = Source>>(S);
+
+impl<S: Deref<Target = Source>> Operation<S> {
+    /// Begins an operation. Returns `None` if the device has ended.
+    pub(crate) fn begin(source: S) -> Option<Self> {
+        source.in_flight.begin().then(|| Self(source))
+    }
+}
+
+impl<S: Deref<Target = Source>> Deref for Operation<S> {
+    type Target = S;
+
+    fn deref(&self) -> &S {
+        &self.0
+    }
+}
+
+impl<S: Deref<Target = Source>> Drop for Operation<S> {
+    fn drop(&mut self) {
+        if self.0.in_flight.end() {
+            self.0.detach_now();
         }
     }
 }

@@ -33,7 +33,6 @@
 use percpu::sync::atomic::{AtomicU64, Ordering};
 use percpu::sync::{check, order, step};
 
-use crate::error::GetError;
 use crate::frames::Frame;
 
 /// Names a block by its device and its first sector. 0 names no block.
@@ -163,6 +162,10 @@ pub(crate) struct Entry {
     key: AtomicU64,
     word: AtomicU64,
 }
+
+/// A buffer has [`MOST_PINS`] pins.
+#[derive(Debug)]
+pub(crate) struct TooManyPins;
 
 /// The largest number of pins of one buffer.
 pub(crate) const MOST_PINS: u64 = 0xffff;
@@ -298,11 +301,11 @@ impl Entry {
 
     /// Adds a pin to a buffer that a slot of the caller protects. The caller reads on under the
     /// pin, even if a writer waits for the slot.
-    pub(crate) fn pin_and_read_on(&self) -> Result<(), GetError> {
+    pub(crate) fn pin_and_read_on(&self) -> Result<(), TooManyPins> {
         let mut seen = self.word();
         loop {
             if seen.pins() == MOST_PINS {
-                return Err(GetError::TooManyPins);
+                return Err(TooManyPins);
             }
             let unmarked = check!("pin: no writer waits for the slot", !seen.has(WRITE));
             let next = (seen.0 + PIN) | if unmarked { 0 } else { HELD };
@@ -318,11 +321,11 @@ impl Entry {
     }
 
     /// Adds a pin, by which the caller waits for a load or a write to end.
-    pub(crate) fn pin(&self) -> Result<(), GetError> {
+    pub(crate) fn pin(&self) -> Result<(), TooManyPins> {
         let mut seen = self.word();
         loop {
             if seen.pins() == MOST_PINS {
-                return Err(GetError::TooManyPins);
+                return Err(TooManyPins);
             }
             match self.try_pin(seen) {
                 Ok(()) => return Ok(()),

@@ -8,8 +8,8 @@ use percpu::sync::{Arc, fence};
 use super::load::Load;
 use super::{Reuse, Shared};
 use crate::error::{Failure, GetError};
+use crate::frames::Place;
 use crate::source::Source;
-use crate::table::Place;
 use crate::word::{IO, Key, MOST_PINS, WRITE};
 
 /// The result of one attempt to invalidate a block.

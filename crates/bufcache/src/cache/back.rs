@@ -32,8 +32,7 @@ use crate::error::GetError;
 use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
-use crate::in_flight::Operation;
-use crate::source::Source;
+use crate::source::{Operation, Source};
 use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 

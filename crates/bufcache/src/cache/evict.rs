@@ -12,11 +12,12 @@ use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, check, step, thread};
 
 use super::{Reuse, Shared};
-use crate::cold::{Cold, On, Victim};
+use crate::cold::Cold;
 use crate::error::GetError;
 use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
+use crate::nodes::{On, Victim};
 use crate::policy::{Buffers, Looks, PASSES, mark};
 use crate::source::Source;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, WRITE};

@@ -31,10 +31,9 @@ use super::{Reuse, Shared};
 use crate::contain::contain;
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
+use crate::frames::Place;
 use crate::hazard::{self, Slot};
-use crate::in_flight::Operation;
-use crate::source::Source;
-use crate::table::Place;
+use crate::source::{Operation, Source};
 use crate::word::{FAILED, IO, Key, WRITE};
 
 /// A block that is to be read: its place on the device, and the buffer, which is the load's alone.

@@ -17,9 +17,9 @@ use super::{Held, Reuse, Shared};
 use crate::engine::{turn_engine, wait_by_engine};
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
+use crate::frames::Place;
 use crate::hazard;
 use crate::source::Source;
-use crate::table::Place;
 use crate::word::{Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE, Word};
 
 /// A frame in hand that nobody else has; goes back when it is not used.
@@ -365,7 +365,8 @@ impl Shared {
         let pinned = self.entry(frame).pin();
         let place = self.frames.header(frame).place();
         slot.clear();
-        pinned.map(|()| place)
+        pinned?;
+        Ok(place)
     }
 
     /// Takes a pin off the entry at `place`.

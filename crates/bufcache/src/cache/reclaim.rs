@@ -7,10 +7,11 @@
 
 use super::Shared;
 use super::evict::Batch;
-use crate::cold::{Cold, On, Victim};
+use crate::cold::Cold;
 use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
+use crate::nodes::{On, Victim};
 use crate::policy::{Looks, mark, may_go};
 use crate::word::{EVICT, NEW};
 

@@ -19,8 +19,7 @@ use crate::contain::contain;
 use crate::dirty::{Extents, Unsynced, WriteError};
 use crate::error::GetError;
 use crate::hazard;
-use crate::in_flight::Operation;
-use crate::source::Source;
+use crate::source::{Operation, Source};
 use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 

@@ -20,8 +20,7 @@ use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
-use crate::in_flight::Operation;
-use crate::source::Source;
+use crate::source::{Operation, Source};
 use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, IO, Key, STALE, WAITED, WRITE};
 

@@ -11,10 +11,10 @@ use std::io::{self, IoSlice};
 
 #[cfg(feature = "aio-reap")]
 pub use self::engine::EngineDevice;
-pub use self::fault::{Fault, FaultDevice, Operation};
+pub use self::fault::{Fault, FaultDevice};
 pub use self::file::FileDevice;
 pub use self::memory::MemoryDevice;
-pub use self::power::{Outcome, Recorded};
+pub use self::power::{Operation, Outcome, Recorded};
 use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
 
 /// Something with blocks, used by many threads at once.

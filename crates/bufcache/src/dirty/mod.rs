@@ -26,7 +26,7 @@ pub use self::errors::WriteError;
 pub(crate) use self::exclusion::Exclusion;
 pub(crate) use self::extents::Extents;
 pub(crate) use self::group::Group;
-pub(crate) use self::list::{DirtyList, NIL};
+pub(crate) use self::list::DirtyList;
 pub use self::rules::{AttachOptions, ErrorRule, Wal};
 use crate::timed::{Holds, TimedLock};
 

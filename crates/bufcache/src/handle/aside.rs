@@ -11,7 +11,7 @@ use percpu::sync::{hint, step};
 use super::Device;
 use crate::cache::{Forget, Load};
 use crate::error::GetError;
-use crate::table::Place;
+use crate::frames::Place;
 use crate::word::{IO, Key, WRITE};
 
 /// Log of a sector's bytes.

@@ -18,8 +18,8 @@ use percpu::sync::check;
 pub(crate) use self::lists::Policy;
 pub(crate) use self::samples::Samples;
 pub(crate) use self::shadow::{Shadows, sampled_blocks};
-use crate::cold::{On, Victim};
 use crate::frames::Frame;
+use crate::nodes::{On, Victim};
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, STALE, VALID, WRITE, Word};
 
 /// How buffers are chosen for eviction.

@@ -33,7 +33,15 @@ const PLANTED: Planted = Planted {
         write::LOOM_ONLY,
     ],
     root: env!("CARGO_MANIFEST_DIR"),
-    dirs: &["src", "src/cache", "src/dirty", "src/handle", "src/policy", "tests/models"],
+    dirs: &[
+        "src",
+        "src/cache",
+        "src/dirty",
+        "src/handle",
+        "src/hazard",
+        "src/policy",
+        "tests/models",
+    ],
 };
 
 #[test]
