@@ -208,9 +208,7 @@ impl Device {
     /// [`GetError::OutOfRange`], [`GetError::NoMemory`] for this thread's slots, [`GetError::Busy`] or
     /// [`GetError::WouldDeadlock`] for a writer.
     pub fn invalidate(&self, block: u64) -> Result<bool, GetError> {
-        let Some(key) = self.source.key(block) else {
-            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
-        };
+        let key = self.checked_key(block)?;
         self.shared.invalidate(Some(&self.source), key)
     }
 

@@ -93,9 +93,7 @@ impl Device {
     /// As [`get`](Self::get); [`GetError::NoFreeBuffers`] at once, where all are in use, or where loads of
     /// this device have its share of them and others want some.
     pub async fn get_async(&self, block: u64) -> Result<Pin, GetError> {
-        let Some(key) = self.source.key(block) else {
-            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
-        };
+        let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
         let pin = loop {
             if let Some(pin) = self.pin(key)? {
@@ -156,9 +154,7 @@ impl Device {
     ///
     /// As [`get`](Self::get).
     pub fn read_uncached(&self, block: u64) -> Result<Uncached, GetError> {
-        let Some(key) = self.source.key(block) else {
-            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
-        };
+        let key = self.checked_key(block)?;
         self.source.check_read(key)?;
         let frame = self.shared.take_frame(&self.source, self.class)?;
         self.shared.counters.create.add(1);

@@ -48,11 +48,6 @@ impl Shared {
         Ok(Some(load))
     }
 
-    /// Orders a change of the device before the lookups of the blocks to invalidate.
-    pub(crate) fn begin_to_forget(&self) {
-        begin_to_forget();
-    }
-
     /// Invalidates a block, unless that has to wait.
     pub(crate) fn forget(&self, source: &Arc<Source>, key: Key) -> Result<Forget, GetError> {
         if let Some(was_there) = self.try_invalidate(Some(source), key, 0)? {

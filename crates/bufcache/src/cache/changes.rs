@@ -77,10 +77,7 @@ impl DeviceWrite {
     /// durable one: by the calling thread if one [blocks](Self::is_blocking) for the write, otherwise by a thread of
     /// the cache's.
     pub fn defer(self) {
-        if !self.is_blocking() {
-            return defer(self, |write| &write.completion, Self::call);
-        }
-        self.call();
+        defer(self, |write| &write.completion, Self::call);
     }
 
     fn call(self) {
@@ -112,8 +109,12 @@ impl fmt::Debug for DeviceWrite {
     }
 }
 
-/// Has a thread of the cache call the device for an operation of a task.
+/// Calls the device for an operation: on this thread if a thread blocks for it, and otherwise on a
+/// thread of the cache.
 fn defer<T: Send + 'static>(operation: T, completion: fn(&T) -> &Completion, call: fn(T)) {
+    if completion(&operation).is_waited_for() {
+        return call(operation);
+    }
     let Some(source) = completion(&operation).source().map(Arc::clone) else { return };
     source.cache.call_blocking(source.id, move || call(operation));
 }
@@ -156,10 +157,7 @@ impl DeviceRange {
     /// Has the device's blocking method called for it, [`discard`](crate::BlockDevice::discard) or
     /// [`zero`](crate::BlockDevice::zero), as [`DeviceWrite::defer`] does.
     pub fn defer(self) {
-        if !self.is_blocking() {
-            return defer(self, |range| &range.completion, Self::call);
-        }
-        self.call();
+        defer(self, |range| &range.completion, Self::call);
     }
 
     fn call(self) {
@@ -208,10 +206,7 @@ impl DeviceSync {
 
     /// Has the device's blocking [`sync`](crate::BlockDevice::sync) called for it, as [`DeviceWrite::defer`] does.
     pub fn defer(self) {
-        if !self.is_blocking() {
-            return defer(self, |sync| &sync.completion, Self::call);
-        }
-        self.call();
+        defer(self, |sync| &sync.completion, Self::call);
     }
 
     fn call(self) {

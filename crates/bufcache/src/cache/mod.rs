@@ -35,9 +35,9 @@ use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Arc, WordLock};
 use percpu::{AllocError, PerCpuCounter};
 
-pub(crate) use self::aside::Forget;
 #[cfg(any(offlock_loom, offlock_shuttle))]
-pub(crate) use self::aside::{begin_to_forget, begin_to_read};
+pub(crate) use self::aside::begin_to_read;
+pub(crate) use self::aside::{Forget, begin_to_forget};
 pub use self::bypass::Bypass;
 pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
 pub(crate) use self::cleaner::Limits;

@@ -17,9 +17,7 @@ impl Device {
     ///
     /// As [`create`](Self::create), of which [`GetError::WouldBlock`] where that would wait.
     pub fn try_create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
-        let Some(key) = self.source.key(block) else {
-            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
-        };
+        let key = self.checked_key(block)?;
         let held = self.shared.try_create(&self.source, key, self.class)?;
         self.source.writes.forget_load(&self.source.sectors(key));
         let mut guard = WriteGuard::new(self, held);
