@@ -1,4 +1,4 @@
-//! What users hold: the cache, its devices, and buffers.
+//! The handles of users: the cache and its devices.
 
 mod aside;
 mod past;
@@ -21,9 +21,9 @@ use crate::times::Times;
 use crate::wait::Bell;
 use crate::word::SECTOR_BITS;
 
-/// Buffers for the blocks of a few devices, in memory of a fixed size.
+/// A cache for the blocks of devices, in memory of a fixed size.
 ///
-/// Cheap to clone: clones are the same cache.
+/// Cheap to clone: all clones are the same cache.
 #[derive(Clone)]
 pub struct Cache {
     shared: Arc<Shared>,
@@ -36,18 +36,16 @@ impl Cache {
 
     /// Attaches a device, which is read in blocks of `block_size` bytes.
     ///
-    /// It is let go with the last handle, guard and pin of it, and dropped then, or when the cleaner has ended
-    /// its round; what is cached of it is evicted in its turn. Once 65,535 devices were attached, a call looks
-    /// through the whole table for what is left of those that are gone, and then not again before as many were
-    /// attached as were gone.
+    /// The device is dropped after its last handle, guard and pin, or when the cleaner has ended its
+    /// round. Its clean buffers are evicted in their turn. Devices have 65,535 numbers: once these are used
+    /// up, a call searches the whole table for buffers of dropped devices, and frees their numbers.
     ///
     /// # Errors
     ///
-    /// [`BuildError`]: not a size of this cache, too many devices, or one that is too large;
-    /// [`BuildError::Attached`] for what is attached [already](BlockDevice::identity), until its last handle,
-    /// guard and pin is gone, or it is [closed](Device::close), and no operation of it is in flight. The end of
-    /// the last handle waits for those as long as the cache waits for a buffer; where a device hangs for
-    /// longer, the file can be attached again once it has answered.
+    /// [`BuildError`] if the cache does not have that block size, has too many devices, or the device is
+    /// too large. [`BuildError::Attached`] if the [same file](BlockDevice::identity) is attached: until its
+    /// last handle, guard and pin is dropped or it is [closed](Device::close), and none of its operations
+    /// is in flight. The drop of the last handle waits for these as long as the cache waits for a buffer.
     pub fn attach(
         &self,
         device: impl BlockDevice,
@@ -56,7 +54,7 @@ impl Cache {
         self.attach_with(device, AttachOptions::new(block_size))
     }
 
-    /// The same, with who looks at its blocks, what goes before them, and when to give up.
+    /// Attaches a device with options: verifiers, a log, and rules for failed writes.
     ///
     /// # Errors
     ///
@@ -81,7 +79,7 @@ impl Cache {
         let shift = block_size.ilog2();
         let blocks = len.div_ceil(block_size as u64);
         let identity = device.identity();
-        // The last question: a device that panics here has no number and is not noted as attached.
+        // The last call of the device: if it panics, the device has no number and is not attached.
         let is_read_only = device.is_read_only();
         if let Some(identity) = identity {
             self.shared.attach(identity, block_size)?;
@@ -113,32 +111,33 @@ impl Cache {
         Ok(Device { shared, source, class, alive, seen: AtomicU64::new(0) })
     }
 
-    /// Lets it have so many bytes from now on, rounded down to blocks of the largest size, and at most what it
-    /// was built with: memory above that is given back to the system as buffers are evicted.
+    /// Sets the capacity in bytes, rounded down to blocks of the largest size, and at most the one that the
+    /// cache was built with. Returns memory above it to the system as buffers are evicted.
     ///
-    /// Blocks while buffers beyond it are in use, as long as the cache waits for a buffer.
+    /// Blocks while buffers beyond the capacity are in use, as long as the cache waits for a buffer.
     ///
     /// # Errors
     ///
-    /// [`GetError::TooSmall`] for less than one block of the largest size, and nothing changes.
-    /// [`GetError::NoFreeBuffers`]: some are in use still; they go as they are let go.
+    /// [`GetError::TooSmall`] for less than one block of the largest size; nothing changes.
+    /// [`GetError::NoFreeBuffers`] if buffers beyond the capacity stay in use; they are freed later.
     pub fn resize(&self, capacity: usize) -> Result<(), GetError> {
         self.shared.resize(capacity)
     }
 
-    /// Evicts up to so many buffers now, in the order in which misses would, and returns how many it
-    /// were. It looks at each buffer once: those in use stay, and those that were used lately or that
-    /// [weigh](ReadGuard::set_weight) something lose a part of that.
+    /// Evicts at most `buffers` buffers, in the order in which misses would, and returns their number.
+    ///
+    /// Visits each buffer once. Buffers in use stay. Buffers that were used lately, or that have a
+    /// [weight](crate::ReadGuard::set_weight), stay and lose a part of that.
     pub fn shrink(&self, buffers: usize) -> usize {
         self.shared.shrink(buffers)
     }
 
-    /// How long gets took so far: a snapshot, which allocates 8 KiB.
+    /// Returns a snapshot of the times that gets took. Allocates 8 KiB.
     pub fn times(&self) -> Times {
         self.shared.times()
     }
 
-    /// What it did so far.
+    /// Returns a snapshot of the counters.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
         CacheStats::of(&self.shared)
@@ -151,17 +150,17 @@ impl fmt::Debug for Cache {
     }
 }
 
-/// A device whose blocks are cached. Cheap to clone: clones are the same device.
+/// A handle of an attached device. Cheap to clone: all clones are the same device.
 ///
-/// A clone is told of write errors from then on; see [`sync`](Self::sync). With the last handle, guard
-/// and pin what is dirty is written and made durable, and who should know is
-/// [told](AttachOptions::on_loss) where that fails; [`close`](Self::close) says it to its caller.
+/// A clone reports write errors from its creation on; see [`sync`](Self::sync). When the last handle,
+/// guard and pin drops, dirty blocks are written and made durable. If that fails,
+/// [`AttachOptions::on_loss`] is called. [`close`](Self::close) returns the error instead.
 pub struct Device {
     pub(crate) shared: Arc<Shared>,
     pub(crate) source: Arc<Source>,
     pub(crate) class: u8,
     alive: Arc<Alive>,
-    /// Where it stands in the device's write errors.
+    /// The position of this handle in the write errors of the device.
     pub(crate) seen: AtomicU64,
 }
 
@@ -191,15 +190,15 @@ impl Drop for Alive {
 }
 
 impl Device {
-    /// Whether hits of a block are sampled, for benches: it is there, and was marked when the cache was full.
+    /// Returns whether hits of a block are sampled. For benches.
     #[doc(hidden)]
     pub fn is_sampled(&self, block: u64) -> bool {
         let key = self.source.key(block);
         key.is_some_and(|key| self.shared.is_sampled(key))
     }
 
-    /// Forgets a block: the next get reads it from the device. Guards that are there keep what they
-    /// have. What was dirty is not written. Returns whether it was cached.
+    /// Drops the buffer of a block: the next get reads the device. Guards keep the old buffer, and dirty
+    /// bytes are not written. Returns whether the block was cached.
     ///
     /// Blocks while the block is being read or written.
     ///
@@ -212,17 +211,17 @@ impl Device {
         self.shared.invalidate(Some(&self.source), key)
     }
 
-    /// Whether a block is in the cache, or being read. Wait-free; counts as no use of it.
+    /// Returns whether a block is cached or being read. Wait-free. Does not count as a use.
     pub fn is_cached(&self, block: u64) -> bool {
         self.source.key(block).is_some_and(|key| self.shared.is_cached(key))
     }
 
-    /// How many blocks it has; the last may reach behind its end, where it reads as zeros.
+    /// Returns the number of blocks. The last one reads as zeros beyond the end of the device.
     pub fn blocks(&self) -> u64 {
         self.source.blocks
     }
 
-    /// Bytes of a block.
+    /// Returns the size of a block in bytes.
     pub fn block_size(&self) -> usize {
         1 << self.source.shift
     }

@@ -1,4 +1,4 @@
-//! What users read: buffers, and through them devices.
+//! The methods of a device that read blocks.
 
 use std::future::poll_fn;
 use std::ops::Range;
@@ -11,17 +11,17 @@ use crate::handle::Device;
 use crate::word::{IO, Key, WRITE};
 
 impl Device {
-    /// The buffer of a block, to be read; the device is read if it is not there.
+    /// Returns a guard of the buffer of a block, read from the device if it is not cached.
     ///
     /// A hit is wait-free, allocates nothing and writes nothing that other threads use. A miss blocks
-    /// for the device, or for another thread that reads the block already; one thread reads, whoever
-    /// asks. The guard keeps the buffer until it drops: hold it briefly, and not across a wait.
+    /// for the device, or for the load that another thread has begun: the device reads the block once.
+    /// The guard keeps the buffer until it drops: hold it briefly, and not across a wait.
     ///
     /// # Errors
     ///
-    /// [`GetError`]; the next get tries again. [`GetError::WouldDeadlock`] where this thread has a guard to
-    /// write the block, or reads it now (a verifier or device asks for the block it is at), or has
-    /// [claimed](Self::claim) it, and its load has not ended for as long as the cache waits.
+    /// [`GetError`]; the next get tries again. [`GetError::WouldDeadlock`] if this thread has a write
+    /// guard of the block, or is reading it (a verifier or device gets the block it is called for), or
+    /// has [claimed](Self::claim) it and the load has not ended for as long as the cache waits.
     #[inline]
     pub fn get(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
         let Some(key) = self.source.key(block) else {
@@ -30,8 +30,8 @@ impl Device {
         self.get_key(key, Reuse::Likely)
     }
 
-    /// The same, for who will not come again, as in a scan: a hit does not count as a use, and what it
-    /// reads is the first to be evicted, unless somebody else comes for it.
+    /// As [`get`](Self::get), for a block that is used once, as in a scan: a hit does not count as a use,
+    /// and a block that it loads is evicted first, unless it is used again.
     ///
     /// # Errors
     ///
@@ -61,11 +61,12 @@ impl Device {
         Ok(ReadGuard::new(self, held))
     }
 
-    /// Begins to read blocks that are not there, for gets to come. What the device does not have is left out.
+    /// Begins to read blocks that are not cached, for later gets. Ignores blocks beyond the end of the
+    /// device.
     ///
-    /// It waits for nothing and never fails; it is a hint. The rest of a range is dropped where all buffers
-    /// are in use ([`CacheStats::ahead_dropped`](crate::CacheStats::ahead_dropped)), and a read that fails is
-    /// tried again by the get. Of a long range as much is read as an eighth of the cache holds.
+    /// A hint: it never waits and never fails. It drops the rest of a range if all buffers are in use
+    /// ([`CacheStats::ahead_dropped`](crate::CacheStats::ahead_dropped)). A get repeats a read that
+    /// failed. Reads at most as many blocks as an eighth of the cache holds.
     pub fn readahead(&self, blocks: Range<u64>) {
         let most = (self.shared.room() >> self.source.shift) as u64 / 8;
         let end = blocks.end.min(self.source.blocks);
@@ -83,15 +84,15 @@ impl Device {
         }
     }
 
-    /// A pin on the buffer of a block, for tasks: does not block while the device reads.
+    /// Returns a pin on the buffer of a block, for tasks: does not block while the device reads.
     ///
-    /// A hit, or a read that the device [begins](BlockDevice::begin_read). Dropping the future leaves the
-    /// read going. Allocates where it has to wait, and no room is left from earlier waits.
+    /// After a miss the device [begins](crate::BlockDevice::begin_read) to read. Dropping the future
+    /// does not cancel the read. A wait allocates if no capacity is left from earlier waits.
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get); [`GetError::NoFreeBuffers`] at once, where all are in use, or where loads of
-    /// this device have its share of them and others want some.
+    /// As [`get`](Self::get), but [`GetError::NoFreeBuffers`] at once: all buffers are in use, or the
+    /// loads of this device have their share while another device needs buffers.
     pub async fn get_async(&self, block: u64) -> Result<Pin, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
@@ -113,8 +114,8 @@ impl Device {
         }
     }
 
-    /// A pin on a buffer that is there, or is being read or written: its bytes may not be looked at before that
-    /// has ended. `None` where the block is being discarded.
+    /// Returns a pin on the buffer of a block, which may still be read or written: the caller waits for
+    /// that before it reads the bytes. `None` if the block is being discarded.
     fn pin(&self, key: Key) -> Result<Option<Pin>, GetError> {
         let shared = &self.shared;
         let (reuse, fill) = (Reuse::Likely, Fill::Read);
@@ -128,11 +129,11 @@ impl Device {
         Ok(Some(Pin { device: self.clone(), place, bytes }))
     }
 
-    /// The buffer of a block, if it is there. Wait-free.
+    /// Returns a guard of the buffer of a block if it is cached. Wait-free.
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get), of which [`GetError::WouldBlock`] where that would read, or wait.
+    /// As [`get`](Self::get), and [`GetError::WouldBlock`] if the call would read or wait.
     #[inline]
     pub fn try_get(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
         let Some(key) = self.source.key(block) else {
@@ -147,8 +148,8 @@ impl Device {
         Err(GetError::WouldBlock)
     }
 
-    /// Reads a block from the device into a buffer of its own, which is cached for nobody: what is dirty of
-    /// it the device does not have yet. Blocks for the device, and for a buffer.
+    /// Reads a block from the device into a buffer that is not in the table. Does not see dirty bytes of
+    /// the block, which the device does not have yet. Blocks for the device, and for a buffer.
     ///
     /// # Errors
     ///

@@ -50,15 +50,15 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Operation {
-    /// [`BlockDevice::read`].
+    /// [`BlockDevice::read`](crate::BlockDevice::read).
     Read,
-    /// [`BlockDevice::write`] and [`BlockDevice::write_durable`].
+    /// [`BlockDevice::write`](crate::BlockDevice::write) and [`BlockDevice::write_durable`](crate::BlockDevice::write_durable).
     Write,
-    /// [`BlockDevice::zero`].
+    /// [`BlockDevice::zero`](crate::BlockDevice::zero).
     Zero,
-    /// [`BlockDevice::discard`].
+    /// [`BlockDevice::discard`](crate::BlockDevice::discard).
     Discard,
-    /// [`BlockDevice::sync`].
+    /// [`BlockDevice::sync`](crate::BlockDevice::sync).
     Sync,
 }
 
