@@ -1,5 +1,5 @@
-//! An entry without a cache around it: the locks of a cache are fences for a checker, which hide what
-//! is missing elsewhere.
+//! An entry without a cache around it: the locks of a cache are fences for a checker, which hide
+//! what is missing elsewhere.
 
 use percpu::sync::cell::UnsafeCell;
 
@@ -19,8 +19,8 @@ pub struct Bare {
     bytes: UnsafeCell<u64>,
 }
 
-// SAFETY: the bytes are changed by who has taken the entry apart, and by nobody else; the checker says
-// so if not.
+// SAFETY: the bytes are changed by who has taken the entry apart, and by nobody else; the checker
+// says so if not.
 unsafe impl Sync for Bare {}
 
 impl Bare {

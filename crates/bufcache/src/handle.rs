@@ -36,16 +36,18 @@ impl Cache {
 
     /// Attaches a device, which is read in blocks of `block_size` bytes.
     ///
-    /// The device is dropped after its last handle, guard and pin, or when the cleaner has ended its
-    /// round. Its clean buffers are evicted in their turn. Devices have 65,535 numbers: once these are used
-    /// up, a call searches the whole table for buffers of dropped devices, and frees their numbers.
+    /// The device is dropped after its last handle, guard and pin, or when the cleaner has ended
+    /// its round. Its clean buffers are evicted in their turn. Devices have 65,535 numbers: once
+    /// these are used up, a call searches the whole table for buffers of dropped devices, and frees
+    /// their numbers.
     ///
     /// # Errors
     ///
-    /// [`BuildError`] if the cache does not have that block size, has too many devices, or the device is
-    /// too large. [`BuildError::Attached`] if the [same file](BlockDevice::identity) is attached: until its
-    /// last handle, guard and pin is dropped or it is [closed](Device::close), and none of its operations
-    /// is in flight. The drop of the last handle waits for these as long as the cache waits for a buffer.
+    /// [`BuildError`] if the cache does not have that block size, has too many devices, or the
+    /// device is too large. [`BuildError::Attached`] if the [same file](BlockDevice::identity) is
+    /// attached: until its last handle, guard and pin is dropped or it is [closed](Device::close),
+    /// and none of its operations is in flight. The drop of the last handle waits for these as long
+    /// as the cache waits for a buffer.
     pub fn attach(
         &self,
         device: impl BlockDevice,
@@ -79,7 +81,7 @@ impl Cache {
         let shift = block_size.ilog2();
         let blocks = len.div_ceil(block_size as u64);
         let identity = device.identity();
-        // The last call of the device: if it panics, the device has no number and is not attached.
+        // The last question: a device that panics here has no number and is not noted as attached.
         let is_read_only = device.is_read_only();
         if let Some(identity) = identity {
             self.shared.attach(identity, block_size)?;
@@ -111,20 +113,23 @@ impl Cache {
         Ok(Device { shared, source, class, alive, seen: AtomicU64::new(0) })
     }
 
-    /// Sets the capacity in bytes, rounded down to blocks of the largest size, and at most the one that the
-    /// cache was built with. Returns memory above it to the system as buffers are evicted.
+    /// Sets the capacity in bytes, rounded down to blocks of the largest size, and at most the one
+    /// that the cache was built with. Returns memory above it to the system as buffers are evicted.
     ///
-    /// Blocks while buffers beyond the capacity are in use, as long as the cache waits for a buffer.
+    /// Blocks while buffers beyond the capacity are in use, as long as the cache waits for a
+    /// buffer.
     ///
     /// # Errors
     ///
     /// [`GetError::TooSmall`] for less than one block of the largest size; nothing changes.
-    /// [`GetError::NoFreeBuffers`] if buffers beyond the capacity stay in use; they are freed later.
+    /// [`GetError::NoFreeBuffers`] if buffers beyond the capacity stay in use; they are freed
+    /// later.
     pub fn resize(&self, capacity: usize) -> Result<(), GetError> {
         self.shared.resize(capacity)
     }
 
-    /// Evicts at most `buffers` buffers, in the order in which misses would, and returns their number.
+    /// Evicts at most `buffers` buffers, in the order in which misses would, and returns their
+    /// number.
     ///
     /// Visits each buffer once. Buffers in use stay. Buffers that were used lately, or that have a
     /// [weight](crate::ReadGuard::set_weight), stay and lose a part of that.
@@ -152,8 +157,8 @@ impl fmt::Debug for Cache {
 
 /// A handle of an attached device. Cheap to clone: all clones are the same device.
 ///
-/// A clone reports write errors from its creation on; see [`sync`](Self::sync). When the last handle,
-/// guard and pin drops, dirty blocks are written and made durable. If that fails,
+/// A clone reports write errors from its creation on; see [`sync`](Self::sync). When the last
+/// handle, guard and pin drops, dirty blocks are written and made durable. If that fails,
 /// [`AttachOptions::on_loss`] is called. [`close`](Self::close) returns the error instead.
 pub struct Device {
     pub(crate) shared: Arc<Shared>,
@@ -197,15 +202,15 @@ impl Device {
         key.is_some_and(|key| self.shared.is_sampled(key))
     }
 
-    /// Drops the buffer of a block: the next get reads the device. Guards keep the old buffer, and dirty
-    /// bytes are not written. Returns whether the block was cached.
+    /// Drops the buffer of a block: the next get reads the device. Guards keep the old buffer, and
+    /// dirty bytes are not written. Returns whether the block was cached.
     ///
     /// Blocks while the block is being read or written.
     ///
     /// # Errors
     ///
-    /// [`GetError::OutOfRange`], [`GetError::NoMemory`] for this thread's slots, [`GetError::Busy`] or
-    /// [`GetError::WouldDeadlock`] for a writer.
+    /// [`GetError::OutOfRange`], [`GetError::NoMemory`] for this thread's slots, [`GetError::Busy`]
+    /// or [`GetError::WouldDeadlock`] for a writer.
     pub fn invalidate(&self, block: u64) -> Result<bool, GetError> {
         let key = self.checked_key(block)?;
         self.shared.invalidate(Some(&self.source), key)

@@ -13,15 +13,17 @@ use crate::word::{IO, Key, WRITE};
 impl Device {
     /// Returns a guard of the buffer of a block, read from the device if it is not cached.
     ///
-    /// A hit is wait-free, allocates nothing and writes nothing that other threads use. A miss blocks
-    /// for the device, or for the load that another thread has begun: the device reads the block once.
-    /// The guard keeps the buffer until it drops: hold it briefly, and not across a wait.
+    /// A hit is wait-free, allocates nothing and writes nothing that other threads use. A miss
+    /// blocks for the device, or for the load that another thread has begun: the device reads the
+    /// block once. The guard keeps the buffer until it drops: hold it briefly, and not across a
+    /// wait.
     ///
     /// # Errors
     ///
-    /// [`GetError`]; the next get tries again. [`GetError::WouldDeadlock`] if this thread has a write
-    /// guard of the block, or is reading it (a verifier or device gets the block it is called for), or
-    /// has [claimed](Self::claim) it and the load has not ended for as long as the cache waits.
+    /// [`GetError`]; the next get tries again. [`GetError::WouldDeadlock`] if this thread has a
+    /// write guard of the block, or is reading it (a verifier or device gets the block it is called
+    /// for), or has [claimed](Self::claim) it and the load has not ended for as long as the cache
+    /// waits.
     #[inline]
     pub fn get(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
         let Some(key) = self.source.key(block) else {
@@ -30,8 +32,8 @@ impl Device {
         self.get_key(key, Reuse::Likely)
     }
 
-    /// As [`get`](Self::get), for a block that is used once, as in a scan: a hit does not count as a use,
-    /// and a block that it loads is evicted first, unless it is used again.
+    /// As [`get`](Self::get), for a block that is used once, as in a scan: a hit does not count as
+    /// a use, and a block that it loads is evicted first, unless it is used again.
     ///
     /// # Errors
     ///
@@ -61,12 +63,12 @@ impl Device {
         Ok(ReadGuard::new(self, held))
     }
 
-    /// Begins to read blocks that are not cached, for later gets. Ignores blocks beyond the end of the
-    /// device.
+    /// Begins to read blocks that are not cached, for later gets. Ignores blocks beyond the end of
+    /// the device.
     ///
-    /// A hint: it never waits and never fails. It drops the rest of a range if all buffers are in use
-    /// ([`CacheStats::ahead_dropped`](crate::CacheStats::ahead_dropped)). A get repeats a read that
-    /// failed. Reads at most as many blocks as an eighth of the cache holds.
+    /// A hint: it never waits and never fails. It drops the rest of a range if all buffers are in
+    /// use ([`CacheStats::ahead_dropped`](crate::CacheStats::ahead_dropped)). A get repeats a read
+    /// that failed. Reads at most as many blocks as an eighth of the cache holds.
     pub fn readahead(&self, blocks: Range<u64>) {
         let most = (self.shared.room() >> self.source.shift) as u64 / 8;
         let end = blocks.end.min(self.source.blocks);
@@ -86,13 +88,13 @@ impl Device {
 
     /// Returns a pin on the buffer of a block, for tasks: does not block while the device reads.
     ///
-    /// After a miss the device [begins](crate::BlockDevice::begin_read) to read. Dropping the future
-    /// does not cancel the read. A wait allocates if no capacity is left from earlier waits.
+    /// After a miss the device [begins](crate::BlockDevice::begin_read) to read. Dropping the
+    /// future does not cancel the read. A wait allocates if no capacity is left from earlier waits.
     ///
     /// # Errors
     ///
-    /// As [`get`](Self::get), but [`GetError::NoFreeBuffers`] at once: all buffers are in use, or the
-    /// loads of this device have their share while another device needs buffers.
+    /// As [`get`](Self::get), but [`GetError::NoFreeBuffers`] at once: all buffers are in use, or
+    /// the loads of this device have their share while another device needs buffers.
     pub async fn get_async(&self, block: u64) -> Result<Pin, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
@@ -114,8 +116,8 @@ impl Device {
         }
     }
 
-    /// Returns a pin on the buffer of a block, which may still be read or written: the caller waits for
-    /// that before it reads the bytes. `None` if the block is being discarded.
+    /// Returns a pin on the buffer of a block, which may still be read or written: the caller waits
+    /// for that before it reads the bytes. `None` if the block is being discarded.
     fn pin(&self, key: Key) -> Result<Option<Pin>, GetError> {
         let shared = &self.shared;
         let (reuse, fill) = (Reuse::Likely, Fill::Read);
@@ -148,8 +150,9 @@ impl Device {
         Err(GetError::WouldBlock)
     }
 
-    /// Reads a block from the device into a buffer that is not in the table. Does not see dirty bytes of
-    /// the block, which the device does not have yet. Blocks for the device, and for a buffer.
+    /// Reads a block from the device into a buffer that is not in the table. Does not see dirty
+    /// bytes of the block, which the device does not have yet. Blocks for the device, and for a
+    /// buffer.
     ///
     /// # Errors
     ///

@@ -74,8 +74,8 @@ impl Source {
         blocks.start.min(self.blocks) << shift..blocks.end.min(self.blocks) << shift
     }
 
-    /// Returns an error if the block must not be read from the device: the device is closed, or may have
-    /// lost a write of the block.
+    /// Returns an error if the block must not be read from the device: the device is closed, or may
+    /// have lost a write of the block.
     pub(crate) fn check_read(&self, key: Key) -> Result<(), GetError> {
         if self.writes.is_closed() {
             return Err(GetError::Closed);

@@ -17,10 +17,12 @@ impl Device {
         self.source.key(block).ok_or(GetError::OutOfRange { block, blocks })
     }
 
-    /// Returns an exclusive guard of the buffer of a block, read from the device if it is not cached.
+    /// Returns an exclusive guard of the buffer of a block, read from the device if it is not
+    /// cached.
     ///
-    /// Blocks as [`get`](Self::get) does, and until the readers and the writer of the block have dropped
-    /// their guards and a write-back of it has ended. Later readers and writers wait for this guard.
+    /// Blocks as [`get`](Self::get) does, and until the readers and the writer of the block have
+    /// dropped their guards and a write-back of it has ended. Later readers and writers wait for
+    /// this guard.
     ///
     /// # Errors
     ///
@@ -48,7 +50,8 @@ impl Device {
         Ok(WriteGuard::new(self, held))
     }
 
-    /// Returns an exclusive guard of a block of zeros, whatever it was before. Does not read the device.
+    /// Returns an exclusive guard of a block of zeros, whatever it was before. Does not read the
+    /// device.
     ///
     /// # Errors
     ///
@@ -63,8 +66,8 @@ impl Device {
         Ok(guard)
     }
 
-    /// Writes all dirty blocks to the device, in ascending order, neighbours together. They need not be
-    /// durable then.
+    /// Writes all dirty blocks to the device, in ascending order, neighbours together. They need
+    /// not be durable then.
     ///
     /// Blocks. Tries each block once, and goes on after one that fails.
     ///
@@ -77,14 +80,14 @@ impl Device {
         self.or_earlier(result)
     }
 
-    /// Makes all writes durable whose guards dropped before this call, in any thread: [flushes](Self::flush)
-    /// them, and then syncs the device. Concurrent calls share one sync of the device, which begins after
-    /// their flushes.
+    /// Makes all writes durable whose guards dropped before this call, in any thread:
+    /// [flushes](Self::flush) them, and then syncs the device. Concurrent calls share one sync of
+    /// the device, which begins after their flushes.
     ///
     /// # Errors
     ///
-    /// As [`flush`](Self::flush); [`WriteError::Poisoned`] if the sync of the device fails, and from then
-    /// on until a [`reset`](Self::reset).
+    /// As [`flush`](Self::flush); [`WriteError::Poisoned`] if the sync of the device fails, and
+    /// from then on until a [`reset`](Self::reset).
     pub fn sync(&self) -> Result<(), WriteError> {
         let result = now(self.shared.sync(&self.source, Mode::Thread));
         self.or_earlier(result)
@@ -100,8 +103,8 @@ impl Device {
         self.or_earlier(result)
     }
 
-    /// Discards whole blocks (TRIM): they read as zeros then, and dirty bytes of them are not written.
-    /// Durable after a [`sync`](Self::sync). Gets of these blocks wait for it.
+    /// Discards whole blocks (TRIM): they read as zeros then, and dirty bytes of them are not
+    /// written. Durable after a [`sync`](Self::sync). Gets of these blocks wait for it.
     ///
     /// # Errors
     ///
@@ -135,16 +138,18 @@ impl Device {
         if fits { Ok(()) } else { Err(WriteError::OutOfRange) }
     }
 
-    /// Lets a device be written again after a failed sync. Blocks that were written since the last good
-    /// sync, and stayed in the cache since, become dirty again. Returns the others, which may be lost.
+    /// Lets a device be written again after a failed sync. Blocks that were written since the last
+    /// good sync, and stayed in the cache since, become dirty again. Returns the others, which may
+    /// be lost.
     ///
-    /// A block that was read from the device after the write is returned as well, even if it is cached: the
-    /// device may have given the write up before its sync failed, and have served older bytes. The cache
-    /// forgets such a block, and the next get returns what the device has. If the block was modified since, it
-    /// stays dirty: the modification is written, and the rest of the block is what was read.
+    /// A block that was read from the device after the write is returned as well, even if it is
+    /// cached: the device may have given the write up before its sync failed, and have served older
+    /// bytes. The cache forgets such a block, and the next get returns what the device has. If the
+    /// block was modified since, it stays dirty: the modification is written, and the rest of the
+    /// block is what was read.
     ///
-    /// The device may give a lost block up later. If another sync fails before one succeeds, the next reset
-    /// returns the block again.
+    /// The device may give a lost block up later. If another sync fails before one succeeds, the
+    /// next reset returns the block again.
     ///
     /// # Errors
     ///
@@ -154,17 +159,18 @@ impl Device {
         self.shared.reset(&self.source).map(Lost)
     }
 
-    /// Closes the device: refuses writers, waits for the write guards, [syncs](Self::sync), and then
-    /// refuses all reads and writes of the device, through any handle. Gets of cached blocks still succeed.
+    /// Closes the device: refuses writers, waits for the write guards, [syncs](Self::sync), and
+    /// then refuses all reads and writes of the device, through any handle. Gets of cached blocks
+    /// still succeed.
     ///
-    /// A write meanwhile is refused with [`GetError::Closed`]. After `Ok` all other writes are durable.
-    /// Visits every entry of the table.
+    /// A write meanwhile is refused with [`GetError::Closed`]. After `Ok` all other writes are
+    /// durable. Visits every entry of the table.
     ///
     /// # Errors
     ///
-    /// As [`sync`](Self::sync); [`WriteError::Busy`] or [`WriteError::WouldDeadlock`] if another thread or
-    /// this one has a write guard. The device is then open as before, and the error has the handle.
-    /// [`WriteError::Closed`] if the device was closed through another handle.
+    /// As [`sync`](Self::sync); [`WriteError::Busy`] or [`WriteError::WouldDeadlock`] if another
+    /// thread or this one has a write guard. The device is then open as before, and the error has
+    /// the handle. [`WriteError::Closed`] if the device was closed through another handle.
     pub fn close(self) -> Result<(), CloseError> {
         let closed = self.shared.close(&self.source, || self.sync());
         closed.map_err(|error| CloseError { error, device: self })
@@ -200,7 +206,8 @@ impl Lost {
 pub struct CloseError {
     /// The reason.
     pub error: WriteError,
-    /// The handle. The device is open as before, unless another handle had [closed](WriteError::Closed) it.
+    /// The handle. The device is open as before, unless another handle had
+    /// [closed](WriteError::Closed) it.
     pub device: Device,
 }
 

@@ -8,11 +8,12 @@ use percpu::sync::Arc;
 
 use super::completion::{Batch, Completion};
 
-/// A write of adjacent blocks: an offset on the device, and bytes that do not change before it ends.
+/// A write of adjacent blocks: an offset on the device, and bytes that do not change before it
+/// ends.
 ///
-/// The device that [begins](crate::BlockDevice::begin_write) the write owns it and ends it once, in any
-/// thread: by [`finish`](Self::finish), or by a drop, which fails it with `ECANCELED`. If it is forgotten,
-/// the issuer waits for ever.
+/// The device that [begins](crate::BlockDevice::begin_write) the write owns it and ends it once, in
+/// any thread: by [`finish`](Self::finish), or by a drop, which fails it with `ECANCELED`. If it is
+/// forgotten, the issuer waits for ever.
 #[must_use = "the blocks count as being written until this ends"]
 pub struct DeviceWrite {
     completion: Completion,
@@ -29,8 +30,8 @@ unsafe impl Sync for DeviceWrite {}
 impl DeviceWrite {
     /// # Safety
     ///
-    /// The parts neither change nor go, and the batch is neither moved nor forgotten, before the batch has been
-    /// [waited](Batch::wait) for.
+    /// The parts neither change nor go, and the batch is neither moved nor forgotten, before the
+    /// batch has been [waited](Batch::wait) for.
     pub(super) unsafe fn new(
         batch: &Batch<'_>,
         (number, alone): (usize, bool),
@@ -60,21 +61,21 @@ impl DeviceWrite {
         self.durable
     }
 
-    /// Returns whether the issuer waits for this write alone, so that another thread would not make it
-    /// faster.
+    /// Returns whether the issuer waits for this write alone, so that another thread would not make
+    /// it faster.
     pub fn is_alone(&self) -> bool {
         self.completion.alone
     }
 
-    /// Returns whether a thread blocks until the write ends. If not, a task has begun it: the device must
-    /// not wait, and must not rely on a later wait of the calling thread.
+    /// Returns whether a thread blocks until the write ends. If not, a task has begun it: the
+    /// device must not wait, and must not rely on a later wait of the calling thread.
     pub fn is_blocking(&self) -> bool {
         self.completion.is_waited_for()
     }
 
-    /// Calls the blocking [`write_vectored`](crate::BlockDevice::write_vectored) of the device, or the
-    /// durable form, and ends the write: on the calling thread if a thread [blocks](Self::is_blocking) for
-    /// it, otherwise on a thread of the cache.
+    /// Calls the blocking [`write_vectored`](crate::BlockDevice::write_vectored) of the device, or
+    /// the durable form, and ends the write: on the calling thread if a thread
+    /// [blocks](Self::is_blocking) for it, otherwise on a thread of the cache.
     pub fn defer(self) {
         defer(self, |write| &write.completion, Self::call);
     }
@@ -91,8 +92,8 @@ impl DeviceWrite {
         });
     }
 
-    /// Ends the write. After an error any of its sectors may have been written. `Interrupted` is an error
-    /// like any other: a device that wants to retry does so first.
+    /// Ends the write. After an error any of its sectors may have been written. `Interrupted` is an
+    /// error like any other: a device that wants to retry does so first.
     pub fn finish(self, result: io::Result<()>) {
         self.completion.finish(result);
     }
@@ -118,7 +119,8 @@ fn defer<T: Send + 'static>(operation: T, completion: fn(&T) -> &Completion, cal
     source.cache.call_blocking(source.id, move || call(operation));
 }
 
-/// A discard or zeroing of a range, owned by the device that begins it. Ends as a [`DeviceWrite`] does.
+/// A discard or zeroing of a range, owned by the device that begins it. Ends as a [`DeviceWrite`]
+/// does.
 #[must_use = "the range is kept from others until this ends"]
 pub struct DeviceRange {
     completion: Completion,
@@ -152,8 +154,9 @@ impl DeviceRange {
         self.completion.is_waited_for()
     }
 
-    /// Calls the blocking [`discard`](crate::BlockDevice::discard) or [`zero`](crate::BlockDevice::zero)
-    /// of the device, on a thread as [`DeviceWrite::defer`] says.
+    /// Calls the blocking [`discard`](crate::BlockDevice::discard) or
+    /// [`zero`](crate::BlockDevice::zero) of the device, on a thread as [`DeviceWrite::defer`]
+    /// says.
     pub fn defer(self) {
         defer(self, |range| &range.completion, Self::call);
     }
@@ -212,8 +215,8 @@ impl DeviceSync {
         self.completion.call(|source| source.device.sync());
     }
 
-    /// Ends the sync. After an error, writes that were not durable before may be lost. That holds for
-    /// `Interrupted`, too: a device that wants to retry does so first.
+    /// Ends the sync. After an error, writes that were not durable before may be lost. That holds
+    /// for `Interrupted`, too: a device that wants to retry does so first.
     pub fn finish(self, result: io::Result<()>) {
         self.completion.finish(result);
     }

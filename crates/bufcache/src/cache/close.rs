@@ -9,8 +9,8 @@
 //!   stage = Closed, or Open                    DIRTY, without WRITE
 //! ```
 //!
-//! With a fence on both sides, at least one of the two sees the other. So a writer is refused, or its
-//! block is dirty before the sync begins.
+//! With a fence on both sides, at least one of the two sees the other. So a writer is refused, or
+//! its block is dirty before the sync begins.
 
 use percpu::sync::atomic::{Ordering, fence};
 use percpu::sync::{Arc, check, step};
@@ -23,8 +23,8 @@ use crate::wait::{Mode, now};
 use crate::word::{BACK, Key, WRITE};
 
 impl Shared {
-    /// Closes a device: refuses writers, calls `sync`, and then refuses all calls. After an error of
-    /// `sync` the device is open as before.
+    /// Closes a device: refuses writers, calls `sync`, and then refuses all calls. After an error
+    /// of `sync` the device is open as before.
     pub(crate) fn close(
         &self,
         source: &Arc<Source>,
@@ -85,8 +85,8 @@ impl Shared {
         source.detach();
     }
 
-    /// Writes the dirty blocks of a device without handles, and syncs it. Drops blocks that cannot be
-    /// written, and returns the error.
+    /// Writes the dirty blocks of a device without handles, and syncs it. Drops blocks that cannot
+    /// be written, and returns the error.
     pub(crate) fn let_go(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         let idle = {
             let dirty = source.writes.dirty.lock().is_empty();
@@ -119,17 +119,19 @@ impl Shared {
         synced
     }
 
-    /// Drops a block whose write-back, discard or bypass has failed, if the last handle of its device is gone. The
-    /// caller has taken the block's mark off.
+    /// Drops a block whose write-back, discard or bypass has failed, if the last handle of its
+    /// device is gone. The caller has taken the block's mark off.
     pub(super) fn drop_if_abandoned(&self, source: &Arc<Source>, key: Key) {
         // Ordering: SeqCst, against the fence in `let_go`; see there.
         fence(Ordering::SeqCst);
         if !source.in_flight.is_abandoned() {
             return;
         }
-        // `let_go` has reported its loss. On no list, it would stay dirty and keep its frame for ever.
+        // `let_go` has reported its loss. On no list, it would stay dirty and keep its frame for
+        // ever.
         if !matches!(self.try_invalidate(Some(source), key, 0), Ok(Some(_))) {
-            // The thread that ends an operation of the device must not wait for a reader or an evictor.
+            // The thread that ends an operation of the device must not wait for a reader or an
+            // evictor.
             let of = Arc::clone(source);
             self.call_blocking(source.id, move || _ = of.cache.invalidate(Some(&of), key));
         }

@@ -12,10 +12,10 @@
 //!    case another one took all before this one was attached.
 //! 2. A device whose last write failed gets no more dirty buffers while it has some. Its blocks can
 //!    be written past the cache. A write that succeeds, past the cache or from it, ends this.
-//! 3. A device without a write in flight, whose buffers a user holds back, may have more: it does not
-//!    hang.
-//! 4. Once another device has asked for a buffer, the loads in flight that the tasks of a device have
-//!    begun take at most an equal share of the cache. A thread that blocks has one load at most.
+//! 3. A device without a write in flight, whose buffers a user holds back, may have more: it does
+//!    not hang.
+//! 4. Once another device has asked for a buffer, the loads in flight that the tasks of a device
+//!    have begun take at most an equal share of the cache. A thread that blocks has one load at most.
 //! 5. A thread writes back buffers of its own device only, and wakes the cleaner for the others.
 
 use std::time::Instant;
@@ -67,7 +67,8 @@ impl Shared {
         self.is_too_dirty() && !self.is_shared(source)
     }
 
-    /// Waits until a thread may dirty a block. Writes some of the device's buffers if too many are dirty.
+    /// Waits until a thread may dirty a block. Writes some of the device's buffers if too many are
+    /// dirty.
     pub(super) fn limit_dirty(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
         if self.must_clean(source) {
             self.clean_some_for(Some(source));

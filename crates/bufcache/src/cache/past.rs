@@ -14,7 +14,8 @@ use crate::wait::{Mode, now};
 use crate::word::{DIRTY, Key};
 
 impl Shared {
-    /// Locks the buffer of a block that the caller overwrites, if that needs no wait. The bytes are any.
+    /// Locks the buffer of a block that the caller overwrites, if that needs no wait. The bytes are
+    /// any.
     pub(crate) fn try_create(
         &self,
         source: &Arc<Source>,
@@ -45,8 +46,8 @@ impl Shared {
         }
     }
 
-    /// Returns whether the device may lack a write of these blocks that has ended: a block is dirty, or
-    /// a failed sync may have lost it.
+    /// Returns whether the device may lack a write of these blocks that has ended: a block is
+    /// dirty, or a failed sync may have lost it.
     pub(crate) fn is_newer(&self, source: &Source, blocks: Range<u64>) -> bool {
         let sectors = source.sectors_of(blocks.clone());
         if source.writes.is_lost(&sectors) {

@@ -35,7 +35,8 @@ impl Timer {
         Self(Arc::new(Inner { state: Mutex::new(state), changed: Condvar::new() }))
     }
 
-    /// Wakes an operation at a time or earlier. In a model, wakes it after other threads had a turn.
+    /// Wakes an operation at a time or earlier. In a model, wakes it after other threads had a
+    /// turn.
     pub(super) fn add(&self, at: Instant, waker: &Waker) {
         if !HAS_TIME {
             thread::yield_now();

@@ -1,8 +1,9 @@
 //! Discards, zeroes and writes past the cache.
 //!
-//! The range is [excluded](crate::dirty::Exclusion) first, so that no block of it is inserted. Clean
-//! blocks are invalidated. Dirty blocks get the mark of a write-back, by which they neither change nor
-//! leave, and are dropped once the device has succeeded. If the device fails, they are dirty as before.
+//! The range is [excluded](crate::dirty::Exclusion) first, so that no block of it is inserted.
+//! Clean blocks are invalidated. Dirty blocks get the mark of a write-back, by which they neither
+//! change nor leave, and are dropped once the device has succeeded. If the device fails, they are
+//! dirty as before.
 
 use std::future::poll_fn;
 use std::io::IoSlice;
@@ -245,8 +246,8 @@ impl Shared {
         }
     }
 
-    /// Drops a block that the caller has marked. Waits for memory if the thread has no slot, because a
-    /// mark that stays would block the other users of the block for ever.
+    /// Drops a block that the caller has marked. Waits for memory if the thread has no slot,
+    /// because a mark that stays would block the other users of the block for ever.
     pub(super) fn drop_marked(&self, source: &Arc<Source>, key: Key, frame: Frame) {
         while hazard::reserve().is_err() {
             thread::yield_now();

@@ -13,8 +13,9 @@
 //! ```
 //!
 //! A reader that waits for a writer pins the entry, which keeps the entry's block; the next writer
-//! waits for the pin. A thread that waits for a write-back (`BACK`), or waits for a writer in order to
-//! write, has neither slot nor pin: it sets `WAITED`, sleeps at the frame, and looks the block up again.
+//! waits for the pin. A thread that waits for a write-back (`BACK`), or waits for a writer in order
+//! to write, has neither slot nor pin: it sets `WAITED`, sleeps at the frame, and looks the block
+//! up again.
 
 use std::future::poll_fn;
 use std::mem;
@@ -64,7 +65,8 @@ enum Obstacle {
 }
 
 impl Shared {
-    /// Locks the buffer of a block for writing. Blocks as a miss does, and for the guards of the block.
+    /// Locks the buffer of a block for writing. Blocks as a miss does, and for the guards of the
+    /// block.
     pub(crate) fn lock_write(
         &self,
         source: &Arc<Source>,
@@ -172,14 +174,14 @@ impl Shared {
         !check!("write: no reader is left", !is_named)
     }
 
-    /// Returns whether a guard has become a pin since the mark. The caller has found no slot that names
-    /// the entry.
+    /// Returns whether a guard has become a pin since the mark. The caller has found no slot that
+    /// names the entry.
     fn is_held(&self, held: &Held) -> bool {
         self.entry(held.frame).word().has(HELD)
     }
 
-    /// Waits for the readers that came before the mark. Returns `None`, with the mark cleared, if one of
-    /// them keeps a pin.
+    /// Waits for the readers that came before the mark. Returns `None`, with the mark cleared, if
+    /// one of them keeps a pin.
     fn wait_for_readers(
         &self,
         held: Held,
@@ -204,7 +206,8 @@ impl Shared {
     pub(crate) fn unlock_write(&self, source: &Arc<Source>, held: Held, modified: bool) {
         let waits = self.publish_write(source, held.frame, modified);
         held.slot.clear();
-        // After the slot is cleared: a woken operation may run on this thread, and would wait for it.
+        // After the slot is cleared: a woken operation may run on this thread, and would wait for
+        // it.
         self.wake_if(waits, held.frame);
     }
 
@@ -327,8 +330,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Sets `WAITED` on an entry with `WRITE` or `BACK`, so that the end of the mark wakes the caller.
-    /// Returns whether it did.
+    /// Sets `WAITED` on an entry with `WRITE` or `BACK`, so that the end of the mark wakes the
+    /// caller. Returns whether it did.
     fn say_waited(&self, entry: &Entry, frame: Frame) -> bool {
         let word = entry.word();
         word.frame() == frame
@@ -336,7 +339,8 @@ impl Shared {
             && (word.has(WAITED) || entry.try_change(word, WAITED, 0).is_ok())
     }
 
-    /// Returns the rest of the cache's patience. The first call of a wait stores its begin in `since`.
+    /// Returns the rest of the cache's patience. The first call of a wait stores its begin in
+    /// `since`.
     pub(super) fn time_left(
         &self,
         since: &mut Option<Instant>,

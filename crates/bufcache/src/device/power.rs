@@ -52,7 +52,8 @@ pub enum Outcome {
 pub enum Operation {
     /// [`BlockDevice::read`](crate::BlockDevice::read).
     Read,
-    /// [`BlockDevice::write`](crate::BlockDevice::write) and [`BlockDevice::write_durable`](crate::BlockDevice::write_durable).
+    /// [`BlockDevice::write`](crate::BlockDevice::write) and
+    /// [`BlockDevice::write_durable`](crate::BlockDevice::write_durable).
     Write,
     /// [`BlockDevice::zero`](crate::BlockDevice::zero).
     Zero,

@@ -1,5 +1,5 @@
-//! Ranges of a device of which no block may be cached, because the device discards, zeroes or writes
-//! them past the cache.
+//! Ranges of a device of which no block may be cached, because the device discards, zeroes or
+//! writes them past the cache.
 //!
 //! A thread that excludes a range adds it here, and then takes the lock of the home of each of its
 //! blocks. A thread that inserts a block holds the lock of the block's home, and checks here first.
@@ -42,15 +42,15 @@ impl State {
         self.ranges.iter().any(|other| overlap(other, range))
     }
 
-    /// Returns whether the range with that number may be excluded: it overlaps no excluded range, and
-    /// no waiting one with a smaller number.
+    /// Returns whether the range with that number may be excluded: it overlaps no excluded range,
+    /// and no waiting one with a smaller number.
     fn is_free(&self, number: u64, range: &Range<u64>) -> bool {
         let mut earlier = self.waiting.iter().take_while(|(other, _)| *other < number);
         !self.overlaps(range) && !earlier.any(|(_, other)| overlap(other, range))
     }
 
-    /// Excludes the range with that number if it [may be](Self::is_free). Updates `count`, the number of
-    /// excluded ranges.
+    /// Excludes the range with that number if it [may be](Self::is_free). Updates `count`, the
+    /// number of excluded ranges.
     fn try_add(&mut self, count: &AtomicUsize, number: u64, range: &Range<u64>) -> bool {
         let is_free = self.is_free(number, range);
         if !check!("exclusion: no other range overlaps", is_free) {
@@ -104,7 +104,8 @@ impl Exclusion {
         Poll::Ready(())
     }
 
-    /// Excludes a range until [`leave`](Self::leave), if that needs no wait. Returns whether it did.
+    /// Excludes a range until [`leave`](Self::leave), if that needs no wait. Returns whether it
+    /// did.
     pub(crate) fn try_enter(&self, range: &Range<u64>) -> bool {
         let mut state = self.state.lock();
         let last = state.count + 1;
@@ -116,8 +117,8 @@ impl Exclusion {
         let mut state = self.state.lock();
         // Excluded ranges do not overlap, so no other one is equal.
         state.ranges.retain(|other| other != range);
-        // Ordering: Release pairs with the Acquire in `has`; it carries what was noted of the range. A
-        // thread that finds the range excluded still looks again under this lock.
+        // Ordering: Release pairs with the Acquire in `has`; it carries what was noted of the
+        // range. A thread that finds the range excluded still looks again under this lock.
         self.count.store(state.ranges.len(), Ordering::Release);
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);

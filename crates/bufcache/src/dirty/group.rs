@@ -4,9 +4,9 @@
 //! A sync makes durable the writes that ended before it *began*. A caller that asks while a sync
 //! runs waits for the next one, which one of the waiting callers begins for all.
 //!
-//! The kernel reports lost writes of a file once: to one of the sync and the durable writes that run
-//! at the time. So a sync or durable write that saw no error waits for those that ran beside it, and
-//! fails if one of them saw a loss.
+//! The kernel reports lost writes of a file once: to one of the sync and the durable writes that
+//! run at the time. So a sync or durable write that saw no error waits for those that ran beside
+//! it, and fails if one of them saw a loss.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -47,7 +47,8 @@ impl State {
         self.writing.iter().any(|write| *write <= number)
     }
 
-    /// Returns whether a caller that was told of no loss need not wait for the writes up to that number.
+    /// Returns whether a caller that was told of no loss need not wait for the writes up to that
+    /// number.
     fn is_told(&self, losses: u64, writes: u64) -> bool {
         self.losses != losses || !self.writes_before(writes)
     }
@@ -144,8 +145,8 @@ impl Group {
         Poll::Ready(Turn::Begin(state.begun, state.losses))
     }
 
-    /// Returns ready once the results of the durable writes up to `writes`, and of the sync `sync`, are
-    /// noted, or a loss after the first `losses` is.
+    /// Returns ready once the results of the durable writes up to `writes`, and of the sync `sync`,
+    /// are noted, or a loss after the first `losses` is.
     fn poll_told(
         &self,
         losses: u64,
@@ -185,8 +186,8 @@ impl Group {
 }
 
 impl Writing<'_> {
-    /// Ends the write, after the device has reported success. Waits for the sync and the durable writes
-    /// that run. Returns false if one of them saw a loss, which may be one of this write.
+    /// Ends the write, after the device has reported success. Waits for the sync and the durable
+    /// writes that run. Returns false if one of them saw a loss, which may be one of this write.
     pub(crate) async fn end(self, mode: Mode) -> bool {
         let Self { of, losses, .. } = self;
         drop(self); // before the wait, because others wait for this write

@@ -217,8 +217,8 @@ impl Writes {
 
     /// Notes a failed sync: writes since the last good sync may be lost. The first errno stays.
     pub(crate) fn poison(&self, errno: i32) {
-        // Ordering: Release pairs with the Acquire in `poisoned`. No model needs it: the extents of `unsynced`
-        // are read under their lock. Relaxed on failure: the device is poisoned already.
+        // Ordering: Release pairs with the Acquire in `poisoned`. No model needs it: the extents of
+        // `unsynced` are read under their lock. Relaxed on failure: the device is poisoned already.
         let _ = self.poison.compare_exchange(0, errno.max(1), Ordering::Release, Ordering::Relaxed);
         // After the exchange, because a sync that begins after `lose` does not see the loss in the
         // group and must find the device poisoned.

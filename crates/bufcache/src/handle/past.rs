@@ -10,8 +10,8 @@ use crate::guard::WriteGuard;
 use crate::wait::{Mode, now};
 
 impl Device {
-    /// Makes a block of zeros as [`create`](Self::create) does, if that needs no wait: for a buffer, for
-    /// guards of the block, or for dirty blocks to be written.
+    /// Makes a block of zeros as [`create`](Self::create) does, if that needs no wait: for a
+    /// buffer, for guards of the block, or for dirty blocks to be written.
     ///
     /// # Errors
     ///
@@ -25,8 +25,8 @@ impl Device {
         Ok(guard)
     }
 
-    /// Returns whether the device may lack a write of these blocks: one is dirty, or a
-    /// [failed sync](WriteError::Poisoned) may have lost it. If not, a read of the device itself that
+    /// Returns whether the device may lack a write of these blocks: one is dirty, or a [failed
+    /// sync](WriteError::Poisoned) may have lost it. If not, a read of the device itself that
     /// begins after this call sees every write whose guard had dropped before it.
     ///
     /// Does not wait. Looks each block up in the table, unless the cache has no dirty block.
@@ -34,8 +34,8 @@ impl Device {
         self.shared.is_newer(&self.source, blocks)
     }
 
-    /// Writes the dirty blocks of a range, as [`flush`](Self::flush) writes all. Does not report earlier
-    /// errors.
+    /// Writes the dirty blocks of a range, as [`flush`](Self::flush) writes all. Does not report
+    /// earlier errors.
     ///
     /// # Errors
     ///
@@ -44,16 +44,17 @@ impl Device {
         self.shared.flush_range(&self.source, blocks)
     }
 
-    /// Writes whole blocks to the device past the cache, which drops its buffers of them: for ranges too
-    /// long to be cached. Durable after a [`sync`](Self::sync). Gets of these blocks wait for it.
+    /// Writes whole blocks to the device past the cache, which drops its buffers of them: for
+    /// ranges too long to be cached. Durable after a [`sync`](Self::sync). Gets of these blocks
+    /// wait for it.
     ///
     /// `bytes` ends at the end of a block or of the device, and is aligned as the device requires.
     ///
     /// # Errors
     ///
-    /// The error of the device: then each sector of the range is old or new, and dirty blocks stay dirty.
-    /// [`WriteError::OutOfRange`]; [`WriteError::Busy`] if a block is being written for longer than the
-    /// cache waits; [`WriteError::Poisoned`] and [`WriteError::Closed`].
+    /// The error of the device: then each sector of the range is old or new, and dirty blocks stay
+    /// dirty. [`WriteError::OutOfRange`]; [`WriteError::Busy`] if a block is being written for
+    /// longer than the cache waits; [`WriteError::Poisoned`] and [`WriteError::Closed`].
     pub fn write_past(&self, first: u64, bytes: &[u8]) -> Result<(), WriteError> {
         let size = self.block_size() as u64;
         let start = first.checked_mul(size);
@@ -67,8 +68,8 @@ impl Device {
 
     /// Excludes whole blocks from the cache while the caller writes them to the device itself. As
     /// [`write_past`](Self::write_past), without a blocked thread. Durable after a
-    /// [`sync`](Self::sync) that begins after [`Bypass::finish`]. Returns `None` if the call would wait,
-    /// or would take long.
+    /// [`sync`](Self::sync) that begins after [`Bypass::finish`]. Returns `None` if the call would
+    /// wait, or would take long.
     ///
     /// ```
     /// use std::os::unix::fs::FileExt;

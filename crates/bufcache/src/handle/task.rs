@@ -1,8 +1,8 @@
 //! Calls for tasks of any runtime.
 //!
-//! The steps of a write-back, a sync or a discard run on the threads that end the step before. A thread
-//! of the cache makes other calls that may block, and then wakes the task. A future begins its call
-//! when it is first polled. Dropping it does not cancel the call.
+//! The steps of a write-back, a sync or a discard run on the threads that end the step before. A
+//! thread of the cache makes other calls that may block, and then wakes the task. A future begins
+//! its call when it is first polled. Dropping it does not cancel the call.
 
 use std::ops::Range;
 
@@ -19,11 +19,11 @@ use crate::word::Key;
 use crate::write::CloseError;
 
 impl Device {
-    /// Makes a blocking call of this device on a thread of the cache, for calls without an `_async` form.
-    /// The calling thread makes the call only if no thread can be started.
+    /// Makes a blocking call of this device on a thread of the cache, for calls without an `_async`
+    /// form. The calling thread makes the call only if no thread can be started.
     ///
-    /// The number of threads that make calls of one device is limited, so a device that hangs does not
-    /// delay the others. Dropping the future after its first poll does not cancel the call.
+    /// The number of threads that make calls of one device is limited, so a device that hangs does
+    /// not delay the others. Dropping the future after its first poll does not cancel the call.
     ///
     /// ```
     /// use bufcache::{Cache, MemoryDevice};
@@ -70,7 +70,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`get_mut`](Self::get_mut). If all buffers are in use, a thread of the cache waits for one.
+    /// As [`get_mut`](Self::get_mut). If all buffers are in use, a thread of the cache waits for
+    /// one.
     pub async fn get_mut_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
         let key = self.checked_key(block)?;
         if self.is_cached(block) {
@@ -85,8 +86,8 @@ impl Device {
         self.lock_async(key, Fill::Read).await
     }
 
-    /// [`create`](Self::create) for tasks. If the future is dropped after its first poll, the block may
-    /// be dirty and zeros.
+    /// [`create`](Self::create) for tasks. If the future is dropped after its first poll, the block
+    /// may be dirty and zeros.
     ///
     /// # Errors
     ///
@@ -99,7 +100,8 @@ impl Device {
 
     /// Locks a block for writing. The caller has counted the get.
     async fn lock_async(&self, key: Key, fill: Fill) -> Result<OwnedWriteGuard, GetError> {
-        // On the thread that took the lock: if the task is gone, the guard's drop unlocks the buffer.
+        // On the thread that took the lock: if the task is gone, the guard's drop unlocks the
+        // buffer.
         let own = move |device: Self, held| {
             let source = Arc::clone(&device.source);
             let mut guard = OwnedWriteGuard::new(device, held);
@@ -185,8 +187,8 @@ impl Device {
         run(async move { source.cache.wipe(&source, blocks, how, Mode::Task).await }).await
     }
 
-    /// [`close`](Self::close) for tasks. Dropping the future does not cancel the close. If that fails, the
-    /// handle is dropped without a close.
+    /// [`close`](Self::close) for tasks. Dropping the future does not cancel the close. If that
+    /// fails, the handle is dropped without a close.
     ///
     /// # Errors
     ///
