@@ -5,7 +5,7 @@
 //!   reader                              evictor
 //!   slot = entry                        word |= EVICT            (compare-exchange)
 //!   fence                               fence
-//!   word: still live?                   does a slot name it?
+//!   word: still live?                   does a slot protect it?
 //!     yes: read                           no: take it apart
 //!     no: slot = null, look again         yes: word &= !EVICT
 //!   ...
@@ -87,7 +87,7 @@ impl Slot {
     #[inline(always)]
     pub(crate) fn clear(&self) {
         let order = order!(Release, "clear: the bytes were read before");
-        // Ordering: Release pairs with the Acquire in `mark_named` and `is_named_by_others`; the
+        // Ordering: Release pairs with the Acquire in `mark_protected` and `is_protected_by_others`; the
         // scan that finds null comes after the reads of the bytes.
         self.0.store(ptr::null_mut(), order);
     }
@@ -99,13 +99,13 @@ impl Slot {
     /// Panics if the slot is null, which that of a guard is not.
     pub(crate) fn entry(&self) -> NonNull<Entry> {
         // Ordering: Relaxed; only this thread stores (invariant 2 of `records`).
-        NonNull::new(self.0.load(Ordering::Relaxed)).expect("the slot of a guard names an entry")
+        NonNull::new(self.0.load(Ordering::Relaxed)).expect("the slot of a guard protects an entry")
     }
 }
 
-/// Returns whether a slot other than `mine` names the entry. The caller has marked the entry and
+/// Returns whether a slot other than `mine` protects the entry. The caller has marked the entry and
 /// called [`Order::barrier`].
-pub(crate) fn is_named_by_others(at: &Entry, mine: &Slot) -> bool {
+pub(crate) fn is_protected_by_others(at: &Entry, mine: &Slot) -> bool {
     let order = order!(Acquire, "scan by a writer: the bytes were read before");
     // Ordering: Acquire pairs with the Release in `clear`; the caller's writes come after the reads
     // of the readers that have left.
@@ -114,8 +114,8 @@ pub(crate) fn is_named_by_others(at: &Entry, mine: &Slot) -> bool {
         .any(|slot| !ptr::eq(slot, mine) && ptr::eq(slot.0.load(order), at))
 }
 
-/// Returns how many of this thread's slots name the entry.
-pub(crate) fn named_by_me(entry: &Entry) -> usize {
+/// Returns how many of this thread's slots protect the entry.
+pub(crate) fn protected_by_me(entry: &Entry) -> usize {
     let mut count = 0;
     let mut at = MINE.with(Cell::get);
     while let Some(record) = at {
@@ -127,10 +127,14 @@ pub(crate) fn named_by_me(entry: &Entry) -> usize {
     count
 }
 
-/// Sets `named[i]` for each `entries[i]` that a slot names, by one fence and one scan for all.
+/// Sets `protected[i]` for each `entries[i]` that a slot protects, by one fence and one scan for all.
 ///
 /// The caller has changed their words before, so that no new lookup uses them.
-pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; N], order: Order) {
+pub(crate) fn mark_protected<const N: usize>(
+    entries: &[&Entry],
+    protected: &mut [bool; N],
+    order: Order,
+) {
     step!("scan: the words are changed before", order.barrier());
     let acquire = order!(Acquire, "scan: the bytes were read before");
     for slot in records().flat_map(|record| &record.slots) {
@@ -140,21 +144,21 @@ pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; 
         if at.is_null() {
             continue;
         }
-        for (entry, named) in entries.iter().zip(named.iter_mut()) {
-            *named |= ptr::eq(at, *entry);
+        for (entry, protected) in entries.iter().zip(protected.iter_mut()) {
+            *protected |= ptr::eq(at, *entry);
         }
     }
 }
 
-/// Returns whether no hazard slot names the entry and no pin holds it. The entry must be hidden
+/// Returns whether no hazard slot protects the entry and no pin holds it. The entry must be hidden
 /// from lookups already.
 pub(crate) fn is_left(entry: &Entry, order: Order) -> bool {
     // The pins are read before and after the slots. A thread that waited for the load sets its slot
     // before it unpins, and a guard that becomes a pin pins before it clears its slot.
     let mut left = check!("is_left: no pin before the scan", entry.word().pins() == 0);
-    let mut named = [false];
-    mark_named(&[entry], &mut named, order);
-    left = left && check!("is_left: no slot names the entry", named == [false]);
+    let mut protected = [false];
+    mark_protected(&[entry], &mut protected, order);
+    left = left && check!("is_left: no slot names the entry", protected == [false]);
     left && check!("is_left: no pin after the scan", entry.word().pins() == 0)
 }
 
@@ -165,7 +169,7 @@ pub(crate) fn is_left(entry: &Entry, order: Order) -> bool {
 ///
 /// [`AllocError`] if this thread has no free slot and there is no memory for another record.
 #[inline(always)]
-pub(crate) fn name(entry: &Entry, order: Order) -> Result<&'static Slot, AllocError> {
+pub(crate) fn protect(entry: &Entry, order: Order) -> Result<&'static Slot, AllocError> {
     let mine = MINE.with(Cell::get);
     let slot = match mine.and_then(|record| record.free_slot()) {
         Some(slot) => slot,
@@ -182,7 +186,7 @@ pub(crate) fn number() -> Option<u32> {
     MINE.with(Cell::get).map(|record| record.number)
 }
 
-/// Makes sure that the next [`name`] of this thread does not allocate.
+/// Makes sure that the next [`protect`] of this thread does not allocate.
 ///
 /// # Errors
 ///

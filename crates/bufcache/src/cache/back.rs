@@ -292,7 +292,7 @@ impl Shared {
             return self.wait_for_mark_as_task(frame, key, since).await;
         }
         let entry = self.entry(frame);
-        if entry.word().has(WRITE) && hazard::named_by_me(entry) > 0 {
+        if entry.word().has(WRITE) && hazard::protected_by_me(entry) > 0 {
             return Err(GetError::WouldDeadlock);
         }
         self.wait_for_mark(frame, key, since)

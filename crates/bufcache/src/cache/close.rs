@@ -61,7 +61,7 @@ impl Shared {
                     break;
                 }
                 let block = source.block(key);
-                if hazard::named_by_me(entry) > 0 {
+                if hazard::protected_by_me(entry) > 0 {
                     return Err(WriteError::WouldDeadlock { block });
                 }
                 self.wait_for_mark(word.frame(), key, &mut since)

@@ -126,7 +126,7 @@ impl Shared {
                 }
             }
             let dead = std::mem::replace(&mut of_dead, LOOKS as usize);
-            if self.take_apart(victims, &mut looks) + self.bury(dead) > 0 {
+            if self.free_marked(victims, &mut looks) + self.free_dead(dead) > 0 {
                 (looked, idle) = (0, 0);
                 looks.start_over();
                 continue;
@@ -208,7 +208,7 @@ impl Shared {
 
     /// Frees the marked buffers that are not in use, and puts the others back. Returns the number
     /// freed.
-    fn take_apart(&self, victims: Batch, looks: &mut Looks) -> usize {
+    fn free_marked(&self, victims: Batch, looks: &mut Looks) -> usize {
         if victims.is_empty() {
             return 0;
         }
@@ -218,7 +218,7 @@ impl Shared {
         });
         let mut in_use = [false; BATCH];
         let marked = &entries[..victims.len()];
-        step!("evict: scan the slots", hazard::mark_named(marked, &mut in_use, self.order));
+        step!("evict: scan the slots", hazard::mark_protected(marked, &mut in_use, self.order));
         for at in 0..victims.len() {
             let (entry, place) = (entries[at], victims[at].place);
             // A guard may have become a pin since the mark; its slot was cleared after that.
@@ -253,11 +253,11 @@ impl Shared {
 
     /// Frees one invalidated buffer that is not in use, of the `most` oldest. Returns the number
     /// freed.
-    fn bury(&self, most: usize) -> usize {
+    fn free_dead(&self, most: usize) -> usize {
         // Those in use go to the front of the list.
         let mut left = self.cold.lock().dead.len.min(most);
         while left > 0 {
-            if self.bury_last() > 0 {
+            if self.free_last_dead() > 0 {
                 return 1;
             }
             left -= 1;
@@ -265,7 +265,7 @@ impl Shared {
         0
     }
 
-    fn bury_last(&self) -> usize {
+    fn free_last_dead(&self) -> usize {
         let mut cold = self.cold.lock();
         let Cold { nodes, dead, .. } = &mut *cold;
         let Some(frame) = nodes.last(dead) else { return 0 };
@@ -313,7 +313,7 @@ impl Shared {
         };
         let mut looks = Looks::new(None);
         while freed < buffers {
-            freed += self.bury(LOOKS as usize);
+            freed += self.free_dead(LOOKS as usize);
             let mut victims = Batch::new(Victim::NONE);
             let most = left.min(LOOKS as usize) as u32;
             looks.left = most;
@@ -323,7 +323,7 @@ impl Shared {
             if victims.is_empty() && (left == 0 || looks.left == most) {
                 break;
             }
-            freed += self.take_apart(victims, &mut looks);
+            freed += self.free_marked(victims, &mut looks);
         }
         freed
     }
@@ -457,7 +457,7 @@ impl Shared {
             if word.has(kept) {
                 return Ok(Some(false));
             }
-            if word.has(IO | WRITE) && hazard::named_by_me(entry) > 0 {
+            if word.has(IO | WRITE) && hazard::protected_by_me(entry) > 0 {
                 return Err(GetError::WouldDeadlock);
             }
             if !word.is_readable() || word.has(BACK) {
@@ -467,7 +467,10 @@ impl Shared {
             // the buffer puts it there too; if it were freed then, this thread would move the frame
             // of another block.
             let mut slot = None;
-            step!("invalidate: protect the entry", slot = Some(hazard::name(entry, self.order)?));
+            step!(
+                "invalidate: protect the entry",
+                slot = Some(hazard::protect(entry, self.order)?)
+            );
             let clear = || slot.inspect(|slot| slot.clear());
             if entry.try_change(word, STALE, DIRTY).is_err() {
                 clear();
@@ -479,16 +482,16 @@ impl Shared {
             if let Some(source) = source.filter(|_| word.has(DIRTY)) {
                 self.unlist_dirty(source, frame);
             }
-            self.lay_out(frame);
+            self.move_to_dead(frame);
             clear();
-            self.bury_last();
+            self.free_last_dead();
             return Ok(Some(true));
         }
     }
 
     /// Moves a stale buffer from the policy to the list of the dead. The caller keeps it from being
     /// freed.
-    pub(super) fn lay_out(&self, frame: Frame) {
+    pub(super) fn move_to_dead(&self, frame: Frame) {
         let mut cold = self.cold.lock();
         // If it is on no list, an evictor has it, and will find it stale.
         if cold.withdraw(frame) {

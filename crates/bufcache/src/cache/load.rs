@@ -108,7 +108,7 @@ impl Load {
         let mut bytes = source.cache.frames.bytes(frame);
         // SAFETY: invariant 1 of `frames`: the frame was the load's, and so is this function's.
         let bytes = unsafe { bytes.as_mut() };
-        let slot = source.writes.options.verify.is_some().then(|| source.cache.name_own(frame));
+        let slot = source.writes.options.verify.is_some().then(|| source.cache.protect_own(frame));
         let accepted = contain(|| source.accept(key, bytes, result));
         slot.flatten().inspect(|slot| slot.clear());
         match accepted.unwrap_or(Err(Failure::Panicked)) {
@@ -119,7 +119,7 @@ impl Load {
 
     /// Reads the block on this thread. Each waiter gets a panic of the device as an error.
     pub(super) fn read_here(self, own: u64) {
-        let slot = self.source.cache.name_own(self.frame);
+        let slot = self.source.cache.protect_own(self.frame);
         let mut bytes = self.source.cache.frames.bytes(self.frame);
         // SAFETY: invariant 1 of `frames`: the frame is the load's, which lives as long as this
         // borrow.
@@ -266,8 +266,8 @@ impl Wakers {
 
 impl Shared {
     /// Sets a slot for a buffer that this thread reads, so that a get of it reports the deadlock.
-    fn name_own(&self, frame: Frame) -> Option<&'static Slot> {
-        hazard::name(self.entry(frame), self.order).ok()
+    fn protect_own(&self, frame: Frame) -> Option<&'static Slot> {
+        hazard::protect(self.entry(frame), self.order).ok()
     }
 
     /// Begins the load of an entry that was just inserted. It may have ended when this returns.

@@ -189,7 +189,7 @@ impl Shared {
             self.check_class(word, want.class)?;
             // This thread has a write guard, or is a verifier or device that gets its own block. A
             // task does not block the thread.
-            if is_marked && want.blocks && hazard::named_by_me(entry) > 0 {
+            if is_marked && want.blocks && hazard::protected_by_me(entry) > 0 {
                 return Err(GetError::WouldDeadlock);
             }
             if is_marked && word.pins() == MOST_PINS {
@@ -261,7 +261,7 @@ impl Shared {
     /// Locks an entry that was just inserted for the caller, which fills it. Its bytes are any.
     pub(super) fn create(&self, source: &Source, key: Key, frame: Frame) -> Result<Held, GetError> {
         let entry = self.entry(frame);
-        let slot = match hazard::name(entry, self.order) {
+        let slot = match hazard::protect(entry, self.order) {
             Ok(slot) => slot,
             Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory, 0)),
         };
@@ -318,9 +318,9 @@ impl Shared {
             return Err(failure.of(source.block(key)));
         }
         // The pin keeps the entry until the slot is visible: `unpin` orders the two.
-        let named = hazard::name(entry, self.order).map_err(GetError::from);
+        let slot = hazard::protect(entry, self.order).map_err(GetError::from);
         self.frames.reading(frame);
-        named.map(|slot| Held { slot, frame })
+        slot.map(|slot| Held { slot, frame })
     }
 
     /// Sleeps until an entry is neither loaded nor written.

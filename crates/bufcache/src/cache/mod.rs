@@ -208,7 +208,7 @@ impl Shared {
     #[inline(always)]
     pub(crate) fn look_up(&self, key: Key, class: u8, reuse: Reuse) -> Option<(Held, bool)> {
         let entry = self.table.find(key)?;
-        let slot = hazard::name(entry, self.order).ok()?;
+        let slot = hazard::protect(entry, self.order).ok()?;
         if let Some(word) = entry.look(key) {
             if word.is_readable() && word.frame().class() == class {
                 if reuse == Reuse::Likely {

@@ -212,7 +212,7 @@ impl Shared {
             let word = entry.word();
             // Before it is asked whether it is dirty: what the device has by now is clean in a moment.
             if word.has(WRITE | BACK) {
-                if word.has(WRITE) && hazard::named_by_me(entry) > 0 {
+                if word.has(WRITE) && hazard::protected_by_me(entry) > 0 {
                     return Err(GetError::WouldDeadlock);
                 }
                 self.wait_for_mark(word.frame(), key, &mut since)?;

@@ -213,7 +213,7 @@ impl Shared {
             let home = self.table.lock(key);
             let Some(entry) = home.find() else { return Ok(()) };
             let word = entry.word();
-            if word.has(WRITE) && mode == Mode::Thread && hazard::named_by_me(entry) > 0 {
+            if word.has(WRITE) && mode == Mode::Thread && hazard::protected_by_me(entry) > 0 {
                 return Err(Obstacle::Error(GetError::WouldDeadlock));
             }
             if !check!("discard: no write or write-back runs", !word.has(WRITE | BACK)) {
@@ -255,12 +255,12 @@ impl Shared {
         let home = self.table.lock(key);
         let entry = self.entry(frame);
         // As in `try_invalidate`: the slot keeps the frame until it is on the list of the dead.
-        let slot = hazard::name(entry, self.order).expect("a slot is reserved");
+        let slot = hazard::protect(entry, self.order).expect("a slot is reserved");
         entry.change(STALE, DIRTY | BACK | WAITED);
         home.hide(self.frames.header(frame).place());
         drop(home);
         self.unlist_dirty(source, frame);
-        self.lay_out(frame);
+        self.move_to_dead(frame);
         slot.clear();
         self.wake_waiters(frame);
     }

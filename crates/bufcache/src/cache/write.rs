@@ -150,7 +150,7 @@ impl Shared {
     /// Sets `WRITE` on the entry that the caller's slot protects.
     fn mark_write(&self, source: &Source, held: &Held) -> Result<(), Obstacle> {
         let entry = self.entry(held.frame);
-        if hazard::named_by_me(entry) > 1 {
+        if hazard::protected_by_me(entry) > 1 {
             return Err(Obstacle::Own);
         }
         let word = entry.word();
@@ -170,8 +170,8 @@ impl Shared {
     }
 
     fn is_read_by_others(&self, held: &Held) -> bool {
-        let is_named = hazard::is_named_by_others(self.entry(held.frame), held.slot);
-        !check!("write: no reader is left", !is_named)
+        let is_read = hazard::is_protected_by_others(self.entry(held.frame), held.slot);
+        !check!("write: no reader is left", !is_read)
     }
 
     /// Returns whether a guard has become a pin since the mark. The caller has found no slot that
@@ -269,7 +269,7 @@ impl Shared {
         let header = self.frames.header(frame);
         let seen = header.loaded.load();
         let Some(entry) = self.table.find(key) else { return Ok(()) };
-        if !self.say_waited(entry, frame) {
+        if !self.set_waited(entry, frame) {
             return Ok(());
         }
         header.sleep(seen, left);
@@ -293,7 +293,7 @@ impl Shared {
             let wakers = self.wakers.of(frame);
             wakers.add(frame, context.waker())?;
             let entry = self.table.find(key);
-            if !entry.is_some_and(|entry| self.say_waited(entry, frame)) {
+            if !entry.is_some_and(|entry| self.set_waited(entry, frame)) {
                 // The mark may be cleared already, and that may have woken another task.
                 wakers.wake(frame);
                 return Poll::Ready(Ok(()));
@@ -332,7 +332,7 @@ impl Shared {
 
     /// Sets `WAITED` on an entry with `WRITE` or `BACK`, so that the end of the mark wakes the
     /// caller. Returns whether it did.
-    fn say_waited(&self, entry: &Entry, frame: Frame) -> bool {
+    fn set_waited(&self, entry: &Entry, frame: Frame) -> bool {
         let word = entry.word();
         word.frame() == frame
             && word.has(WRITE | BACK)

@@ -59,7 +59,7 @@ mod tests {
     use std::thread;
 
     use super::super::records::records;
-    use super::super::{Order, name};
+    use super::super::{Order, protect};
     use crate::word::Entry;
 
     /// Protects an entry when its thread ends.
@@ -68,7 +68,7 @@ mod tests {
     impl Drop for Late {
         fn drop(&mut self) {
             let entry = Entry::new();
-            name(&entry, Order::Fences).unwrap().clear();
+            protect(&entry, Order::Fences).unwrap().clear();
         }
     }
 
@@ -86,7 +86,7 @@ mod tests {
                     FIRST.with(|_| ());
                     let entry = Entry::new();
                     if first {
-                        name(&entry, Order::Fences).unwrap().clear();
+                        protect(&entry, Order::Fences).unwrap().clear();
                     }
                     LAST.with(|_| ());
                 });
