@@ -180,7 +180,7 @@ mod tests {
     use crate::wait::now;
 
     #[test]
-    fn who_wants_much_is_not_overtaken_by_those_who_want_little() {
+    fn a_large_range_is_not_overtaken_by_small_ones() {
         let all = Exclusion::new();
         let first = now(all.enter(0..10, Mode::Thread));
         let wide_is_over = AtomicBool::new(false);

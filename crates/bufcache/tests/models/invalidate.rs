@@ -59,7 +59,7 @@ fn inv10_a_guard_becomes_a_pin() {
 /// And of one that waited for its load: that turns its pin into a guard. Whoever wants the buffer
 /// meanwhile is told that there is none.
 #[test]
-fn inv10_whoever_waited_keeps_it() {
+fn inv10_a_waiter_keeps_it() {
     model(|| {
         let world = World::impatient(1);
         let (tell, told) = (Arc::new(Futex::new()), Arc::new(AtomicBool::new(false)));

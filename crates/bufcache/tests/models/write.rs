@@ -22,7 +22,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "pin: no writer waits for the slot",
         "write::inv15_a_writer_against_a_guard_that_becomes_a_pin",
     ),
-    ("write: wake the waiters", "write::inv15_who_waits_for_a_writer_is_woken"),
+    ("write: wake the waiters", "write::inv15_a_reader_that_waits_for_a_writer_is_woken"),
     ("write: no write or write-back runs", "write::inv15_a_writer_against_the_device"),
     ("sync: ask the device", "write::inv20_a_sync_against_the_cleaner"),
     ("sync: one that runs is not enough", "write::inv20_a_sync_that_runs_is_not_enough"),
@@ -95,7 +95,7 @@ fn inv15_a_writer_against_a_guard_that_becomes_a_pin() {
 }
 
 #[test]
-fn inv15_who_waits_for_a_writer_is_woken() {
+fn inv15_a_reader_that_waits_for_a_writer_is_woken() {
     model(|| {
         let (_disk, device) = world();
         let mut guard = device.get_mut(0).unwrap();
