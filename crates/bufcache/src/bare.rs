@@ -1,5 +1,5 @@
-//! An entry without a cache around it: the locks of a cache are fences for a checker, which hide what
-//! is missing elsewhere.
+//! An entry without a cache around it: the locks of a cache are fences for a checker, which hide
+//! what is missing elsewhere.
 
 use percpu::sync::cell::UnsafeCell;
 
@@ -19,8 +19,8 @@ pub struct Bare {
     bytes: UnsafeCell<u64>,
 }
 
-// SAFETY: the bytes are changed by who has taken the entry apart, and by nobody else; the checker says
-// so if not.
+// SAFETY: the bytes are changed by who has taken the entry apart, and by nobody else; the checker
+// says so if not.
 unsafe impl Sync for Bare {}
 
 impl Bare {
@@ -80,7 +80,7 @@ impl Bare {
 
     /// As a hit does. What it read, if it was there.
     pub fn read(&self) -> Option<u64> {
-        let slot = hazard::name(&self.entry, self.order).ok()?;
+        let slot = hazard::protect(&self.entry, self.order).ok()?;
         let there = self.entry.look(Self::key()).is_some_and(Word::is_readable);
         // SAFETY: the slot keeps the entry as it is.
         let bytes = there.then(|| self.bytes.with(|at| unsafe { at.read() }));
@@ -95,7 +95,7 @@ impl Bare {
 
     /// As who has waited does, and has the pin: what it read.
     pub fn wake(&self) -> u64 {
-        let slot = hazard::name(&self.entry, self.order).unwrap();
+        let slot = hazard::protect(&self.entry, self.order).unwrap();
         self.entry.unpin();
         #[cfg(offlock_shuttle)]
         (0..8).for_each(|_| percpu::sync::thread::yield_now()); // it sees a schedule, not a race
@@ -121,13 +121,13 @@ impl Bare {
         if !mark(&self.entry) {
             return false;
         }
-        let mut named = [false];
-        hazard::mark_named(&[&self.entry], &mut named, self.order);
-        if named == [false] {
+        let mut protected = [false];
+        hazard::mark_protected(&[&self.entry], &mut protected, self.order);
+        if protected == [false] {
             // SAFETY: nobody names the entry, and nobody comes to it any more.
             self.bytes.with_mut(|at| unsafe { at.write(8) });
         }
-        named == [false]
+        protected == [false]
     }
 }
 

@@ -25,8 +25,24 @@ pub struct Builder {
     time_locks: bool,
 }
 
+impl Cache {
+    /// A cache of `capacity` bytes, in blocks of 4,096.
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::build`].
+    pub fn new(capacity: usize) -> Result<Self, BuildError> {
+        Self::builder(capacity).build()
+    }
+
+    /// Chooses block sizes and the rest.
+    pub fn builder(capacity: usize) -> Builder {
+        Builder::new(capacity)
+    }
+}
+
 impl Builder {
-    pub(crate) fn new(capacity: usize) -> Self {
+    fn new(capacity: usize) -> Self {
         Self {
             capacity,
             smallest: 4096,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 
 use crate::frames::MOST_UNITS;
-use crate::word::{MOST_PINS, SECTOR_BITS};
+use crate::word::{MOST_PINS, SECTOR_BITS, TooManyPins};
 
 /// Why a get did not return a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +141,12 @@ impl fmt::Display for GetError {
             }
             Self::NoMemory => f.write_str("no memory for hazard slots of this thread"),
         }
+    }
+}
+
+impl From<TooManyPins> for GetError {
+    fn from(_: TooManyPins) -> Self {
+        Self::TooManyPins
     }
 }
 

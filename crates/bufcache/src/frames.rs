@@ -23,13 +23,17 @@ use percpu::AllocError;
 use percpu::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use percpu::sync::{Futex, thread_id};
 
-use crate::dirty::NIL;
 use crate::region::Region;
-use crate::table::Place;
 
 /// Names a frame by its first unit and its size class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frame(pub(crate) u32);
+
+/// The number of an entry in the table.
+pub(crate) type Place = u32;
+
+/// The link behind the last frame of a list.
+pub(crate) const NIL: u32 = u32::MAX;
 
 const UNIT_BITS: u32 = 29;
 /// The largest number of units of a region.

@@ -162,38 +162,6 @@ impl<'d> WriteGuard<'d> {
         let bytes = device.shared.frames.bytes(frame);
         Self { device, slot, frame, bytes, modified: false }
     }
-
-    /// Keeps the block from being written until the [log](crate::Wal) is durable up to `lsn`, or up
-    /// to a larger position set before. Counts as a change.
-    pub fn set_lsn(&mut self, lsn: u64) {
-        self.modified = true;
-        self.device.shared.frames.header(self.frame).raise_lsn(lsn);
-    }
-
-    /// Keeps the block from being written to the device until the returned [`Hold`] drops.
-    /// Meanwhile the block can be read and written in the cache. Counts as a change.
-    pub fn hold_back(&mut self) -> Hold {
-        self.modified = true;
-        Hold::new(self.device, self.frame)
-    }
-}
-
-impl Deref for WriteGuard<'_> {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the guard's mark excludes writers and other readers (invariant 1 of `frames`).
-        unsafe { self.bytes.as_ref() }
-    }
-}
-
-impl DerefMut for WriteGuard<'_> {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        self.modified = true;
-        // SAFETY: the guard's mark excludes other users of the bytes (invariant 1 of `frames`), and
-        // `&mut self` excludes other references through this guard.
-        unsafe { self.bytes.as_mut() }
-    }
 }
 
 impl Drop for WriteGuard<'_> {
@@ -202,15 +170,6 @@ impl Drop for WriteGuard<'_> {
         let shared = &self.device.shared;
         shared.frames.writing(self.frame);
         shared.unlock_write(&self.device.source, held, self.modified);
-    }
-}
-
-impl fmt::Debug for WriteGuard<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WriteGuard")
-            .field("len", &self.len())
-            .field("modified", &self.modified)
-            .finish_non_exhaustive()
     }
 }
 
@@ -244,55 +203,6 @@ impl OwnedWriteGuard {
         slot.clear(); // the mark keeps the buffer
         Self { device, frame, bytes, modified: false }
     }
-
-    /// Keeps the block from being written until the log is durable up to `lsn`; see
-    /// [`WriteGuard::set_lsn`].
-    pub fn set_lsn(&mut self, lsn: u64) {
-        self.modified = true;
-        self.device.shared.frames.header(self.frame).raise_lsn(lsn);
-    }
-
-    /// Keeps the block from being written to the device until the returned [`Hold`] drops; see
-    /// [`WriteGuard::hold_back`].
-    ///
-    /// ```
-    /// use bufcache::{Cache, MemoryDevice};
-    /// # use testkit::block_on;
-    ///
-    /// let disk = Cache::new(1 << 20)?.attach(MemoryDevice::new(vec![0; 100_000]), 4096)?;
-    /// # block_on(async {
-    /// let mut block = disk.get_mut_async(3).await?;
-    /// block[..5].copy_from_slice(b"hello");
-    /// let hold = block.hold_back(); // until the entry of a journal is durable
-    /// drop(block);
-    /// drop(hold);
-    /// disk.sync_async().await?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// # })?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn hold_back(&mut self) -> Hold {
-        self.modified = true;
-        Hold::new(&self.device, self.frame)
-    }
-}
-
-impl Deref for OwnedWriteGuard {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the guard's mark excludes writers and other readers (invariant 1 of `frames`).
-        unsafe { self.bytes.as_ref() }
-    }
-}
-
-impl DerefMut for OwnedWriteGuard {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        self.modified = true;
-        // SAFETY: the guard's mark excludes other users of the bytes (invariant 1 of `frames`), and
-        // `&mut self` excludes other references through this guard.
-        unsafe { self.bytes.as_mut() }
-    }
 }
 
 impl Drop for OwnedWriteGuard {
@@ -303,14 +213,70 @@ impl Drop for OwnedWriteGuard {
     }
 }
 
-impl fmt::Debug for OwnedWriteGuard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OwnedWriteGuard")
-            .field("len", &self.len())
-            .field("modified", &self.modified)
-            .finish_non_exhaustive()
-    }
+/// The methods that both exclusive guards have.
+macro_rules! exclusive {
+    ($guard:ident $(<$life:lifetime>)?) => {
+        impl $guard $(<$life>)? {
+            /// Keeps the block from being written until the [log](crate::Wal) is durable up to
+            /// `lsn`, or up to a larger position set before. Counts as a change.
+            pub fn set_lsn(&mut self, lsn: u64) {
+                self.modified = true;
+                self.device.shared.frames.header(self.frame).raise_lsn(lsn);
+            }
+
+            /// Keeps the block from being written to the device until the returned [`Hold`] drops.
+            /// Meanwhile the block can be read and written in the cache. Counts as a change.
+            ///
+            /// ```
+            /// use bufcache::{Cache, MemoryDevice};
+            ///
+            /// let disk = Cache::new(1 << 20)?.attach(MemoryDevice::new(vec![0; 100_000]), 4096)?;
+            /// let mut block = disk.get_mut(3)?;
+            /// block[..5].copy_from_slice(b"hello");
+            /// let hold = block.hold_back(); // until the entry of a journal is durable
+            /// drop(block);
+            /// drop(hold);
+            /// disk.sync()?;
+            /// # Ok::<(), Box<dyn std::error::Error>>(())
+            /// ```
+            pub fn hold_back(&mut self) -> Hold {
+                self.modified = true;
+                Hold::new(&self.device, self.frame)
+            }
+        }
+
+        impl Deref for $guard $(<$life>)? {
+            type Target = [u8];
+
+            fn deref(&self) -> &[u8] {
+                // SAFETY: the guard's mark excludes writers and other readers (invariant 1 of
+                // `frames`).
+                unsafe { self.bytes.as_ref() }
+            }
+        }
+
+        impl DerefMut for $guard $(<$life>)? {
+            fn deref_mut(&mut self) -> &mut [u8] {
+                self.modified = true;
+                // SAFETY: the guard's mark excludes other users of the bytes (invariant 1 of
+                // `frames`), and `&mut self` excludes other references through this guard.
+                unsafe { self.bytes.as_mut() }
+            }
+        }
+
+        impl fmt::Debug for $guard $(<$life>)? {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($guard))
+                    .field("len", &self.len())
+                    .field("modified", &self.modified)
+                    .finish_non_exhaustive()
+            }
+        }
+    };
 }
+
+exclusive!(WriteGuard<'_>);
+exclusive!(OwnedWriteGuard);
 
 /// Keeps a dirty block from being written. From [`WriteGuard::hold_back`] and
 /// [`OwnedWriteGuard::hold_back`].

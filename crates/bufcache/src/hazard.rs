@@ -5,7 +5,7 @@
 //!   reader                              evictor
 //!   slot = entry                        word |= EVICT            (compare-exchange)
 //!   fence                               fence
-//!   word: still live?                   does a slot name it?
+//!   word: still live?                   does a slot protect it?
 //!     yes: read                           no: take it apart
 //!     no: slot = null, look again         yes: word &= !EVICT
 //!   ...
@@ -16,60 +16,23 @@
 //! share the slots, because an entry's address is unique in the process. A thread has a record of
 //! eight slots in a cache line of its own, and claims another record when it holds more guards.
 //!
-//! # Invariants
-//!
-//! 1. Records are pushed to a list and never removed or freed: a `&Record` is `'static`.
-//! 2. Only the thread that owns a record sets its slots, and only while they are null. The winner
-//!    of the exchange on `owner` owns the record until it stores 0 there.
-//! 3. A thread releases a record only if all its slots are null.
-//!
 //! The algorithm is that of hazard pointers (Michael, 2004), with entries of a table in the role of
 //! nodes. An entry is not freed while its table lives, and a table lives as long as its guards.
 
 mod exit;
+mod records;
 
 use std::cell::Cell;
 use std::ptr::{self, NonNull};
 
 use percpu::AllocError;
 use percpu::fence::{heavy, light};
-use percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering, fence};
-use percpu::sync::{check, fence, global, mutant, order, step, thread_id, thread_local};
+use percpu::sync::atomic::{Ordering, fence};
+use percpu::sync::{check, fence, order, step};
 
-use crate::cache::linger;
+pub(crate) use self::records::Slot;
+use self::records::{MINE, claim, records};
 use crate::word::Entry;
-
-/// Slots of a record: one cache line. Few in a model, which explores the load of each.
-const SLOTS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 8 };
-
-/// The slots of one thread.
-#[derive(Debug)]
-#[repr(C, align(128))]
-pub(crate) struct Record {
-    slots: [Slot; SLOTS],
-    /// The thread that owns the record, or 0.
-    owner: AtomicU64,
-    /// The next record of the same thread. Only that thread accesses it.
-    more: AtomicPtr<Record>,
-    /// The next record of the list of all. Not written after the record is published.
-    next: *mut Record,
-    /// The position in the list, from 0. Not written after the record is published.
-    number: u32,
-}
-
-/// Holds the address of an entry that its thread protects, or null.
-#[derive(Debug)]
-#[repr(transparent)]
-pub(crate) struct Slot(AtomicPtr<Entry>);
-
-// SAFETY: the raw pointer `next` is to a record that is never freed (invariant 1), in any thread.
-unsafe impl Send for Record {}
-// SAFETY: `next` and `number` are not written once the record is shared; all else is atomics.
-unsafe impl Sync for Record {}
-
-global! {
-    static HEAD: AtomicPtr<Record> = AtomicPtr::new(ptr::null_mut());
-}
 
 /// The pair of fences by which a reader sees the evictor's mark or the evictor sees the reader's
 /// slot.
@@ -124,7 +87,7 @@ impl Slot {
     #[inline(always)]
     pub(crate) fn clear(&self) {
         let order = order!(Release, "clear: the bytes were read before");
-        // Ordering: Release pairs with the Acquire in `mark_named` and `is_named_by_others`; the
+        // Ordering: Release pairs with the Acquire in `mark_protected` and `is_protected_by_others`; the
         // scan that finds null comes after the reads of the bytes.
         self.0.store(ptr::null_mut(), order);
     }
@@ -135,102 +98,15 @@ impl Slot {
     ///
     /// Panics if the slot is null, which that of a guard is not.
     pub(crate) fn entry(&self) -> NonNull<Entry> {
-        // Ordering: Relaxed; only this thread stores (invariant 2).
-        NonNull::new(self.0.load(Ordering::Relaxed)).expect("the slot of a guard names an entry")
-    }
-
-    #[inline(always)]
-    fn is_free(&self) -> bool {
-        // Ordering: Relaxed; only this thread stores (invariant 2).
-        self.0.load(Ordering::Relaxed).is_null()
+        // Ordering: Relaxed; only this thread stores (invariant 2 of `records`).
+        NonNull::new(self.0.load(Ordering::Relaxed)).expect("the slot of a guard protects an entry")
     }
 }
 
-impl Record {
-    #[inline(always)]
-    fn free_slot(&'static self) -> Option<&'static Slot> {
-        self.slots.iter().find(|slot| slot.is_free())
-    }
-
-    fn more(&self) -> Option<&'static Record> {
-        // SAFETY: null, or a record, which is never freed (invariant 1).
-        // Ordering: Relaxed; only this thread stores.
-        unsafe { self.more.load(Ordering::Relaxed).as_ref() }
-    }
-
-    /// Releases this record and those that `more` leads to.
-    ///
-    /// A record whose guard lives on or was forgotten stays owned for ever (invariant 3).
-    fn release(&'static self) {
-        let mut at = Some(self);
-        while let Some(record) = at {
-            at = record.more();
-            // Ordering: Relaxed; the Release below carries it to the next owner.
-            record.more.store(ptr::null_mut(), Ordering::Relaxed);
-            if record.slots.iter().all(Slot::is_free) {
-                // Ordering: Release pairs with the Acquire in `claim`; it carries the null slots.
-                record.owner.store(0, Ordering::Release);
-            }
-        }
-    }
-}
-
-/// Returns all records of the process.
-fn records() -> impl Iterator<Item = &'static Record> {
-    // Ordering: Acquire pairs with the Release in `claim`; it carries the records.
-    let mut at = HEAD.load(Ordering::Acquire);
-    std::iter::from_fn(move || {
-        // SAFETY: null, or a record that `claim` published, which is never freed (invariant 1).
-        let record = unsafe { at.as_ref() }?;
-        at = record.next;
-        Some(record)
-    })
-}
-
-/// Makes this thread the owner of a released record, or of a new one.
-fn claim() -> Result<&'static Record, AllocError> {
-    let me = thread_id();
-    // Ordering: Acquire pairs with the Release in `release`; it carries the null slots and `more`.
-    // Relaxed on failure and in the load: the record is another thread's, so nothing of it is used.
-    let free = |record: &&Record| {
-        record.owner.load(Ordering::Relaxed) == 0
-            && record.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
-    };
-    if let Some(record) = records().find(free) {
-        return Ok(record);
-    }
-    let record = Record {
-        slots: [(); SLOTS].map(|()| Slot(AtomicPtr::new(ptr::null_mut()))),
-        owner: AtomicU64::new(me),
-        more: AtomicPtr::new(ptr::null_mut()),
-        next: ptr::null_mut(),
-        number: 0,
-    };
-    let new = Box::into_raw(percpu::alloc::try_box(record).map_err(|_| AllocError::new())?);
-    // Ordering: Acquire pairs with the Release of the exchange below; it carries the number of the
-    // head.
-    let mut head = HEAD.load(Ordering::Acquire);
-    loop {
-        // SAFETY: null, or a published record, which is never freed (invariant 1).
-        let number = unsafe { head.as_ref() }.map_or(0, |head| head.number + 1);
-        // SAFETY: from `Box::into_raw`, and not published yet, so no other reference exists.
-        let record = unsafe { &mut *new };
-        (record.next, record.number) = (head, number);
-        // Ordering: SeqCst pairs with the fence in `Order::barrier`: a scan that must see a slot
-        // finds the record of that slot. As a Release it pairs with the Acquire in `records`, above
-        // and on failure; it carries the record.
-        match HEAD.compare_exchange(head, new, Ordering::SeqCst, Ordering::Acquire) {
-            // SAFETY: just published, so it is not written any more, and never freed (invariant 1).
-            Ok(_) => return Ok(unsafe { &*new }),
-            Err(found) => head = found,
-        }
-    }
-}
-
-/// Returns whether a slot other than `mine` names the entry. The caller has marked the entry and
+/// Returns whether a slot other than `mine` protects the entry. The caller has marked the entry and
 /// called [`Order::barrier`].
-pub(crate) fn is_named_by_others(at: &Entry, mine: &Slot) -> bool {
-    let order = if mutant("write-scan-relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
+pub(crate) fn is_protected_by_others(at: &Entry, mine: &Slot) -> bool {
+    let order = order!(Acquire, "scan by a writer: the bytes were read before");
     // Ordering: Acquire pairs with the Release in `clear`; the caller's writes come after the reads
     // of the readers that have left.
     records()
@@ -238,12 +114,12 @@ pub(crate) fn is_named_by_others(at: &Entry, mine: &Slot) -> bool {
         .any(|slot| !ptr::eq(slot, mine) && ptr::eq(slot.0.load(order), at))
 }
 
-/// Returns how many of this thread's slots name the entry.
-pub(crate) fn named_by_me(entry: &Entry) -> usize {
+/// Returns how many of this thread's slots protect the entry.
+pub(crate) fn protected_by_me(entry: &Entry) -> usize {
     let mut count = 0;
     let mut at = MINE.with(Cell::get);
     while let Some(record) = at {
-        // Ordering: Relaxed; only this thread stores (invariant 2).
+        // Ordering: Relaxed; only this thread stores (invariant 2 of `records`).
         let names = |slot: &&Slot| ptr::eq(slot.0.load(Ordering::Relaxed), entry);
         count += record.slots.iter().filter(names).count();
         at = record.more();
@@ -251,10 +127,14 @@ pub(crate) fn named_by_me(entry: &Entry) -> usize {
     count
 }
 
-/// Sets `named[i]` for each `entries[i]` that a slot names, by one fence and one scan for all.
+/// Sets `protected[i]` for each `entries[i]` that a slot protects, by one fence and one scan for all.
 ///
 /// The caller has changed their words before, so that no new lookup uses them.
-pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; N], order: Order) {
+pub(crate) fn mark_protected<const N: usize>(
+    entries: &[&Entry],
+    protected: &mut [bool; N],
+    order: Order,
+) {
     step!("scan: the words are changed before", order.barrier());
     let acquire = order!(Acquire, "scan: the bytes were read before");
     for slot in records().flat_map(|record| &record.slots) {
@@ -264,38 +144,22 @@ pub(crate) fn mark_named<const N: usize>(entries: &[&Entry], named: &mut [bool; 
         if at.is_null() {
             continue;
         }
-        for (entry, named) in entries.iter().zip(named.iter_mut()) {
-            *named |= ptr::eq(at, *entry);
+        for (entry, protected) in entries.iter().zip(protected.iter_mut()) {
+            *protected |= ptr::eq(at, *entry);
         }
     }
 }
 
-/// Returns whether no hazard slot names the entry and no pin holds it. The entry must be hidden
+/// Returns whether no hazard slot protects the entry and no pin holds it. The entry must be hidden
 /// from lookups already.
 pub(crate) fn is_left(entry: &Entry, order: Order) -> bool {
     // The pins are read before and after the slots. A thread that waited for the load sets its slot
     // before it unpins, and a guard that becomes a pin pins before it clears its slot.
     let mut left = check!("is_left: no pin before the scan", entry.word().pins() == 0);
-    if mutant("is_left: no pin after the scan") {
-        linger(200);
-    }
-    let mut named = [false];
-    mark_named(&[entry], &mut named, order);
-    left = left && check!("is_left: no slot names the entry", named == [false]);
+    let mut protected = [false];
+    mark_protected(&[entry], &mut protected, order);
+    left = left && check!("is_left: no slot names the entry", protected == [false]);
     left && check!("is_left: no pin after the scan", entry.word().pins() == 0)
-}
-
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-thread_local! {
-    // The record that this thread claimed last. It needs no drop, so that destructors of the
-    // thread's other variables can read it.
-    static MINE: Cell<Option<&'static Record>> = const { Cell::new(None) };
-}
-
-// The checkers' macro does not accept `const`.
-#[cfg(any(offlock_loom, offlock_shuttle))]
-thread_local! {
-    static MINE: Cell<Option<&'static Record>> = Cell::new(None);
 }
 
 /// Protects `entry` by a slot of this thread. The protection holds if [`Entry::look`] then finds
@@ -305,7 +169,7 @@ thread_local! {
 ///
 /// [`AllocError`] if this thread has no free slot and there is no memory for another record.
 #[inline(always)]
-pub(crate) fn name(entry: &Entry, order: Order) -> Result<&'static Slot, AllocError> {
+pub(crate) fn protect(entry: &Entry, order: Order) -> Result<&'static Slot, AllocError> {
     let mine = MINE.with(Cell::get);
     let slot = match mine.and_then(|record| record.free_slot()) {
         Some(slot) => slot,
@@ -322,7 +186,7 @@ pub(crate) fn number() -> Option<u32> {
     MINE.with(Cell::get).map(|record| record.number)
 }
 
-/// Makes sure that the next [`name`] of this thread does not allocate.
+/// Makes sure that the next [`protect`] of this thread does not allocate.
 ///
 /// # Errors
 ///

@@ -1,11 +1,7 @@
 //! The count of a device's operations in flight. A device that has ended is detached after the last
 //! one.
 
-use std::ops::Deref;
-
 use percpu::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-use crate::source::Source;
 
 /// Set once the device has ended: no new operation begins.
 const ENDED: u64 = 1 << 63;
@@ -27,7 +23,7 @@ impl InFlight {
     }
 
     /// Counts one more operation, unless the device has ended. Lock-free.
-    fn begin(&self) -> bool {
+    pub(crate) fn begin(&self) -> bool {
         // Ordering: Relaxed; the exchange confirms the value.
         let mut seen = self.state.load(Ordering::Relaxed);
         while seen & ENDED == 0 {
@@ -41,7 +37,7 @@ impl InFlight {
     }
 
     /// Ends an operation. Returns whether it was the last one of a device that has ended.
-    fn end(&self) -> bool {
+    pub(crate) fn end(&self) -> bool {
         self.state.fetch_sub(1, Ordering::AcqRel) == ENDED + 1
     }
 
@@ -73,32 +69,5 @@ impl InFlight {
         // Ordering: Relaxed; the caller has a fence before, which pairs with that in
         // `Shared::let_go`.
         self.abandoned.load(Ordering::Relaxed)
-    }
-}
-
-/// An operation of a device, which stays attached until this drops.
-#[must_use = "the operation counts while this lives"]
-pub(crate) struct Operation<S: Deref<Target = Source>>(S);
-
-impl<S: Deref<Target = Source>> Operation<S> {
-    /// Begins an operation. Returns `None` if the device has ended.
-    pub(crate) fn begin(source: S) -> Option<Self> {
-        source.in_flight.begin().then(|| Self(source))
-    }
-}
-
-impl<S: Deref<Target = Source>> Deref for Operation<S> {
-    type Target = S;
-
-    fn deref(&self) -> &S {
-        &self.0
-    }
-}
-
-impl<S: Deref<Target = Source>> Drop for Operation<S> {
-    fn drop(&mut self) {
-        if self.0.in_flight.end() {
-            self.0.detach_now();
-        }
     }
 }

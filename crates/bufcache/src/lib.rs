@@ -44,12 +44,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A block is **durable** when a [`Device::sync`], [`Device::write_through`] or [`Device::close`] has
-//! returned `Ok` that began after the block's [`WriteGuard`] was dropped. Of a block written later, each
-//! sector of 512 bytes has its old bytes or those of any version written since. There is no order between
-//! blocks, except that of a [log](Wal) and that of two syncs one after the other. A write that fails
-//! leaves its block dirty. A sync that fails [poisons](WriteError::Poisoned) the device until a
-//! [`Device::reset`].
+//! A block is **durable** when a [`Device::sync`], [`Device::write_through`] or [`Device::close`]
+//! has returned `Ok` that began after the block's [`WriteGuard`] was dropped. Of a block written
+//! later, each sector of 512 bytes has its old bytes or those of any version written since. There
+//! is no order between blocks, except that of a [log](Wal) and that of two syncs one after the
+//! other. A write that fails leaves its block dirty. A sync that fails
+//! [poisons](WriteError::Poisoned) the device until a [`Device::reset`].
 //!
 //! After `fork` the child may only exec or exit.
 
@@ -77,7 +77,9 @@ mod handle;
 mod hazard;
 mod ids;
 mod in_flight;
+mod nodes;
 mod policy;
+mod read;
 mod region;
 mod source;
 mod stats;

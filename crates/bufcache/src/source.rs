@@ -1,7 +1,7 @@
 //! An attached device, as the cache sees it.
 
 use std::io;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use percpu::sync::Arc;
 
@@ -14,22 +14,22 @@ use crate::in_flight::InFlight;
 use crate::wait::Bell;
 use crate::word::Key;
 
-/// Lives as long as anybody who can put a block of the device into the table.
+/// An attached device. Lives as long as its handles, guards, operations and dirty buffers.
 pub(crate) struct Source {
-    /// Whose device it is.
+    /// The cache that the device is attached to.
     pub(crate) cache: Arc<Shared>,
     pub(crate) device: Box<dyn BlockDevice>,
-    /// What the device said that it is when it was attached.
+    /// The identity that the device reported when it was attached.
     pub(crate) identity: Option<Identity>,
     pub(crate) in_flight: InFlight,
     /// Wakes the threads that wait for its operations.
     pub(crate) bell: std::sync::Arc<Bell>,
     pub(crate) id: u16,
-    /// Log of the block size.
+    /// The binary logarithm of the block size.
     pub(crate) shift: u32,
     pub(crate) blocks: u64,
-    /// Bytes of the device when it was attached, or the most there may be if it may grow. One that becomes smaller refuses
-    /// writes behind its end; what the cache gives it does not depend on that.
+    /// The length of the device in bytes when it was attached, or the most there may be if it may
+    /// grow. A device that became smaller refuses writes beyond its end.
     pub(crate) len: u64,
     pub(crate) is_read_only: bool,
     /// As the device said when it was attached.
@@ -44,39 +44,40 @@ impl Drop for Source {
     }
 }
 
-/// Log of a sector's bytes.
+/// The binary logarithm of the size of a sector.
 const SECTOR: u32 = 9;
 
 impl Source {
-    /// The key of a block that the device has.
+    /// Returns the key of a block. `None` if it is beyond the end of the device.
     #[inline(always)]
     pub(crate) fn key(&self, block: u64) -> Option<Key> {
         (block < self.blocks).then(|| Key::new(self.id, block << (self.shift - SECTOR)))
     }
 
-    /// Whose key it is.
+    /// Returns the number of the block with that key.
     pub(crate) fn block(&self, key: Key) -> u64 {
         debug_assert!(key.device() == self.id);
         key.sector() >> (self.shift - SECTOR)
     }
 
-    /// Bytes of the device.
+    /// Returns the length of the device in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len
     }
 
-    /// The sectors of a block.
+    /// Returns the sectors of a block.
     pub(crate) fn sectors(&self, key: Key) -> Range<u64> {
         key.sector()..key.sector() + (1 << (self.shift - SECTOR))
     }
 
-    /// Those of a range of blocks that the device has.
+    /// Returns the sectors of a range of blocks, cut at the end of the device.
     pub(crate) fn sectors_of(&self, blocks: Range<u64>) -> Range<u64> {
         let shift = self.shift - SECTOR;
         blocks.start.min(self.blocks) << shift..blocks.end.min(self.blocks) << shift
     }
 
-    /// What a get may not be answered with, as the device may have lost it.
+    /// Returns an error if the block must not be read from the device: the device is closed, or may
+    /// have lost a write of the block.
     pub(crate) fn check_read(&self, key: Key) -> Result<(), GetError> {
         if self.writes.is_closed() {
             return Err(GetError::Closed);
@@ -89,7 +90,7 @@ impl Source {
         }
     }
 
-    /// The device is about to be read for a block that was just inserted.
+    /// Notes that a block that was just inserted is about to be read from the device.
     pub(crate) fn note_load(&self, key: Key) {
         self.writes.note_load(&self.sectors(key));
     }
@@ -107,7 +108,7 @@ impl Source {
         }
     }
 
-    /// Whether anything may be written.
+    /// Returns an error if the device takes no writes.
     pub(crate) fn check_write(&self) -> Result<(), GetError> {
         match self.writes.poisoned() {
             _ if self.is_read_only => Err(GetError::ReadOnly),
@@ -117,12 +118,12 @@ impl Source {
         }
     }
 
-    /// Where the block begins on the device, in bytes.
+    /// Returns the offset of the block on the device in bytes.
     pub(crate) fn offset(key: Key) -> u64 {
         key.sector() << SECTOR
     }
 
-    /// Reads a block and verifies it. The bytes behind the end of the device are zeroed.
+    /// Reads a block and verifies it. Zeroes the bytes beyond the end of the device.
     pub(crate) fn read(&self, key: Key, bytes: &mut [u8]) -> Result<(), Failure> {
         let result = loop {
             match self.device.read(Self::offset(key), bytes) {
@@ -133,7 +134,8 @@ impl Source {
         self.accept(key, bytes, result)
     }
 
-    /// Looks at what a read of the device has brought.
+    /// Checks the result of a read, zeroes the bytes beyond the end of the device, and calls the
+    /// verifier.
     pub(crate) fn accept(
         &self,
         key: Key,
@@ -156,6 +158,33 @@ impl Source {
         match &self.writes.options.verify {
             Some(verify) if !verify(self.block(key), bytes) => Err(Failure::Verify),
             _ => Ok(()),
+        }
+    }
+}
+
+/// An operation of a device, which stays attached until this drops.
+#[must_use = "the operation counts while this lives"]
+pub(crate) struct Operation<S: Deref<Target = Source>>(S);
+
+impl<S: Deref<Target = Source>> Operation<S> {
+    /// Begins an operation. Returns `None` if the device has ended.
+    pub(crate) fn begin(source: S) -> Option<Self> {
+        source.in_flight.begin().then(|| Self(source))
+    }
+}
+
+impl<S: Deref<Target = Source>> Deref for Operation<S> {
+    type Target = S;
+
+    fn deref(&self) -> &S {
+        &self.0
+    }
+}
+
+impl<S: Deref<Target = Source>> Drop for Operation<S> {
+    fn drop(&mut self) {
+        if self.0.in_flight.end() {
+            self.0.detach_now();
         }
     }
 }

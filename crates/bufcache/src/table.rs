@@ -20,6 +20,7 @@ use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::{WordGuard, WordLock, load_own, step};
 
+use crate::frames::Place;
 use crate::region::Array;
 use crate::timed::{Holds, Timing};
 use crate::word::{Entry, Key, OVERFLOW, Word};
@@ -47,9 +48,6 @@ pub(crate) struct Table {
     /// The largest distance of a block from its home (invariant 2). It only grows.
     reach: AtomicU32,
 }
-
-/// The number of an entry in the table.
-pub(crate) type Place = u32;
 
 impl Table {
     /// Makes a table for at most `buffers` buffers.

@@ -31,9 +31,8 @@
 //!    taken word does not change.
 
 use percpu::sync::atomic::{AtomicU64, Ordering};
-use percpu::sync::{mutant, order, step};
+use percpu::sync::{check, order, step};
 
-use crate::error::GetError;
 use crate::frames::Frame;
 
 /// Names a block by its device and its first sector. 0 names no block.
@@ -164,6 +163,10 @@ pub(crate) struct Entry {
     word: AtomicU64,
 }
 
+/// A buffer has [`MOST_PINS`] pins.
+#[derive(Debug)]
+pub(crate) struct TooManyPins;
+
 /// The largest number of pins of one buffer.
 pub(crate) const MOST_PINS: u64 = 0xffff;
 
@@ -191,7 +194,8 @@ impl Entry {
         let word = Word(self.word.load(Ordering::SeqCst));
         // Ordering: Relaxed; the Acquire above orders this load after that of the word. Pairs with
         // the Release in `free`, which carries the hidden key; see litmus/word-free.litmus.
-        (self.key.load(Ordering::Relaxed) == key.0).then_some(word)
+        let is_same = self.key.load(Ordering::Relaxed) == key.0;
+        check!("lookup: the entry is still that of the key", is_same).then_some(word)
     }
 
     /// Returns the word.
@@ -297,14 +301,14 @@ impl Entry {
 
     /// Adds a pin to a buffer that a slot of the caller protects. The caller reads on under the
     /// pin, even if a writer waits for the slot.
-    pub(crate) fn pin_and_read_on(&self) -> Result<(), GetError> {
+    pub(crate) fn pin_and_read_on(&self) -> Result<(), TooManyPins> {
         let mut seen = self.word();
         loop {
             if seen.pins() == MOST_PINS {
-                return Err(GetError::TooManyPins);
+                return Err(TooManyPins);
             }
-            let unsaid = !seen.has(WRITE) || mutant("pin-without-a-word-to-the-writer");
-            let next = (seen.0 + PIN) | if unsaid { 0 } else { HELD };
+            let unmarked = check!("pin: no writer waits for the slot", !seen.has(WRITE));
+            let next = (seen.0 + PIN) | if unmarked { 0 } else { HELD };
             // Ordering: Relaxed; the lookup that set the slot carried the bytes. The Release in
             // `Slot::clear` carries `HELD` and the pin to the writer or evictor, which scans the
             // slots before it loads the word.
@@ -317,11 +321,11 @@ impl Entry {
     }
 
     /// Adds a pin, by which the caller waits for a load or a write to end.
-    pub(crate) fn pin(&self) -> Result<(), GetError> {
+    pub(crate) fn pin(&self) -> Result<(), TooManyPins> {
         let mut seen = self.word();
         loop {
             if seen.pins() == MOST_PINS {
-                return Err(GetError::TooManyPins);
+                return Err(TooManyPins);
             }
             match self.try_pin(seen) {
                 Ok(()) => return Ok(()),
@@ -336,11 +340,7 @@ impl Entry {
         let mut seen = self.word.load(Ordering::Relaxed);
         loop {
             let next = (seen & !IO | VALID) - PIN;
-            let order = if mutant("publish-releases-only") {
-                Ordering::Release
-            } else {
-                order!(AcqRel, "publish: the bytes are there before")
-            };
+            let order = order!(AcqRel, "publish: the bytes are there before");
             // Ordering: the Release pairs with the Acquire in `look`, `word` and `try_pin`; it
             // carries the bytes. The Acquire pairs with the Release in `unpin`, so that the
             // loader's later use of the entry comes after that of a requester that did not wait for

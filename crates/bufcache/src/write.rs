@@ -1,4 +1,4 @@
-//! What users write: buffers, and through them devices.
+//! The methods of a device that write blocks, and that make writes durable.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,15 +17,17 @@ impl Device {
         self.source.key(block).ok_or(GetError::OutOfRange { block, blocks })
     }
 
-    /// The buffer of a block, to be written; the device is read if it is not there.
+    /// Returns an exclusive guard of the buffer of a block, read from the device if it is not
+    /// cached.
     ///
-    /// Blocks as [`get`](Self::get) does, and until nobody else has the buffer: readers, writers, and the
-    /// device while it is given what was written before. Those who come meanwhile wait for this one.
+    /// Blocks as [`get`](Self::get) does, and until the readers and the writer of the block have
+    /// dropped their guards and a write-back of it has ended. Later readers and writers wait for
+    /// this guard.
     ///
     /// # Errors
     ///
     /// As [`get`](Self::get); [`GetError::Busy`] after the cache's patience,
-    /// [`GetError::WouldDeadlock`] where this thread has a guard of the block,
+    /// [`GetError::WouldDeadlock`] if this thread has a guard of the block,
     /// [`GetError::Poisoned`] and [`GetError::Closed`].
     pub fn get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
@@ -34,11 +36,11 @@ impl Device {
         Ok(WriteGuard::new(self, held))
     }
 
-    /// The same, where that waits for nothing and reads nothing.
+    /// As [`get_mut`](Self::get_mut), if the block is cached and the call need not wait.
     ///
     /// # Errors
     ///
-    /// As [`get_mut`](Self::get_mut), of which [`GetError::WouldBlock`] where that would wait.
+    /// As [`get_mut`](Self::get_mut), and [`GetError::WouldBlock`] if the call would read or wait.
     pub fn try_get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
@@ -48,12 +50,12 @@ impl Device {
         Ok(WriteGuard::new(self, held))
     }
 
-    /// The buffer of a block, to be written as a whole: it is zeros, whatever was there, and the device is
-    /// not read.
+    /// Returns an exclusive guard of a block of zeros, whatever it was before. Does not read the
+    /// device.
     ///
     /// # Errors
     ///
-    /// As [`get_mut`](Self::get_mut), but those of a read.
+    /// As [`get_mut`](Self::get_mut), except for errors of a read.
     pub fn create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
@@ -64,56 +66,56 @@ impl Device {
         Ok(guard)
     }
 
-    /// Gives the device everything that is dirty, in the order of its blocks, neighbours together. It need
+    /// Writes all dirty blocks to the device, in ascending order, neighbours together. They need
     /// not be durable then.
     ///
-    /// Blocks. Tries each block once, and goes on behind one that fails.
+    /// Blocks. Tries each block once, and goes on after one that fails.
     ///
     /// # Errors
     ///
-    /// The first; what it is about is dirty still. An error that another call has met before, or the
-    /// cleaner, is told once to each handle.
+    /// The first error; its block stays dirty. Each handle gets an error of another call or of the
+    /// cleaner once.
     pub fn flush(&self) -> Result<(), WriteError> {
         let result = now(self.shared.flush(&self.source, Mode::Thread));
         self.or_earlier(result)
     }
 
-    /// Makes durable what was dirtied before this call, by whichever thread, guard dropped: it is
-    /// [flushed](Self::flush), and then the device is synced by a call that begins after that. Callers at
-    /// the same time share one.
+    /// Makes all writes durable whose guards dropped before this call, in any thread:
+    /// [flushes](Self::flush) them, and then syncs the device. Concurrent calls share one sync of
+    /// the device, which begins after their flushes.
     ///
     /// # Errors
     ///
-    /// As [`flush`](Self::flush); [`WriteError::Poisoned`] where the device's sync fails, and from then
-    /// on until a [`reset`](Self::reset).
+    /// As [`flush`](Self::flush); [`WriteError::Poisoned`] if the sync of the device fails, and
+    /// from then on until a [`reset`](Self::reset).
     pub fn sync(&self) -> Result<(), WriteError> {
         let result = now(self.shared.sync(&self.source, Mode::Thread));
         self.or_earlier(result)
     }
 
-    /// Makes those blocks durable, and others perhaps not: what a write with FUA asks for.
+    /// Makes these blocks durable, and not necessarily others, as a write with FUA requires.
     ///
     /// # Errors
     ///
-    /// As [`sync`](Self::sync): a durable write that fails poisons, too.
+    /// As [`sync`](Self::sync): a durable write that fails poisons the device, too.
     pub fn write_through(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         let result = now(self.shared.write_through(&self.source, blocks, Mode::Thread));
         self.or_earlier(result)
     }
 
-    /// Has the device give up whole blocks (TRIM): they read as zeros, and what was dirty of them is not
+    /// Discards whole blocks (TRIM): they read as zeros then, and dirty bytes of them are not
     /// written. Durable after a [`sync`](Self::sync). Gets of these blocks wait for it.
     ///
     /// # Errors
     ///
-    /// The device's, and then any of them may be what they were, or zeros;
-    /// [`WriteError::OutOfRange`]; [`WriteError::Busy`] where one is being written for too long.
+    /// The error of the device: then each block is as before, or zeros. [`WriteError::OutOfRange`];
+    /// [`WriteError::Busy`] if a block is being written for longer than the cache waits.
     pub fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
         now(self.shared.wipe(&self.source, blocks, Wipe::Discard, Mode::Thread))
     }
 
-    /// Zeroes whole blocks: by the device if it can, else in the cache.
+    /// Zeroes whole blocks: on the device if it can, and otherwise in the cache.
     ///
     /// # Errors
     ///
@@ -136,16 +138,18 @@ impl Device {
         if fits { Ok(()) } else { Err(WriteError::OutOfRange) }
     }
 
-    /// Lets a device be written again whose sync failed. A block that was written since the last good sync is
-    /// dirty again, if it stayed in the cache since the write. The other blocks may be lost, and are returned.
+    /// Lets a device be written again after a failed sync. Blocks that were written since the last
+    /// good sync, and stayed in the cache since, become dirty again. Returns the others, which may
+    /// be lost.
     ///
-    /// A block that was read from the device after the write is returned as well, even if it is cached: the
-    /// device may have given the write up before its sync failed, and have served older bytes. The cache
-    /// forgets such a block, and the next get returns what the device has. If the block was modified since, it
-    /// stays dirty: the modification is written, and the rest of the block is what was read.
+    /// A block that was read from the device after the write is returned as well, even if it is
+    /// cached: the device may have given the write up before its sync failed, and have served older
+    /// bytes. The cache forgets such a block, and the next get returns what the device has. If the
+    /// block was modified since, it stays dirty: the modification is written, and the rest of the
+    /// block is what was read.
     ///
-    /// The device may give a lost block up later. If another sync fails before one succeeds, the next reset
-    /// returns the block again.
+    /// The device may give a lost block up later. If another sync fails before one succeeds, the
+    /// next reset returns the block again.
     ///
     /// # Errors
     ///
@@ -155,19 +159,18 @@ impl Device {
         self.shared.reset(&self.source).map(Lost)
     }
 
-    /// Ends it: refuses writers from now on, waits for those there are, [syncs](Self::sync), and then
-    /// refuses what would read or write the device, through any of its handles. What is cached may still
-    /// be got.
+    /// Closes the device: refuses writers, waits for the write guards, [syncs](Self::sync), and
+    /// then refuses all reads and writes of the device, through any handle. Gets of cached blocks
+    /// still succeed.
     ///
-    /// Who wants to write meanwhile is told [`GetError::Closed`]: what was written is durable when this
-    /// returns `Ok`, or was refused. Looks through the whole table.
+    /// A write meanwhile is refused with [`GetError::Closed`]. After `Ok` all other writes are
+    /// durable. Visits every entry of the table.
     ///
     /// # Errors
     ///
-    /// As [`sync`](Self::sync), and [`WriteError::Busy`] or [`WriteError::WouldDeadlock`] where somebody, or
-    /// this thread, has a guard to write. Then nothing is closed: the handle comes back, writers are
-    /// admitted again, what could not be written is dirty as before, and another call tries again.
-    /// [`WriteError::Closed`]: another handle was closed before.
+    /// As [`sync`](Self::sync); [`WriteError::Busy`] or [`WriteError::WouldDeadlock`] if another
+    /// thread or this one has a write guard. The device is then open as before, and the error has
+    /// the handle. [`WriteError::Closed`] if the device was closed through another handle.
     pub fn close(self) -> Result<(), CloseError> {
         let closed = self.shared.close(&self.source, || self.sync());
         closed.map_err(|error| CloseError { error, device: self })
@@ -182,18 +185,18 @@ impl Device {
     }
 }
 
-/// Blocks that may be lost: written since the last good sync, and not in the cache all the time since.
+/// Blocks that may be lost: written since the last good sync, and evicted or read again since.
 #[must_use = "these blocks may be lost"]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lost(Vec<Range<u64>>);
 
 impl Lost {
-    /// Their numbers, ascending.
+    /// Returns their numbers, ascending.
     pub fn blocks(&self) -> &[Range<u64>] {
         &self.0
     }
 
-    /// Whether there are none.
+    /// Returns whether no block is lost.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -201,9 +204,10 @@ impl Lost {
 
 /// A device that could not be closed.
 pub struct CloseError {
-    /// Why.
+    /// The reason.
     pub error: WriteError,
-    /// Open as it was, unless [closed](WriteError::Closed) by another handle before.
+    /// The handle. The device is open as before, unless another handle had
+    /// [closed](WriteError::Closed) it.
     pub device: Device,
 }
 

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::{Reuse, Shared};
 use crate::frames::Frame;
+use crate::frames::Place;
 use crate::hazard;
 use crate::policy::Samples;
-use crate::table::Place;
 use crate::word::{Key, SAMPLED, TAKEN, Word};
 
 /// The parts in which the table is scanned once the cache is full. A guess: fewer than the sampled

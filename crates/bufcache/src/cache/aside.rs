@@ -8,8 +8,8 @@ use percpu::sync::{Arc, fence};
 use super::load::Load;
 use super::{Reuse, Shared};
 use crate::error::{Failure, GetError};
+use crate::frames::Place;
 use crate::source::Source;
-use crate::table::Place;
 use crate::word::{IO, Key, MOST_PINS, WRITE};
 
 /// The result of one attempt to invalidate a block.
@@ -46,11 +46,6 @@ impl Shared {
         source.note_load(key);
         begin_to_read();
         Ok(Some(load))
-    }
-
-    /// Orders a change of the device before the lookups of the blocks to invalidate.
-    pub(crate) fn begin_to_forget(&self) {
-        begin_to_forget();
     }
 
     /// Invalidates a block, unless that has to wait.

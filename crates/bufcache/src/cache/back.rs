@@ -21,19 +21,18 @@ use std::ops::Range;
 use std::time::Instant;
 
 use percpu::sync::atomic::Ordering;
-use percpu::sync::{Arc, mutant};
+use percpu::sync::{Arc, check, step};
 
+use super::Shared;
 use super::changes::DeviceWrite;
 use super::completion::{Batch, Outcome, RUNS};
-use super::{Shared, linger};
 use crate::contain::contain;
 use crate::dirty::{DirtyList, WriteError};
 use crate::error::GetError;
 use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
-use crate::in_flight::Operation;
-use crate::source::Source;
+use crate::source::{Operation, Source};
 use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
@@ -258,8 +257,11 @@ impl Shared {
                     window.done.overlapped |= self.entry(next.frame).word().has(BACK);
                     return;
                 }
-                Err(Kept::Marked | Kept::Held) if window.gave_up => return,
-                Err(Kept::Marked) if mutant("sync-skips-what-is-marked") => return,
+                Err(Kept::Marked | Kept::Held)
+                    if check!("write-back: a wait has timed out", window.gave_up) =>
+                {
+                    return;
+                }
                 Err(kept) => kept,
             };
             self.write_window(source, window).await;
@@ -290,7 +292,7 @@ impl Shared {
             return self.wait_for_mark_as_task(frame, key, since).await;
         }
         let entry = self.entry(frame);
-        if entry.word().has(WRITE) && hazard::named_by_me(entry) > 0 {
+        if entry.word().has(WRITE) && hazard::protected_by_me(entry) > 0 {
             return Err(GetError::WouldDeadlock);
         }
         self.wait_for_mark(frame, key, since)
@@ -323,8 +325,7 @@ impl Shared {
             if !ready || word.has(WRITE | BACK | EVICT | IO | STALE) {
                 return Err(Kept::Clean);
             }
-            let cleared = if mutant("clean-before-the-write") { DIRTY } else { 0 };
-            match entry.try_change(word, BACK, cleared) {
+            match entry.try_change(word, BACK, 0) {
                 Ok(()) => break,
                 Err(now) => word = now,
             }
@@ -342,19 +343,19 @@ impl Shared {
     fn may_go(&self, source: &Source, task: &Task, going: Going, flushed: u64) -> Result<(), Kept> {
         let header = self.frames.header(going.frame);
         let options = &source.writes.options;
-        if header.is_held() && !mutant("write-what-is-held") {
+        if !check!("write-back: the block is not held back", !header.is_held()) {
             return Err(Kept::Held);
         }
         if header.tries() == u32::MAX && task.tries != Tries::All {
             return Err(Kept::Held);
         }
         let lsn = header.lsn();
-        let flushed = if mutant("log-flushed-once") && flushed > 0 { lsn } else { flushed };
-        if let Some(wal) = options.wal.as_ref().filter(|_| lsn > flushed) {
+        let is_flushed = check!("write-back: the log was flushed that far", lsn <= flushed);
+        if let Some(wal) = options.wal.as_ref().filter(|_| !is_flushed) {
             let durable = contain(|| wal.durable());
             let block = source.block(going.key);
             match durable {
-                Ok(durable) if durable >= lsn || mutant("write-before-the-log") => {}
+                Ok(durable) if check!("write-back: the log is durable", durable >= lsn) => {}
                 Ok(_) => return Err(Kept::Log(lsn)),
                 Err(_) => return Err(Kept::Because(WriteError::Panicked { block })),
             }
@@ -439,7 +440,8 @@ impl Shared {
                 Some(writing) => writing.end(mode).await,
                 None => false,
             };
-            for (run, _) in runs().filter(|(_, result)| *result == Some(Ok(()))) {
+            let has_run = |result| check!("write-back: the device has it", result == Some(Ok(())));
+            for (run, _) in runs().filter(|(_, result)| has_run(*result)) {
                 run.iter().for_each(|&one| self.finish(source, one, durable));
                 done.written += run.len();
             }
@@ -507,14 +509,11 @@ impl Shared {
 
     /// The device has the block.
     fn finish(&self, source: &Arc<Source>, going: Going, durable: bool) {
-        if mutant("clean-before-it-is-unsynced") {
-            self.unlist_dirty(source, going.frame);
-            self.unmark_back(self.entry(going.frame), going.frame, DIRTY);
-            linger(200);
-        }
         if !durable {
             let sectors = source.sectors(going.key);
-            source.writes.change_unsynced(|unsynced| unsynced.written.insert(sectors));
+            let note =
+                || source.writes.change_unsynced(|unsynced| unsynced.written.insert(sectors));
+            step!("write-back: note the sectors as unsynced", note());
         }
         self.counters.written.add(1);
         source.writes.load.set_succeeding();
@@ -546,8 +545,7 @@ impl Shared {
                 header.give_up();
             }
         }
-        let lost = if mutant("failed-write-is-clean") { DIRTY } else { 0 };
-        self.unmark_back(self.entry(going.frame), going.frame, lost);
+        self.unmark_back(self.entry(going.frame), going.frame, 0);
         self.drop_if_abandoned(source, going.key);
         match errno {
             Some(errno) => WriteError::Io { errno, block },

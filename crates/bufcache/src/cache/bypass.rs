@@ -15,8 +15,7 @@ use super::wipe::Aside;
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::hazard;
-use crate::in_flight::Operation;
-use crate::source::Source;
+use crate::source::{Operation, Source};
 use crate::wait::Mode;
 use crate::word::Key;
 

@@ -1,4 +1,4 @@
-//! Changes of a device, as the device that begins them owns them.
+//! The owned completions of a device that begins writes, discards, zeroes and syncs.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -8,12 +8,12 @@ use percpu::sync::Arc;
 
 use super::completion::{Batch, Completion};
 
-/// A write of neighbouring blocks that is to be made: its place on the device, and the bytes, which do not
-/// change before it ends.
+/// A write of adjacent blocks: an offset on the device, and bytes that do not change before it
+/// ends.
 ///
-/// It is owned by the device that [begins](crate::BlockDevice::begin_write) it, and ends once, in any thread: by
-/// [`finish`](Self::finish), or by its drop, which fails it with `ECANCELED`. A forgotten one lets the thread
-/// that writes wait for ever.
+/// The device that [begins](crate::BlockDevice::begin_write) the write owns it and ends it once, in
+/// any thread: by [`finish`](Self::finish), or by a drop, which fails it with `ECANCELED`. If it is
+/// forgotten, the issuer waits for ever.
 #[must_use = "the blocks count as being written until this ends"]
 pub struct DeviceWrite {
     completion: Completion,
@@ -30,8 +30,8 @@ unsafe impl Sync for DeviceWrite {}
 impl DeviceWrite {
     /// # Safety
     ///
-    /// The parts neither change nor go, and the batch is neither moved nor forgotten, before the batch has been
-    /// [waited](Batch::wait) for.
+    /// The parts neither change nor go, and the batch is neither moved nor forgotten, before the
+    /// batch has been [waited](Batch::wait) for.
     pub(super) unsafe fn new(
         batch: &Batch<'_>,
         (number, alone): (usize, bool),
@@ -45,48 +45,45 @@ impl DeviceWrite {
         Self { completion, offset, parts, durable }
     }
 
-    /// Where it begins on the device, in bytes.
+    /// Returns the offset on the device in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The bytes, one part behind the other.
+    /// Returns the bytes, in parts that are adjacent on the device.
     pub fn parts(&self) -> &[IoSlice<'_>] {
         // SAFETY: by the promise of `new` they live until the write ends, which takes `self`.
         unsafe { self.parts.as_ref() }
     }
 
-    /// Whether it must be durable when it ends (FUA).
+    /// Returns whether the write must be durable when it ends (FUA).
     pub fn is_durable(&self) -> bool {
         self.durable
     }
 
-    /// Whether the thread that begins this write waits for it, and for no other, so that there is nothing to gain
-    /// by writing elsewhere.
+    /// Returns whether the issuer waits for this write alone, so that another thread would not make
+    /// it faster.
     pub fn is_alone(&self) -> bool {
         self.completion.alone
     }
 
-    /// Whether a thread blocks until the write ends. Where none does, a task has begun it, and the device neither
-    /// waits nor leaves the write to a later wait of the calling thread.
+    /// Returns whether a thread blocks until the write ends. If not, a task has begun it: the
+    /// device must not wait, and must not rely on a later wait of the calling thread.
     pub fn is_blocking(&self) -> bool {
         self.completion.is_waited_for()
     }
 
-    /// Has the device's blocking method called for it, [`write_vectored`](crate::BlockDevice::write_vectored) or the
-    /// durable one: by the calling thread if one [blocks](Self::is_blocking) for the write, otherwise by a thread of
-    /// the cache's.
+    /// Calls the blocking [`write_vectored`](crate::BlockDevice::write_vectored) of the device, or
+    /// the durable form, and ends the write: on the calling thread if a thread
+    /// [blocks](Self::is_blocking) for it, otherwise on a thread of the cache.
     pub fn defer(self) {
-        if !self.is_blocking() {
-            return defer(self, |write| &write.completion, Self::call);
-        }
-        self.call();
+        defer(self, |write| &write.completion, Self::call);
     }
 
     fn call(self) {
         let Self { completion, offset, parts, durable } = self;
         completion.call(|source| {
-            // SAFETY: as in `parts`; the write ends behind this.
+            // SAFETY: as in `parts`; the write ends after this call.
             let parts = unsafe { parts.as_ref() };
             match durable {
                 true => source.device.write_vectored_durable(offset, parts),
@@ -95,8 +92,8 @@ impl DeviceWrite {
         });
     }
 
-    /// Ends the write. After an error any of its sectors may have been written. `Interrupted` is an error, too: the
-    /// device tries again itself, before.
+    /// Ends the write. After an error any of its sectors may have been written. `Interrupted` is an
+    /// error like any other: a device that wants to retry does so first.
     pub fn finish(self, result: io::Result<()>) {
         self.completion.finish(result);
     }
@@ -112,14 +109,18 @@ impl fmt::Debug for DeviceWrite {
     }
 }
 
-/// Has a thread of the cache call the device for an operation of a task.
+/// Calls the device for an operation: on this thread if a thread blocks for it, and otherwise on a
+/// thread of the cache.
 fn defer<T: Send + 'static>(operation: T, completion: fn(&T) -> &Completion, call: fn(T)) {
+    if completion(&operation).is_waited_for() {
+        return call(operation);
+    }
     let Some(source) = completion(&operation).source().map(Arc::clone) else { return };
     source.cache.call_blocking(source.id, move || call(operation));
 }
 
-/// A range of a device that is to be discarded or zeroed, owned by the device that begins that; it ends as a
-/// [`DeviceWrite`] does.
+/// A discard or zeroing of a range, owned by the device that begins it. Ends as a [`DeviceWrite`]
+/// does.
 #[must_use = "the range is kept from others until this ends"]
 pub struct DeviceRange {
     completion: Completion,
@@ -137,29 +138,27 @@ impl DeviceRange {
         Self { completion: unsafe { batch.begin(0, true) }, offset, len, discards }
     }
 
-    /// Where it begins, in bytes.
+    /// Returns the offset on the device in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Its length in bytes.
+    /// Returns the length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "it is not empty")]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whether a thread blocks until the operation ends; see [`DeviceWrite::is_blocking`].
+    /// Returns whether a thread blocks until the operation ends; see [`DeviceWrite::is_blocking`].
     pub fn is_blocking(&self) -> bool {
         self.completion.is_waited_for()
     }
 
-    /// Has the device's blocking method called for it, [`discard`](crate::BlockDevice::discard) or
-    /// [`zero`](crate::BlockDevice::zero), as [`DeviceWrite::defer`] does.
+    /// Calls the blocking [`discard`](crate::BlockDevice::discard) or
+    /// [`zero`](crate::BlockDevice::zero) of the device, on a thread as [`DeviceWrite::defer`]
+    /// says.
     pub fn defer(self) {
-        if !self.is_blocking() {
-            return defer(self, |range| &range.completion, Self::call);
-        }
-        self.call();
+        defer(self, |range| &range.completion, Self::call);
     }
 
     fn call(self) {
@@ -170,8 +169,8 @@ impl DeviceRange {
         });
     }
 
-    /// Ends the operation; with `EOPNOTSUPP` where the device cannot do it, and has done nothing. `Interrupted` is an
-    /// error as any other.
+    /// Ends the operation; with `EOPNOTSUPP` if the device cannot do it and has changed nothing.
+    /// `Interrupted` is an error like any other.
     pub fn finish(self, result: io::Result<()>) {
         self.completion.finish(result);
     }
@@ -186,7 +185,7 @@ impl fmt::Debug for DeviceRange {
     }
 }
 
-/// A sync that is to be made, owned by the device that begins it; it ends as a [`DeviceWrite`] does.
+/// A sync, owned by the device that begins it. Ends as a [`DeviceWrite`] does.
 #[must_use = "the device counts as being synced until this ends"]
 pub struct DeviceSync {
     completion: Completion,
@@ -201,25 +200,23 @@ impl DeviceSync {
         Self { completion: unsafe { batch.begin(0, true) } }
     }
 
-    /// Whether a thread blocks until the sync ends; see [`DeviceWrite::is_blocking`].
+    /// Returns whether a thread blocks until the sync ends; see [`DeviceWrite::is_blocking`].
     pub fn is_blocking(&self) -> bool {
         self.completion.is_waited_for()
     }
 
-    /// Has the device's blocking [`sync`](crate::BlockDevice::sync) called for it, as [`DeviceWrite::defer`] does.
+    /// Calls the blocking [`sync`](crate::BlockDevice::sync) of the device, on a thread as
+    /// [`DeviceWrite::defer`] says.
     pub fn defer(self) {
-        if !self.is_blocking() {
-            return defer(self, |sync| &sync.completion, Self::call);
-        }
-        self.call();
+        defer(self, |sync| &sync.completion, Self::call);
     }
 
     fn call(self) {
         self.completion.call(|source| source.device.sync());
     }
 
-    /// Ends the sync. After an error nothing need ever become durable that was not so before. That holds for
-    /// `Interrupted`, too: the device tries again itself, before.
+    /// Ends the sync. After an error, writes that were not durable before may be lost. That holds
+    /// for `Interrupted`, too: a device that wants to retry does so first.
     pub fn finish(self, result: io::Result<()>) {
         self.completion.finish(result);
     }

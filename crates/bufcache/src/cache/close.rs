@@ -9,11 +9,11 @@
 //!   stage = Closed, or Open                    DIRTY, without WRITE
 //! ```
 //!
-//! With a fence on both sides at least one sees the other. So a writer is either refused, or what it writes
-//! is dirty before the sync begins.
+//! With a fence on both sides, at least one of the two sees the other. So a writer is refused, or
+//! its block is dirty before the sync begins.
 
 use percpu::sync::atomic::{Ordering, fence};
-use percpu::sync::{Arc, mutant};
+use percpu::sync::{Arc, check, step};
 
 use super::Shared;
 use crate::dirty::{Stage, WriteError};
@@ -23,8 +23,8 @@ use crate::wait::{Mode, now};
 use crate::word::{BACK, Key, WRITE};
 
 impl Shared {
-    /// Refuses writers from now on, makes durable what is dirty, and then refuses all. If that fails, the
-    /// device is as it was.
+    /// Closes a device: refuses writers, calls `sync`, and then refuses all calls. After an error
+    /// of `sync` the device is open as before.
     pub(crate) fn close(
         &self,
         source: &Arc<Source>,
@@ -34,10 +34,8 @@ impl Shared {
         if source.writes.is_closed() {
             return Err(WriteError::Closed);
         }
-        if !mutant("close-refuses-nobody") {
-            source.writes.set_stage(Stage::Closing);
-        }
-        // Ordering: SeqCst, against the fence behind each `WRITE`; see above.
+        step!("close: refuse writers", source.writes.set_stage(Stage::Closing));
+        // Ordering: SeqCst, against the fence after each `WRITE` in `mark_write`; see the module.
         fence(Ordering::SeqCst);
         let closed = self.wait_for_writers(source).and_then(|()| sync());
         if closed.is_ok() {
@@ -49,20 +47,21 @@ impl Shared {
         closed
     }
 
-    /// Until those are done who began to write, discard or zero before nobody may any more.
+    /// Waits for the writes, discards and zeroes that began before writers were refused.
     fn wait_for_writers(&self, source: &Arc<Source>) -> Result<(), WriteError> {
-        // Once all ranges are excluded, nobody else discards or zeroes.
+        // No discard or zero runs once the whole device is excluded.
         drop(now(source.writes.excluded.enter(0..u64::MAX, Mode::Thread)));
         let mut since = None;
         for place in 0..self.table.places() {
             let entry = self.table.entry(place);
-            while !mutant("close-waits-for-no-writer") {
+            loop {
                 let (word, key) = (entry.word(), entry.key());
-                if !word.has(WRITE) || key.device() != source.id {
+                let is_written = word.has(WRITE) && key.device() == source.id;
+                if check!("close: no thread writes the block", !is_written) {
                     break;
                 }
                 let block = source.block(key);
-                if hazard::named_by_me(entry) > 0 {
+                if hazard::protected_by_me(entry) > 0 {
                     return Err(WriteError::WouldDeadlock { block });
                 }
                 self.wait_for_mark(word.frame(), key, &mut since)
@@ -72,12 +71,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Lets a device be attached again that has ended: at once, where its operations end while the cache is
-    /// patient, and otherwise with the last of them.
+    /// Lets the file of a closed device be attached again: at once if its operations end within the
+    /// cache's patience, and otherwise when the last of them ends.
     pub(crate) fn detach_source(&self, source: &Source) {
         let (mut rounds, mut since) = (0, None);
         while source.in_flight.any() {
-            // It may be in the engine of this thread.
+            // The operation may be on the engine of this thread.
             crate::engine::turn_engine();
             if self.pause(&mut rounds, &mut since).is_err() {
                 break;
@@ -86,8 +85,8 @@ impl Shared {
         source.detach();
     }
 
-    /// The last handle of a device is gone: what is dirty is written and made durable. What cannot be is
-    /// dropped, and the error says that.
+    /// Writes the dirty blocks of a device without handles, and syncs it. Drops blocks that cannot
+    /// be written, and returns the error.
     pub(crate) fn let_go(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         let idle = {
             let dirty = source.writes.dirty.lock().is_empty();
@@ -104,9 +103,9 @@ impl Shared {
         // - ours first: a write that fails finds the device abandoned, and drops its block;
         // - theirs first: the block is not marked any more, and is dropped here.
         fence(Ordering::SeqCst);
-        // Also those that a writer's guard, forgotten, keeps, and those whose write hangs.
+        // Blocks stay dirty if a forgotten guard keeps them or their write hangs.
         loop {
-            // Under the lock: once the cleaner has written it, the frame may be another device's.
+            // Under the lock, because the frame may belong to another device once it is clean.
             let last = {
                 let list = source.writes.dirty.lock();
                 list.last().map(|frame| (frame, self.entry(frame).key()))
@@ -120,17 +119,19 @@ impl Shared {
         synced
     }
 
-    /// Drops a block whose write-back, discard or bypass has failed, if the last handle of its device is gone. The
-    /// caller has taken the block's mark off.
+    /// Drops a block whose write-back, discard or bypass has failed, if the last handle of its
+    /// device is gone. The caller has taken the block's mark off.
     pub(super) fn drop_if_abandoned(&self, source: &Arc<Source>, key: Key) {
         // Ordering: SeqCst, against the fence in `let_go`; see there.
         fence(Ordering::SeqCst);
         if !source.in_flight.is_abandoned() {
             return;
         }
-        // Its loss was told. Without a list it would stay dirty, and keep its frame, for ever.
+        // `let_go` has reported its loss. On no list, it would stay dirty and keep its frame for
+        // ever.
         if !matches!(self.try_invalidate(Some(source), key, 0), Ok(Some(_))) {
-            // The thread that ends an operation of the device must not wait for a reader or an evictor.
+            // The thread that ends an operation of the device must not wait for a reader or an
+            // evictor.
             let of = Arc::clone(source);
             self.call_blocking(source.id, move || _ = of.cache.invalidate(Some(&of), key));
         }

@@ -1,52 +1,53 @@
-//! Where frames come from: free ones first, then the buffers that the policy names.
+//! Takes frames for misses: free ones first, then those of buffers that the policy chooses.
 //!
 //! # Evicting
 //!
-//! Under the cold lock the policy takes a few candidates off its lists, each marked `EVICT`. Without
-//! any lock one fence is made and all threads' slots are looked at once for all of them. Whoever is in
-//! use goes back; the others are hidden from lookups, and their places and frames are free.
+//! Under the lock of the lists the policy marks a few candidates `EVICT` and takes them off its
+//! lists. Without a lock, one fence and one scan of all slots follow for all of them. Candidates in
+//! use go back to the lists; the others are hidden from lookups, and their entries and frames are
+//! freed.
 
 use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::Ordering;
-use percpu::sync::{Arc, mutant, thread};
+use percpu::sync::{Arc, check, step, thread};
 
-use super::{Reuse, Shared, linger};
-use crate::cold::{Cold, On, Victim};
+use super::{Reuse, Shared};
+use crate::cold::Cold;
 use crate::error::GetError;
 use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
+use crate::nodes::{On, Victim};
 use crate::policy::{Buffers, Looks, PASSES, mark};
 use crate::source::Source;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, WRITE};
 
-/// Most buffers of one eviction: one fence, one walk over the slots. A guess.
+/// The most buffers of one eviction, with one fence and one scan. A guess.
 const BATCH: usize = 8;
-/// Most buffers that one eviction looks at, under the lock: 64 of them held it for 2 us where half were
-/// dirty. In a model there are one or two.
+/// The most buffers that one eviction visits under the lock: 64 took 2 us if half were dirty. A
+/// model has one or two.
 const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 24 };
-/// Most buffers in a row that are in use and were not used lately, before there seem to be no others. A
-/// guess: a pass over as many takes less than a wait does. In a model two looks are all.
+/// A short search ends after so many buffers in a row that are in use and were not used lately. A
+/// guess: a pass over so many takes less time than a wait.
 const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 1024 };
-/// Most of those on one list, before it is another's turn: where all of a long one are in use, the others are
-/// looked at, too.
+/// The most of these on one list, before the search goes to the next list.
 const OF_ONE_LIST: usize = IN_A_ROW.div_ceil(4);
-/// Between two looks for a buffer where all are in use. A guess: longer than most guards live.
+/// The pause between two searches if all buffers are in use. A guess: longer than most guards live.
 pub(super) const PAUSE: Duration = Duration::from_micros(50);
 
-/// How many buffers a search for a free one looks at.
+/// The number of buffers that a search visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Search {
-    /// It ends after [`IN_A_ROW`] buffers that are in use: a thread that waits searches again and again.
+    /// Ends after [`IN_A_ROW`] buffers that are in use. A thread that waits repeats it.
     Short,
-    /// It looks at every buffer: the search before [`GetError::NoFreeBuffers`].
+    /// Visits every buffer: the search before [`GetError::NoFreeBuffers`].
     Full,
 }
 
 /// A wait for a free buffer.
 pub(super) struct BufferWait {
-    /// When it began to wait.
+    /// The begin of the wait.
     since: Option<Instant>,
     patience: Duration,
     /// The next search.
@@ -60,7 +61,7 @@ impl BufferWait {
 }
 
 impl Shared {
-    /// A frame that nobody else has, on no list. Waits for one.
+    /// Takes a frame off the lists. Waits for one.
     pub(crate) fn take_frame(&self, source: &Arc<Source>, class: u8) -> Result<Frame, GetError> {
         let mut wait = BufferWait::new(self.patience);
         loop {
@@ -71,7 +72,7 @@ impl Shared {
         }
     }
 
-    /// The same, without a wait; `None` where the search finds no buffer that may be evicted.
+    /// Takes a frame off the lists. `None` if the search finds no buffer that may be evicted.
     pub(super) fn try_take_frame(&self, class: u8, search: Search) -> Option<Frame> {
         self.evict_until(class, search, |cold| cold.take(class))
     }
@@ -83,7 +84,7 @@ impl Shared {
         search: Search,
         mut done: impl FnMut(&mut Cold) -> Option<T>,
     ) -> Option<T> {
-        // Looks at buffers since one was evicted: all, and those since one had a use or a weight less.
+        // The visits since the last eviction, and those since a use or a weight was lowered.
         let (mut looked, mut idle) = (0, 0);
         let (in_a_row, of_one_list, mut of_dead) = match search {
             Search::Short => (IN_A_ROW, Some(OF_ONE_LIST), LOOKS as usize),
@@ -104,7 +105,7 @@ impl Shared {
                 looks.pass = looked / all.max(1);
                 self.choose(&mut cold, &mut victims, BATCH, &mut looks);
                 if cold.may_need_chunk(class) {
-                    passes = 2; // of which the first is choosy
+                    passes = 2; // the first is choosy
                     if are_smaller_than(&victims, cold.wanted(class)) {
                         let choosy = looked < all.min(IN_A_ROW);
                         chunk = self.choose_chunk(&mut cold, &mut victims, choosy, &mut looks);
@@ -125,7 +126,7 @@ impl Shared {
                 }
             }
             let dead = std::mem::replace(&mut of_dead, LOOKS as usize);
-            if self.take_apart(victims, &mut looks) + self.bury(dead) > 0 {
+            if self.free_marked(victims, &mut looks) + self.free_dead(dead) > 0 {
                 (looked, idle) = (0, 0);
                 looks.start_over();
                 continue;
@@ -138,17 +139,18 @@ impl Shared {
         }
     }
 
-    /// Pauses between two searches for a buffer. Dropping a guard is a plain store and wakes nothing, so
-    /// waiters poll. Once the patience is over one full search is left.
+    /// Pauses between two searches for a buffer. Dropping a guard is a plain store and wakes
+    /// nothing, so waiters poll. Once the patience is over one full search is left.
     ///
-    /// Instead of a pause, the calling thread writes dirty blocks of `source`; without one, of any device.
+    /// Instead of a pause, the calling thread writes dirty blocks of `source`; without one, of any
+    /// device.
     pub(super) fn wait_for_buffers(
         &self,
         source: Option<&Arc<Source>>,
         wait: &mut BufferWait,
     ) -> Result<(), GetError> {
         if wait.search == Search::Full {
-            // For the next call of a task, which does not write them itself.
+            // For the next call: a task does not write dirty buffers itself.
             if self.dirty_bytes() > 0 {
                 self.hurry_cleaner();
             }
@@ -158,15 +160,13 @@ impl Shared {
             wait.search = Search::Full;
             return Ok(());
         }
-        // They may be dirty.
+        // All buffers may be dirty.
         if self.clean_some_for(source) > 0 {
             return Ok(());
         }
         self.counters.page_retries.add(1);
-        // They may be this thread's own, and be read by its engine.
-        if !mutant("buffers-without-the-engine") {
-            crate::engine::turn_engine();
-        }
+        // All buffers may be loads on this thread's engine.
+        step!("wait for a buffer: turn the engine", crate::engine::turn_engine());
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         thread::sleep(PAUSE);
         #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -174,12 +174,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Has the policy name a few buffers.
+    /// Takes a few buffers to evict off the lists.
     fn choose(&self, cold: &mut Cold, victims: &mut Batch, most: usize, looks: &mut Looks) {
-        // Of a small cache not so many at once: they would be missed.
+        // Fewer of a small cache, whose buffers would be missed.
         let most = most.min((cold.limit() / 64).clamp(1, BATCH));
         let Cold { nodes, policy, scanned, .. } = cold;
-        // Those first that were read once: what stays goes behind the others.
+        // First the buffers that were read once. Those in use go to the front of the list.
         while looks.left > 0 && looks.has_more(looks.scanned, scanned.len) {
             if victims.len() == most {
                 return;
@@ -189,7 +189,7 @@ impl Shared {
             nodes.remove(scanned, frame);
             let entry = self.entry(frame);
             if nodes.of(frame).weight > 0 || entry.word().used() > 0 {
-                // Of more use than was thought.
+                // It was used again.
                 looks.lowered = true;
                 nodes.of(frame).once = false;
                 policy.insert(nodes, self, frame, entry.key());
@@ -206,8 +206,9 @@ impl Shared {
         }
     }
 
-    /// Frees what nobody looks at of what is marked. Returns how many.
-    fn take_apart(&self, victims: Batch, looks: &mut Looks) -> usize {
+    /// Frees the marked buffers that are not in use, and puts the others back. Returns the number
+    /// freed.
+    fn free_marked(&self, victims: Batch, looks: &mut Looks) -> usize {
         if victims.is_empty() {
             return 0;
         }
@@ -215,28 +216,19 @@ impl Shared {
             let at = at.min(victims.len() - 1);
             self.table.entry(victims[at].place)
         });
-        if mutant("insert-beside-a-dying-entry") || mutant("forget-overlooks-who-is-busy") {
-            linger(200);
-        }
         let mut in_use = [false; BATCH];
-        if !mutant("evict-without-a-scan") {
-            hazard::mark_named(&entries[..victims.len()], &mut in_use, self.order);
-        }
+        let marked = &entries[..victims.len()];
+        step!("evict: scan the slots", hazard::mark_protected(marked, &mut in_use, self.order));
         for at in 0..victims.len() {
             let (entry, place) = (entries[at], victims[at].place);
             // A guard may have become a pin since the mark; its slot was cleared after that.
-            in_use[at] |= entry.word().pins() > 0
-                && !mutant("evict-without-a-look-at-pins")
-                && !mutant("evict-what-is-loading");
+            in_use[at] |= !check!("evict: no pin after the scan", entry.word().pins() == 0);
             if in_use[at] {
                 entry.change(0, EVICT);
                 continue;
             }
             self.table.lock(entry.key()).hide(place);
             entry.free();
-        }
-        if mutant("evict-keeps-what-is-stale") || mutant("invalidate-lets-go-early") {
-            linger(200);
         }
         let mut cold = self.cold.lock();
         let mut freed = 0;
@@ -247,11 +239,11 @@ impl Shared {
                 freed += 1;
                 continue;
             }
-            if entries[at].word().has(STALE) && !mutant("evict-keeps-what-is-stale") {
+            if check!("evict: the buffer is not stale", !entries[at].word().has(STALE)) {
+                cold.keep(frame, looks);
+            } else {
                 let Cold { nodes, dead, .. } = &mut *cold;
                 nodes.push(dead, frame, On::Dead); // invalidated meanwhile
-            } else {
-                cold.keep(frame, looks);
             }
         }
         drop(cold);
@@ -259,12 +251,13 @@ impl Shared {
         freed
     }
 
-    /// Frees one invalidated buffer that is not in use, of the `most` oldest. Returns how many it freed.
-    fn bury(&self, most: usize) -> usize {
-        // Those that are in use go behind the others.
+    /// Frees one invalidated buffer that is not in use, of the `most` oldest. Returns the number
+    /// freed.
+    fn free_dead(&self, most: usize) -> usize {
+        // Those in use go to the front of the list.
         let mut left = self.cold.lock().dead.len.min(most);
         while left > 0 {
-            if self.bury_last() > 0 {
+            if self.free_last_dead() > 0 {
                 return 1;
             }
             left -= 1;
@@ -272,7 +265,7 @@ impl Shared {
         0
     }
 
-    fn bury_last(&self) -> usize {
+    fn free_last_dead(&self) -> usize {
         let mut cold = self.cold.lock();
         let Cold { nodes, dead, .. } = &mut *cold;
         let Some(frame) = nodes.last(dead) else { return 0 };
@@ -280,7 +273,7 @@ impl Shared {
         drop(cold);
         let entry = self.entry(frame);
         debug_assert!(entry.word().has(STALE), "a live buffer among the dead");
-        // Hidden, so that nobody comes to it any more: those who are there leave.
+        // The entry is hidden, so it gets no new users.
         let held_back = self.frames.header(frame).is_held();
         let unused = !held_back && hazard::is_left(entry, self.order);
         if unused {
@@ -296,7 +289,7 @@ impl Shared {
         usize::from(unused)
     }
 
-    /// Takes a frame back that is on no list.
+    /// Frees a frame that is on no list.
     pub(crate) fn give(&self, frame: Frame) {
         self.give_to(&mut self.cold.lock(), frame);
     }
@@ -305,13 +298,13 @@ impl Shared {
         let node = cold.nodes.of(frame);
         (node.weight, node.once) = (0, false);
         if cold.give(frame) {
-            // Rare: the cache was made smaller. Under the lock, so that nobody takes it meanwhile.
+            // Rare, after a resize. Under the lock, so that no thread takes the chunk meanwhile.
             self.frames.release(cold.chunk_of(frame));
         }
     }
 
-    /// One pass: looks at each buffer once, in the order of the policy, until so many are evicted.
-    /// Returns how many were.
+    /// Visits each buffer at most once, in the order of the policy, until `buffers` are evicted.
+    /// Returns the number of evicted buffers.
     pub(crate) fn shrink(&self, buffers: usize) -> usize {
         let mut freed = 0;
         let mut left = {
@@ -320,22 +313,22 @@ impl Shared {
         };
         let mut looks = Looks::new(None);
         while freed < buffers {
-            freed += self.bury(LOOKS as usize);
+            freed += self.free_dead(LOOKS as usize);
             let mut victims = Batch::new(Victim::NONE);
             let most = left.min(LOOKS as usize) as u32;
             looks.left = most;
             self.choose(&mut self.cold.lock(), &mut victims, buffers - freed, &mut looks);
             left -= (most - looks.left) as usize;
-            // None are left, or others have taken them meanwhile.
+            // No buffer is left, or other threads have taken the rest.
             if victims.is_empty() && (left == 0 || looks.left == most) {
                 break;
             }
-            freed += self.take_apart(victims, &mut looks);
+            freed += self.free_marked(victims, &mut looks);
         }
         freed
     }
 
-    /// Lets the cache have so many bytes, as far as it was built for.
+    /// Sets the capacity in bytes, at most the one that the cache was built with.
     pub(crate) fn resize(&self, bytes: usize) -> Result<(), GetError> {
         let smallest = self.frames.largest_size();
         if bytes < smallest {
@@ -362,10 +355,11 @@ impl Shared {
         Ok(())
     }
 
-    /// Gives memory back that had buffers once. What comes or goes meanwhile is left out.
+    /// Returns the memory of unused chunks to the system. Ignores chunks that are freed meanwhile.
     fn release_unused(&self) {
         for first in (0..).step_by(BATCH) {
-            // Under the lock, so that nobody takes it meanwhile; a few at a time, as a miss may wait.
+            // Under the lock, so that no thread takes them meanwhile; a few at a time, for the
+            // misses.
             let cold = self.cold.lock();
             for number in first..first + BATCH {
                 let Some(chunk) = cold.unused(number) else { return };
@@ -374,12 +368,12 @@ impl Shared {
         }
     }
 
-    /// How many passes of the evictor a buffer survives.
+    /// Sets the number of passes of the evictor that a buffer survives.
     pub(crate) fn set_weight(&self, frame: Frame, weight: u8) {
         self.cold.lock().nodes.of(frame).weight = weight;
     }
 
-    /// Has the policy take in a buffer that is being loaded.
+    /// Puts a buffer that is being loaded on a list of the policy.
     pub(super) fn admit(&self, frame: Frame, key: Key, reuse: Reuse) {
         let mut cold = self.cold.lock();
         let Cold { nodes, policy, scanned, .. } = &mut *cold;
@@ -395,15 +389,15 @@ impl Shared {
         self.note_miss(key, reuse, is_full);
     }
 
-    /// Takes a buffer off the list that it may be evicted from, if it is on one.
+    /// Takes a buffer off the list from which it may be evicted, if it is on one.
     pub(super) fn withdraw(&self, frame: Frame) {
         self.cold.lock().withdraw(frame);
     }
 
-    /// Makes the block nobody's: the next get reads it anew. Returns whether it was there.
+    /// Drops the buffer of a block, so that the next get reads the device. Returns whether it was
+    /// cached.
     ///
-    /// Waits for a load of the block that is under way, and for whoever takes it apart, writes it, or
-    /// writes it back. What was dirty is written no more.
+    /// Waits for a load, an eviction, a writer and a write-back of the block. Dirty bytes are lost.
     pub(crate) fn invalidate(
         &self,
         source: Option<&Arc<Source>>,
@@ -412,7 +406,7 @@ impl Shared {
         self.invalidate_unless(source, key, 0)
     }
 
-    /// The same, but of a block that is dirty.
+    /// Invalidates a block if it is clean.
     pub(super) fn invalidate_clean(
         &self,
         source: &Arc<Source>,
@@ -429,8 +423,9 @@ impl Shared {
     ) -> Result<bool, GetError> {
         let (mut rounds, mut since) = (0, None);
         loop {
-            if let Some(was_there) = self.try_invalidate(source, key, kept)? {
-                return Ok(was_there);
+            let was_there = self.try_invalidate(source, key, kept)?;
+            if check!("invalidate: nothing is to be waited for", was_there.is_some()) {
+                return Ok(was_there.unwrap_or_default());
             }
             match self.table.find(key).map(Entry::word) {
                 Some(word) if word.has(WRITE | BACK) => {
@@ -447,7 +442,7 @@ impl Shared {
         }
     }
 
-    /// The same; `None` where it would have to wait.
+    /// Invalidates a block without one of the flags `kept`. `None` if that has to wait.
     pub(super) fn try_invalidate(
         &self,
         source: Option<&Arc<Source>>,
@@ -462,20 +457,23 @@ impl Shared {
             if word.has(kept) {
                 return Ok(Some(false));
             }
-            if word.has(IO | WRITE) && hazard::named_by_me(entry) > 0 {
+            if word.has(IO | WRITE) && hazard::protected_by_me(entry) > 0 {
                 return Err(GetError::WouldDeadlock);
-            }
-            if word.has(IO) && mutant("invalidate-overlooks-loads") {
-                return Ok(Some(false));
             }
             if !word.is_readable() || word.has(BACK) {
                 return Ok(None);
             }
-            // Until its frame is among the dead. An evictor who has it lays it there as well, and if it
-            // were buried then, this thread would find the frame with another block.
-            let slot = hazard::name(entry, self.order)?;
+            // Protects the entry until its frame is on the list of the dead. An evictor that has
+            // the buffer puts it there too; if it were freed then, this thread would move the frame
+            // of another block.
+            let mut slot = None;
+            step!(
+                "invalidate: protect the entry",
+                slot = Some(hazard::protect(entry, self.order)?)
+            );
+            let clear = || slot.inspect(|slot| slot.clear());
             if entry.try_change(word, STALE, DIRTY).is_err() {
-                slot.clear();
+                clear();
                 continue;
             }
             let frame = word.frame();
@@ -484,21 +482,18 @@ impl Shared {
             if let Some(source) = source.filter(|_| word.has(DIRTY)) {
                 self.unlist_dirty(source, frame);
             }
-            if mutant("invalidate-lets-go-early") {
-                slot.clear();
-                linger(1000);
-            }
-            self.lay_out(frame);
-            slot.clear();
-            self.bury_last();
+            self.move_to_dead(frame);
+            clear();
+            self.free_last_dead();
             return Ok(Some(true));
         }
     }
 
-    /// Takes a buffer that is stale from the policy to the dead. The caller keeps it from being buried.
-    pub(super) fn lay_out(&self, frame: Frame) {
+    /// Moves a stale buffer from the policy to the list of the dead. The caller keeps it from being
+    /// freed.
+    pub(super) fn move_to_dead(&self, frame: Frame) {
         let mut cold = self.cold.lock();
-        // On none it is in an evictor's hands, who finds it stale.
+        // If it is on no list, an evictor has it, and will find it stale.
         if cold.withdraw(frame) {
             let Cold { nodes, dead, .. } = &mut *cold;
             nodes.push(dead, frame, On::Dead);
@@ -506,10 +501,10 @@ impl Shared {
     }
 }
 
-/// Victims on their way.
+/// The buffers of one eviction.
 pub(super) type Batch = Few<Victim, BATCH>;
 
-/// Whether there are some, and none of them leaves room for a frame of that class.
+/// Returns whether there are victims, all of them too small for a frame of that class.
 fn are_smaller_than(victims: &Batch, class: u8) -> bool {
     !victims.is_empty() && victims.iter().all(|victim| victim.frame.class() < class)
 }

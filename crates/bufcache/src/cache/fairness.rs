@@ -1,22 +1,22 @@
-//! What keeps a full, slow or hung device from holding up the others of its cache.
+//! Limits that keep a full, slow or hung device from delaying the other devices of its cache.
 //!
 //! ```text
 //!  dirty buffers:  | device A, hung: 1/2 of what may be dirty | B: 1/2 of the rest | C: ... | clean |
 //! ```
 //!
-//! A cache with one device lets that have all buffers. Among several devices:
+//! The device of a cache with one device may use all buffers. Among several devices:
 //!
-//! 1. Once another device has asked for a buffer, a device has at most as many dirty bytes as it leaves free to the others, of what may be dirty in all.
-//!    One device that is stuck so has half of that, two have a third each, and some is always free. A device
-//!    may always have [`FLOOR`], for when another took all before this one was attached.
-//! 2. A device whose last write failed gets no more dirty buffers while it has some. Its blocks can be written
-//!    past the cache; a write that succeeds, there or from the cache, lifts this.
-//! 3. Where the device's buffers are held back by a user, and no write of it is in flight, it may have more: the
-//!    device is not stuck.
-//! 4. Once another device has asked for a buffer, the tasks of a device have at most an equal share of the cache in
-//!    loads that have not ended: so a device that hangs leaves the others theirs. A thread that waits has one.
-//! 5. A thread writes back buffers of the device that it works on, and of no other: for those it wakes the
-//!    cleaner.
+//! 1. Once another device has asked for a buffer, a device has at most as many dirty bytes as are
+//!    left of the cache's limit. So a device that hangs holds half of the limit, two hold a third
+//!    each, and some is always left. A device may always have a [`FLOOR`]th of the cache dirty, in
+//!    case another one took all before this one was attached.
+//! 2. A device whose last write failed gets no more dirty buffers while it has some. Its blocks can
+//!    be written past the cache. A write that succeeds, past the cache or from it, ends this.
+//! 3. A device without a write in flight, whose buffers a user holds back, may have more: it does
+//!    not hang.
+//! 4. Once another device has asked for a buffer, the loads in flight that the tasks of a device
+//!    have begun take at most an equal share of the cache. A thread that blocks has one load at most.
+//! 5. A thread writes back buffers of its own device only, and wakes the cleaner for the others.
 
 use std::time::Instant;
 
@@ -30,7 +30,7 @@ use crate::error::GetError;
 use crate::source::Source;
 use crate::word::Key;
 
-/// A device may have this part of the cache dirty, whatever the others have. A guess.
+/// A device may have the cache's size divided by this dirty, whatever the others have. A guess.
 const FLOOR: usize = 64;
 
 impl Shared {
@@ -49,26 +49,26 @@ impl Shared {
         self.devices.load(Ordering::Relaxed) <= 1
     }
 
-    /// Notes that the device wants buffers.
+    /// Notes that the device has asked for a buffer.
     pub(super) fn note_want(&self, source: &Source) {
         if !source.writes.load.set_wants() {
             self.wanting.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    /// Whether another device wants buffers, too.
+    /// Returns whether another device has asked for a buffer.
     pub(super) fn is_shared(&self, source: &Source) -> bool {
         let own = usize::from(source.writes.load.wants());
         self.wanting.load(Ordering::Relaxed) > own
     }
 
-    /// Whether a thread that dirties a block writes others first.
+    /// Returns whether a thread that is about to dirty a block writes other blocks first.
     pub(crate) fn must_clean(&self, source: &Source) -> bool {
         self.is_too_dirty() && !self.is_shared(source)
     }
 
-    /// Before a thread dirties a block: writes some of the device's buffers if too many are dirty, and waits
-    /// for others to.
+    /// Waits until a thread may dirty a block. Writes some of the device's buffers if too many are
+    /// dirty.
     pub(super) fn limit_dirty(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
         if self.must_clean(source) {
             self.clean_some_for(Some(source));
@@ -83,7 +83,7 @@ impl Shared {
             }
             source.check_write()?;
             let is_over = since.get_or_insert_with(Instant::now).elapsed() >= self.patience;
-            // A write by another thread tells whether the device still fails.
+            // The result of another thread's write shows whether the device still fails.
             let is_told = done.error.is_some() || !done.overlapped || is_over;
             if let Some(errno) = load.failing().filter(|_| is_told) {
                 return Err(GetError::Io { errno, block: source.block(key) });
@@ -94,7 +94,7 @@ impl Shared {
             if is_over {
                 return Err(GetError::NoFreeBuffers);
             }
-            // Other threads give it buffers, or this thread's engine.
+            // Other threads write, or the engine of this thread does.
             turn_engine();
             #[cfg(not(any(offlock_loom, offlock_shuttle)))]
             thread::sleep(super::evict::PAUSE);
@@ -104,14 +104,14 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether a task may begin one more load of the device.
+    /// Returns whether a task may begin one more load of the device.
     pub(super) fn may_load(&self, source: &Source) -> bool {
         let devices = self.wanting.load(Ordering::Relaxed); // a hint
         let share = self.room() / devices.max(1);
         devices <= 1 || source.in_flight.count() << source.shift < share.max(1 << source.shift)
     }
 
-    /// Whether the block may become dirty now, or is dirty.
+    /// Returns whether the block may become dirty now, or is dirty already.
     pub(super) fn may_dirty(&self, source: &Source, key: Key) -> bool {
         if self.has_one_device() {
             return true;
@@ -122,13 +122,13 @@ impl Shared {
             let floor = (self.room() / FLOOR).max(1 << source.shift);
             load.dirty_bytes() < free.max(floor)
         };
-        // Without dirty buffers no write is left whose success would say that the device fails no more.
+        // Without dirty buffers no write is left that could succeed and end the refusal.
         let is_failing = load.failing().is_some() && load.dirty_bytes() > 0;
         let may = !is_failing && (!self.is_shared(source) || is_within());
         may || self.is_dirty(key)
     }
 
-    /// Writes some buffers because a miss of the device needs one. Returns how many.
+    /// Writes some dirty buffers because a miss of the device needs a buffer. Returns the number.
     pub(super) fn clean_some_for(&self, source: Option<&Arc<Source>>) -> usize {
         match source {
             Some(source) if !self.has_one_device() => {

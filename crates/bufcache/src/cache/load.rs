@@ -1,4 +1,4 @@
-//! A block that is being read.
+//! Loads: blocks that are being read.
 //!
 //! ```text
 //!  get, get_async, readahead ──► insert the entry, and pin it once more ──► the device begins to read
@@ -7,15 +7,16 @@
 //!  the entry is no longer loading ◄── wake ────────────────────────── Load::finish, or its drop
 //! ```
 //!
-//! The entry's first pin is the load's; every other belongs to a requester that waits. A requester that
-//! blocks may read the device itself: then the load ends before the requester begins to wait.
+//! The first pin of the entry belongs to the load, each other to a requester that waits. A
+//! requester that blocks may read the device itself: then the load ends before the requester begins
+//! to wait.
 //!
 //! # No wake-up is lost
 //!
-//! A task that waits puts its waker on the list, under the lock, and then looks at the word. The end of a load
-//! changes the word, and then takes the wakers off the list, under the lock. Whichever of the two has
-//! the lock first, the other sees what it did. Wakers that are still on the list once a load is over, or
-//! whose task is gone, are taken off it as well: a waker may keep a whole task.
+//! A task that waits adds its waker to the list, under the lock, and then loads the word. The end
+//! of a load changes the word, and then takes the wakers off the list, under the lock. Whichever of
+//! the two has the lock first, the other sees its change. The end of a load also takes wakers whose
+//! task is gone, because a waker may keep a whole task alive.
 
 use std::fmt;
 use std::io;
@@ -25,59 +26,60 @@ use std::ptr;
 use std::task::{Context, Poll, Waker};
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Arc, WordLock, check, mutant, panicking, step, thread_id};
+use percpu::sync::{Arc, WordLock, check, panicking, step, thread_id};
 
-use super::{Reuse, Shared, linger};
+use super::{Reuse, Shared};
 use crate::contain::contain;
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
+use crate::frames::Place;
 use crate::hazard::{self, Slot};
-use crate::in_flight::Operation;
-use crate::source::Source;
-use crate::table::Place;
+use crate::source::{Operation, Source};
 use crate::word::{FAILED, IO, Key, WRITE};
 
-/// A block that is to be read: its place on the device, and the buffer, which is the load's alone.
+/// A read of a block: an offset on the device, and the buffer, which belongs to the load alone.
 ///
-/// It is owned by the device that [begins](crate::BlockDevice::begin_read) the read, and ends once, in any
-/// thread: by [`finish`](Self::finish), or by its drop, which fails it with `ECANCELED`. The threads and tasks
-/// that want the block wait for that, and wait for ever if the load is forgotten.
+/// The device that [begins](crate::BlockDevice::begin_read) the read owns it and ends it once, in
+/// any thread: by [`finish`](Self::finish), or by a drop, which fails it with `ECANCELED`. The
+/// threads and tasks that need the block wait for that; if the load is forgotten, they wait for
+/// ever.
 #[must_use = "the block counts as being read until this ends"]
 pub struct Load {
     source: Operation<Arc<Source>>,
     key: Key,
     frame: Frame,
-    /// The thread that waits for it, where that begins it; 0: a task, readahead or a claim.
+    /// The thread that began the load and waits for it; 0 for a task, readahead or a claim.
     requester: u64,
 }
 
 impl Load {
-    /// `None` if the device was closed.
+    /// Returns a load of an inserted entry. `None` if the device is closed.
     pub(super) fn new(source: &Arc<Source>, key: Key, frame: Frame, blocks: bool) -> Option<Self> {
         let requester = if blocks { thread_id() } else { 0 };
         Some(Self { source: Operation::begin(Arc::clone(source))?, key, frame, requester })
     }
 
-    /// The number of its device.
+    /// Returns the number of the device.
     pub(super) fn device(&self) -> u16 {
         self.source.id
     }
 
-    /// Where the block begins on the device, in bytes.
+    /// Returns the offset on the device in bytes.
     pub fn offset(&self) -> u64 {
         Source::offset(self.key)
     }
 
-    /// Whether the calling thread blocks until this load ends, so that there is nothing to gain by reading
-    /// elsewhere. Another thread that the load is handed to does not.
+    /// Returns whether the calling thread blocks until this load ends, so that another thread would
+    /// not make it faster. False on a thread that the load was sent to.
     pub fn is_blocking(&self) -> bool {
         self.requester == thread_id()
     }
 
-    /// Has the device's blocking [`read`](crate::BlockDevice::read) called for it: at once, by a thread that
-    /// [blocks](Self::is_blocking) for the load anyway, otherwise by a thread of the cache's.
+    /// Calls the blocking [`read`](crate::BlockDevice::read) of the device, and ends the load: at
+    /// once on a thread that [blocks](Self::is_blocking) for it, otherwise later on a thread of the
+    /// cache.
     ///
-    /// Allocates where no room is left from earlier loads.
+    /// Allocates if no capacity is left from earlier loads.
     pub fn defer(self) {
         if self.is_blocking() {
             return self.read_here(1);
@@ -86,25 +88,27 @@ impl Load {
         match cache.pool.read(self) {
             Ok(false) => {}
             Ok(true) => step!("defer: wake those who may read it", cache.wake_threads(frame)),
-            // This thread reads only if there can be no other.
+            // No thread can be started.
             Err(load) => load.read_here(0),
         }
     }
 
-    /// Ends the load: with how much was read, less than all only at the end of the device, or with the
-    /// device's error. Wakes the waiters. A panic of the verifier is their error. `Interrupted` is told as
-    /// an error: the device tries again itself, before.
+    /// Ends the load with the number of bytes read, less than all only at the end of the device, or
+    /// with an error. Wakes the waiting threads and tasks, which also get a panic of the verifier
+    /// as an error. `Interrupted` is an error like any other: a device that wants to retry does so
+    /// first.
     pub fn finish(self, result: io::Result<usize>) {
         self.end(result, 0);
     }
 
-    /// Ends the load. `own` of the other pins are the calling thread's, which does not sleep.
+    /// Ends the load. `own` of the other pins belong to the calling thread, which need not be
+    /// woken.
     fn end(self, result: io::Result<usize>, own: u64) {
         let (source, key, frame) = self.into_parts();
         let mut bytes = source.cache.frames.bytes(frame);
         // SAFETY: invariant 1 of `frames`: the frame was the load's, and so is this function's.
         let bytes = unsafe { bytes.as_mut() };
-        let slot = source.writes.options.verify.is_some().then(|| source.cache.name_own(frame));
+        let slot = source.writes.options.verify.is_some().then(|| source.cache.protect_own(frame));
         let accepted = contain(|| source.accept(key, bytes, result));
         slot.flatten().inspect(|slot| slot.clear());
         match accepted.unwrap_or(Err(Failure::Panicked)) {
@@ -113,11 +117,12 @@ impl Load {
         }
     }
 
-    /// Reads the block on this thread. A panic of the device is the error of every waiter.
+    /// Reads the block on this thread. Each waiter gets a panic of the device as an error.
     pub(super) fn read_here(self, own: u64) {
-        let slot = self.source.cache.name_own(self.frame);
+        let slot = self.source.cache.protect_own(self.frame);
         let mut bytes = self.source.cache.frames.bytes(self.frame);
-        // SAFETY: invariant 1 of `frames`: the frame is the load's, which lives as long as this borrow.
+        // SAFETY: invariant 1 of `frames`: the frame is the load's, which lives as long as this
+        // borrow.
         let bytes = unsafe { bytes.as_mut() };
         let read = contain(|| {
             loop {
@@ -143,7 +148,7 @@ impl Load {
         source.cache.fail(&source, key, frame, failure, 0);
     }
 
-    /// Its parts, for a caller that ends it.
+    /// Takes the load apart, for a caller that ends it.
     fn into_parts(self) -> (Operation<Arc<Source>>, Key, Frame) {
         let this = ManuallyDrop::new(self);
         // SAFETY: `this` is neither dropped nor used for its source any more.
@@ -189,10 +194,10 @@ impl fmt::Debug for Load {
     }
 }
 
-/// Lists of wakers. A guess: with thousands of loads at a time each is short.
+/// The number of lists of wakers. A guess: with thousands of loads at a time each list is short.
 const LISTS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
 
-/// The wakers of tasks that wait for loads: a list for the frames of a number modulo [`LISTS`].
+/// The wakers of tasks that wait for loads or writes, in [`LISTS`] lists by frame.
 #[derive(Debug)]
 pub(super) struct AllWakers(Box<[Wakers]>);
 
@@ -212,7 +217,7 @@ impl AllWakers {
 #[repr(align(64))]
 pub(super) struct Wakers {
     list: WordLock<Vec<(Frame, Waker)>>,
-    /// Its length, for threads without the lock.
+    /// The length of the list, for threads without the lock.
     len: AtomicUsize,
 }
 
@@ -221,13 +226,13 @@ impl Wakers {
         Self { list: WordLock::new(Vec::new()), len: AtomicUsize::new(0) }
     }
 
-    /// Whether there are none. Those of tasks whose pin is gone already are seen, and perhaps others.
+    /// Returns whether the list is empty. Sees at least the wakers of tasks whose pin is gone.
     fn is_empty(&self) -> bool {
         // Ordering: Relaxed; the words of entries carry it, see `Entry::publish`.
         check!("load: no waker is left", self.len.load(Ordering::Relaxed) == 0)
     }
 
-    /// Wakes the tasks that wait for that frame.
+    /// Wakes the tasks that wait for a frame.
     pub(super) fn wake(&self, frame: Frame) {
         let take = || {
             let mut waiting = self.list.lock();
@@ -237,14 +242,13 @@ impl Wakers {
             self.len.store(waiting.len() - 1, Ordering::Relaxed);
             Some((waiting.swap_remove(at).1, left))
         };
-        // One by one, as they may do anything and the lock is not held meanwhile; and no more than there
-        // were at first: the frame may have another load by now, whose wakers come back to the list.
+        // One by one and without the lock, because a waker is foreign code. No more than there were
+        // at first: the frame may have another load by now, whose wakers come back to the list.
         let mut most = usize::MAX;
         while most > 0 {
             let Some((waker, left)) = take() else { return };
             most = most.min(left) - 1;
-            // A waker that panics is its task's affair: others are to be woken still, and this thread has a
-            // buffer to hand over.
+            // A waker that panics must not keep the other tasks asleep.
             let _ = contain(|| waker.wake());
         }
     }
@@ -261,9 +265,9 @@ impl Wakers {
 }
 
 impl Shared {
-    /// Names a buffer that this thread reads, so that it is told where it would wait for itself.
-    fn name_own(&self, frame: Frame) -> Option<&'static Slot> {
-        hazard::name(self.entry(frame), self.order).ok()
+    /// Sets a slot for a buffer that this thread reads, so that a get of it reports the deadlock.
+    fn protect_own(&self, frame: Frame) -> Option<&'static Slot> {
+        hazard::protect(self.entry(frame), self.order).ok()
     }
 
     /// Begins the load of an entry that was just inserted. It may have ended when this returns.
@@ -287,7 +291,7 @@ impl Shared {
         let _ = contain(|| source.device.begin_read(load));
     }
 
-    /// Publishes the bytes that were read as a buffer, and wakes the waiters: all pins but `own` are theirs.
+    /// Makes a loaded buffer readable, and wakes the waiters, which have all pins but `own`.
     fn publish(&self, frame: Frame, own: u64) {
         self.frames.writing(frame); // till now
         if self.entry(frame).publish().pins() > own || self.has_wakers(frame) {
@@ -299,21 +303,21 @@ impl Shared {
         !self.wakers.of(frame).is_empty()
     }
 
-    /// The load of the frame is over: its entry says so already.
+    /// Wakes the threads and tasks that wait for a frame. Its entry has changed before.
     pub(super) fn wake_waiters(&self, frame: Frame) {
         self.wake_threads(frame);
         step!("load: wake the tasks", self.wakers.of(frame).wake(frame));
     }
 
-    /// Has the threads look again that sleep for the frame's load.
+    /// Wakes the threads that sleep for a frame, which then look at the entry again.
     fn wake_threads(&self, frame: Frame) {
         let header = self.frames.header(frame);
         header.loaded.advance();
         header.loaded.wake_all();
     }
 
-    /// Whether the entry, which the caller has pinned, has lost those marks: `IO` when its load is over,
-    /// `WRITE` when a writer is done. If not, the task is woken when it has.
+    /// Returns ready once an entry that the caller has pinned has none of the flags `marks`: `IO`
+    /// until its load ends, `WRITE` until its writer ends.
     pub(crate) fn poll_marks(
         &self,
         place: Place,
@@ -324,32 +328,29 @@ impl Shared {
         if entry.word().has(marks) {
             let frame = entry.word().frame();
             let wakers = self.wakers.of(frame);
-            if mutant("poll: the marks are there still") {
-                linger(200);
-            }
             wakers.add(frame, context.waker())?;
             if check!("poll: the marks are there still", entry.word().has(marks)) {
                 return Poll::Pending;
             }
-            // The load may have ended before, and woken others.
+            // The load may have ended before this waker was on the list.
             wakers.wake(frame);
         }
         Poll::Ready(Ok(()))
     }
 
-    /// Why the load failed that has the entry, which the caller has pinned; `None` if it did not.
+    /// Returns why the load of an entry failed that the caller has pinned. `None` if it succeeded.
     pub(crate) fn failure(&self, place: Place) -> Option<Failure> {
         let word = self.table.entry(place).word();
         let header = self.frames.header(word.frame());
         word.has(FAILED).then(|| Failure::from_code(header.failure()))
     }
 
-    /// Whether nobody reads or writes the buffer of an entry that the caller has pinned.
+    /// Returns whether no load and no writer has an entry that the caller has pinned.
     pub(crate) fn is_over(&self, place: Place) -> bool {
         !self.table.entry(place).word().has(IO | WRITE)
     }
 
-    /// The frame of an entry that the caller has pinned.
+    /// Returns the frame of an entry that the caller has pinned.
     pub(crate) fn frame_at(&self, place: Place) -> Frame {
         self.table.entry(place).word().frame()
     }

@@ -1,15 +1,16 @@
-//! A block that is not there, or not yet.
+//! Misses: blocks that are not cached, or are being loaded.
 //!
 //! # The end of a load
 //!
-//! A [`Load`](super::Load) publishes the bytes, or hides the entry and stores the reason. A requester that
-//! comes meanwhile pins the entry and waits; the last pin of a failed load gives the frame back.
+//! A [`Load`](super::Load) publishes the bytes, or hides the entry and stores the reason. A
+//! requester that comes meanwhile pins the entry and waits; the last pin of a failed load gives the
+//! frame back.
 
 use std::mem::{self, ManuallyDrop};
 use std::time::Duration;
 
 use percpu::sync::atomic::{Ordering, fence};
-use percpu::sync::{Arc, check, hint, mutant, step, thread};
+use percpu::sync::{Arc, check, hint, step, thread};
 
 use super::evict::{BufferWait, Search};
 use super::write::{Fill, Got};
@@ -17,25 +18,25 @@ use super::{Held, Reuse, Shared};
 use crate::engine::{turn_engine, wait_by_engine};
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
+use crate::frames::Place;
 use crate::hazard;
 use crate::source::Source;
-use crate::table::Place;
-use crate::word::{EVICT, Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE, Word};
+use crate::word::{Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE, Word};
 
-/// A frame in hand that nobody else has; goes back when it is not used.
+/// A frame that this thread owns. Its drop gives the frame back.
 pub(super) struct Spare<'c> {
     cache: &'c Shared,
     pub(super) frame: Frame,
 }
 
-/// A pin of this thread on an entry. It goes also where a wait unwinds.
+/// A pin of this thread on an entry. Its drop unpins, also in a panic.
 pub(super) struct Pinned<'c> {
     cache: &'c Shared,
     entry: &'c Entry,
 }
 
 impl<'c> Pinned<'c> {
-    /// Takes over a pin that the entry has already.
+    /// Takes over a pin that the entry has.
     pub(super) fn new(cache: &'c Shared, entry: &'c Entry) -> Self {
         Self { cache, entry }
     }
@@ -52,11 +53,6 @@ impl Drop for Pinned<'_> {
     }
 }
 
-/// A planted bug: the entry of a block that is being evicted is as good as none.
-fn is_overlooked(entry: &Entry) -> bool {
-    mutant("insert-beside-a-dying-entry") && entry.word().has(EVICT)
-}
-
 impl Spare<'_> {
     pub(super) fn into_frame(self) -> Frame {
         ManuallyDrop::new(self).frame
@@ -69,33 +65,33 @@ impl Drop for Spare<'_> {
     }
 }
 
-/// What a thread or task is given that asks for a block.
+/// The result of a request for a block.
 #[must_use = "it may be pinned"]
 pub(crate) enum Entered {
-    /// The buffer is there, and the caller's slot keeps it.
+    /// The buffer is cached, and a slot of the caller protects it.
     There(Held),
-    /// The place of an entry that is pinned for the caller: the block is being read or written, or its load has
-    /// ended meanwhile.
+    /// The number of an entry that is pinned for the caller. The block is being read or written, or
+    /// its load has just ended.
     Pinned(Place),
-    /// The block was not there. The caller fills the buffer.
+    /// The block was not cached. The caller fills the buffer.
     Locked(Held),
-    /// The block may not be had now: it is being discarded.
+    /// The block is being discarded.
     Excluded,
 }
 
-/// What is asked for.
+/// A request for a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Want {
     pub(crate) class: u8,
     pub(crate) reuse: Reuse,
-    /// What a block that is not there begins with.
+    /// The contents of a block that was not cached.
     pub(crate) fill: Fill,
-    /// The calling thread waits for a buffer, and for the block. A task does not.
+    /// Whether the calling thread waits for a buffer and for the block. A task does not.
     pub(crate) blocks: bool,
 }
 
 impl Shared {
-    /// The buffer of a block, read from the device if it is not there.
+    /// Returns the buffer of a block, read from the device if it is not cached.
     #[cold]
     #[inline(never)]
     pub(crate) fn miss(
@@ -116,17 +112,17 @@ impl Shared {
                     let entry = self.table.entry(place);
                     return self.wait_for_load(source, key, entry).map(Got::Shared);
                 }
-                // The discard may be in this thread's engine.
+                // The discard may be on this thread's engine.
                 Entered::Excluded if turn_engine() => self.wait_a_moment(&mut rounds),
                 Entered::Excluded => source.writes.excluded.wait(key.sector(), self.patience),
             }
         }
     }
 
-    /// Looks a block up, and pins its entry if others read or write it. Inserts it if it is not there, and
-    /// begins to read it.
+    /// Looks a block up, and pins its entry if another thread reads or writes it. Inserts a block
+    /// that is not cached, and begins to read it.
     ///
-    /// A frame is taken before the lock, one by each thread that misses, whichever of them inserts the block.
+    /// Each thread that misses takes a frame before the lock. Only one of them inserts the block.
     pub(crate) fn enter(
         &self,
         source: &Arc<Source>,
@@ -143,21 +139,22 @@ impl Shared {
                 return Ok(Entered::There(held));
             }
             source.check_read(key)?;
-            if spare.is_none() && self.table.find(key).is_none_or(is_overlooked) {
+            let is_absent =
+                |found: Option<&Entry>| check!("enter: the block is absent", found.is_none());
+            if spare.is_none() && is_absent(self.table.find(key)) {
                 if !want.blocks && !self.may_load(source) {
                     return Err(GetError::NoFreeBuffers);
                 }
                 spare = self.spare(want.class, wait.search);
                 if spare.is_none() {
-                    // The block may be in one of the buffers by the time that one is free.
+                    // Looks again, because the block may be cached after the wait.
                     self.wait_for_buffers(Some(source), &mut wait)?;
                     continue;
                 }
             }
             let home = self.table.lock(key);
-            let found = home.find().filter(|entry| !is_overlooked(entry));
-            let is_absent = || check!("enter: the block is absent still", found.is_none());
-            if spare.is_some() && is_absent() {
+            let found = home.find();
+            if spare.is_some() && is_absent(found) {
                 if source.writes.excluded.has(key.sector()) {
                     drop(home); // before the spare frame: that is another lock
                     return Ok(Entered::Excluded);
@@ -169,8 +166,8 @@ impl Shared {
                     step!("enter: pin it for the requester", word = word.pinned_once_more());
                 }
                 let Some(place) = home.insert(word) else {
-                    // There are twice as many places as buffers; those of dying entries may be taken
-                    // for a moment.
+                    // The table has twice as many entries as buffers, but entries that are being
+                    // evicted are not free yet.
                     drop(home); // before the spare frame: that is another lock
                     continue;
                 };
@@ -190,9 +187,9 @@ impl Shared {
             let word = entry.word();
             let is_marked = word.has(IO | WRITE);
             self.check_class(word, want.class)?;
-            // A writer's guard, or a verifier or device that asks for the block it is at. A task goes on
-            // with other work.
-            if is_marked && want.blocks && hazard::named_by_me(entry) > 0 {
+            // This thread has a write guard, or is a verifier or device that gets its own block. A
+            // task does not block the thread.
+            if is_marked && want.blocks && hazard::protected_by_me(entry) > 0 {
                 return Err(GetError::WouldDeadlock);
             }
             if is_marked && word.pins() == MOST_PINS {
@@ -205,35 +202,35 @@ impl Shared {
                 return Ok(Entered::Pinned(self.frames.header(word.frame()).place()));
             }
             drop(home);
-            // Another thread takes it apart, or has changed it.
+            // Another thread evicts the entry, or has changed it.
             self.wait_a_moment(&mut rounds);
         }
     }
 
-    /// Lets another thread finish its change of an entry.
+    /// Waits a moment for another thread to finish its change of an entry.
     pub(super) fn wait_a_moment(&self, rounds: &mut u32) {
         *rounds = rounds.saturating_add(1);
         if *rounds < 16 {
             return hint::spin_loop();
         }
-        // It may be read by this thread's own engine.
+        // The load may be on this thread's engine.
         turn_engine();
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         if *rounds > 64 {
-            // It is being read: a matter of the device's time.
+            // It is a load, which takes as long as the device does.
             return thread::sleep(super::evict::PAUSE);
         }
         thread::yield_now();
     }
 
-    /// A frame in hand, if there is one to be had at once.
+    /// Takes a frame, if that needs no wait.
     pub(super) fn spare(&self, class: u8, search: Search) -> Option<Spare<'_>> {
         let frame = self.try_take_frame(class, search)?;
         self.counters.create.add(1);
         Some(Spare { cache: self, frame })
     }
 
-    /// Whether the block in that state has the length asked for.
+    /// Returns an error if the cached buffer has another size class.
     pub(super) fn check_class(&self, word: Word, class: u8) -> Result<(), GetError> {
         if word.frame().class() == class {
             return Ok(());
@@ -244,8 +241,7 @@ impl Shared {
         })
     }
 
-    /// Puts a block into the table that is not there, as being read; unless that would have to wait for
-    /// a buffer.
+    /// Inserts a block as being loaded, if it is not cached and that needs no wait for a buffer.
     pub(super) fn insert_load(&self, source: &Source, key: Key, class: u8) -> Option<Frame> {
         self.note_want(source);
         let spare = self.spare(class, Search::Short)?;
@@ -262,18 +258,18 @@ impl Shared {
         Some(spare.into_frame())
     }
 
-    /// Gives what was just put into the table to the caller, to fill: it has what its frame had.
+    /// Locks an entry that was just inserted for the caller, which fills it. Its bytes are any.
     pub(super) fn create(&self, source: &Source, key: Key, frame: Frame) -> Result<Held, GetError> {
         let entry = self.entry(frame);
-        let slot = match hazard::name(entry, self.order) {
+        let slot = match hazard::protect(entry, self.order) {
             Ok(slot) => slot,
             Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory, 0)),
         };
         self.admit(frame, key, Reuse::Likely);
         self.frames.writing(frame);
-        // Before anybody finds it there: what is refused now was never in the cache.
+        // Before other threads can lock it: a block that is refused here was never cached.
         entry.change(WRITE, 0);
-        // Ordering: SeqCst, against the fence of who closes the device; see `close`.
+        // Ordering: SeqCst, against the fence in `Shared::close`; see there.
         fence(Ordering::SeqCst);
         if source.writes.refuses_writers() {
             slot.clear();
@@ -283,8 +279,8 @@ impl Shared {
         Ok(Held { slot, frame })
     }
 
-    /// Takes a load that failed out of the table, and fails its waiters. `own` of the pins beside the load's
-    /// are the calling thread's.
+    /// Removes the entry of a failed load, and wakes its waiters. `own` of the pins beside that of
+    /// the load belong to the calling thread.
     pub(super) fn fail(
         &self,
         source: &Source,
@@ -309,7 +305,8 @@ impl Shared {
         failure.of(source.block(key))
     }
 
-    /// Sleeps until the load is over that keeps the entry, which this thread has pinned.
+    /// Sleeps until the load or write of an entry ends that this thread has pinned, and returns its
+    /// buffer.
     fn wait_for_load(&self, source: &Source, key: Key, entry: &Entry) -> Result<Held, GetError> {
         let _pinned = Pinned::new(self, entry);
         let frame = entry.word().frame();
@@ -320,25 +317,25 @@ impl Shared {
             let failure = Failure::from_code(self.frames.header(frame).failure());
             return Err(failure.of(source.block(key)));
         }
-        // The pin keeps it until the slot is seen: `unpin` orders the two.
-        let named = hazard::name(entry, self.order).map_err(GetError::from);
+        // The pin keeps the entry until the slot is visible: `unpin` orders the two.
+        let slot = hazard::protect(entry, self.order).map_err(GetError::from);
         self.frames.reading(frame);
-        named.map(|slot| Held { slot, frame })
+        slot.map(|slot| Held { slot, frame })
     }
 
-    /// Sleeps until the entry is neither read nor written.
+    /// Sleeps until an entry is neither loaded nor written.
     fn sleep_for_load(&self, entry: &Entry) -> Result<(), GetError> {
         let header = self.frames.header(entry.word().frame());
         let mut since = None;
         if header.is_claimed_by_me() {
-            // It may have the load still, or its engine has it; nobody else need end it.
+            // This thread or its engine may have the load, which no other thread ends then.
             let mut rounds = 16;
             while entry.word().has(IO) {
                 self.pause(&mut rounds, &mut since).map_err(|_| GetError::WouldDeadlock)?;
                 turn_engine();
             }
         }
-        // Another thread may wait for what this one's engine has begun.
+        // Another thread may wait for an operation of this one's engine.
         step!(
             "wait: turn the engine of this thread",
             wait_by_engine(|context| { self.poll_marks(header.place(), IO, context).is_ready() })
@@ -350,12 +347,12 @@ impl Shared {
                 return Ok(());
             }
             if word.has(WRITE) {
-                // A thread's guard, which may wait for one of ours.
+                // The writer may wait for a guard of this thread, so the wait is bounded.
                 let left = self.time_left(&mut since)?;
                 header.sleep(seen, left);
                 continue;
             }
-            // The cache's threads that read the device may all wait for this one.
+            // The threads of the pool may all wait for this thread.
             if let Some(load) = self.pool.take_queued(entry.key().device(), word.frame()) {
                 load.read_here(1);
                 continue;
@@ -364,20 +361,21 @@ impl Shared {
         }
     }
 
-    /// Makes a pin of a slot. Returns the place of its entry.
+    /// Converts the protection by a slot into a pin. Returns the number of the entry.
     pub(crate) fn pin_held(&self, Held { slot, frame }: Held) -> Result<Place, GetError> {
         let pinned = self.entry(frame).pin();
         let place = self.frames.header(frame).place();
         slot.clear();
-        pinned.map(|()| place)
+        pinned?;
+        Ok(place)
     }
 
-    /// Takes a pin off the entry at `place`.
+    /// Unpins the entry at `place`.
     pub(crate) fn unpin_place(&self, place: Place) {
         self.unpin(self.table.entry(place));
     }
 
-    /// Takes a pin off; the last one of a failed load gives its frame back.
+    /// Unpins an entry. The last pin of a failed load gives the frame back.
     pub(crate) fn unpin(&self, entry: &Entry) {
         let left = entry.unpin();
         if check!("unpin: it was the last pin", left.pins() == 0) && left.has(FAILED) {

@@ -1,4 +1,4 @@
-//! A cache: the table, the frames, and what both are handed through.
+//! The shared state of a cache, and the path of a hit.
 //!
 //! ```text
 //!  get ──► table: there? ──yes──► slot, fence, look again ──► guard          no shared write
@@ -32,12 +32,12 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Arc, WordLock, mutant};
+use percpu::sync::{Arc, WordLock};
 use percpu::{AllocError, PerCpuCounter};
 
-pub(crate) use self::aside::Forget;
 #[cfg(any(offlock_loom, offlock_shuttle))]
-pub(crate) use self::aside::{begin_to_forget, begin_to_read};
+pub(crate) use self::aside::begin_to_read;
+pub(crate) use self::aside::{Forget, begin_to_forget};
 pub use self::bypass::Bypass;
 pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
 pub(crate) use self::cleaner::Limits;
@@ -45,15 +45,16 @@ use self::load::AllWakers;
 pub use self::load::Load;
 pub(crate) use self::miss::{Entered, Want};
 use self::pool::Pool;
-use self::timer::Timer;
+use self::timer::{HAS_TIME, Timer};
 pub(crate) use self::wipe::Wipe;
 pub(crate) use self::write::{Fill, Got};
-use crate::cold::{Cold, On, Victim};
+use crate::cold::Cold;
 use crate::contain::contain;
 use crate::error::BuildError;
 use crate::frames::{Frame, Frames};
 use crate::hazard::{self, Order, Slot};
 use crate::ids::{Identity, Ids};
+use crate::nodes::{On, Victim};
 use crate::policy::{Buffers, Eviction, Policy, Samples, Shadows};
 use crate::table::Table;
 use crate::tally::Tally;
@@ -62,47 +63,47 @@ use crate::times::{Counts, Times};
 use crate::wait::Reply;
 use crate::word::{Entry, Key, SAMPLED};
 
-/// One of so many hits of a thread is timed. A guess: it takes some ten times a hit's time.
+/// One of this many hits of a thread is timed. A guess: timing takes ten times as long as a hit.
 const SAMPLE: u64 = 4096;
 
-/// What all handles of a cache share.
+/// The state that all handles of a cache share.
 pub(crate) struct Shared {
     table: Table,
     pub(crate) frames: Frames,
     cold: TimedLock<Cold>,
-    /// Of its devices.
+    /// The numbers and identities of the devices.
     ids: WordLock<Ids>,
     wakers: AllWakers,
     pool: Pool,
     timer: Timer,
     dirty_bytes: AtomicUsize,
-    /// Devices that are attached. A plain atomic, which no model explores: a hint.
+    /// The number of attached devices. A hint, so a plain atomic, which no model explores.
     devices: std::sync::atomic::AtomicUsize,
-    /// Those of them that have asked for a buffer. As `devices`.
+    /// The number of devices that have asked for a buffer. A hint, as `devices`.
     wanting: std::sync::atomic::AtomicUsize,
     pub(crate) counters: Counters,
-    /// Hits of sampled blocks, and what each rule would make of them; none where the rule is fixed.
+    /// Hits of sampled blocks, for the shadows.
     samples: Samples,
     shadows: WordLock<Option<Shadows>>,
-    /// Gets that were hits, but for those in `counters`.
+    /// The number of hits, except for those in `counters.get`.
     hits: Tally,
     hit_times: Counts,
     pub(crate) miss_times: Counts,
-    /// Of its locks.
+    /// The hold times of the locks, if they are measured.
     pub(crate) holds: Holds,
-    /// The capacity in bytes, for who has no lock.
+    /// The capacity in bytes, for threads without the lock.
     room: AtomicUsize,
-    /// Between hits and evictions.
+    /// The fences between hits and evictions.
     order: Order,
-    /// How long a miss waits for a buffer.
+    /// How long a miss waits for a buffer, and other calls for a guard.
     pub(crate) patience: Duration,
     since: Instant,
 }
 
-/// What is counted: all but the evictions by the names that the XFS buffer cache has for them.
+/// The counters; all but `evictions` have the names of the XFS buffer cache.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// But for hits that `hits` counts.
+    /// Gets, except for hits that `hits` counts.
     pub(crate) get: PerCpuCounter,
     pub(crate) create: PerCpuCounter,
     pub(crate) page_retries: PerCpuCounter,
@@ -111,23 +112,47 @@ pub(crate) struct Counters {
     pub(crate) miss_locked: PerCpuCounter,
     pub(crate) get_read: PerCpuCounter,
     pub(crate) evictions: PerCpuCounter,
-    /// Blocks that the device was given, and in how many calls.
+    /// Blocks written to devices, and the calls that wrote them.
     pub(crate) written: PerCpuCounter,
     pub(crate) write_calls: PerCpuCounter,
     /// Syncs of devices.
     pub(crate) syncs: PerCpuCounter,
-    /// Ranges that were not read ahead.
+    /// Ranges whose readahead was dropped.
     pub(crate) ahead_dropped: PerCpuCounter,
 }
 
-/// Whether a block is likely to be asked for again.
+/// Whether a block is likely to be used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reuse {
     Likely,
     None,
 }
 
-/// A buffer that a slot of this thread keeps.
+impl Counters {
+    /// Returns counters that have their memory, so that the first miss that counts something
+    /// allocates nothing.
+    fn new() -> Self {
+        let all = Self::default();
+        let of_a_miss = [
+            &all.get,
+            &all.create,
+            &all.page_retries,
+            &all.get_locked_waited,
+            &all.miss_locked,
+            &all.get_read,
+            &all.evictions,
+            &all.written,
+            &all.write_calls,
+        ];
+        if HAS_TIME {
+            // Without memory a counter is only slower.
+            of_a_miss.into_iter().for_each(|counter| _ = counter.reserve());
+        }
+        all
+    }
+}
+
+/// A buffer that a slot of this thread protects.
 pub(crate) struct Held {
     pub(crate) slot: &'static Slot,
     pub(crate) frame: Frame,
@@ -157,7 +182,7 @@ impl Shared {
             devices: std::sync::atomic::AtomicUsize::new(0),
             wanting: std::sync::atomic::AtomicUsize::new(0),
             since: Instant::now(),
-            counters: Counters::default(),
+            counters: Counters::new(),
             samples,
             shadows: WordLock::new(shadows),
             hits: Tally::new(),
@@ -169,7 +194,7 @@ impl Shared {
         }
     }
 
-    /// The buffer of `key`, if it is there and readable. Wait-free, without a shared write.
+    /// Returns the buffer of `key` if it is cached and readable. Wait-free, without a shared write.
     pub(crate) fn hit(&self, key: Key, class: u8, reuse: Reuse) -> Option<Held> {
         let (held, is_sampled) = self.look_up(key, class, reuse)?;
         if is_sampled {
@@ -178,21 +203,13 @@ impl Shared {
         Some(held)
     }
 
-    /// The same, without [`note_hit`](Self::note_hit): returns whether that is to be called.
+    /// As [`hit`](Self::hit), but returns whether the caller is to call
+    /// [`note_hit`](Self::note_hit).
     #[inline(always)]
     pub(crate) fn look_up(&self, key: Key, class: u8, reuse: Reuse) -> Option<(Held, bool)> {
         let entry = self.table.find(key)?;
-        let early = mutant("hit-looks-before-it-names").then(|| entry.look(key));
-        if mutant("hit-without-a-second-look") {
-            linger(200);
-        }
-        let slot = hazard::name(entry, self.order).ok()?;
-        let seen = match early {
-            Some(early) => early,
-            None if mutant("hit-without-a-second-look") => Some(entry.word()),
-            None => entry.look(key),
-        };
-        if let Some(word) = seen {
+        let slot = hazard::protect(entry, self.order).ok()?;
+        if let Some(word) = entry.look(key) {
             if word.is_readable() && word.frame().class() == class {
                 if reuse == Reuse::Likely {
                     entry.count_hit(word);
@@ -206,7 +223,7 @@ impl Shared {
         None
     }
 
-    /// Has a thread of the cache make a call for a device. Returns what its result comes to.
+    /// Makes a call for a device on a thread of the cache. Returns the handle of its result.
     pub(crate) fn call<T: Send + 'static>(
         &self,
         device: u16,
@@ -218,14 +235,16 @@ impl Shared {
         reply
     }
 
-    /// Has a thread of the cache make a call for a device; the calling thread does only if there can be no other.
+    /// Makes a call for a device on a thread of the cache, or on this one if no thread can be
+    /// started.
     pub(crate) fn call_blocking(&self, device: u16, call: impl FnOnce() + Send + 'static) {
         if let Err(call) = self.pool.call(device, Box::new(call)) {
             call();
         }
     }
 
-    /// Counts a get that was a hit: this thread's slot has its buffer. Returns whether it is to be timed.
+    /// Counts a hit, whose buffer a slot of this thread protects. Returns whether it is to be
+    /// timed.
     #[inline(always)]
     pub(crate) fn count_get(&self) -> bool {
         match hazard::number().and_then(|record| self.hits.count(record)) {
@@ -237,7 +256,7 @@ impl Shared {
         }
     }
 
-    /// What few hits need. One call: with two, a hit would spill a register before its fence.
+    /// Does what few hits need. One function, because with two a hit would spill a register.
     #[cold]
     #[inline(never)]
     pub(crate) fn note_and_time(&self, key: Key, class: u8, is_sampled: bool, is_timed: bool) {
@@ -249,7 +268,7 @@ impl Shared {
         }
     }
 
-    /// Looks a block up once more, for the clock.
+    /// Looks a block up again, and measures the time.
     fn time_a_hit(&self, key: Key, class: u8) {
         let began = Instant::now();
         if let Some(held) = self.hit(key, class, Reuse::None) {
@@ -266,12 +285,12 @@ impl Shared {
         }
     }
 
-    /// Gets so far.
+    /// Returns the number of gets.
     pub(crate) fn gets(&self) -> u64 {
         self.counters.get.sum().max(0) as u64 + self.hits.sum()
     }
 
-    /// The capacity in bytes, as of late.
+    /// Returns a recent value of the capacity in bytes.
     pub(crate) fn room(&self) -> usize {
         self.room.load(Ordering::Relaxed) // a hint
     }
@@ -284,7 +303,7 @@ impl Shared {
         self.table.entry(self.frames.header(frame).place())
     }
 
-    /// A number for a device, which no buffer has.
+    /// Takes a device number that no buffer has.
     pub(crate) fn take_id(&self) -> Result<u16, BuildError> {
         let mut ids = self.ids.lock();
         if let Some(id) = ids.take() {
@@ -293,8 +312,8 @@ impl Shared {
         if ids.retired() == 0 {
             return Err(BuildError::TooManyDevices);
         }
-        // Whoever could insert one of their blocks is gone, so one walk finds them all. The lock of
-        // the numbers carries here what those did.
+        // No thread inserts blocks of retired numbers any more, so one walk finds them all. The
+        // lock of the numbers carries the earlier insertions.
         for key in self.table.keys() {
             if ids.is_retired(key.device()) {
                 // The only error without a device: no memory for this thread's slots.
@@ -305,29 +324,29 @@ impl Shared {
         ids.take().ok_or(BuildError::TooManyDevices)
     }
 
-    /// Sees to it that the blocks of what this is are in the cache once.
+    /// Notes that a file is attached, so that it is not attached twice.
     pub(crate) fn attach(&self, identity: Identity, block_size: usize) -> Result<(), BuildError> {
         let attached = self.ids.lock().attach(identity, block_size);
         attached.map_err(|block_size| BuildError::Attached { block_size })
     }
 
-    /// Nothing of it is written any more by this cache.
+    /// Notes that a file is not attached any more: no operation of it is in flight.
     pub(crate) fn detach(&self, identity: Identity) {
         self.ids.lock().detach(identity);
     }
 
-    /// The device with that number is gone.
+    /// Retires the number of a dropped device.
     pub(crate) fn retire_id(&self, id: u16) {
         self.ids.lock().retire(id);
     }
 
-    /// Bytes of its buffers, in use or kept for use.
+    /// Returns the bytes of the buffers, in use or free but not released.
     pub(crate) fn bytes_in_use(&self) -> usize {
         let units = self.cold.lock().units_in_use();
         self.frames.bytes_of(units)
     }
 
-    /// The rule in force.
+    /// Returns the rule of eviction in force.
     pub(crate) fn eviction(&self) -> Eviction {
         self.cold.lock().policy.rule()
     }
@@ -335,13 +354,6 @@ impl Shared {
     pub(crate) fn capacity(&self) -> usize {
         let units = self.cold.lock().limit();
         self.frames.bytes_of(units)
-    }
-}
-
-/// Where a bug is planted: gives others the time to meet it, which few random schedules do.
-pub(crate) fn linger(turns: u32) {
-    if cfg!(offlock_shuttle) {
-        (0..turns).for_each(|_| percpu::sync::thread::yield_now());
     }
 }
 
@@ -361,8 +373,8 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Makes the shared part of a cache of `units` of two to the power of `unit` bytes, in chunks of two
-/// to the power of `chunk` bytes. With shadows, of so many blocks, if blocks are `sampled`.
+/// Makes the shared part of a cache of `units` of two to the power of `unit` bytes, in chunks of
+/// two to the power of `chunk` bytes. With shadows, of so many blocks, if blocks are `sampled`.
 pub(crate) fn make(
     units: usize,
     (unit, chunk): (u32, u32),

@@ -1,4 +1,4 @@
-//! For who must not wait, and who goes to the device past the cache: is anything newer here?
+//! Calls that do not wait, and calls for programs that also read the device themselves.
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ use crate::wait::{Mode, now};
 use crate::word::{DIRTY, Key};
 
 impl Shared {
-    /// The buffer of a block that is written whole, where that needs no wait. The bytes are those of the
-    /// block, or any: the caller fills it.
+    /// Locks the buffer of a block that the caller overwrites, if that needs no wait. The bytes are
+    /// any.
     pub(crate) fn try_create(
         &self,
         source: &Arc<Source>,
@@ -46,15 +46,14 @@ impl Shared {
         }
     }
 
-    /// Whether the device may not have what was written of these blocks: they are dirty, or were written
-    /// and may be lost. What nobody was told of yet is not asked about.
+    /// Returns whether the device may lack a write of these blocks that has ended: a block is
+    /// dirty, or a failed sync may have lost it.
     pub(crate) fn is_newer(&self, source: &Source, blocks: Range<u64>) -> bool {
         let sectors = source.sectors_of(blocks.clone());
         if source.writes.is_lost(&sectors) {
             return true;
         }
-        // A block counts here before it says `DIRTY`, and until the device has it: whoever was told of a
-        // write sees that it counts.
+        // A block counts in `dirty_bytes` from before `DIRTY` is set until the device has it.
         if self.dirty_bytes() == 0 {
             return false;
         }
@@ -74,14 +73,14 @@ impl Shared {
         false
     }
 
-    /// Whether the block is in the table, and the device does not have it.
+    /// Returns whether the block is cached and dirty.
     pub(super) fn is_dirty(&self, key: Key) -> bool {
-        // One that is gone when it is looked at was clean before.
+        // A block that has left the table meanwhile was clean before.
         let word = self.table.find(key).and_then(|entry| entry.look(key));
         word.is_some_and(|word| word.has(DIRTY))
     }
 
-    /// Gives the device what is dirty of these blocks.
+    /// Writes the dirty blocks of a range.
     pub(crate) fn flush_range(
         &self,
         source: &Arc<Source>,

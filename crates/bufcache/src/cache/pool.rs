@@ -17,7 +17,8 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Arc, Condvar, Mutex, MutexGuard, spawn, step};
+use percpu::sync::std_lock::{Condvar, Mutex, MutexGuard};
+use percpu::sync::{Arc, spawn, step};
 
 use super::cleaner::Limits;
 use super::load::Load;
@@ -48,6 +49,7 @@ pub(crate) struct Pool {
 }
 
 struct Queue {
+    /// A lock of `std`, as a miss takes it: `parking_lot` allocates when a thread first waits.
     state: Mutex<State>,
     changed: Condvar,
     /// The number of queued loads of all devices.

@@ -7,11 +7,12 @@
 
 use super::Shared;
 use super::evict::Batch;
-use crate::cold::{Cold, On, Victim};
+use crate::cold::Cold;
 use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
-use crate::policy::{Looks, mark, may_go};
+use crate::nodes::{On, Victim};
+use crate::policy::{Looks, is_evictable, mark};
 use crate::word::{EVICT, NEW};
 
 /// The largest number of frames of a chunk.
@@ -76,7 +77,7 @@ impl Shared {
                 On::Free => continue,
                 On::Policy(_) | On::Scanned => {
                     let word = self.entry(frame).word();
-                    if node.weight > 0 || !may_go(word) {
+                    if node.weight > 0 || !is_evictable(word) {
                         return None;
                     }
                     uses += word.used();
@@ -160,7 +161,7 @@ impl Shared {
         }
         let entries = &entries[..len];
         let mut in_use = [false; MOST];
-        hazard::mark_named(entries, &mut in_use, self.order);
+        hazard::mark_protected(entries, &mut in_use, self.order);
         for (entry, in_use) in entries.iter().zip(&mut in_use) {
             // After the scan: a guard that becomes a pin pins before it clears its slot.
             *in_use |= entry.word().pins() > 0;

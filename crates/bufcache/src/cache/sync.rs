@@ -9,18 +9,17 @@
 use std::ops::Range;
 use std::time::Instant;
 
-use percpu::sync::{Arc, mutant, step};
+use percpu::sync::{Arc, check, step};
 
+use super::Shared;
 use super::back::Task;
 use super::changes::DeviceSync;
 use super::completion::Batch;
-use super::{Shared, linger};
 use crate::contain::contain;
 use crate::dirty::{Extents, Unsynced, WriteError};
 use crate::error::GetError;
 use crate::hazard;
-use crate::in_flight::Operation;
-use crate::source::Source;
+use crate::source::{Operation, Source};
 use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
@@ -77,7 +76,7 @@ impl Shared {
         let sync = async {
             // The sync that this one has waited for may have failed: the device would say that all is
             // well, of blocks that it has given up.
-            if source.writes.poisoned().is_some() && !mutant("sync-of-a-poisoned-device") {
+            if !check!("sync: the device is not poisoned", source.writes.poisoned().is_none()) {
                 return false;
             }
             source.writes.change_unsynced(Unsynced::begin_sync);
@@ -121,10 +120,10 @@ impl Shared {
         if let Some(error) = done.error {
             return Err(error);
         }
-        // Written by somebody else, and not durable.
-        let written = source.writes.unsynced(|unsynced| unsynced.touches(&sectors))
-            && !mutant("durable-write-trusts-others");
-        if written { self.sync_device(source, mode).await } else { Ok(()) }
+        // Another thread may have written them, and not durably.
+        let is_synced = !source.writes.unsynced(|unsynced| unsynced.touches(&sectors));
+        let is_synced = check!("write through: no sector is unsynced", is_synced);
+        if is_synced { Ok(()) } else { self.sync_device(source, mode).await }
     }
 
     /// Lets a device be written again whose sync failed. A block that was written since the last good sync is
@@ -132,11 +131,12 @@ impl Shared {
     /// they are cached: what was read from the device after the write need not be what was written.
     pub(crate) fn reset(&self, source: &Arc<Source>) -> Result<Vec<Range<u64>>, WriteError> {
         // Another that ends behind this one would forget what a sync has lost since.
-        let _alone = (!mutant("two-resets-at-once")).then(|| source.writes.alone.lock());
+        let mut _alone = None;
+        step!("reset: one at a time", _alone = Some(source.writes.alone.lock()));
         if source.writes.poisoned().is_none() {
             return Ok(Vec::new());
         }
-        self.wait_for_write_backs(source)?;
+        step!("reset: wait for the write-backs", self.wait_for_write_backs(source)?);
         let taken = source.writes.change_unsynced(|unsynced| {
             unsynced.begin_sync();
             unsynced.syncing.clone()
@@ -183,7 +183,7 @@ impl Shared {
     fn wait_for_write_backs(&self, source: &Source) -> Result<(), WriteError> {
         let mut since = None;
         let mut walk = source.writes.dirty.lock().walk();
-        while !walk.is_over() && !mutant("reset-waits-for-nobody") {
+        while !walk.is_over() {
             let marked = {
                 let list = source.writes.dirty.lock();
                 let keyed = |frame| (frame, self.entry(frame).key());
@@ -212,7 +212,7 @@ impl Shared {
             let word = entry.word();
             // Before it is asked whether it is dirty: what the device has by now is clean in a moment.
             if word.has(WRITE | BACK) {
-                if word.has(WRITE) && hazard::named_by_me(entry) > 0 {
+                if word.has(WRITE) && hazard::protected_by_me(entry) > 0 {
                     return Err(GetError::WouldDeadlock);
                 }
                 self.wait_for_mark(word.frame(), key, &mut since)?;
@@ -240,9 +240,6 @@ impl Shared {
                     if is_there {
                         self.list_dirty(source, word.frame());
                         self.end_marks(entry, word.frame(), WRITE, DIRTY);
-                        if mutant("two-resets-at-once") {
-                            linger(4000);
-                        }
                         return Ok(true);
                     }
                     self.end_marks(entry, word.frame(), WRITE, 0);

@@ -1,5 +1,5 @@
-//! Wakes operations after a time: those that wait for what wakes nothing, as the drop of a guard, and those whose wait
-//! has an end.
+//! Wakes tasks' operations at a time: for waits with a timeout, and for waits on events that wake
+//! nothing, such as the drop of a guard.
 
 use std::time::{Duration, Instant};
 
@@ -9,12 +9,12 @@ use percpu::sync::{Arc, Condvar, Mutex, spawn, thread};
 
 use crate::wait::wake_all;
 
-/// Whether time passes: in a model it does not.
+/// Whether time passes, which it does not in a model.
 pub(super) const HAS_TIME: bool = !cfg!(any(offlock_loom, offlock_shuttle));
-/// The thread ends when it has had nothing to do for so long. A guess.
+/// The thread ends after so long without work. A guess.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// One thread, while an operation waits for a time.
+/// Starts a thread while an operation waits for a time.
 pub(super) struct Timer(Arc<Inner>);
 
 struct Inner {
@@ -23,7 +23,7 @@ struct Inner {
 }
 
 struct State {
-    /// One of each operation: the earliest.
+    /// The earliest time of each operation.
     due: Vec<(Instant, Waker)>,
     has_thread: bool,
     closed: bool,
@@ -35,7 +35,8 @@ impl Timer {
         Self(Arc::new(Inner { state: Mutex::new(state), changed: Condvar::new() }))
     }
 
-    /// Wakes an operation then, or before. In a model: once other threads have had a turn.
+    /// Wakes an operation at a time or earlier. In a model, wakes it after other threads had a
+    /// turn.
     pub(super) fn add(&self, at: Instant, waker: &Waker) {
         if !HAS_TIME {
             thread::yield_now();
@@ -50,7 +51,7 @@ impl Timer {
             let inner = Arc::clone(&self.0);
             let started = spawn("bufcache-timer".into(), move || inner.work()).is_ok();
             if !started {
-                // Without a thread the operation looks again and again.
+                // Without a thread the operation polls.
                 state.due.retain(|(_, known)| !known.will_wake(waker));
                 drop(state);
                 thread::yield_now();
@@ -77,7 +78,7 @@ impl Timer {
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        // No operation is left, as each keeps the cache.
+        // No operation is left, because each keeps the cache alive.
         self.0.state.lock().closed = true;
         self.0.changed.notify_one();
     }

@@ -1,31 +1,30 @@
-//! Discards, zeros and writes past the cache: what the device does to a range, and what is cached of it.
+//! Discards, zeroes and writes past the cache.
 //!
-//! The range is [excluded](crate::dirty::Exclusion) first: nobody inserts a block of it. What is clean is
-//! invalidated; what is dirty is marked as if it were written back, so that it neither changes nor goes, and
-//! is dropped once the device has done it. Where the device fails, it is dirty as it was: a discard
-//! that fails forgets nothing.
+//! The range is [excluded](crate::dirty::Exclusion) first, so that no block of it is inserted.
+//! Clean blocks are invalidated. Dirty blocks get the mark of a write-back, by which they neither
+//! change nor leave, and are dropped once the device has succeeded. If the device fails, they are
+//! dirty as before.
 
 use std::future::poll_fn;
 use std::io::IoSlice;
 use std::ops::Range;
 
-use percpu::sync::{Arc, mutant, thread};
+use percpu::sync::{Arc, check, step, thread};
 
 use super::changes::{DeviceRange, DeviceWrite};
 use super::completion::{Batch, Outcome};
 use super::miss::Pinned;
-use super::{Forget, Shared, linger};
+use super::{Forget, Shared};
 use crate::contain::contain;
 use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::hazard;
-use crate::in_flight::Operation;
-use crate::source::Source;
+use crate::source::{Operation, Source};
 use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, IO, Key, STALE, WAITED, WRITE};
 
-/// What is done to a range of the device.
+/// The operation on a range of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wipe<'b> {
     Discard,
@@ -37,7 +36,7 @@ pub(crate) enum Wipe<'b> {
 pub(super) type Aside = Vec<(Key, Frame)>;
 
 impl Shared {
-    /// Has the device discard, zero or write whole blocks, and forgets what is cached of them.
+    /// Discards, zeroes or writes whole blocks on the device, and drops their cached buffers.
     pub(crate) async fn wipe(
         &self,
         source: &Arc<Source>,
@@ -53,22 +52,19 @@ impl Shared {
         if sectors.is_empty() {
             return Ok(());
         }
-        // The task and the last handle may go before this has ended: the device stays attached until then.
+        // Keeps the device attached: the task and the last handle may be dropped before the end.
         let _operation = Operation::begin(&**source).ok_or(WriteError::Closed)?;
-        // The cleaner does so for those that have dirty blocks; this may be all that is done to the device.
+        // The cleaner does this only for devices with dirty blocks.
         self.limit_extents(source, mode).await;
         self.check_sync(source)?;
-        if mutant("wipe-overlooks-loads") {
-            linger(200);
-        }
         let _excluded = source.writes.excluded.enter(sectors.clone(), mode).await;
-        // Once blocks are marked nothing may fail that keeps them so.
+        // Before blocks are marked, because an error after that would leave them marked.
         hazard::reserve().map_err(GetError::from)?;
         if source.writes.refuses_writers() || source.in_flight.is_abandoned() {
-            return Err(WriteError::Closed); // or who closes the device waits until this is over
+            return Err(WriteError::Closed); // otherwise the close waits for the exclusion
         }
         let aside = self.set_all_aside(source, blocks, mode).await?;
-        // Whether it succeeds or not, what was there need not be.
+        // The old contents may be lost whether it succeeds or not.
         let new = source.writes.change_unsynced(|unsynced| {
             let mut new = Extents::default();
             new.insert(sectors.clone());
@@ -81,19 +77,19 @@ impl Shared {
         let offset = sectors.start << 9;
         let len = (sectors.end << 9).min(source.len()) - offset;
         let wiped = self.wipe_device(source, (offset, len), how, mode).await;
-        // This may be another thread.
+        // After the wait this may run on another thread, which has no slot yet.
         while hazard::reserve().is_err() {
             let _ = self.pause_by(mode, &mut None).await;
         }
         source.writes.change_unsynced(|unsynced| {
             if wiped == Err(Some(libc::EOPNOTSUPP)) && !matches!(how, Wipe::Write(_)) {
-                // It has done nothing; nor has anybody else, to what is excluded.
+                // The device has changed nothing, and no other operation overlaps the range.
                 for range in new.iter() {
                     unsynced.written.remove(&range);
                     unsynced.syncing.remove(&range);
                 }
             } else {
-                // Once more, as it ended: a sync that began meanwhile does not make it durable.
+                // Again, because a sync that began meanwhile does not make it durable.
                 unsynced.written.insert(sectors.clone());
             }
         });
@@ -114,7 +110,7 @@ impl Shared {
         }
     }
 
-    /// Has the device do it, and waits for that.
+    /// Begins the operation on the device, and waits for its end.
     async fn wipe_device(
         &self,
         source: &Arc<Source>,
@@ -148,7 +144,7 @@ impl Shared {
         batch.result(0)
     }
 
-    /// Forgets what is clean of blocks that nobody may insert meanwhile, and marks what is dirty.
+    /// Drops the clean buffers of an excluded range, and marks and returns the dirty ones.
     async fn set_all_aside(
         &self,
         source: &Arc<Source>,
@@ -159,8 +155,8 @@ impl Shared {
         let sectors = source.sectors_of(blocks.clone());
         let few = end - blocks.start <= self.frames.units() as u64;
         if !few {
-            // More than the cache can have: what is in it is looked through. Whoever is inserting has the
-            // lock of a home, so all of these are taken once.
+            // More blocks than the table has entries, so the table is searched. A thread that is
+            // inserting a block holds the lock of a home, so each of these is taken once before.
             self.table.pass_all_locks();
         }
         let (mut aside, mut since) = (Aside::new(), None);
@@ -176,7 +172,7 @@ impl Shared {
                 self.table.keys().filter(wiped).find_map(|key| one(key).err())
             };
             let Some(obstacle) = obstacle else { return Ok(aside) };
-            // Nobody waits with a block marked.
+            // No thread waits while it has blocks marked.
             self.put_back(source, &aside);
             aside.clear();
             let (key, waited) = match obstacle {
@@ -218,13 +214,10 @@ impl Shared {
             let home = self.table.lock(key);
             let Some(entry) = home.find() else { return Ok(()) };
             let word = entry.word();
-            if word.has(WRITE) && mode == Mode::Thread && hazard::named_by_me(entry) > 0 {
+            if word.has(WRITE) && mode == Mode::Thread && hazard::protected_by_me(entry) > 0 {
                 return Err(Obstacle::Error(GetError::WouldDeadlock));
             }
-            if word.has(IO) && mutant("wipe-overlooks-loads") {
-                return Ok(());
-            }
-            if word.has(WRITE | BACK) && !mutant("wipe-overlooks-marks") {
+            if !check!("discard: no write or write-back runs", !word.has(WRITE | BACK)) {
                 return Err(Obstacle::Marked(key, word.frame()));
             }
             if !word.has(DIRTY) {
@@ -232,7 +225,10 @@ impl Shared {
                 match self.try_invalidate(Some(source), key, DIRTY) {
                     Ok(Some(true)) => return Ok(()),
                     Ok(Some(false)) => continue, // dirty by now
-                    Ok(None) => return Err(Obstacle::Loading(key)),
+                    Ok(None) => {
+                        step!("discard: wait for the load", return Err(Obstacle::Loading(key)));
+                        return Ok(());
+                    }
                     Err(error) => return Err(Obstacle::Error(error)),
                 }
             }
@@ -243,7 +239,7 @@ impl Shared {
         }
     }
 
-    /// Takes the marks off. The blocks are dirty as they were, unless the device has no handle any more.
+    /// Clears the marks. The blocks stay dirty, unless the last handle of the device is dropped.
     pub(super) fn put_back(&self, source: &Arc<Source>, aside: &Aside) {
         for &(key, frame) in aside {
             self.end_marks(self.entry(frame), frame, BACK, 0);
@@ -251,27 +247,27 @@ impl Shared {
         }
     }
 
-    /// Drops a block that the caller has marked. Waits for memory if the thread has no slot: a mark that
-    /// stayed would keep the block from all others for ever.
+    /// Drops a block that the caller has marked. Waits for memory if the thread has no slot,
+    /// because a mark that stays would block the other users of the block for ever.
     pub(super) fn drop_marked(&self, source: &Arc<Source>, key: Key, frame: Frame) {
         while hazard::reserve().is_err() {
             thread::yield_now();
         }
         let home = self.table.lock(key);
         let entry = self.entry(frame);
-        // As in `invalidate`: until its frame is among the dead.
-        let slot = hazard::name(entry, self.order).expect("a slot is reserved");
+        // As in `try_invalidate`: the slot keeps the frame until it is on the list of the dead.
+        let slot = hazard::protect(entry, self.order).expect("a slot is reserved");
         entry.change(STALE, DIRTY | BACK | WAITED);
         home.hide(self.frames.header(frame).place());
         drop(home);
         self.unlist_dirty(source, frame);
-        self.lay_out(frame);
+        self.move_to_dead(frame);
         slot.clear();
         self.wake_waiters(frame);
     }
 }
 
-/// Why a block is not aside.
+/// Why a block can be neither dropped nor marked.
 pub(super) enum Obstacle {
     Marked(Key, Frame),
     /// It is being read or evicted: a wait for that may turn the thread's engine.

@@ -1,4 +1,4 @@
-//! One thread's right to write a buffer.
+//! The exclusive lock of a buffer, for one writer.
 //!
 //! ```text
 //!   writer                                     reader
@@ -12,16 +12,17 @@
 //!   word: DIRTY, without WRITE                 is woken: slot = entry, unpin
 //! ```
 //!
-//! Who waits for a writer pins the entry, so that it stays what it is; the next writer comes when those
-//! have looked. Who waits for the device to take what is there (`BACK`), or for a writer in order to
-//! write, has neither slot nor pin: it says `WAITED`, sleeps at the frame, and looks the block up again.
+//! A reader that waits for a writer pins the entry, which keeps the entry's block; the next writer
+//! waits for the pin. A thread that waits for a write-back (`BACK`), or waits for a writer in order
+//! to write, has neither slot nor pin: it sets `WAITED`, sleeps at the frame, and looks the block
+//! up again.
 
 use std::future::poll_fn;
 use std::mem;
 use std::task::Poll;
 use std::time::Instant;
 
-use percpu::sync::{Arc, hint, mutant, thread};
+use percpu::sync::{Arc, check, hint, step, thread};
 
 use super::evict::PAUSE;
 use super::timer::HAS_TIME;
@@ -34,37 +35,38 @@ use crate::source::Source;
 use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, Entry, HELD, Key, WAITED, WRITE};
 
-/// What a block that is not there begins with.
+/// The contents of a block that was not cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fill {
-    /// What the device has.
+    /// The bytes of the device.
     Read,
-    /// Whatever its frame had: the caller fills it.
+    /// Any bytes; the caller overwrites them.
     Caller,
 }
 
-/// A buffer that a miss has got.
+/// The buffer that a miss returns.
 pub(crate) enum Got {
     /// To be read.
     Shared(Held),
-    /// To be written: it was not there, and the device was not asked.
+    /// To be filled by the caller, as its writer: the block was not cached and is not read.
     Locked(Held),
 }
 
-/// Why a buffer is not the caller's to write now.
+/// Why the caller does not get the lock now.
 enum Obstacle {
-    /// The device is given what is there, or another thread writes it.
+    /// Another thread writes the block, or it is being written back.
     Marked(Frame),
-    /// Pins, or what changed meanwhile.
+    /// The block is pinned, or its entry has changed: a retry may succeed.
     Passing,
-    /// The caller's own guard.
+    /// The calling thread has a guard of the block.
     Own,
     /// The device is being closed.
     Closing,
 }
 
 impl Shared {
-    /// A buffer for one thread to write. Blocks as a miss does, and while others have the buffer.
+    /// Locks the buffer of a block for writing. Blocks as a miss does, and for the guards of the
+    /// block.
     pub(crate) fn lock_write(
         &self,
         source: &Arc<Source>,
@@ -82,7 +84,7 @@ impl Shared {
                 None => match self.miss(source, key, class, Reuse::Likely, fill) {
                     Ok(Got::Locked(held)) => return Ok(held),
                     Ok(Got::Shared(held)) => held,
-                    // Another's, of what this one has no use for.
+                    // Another thread's read of the block failed, which this one overwrites.
                     Err(error) if fill == Fill::Caller && error.is_of_a_read() => {
                         self.pause(&mut rounds, &mut since)?;
                         continue;
@@ -112,7 +114,7 @@ impl Shared {
         }
     }
 
-    /// The same, where that needs no wait and no read.
+    /// Locks the buffer of a cached block for writing if that needs no wait.
     pub(crate) fn try_lock_write(
         &self,
         source: &Arc<Source>,
@@ -145,23 +147,21 @@ impl Shared {
         Ok(held)
     }
 
-    /// Marks what the caller's slot keeps.
+    /// Sets `WRITE` on the entry that the caller's slot protects.
     fn mark_write(&self, source: &Source, held: &Held) -> Result<(), Obstacle> {
         let entry = self.entry(held.frame);
-        if hazard::named_by_me(entry) > 1 {
+        if hazard::protected_by_me(entry) > 1 {
             return Err(Obstacle::Own);
         }
         let word = entry.word();
-        if word.has(BACK | WRITE) && !mutant("write-during-write-back") {
+        if !check!("write: no write or write-back runs", !word.has(BACK | WRITE)) {
             return Err(Obstacle::Marked(held.frame));
         }
         if !word.is_readable() || word.pins() > 0 {
             return Err(Obstacle::Passing);
         }
         entry.try_change(word, WRITE, 0).map_err(|_| Obstacle::Passing)?;
-        if !mutant("write-without-a-fence") {
-            self.order.barrier();
-        }
+        step!("write: the mark is set before the scan", self.order.barrier());
         if source.writes.refuses_writers() {
             self.end_marks(entry, held.frame, WRITE, 0);
             return Err(Obstacle::Closing);
@@ -170,17 +170,18 @@ impl Shared {
     }
 
     fn is_read_by_others(&self, held: &Held) -> bool {
-        !mutant("write-without-a-scan")
-            && hazard::is_named_by_others(self.entry(held.frame), held.slot)
+        let is_read = hazard::is_protected_by_others(self.entry(held.frame), held.slot);
+        !check!("write: no reader is left", !is_read)
     }
 
-    /// Whether a guard has become a pin since the mark. To be asked once no slot names the entry.
+    /// Returns whether a guard has become a pin since the mark. The caller has found no slot that
+    /// names the entry.
     fn is_held(&self, held: &Held) -> bool {
         self.entry(held.frame).word().has(HELD)
     }
 
-    /// Until those have left who came before the mark; none where one of them keeps a pin, and the mark is
-    /// off again.
+    /// Waits for the readers that came before the mark. Returns `None`, with the mark cleared, if
+    /// one of them keeps a pin.
     fn wait_for_readers(
         &self,
         held: Held,
@@ -201,21 +202,22 @@ impl Shared {
         Ok(Some(held))
     }
 
-    /// Ends a writer's right. What it has modified is dirty from now on.
+    /// Unlocks a buffer, which becomes dirty if it was `modified`.
     pub(crate) fn unlock_write(&self, source: &Arc<Source>, held: Held, modified: bool) {
         let waits = self.publish_write(source, held.frame, modified);
         held.slot.clear();
-        // Not before: an operation of a task goes on in this thread, which would wait for its own slot.
+        // After the slot is cleared: a woken operation may run on this thread, and would wait for
+        // it.
         self.wake_if(waits, held.frame);
     }
 
-    /// The same, where no slot names the buffer: while it is marked, nothing takes it apart.
+    /// Unlocks a buffer that no slot names; the mark alone keeps it from eviction.
     pub(crate) fn end_write(&self, source: &Arc<Source>, frame: Frame, modified: bool) {
         let waits = self.publish_write(source, frame, modified);
         self.wake_if(waits, frame);
     }
 
-    /// Takes the writer's mark off. Returns whether a thread or task waits for that.
+    /// Clears `WRITE`. Returns whether a thread or task waits for that.
     fn publish_write(&self, source: &Arc<Source>, frame: Frame, modified: bool) -> bool {
         let entry = self.entry(frame);
         if modified && !entry.word().has(DIRTY) {
@@ -227,16 +229,16 @@ impl Shared {
     fn unmark_write(&self, Held { slot, frame }: Held, set: u64) {
         let waits = self.take_marks(self.entry(frame), WRITE, set);
         slot.clear();
-        self.wake_if(waits, frame); // not before: see `unlock_write`
+        self.wake_if(waits, frame); // after the slot is cleared: see `unlock_write`
     }
 
-    /// Takes marks off that are the caller's, and wakes the threads and tasks that wait for that.
+    /// Clears marks of the caller, and wakes the threads and tasks that wait for that.
     pub(super) fn end_marks(&self, entry: &Entry, frame: Frame, marks: u64, set: u64) {
         let waits = self.take_marks(entry, marks, set);
         self.wake_if(waits, frame);
     }
 
-    /// Takes marks off that are the caller's. Returns whether a thread or task waits for that.
+    /// Clears marks of the caller. Returns whether a thread or task waits for that.
     fn take_marks(&self, entry: &Entry, marks: u64, set: u64) -> bool {
         let held = if marks & WRITE != 0 { HELD } else { 0 };
         let before = entry.change(set, marks | WAITED | held);
@@ -244,13 +246,15 @@ impl Shared {
     }
 
     fn wake_if(&self, waits: bool, frame: Frame) {
-        // Evicted by now, perhaps, and another's: a wake-up too many.
-        if waits && !mutant("unmark-wakes-nobody") {
-            self.wake_waiters(frame);
+        if waits {
+            // The frame may belong to another block by now: then the wake-up is spurious.
+            step!("write: wake the waiters", self.wake_waiters(frame));
         }
     }
 
-    /// Sleeps until the mark goes that the block had. The caller has neither slot nor pin.
+    /// Sleeps until the write or write-back of a block ends. The caller has neither slot nor pin.
+    ///
+    /// May return early, so the caller looks the block up again.
     pub(super) fn wait_for_mark(
         &self,
         frame: Frame,
@@ -259,20 +263,20 @@ impl Shared {
     ) -> Result<(), GetError> {
         let left = self.time_left(since)?;
         if turn_engine() {
-            // The write may be in this thread's engine.
+            // The write may be on this thread's engine.
             return self.pause(&mut 32, since);
         }
         let header = self.frames.header(frame);
         let seen = header.loaded.load();
         let Some(entry) = self.table.find(key) else { return Ok(()) };
-        if !self.say_waited(entry, frame) {
+        if !self.set_waited(entry, frame) {
             return Ok(());
         }
         header.sleep(seen, left);
         Ok(())
     }
 
-    /// The same, of a task: it is woken when the mark goes, or may be before.
+    /// [`wait_for_mark`](Self::wait_for_mark) for a task.
     pub(super) async fn wait_for_mark_as_task(
         &self,
         frame: Frame,
@@ -289,12 +293,12 @@ impl Shared {
             let wakers = self.wakers.of(frame);
             wakers.add(frame, context.waker())?;
             let entry = self.table.find(key);
-            if !entry.is_some_and(|entry| self.say_waited(entry, frame)) {
-                // The mark may have gone before, and another task have been woken.
+            if !entry.is_some_and(|entry| self.set_waited(entry, frame)) {
+                // The mark may be cleared already, and that may have woken another task.
                 wakers.wake(frame);
                 return Poll::Ready(Ok(()));
             }
-            // A time that no clock reaches needs no timer.
+            // A time beyond the clock's range needs no timer.
             if let Some(end) = Instant::now().checked_add(left).filter(|_| HAS_TIME) {
                 self.timer.add(end, context.waker());
             }
@@ -303,7 +307,7 @@ impl Shared {
         .await
     }
 
-    /// A pause of a wait for what wakes nothing.
+    /// Pauses in a wait for an event that wakes nothing, such as the drop of a guard.
     pub(super) async fn pause_by(
         &self,
         mode: Mode,
@@ -326,15 +330,17 @@ impl Shared {
         Ok(())
     }
 
-    /// Whether the entry is marked, and those who unmark it know that somebody sleeps.
-    fn say_waited(&self, entry: &Entry, frame: Frame) -> bool {
+    /// Sets `WAITED` on an entry with `WRITE` or `BACK`, so that the end of the mark wakes the
+    /// caller. Returns whether it did.
+    fn set_waited(&self, entry: &Entry, frame: Frame) -> bool {
         let word = entry.word();
         word.frame() == frame
             && word.has(WRITE | BACK)
             && (word.has(WAITED) || entry.try_change(word, WAITED, 0).is_ok())
     }
 
-    /// What is left of the time that a wait may take; the first call of a wait notes when it began.
+    /// Returns the rest of the cache's patience. The first call of a wait stores its begin in
+    /// `since`.
     pub(super) fn time_left(
         &self,
         since: &mut Option<Instant>,
@@ -343,7 +349,7 @@ impl Shared {
         self.patience.checked_sub(waited).filter(|left| !left.is_zero()).ok_or(GetError::Busy)
     }
 
-    /// Lets others go on, for longer each time.
+    /// Lets other threads run, for longer in each round.
     pub(super) fn pause(
         &self,
         rounds: &mut u32,

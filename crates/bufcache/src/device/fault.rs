@@ -7,23 +7,7 @@ use std::time::Duration;
 use percpu::sync::{Mutex, thread};
 
 use super::BlockDevice;
-use super::power::{Change, Log, Recorded, SECTOR};
-
-/// The kind of an operation on a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Operation {
-    /// [`BlockDevice::read`].
-    Read,
-    /// [`BlockDevice::write`] and [`BlockDevice::write_durable`].
-    Write,
-    /// [`BlockDevice::zero`].
-    Zero,
-    /// [`BlockDevice::discard`].
-    Discard,
-    /// [`BlockDevice::sync`].
-    Sync,
-}
+use super::power::{Change, Log, Operation, Recorded, SECTOR};
 
 /// A fault of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

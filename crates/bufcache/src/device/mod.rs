@@ -11,26 +11,26 @@ use std::io::{self, IoSlice};
 
 #[cfg(feature = "aio-reap")]
 pub use self::engine::EngineDevice;
-pub use self::fault::{Fault, FaultDevice, Operation};
+pub use self::fault::{Fault, FaultDevice};
 pub use self::file::FileDevice;
 pub use self::memory::MemoryDevice;
-pub use self::power::{Outcome, Recorded};
+pub use self::power::{Operation, Outcome, Recorded};
 use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
 
 /// Something with blocks, used by many threads at once.
 ///
 /// Its methods are called with no lock of the cache held. They may block, and may panic: the block
 /// then counts as not read. A device that asks the cache for the block it is reading is told
-/// [`GetError::WouldDeadlock`](crate::GetError::WouldDeadlock); one that is writing, discarding or syncing
-/// must not ask the cache for the same blocks, or to sync it: that waits for itself.
+/// [`GetError::WouldDeadlock`](crate::GetError::WouldDeadlock); one that is writing, discarding or
+/// syncing must not ask the cache for the same blocks, or to sync it: that waits for itself.
 ///
-/// The operations that a device begins ([`begin_read`](Self::begin_read) and the others) belong to the device that is
-/// attached, at their offsets in it: `defer` has that device's blocking methods called. A wrapper may hand them on
-/// to the device inside it only if the offsets are the same there. One that shifts them leaves the methods
-/// out, and shifts in the blocking ones.
+/// The operations that a device begins ([`begin_read`](Self::begin_read) and the others) belong to
+/// the device that is attached, at their offsets in it: `defer` has that device's blocking methods
+/// called. A wrapper may hand them on to the device inside it only if the offsets are the same
+/// there. One that shifts them leaves the methods out, and shifts in the blocking ones.
 ///
-/// A device that is read only needs [`len`](Self::len) and [`read`](Self::read). What changes it has
-/// answers for that: `EROFS`, and `EOPNOTSUPP` where there are other ways to the same end.
+/// A device that is read only needs [`len`](Self::len) and [`read`](Self::read). What changes it
+/// has answers for that: `EROFS`, and `EOPNOTSUPP` where there are other ways to the same end.
 pub trait BlockDevice: Send + Sync + 'static {
     /// How many bytes it has. Asked for when it is attached.
     fn len(&self) -> u64;
@@ -40,25 +40,25 @@ pub trait BlockDevice: Send + Sync + 'static {
         self.len() == 0
     }
 
-    /// What it is on this system, the same at each call: a cache refuses a second device with the same, of
-    /// whatever block size, as it would have two buffers of each byte, of which one is old. `None`: whoever
-    /// attaches it sees to that.
+    /// What it is on this system, the same at each call: a cache refuses a second device with the
+    /// same, of whatever block size, as it would have two buffers of each byte, of which one is
+    /// old. `None`: whoever attaches it sees to that.
     ///
-    /// Of a file that is the number of its file system and its own; of a block device, its number and the
-    /// largest there is.
+    /// Of a file that is the number of its file system and its own; of a block device, its number
+    /// and the largest there is.
     fn identity(&self) -> Option<(u64, u64)> {
         None
     }
 
-    /// Whether it takes no changes. Asked for when it is attached: then writers are refused at once, with
-    /// [`GetError::ReadOnly`](crate::GetError::ReadOnly), and not when a block is written back. The cache
-    /// never calls [`sync`](Self::sync) of such a device.
+    /// Whether it takes no changes. Asked for when it is attached: then writers are refused at
+    /// once, with [`GetError::ReadOnly`](crate::GetError::ReadOnly), and not when a block is
+    /// written back. The cache never calls [`sync`](Self::sync) of such a device.
     fn is_read_only(&self) -> bool {
         false
     }
 
-    /// What offsets, lengths and the addresses of buffers must be multiples of, in bytes: a power of
-    /// two. Blocks may be as small as that.
+    /// What offsets, lengths and the addresses of buffers must be multiples of, in bytes: a power
+    /// of two. Blocks may be as small as that.
     fn alignment(&self) -> usize {
         1
     }
@@ -73,18 +73,19 @@ pub trait BlockDevice: Send + Sync + 'static {
     /// The device's. `Interrupted` is tried again.
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
 
-    /// Begins to read a block, and returns without waiting: the [`Load`] [ends](Load::finish) when the bytes
-    /// are there, in any thread.
+    /// Begins to read a block, and returns without waiting: the [`Load`] [ends](Load::finish) when
+    /// the bytes are there, in any thread.
     ///
     /// A device without a way of its own leaves it out: then a thread of the cache calls
-    /// [`read`](Self::read), or the calling thread where that [blocks](Load::is_blocking) for the block anyway.
+    /// [`read`](Self::read), or the calling thread where that [blocks](Load::is_blocking) for the
+    /// block anyway.
     fn begin_read(&self, load: Load) {
         load.defer();
     }
 
-    /// Writes all of `buf`, which ends where the device does at the latest. It is there for every read
-    /// from then on; after a loss of power it is once a [`sync`](Self::sync) that began later has
-    /// succeeded.
+    /// Writes all of `buf`, which ends where the device does at the latest. It is there for every
+    /// read from then on; after a loss of power it is once a [`sync`](Self::sync) that began later
+    /// has succeeded.
     ///
     /// # Errors
     ///
@@ -105,8 +106,8 @@ pub trait BlockDevice: Send + Sync + 'static {
         self.sync()
     }
 
-    /// Writes parts that lie one behind the other on the device, as [`write`](Self::write) each, which is
-    /// what it does unless a device has a better way.
+    /// Writes parts that lie one behind the other on the device, as [`write`](Self::write) each,
+    /// which is what it does unless a device has a better way.
     ///
     /// # Errors
     ///
@@ -133,12 +134,14 @@ pub trait BlockDevice: Send + Sync + 'static {
         self.sync()
     }
 
-    /// Begins to write, and returns without waiting: the [`DeviceWrite`] [ends](DeviceWrite::finish) in any
-    /// thread, and several may be under way, which do not overlap.
+    /// Begins to write, and returns without waiting: the [`DeviceWrite`]
+    /// [ends](DeviceWrite::finish) in any thread, and several may be under way, which do not
+    /// overlap.
     ///
-    /// A device without a way of its own leaves it out: then [`write_vectored`](Self::write_vectored), or the durable
-    /// one, is called by the calling thread if that [blocks](DeviceWrite::is_blocking) for the write anyway,
-    /// otherwise by a thread of the cache. So it is with the other changes.
+    /// A device without a way of its own leaves it out: then
+    /// [`write_vectored`](Self::write_vectored), or the durable one, is called by the calling
+    /// thread if that [blocks](DeviceWrite::is_blocking) for the write anyway, otherwise by a
+    /// thread of the cache. So it is with the other changes.
     fn begin_write(&self, write: DeviceWrite) {
         write.defer();
     }

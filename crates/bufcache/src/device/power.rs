@@ -15,8 +15,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::fault::Operation;
-
 /// The unit that a power loss leaves whole, in bytes.
 pub(super) const SECTOR: u64 = 512;
 
@@ -46,6 +44,23 @@ pub enum Outcome {
     Done,
     /// It failed.
     Failed,
+}
+
+/// The kind of an operation on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Operation {
+    /// [`BlockDevice::read`](crate::BlockDevice::read).
+    Read,
+    /// [`BlockDevice::write`](crate::BlockDevice::write) and
+    /// [`BlockDevice::write_durable`](crate::BlockDevice::write_durable).
+    Write,
+    /// [`BlockDevice::zero`](crate::BlockDevice::zero).
+    Zero,
+    /// [`BlockDevice::discard`](crate::BlockDevice::discard).
+    Discard,
+    /// [`BlockDevice::sync`](crate::BlockDevice::sync).
+    Sync,
 }
 
 /// A change of a device, or a sync. From [`FaultDevice::recorded`](super::FaultDevice::recorded).

@@ -1,8 +1,9 @@
-//! Ranges of a device that nobody caches for the moment, because they are discarded or zeroed there.
+//! Ranges of a device of which no block may be cached, because the device discards, zeroes or
+//! writes them past the cache.
 //!
-//! Who excludes a range puts it here, and then goes to every home that a block of the range has. Who
-//! inserts a block has the lock of its home, and looks here first. Whichever of the two has that lock
-//! first, the other sees what it did.
+//! A thread that excludes a range adds it here, and then takes the lock of the home of each of its
+//! blocks. A thread that inserts a block holds the lock of the block's home, and checks here first.
+//! Whichever takes that lock first, the other one sees its change.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,14 +11,16 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Condvar, Mutex, check, mutant};
+use percpu::sync::std_lock::{Condvar, Mutex};
+use percpu::sync::{check, step};
 
 use crate::wait::{Bell, Mode, add_waker, wake_all};
 
 #[derive(Debug)]
 pub(crate) struct Exclusion {
-    /// How many ranges there are.
+    /// The number of excluded ranges.
     count: AtomicUsize,
+    /// A lock of `std`, as a miss takes it: `parking_lot` allocates when a thread first waits.
     state: Mutex<State>,
     gone: Condvar,
     /// Wakes the threads that wait to exclude a range.
@@ -27,9 +30,9 @@ pub(crate) struct Exclusion {
 #[derive(Debug, Default)]
 struct State {
     ranges: Vec<Range<u64>>,
-    /// Those that are waited for, with their numbers, in the order in which they were asked for.
+    /// Ranges that wait for their turn, with their numbers, in the order of the calls.
     waiting: Vec<(u64, Range<u64>)>,
-    /// How many were asked for.
+    /// The number of ranges asked for so far.
     count: u64,
     wakers: Vec<Waker>,
 }
@@ -39,13 +42,15 @@ impl State {
         self.ranges.iter().any(|other| overlap(other, range))
     }
 
-    /// Whether it is the turn of the one with that number.
+    /// Returns whether the range with that number may be excluded: it overlaps no excluded range,
+    /// and no waiting one with a smaller number.
     fn is_free(&self, number: u64, range: &Range<u64>) -> bool {
         let mut earlier = self.waiting.iter().take_while(|(other, _)| *other < number);
         !self.overlaps(range) && !earlier.any(|(_, other)| overlap(other, range))
     }
 
-    /// Adds a range, if it is the turn of the one with that number. `count` is how many ranges there are.
+    /// Excludes the range with that number if it [may be](Self::is_free). Updates `count`, the
+    /// number of excluded ranges.
     fn try_add(&mut self, count: &AtomicUsize, number: u64, range: &Range<u64>) -> bool {
         let is_free = self.is_free(number, range);
         if !check!("exclusion: no other range overlaps", is_free) {
@@ -72,15 +77,15 @@ impl Exclusion {
         }
     }
 
-    /// Excludes a range of sectors, once no other range has any of them, nor one that was asked for before: a caller
-    /// that wants many of them would wait as long as others want a few.
+    /// Waits until no excluded range, and no range that was asked for earlier, overlaps a range of
+    /// sectors, and excludes it. The order keeps small ranges from overtaking a large one for ever.
     pub(crate) async fn enter(&self, range: Range<u64>, mode: Mode) -> Excluded<'_> {
         let mut mine = 0;
         self.bell.until(mode, |context| self.poll_enter(&mut mine, &range, context)).await;
         Excluded { of: self, range }
     }
 
-    /// The first call takes a number.
+    /// Excludes the range, or waits. The first call takes a number, which it stores in `mine`.
     fn poll_enter(&self, mine: &mut u64, range: &Range<u64>, context: &Context<'_>) -> Poll<()> {
         let mut state = self.state.lock();
         let is_first = *mine == 0;
@@ -99,7 +104,8 @@ impl Exclusion {
         Poll::Ready(())
     }
 
-    /// Excludes a range until [`leave`](Self::leave), if that needs no wait. Returns whether it is excluded.
+    /// Excludes a range until [`leave`](Self::leave), if that needs no wait. Returns whether it
+    /// did.
     pub(crate) fn try_enter(&self, range: &Range<u64>) -> bool {
         let mut state = self.state.lock();
         let last = state.count + 1;
@@ -109,33 +115,28 @@ impl Exclusion {
     /// Ends the exclusion of a range.
     pub(crate) fn leave(&self, range: &Range<u64>) {
         let mut state = self.state.lock();
-        // Ranges that are excluded do not overlap, so no other is equal to it.
+        // Excluded ranges do not overlap, so no other one is equal.
         state.ranges.retain(|other| other != range);
-        // Ordering: Release pairs with the Acquire in `has`; it carries what was noted of the range. A
-        // thread that finds the range excluded still looks again under this lock.
+        // Ordering: Release pairs with the Acquire in `has`; it carries what was noted of the
+        // range. A thread that finds the range excluded still looks again under this lock.
         self.count.store(state.ranges.len(), Ordering::Release);
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
-        if !mutant("exclusion-wakes-nobody") {
-            self.gone.notify_all();
-        }
-        if mutant("exclusion-wakes-no-task") {
-            return;
-        }
-        wake_all(wakers); // one that panics keeps no other asleep, and this may be run by a panic
+        step!("exclusion: wake the threads", self.gone.notify_all());
+        step!("exclusion: wake the tasks", wake_all(wakers));
     }
 
-    /// Whether a sector is excluded; by whoever has the lock of its home.
+    /// Returns whether a sector is excluded. The caller has the lock of the sector's home.
     #[inline]
     pub(crate) fn has(&self, sector: u64) -> bool {
-        // Ordering: Acquire pairs with the Release in `leave`; it carries what was noted of
-        // the range as unsynced. That a range is seen at all is carried by the locks of the homes.
-        self.count.load(Ordering::Acquire) > 0
-            && self.state.lock().overlaps(&(sector..sector + 1))
-            && !mutant("exclusion-is-overlooked")
+        // Ordering: Acquire pairs with the Release in `leave`; it carries the unsynced sectors that
+        // were noted for the range. The locks of the homes carry the range itself.
+        let has = self.count.load(Ordering::Acquire) > 0
+            && self.state.lock().overlaps(&(sector..sector + 1));
+        !check!("insert: the sector is not excluded", !has)
     }
 
-    /// Waits until the sector is not excluded, or for about as long as that.
+    /// Waits until the sector is not excluded, at most for about `patience`.
     pub(crate) fn wait(&self, sector: u64, patience: Duration) {
         let mut state = self.state.lock();
         if state.overlaps(&(sector..sector + 1)) {
@@ -143,7 +144,7 @@ impl Exclusion {
         }
     }
 
-    /// Whether the sector is not excluded; if it is, the task is woken when one range less is.
+    /// Returns ready if the sector is not excluded. Otherwise wakes the task when a range leaves.
     pub(crate) fn poll_gone(&self, sector: u64, context: &mut Context<'_>) -> Poll<()> {
         let new = context.waker().clone(); // which may do anything: not under the lock
         let mut state = self.state.lock();
@@ -179,7 +180,7 @@ mod tests {
     use crate::wait::now;
 
     #[test]
-    fn who_wants_much_is_not_overtaken_by_those_who_want_little() {
+    fn a_large_range_is_not_overtaken_by_small_ones() {
         let all = Exclusion::new();
         let first = now(all.enter(0..10, Mode::Thread));
         let wide_is_over = AtomicBool::new(false);

@@ -1,17 +1,18 @@
-//! One sync of the device for all who ask at the same time; and durable writes beside it.
+//! Group commit: one sync of the device for all callers that ask at the same time, and durable
+//! writes beside it.
 //!
-//! A sync makes durable what was written before it *began*. So who asks while one runs waits for the
-//! next, which one of those who wait begins for all of them.
+//! A sync makes durable the writes that ended before it *began*. A caller that asks while a sync
+//! runs waits for the next one, which one of the waiting callers begins for all.
 //!
-//! A file tells one caller of what was lost of it, and then no other: of a sync and the durable writes beside
-//! it, any. So who hears of nothing waits until those that ran beside it have said what they were told,
-//! and has lost it as well if one of them was told of a loss.
+//! The kernel reports lost writes of a file once: to one of the sync and the durable writes that
+//! run at the time. So a sync or durable write that saw no error waits for those that ran beside
+//! it, and fails if one of them saw a loss.
 
 use std::future::Future;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use percpu::sync::{Mutex, mutant, step};
+use percpu::sync::{Mutex, check, step};
 
 use crate::wait::{Bell, Mode, add_waker, wake_all};
 
@@ -24,17 +25,18 @@ pub(crate) struct Group {
 
 #[derive(Debug, Default)]
 struct State {
-    /// How many have begun; the latest of them runs, if one does.
+    /// The number of syncs that have begun. Only the latest can be running.
     begun: u64,
     running: bool,
-    /// The one that runs was told that all is well.
+    /// The device has answered the sync that runs.
     told: bool,
-    /// The latest that failed.
+    /// The number of the latest sync that failed.
     failed: u64,
-    /// Durable writes that have begun so far, and those that run.
+    /// The number of durable writes that have begun.
     writes: u64,
+    /// The numbers of the durable writes that run.
     writing: Vec<u64>,
-    /// How often somebody was told of a loss.
+    /// The number of reports of lost writes.
     losses: u64,
     /// Threads and tasks that wait for a change.
     wakers: Vec<Waker>,
@@ -45,12 +47,13 @@ impl State {
         self.writing.iter().any(|write| *write <= number)
     }
 
-    /// Returns whether a caller that was told of no loss need not wait for the writes up to that number.
+    /// Returns whether a caller that was told of no loss need not wait for the writes up to that
+    /// number.
     fn is_told(&self, losses: u64, writes: u64) -> bool {
         self.losses != losses || !self.writes_before(writes)
     }
 
-    /// The sync with that number runs, and the device has not answered it.
+    /// Returns whether the sync with that number runs and the device has not answered it.
     fn asks(&self, sync: u64) -> bool {
         self.running && !self.told && self.begun == sync
     }
@@ -60,15 +63,15 @@ impl State {
     }
 }
 
-/// The sync that a caller waits for.
+/// What a caller does about the sync that it needs.
 enum Turn {
-    /// It has ended: whether it succeeded.
+    /// Nothing: it has ended. `true` if it succeeded.
     Over(bool),
-    /// The caller begins it: its number, and the losses so far.
+    /// The caller begins it. Its number, and the number of losses so far.
     Begin(u64, u64),
 }
 
-/// A durable write, from before its call of the device until it has said what it was told.
+/// A durable write, from before its call of the device until its result is noted.
 #[must_use = "syncs wait while this lives"]
 pub(crate) struct Writing<'g> {
     of: &'g Group,
@@ -81,9 +84,11 @@ impl Group {
         Self { state: Mutex::new(State::default()), bell: Bell::new() }
     }
 
-    /// Returns whether a sync that began after this call has succeeded, or may have: false also if a
-    /// later one failed, or a durable write did meanwhile. `sync` must not panic. `durable` is told
-    /// before another begins, under a lock; what it returns is dropped without one.
+    /// Waits for a sync that began after this call, and begins it if no other caller does. Returns
+    /// whether it succeeded: false also if a later sync, or a durable write beside it, has failed.
+    ///
+    /// `sync` must not panic. `durable` is called under a lock before the next sync begins; its
+    /// result is dropped without the lock.
     pub(crate) async fn join<T>(
         &self,
         mode: Mode,
@@ -122,14 +127,14 @@ impl Group {
     fn poll_turn(&self, mine: &mut Option<u64>, context: &mut Context<'_>) -> Poll<Turn> {
         let mut state = self.state.lock();
         let mine = *mine.get_or_insert_with(|| {
-            let late = state.running && mutant("join-a-sync-that-runs");
-            state.begun + u64::from(!late)
+            let mut next = state.begun;
+            step!("sync: one that runs is not enough", next += 1);
+            next
         });
         let ended = state.begun - u64::from(state.running);
         if ended >= mine {
-            return Poll::Ready(Turn::Over(
-                state.failed < mine || mutant("join-forgets-the-failure"),
-            ));
+            let succeeded = check!("sync: it has not failed", state.failed < mine);
+            return Poll::Ready(Turn::Over(succeeded));
         }
         if state.running {
             state.wait(context);
@@ -140,8 +145,8 @@ impl Group {
         Poll::Ready(Turn::Begin(state.begun, state.losses))
     }
 
-    /// Whether the durable writes up to a number, and that sync, have said what they were told, or one of them
-    /// of a loss.
+    /// Returns ready once the results of the durable writes up to `writes`, and of the sync `sync`,
+    /// are noted, or a loss after the first `losses` is.
     fn poll_told(
         &self,
         losses: u64,
@@ -164,7 +169,7 @@ impl Group {
         step!("group: wake the waiters", wake_all(wakers));
     }
 
-    /// Before the device is asked for a durable write.
+    /// Begins a durable write. The caller calls this before it asks the device.
     pub(crate) fn begin_write(&self) -> Writing<'_> {
         let mut state = self.state.lock();
         state.writes += 1;
@@ -173,7 +178,7 @@ impl Group {
         Writing { of: self, number, losses: state.losses }
     }
 
-    /// Somebody was told of a loss: those that run have lost it as well.
+    /// Notes a report of lost writes. The sync and the durable writes that run fail.
     pub(crate) fn lose(&self) {
         self.state.lock().losses += 1;
         self.wake();
@@ -181,11 +186,11 @@ impl Group {
 }
 
 impl Writing<'_> {
-    /// Whether nobody was told of a loss since it began, who may have been told instead of this one.
-    /// Waits for those that run.
+    /// Ends the write, after the device has reported success. Waits for the sync and the durable
+    /// writes that run. Returns false if one of them saw a loss, which may be one of this write.
     pub(crate) async fn end(self, mode: Mode) -> bool {
         let Self { of, losses, .. } = self;
-        drop(self); // or it would wait for itself, and others for it
+        drop(self); // before the wait, because others wait for this write
         let (sync, writes) = {
             let state = of.state.lock();
             (state.begun, state.writes)

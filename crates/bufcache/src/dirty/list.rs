@@ -8,10 +8,7 @@
 //! released between these. Each insertion has a serial number that no insertion into any list
 //! repeats, so a walk detects that the frame it stands at was taken off meanwhile.
 
-use crate::frames::{Frame, Frames};
-
-/// The number of no frame.
-pub(crate) const NIL: u32 = u32::MAX;
+use crate::frames::{Frame, Frames, NIL};
 
 /// Frames of one piece of a walk. A guess: a few microseconds if no header is in a CPU cache.
 const PIECE: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 64 };

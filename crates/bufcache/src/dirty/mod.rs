@@ -20,19 +20,20 @@ mod rules;
 use std::ops::Range;
 
 use percpu::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
-use percpu::sync::{Mutex, mutant};
+use percpu::sync::std_lock::Mutex;
 
 pub use self::errors::WriteError;
 pub(crate) use self::exclusion::Exclusion;
 pub(crate) use self::extents::Extents;
 pub(crate) use self::group::Group;
-pub(crate) use self::list::{DirtyList, NIL};
+pub(crate) use self::list::DirtyList;
 pub use self::rules::{AttachOptions, ErrorRule, Wal};
 use crate::timed::{Holds, TimedLock};
 
 /// The state of the writes of one device.
 pub(crate) struct Writes {
     pub(crate) dirty: TimedLock<DirtyList>,
+    /// A lock of `std`, as a miss takes it: `parking_lot` allocates when a thread first waits.
     unsynced: Mutex<Unsynced>,
     /// Set while `unsynced` is not empty.
     has_unsynced: AtomicBool,
@@ -154,9 +155,6 @@ impl Unsynced {
     /// A sync has succeeded. Returns the sets that it covered, which the caller drops without the
     /// lock.
     pub(crate) fn end_sync(&mut self) -> [Extents; 2] {
-        if mutant("sync-forgets-what-came-meanwhile") {
-            self.written = Extents::default();
-        }
         [&mut self.syncing, &mut self.syncing_reloaded].map(std::mem::take)
     }
 
@@ -219,8 +217,8 @@ impl Writes {
 
     /// Notes a failed sync: writes since the last good sync may be lost. The first errno stays.
     pub(crate) fn poison(&self, errno: i32) {
-        // Ordering: Release pairs with the Acquire in `poisoned`. No model needs it: the extents of `unsynced`
-        // are read under their lock. Relaxed on failure: the device is poisoned already.
+        // Ordering: Release pairs with the Acquire in `poisoned`. No model needs it: the extents of
+        // `unsynced` are read under their lock. Relaxed on failure: the device is poisoned already.
         let _ = self.poison.compare_exchange(0, errno.max(1), Ordering::Release, Ordering::Relaxed);
         // After the exchange, because a sync that begins after `lose` does not see the loss in the
         // group and must find the device poisoned.

@@ -143,8 +143,9 @@ impl AttachOptions {
     }
 
     /// Sets a callback for data loss: the last handle of the device is dropped, and its writes
-    /// could not be made durable. Blocks that are still dirty are lost. Without the callback, a
-    /// line on standard error reports the loss.
+    /// could not be made durable. Blocks that are still dirty are lost, except for those of a write
+    /// that another thread has begun: after [`WriteError::Busy`] such a write goes on, unsynced.
+    /// Without the callback, a line on standard error reports the loss.
     pub fn on_loss(mut self, tell: impl Fn(WriteError) + Send + Sync + 'static) -> Self {
         self.on_loss = Some(Box::new(tell));
         self

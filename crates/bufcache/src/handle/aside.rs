@@ -6,12 +6,12 @@ use std::ops::Range;
 use std::pin::Pin as Pinned;
 use std::task::{Context, Poll, ready};
 
-use percpu::sync::{hint, mutant, step};
+use percpu::sync::{hint, step};
 
 use super::Device;
-use crate::cache::{Forget, Load};
+use crate::cache::{Forget, Load, begin_to_forget};
 use crate::error::GetError;
-use crate::table::Place;
+use crate::frames::Place;
 use crate::word::{IO, Key, WRITE};
 
 /// Log of a sector's bytes.
@@ -37,9 +37,7 @@ impl Device {
     ///
     /// [`GetError::OutOfRange`], [`GetError::Closed`] and [`GetError::Poisoned`].
     pub fn claim(&self, block: u64) -> Result<Option<Load>, GetError> {
-        let Some(key) = self.source.key(block) else {
-            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
-        };
+        let key = self.checked_key(block)?;
         self.shared.claim(&self.source, key, self.class)
     }
 
@@ -120,7 +118,7 @@ impl Future for Invalidation {
         let this = &mut *self;
         if !this.begun {
             this.begun = true;
-            this.device.shared.begin_to_forget();
+            begin_to_forget();
         }
         loop {
             let mut next = this.again.take();
@@ -146,12 +144,11 @@ impl Future for Invalidation {
                 Forget::Loading(place) => {
                     this.waiting = Some((key, Waiting { device: this.device.clone(), place }));
                 }
-                Forget::Busy if mutant("forget-overlooks-who-is-busy") => {}
-                Forget::Busy => {
+                Forget::Busy => step!("invalidation: look again at a busy block", {
                     this.again = Some(key);
                     context.waker().wake_by_ref();
                     return Poll::Pending;
-                }
+                }),
             }
         }
     }

@@ -1,4 +1,4 @@
-//! For who must not wait, and for who goes to the device past the cache.
+//! Calls that do not wait, and calls for programs that also use the device themselves.
 
 use std::ops::Range;
 
@@ -10,16 +10,14 @@ use crate::guard::WriteGuard;
 use crate::wait::{Mode, now};
 
 impl Device {
-    /// As [`create`](Self::create), where that waits for nothing: neither for a buffer, nor for others who
-    /// have the block, nor for dirty blocks to become less.
+    /// Makes a block of zeros as [`create`](Self::create) does, if that needs no wait: for a
+    /// buffer, for guards of the block, or for dirty blocks to be written.
     ///
     /// # Errors
     ///
-    /// As [`create`](Self::create), of which [`GetError::WouldBlock`] where that would wait.
+    /// As [`create`](Self::create), and [`GetError::WouldBlock`] if the call would wait.
     pub fn try_create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
-        let Some(key) = self.source.key(block) else {
-            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
-        };
+        let key = self.checked_key(block)?;
         let held = self.shared.try_create(&self.source, key, self.class)?;
         self.source.writes.forget_load(&self.source.sectors(key));
         let mut guard = WriteGuard::new(self, held);
@@ -27,35 +25,36 @@ impl Device {
         Ok(guard)
     }
 
-    /// Whether the device may be older than what was written of these blocks: some are dirty, or a
-    /// [failed sync](WriteError::Poisoned) may have lost them. If not, a read of the device itself that
+    /// Returns whether the device may lack a write of these blocks: one is dirty, or a [failed
+    /// sync](WriteError::Poisoned) may have lost it. If not, a read of the device itself that
     /// begins after this call sees every write whose guard had dropped before it.
     ///
-    /// Does not wait; a look at the table for each block, and none while nothing is dirty.
+    /// Does not wait. Looks each block up in the table, unless the cache has no dirty block.
     pub fn is_newer(&self, blocks: Range<u64>) -> bool {
         self.shared.is_newer(&self.source, blocks)
     }
 
-    /// Gives the device what is dirty of these blocks, as [`flush`](Self::flush) does with all. Says nothing
-    /// of errors that others have met.
+    /// Writes the dirty blocks of a range, as [`flush`](Self::flush) writes all. Does not report
+    /// earlier errors.
     ///
     /// # Errors
     ///
-    /// The first; what it is about is dirty still.
+    /// The first error; its block stays dirty.
     pub fn flush_range(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.shared.flush_range(&self.source, blocks)
     }
 
-    /// Writes whole blocks to the device at once, past the cache, which forgets what it has of them: for
-    /// what is too long to be kept. Durable after a [`sync`](Self::sync). Gets of these blocks wait for it.
+    /// Writes whole blocks to the device past the cache, which drops its buffers of them: for
+    /// ranges too long to be cached. Durable after a [`sync`](Self::sync). Gets of these blocks
+    /// wait for it.
     ///
-    /// `bytes` ends with a block, or where the device does, and is aligned as the device asks for.
+    /// `bytes` ends at the end of a block or of the device, and is aligned as the device requires.
     ///
     /// # Errors
     ///
-    /// The device's, and then each sector of the range is as it was, or is as it should be, and what was
-    /// dirty is so still; [`WriteError::OutOfRange`]; [`WriteError::Busy`] where a block is being written
-    /// for too long; [`WriteError::Poisoned`] and [`WriteError::Closed`].
+    /// The error of the device: then each sector of the range is old or new, and dirty blocks stay
+    /// dirty. [`WriteError::OutOfRange`]; [`WriteError::Busy`] if a block is being written for
+    /// longer than the cache waits; [`WriteError::Poisoned`] and [`WriteError::Closed`].
     pub fn write_past(&self, first: u64, bytes: &[u8]) -> Result<(), WriteError> {
         let size = self.block_size() as u64;
         let start = first.checked_mul(size);
@@ -67,10 +66,10 @@ impl Device {
         now(self.shared.wipe(&self.source, blocks, Wipe::Write(bytes), Mode::Thread))
     }
 
-    /// Keeps whole blocks from others, and has the cache forget what it has of them, so that the caller can write them by
-    /// means of its own: as [`write_past`](Self::write_past), without a blocked thread. Durable after a
-    /// [`sync`](Self::sync) that begins behind [`Bypass::finish`]. `None` where that would have to wait, or would take
-    /// long.
+    /// Excludes whole blocks from the cache while the caller writes them to the device itself. As
+    /// [`write_past`](Self::write_past), without a blocked thread. Durable after a
+    /// [`sync`](Self::sync) that begins after [`Bypass::finish`]. Returns `None` if the call would
+    /// wait, or would take long.
     ///
     /// ```
     /// use std::os::unix::fs::FileExt;
@@ -90,17 +89,17 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`write_past`](Self::write_past), but the device's.
+    /// As [`write_past`](Self::write_past), except for errors of the device.
     pub fn try_bypass(&self, blocks: Range<u64>) -> Result<Option<Bypass>, WriteError> {
         self.check_range(&blocks)?;
         self.shared.try_bypass(&self.source, blocks)
     }
 
-    /// As [`zero`](Self::zero), where the device can.
+    /// Zeroes blocks as [`zero`](Self::zero) does, but only if the device can.
     ///
     /// # Errors
     ///
-    /// As [`zero`](Self::zero); the device's `EOPNOTSUPP` where it cannot, and then nothing is changed.
+    /// As [`zero`](Self::zero), and `EOPNOTSUPP` if the device cannot; then nothing is changed.
     pub fn zero_by_device(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
         now(self.shared.wipe(&self.source, blocks, Wipe::Zero, Mode::Thread))

@@ -1,8 +1,8 @@
-//! Calls for tasks. A write-back or a sync goes on in the threads that end its steps; what may block otherwise is called
-//! by a thread of the cache, which then wakes the task.
+//! Calls for tasks of any runtime.
 //!
-//! Nothing here knows a runtime. A future begins its call when it is first polled; if it is dropped the call
-//! goes on, and its result is dropped.
+//! The steps of a write-back, a sync or a discard run on the threads that end the step before. A
+//! thread of the cache makes other calls that may block, and then wakes the task. A future begins
+//! its call when it is first polled. Dropping it does not cancel the call.
 
 use std::ops::Range;
 
@@ -19,11 +19,11 @@ use crate::word::Key;
 use crate::write::CloseError;
 
 impl Device {
-    /// Has a thread of the cache make a call of this device that blocks, and waits for its end: for what has no
-    /// form for tasks. The calling thread makes the call only if there can be no other.
+    /// Makes a blocking call of this device on a thread of the cache, for calls without an `_async`
+    /// form. The calling thread makes the call only if no thread can be started.
     ///
-    /// A few threads at most make calls of one device, so one that hangs leaves threads to the others. Dropping the
-    /// future once it was polled leaves the call going.
+    /// The number of threads that make calls of one device is limited, so a device that hangs does
+    /// not delay the others. Dropping the future after its first poll does not cancel the call.
     ///
     /// ```
     /// use bufcache::{Cache, MemoryDevice};
@@ -46,13 +46,12 @@ impl Device {
         call: impl FnOnce(Self) -> T + Send + 'static,
     ) -> T {
         let mut device = self.clone();
-        // The call is told of the write errors that this handle has not been told of.
+        // The call reports the write errors that this handle has not reported.
         device.seen = AtomicU64::new(self.seen.load(Ordering::Relaxed)); // of one handle
         call_by(device, call).await
     }
 
-    /// The buffer of a block, to be written, as [`get_mut`](Self::get_mut), for tasks; the guard may move to
-    /// other threads.
+    /// [`get_mut`](Self::get_mut) for tasks. The guard may move to other threads.
     ///
     /// ```
     /// use bufcache::{Cache, MemoryDevice};
@@ -71,14 +70,15 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`get_mut`](Self::get_mut): where all buffers are in use, a thread of the cache waits for one.
+    /// As [`get_mut`](Self::get_mut). If all buffers are in use, a thread of the cache waits for
+    /// one.
     pub async fn get_mut_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
         let key = self.checked_key(block)?;
         if self.is_cached(block) {
             self.shared.counters.get.add(1);
         } else {
             match self.get_async(block).await {
-                // The call that locks it waits for a buffer.
+                // The call that locks the block waits for a buffer.
                 Ok(_) | Err(GetError::NoFreeBuffers) => {}
                 Err(error) => return Err(error),
             }
@@ -86,8 +86,8 @@ impl Device {
         self.lock_async(key, Fill::Read).await
     }
 
-    /// The buffer of a block, of zeros, as [`create`](Self::create), for tasks. If the future is dropped once it was
-    /// polled, the block may be zeros, and dirty.
+    /// [`create`](Self::create) for tasks. If the future is dropped after its first poll, the block
+    /// may be dirty and zeros.
     ///
     /// # Errors
     ///
@@ -98,9 +98,10 @@ impl Device {
         self.lock_async(key, Fill::Caller).await
     }
 
-    /// The get is counted by the caller.
+    /// Locks a block for writing. The caller has counted the get.
     async fn lock_async(&self, key: Key, fill: Fill) -> Result<OwnedWriteGuard, GetError> {
-        // On the thread that took the lock: a task that is gone lets the guard drop, which publishes the buffer.
+        // On the thread that took the lock: if the task is gone, the guard's drop unlocks the
+        // buffer.
         let own = move |device: Self, held| {
             let source = Arc::clone(&device.source);
             let mut guard = OwnedWriteGuard::new(device, held);
@@ -110,7 +111,7 @@ impl Device {
             }
             guard
         };
-        // Where too much is dirty, the call writes some of it first.
+        // If too much is dirty, the blocking call writes some of it first.
         if !self.shared.must_clean(&self.source) {
             match self.shared.try_lock_write(&self.source, key, self.class) {
                 Err(GetError::WouldBlock) => {}
@@ -124,7 +125,7 @@ impl Device {
         self.call_async(lock).await
     }
 
-    /// [`flush`](Self::flush), for tasks.
+    /// [`flush`](Self::flush) for tasks.
     ///
     /// # Errors
     ///
@@ -135,7 +136,7 @@ impl Device {
         self.or_earlier(result)
     }
 
-    /// [`sync`](Self::sync), for tasks.
+    /// [`sync`](Self::sync) for tasks.
     ///
     /// # Errors
     ///
@@ -146,7 +147,7 @@ impl Device {
         self.or_earlier(result)
     }
 
-    /// [`write_through`](Self::write_through), for tasks.
+    /// [`write_through`](Self::write_through) for tasks.
     ///
     /// # Errors
     ///
@@ -158,7 +159,7 @@ impl Device {
         self.or_earlier(result)
     }
 
-    /// [`discard`](Self::discard), for tasks.
+    /// [`discard`](Self::discard) for tasks.
     ///
     /// # Errors
     ///
@@ -167,7 +168,7 @@ impl Device {
         self.wipe_async(blocks, Wipe::Discard).await
     }
 
-    /// [`zero`](Self::zero), for tasks.
+    /// [`zero`](Self::zero) for tasks.
     ///
     /// # Errors
     ///
@@ -186,8 +187,8 @@ impl Device {
         run(async move { source.cache.wipe(&source, blocks, how, Mode::Task).await }).await
     }
 
-    /// [`close`](Self::close), for tasks. Dropping the future leaves the close going: if it fails then, it is as
-    /// if the last handle had been dropped without a close.
+    /// [`close`](Self::close) for tasks. Dropping the future does not cancel the close. If that
+    /// fails, the handle is dropped without a close.
     ///
     /// # Errors
     ///
@@ -197,7 +198,7 @@ impl Device {
     }
 }
 
-/// Has a thread of the cache make a call of that handle.
+/// Makes a blocking call of a handle on a thread of the cache.
 async fn call_by<T: Send + 'static>(
     device: Device,
     call: impl FnOnce(Device) -> T + Send + 'static,

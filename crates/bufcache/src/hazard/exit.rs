@@ -5,7 +5,7 @@
 //! up to four times, if a destructor sets the key again. In a model, the destructor of a variable
 //! releases them.
 
-use super::{MINE, Record};
+use super::records::{MINE, Record};
 
 #[cfg(not(any(offlock_loom, offlock_shuttle)))]
 pub(super) fn release_at_end(new: &'static Record) {
@@ -58,7 +58,8 @@ pub(super) fn release_at_end(new: &'static Record) {
 mod tests {
     use std::thread;
 
-    use super::super::{Order, name, records};
+    use super::super::records::records;
+    use super::super::{Order, protect};
     use crate::word::Entry;
 
     /// Protects an entry when its thread ends.
@@ -67,7 +68,7 @@ mod tests {
     impl Drop for Late {
         fn drop(&mut self) {
             let entry = Entry::new();
-            name(&entry, Order::Fences).unwrap().clear();
+            protect(&entry, Order::Fences).unwrap().clear();
         }
     }
 
@@ -85,7 +86,7 @@ mod tests {
                     FIRST.with(|_| ());
                     let entry = Entry::new();
                     if first {
-                        name(&entry, Order::Fences).unwrap().clear();
+                        protect(&entry, Order::Fences).unwrap().clear();
                     }
                     LAST.with(|_| ());
                 });

@@ -29,8 +29,8 @@ use percpu::AllocError;
 
 use super::ghost::Ghost;
 use super::{Buffers, Eviction, Looks, mark};
-use crate::cold::{List, Nodes, On, Victim};
 use crate::frames::Frame;
+use crate::nodes::{List, Nodes, On, Victim};
 use crate::word::{Key, NEW};
 
 const NEWER: u8 = 0;

@@ -13,13 +13,13 @@ mod lists;
 mod samples;
 mod shadow;
 
-use percpu::sync::{check, mutant};
+use percpu::sync::check;
 
 pub(crate) use self::lists::Policy;
 pub(crate) use self::samples::Samples;
 pub(crate) use self::shadow::{Shadows, sampled_blocks};
-use crate::cold::{On, Victim};
 use crate::frames::Frame;
+use crate::nodes::{On, Victim};
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, STALE, VALID, WRITE, Word};
 
 /// How buffers are chosen for eviction.
@@ -118,10 +118,7 @@ pub(crate) trait Buffers {
 
 /// Returns whether a buffer may be evicted: it is live and clean, and not pinned, loaded or
 /// written.
-pub(crate) fn may_go(word: Word) -> bool {
-    if mutant("evict-what-is-loading") && word.has(IO) {
-        return !word.has(EVICT | STALE);
-    }
+pub(crate) fn is_evictable(word: Word) -> bool {
     let idle = word.pins() == 0 && word.has(VALID) && !word.has(IO | EVICT | STALE | WRITE | BACK);
     idle && check!("evict: the buffer is clean", !word.has(DIRTY))
 }
@@ -129,7 +126,7 @@ pub(crate) fn may_go(word: Word) -> bool {
 /// Marks a buffer `EVICT` if it may be evicted. Returns whether it is marked. Lock-free.
 pub(crate) fn mark(entry: &Entry) -> bool {
     let mut seen = entry.word();
-    while may_go(seen) {
+    while is_evictable(seen) {
         match entry.try_change(seen, EVICT, 0) {
             Ok(()) => return true,
             Err(now) => seen = now,

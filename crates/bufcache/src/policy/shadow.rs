@@ -17,10 +17,11 @@ use std::ops::Range;
 use percpu::AllocError;
 
 use super::{Buffers, Eviction, Looks, Policy};
-use crate::cold::{Nodes, On, Victim};
 use crate::frames::Frame;
+use crate::frames::Place;
+use crate::nodes::{Nodes, On, Victim};
 use crate::region::boxed;
-use crate::table::{Place, Table};
+use crate::table::Table;
 use crate::word::{Entry, Key, Word};
 
 /// The planned number of blocks of a shadow, at most. 512 are no better; with 128, a loop of 1.01

@@ -58,7 +58,7 @@ fn inv02_a_claim_is_a_load_that_its_holder_fills() {
 }
 
 #[test]
-fn inv12_a_claim_that_fails_or_is_dropped_is_cached_for_nobody() {
+fn inv12_a_claim_that_fails_or_is_dropped_caches_nothing() {
     let (_cache, disk) = world(8, 8);
     claim(&disk, 0).finish(Err(io::Error::from_raw_os_error(libc::EIO)));
     claim(&disk, 1).finish(Ok(100)); // the device does not end there

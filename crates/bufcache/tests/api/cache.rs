@@ -144,7 +144,7 @@ impl BlockDevice for Meeting {
 }
 
 #[test]
-fn inv07_who_would_wait_and_must_not_is_counted_and_leaves_nothing() {
+fn inv07_a_try_that_would_wait_is_counted_and_leaves_nothing() {
     let device = Arc::new(Meeting(Barrier::new(2)));
     let cache = Cache::builder(SIZE).patience(Duration::MAX).build().unwrap();
     let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
@@ -166,7 +166,7 @@ fn inv07_who_would_wait_and_must_not_is_counted_and_leaves_nothing() {
 }
 
 #[test]
-fn inv12_a_failed_read_is_told_to_all_who_wait_and_not_cached() {
+fn inv12_a_failed_read_is_an_error_of_all_waiters_and_not_cached() {
     let device = Numbered::new(10);
     device.slow.store(true, Relaxed);
     device.broken.store(true, Relaxed);

@@ -110,7 +110,7 @@ fn a_device_or_verifier_that_asks_for_the_block_it_is_at_is_told() {
 }
 
 #[test]
-fn who_has_claimed_a_block_and_waits_for_it_is_told() {
+fn a_get_of_a_block_that_its_thread_has_claimed_is_refused() {
     for begins in [false, true] {
         let (_inside, disk, device) = new(false, begins);
         let mut load = device.claim(3).unwrap().unwrap();
@@ -131,7 +131,7 @@ fn who_has_claimed_a_block_and_waits_for_it_is_told() {
 
 /// The claimer waits for another thread, as long as that takes if that is not too long.
 #[test]
-fn who_has_given_the_load_away_waits_for_it() {
+fn a_thread_that_has_sent_the_load_away_waits_for_it() {
     let (_inside, _disk, device) = new(false, false);
     thread::scope(|scope| {
         let (give, given) = mpsc::channel::<Load>();
@@ -162,7 +162,7 @@ fn who_has_given_the_load_away_waits_for_it() {
 }
 
 #[test]
-fn who_writes_a_block_and_asks_for_it_is_told_also_where_the_device_begins_reads() {
+fn a_writer_that_gets_its_block_is_refused_also_if_the_device_begins_reads() {
     for begins in [false, true] {
         let (_inside, _disk, device) = new(false, begins);
         let guard = device.get_mut(3).unwrap();

@@ -145,7 +145,7 @@ fn a_load_goes_on_when_its_requester_is_gone() {
 }
 
 #[test]
-fn inv12_a_load_that_nobody_ends_fails_and_is_tried_again() {
+fn inv12_a_load_that_is_dropped_fails_and_is_tried_again() {
     in_time("a load that is dropped", || {
         let (device, _cache, disk) = kept(2);
         thread::scope(|scope| {
@@ -341,7 +341,7 @@ impl Wake for Panics {
 }
 
 #[test]
-fn a_waker_that_panics_keeps_nobody_from_being_woken() {
+fn a_waker_that_panics_keeps_no_task_asleep() {
     let (kept, cache, disk) = kept(8);
     let panics = Waker::from(Arc::new(Panics));
     let woken = Arc::new(WakeCount::default());

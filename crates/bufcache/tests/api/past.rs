@@ -42,7 +42,7 @@ fn a_block_is_created_without_a_wait_or_not_at_all() {
 }
 
 #[test]
-fn inv07_who_must_not_wait_for_dirty_blocks_to_become_less_is_told_so() {
+fn inv07_a_try_that_would_wait_for_dirty_blocks_is_refused() {
     let builder = Cache::builder(16 * SIZE).block_sizes(SIZE, SIZE).dirty_limits(100, 50);
     let cache = builder.write_back_after(std::time::Duration::from_secs(3600)).build().unwrap();
     let device = cache.attach(MemoryDevice::new(vec![0; 64 * SIZE]), SIZE).unwrap();

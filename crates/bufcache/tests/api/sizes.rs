@@ -108,7 +108,7 @@ fn a_smaller_cache_evicts_no_more_than_it_must() {
 
 /// Where each chunk but one has a buffer that is kept, that one goes.
 #[test]
-fn a_large_block_finds_the_chunk_that_nobody_uses() {
+fn a_large_block_finds_the_unused_chunk() {
     for how in ["pins", "weights", "guards"] {
         let world = world(|builder| builder);
         world.read(0..ROOM); // in the order of the memory

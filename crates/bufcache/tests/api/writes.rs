@@ -95,7 +95,7 @@ fn tasks_wait_for_writers_too() {
 }
 
 #[test]
-fn who_would_wait_for_himself_is_told() {
+fn a_thread_that_would_wait_for_itself_is_refused() {
     let (_cache, device, _disk) = new();
     let read = device.get(1).unwrap();
     assert_eq!(device.get_mut(1).unwrap_err(), GetError::WouldDeadlock);
@@ -114,7 +114,7 @@ fn who_would_wait_for_himself_is_told() {
 }
 
 #[test]
-fn inv07_who_would_wait_for_a_buffer_to_write_is_told_so() {
+fn inv07_a_try_to_write_that_would_wait_for_a_buffer_is_refused() {
     let (cache, device, _disk) = patient(SHORT, 16, AttachOptions::new(SIZE));
     assert_eq!(device.try_get_mut(1).unwrap_err(), GetError::WouldBlock, "not there");
     let pin = device.get(1).unwrap().pin().unwrap();
@@ -388,7 +388,7 @@ fn discarded_blocks_are_forgotten_and_gone() {
 }
 
 #[test]
-fn nobody_reads_a_range_that_is_being_discarded() {
+fn no_get_reads_a_range_that_is_being_discarded() {
     let (_cache, device, disk) = new();
     drop(device.get(2).unwrap());
     disk.inject_next(Operation::Discard, Fault::Delay(Duration::from_millis(80)));

@@ -4,6 +4,7 @@
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ThreadId};
+use std::time::Duration;
 
 use bufcache::{BlockDevice, Fault, FaultDevice, MemoryDevice, Operation};
 
@@ -13,6 +14,8 @@ pub(super) const SECTOR: usize = 512;
 /// Sectors of a block.
 pub(super) const PARTS: usize = SIZE / SECTOR;
 pub(super) const BLOCKS: u64 = 12;
+/// How long the cache waits.
+pub(super) const PATIENCE: Duration = Duration::from_micros(100);
 
 /// What a device says that is not so: for tests of what looks at it.
 #[allow(dead_code, reason = "the fuzzer's devices do not lie")]
@@ -49,9 +52,17 @@ pub(super) struct Disk {
     faulty: FaultDevice<MemoryDevice>,
     state: Mutex<State>,
     driver: ThreadId,
-    lie: Lie,
+    how: How,
+}
+
+/// What is special about a device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct How {
+    pub(super) lie: Lie,
     /// It gives unsynced writes up and serves the older bytes again, when a sync fails and before.
-    reverts: bool,
+    pub(super) reverts: bool,
+    /// The cleaner's writes take longer than the cache waits.
+    pub(super) cleans_slowly: bool,
 }
 
 /// A sector with the value put there; 0 is zeros.
@@ -90,12 +101,12 @@ pub(super) fn is_whole(block: u64, bytes: &[u8]) -> bool {
 
 impl Disk {
     /// Each sector has the value 1.
-    pub(super) fn new(lie: Lie, reverts: bool) -> Self {
+    pub(super) fn new(how: How) -> Self {
         let bytes = (0..BLOCKS as usize * PARTS).flat_map(|sector| stamp(sector, 1)).collect();
         let faulty = FaultDevice::new(MemoryDevice::new(bytes));
         faulty.record().expect("memory is read");
         let driver = thread::current().id();
-        Self { faulty, state: Mutex::default(), driver, lie, reverts }
+        Self { faulty, state: Mutex::default(), driver, how }
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, State> {
@@ -108,7 +119,7 @@ impl Disk {
         let kinds = [Operation::Read, Operation::Write, Operation::Zero, Operation::Discard];
         let operation = kinds.get(usize::from(kind % 5)).copied().unwrap_or(Operation::Sync);
         let errno = |number| Next::Fault(Fault::Error(number));
-        if self.reverts && operation == Operation::Sync && matches!(what % 10, 0 | 1 | 6) {
+        if self.how.reverts && operation == Operation::Sync && matches!(what % 10, 0 | 1 | 6) {
             if what % 10 == 6 {
                 self.faulty.give_up_writes().expect("memory is written");
                 self.state().reverts += 1;
@@ -182,7 +193,7 @@ impl Disk {
             None => {}
             Some(Next::Fault(fault)) => self.faulty.inject_next(operation, fault),
             Some(Next::Panic) => {
-                if self.reverts && operation == Operation::Sync {
+                if self.how.reverts && operation == Operation::Sync {
                     // What this one gives up is reported as lost by the reset, and does not change later.
                     self.faulty.inject_next(operation, Fault::Error(libc::EIO));
                     let _ = self.faulty.sync();
@@ -208,13 +219,16 @@ impl Disk {
     }
 
     fn write_one(&self, offset: u64, buf: &[u8], durable: bool) -> io::Result<()> {
+        if self.how.cleans_slowly && thread::current().id() != self.driver {
+            thread::sleep(20 * PATIENCE);
+        }
         let number = {
             let mut state = self.state();
             state.writes += 1;
             state.writes
         };
         self.meet(Operation::Write, |faulty| match durable {
-            _ if self.lie == Lie::Write && number % 2 == 0 => Ok(()),
+            _ if self.how.lie == Lie::Write && number % 2 == 0 => Ok(()),
             true => faulty.write_durable(offset, buf),
             false => faulty.write(offset, buf),
         })
@@ -247,7 +261,7 @@ impl BlockDevice for Disk {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.meet(Operation::Sync, |faulty| match self.lie {
+        self.meet(Operation::Sync, |faulty| match self.how.lie {
             Lie::Sync => Ok(()),
             _ => faulty.sync(),
         })

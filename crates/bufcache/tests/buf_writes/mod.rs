@@ -12,8 +12,8 @@ mod steps;
 use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use std::ops::{Deref, Range};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::sleep;
 use std::time::Duration;
 
 use bufcache::{
@@ -21,7 +21,7 @@ use bufcache::{
 };
 
 pub(crate) use disk::Lie;
-use disk::{BLOCKS, Disk, PARTS, SECTOR, SIZE, is_whole, stamp, values};
+use disk::{BLOCKS, Disk, How, PARTS, PATIENCE, SECTOR, SIZE, is_whole, stamp, values};
 use model::Model;
 
 /// Blocks that fit.
@@ -33,11 +33,27 @@ const LIVES: usize = 4;
 struct Place {
     disk: Arc<Disk>,
     handles: [OnceCell<Device>; LIVES],
-    /// Set once a call has reported data loss.
-    loss: Arc<AtomicBool>,
-    /// Set once that report was of a block that another thread kept: the cleaner may be writing it when the last
-    /// handle goes, and the cache waits for 100 us only.
-    busy: Arc<AtomicBool>,
+    /// The loss that the drop of the last handle has reported.
+    loss: Arc<OnceLock<WriteError>>,
+}
+
+impl Place {
+    /// Returns whether `error` reports a block that the cleaner was writing for longer than the cache
+    /// waits: the last handle does not wait for such a write, which may hang. It is not cancelled, so all
+    /// that was written is on the device soon, unless a write has failed since there were `failures`.
+    fn is_written_late(&self, error: WriteError, model: &Model, failures: u64) -> bool {
+        let is_over = || {
+            let is_there = |block| self.disk.values(block) == model.now(block);
+            (0..BLOCKS).all(is_there) || self.disk.failures(Operation::Write) > failures
+        };
+        matches!(error, WriteError::Busy { .. })
+            && (0..10_000).any(|_| {
+                is_over() || {
+                    sleep(Duration::from_millis(1));
+                    false
+                }
+            })
+    }
 }
 
 /// Where it stands.
@@ -114,6 +130,8 @@ struct Machine<'d> {
 
 /// Bit of the first byte: the devices give up unsynced writes, and serve the older bytes again.
 pub(crate) const REVERTS: u8 = 4;
+/// Bit of the first byte: a write of the cleaner takes longer than the cache waits.
+pub(crate) const CLEANS_SLOWLY: u8 = 8;
 
 /// Drives a cache by `input` and returns how many steps it were.
 ///
@@ -126,16 +144,16 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
     let cache = Cache::builder(MOST * SIZE)
         .block_sizes(SIZE, SIZE)
         .eviction(if first % 2 == 1 { Eviction::Clock } else { Eviction::A2 })
-        .patience(Duration::from_micros(100))
+        .patience(PATIENCE)
         .write_back_after(Duration::from_secs(1 << 20))
         .dirty_limits(100, 100)
         .build()
         .unwrap();
+    let (reverts, cleans_slowly) = (first & REVERTS != 0, first & CLEANS_SLOWLY != 0);
     let mut places = [0, 1].map(|_| Place {
-        disk: Arc::new(Disk::new(lie, first & REVERTS != 0)),
+        disk: Arc::new(Disk::new(How { lie, reverts, cleans_slowly })),
         handles: [const { OnceCell::new() }; LIVES],
         loss: Arc::default(),
-        busy: Arc::default(),
     });
     let state = || State {
         model: Model::new(),
@@ -166,14 +184,15 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
     }
     let states = machine.end(first / 2 % 2 == 1);
     for (place, mut state) in places.iter_mut().zip(states) {
+        let failures = place.disk.failures(Operation::Write);
         place.handles.iter_mut().for_each(|handle| drop(handle.take()));
         // The drop of the last handle syncs the device, or the loss is reported.
-        if place.loss.load(Ordering::Relaxed) {
+        if let Some(&error) = place.loss.get() {
             // The sync at the end of the last handle tells of writes that were given up before.
             let failed = place.disk.failures(Operation::Sync) > state.syncs;
-            let busy = place.busy.load(Ordering::Relaxed);
-            let was_wrong = state.poisoned || busy || (first & REVERTS != 0 && failed);
-            assert!(was_wrong, "nothing was wrong, and something is lost");
+            let was_wrong = state.poisoned || (reverts && failed);
+            let is_late = || place.is_written_late(error, &state.model, failures);
+            assert!(was_wrong || is_late(), "nothing was wrong, and something is lost: {error}");
             state.model.check_power_cut(&place.disk, 1);
             continue;
         }
@@ -193,12 +212,11 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
 }
 
 fn attach(cache: &Cache, place: &Place, life: usize) {
-    let (loss, busy) = (Arc::clone(&place.loss), Arc::clone(&place.busy));
-    let told = move |error: WriteError| {
-        busy.fetch_or(matches!(error, WriteError::Busy { .. }), Ordering::Relaxed);
-        loss.store(true, Ordering::Relaxed);
-    };
-    let options = AttachOptions::new(SIZE).verify(is_whole).before_write(is_whole).on_loss(told);
+    let loss = Arc::clone(&place.loss);
+    let options = AttachOptions::new(SIZE)
+        .verify(is_whole)
+        .before_write(is_whole)
+        .on_loss(move |error| _ = loss.set(error));
     let device = cache.attach_with(Arc::clone(&place.disk), options).unwrap();
     place.handles[life].set(device).expect("one after the other");
 }
@@ -316,7 +334,8 @@ impl<'d> Machine<'d> {
         let before = self.disk(which).failures(Operation::Read);
         let cached = self.device(which).is_cached(block);
         let result = self.patiently(f, |machine, error| match error {
-            GetError::NoFreeBuffers => !machine.may_be_full(),
+            // A cached block may not be dirtied before the cleaner has written others of its device.
+            GetError::NoFreeBuffers => !machine.may_be_full() || (cached && machine.writing),
             GetError::Busy => !busy,
             _ => false,
         });

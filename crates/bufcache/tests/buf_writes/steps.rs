@@ -2,7 +2,6 @@
 
 use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread::sleep;
 
 use bufcache::BlockDevice;
 
@@ -337,7 +336,11 @@ impl<'d> Machine<'d> {
         let pinned = users.iter().any(|(_, pin)| *pin);
         let result = self.patiently(f, |machine, error| match error {
             WriteError::Busy { .. } => true,
-            WriteError::Get(GetError::Busy) => !pinned,
+            // The cleaner writes a block of the range, unless a pin keeps the zeros out of the cache.
+            WriteError::Get(GetError::Busy) => {
+                let creates = how == Operation::Zero && disk.failures(how) > before;
+                !(pinned && creates)
+            }
             WriteError::Get(GetError::NoFreeBuffers) => !machine.may_be_full(),
             _ => false,
         });

@@ -24,12 +24,12 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("is_left: no pin before the scan", "bare::inv06_a_pin_becomes_a_slot_by_membarrier"),
     ("free: the key is hidden before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
     ("take: the place was freed before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
-    ("claim: the entry is inserted before the read", "bare::inv10_a_claim_against_who_forgets"),
+    ("claim: the entry is inserted before the read", "bare::inv10_a_claim_against_an_invalidation"),
     (
         "invalidate: the device is changed before the lookup",
-        "bare::inv10_a_claim_against_who_forgets",
+        "bare::inv10_a_claim_against_an_invalidation",
     ),
-    ("join-forgets-the-failure", "bare::inv18_three_syncs_that_fail"),
+    ("sync: it has not failed", "bare::inv18_three_syncs_that_fail"),
 ];
 
 /// Of those, what only a checker of weak memory can see.
@@ -71,16 +71,16 @@ fn reads_against_an_evictor(membarrier: bool) {
 /// A check of the pins and the slots finds one of the two.
 #[test]
 fn inv06_a_pin_becomes_a_slot() {
-    thoroughly(|| wakes_against_who_buries(false));
+    thoroughly(|| wakes_against_a_reclaim(false));
 }
 
 /// The same with the other kind of fence.
 #[test]
 fn inv06_a_pin_becomes_a_slot_by_membarrier() {
-    thoroughly(|| wakes_against_who_buries(true));
+    thoroughly(|| wakes_against_a_reclaim(true));
 }
 
-fn wakes_against_who_buries(membarrier: bool) {
+fn wakes_against_a_reclaim(membarrier: bool) {
     let bare = Arc::new(Bare::new(membarrier));
     bare.pin();
     let wakes = thread::spawn({
@@ -109,7 +109,7 @@ fn inv06_a_place_is_free_once_its_user_has_left() {
 
 /// What is loaded is new, or is there to be forgotten.
 #[test]
-fn inv10_a_claim_against_who_forgets() {
+fn inv10_a_claim_against_an_invalidation() {
     thoroughly(|| {
         // A device's memory orders nothing.
         let (bare, device) = (Arc::new(Bare::empty()), Arc::new(AtomicU64::new(0)));

@@ -13,12 +13,14 @@ use super::world::{BLOCKS, SIZE, dawdle, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("invalidation: look again after the load", "claim::inv10_a_claim_against_who_forgets"),
-    ("invalidation: look again after the load", "claim::inv10_who_forgets_waits_for_a_load"),
-    ("poll: the marks are there still", "claim::inv10_who_forgets_waits_for_a_load"),
-    ("invalidate-overlooks-loads", "claim::inv10_a_claim_against_who_invalidates"),
-    ("invalidation: drop the pin", "claim::inv10_who_forgets_is_gone"),
-    ("forget-overlooks-who-is-busy", "claim::inv10_who_forgets_against_an_evictor"),
+    ("invalidation: look again after the load", "claim::inv10_a_claim_against_an_invalidation"),
+    ("invalidation: look again after the load", "claim::inv10_an_invalidation_waits_for_a_load"),
+    #[cfg(offlock_loom)] // too rare in random schedules
+    ("poll: the marks are there still", "claim::inv10_an_invalidation_waits_for_a_load"),
+    ("invalidate: nothing is to be waited for", "claim::inv10_a_claim_against_invalidate"),
+    ("invalidation: drop the pin", "claim::inv10_an_invalidation_that_is_dropped"),
+    #[cfg(offlock_loom)] // too rare in random schedules
+    ("invalidation: look again at a busy block", "claim::inv10_an_invalidation_against_an_evictor"),
 ];
 
 /// All blocks say how often the device was changed: by other means than the cache's.
@@ -61,13 +63,13 @@ impl BlockDevice for Changing {
 }
 
 #[test]
-fn inv10_a_claim_against_who_forgets() {
+fn inv10_a_claim_against_an_invalidation() {
     model(|| against_a_claim(|device| block_on(device.invalidation(0..1)).is_ok()));
 }
 
 /// An invalidation that sleeps until the load is over.
 #[test]
-fn inv10_a_claim_against_who_invalidates() {
+fn inv10_a_claim_against_invalidate() {
     model(|| against_a_claim(|device| device.invalidate(0).is_ok()));
 }
 
@@ -91,7 +93,7 @@ fn against_a_claim(forget: impl Fn(&Device) -> bool) {
 
 /// It is about to end.
 #[test]
-fn inv10_who_forgets_waits_for_a_load() {
+fn inv10_an_invalidation_waits_for_a_load() {
     model(|| {
         let (changing, device) = Changing::attach(1);
         let load = device.claim(0).unwrap().expect("it is not there");
@@ -108,7 +110,7 @@ fn inv10_who_forgets_waits_for_a_load() {
 
 /// While it waits for a load, which ends meanwhile. The buffer is of use.
 #[test]
-fn inv10_who_forgets_is_gone() {
+fn inv10_an_invalidation_that_is_dropped() {
     thoroughly(|| {
         let (changing, device) = Changing::attach(1);
         let load = device.claim(0).unwrap().expect("it is not there");
@@ -125,7 +127,7 @@ fn inv10_who_forgets_is_gone() {
 
 /// It marked the buffer, found it in use, and puts it back.
 #[test]
-fn inv10_who_forgets_against_an_evictor() {
+fn inv10_an_invalidation_against_an_evictor() {
     model(|| {
         let (changing, device) = Changing::attach(1);
         drop(device.get(0).unwrap());

@@ -7,14 +7,14 @@ use super::world::{World, look, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("enter: the block is absent still", "load::inv02_two_misses_read_once"),
+    ("enter: the block is absent", "load::inv02_two_misses_read_once"),
     ("load: wake those who wait", "load::inv02_two_misses_read_once"),
-    ("fail: wake those who wait", "load::inv12_a_failed_load_is_told_to_who_waits"),
-    ("unpin: it was the last pin", "load::inv12_a_failed_load_is_told_to_who_waits"),
+    ("fail: wake those who wait", "load::inv12_a_failed_load_is_an_error_of_its_waiters"),
+    ("unpin: it was the last pin", "load::inv12_a_failed_load_is_an_error_of_its_waiters"),
 ];
 
 #[test]
-fn inv03_whoever_finds_a_block_finds_its_bytes() {
+fn inv03_a_lookup_that_finds_a_block_finds_its_bytes() {
     thoroughly(|| {
         let world = World::new(1);
         let loads = thread::spawn({
@@ -66,7 +66,7 @@ fn inv02_two_misses_and_one_buffer() {
 
 /// One is told by the device, the other by the one; or both read, and the second well.
 #[test]
-fn inv12_a_failed_load_is_told_to_who_waits() {
+fn inv12_a_failed_load_is_an_error_of_its_waiters() {
     model(|| {
         let world = World::failing(2, 1);
         let failed = GetError::Io { errno: libc::EIO, block: 1 };
@@ -85,7 +85,7 @@ fn inv12_a_failed_load_is_told_to_who_waits() {
 
 /// The thread that reads is told, and so is the other, which waits or reads again.
 #[test]
-fn inv12_a_loader_that_panics_is_told_to_who_waits() {
+fn inv12_a_loader_that_panics_is_an_error_of_its_waiters() {
     model(|| {
         let world = World::panicking(2, 1);
         let told = GetError::Panicked { block: 1 };

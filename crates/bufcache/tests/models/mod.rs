@@ -2,7 +2,7 @@
 //! one to three buffers, buckets of two places, records of two slots, and policy and home locks of its
 //! own.
 //!
-//! A planted bug is named by a label or by `mutant("...")` in the crate; [`mutants`] demands that each is caught.
+//! A planted bug is named by the label of a step; [`mutants`] demands that each is caught.
 
 mod ahead;
 mod bare;

@@ -10,13 +10,13 @@ use super::world::thoroughly;
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("evict: the buffer is clean", "sync::inv15_a_writer_against_an_evictor"),
-    ("write-before-the-log", "sync::inv16_the_log_against_a_writer"),
-    ("log-flushed-once", "sync::inv16_the_log_against_a_writer"),
-    ("sync-skips-what-is-marked", "write::inv20_a_sync_against_the_cleaner"),
-    ("durable-write-trusts-others", "sync::inv20_a_durable_write_against_the_cleaner"),
-    ("clean-before-it-is-unsynced", "sync::inv20_a_durable_write_against_the_cleaner"),
-    ("sync-forgets-what-came-meanwhile", "sync::inv20_what_is_flushed_during_a_sync"),
-    ("sync-of-a-poisoned-device", "sync::inv18_a_sync_beside_one_that_fails"),
+    ("write-back: the log is durable", "sync::inv16_the_log_against_a_writer"),
+    ("write-back: the log was flushed that far", "sync::inv16_the_log_against_a_writer"),
+    ("write-back: a wait has timed out", "write::inv20_a_sync_against_the_cleaner"),
+    ("write through: no sector is unsynced", "sync::inv20_a_durable_write_against_the_cleaner"),
+    ("write-back: note the sectors as unsynced", "sync::inv20_a_durable_write_against_the_cleaner"),
+    ("write-back: note the sectors as unsynced", "sync::inv20_what_is_flushed_during_a_sync"),
+    ("sync: the device is not poisoned", "sync::inv18_a_sync_beside_one_that_fails"),
 ];
 
 /// A miss evicts the only buffer either before the writer has dirtied it, or once the device has the

@@ -1,0 +1,171 @@
+//! The methods of a device that read blocks.
+
+use std::future::poll_fn;
+use std::ops::Range;
+use std::time::Instant;
+
+use crate::cache::{Entered, Fill, Got, Reuse, Want};
+use crate::error::GetError;
+use crate::guard::{Pin, ReadGuard, Uncached};
+use crate::handle::Device;
+use crate::word::{IO, Key, WRITE};
+
+impl Device {
+    /// Returns a guard of the buffer of a block, read from the device if it is not cached.
+    ///
+    /// A hit is wait-free, allocates nothing and writes nothing that other threads use. A miss
+    /// blocks for the device, or for the load that another thread has begun: the device reads the
+    /// block once. The guard keeps the buffer until it drops: hold it briefly, and not across a
+    /// wait.
+    ///
+    /// # Errors
+    ///
+    /// [`GetError`]; the next get tries again. [`GetError::WouldDeadlock`] if this thread has a
+    /// write guard of the block, or is reading it (a verifier or device gets the block it is called
+    /// for), or has [claimed](Self::claim) it and the load has not ended for as long as the cache
+    /// waits.
+    #[inline]
+    pub fn get(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
+        let Some(key) = self.source.key(block) else {
+            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
+        };
+        self.get_key(key, Reuse::Likely)
+    }
+
+    /// As [`get`](Self::get), for a block that is used once, as in a scan: a hit does not count as
+    /// a use, and a block that it loads is evicted first, unless it is used again.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    pub fn get_once(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
+        let Some(key) = self.source.key(block) else {
+            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
+        };
+        self.get_key(key, Reuse::None)
+    }
+
+    #[inline(always)]
+    fn get_key(&self, key: Key, reuse: Reuse) -> Result<ReadGuard<'_>, GetError> {
+        if let Some((held, is_sampled)) = self.shared.look_up(key, self.class, reuse) {
+            let is_timed = self.shared.count_get();
+            if is_sampled || is_timed {
+                self.shared.note_and_time(key, self.class, is_sampled, is_timed);
+            }
+            return Ok(ReadGuard::new(self, held));
+        }
+        self.shared.counters.get.add(1);
+        let began = Instant::now();
+        let held = match self.shared.miss(&self.source, key, self.class, reuse, Fill::Read)? {
+            Got::Shared(held) | Got::Locked(held) => held,
+        };
+        self.shared.miss_times.add(began);
+        Ok(ReadGuard::new(self, held))
+    }
+
+    /// Begins to read blocks that are not cached, for later gets. Ignores blocks beyond the end of
+    /// the device.
+    ///
+    /// A hint: it never waits and never fails. It drops the rest of a range if all buffers are in
+    /// use ([`CacheStats::ahead_dropped`](crate::CacheStats::ahead_dropped)). A get repeats a read
+    /// that failed. Reads at most as many blocks as an eighth of the cache holds.
+    pub fn readahead(&self, blocks: Range<u64>) {
+        let most = (self.shared.room() >> self.source.shift) as u64 / 8;
+        let end = blocks.end.min(self.source.blocks);
+        let mut left = blocks.start..end.min(blocks.start.saturating_add(most.max(1)));
+        let is_taken = |block| {
+            let Some(key) = self.source.key(block).filter(|&key| !self.shared.is_cached(key))
+            else {
+                return true;
+            };
+            self.shared.counters.get.add(1);
+            matches!(self.pin(key), Ok(Some(_)))
+        };
+        if !left.all(is_taken) {
+            self.shared.counters.ahead_dropped.add(1);
+        }
+    }
+
+    /// Returns a pin on the buffer of a block, for tasks: does not block while the device reads.
+    ///
+    /// After a miss the device [begins](crate::BlockDevice::begin_read) to read. Dropping the
+    /// future does not cancel the read. A wait allocates if no capacity is left from earlier waits.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get), but [`GetError::NoFreeBuffers`] at once: all buffers are in use, or
+    /// the loads of this device have their share while another device needs buffers.
+    pub async fn get_async(&self, block: u64) -> Result<Pin, GetError> {
+        let key = self.checked_key(block)?;
+        self.shared.counters.get.add(1);
+        let pin = loop {
+            if let Some(pin) = self.pin(key)? {
+                break pin;
+            }
+            let excluded = &self.source.writes.excluded;
+            poll_fn(|context| excluded.poll_gone(key.sector(), context)).await;
+        };
+        let marks = IO | WRITE;
+        poll_fn(|context| self.shared.poll_marks(pin.place, marks, context)).await?;
+        match self.shared.failure(pin.place) {
+            Some(failure) => Err(failure.of(block)),
+            None => {
+                self.shared.frames.reading(self.shared.frame_at(pin.place));
+                Ok(pin)
+            }
+        }
+    }
+
+    /// Returns a pin on the buffer of a block, which may still be read or written: the caller waits
+    /// for that before it reads the bytes. `None` if the block is being discarded.
+    fn pin(&self, key: Key) -> Result<Option<Pin>, GetError> {
+        let shared = &self.shared;
+        let (reuse, fill) = (Reuse::Likely, Fill::Read);
+        let want = Want { class: self.class, reuse, fill, blocks: false };
+        let place = match shared.enter(&self.source, key, want)? {
+            Entered::Pinned(place) => place,
+            Entered::There(held) | Entered::Locked(held) => shared.pin_held(held)?,
+            Entered::Excluded => return Ok(None),
+        };
+        let bytes = shared.frames.bytes(shared.frame_at(place));
+        Ok(Some(Pin { device: self.clone(), place, bytes }))
+    }
+
+    /// Returns a guard of the buffer of a block if it is cached. Wait-free.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get), and [`GetError::WouldBlock`] if the call would read or wait.
+    #[inline]
+    pub fn try_get(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
+        let Some(key) = self.source.key(block) else {
+            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
+        };
+        if let Some(held) = self.shared.hit(key, self.class, Reuse::Likely) {
+            self.shared.count_get();
+            return Ok(ReadGuard::new(self, held));
+        }
+        self.shared.counters.get.add(1);
+        self.shared.counters.busy_locked.add(1);
+        Err(GetError::WouldBlock)
+    }
+
+    /// Reads a block from the device into a buffer that is not in the table. Does not see dirty
+    /// bytes of the block, which the device does not have yet. Blocks for the device, and for a
+    /// buffer.
+    ///
+    /// # Errors
+    ///
+    /// As [`get`](Self::get).
+    pub fn read_uncached(&self, block: u64) -> Result<Uncached, GetError> {
+        let key = self.checked_key(block)?;
+        self.source.check_read(key)?;
+        let frame = self.shared.take_frame(&self.source, self.class)?;
+        self.shared.counters.create.add(1);
+        self.shared.frames.writing(frame);
+        let mut buffer = Uncached { device: self.clone(), frame };
+        self.shared.counters.get_read.add(1);
+        self.source.read(key, &mut buffer).map_err(|failure| failure.of(block))?;
+        Ok(buffer)
+    }
+}
