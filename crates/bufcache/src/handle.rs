@@ -74,7 +74,7 @@ impl Cache {
         self.attach_with(device, AttachOptions::new(block_size))
     }
 
-    /// The same, with who looks at its blocks, what goes before them, and when to give up.
+    /// Attaches a device with a verifier, a log and rules for write errors.
     ///
     /// # Errors
     ///
@@ -171,9 +171,9 @@ impl fmt::Debug for Cache {
 
 /// A device whose blocks are cached. Cheap to clone: clones are the same device.
 ///
-/// A clone is told of write errors from then on; see [`sync`](Self::sync). With the last handle, guard
-/// and pin what is dirty is written and made durable, and who should know is
-/// [told](AttachOptions::on_loss) where that fails; [`close`](Self::close) says it to its caller.
+/// A clone is told of write errors from then on; see [`sync`](Self::sync). Dropping the last handle, guard
+/// or pin syncs the device, which blocks. On failure [`on_loss`](AttachOptions::on_loss) is called; use
+/// [`close`](Self::close) to get the error.
 pub struct Device {
     pub(crate) shared: Arc<Shared>,
     pub(crate) source: Arc<Source>,
@@ -354,8 +354,8 @@ impl Device {
         Err(GetError::WouldBlock)
     }
 
-    /// Reads a block from the device into a buffer of its own, which is cached for nobody: what is dirty of
-    /// it the device does not have yet. Blocks for the device, and for a buffer.
+    /// Reads a block from the device into a buffer of its own. The copy is not cached. It lacks changes that
+    /// are still dirty in the cache. Blocks for the device, and for a buffer.
     ///
     /// # Errors
     ///

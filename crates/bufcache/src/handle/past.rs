@@ -36,12 +36,12 @@ impl Device {
         self.shared.is_newer(&self.source, blocks)
     }
 
-    /// Gives the device what is dirty of these blocks, as [`flush`](Self::flush) does with all. Says nothing
-    /// of errors that others have met.
+    /// Writes the dirty blocks of this range to the device, as [`flush`](Self::flush) does with all. Does not
+    /// report earlier errors.
     ///
     /// # Errors
     ///
-    /// The first; what it is about is dirty still.
+    /// The first error; the block it names stays dirty.
     pub fn flush_range(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.shared.flush_range(&self.source, blocks)
     }
