@@ -1,8 +1,9 @@
 //! The lists of `percpu-list`.
 
 use std::pin::Pin;
+use std::sync::Arc;
 
-use percpu_list::{Domain, Entry, IntrusiveList, Link, PerCpuList, linked};
+use percpu_list::{ArcEntry, Domain, Entry, IntrusiveList, Link, PerCpuList, linked};
 
 use crate::registry::{Registry, Walk};
 
@@ -87,5 +88,32 @@ impl Registry for Owning {
 impl Walk for Owning {
     fn each(&self, mut f: impl FnMut(u64)) {
         self.0.for_each(|number| f(*number)).expect(FREE);
+    }
+}
+
+/// The same by entries that own an `Arc` of the list: a task that is spawned can keep them.
+pub(crate) struct Shared(Arc<PerCpuList<u64>>);
+
+impl Registry for Shared {
+    const NAME: &'static str = "PerCpuList, insert_arc";
+    type Object = u64;
+    type Ticket<'a> = ArcEntry<u64>;
+
+    fn new() -> Self {
+        Self(Arc::new(PerCpuList::new()))
+    }
+
+    fn object(&self, number: u64) -> u64 {
+        number
+    }
+
+    #[inline(always)]
+    fn add(&self, number: &u64) -> ArcEntry<u64> {
+        self.0.insert_arc(*number).expect(FREE)
+    }
+
+    #[inline(always)]
+    fn remove(&self, _: &u64, ticket: ArcEntry<u64>) -> bool {
+        ticket.remove().expect(FREE)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use harness::{Case, Group, Plan, Report, Rounds};
 
 use crate::locked::{MutexList, MutexSlab, ShardedList};
-use crate::ours::{Intrusive, Owning};
+use crate::ours::{Intrusive, Owning, Shared};
 use crate::peers::{Bag, Dash, Queue, ShardedSlab};
 use crate::registry::{Entries, LIVE, Registry, live, oldest, pair};
 
@@ -116,6 +116,7 @@ fn show(report: &mut Report, rounds: &Rounds) {
 /// Values that the registry owns.
 pub(crate) fn run_owning(plan: &Plan, report: &mut Report) {
     let (ours, dashmap, sharded_slab) = (Owning::new(), Dash::new(), ShardedSlab::new());
+    let shared = Shared::new();
     let ours_live = Owning::new();
     let _live = Entries::new(&ours_live, 1000, LIVE);
     let mut group =
@@ -123,6 +124,7 @@ pub(crate) fn run_owning(plan: &Plan, report: &mut Report) {
     for threads in [1, 2] {
         group = group
             .case(pair(&ours, OWNING, threads))
+            .case(pair(&shared, Shared::NAME, threads))
             .case(pair(&dashmap, DASHMAP, threads))
             .case(pair(&sharded_slab, SHARDED_SLAB, threads));
     }

@@ -97,7 +97,8 @@ impl Conn {
         policy: TlsPolicy,
     ) -> Self {
         let mut out = Output { last_reply: 1, ..Output::default() };
-        let handshake = Handshake::new(&mut out.handshake).extended_headers().tls(policy);
+        let handshake =
+            Handshake::new(&mut out.handshake).extended_headers().base_allocation().tls(policy);
         Self {
             tcp: socket.local_addr().is_ok_and(|address| !address.is_unix()),
             socket,

@@ -19,8 +19,11 @@ prints what it measured.";
 pub(crate) const MORE: &str = "\
 DURABILITY
   What a client has written is safe from a crash of the machine once a FLUSH
-  after it, or its own FUA flag, was answered, and whatever happens to the
-  server then. An fdatasync that failed makes an image's later FLUSHes fail,
+  after it, or its own FUA flag, was answered, even if the server is killed
+  afterwards. A write of up to 16K that was answered and not flushed stays in
+  the server's memory for about 5 seconds. If the server is killed (SIGKILL, out
+  of memory) it is lost, unlike with the page cache of qemu-nbd; --cache 0
+  avoids that. An fdatasync that failed makes an image's later FLUSHes fail,
   for what was lost is not known. At the end all images are made durable.
 
 OTHER SERVERS
@@ -69,8 +72,8 @@ SOCKETS THAT ARE HANDED OVER
   other machines reach wants --tls require or --insecure, as --tcp does.
 
 SIGNALS
-  SIGTERM, SIGINT  answers what it was asked, for at most 10 seconds, makes the images durable, ends:
-                   where a disk hangs, when that goes on
+  SIGTERM, SIGINT  answers what it was asked, for at most 10 seconds, makes the images durable,
+                   ends; with a disk that hangs, once the disk answers
   SIGHUP           exports whose files have grown grow too, in blocks of 4096 bytes, except those
                    with size=; clients that connect from then on see the new size
   SIGUSR1          prints sessions and figures to standard error, as --stats does

@@ -47,12 +47,12 @@
 //! | front end | the result goes to |
 //! |---|---|
 //! | [`submit`](Request::submit) | an [`Operation`]: a future, or [`wait`](Operation::wait) |
-//! | [`callback`](Request::callback) | a closure, on the engine's thread, after the reap |
+//! | [`callback`](Request::callback) | a closure, on the engine's thread, after the reap; with the buffer at most 96 bytes, or it does not compile: box what it captures |
 //! | [`enqueue`](Request::enqueue) | a [`CompletionQueue`], with a number of the caller; the cheapest one |
 //!
 //! | buffer | for |
 //! |---|---|
-//! | `Vec<u8>`, `Box<[u8]>`, `&'static [u8]` | files that were not opened with `O_DIRECT` |
+//! | `Vec<u8>`, `Box<[u8]>`, `&'static [u8]` | files that were not opened with `O_DIRECT`; a read fills `len`, not the capacity: `vec![0; 4096]` |
 //! | `String`, `&'static str` | the same, for writes |
 //! | `BytesMut`, and for writes `Bytes` | the same (feature `bytes`) |
 //! | [`AlignedBuf`] | `O_DIRECT`; [`Alignment::of`] returns what a file needs |

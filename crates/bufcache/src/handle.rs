@@ -166,8 +166,8 @@ impl fmt::Debug for Cache {
 /// A handle of an attached device. Cheap to clone: all clones are the same device.
 ///
 /// A clone reports write errors from its creation on; see [`sync`](Self::sync). When the last
-/// handle, guard and pin drops, dirty blocks are written and made durable. If that fails,
-/// [`AttachOptions::on_loss`] is called. [`close`](Self::close) returns the error instead.
+/// handle, guard and pin drops, dirty blocks are written and made durable, which blocks. If that
+/// fails, [`AttachOptions::on_loss`] is called. [`close`](Self::close) returns the error instead.
 pub struct Device {
     pub(crate) shared: Arc<Shared>,
     pub(crate) source: Arc<Source>,

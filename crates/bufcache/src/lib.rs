@@ -1,4 +1,4 @@
-//! A block buffer cache whose hits allocate nothing and write nothing that other threads use.
+//! A block buffer cache: [`Device::get`] on a hit allocates nothing and writes nothing that other threads use.
 //!
 //! ```
 //! use bufcache::{Cache, MemoryDevice};
@@ -22,7 +22,7 @@
 //! | the program | uses |
 //! |---|---|
 //! | reads in threads that may block | [`Device::get`]; [`ReadGuard::pin`] to move or keep what it returns |
-//! | reads in tasks | [`Device::get_async`] |
+//! | reads in tasks | [`Device::get_async`], which changes a count of the buffer, also on a hit |
 //! | scans | [`Device::get_once`], whose blocks are evicted first, and [`Device::readahead`] |
 //! | changes blocks | [`Device::get_mut`], or [`Device::create`] for a block of zeros; [`Device::sync`] |
 //! | has a log of its own | [`AttachOptions::wal`] and [`WriteGuard::set_lsn`] |
@@ -50,6 +50,11 @@
 //! is no order between blocks, except that of a [log](Wal) and that of two syncs one after the
 //! other. A write that fails leaves its block dirty. A sync that fails
 //! [poisons](WriteError::Poisoned) the device until a [`Device::reset`].
+//!
+//! # Threads
+//!
+//! A cache starts threads when it needs them: `bufcache` makes the blocking calls of devices without `begin_`
+//! methods, and writes dirty blocks back; `bufcache-timer` ends waits of tasks in time.
 //!
 //! After `fork` the child may only exec or exit.
 

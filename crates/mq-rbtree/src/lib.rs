@@ -1,5 +1,6 @@
 //! A priority message queue for the threads and tasks of one process, with the semantics of POSIX
-//! message queues. It does not allocate under its lock.
+//! message queues. It allocates outside its lock, except after a lost race, which [`stats`](Queue::stats)
+//! counts; never with [`no_alloc`](Builder::no_alloc).
 //!
 //! ```
 //! use std::time::Duration;
@@ -126,7 +127,7 @@
 //! | [`len`](Queue::len), [`stats`](Queue::stats), [`peek`](Queue::peek) | constant in the depth | none |
 //! | [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter) | linear in the depth | as for a receive |
 //!
-//! These run outside the lock: allocation, freeing, the drop of messages, clones and calls of
+//! These run outside the lock: allocation (but see [Memory](#memory)), freeing, the drop of messages, clones and calls of
 //! wakers, the callback of [`notify`](Queue::notify), and [`measure`](Builder::measure). These run
 //! under it: comparisons of an [`RbTree`]'s keys, and the functions passed to [`peek`](Queue::peek)
 //! and [`drain_filter`](Queue::drain_filter).

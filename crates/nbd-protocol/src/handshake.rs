@@ -95,7 +95,8 @@ pub struct Negotiated {
     /// The headers of requests and replies.
     pub style: HeaderStyle,
     /// The client chose the context [`BASE_ALLOCATION`](crate::wire::BASE_ALLOCATION) for this export, so
-    /// it may send BLOCK_STATUS; its id is [`ALLOCATION_ID`](crate::ALLOCATION_ID).
+    /// it may send BLOCK_STATUS; its id is [`ALLOCATION_ID`](crate::ALLOCATION_ID). Always false without
+    /// [`Handshake::base_allocation`].
     pub allocation: bool,
     /// The client asked for the block sizes, so it promises to keep to them.
     pub block_sizes: bool,
@@ -206,6 +207,7 @@ pub struct Handshake {
     fixed: bool,
     no_zeroes: bool,
     offers_extended: bool,
+    offers_allocation: bool,
     policy: TlsPolicy,
     tls: bool,
     style: HeaderStyle,
@@ -237,6 +239,7 @@ impl Handshake {
             fixed: false,
             no_zeroes: false,
             offers_extended: false,
+            offers_allocation: false,
             policy: TlsPolicy::Off,
             tls: false,
             style: HeaderStyle::Simple,
@@ -251,6 +254,16 @@ impl Handshake {
     #[must_use]
     pub fn extended_headers(self) -> Self {
         Self { offers_extended: true, ..self }
+    }
+
+    /// Grants the context [`BASE_ALLOCATION`](crate::wire::BASE_ALLOCATION) to a client that asks. It may
+    /// then send BLOCK_STATUS, which the server answers with one [`Extent`](crate::Extent) at least.
+    ///
+    /// By default the options of metadata contexts are refused as unknown, and so
+    /// [`Request::check`](crate::Request::check) refuses BLOCK_STATUS.
+    #[must_use]
+    pub fn base_allocation(self) -> Self {
+        Self { offers_allocation: true, ..self }
     }
 
     /// Sets what to answer to STARTTLS, and to everything before it. By default there is no TLS.
@@ -397,6 +410,9 @@ impl Handshake {
             }
             opt::EXPORT_NAME if len as usize > MAX_STRING => {
                 return Step::Close(CloseReason::BadExportName);
+            }
+            _ if meta && !self.offers_allocation => {
+                State::Drain { option, left: len, reply: rep::ERR_UNSUP }
             }
             _ if meta && !self.style.has_chunks() => {
                 State::Drain { option, left: len, reply: rep::ERR_INVALID }

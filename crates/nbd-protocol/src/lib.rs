@@ -1,7 +1,7 @@
 //! The NBD protocol as pure functions: bytes in, values and bytes out.
 //!
-//! Nothing here does I/O, blocks, panics on any input, or uses `unsafe`, so a server, a client, a
-//! test and a fuzz target share one implementation. It follows the protocol document,
+//! Nothing here does I/O, blocks, panics on any bytes from the peer, or uses `unsafe`, so a server, a
+//! client, a test and a fuzz target share one implementation. It follows the protocol document,
 //! `doc/proto.md` of the Network Block Device project; names without their `NBD_` prefix are its
 //! names.
 //!
@@ -11,7 +11,7 @@
 //! | STARTTLS | [`Step::StartTls`] | [`ClientStep::StartTls`] |
 //! | a request | [`Request::parse`], [`Request::checked_payload_len`], [`Request::check`] | [`Request::encode`] |
 //! | a reply | [`ReplyHeader`] | [`Reply::parse`] |
-//! | BLOCK_STATUS | [`Extent::encode32`], [`Extent::encode64`] | [`Extent::parse_all`] |
+//! | BLOCK_STATUS | [`Handshake::base_allocation`], [`Extent::encode32`], [`Extent::encode64`] | [`Extent::parse_all`] |
 //!
 //! # Example
 //!

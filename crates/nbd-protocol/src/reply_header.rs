@@ -59,6 +59,10 @@ impl ReplyHeader {
     ///
     /// The length field of a compact chunk holds `len + 8` in 32 bits; the maximum block size keeps far
     /// below.
+    ///
+    /// # Panics
+    ///
+    /// In debug builds, if `len + 8` exceeds 32 bits in a compact chunk.
     #[must_use]
     pub fn data_chunk(
         request: &Request,
@@ -80,6 +84,10 @@ impl ReplyHeader {
     /// What precedes the [`Extent`]s of a BLOCK_STATUS, `extents` of them, each encoded in the form of
     /// `style`: the one chunk that carries them all, marked as the last. The protocol wants one extent
     /// at least.
+    ///
+    /// # Panics
+    ///
+    /// In debug builds, if `extents` is 0 or above 268,435,454.
     #[must_use]
     pub fn block_status(request: &Request, style: HeaderStyle, context: u32, extents: u32) -> Self {
         debug_assert!((1..=u32::MAX / 16 - 1).contains(&extents));

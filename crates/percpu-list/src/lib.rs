@@ -29,7 +29,7 @@
 //! | to | in a [`PerCpuList`], which owns values | in an [`IntrusiveList`], of items that embed a [`Link`] |
 //! |---|---|---|
 //! | create a list | [`new`](PerCpuList::new), or [`new_in`](PerCpuList::new_in) a shared [`Domain`] | [`new`](IntrusiveList::new), [`new_in`](IntrusiveList::new_in) |
-//! | add | [`insert`](PerCpuList::insert) returns an [`Entry`] that borrows the list; [`insert_arc`](PerCpuList::insert_arc) returns an [`ArcEntry`] that can be stored anywhere | [`insert`](IntrusiveList::insert) takes a pinned item, and allocates nothing for it |
+//! | add | [`insert`](PerCpuList::insert) returns an [`Entry`] that borrows the list; [`insert_arc`](PerCpuList::insert_arc) returns an [`ArcEntry`] that can be stored anywhere, and changes the count of the list's `Arc`, on a cache line that all CPUs share | [`insert`](IntrusiveList::insert) takes a pinned item, and allocates nothing for it |
 //! | remove | drop the [`Entry`], or call [`Entry::remove`] or its variants; [`remove`](PerCpuList::remove) takes a [`Ref`] from a walk | [`remove`](IntrusiveList::remove), [`Link::remove`], or drop the item |
 //! | keep a value alive | [`Entry::share`] returns a [`Ref`] | the owner of the item keeps it alive |
 //! | walk, with no lock held while your code runs | [`iter`](PerCpuList::iter) | [`iter_pinned`](IntrusiveList::iter_pinned) |
@@ -47,6 +47,25 @@
 //!   moment ("were both there?"), and `for_each` for a few instructions on each entry.
 //! - A [`SlotPolicy`] makes fewer slots than CPUs: one for each node, or a fixed number. With one
 //!   slot, a list is a plain locked list.
+//!
+//! # An entry in a spawned thread or task
+//!
+//! An [`Entry`] borrows its list. If the list lives as long as the program, `insert` is enough, and no
+//! count is shared:
+//!
+//! ```
+//! use std::sync::LazyLock;
+//!
+//! use percpu_list::{Entry, PerCpuList};
+//!
+//! static SESSIONS: LazyLock<PerCpuList<String>> = LazyLock::new(PerCpuList::new);
+//!
+//! let list: &'static PerCpuList<String> = &SESSIONS;
+//! let entry: Entry<&'static PerCpuList<String>> = list.insert("alice".into())?;
+//! std::thread::spawn(move || drop(entry)).join().unwrap(); // removes it
+//! assert!(list.is_empty());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! # A map of lists
 //!
@@ -71,7 +90,7 @@
 //! impl Topics {
 //!     fn subscribe(&self, topic: &str, client: u32) -> Result<ArcEntry<u32>, Refused> {
 //!         if let Some(list) = self.lists.read().unwrap().get(topic) {
-//!             return Ok(list.insert_arc(client)?); // shared: clients on other CPUs do not wait
+//!             return Ok(list.insert_arc(client)?); // not exclusive, but the `RwLock` and the `Arc` have counts
 //!         }
 //!         let mut lists = self.lists.write().unwrap();
 //!         let new = || Arc::new(PerCpuList::new_in(&self.domain));

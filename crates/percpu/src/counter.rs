@@ -157,7 +157,8 @@ impl PerCpuCounter {
     ///
     /// The sum is exact if every operation happened before the call, as after a join. Otherwise a
     /// concurrent add may or may not count, and an amount that it carries over just now (less than
-    /// the batch) may count twice or not at all.
+    /// the batch) may count twice or not at all. So sums beside adds are not monotone: the second of two
+    /// may be less than the first, which a consumer of a monotone counter takes for a reset.
     #[must_use]
     pub fn sum(&self) -> i64 {
         let words = self.words();

@@ -62,7 +62,7 @@
 //! |---|---|
 //! | a read, a step of an iteration | wait-free: one load for each six bits of the largest index. No fence. The only store is that of the guard, to a cache line of the thread |
 //! | take, clone or drop a [`CtxRef`] | wait-free on memory of this CPU. The first reference to one of 64 neighbouring contexts takes the lock and allocates their counts. The last reference to a removed context drops it |
-//! | [`CtxTable::remove`] | lock-free. About one call in a thousand reclaims removed contexts, and the first call after a pause takes the lock. In a table with limits, all inserts and removals write one cache line |
+//! | [`CtxTable::remove`] | lock-free, except that about one call in a thousand, and the first call after a pause, takes the lock and reclaims removed contexts. In a table with limits, all inserts and removals write one cache line |
 //! | any other change of a table or an array | writers take turns under a short lock. No code of the program and no drop runs under it |
 //! | `wait`, `flush`, `remove_all` | blocks for a grace period, and until references are dropped. `.await` of a [`Removal`] or a [`RemoveAll`] does not block |
 //!
@@ -75,7 +75,8 @@
 //!
 //! A removed context is dropped, and its index becomes vacant, when no reader that could have found it and
 //! no [`CtxRef`] is left. Reclaim drops many contexts together, on any thread that removes, inserts,
-//! polls, flushes or works for [`rcu`]. Therefore `T` is `Send + Sync + 'static`. In a program that comes
+//! polls, flushes or works for [`rcu`]. While a task awaits a drop, a thread
+//! `radix-ctx-timer` wakes it for each poll. Therefore `T` is `Send + Sync + 'static`. In a program that comes
 //! to rest, removed contexts stay until a call of [`CtxTable::flush`], or until
 //! [`rcu::poll`] is called repeatedly.
 //!

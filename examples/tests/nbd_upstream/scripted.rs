@@ -245,7 +245,7 @@ impl Inner {
 
     fn talk(&self, socket: &mut UnixStream, number: usize) -> io::Result<()> {
         let mut out = Vec::new();
-        let mut handshake = Handshake::new(&mut out);
+        let mut handshake = Handshake::new(&mut out).base_allocation();
         if self.extended {
             handshake = handshake.extended_headers();
         }

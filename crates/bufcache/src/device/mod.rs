@@ -29,8 +29,8 @@ use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
 /// called. A wrapper may hand them on to the device inside it only if the offsets are the same
 /// there. One that shifts them leaves the methods out, and shifts in the blocking ones.
 ///
-/// A device that is read only needs [`len`](Self::len) and [`read`](Self::read). What changes it
-/// has answers for that: `EROFS`, and `EOPNOTSUPP` where there are other ways to the same end.
+/// A read-only device needs [`len`](Self::len) and [`read`](Self::read). The other methods return
+/// `EROFS` by default, or `EOPNOTSUPP` where the cache has another way to the same result.
 pub trait BlockDevice: Send + Sync + 'static {
     /// How many bytes it has. Asked for when it is attached.
     fn len(&self) -> u64;

@@ -237,7 +237,7 @@ fn encode(request: Request, style: HeaderStyle) -> Vec<u8> {
 fn server_stream(mut client: ClientHandshake) -> Vec<u8> {
     let exports = driven::exports();
     let (mut said, mut heard, mut out) = (Vec::new(), 0, Vec::new());
-    let mut server = Handshake::new(&mut said).extended_headers();
+    let mut server = Handshake::new(&mut said).extended_headers().base_allocation();
     loop {
         let (used, step) = client.receive(&said[heard..], &mut out).unwrap();
         heard += used;

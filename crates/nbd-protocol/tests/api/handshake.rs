@@ -38,12 +38,12 @@ pub(crate) type OptionReply = (u32, u32, Vec<u8>);
 /// Runs a session against the exports of the fuzz target: bytes taken, last step, option replies,
 /// and what came after them.
 pub(crate) fn serve(input: &[u8]) -> (usize, Step, Vec<OptionReply>, Vec<u8>) {
-    serve_by(|handshake| handshake, input)
+    serve_by(Handshake::base_allocation, input)
 }
 
 /// The same by a server that offers extended headers.
 pub(crate) fn serve_extended(input: &[u8]) -> (usize, Step, Vec<OptionReply>, Vec<u8>) {
-    serve_by(Handshake::extended_headers, input)
+    serve_by(|handshake| handshake.extended_headers().base_allocation(), input)
 }
 
 fn serve_by(
@@ -325,7 +325,7 @@ pub(crate) fn negotiate(
     exports: &[ExportInfo],
 ) -> Result<(ClientStep, Step), ClientError> {
     let mut greeting = Vec::new();
-    let server = Handshake::new(&mut greeting).extended_headers();
+    let server = Handshake::new(&mut greeting).extended_headers().base_allocation();
     negotiate_with(client, server, greeting, exports)
 }
 

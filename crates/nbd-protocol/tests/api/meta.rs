@@ -1,14 +1,14 @@
 //! Metadata contexts: who may choose which, for what export, and what a client learns of it.
 
-use nbd_protocol::wire::{BASE_ALLOCATION, opt, rep};
+use nbd_protocol::wire::{BASE_ALLOCATION, cmd, opt, rep};
 
 use crate::driven;
 use nbd_protocol::{
-    ALLOCATION_ID, ClientHandshake, ClientStep, ExportInfo, HeaderStyle, InfoType, MAX_META_DATA,
-    MAX_STRING, Negotiated, Step,
+    ALLOCATION_ID, ClientHandshake, ClientStep, CommandFlags, ExportInfo, Handshake, HeaderStyle,
+    InfoType, MAX_META_DATA, MAX_STRING, NbdError, Negotiated, Request, Step,
 };
 
-use crate::handshake::{FIXED, info, negotiate, serve, session};
+use crate::handshake::{FIXED, info, negotiate, negotiate_with, serve, session};
 
 /// The data of LIST_META_CONTEXT and SET_META_CONTEXT.
 pub(crate) fn meta(name: &str, queries: &[&str]) -> Vec<u8> {
@@ -153,6 +153,33 @@ fn our_client_gets_the_context_from_our_server() {
     let client = ClientHandshake::new("disk", HeaderStyle::Simple).ask_allocation();
     let (step, _) = negotiate(client, &driven::exports()).unwrap();
     assert!(matches!(step, ClientStep::Connected(c) if c.allocation.is_none()));
+}
+
+#[test]
+fn inv09_a_server_that_does_not_offer_the_context_accepts_no_block_status() {
+    let exports = driven::exports();
+    for style in [HeaderStyle::Structured, HeaderStyle::Extended] {
+        let client = ClientHandshake::new("disk", style).ask_allocation();
+        let mut greeting = Vec::new();
+        let server = Handshake::new(&mut greeting).extended_headers();
+        let (client, server) = negotiate_with(client, server, greeting, &exports).unwrap();
+        assert!(matches!(client, ClientStep::Connected(c) if c.allocation.is_none()));
+        let Step::Ready(negotiated) = server else { panic!("{server:?}") };
+        assert_eq!((negotiated.style, negotiated.allocation), (style, false));
+        let (flags, command) = (CommandFlags::NONE, cmd::BLOCK_STATUS);
+        let request = Request { flags, command, cookie: 1, offset: 0, len: 512 };
+        let export = exports.iter().find(|export| export.name == "disk").unwrap();
+        assert_eq!(request.check(export, negotiated.agreed()), Err(NbdError::Inval));
+    }
+    for option in [opt::LIST_META_CONTEXT, opt::SET_META_CONTEXT] {
+        let asks = meta("disk", &[BASE_ALLOCATION]);
+        let input = session(FIXED, &[(opt::STRUCTURED_REPLY, b""), (option, &asks)]);
+        let mut out = Vec::new();
+        let (used, step) = Handshake::new(&mut Vec::new()).receive(&input, &exports[..], &mut out);
+        assert_eq!((used, step), (input.len(), Step::More));
+        let refused = [option, rep::ERR_UNSUP, 0].map(u32::to_be_bytes).concat();
+        assert!(out.ends_with(&refused), "{out:02x?}");
+    }
 }
 
 #[test]

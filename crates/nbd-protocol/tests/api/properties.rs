@@ -199,7 +199,7 @@ proptest! {
         let mut client = ClientHandshake::new(&name, STYLES[style]).ask_allocation();
         let fresh = client.clone();
         let (mut said, mut heard, mut asked) = (Vec::new(), 0, Vec::new());
-        let mut server = Handshake::new(&mut said).extended_headers();
+        let mut server = Handshake::new(&mut said).extended_headers().base_allocation();
         let mut sent = 0;
         loop {
             let (used, step) = client.receive(&said[heard..], &mut asked).unwrap();
@@ -215,7 +215,7 @@ proptest! {
             prop_assert_eq!(step, ClientStep::More);
         }
         for end in 0..asked.len() {
-            let mut server = Handshake::new(&mut Vec::new()).extended_headers();
+            let mut server = Handshake::new(&mut Vec::new()).extended_headers().base_allocation();
             let (used, step) = server.receive(&asked[..end], &exports[..], &mut Vec::new());
             prop_assert_eq!((used, step), (end, Step::More));
         }

@@ -12,7 +12,8 @@ use crate::meta::meta;
 
 /// What a server with `policy` answers to each input, the types of its replies.
 fn answers(policy: TlsPolicy, inputs: &[&[u8]]) -> Vec<(Step, Vec<(u32, u32)>)> {
-    let mut server = Handshake::new(&mut Vec::new()).extended_headers().tls(policy);
+    let mut server =
+        Handshake::new(&mut Vec::new()).extended_headers().base_allocation().tls(policy);
     let exports = driven::exports();
     let mut said = Vec::new();
     for input in inputs {
@@ -123,7 +124,8 @@ fn our_client_starts_tls_with_our_server_as_both_policies_say() {
         (Require, Require, Some(true)),
     ] {
         let mut greeting = Vec::new();
-        let handshake = Handshake::new(&mut greeting).extended_headers().tls(server);
+        let handshake =
+            Handshake::new(&mut greeting).extended_headers().base_allocation().tls(server);
         let asks = ClientHandshake::new("disk", HeaderStyle::Extended).ask_allocation().tls(client);
         let result = negotiate_with(asks, handshake, greeting, &driven::exports());
         match (tls, result) {

@@ -90,7 +90,7 @@ fn session(input: &[u8], piece: usize) {
 /// is required, what precedes it is refused.
 fn over_tls(input: &[u8], piece: usize, policy: TlsPolicy, exports: &[ExportInfo]) {
     let mut out = Vec::new();
-    let mut handshake = Handshake::new(&mut out).extended_headers().tls(policy);
+    let mut handshake = Handshake::new(&mut out).extended_headers().base_allocation().tls(policy);
     out.clear();
     let mut tls = false;
     for piece in input.chunks(piece) {
@@ -135,7 +135,7 @@ fn only_refusals(said: &[u8], policy: TlsPolicy) {
 /// Feeds `input` in pieces: bytes taken, the last step, everything said.
 fn handshake(input: &[u8], piece: usize, exports: &[ExportInfo]) -> (usize, Step, Vec<u8>) {
     let mut out = Vec::new();
-    let mut handshake = Handshake::new(&mut out).extended_headers();
+    let mut handshake = Handshake::new(&mut out).extended_headers().base_allocation();
     let mut used = 0;
     for piece in input.chunks(piece) {
         let (taken, step) = handshake.receive(piece, exports, &mut out);

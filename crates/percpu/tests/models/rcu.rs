@@ -32,10 +32,10 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "rcu::inv15_a_thread_that_ends_inside_a_guard_goes_on_reading",
     ),
     ("thread exit: the slot is reset", "rcu::inv15_a_slot_goes_to_the_next_thread"),
-    ("pin_send: before the reads", "rcu::a_send_reader_keeps_what_it_found"),
-    ("unpin_send: the reads are done", "rcu::a_send_reader_keeps_what_it_found"),
-    ("scan: the Send readers have left", "rcu::a_send_reader_is_not_hidden_by_another"),
-    ("scan: the Send readers have left", "rcu::a_send_reader_outlives_two_updates"),
+    ("pin_send: before the reads", "rcu::inv25_a_send_reader_keeps_what_it_found"),
+    ("unpin_send: the reads are done", "rcu::inv25_a_send_reader_keeps_what_it_found"),
+    ("scan: the Send readers have left", "rcu::inv25_a_send_reader_is_not_hidden_by_another"),
+    ("scan: the Send readers have left", "rcu::inv25_a_send_reader_outlives_two_updates"),
     ("bag: take its lock", "rcu::two_threads_retire_on_one_cpu"),
     ("bag: the lists are consistent", "rcu::two_threads_retire_on_one_cpu"),
     ("overflow: the retired list is complete", "rcu::two_threads_retire_on_one_cpu"),
@@ -384,7 +384,7 @@ fn inv15_a_slot_goes_to_the_next_thread() {
 
 /// As for a thread's guard; the guard is dropped on another CPU.
 #[test]
-fn a_send_reader_keeps_what_it_found() {
+fn inv25_a_send_reader_keeps_what_it_found() {
     both_modes(|| {
         let shared = shared(1);
         let reader = spawn(&shared, |shared| {
@@ -421,7 +421,7 @@ fn a_send_reader_without_an_id_keeps_what_it_found() {
 /// A reader inside, while another comes and goes on two CPUs under the writer's eyes: the sums
 /// never find that no reader is inside. Fails if locks are summed first, or with one counter.
 #[test]
-fn a_send_reader_is_not_hidden_by_another() {
+fn inv25_a_send_reader_is_not_hidden_by_another() {
     both_modes(|| {
         let shared = shared(1);
         set_current(CpuId::new(1));
@@ -452,7 +452,7 @@ fn a_send_reader_is_not_hidden_by_another() {
 
 /// A reader inside during two updates: the parities change places, and it is still seen.
 #[test]
-fn a_send_reader_outlives_two_updates() {
+fn inv25_a_send_reader_outlives_two_updates() {
     both_modes(|| {
         let shared = shared(1);
         let guard = rcu::pin_send();

@@ -12,16 +12,19 @@ use super::{Long, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("lock: the value", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
-    ("unlock: the value", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
-    ("lock: the word is free", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
-    ("unlock: wake a waiter", "word_lock::three_threads_are_all_woken"),
-    ("unpark: change the sequence", "word_lock::three_threads_are_all_woken"),
+    ("lock: the value", "word_lock::inv24_one_thread_at_a_time_sees_what_the_last_one_did"),
+    ("unlock: the value", "word_lock::inv24_one_thread_at_a_time_sees_what_the_last_one_did"),
+    ("lock: the word is free", "word_lock::inv24_one_thread_at_a_time_sees_what_the_last_one_did"),
+    ("unlock: wake a waiter", "word_lock::inv24_three_threads_are_all_woken"),
+    ("unpark: change the sequence", "word_lock::inv24_three_threads_are_all_woken"),
     (
         "unpark: before the look at the waiters",
-        "word_lock::one_thread_at_a_time_sees_what_the_last_one_did",
+        "word_lock::inv24_one_thread_at_a_time_sees_what_the_last_one_did",
     ),
-    ("park: before the attempt", "word_lock::one_thread_at_a_time_sees_what_the_last_one_did"),
+    (
+        "park: before the attempt",
+        "word_lock::inv24_one_thread_at_a_time_sees_what_the_last_one_did",
+    ),
 ];
 
 /// Of these, what only loom can see.
@@ -62,13 +65,13 @@ fn adders(others: usize, times: u64) {
 
 /// Fails if the lock or the unlock is weakened, or if a waiter is not seen.
 #[test]
-fn one_thread_at_a_time_sees_what_the_last_one_did() {
+fn inv24_one_thread_at_a_time_sees_what_the_last_one_did() {
     model(|| adders(1, 2));
 }
 
 /// Two threads may wait at once: the one that is woken must wake the next.
 #[test]
-fn three_threads_are_all_woken() {
+fn inv24_three_threads_are_all_woken() {
     let _long = Long::mark();
     model(|| adders(2, 1));
 }

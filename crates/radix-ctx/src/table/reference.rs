@@ -130,6 +130,9 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// The context is dropped when this and every other reference is dropped. One of several threads that
     /// take or remove the same context succeeds.
     ///
+    /// The value stays in the table's memory, because readers may still borrow it. A program that needs
+    /// it by value inserts an `Arc<T>`, or a `Mutex<Option<T>>` out of which it takes the value.
+    ///
     /// # Errors
     ///
     /// The errors of [`get_ref`](Self::get_ref); no context was removed.

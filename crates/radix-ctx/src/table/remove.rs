@@ -27,7 +27,8 @@ impl<T: Send + Sync + 'static> CtxTable<T> {
     /// insert, by [`poll`](Self::poll) or [`flush`](Self::flush), or by RCU (see [`crate::rcu::Bounds`]). The
     /// [`Removal`] can wait for the drop; dropping the `Removal` waits for nothing.
     ///
-    /// Lock-free, and does not allocate, except that about one call in a thousand reclaims removed contexts.
+    /// Lock-free, and does not allocate, except that about one call in a thousand, and the first call after a
+    /// pause, takes the lock and reclaims removed contexts.
     ///
     /// # Errors
     ///
