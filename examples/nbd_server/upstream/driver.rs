@@ -190,7 +190,7 @@ impl Driver {
                 old.drain();
                 shared.tell(Event::Drained);
             }
-            shared.tell(Event::Connected(slot, Link::connect(&address)));
+            shared.tell(Event::Connected(slot, Link::connect(&address, slot == 0)));
         });
         self.slots[slot] = match started {
             Ok(_) => Slot::Connecting,
@@ -228,7 +228,7 @@ impl Driver {
         };
     }
 
-    fn up(&self) -> impl Iterator<Item = (usize, &Connection)> {
+    fn up(&self) -> impl DoubleEndedIterator<Item = (usize, &Connection)> {
         self.slots.iter().enumerate().filter_map(|(slot, up)| match up {
             Slot::Up(connection) => Some((slot, &**connection)),
             _ => None,
@@ -392,9 +392,12 @@ impl Driver {
             let has_room = |connection: &Connection| {
                 connection.requests.len() < depth && connection.backlog() < BACKLOG
             };
-            let Some((slot, _)) = self.up().find(|(_, connection)| has_room(connection)) else {
-                return;
+            // The first is the last choice: its replies are chunks, and it alone may tell extents.
+            let found = match queue.front().map(|operation| operation.kind) {
+                Some(Kind::Status) => self.up().next(),
+                _ => self.up().rev().find(|(_, connection)| has_room(connection)),
             };
+            let Some((slot, _)) = found else { return };
             let Some(operation) = queue.pop_front() else { return };
             let cookie = self.next_cookie;
             self.next_cookie += 1;

@@ -274,7 +274,7 @@ impl NbdDevice {
     ///
     /// Why there is no connection. It is not tried again.
     pub(crate) fn open(address: Address, options: UpstreamOptions) -> Result<Self, UpstreamError> {
-        let (link, connected) = Link::connect(&address)?;
+        let (link, connected) = Link::connect(&address, true)?;
         let export = Export::new(&connected);
         let several = export.has(Flags::CAN_MULTI_CONN);
         let connections = if several { options.connections.max(1) } else { 1 };
