@@ -12,6 +12,7 @@
 //! connection, and each lost connection has ended or was waited for.
 
 use std::collections::VecDeque;
+use std::fmt::Display;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -32,7 +33,7 @@ use super::{Export, Shared, UpstreamOptions};
 
 /// Most requests in flight on a connection of several, and on one alone. A guess: qemu-nbd works on 16 of a connection, and
 /// nbdkit has 16 threads for it.
-const DEPTH: (usize, usize) = (16, 64);
+pub(super) const DEPTH: (usize, usize) = (16, 64);
 /// Bytes that wait to be sent on a connection, past which it gets no more requests. A guess.
 const BACKLOG: usize = 1 << 20;
 /// Longest WRITE that is made of several operations, in bytes. A guess.
@@ -54,10 +55,12 @@ enum Slot {
     Pause(Instant),
 }
 
-/// What those threads say, with the slot.
+/// What other threads say, with the slot.
 pub(super) enum Event {
     Drained,
     Connected(usize, Result<(Link, Connected), UpstreamError>),
+    /// A worker's lane was lost in that period.
+    LaneLost(u64, UpstreamError),
 }
 
 /// Where recovery is.
@@ -151,6 +154,13 @@ impl Driver {
             match event {
                 Event::Drained => self.draining -= 1,
                 Event::Connected(slot, result) => self.connected(slot, result),
+                Event::LaneLost(period, why) => {
+                    self.count_loss("lane", &why);
+                    // Otherwise what it may mean was noticed before.
+                    if period == self.shared.period() {
+                        self.recover_from_loss();
+                    }
+                }
             }
         }
         for operation in operations {
@@ -279,6 +289,7 @@ impl Driver {
         }
         error!(upstream = %self.shared.address, errno, "changes since the last flush may be lost");
         self.poisoned = Some(errno);
+        self.shared.set_period(0);
         // Ordering: Relaxed; a statistics flag.
         self.shared.stats.poisoned.store(true, Ordering::Relaxed);
         for operation in std::mem::take(&mut self.queue) {
@@ -291,19 +302,12 @@ impl Driver {
 
     /// Drops a connection: what it had in flight is sent again, once the changes are that it may have lost.
     fn lose(&mut self, slot: usize, why: &UpstreamError) {
-        let stats = &self.shared.stats;
         let now = Instant::now();
         let Slot::Up(connection) = std::mem::replace(&mut self.slots[slot], Slot::Pause(now))
         else {
             return;
         };
-        warn!(upstream = %self.shared.address, slot, error = %why, "a connection is lost");
-        // Ordering: Relaxed, both; statistics counters.
-        stats.losses.fetch_add(1, Ordering::Relaxed);
-        stats.lies.fetch_add(u64::from(why.is_a_lie()), Ordering::Relaxed);
-        self.epoch += 1;
-        self.outage.get_or_insert(now);
-        self.recovery = Some(Recovery::Waiting);
+        self.count_loss(slot, why);
         let Connection { link, requests, .. } = *connection;
         let mut requests: Vec<_> = requests.into_values().collect();
         requests.sort_unstable_by_key(|request| std::cmp::Reverse(request.cookie));
@@ -312,9 +316,26 @@ impl Driver {
         {
             self.send_again(operation, now);
         }
+        self.connect(slot, Some(link));
+        self.recover_from_loss();
+    }
+
+    fn count_loss(&self, connection: impl Display, why: &UpstreamError) {
+        warn!(upstream = %self.shared.address, %connection, error = %why, "a connection is lost");
+        let stats = &self.shared.stats;
+        // Ordering: Relaxed, both; statistics counters.
+        stats.losses.fetch_add(1, Ordering::Relaxed);
+        stats.lies.fetch_add(u64::from(why.is_a_lie()), Ordering::Relaxed);
+    }
+
+    /// Has the journal sent again before anything else is.
+    fn recover_from_loss(&mut self) {
+        self.epoch += 1;
+        self.shared.set_period(0);
+        self.outage.get_or_insert_with(Instant::now);
+        self.recovery = Some(Recovery::Waiting);
         // An answer to a part of a change is no longer worth anything.
         self.queue.iter_mut().for_each(|operation| operation.done = 0);
-        self.connect(slot, Some(link));
         if self.journal.has_forgotten() {
             self.poison(libc::EIO);
         }
@@ -378,6 +399,9 @@ impl Driver {
                 self.fill(&mut all);
                 if all.is_empty() && !self.changes_in_flight() {
                     self.outage = None;
+                    if self.slots.len() > 1 && self.poisoned.is_none() {
+                        self.shared.set_period(self.epoch + 1);
+                    }
                 } else {
                     self.recovery = Some(Recovery::Sending(all));
                 }
@@ -591,7 +615,12 @@ impl Driver {
 
 impl Export {
     /// Makes a request of an operation, or a part of it, and of those in the queue that go on with it.
-    fn request(&self, cookie: u64, first: Operation, queue: &mut VecDeque<Operation>) -> Request {
+    pub(super) fn request(
+        &self,
+        cookie: u64,
+        first: Operation,
+        queue: &mut VecDeque<Operation>,
+    ) -> Request {
         let kind = first.kind;
         let unit = u64::from(self.min_block);
         let longest = match kind {

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!  Cache ─► NbdDevice ─► inbox ─► driver (one thread) ═══ connection 0..N ═══ upstream: qemu-nbd, nbdkit, ...
-//!                                    └─ journal: the changes since the last flush
+//!               │                    └─ journal: the changes since the last flush    ║
+//!               └─► reads of a worker ─► its lane ═══════════════════════════════════╝
 //! ```
 //!
 //! | file | |
@@ -13,6 +14,7 @@
 //! | `operation` | what the cache asks for |
 //! | `journal` | what a lost connection makes uncertain |
 //! | `driver` | the thread, and all decisions |
+//! | `lane` | a worker's own connection, for reads |
 //!
 //! # Invariants
 //!
@@ -41,6 +43,7 @@ mod connection;
 mod driver;
 mod error;
 mod journal;
+mod lane;
 mod link;
 mod operation;
 mod secure;
@@ -63,6 +66,7 @@ use tokio::sync::oneshot;
 pub(crate) use self::address::Address;
 use self::driver::{Driver, Event};
 pub(crate) use self::error::UpstreamError;
+pub(crate) use self::lane::Lanes;
 use self::link::Link;
 use self::operation::{Done, Kind, Operation, ReadBuf, Target};
 
@@ -142,6 +146,7 @@ impl Export {
 #[derive(Debug, Default)]
 struct Counters {
     requests: AtomicU64,
+    lane_requests: AtomicU64,
     connects: AtomicU64,
     losses: AtomicU64,
     lies: AtomicU64,
@@ -155,6 +160,8 @@ struct Counters {
 pub(crate) struct UpstreamStats {
     /// Requests that were sent.
     pub(crate) requests: u64,
+    /// Of these, READs over a worker's own connection.
+    pub(crate) lane_requests: u64,
     /// Connections that were made, without the first.
     pub(crate) connects: u64,
     /// Connections that were lost.
@@ -171,10 +178,11 @@ pub(crate) struct UpstreamStats {
 
 impl fmt::Display for UpstreamStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { requests, connects, losses, lies, resent, replayed, poisoned } = self;
+        let Self { requests, lane_requests, connects, losses, lies, resent, replayed, poisoned } =
+            self;
         write!(
             f,
-            "{requests} requests; {losses} connections lost, {lies} of them for lies, {connects} made; "
+            "{requests} requests, {lane_requests} of them by workers; {losses} connections lost, {lies} of them for lies, {connects} made; "
         )?;
         write!(f, "{resent} operations and {replayed} answered changes sent again")?;
         if *poisoned { f.write_str("; changes may be lost") } else { Ok(()) }
@@ -184,6 +192,9 @@ impl fmt::Display for UpstreamStats {
 /// What the threads share.
 struct Shared {
     address: Address,
+    options: UpstreamOptions,
+    /// See [`lane`]; 0 between two periods.
+    period: AtomicU64,
     inbox: Mutex<Inbox>,
     /// An eventfd, written when the inbox is no longer empty.
     wake: OwnedFd,
@@ -201,6 +212,17 @@ struct Inbox {
 }
 
 impl Shared {
+    fn period(&self) -> u64 {
+        // Ordering: Acquire, pairs with the Release in `set_period`; it carries nothing but the order.
+        self.period.load(Ordering::Acquire)
+    }
+
+    fn set_period(&self, period: u64) {
+        // Ordering: Release, pairs with the Acquire in `period`: a lane that finds a period finds it after its
+        // journal was answered, and a lane whose worker was told of a loss does not find the period before it.
+        self.period.store(period, Ordering::Release);
+    }
+
     /// Hands an operation to the thread. It fails at once if there is none.
     fn submit(&self, operation: Operation) {
         let refused = self.put(|inbox| match inbox.closed {
@@ -242,6 +264,7 @@ struct Closing(Arc<Shared>);
 
 impl Drop for Closing {
     fn drop(&mut self) {
+        self.0.set_period(0);
         let mut inbox = self.0.inbox.lock();
         inbox.closed = true;
         let left = std::mem::take(&mut inbox.operations);
@@ -281,7 +304,8 @@ impl NbdDevice {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = wake.map_err(|error| UpstreamError::Socket(error.into()))?;
         let (inbox, stats) = (Mutex::default(), Counters::default());
-        let shared = Arc::new(Shared { address, inbox, wake, stats });
+        let period = AtomicU64::new(u64::from(connections > 1));
+        let shared = Arc::new(Shared { address, options, period, inbox, wake, stats });
         let driver =
             Driver::new(Arc::clone(&shared), options, export, (link, &connected), connections);
         let closing = Closing(Arc::clone(&shared));
@@ -295,12 +319,21 @@ impl NbdDevice {
 
     /// What happened so far. Each figure is right by itself.
     pub(crate) fn stats(&self) -> UpstreamStats {
-        let Counters { requests, connects, losses, lies, resent, replayed, poisoned } =
-            &self.shared.stats;
+        let Counters {
+            requests,
+            lane_requests,
+            connects,
+            losses,
+            lies,
+            resent,
+            replayed,
+            poisoned,
+        } = &self.shared.stats;
         // Ordering: Relaxed; statistics.
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         UpstreamStats {
             requests: get(requests),
+            lane_requests: get(lane_requests),
             connects: get(connects),
             losses: get(losses),
             lies: get(lies),
@@ -350,26 +383,30 @@ impl NbdDevice {
         offset: u64,
         buf: B,
     ) -> Ended<B> {
-        self.submit_read(offset, buf).await.expect(GIVEN_BACK)
+        let (operation, receiver) = self.read_into(offset, buf);
+        if let Some(Err(operation)) =
+            operation.map(|operation| lane::begin(&self.shared, self.export, operation))
+        {
+            self.shared.submit(operation);
+        }
+        receiver.await.expect(GIVEN_BACK)
     }
 
-    fn submit_read<B: DerefMut<Target = [u8]> + Send + 'static>(
+    /// Makes the operation of a read, unless it has ended.
+    fn read_into<B: DerefMut<Target = [u8]> + Send + 'static>(
         &self,
         offset: u64,
         buf: B,
-    ) -> oneshot::Receiver<Ended<B>> {
+    ) -> (Option<Operation>, oneshot::Receiver<Ended<B>>) {
         let count = self.len().saturating_sub(offset).min(buf.len() as u64);
         let (sender, receiver) = oneshot::channel();
         let read = Box::new(Read { count: count as usize, waiting: Some((sender, buf)) });
-        match count {
-            0 => read.finish(Ok(())),
-            _ => self.shared.submit(Operation::new(
-                Kind::Read,
-                offset..offset + count,
-                Target::Buffer(read),
-            )),
+        if count == 0 {
+            read.finish(Ok(()));
+            return (None, receiver);
         }
-        receiver
+        let range = offset..offset + count;
+        (Some(Operation::new(Kind::Read, range, Target::Buffer(read))), receiver)
     }
 
     /// Writes a copy of the bytes.
@@ -443,8 +480,9 @@ impl BlockDevice for NbdDevice {
         if count == 0 {
             return Ok(0);
         }
-        let (result, bytes) =
-            self.submit_read(offset, vec![0; count as usize]).blocking_recv().expect(GIVEN_BACK);
+        let (operation, receiver) = self.read_into(offset, vec![0; count as usize]);
+        operation.into_iter().for_each(|operation| self.shared.submit(operation));
+        let (result, bytes) = receiver.blocking_recv().expect(GIVEN_BACK);
         let count = result?;
         buf[..count].copy_from_slice(&bytes[..count]);
         Ok(count)

@@ -47,9 +47,9 @@ impl Worker {
         done && self.load.close()
     }
 
-    /// Closes connections past a deadline. Looks at most once per tick.
+    /// Closes connections past a deadline, also those to other servers. Looks at most once per tick.
     pub(super) fn look_at_deadlines(&mut self) {
-        if !self.watching && self.stopping.is_none() {
+        if !self.watching && self.stopping.is_none() && !self.lanes.is_busy() {
             return;
         }
         let now = Instant::now();
@@ -57,6 +57,7 @@ impl Worker {
             return;
         }
         self.next_look = now + TICK;
+        self.lanes.expire(now);
         // A connection that is stuck does harm only while another one waits for memory or is refused it.
         let waits = |conn: &Conn| conn.blocked == Some(Wait::Others) && conn.stuck().is_none();
         let refused = std::mem::take(&mut self.refused_memory);

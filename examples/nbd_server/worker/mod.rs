@@ -73,6 +73,7 @@ use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
 use crate::spin::Spinner;
 use crate::tls::Wire;
+use crate::upstream::Lanes;
 
 /// Bytes received at a time.
 const SCRATCH: usize = 256 << 10;
@@ -83,9 +84,10 @@ const ROUNDS: usize = 2;
 /// Why a half-open connection is closed before its time.
 const GAVE_WAY: &str = "it has not finished its handshake, and gives way to a newer connection";
 
-// Neither is an id.
+// None is an id.
 const ENGINE: u64 = u64::MAX;
 const INBOX: u64 = u64::MAX - 1;
+const LANES: u64 = u64::MAX - 2;
 
 /// What the main thread or another worker tells a worker.
 pub(crate) enum Message {
@@ -198,6 +200,8 @@ pub(crate) struct Worker {
     refused_memory: bool,
     next_look: Instant,
     spinner: Spinner,
+    /// To servers that hold exports of this one.
+    lanes: Lanes,
 }
 
 impl Worker {
@@ -218,6 +222,8 @@ impl Worker {
         let input = epoll::EventFlags::IN;
         epoll::add(&epoll, engine.as_ref().as_fd(), epoll::EventData::new_u64(ENGINE), input)?;
         epoll::add(&epoll, bell.as_fd(), epoll::EventData::new_u64(INBOX), input)?;
+        let lanes = Lanes::start()?;
+        epoll::add(&epoll, lanes.as_fd(), epoll::EventData::new_u64(LANES), input)?;
         Ok(Self {
             requests: Requests::new(engine, &exports, limits, Bell::waker(&bell))?,
             exports,
@@ -243,6 +249,7 @@ impl Worker {
             refused_memory: false,
             next_look: Instant::now(),
             spinner: Spinner::default(),
+            lanes,
         })
     }
 
@@ -262,7 +269,7 @@ impl Worker {
         self.wait(events)?;
         self.let_clients_read(events);
         let woke = self.begin_to_work();
-        let (mut inbox, mut turn) = (false, false);
+        let (mut inbox, mut turn, mut lanes) = (false, false, false);
         {
             let _plug = engine.plug(); // what arrived together is submitted together
             for at in 0..self.undrained.len() {
@@ -274,6 +281,7 @@ impl Worker {
                 match data.u64() {
                     ENGINE => turn = true,
                     INBOX => inbox = true,
+                    LANES => lanes = true,
                     bits => {
                         if let Some(id) = Id::from_bits(bits) {
                             self.ready(id, flags);
@@ -285,6 +293,9 @@ impl Worker {
         if turn {
             engine.turn();
         }
+        if lanes {
+            self.lanes.turn();
+        }
         self.settle(engine);
         if inbox {
             self.read_inbox();
@@ -293,6 +304,7 @@ impl Worker {
         if let Some(woke) = woke {
             self.look_at_loads(woke);
         }
+        self.lanes.send();
         Ok(())
     }
 
@@ -313,7 +325,7 @@ impl Worker {
         if self.spinner.spin(|| look(Some(&NOW)))?.is_some() {
             return Ok(());
         }
-        let ticking = self.watching || self.stopping.is_some();
+        let ticking = self.watching || self.stopping.is_some() || self.lanes.is_busy();
         let tick = self.balance.tick().or(ticking.then_some(TICK));
         // A tick is a constant below a second.
         let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.subsec_nanos().into() });
@@ -338,6 +350,7 @@ impl Worker {
                         }
                     }
                 }
+                self.lanes.send(); // first: the upstream works while replies leave
                 progress |= self.send_replies();
                 progress |= self.unblock();
             }

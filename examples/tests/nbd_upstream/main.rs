@@ -6,6 +6,7 @@
 mod upstream;
 
 mod crash;
+mod lanes;
 mod lies;
 mod limits;
 mod real;

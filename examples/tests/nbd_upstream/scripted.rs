@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use nbd_protocol::{
     ALLOCATION_ID, Agreed, Command, ExportInfo, Extent, Handshake, HeaderStyle, NbdError,
-    ReplyHeader, Request, Step, TransmissionFlags as Flags, wire::state,
+    ReplyHeader, Request, Step, TransmissionFlags as Flags,
+    wire::{cmd, state},
 };
 use tempfile::TempDir;
 
@@ -61,6 +62,8 @@ struct State {
     count: usize,
     /// Every request, in the order of its arrival.
     seen: Vec<Request>,
+    /// Reads by connection, in the order in which these came.
+    reads: Vec<usize>,
     open: Vec<UnixStream>,
     /// New connections are closed at once.
     refuses: bool,
@@ -99,6 +102,7 @@ impl Upstream {
             script: Box::new(|_, _| Act::Answer),
             count: 0,
             seen: Vec::new(),
+            reads: Vec::new(),
             open: Vec::new(),
             refuses: false,
         };
@@ -158,6 +162,11 @@ impl Upstream {
 
     pub(crate) fn seen(&self) -> Vec<Request> {
         std::mem::take(&mut self.state().seen)
+    }
+
+    /// How many reads have come on each connection, in the order in which these came.
+    pub(crate) fn reads(&self) -> Vec<usize> {
+        self.state().reads.clone()
     }
 
     pub(crate) fn stable(&self) -> Vec<u8> {
@@ -237,13 +246,18 @@ impl Inner {
                 return;
             }
             state.open.push(socket.try_clone().unwrap());
-            state.open.len() - 1
+            state.reads.push(0);
+            (state.open.len() - 1, state.reads.len() - 1)
         };
         let _ = self.talk(&mut socket, number); // the client went away, or was sent away
         let _ = socket.shutdown(Shutdown::Both);
     }
 
-    fn talk(&self, socket: &mut UnixStream, number: usize) -> io::Result<()> {
+    fn talk(
+        &self,
+        socket: &mut UnixStream,
+        (number, connection): (usize, usize),
+    ) -> io::Result<()> {
         let mut out = Vec::new();
         let mut handshake = Handshake::new(&mut out);
         if self.extended {
@@ -285,6 +299,7 @@ impl Inner {
             let count = state.count;
             state.count += 1;
             state.seen.push(request);
+            state.reads[connection] += usize::from(request.command == cmd::READ);
             let act = (state.script)(count, &request);
             match act {
                 Act::Slow(time) => {
