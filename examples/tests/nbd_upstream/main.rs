@@ -9,5 +9,6 @@ mod crash;
 mod lanes;
 mod lies;
 mod limits;
+mod power;
 mod real;
 mod scripted;
