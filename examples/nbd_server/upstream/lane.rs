@@ -81,9 +81,9 @@ impl Lanes {
         self.each(|lane, _| lane.expire(now));
     }
 
-    /// Returns whether a read waits for its reply, so that [`expire`](Self::expire) has to be called in time.
-    pub(crate) fn is_busy(&self) -> bool {
-        LANES.with_borrow(|own| own.iter().flat_map(|own| &own.lanes).any(Lane::is_busy))
+    /// Requests that wait for their replies. While there are any, [`expire`](Self::expire) has to be called in time.
+    pub(crate) fn in_flight(&self) -> usize {
+        LANES.with_borrow(|own| own.iter().flat_map(|own| &own.lanes).map(Lane::in_flight).sum())
     }
 
     fn each(&self, act: impl Fn(&mut Lane, &OwnedFd)) {
@@ -158,8 +158,11 @@ impl Lane {
         }
     }
 
-    fn is_busy(&self) -> bool {
-        matches!(&self.state, State::Up(connection) if !connection.requests.is_empty())
+    fn in_flight(&self) -> usize {
+        match &self.state {
+            State::Up(connection) => connection.requests.len(),
+            _ => 0,
+        }
     }
 
     fn begin(

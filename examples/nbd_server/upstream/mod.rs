@@ -52,8 +52,10 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::ops::{DerefMut, Range};
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -410,9 +412,12 @@ impl NbdDevice {
     }
 
     /// Writes a copy of the bytes.
+    ///
+    /// The drop of the future blocks until the write has ended, because the upstream may carry it out until then:
+    /// what keeps other writes from these blocks, such as a bypass, is dropped behind the future.
     pub(crate) async fn write_async(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         match self.submit_write(offset, &[IoSlice::new(bytes)], false)? {
-            Some(write) => write.await.unwrap_or_else(|_| Err(gone())),
+            Some(write) => Begun(Some(write)).await,
             None => Ok(()),
         }
     }
@@ -600,6 +605,28 @@ impl NbdDevice {
 /// The error of operations that the thread has not ended.
 fn gone() -> io::Error {
     io::Error::from_raw_os_error(libc::ENOTCONN)
+}
+
+/// A write until its end, for which its drop waits.
+struct Begun(Option<oneshot::Receiver<io::Result<()>>>);
+
+impl Future for Begun {
+    type Output = io::Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(write) = &mut self.0 else { return Poll::Ready(Err(gone())) };
+        let result = ready!(Pin::new(write).poll(context)).unwrap_or_else(|_| Err(gone()));
+        self.0 = None;
+        Poll::Ready(result)
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(write) = self.0.take() {
+            let _ = write.blocking_recv(); // its result has no receiver any more
+        }
+    }
 }
 
 /// How many bytes were read, and their buffer.

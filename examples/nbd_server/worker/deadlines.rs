@@ -49,7 +49,7 @@ impl Worker {
 
     /// Closes connections past a deadline, also those to other servers. Looks at most once per tick.
     pub(super) fn look_at_deadlines(&mut self) {
-        if !self.watching && self.stopping.is_none() && !self.lanes.is_busy() {
+        if !self.watching && self.stopping.is_none() && self.lanes.in_flight() == 0 {
             return;
         }
         let now = Instant::now();

@@ -267,6 +267,7 @@ impl Worker {
     /// Waits, and does what can be done then.
     fn round(&mut self, engine: &Engine, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         self.wait(events)?;
+        self.let_upstreams_reply();
         self.let_clients_read(events);
         let woke = self.begin_to_work();
         let (mut inbox, mut turn, mut lanes) = (false, false, false);
@@ -322,10 +323,17 @@ impl Worker {
         if std::mem::take(&mut self.again) {
             return look(Some(&NOW)).map(drop);
         }
-        if self.spinner.spin(|| look(Some(&NOW)))?.is_some() {
+        let upstream_works = self.lanes.in_flight() > 0;
+        let found = self.spinner.spin(|| {
+            if upstream_works {
+                std::thread::yield_now(); // it may need this CPU
+            }
+            look(Some(&NOW))
+        });
+        if found?.is_some() {
             return Ok(());
         }
-        let ticking = self.watching || self.stopping.is_some() || self.lanes.is_busy();
+        let ticking = self.watching || self.stopping.is_some() || upstream_works;
         let tick = self.balance.tick().or(ticking.then_some(TICK));
         // A tick is a constant below a second.
         let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.subsec_nanos().into() });

@@ -1,4 +1,4 @@
-//! Letting a busy client fill the next batch.
+//! Letting a busy client fill the next batch, and an upstream the next batch of replies.
 //!
 //! A client with many replies still to read loses nothing if its next requests wait a moment, and
 //! those it sends meanwhile join the batch: one submission and one send for more of them, and the
@@ -17,11 +17,25 @@ use crate::conn::Conn;
 
 /// How long a batch may wait; measured, 20 to 40 us did not differ.
 const LIMIT: Duration = Duration::from_micros(25);
+/// How long replies of an upstream may wait for others; measured: 10 us gave 12 % more throughput, 25 us less.
+const REPLIES: Duration = Duration::from_micros(10);
 /// With so many replies to read, a client is busy for longer than a batch takes; with four, waiting
 /// halved the throughput.
 const BUSY: usize = 8;
 
 impl Worker {
+    /// Waits for [`REPLIES`] while upstreams have many requests to answer. They answer one by one, and each reply
+    /// alone costs a receive and a send.
+    pub(super) fn let_upstreams_reply(&self) {
+        if self.lanes.in_flight() < BUSY {
+            return;
+        }
+        let start = Instant::now();
+        while start.elapsed() < REPLIES {
+            std::thread::yield_now(); // an upstream may need this CPU
+        }
+    }
+
     /// Waits while every client of `events` has many replies to read, at most [`LIMIT`].
     pub(super) fn let_clients_read(&mut self, events: &[epoll::Event]) {
         let mut busy = || !events.is_empty() && events.iter().all(|event| self.is_busy(event));
