@@ -1,7 +1,9 @@
 //! Reads over a connection of their own thread's: whatever happens to it, they see every change that was answered.
 
 use std::future::Future as _;
+use std::ops::{Deref, DerefMut};
 use std::pin::pin;
+use std::sync::mpsc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -138,6 +140,11 @@ fn inv05_a_loss_elsewhere_ends_the_use_of_a_lane() {
     let device = up(&upstream, &lanes);
     device.write(0, &[1; BLOCK]).unwrap();
     let before = upstream.reads();
+    // The journal takes its time.
+    upstream.script(|_, request| match request.command {
+        cmd::WRITE => Act::Slow(Duration::from_millis(300)),
+        _ => Act::Answer,
+    });
     upstream.close(0);
     while device.stats().losses == 0 {
         std::thread::yield_now();
@@ -145,6 +152,66 @@ fn inv05_a_loss_elsewhere_ends_the_use_of_a_lane() {
     assert_eq!(read(&lanes, &device, 0, BLOCK).unwrap(), [1; BLOCK]);
     assert_eq!(upstream.reads()[2], before[2], "the lane was used after the loss");
     come_up(&lanes, &device);
+}
+
+/// Holds up the thread that fills it.
+struct Slow(Vec<u8>, mpsc::Sender<()>, mpsc::Receiver<()>);
+
+impl Deref for Slow {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for Slow {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let _ = (self.1.send(()), self.2.recv()); // once: then the test has dropped its end
+        &mut self.0
+    }
+}
+
+/// Until the device's thread knows that a lane is lost, none connects again: it would read what the upstream has lost.
+#[test]
+fn inv04_inv05_a_lane_that_is_lost_waits_for_the_device() {
+    let upstream = Upstream::new(LEN);
+    let lanes = Lanes::start().unwrap();
+    let device = up(&upstream, &lanes);
+    device.write(0, &[1; BLOCK]).unwrap();
+    let (started, starts) = mpsc::channel();
+    let (ends, ended) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let buf = Slow(vec![0; 512], started, ended);
+        scope.spawn(|| {
+            let mut read = pin!(device.read_async(LEN as u64 - 512, buf)); // this thread has no lanes
+            while read.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                std::thread::yield_now();
+            }
+        });
+        starts.recv().unwrap();
+        upstream.crash();
+        let mut reads = Vec::new();
+        for _ in 0..50 {
+            let mut read = Box::pin(device.read_async(0, vec![0; BLOCK]));
+            assert!(read.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            reads.push(read);
+            lanes.send();
+            std::thread::sleep(Duration::from_millis(5));
+            lanes.turn();
+        }
+        drop(ends);
+        for mut read in reads {
+            let found = loop {
+                match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready((_, bytes)) => break bytes,
+                    Poll::Pending => lanes.turn(),
+                }
+                std::thread::yield_now();
+            };
+            assert!(found == [1; BLOCK], "a lane read what the upstream had lost");
+        }
+    });
 }
 
 /// A lie, an error and silence: the device's thread asks again.
