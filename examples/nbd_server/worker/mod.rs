@@ -267,7 +267,7 @@ impl Worker {
     /// Waits, and does what can be done then.
     fn round(&mut self, engine: &Engine, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         self.wait(events)?;
-        self.let_upstreams_reply();
+        self.let_upstreams_reply(events);
         self.let_clients_read(events);
         let woke = self.begin_to_work();
         let (mut inbox, mut turn, mut lanes) = (false, false, false);

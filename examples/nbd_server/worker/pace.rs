@@ -12,7 +12,7 @@ use radix_ctx::Id;
 use rustix::event::epoll;
 use socket2::Socket;
 
-use super::Worker;
+use super::{LANES, Worker};
 use crate::conn::Conn;
 
 /// How long a batch may wait; measured, 20 to 40 us did not differ.
@@ -24,10 +24,12 @@ const REPLIES: Duration = Duration::from_micros(10);
 const BUSY: usize = 8;
 
 impl Worker {
-    /// Waits for [`REPLIES`] while upstreams have many requests to answer. They answer one by one, and each reply
+    /// Waits for [`REPLIES`] if upstreams have begun to answer many requests. They answer one by one, and each reply
     /// alone costs a receive and a send.
-    pub(super) fn let_upstreams_reply(&self) {
-        if self.lanes.in_flight() < BUSY {
+    pub(super) fn let_upstreams_reply(&self, events: &[epoll::Event]) {
+        let is_reply = |event: &epoll::Event| event.data.u64() == LANES;
+        // Not for one that is slow, or hangs: other clients would wait for it.
+        if self.lanes.in_flight() < BUSY || !events.iter().any(is_reply) {
             return;
         }
         let start = Instant::now();
