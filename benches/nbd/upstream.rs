@@ -5,7 +5,8 @@
 //!  client ─────────────────────────── direct ──────────────────────────►
 //! ```
 //!
-//! Each server in front has an upstream of its own. The client has a CPU, all servers have all of them.
+//! Each server in front has an upstream of its own. The client has a CPU, all servers have all of them. The CPU time of
+//! both servers for each operation is printed beside the rate: what ours spends, and what it makes the upstream spend.
 
 use std::fs::File;
 use std::io;
@@ -93,8 +94,25 @@ const ROWS: [Row; 4] = [
 struct Chain {
     socket: PathBuf,
     // In this order they end.
-    _front: Option<Process>,
-    _back: Process,
+    front: Option<Process>,
+    back: Process,
+}
+
+/// Of a window.
+#[derive(Clone, Copy)]
+struct Measured {
+    /// Operations per second.
+    rate: f64,
+    /// CPU time of the server in front and of the upstream, in microseconds for each operation.
+    cpu: (f64, f64),
+}
+
+impl Chain {
+    /// CPU time so far, in microseconds.
+    fn cpu_time(&self) -> io::Result<(f64, f64)> {
+        let of = |process: &Process| Ok::<_, io::Error>(process.cpu_time()?.as_secs_f64() * 1e6);
+        Ok((self.front.as_ref().map_or(Ok(0.0), of)?, of(&self.back)?))
+    }
 }
 
 /// Measures the rows that were asked for.
@@ -148,25 +166,43 @@ impl Row {
             for step in 0..chains.len() {
                 let at = (round + step) % chains.len();
                 let (_, name, chain) = &chains[at];
-                match self.window(&chain.socket, client, window, scratch) {
-                    Ok(rate) => all[at].push(rate),
+                match self.window(chain, client, window, scratch) {
+                    Ok(measured) => all[at].push(measured),
                     Err(error) => println!("# failed: {} on {name}: {error}", self.id),
                 }
             }
             let of = |wanted| {
                 let at = chains.iter().position(|(front, ..)| *front == wanted)?;
-                all[at].get(round).copied()
+                all[at].get(round).map(|measured: &Measured| measured.rate)
             };
             ratios.extend(of(Front::Ours).zip(of(self.peer)).map(|(ours, peer)| ours / peer));
         }
-        println!("{}, operations per second", self.id);
-        for ((_, name, _), rates) in chains.iter().zip(&all) {
-            println!("  {name:<20}{:>12.0}", median(rates).unwrap_or(f64::NAN));
+        println!("{}, operations per second; CPU us each: in front, upstream", self.id);
+        for ((_, name, _), all) in chains.iter().zip(&all) {
+            let of = |part: fn(&Measured) -> f64| {
+                median(&all.iter().map(part).collect::<Vec<_>>()).unwrap_or(f64::NAN)
+            };
+            let (front, back) = (of(|measured| measured.cpu.0), of(|measured| measured.cpu.1));
+            println!("  {name:<20}{:>12.0}{front:>10.2}{back:>10.2}", of(|measured| measured.rate));
         }
         Ok(median(&ratios))
     }
 
     fn window(
+        &self,
+        chain: &Chain,
+        client: usize,
+        window: Duration,
+        scratch: &Path,
+    ) -> io::Result<Measured> {
+        let before = chain.cpu_time()?;
+        let rate = self.rate(&chain.socket, client, window, scratch)?;
+        let (after, count) = (chain.cpu_time()?, rate * window.as_secs_f64());
+        let cpu = ((after.0 - before.0) / count, (after.1 - before.1) / count);
+        Ok(Measured { rate, cpu })
+    }
+
+    fn rate(
         &self,
         socket: &Path,
         client: usize,
@@ -209,7 +245,7 @@ impl Row {
         let back = spawn(command, &up)?;
         let uri = format!("nbd+unix:///?socket={}", up.display());
         let mut command = match front {
-            Front::Direct => return Ok(Chain { socket: up, _front: None, _back: back }),
+            Front::Direct => return Ok(Chain { socket: up, front: None, back }),
             Front::Ours => {
                 let missing = || io::Error::other("it was not built");
                 let mut command = Command::new(site.program.as_ref().ok_or_else(missing)?);
@@ -231,7 +267,7 @@ impl Row {
             }
         };
         command.arg(&own);
-        Ok(Chain { _front: Some(spawn(command, &own)?), socket: own, _back: back })
+        Ok(Chain { front: Some(spawn(command, &own)?), socket: own, back })
     }
 }
 

@@ -205,6 +205,9 @@ fn upstreams(page: &mut Page, upstreams: &[(String, UpstreamStats)]) {
         }
     };
     metric("upstream_requests_total", "Requests sent to another server.", |stats| stats.requests);
+    metric("upstream_lane_requests_total", "Those over a worker's own connection.", |stats| {
+        stats.lane_requests
+    });
     metric("upstream_losses_total", "Connections to it that were lost.", |stats| stats.losses);
     metric("upstream_lies_total", "Those that it lost by breaking the protocol.", |stats| {
         stats.lies

@@ -4,7 +4,7 @@
 //! late, names no request. What a reply says is checked against its request before a byte is stored; whatever does
 //! not fit ends the connection, and nothing of it counts.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
 use std::ops::Range;
 use std::time::Instant;
@@ -13,6 +13,7 @@ use nbd_protocol::{
     CommandFlags, Connected, Extent, HeaderStyle, NbdError, Reply, ReplyContent, wire::cmd,
 };
 
+use super::Export;
 use super::error::UpstreamError;
 use super::link::Link;
 use super::operation::{Kind, Operation, Target};
@@ -21,6 +22,14 @@ use super::operation::{Kind, Operation, Target};
 const INPUT: usize = 256 << 10;
 /// Bytes received before other connections have their turn. A guess.
 const BUDGET: usize = 4 * INPUT;
+
+/// Longest WRITE that is made of several operations, in bytes. A guess.
+const MERGED: u64 = 2 << 20;
+/// The same of a READ, whose first operation waits for the bytes of the last. A guess: a client that reads ahead in
+/// pieces of this size has several of them in flight.
+const MERGED_READ: u64 = 128 << 10;
+/// Longest WRITE_ZEROES and BLOCK_STATUS. The field has 32 bits; other clients send up to this.
+const LONGEST: u64 = 1 << 30;
 
 /// A request that was sent, or is being sent.
 pub(super) struct Request {
@@ -87,6 +96,44 @@ impl Request {
 
     fn fill(&mut self, offset: u64, bytes: &[u8]) {
         self.operations.iter_mut().for_each(|operation| operation.fill(offset, bytes));
+    }
+}
+
+impl Export {
+    /// Makes a request of an operation, or a part of it, and of those in the queue that go on with it.
+    pub(super) fn request(
+        &self,
+        cookie: u64,
+        first: Operation,
+        queue: &mut VecDeque<Operation>,
+    ) -> Request {
+        let kind = first.kind;
+        let unit = u64::from(self.min_block);
+        let longest = match kind {
+            Kind::Read | Kind::Write { .. } => u64::from(self.max_block) / unit * unit,
+            _ => LONGEST,
+        };
+        if kind == Kind::Flush {
+            let mut operations = vec![first];
+            while queue.front().is_some_and(|next| operations[0].goes_on_with(next)) {
+                operations.extend(queue.pop_front());
+            }
+            return Request::new(cookie, kind, 0..0, operations);
+        }
+        let start = first.next();
+        let mut end = first.range().end.min(start + longest.max(unit));
+        let whole = end == first.range().end;
+        let merged = if kind == Kind::Read { MERGED_READ } else { MERGED };
+        let most = start + longest.min(merged);
+        let mut operations = vec![first];
+        while let (true, Some(last), Some(next)) = (whole, operations.last(), queue.front()) {
+            if !last.goes_on_with(next) || end + next.len > most {
+                break;
+            }
+            end = next.range().end;
+            operations.extend(queue.pop_front());
+        }
+        Request::new(cookie, kind, start..end, operations)
     }
 }
 

@@ -11,6 +11,8 @@
 //! overtaken by an older one of the journal. It begins to send again once no change is in flight on any
 //! connection, and each lost connection has ended or was waited for.
 
+mod recovery;
+
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
@@ -19,31 +21,22 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nbd_protocol::{Connected, NbdError, TransmissionFlags as Flags};
-use percpu::sync::spawn;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tracing::{error, info, warn};
+use tracing::{error, warn};
 
+use self::recovery::{PAUSE, Recovery};
 use super::connection::{Connection, Request};
 use super::error::UpstreamError;
-use super::journal::{Content, Journal};
+use super::journal::Journal;
 use super::link::Link;
 use super::operation::{Kind, Operation, Target};
 use super::{Export, Shared, UpstreamOptions};
 
 /// Most requests in flight on a connection of several, and on one alone. A guess: qemu-nbd works on 16 of a connection, and
 /// nbdkit has 16 threads for it.
-const DEPTH: (usize, usize) = (16, 64);
+pub(super) const DEPTH: (usize, usize) = (16, 64);
 /// Bytes that wait to be sent on a connection, past which it gets no more requests. A guess.
 const BACKLOG: usize = 1 << 20;
-/// Longest WRITE that is made of several operations, in bytes. A guess.
-const MERGED: u64 = 2 << 20;
-/// The same of a READ, whose first operation waits for the bytes of the last. A guess: a client that reads ahead in
-/// pieces of this size has several of them in flight.
-const MERGED_READ: u64 = 128 << 10;
-/// Longest WRITE_ZEROES and BLOCK_STATUS. The field has 32 bits; other clients send up to this.
-const LONGEST: u64 = 1 << 30;
-/// The first and the longest pause between attempts to connect.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// A place for a connection.
 enum Slot {
@@ -54,18 +47,12 @@ enum Slot {
     Pause(Instant),
 }
 
-/// What those threads say, with the slot.
+/// What other threads say, with the slot.
 pub(super) enum Event {
     Drained,
     Connected(usize, Result<(Link, Connected), UpstreamError>),
-}
-
-/// Where recovery is.
-enum Recovery {
-    /// Something is in flight, or no connection is there.
-    Waiting,
-    /// These are to be sent again.
-    Sending(VecDeque<Operation>),
+    /// A worker's lane was lost in that period.
+    LaneLost(u64, UpstreamError),
 }
 
 /// See the [module](self).
@@ -151,6 +138,13 @@ impl Driver {
             match event {
                 Event::Drained => self.draining -= 1,
                 Event::Connected(slot, result) => self.connected(slot, result),
+                Event::LaneLost(period, why) => {
+                    self.count_loss("lane", &why);
+                    // Otherwise what it may mean was noticed before.
+                    if period == self.shared.period() {
+                        self.recover_from_loss();
+                    }
+                }
             }
         }
         for operation in operations {
@@ -172,63 +166,7 @@ impl Driver {
         }
     }
 
-    /// Has threads connect where it is time to.
-    fn connect_again(&mut self, now: Instant) {
-        for slot in 0..self.slots.len() {
-            if matches!(self.slots[slot], Slot::Pause(until) if until <= now) {
-                self.connect(slot, None);
-            }
-        }
-    }
-
-    /// Has a thread end the old connection of a slot, and make a new one.
-    fn connect(&mut self, slot: usize, old: Option<Link>) {
-        let (shared, address) = (Arc::clone(&self.shared), self.shared.address.clone());
-        let drains = old.is_some();
-        let started = spawn("upstream-connect".into(), move || {
-            if let Some(old) = old {
-                old.drain();
-                shared.tell(Event::Drained);
-            }
-            shared.tell(Event::Connected(slot, Link::connect(&address)));
-        });
-        self.slots[slot] = match started {
-            Ok(_) => Slot::Connecting,
-            Err(error) => {
-                warn!(%error, "no thread to connect to the upstream");
-                self.draining -= usize::from(drains); // it was closed
-                Slot::Pause(Instant::now() + PAUSE.1)
-            }
-        };
-        if drains {
-            self.draining += usize::from(matches!(self.slots[slot], Slot::Connecting));
-        }
-    }
-
-    fn connected(&mut self, slot: usize, result: Result<(Link, Connected), UpstreamError>) {
-        let result = result.and_then(|(link, connected)| {
-            self.export.check(&connected)?;
-            Ok(Box::new(Connection::new(link, &connected)))
-        });
-        self.slots[slot] = match result {
-            Ok(connection) => {
-                self.attempts[slot] = 0;
-                // Ordering: Relaxed; a statistics counter.
-                self.shared.stats.connects.fetch_add(1, Ordering::Relaxed);
-                Slot::Up(connection)
-            }
-            Err(error) => {
-                let attempt = self.attempts[slot];
-                self.attempts[slot] += 1;
-                if attempt.is_power_of_two() || attempt == 0 {
-                    warn!(upstream = %self.shared.address, attempt, %error, "no connection");
-                }
-                Slot::Pause(Instant::now() + (PAUSE.0 * (1 << attempt.min(10))).min(PAUSE.1))
-            }
-        };
-    }
-
-    fn up(&self) -> impl Iterator<Item = (usize, &Connection)> {
+    fn up(&self) -> impl DoubleEndedIterator<Item = (usize, &Connection)> {
         self.slots.iter().enumerate().filter_map(|(slot, up)| match up {
             Slot::Up(connection) => Some((slot, &**connection)),
             _ => None,
@@ -263,77 +201,6 @@ impl Driver {
         }
     }
 
-    /// Fails an operation. The loss of a flush is the loss of what it should have made durable.
-    fn fail(&mut self, operation: Operation, errno: i32) {
-        if operation.kind == Kind::Flush {
-            self.flushes_itself &= !matches!(operation.target, Target::Own);
-            self.poison(errno);
-        }
-        operation.finish(Err(errno));
-    }
-
-    /// No change, and no flush, succeeds from now on; nor does a read of what may be lost.
-    fn poison(&mut self, errno: i32) {
-        if self.poisoned.is_some() {
-            return;
-        }
-        error!(upstream = %self.shared.address, errno, "changes since the last flush may be lost");
-        self.poisoned = Some(errno);
-        // Ordering: Relaxed; a statistics flag.
-        self.shared.stats.poisoned.store(true, Ordering::Relaxed);
-        for operation in std::mem::take(&mut self.queue) {
-            match self.refusal(&operation) {
-                Some(errno) => operation.finish(Err(errno)),
-                None => self.queue.push_back(operation),
-            }
-        }
-    }
-
-    /// Drops a connection: what it had in flight is sent again, once the changes are that it may have lost.
-    fn lose(&mut self, slot: usize, why: &UpstreamError) {
-        let stats = &self.shared.stats;
-        let now = Instant::now();
-        let Slot::Up(connection) = std::mem::replace(&mut self.slots[slot], Slot::Pause(now))
-        else {
-            return;
-        };
-        warn!(upstream = %self.shared.address, slot, error = %why, "a connection is lost");
-        // Ordering: Relaxed, both; statistics counters.
-        stats.losses.fetch_add(1, Ordering::Relaxed);
-        stats.lies.fetch_add(u64::from(why.is_a_lie()), Ordering::Relaxed);
-        self.epoch += 1;
-        self.outage.get_or_insert(now);
-        self.recovery = Some(Recovery::Waiting);
-        let Connection { link, requests, .. } = *connection;
-        let mut requests: Vec<_> = requests.into_values().collect();
-        requests.sort_unstable_by_key(|request| std::cmp::Reverse(request.cookie));
-        for operation in
-            requests.into_iter().flat_map(|request| request.operations.into_iter().rev())
-        {
-            self.send_again(operation, now);
-        }
-        // An answer to a part of a change is no longer worth anything.
-        self.queue.iter_mut().for_each(|operation| operation.done = 0);
-        self.connect(slot, Some(link));
-        if self.journal.has_forgotten() {
-            self.poison(libc::EIO);
-        }
-    }
-
-    fn send_again(&mut self, mut operation: Operation, now: Instant) {
-        if let Target::Again(_) = operation.target {
-            return; // the journal has it
-        }
-        // Ordering: Relaxed; a statistics counter.
-        self.shared.stats.resent.fetch_add(1, Ordering::Relaxed);
-        let deadline = *operation.deadline.get_or_insert(now + self.options.reconnect);
-        match self.refusal(&operation) {
-            Some(errno) => operation.finish(Err(errno)),
-            None if deadline <= now => self.fail(operation, libc::ENOTCONN),
-            None => self.queue.push_front(operation),
-        }
-    }
-
     /// Sends what may be sent.
     fn send(&mut self) {
         self.recover();
@@ -348,43 +215,6 @@ impl Driver {
         }
     }
 
-    fn recover(&mut self) {
-        match self.recovery.take() {
-            None => {}
-            Some(Recovery::Waiting) => {
-                if self.draining > 0 || self.changes_in_flight() || self.up().next().is_none() {
-                    self.recovery = Some(Recovery::Waiting);
-                    return;
-                }
-                let again = |(range, content)| {
-                    let kind = match content {
-                        Content::Zeros { no_hole } => Kind::Zeros { no_hole },
-                        _ => Kind::Write { durable: false },
-                    };
-                    Operation::new(kind, range, Target::Again(content))
-                };
-                let all: VecDeque<_> = match self.poisoned {
-                    None => self.journal.all().map(again).collect(),
-                    Some(_) => VecDeque::new(),
-                };
-                let count = all.len() as u64;
-                // Ordering: Relaxed; a statistics counter.
-                self.shared.stats.replayed.fetch_add(count, Ordering::Relaxed);
-                info!(upstream = %self.shared.address, changes = count, "connected, sent again");
-                self.recovery = Some(Recovery::Sending(all));
-                self.recover();
-            }
-            Some(Recovery::Sending(mut all)) => {
-                self.fill(&mut all);
-                if all.is_empty() && !self.changes_in_flight() {
-                    self.outage = None;
-                } else {
-                    self.recovery = Some(Recovery::Sending(all));
-                }
-            }
-        }
-    }
-
     /// Hands operations to connections until these have enough.
     fn fill(&mut self, queue: &mut VecDeque<Operation>) {
         let depth = if self.slots.len() > 1 { DEPTH.0 } else { DEPTH.1 };
@@ -392,9 +222,12 @@ impl Driver {
             let has_room = |connection: &Connection| {
                 connection.requests.len() < depth && connection.backlog() < BACKLOG
             };
-            let Some((slot, _)) = self.up().find(|(_, connection)| has_room(connection)) else {
-                return;
+            // The first is the last choice: its replies are chunks, and it alone may tell extents.
+            let found = match queue.front().map(|operation| operation.kind) {
+                Some(Kind::Status) => self.up().next(),
+                _ => self.up().rev().find(|(_, connection)| has_room(connection)),
             };
+            let Some((slot, _)) = found else { return };
             let Some(operation) = queue.pop_front() else { return };
             let cookie = self.next_cookie;
             self.next_cookie += 1;
@@ -583,38 +416,5 @@ impl Driver {
             }
         }
         operation.finish(Ok(()));
-    }
-}
-
-impl Export {
-    /// Makes a request of an operation, or a part of it, and of those in the queue that go on with it.
-    fn request(&self, cookie: u64, first: Operation, queue: &mut VecDeque<Operation>) -> Request {
-        let kind = first.kind;
-        let unit = u64::from(self.min_block);
-        let longest = match kind {
-            Kind::Read | Kind::Write { .. } => u64::from(self.max_block) / unit * unit,
-            _ => LONGEST,
-        };
-        if kind == Kind::Flush {
-            let mut operations = vec![first];
-            while queue.front().is_some_and(|next| operations[0].goes_on_with(next)) {
-                operations.extend(queue.pop_front());
-            }
-            return Request::new(cookie, kind, 0..0, operations);
-        }
-        let start = first.next();
-        let mut end = first.range().end.min(start + longest.max(unit));
-        let whole = end == first.range().end;
-        let merged = if kind == Kind::Read { MERGED_READ } else { MERGED };
-        let most = start + longest.min(merged);
-        let mut operations = vec![first];
-        while let (true, Some(last), Some(next)) = (whole, operations.last(), queue.front()) {
-            if !last.goes_on_with(next) || end + next.len > most {
-                break;
-            }
-            end = next.range().end;
-            operations.extend(queue.pop_front());
-        }
-        Request::new(cookie, kind, start..end, operations)
     }
 }

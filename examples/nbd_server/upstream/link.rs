@@ -27,10 +27,16 @@ pub(super) struct Link {
 impl Link {
     /// Connects, and negotiates the export. Blocks.
     ///
+    /// A connection that need not tell `extents` takes simple replies on this machine: servers send a chunk with more
+    /// system calls. Over a network chunks pay, because they tell holes without sending them.
+    ///
     /// # Errors
     ///
     /// Whatever stands in the way; the connection is closed then.
-    pub(super) fn connect(address: &Address) -> Result<(Self, Connected), UpstreamError> {
+    pub(super) fn connect(
+        address: &Address,
+        extents: bool,
+    ) -> Result<(Self, Connected), UpstreamError> {
         let socket = match &address.endpoint {
             Endpoint::Unix(path) => {
                 let to = SockAddr::unix(path).map_err(UpstreamError::Connect)?;
@@ -58,19 +64,22 @@ impl Link {
             }
         };
         let mut link = Self { socket, secure: None };
-        let connected = link.negotiate(address)?;
+        let connected = link.negotiate(address, extents)?;
         link.socket.set_nonblocking(true).map_err(UpstreamError::Socket)?;
         Ok((link, connected))
     }
 
-    fn negotiate(&mut self, address: &Address) -> Result<Connected, UpstreamError> {
+    fn negotiate(&mut self, address: &Address, extents: bool) -> Result<Connected, UpstreamError> {
         let socket = &self.socket;
         socket.set_read_timeout(Some(PATIENCE)).map_err(UpstreamError::Socket)?;
         socket.set_write_timeout(Some(PATIENCE)).map_err(UpstreamError::Socket)?;
         let policy = if address.tls.is_some() { TlsPolicy::Require } else { TlsPolicy::Off };
-        let mut handshake = ClientHandshake::new(&address.export, HeaderStyle::Extended)
-            .tls(policy)
-            .ask_allocation();
+        let is_near = matches!(address.endpoint, Endpoint::Unix(_));
+        let mut handshake = match extents || !is_near {
+            true => ClientHandshake::new(&address.export, HeaderStyle::Extended).ask_allocation(),
+            false => ClientHandshake::new(&address.export, HeaderStyle::Simple),
+        }
+        .tls(policy);
         let (mut input, mut out) = (Vec::new(), Vec::new());
         let deadline = Instant::now() + PATIENCE;
         loop {

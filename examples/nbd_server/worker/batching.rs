@@ -1,4 +1,5 @@
-//! Batching: a round waits a moment while all its clients are busy with earlier replies.
+//! Batching: a round waits a moment while all its clients are busy with earlier replies, or while an
+//! upstream sends more of its replies.
 //!
 //! A client with many replies still to read loses nothing if its next requests wait a moment, and
 //! those it sends meanwhile join the batch: one submission and one send serve more requests, and
@@ -12,16 +13,33 @@ use radix_ctx::Id;
 use rustix::event::epoll;
 use socket2::Socket;
 
-use super::Worker;
+use super::{LANES, Worker};
 use crate::conn::Conn;
 
 /// How long a batch may wait. Measured: 20 to 40 us made no difference.
 const LIMIT: Duration = Duration::from_micros(25);
+/// How long replies of an upstream may wait for others. Measured: 10 us gave 12 % more throughput,
+/// 25 us less.
+const REPLIES: Duration = Duration::from_micros(10);
 /// A client with so many unread replies is busy for longer than a batch takes. With four, waiting
 /// halved the throughput.
 const BUSY: usize = 8;
 
 impl Worker {
+    /// Waits for [`REPLIES`] if upstreams have begun to answer many requests. They answer one by one,
+    /// and each reply alone costs a receive and a send.
+    pub(super) fn gather_upstream_replies(&self, events: &[epoll::Event]) {
+        let is_reply = |event: &epoll::Event| event.data.u64() == LANES;
+        // Not for one that is slow, or hangs: other clients would wait for it.
+        if self.lanes.in_flight() < BUSY || !events.iter().any(is_reply) {
+            return;
+        }
+        let start = Instant::now();
+        while start.elapsed() < REPLIES {
+            std::thread::yield_now(); // an upstream may need this CPU
+        }
+    }
+
     /// Waits while every client of `events` has many replies to read, at most [`LIMIT`].
     pub(super) fn fill_batch(&mut self, events: &[epoll::Event]) {
         let mut busy = || !events.is_empty() && events.iter().all(|event| self.is_busy(event));

@@ -42,9 +42,9 @@ impl Worker {
         done && self.load.close()
     }
 
-    /// Closes connections past a deadline. Looks at most once per tick.
+    /// Closes connections past a deadline, also those to other servers. Looks at most once per tick.
     pub(super) fn check_deadlines(&mut self) {
-        if !self.watching && self.stopping.is_none() {
+        if !self.watching && self.stopping.is_none() && self.lanes.in_flight() == 0 {
             return;
         }
         let now = Instant::now();
@@ -52,6 +52,7 @@ impl Worker {
             return;
         }
         self.next_look = now + TICK;
+        self.lanes.expire(now);
         // A connection that is stuck does harm only while another one waits for memory or is
         // refused it.
         let waits = |conn: &Conn| conn.blocked == Some(BlockedOn::Others) && conn.stuck().is_none();

@@ -74,6 +74,7 @@ use crate::notifier::{eventfd, ring};
 use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
 use crate::tls::Wire;
+use crate::upstream::Lanes;
 
 /// A client that has not finished its handshake by then is closed.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
@@ -90,9 +91,10 @@ const ROUNDS: usize = 2;
 /// Why a half-open connection is closed before its time.
 const GAVE_WAY: &str = "it has not finished its handshake, and gives way to a newer connection";
 
-// Neither is an id.
+// None is an id.
 const ENGINE: u64 = u64::MAX;
 const INBOX: u64 = u64::MAX - 1;
+const LANES: u64 = u64::MAX - 2;
 
 /// What the main thread or another worker tells a worker.
 pub(crate) enum Message {
@@ -208,6 +210,8 @@ pub(crate) struct Worker {
     refused_memory: bool,
     next_look: Instant,
     busy_poll: BusyPoll,
+    /// To servers that hold exports of this one.
+    lanes: Lanes,
 }
 
 impl Worker {
@@ -228,6 +232,8 @@ impl Worker {
         let input = epoll::EventFlags::IN;
         epoll::add(&epoll, engine.as_ref().as_fd(), epoll::EventData::new_u64(ENGINE), input)?;
         epoll::add(&epoll, bell.as_fd(), epoll::EventData::new_u64(INBOX), input)?;
+        let lanes = Lanes::start()?;
+        epoll::add(&epoll, lanes.as_fd(), epoll::EventData::new_u64(LANES), input)?;
         Ok(Self {
             requests: Requests::new(engine, &exports, limits, Bell::waker(&bell))?,
             exports,
@@ -254,6 +260,7 @@ impl Worker {
             refused_memory: false,
             next_look: Instant::now(),
             busy_poll: BusyPoll::default(),
+            lanes,
         })
     }
 
@@ -271,9 +278,10 @@ impl Worker {
     /// Waits for events, handles them, and answers what has completed.
     fn round(&mut self, engine: &Engine, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         self.wait(events)?;
+        self.gather_upstream_replies(events);
         self.fill_batch(events);
         let woke = self.begin_round();
-        let (mut inbox, mut turn) = (false, false);
+        let (mut inbox, mut turn, mut lanes) = (false, false, false);
         {
             let _plug = engine.plug(); // what arrived together is submitted together
             for at in 0..self.undrained.len() {
@@ -285,6 +293,7 @@ impl Worker {
                 match data.u64() {
                     ENGINE => turn = true,
                     INBOX => inbox = true,
+                    LANES => lanes = true,
                     bits => {
                         if let Some(id) = Id::from_bits(bits) {
                             self.ready(id, flags);
@@ -296,6 +305,9 @@ impl Worker {
         if turn {
             engine.turn();
         }
+        if lanes {
+            self.lanes.turn();
+        }
         self.complete_round(engine);
         if inbox {
             self.read_inbox();
@@ -304,6 +316,7 @@ impl Worker {
         if let Some(woke) = woke {
             self.end_round(woke);
         }
+        self.lanes.send();
         Ok(())
     }
 
@@ -321,10 +334,17 @@ impl Worker {
         if std::mem::take(&mut self.again) {
             return poll(Some(&NOW)).map(drop);
         }
-        if self.busy_poll.run(|| poll(Some(&NOW)))?.is_some() {
+        let upstream_works = self.lanes.in_flight() > 0;
+        let found = self.busy_poll.run(|| {
+            if upstream_works {
+                std::thread::yield_now(); // it may need this CPU
+            }
+            poll(Some(&NOW))
+        });
+        if found?.is_some() {
             return Ok(());
         }
-        let ticking = self.watching || self.stopping.is_some();
+        let ticking = self.watching || self.stopping.is_some() || upstream_works;
         let tick = self.rebalancer.tick().or(ticking.then_some(TICK));
         // A tick is a constant below a second.
         let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.subsec_nanos().into() });
@@ -349,6 +369,7 @@ impl Worker {
                         }
                     }
                 }
+                self.lanes.send(); // first: the upstream works while replies leave
                 progress |= self.send_replies();
                 progress |= self.unblock();
             }

@@ -14,6 +14,7 @@
 mod activation;
 mod bad_requests;
 mod cache;
+mod ceph;
 mod client;
 mod crash;
 mod disk;
@@ -89,6 +90,7 @@ fn main() -> ExitCode {
     trials.extend(upstream::trials());
     trials.extend(tearing::trials());
     trials.extend(soak::trials());
+    trials.extend(ceph::trials());
     if let Ok(wanted) = std::env::var("OFFLOCK_BACKEND") {
         let of = |backend: &Backend, trial: &Trial| {
             trial.name().split_once('/').is_some_and(|(first, _)| first == backend.name())

@@ -1,6 +1,8 @@
 //! Connections lost, and the power of the upstream cut, at every message.
 
+use std::future::Future as _;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use bufcache::{BlockDevice, Cache, Device};
@@ -181,6 +183,20 @@ fn inv05_the_journal_waits_for_changes_in_flight() {
     });
     device.sync().unwrap();
     assert!(upstream.stable()[..BLOCK] == [2; BLOCK]);
+}
+
+/// A task is dropped over its write: the write has ended before the blocks are left to others.
+#[test]
+fn inv04_a_write_that_is_given_up_does_not_come_later() {
+    let upstream = Upstream::new(BLOCKS * BLOCK);
+    let device = upstream.device(|_| {});
+    upstream.once(0, Act::Slow(SLOW));
+    let mut write = Box::pin(device.write_async(0, &[1; BLOCK]));
+    assert!(write.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+    drop(write);
+    assert!(upstream.disk()[..BLOCK] == [1; BLOCK], "it is in flight");
+    device.write(0, &[2; BLOCK]).unwrap();
+    assert!(upstream.disk()[..BLOCK] == [2; BLOCK]);
 }
 
 /// A read does not overtake the journal on another connection.

@@ -128,6 +128,36 @@ fn inv03_several_connections_need_can_multi_conn() {
     }
 }
 
+/// Beside short ones, and in any order.
+#[test]
+fn inv01_long_reads_come_where_they_belong() {
+    const LONG: usize = 4 << 20;
+    for extended in [false, true] {
+        let upstream = Upstream::with(LONG, |_| {}, extended);
+        let device = upstream.device(|options| options.connections = 1);
+        let disk = upstream.disk();
+        upstream.script(|count, _| match count % 3 {
+            0 => Act::Late(std::time::Duration::from_millis(count as u64 % 7)),
+            _ => Act::Answer,
+        });
+        std::thread::scope(|scope| {
+            for reader in 0..6 {
+                let (device, disk) = (&device, &disk);
+                scope.spawn(move || {
+                    for step in 0..30 {
+                        let at = (reader * 100_003 + step * 270_007) % (LONG / 2);
+                        let len = [512, 33 << 10, 200_000, 4096, 1 << 20][(reader + step) % 5];
+                        let mut buf = vec![0; len];
+                        device.read(at as u64, &mut buf).unwrap();
+                        assert!(buf == disk[at..at + len], "{len} bytes at {at}");
+                    }
+                });
+            }
+        });
+        assert_eq!(device.stats().losses, 0);
+    }
+}
+
 #[test]
 fn inv01_extents_are_those_of_the_server() {
     for extended in [false, true] {

@@ -6,7 +6,9 @@
 mod upstream;
 
 mod crash;
+mod lanes;
 mod lies;
 mod limits;
+mod power;
 mod real;
 mod scripted;

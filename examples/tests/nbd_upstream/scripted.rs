@@ -8,9 +8,11 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
 use std::time::Duration;
 
+use bufcache::{BlockDevice, FaultDevice, MemoryDevice};
 use nbd_protocol::{
     ALLOCATION_ID, Agreed, Command, ExportInfo, Extent, Handshake, HeaderStyle, NbdError,
-    ReplyHeader, Request, Step, TransmissionFlags as Flags, wire::state,
+    ReplyHeader, Request, Step, TransmissionFlags as Flags,
+    wire::{cmd, state},
 };
 use tempfile::TempDir;
 
@@ -33,6 +35,8 @@ pub(crate) enum Act {
     CrashBefore,
     /// The same in place of the answer.
     CrashAfter,
+    /// Answers, and does nothing.
+    Pretend,
     /// Never answers.
     Silent,
     /// Answers later, while others are answered.
@@ -56,11 +60,15 @@ struct State {
     disk: Vec<u8>,
     /// What a loss of power leaves.
     stable: Vec<u8>,
+    /// Tells what a loss of power at any moment may leave.
+    recorder: Option<FaultDevice<MemoryDevice>>,
     script: Script,
     /// Requests so far.
     count: usize,
     /// Every request, in the order of its arrival.
     seen: Vec<Request>,
+    /// Reads by connection, in the order in which these came.
+    reads: Vec<usize>,
     open: Vec<UnixStream>,
     /// New connections are closed at once.
     refuses: bool,
@@ -84,6 +92,15 @@ impl Upstream {
         Self::with(size, |_| {}, false)
     }
 
+    /// As [`new`](Self::new), and its changes are recorded.
+    pub(crate) fn recording(size: usize) -> Self {
+        let upstream = Self::new(size);
+        let recorder = FaultDevice::new(MemoryDevice::new(upstream.disk()));
+        recorder.record().unwrap();
+        upstream.state().recorder = Some(recorder);
+        upstream
+    }
+
     pub(crate) fn with(size: usize, change: impl FnOnce(&mut ExportInfo), extended: bool) -> Self {
         let mut export = ExportInfo::new("disk", size as u64);
         export.flags |= Flags::SEND_FLUSH
@@ -96,9 +113,11 @@ impl Upstream {
         let state = State {
             stable: disk.clone(),
             disk,
+            recorder: None,
             script: Box::new(|_, _| Act::Answer),
             count: 0,
             seen: Vec::new(),
+            reads: Vec::new(),
             open: Vec::new(),
             refuses: false,
         };
@@ -160,12 +179,22 @@ impl Upstream {
         std::mem::take(&mut self.state().seen)
     }
 
+    /// How many reads have come on each connection, in the order in which these came.
+    pub(crate) fn reads(&self) -> Vec<usize> {
+        self.state().reads.clone()
+    }
+
     pub(crate) fn stable(&self) -> Vec<u8> {
         self.state().stable.clone()
     }
 
     pub(crate) fn disk(&self) -> Vec<u8> {
         self.state().disk.clone()
+    }
+
+    /// What was recorded.
+    pub(crate) fn recorded<T>(&self, ask: impl FnOnce(&FaultDevice<MemoryDevice>) -> T) -> T {
+        ask(self.state().recorder.as_ref().unwrap())
     }
 
     /// Cuts the power.
@@ -212,6 +241,17 @@ impl State {
     /// Carries out a request; returns a READ's data.
     fn carry_out(&mut self, request: &Request, command: Command, payload: &[u8]) -> Vec<u8> {
         let range = request.offset as usize..(request.offset + request.len) as usize;
+        if let Some(recorder) = &self.recorder {
+            let Request { offset, len, .. } = *request;
+            match command {
+                Command::Write { fua: false } => recorder.write(offset, payload),
+                Command::Write { fua: true } => recorder.write_durable(offset, payload),
+                Command::WriteZeroes { .. } => recorder.zero(offset, len),
+                Command::Flush => recorder.sync(),
+                _ => Ok(()),
+            }
+            .unwrap();
+        }
         match command {
             Command::Read { .. } => return self.disk[range].to_vec(),
             Command::Write { fua } => {
@@ -237,13 +277,18 @@ impl Inner {
                 return;
             }
             state.open.push(socket.try_clone().unwrap());
-            state.open.len() - 1
+            state.reads.push(0);
+            (state.open.len() - 1, state.reads.len() - 1)
         };
         let _ = self.talk(&mut socket, number); // the client went away, or was sent away
         let _ = socket.shutdown(Shutdown::Both);
     }
 
-    fn talk(&self, socket: &mut UnixStream, number: usize) -> io::Result<()> {
+    fn talk(
+        &self,
+        socket: &mut UnixStream,
+        (number, connection): (usize, usize),
+    ) -> io::Result<()> {
         let mut out = Vec::new();
         let mut handshake = Handshake::new(&mut out).base_allocation();
         if self.extended {
@@ -285,6 +330,7 @@ impl Inner {
             let count = state.count;
             state.count += 1;
             state.seen.push(request);
+            state.reads[connection] += usize::from(request.command == cmd::READ);
             let act = (state.script)(count, &request);
             match act {
                 Act::Slow(time) => {
@@ -316,7 +362,10 @@ impl Inner {
                     reply.extend_from_slice(ReplyHeader::error(&request, style, error).as_slice());
                 }
                 (_, Ok(command)) => {
-                    let data = state.carry_out(&request, command, &payload);
+                    let data = match act {
+                        Act::Pretend => Vec::new(),
+                        _ => state.carry_out(&request, command, &payload),
+                    };
                     let header = match command {
                         Command::Read { .. } => ReplyHeader::read_data(&request, style),
                         Command::BlockStatus { .. } => {

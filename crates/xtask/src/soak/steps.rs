@@ -227,6 +227,13 @@ pub(super) fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Ve
         &[for_seconds(n)],
         Action::Clients("", "--ignored --test-threads=1 soak_"),
     );
+    let n = count(600);
+    step(
+        "nbd-ceph",
+        format!("{n} s of kills"),
+        &[for_seconds(n)],
+        Action::Clients("", "--ignored ceph_"),
+    );
     let rounds = count(20);
     let width = rounds.to_string().len();
     for round in 1..=rounds {

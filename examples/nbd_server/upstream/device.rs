@@ -1,0 +1,422 @@
+//! The device: operations made of the cache's calls, and handed on.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::ops::{DerefMut, Range};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll, ready};
+use std::thread::{self, JoinHandle};
+
+use bufcache::{BlockDevice, DeviceRange, DeviceSync, DeviceWrite, Load};
+use nbd_protocol::{Extent, TransmissionFlags as Flags};
+use percpu::sync::{Mutex, spawn};
+use rustix::event::{EventfdFlags, eventfd};
+use tokio::sync::oneshot;
+
+use super::address::Address;
+use super::driver::Driver;
+use super::error::UpstreamError;
+use super::lane;
+use super::link::Link;
+use super::operation::{Done, Kind, Operation, ReadBuf, Target};
+use super::{Closing, Counters, Export, Shared, UpstreamOptions, UpstreamStats};
+
+/// Why the buffer of a read is always received.
+const GIVEN_BACK: &str = "the drop of a read gives its buffer back";
+
+/// An export of another NBD server.
+///
+/// All operations are begun without a wait, and pipelined over the connections; neighbours that wait go as one
+/// request. A lost connection is made anew, and what may be lost is sent again: see the [module](super).
+///
+/// TRIM is never sent, as what it leaves is not defined: a discard is a WRITE_ZEROES that may make a hole.
+///
+/// ```ignore
+/// let device = NbdDevice::open("nbd://localhost/disk".parse()?, UpstreamOptions::default())?;
+/// let disk = Cache::new(64 << 20)?.attach(device, 4096)?;
+/// ```
+pub(crate) struct NbdDevice {
+    shared: Arc<Shared>,
+    export: Export,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl NbdDevice {
+    /// Connects. Blocks until the first connection is there; the others follow.
+    ///
+    /// # Errors
+    ///
+    /// Why there is no connection. It is not tried again.
+    pub(crate) fn open(address: Address, options: UpstreamOptions) -> Result<Self, UpstreamError> {
+        let (link, connected) = Link::connect(&address, true)?;
+        let export = Export::new(&connected);
+        let several = export.has(Flags::CAN_MULTI_CONN);
+        let connections = if several { options.connections.max(1) } else { 1 };
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let wake = wake.map_err(|error| UpstreamError::Socket(error.into()))?;
+        let (inbox, stats) = (Mutex::default(), Counters::default());
+        let period = AtomicU64::new(u64::from(connections > 1));
+        let shared = Arc::new(Shared { address, options, period, inbox, wake, stats });
+        let driver =
+            Driver::new(Arc::clone(&shared), options, export, (link, &connected), connections);
+        let closing = Closing(Arc::clone(&shared));
+        let thread = spawn("upstream".into(), move || {
+            let _closing = closing;
+            driver.run();
+        });
+        let thread = Some(thread.map_err(UpstreamError::Socket)?);
+        Ok(Self { shared, export, thread })
+    }
+
+    /// What happened so far. Each figure is right by itself.
+    pub(crate) fn stats(&self) -> UpstreamStats {
+        let Counters {
+            requests,
+            lane_requests,
+            connects,
+            losses,
+            lies,
+            resent,
+            replayed,
+            poisoned,
+        } = &self.shared.stats;
+        // Ordering: Relaxed; statistics.
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        UpstreamStats {
+            requests: get(requests),
+            lane_requests: get(lane_requests),
+            connects: get(connects),
+            losses: get(losses),
+            lies: get(lies),
+            resent: get(resent),
+            replayed: get(replayed),
+            poisoned: poisoned.load(Ordering::Relaxed),
+        }
+    }
+
+    /// What is allocated from `range.start` on: extents one behind the other, perhaps of less than the range. Blocks.
+    ///
+    /// # Errors
+    ///
+    /// The server's; `EOPNOTSUPP` where it does not tell.
+    pub(crate) fn extents(&self, range: Range<u64>) -> io::Result<Vec<Extent>> {
+        self.wait(Kind::Status, range, |done| Target::Extents(Vec::new(), done))
+    }
+
+    /// Submits an operation, and waits for its end.
+    fn wait<T: Send + 'static>(
+        &self,
+        kind: Kind,
+        range: Range<u64>,
+        target: impl FnOnce(Done<T>) -> Target,
+    ) -> io::Result<T> {
+        self.submit(kind, range, target).blocking_recv().unwrap_or_else(|_| Err(gone()))
+    }
+
+    /// Submits an operation. Its end is received, or an error if the thread ends before.
+    fn submit<T: Send + 'static>(
+        &self,
+        kind: Kind,
+        range: Range<u64>,
+        target: impl FnOnce(Done<T>) -> Target,
+    ) -> oneshot::Receiver<io::Result<T>> {
+        let (sender, receiver) = oneshot::channel();
+        let done = Box::new(move |result| {
+            let _ = sender.send(result); // unless it is not awaited any more
+        });
+        self.shared.submit(Operation::new(kind, range, target(done)));
+        receiver
+    }
+
+    /// Reads into a buffer, as far as the device has bytes, and gives it back with their count.
+    pub(crate) async fn read_async<B: DerefMut<Target = [u8]> + Send + 'static>(
+        &self,
+        offset: u64,
+        buf: B,
+    ) -> Ended<B> {
+        let (operation, receiver) = self.read_into(offset, buf);
+        if let Some(Err(operation)) =
+            operation.map(|operation| lane::begin(&self.shared, self.export, operation))
+        {
+            self.shared.submit(operation);
+        }
+        receiver.await.expect(GIVEN_BACK)
+    }
+
+    /// Makes the operation of a read, unless it has ended.
+    fn read_into<B: DerefMut<Target = [u8]> + Send + 'static>(
+        &self,
+        offset: u64,
+        buf: B,
+    ) -> (Option<Operation>, oneshot::Receiver<Ended<B>>) {
+        let count = self.len().saturating_sub(offset).min(buf.len() as u64);
+        let (sender, receiver) = oneshot::channel();
+        let read = Box::new(Read { count: count as usize, waiting: Some((sender, buf)) });
+        if count == 0 {
+            read.finish(Ok(()));
+            return (None, receiver);
+        }
+        let range = offset..offset + count;
+        (Some(Operation::new(Kind::Read, range, Target::Buffer(read))), receiver)
+    }
+
+    /// Writes a copy of the bytes.
+    ///
+    /// The drop of the future blocks until the write has ended, because the upstream may carry it out until then:
+    /// what keeps other writes from these blocks, such as a bypass, is dropped behind the future.
+    pub(crate) async fn write_async(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        match self.submit_write(offset, &[IoSlice::new(bytes)], false)? {
+            Some(write) => Begun(Some(write)).await,
+            None => Ok(()),
+        }
+    }
+
+    fn zeros(&self, no_hole: bool) -> Result<Kind, io::Error> {
+        match self.export.has(Flags::SEND_WRITE_ZEROES) {
+            true => Ok(Kind::Zeros { no_hole }),
+            false => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
+        }
+    }
+
+    fn begin_zeros(&self, range: DeviceRange, no_hole: bool) {
+        match self.zeros(no_hole) {
+            Err(error) => range.finish(Err(error)),
+            Ok(kind) => {
+                let bytes = range.offset()..range.offset() + range.len();
+                self.shared.submit(Operation::new(kind, bytes, Target::Range(range)));
+            }
+        }
+    }
+}
+
+impl Drop for NbdDevice {
+    fn drop(&mut self) {
+        self.shared.put(|inbox| inbox.closing = true);
+        // The last operation may be what kept the device: then this is the thread itself.
+        if let Some(thread) =
+            self.thread.take().filter(|t| t.thread().id() != thread::current().id())
+        {
+            let _ = thread.join(); // a panic was printed
+        }
+    }
+}
+
+impl fmt::Debug for NbdDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NbdDevice")
+            .field("address", &self.shared.address)
+            .field("export", &self.export)
+            .finish_non_exhaustive()
+    }
+}
+
+impl BlockDevice for NbdDevice {
+    fn len(&self) -> u64 {
+        let unit = u64::from(self.export.min_block);
+        self.export.size / unit * unit
+    }
+
+    fn identity(&self) -> Option<(u64, u64)> {
+        const NBD: u64 = u64::from_be_bytes(*b"NBDMAGIC"); // no number of a file system
+        Some((NBD, self.shared.address.identity()))
+    }
+
+    fn is_read_only(&self) -> bool {
+        self.export.has(Flags::READ_ONLY)
+    }
+
+    fn alignment(&self) -> usize {
+        self.export.min_block as usize
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        let count = self.len().saturating_sub(offset).min(buf.len() as u64);
+        if count == 0 {
+            return Ok(0);
+        }
+        let (operation, receiver) = self.read_into(offset, vec![0; count as usize]);
+        operation.into_iter().for_each(|operation| self.shared.submit(operation));
+        let (result, bytes) = receiver.blocking_recv().expect(GIVEN_BACK);
+        let count = result?;
+        buf[..count].copy_from_slice(&bytes[..count]);
+        Ok(count)
+    }
+
+    fn begin_read(&self, load: Load) {
+        let offset = load.offset();
+        let count = self.len().saturating_sub(offset).min(load.len() as u64);
+        match count {
+            0 => load.finish(Ok(0)),
+            _ => self.shared.submit(Operation::new(
+                Kind::Read,
+                offset..offset + count,
+                Target::Load(load),
+            )),
+        }
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.write_vectored(offset, &[IoSlice::new(buf)])
+    }
+
+    fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.write_vectored_durable(offset, &[IoSlice::new(buf)])
+    }
+
+    fn write_vectored(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        self.write_all(offset, parts, false)
+    }
+
+    fn write_vectored_durable(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        self.write_all(offset, parts, true)
+    }
+
+    fn begin_write(&self, write: DeviceWrite) {
+        let len: usize = write.parts().iter().map(|part| part.len()).sum();
+        let range = write.offset()..write.offset() + len as u64;
+        if self.is_read_only() {
+            write.finish(Err(io::Error::from_raw_os_error(libc::EROFS)));
+        } else if len == 0 {
+            write.finish(Ok(()));
+        } else {
+            let kind = Kind::Write { durable: write.is_durable() };
+            self.shared.submit(Operation::new(kind, range, Target::Write(write)));
+        }
+    }
+
+    /// The driver queues what the connections do not take.
+    fn write_depth(&self) -> usize {
+        256
+    }
+
+    fn begin_discard(&self, range: DeviceRange) {
+        self.begin_zeros(range, false);
+    }
+
+    fn begin_zero(&self, range: DeviceRange) {
+        self.begin_zeros(range, true);
+    }
+
+    fn begin_sync(&self, sync: DeviceSync) {
+        match self.export.has(Flags::SEND_FLUSH) {
+            true => self.shared.submit(Operation::new(Kind::Flush, 0..0, Target::Sync(sync))),
+            false => sync.finish(Ok(())),
+        }
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.wait(self.zeros(true)?, offset..offset + len, Target::Unit)
+    }
+
+    fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
+        self.wait(self.zeros(false)?, offset..offset + len, Target::Unit)
+    }
+
+    /// A server without FLUSH has, as the protocol has it, nothing that a flush could save.
+    fn sync(&self) -> io::Result<()> {
+        match self.export.has(Flags::SEND_FLUSH) {
+            true => self.wait(Kind::Flush, 0..0, Target::Unit),
+            false => Ok(()),
+        }
+    }
+}
+
+impl NbdDevice {
+    fn write_all(&self, offset: u64, parts: &[IoSlice<'_>], durable: bool) -> io::Result<()> {
+        match self.submit_write(offset, parts, durable)? {
+            Some(write) => write.blocking_recv().unwrap_or_else(|_| Err(gone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Submits a write of a copy of the bytes, if there are any.
+    fn submit_write(
+        &self,
+        offset: u64,
+        parts: &[IoSlice<'_>],
+        durable: bool,
+    ) -> io::Result<Option<oneshot::Receiver<io::Result<()>>>> {
+        if self.is_read_only() {
+            return Err(io::Error::from_raw_os_error(libc::EROFS));
+        }
+        let bytes: Arc<[u8]> = match parts {
+            [one] => Arc::from(&**one),
+            _ => {
+                let mut all = Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+                parts.iter().for_each(|part| all.extend_from_slice(part));
+                all.into()
+            }
+        };
+        let range = offset..offset + bytes.len() as u64;
+        if range.is_empty() {
+            return Ok(None);
+        }
+        let kind = Kind::Write { durable };
+        Ok(Some(self.submit(kind, range, |done| Target::Bytes(bytes, done))))
+    }
+}
+
+/// The error of operations that the thread has not ended.
+fn gone() -> io::Error {
+    io::Error::from_raw_os_error(libc::ENOTCONN)
+}
+
+/// A write until its end, for which its drop waits.
+struct Begun(Option<oneshot::Receiver<io::Result<()>>>);
+
+impl Future for Begun {
+    type Output = io::Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let Some(write) = &mut self.0 else { return Poll::Ready(Err(gone())) };
+        let result = ready!(Pin::new(write).poll(context)).unwrap_or_else(|_| Err(gone()));
+        self.0 = None;
+        Poll::Ready(result)
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        if let Some(write) = self.0.take() {
+            let _ = write.blocking_recv(); // its result has no receiver any more
+        }
+    }
+}
+
+/// How many bytes were read, and their buffer.
+type Ended<B> = (io::Result<usize>, B);
+
+/// The buffer of a read, and where it goes back to.
+struct Read<B> {
+    /// Bytes to be filled.
+    count: usize,
+    /// `None` once it went back.
+    waiting: Option<(oneshot::Sender<Ended<B>>, B)>,
+}
+
+impl<B> Read<B> {
+    fn give_back(&mut self, result: io::Result<usize>) {
+        if let Some((sender, buf)) = self.waiting.take() {
+            let _ = sender.send((result, buf)); // unless it is not awaited any more
+        }
+    }
+}
+
+impl<B: DerefMut<Target = [u8]> + Send> ReadBuf for Read<B> {
+    fn bytes(&mut self) -> &mut [u8] {
+        self.waiting.as_mut().map_or(&mut [], |(_, buf)| &mut buf[..self.count])
+    }
+
+    fn finish(mut self: Box<Self>, result: io::Result<()>) {
+        let count = self.count;
+        self.give_back(result.map(|()| count));
+    }
+}
+
+impl<B> Drop for Read<B> {
+    fn drop(&mut self) {
+        self.give_back(Err(gone()));
+    }
+}

@@ -1,0 +1,214 @@
+//! Connections made and lost, and what is sent again then.
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use nbd_protocol::Connected;
+use percpu::sync::spawn;
+use tracing::{error, info, warn};
+
+use super::super::connection::Connection;
+use super::super::error::UpstreamError;
+use super::super::journal::Content;
+use super::super::link::Link;
+use super::super::operation::{Kind, Operation, Target};
+use super::{Driver, Event, Slot};
+
+/// The first and the longest pause between attempts to connect.
+pub(super) const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+
+/// Where recovery is.
+pub(super) enum Recovery {
+    /// Something is in flight, or no connection is there.
+    Waiting,
+    /// These are to be sent again.
+    Sending(VecDeque<Operation>),
+}
+
+impl Driver {
+    /// Has threads connect where it is time to.
+    pub(super) fn connect_again(&mut self, now: Instant) {
+        for slot in 0..self.slots.len() {
+            if matches!(self.slots[slot], Slot::Pause(until) if until <= now) {
+                self.connect(slot, None);
+            }
+        }
+    }
+
+    /// Has a thread end the old connection of a slot, and make a new one.
+    fn connect(&mut self, slot: usize, old: Option<Link>) {
+        let (shared, address) = (Arc::clone(&self.shared), self.shared.address.clone());
+        let drains = old.is_some();
+        let started = spawn("upstream-connect".into(), move || {
+            if let Some(old) = old {
+                old.drain();
+                shared.tell(Event::Drained);
+            }
+            shared.tell(Event::Connected(slot, Link::connect(&address, slot == 0)));
+        });
+        self.slots[slot] = match started {
+            Ok(_) => Slot::Connecting,
+            Err(error) => {
+                warn!(%error, "no thread to connect to the upstream");
+                self.draining -= usize::from(drains); // it was closed
+                Slot::Pause(Instant::now() + PAUSE.1)
+            }
+        };
+        if drains {
+            self.draining += usize::from(matches!(self.slots[slot], Slot::Connecting));
+        }
+    }
+
+    pub(super) fn connected(
+        &mut self,
+        slot: usize,
+        result: Result<(Link, Connected), UpstreamError>,
+    ) {
+        let result = result.and_then(|(link, connected)| {
+            self.export.check(&connected)?;
+            Ok(Box::new(Connection::new(link, &connected)))
+        });
+        self.slots[slot] = match result {
+            Ok(connection) => {
+                self.attempts[slot] = 0;
+                // Ordering: Relaxed; a statistics counter.
+                self.shared.stats.connects.fetch_add(1, Ordering::Relaxed);
+                Slot::Up(connection)
+            }
+            Err(error) => {
+                let attempt = self.attempts[slot];
+                self.attempts[slot] += 1;
+                if attempt.is_power_of_two() || attempt == 0 {
+                    warn!(upstream = %self.shared.address, attempt, %error, "no connection");
+                }
+                Slot::Pause(Instant::now() + (PAUSE.0 * (1 << attempt.min(10))).min(PAUSE.1))
+            }
+        };
+    }
+
+    /// Fails an operation. The loss of a flush is the loss of what it should have made durable.
+    pub(super) fn fail(&mut self, operation: Operation, errno: i32) {
+        if operation.kind == Kind::Flush {
+            self.flushes_itself &= !matches!(operation.target, Target::Own);
+            self.poison(errno);
+        }
+        operation.finish(Err(errno));
+    }
+
+    /// No change, and no flush, succeeds from now on; nor does a read of what may be lost.
+    pub(super) fn poison(&mut self, errno: i32) {
+        if self.poisoned.is_some() {
+            return;
+        }
+        error!(upstream = %self.shared.address, errno, "changes since the last flush may be lost");
+        self.poisoned = Some(errno);
+        self.shared.set_period(0);
+        // Ordering: Relaxed; a statistics flag.
+        self.shared.stats.poisoned.store(true, Ordering::Relaxed);
+        for operation in std::mem::take(&mut self.queue) {
+            match self.refusal(&operation) {
+                Some(errno) => operation.finish(Err(errno)),
+                None => self.queue.push_back(operation),
+            }
+        }
+    }
+
+    /// Drops a connection: what it had in flight is sent again, once the changes are that it may have lost.
+    pub(super) fn lose(&mut self, slot: usize, why: &UpstreamError) {
+        let now = Instant::now();
+        let Slot::Up(connection) = std::mem::replace(&mut self.slots[slot], Slot::Pause(now))
+        else {
+            return;
+        };
+        self.count_loss(slot, why);
+        let Connection { link, requests, .. } = *connection;
+        let mut requests: Vec<_> = requests.into_values().collect();
+        requests.sort_unstable_by_key(|request| std::cmp::Reverse(request.cookie));
+        for operation in
+            requests.into_iter().flat_map(|request| request.operations.into_iter().rev())
+        {
+            self.send_again(operation, now);
+        }
+        self.connect(slot, Some(link));
+        self.recover_from_loss();
+    }
+
+    pub(super) fn count_loss(&self, connection: impl Display, why: &UpstreamError) {
+        warn!(upstream = %self.shared.address, %connection, error = %why, "a connection is lost");
+        let stats = &self.shared.stats;
+        // Ordering: Relaxed, both; statistics counters.
+        stats.losses.fetch_add(1, Ordering::Relaxed);
+        stats.lies.fetch_add(u64::from(why.is_a_lie()), Ordering::Relaxed);
+    }
+
+    /// Has the journal sent again before anything else is.
+    pub(super) fn recover_from_loss(&mut self) {
+        self.epoch += 1;
+        self.shared.set_period(0);
+        self.outage.get_or_insert_with(Instant::now);
+        self.recovery = Some(Recovery::Waiting);
+        // An answer to a part of a change is no longer worth anything.
+        self.queue.iter_mut().for_each(|operation| operation.done = 0);
+        if self.journal.has_forgotten() {
+            self.poison(libc::EIO);
+        }
+    }
+
+    pub(super) fn send_again(&mut self, mut operation: Operation, now: Instant) {
+        if let Target::Again(_) = operation.target {
+            return; // the journal has it
+        }
+        // Ordering: Relaxed; a statistics counter.
+        self.shared.stats.resent.fetch_add(1, Ordering::Relaxed);
+        let deadline = *operation.deadline.get_or_insert(now + self.options.reconnect);
+        match self.refusal(&operation) {
+            Some(errno) => operation.finish(Err(errno)),
+            None if deadline <= now => self.fail(operation, libc::ENOTCONN),
+            None => self.queue.push_front(operation),
+        }
+    }
+
+    /// Sends the journal again once nothing is in the way, and then lets the queue go on.
+    pub(super) fn recover(&mut self) {
+        match self.recovery.take() {
+            None => {}
+            Some(Recovery::Waiting) => {
+                if self.draining > 0 || self.changes_in_flight() || self.up().next().is_none() {
+                    self.recovery = Some(Recovery::Waiting);
+                    return;
+                }
+                let again = |(range, content)| {
+                    let kind = match content {
+                        Content::Zeros { no_hole } => Kind::Zeros { no_hole },
+                        _ => Kind::Write { durable: false },
+                    };
+                    Operation::new(kind, range, Target::Again(content))
+                };
+                let all: VecDeque<_> = match self.poisoned {
+                    None => self.journal.all().map(again).collect(),
+                    Some(_) => VecDeque::new(),
+                };
+                let count = all.len() as u64;
+                // Ordering: Relaxed; a statistics counter.
+                self.shared.stats.replayed.fetch_add(count, Ordering::Relaxed);
+                info!(upstream = %self.shared.address, changes = count, "connected, sent again");
+                self.recovery = Some(Recovery::Sending(all));
+                self.recover();
+            }
+            Some(Recovery::Sending(mut all)) => {
+                self.fill(&mut all);
+                if all.is_empty() && !self.changes_in_flight() {
+                    self.outage = None;
+                    if self.slots.len() > 1 && self.poisoned.is_none() {
+                        self.shared.set_period(self.epoch + 1);
+                    }
+                } else {
+                    self.recovery = Some(Recovery::Sending(all));
+                }
+            }
+        }
+    }
+}

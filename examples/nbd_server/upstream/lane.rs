@@ -1,0 +1,326 @@
+//! Reads of a worker over a connection of its own, without a hop to the device's thread.
+//!
+//! ```text
+//!  read_async ─► lane up, in the device's period? ─yes─► queue ─► connection ═══ upstream
+//!                               └─no─► the device's thread ◄── error, loss, no reply ──┘
+//! ```
+//!
+//! A worker has a lane for each device whose server shares its cache among connections. Only reads take it: no journal
+//! has them, and the device's thread asks again for what a lane could not read.
+//!
+//! A device's period ends when a connection is lost or the device is poisoned; the next one begins once the journal was
+//! sent again. A lane connects in one period and is used in that one only, so its server has every change that was
+//! answered. A lane that is lost, or cannot connect, is not tried again before the next period, and its loss ends the
+//! period.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, Receiver, TryRecvError};
+use std::time::Instant;
+
+use nbd_protocol::Connected;
+use percpu::sync::spawn;
+use rustix::event::epoll::{self, EventData, EventFlags};
+use tracing::debug;
+
+use super::connection::{Connection, Request};
+use super::driver::{DEPTH, Event};
+use super::error::UpstreamError;
+use super::link::Link;
+use super::operation::Operation;
+use super::{Export, Shared};
+
+thread_local! {
+    static LANES: RefCell<Option<Local>> = const { RefCell::new(None) };
+}
+
+/// The lanes of a thread.
+struct Local {
+    epoll: Rc<OwnedFd>,
+    lanes: Vec<Lane>,
+}
+
+/// Gives the calling thread lanes until its drop. The thread polls the descriptor, and then calls
+/// [`turn`](Self::turn).
+pub(crate) struct Lanes {
+    epoll: Rc<OwnedFd>,
+    /// Not `Send`: the lanes are this thread's.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Lanes {
+    /// From now on reads of this thread may take a lane.
+    ///
+    /// # Errors
+    ///
+    /// That of `epoll_create`.
+    pub(crate) fn start() -> io::Result<Self> {
+        let epoll = Rc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        LANES.set(Some(Local { epoll: Rc::clone(&epoll), lanes: Vec::new() }));
+        Ok(Self { epoll, _thread: PhantomData })
+    }
+
+    /// Sends the reads that began since the last call.
+    pub(crate) fn send(&self) {
+        self.each(Lane::send);
+    }
+
+    /// Receives what has come.
+    pub(crate) fn turn(&self) {
+        self.each(Lane::receive);
+    }
+
+    /// Gives up the lanes whose server has not replied in time.
+    pub(crate) fn expire(&self, now: Instant) {
+        self.each(|lane, _| lane.expire(now));
+    }
+
+    /// Requests that wait for their replies. While there are any, [`expire`](Self::expire) has to be called in time.
+    pub(crate) fn in_flight(&self) -> usize {
+        LANES.with_borrow(|own| own.iter().flat_map(|own| &own.lanes).map(Lane::in_flight).sum())
+    }
+
+    fn each(&self, act: impl Fn(&mut Lane, &OwnedFd)) {
+        LANES.with_borrow_mut(|own| {
+            own.iter_mut().flat_map(|own| &mut own.lanes).for_each(|lane| act(lane, &self.epoll));
+        });
+    }
+}
+
+impl AsFd for Lanes {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Drop for Lanes {
+    fn drop(&mut self) {
+        LANES.set(None);
+    }
+}
+
+/// Begins a read on the calling thread's lane. Gives it back where that is not up.
+pub(super) fn begin(
+    shared: &Arc<Shared>,
+    export: Export,
+    operation: Operation,
+) -> Result<(), Operation> {
+    let period = shared.period();
+    if period == 0 {
+        return Err(operation);
+    }
+    LANES.with_borrow_mut(|own| {
+        let Some(Local { epoll, lanes }) = own else { return Err(operation) };
+        let at = lanes.iter().position(|lane| Arc::ptr_eq(&lane.shared, shared));
+        let at = at.unwrap_or_else(|| {
+            lanes.push(Lane::new(Arc::clone(shared), export));
+            lanes.len() - 1
+        });
+        lanes[at].begin(period, epoll, operation)
+    })
+}
+
+enum State {
+    Down,
+    /// A thread connects.
+    Connecting(Receiver<Result<(Link, Connected), UpstreamError>>),
+    Up(Box<Connection>),
+}
+
+struct Lane {
+    shared: Arc<Shared>,
+    export: Export,
+    state: State,
+    /// The device's when the lane began to connect; 0: it never did.
+    period: u64,
+    queue: VecDeque<Operation>,
+    next_cookie: u64,
+    /// What epoll was last told.
+    told: EventFlags,
+}
+
+impl Lane {
+    fn new(shared: Arc<Shared>, export: Export) -> Self {
+        Self {
+            shared,
+            export,
+            state: State::Down,
+            period: 0,
+            queue: VecDeque::new(),
+            next_cookie: 1,
+            told: EventFlags::IN,
+        }
+    }
+
+    fn in_flight(&self) -> usize {
+        match &self.state {
+            State::Up(connection) => connection.requests.len(),
+            _ => 0,
+        }
+    }
+
+    fn begin(
+        &mut self,
+        period: u64,
+        epoll: &OwnedFd,
+        operation: Operation,
+    ) -> Result<(), Operation> {
+        self.look(epoll);
+        if self.period != period {
+            self.give_up();
+            if let State::Down = self.state {
+                self.connect(period);
+            }
+        }
+        match self.state {
+            State::Up(_) => self.queue.push_back(operation),
+            _ => return Err(operation),
+        }
+        Ok(())
+    }
+
+    /// Has a thread connect, as that may last.
+    fn connect(&mut self, period: u64) {
+        self.period = period;
+        let (sender, receiver) = mpsc::channel();
+        let address = self.shared.address.clone();
+        let connect = move || {
+            let _ = sender.send(Link::connect(&address, false)); // unless the lane's thread has ended
+        };
+        match spawn("upstream-connect".into(), connect) {
+            Ok(_) => self.state = State::Connecting(receiver),
+            Err(error) => debug!(%error, "no thread to connect to the upstream"),
+        }
+    }
+
+    /// Takes the connection if there is one.
+    fn look(&mut self, epoll: &OwnedFd) {
+        let State::Connecting(connecting) = &self.state else { return };
+        let result = match connecting.try_recv() {
+            Err(TryRecvError::Empty) => return,
+            Err(TryRecvError::Disconnected) => Err(UpstreamError::Closed),
+            Ok(result) => result,
+        };
+        let result = result.and_then(|(link, connected)| {
+            self.export.check(&connected)?;
+            epoll::add(epoll, &link, EventData::new_u64(0), EventFlags::IN)
+                .map_err(|error| UpstreamError::Socket(error.into()))?;
+            Ok(Connection::new(link, &connected))
+        });
+        self.told = EventFlags::IN;
+        self.state = match result {
+            Ok(connection) => State::Up(Box::new(connection)),
+            Err(error) => {
+                debug!(upstream = %self.shared.address, %error, "a worker has no connection of its own");
+                State::Down
+            }
+        };
+    }
+
+    fn send(&mut self, epoll: &OwnedFd) {
+        let State::Up(connection) = &mut self.state else { return };
+        if self.queue.is_empty() && !connection.wants_to_send() {
+            return;
+        }
+        if self.shared.period() != self.period {
+            return self.give_up();
+        }
+        while connection.requests.len() < DEPTH.1 {
+            let Some(operation) = self.queue.pop_front() else { break };
+            let request = self.export.request(self.next_cookie, operation, &mut self.queue);
+            self.next_cookie += 1;
+            connection.push(request, false);
+            // Ordering: Relaxed, both; statistics counters.
+            self.shared.stats.requests.fetch_add(1, Ordering::Relaxed);
+            self.shared.stats.lane_requests.fetch_add(1, Ordering::Relaxed);
+        }
+        let mut sent = connection.send();
+        let mut wanted = EventFlags::IN;
+        wanted.set(EventFlags::OUT, connection.wants_to_send());
+        if wanted != self.told {
+            self.told = wanted;
+            let told = epoll::modify(epoll, &connection.link, EventData::new_u64(0), wanted);
+            sent = sent.and(told.map_err(|error| UpstreamError::Socket(error.into())));
+        }
+        if let Err(error) = sent {
+            self.lose(error);
+        }
+    }
+
+    fn receive(&mut self, epoll: &OwnedFd) {
+        let State::Up(connection) = &mut self.state else { return };
+        let mut ended = Vec::new();
+        let received = loop {
+            match connection.receive(&mut ended) {
+                Ok(true) => {}
+                Ok(false) => break None,
+                Err(error) => break Some(error),
+            }
+        };
+        // The device has lost a connection meanwhile: its server may have lost changes before it read.
+        let is_past = self.shared.period() != self.period;
+        for request in ended {
+            if is_past || request.error.is_some() {
+                request.operations.into_iter().for_each(|operation| self.shared.submit(operation));
+            } else {
+                self.answered(request);
+            }
+        }
+        match received {
+            Some(error) => self.lose(error),
+            None => self.send(epoll), // parts that are left, and what waited for others to end
+        }
+    }
+
+    fn answered(&mut self, request: Request) {
+        for mut operation in request.operations.into_iter().rev() {
+            operation.done = request.range.end.min(operation.range().end) - operation.offset;
+            match operation.done < operation.len {
+                true => self.queue.push_front(operation),
+                false => operation.finish(Ok(())),
+            }
+        }
+    }
+
+    fn expire(&mut self, now: Instant) {
+        let State::Up(connection) = &self.state else { return };
+        let limit = self.shared.options.reply;
+        if connection.oldest().is_some_and(|sent| now >= sent + limit) {
+            self.lose(UpstreamError::NoReply(limit.as_secs()));
+        }
+    }
+
+    fn lose(&mut self, why: UpstreamError) {
+        self.shared.tell(Event::LaneLost(self.period, why));
+        self.give_up();
+    }
+
+    /// Closes the connection. The device's thread makes the reads that have no answer.
+    fn give_up(&mut self) {
+        if !matches!(self.state, State::Up(_)) {
+            return;
+        }
+        let State::Up(connection) = std::mem::replace(&mut self.state, State::Down) else { return };
+        let sent = connection.requests.into_values().flat_map(|request| request.operations);
+        for operation in sent {
+            // Ordering: Relaxed; a statistics counter.
+            self.shared.stats.resent.fetch_add(1, Ordering::Relaxed);
+            self.shared.submit(operation);
+        }
+        self.queue.drain(..).for_each(|operation| self.shared.submit(operation));
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if let State::Up(connection) = &mut self.state {
+            connection.disconnect();
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Reads over a connection of their own thread's: whatever happens to it, they see every change that was answered.
+
+use std::future::Future as _;
+use std::ops::{Deref, DerefMut};
+use std::pin::pin;
+use std::sync::mpsc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use bufcache::BlockDevice;
+use nbd_protocol::{NbdError, Request, TransmissionFlags as Flags, wire::cmd};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::scripted::{Act, Upstream};
+use crate::upstream::{Lanes, NbdDevice};
+
+const BLOCK: usize = 4096;
+const LEN: usize = 64 * BLOCK;
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Reads as a worker does.
+fn read(lanes: &Lanes, device: &NbdDevice, offset: u64, len: usize) -> Result<Vec<u8>, i32> {
+    let mut future = pin!(device.read_async(offset, vec![0; len]));
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        if let Poll::Ready((result, bytes)) =
+            future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
+        {
+            return match result {
+                Ok(count) => Ok(bytes[..count].to_vec()),
+                Err(error) => Err(error.raw_os_error().unwrap()),
+            };
+        }
+        assert!(Instant::now() < deadline, "a read does not end");
+        lanes.send();
+        let millisecond = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+        poll(&mut [PollFd::new(lanes, PollFlags::IN)], Some(&millisecond)).unwrap();
+        lanes.turn();
+        lanes.expire(Instant::now());
+    }
+}
+
+/// A device of two connections, and a lane that is up: the third.
+fn up(upstream: &Upstream, lanes: &Lanes) -> NbdDevice {
+    let device = upstream.device(|options| {
+        (options.connections, options.reply) = (2, Duration::from_millis(300));
+    });
+    while device.stats().connects == 0 {
+        std::thread::yield_now();
+    }
+    come_up(lanes, &device);
+    assert!(matches!(upstream.reads()[..], [_, _, 1]), "{:?}", upstream.reads());
+    device
+}
+
+/// Reads until one takes a lane.
+fn come_up(lanes: &Lanes, device: &NbdDevice) {
+    let (before, deadline) = (device.stats().lane_requests, Instant::now() + LIMIT);
+    while device.stats().lane_requests == before {
+        assert!(Instant::now() < deadline, "no lane comes up");
+        read(lanes, device, 0, 512).unwrap();
+    }
+}
+
+#[test]
+fn inv04_a_lane_reads_what_was_written_over_other_connections() {
+    let upstream = Upstream::new(LEN);
+    let lanes = Lanes::start().unwrap();
+    let device = up(&upstream, &lanes);
+    let before = upstream.reads();
+    for round in 1..=20_u8 {
+        let at = u64::from(round) * 512;
+        device.write(at, &[round; BLOCK]).unwrap();
+        assert_eq!(read(&lanes, &device, at, BLOCK).unwrap(), [round; BLOCK]);
+    }
+    assert_eq!(
+        read(&lanes, &device, LEN as u64 - 512, BLOCK).unwrap(),
+        upstream.disk()[LEN - 512..]
+    );
+    assert_eq!(read(&lanes, &device, LEN as u64, 512).unwrap(), []);
+    let after = upstream.reads();
+    assert_eq!(after[..2], before[..2], "all reads take the lane");
+    assert_eq!(after[2], before[2] + 21);
+}
+
+/// Fails where a lane connects, or is used, before the journal was sent again.
+#[test]
+fn inv04_inv05_after_a_loss_at_a_lane_every_read_is_right() {
+    for act in [
+        Act::CloseBefore,
+        Act::CloseAfter,
+        Act::CloseWithin(9),
+        Act::CloseWithin(100),
+        Act::CrashBefore,
+        Act::CrashAfter,
+    ] {
+        let upstream = Upstream::new(LEN);
+        let lanes = Lanes::start().unwrap();
+        let device = up(&upstream, &lanes);
+        for round in 1..=6_u8 {
+            for block in 0..8 {
+                device.write(2 * block * BLOCK as u64, &[round; BLOCK]).unwrap();
+            }
+            upstream.once(0, act.clone());
+            for block in 0..8 {
+                let found = read(&lanes, &device, 2 * block * BLOCK as u64, BLOCK).unwrap();
+                assert_eq!(found, [round; BLOCK], "{act:?}, round {round}, block {block}");
+            }
+            come_up(&lanes, &device);
+        }
+        assert!(device.stats().losses >= 6 && !device.stats().poisoned);
+    }
+}
+
+/// The power of the upstream is cut while a lane is at rest.
+#[test]
+fn inv05_a_lane_waits_for_the_journal() {
+    let upstream = Upstream::new(LEN);
+    let lanes = Lanes::start().unwrap();
+    let device = up(&upstream, &lanes);
+    for block in 0..16 {
+        device.write(2 * block * BLOCK as u64, &[1; BLOCK]).unwrap();
+    }
+    upstream.script(|_, request| match request.command {
+        cmd::WRITE if request.offset == 0 => Act::Slow(Duration::from_millis(200)),
+        _ => Act::Answer,
+    });
+    upstream.crash();
+    for block in 0..16 {
+        let found = read(&lanes, &device, 2 * block * BLOCK as u64, BLOCK).unwrap();
+        assert_eq!(found, [1; BLOCK], "the read saw what the upstream had lost");
+    }
+}
+
+/// One connection of the device is lost with what it wrote, and the lane's is not.
+#[test]
+fn inv05_a_loss_elsewhere_ends_the_use_of_a_lane() {
+    let upstream = Upstream::new(LEN);
+    let lanes = Lanes::start().unwrap();
+    let device = up(&upstream, &lanes);
+    device.write(0, &[1; BLOCK]).unwrap();
+    let before = upstream.reads();
+    // The journal takes its time.
+    upstream.script(|_, request| match request.command {
+        cmd::WRITE => Act::Slow(Duration::from_millis(300)),
+        _ => Act::Answer,
+    });
+    upstream.close(0);
+    while device.stats().losses == 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(read(&lanes, &device, 0, BLOCK).unwrap(), [1; BLOCK]);
+    assert_eq!(upstream.reads()[2], before[2], "the lane was used after the loss");
+    come_up(&lanes, &device);
+}
+
+/// Holds up the thread that fills it.
+struct Slow(Vec<u8>, mpsc::Sender<()>, mpsc::Receiver<()>);
+
+impl Deref for Slow {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for Slow {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let _ = (self.1.send(()), self.2.recv()); // once: then the test has dropped its end
+        &mut self.0
+    }
+}
+
+/// Until the device's thread knows that a lane is lost, none connects again: it would read what the upstream has lost.
+#[test]
+fn inv04_inv05_a_lane_that_is_lost_waits_for_the_device() {
+    let upstream = Upstream::new(LEN);
+    let lanes = Lanes::start().unwrap();
+    let device = up(&upstream, &lanes);
+    device.write(0, &[1; BLOCK]).unwrap();
+    let (started, starts) = mpsc::channel();
+    let (ends, ended) = mpsc::channel();
+    std::thread::scope(|scope| {
+        let buf = Slow(vec![0; 512], started, ended);
+        scope.spawn(|| {
+            let mut read = pin!(device.read_async(LEN as u64 - 512, buf)); // this thread has no lanes
+            while read.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                std::thread::yield_now();
+            }
+        });
+        starts.recv().unwrap();
+        upstream.crash();
+        let mut reads = Vec::new();
+        for _ in 0..50 {
+            let mut read = Box::pin(device.read_async(0, vec![0; BLOCK]));
+            assert!(read.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+            reads.push(read);
+            lanes.send();
+            std::thread::sleep(Duration::from_millis(5));
+            lanes.turn();
+        }
+        drop(ends);
+        for mut read in reads {
+            let found = loop {
+                match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                    Poll::Ready((_, bytes)) => break bytes,
+                    Poll::Pending => lanes.turn(),
+                }
+                std::thread::yield_now();
+            };
+            assert!(found == [1; BLOCK], "a lane read what the upstream had lost");
+        }
+    });
+}
+
+/// A lie, an error and silence: the device's thread asks again.
+#[test]
+fn inv01_inv02_what_a_lane_cannot_read_is_asked_for_again() {
+    let other_error = |_: &Request, _| [0x67, 0x44, 0x66, 0x98].repeat(4);
+    for (act, losses, lies) in [
+        (Act::Fail(NbdError::Io), 0, 0),
+        (Act::Fail(NbdError::Shutdown), 0, 0),
+        (Act::Cookie(7), 1, 1),
+        (Act::Bytes(other_error), 1, 1),
+        (Act::Silent, 1, 0),
+    ] {
+        let upstream = Upstream::new(LEN);
+        let lanes = Lanes::start().unwrap();
+        let device = up(&upstream, &lanes);
+        let original = upstream.disk();
+        upstream.once(0, act.clone());
+        assert_eq!(read(&lanes, &device, 512, BLOCK).unwrap(), original[512..][..BLOCK], "{act:?}");
+        let stats = device.stats();
+        assert_eq!((stats.losses, stats.lies), (losses, lies), "{act:?}");
+    }
+}
+
+#[test]
+fn inv02_an_error_that_stays_is_the_result() {
+    let upstream = Upstream::new(LEN);
+    let lanes = Lanes::start().unwrap();
+    let device = up(&upstream, &lanes);
+    upstream.script(|_, request| match request.command {
+        cmd::READ => Act::Fail(NbdError::Io),
+        _ => Act::Answer,
+    });
+    assert_eq!(read(&lanes, &device, 0, BLOCK), Err(libc::EIO));
+}
+
+/// A flush fails: what it should have made durable cannot be read over a lane either.
+#[test]
+fn inv06_a_poisoned_device_has_no_lanes() {
+    let upstream = Upstream::new(LEN);
+    let lanes = Lanes::start().unwrap();
+    let device = up(&upstream, &lanes);
+    device.write(0, &[1; BLOCK]).unwrap();
+    upstream.once(0, Act::Fail(NbdError::NoSpc));
+    device.sync().unwrap_err();
+    let before = upstream.reads();
+    assert_eq!(read(&lanes, &device, 0, 512), Err(libc::EIO));
+    assert!(read(&lanes, &device, BLOCK as u64, 512).is_ok());
+    assert_eq!(upstream.reads()[2..], before[2..]);
+}
+
+/// Long reads are sent in parts, and more than a connection takes at once wait.
+#[test]
+fn inv07_a_lane_keeps_to_the_limits_of_the_server() {
+    let limits = |export: &mut nbd_protocol::ExportInfo| {
+        (export.min_block, export.preferred_block, export.max_block) = (512, 4096, 6144);
+    };
+    let upstream = Upstream::with(LEN, limits, true);
+    let lanes = Lanes::start().unwrap();
+    let device = up(&upstream, &lanes);
+    upstream.seen();
+    assert!(read(&lanes, &device, 512, LEN - 512).unwrap() == upstream.disk()[512..]);
+    let seen = upstream.seen();
+    assert!(seen.iter().all(|request| request.len <= 6144) && seen.len() >= LEN / 6144);
+}
+
+/// Without a shared cache a read over another connection may miss a write.
+#[test]
+fn inv04_a_server_that_shares_no_cache_gets_no_lane() {
+    let alone = |export: &mut nbd_protocol::ExportInfo| {
+        export.flags = export.flags - Flags::CAN_MULTI_CONN;
+    };
+    let upstream = Upstream::with(LEN, alone, false);
+    let lanes = Lanes::start().unwrap();
+    let device = upstream.device(|_| {});
+    for _ in 0..20 {
+        read(&lanes, &device, 0, 512).unwrap();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(upstream.reads(), [20]);
+}
