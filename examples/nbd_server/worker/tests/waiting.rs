@@ -200,7 +200,8 @@ fn a_flush_that_waited_while_another_failed_does_not_succeed() {
     let mut lab = narrow();
     let mut client = lab.client();
     lab.disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
-    // Both before the worker looks: the first may end as soon as it has begun.
+    // Both are there before the worker looks, and the first does not end before it has seen the second.
+    lab.disk.inject_next(Operation::Sync, Fault::Delay(Duration::from_millis(200)));
     for cookie in 0..2 {
         let flush = Request { flags: NONE, command: cmd::FLUSH, cookie, offset: 0, len: 0 };
         client.1.write_all(flush.encode(HeaderStyle::Simple).unwrap().as_slice()).unwrap();
