@@ -229,7 +229,8 @@ impl Device {
         self.source.key(block).is_some_and(|key| self.shared.is_cached(key))
     }
 
-    /// Returns the number of blocks. The last one reads as zeros beyond the end of the device.
+    /// Returns the number of blocks: of a [growing](crate::AttachOptions::growing) device the most there
+    /// may be. The last one reads as zeros beyond the end of the device.
     pub fn blocks(&self) -> u64 {
         self.source.blocks
     }

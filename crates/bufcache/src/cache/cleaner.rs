@@ -66,7 +66,9 @@ impl Shared {
 
     /// Whether a sync is due, because what is not durable is in many parts.
     pub(super) fn has_many_extents(&self, source: &Source) -> bool {
-        let most = MOST_EXTENTS.max(4 * self.frames.units());
+        // The devices share what the cache allows: about 3 % of its memory.
+        let devices = self.devices.load(Ordering::Relaxed).max(1); // a hint
+        let most = MOST_EXTENTS.max(4 * self.frames.units() / devices);
         source.writes.unsynced(|unsynced| unsynced.written.len()) > most
     }
 

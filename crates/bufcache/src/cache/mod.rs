@@ -143,6 +143,9 @@ impl Counters {
             &all.evictions,
             &all.written,
             &all.write_calls,
+            &all.busy_locked,
+            &all.syncs,
+            &all.ahead_dropped,
         ];
         if HAS_TIME {
             // Without memory a counter is only slower.
