@@ -112,10 +112,11 @@
 //! [`len`](Queue::len). Deadlines still end such a wait, with `Timeout`; tasks poll again; and
 //! [`close`](Queue::close) and the drop of a future do not wait.
 //!
-//! The lock is neither fair nor recursive. A thread that finds it locked tries again
-//! ten times, after pauses that double up to some microseconds, and then sleeps; a receive from a queue
-//! whose sends take no lock yields its CPU up to 32 times before. So each of two threads that use the queue all the time keeps it for some
-//! microseconds, and it does not move between their CPUs for every message.
+//! The lock is neither fair nor recursive. A thread that finds it locked tries again ten times,
+//! after pauses that double up to some microseconds, and then sleeps. So each of two threads that
+//! use the queue all the time keeps it for some microseconds, and it does not move between their
+//! CPUs for every message. Before all that, `receive`, `try_receive` and `receive_with` yield the
+//! CPU up to 32 times if the queue's sends take no lock.
 //!
 //! | operation | time under the lock | system calls |
 //! |---|---|---|

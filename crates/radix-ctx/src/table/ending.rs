@@ -25,8 +25,8 @@ impl<T: Send + Sync + 'static> Core<T> {
     pub(super) fn queue_callback_for_lists(&self) {
         let mut state = self.lock();
         // While the callback is not queued nothing waits (invariant 5 of `retire`). So the lists are
-        // closed, unless `end` reclaims, which queues the callback afterwards. A thread that adds a slot
-        // behind that finds the flag clear.
+        // closed, unless `end` reclaims, which empties the lists itself. A thread that adds a slot behind
+        // that finds the flag clear.
         // Ordering: Relaxed; under the lock.
         let send = !self.callback_queued.load(Ordering::Relaxed) && self.close_lists(&mut state);
         drop(state);
