@@ -204,7 +204,7 @@ impl Image {
         may
     }
 
-    /// Whether tasks read and write all of it themselves, and nothing is kept.
+    /// Whether nothing is kept: each READ and WRITE goes to the image.
     pub(crate) fn is_bypassed(&self) -> bool {
         self.longest == 0
     }

@@ -84,7 +84,8 @@ impl Calls {
                 return;
             };
             drop(state);
-            call();
+            // Its own panic is its task's. What is left is that of a waker, or of a result that is dropped.
+            let _ = catch_unwind(AssertUnwindSafe(call));
             if since.elapsed() > TURN {
                 thread::yield_now(); // a worker may wait for this CPU, for much longer if this goes on
                 since = Instant::now();

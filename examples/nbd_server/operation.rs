@@ -43,8 +43,7 @@ pub(crate) struct Ended {
 }
 
 impl Operation {
-    /// Whether the operation blocks a thread of the cache, perhaps for long. The engine carries out
-    /// most of the others.
+    /// Whether the operation blocks a thread of the cache, perhaps for long.
     pub(crate) fn is_blocking(&self) -> bool {
         let Self { command, .. } = self;
         matches!(command, Command::Flush | Command::BlockStatus { .. })

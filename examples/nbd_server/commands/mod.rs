@@ -12,8 +12,8 @@
 //! With `--cache 0` the commands are the same, but a READ or WRITE of any length goes to the image. What is
 //! answered from memory is no future: see [`Image::try_write`] and [`Image::try_read`].
 //!
-//! No future waits while it holds a guard, and none blocks. The worker's engine reads and writes the image, or its
-//! upstream does; what has no form for tasks is called by a thread of the cache, of which each image has a few. One of
+//! No future waits while it holds a guard, and none blocks. The worker's engine reads the image, and writes one that is
+//! open for `O_DIRECT`; an upstream does both; what has no form for tasks is called by a thread of the cache, of which each image has a few. One of
 //! these makes the [`calls`](crate::calls) that would only wait for each other: buffered writes, trims and zeroes.
 //!
 //! # Why a READ may pass the cache
@@ -393,7 +393,8 @@ impl Job {
         }
     }
 
-    /// Writes a part of a buffer to the image itself. The engine has the bypass with the buffer.
+    /// Writes a part of a buffer to the image itself. The engine has the bypass with the buffer; only an
+    /// engine's write and an upstream's have one.
     async fn write_image<B: Bytes>(
         &self,
         buf: B,
@@ -408,6 +409,7 @@ impl Job {
                 (result.map(drop), buf, bypass)
             }
             (Some(_), _) => {
+                debug_assert!(bypass.is_none(), "dropping this future would free its blocks");
                 let write = move |image: &Image| (image.raw.write(start, &buf[part]), buf);
                 let (result, buf) = self.image.call(write).await;
                 (result, buf, bypass)
@@ -443,16 +445,23 @@ impl Job {
                 Err(error) => return (Err(of_write(error)), buf),
             }
         }
-        let write = move |image: &Image| {
-            let since = Instant::now();
-            loop {
-                match image.device.write_past(first, &buf[part.clone()]) {
-                    Err(WriteError::Busy { .. }) if since.elapsed() < PATIENCE => {}
-                    result => return (result.map_err(of_write), buf),
-                }
+        let since = Instant::now();
+        let write = {
+            let part = part.clone();
+            move |image: &Image| (image.device.write_past(first, &buf[part]), buf)
+        };
+        let (result, buf) = self.image.call(write).await;
+        if !matches!(result, Err(WriteError::Busy { .. })) {
+            return (result.map_err(of_write), buf);
+        }
+        // A block is in use for long: the image's other calls do not wait for it.
+        let again = move |device: bufcache::Device| loop {
+            match device.write_past(first, &buf[part.clone()]) {
+                Err(WriteError::Busy { .. }) if since.elapsed() < PATIENCE => {}
+                result => return (result.map_err(of_write), buf),
             }
         };
-        self.image.call(write).await
+        self.image.device.call_async(again).await
     }
 
     /// Makes what this WRITE has written durable.
@@ -507,7 +516,7 @@ impl Job {
 
     async fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         let image = &self.image;
-        if image.upstream.is_some() {
+        if image.upstream.is_some() || image.engines_write {
             return change(|| image.device.discard_async(blocks.clone())).await;
         }
         let call = || {

@@ -353,8 +353,11 @@ impl ExportTable {
         // In the folder another file may have taken the name.
         let index = self.find_fixed(name).or_else(|| known.names.get(name).copied())?;
         let info = self.info(index);
-        let same =
-            info.size == negotiated.size && info.advertised(negotiated.style) == negotiated.flags;
+        // An image of the command line may have grown since; the session keeps the size that the client was told.
+        let may_grow = index < self.fixed && self.exports[index].grows;
+        let grown = may_grow && info.size > negotiated.size;
+        let same = (info.size == negotiated.size || grown)
+            && info.advertised(negotiated.style) == negotiated.flags;
         same.then_some(index)
     }
 
