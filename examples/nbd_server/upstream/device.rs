@@ -388,6 +388,17 @@ impl Drop for Begun {
 /// How many bytes were read, and their buffer.
 type Ended<B> = (io::Result<usize>, B);
 
+impl Shared {
+    /// Reads bytes of the device by its thread, for what that says of its connections. Blocks.
+    pub(super) fn probe(self: &Arc<Self>, range: Range<u64>) -> io::Result<()> {
+        let (sender, receiver) = oneshot::channel();
+        let buf = vec![0; (range.end - range.start) as usize];
+        let read = Box::new(Read { count: buf.len(), waiting: Some((sender, buf)) });
+        self.submit(Operation::new(Kind::Read, range, Target::Buffer(read)));
+        receiver.blocking_recv().map_or_else(|_| Err(gone()), |(result, _)| result.map(drop))
+    }
+}
+
 /// The buffer of a read, and where it goes back to.
 struct Read<B> {
     /// Bytes to be filled.

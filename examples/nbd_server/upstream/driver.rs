@@ -1,4 +1,4 @@
-//! The thread of the device: it alone sends, receives, and decides what is sent again.
+//! The thread of the device: it sends, receives, and alone decides what is sent again.
 //!
 //! ```text
 //!  begin_*, read, write ─► inbox ─► queue ─► merged ─► connection 0..N ─► answered: journal, finish
@@ -7,7 +7,7 @@
 //!  recovery: drain the lost connections ─► connect ─► journal sent again ─► queue goes on
 //! ```
 //!
-//! While it recovers nothing else is sent: reads would see what the server had before, and a change could be
+//! While it recovers it sends nothing else: reads would see what the server had before, and a change could be
 //! overtaken by an older one of the journal. It begins to send again once no change is in flight on any
 //! connection, and each lost connection has ended or was waited for.
 

@@ -13,7 +13,7 @@
 //! answered. A lane that is lost, or cannot connect, is not tried again before the next period, and its loss ends the
 //! period.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io;
 use std::marker::PhantomData;
@@ -71,9 +71,12 @@ impl Lanes {
         self.each(Lane::send);
     }
 
-    /// Receives what has come.
-    pub(crate) fn turn(&self) {
-        self.each(Lane::receive);
+    /// Receives what has come, of each lane a part. Returns whether there may be more that the descriptor does not
+    /// tell of.
+    pub(crate) fn turn(&self) -> bool {
+        let more = Cell::new(false);
+        self.each(|lane, epoll| more.set(lane.receive(epoll) | more.get()));
+        more.get()
     }
 
     /// Gives up the lanes whose server has not replied in time.
@@ -189,9 +192,15 @@ impl Lane {
     fn connect(&mut self, period: u64) {
         self.period = period;
         let (sender, receiver) = mpsc::channel();
-        let address = self.shared.address.clone();
+        let (shared, unit) = (Arc::clone(&self.shared), u64::from(self.export.min_block));
         let connect = move || {
-            let _ = sender.send(Link::connect(&address, false)); // unless the lane's thread has ended
+            let made = Link::connect(&shared.address, false);
+            // The device's connections tell of the loss of their server only when they are used. One that is up
+            // now was before this one: both have the same server.
+            let is_same = || shared.probe(0..unit).is_ok() && shared.period() == period;
+            let made =
+                made.and_then(|made| if is_same() { Ok(made) } else { Err(UpstreamError::Closed) });
+            let _ = sender.send(made); // unless the lane's thread has ended
         };
         match spawn("upstream-connect".into(), connect) {
             Ok(_) => self.state = State::Connecting(receiver),
@@ -225,11 +234,11 @@ impl Lane {
 
     fn send(&mut self, epoll: &OwnedFd) {
         let State::Up(connection) = &mut self.state else { return };
-        if self.queue.is_empty() && !connection.wants_to_send() {
-            return;
-        }
         if self.shared.period() != self.period {
             return self.give_up();
+        }
+        if self.queue.is_empty() && !connection.wants_to_send() {
+            return;
         }
         while connection.requests.len() < DEPTH.1 {
             let Some(operation) = self.queue.pop_front() else { break };
@@ -253,16 +262,12 @@ impl Lane {
         }
     }
 
-    fn receive(&mut self, epoll: &OwnedFd) {
-        let State::Up(connection) = &mut self.state else { return };
+    /// Receives a part, so that the worker's clients have their turn. Returns whether there may be more.
+    fn receive(&mut self, epoll: &OwnedFd) -> bool {
+        let State::Up(connection) = &mut self.state else { return false };
         let mut ended = Vec::new();
-        let received = loop {
-            match connection.receive(&mut ended) {
-                Ok(true) => {}
-                Ok(false) => break None,
-                Err(error) => break Some(error),
-            }
-        };
+        let received = connection.receive(&mut ended);
+        let received_more = matches!(received, Ok(true));
         // The device has lost a connection meanwhile: its server may have lost changes before it read.
         let is_past = self.shared.period() != self.period;
         for request in ended {
@@ -273,9 +278,10 @@ impl Lane {
             }
         }
         match received {
-            Some(error) => self.lose(error),
-            None => self.send(epoll), // parts that are left, and what waited for others to end
+            Err(error) => self.lose(error),
+            Ok(_) => self.send(epoll), // parts that are left, and what waited for others to end
         }
+        received_more
     }
 
     fn answered(&mut self, request: Request) {
@@ -308,7 +314,9 @@ impl Lane {
         }
         let State::Up(connection) = std::mem::replace(&mut self.state, State::Down) else { return };
         let sent = connection.requests.into_values().flat_map(|request| request.operations);
-        for operation in sent {
+        let deadline = Instant::now() + self.shared.options.reconnect;
+        for mut operation in sent {
+            operation.deadline.get_or_insert(deadline);
             // Ordering: Relaxed; a statistics counter.
             self.shared.stats.resent.fetch_add(1, Ordering::Relaxed);
             self.shared.submit(operation);

@@ -26,7 +26,8 @@
 //! 2. Each operation ends once, whatever the upstream does; without an upstream after `reconnect` at the latest.
 //! 3. What a flush has covered that succeeded, or a durable write, was durable at the upstream before.
 //! 4. A change that was answered is in every later read, also where the upstream lost it with its process.
-//! 5. After a lost connection nothing is sent before the journal was, and no change of the journal is
+//! 5. After a lost connection nothing is sent before the journal was, but reads of a lane, whose replies do not
+//!    count then; and no change of the journal is
 //!    sent while another change is in flight.
 //! 6. If a flush fails, the journal is refused, or it has forgotten bytes when a connection is lost, the device is
 //!    poisoned: each later change and flush fails, and reads of what was not flushed do.
@@ -72,7 +73,7 @@ const CONNECTIONS: usize = 4;
 /// How patient the device is, and what it keeps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UpstreamOptions {
-    /// Most connections, to a server that offers several.
+    /// Most connections of the device's thread, to a server that offers several. Each worker has one more.
     pub(crate) connections: usize,
     /// How long operations wait for a connection before they fail.
     pub(crate) reconnect: Duration,

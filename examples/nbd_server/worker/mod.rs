@@ -212,6 +212,8 @@ pub(crate) struct Worker {
     busy_poll: BusyPoll,
     /// To servers that hold exports of this one.
     lanes: Lanes,
+    /// A lane has received more than it has handled.
+    lanes_have_more: bool,
 }
 
 impl Worker {
@@ -261,6 +263,7 @@ impl Worker {
             next_look: Instant::now(),
             busy_poll: BusyPoll::default(),
             lanes,
+            lanes_have_more: false,
         })
     }
 
@@ -281,7 +284,8 @@ impl Worker {
         self.gather_upstream_replies(events);
         self.fill_batch(events);
         let woke = self.begin_round();
-        let (mut inbox, mut turn, mut lanes) = (false, false, false);
+        let (mut inbox, mut turn) = (false, false);
+        let mut lanes = std::mem::take(&mut self.lanes_have_more);
         {
             let _plug = engine.plug(); // what arrived together is submitted together
             for at in 0..self.undrained.len() {
@@ -306,7 +310,8 @@ impl Worker {
             engine.turn();
         }
         if lanes {
-            self.lanes.turn();
+            self.lanes_have_more = self.lanes.turn();
+            self.again |= self.lanes_have_more;
         }
         self.complete_round(engine);
         if inbox {
@@ -335,8 +340,9 @@ impl Worker {
             return poll(Some(&NOW)).map(drop);
         }
         let upstream_works = self.lanes.in_flight() > 0;
+        let mut looked = false;
         let found = self.busy_poll.run(|| {
-            if upstream_works {
+            if std::mem::replace(&mut looked, true) && upstream_works {
                 std::thread::yield_now(); // it may need this CPU
             }
             poll(Some(&NOW))

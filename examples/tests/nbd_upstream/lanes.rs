@@ -205,7 +205,7 @@ fn inv04_inv05_a_lane_that_is_lost_waits_for_the_device() {
             let found = loop {
                 match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
                     Poll::Ready((_, bytes)) => break bytes,
-                    Poll::Pending => lanes.turn(),
+                    Poll::Pending => _ = lanes.turn(),
                 }
                 std::thread::yield_now();
             };
