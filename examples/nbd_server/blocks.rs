@@ -86,9 +86,7 @@ impl Backing {
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
         let device = Arc::new(device.up_to(len));
         let file = Some(file.try_clone()?);
-        // A buffered write is a copy: see `calls`.
-        let engines_write = device.alignment() > 1;
-        Ok(Self { device, file, engines_write, upstream: None })
+        Ok(Self { device, file, engines_write: true, upstream: None })
     }
 
     /// An export of another server.

@@ -12,9 +12,10 @@
 //! With `--cache 0` the commands are the same, but a READ or WRITE of any length goes to the image. What is
 //! answered from memory is no future: see [`Image::try_write`] and [`Image::try_read`].
 //!
-//! No future waits while it holds a guard, and none blocks. The worker's engine reads the image, and writes one that is
-//! open for `O_DIRECT`; an upstream does both; what has no form for tasks is called by a thread of the cache, of which each image has a few. One of
-//! these makes the [`calls`](crate::calls) that would only wait for each other: buffered writes, trims and zeroes.
+//! No future waits while it holds a guard, and none blocks. The worker's engine reads and writes the image, or its
+//! upstream does; what has no form for tasks is called by a thread of the cache, of which each image has a few. One of
+//! these makes the [`calls`](crate::calls) that would only wait for each other: trims and zeroes, and writes that the
+//! engine does not make.
 //!
 //! # Why a READ may pass the cache
 //!
@@ -516,7 +517,8 @@ impl Job {
 
     async fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         let image = &self.image;
-        if image.upstream.is_some() || image.engines_write {
+        // With O_DIRECT no READ waits for the lock of the page cache.
+        if image.upstream.is_some() || image.raw.alignment() > 1 {
             return change(|| image.device.discard_async(blocks.clone())).await;
         }
         let call = || {
