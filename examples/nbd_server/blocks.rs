@@ -18,9 +18,9 @@
 //! and reads what is in the cache, or on the image and was not written since the last good sync. The rest may be
 //! lost: EIO, too. What cannot be written back stays dirty, can be read, and is tried again.
 //!
-//! With `--cache 0` the engine reads and writes the image (a thread of the cache writes a buffered one: see
-//! [`calls`](crate::calls)), and the cache does not know what was written: after a failed sync, READs and WRITEs go on,
-//! and READs may return bytes that are lost after a crash. FLUSH, FUA, TRIM and ZEROES get EIO.
+//! With `--cache 0` the engine reads and writes the image, and the cache does not know what was written: after a failed
+//! sync, READs and WRITEs go on, and READs may return bytes that are lost after a crash. FLUSH, FUA, TRIM and ZEROES get
+//! EIO.
 
 use std::fmt;
 use std::fs::File;

@@ -1,13 +1,14 @@
-//! The blocking calls of one image that one thread of the cache makes in turn: writes past the cache, and trims.
+//! The blocking calls of one image that one thread of the cache makes in turn: TRIMs and ZEROES, and WRITEs past the
+//! cache that have to wait for a block.
 //!
 //! ```text
 //!  WRITE, TRIM ─► queue ─► a thread runs it? ─yes─► it makes this call, too
 //!                              └─no─► a thread begins
 //! ```
 //!
-//! A file system locks the file for a buffered write and for a punch, so several threads would wait for each other, and
-//! READs for them. The engine does not help: where the file system does not begin such a call without a wait, as ext4,
-//! io_uring has a kernel thread make each. Requests that come together here wake one thread once.
+//! A file system locks the file while it punches a hole, so several threads would wait for each other, and READs for
+//! them: with one thread the 99th percentile of a READ beside TRIMs is 0.1 ms in place of 3.9 (`cargo bench --bench nbd --
+//! --only W8`). Requests that come together wake the thread once.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -33,7 +34,7 @@ pub(crate) struct Calls(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// A thread makes calls until none waits.
+    /// A thread is at work on the queue, and makes each call that is added meanwhile.
     runs: bool,
     queue: VecDeque<Call>,
 }

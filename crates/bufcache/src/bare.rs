@@ -19,8 +19,9 @@ pub struct Bare {
     bytes: UnsafeCell<u64>,
 }
 
-// SAFETY: the bytes are changed by who has taken the entry apart, and by nobody else; the checker
-// says so if not.
+// SAFETY: `bytes` is the only field that is not `Sync`. It is written by the method that has claimed
+// the free entry or has taken it apart, after it found no pin and no slot; it is read behind a pin or
+// a slot. A model reports an access that breaks this.
 unsafe impl Sync for Bare {}
 
 impl Bare {

@@ -133,14 +133,13 @@ fn trace_ring(lab: &Lab, backend: Backend, cached: bool) -> Res {
         // With a cache a FLUSH, or a thread of the cache, writes.
         if kind == cmd::WRITE && !cached {
             let in_ring = |e: &Event| operation(e).is_some_and(|o| o.starts_with("WRITE"));
-            let write = events.iter().position(|e| *e == Event::Wrote || in_ring(e));
+            let write = events.iter().position(in_ring);
             let Some(write) = write.filter(|write| *write < replied) else {
-                crate::lab::fail!("{name}: no write before its reply\n{events:#?}");
+                crate::lab::fail!("{name}: the ring saw no write before its reply\n{events:#?}");
             };
             if flags & flag::FUA != 0 {
                 let until = sync.unwrap_or(replied);
-                let before = write < until
-                    && (events[write] == Event::Wrote || completes(&events[write..until]));
+                let before = write < until && completes(&events[write..until]);
                 check!(before, "{name}: fdatasync began before the write ended\n{events:#?}");
             }
         }

@@ -127,7 +127,7 @@ pub(crate) struct TracePoints {
 
 /// Of these, the events of the server's threads count, and of the kernel's workers `iou-wrk-<thread>` for them. The
 /// server's cache begins threads when it needs them, so the events of other processes are left out afterwards.
-const EVENTS: [&str; 9] = [
+const EVENTS: [&str; 8] = [
     "io_uring/io_uring_submit_req",
     "io_uring/io_uring_complete",
     "syscalls/sys_enter_sendto",
@@ -136,7 +136,6 @@ const EVENTS: [&str; 9] = [
     "syscalls/sys_enter_write",
     "syscalls/sys_enter_fdatasync",
     "syscalls/sys_enter_fsync",
-    "syscalls/sys_exit_pwrite64",
 ];
 
 impl TracePoints {
@@ -221,8 +220,6 @@ pub(crate) enum Event {
     Send { call: String },
     /// A thread syncs by itself, not through the ring.
     Sync,
-    /// A thread has written by itself.
-    Wrote,
 }
 
 impl Event {
@@ -239,10 +236,6 @@ impl Event {
             return Some(Event::Complete { request: word(" req ")?, result });
         }
         let call = word(": sys_")?;
-        if call == "pwrite64" {
-            let result = u64::from_str_radix(&word("-> 0x")?, 16).ok()?.cast_signed();
-            return (result >= 0).then_some(Event::Wrote);
-        }
         if call == "fdatasync" || call == "fsync" {
             return Some(Event::Sync);
         }

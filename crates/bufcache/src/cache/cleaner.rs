@@ -56,8 +56,8 @@ impl Shared {
         now(self.limit_extents(source, Mode::Thread));
     }
 
-    /// Makes durable what is in so many parts that to remember them takes much memory. Who is to know of a
-    /// failure finds the device poisoned.
+    /// Syncs a device whose unsynced ranges are so many that they take much memory. A failure poisons the
+    /// device, so later calls report it.
     pub(super) async fn limit_extents(&self, source: &Arc<Source>, mode: Mode) {
         if self.has_many_extents(source) {
             let _ = self.sync_device(source, mode).await;

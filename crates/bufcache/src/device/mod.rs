@@ -42,7 +42,7 @@ pub trait BlockDevice: Send + Sync + 'static {
 
     /// What it is on this system, the same at each call: a cache refuses a second device with the
     /// same, of whatever block size, as it would have two buffers of each byte, of which one is
-    /// old. `None`: whoever attaches it sees to that.
+    /// old. `None`: the program that attaches it has to prevent that.
     ///
     /// Of a file that is the number of its file system and its own; of a block device, its number
     /// and the largest there is.

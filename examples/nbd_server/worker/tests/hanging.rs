@@ -16,8 +16,8 @@ fn images(count: usize, cache: &str, limits: Limits) -> Lab {
     Lab::serving(&args, (paths[0].clone(), dir), limits, limits.depth + 1)
 }
 
-/// Nothing is answered, neither in the engine nor behind it, and yet who comes later gets a place:
-/// the second image's requests, and those of one more.
+/// One image answers nothing, neither in the engine nor behind it. Requests of a second image, and of one
+/// more, are begun all the same.
 #[test]
 fn an_image_that_hangs_leaves_slots_and_room_to_others() {
     const DEPTH: usize = 64;
