@@ -82,13 +82,13 @@ impl NbdDevice {
             replayed,
             poisoned,
         } = &self.shared.stats;
-        // Ordering: Relaxed; statistics.
+        // Ordering: Relaxed; statistics. Of the losses Acquire, pairs with the Release in `count_loss`.
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         UpstreamStats {
             requests: get(requests),
             lane_requests: get(lane_requests),
             connects: get(connects),
-            losses: get(losses),
+            losses: losses.load(Ordering::Acquire),
             lies: get(lies),
             resent: get(resent),
             replayed: get(replayed),

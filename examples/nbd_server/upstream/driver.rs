@@ -139,11 +139,11 @@ impl Driver {
                 Event::Drained => self.draining -= 1,
                 Event::Connected(slot, result) => self.connected(slot, result),
                 Event::LaneLost(period, why) => {
-                    self.count_loss("lane", &why);
                     // Otherwise what it may mean was noticed before.
                     if period == self.shared.period() {
                         self.recover_from_loss();
                     }
+                    self.count_loss("lane", &why);
                 }
             }
         }

@@ -123,7 +123,6 @@ impl Driver {
         else {
             return;
         };
-        self.count_loss(slot, why);
         let Connection { link, requests, .. } = *connection;
         let mut requests: Vec<_> = requests.into_values().collect();
         requests.sort_unstable_by_key(|request| std::cmp::Reverse(request.cookie));
@@ -134,13 +133,15 @@ impl Driver {
         }
         self.connect(slot, Some(link));
         self.recover_from_loss();
+        self.count_loss(slot, why);
     }
 
     pub(super) fn count_loss(&self, connection: impl Display, why: &UpstreamError) {
         warn!(upstream = %self.shared.address, %connection, error = %why, "a connection is lost");
         let stats = &self.shared.stats;
-        // Ordering: Relaxed, both; statistics counters.
-        stats.losses.fetch_add(1, Ordering::Relaxed);
+        // Ordering: Release, pairs with the Acquire in `stats`: what finds the loss counted finds its period ended.
+        stats.losses.fetch_add(1, Ordering::Release);
+        // Ordering: Relaxed; a statistics counter.
         stats.lies.fetch_add(u64::from(why.is_a_lie()), Ordering::Relaxed);
     }
 
