@@ -41,7 +41,7 @@ fn count<Q: Queue>() -> Allocations {
             });
         }
     };
-    pairs(2 * OPS); // every page of 64 priorities was there once
+    pairs(2 * OPS);
     let steady = counted(|| pairs(OPS)).1.allocations as f64 / OPS as f64;
     bursts(20);
     let burst = counted(|| bursts(20)).1.allocations as f64 / (20 * BURST) as f64;

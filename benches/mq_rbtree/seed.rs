@@ -148,7 +148,7 @@ impl Row {
             }
             [send, receive].map(|time| time.as_nanos() as f64 / count as f64)
         };
-        window(); // the first operations bring nodes and pages
+        window(); // the first operations bring nodes
         let situation = order.map_or(EMPTY_QUEUE, Order::name);
         Self { build, situation, window: Box::new(window), rounds: [Vec::new(), Vec::new()] }
     }

@@ -132,15 +132,15 @@
 //!
 //! A message takes 8 bytes beside its own size, in chunks that double in size and are kept until
 //! the queue is dropped. The ring has 8 bytes and the message in each of up to 1,024 slots, at most 64
-//! KiB in all, which are allocated when the queue is made. A [`Bitmap`] has a page of 776 bytes for each 64 priorities of which one
-//! was used. An [`RbTree`] has a node for each priority with messages, and keeps up to
+//! KiB in all, which are allocated when the queue is made. So is a [`Bitmap`]: 4 KiB, and 384 KiB of which
+//! the system provides a page of 4 KiB for each 341 priorities when one of them is first used. An [`RbTree`] has a node for each priority with messages, and keeps up to
 //! [`spare_nodes`](Builder::spare_nodes) freed nodes. Waiting threads and futures bring their own
 //! memory; a thread allocates once, when it first sleeps.
 //!
 //! A send allocates before it takes the lock, if a hint shows that memory is missing, and checks
 //! again under the lock. If another thread took the memory in between, it is allocated under the
 //! lock, which [`stats`](Queue::stats) counts. A queue that was as deep before allocates nothing,
-//! if nodes are kept for as many priorities as it has; a bitmap, if it has the pages. With
+//! if nodes are kept for as many priorities as it has. With
 //! [`no_alloc`](Builder::no_alloc) everything is allocated when the queue is made.
 //!
 //! # Errors

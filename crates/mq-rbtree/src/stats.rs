@@ -23,13 +23,13 @@ use std::time::{Duration, Instant};
 pub struct LevelStats {
     /// Priorities that have messages.
     pub live: usize,
-    /// Nodes kept for reuse, or pages of a bitmap.
+    /// Nodes kept for reuse.
     pub kept: usize,
-    /// How often a priority got its first message with a kept node, or with an existing page.
+    /// How often a priority got its first message with a kept node, or in a bitmap.
     pub from_cache: u64,
-    /// How often the node or page was allocated before the lock.
+    /// How often the node was allocated before the lock.
     pub from_preload: u64,
-    /// How often a node or page was allocated under the lock, because there was no other.
+    /// How often a node was allocated under the lock, because there was no other.
     pub fallback: u64,
 }
 

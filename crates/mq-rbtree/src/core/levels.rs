@@ -67,21 +67,26 @@ pub trait Levels: Sized + sealed::Sealed {
     #[doc(hidden)]
     fn check(priority: Self::Priority) -> Result<(), u32>;
 
-    /// Returns whether a new level for this priority seems to need an allocation.
+    /// Returns whether a new level for this priority seems to need an allocation. By default no level
+    /// does.
     #[doc(hidden)]
-    fn needs_memory(hint: &Self::Hint, priority: Self::Priority) -> bool;
+    #[inline(always)]
+    fn needs_memory(_hint: &Self::Hint, _priority: Self::Priority) -> bool {
+        false
+    }
 
     /// Allocates memory for a new level if one seems to be needed.
     ///
     /// A failed allocation is not reported, because the operation may find memory under the lock.
     #[doc(hidden)]
-    fn preload(hint: &Self::Hint, priority: Self::Priority, preload: &mut Self::Preload);
+    #[inline(always)]
+    fn preload(_hint: &Self::Hint, _priority: Self::Priority, _preload: &mut Self::Preload) {}
 
     /// Stores preloaded memory for a level of this priority, as far as there is room for it.
     ///
     /// A sender that begins to wait calls it: another thread will push its message.
     #[doc(hidden)]
-    fn keep_preload(&mut self, priority: Self::Priority, preload: &mut Self::Preload);
+    fn keep_preload(&mut self, _priority: Self::Priority, _preload: &mut Self::Preload) {}
 
     /// Returns the level of a priority, which is valid; inserts one with an empty FIFO if there is
     /// none.

@@ -87,7 +87,7 @@ impl<L: Levels> Hint<L> {
 /// A priority queue for one thread at a time: highest priority first, first in first out within it.
 ///
 /// This is the store that a [`Queue`](crate::Queue) keeps under its lock. It allocates when it
-/// holds more messages, or more distinct priorities, than ever before. Until it is dropped it frees
+/// holds more messages than ever before, and an [`RbTree`] also for more distinct priorities. Until it is dropped it frees
 /// nothing, except the nodes of an [`RbTree`] beyond those that it keeps.
 ///
 /// ```

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
-use mq_rbtree::{Queue, SendFuture, Wait};
+use mq_rbtree::{Bitmap, Levels, Queue, RbTree, SendFuture, Wait};
 
 use testkit::WakeCount;
 use testkit::alloc::refuse_first;
@@ -18,14 +18,14 @@ use testkit::wait_until;
 /// Longer than any step here takes.
 const LONG: Duration = Duration::from_secs(20);
 
-type WithPermit<'q> = Pin<Box<SendFuture<'q, u32>>>;
+type WithPermit<'q, L = Bitmap> = Pin<Box<SendFuture<'q, u32, L>>>;
 
 fn poll<F: Future>(future: &mut Pin<Box<F>>) -> Poll<F::Output> {
     future.as_mut().poll(&mut Context::from_waker(Waker::noop()))
 }
 
 /// Creates a full queue of one message, and a task that waits for room in it.
-fn full(queue: &Queue<u32>) -> WithPermit<'_> {
+fn full<L: Levels<Priority = u32>>(queue: &Queue<u32, L>) -> WithPermit<'_, L> {
     queue.try_send(1, 0).unwrap();
     let mut task = Box::pin(queue.send_async(2, 0));
     assert!(poll(&mut task).is_pending());
@@ -36,11 +36,12 @@ fn one() -> Queue<u32> {
     Queue::builder(1).spin(false).build().unwrap()
 }
 
-/// The thread's message needs a page, for which the receiver has no memory. The thread is woken to
+/// The thread's message needs a node, for which the receiver has no memory. The thread is woken to
 /// try by itself before the receiver begins to wait.
 #[test]
 fn inv14_a_receiver_without_memory_wakes_the_sender_before_it_waits() {
-    let queue = one();
+    let queue: Queue<u32, RbTree<u32>> =
+        Queue::builder_with_keys(1).spare_nodes(0).spin(false).build().unwrap();
     let idle = full(&queue);
     thread::scope(|scope| {
         let sender = scope.spawn(|| {

@@ -30,7 +30,7 @@ use testkit::alloc::refuse_first;
 pub(crate) trait Keyed: Levels<Priority: Ord + Debug> {
     fn key(n: u32) -> Self::Priority;
     fn is_key(priority: Self::Priority) -> bool;
-    /// Returns the most nodes or pages that a queue with such limits keeps.
+    /// Returns the most nodes that a queue with such limits keeps.
     fn most_kept(limits: &Limits) -> usize;
 }
 
@@ -43,9 +43,8 @@ impl Keyed for Bitmap {
         priority < mq_rbtree::PRIORITIES
     }
 
-    /// A page is kept from its first message on: at most the pages of the edges.
-    fn most_kept(limits: &Limits) -> usize {
-        if limits.no_alloc { 512 } else { EDGES.len() }
+    fn most_kept(_: &Limits) -> usize {
+        0
     }
 }
 
@@ -90,7 +89,7 @@ pub(crate) struct Payload {
     _live: Rc<()>,
 }
 
-/// Priorities at the ends of pages, words and the range.
+/// Priorities at the ends of words and of the range.
 const EDGES: [u32; 14] =
     [0, 1, 2, 62, 63, 64, 65, 4_095, 4_096, 4_097, 32_703, 32_766, 32_767, 32_768];
 
