@@ -52,7 +52,7 @@
 //! | [`send_async`](Queue::send_async), [`receive_async`](Queue::receive_async) | a task; tasks and threads may share one queue |
 //! | [`into_send_async`](Sender::into_send_async), [`into_receive_async`](Receiver::into_receive_async) | a spawned task, which must not borrow |
 //! | their [`until`](ReceiveFuture::until) | a task with a deadline: a timer of the runtime ends the operation |
-//! | `Receiver::into_stream`, `Sender::into_sink`, with the feature `stream` | code that expects a `Stream` or a `Sink` |
+//! | `Receiver::into_stream`, with the feature `stream` | code that expects a `Stream` |
 //! | [`Readiness`], a file descriptor | an event loop: epoll, or tokio's `AsyncFd` |
 //! | [`notify`](Queue::notify) | a program that wants one call when a message comes, as with `mq_notify` |
 //!
@@ -74,8 +74,8 @@
 //!
 //! # Feature
 //!
-//! `stream`, off by default, adds `ReceiveStream` and `SendSink`: the traits `Stream` and `Sink` of futures-core
-//! and futures-sink. The asynchronous operations need no feature.
+//! `stream`, off by default, adds `ReceiveStream`: the trait `Stream` of futures-core. The asynchronous
+//! operations need no feature.
 //!
 //! # Order
 //!
@@ -244,9 +244,9 @@ pub use self::deadline::{Deadline, InvalidDeadline, Wait};
 pub use self::error::{
     BatchError, BuildError, NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused,
 };
-pub use self::futures::{ReceiveFuture, SendFuture, Timed};
 #[cfg(feature = "stream")]
-pub use self::futures::{ReceiveStream, SendSink};
+pub use self::futures::ReceiveStream;
+pub use self::futures::{ReceiveFuture, SendFuture, Timed};
 pub use self::guard::MessageGuard;
 pub use self::handles::{IntoIter, Iter, QueueHandle, Receiver, Sender, TryIter};
 pub use self::queue::{Builder, Queue, Received};

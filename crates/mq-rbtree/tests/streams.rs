@@ -1,4 +1,4 @@
-//! A queue as a stream and as a sink.
+//! A queue as a stream.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::future::poll_fn;
@@ -7,8 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use futures_core::{FusedStream, Stream};
-use futures_sink::Sink;
-use mq_rbtree::{Queue, ReceiveStream, SendRefused, SendSink};
+use mq_rbtree::{Queue, ReceiveStream};
 
 use testkit::block_on;
 
@@ -17,16 +16,6 @@ type Next = Poll<Option<(u32, u32)>>;
 /// Polls a stream once, with a waker that does nothing.
 fn poll_stream(stream: &mut Pin<Box<ReceiveStream<'_, u32>>>) -> Next {
     stream.as_mut().poll_next(&mut Context::from_waker(Waker::noop()))
-}
-
-/// Returns a future that waits until the sink is ready for another message.
-fn ready<'a>(sink: &'a mut Pin<Box<SendSink<'_, u32>>>) -> impl Future<Output = SendRefused> + 'a {
-    poll_fn(|cx| sink.as_mut().poll_ready(cx).map(|ready| ready.unwrap_err().reason))
-}
-
-fn flush(sink: &mut Pin<Box<SendSink<'_, u32>>>) -> Poll<Result<(), SendRefused>> {
-    let flushed = sink.as_mut().poll_flush(&mut Context::from_waker(Waker::noop()));
-    flushed.map(|flushed| flushed.map_err(|error| error.reason))
 }
 
 #[test]
@@ -90,62 +79,16 @@ fn inv10_a_stream_takes_its_turn() {
     assert_eq!(queue.stats().waiting, (0, 0));
 }
 
-#[test]
-fn a_sink_keeps_one_message_until_there_is_room() {
-    let (sender, receiver) = Queue::<u32>::builder(1).channel().unwrap();
-    let mut sink = Box::pin(sender.into_sink().urgency(2));
-    assert_eq!(flush(&mut sink), Poll::Ready(Ok(())), "nothing to flush");
-    sink.as_mut().start_send((1, 1)).unwrap();
-    assert!(format!("{sink:?}").contains("keeps_a_message: true"));
-    assert_eq!(flush(&mut sink), Poll::Ready(Ok(())));
-    sink.as_mut().start_send((2, 2)).unwrap();
-    assert_eq!((flush(&mut sink), flush(&mut sink)), (Poll::Pending, Poll::Pending));
-    assert_eq!(receiver.try_receive(), Ok((1, 1)));
-    assert_eq!(flush(&mut sink), Poll::Ready(Ok(())));
-    // An invalid message is refused at once, and a message that the queue refuses, at the flush.
-    let refused = sink.as_mut().start_send((3, 40_000)).unwrap_err();
-    assert_eq!((refused.value, refused.reason), (3, SendRefused::BadPriority { priority: 40_000 }));
-    sink.as_mut().start_send((4, 4)).unwrap();
-    assert_eq!(flush(&mut sink), Poll::Pending);
-    let closes = thread::spawn(move || receiver.close());
-    assert_eq!(block_on(ready(&mut sink)), SendRefused::Closed);
-    assert!(closes.join().unwrap());
-    assert_eq!(flush(&mut sink), Poll::Ready(Ok(())), "it came back, and is not kept");
-    drop(sink);
-
-    // A sink that is dropped while it waits drops its message and leaves no waiter.
-    let queue: Queue<u32> = Queue::new(1).unwrap();
-    queue.send(5, 5).unwrap();
-    let mut sink = Box::pin(queue.sink());
-    sink.as_mut().start_send((6, 6)).unwrap();
-    assert_eq!((flush(&mut sink), queue.stats().waiting), (Poll::Pending, (1, 0)));
-    drop(sink);
-    queue.validate();
-    assert_eq!((queue.stats().waiting, queue.drain()), ((0, 0), vec![(5, 5)]));
-}
-
-#[test]
-#[should_panic(expected = "a message before there was room")]
-fn a_sink_takes_no_message_before_it_is_ready() {
-    let queue: Queue<u32> = Queue::new(1).unwrap();
-    let mut sink = pin!(queue.sink());
-    sink.as_mut().start_send((1, 1)).unwrap();
-    let _ = sink.as_mut().start_send((2, 2));
-}
-
 /// One task sends and another receives all messages in order.
 #[test]
-fn inv17_a_sink_and_a_stream_lose_nothing() {
+fn inv17_a_stream_loses_nothing() {
     const MESSAGES: u32 = 20_000;
     let (sender, receiver) = Queue::<u32>::builder(3).channel().unwrap();
     let thread = thread::spawn(move || {
-        let mut sink = pin!(sender.into_sink());
         block_on(async {
             for n in 0..MESSAGES {
-                poll_fn(|cx| sink.as_mut().poll_ready(cx)).await.unwrap();
-                sink.as_mut().start_send((n, 1)).unwrap();
+                sender.send_async(n, 1).await.unwrap();
             }
-            poll_fn(|cx| sink.as_mut().poll_close(cx)).await.unwrap();
         });
     });
     let mut stream = pin!(receiver.stream());

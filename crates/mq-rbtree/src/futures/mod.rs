@@ -55,7 +55,7 @@ mod timed;
 pub use self::receive::ReceiveFuture;
 pub use self::send::SendFuture;
 #[cfg(feature = "stream")]
-pub use self::stream::{ReceiveStream, SendSink};
+pub use self::stream::ReceiveStream;
 pub use self::timed::Timed;
 
 /// Takes a task's node off its list, and passes its permit on. Returns its position, or `None` if the

@@ -117,11 +117,11 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
     ///
     /// Panics if the future is not completed.
     #[cfg(feature = "stream")]
-    pub(super) fn restart(self: Pin<&mut Self>, urgency: u8) {
+    pub(super) fn restart(self: Pin<&mut Self>) {
         // SAFETY: nothing is moved out of the future, and the node is not overwritten.
         let this = unsafe { self.get_unchecked_mut() };
         assert!(this.completed && this.waiter.is_none(), "renewed before it had received");
-        (this.urgency, this.completed) = (urgency, false);
+        this.completed = false;
     }
 }
 

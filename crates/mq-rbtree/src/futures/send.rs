@@ -100,38 +100,6 @@ impl<'q, T, L: Levels> SendFuture<'q, T, L> {
         let message = Some(queue.get().config.admit(value, priority));
         Self { queue, message, urgency: 0, waiter: None, _pinned: PhantomPinned }
     }
-
-    /// Creates a completed future, to be started by [`restart`](Self::restart).
-    #[cfg(feature = "stream")]
-    pub(super) fn without_message(queue: QueueRef<'q, T, L, Sender<T, L>>) -> Self {
-        Self { queue, message: None, urgency: 0, waiter: None, _pinned: PhantomPinned }
-    }
-
-    /// Returns whether the future has a message to send.
-    #[cfg(feature = "stream")]
-    pub(super) fn has_message(&self) -> bool {
-        self.message.is_some()
-    }
-
-    /// Starts to send another message, which waits behind the current waiters.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the future still has a message.
-    #[cfg(feature = "stream")]
-    pub(super) fn restart(
-        self: Pin<&mut Self>,
-        value: T,
-        priority: L::Priority,
-        urgency: u8,
-    ) -> Result<(), SendError<T>> {
-        // SAFETY: only the message, which is not pinned, and the urgency are overwritten.
-        let this = unsafe { self.get_unchecked_mut() };
-        assert!(this.message.is_none() && this.waiter.is_none(), "a message before there was room");
-        let message = this.queue.get().config.admit(value, priority).map_err(refuse)?;
-        (this.urgency, this.message) = (urgency, Some(Ok(message)));
-        Ok(())
-    }
 }
 
 impl<T, L: Levels> Future for SendFuture<'_, T, L> {

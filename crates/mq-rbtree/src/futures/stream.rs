@@ -1,17 +1,14 @@
-//! A queue as a `Stream` and as a `Sink`.
+//! A queue as a `Stream`.
 
 use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use futures_core::{FusedStream, Stream};
-use futures_sink::Sink;
 
 use super::receive::ReceiveFuture;
-use super::send::SendFuture;
 use crate::core::{Bitmap, Levels};
-use crate::error::SendError;
-use crate::handles::{QueueRef, Receiver, Sender};
+use crate::handles::Receiver;
 use crate::queue::{Queue, Received};
 
 /// The messages of a queue as a `Stream`.
@@ -43,50 +40,13 @@ use crate::queue::{Queue, Received};
 #[must_use = "streams do nothing unless polled"]
 pub struct ReceiveStream<'q, T, L: Levels = Bitmap> {
     future: ReceiveFuture<'q, T, L>,
-    urgency: u8,
     ended: bool,
-}
-
-/// A `Sink` that sends messages with their priorities to a queue.
-///
-/// It comes from [`Sender::sink`], [`Sender::into_sink`] or [`Queue::sink`]. It holds at most one
-/// message. `poll_flush` and `poll_ready` send that message, and wait while there is no room. A
-/// refused message comes back in their error; a message that can never be sent, in the error of
-/// `start_send`. `poll_close` flushes; the queue closes with its last sender, as ever. Dropping the
-/// sink drops the message that it holds.
-///
-/// ```
-/// # use std::{future::poll_fn, future::Future, pin::{Pin, pin}, task::{Context, Waker}};
-/// use futures_sink::Sink;
-///
-/// let (sender, receiver) = mq_rbtree::Queue::builder(8).channel()?;
-/// let mut sink = pin!(sender.into_sink());
-/// # let task = async {
-/// // With the `futures` crate: `sink.send(("a message", 7)).await?`
-/// poll_fn(|cx| sink.as_mut().poll_ready(cx)).await?;
-/// sink.as_mut().start_send(("a message", 7))?;
-/// poll_fn(|cx| sink.as_mut().poll_flush(cx)).await?;
-/// # Ok::<(), mq_rbtree::SendError<&str>>(())
-/// # };
-/// # assert!(pin!(task).poll(&mut Context::from_waker(Waker::noop())).is_ready());
-/// assert_eq!(receiver.receive()?, ("a message", 7));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[must_use = "sinks do nothing unless polled"]
-pub struct SendSink<'q, T, L: Levels = Bitmap> {
-    future: SendFuture<'q, T, L>,
-    urgency: u8,
 }
 
 impl<T, L: Levels> Queue<T, L> {
     /// Returns the messages as a `Stream`. Needs the feature `stream`.
     pub fn stream(&self) -> ReceiveStream<'_, T, L> {
         ReceiveStream::new(self.receive_async())
-    }
-
-    /// Returns a `Sink` that sends to the queue. Needs the feature `stream`.
-    pub fn sink(&self) -> SendSink<'_, T, L> {
-        SendSink::new(QueueRef::Borrowed(self))
     }
 }
 
@@ -104,47 +64,15 @@ impl<T, L: Levels> Receiver<T, L> {
     }
 }
 
-impl<T, L: Levels> Sender<T, L> {
-    /// Returns a `Sink` that sends to the queue. Needs the feature `stream`.
-    pub fn sink(&self) -> SendSink<'_, T, L> {
-        SendSink::new(QueueRef::Borrowed(self.queue()))
-    }
-
-    /// Returns a `Sink` that owns the sender. Needs the feature `stream`.
-    ///
-    /// So the sink borrows nothing. It counts as a handle until it is dropped.
-    pub fn into_sink(self) -> SendSink<'static, T, L> {
-        SendSink::new(QueueRef::Owned(self))
-    }
-}
-
 impl<'q, T, L: Levels> ReceiveStream<'q, T, L> {
     fn new(future: ReceiveFuture<'q, T, L>) -> Self {
-        Self { future, urgency: 0, ended: false }
+        Self { future, ended: false }
     }
 
     /// Sets the urgency of its waits: see [`Wait::urgency`](crate::Wait::urgency). Call it before
     /// the first poll.
     pub fn urgency(self, urgency: u8) -> Self {
-        Self { future: self.future.urgency(urgency), urgency, ended: self.ended }
-    }
-}
-
-impl<'q, T, L: Levels> SendSink<'q, T, L> {
-    fn new(queue: QueueRef<'q, T, L, Sender<T, L>>) -> Self {
-        Self { future: SendFuture::without_message(queue), urgency: 0 }
-    }
-
-    /// Sets the urgency of its waits: see [`Wait::urgency`](crate::Wait::urgency). It counts from
-    /// the next message on.
-    pub fn urgency(self, urgency: u8) -> Self {
-        Self { future: self.future, urgency }
-    }
-
-    fn future(self: Pin<&mut Self>) -> Pin<&mut SendFuture<'q, T, L>> {
-        // SAFETY: the future is a field of a pinned sink: it is not moved, and is dropped in its
-        // place.
-        unsafe { self.map_unchecked_mut(|this| &mut this.future) }
+        Self { future: self.future.urgency(urgency), ended: self.ended }
     }
 }
 
@@ -161,7 +89,7 @@ impl<T, L: Levels> Stream for ReceiveStream<'_, T, L> {
         let mut future = unsafe { Pin::new_unchecked(&mut this.future) };
         match ready!(future.as_mut().poll(cx)) {
             Ok(message) => {
-                future.restart(this.urgency);
+                future.restart();
                 Poll::Ready(Some(message))
             }
             Err(_) => {
@@ -178,43 +106,8 @@ impl<T, L: Levels> FusedStream for ReceiveStream<'_, T, L> {
     }
 }
 
-impl<T, L: Levels> Sink<Received<T, L>> for SendSink<'_, T, L> {
-    type Error = SendError<T>;
-
-    fn poll_ready(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), SendError<T>>> {
-        self.poll_flush(cx)
-    }
-
-    /// # Panics
-    ///
-    /// Panics if the sink is not ready: it still holds a message.
-    fn start_send(
-        self: Pin<&mut Self>,
-        (value, priority): Received<T, L>,
-    ) -> Result<(), SendError<T>> {
-        let urgency = self.urgency;
-        self.future().restart(value, priority, urgency)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), SendError<T>>> {
-        let future = self.future();
-        if future.has_message() { future.poll(cx) } else { Poll::Ready(Ok(())) }
-    }
-
-    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<(), SendError<T>>> {
-        self.poll_flush(cx)
-    }
-}
-
 impl<T, L: Levels> fmt::Debug for ReceiveStream<'_, T, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReceiveStream").field("ended", &self.ended).finish_non_exhaustive()
-    }
-}
-
-impl<T, L: Levels> fmt::Debug for SendSink<'_, T, L> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let keeps = self.future.has_message();
-        f.debug_struct("SendSink").field("keeps_a_message", &keeps).finish_non_exhaustive()
     }
 }
