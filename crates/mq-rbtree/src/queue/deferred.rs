@@ -1,7 +1,7 @@
 //! Actions deferred until after the unlock: wake-ups, notifications and panics.
 
 use std::any::Any;
-use std::mem::{self, MaybeUninit};
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use percpu::panics::drop_payload;
@@ -21,11 +21,9 @@ pub(crate) type Notification = Box<dyn FnOnce() + Send>;
 /// It is declared before the lock's guard, so that an unwind drops it after the unlock; the drop
 /// runs the actions. While it is empty it costs nothing.
 pub(crate) struct Deferred {
-    /// Whether `actions` is initialised.
-    initialized: bool,
     /// Whether more waiters can be served than there was room for.
     another_section: bool,
-    actions: MaybeUninit<Actions>,
+    actions: Option<Actions>,
 }
 
 #[derive(Default)]
@@ -44,25 +42,17 @@ struct Actions {
 impl Deferred {
     #[inline(always)]
     pub(crate) const fn new() -> Self {
-        Self { initialized: false, another_section: false, actions: MaybeUninit::uninit() }
+        Self { another_section: false, actions: None }
     }
 
     fn actions(&mut self) -> &mut Actions {
-        if !self.initialized {
-            self.actions.write(Actions::default());
-            self.initialized = true;
-        }
-        // SAFETY: it was initialised above, or when `initialized` was set.
-        unsafe { self.actions.assume_init_mut() }
+        self.actions.get_or_insert_default()
     }
 
     /// Returns whether there is room for another wake-up.
-    pub(crate) fn has_room(&mut self) -> bool {
-        if !self.initialized {
-            return true;
-        }
-        let actions = self.actions();
-        actions.count < MAX_WAKES && actions.discarded.is_none()
+    pub(crate) fn has_room(&self) -> bool {
+        let full = |full: &Actions| full.count == MAX_WAKES || full.discarded.is_some();
+        !self.actions.as_ref().is_some_and(full)
     }
 
     /// Adds a wake-up. The caller has checked that there is room.
@@ -87,13 +77,13 @@ impl Deferred {
     }
 
     /// Returns whether a panic will be resumed.
-    pub(crate) fn panics(&mut self) -> bool {
-        self.initialized && self.actions().panic.is_some()
+    pub(crate) fn panics(&self) -> bool {
+        self.actions.as_ref().is_some_and(|actions| actions.panic.is_some())
     }
 
     /// Takes the panic that would be resumed.
     pub(crate) fn take_panic(&mut self) -> Option<Box<dyn Any + Send>> {
-        if self.initialized { self.actions().panic.take() } else { None }
+        self.actions.as_mut()?.panic.take()
     }
 
     pub(crate) fn set_notification(&mut self, notification: Option<Notification>) {
@@ -115,7 +105,7 @@ impl Deferred {
     /// [`resume_panic`](Self::resume_panic), or on drop.
     #[inline(always)]
     pub(crate) fn run(&mut self) -> bool {
-        if self.initialized {
+        if self.actions.is_some() {
             self.run_all();
         }
         mem::take(&mut self.another_section)
@@ -124,15 +114,7 @@ impl Deferred {
     /// Resumes the panic of an action.
     #[inline(always)]
     pub(crate) fn resume_panic(&mut self) {
-        if self.initialized {
-            self.resume_panic_slow();
-        }
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn resume_panic_slow(&mut self) {
-        if let Some(panic) = self.actions().panic.take() {
+        if let Some(panic) = self.take_panic() {
             resume_unwind(panic);
         }
     }
@@ -141,8 +123,7 @@ impl Deferred {
     #[inline(never)]
     fn run_all(&mut self) {
         let actions = mem::take(self.actions());
-        let Actions { wakes, notification, notifiers, mut panic, mut discarded, count: _ } =
-            actions;
+        let Actions { wakes, mut notification, notifiers, mut panic, mut discarded, .. } = actions;
         for notifier in notifiers.into_iter().flatten() {
             notifier.signal();
         }
@@ -162,10 +143,7 @@ impl Deferred {
             }
         }
         call(&mut || drop(discarded.take()));
-        let mut notification = notification;
-        if notification.is_some() {
-            call(&mut || notification.take().into_iter().for_each(|notify| notify()));
-        }
+        call(&mut || notification.take().into_iter().for_each(|notify| notify()));
         self.actions().panic = panic;
     }
 
@@ -174,10 +152,7 @@ impl Deferred {
     #[inline(never)]
     fn run_at_drop(&mut self) {
         self.run_all();
-        let panic = self.actions().panic.take();
-        // SAFETY: `initialized` is set, and `self` is being dropped.
-        unsafe { self.actions.assume_init_drop() };
-        if let Some(panic) = panic {
+        if let Some(panic) = self.take_panic() {
             if !std::thread::panicking() {
                 resume_unwind(panic);
             }
@@ -189,7 +164,7 @@ impl Deferred {
 impl Drop for Deferred {
     #[inline(always)]
     fn drop(&mut self) {
-        if self.initialized {
+        if self.actions.is_some() {
             self.run_at_drop();
         }
     }
