@@ -1,14 +1,33 @@
-//! A file descriptor that other threads make readable.
+//! A file descriptor that other threads make readable, and what it tells of.
 
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
-pub(crate) const READABLE: usize = 0;
-pub(crate) const WRITABLE: usize = 1;
+/// The event that a [`Readiness`](crate::Readiness) reports.
+///
+/// ```
+/// use mq_rbtree::{Interest, Queue, Readiness};
+///
+/// let queue: Queue<&str> = Queue::new(8)?;
+/// let messages = Readiness::new(&queue, Interest::Readable)?;
+/// let room = Readiness::new(&queue, Interest::Writable)?; // one for each direction
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interest {
+    /// The queue has a message, or is closed and has none in a guard.
+    Readable,
+    /// The queue has room, or is closed.
+    ///
+    /// A send may still be refused, if its message has more bytes than there is room for, or if the
+    /// room is reserved for higher priorities.
+    Writable,
+}
 
 /// An eventfd.
 #[derive(Debug)]
-pub(crate) struct EventNotifier(OwnedFd);
+pub(crate) struct EventNotifier(File);
 
 impl EventNotifier {
     pub(crate) fn try_new() -> io::Result<Self> {
@@ -18,21 +37,17 @@ impl EventNotifier {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: the call above returned this descriptor, and nothing else owns it.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }.into()))
     }
 
     pub(crate) fn signal(&self) {
-        let one = 1u64;
         // The write fails only if the counter is at its maximum, when the descriptor is readable.
-        // SAFETY: the pointer is to 8 bytes that live during the call.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
+        let _readable = (&self.0).write(&1u64.to_ne_bytes());
     }
 
     pub(crate) fn clear(&self) {
-        let mut count = 0u64;
         // The value read does not matter, nor does a failure because the counter is 0.
-        // SAFETY: the pointer is to 8 bytes that live during the call.
-        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), size_of::<u64>()) };
+        let _unreadable = (&self.0).read(&mut [0; size_of::<u64>()]);
     }
 }
 

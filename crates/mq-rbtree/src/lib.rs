@@ -244,6 +244,7 @@ pub use self::deadline::{Deadline, InvalidDeadline, Wait};
 pub use self::error::{
     BatchError, BuildError, NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused,
 };
+pub use self::event::Interest;
 #[cfg(feature = "stream")]
 pub use self::futures::ReceiveStream;
 pub use self::futures::{ReceiveFuture, SendFuture, Timed};
@@ -251,7 +252,7 @@ pub use self::guard::MessageGuard;
 pub use self::handles::{IntoIter, Iter, QueueHandle, Receiver, Sender, TryIter};
 pub use self::queue::{Builder, Queue, Received};
 pub use self::quota::Quota;
-pub use self::readiness::{Interest, Readiness, ReadinessError};
+pub use self::readiness::{Readiness, ReadinessError};
 pub use self::stats::{LevelStats, QueueStats};
 pub use percpu::AllocError;
 

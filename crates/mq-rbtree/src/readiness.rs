@@ -15,38 +15,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use percpu::sync::{Arc, step};
 
-use crate::event::{EventNotifier, READABLE, WRITABLE};
+use crate::event::{EventNotifier, Interest};
 use crate::handles::QueueHandle;
-
-/// The event that a [`Readiness`] reports.
-///
-/// ```
-/// use mq_rbtree::{Interest, Queue, Readiness};
-///
-/// let queue: Queue<&str> = Queue::new(8)?;
-/// let messages = Readiness::new(&queue, Interest::Readable)?;
-/// let room = Readiness::new(&queue, Interest::Writable)?; // one for each direction
-/// # Ok::<(), std::io::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interest {
-    /// The queue has a message, or is closed and has none in a guard.
-    Readable,
-    /// The queue has room, or is closed.
-    ///
-    /// A send may still be refused, if its message has more bytes than there is room for, or if the
-    /// room is reserved for higher priorities.
-    Writable,
-}
-
-impl Interest {
-    fn direction(self) -> usize {
-        match self {
-            Self::Readable => READABLE,
-            Self::Writable => WRITABLE,
-        }
-    }
-}
 
 /// A [`Readiness`] was refused: carries the queue and the reason.
 ///
@@ -113,7 +83,7 @@ impl<Q> From<ReadinessError<Q>> for io::Error {
 pub struct Readiness<Q: QueueHandle> {
     handle: Q,
     notifier: Arc<EventNotifier>,
-    direction: usize,
+    interest: Interest,
 }
 
 impl<Q: QueueHandle> Readiness<Q> {
@@ -127,9 +97,8 @@ impl<Q: QueueHandle> Readiness<Q> {
     /// [`ReadinessError`] carries `handle`. The reason is `EBUSY` if the direction has a
     /// descriptor, or the error of `eventfd`.
     pub fn new(handle: Q, interest: Interest) -> Result<Self, ReadinessError<Q>> {
-        let direction = interest.direction();
-        match Self::register(&handle, direction) {
-            Ok(notifier) => Ok(Self { handle, notifier, direction }),
+        match Self::register(&handle, interest as usize) {
+            Ok(notifier) => Ok(Self { handle, notifier, interest }),
             Err(reason) => Err(ReadinessError { queue: handle, reason }),
         }
     }
@@ -165,7 +134,7 @@ impl<Q: QueueHandle> Readiness<Q> {
         let mut section = queue.section();
         {
             let mut state = queue.lock_shut();
-            step!("clear: arm after the read", state.armed |= 1 << self.direction);
+            step!("clear: arm after the read", state.armed |= 1 << self.interest as usize);
             step!("clear: check after arming", state.signal_notifiers(&mut section));
         }
         section.deferred.run();
@@ -174,10 +143,8 @@ impl<Q: QueueHandle> Readiness<Q> {
 
 impl<Q: QueueHandle> fmt::Debug for Readiness<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let interest =
-            if self.direction == READABLE { Interest::Readable } else { Interest::Writable };
         f.debug_struct("Readiness")
-            .field("interest", &interest)
+            .field("interest", &self.interest)
             .field("notifier", &self.notifier)
             .finish()
     }
@@ -198,8 +165,8 @@ impl<Q: QueueHandle> AsRawFd for Readiness<Q> {
 impl<Q: QueueHandle> Drop for Readiness<Q> {
     fn drop(&mut self) {
         let mut state = self.handle.queue().lock_undrained();
-        state.armed &= !(1 << self.direction);
-        let notifier = state.notifiers[self.direction].take();
+        state.armed &= !(1 << self.interest as usize);
+        let notifier = state.notifiers[self.interest as usize].take();
         drop(state);
         drop(notifier);
     }

@@ -9,7 +9,7 @@ use super::deferred::Deferred;
 use super::section::Section;
 use super::state::{Node, State};
 use crate::core::{Levels, Message};
-use crate::event::{READABLE, WRITABLE};
+use crate::event::Interest;
 use crate::waiter::{WaitEnd, Waiter, Wake};
 
 impl<T, L: Levels> State<T, L> {
@@ -266,7 +266,8 @@ impl<T, L: Levels> State<T, L> {
         let readable = !self.core.is_empty() || self.has_ended();
         let writable =
             !section.config.is_full(self.core.occupied(), self.core.bytes()) || self.closed;
-        for (direction, due) in [(READABLE, readable), (WRITABLE, writable)] {
+        for (interest, due) in [(Interest::Readable, readable), (Interest::Writable, writable)] {
+            let direction = interest as usize;
             if due && self.armed & (1 << direction) != 0 {
                 self.armed &= !(1 << direction);
                 if let Some(notifier) = &self.notifiers[direction] {
