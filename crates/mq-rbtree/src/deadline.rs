@@ -41,6 +41,9 @@ impl Deadline {
     /// The longest timeout: 136 years.
     const MAX_WAIT: Duration = Duration::from_secs(u32::MAX as u64);
 
+    /// The deadline of an operation that must not wait.
+    pub(crate) const PAST: Self = Self::Realtime(SystemTime::UNIX_EPOCH);
+
     /// Returns the monotonic deadline `time` from now; at most 136 years, which is as good as no
     /// limit.
     #[must_use]
@@ -242,7 +245,7 @@ impl Wait {
 
     /// Returns a wait that is over.
     pub(crate) fn ended(self) -> Self {
-        Self { length: Length::Until(Instant::now().into()), ..self }
+        Self { length: Length::Until(Deadline::PAST), ..self }
     }
 
     pub(crate) fn is_no(self) -> bool {

@@ -20,7 +20,7 @@ use std::task::{Context, Poll};
 use percpu::AllocError;
 
 use crate::core::{Bitmap, Lent, Levels, Preload};
-use crate::deadline::Wait;
+use crate::deadline::{Deadline, Wait};
 use crate::error::ReceiveError;
 use crate::futures::ReceiveFuture;
 use crate::parker::Parker;
@@ -177,11 +177,8 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// [`ReceiveError`].
     pub fn receive_guard_with(&self, wait: Wait) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        let found = self.lend_from(|| match wait.is_no() {
-            true => Some(self.lock()),
-            false => self.poll_lock(Access::Receive),
-        });
-        match found {
+        let deadline = if wait.is_no() { None } else { Some(Deadline::PAST) };
+        match self.lend_until(deadline) {
             Some(found) => found,
             None if wait.is_no() => Err(ReceiveError::Empty),
             None => self.wait_to_lend(wait),
@@ -211,7 +208,7 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// As for [`receive_guard`](Self::receive_guard).
     pub async fn receive_guard_async(&self) -> Result<MessageGuard<'_, T, L>, ReceiveError> {
-        if let Some(found) = self.lend_from(|| self.poll_lock(Access::Receive)) {
+        if let Some(found) = self.lend_until(Some(Deadline::PAST)) {
             return found;
         }
         let mut receive = pin!(self.receive_async());
@@ -237,7 +234,7 @@ impl<T, L: Levels> Queue<T, L> {
                 }
             }
         };
-        self.lend_from(|| self.poll_lock(Access::Receive)).unwrap_or_else(|| {
+        self.lend_until(Some(Deadline::PAST)).unwrap_or_else(|| {
             if reason == ReceiveError::Timeout {
                 self.count_timeout();
             }
@@ -255,14 +252,12 @@ impl<T, L: Levels> Queue<T, L> {
         })
     }
 
-    /// Lends the next message. Returns `None` if there is none yet, or if `lock` does not lock.
-    fn lend_from<'q>(
-        &'q self,
-        lock: impl FnOnce() -> Option<LockedState<'q, T, L>>,
-    ) -> Option<Guarded<'q, T, L>> {
+    /// Lends the next message. Returns `None` if there is none yet, or if a sender is waited for at the
+    /// deadline.
+    fn lend_until(&self, deadline: Option<Deadline>) -> Option<Guarded<'_, T, L>> {
         let mut section = self.section_to_lend();
         let found = {
-            let mut state = lock()?;
+            let mut state = self.lock_until(Access::Receive, deadline)?;
             self.lend(&mut state, &mut section)
         };
         self.run_deferred(&mut section.deferred);

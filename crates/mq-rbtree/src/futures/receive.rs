@@ -12,7 +12,7 @@ use percpu::sync::step;
 use super::leave;
 use super::timed::{Expire, Timed};
 use crate::core::{Bitmap, Levels, Preload};
-use crate::deadline::Wait;
+use crate::deadline::{Deadline, Wait};
 use crate::error::ReceiveError;
 use crate::handles::{QueueRef, Receiver};
 use crate::queue::{Access, LockedState, Queue, Received, Section};
@@ -171,7 +171,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
         let mut section = Section { preload, ..queue.section() };
         let _old;
         {
-            let Some(mut state) = queue.poll_lock(Access::Wait) else {
+            let Some(mut state) = queue.lock_until(Access::Wait, Some(Deadline::PAST)) else {
                 waker.wake(); // a sender is to publish its message first
                 return Poll::Pending;
             };

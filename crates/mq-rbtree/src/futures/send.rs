@@ -12,6 +12,7 @@ use percpu::sync::step;
 use super::leave;
 use super::timed::{Expire, Timed};
 use crate::core::{Bitmap, Levels, Message};
+use crate::deadline::Deadline;
 use crate::error::{SendError, SendRefused};
 use crate::handles::{QueueRef, Sender};
 use crate::queue::{Queue, refuse, refuse_or_unwind};
@@ -147,7 +148,8 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         let mut section = queue.section();
         let _old;
         {
-            let locked = queue.poll_lock_to_send(message.priority, &mut section.preload);
+            let (priority, past) = (message.priority, Some(Deadline::PAST));
+            let locked = queue.lock_to_send(priority, &mut section.preload, past);
             let Some(mut state) = locked else {
                 this.message = Some(Ok(message));
                 waker.wake(); // a sender is to publish its message first

@@ -66,15 +66,6 @@ impl<T, L: Levels> Queue<T, L> {
         self.lock_until(Access::Wait, None).unwrap_or_else(without_deadline)
     }
 
-    /// Does what one of the two does, or returns `None` at the deadline.
-    pub(crate) fn lock_until(
-        &self,
-        access: Access,
-        deadline: Option<Deadline>,
-    ) -> Option<LockedState<'_, T, L>> {
-        self.lock_unless(access, || deadline.is_some_and(Deadline::is_over))
-    }
-
     /// Counts an operation that has timed out. An interrupted one is not counted, although it ends
     /// by a deadline in the past.
     #[cold]
@@ -82,17 +73,12 @@ impl<T, L: Levels> Queue<T, L> {
         self.lock_undrained().counters.timeouts += 1;
     }
 
-    /// Does the same for a task, which polls again if it gets `None`: a moment was too short.
-    pub(crate) fn poll_lock(&self, access: Access) -> Option<LockedState<'_, T, L>> {
-        self.lock_unless(access, || true)
-    }
-
-    /// Locks the state. Returns `None` if a sender is waited for and `is_over` returns true, which is
-    /// called after a moment of patience.
-    fn lock_unless(
+    /// Locks the state for an access. Returns `None` if a sender is waited for at the deadline, and also
+    /// for a moment of patience if the deadline is in the past.
+    pub(crate) fn lock_until(
         &self,
         access: Access,
-        is_over: impl Fn() -> bool,
+        deadline: Option<Deadline>,
     ) -> Option<LockedState<'_, T, L>> {
         let (mut looks, mut upto) = (0, u64::MAX);
         loop {
@@ -103,7 +89,7 @@ impl<T, L: Levels> Queue<T, L> {
             if state.drain(upto) || (access == Access::Send && state.closed) {
                 return Some(state);
             }
-            if looks >= PATIENCE && is_over() {
+            if looks >= PATIENCE && deadline.is_some_and(Deadline::is_over) {
                 return None;
             }
             if looks == 0 && access == Access::Receive {
@@ -124,28 +110,10 @@ impl<T, L: Levels> Queue<T, L> {
         preload: &mut Preload<T, L>,
         deadline: Option<Deadline>,
     ) -> Option<LockedState<'_, T, L>> {
-        self.lock_with_memory(priority, preload, || self.lock_until(Access::Send, deadline))
-    }
-
-    /// Does the same for a task: see [`poll_lock`](Self::poll_lock).
-    pub(crate) fn poll_lock_to_send(
-        &self,
-        priority: L::Priority,
-        preload: &mut Preload<T, L>,
-    ) -> Option<LockedState<'_, T, L>> {
-        self.lock_with_memory(priority, preload, || self.poll_lock(Access::Send))
-    }
-
-    fn lock_with_memory<'q>(
-        &'q self,
-        priority: L::Priority,
-        preload: &mut Preload<T, L>,
-        lock: impl Fn() -> Option<LockedState<'q, T, L>>,
-    ) -> Option<LockedState<'q, T, L>> {
         let mut preloaded = self.ring.is_none() || self.hint.needs_slot();
         loop {
             self.hint.preload(priority, preload);
-            let state = lock()?;
+            let state = self.lock_until(Access::Send, deadline)?;
             if preloaded || !self.hint.needs_slot() {
                 return Some(state);
             }
