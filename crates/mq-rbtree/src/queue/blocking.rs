@@ -158,7 +158,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// Spins until a message comes through the ring. Returns `None` if the thread is to sleep.
     fn spin_to_receive(&self, wait: Wait, mut position: u64) -> Option<Message<T, L::Priority>> {
         let ring = self.ring.as_ref()?;
-        while !wait.is_over() && self.spin.until(2, |_| ring.was_published(position)) {
+        while !wait.is_over() && self.spin.until(wait, 2, |_| ring.was_published(position)) {
             let mut preload = Preload::new();
             let mut guard = self.state.lock();
             let message = guard.fast_receive(Some(ring), &self.config, &mut preload);
@@ -183,7 +183,7 @@ impl<T, L: Levels> Queue<T, L> {
         }
         // With the first free place alone, each message would move the lines of the room.
         let enough = (most as u64 / 4).clamp(1, 1024);
-        self.room_spin.until(8, |spun| {
+        self.room_spin.until(wait, 8, |spun| {
             ring.room(most).is_none_or(|room| room >= enough || (room > 0 && spun >= 256))
         })
     }

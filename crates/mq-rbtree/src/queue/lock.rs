@@ -11,7 +11,7 @@ use super::Queue;
 use super::locked::{Access, LockedState};
 use super::state::State;
 use crate::core::{Levels, Preload};
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, Wait};
 
 /// So often a receive that finds the queue locked yields its CPU before it waits for the lock. On a CPU
 /// that has no other thread to run, that takes about as long as the lock's own pauses.
@@ -23,20 +23,24 @@ const YIELDS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { 32 
 impl<T, L: Levels> Queue<T, L> {
     /// Locks the state for a receive, without the ring's messages.
     #[inline(always)]
-    pub(super) fn lock_to_receive(&self) -> WordGuard<'_, State<T, L>> {
+    pub(super) fn lock_to_receive(&self, wait: &Wait) -> WordGuard<'_, State<T, L>> {
         // Without a ring the senders take the lock as well.
         if YIELDS == 0 || self.ring.is_none() {
             return self.state.lock();
         }
-        self.state.try_lock().unwrap_or_else(|| self.lock_after_yields())
+        self.state.try_lock().unwrap_or_else(|| self.lock_after_yields(wait))
     }
 
     /// Locks the state for a receive beside another one. The messages are with that one's CPU, and a
     /// sender on this CPU, which takes no lock, does more for the queue than a receiver that spins.
     #[cold]
     #[inline(never)]
-    fn lock_after_yields(&self) -> WordGuard<'_, State<T, L>> {
+    fn lock_after_yields(&self, wait: &Wait) -> WordGuard<'_, State<T, L>> {
         for _ in 0..YIELDS {
+            // Beside a busy thread, each yield takes that thread's time slice, some milliseconds.
+            if wait.is_over() {
+                break;
+            }
             thread::yield_now();
             if let Some(guard) = self.state.try_lock() {
                 return guard;

@@ -8,6 +8,8 @@
 use percpu::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use percpu::sync::{hint, thread};
 
+use crate::deadline::Wait;
+
 /// The most spins, each with a pause: about 20 us on processors whose pause takes 20 to 40 ns; a
 /// guess.
 const MAX_SPINS: u32 = 1_000;
@@ -36,8 +38,9 @@ impl Spin {
     }
 
     /// Spins until `done` returns true, with pauses that double up to `pauses`, and then yields some
-    /// times. Passes the spins so far to `done`. Returns false if it was in vain.
-    pub(crate) fn until(&self, pauses: u32, done: impl Fn(u32) -> bool) -> bool {
+    /// times, until the deadline of the wait. Passes the spins so far to `done`. Returns false if it was
+    /// in vain.
+    pub(crate) fn until(&self, wait: Wait, pauses: u32, done: impl Fn(u32) -> bool) -> bool {
         let spins = self.spins();
         if spins == 0 {
             return false;
@@ -52,7 +55,7 @@ impl Spin {
         }
         self.record(in_time);
         for _ in 0..YIELDS {
-            if in_time {
+            if in_time || wait.is_over() {
                 break;
             }
             thread::yield_now();
