@@ -7,11 +7,12 @@
 //! permit passes it on.
 
 use std::ptr::NonNull;
+use std::task::Waker;
 
 use percpu::sync::step;
 
 use crate::core::Levels;
-use crate::queue::Queue;
+use crate::queue::{Queue, State};
 use crate::waiter::{Rank, Waiter};
 
 /// Writes what both futures have: the options, and the end of one that is dropped.
@@ -58,8 +59,36 @@ pub use self::send::SendFuture;
 pub use self::stream::ReceiveStream;
 pub use self::timed::Timed;
 
-/// Takes a task's node off its list, and passes its permit on. Returns its position, or `None` if the
-/// task has no node.
+/// A task's node that was taken off its list.
+struct Detached {
+    rank: Rank,
+    was_listed: bool,
+    had_permit: bool,
+    /// The old waker, which is dropped after the unlock.
+    _waker: Option<Waker>,
+}
+
+/// Takes a task's node off its list, and ends its permit. The lock of the state is held.
+fn detach<T, L: Levels>(state: &mut State<T, L>, waiter: &Waiter<T, L::Priority>) -> Detached {
+    // SAFETY: the lock is held, and the reference ends in this line.
+    let demand = unsafe { waiter.inner() }.demand; // a listed sender has one, a receiver none
+    let list = if demand.is_some() { &mut state.senders } else { &mut state.receivers };
+    // SAFETY: the lock is held, and the node is alive, and on this list or on none.
+    let was_listed = unsafe { list.remove(NonNull::from(waiter)) };
+    // SAFETY: the lock is held, and this is the only reference.
+    let inner = unsafe { waiter.inner() };
+    let had_permit = std::mem::take(&mut inner.permit);
+    if had_permit {
+        match demand {
+            Some(demand) => state.release_send_permit(demand.bytes),
+            None => state.release_receive_permit(),
+        }
+    }
+    Detached { rank: inner.rank(), was_listed, had_permit, _waker: inner.take_waker() }
+}
+
+/// Ends the wait of a task, and passes its permit on. Returns its position, or `None` if the task has no
+/// node.
 #[cold]
 #[inline(never)]
 fn leave<T, L: Levels>(
@@ -68,25 +97,11 @@ fn leave<T, L: Levels>(
 ) -> Option<Rank> {
     let waiter = node.as_ref()?;
     let mut section = queue.section();
-    let (_old, rank);
+    let detached;
     {
         // While others wait, the ring is shut and drained.
         let mut state = queue.lock_undrained();
-        // SAFETY: the lock is held, and the reference ends in this line.
-        let demand = unsafe { waiter.inner() }.demand; // a listed sender has one, a receiver none
-        let state = &mut *state;
-        let list = if demand.is_some() { &mut state.senders } else { &mut state.receivers };
-        // SAFETY: the node is alive, and on this list or on none.
-        unsafe { list.remove(NonNull::from(waiter)) };
-        // SAFETY: the lock is held, and this is the only reference.
-        let inner = unsafe { waiter.inner() };
-        (rank, _old) = (inner.rank(), inner.take_waker());
-        if std::mem::take(&mut inner.permit) {
-            match demand {
-                Some(demand) => state.release_send_permit(demand.bytes),
-                None => state.release_receive_permit(),
-            }
-        }
+        detached = detach(&mut state, waiter);
         // The message or room of the permit is for another waiter now; also that of a permit from
         // before a poll that panicked. The room that a message needed may have blocked the senders
         // behind it.
@@ -94,5 +109,5 @@ fn leave<T, L: Levels>(
     }
     *node = None; // it is on no list, so no other thread knows it
     queue.run_deferred(&mut section.deferred);
-    Some(rank)
+    Some(detached.rank)
 }

@@ -9,8 +9,8 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
-use super::leave;
 use super::timed::{Expire, Timed};
+use super::{detach, leave};
 use crate::core::{Bitmap, Levels, Preload};
 use crate::deadline::{Deadline, Wait};
 use crate::error::ReceiveError;
@@ -169,37 +169,24 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
         // Wakers are user code: they are cloned and dropped outside the lock.
         let waker = cx.waker().clone();
         let mut section = Section { preload, ..queue.section() };
-        let _old;
+        let detached;
         {
             let Some(mut state) = queue.lock_until(Access::Wait, Some(Deadline::PAST)) else {
                 waker.wake(); // a sender is to publish its message first
                 return Poll::Pending;
             };
-            let node = NonNull::from(waiter);
-            // SAFETY: the lock is held, and the reference ends in this line.
-            if std::mem::take(&mut unsafe { waiter.inner() }.permit) {
-                state.release_receive_permit();
-            }
             // The node leaves the list before a message is taken: a sender that is served then must
             // not give the permit for its message to this task.
-            // SAFETY: the node is alive, and on this list or on none.
-            let was_listed = unsafe { state.receivers.remove(node) };
-            // SAFETY: the lock is held, and the reference ends in this line.
-            _old = unsafe { waiter.inner() }.take_waker();
+            detached = detach(&mut state, waiter);
             match take(&mut state, &mut section) {
                 None => {
-                    let waker = Some(waker);
-                    if was_listed {
-                        step!(
-                            "poll: register the new waker",
-                            // SAFETY: the node is on no list. It is pinned, and the drop takes it
-                            // off.
-                            unsafe { state.receivers.add(node, waker) }
-                        );
-                    } else {
-                        // SAFETY: the node is on no list. It is pinned, and the drop takes it off.
-                        unsafe { state.wait_to_receive(node, waker) };
-                    }
+                    state.counters.receive_waits += u64::from(!detached.was_listed);
+                    step!(
+                        "poll: register the new waker",
+                        // SAFETY: the lock is held, and the node is on no list. It is pinned, and the
+                        // drop takes it off.
+                        unsafe { state.receivers.add(NonNull::from(waiter), Some(waker)) }
+                    );
                     Poll::Pending
                 }
                 Some(taken) => {

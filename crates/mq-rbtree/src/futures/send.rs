@@ -9,17 +9,17 @@ use std::task::{Context, Poll};
 
 use percpu::sync::step;
 
-use super::leave;
 use super::timed::{Expire, Timed};
+use super::{detach, leave};
 use crate::core::{Bitmap, Levels, Message};
 use crate::deadline::Deadline;
 use crate::error::{SendError, SendRefused};
 use crate::handles::{QueueRef, Sender};
-use crate::queue::{Queue, refuse, refuse_or_unwind};
+use crate::queue::{Queue, refuse_or_unwind};
 use crate::waiter::{Waiter, rank_of_new};
 
 /// A checked message, or the reason why it can never be sent.
-type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, (T, SendRefused)>;
+type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, SendError<T>>;
 
 /// A send that waits asynchronously.
 ///
@@ -117,7 +117,7 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
         if this.waiter.is_none() {
             let message = match this.message.take().expect("polled after it was ready") {
                 Ok(message) => message,
-                Err(refused) => return Poll::Ready(Err(refuse(refused))),
+                Err(refused) => return Poll::Ready(Err(refused)),
             };
             match this.queue.get().poll_send(message) {
                 Ok(()) => return Poll::Ready(Ok(())),
@@ -142,11 +142,11 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         let waker = cx.waker().clone();
         let message = match this.message.take().expect("one that waits has its message") {
             Ok(message) => message,
-            Err(refused) => return Poll::Ready(Err(refuse(refused))),
+            Err(refused) => return Poll::Ready(Err(refused)),
         };
         let demand = queue.config.demand(message.priority, message.bytes);
         let mut section = queue.section();
-        let _old;
+        let detached;
         {
             let (priority, past) = (message.priority, Some(Deadline::PAST));
             let locked = queue.lock_to_send(priority, &mut section.preload, past);
@@ -155,34 +155,19 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                 waker.wake(); // a sender is to publish its message first
                 return Poll::Pending;
             };
-            let node = NonNull::from(waiter);
-            // SAFETY: the lock is held, and the reference ends in this line.
-            let had_permit = std::mem::take(&mut unsafe { waiter.inner() }.permit);
-            if had_permit {
-                state.release_send_permit(message.bytes);
-            }
             // The node leaves the list before the message is sent: a receiver that takes the
             // message must not give the permit for its room to this task.
-            // SAFETY: the node is alive, and on this list or on none.
-            let was_listed = unsafe { state.senders.remove(node) };
-            // SAFETY: the lock is held, and the reference ends in this line.
-            _old = unsafe { waiter.inner() }.take_waker();
-            // SAFETY: the lock is held, and the reference ends in this line.
-            let rank = unsafe { waiter.inner() }.rank();
-            match state.send(message, rank, &mut section) {
+            detached = detach(&mut state, waiter);
+            match state.send(message, detached.rank, &mut section) {
                 Err((back, SendRefused::Full)) => {
                     this.message = Some(Ok(back));
                     // SAFETY: the lock is held, and the reference ends in this line.
                     unsafe { waiter.inner() }.demand = Some(demand);
-                    let waker = Some(waker);
-                    if was_listed {
-                        // SAFETY: the node is on no list. It is pinned, and the drop takes it off.
-                        unsafe { state.senders.add(node, waker) };
-                    } else {
-                        // SAFETY: the node is on no list. It is pinned, and the drop takes it off.
-                        unsafe { state.wait_to_send(node, waker) };
-                    }
-                    if had_permit {
+                    state.counters.send_waits += u64::from(!detached.was_listed);
+                    // SAFETY: the lock is held, and the node is on no list. It is pinned, and the drop
+                    // takes it off.
+                    unsafe { state.senders.add(NonNull::from(waiter), Some(waker)) };
+                    if detached.had_permit {
                         // The rest of the permit's room may be enough for another sender.
                         step!(
                             "send refused: pass the permit on",
@@ -194,7 +179,7 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                     Poll::Pending
                 }
                 put => {
-                    if had_permit || was_listed {
+                    if detached.had_permit || detached.was_listed {
                         // The room of the permit, or the room that this message needed, may be
                         // enough for another sender; also if a receiver took the message at once.
                         state.serve_waiters(&mut section);
@@ -219,10 +204,7 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
         let this = unsafe { self.get_unchecked_mut() };
         let rank = leave(this.queue.get(), &mut this.waiter);
         let rank = rank.unwrap_or_else(|| rank_of_new(this.urgency));
-        let message = match this.message.take().expect("a pending send has its message") {
-            Ok(message) => message,
-            Err(refused) => return Err(refuse(refused)),
-        };
+        let message = this.message.take().expect("a pending send has its message")?;
         this.queue.get().send_expired(message, rank)
     }
 }

@@ -62,12 +62,13 @@ impl<T, L: Levels> Queue<T, L> {
             inner.demand = Some(demand);
             state.core.keep_preload(message.priority, &mut section.preload);
             inner.message = Some(message);
+            state.counters.send_waits += 1;
             step!(
                 "send: register in the lock section of the check",
-                // SAFETY: the node is on no list. It is pinned in this frame, which it leaves only
-                // when it is off this list: `sleep` has seen the end of the wait, or `unlist` has
-                // run.
-                unsafe { state.wait_to_send(node, None) }
+                // SAFETY: the lock is held, and the node is on no list. It is pinned in this frame, which
+                // it leaves only when it is off this list: `sleep` has seen the end of the wait, or
+                // `unlist` has run.
+                unsafe { state.senders.add(node, None) }
             );
             drop(state);
             let ended = self.sleep(waiter, wait, self.ring.is_some());
@@ -124,12 +125,13 @@ impl<T, L: Levels> Queue<T, L> {
                 return Err(ReceiveError::Closed);
             }
             waiter.reset();
+            state.counters.receive_waits += 1;
             step!(
                 "receive: register in the lock section of the check",
-                // SAFETY: the node is on no list. It is pinned in this frame, which it leaves only
-                // when it is off this list: `sleep` has seen the end of the wait, or `unlist` has
-                // run.
-                unsafe { state.wait_to_receive(node, None) }
+                // SAFETY: the lock is held, and the node is on no list. It is pinned in this frame, which
+                // it leaves only when it is off this list: `sleep` has seen the end of the wait, or
+                // `unlist` has run.
+                unsafe { state.receivers.add(node, None) }
             );
             drop(state);
             // Wakes a sender whose message found no memory, before this thread sleeps.

@@ -1,7 +1,7 @@
 //! The limits of a queue, and their checks.
 
 use crate::core::{Levels, Message};
-use crate::error::SendRefused;
+use crate::error::{SendError, SendRefused};
 use crate::waiter::Demand;
 
 /// Places that messages below a priority leave free.
@@ -24,17 +24,17 @@ pub(crate) struct Config<T, L: Levels> {
 }
 
 impl<T, L: Levels> Config<T, L> {
-    /// Checks and measures a message. Returns it with the reason if it can never be sent. Runs the
-    /// user's `measure`, so the lock is not held.
+    /// Checks and measures a message. Refuses one that can never be sent. Runs the user's `measure`, so
+    /// the lock is not held.
     #[inline(always)]
     pub(crate) fn admit(
         &self,
         value: T,
         priority: L::Priority,
-    ) -> Result<Message<T, L::Priority>, (T, SendRefused)> {
+    ) -> Result<Message<T, L::Priority>, SendError<T>> {
         match self.check(&value, priority) {
             Ok(bytes) => Ok(Message { value, priority, bytes }),
-            Err(reason) => Err((value, reason)),
+            Err(reason) => Err(SendError { value, reason }),
         }
     }
 

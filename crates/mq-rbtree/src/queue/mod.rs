@@ -40,7 +40,8 @@ pub(crate) use self::deferred::Deferred;
 pub(crate) use self::locked::{Access, LockedState};
 pub(crate) use self::section::Section;
 use self::spin::Spin;
-use self::state::{Refused, State};
+use self::state::Refused;
+pub(crate) use self::state::State;
 use crate::core::{Bitmap, Hint, Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused};
@@ -141,11 +142,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// each call cost `send` and `receive` half a nanosecond each.
     #[inline]
     fn send_by(&self, value: T, priority: L::Priority, wait: &Wait) -> Result<(), SendError<T>> {
-        let bytes = match self.config.check(&value, priority) {
-            Ok(bytes) => bytes,
-            Err(reason) => return Err(SendError { value, reason }),
-        };
-        let message = Message { value, priority, bytes };
+        let message = self.config.admit(value, priority)?;
         if let Some(ring) = &self.ring {
             return match self.try_stage(ring, message) {
                 Ok(()) => Ok(()),
@@ -157,7 +154,7 @@ impl<T, L: Levels> Queue<T, L> {
         }
         let mut guard = self.state.lock();
         // Comparisons may panic; an unwind drops the guard before the message.
-        match guard.begin_fast_send(&self.config, priority, bytes) {
+        match guard.begin_fast_send(&self.config, priority, message.bytes) {
             Some(level) => {
                 // SAFETY: `begin_fast_send` has just returned the level.
                 unsafe { guard.finish_fast_send(level, message) };
@@ -522,10 +519,6 @@ impl<T, L: Levels> Queue<T, L> {
             }
         }
     }
-}
-
-pub(crate) fn refuse<T>((value, reason): (T, SendRefused)) -> SendError<T> {
-    SendError { value, reason }
 }
 
 fn refuse_message<T, P>((message, reason): Refused<T, P>) -> SendError<T> {

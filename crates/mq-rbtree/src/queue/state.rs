@@ -16,7 +16,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
-use std::task::Waker;
 
 use percpu::AllocError;
 use percpu::sync::{Arc, check, step};
@@ -304,34 +303,6 @@ impl<T, L: Levels> State<T, L> {
             // SAFETY: the node is on the list.
             unsafe { self.serve_sender(node, section) };
         }
-    }
-
-    /// Puts a node on the list of receivers, and counts the wait.
-    ///
-    /// # Safety
-    ///
-    /// As for [`WaitList::add`].
-    pub(crate) unsafe fn wait_to_receive(
-        &mut self,
-        node: Node<T, L::Priority>,
-        waker: Option<Waker>,
-    ) {
-        self.counters.receive_waits += 1;
-        // SAFETY: the caller keeps the contract of `add`, which is also the contract of this
-        // function.
-        unsafe { self.receivers.add(node, waker) };
-    }
-
-    /// Puts a node on the list of senders, and counts the wait.
-    ///
-    /// # Safety
-    ///
-    /// As for [`WaitList::add`].
-    pub(crate) unsafe fn wait_to_send(&mut self, node: Node<T, L::Priority>, waker: Option<Waker>) {
-        self.counters.send_waits += 1;
-        // SAFETY: the caller keeps the contract of `add`, which is also the contract of this
-        // function.
-        unsafe { self.senders.add(node, waker) };
     }
 
     #[inline(always)]
