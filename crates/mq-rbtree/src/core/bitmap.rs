@@ -261,10 +261,6 @@ impl Levels for Bitmap {
         a > b
     }
 
-    fn reserve(&mut self, _messages: usize) -> Result<(), AllocError> {
-        Ok(())
-    }
-
     fn stats(&self) -> LevelStats {
         LevelStats { live: self.live(), from_cache: self.inserted, ..LevelStats::default() }
     }

@@ -190,10 +190,7 @@ impl<T, L: Levels> Core<T, L> {
     }
 
     /// Returns the total measured length of the messages, in bytes.
-    ///
-    /// A message pushed by [`push`](Self::push) counts 0 bytes.
-    #[must_use]
-    pub fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 

@@ -184,7 +184,6 @@ impl<T> Slab<T> {
             let chunk = Chunk::try_new(self.count)?;
             self.add_chunk(chunk);
         }
-        self.update_hint();
         Ok(())
     }
 
@@ -369,16 +368,13 @@ impl<T> Slab<T> {
         };
         let chunk = match preload.take_if(is_missing) {
             Some(chunk) => chunk,
-            None => match Chunk::try_new(self.count) {
-                Ok(chunk) => {
-                    self.fallback += 1;
-                    chunk
-                }
-                Err(_) => return false,
-            },
+            None => {
+                let Ok(chunk) = Chunk::try_new(self.count) else { return false };
+                self.fallback += 1;
+                chunk
+            }
         };
         self.add_chunk(chunk);
-        self.update_hint();
         true
     }
 
@@ -387,7 +383,6 @@ impl<T> Slab<T> {
         if !self.has_all_chunks() {
             if let Some(chunk) = preload.take_if(|chunk| chunk.number == self.count) {
                 self.add_chunk(chunk);
-                self.update_hint();
             }
         }
     }
@@ -401,6 +396,7 @@ impl<T> Slab<T> {
             self.first = chunk.slots.as_ptr();
         }
         self.count += 1;
+        self.update_hint();
     }
 
     /// Sets the most messages that the queue will hold, so that no chunk is added for more.

@@ -439,7 +439,6 @@ fn a_core_is_a_queue_without_a_lock() {
         }
         let bad = core.push(PRIORITIES, Arc::clone(&message));
         assert_eq!((bad.is_err(), core.len_at(4_000), core.len_at(7)), (has_bounds, 8, 0));
-        assert_eq!(core.bytes(), 0);
         let (next, priority) = core.peek().map(|(next, p)| (Arc::clone(next), p)).unwrap();
         assert_eq!(core.pop(), Some((next, priority)));
         core.validate();
