@@ -36,6 +36,7 @@
 //! | [`Sender`], [`Receiver`] | the queue ends when the last user of one side is gone: [`Builder::channel`] |
 //! | [`Queue`], by reference or in an `Arc` | every user sends and receives, or the program closes the queue itself |
 //! | [`Core`] | one thread uses the queue, or a lock of your own protects it |
+//! | `KernelQueue`, with the feature `kernel` | other processes take part; [`MessageQueue`] is the interface of both queues |
 //!
 //! Then the priorities:
 //!
@@ -72,10 +73,14 @@
 //! | end | [`close`](Queue::close), then [`receive`](Queue::receive) until it returns `Closed` |
 //! | observe | [`stats`](Queue::stats) |
 //!
-//! # Feature
+//! # Features
 //!
-//! `stream`, off by default, adds `ReceiveStream`: the trait `Stream` of futures-core. The asynchronous
-//! operations need no feature.
+//! Both are off by default. The asynchronous operations need none.
+//!
+//! | feature | adds |
+//! |---|---|
+//! | `kernel` | `KernelQueue`, the kernel's POSIX message queue |
+//! | `stream` | `ReceiveStream`: the trait `Stream` of futures-core |
 //!
 //! # Order
 //!
@@ -191,8 +196,8 @@
 //!
 //! The crate is not for:
 //!
-//! - Other processes: a queue is in the memory of this process. Between processes there are the kernel's own
-//!   queues (`mq_overview(7)`), with its limits on depth and length.
+//! - Other processes: a queue is in the memory of this process. `KernelQueue` works between
+//!   processes, with the kernel's limits on depth and length.
 //! - Unbounded queues, and queues of no capacity (rendezvous).
 //! - Changing the priority of a sent message, or finding messages by other properties:
 //!   [`drain_filter`](Queue::drain_filter) examines all messages.
@@ -231,7 +236,10 @@ mod guard;
 #[cfg(doc)]
 pub mod guide;
 mod handles;
+#[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
+mod kernel;
 mod parker;
+mod posix;
 mod queue;
 mod quota;
 mod readiness;
@@ -250,6 +258,9 @@ pub use self::futures::ReceiveStream;
 pub use self::futures::{ReceiveFuture, SendFuture, Timed};
 pub use self::guard::MessageGuard;
 pub use self::handles::{IntoIter, Iter, QueueHandle, Receiver, Sender, TryIter};
+#[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
+pub use self::kernel::{Exceeded, KernelQueue, OpenError};
+pub use self::posix::{Attributes, Callback, MessageQueue};
 pub use self::queue::{Builder, Queue, Received};
 pub use self::quota::Quota;
 pub use self::readiness::{Readiness, ReadinessError};

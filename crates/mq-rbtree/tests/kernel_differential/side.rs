@@ -1,22 +1,22 @@
 //! One of the two queues, and its answers.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::ptr;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use mq_rbtree::{Deadline, InvalidDeadline, Queue, Wait};
-
 use super::asleep::asleep;
+use mq_rbtree::{Deadline, KernelQueue, MessageQueue, Wait};
 
 /// Longer than any step here takes.
-pub(crate) const LONG: Duration = Duration::from_secs(5);
+const LONG: Duration = Duration::from_secs(5);
 /// A deadline that is reached.
-pub(crate) const SHORT: Duration = Duration::from_micros(200);
+const SHORT: Duration = Duration::from_micros(200);
 
-/// The wait of an operation. Only `Patient`, `Short` and `Long` really wait; the last in the threads of
-/// the test alone.
+/// The wait of an operation. Only `Patient` and `Short` really wait, for a moment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum How {
     /// Does not wait.
@@ -28,116 +28,12 @@ pub(crate) enum How {
     Past { realtime: bool },
     /// Waits until a deadline that is reached.
     Short { realtime: bool },
-    /// Waits until a deadline that is not reached.
-    Long,
     /// Waits until the deadline of a C program. If it is far away and the operation would wait,
     /// there is none.
     Timespec { seconds: i64, nanoseconds: i64 },
 }
 
-impl How {
-    /// Returns another wait if this one would not end.
-    pub(crate) fn now_or(self, would_wait: bool) -> Self {
-        match self {
-            Self::Patient if would_wait => Self::Short { realtime: false },
-            Self::Timespec { seconds, nanoseconds } if would_wait => {
-                let end = Deadline::realtime(seconds, nanoseconds);
-                if end.is_ok_and(|end| !end.is_over()) { Self::Now } else { self }
-            }
-            _ => self,
-        }
-    }
-}
-
-pub(crate) type Message = (Vec<u8>, u32);
-
-/// What both queues offer. An error is the errno.
-pub(crate) trait PosixQueue: Sync {
-    fn send(&self, message: Vec<u8>, priority: u32, how: How) -> Result<(), (Vec<u8>, i32)>;
-    fn receive(&self, how: How) -> Result<Message, i32>;
-    fn len(&self) -> usize;
-    fn is_full(&self) -> bool;
-    fn notify(&mut self) -> Result<(), i32>;
-    /// Ends the registration, if there is one, which was not called.
-    fn cancel_notify(&mut self);
-    /// Returns whether the registration was called and so has ended, once.
-    fn was_called(&mut self) -> bool;
-}
-
-/// The queue of this crate.
-pub(crate) struct Ours {
-    queue: Queue<Vec<u8>>,
-    /// Set by the registered callback.
-    called: Arc<AtomicBool>,
-}
-
-impl Ours {
-    pub(crate) fn new(max_messages: usize, message_bytes: usize) -> Self {
-        let longest = message_bytes.try_into().unwrap();
-        let builder = Queue::builder(max_messages).measure(Vec::len).max_message_bytes(longest);
-        let queue = builder.build().unwrap();
-        assert_eq!(
-            (queue.max_messages(), queue.max_message_bytes()),
-            (max_messages, message_bytes)
-        );
-        Self { queue, called: Arc::default() }
-    }
-
-    fn wait(how: How, would_wait: bool) -> Result<Wait, InvalidDeadline> {
-        Ok(match how.now_or(would_wait) {
-            How::Now => Wait::NO,
-            How::Patient => Wait::FOREVER,
-            How::Past { realtime: true } => Wait::until(SystemTime::UNIX_EPOCH),
-            How::Past { realtime: false } => Wait::at_most(Duration::ZERO),
-            How::Short { realtime: true } => Wait::until(SystemTime::now() + SHORT),
-            How::Short { realtime: false } => Wait::until(Instant::now() + SHORT),
-            How::Long => Wait::at_most(LONG),
-            How::Timespec { seconds, nanoseconds } => {
-                Wait::until(Deadline::realtime(seconds, nanoseconds)?)
-            }
-        })
-    }
-}
-
-impl PosixQueue for Ours {
-    fn send(&self, message: Vec<u8>, priority: u32, how: How) -> Result<(), (Vec<u8>, i32)> {
-        match Self::wait(how, self.is_full()) {
-            Ok(wait) => self.queue.send_with(message, priority, wait).map_err(|error| {
-                let errno = error.errno();
-                (error.value, errno)
-            }),
-            Err(invalid) => Err((message, invalid.errno())),
-        }
-    }
-
-    fn receive(&self, how: How) -> Result<Message, i32> {
-        let wait = Self::wait(how, self.len() == 0).map_err(|invalid| invalid.errno())?;
-        self.queue.receive_with(wait).map_err(|error| error.errno())
-    }
-
-    fn len(&self) -> usize {
-        self.queue.len()
-    }
-
-    fn is_full(&self) -> bool {
-        self.queue.len() == self.queue.max_messages()
-    }
-
-    fn notify(&mut self) -> Result<(), i32> {
-        let called = Arc::clone(&self.called);
-        let notified = self.queue.notify(move || called.store(true, SeqCst));
-        notified.map_err(|error| error.errno())
-    }
-
-    fn cancel_notify(&mut self) {
-        self.queue.cancel_notify();
-        assert_eq!(Arc::strong_count(&self.called), 1, "the callback is dropped");
-    }
-
-    fn was_called(&mut self) -> bool {
-        self.called.swap(false, SeqCst)
-    }
-}
+type Message = (Vec<u8>, u32);
 
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
@@ -171,76 +67,216 @@ pub(crate) enum Reply {
 /// The result of an operation: the replies, and the number of messages after it.
 pub(crate) type Answer = (Vec<Reply>, usize);
 
-/// Runs an operation.
-pub(crate) fn run(queue: &mut dyn PosixQueue, op: &Op) -> Answer {
-    let mut replies = Vec::new();
-    match op {
-        Op::Send(message, priority, how) => {
-            replies.push(send(queue, message.clone(), *priority, *how));
-        }
-        Op::Receive(how) => replies.push(receive(queue, *how)),
-        Op::Notify => replies.push(Reply::Registered(queue.notify())),
-        Op::CancelNotify => queue.cancel_notify(),
-        Op::Fill(messages) => {
-            for (message, priority) in messages {
-                replies.push(send(queue, message.clone(), *priority, How::Now));
-                if replies.last() != Some(&Reply::Sent) {
-                    break;
+pub(crate) struct Side<'q> {
+    queue: &'q (dyn MessageQueue + 'q),
+    /// The kernel's queue: a call of a C program is made as by one.
+    kernel: Option<BorrowedFd<'q>>,
+    /// Receives from the registered callback when it runs.
+    called: Option<Receiver<()>>,
+}
+
+impl<'q> Side<'q> {
+    pub(crate) fn kernel(queue: &'q KernelQueue) -> Self {
+        Self { queue, kernel: Some(queue.as_fd()), called: None }
+    }
+
+    pub(crate) fn ours(queue: &'q dyn MessageQueue) -> Self {
+        Self { queue, kernel: None, called: None }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.queue.len().unwrap()
+    }
+
+    fn is_full(&self) -> bool {
+        self.len() == self.queue.attributes().max_messages
+    }
+
+    /// Runs an operation. With `calls` a callback must run, because it did on the other side.
+    pub(crate) fn run(&mut self, op: &Op, calls: bool) -> Answer {
+        let mut replies = Vec::new();
+        match op {
+            Op::Send(message, priority, how) => {
+                replies.push(self.send(message.clone(), *priority, *how));
+            }
+            Op::Receive(how) => replies.push(self.receive(*how)),
+            Op::Notify => {
+                let (tell, called) = mpsc::channel();
+                let registered = self.queue.notify(Box::new(move || tell.send(()).unwrap()));
+                if registered.is_ok() {
+                    self.called = Some(called);
+                }
+                replies.push(Reply::Registered(registered.map_err(|error| error.errno())));
+            }
+            Op::CancelNotify => {
+                self.queue.cancel_notify();
+                if let Some(called) = self.called.take() {
+                    let end = called.recv_timeout(LONG);
+                    assert_eq!(end, Err(RecvTimeoutError::Disconnected), "dropped uncalled");
                 }
             }
+            Op::Fill(messages) => {
+                for (message, priority) in messages {
+                    replies.push(self.send(message.clone(), *priority, How::Now));
+                    if replies.last() != Some(&Reply::Sent) {
+                        break;
+                    }
+                }
+            }
+            Op::Drain(count) => replies.extend((0..*count).map(|_| self.receive(How::Now))),
+            Op::WaitingReceivers(messages) if self.len() == 0 => {
+                self.hand_over(messages, &mut replies)
+            }
+            Op::WaitingSenders(messages) if self.is_full() => {
+                self.take_over(messages, &mut replies)
+            }
+            Op::WaitingReceivers(_) | Op::WaitingSenders(_) => {}
         }
-        Op::Drain(count) => replies.extend((0..*count).map(|_| receive(queue, How::Now))),
-        Op::WaitingReceivers(messages) if queue.len() == 0 => {
-            hand_over(queue, messages, &mut replies);
+        if self.was_called(calls) {
+            replies.push(Reply::Called);
         }
-        Op::WaitingSenders(messages) if queue.is_full() => {
-            take_over(queue, messages, &mut replies);
+        (replies, self.len())
+    }
+
+    /// Returns whether the callback ran. Our queue calls it on the sender's thread, so that is
+    /// known now; the kernel's callback may come later. An unexpected call has ended the
+    /// registration, which the next `Notify` shows at the latest.
+    fn was_called(&mut self, must_be: bool) -> bool {
+        let Some(called) = &self.called else { return false };
+        let patience = if must_be { LONG } else { Duration::ZERO };
+        let came = called.recv_timeout(patience).is_ok();
+        if came {
+            self.called = None;
         }
-        Op::WaitingReceivers(_) | Op::WaitingSenders(_) => {}
+        came
     }
-    if queue.was_called() {
-        replies.push(Reply::Called);
-    }
-    (replies, queue.len())
-}
 
-fn send(queue: &dyn PosixQueue, message: Vec<u8>, priority: u32, how: How) -> Reply {
-    match queue.send(message, priority, how) {
-        Ok(()) => Reply::Sent,
-        Err((message, errno)) => Reply::Refused(message, errno),
-    }
-}
-
-fn receive(queue: &dyn PosixQueue, how: How) -> Reply {
-    match queue.receive(how) {
-        Ok(message) => Reply::Received(message),
-        Err(errno) => Reply::Nothing(errno),
-    }
-}
-
-/// Each waiting receiver gets one message, in the order of arrival.
-fn hand_over(queue: &dyn PosixQueue, messages: &[Message], replies: &mut Vec<Reply>) {
-    thread::scope(|scope| {
-        let start = |_: &Message| asleep(scope, move || receive(queue, How::Long));
-        let mut waiting: VecDeque<_> = messages.iter().map(start).collect();
-        for (message, priority) in messages {
-            replies.push(send(queue, message.clone(), *priority, How::Now));
-            replies.push(waiting.pop_front().unwrap().join().unwrap());
-        }
-    });
-}
-
-/// Each waiting sender sends in its turn, as messages are received.
-fn take_over(queue: &dyn PosixQueue, messages: &[Message], replies: &mut Vec<Reply>) {
-    thread::scope(|scope| {
-        let start = |(message, priority): &Message| {
-            let (message, priority) = (message.clone(), *priority);
-            asleep(scope, move || send(queue, message, priority, How::Long))
+    fn send(&self, message: Vec<u8>, priority: u32, how: How) -> Reply {
+        let sent = match self.wait(how, self.is_full()) {
+            Ok(wait) => self.queue.send_with(message, priority, wait),
+            Err(refused) => {
+                let errno = match self.kernel {
+                    Some(queue) => refused.send(queue, &message, priority),
+                    None => refused.errno,
+                };
+                return Reply::Refused(message, errno);
+            }
         };
-        let mut waiting: VecDeque<_> = messages.iter().map(start).collect();
-        for _ in messages {
-            replies.push(receive(queue, How::Now));
-            replies.push(waiting.pop_front().unwrap().join().unwrap());
+        match sent {
+            Ok(()) => Reply::Sent,
+            Err(error) => {
+                let errno = error.errno();
+                Reply::Refused(error.value, errno)
+            }
         }
-    });
+    }
+
+    fn receive(&self, how: How) -> Reply {
+        let received = match self.wait(how, self.len() == 0) {
+            Ok(wait) => self.queue.receive_with(wait).map_err(|error| error.errno()),
+            Err(refused) => Err(match self.kernel {
+                Some(queue) => refused.receive(queue, self.queue.attributes().max_message_bytes),
+                None => refused.errno,
+            }),
+        };
+        match received {
+            Ok(message) => Reply::Received(message),
+            Err(errno) => Reply::Nothing(errno),
+        }
+    }
+
+    fn wait(&self, how: How, would_wait: bool) -> Result<Wait, RefusedTime> {
+        let short = |realtime| match realtime {
+            true => Wait::until(SystemTime::now() + SHORT),
+            false => Wait::until(Instant::now() + SHORT),
+        };
+        Ok(match how {
+            How::Now => Wait::NO,
+            How::Patient if would_wait => short(false),
+            How::Patient => Wait::FOREVER,
+            How::Past { realtime: true } => Wait::until(SystemTime::UNIX_EPOCH),
+            How::Past { realtime: false } => Wait::at_most(Duration::ZERO),
+            How::Short { realtime } => short(realtime),
+            How::Timespec { seconds, nanoseconds } => {
+                let deadline = Deadline::realtime(seconds, nanoseconds).map_err(|error| {
+                    let time = libc::timespec { tv_sec: seconds, tv_nsec: nanoseconds };
+                    RefusedTime { time, errno: error.errno() }
+                })?;
+                if would_wait && !deadline.is_over() { Wait::NO } else { Wait::until(deadline) }
+            }
+        })
+    }
+
+    /// Each waiting receiver gets one message, in the order of arrival.
+    fn hand_over(&self, messages: &[Message], replies: &mut Vec<Reply>) {
+        let queue = self.queue;
+        thread::scope(|scope| {
+            let mut waiting: VecDeque<_> = messages
+                .iter()
+                .map(|_| {
+                    asleep(scope, move || match queue.receive_with(Wait::at_most(LONG)) {
+                        Ok(message) => Reply::Received(message),
+                        Err(error) => Reply::Nothing(error.errno()),
+                    })
+                })
+                .collect();
+            for (message, priority) in messages {
+                replies.push(self.send(message.clone(), *priority, How::Now));
+                replies.push(waiting.pop_front().unwrap().join().unwrap());
+            }
+        });
+    }
+
+    /// Each waiting sender sends in its turn, as messages are received.
+    fn take_over(&self, messages: &[Message], replies: &mut Vec<Reply>) {
+        let queue = self.queue;
+        thread::scope(|scope| {
+            let mut waiting: VecDeque<_> = messages
+                .iter()
+                .map(|(message, priority)| {
+                    let message = message.clone();
+                    asleep(scope, move || {
+                        match queue.send_with(message, *priority, Wait::at_most(LONG)) {
+                            Ok(()) => Reply::Sent,
+                            Err(error) => Reply::Refused(Vec::new(), error.errno()),
+                        }
+                    })
+                })
+                .collect();
+            for _ in messages {
+                replies.push(self.receive(How::Now));
+                replies.push(waiting.pop_front().unwrap().join().unwrap());
+            }
+        });
+    }
+}
+
+/// A deadline that our queue refuses as invalid, and the reason. The kernel must refuse it as well.
+struct RefusedTime {
+    time: libc::timespec,
+    errno: i32,
+}
+
+impl RefusedTime {
+    fn send(&self, queue: BorrowedFd<'_>, message: &[u8], priority: u32) -> i32 {
+        let (bytes, len) = (message.as_ptr().cast(), message.len());
+        // SAFETY: the message and the time outlive the call.
+        errno(
+            unsafe { libc::mq_timedsend(queue.as_raw_fd(), bytes, len, priority, &self.time) } == 0,
+        )
+    }
+
+    fn receive(&self, queue: BorrowedFd<'_>, len: usize) -> i32 {
+        let mut message = vec![0_u8; len];
+        let (bytes, none) = (message.as_mut_ptr().cast(), ptr::null_mut());
+        // SAFETY: the buffer has `len` bytes; it and the time outlive the call.
+        errno(
+            unsafe { libc::mq_timedreceive(queue.as_raw_fd(), bytes, len, none, &self.time) } >= 0,
+        )
+    }
+}
+
+/// Returns the errno of the preceding call; 0 if it succeeded.
+fn errno(done: bool) -> i32 {
+    if done { 0 } else { io::Error::last_os_error().raw_os_error().unwrap() }
 }
