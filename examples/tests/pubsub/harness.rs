@@ -122,6 +122,17 @@ impl Peer {
         Ok(text.lines().map(String::from).collect())
     }
 
+    /// Publishes to a topic until it has no subscriber.
+    pub(crate) async fn until_no_subscriber(&mut self, topic: &str) -> io::Result<()> {
+        loop {
+            self.send(&format!("PUB 9 {topic} late")).await?;
+            if self.line().await? == "OK PUB 0 0" {
+                return Ok(());
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     /// Sends numbered messages of priorities 0 to 3 to a topic of one subscriber, until its queue stays
     /// full. Returns how many were queued and dropped.
     pub(crate) async fn flood(&mut self, topic: &str) -> io::Result<(u64, u64)> {
