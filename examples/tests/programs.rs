@@ -69,3 +69,17 @@ fn the_hits_of_a_trace_are_printed_and_drawn() -> Outcome {
     assert!(fs::read_to_string(&picture)?.starts_with("<svg"));
     Ok(())
 }
+
+#[test]
+fn a_directory_is_copied() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
+    fs::create_dir(&from)?;
+    fs::write(from.join("file"), "text")?;
+    let printed = output(Command::new(program("copy_tree")?).args([&from, &to]))?;
+    assert_eq!(printed, "1 files, 1 directories, 0 links, 4 B, 0 errors\n");
+    assert_eq!(fs::read_to_string(to.join("file"))?, "text");
+    // The copy exists now.
+    assert!(output(Command::new(program("copy_tree")?).args([&from, &to])).is_err());
+    Ok(())
+}
