@@ -3,23 +3,19 @@
 //! ```text
 //! cargo run --release --example bufcache_hits -- FILE [SVG]
 //! ```
-//!
-//! `FILE` is a trace of block numbers in the format of ARC (four numbers per line) or of LIRS (one per line), packed
-//! by zstd or gzip if its name ends so. Prints the hits in percent with room for a part of the trace's blocks: of
-//! each rule of this crate, of least recently used (LRU), ARC and S3-FIFO, and of OPT, which knows the future and
-//! which no cache can beat. Draws the same as curves into `SVG`, or into `hits.svg`.
 
 #[path = "bufcache_replay.rs"]
 mod replay;
 
 use std::error::Error;
 use std::fmt::Write;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use bufcache::Eviction;
+use clap::Parser;
 use testkit::replacement::{arc, lru, opt, s3_fifo};
 use testkit::traces::Trace;
 
@@ -42,13 +38,26 @@ const POLICIES: [(&str, &str, Hits); 7] = [
     ("OPT", "#888", |keys, room| Ok(opt(keys, room))),
 ];
 
+/// Replays a trace of block numbers with caches of many sizes.
+///
+/// Prints the hits in percent for each size: of the rules of bufcache, of least recently used (LRU), ARC and S3-FIFO,
+/// and of OPT, which knows the future and which no cache can beat. Draws the same as curves.
+#[derive(Parser)]
+#[command(name = "bufcache_hits", version)]
+struct Args {
+    /// The trace, in the format of ARC (four numbers per line) or of LIRS (one per line); packed by zstd or gzip if
+    /// its name ends so.
+    file: PathBuf,
+    /// Draw the curves into this file.
+    #[arg(default_value = "hits.svg")]
+    svg: PathBuf,
+}
+
 fn main() -> Result<(), Failure> {
-    let mut args = std::env::args().skip(1);
-    let file = args.next().ok_or("usage: bufcache_hits FILE [SVG]")?;
-    let svg = args.next().unwrap_or_else(|| "hits.svg".to_owned());
-    let trace = Trace::read(Path::new(&file))?;
+    let Args { file, svg } = Args::parse();
+    let trace = Trace::read(&file)?;
     if trace.keys.is_empty() {
-        return Err(format!("{file} has no requests").into());
+        return Err(format!("{} has no requests", file.display()).into());
     }
     println!("{}: {} requests for {} blocks", trace.name, trace.keys.len(), trace.blocks);
     let mut rooms = ROOMS.map(|part| (trace.blocks * part / 1000).max(1)).to_vec();
@@ -64,7 +73,7 @@ fn main() -> Result<(), Failure> {
         println!();
     }
     std::fs::write(&svg, draw(&trace, &rooms, &table))?;
-    println!("curves: {svg}");
+    println!("curves: {}", svg.display());
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use crate::manual;
 
 /// Serves disk images over the network block device protocol (NBD, fixed newstyle).
 #[derive(Clone, Debug, Parser)]
-#[command(name = "nbd_server", long_about = manual::ABOUT, after_long_help = manual::MORE)]
+#[command(name = "nbd_server", version, long_about = manual::ABOUT, after_long_help = manual::MORE)]
 pub(crate) struct Args {
     /// Image to serve: a file or block device. Repeatable; the first is the default export. Without NAME the
     /// file's name is the export's. Options: readonly, offset=BYTES and size=BYTES, for a part of the file. A

@@ -17,7 +17,7 @@ fn without_arguments() -> Result<Vec<String>, Box<dyn Error>> {
             names.extend(path.file_stem().and_then(|name| name.to_str()).map(String::from));
         }
     }
-    names.retain(|name| name != "bufcache_hits");
+    names.retain(|name| !["bufcache_hits", "copy_tree", "pubsub"].contains(&name.as_str()));
     Ok(names)
 }
 
@@ -67,5 +67,19 @@ fn the_hits_of_a_trace_are_printed_and_drawn() -> Outcome {
     let of = |name: &str| names.iter().position(|there| there == name).map(|at| hits[at].as_str());
     assert_eq!((of("LRU"), of("OPT")), (Some("0.0"), Some("47.5")), "{printed}");
     assert!(fs::read_to_string(&picture)?.starts_with("<svg"));
+    Ok(())
+}
+
+#[test]
+fn a_directory_is_copied() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let [from, to] = ["from", "to"].map(|name| folder.path().join(name));
+    fs::create_dir(&from)?;
+    fs::write(from.join("file"), "text")?;
+    let printed = output(Command::new(program("copy_tree")?).args([&from, &to]))?;
+    assert_eq!(printed, "1 files, 1 directories, 0 links, 4 B, 0 errors\n");
+    assert_eq!(fs::read_to_string(to.join("file"))?, "text");
+    // The copy exists now.
+    assert!(output(Command::new(program("copy_tree")?).args([&from, &to])).is_err());
     Ok(())
 }

@@ -52,6 +52,7 @@
 //! | iterate | [`iter`](CtxTable::iter), [`range`](CtxTable::range), [`at_or_after`](CtxTable::at_or_after), [`at_or_before`](CtxTable::at_or_before) | [`iter`](XArray::iter), [`range`](XArray::range), [`next`](XArray::next), [`prev`](XArray::prev) |
 //! | mark and search | | [`set_mark`](XArray::set_mark), [`marked`](XArray::marked) |
 //! | remove | [`remove`](CtxTable::remove), [`take`](CtxTable::take) | [`erase`](XArray::erase), [`erase_range`](XArray::erase_range) |
+//! | get a removed context by value | [`CtxRef::try_unwrap`], after [`flush`](CtxTable::flush) or [`poll`](CtxTable::poll) | |
 //! | remove all | [`remove_all`](CtxTable::remove_all), [`begin_remove_all`](CtxTable::begin_remove_all); [`close`](CtxTable::close) before it to refuse inserts | [`clear`](XArray::clear) |
 //! | allocate in advance, free memory | [`try_reserve`](CtxTable::try_reserve), [`flush`](CtxTable::flush), [`poll`](CtxTable::poll), [`shrink_to_fit`](CtxTable::shrink_to_fit) | [`try_reserve`](XArray::try_reserve), [`shrink_to_fit`](XArray::shrink_to_fit) |
 //! | count | [`len`](CtxTable::len), [`usage`](CtxTable::usage), [`stats`](CtxTable::stats) | [`is_empty`](XArray::is_empty), [`stats`](XArray::stats) |

@@ -12,15 +12,14 @@ use tokio::runtime::Builder;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
-use crate::limits::Limits;
-use crate::server;
-use crate::totals::Totals;
+use crate::pubsub::{self, Broker, Options};
 
 /// How long a line, or the end of the server, may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
-pub(crate) const LIMITS: Limits =
-    Limits { clients: 64, topics: 16, messages: 64, farewell: Duration::from_secs(10) };
+pub(crate) fn options() -> Options {
+    Options { address: String::new(), clients: 64, messages: 64 }
+}
 
 /// How long a test may take, its repeated attempts included.
 const WHOLE_TEST: Duration = Duration::from_secs(120);
@@ -34,18 +33,19 @@ pub(crate) fn on_runtime(test: impl Future<Output = io::Result<()>>) {
 /// A server on a free port.
 pub(crate) struct Running {
     pub(crate) address: SocketAddr,
-    task: JoinHandle<io::Result<Arc<Totals>>>,
+    task: JoinHandle<io::Result<Arc<Broker>>>,
 }
 
 impl Running {
     /// Starts a server that ends when `end` is ready.
     pub(crate) async fn start(
-        limits: Limits,
+        options: Options,
         end: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<Running> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        Ok(Running { address, task: tokio::spawn(server::serve(listener, limits, end)) })
+        let serve = async move { pubsub::serve(listener, &options, end).await };
+        Ok(Running { address, task: tokio::spawn(serve) })
     }
 
     pub(crate) async fn connect(&self) -> io::Result<Peer> {
@@ -64,8 +64,8 @@ impl Running {
         Peer::greeted(socket.connect(self.address).await?).await
     }
 
-    /// Waits until the server has ended. Returns what it counted.
-    pub(crate) async fn ended(self) -> io::Result<Arc<Totals>> {
+    /// Waits until the server has ended. Returns its state.
+    pub(crate) async fn ended(self) -> io::Result<Arc<Broker>> {
         timeout(PATIENCE, self.task).await.expect("the server ends")?
     }
 }
@@ -120,6 +120,17 @@ impl Peer {
         let mut text = String::new();
         timeout(PATIENCE, self.stream.read_to_string(&mut text)).await.expect("the end comes")?;
         Ok(text.lines().map(String::from).collect())
+    }
+
+    /// Publishes to a topic until it has no subscriber.
+    pub(crate) async fn until_no_subscriber(&mut self, topic: &str) -> io::Result<()> {
+        loop {
+            self.send(&format!("PUB 9 {topic} late")).await?;
+            if self.line().await? == "OK PUB 0 0" {
+                return Ok(());
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// Sends numbered messages of priorities 0 to 3 to a topic of one subscriber, until its queue stays

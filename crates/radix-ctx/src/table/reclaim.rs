@@ -193,8 +193,7 @@ impl<T: Send + Sync + 'static> Core<T> {
     /// thread may free the core before this returns.
     #[cold]
     pub(super) unsafe fn last_put(this: NonNull<Self>, slab: SlabPtr<T>, index: u32) {
-        // SAFETY: the dead slot keeps the core until `guard` is pinned, which keeps it from then on
-        // (invariant 3 of the core). It is not used after `end`.
+        // SAFETY: the dead slot keeps the core; it is not used after `vacate_last`.
         let core = unsafe { this.as_ref() };
         // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
         let it = unsafe { slab.as_ref() };
@@ -205,7 +204,44 @@ impl<T: Send + Sync + 'static> Core<T> {
             return;
         };
         let dropped = dropping(core.address(), || core.drop_value(it, index));
+        // SAFETY: the contract of this function; the value is dropped.
+        unsafe { Self::vacate_last(this, slab, index, state) };
+        if let Err(panic) = dropped {
+            std::panic::resume_unwind(panic);
+        }
+    }
+
+    /// Moves the value out of a dead slot and vacates the slot, after the last reference was put.
+    ///
+    /// # Safety
+    ///
+    /// That of [`last_put`](Self::last_put).
+    pub(super) unsafe fn last_take(this: NonNull<Self>, slab: SlabPtr<T>, index: u32) -> T {
+        // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
+        let slot = unsafe { slab.as_ref() }.slot(index);
+        // Ordering: Relaxed; the count of references orders it.
+        let state =
+            NotLive::read(slot.state.load(Ordering::Relaxed)).expect("a folded slot is dead");
+        // SAFETY: invariant 3 of `retire`: the thread that put the last reference to a folded slot
+        // owns the value.
+        let value = unsafe { slot.take_value() };
+        // SAFETY: the contract of this function; the value is moved out.
+        unsafe { Self::vacate_last(this, slab, index, state) };
+        value
+    }
+
+    /// Vacates a dead slot without a value, whose last reference the calling thread has put.
+    ///
+    /// # Safety
+    ///
+    /// That of [`last_put`](Self::last_put).
+    unsafe fn vacate_last(this: NonNull<Self>, slab: SlabPtr<T>, index: u32, state: NotLive) {
+        // SAFETY: the dead slot keeps the core until `guard` is pinned, which keeps it from then on
+        // (invariant 3 of the core). It is not used after `end`.
+        let core = unsafe { this.as_ref() };
         let guard = rcu::pin();
+        // SAFETY: invariant 4 of `slab`: a dead slot is used until it is vacant.
+        let it = unsafe { slab.as_ref() };
         let mut vacated = Vacated::new(core);
         vacated.add(slab, index, core.finish(it, index, state));
         let woken = core.waiters.take_slot(index);
@@ -216,9 +252,6 @@ impl<T: Send + Sync + 'static> Core<T> {
         // SAFETY: the guard was pinned before the slot was vacated.
         unsafe { Self::end(this, guard) };
         drop((woken, threads)); // wakes without the guard
-        if let Err(panic) = dropped {
-            std::panic::resume_unwind(panic);
-        }
     }
 }
 

@@ -27,7 +27,7 @@
 //!    without its link.
 //! 2. The waiting lists belong to the thread that set `State::reclaiming`, or, while it is not set, to
 //!    the lock.
-//! 3. A slot's value is dropped once: by the fold that finds no reference, or by the last put.
+//! 3. A slot's value is dropped or moved out once: by the fold that finds no reference, or by the last put.
 //! 4. No value is dropped under the lock.
 //! 5. While anything is in the waiting lists, the callback is queued. While anything is in the filling
 //!    lists, the callback is queued, or a thread that added a slot is about to queue it.

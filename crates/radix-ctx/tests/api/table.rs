@@ -79,6 +79,36 @@ fn a_context_is_inserted_and_taken_with_a_reference() {
     assert_eq!(table.insert_ref("two".to_string()).unwrap().as_str(), "two");
 }
 
+/// Only the last reference to a removed context without readers gives the context by value, also after the
+/// table. The value is not dropped by the table then, and its index is used again.
+#[test]
+fn inv13_the_last_reference_is_unwrapped() {
+    let (table, shared) = (CtxTable::new(), Arc::new(()));
+    let first = table.insert_ref(Arc::clone(&shared)).unwrap();
+    let id = CtxRef::id(&first);
+    let first = CtxRef::try_unwrap(first).expect_err("the context is live");
+    let guard = rcu::pin();
+    let removal = table.remove(id).unwrap();
+    table.poll();
+    let first = CtxRef::try_unwrap(first).expect_err("a reader may borrow the context");
+    drop(guard);
+    table.flush().unwrap();
+    let second = first.clone();
+    let first = CtxRef::try_unwrap(first).expect_err("there is another reference");
+    drop(second);
+    assert!(!removal.is_done());
+    let value = CtxRef::try_unwrap(first).unwrap();
+    assert!(removal.is_done());
+    assert_eq!((Arc::strong_count(&shared), table.stats().pending), (2, 0));
+    drop(value);
+    let next = table.insert_ref(Arc::clone(&shared)).unwrap();
+    assert_eq!((CtxRef::id(&next).index(), CtxRef::id(&next).generation()), (id.index(), 2));
+    table.validate();
+    drop(table); // removes the context, for which a reference is left
+    assert!(Arc::ptr_eq(&CtxRef::try_unwrap(next).unwrap(), &shared));
+    assert_eq!(Arc::strong_count(&shared), 1);
+}
+
 /// An empty slab is kept for the next insert, which uses it before another slab becomes empty. Only a slab
 /// without contexts is released then.
 #[test]

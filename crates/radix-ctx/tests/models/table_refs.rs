@@ -211,6 +211,37 @@ fn last_put_meets_the_fold() {
     });
 }
 
+/// A reference is unwrapped beside the fold and the drop of another reference. The context is moved out once,
+/// by the last holder, or dropped once.
+#[test]
+fn inv13_an_unwrap_meets_the_fold_and_another_drop() {
+    both_modes(|| {
+        let contexts = Contexts::new();
+        let id = contexts.insert(7);
+        let context = contexts.table.get_ref(id).unwrap();
+        let other = context.clone();
+        let user = thread::spawn(move || {
+            set_current(CpuId::new(1));
+            match CtxRef::try_unwrap(other) {
+                Ok(payload) => assert_eq!(Payload::read(payload.late()), 7),
+                Err(other) => {
+                    let found = other.late();
+                    yield_often();
+                    assert_eq!(Payload::read(found), 7);
+                }
+            }
+        });
+        contexts.table.remove(id).unwrap();
+        contexts.table.flush().unwrap();
+        match CtxRef::try_unwrap(context) {
+            Ok(payload) => assert_eq!(Payload::read(payload.late()), 7),
+            Err(context) => drop(context),
+        }
+        user.join().unwrap();
+        contexts.assert_dropped(1, 0);
+    });
+}
+
 /// Each context of a slot has a count of its own.
 #[test]
 fn inv13_each_context_of_a_slot_has_its_own_count() {
