@@ -27,7 +27,6 @@ use crate::counters::Counters;
 use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
 use crate::report::{Reporter, ServerReport};
 use crate::upstream::UpstreamStats;
-use crate::worker::MoveCounts;
 
 /// How long a client may take for its request and for the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -185,7 +184,6 @@ fn text(report: &ServerReport) -> String {
         .collect();
     page.metric("export_connections", "Connections that have an export open.", &exports);
     upstreams(&mut page, &report.registry.upstreams);
-    moves(&mut page, &report.moves);
     requests(&mut page, &report.counters);
     cache(&mut page, report);
     engines(&mut page, report);
@@ -219,18 +217,6 @@ fn upstreams(page: &mut Page, upstreams: &[(String, UpstreamStats)]) {
         stats.replayed
     });
     metric("upstream_poisoned", "Whether changes may be lost.", |stats| stats.poisoned.into());
-}
-
-fn moves(page: &mut Page, moves: &[(usize, MoveCounts)]) {
-    let workers: Vec<_> = moves.iter().map(|(number, _)| number.to_string()).collect();
-    let of_each = |count: fn(&MoveCounts) -> &u64| -> Vec<(&str, &str, &dyn Display)> {
-        let values = workers.iter().zip(moves);
-        values.map(|(worker, (_, moves))| ("worker", &**worker, count(moves) as _)).collect()
-    };
-    let came = of_each(|moves| &moves.arrived);
-    page.metric("moves_in_total", "Connections that came from a busier worker.", &came);
-    let left = of_each(|moves| &moves.departed);
-    page.metric("moves_out_total", "Connections that went to an idle worker.", &left);
 }
 
 fn requests(page: &mut Page, counters: &Counters) {

@@ -368,7 +368,8 @@ impl Requests {
             Some(ended)
         })?;
         let conn = &ended.operation.conn;
-        let (slot, closed) = (conn.slot(), CtxRef::is_removed(conn));
+        let slot = *conn.slot.get().expect("its worker set it before its first request");
+        let closed = CtxRef::is_removed(conn);
         let step = self.end(ended);
         if closed {
             // The request was carried out all the same.
