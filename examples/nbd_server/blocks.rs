@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use aio_reap::{AlignedBuf, IoBuf, IoBufMut, RequestError};
+use aio_reap::{AlignedBuf, Engine, IoBuf, IoBufMut, RequestError};
 use bufcache::{
     AttachOptions, BlockDevice, Cache, CacheStats, Device, EngineDevice, GetError, Load, WriteError,
 };
@@ -70,12 +70,31 @@ pub(crate) struct Blocks {
 pub(crate) struct Backing {
     /// What is below the cache.
     pub(crate) device: Arc<dyn BlockDevice>,
-    /// The file that engines read and write themselves; `None` if only the device does.
-    pub(crate) file: Option<File>,
-    /// Engines do not only read the file, but write it, too: without the cache, and what is too long for it.
-    pub(crate) engines_write: bool,
-    /// The device, if it is an export of another server.
-    pub(crate) upstream: Option<Arc<NbdDevice>>,
+    pub(crate) source: Source<File>,
+}
+
+/// What reads and writes an image past the cache.
+#[derive(Clone)]
+pub(crate) enum Source<F> {
+    /// A file, by the workers' engines.
+    File(F),
+    /// An export of another server.
+    Upstream(Arc<NbdDevice>),
+    /// The device of a test, by a thread of the cache.
+    #[cfg(test)]
+    Device(Arc<dyn BlockDevice>),
+}
+
+impl Source<File> {
+    /// The same for the tasks of an engine.
+    pub(crate) fn attach(&self, engine: &Engine) -> io::Result<Source<aio_reap::File>> {
+        Ok(match self {
+            Self::File(file) => Source::File(engine.attach(file.try_clone()?)?),
+            Self::Upstream(upstream) => Source::Upstream(Arc::clone(upstream)),
+            #[cfg(test)]
+            Self::Device(device) => Source::Device(Arc::clone(device)),
+        })
+    }
 }
 
 impl Backing {
@@ -85,25 +104,21 @@ impl Backing {
         // With O_DIRECT no part of a unit can be written; exports are rounded down as well.
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
         let device = Arc::new(device.up_to(len));
-        let file = Some(file.try_clone()?);
-        Ok(Self { device, file, engines_write: true, upstream: None })
+        Ok(Self { device, source: Source::File(file.try_clone()?) })
     }
 
     /// An export of another server.
     pub(crate) fn upstream(device: Arc<NbdDevice>) -> Self {
-        let upstream = Some(Arc::clone(&device));
-        Self { device, file: None, engines_write: false, upstream }
+        Self { device: Arc::clone(&device) as _, source: Source::Upstream(device) }
     }
 }
 
 /// An image, and what is kept of it.
 pub(crate) struct Image {
     pub(crate) device: Device,
-    /// See [`Backing`].
-    pub(crate) raw: Arc<dyn BlockDevice>,
-    pub(crate) file: Option<File>,
-    pub(crate) engines_write: bool,
-    pub(crate) upstream: Option<Arc<NbdDevice>>,
+    pub(crate) source: Source<File>,
+    /// What reads and writes of the image are multiples of, in bytes.
+    pub(crate) alignment: usize,
     pub(crate) flushes: Flushes,
     pub(crate) calls: Calls,
     /// In bytes. Ordering: Relaxed, all: it only grows, and a request learns of the new length from its session, which
@@ -133,21 +148,16 @@ impl Blocks {
 
     /// Adds the image of the table's next file.
     pub(crate) fn attach(&self, backing: Backing) -> io::Result<()> {
-        let Backing { device: raw, file, engines_write, upstream } = backing;
-        let len = raw.len();
+        let Backing { device, source } = backing;
+        let (len, alignment) = (device.len(), device.alignment());
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
-        let options = if file.is_some() { options.growing() } else { options };
-        // What tasks do not read and write themselves goes by way of the cache.
-        let by_tasks = upstream.is_some() || file.is_some();
-        let longest = if by_tasks { self.longest } else { self.longest.max(BLOCK as u64) };
+        let options = if matches!(source, Source::File(_)) { options.growing() } else { options };
         let image = Arc::new(Image {
-            device: self.cache.attach_with(Arc::clone(&raw), options)?,
-            raw,
+            device: self.cache.attach_with(device, options)?,
+            source,
+            alignment,
             len: AtomicU64::new(len),
-            longest,
-            file,
-            engines_write,
-            upstream,
+            longest: self.longest,
             flushes: Flushes::default(),
             calls: Calls::default(),
             next: AtomicU64::new(u64::MAX),
@@ -195,7 +205,8 @@ impl Image {
     /// Makes the image longer if its file has grown to `len` bytes, by whole blocks. Returns whether it could: an image
     /// that does not end with a whole block keeps its length.
     pub(crate) fn grow(&self, len: u64) -> bool {
-        let may = self.file.is_some() && self.len().is_multiple_of(BLOCK as u64);
+        let is_file = matches!(self.source, Source::File(_));
+        let may = is_file && self.len().is_multiple_of(BLOCK as u64);
         if may {
             self.len.fetch_max(len - len % BLOCK as u64, Ordering::Relaxed);
         }
@@ -391,6 +402,33 @@ fn bytes_of(blocks: &Range<u64>) -> usize {
     (blocks.end - blocks.start) as usize * BLOCK
 }
 
+/// Why a read or write of an image failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TransferError {
+    pub(crate) errno: i32,
+    /// Bytes that were transferred before the failure.
+    pub(crate) transferred: usize,
+}
+
+impl From<RequestError> for TransferError {
+    fn from(error: RequestError) -> Self {
+        let errno = io::Error::from(error).raw_os_error().unwrap_or(libc::EIO);
+        Self { errno, transferred: error.transferred() }
+    }
+}
+
+impl From<io::Error> for TransferError {
+    fn from(error: io::Error) -> Self {
+        Self { errno: error.raw_os_error().unwrap_or(libc::EIO), transferred: 0 }
+    }
+}
+
+impl From<TransferError> for io::Error {
+    fn from(error: TransferError) -> Self {
+        Self::from_raw_os_error(error.errno)
+    }
+}
+
 /// The buffer of a READ that is to be kept, and the claimed loads of its blocks. Its drop ends these.
 #[derive(Debug)]
 pub(crate) struct Fill {
@@ -414,13 +452,13 @@ impl Fill {
     /// buffer with that. An error past those bytes does not count.
     pub(crate) fn finish(
         self,
-        result: Result<usize, RequestError>,
+        result: Result<usize, TransferError>,
     ) -> (io::Result<usize>, AlignedBuf) {
         let Self { mut buf, start, head, len, loads } = self;
         // How many bytes were read from `at`, of which `wanted` count.
         let read = |at: usize, wanted: usize| match result {
             Ok(count) => Ok(count.saturating_sub(at).min(wanted)),
-            Err(error) if error.transferred() >= at + wanted => Ok(wanted),
+            Err(error) if error.transferred >= at + wanted => Ok(wanted),
             Err(error) => Err(io::Error::from(error)),
         };
         for mut load in loads {
@@ -437,12 +475,6 @@ impl Fill {
         }
         buf.set_len(len);
         (result, buf)
-    }
-
-    /// The same of a read that was not made.
-    pub(crate) fn cancel(mut self) -> AlignedBuf {
-        self.loads.clear();
-        self.finish(Ok(0)).1
     }
 }
 
@@ -482,7 +514,6 @@ unsafe impl IoBufMut for Fill {
 mod tests {
     use std::os::unix::fs::FileExt;
 
-    use aio_reap::Engine;
     use aio_reap_test::Build;
     use aio_reap_test::scripted::{Script, Transfer};
 
@@ -617,7 +648,7 @@ mod tests {
             let start = fill.offset();
             let (result, fill) = engine.read(&attached, fill, start).submit().unwrap().wait();
             assert_eq!(result.unwrap_err().transferred(), read);
-            let (result, buf) = fill.finish(result);
+            let (result, buf) = fill.finish(result.map_err(Into::into));
             assert_eq!(result.is_ok(), answered, "{read}");
             if answered {
                 assert!(buf[..result.unwrap()] == bytes[100..][..len]);

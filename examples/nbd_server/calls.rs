@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use percpu::sync::Mutex;
 
-use crate::blocks::Image;
+use crate::blocks::{Image, Source};
 
 /// How long calls are made before other threads of the CPU have a turn. A guess: a few switches cost less.
 const TURN: Duration = Duration::from_micros(50);
@@ -126,7 +126,7 @@ impl Image {
         call: impl FnOnce(&Self) -> T + Send + 'static,
     ) -> T {
         let image = Arc::clone(self);
-        if self.upstream.is_some() {
+        if matches!(self.source, Source::Upstream(_)) {
             return self.device.call_async(move |_| call(&image)).await;
         }
         let begin = || {

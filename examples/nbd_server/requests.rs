@@ -25,7 +25,7 @@ use radix_ctx::{CtxRef, Id};
 use tracing::warn;
 
 use crate::admission::{Admission, WaitStats};
-use crate::blocks::of_get;
+use crate::blocks::{Source, of_get};
 use crate::commands::Job;
 use crate::contexts::Connection;
 use crate::counters::{Counters, is_logged};
@@ -58,9 +58,8 @@ const MAX_BLOCKING: usize = 16;
 /// A worker's requests in flight, and the engine that works on them.
 pub(crate) struct Requests {
     pub(crate) engine: Rc<Engine>,
-    /// By index of the export table's files, as far as they were asked for. `None`: the engine does
-    /// not have it.
-    files: Vec<Option<File>>,
+    /// By index of the export table's files, as far as they were asked for.
+    sources: Vec<Source<File>>,
     tasks: Tasks<Ended>,
     /// Running operations by file.
     running: FileQuotas,
@@ -89,7 +88,7 @@ impl Requests {
     ) -> io::Result<Self> {
         let mut requests = Self {
             engine,
-            files: Vec::new(),
+            sources: Vec::new(),
             tasks: Tasks::new(limits.depth, waker),
             running: FileQuotas::new(limits.depth, SHARE, exports.capacity()),
             most: limits.most,
@@ -229,10 +228,9 @@ impl Requests {
 
     /// Tells the engine of a file, and of those before it.
     fn attach(&mut self, file: usize) -> io::Result<()> {
-        while self.files.len() <= file {
-            let file = self.exports.image(self.files.len()).file.as_ref();
-            let attach = |file: &std::fs::File| self.engine.attach(file.try_clone()?);
-            self.files.push(file.map(attach).transpose()?);
+        while self.sources.len() <= file {
+            let image = self.exports.image(self.sources.len());
+            self.sources.push(image.source.attach(&self.engine)?);
         }
         Ok(())
     }
@@ -283,7 +281,7 @@ impl Requests {
         let Operation { export, file, style, request, command, written, .. } = operation;
         let job = Job {
             engine: Rc::clone(&self.engine),
-            file: self.files[file].clone(),
+            source: self.sources[file].clone(),
             image: Arc::clone(self.exports.image(file)),
             unit: self.exports.get(export).info.min_block.max(1).into(),
             style,

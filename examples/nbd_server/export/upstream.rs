@@ -11,7 +11,7 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use tracing::info;
 
 use super::{Export, ExportError, ExportTable};
-use crate::blocks::{BLOCK, Backing};
+use crate::blocks::{BLOCK, Backing, Source};
 use crate::open_files::{FileState, Identity, identity};
 use crate::upstream::{Address, NbdDevice, UpstreamOptions, UpstreamStats};
 
@@ -72,7 +72,7 @@ impl ExportTable {
     /// The figures of the upstream exports, by name.
     pub(crate) fn upstreams(&self) -> Vec<(String, UpstreamStats)> {
         let stats = |(_, export): (usize, &Export)| {
-            let upstream = self.image(export.file).upstream.as_ref()?;
+            let Source::Upstream(upstream) = &self.image(export.file).source else { return None };
             Some((export.info.name.clone(), upstream.stats()))
         };
         self.exports.iter().filter_map(stats).collect()

@@ -20,7 +20,7 @@ mod waiting;
 
 use super::*;
 use crate::args::Args;
-use crate::blocks::{Backing, Blocks};
+use crate::blocks::{Backing, Blocks, Source};
 use crate::connection_limits::{ConnectionLimits, PeerKey};
 use crate::session::Session;
 
@@ -35,14 +35,18 @@ const MOST: usize = 8;
 /// The images of the table, of which the cache has the first on a device of the test.
 fn on_disk(
     exports: &ExportTable,
-    (disk, engines_write): (&Arc<FaultDevice<FileDevice>>, bool),
+    disk: &Arc<FaultDevice<FileDevice>>,
+    engines_write: bool,
     cache: u64,
 ) -> Blocks {
     let blocks = Blocks::new(cache, exports.capacity()).unwrap();
     for (nr, file) in exports.files.iter() {
         let mut backing = Backing::open(file).unwrap();
         if nr == 0 {
-            (backing.device, backing.engines_write) = (disk.clone(), engines_write);
+            backing.device = disk.clone();
+            if !engines_write {
+                backing.source = Source::Device(disk.clone());
+            }
         }
         blocks.attach(backing).unwrap();
     }
@@ -89,7 +93,7 @@ impl Lab {
         let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
         let device = FileDevice::new(exports.files[0].try_clone().unwrap()).unwrap();
         let disk = Arc::new(FaultDevice::new(device));
-        exports.blocks = on_disk(&exports, (&disk, true), Args::parse_from(args).cache);
+        exports.blocks = on_disk(&exports, &disk, true, Args::parse_from(args).cache);
         let exports = Arc::new(exports);
         let connections = Arc::new(CtxTable::builder().max_contexts(4).build().unwrap());
         let registry = Arc::new(Registry::new(&exports).unwrap());
