@@ -60,7 +60,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Blocks {
     cache: Cache,
-    /// By index of the export table's files.
     images: boxcar::Vec<Arc<Image>>,
     /// See [`Image::longest`].
     longest: u64,
@@ -146,8 +145,8 @@ impl Blocks {
         Ok(Self { cache, images: boxcar::Vec::with_capacity(images), longest })
     }
 
-    /// Adds the image of the table's next file.
-    pub(crate) fn attach(&self, backing: Backing) -> io::Result<()> {
+    /// Adds an image. Returns its index.
+    pub(crate) fn attach(&self, backing: Backing) -> io::Result<usize> {
         let Backing { device, source } = backing;
         let (len, alignment) = (device.len(), device.alignment());
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
@@ -164,19 +163,22 @@ impl Blocks {
             #[cfg(test)]
             planted: std::sync::OnceLock::new(),
         });
-        self.images.push(image);
-        Ok(())
+        Ok(self.images.push(image))
     }
 
-    /// Ends that of a file of which nothing is used any more, so that the same can be attached again.
-    pub(crate) fn detach(&self, file: usize) -> io::Result<()> {
-        let closed = self.images[file].device.clone().close();
+    /// Ends an image of which nothing is used any more, so that the same file can be attached again.
+    pub(crate) fn detach(&self, index: usize) -> io::Result<()> {
+        let closed = self.images[index].device.clone().close();
         closed.map_err(|error| io::Error::from_raw_os_error(error.error.errno()))
     }
 
-    /// The image of a file of the table.
-    pub(crate) fn image(&self, file: usize) -> &Arc<Image> {
-        &self.images[file]
+    pub(crate) fn image(&self, index: usize) -> &Arc<Image> {
+        &self.images[index]
+    }
+
+    /// The number of images. All indexes are below.
+    pub(crate) fn count(&self) -> usize {
+        self.images.count()
     }
 
     /// What the cache has done, if it keeps anything.
@@ -202,11 +204,18 @@ impl Image {
         self.len.load(Ordering::Relaxed)
     }
 
+    /// The file of the image, if it is one.
+    pub(crate) fn file(&self) -> Option<&File> {
+        match &self.source {
+            Source::File(file) => Some(file),
+            _ => None,
+        }
+    }
+
     /// Makes the image longer if its file has grown to `len` bytes, by whole blocks. Returns whether it could: an image
     /// that does not end with a whole block keeps its length.
     pub(crate) fn grow(&self, len: u64) -> bool {
-        let is_file = matches!(self.source, Source::File(_));
-        let may = is_file && self.len().is_multiple_of(BLOCK as u64);
+        let may = self.file().is_some() && self.len().is_multiple_of(BLOCK as u64);
         if may {
             self.len.fetch_max(len - len % BLOCK as u64, Ordering::Relaxed);
         }

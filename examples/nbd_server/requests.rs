@@ -104,12 +104,7 @@ impl Requests {
             exports: Arc::clone(exports),
             counters: Counters::default(),
         };
-        requests
-            .exports
-            .files
-            .count()
-            .checked_sub(1)
-            .map_or(Ok(()), |last| requests.attach(last))?;
+        exports.blocks.count().checked_sub(1).map_or(Ok(()), |last| requests.attach(last))?;
         Ok(requests)
     }
 

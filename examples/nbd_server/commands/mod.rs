@@ -603,4 +603,21 @@ impl Image {
         }
         sync.wait().await
     }
+    /// Has a thread of the cache make a call that blocks: behind the others, but if the image is an upstream's.
+    pub(crate) async fn call<T: Send + 'static>(
+        self: &Arc<Self>,
+        call: impl FnOnce(&Self) -> T + Send + 'static,
+    ) -> T {
+        let image = Arc::clone(self);
+        if matches!(self.source, Source::Upstream(_)) {
+            return self.device.call_async(move |_| call(&image)).await;
+        }
+        let begin = || {
+            let image = Arc::clone(self);
+            // The first poll begins the call, which goes on without the future.
+            let run = pin!(self.device.call_async(move |_| image.calls.run()));
+            let _ = run.poll(&mut Context::from_waker(Waker::noop()));
+        };
+        self.calls.make(move || call(&image), begin).await
+    }
 }

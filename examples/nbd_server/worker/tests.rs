@@ -40,7 +40,8 @@ fn on_disk(
     cache: u64,
 ) -> Blocks {
     let blocks = Blocks::new(cache, exports.capacity()).unwrap();
-    for (nr, file) in exports.files.iter() {
+    for nr in 0..exports.blocks.count() {
+        let file = exports.image(nr).file().unwrap();
         let mut backing = Backing::open(file).unwrap();
         if nr == 0 {
             backing.device = disk.clone();
@@ -91,7 +92,8 @@ impl Lab {
         capacity: usize,
     ) -> Self {
         let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
-        let device = FileDevice::new(exports.files[0].try_clone().unwrap()).unwrap();
+        let device =
+            FileDevice::new(exports.image(0).file().unwrap().try_clone().unwrap()).unwrap();
         let disk = Arc::new(FaultDevice::new(device));
         exports.blocks = on_disk(&exports, &disk, true, Args::parse_from(args).cache);
         let exports = Arc::new(exports);

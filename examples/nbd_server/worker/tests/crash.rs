@@ -214,7 +214,7 @@ fn crash(seed: u64, bug: Option<&'static str>) {
     let image = image.to_str().unwrap();
     let args = ["nbd_server", "--cache", CACHE, "--size", &size, "--image", image];
     let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
-    let device = FileDevice::new(exports.files[0].try_clone().unwrap()).unwrap();
+    let device = FileDevice::new(exports.image(0).file().unwrap().try_clone().unwrap()).unwrap();
     let disk = Arc::new(FaultDevice::new(device));
     disk.record().unwrap();
     // Only the device, which records that, writes it.
