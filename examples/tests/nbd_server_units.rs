@@ -54,8 +54,6 @@ mod notifier;
 mod open_files;
 #[path = "../nbd_server/operation.rs"]
 mod operation;
-#[path = "../nbd_server/quota.rs"]
-mod quota;
 #[path = "../nbd_server/registry.rs"]
 mod registry;
 #[path = "../nbd_server/report.rs"]
