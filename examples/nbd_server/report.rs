@@ -16,7 +16,7 @@ use radix_ctx::TableStats;
 use crate::admission::WaitStats;
 use crate::counters::Counters;
 use crate::registry::{RegistryReport, by_name};
-use crate::worker::{Inbox, Message, Shared, WorkerReport};
+use crate::worker::{Inbox, Message, Shared};
 
 /// Collects the figures; each thread that wants them has one.
 #[derive(Clone)]
@@ -38,15 +38,32 @@ impl Reporter {
         drop(sender);
         let since = Instant::now();
         let left = || self.patience.saturating_sub(since.elapsed());
-        let next = || receiver.recv_timeout(left()).ok();
-        let reports: Vec<WorkerReport> = std::iter::from_fn(next).collect();
         let Shared { exports, connections, registry } = &self.shared;
-        let cache = exports.blocks.stats();
-        let registry = registry.report(exports);
         let name = |file| exports.names_of(file).next().unwrap_or_default();
-        let begun = reports.iter().flat_map(|report| &report.begun);
-        let begun = by_name(begun.map(|&(file, count)| (name(file), count)));
-        ServerReport::new(&reports, connections.stats(), cache, (registry, begun))
+        let mut sum = ServerReport {
+            workers: 0,
+            connections: connections.stats(),
+            begun: Vec::new(),
+            counters: Counters::default(),
+            engine: None,
+            waiting: WaitStats::default(),
+            cache: exports.blocks.stats(),
+            registry: registry.report(exports),
+            rcu: rcu::stats(),
+        };
+        let mut begun = Vec::new();
+        while let Ok(report) = receiver.recv_timeout(left()) {
+            sum.workers += 1;
+            sum.counters.add(&report.counters);
+            sum.waiting.add(&report.waits);
+            match &mut sum.engine {
+                Some(all) => all.merge(&report.engine),
+                None => sum.engine = Some(report.engine),
+            }
+            begun.extend(report.begun.into_iter().map(|(file, count)| (name(file), count)));
+        }
+        sum.begun = by_name(begun.into_iter());
+        sum
     }
 }
 
@@ -63,36 +80,6 @@ pub(crate) struct ServerReport {
     pub(crate) cache: Option<CacheStats>,
     pub(crate) registry: RegistryReport,
     pub(crate) rcu: rcu::Stats,
-}
-
-impl ServerReport {
-    pub(crate) fn new(
-        workers: &[WorkerReport],
-        connections: TableStats,
-        cache: Option<CacheStats>,
-        (registry, begun): (RegistryReport, Vec<(String, usize)>),
-    ) -> Self {
-        let mut sum = Self {
-            workers: workers.len(),
-            connections,
-            begun,
-            counters: Counters::default(),
-            engine: None,
-            waiting: WaitStats::default(),
-            cache,
-            registry,
-            rcu: rcu::stats(),
-        };
-        for WorkerReport { counters, engine, waits, .. } in workers {
-            sum.counters.add(counters);
-            sum.waiting.add(waits);
-            match &mut sum.engine {
-                Some(all) => all.merge(engine),
-                None => sum.engine = Some(engine.clone()),
-            }
-        }
-        sum
-    }
 }
 
 impl ServerReport {
