@@ -8,7 +8,7 @@
 mod admission;
 #[path = "../nbd_server/args.rs"]
 mod args;
-#[path = "../nbd_server/blocks.rs"]
+#[path = "../nbd_server/blocks/mod.rs"]
 mod blocks;
 #[path = "../nbd_server/busy_poll.rs"]
 mod busy_poll;
