@@ -1,4 +1,8 @@
 //! The load of a worker, by which the main thread chooses the worker of a new connection.
+//!
+//! A connection stays with its worker. Two that become busy later may share a worker while another
+//! is idle. Measured with two clients that read 4 KiB from the cache, 32 at a time, on two CPUs: they
+//! are answered 2 to 3 times as much where each has a worker.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -8,8 +12,8 @@ const CLOSED: usize = usize::MAX;
 /// Work counts half after so long. A guess: longer than most clients pause.
 const HALF_LIFE: Duration = Duration::from_secs(1);
 /// A worker with so much recent work is busy. One that works all the time has between one and two
-/// [`HALF_LIFE`]s.
-const BUSY: Duration = Duration::from_millis(500);
+/// [`HALF_LIFE`]s. A guess: the clients of a busy machine keep their worker waiting.
+const BUSY: Duration = Duration::from_millis(250);
 
 /// A worker's load, with cache lines of its own: the worker writes it in every round.
 #[derive(Debug)]
@@ -119,7 +123,7 @@ mod tests {
             (0..connections).for_each(|_| assert!(load.reserve()));
             load.get()
         };
-        assert!(load(0, 5) < load(900, 1) && load(900, 1) < load(600, 2));
-        assert!(load(300, 1) < load(0, 2));
+        assert!(load(0, 5) < load(900, 1) && load(900, 1) < load(300, 2));
+        assert!(load(200, 1) < load(0, 2));
     }
 }
