@@ -7,7 +7,7 @@
 //! | a client sends | the server answers |
 //! |---|---|
 //! | `SUB topic` | `OK SUB topic` |
-//! | `UNSUB topic` | `OK UNSUB topic`; at most a message that is being published follows |
+//! | `UNSUB topic` | `OK UNSUB topic discarded`; at most a message that is being published follows |
 //! | `PUB priority topic text` | `OK PUB queued dropped`: for how many subscribers; priorities are 0 to 9 |
 //! | `QUIT` | the lines that are queued, then `BYE` |
 //! | another line | `ERR reason` |
@@ -262,8 +262,8 @@ fn execute(
         ["UNSUB", topic] => {
             broker.unsubscribe(topic, subscriptions.remove(topic).ok_or("not subscribed")?);
             let start = format!("MSG {topic} ");
-            client.outbound.drain_filter(|line, _| line.starts_with(&start));
-            Ok(format!("OK UNSUB {topic}"))
+            let discarded = client.outbound.drain_filter(|line, _| line.starts_with(&start)).len();
+            Ok(format!("OK UNSUB {topic} {discarded}"))
         }
         ["PUB", priority, topic, text] if priority.len() == 1 => {
             let number = priority.parse().map_err(|_| "the priority is not a digit")?;

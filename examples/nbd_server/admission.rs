@@ -1,17 +1,20 @@
-//! Queues of operations above the engine's depth: by export in turn, and by priority within an
-//! export.
+//! Admission of operations: how many run, and which of those that wait goes next.
 //!
 //! ```text
-//!  start ─┬─► engine                below its depth: no queue is touched
+//!  start ─┬─► run               below the limit: no queue is touched
 //!         └─► export 0 ─► syncs │ small reads │ small writes │ large reads │ large writes ─┐
 //!             export 1 ─► ...                                                              │
-//!                                    a slot is free ◄── the next of the export in turn ───┘
+//!                                  one has ended ◄── the next of the export in turn ───────┘
 //! ```
 //!
 //! A worker's engine belongs to its thread, and so do the queues: one per worker and export,
 //! without a lock. A queue that workers share could not fill a free slot of one engine with a
 //! request of another worker's connection. Exports take turns, so that writes to one do not delay
 //! reads of another.
+//!
+//! An image whose device hangs keeps the places of its operations. So an image never has more than
+//! a fixed multiple of the places that it leaves to others, its share. The first image that hangs
+//! leaves a ninth of the places, and the next leaves a ninth of that.
 //!
 //! NBD lets requests in flight be carried out in any order. A FLUSH covers the writes that were
 //! answered before it was sent, and those have left the queues already.
@@ -69,14 +72,30 @@ impl fmt::Display for Class {
     }
 }
 
-/// The queues of one engine. They allocate only if more operations wait than ever before.
+/// What an image has of a limit at most, as a multiple of what it leaves to others. A guess: an image
+/// alone may use all of a limit up to 8, and 114 of 128.
+const SHARE: usize = 8;
+
+/// The operations of one kind that run and wait. It allocates only if more wait than ever before.
 #[derive(Debug)]
 pub(crate) struct Admission<T> {
+    /// Most operations that run.
+    limit: usize,
+    running: usize,
+    /// Running operations by index of the export table's files.
+    by_file: Box<[usize]>,
     /// By index of the export table.
-    queues: Box<[Core<Waiting<T>>]>,
+    queues: Box<[Queue<T>]>,
     /// The exports whose queues are not empty, the next one first.
     turns: VecDeque<usize>,
     stats: WaitStats,
+}
+
+#[derive(Debug)]
+struct Queue<T> {
+    /// The file of the export.
+    file: usize,
+    core: Core<Waiting<T>>,
 }
 
 struct Waiting<T> {
@@ -84,38 +103,90 @@ struct Waiting<T> {
     since: Instant,
 }
 
+/// Whether an image that has `used` places may have one more, where `left` are free.
+pub(crate) fn is_within_share(used: usize, left: usize) -> bool {
+    left > 0 && used < SHARE * left
+}
+
 impl<T> Admission<T> {
-    pub(crate) fn new(exports: usize) -> Result<Self, AllocError> {
+    /// Up to `limit` operations run. Indexes of exports and files are below `capacity`.
+    pub(crate) fn new(limit: usize, capacity: usize) -> Result<Self, AllocError> {
         let queue = |_| {
-            let mut queue = Core::try_new(0)?;
-            queue.set_ageing(Some(AGEING));
-            Ok(queue)
+            let mut core = Core::try_new(0)?;
+            core.set_ageing(Some(AGEING));
+            Ok(Queue { file: 0, core })
         };
         Ok(Self {
-            queues: (0..exports).map(queue).collect::<Result<_, AllocError>>()?,
-            turns: VecDeque::with_capacity(exports),
+            limit,
+            running: 0,
+            by_file: vec![0; capacity].into(),
+            queues: (0..capacity).map(queue).collect::<Result<_, AllocError>>()?,
+            turns: VecDeque::with_capacity(capacity),
             stats: WaitStats::default(),
         })
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Operations that run.
+    pub(crate) fn running(&self) -> usize {
+        self.running
+    }
+
+    /// Operations that wait.
+    pub(crate) fn waiting(&self) -> usize {
         self.stats.depth
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.stats.depth == 0
+    /// Operations of an export that wait.
+    pub(crate) fn waiting_of(&self, export: usize) -> usize {
+        self.queues[export].core.len()
+    }
+
+    /// Running operations of each file.
+    pub(crate) fn by_file(&self) -> &[usize] {
+        &self.by_file
     }
 
     pub(crate) fn stats(&self) -> WaitStats {
         self.stats
     }
 
+    fn allows(&self, file: usize) -> bool {
+        is_within_share(self.by_file[file], self.limit.saturating_sub(self.running))
+    }
+
+    fn acquire(&mut self, file: usize) {
+        self.by_file[file] += 1;
+        self.running += 1;
+    }
+
+    /// Lets an operation run, if none waits and its file may have one more. It then
+    /// [`end`](Self::end)s.
+    pub(crate) fn begin(&mut self, file: usize) -> bool {
+        let may = self.stats.depth == 0 && self.allows(file);
+        if may {
+            self.acquire(file);
+        }
+        may
+    }
+
+    /// An operation that ran has ended.
+    pub(crate) fn end(&mut self, file: usize) {
+        self.by_file[file] -= 1;
+        self.running -= 1;
+    }
+
     /// Queues `value`. Returns it if there is no memory.
-    pub(crate) fn push(&mut self, export: usize, class: Class, value: T) -> Result<(), T> {
+    pub(crate) fn push(
+        &mut self,
+        (export, file): (usize, usize),
+        class: Class,
+        value: T,
+    ) -> Result<(), T> {
         let queue = &mut self.queues[export];
-        let was_empty = queue.is_empty();
+        queue.file = file;
+        let was_empty = queue.core.is_empty();
         let waiting = Waiting { value, since: Instant::now() };
-        queue.push(class as u32, waiting).map_err(|waiting| waiting.value)?;
+        queue.core.push(class as u32, waiting).map_err(|waiting| waiting.value)?;
         if was_empty {
             self.turns.push_back(export);
         }
@@ -124,30 +195,31 @@ impl<T> Admission<T> {
         Ok(())
     }
 
-    /// The length of the queue of an export.
-    pub(crate) fn len_of(&self, export: usize) -> usize {
-        self.queues[export].len()
-    }
-
-    /// Takes the next operation of the first export in turn that `may` go on, and returns both.
-    pub(crate) fn pop_if(&mut self, mut may: impl FnMut(usize) -> bool) -> Option<(usize, T)> {
-        let at = self.turns.iter().position(|&export| may(export))?;
+    /// Lets the next operation run of the first export in turn whose file may have one more.
+    pub(crate) fn next(&mut self) -> Option<T> {
+        if self.running >= self.limit {
+            return None;
+        }
+        let may = |&export: &usize| self.allows(self.queues[export].file);
+        let at = self.turns.iter().position(may)?;
         let export = self.turns.remove(at)?;
-        let queue = &mut self.queues[export];
-        let (Waiting { value, since }, class) = queue.pop()?;
-        if !queue.is_empty() {
+        let Queue { file, core } = &mut self.queues[export];
+        let (Waiting { value, since }, class) = core.pop()?;
+        if !core.is_empty() {
             self.turns.push_back(export);
         }
+        let file = *file;
+        self.acquire(file);
         self.stats.depth -= 1;
         self.stats.classes[class as usize].count(since.elapsed());
-        Some((export, value))
+        Some(value)
     }
 
-    /// Removes the operations for which `take` is true, and passes them to `out`.
+    /// Removes the waiting operations for which `take` is true, and passes them to `out`.
     pub(crate) fn drop_if(&mut self, mut take: impl FnMut(&T) -> bool, mut out: impl FnMut(T)) {
-        let Self { queues, turns, stats } = self;
+        let Self { queues, turns, stats, .. } = self;
         turns.retain(|&export| {
-            let queue = &mut queues[export];
+            let queue = &mut queues[export].core;
             let before = queue.len();
             queue.drain_filter(|waiting, _| take(&waiting.value), |waiting, _| out(waiting.value));
             stats.depth -= before - queue.len();
@@ -231,14 +303,24 @@ impl fmt::Display for WaitStats {
 mod tests {
     use super::*;
 
-    impl<T> Admission<T> {
-        fn pop(&mut self) -> Option<T> {
-            self.pop_if(|_| true).map(|(_, value)| value)
-        }
+    /// Of which none runs, and any number may wait: each export is a file of its own.
+    fn full<T>(exports: usize) -> Admission<T> {
+        let mut waiting = Admission::new(usize::MAX, exports).unwrap();
+        waiting.running = usize::MAX - 1; // one may run, of any file
+        waiting
+    }
+
+    /// The next, which has ended then.
+    fn pop<T>(waiting: &mut Admission<T>) -> Option<T> {
+        let before = waiting.by_file.to_vec();
+        let value = waiting.next()?;
+        let file = (0..before.len()).find(|&file| waiting.by_file[file] > before[file]);
+        waiting.end(file.expect("it runs"));
+        Some(value)
     }
 
     fn take<T>(waiting: &mut Admission<T>) -> T {
-        waiting.pop().expect("something waits")
+        pop(waiting).expect("something waits")
     }
 
     #[test]
@@ -253,21 +335,38 @@ mod tests {
         );
     }
 
+    /// Begins as many as may run. Returns how many.
+    fn begin_all<T>(admission: &mut Admission<T>, file: usize) -> usize {
+        (0..).find(|_| !admission.begin(file)).expect("a limit")
+    }
+
+    #[test]
+    fn an_image_has_no_more_than_its_share_and_leaves_some_to_others() {
+        let mut admission = Admission::<()>::new(128, 3).unwrap();
+        assert_eq!([0, 1, 2, 0].map(|file| begin_all(&mut admission, file)), [114, 13, 1, 0]);
+        (0..114).for_each(|_| admission.end(0));
+        assert_eq!([2, 1, 0].map(|file| begin_all(&mut admission, file) > 0), [true; 3]);
+        for limit in 1..=SHARE {
+            let mut admission = Admission::<()>::new(limit, 1).unwrap();
+            assert_eq!(begin_all(&mut admission, 0), limit, "of few places, all");
+        }
+    }
+
     #[test]
     fn no_class_starves_and_the_share_of_each_is_bounded() {
-        let mut waiting = Admission::new(1).unwrap();
+        let mut waiting = full(1);
         let rounds = 1_000 * AGEING.get() as usize;
         let mut served = [0; CLASSES];
         let mut last = [0; CLASSES];
         for class in Class::ALL {
-            waiting.push(0, class, class).unwrap();
+            waiting.push((0, 0), class, class).unwrap();
         }
         for round in 1..=rounds {
             let class = take(&mut waiting);
             let gap = round - std::mem::replace(&mut last[class as usize], round);
             assert!(gap <= CLASSES * AGEING.get() as usize, "{class} had to wait {gap} rounds");
             served[class as usize] += 1;
-            waiting.push(0, class, class).unwrap();
+            waiting.push((0, 0), class, class).unwrap();
         }
         let each = rounds / AGEING.get() as usize / CLASSES;
         assert_eq!(served[..4], [each; 4], "what is not urgent gets its share and no more");
@@ -275,74 +374,75 @@ mod tests {
 
     #[test]
     fn exports_take_turns() {
-        let mut waiting = Admission::new(3).unwrap();
+        let mut waiting = full(3);
         for nr in 0..3 {
-            waiting.push(0, Class::Sync, (0, nr)).unwrap();
+            waiting.push((0, 0), Class::Sync, (0, nr)).unwrap();
         }
-        waiting.push(2, Class::LargeWrite, (2, 0)).unwrap();
-        waiting.push(2, Class::LargeWrite, (2, 1)).unwrap();
-        let order: Vec<_> = std::iter::from_fn(|| waiting.pop()).collect();
+        waiting.push((2, 2), Class::LargeWrite, (2, 0)).unwrap();
+        waiting.push((2, 2), Class::LargeWrite, (2, 1)).unwrap();
+        let order: Vec<_> = std::iter::from_fn(|| pop(&mut waiting)).collect();
         assert_eq!(order, [(0, 0), (2, 0), (0, 1), (2, 1), (0, 2)]);
         // An export whose turn it was has no right to another because it emptied meanwhile.
-        waiting.push(1, Class::Sync, (1, 0)).unwrap();
-        waiting.push(0, Class::Sync, (0, 3)).unwrap();
+        waiting.push((1, 1), Class::Sync, (1, 0)).unwrap();
+        waiting.push((0, 0), Class::Sync, (0, 3)).unwrap();
         assert_eq!((take(&mut waiting), take(&mut waiting)), ((1, 0), (0, 3)));
-        assert!(waiting.is_empty() && waiting.pop().is_none());
+        assert!(waiting.stats.depth == 0 && waiting.next().is_none());
     }
 
     #[test]
     fn an_export_that_may_not_go_on_keeps_its_turn() {
-        let mut waiting = Admission::new(3).unwrap();
+        let mut waiting = Admission::new(10, 3).unwrap();
+        assert_eq!(begin_all(&mut waiting, 0), 9);
         for nr in 0..6 {
-            waiting.push(nr % 3, Class::SmallRead, nr).unwrap();
+            waiting.push((nr % 3, nr % 3), Class::SmallRead, nr).unwrap();
         }
-        let others = |export| export != 0;
-        assert_eq!(waiting.len_of(0), 2);
-        let order: Vec<_> = std::iter::from_fn(|| waiting.pop_if(others)).collect();
-        assert_eq!(order, [(1, 1), (2, 2), (1, 4), (2, 5)]);
-        assert_eq!(waiting.len(), 2);
-        waiting.push(1, Class::SmallRead, 6).unwrap();
+        assert_eq!((waiting.by_file()[0], waiting.waiting_of(0)), (9, 2));
+        let order: Vec<_> = std::iter::from_fn(|| pop(&mut waiting)).collect();
+        assert_eq!(order, [1, 2, 4, 5]);
+        waiting.push((1, 1), Class::SmallRead, 6).unwrap();
+        (0..9).for_each(|_| waiting.end(0));
         assert_eq!([take(&mut waiting), take(&mut waiting), take(&mut waiting)], [0, 6, 3]);
     }
 
     #[test]
     fn the_others_keep_their_turns_if_operations_are_dropped() {
-        let mut waiting = Admission::new(2).unwrap();
+        let mut waiting = full(2);
         for nr in 0..10 {
-            waiting.push(nr % 2, Class::SmallRead, nr).unwrap();
+            waiting.push((nr % 2, nr % 2), Class::SmallRead, nr).unwrap();
         }
         let mut dropped = Vec::new();
         waiting.drop_if(|nr| nr % 2 == 0 || *nr == 5, |nr| dropped.push(nr));
-        assert_eq!((dropped, waiting.len()), (vec![0, 2, 4, 6, 8, 5], 4));
+        assert_eq!((dropped, waiting.stats.depth), (vec![0, 2, 4, 6, 8, 5], 4));
         assert_eq!(waiting.stats().dropped, 6);
-        waiting.push(0, Class::LargeWrite, 10).unwrap(); // it has a turn again, and one only
-        let order: Vec<_> = std::iter::from_fn(|| waiting.pop()).collect();
+        waiting.push((0, 0), Class::LargeWrite, 10).unwrap(); // it has a turn again, and one only
+        let order: Vec<_> = std::iter::from_fn(|| pop(&mut waiting)).collect();
         assert_eq!(order, [1, 10, 3, 7, 9]);
-        assert_eq!((waiting.len(), waiting.stats().peak), (0, 10));
+        assert_eq!((waiting.stats.depth, waiting.stats.peak), (0, 10));
     }
 
     #[test]
     fn no_memory_is_asked_for_once_as_many_have_waited() {
-        let mut waiting = Admission::new(1).unwrap();
+        let mut waiting = full(1);
         let fill = |waiting: &mut Admission<usize>| {
-            (0..100).for_each(|nr| waiting.push(0, Class::ALL[nr % CLASSES], nr).unwrap());
+            let class = |nr| Class::ALL[nr % CLASSES];
+            (0..100).for_each(|nr| waiting.push((0, 0), class(nr), nr).unwrap());
         };
         fill(&mut waiting);
-        let capacity = (waiting.queues[0].capacity(), waiting.turns.capacity());
+        let capacity = (waiting.queues[0].core.capacity(), waiting.turns.capacity());
         for _ in 0..100 {
-            while waiting.pop().is_some() {}
+            while pop(&mut waiting).is_some() {}
             fill(&mut waiting);
         }
-        assert_eq!((waiting.queues[0].capacity(), waiting.turns.capacity()), capacity);
+        assert_eq!((waiting.queues[0].core.capacity(), waiting.turns.capacity()), capacity);
     }
 
     #[test]
     fn the_page_names_the_classes_that_waited() {
-        let mut waiting = Admission::new(1).unwrap();
+        let mut waiting = full(1);
         assert_eq!(waiting.stats().to_string().lines().count(), 1);
-        waiting.push(0, Class::LargeRead, ()).unwrap();
-        waiting.push(0, Class::Sync, ()).unwrap();
-        waiting.push(0, Class::SmallRead, ()).unwrap();
+        waiting.push((0, 0), Class::LargeRead, ()).unwrap();
+        waiting.push((0, 0), Class::Sync, ()).unwrap();
+        waiting.push((0, 0), Class::SmallRead, ()).unwrap();
         take(&mut waiting);
         take(&mut waiting);
         let mut sum = waiting.stats();

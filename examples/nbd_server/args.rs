@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use aio_reap::BackendKind;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, ValueEnum};
 use nbd_protocol::TlsPolicy;
 
@@ -59,8 +60,8 @@ pub(crate) struct Args {
     pub(crate) tcp: Option<SocketAddr>,
 
     /// Whether connections are over TLS: only if the client wants it (on), or all of them (require).
-    #[arg(long, value_enum, value_name = "MODE", default_value_t = Tls::Off, help_heading = "Clients")]
-    pub(crate) tls: Tls,
+    #[arg(long, value_name = "MODE", default_value = "off", value_parser = tls_policies(), help_heading = "Clients")]
+    pub(crate) tls: TlsPolicy,
 
     /// Folder of the certificates: server-cert.pem, server-key.pem, and ca-cert.pem, by which clients are verified. If
     /// ca-crl.pem is there, the certificates that it revokes are refused.
@@ -148,24 +149,6 @@ pub(crate) struct Args {
     pub(crate) stats: Option<u64>,
 }
 
-/// `--tls`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Tls {
-    Off,
-    On,
-    Require,
-}
-
-impl Tls {
-    pub(crate) fn policy(self) -> TlsPolicy {
-        match self {
-            Self::Off => TlsPolicy::Off,
-            Self::On => TlsPolicy::On,
-            Self::Require => TlsPolicy::Require,
-        }
-    }
-}
-
 /// `--backend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Backend {
@@ -189,6 +172,14 @@ impl Backend {
             Self::Threads => Some(BackendKind::Threads),
         }
     }
+}
+
+fn tls_policies() -> impl TypedValueParser<Value = TlsPolicy> {
+    PossibleValuesParser::new(["off", "on", "require"]).map(|word| match word.as_str() {
+        "off" => TlsPolicy::Off,
+        "on" => TlsPolicy::On,
+        _ => TlsPolicy::Require,
+    })
 }
 
 fn parse_mode(text: &str) -> Result<u32, String> {

@@ -11,17 +11,14 @@
 //! --only W8`). Requests that come together wake the thread once.
 
 use std::collections::VecDeque;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use percpu::sync::Mutex;
-
-use crate::blocks::Image;
 
 /// How long calls are made before other threads of the CPU have a turn. A guess: a few switches cost less.
 const TURN: Duration = Duration::from_micros(50);
@@ -119,29 +116,12 @@ impl<T> Reply<T> {
     }
 }
 
-impl Image {
-    /// Has a thread of the cache make a call that blocks: behind the others, but if the image is an upstream's.
-    pub(crate) async fn call<T: Send + 'static>(
-        self: &Arc<Self>,
-        call: impl FnOnce(&Self) -> T + Send + 'static,
-    ) -> T {
-        let image = Arc::clone(self);
-        if self.upstream.is_some() {
-            return self.device.call_async(move |_| call(&image)).await;
-        }
-        let begin = || {
-            let image = Arc::clone(self);
-            // The first poll begins the call, which goes on without the future.
-            let run = pin!(self.device.call_async(move |_| image.calls.run()));
-            let _ = run.poll(&mut Context::from_waker(Waker::noop()));
-        };
-        self.calls.make(move || call(&image), begin).await
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::future::Future;
+    use std::pin::pin;
+    use std::task::Context;
 
     use super::*;
 

@@ -71,10 +71,6 @@ pub(crate) struct Conn {
     pub(crate) received: u64,
     /// Since when a WRITE's payload has not gone on, and how many bytes had been received then.
     pub(crate) stalled: Option<(Instant, u64)>,
-    /// It moves to another worker once all its replies have left: no request is begun.
-    pub(crate) moving: bool,
-    /// What its requests have cost lately, in bytes copied.
-    pub(crate) cost: u64,
     /// Requests refused so far.
     pub(crate) refused: u64,
     pub(crate) out: Output,
@@ -114,8 +110,6 @@ impl Conn {
             blocked: None,
             received: 0,
             stalled: None,
-            moving: false,
-            cost: 0,
             refused: 0,
             out,
             send_queued: false,
@@ -135,23 +129,10 @@ impl Conn {
     /// Whether bytes from the client are wanted now.
     pub(crate) fn wants_input(&self) -> bool {
         match &self.phase {
-            Phase::Handshake(..) => self.blocked.is_none(),
-            Phase::Transmission(session) => {
-                self.blocked.is_none() && !(self.moving && session.is_between_requests())
-            }
+            Phase::Handshake(..) | Phase::Transmission(_) => self.blocked.is_none(),
             Phase::Draining => false,
             Phase::Lingering(_) => true,
         }
-    }
-
-    /// Whether it can move to another worker: all its requests are answered, and the next one has
-    /// not begun.
-    pub(crate) fn is_quiescent(&self) -> bool {
-        let between = match &self.phase {
-            Phase::Transmission(session) => session.is_between_requests(),
-            _ => false,
-        };
-        between && self.active == 0 && self.out.is_empty() && !self.holds_output()
     }
 
     /// Whether TLS holds bytes that the socket has not taken.

@@ -60,9 +60,9 @@ pub(crate) struct ConnectionLimits {
 #[derive(Debug, Default)]
 struct State {
     next_ticket: u64,
-    /// The peer of each connection that has a place, by ticket.
-    open: HashMap<u64, PeerKey>,
-    /// The half-open ones among them, the oldest first.
+    /// Connections that have a place.
+    open: usize,
+    /// The half-open ones among them by ticket, the oldest first.
     half_open: BTreeMap<u64, HalfOpen>,
     counts: HashMap<PeerKey, Counts>,
     /// A connection has finished its handshake.
@@ -95,7 +95,10 @@ pub(crate) enum Refused {
 #[derive(Debug)]
 pub(crate) struct Permit {
     limits: Arc<ConnectionLimits>,
+    peer: PeerKey,
     ticket: u64,
+    /// The connection has finished its handshake, and so cannot be evicted.
+    is_open: bool,
 }
 
 impl ConnectionLimits {
@@ -137,7 +140,7 @@ impl ConnectionLimits {
                 return Err(Refused::Peer(max_per_peer));
             }
             evicted
-        } else if state.open.len() >= self.max {
+        } else if state.open >= self.max {
             let most = state.counts.iter().max_by_key(|(_, counts)| counts.half_open);
             let evicted = most.map(|(&most, _)| most).and_then(|most| state.evict(most));
             evicted.is_some().then_some(evicted).ok_or(Refused::Server(self.max))?
@@ -146,12 +149,12 @@ impl ConnectionLimits {
         };
         let ticket = state.next_ticket;
         state.next_ticket += 1;
-        state.open.insert(ticket, peer);
+        state.open += 1;
         state.half_open.insert(ticket, HalfOpen { peer, place: None });
         let counts = state.counts.entry(peer).or_default();
         counts.open += 1;
         counts.half_open += 1;
-        Ok((Permit { limits: Arc::clone(self), ticket }, evicted))
+        Ok((Permit { limits: Arc::clone(self), peer, ticket, is_open: false }, evicted))
     }
 }
 
@@ -161,16 +164,23 @@ impl State {
         let oldest =
             self.half_open.iter().find(|(_, half)| half.peer == peer && half.place.is_some());
         let (&ticket, &HalfOpen { place, .. }) = oldest?;
-        self.leave(ticket);
+        self.end_half_open(ticket);
+        self.leave(peer);
         place
     }
 
-    fn leave(&mut self, ticket: u64) {
-        let was_half_open = self.half_open.remove(&ticket).is_some();
-        let Some(peer) = self.open.remove(&ticket) else { return }; // it was evicted
-        let Some(counts) = self.counts.get_mut(&peer) else { return };
+    /// Returns whether the connection was half-open still: not evicted, and in its handshake.
+    fn end_half_open(&mut self, ticket: u64) -> bool {
+        let Some(HalfOpen { peer, .. }) = self.half_open.remove(&ticket) else { return false };
+        self.counts.entry(peer).or_default().half_open -= 1;
+        true
+    }
+
+    /// Takes the place of a connection of the peer, which is not half-open.
+    fn leave(&mut self, peer: PeerKey) {
+        self.open -= 1;
+        let counts = self.counts.entry(peer).or_default();
         counts.open -= 1;
-        counts.half_open -= usize::from(was_half_open);
         if counts.open == 0 {
             self.counts.remove(&peer);
         }
@@ -187,24 +197,21 @@ impl Permit {
 
     /// Ends the handshake: the connection keeps its place. Returns `false` if it was evicted
     /// before.
-    pub(crate) fn finish_handshake(&self) -> bool {
+    pub(crate) fn finish_handshake(&mut self) -> bool {
         let state = &mut *self.limits.state.lock();
-        let Some(half) = state.half_open.remove(&self.ticket) else { return false };
-        if let Some(counts) = state.counts.get_mut(&half.peer) {
-            counts.half_open -= 1;
-        }
-        state.has_served = true;
-        true
+        self.is_open = state.end_half_open(self.ticket);
+        state.has_served |= self.is_open;
+        self.is_open
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
         let state = &mut *self.limits.state.lock();
-        state.leave(self.ticket);
-        if let (true, true, Some(fd)) =
-            (state.open.is_empty(), state.has_served, &self.limits.all_served)
-        {
+        if self.is_open || state.end_half_open(self.ticket) {
+            state.leave(self.peer);
+        }
+        if let (0, true, Some(fd)) = (state.open, state.has_served, &self.limits.all_served) {
             ring(fd);
         }
     }
@@ -236,14 +243,14 @@ mod tests {
     #[test]
     fn a_full_server_closes_the_oldest_half_open_connection_of_the_peer_with_most() {
         let limits = ConnectionLimits::new(4, Some(4), None);
-        let first = admit(&limits, B, 0).unwrap().0;
+        let mut first = admit(&limits, B, 0).unwrap().0;
         let mut half: Vec<_> = (1..4).map(|nr| admit(&limits, A, nr).unwrap().0).collect();
-        let (other, evicted) = admit(&limits, B, 4).unwrap();
+        let (mut other, evicted) = admit(&limits, B, 4).unwrap();
         assert_eq!(evicted, Some(1));
         assert!(!half[0].finish_handshake() && half[1].finish_handshake());
         assert!(first.finish_handshake() && other.finish_handshake());
         half.remove(0); // an evicted place is not given back twice
-        let (last, evicted) = admit(&limits, B, 5).unwrap();
+        let (mut last, evicted) = admit(&limits, B, 5).unwrap();
         assert_eq!(evicted, Some(3));
         assert!(last.finish_handshake());
         assert_eq!(admit(&limits, A, 6).unwrap_err(), Refused::Server(4));
@@ -261,13 +268,14 @@ mod tests {
             evicted.extend(out);
         }
         assert_eq!(evicted, (0..25).collect::<Vec<_>>(), "a quarter of 100 is half-open");
-        let last = permits.split_off(25);
+        let mut last = permits.split_off(25);
         assert!(
-            last.iter().all(Permit::finish_handshake)
-                && !permits.iter().any(Permit::finish_handshake)
+            last.iter_mut().all(Permit::finish_handshake)
+                && !permits.iter_mut().any(Permit::finish_handshake)
         );
-        let more: Vec<_> = (50..55).map(|number| admit(&limits, A, number).unwrap().0).collect();
-        assert!(more.iter().all(Permit::finish_handshake));
+        let mut more: Vec<_> =
+            (50..55).map(|number| admit(&limits, A, number).unwrap().0).collect();
+        assert!(more.iter_mut().all(Permit::finish_handshake));
         assert_eq!(admit(&limits, A, 60).unwrap_err(), Refused::Peer(30));
         assert_eq!(admit(&limits, B, 61).unwrap().1, None);
         drop((permits, last, more));
@@ -281,7 +289,7 @@ mod tests {
         let is_told = || rustix::io::read(&fd, &mut [0; 8]).is_ok();
         drop(limits.admit(A).unwrap());
         assert!(!is_told(), "a probe of the port ends nothing");
-        let permits: Vec<_> = (0..2).map(|_| limits.admit(A).unwrap().0).collect();
+        let mut permits: Vec<_> = (0..2).map(|_| limits.admit(A).unwrap().0).collect();
         assert!(permits[0].finish_handshake());
         let mut permits = permits.into_iter();
         drop(permits.next());
@@ -295,8 +303,9 @@ mod tests {
         for (max, most) in [(1, 1), (4, 2), (5, 3)] {
             for (peer, most) in [(B, most), (PeerKey::V6([1; 8]), most), (A, max)] {
                 let limits = ConnectionLimits::new(max, None, None);
-                let permits: Vec<_> = (0..most).map(|_| limits.admit(peer).unwrap().0).collect();
-                assert!(permits.iter().all(Permit::finish_handshake));
+                let mut permits: Vec<_> =
+                    (0..most).map(|_| limits.admit(peer).unwrap().0).collect();
+                assert!(permits.iter_mut().all(Permit::finish_handshake));
                 assert!(limits.admit(peer).is_err(), "{peer:?} had {most} of {max}");
                 assert_eq!(limits.admit(PeerKey::User(2)).is_ok(), most < max);
             }

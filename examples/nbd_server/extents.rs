@@ -23,7 +23,7 @@ use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 use tracing::debug;
 
-use crate::blocks::Image;
+use crate::blocks::{Image, Source};
 use crate::upstream::NbdDevice;
 
 /// The size of a request's buffer: the smallest there is. It takes two system calls to find two
@@ -42,11 +42,12 @@ pub(crate) fn find(
     let end = offset + len; // within the export, `Request::check` saw to it
     let all_data = || vec![Extent { len, flags: 0 }];
     let most = if one { 1 } else { ROOM / Extent::size(style) };
-    let found = match (image.settle(offset..end), &image.file, &image.upstream) {
-        (Ok(()), Some(file), _) => extents(file, offset, end, unit, most)?,
-        (Ok(()), None, Some(upstream)) => of_upstream(upstream, offset..end, most),
-        (Ok(()), None, None) => all_data(),
-        (Err(error), ..) => {
+    let found = match (image.settle(offset..end), &image.source) {
+        (Ok(()), Source::File(file)) => extents(file, offset, end, unit, most)?,
+        (Ok(()), Source::Upstream(upstream)) => of_upstream(upstream, offset..end, most),
+        #[cfg(test)]
+        (Ok(()), Source::Device(_)) => all_data(),
+        (Err(error), _) => {
             debug!(%error, "the cache cannot be written back: holes are not told");
             all_data()
         }

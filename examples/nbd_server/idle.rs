@@ -103,8 +103,8 @@ impl ExportTable {
             return Ok(());
         }
         if self.image(file).forget() {
-            if !self.args.no_lock {
-                unlock(&self.files[file])?;
+            if let Some(file) = self.image(file).file().filter(|_| !self.args.no_lock) {
+                unlock(file)?;
             }
             state.released = true;
             info!(export = name, "no client has it open: let go");

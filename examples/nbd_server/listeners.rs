@@ -12,11 +12,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use nbd_protocol::TlsPolicy;
 use socket2::{Socket, Type};
 use thiserror::Error;
 use tracing::info;
 
-use crate::args::{Args, Tls};
+use crate::args::Args;
 
 /// Why the server cannot listen.
 #[derive(Debug, Error)]
@@ -181,7 +182,7 @@ pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ListenError> {
 
 /// Refuses an address that other machines reach without TLS, unless the user wants that.
 fn admit(args: &Args, address: SocketAddr) -> Result<(), ListenError> {
-    if address.ip().is_loopback() || args.tls == Tls::Require || args.insecure {
+    if address.ip().is_loopback() || args.tls == TlsPolicy::Require || args.insecure {
         return Ok(());
     }
     Err(ListenError::Insecure(address))

@@ -39,7 +39,6 @@ mod metrics;
 mod notifier;
 mod open_files;
 mod operation;
-mod quota;
 mod registry;
 mod report;
 mod requests;

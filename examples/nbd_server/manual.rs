@@ -56,9 +56,8 @@ CONNECTIONS
   that several users can open, or where clients share one address.
 
 WORKERS
-  A connection is served by the worker thread that had the fewest when it came.
-  Where one worker is busy with several and another is idle, one of them goes
-  there between two requests; the page of --stats counts that as moved.
+  A new connection goes to a worker thread that was not busy in the last
+  seconds, of these to the one with the fewest connections, and stays there.
 
 LOCKS
   An image that another program has locked is not served, nor by two servers

@@ -76,13 +76,6 @@ pub(crate) struct Account {
     bytes: usize,
 }
 
-impl Account {
-    /// Whether the connection holds no buffer.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.bytes == 0
-    }
-}
-
 /// Which limit refused a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutOfMemory {

@@ -9,7 +9,7 @@
 //! socket is created and removed as the one for images is.
 
 use std::collections::VecDeque;
-use std::fmt::{self, Display, Write as _};
+use std::fmt::Display;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -18,16 +18,14 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::oneshot;
 use tokio::{runtime, task, time};
-use tracing::{debug, warn};
+use tracing::{debug, error, warn};
 
 use crate::admission::Class;
 use crate::counters::Counters;
 use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
 use crate::report::{Reporter, ServerReport};
 use crate::upstream::UpstreamStats;
-use crate::worker::MoveCounts;
 
 /// How long a client may take for its request and for the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -38,7 +36,7 @@ const LONGEST: u64 = 16 << 10;
 
 /// The thread that answers. Dropping this ends it.
 pub(crate) struct Metrics {
-    stop: Option<oneshot::Sender<()>>,
+    stop: task::AbortHandle,
     thread: Option<thread::JoinHandle<()>>,
     _file: SocketFile,
 }
@@ -50,19 +48,22 @@ impl Metrics {
         let entered = runtime.enter();
         let listener = UnixListener::from_std(OwnedFd::from(socket).into())?;
         drop(entered);
-        let (stop, stopped) = oneshot::channel();
+        let answering = runtime.spawn(answer_all(listener, reporter));
+        let stop = answering.abort_handle();
         let run = move || {
-            runtime.spawn(answer_all(listener, reporter));
-            let _ = runtime.block_on(stopped); // an error: its sender is dropped
+            let ended = runtime.block_on(answering);
+            if ended.is_err_and(|error| error.is_panic()) {
+                error!("the metrics are served no more, because their code panicked");
+            }
         };
         let thread = thread::Builder::new().name("metrics".into()).spawn(run)?;
-        Ok(Self { stop: Some(stop), thread: Some(thread), _file: file })
+        Ok(Self { stop, thread: Some(thread), _file: file })
     }
 }
 
 impl Drop for Metrics {
     fn drop(&mut self) {
-        drop(self.stop.take());
+        self.stop.abort();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             warn!("the metrics' thread panicked");
         }
@@ -138,38 +139,31 @@ struct Page(String);
 
 impl Page {
     /// A metric that only grows; or with a name that does not end in `_total`, one that comes and
-    /// goes.
-    fn metric(&mut self, name: &str, help: &str, values: &[(&str, &str, &dyn Display)]) {
+    /// goes. Each value has its own value of the label, if there is one.
+    fn metric<'a, V: Display>(
+        &mut self,
+        (name, label): (&str, &str),
+        help: &str,
+        values: impl IntoIterator<Item = (&'a str, V)>,
+    ) {
         let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
-        let _ =
-            writeln!(self.0, "# HELP nbd_server_{name} {help}\n# TYPE nbd_server_{name} {kind}");
-        for (label, of, value) in values {
-            let _ = match *label {
-                "" => writeln!(self.0, "nbd_server_{name} {value}"),
-                label => {
-                    writeln!(self.0, "nbd_server_{name}{{{label}=\"{}\"}} {value}", Escaped(of))
-                }
-            }; // writing to a string does not fail
+        self.0 += &format!("# HELP nbd_server_{name} {help}\n# TYPE nbd_server_{name} {kind}\n");
+        for (of, value) in values {
+            self.0 += &match label {
+                "" => format!("nbd_server_{name} {value}\n"),
+                label => format!("nbd_server_{name}{{{label}=\"{}\"}} {value}\n", escaped(of)),
+            };
         }
     }
 
     fn one(&mut self, name: &str, help: &str, value: impl Display) {
-        self.metric(name, help, &[("", "", &value)]);
+        self.metric((name, ""), help, [("", value)]);
     }
 }
 
 /// A label's value.
-struct Escaped<'a>(&'a str);
-
-impl Display for Escaped<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.chars().try_for_each(|char| match char {
-            '\\' => f.write_str("\\\\"),
-            '"' => f.write_str("\\\""),
-            '\n' => f.write_str("\\n"),
-            other => f.write_char(other),
-        })
-    }
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// All figures. Counters count since the server started.
@@ -177,32 +171,22 @@ fn text(report: &ServerReport) -> String {
     let mut page = Page(String::new());
     page.one("workers", "Threads that serve connections.", report.workers);
     page.one("connections", "Connections.", report.connections.live);
-    let exports: Vec<_> = report
-        .registry
-        .exports
-        .iter()
-        .map(|(name, open)| ("export", name.as_str(), open as &dyn Display))
-        .collect();
-    page.metric("export_connections", "Connections that have an export open.", &exports);
+    let open = report.registry.exports.iter().map(|(name, open)| (&**name, open));
+    page.metric(("export_connections", "export"), "Connections that have an export open.", open);
     upstreams(&mut page, &report.registry.upstreams);
-    moves(&mut page, &report.moves);
     requests(&mut page, &report.counters);
     cache(&mut page, report);
     engines(&mut page, report);
-    structures(&mut page, report);
     page.0
 }
 
 fn upstreams(page: &mut Page, upstreams: &[(String, UpstreamStats)]) {
+    if upstreams.is_empty() {
+        return;
+    }
     let mut metric = |name, help, count: fn(&UpstreamStats) -> u64| {
-        let counts: Vec<_> = upstreams.iter().map(|(of, stats)| (of, count(stats))).collect();
-        let values: Vec<_> = counts
-            .iter()
-            .map(|(of, count)| ("export", of.as_str(), count as &dyn Display))
-            .collect();
-        if !values.is_empty() {
-            page.metric(name, help, &values);
-        }
+        let counts = upstreams.iter().map(|(of, stats)| (&**of, count(stats)));
+        page.metric((name, "export"), help, counts);
     };
     metric("upstream_requests_total", "Requests sent to another server.", |stats| stats.requests);
     metric("upstream_lane_requests_total", "Those over a worker's own connection.", |stats| {
@@ -221,35 +205,18 @@ fn upstreams(page: &mut Page, upstreams: &[(String, UpstreamStats)]) {
     metric("upstream_poisoned", "Whether changes may be lost.", |stats| stats.poisoned.into());
 }
 
-fn moves(page: &mut Page, moves: &[(usize, MoveCounts)]) {
-    let workers: Vec<_> = moves.iter().map(|(number, _)| number.to_string()).collect();
-    let of_each = |count: fn(&MoveCounts) -> &u64| -> Vec<(&str, &str, &dyn Display)> {
-        let values = workers.iter().zip(moves);
-        values.map(|(worker, (_, moves))| ("worker", &**worker, count(moves) as _)).collect()
-    };
-    let came = of_each(|moves| &moves.arrived);
-    page.metric("moves_in_total", "Connections that came from a busier worker.", &came);
-    let left = of_each(|moves| &moves.departed);
-    page.metric("moves_out_total", "Connections that went to an idle worker.", &left);
-}
-
 fn requests(page: &mut Page, counters: &Counters) {
-    let Counters { reads, read_bytes, hits, writes, written_bytes, flushes, .. } = counters;
-    let Counters { other, errors, failures, closed, .. } = counters;
+    let Counters { reads, read_bytes, hits, writes, written_bytes, flushes, .. } = *counters;
+    let Counters { other, errors, failures, closed, .. } = *counters;
     page.metric(
-        "requests_total",
+        ("requests_total", "type"),
         "Requests that were begun.",
-        &[
-            ("type", "read", reads),
-            ("type", "write", writes),
-            ("type", "flush", flushes),
-            ("type", "other", other),
-        ],
+        [("read", reads), ("write", writes), ("flush", flushes), ("other", other)],
     );
     page.metric(
-        "bytes_total",
+        ("bytes_total", "direction"),
         "Bytes that reads asked for and writes brought.",
-        &[("direction", "read", read_bytes), ("direction", "written", written_bytes)],
+        [("read", read_bytes), ("written", written_bytes)],
     );
     page.one("read_hits_total", "Reads that were answered from memory.", hits);
     page.one("errors_total", "Requests that were refused or failed.", errors);
@@ -260,13 +227,9 @@ fn requests(page: &mut Page, counters: &Counters) {
 fn cache(page: &mut Page, report: &ServerReport) {
     let Some(cache) = &report.cache else { return };
     page.metric(
-        "cache_gets_total",
+        ("cache_gets_total", "result"),
         "Gets of blocks, and what became of them.",
-        &[
-            ("result", "hit", &cache.hits),
-            ("result", "miss", &cache.misses),
-            ("result", "busy", &cache.busy),
-        ],
+        [("hit", cache.hits), ("miss", cache.misses), ("busy", cache.busy)],
     );
     page.one("cache_evictions_total", "Blocks that were evicted.", cache.evictions);
     page.one("cache_blocks_written_total", "Blocks that images were given.", cache.written);
@@ -293,46 +256,17 @@ fn engines(page: &mut Page, report: &ServerReport) {
     let waiting = &report.waiting;
     page.one("waiting", "Requests that wait for a place in an engine.", waiting.depth);
     page.one("waiting_dropped_total", "Waits that ended with their connection.", waiting.dropped);
-    let begun: Vec<_> =
-        report.begun.iter().map(|(name, begun)| ("export", &name[..], begun as _)).collect();
-    page.metric("in_flight", "Requests that have begun and not ended, by image.", &begun);
+    let begun = report.begun.iter().map(|(name, begun)| (&**name, begun));
+    page.metric(
+        ("in_flight", "export"),
+        "Requests that have begun and not ended, by image.",
+        begun,
+    );
     let classes = Class::ALL.map(|class| (class.to_string(), waiting.of(class)));
-    let seconds = classes.each_ref().map(|(_, waits)| waits.time.as_secs_f64());
-    let counts = classes.each_ref().map(|(name, waits)| ("class", &name[..], &waits.count as _));
-    page.metric("waited_total", "Requests that waited for a place.", &counts);
-    let times =
-        classes.iter().zip(&seconds).map(|((name, _), time)| ("class", &name[..], time as _));
-    page.metric("waited_seconds_total", "How long they did.", &times.collect::<Vec<_>>());
-}
-
-/// Of what sessions are kept in.
-fn structures(page: &mut Page, report: &ServerReport) {
-    let lists = [("sessions", &report.registry.sessions), ("exports", &report.registry.opened)];
-    let tables = [("connections", &report.connections)];
-    macro_rules! of_each {
-        ($all:ident, $label:literal, $($name:literal $help:literal $field:ident),* $(,)?) => {
-            $(page.metric($name, $help, &$all.map(|(of, stats)| ($label, of, &stats.$field as _)));)*
-        };
-    }
-    of_each!(
-        lists, "list",
-        "list_adds_total" "Entries added to the lists of sessions." adds,
-        "list_removals_total" "Entries removed from them." removals,
-        "list_cpu_hits_total" "Removals on the CPU of the entry." cpu_hits,
-        "list_node_hits_total" "Removals on the node of the entry." node_hits,
-        "list_contended_total" "Additions and removals that waited." contended,
-    );
-    of_each!(
-        tables, "table",
-        "table_live" "Live contexts." live,
-        "table_pending" "Removed contexts whose place is not free." pending,
-        "table_bytes" "Bytes of the tables." bytes,
-    );
-    let rcu = &report.rcu;
-    page.one("rcu_pending", "Objects that wait for readers.", rcu.pending);
-    page.one("rcu_pending_bytes", "What they hold.", rcu.pending_bytes);
-    page.one("rcu_reclaimed_total", "Objects dropped after their grace period.", rcu.reclaimed);
-    page.one("rcu_grace_periods_total", "Grace periods.", rcu.grace_periods);
+    let counts = classes.iter().map(|(name, waits)| (&**name, waits.count));
+    page.metric(("waited_total", "class"), "Requests that waited for a place.", counts);
+    let times = classes.iter().map(|(name, waits)| (&**name, waits.time.as_secs_f64()));
+    page.metric(("waited_seconds_total", "class"), "How long they did.", times);
 }
 
 #[cfg(test)]
@@ -369,7 +303,7 @@ mod tests {
     #[test]
     fn labels_are_escaped() {
         let mut page = Page(String::new());
-        page.metric("a", "Help.", &[("export", "a\\b\"c\nd", &1)]);
+        page.metric(("a", "export"), "Help.", [("a\\b\"c\nd", 1)]);
         let wanted = "# HELP nbd_server_a Help.\n# TYPE nbd_server_a gauge\n\
                       nbd_server_a{export=\"a\\\\b\\\"c\\nd\"} 1\n";
         assert_eq!(page.0, wanted);

@@ -14,7 +14,7 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -35,8 +35,8 @@ pub(crate) type Opened = Entry<Arc<PerCpuList<Ref<Client>>>>;
 pub(crate) struct Client {
     pub(crate) id: Id,
     pub(crate) peer: Peer,
-    /// The number of its worker, or of the one that it was with a moment ago.
-    worker: AtomicUsize,
+    /// The number of its worker.
+    pub(crate) worker: usize,
     since: Instant,
     /// Index into the export table, once it is negotiated.
     export: OnceLock<usize>,
@@ -47,21 +47,7 @@ impl Client {
     pub(crate) fn new(id: Id, socket: &Socket, worker: usize) -> Self {
         let since = Instant::now();
         let (export, requests) = (OnceLock::new(), AtomicU64::new(0));
-        let worker = AtomicUsize::new(worker);
         Self { id, peer: Peer::of(socket), worker, since, export, requests }
-    }
-
-    /// The number of its worker. The connection may have moved to another worker by now, which
-    /// ends it at the next message to all workers.
-    pub(crate) fn worker(&self) -> usize {
-        // Ordering: Relaxed; a number that is printed, or where a message goes that may come too
-        // late.
-        self.worker.load(Ordering::Relaxed)
-    }
-
-    /// Sets the worker that the connection has moved to.
-    pub(crate) fn set_worker(&self, worker: usize) {
-        self.worker.store(worker, Ordering::Relaxed); // see `worker`
     }
 
     /// Counts requests that its worker has begun, or refused.
@@ -184,7 +170,7 @@ impl Registry {
             id: client.id,
             peer: client.peer,
             export: client.export.get().map(|&export| name(export)),
-            worker: client.worker(),
+            worker: client.worker,
             slot: client.slot().get(),
             // Ordering: Relaxed; see `count`.
             requests: client.requests.load(Ordering::Relaxed),
@@ -203,11 +189,12 @@ impl Registry {
         }
     }
 
-    /// The listed connections, and the worker of each.
+    /// The number of connections that each of `workers` workers has.
     #[cfg(test)]
-    pub(crate) fn sessions(&self) -> Vec<(Id, usize)> {
-        let sessions = self.sessions.iter().filter_map(Result::ok);
-        sessions.map(|client| (client.id, client.worker())).collect()
+    pub(crate) fn by_worker(&self, workers: usize) -> Vec<usize> {
+        let mut counts = vec![0; workers];
+        self.sessions.iter().for_each(|client| counts[client.unwrap().worker] += 1);
+        counts
     }
 
     /// Returns whether no connection is listed, and checks the lists.

@@ -5,7 +5,6 @@
 //! published; for programs see [`metrics`](crate::metrics).
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -15,19 +14,15 @@ use percpu::rcu;
 use radix_ctx::TableStats;
 
 use crate::admission::WaitStats;
-use crate::contexts::Connections;
 use crate::counters::Counters;
-use crate::export::ExportTable;
-use crate::registry::{Registry, RegistryReport, by_name};
-use crate::worker::{Inbox, Message, MoveCounts, WorkerReport};
+use crate::registry::{RegistryReport, by_name};
+use crate::worker::{Inbox, Message, Shared};
 
 /// Collects the figures; each thread that wants them has one.
 #[derive(Clone)]
 pub(crate) struct Reporter {
     pub(crate) workers: Vec<Inbox>,
-    pub(crate) exports: Arc<ExportTable>,
-    pub(crate) connections: Arc<Connections>,
-    pub(crate) registry: Arc<Registry>,
+    pub(crate) shared: Shared,
     /// How long to wait for the workers.
     pub(crate) patience: Duration,
 }
@@ -43,14 +38,32 @@ impl Reporter {
         drop(sender);
         let since = Instant::now();
         let left = || self.patience.saturating_sub(since.elapsed());
-        let next = || receiver.recv_timeout(left()).ok();
-        let reports: Vec<WorkerReport> = std::iter::from_fn(next).collect();
-        let cache = self.exports.blocks.stats();
-        let registry = self.registry.report(&self.exports);
-        let name = |file| self.exports.names_of(file).next().unwrap_or_default();
-        let begun = reports.iter().flat_map(|report| &report.begun);
-        let begun = by_name(begun.map(|&(file, count)| (name(file), count)));
-        ServerReport::new(&reports, self.connections.stats(), cache, (registry, begun))
+        let Shared { exports, connections, registry } = &self.shared;
+        let name = |file| exports.names_of(file).next().unwrap_or_default();
+        let mut sum = ServerReport {
+            workers: 0,
+            connections: connections.stats(),
+            begun: Vec::new(),
+            counters: Counters::default(),
+            engine: None,
+            waiting: WaitStats::default(),
+            cache: exports.blocks.stats(),
+            registry: registry.report(exports),
+            rcu: rcu::stats(),
+        };
+        let mut begun = Vec::new();
+        while let Ok(report) = receiver.recv_timeout(left()) {
+            sum.workers += 1;
+            sum.counters.add(&report.counters);
+            sum.waiting.add(&report.waits);
+            match &mut sum.engine {
+                Some(all) => all.merge(&report.engine),
+                None => sum.engine = Some(report.engine),
+            }
+            begun.extend(report.begun.into_iter().map(|(file, count)| (name(file), count)));
+        }
+        sum.begun = by_name(begun.into_iter());
+        sum
     }
 }
 
@@ -64,43 +77,9 @@ pub(crate) struct ServerReport {
     pub(crate) counters: Counters,
     pub(crate) engine: Option<EngineStats>,
     pub(crate) waiting: WaitStats,
-    /// By the workers' numbers.
-    pub(crate) moves: Vec<(usize, MoveCounts)>,
     pub(crate) cache: Option<CacheStats>,
     pub(crate) registry: RegistryReport,
     pub(crate) rcu: rcu::Stats,
-}
-
-impl ServerReport {
-    pub(crate) fn new(
-        workers: &[WorkerReport],
-        connections: TableStats,
-        cache: Option<CacheStats>,
-        (registry, begun): (RegistryReport, Vec<(String, usize)>),
-    ) -> Self {
-        let mut sum = Self {
-            workers: workers.len(),
-            connections,
-            begun,
-            counters: Counters::default(),
-            engine: None,
-            waiting: WaitStats::default(),
-            moves: workers.iter().map(|worker| (worker.number, worker.moves)).collect(),
-            cache,
-            registry,
-            rcu: rcu::stats(),
-        };
-        sum.moves.sort_unstable_by_key(|&(number, _)| number);
-        for WorkerReport { counters, engine, waits, .. } in workers {
-            sum.counters.add(counters);
-            sum.waiting.add(waits);
-            match &mut sum.engine {
-                Some(all) => all.merge(engine),
-                None => sum.engine = Some(engine.clone()),
-            }
-        }
-        sum
-    }
 }
 
 impl ServerReport {
@@ -133,12 +112,6 @@ impl fmt::Display for ServerReport {
         let mib = |bytes| bytes as f64 / f64::from(1 << 20);
         writeln!(f, "server     {} workers, {} connections", self.workers, self.connections.live)?;
         writeln!(f, "{}", self.registry)?;
-        write!(f, "moved      ")?;
-        for (nth, (number, MoveCounts { arrived, departed })) in self.moves.iter().enumerate() {
-            let separator = if nth == 0 { "" } else { "; " };
-            write!(f, "{separator}worker {number}: {arrived} in, {departed} out")?;
-        }
-        writeln!(f)?;
         writeln!(
             f,
             "requests   {reads} reads ({:.0} MiB), {writes} writes ({:.0} MiB), {flushes} flushes, \

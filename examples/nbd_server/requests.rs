@@ -2,13 +2,13 @@
 //!
 //! ```text
 //!  start ─► answered from memory ────────────────────────────────────────► reply
-//!      └─► below the limits? ─yes─► a future (commands, tasks) ─► its end ─► reply
+//!      └─► below the limit? ─yes─► a future (commands, tasks) ─► its end ─► reply
 //!                └─no─► a queue (admission) ─────┘ ◄── another ends ──┘
 //! ```
 //!
 //! A blocking operation ([`Operation::is_blocking`]) occupies one of the cache's few threads,
 //! perhaps for long. So only a few blocking operations may run or wait among the others, and READs
-//! find slots free; the blocking operations beyond them wait in a queue of their own.
+//! find places free; the blocking operations beyond them wait in a queue of their own.
 //!
 //! A request that has begun continues to its end, also if its connection is closed meanwhile. A
 //! queued request is dropped then.
@@ -24,15 +24,14 @@ use nbd_protocol::{Command, HeaderStyle, NbdError, Request};
 use radix_ctx::{CtxRef, Id};
 use tracing::warn;
 
-use crate::admission::{Admission, WaitStats};
-use crate::blocks::of_get;
+use crate::admission::{Admission, WaitStats, is_within_share};
+use crate::blocks::{Source, of_get};
 use crate::commands::Job;
 use crate::contexts::Connection;
 use crate::counters::{Counters, is_logged};
 use crate::export::{Export, ExportTable};
 use crate::memory::ALIGN;
 use crate::operation::{Ended, Operation, Step};
-use crate::quota::FileQuotas;
 use crate::tasks::{self, Panicked, Tasks};
 
 /// A queued operation, and its buffer.
@@ -47,10 +46,6 @@ pub(crate) struct Limits {
     pub(crate) most: usize,
 }
 
-/// An image's [share](crate::quota) of a limit. A guess: an image alone may use all of a limit up
-/// to 8, and 114 of 128.
-const SHARE: usize = 8;
-
 /// Most blocking operations that run or wait among the others. A guess: as many as an image has
 /// threads of the cache. Where the depth is small it is half of the depth, but at least 4.
 const MAX_BLOCKING: usize = 16;
@@ -58,20 +53,14 @@ const MAX_BLOCKING: usize = 16;
 /// A worker's requests in flight, and the engine that works on them.
 pub(crate) struct Requests {
     pub(crate) engine: Rc<Engine>,
-    /// By index of the export table's files, as far as they were asked for. `None`: the engine does
-    /// not have it.
-    files: Vec<Option<File>>,
+    /// By index of the export table's files, as far as they were asked for.
+    sources: Vec<Source<File>>,
     tasks: Tasks<Ended>,
-    /// Running operations by file.
-    running: FileQuotas,
     /// Operations in all: see [`Limits`].
     most: usize,
-    /// An operation is here only while its image may not run one more.
-    waiting: Admission<Waiting>,
-    /// Blocking operations that run or are in `waiting`, by file.
-    blocking: FileQuotas,
-    /// Blocking operations beyond them.
-    excess_blocking: Admission<Waiting>,
+    admission: Admission<Waiting>,
+    /// Admits blocking operations to the other one.
+    blocking: Admission<Waiting>,
     /// Queued operations that ended as soon as they began.
     ended: VecDeque<Ended>,
     exports: Arc<ExportTable>,
@@ -87,45 +76,39 @@ impl Requests {
         limits: Limits,
         waker: Waker,
     ) -> io::Result<Self> {
+        let (Limits { depth, most }, capacity) = (limits, exports.capacity());
         let mut requests = Self {
             engine,
-            files: Vec::new(),
-            tasks: Tasks::new(limits.depth, waker),
-            running: FileQuotas::new(limits.depth, SHARE, exports.capacity()),
-            most: limits.most,
-            waiting: Admission::new(exports.capacity())?,
-            blocking: FileQuotas::new(
-                (limits.depth / 2).clamp(4, MAX_BLOCKING),
-                SHARE,
-                exports.capacity(),
-            ),
-            excess_blocking: Admission::new(exports.capacity())?,
+            sources: Vec::new(),
+            tasks: Tasks::new(depth, waker),
+            most,
+            admission: Admission::new(depth, capacity)?,
+            blocking: Admission::new((depth / 2).clamp(4, MAX_BLOCKING), capacity)?,
             // With room for as many as there may be: it does not grow while requests are served.
-            ended: VecDeque::with_capacity(limits.most),
+            ended: VecDeque::with_capacity(most),
             exports: Arc::clone(exports),
             counters: Counters::default(),
         };
-        requests
-            .exports
-            .files
-            .count()
-            .checked_sub(1)
-            .map_or(Ok(()), |last| requests.attach(last))?;
+        exports.blocks.count().checked_sub(1).map_or(Ok(()), |last| requests.attach(last))?;
         Ok(requests)
     }
 
     /// Whether one more request of that export may run or queue.
     pub(crate) fn has_room(&self, export: usize) -> bool {
-        let Self { waiting, excess_blocking, .. } = self;
-        let its = || {
-            (self.exports.get(export).file, waiting.len_of(export) + excess_blocking.len_of(export))
-        };
-        self.running.may_queue(self.most, waiting.len() + excess_blocking.len(), its)
+        let Self { admission, blocking, .. } = self;
+        let used = admission.running() + admission.waiting() + blocking.waiting();
+        let left = self.most.saturating_sub(used);
+        // The image's share is no less, even if all of them are the image's.
+        left > used || {
+            let running = admission.by_file()[self.exports.get(export).file];
+            let its = running + admission.waiting_of(export) + blocking.waiting_of(export);
+            is_within_share(its, left)
+        }
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        let waits = !self.waiting.is_empty() || !self.excess_blocking.is_empty();
-        self.tasks.len() == 0 && !waits && self.ended.is_empty()
+        let Self { admission, blocking, .. } = self;
+        admission.running() + admission.waiting() + blocking.waiting() == 0 && self.ended.is_empty()
     }
 
     /// Whether [`complete`](Self::complete) has nothing to return.
@@ -136,12 +119,12 @@ impl Requests {
     /// Operations that have begun and not ended.
     #[cfg(test)]
     pub(crate) fn begun(&self) -> usize {
-        self.tasks.len()
+        self.admission.running()
     }
 
     /// Files that have operations which have begun, and how many.
     pub(crate) fn begun_by_file(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.running.in_flight()
+        self.admission.by_file().iter().copied().enumerate().filter(|&(_, count)| count > 0)
     }
 
     /// Carries out a request, or at least begins to. `Some` if the reply is there already.
@@ -166,25 +149,14 @@ impl Requests {
         }
         let conn = conn.clone();
         let operation = Operation { conn, export, file, start, style, request, command, written };
-        let (class, is_blocking) = (operation.class(), operation.is_blocking());
-        let is_excess =
-            is_blocking && !(self.excess_blocking.is_empty() && self.blocking.allows(file));
-        if is_blocking && !is_excess {
-            self.blocking.acquire(file);
-        }
-        if !is_excess && self.waiting.is_empty() && self.running.allows(file) {
+        let is_excess = operation.is_blocking() && !self.blocking.begin(file);
+        if !is_excess && self.admission.begin(file) {
             return self.begin(operation, buf).map(|ended| self.end(ended));
         }
-        let queue = if is_excess { &mut self.excess_blocking } else { &mut self.waiting };
-        if let Err(refused) = queue.push(export, class, (operation, buf)) {
-            if is_blocking && !is_excess {
-                self.blocking.release(file);
-            }
-            return Some(self.end(no_memory(refused)));
+        if let Some(ended) = self.queue(is_excess, (operation, buf)) {
+            return Some(self.end(ended));
         }
-        if is_excess || self.running.allows(file) {
-            self.admit(); // those that wait may not run, or are as urgent
-        }
+        self.admit(); // those that wait may not run
         None
     }
 
@@ -229,10 +201,9 @@ impl Requests {
 
     /// Tells the engine of a file, and of those before it.
     fn attach(&mut self, file: usize) -> io::Result<()> {
-        while self.files.len() <= file {
-            let file = self.exports.image(self.files.len()).file.as_ref();
-            let attach = |file: &std::fs::File| self.engine.attach(file.try_clone()?);
-            self.files.push(file.map(attach).transpose()?);
+        while self.sources.len() <= file {
+            let image = self.exports.image(self.sources.len());
+            self.sources.push(image.source.attach(&self.engine)?);
         }
         Ok(())
     }
@@ -255,8 +226,8 @@ impl Requests {
 
     /// The waits of both queues. An operation that was in both counts twice.
     pub(crate) fn waits(&self) -> WaitStats {
-        let mut stats = self.waiting.stats();
-        stats.add(&self.excess_blocking.stats());
+        let mut stats = self.admission.stats();
+        stats.add(&self.blocking.stats());
         stats
     }
 
@@ -278,12 +249,12 @@ impl Requests {
         })
     }
 
-    /// Runs an operation that the limits allow. It may end at once.
+    /// Runs an operation that was admitted. It may end at once.
     fn begin(&mut self, operation: Operation, buf: Option<AlignedBuf>) -> Option<Ended> {
         let Operation { export, file, style, request, command, written, .. } = operation;
         let job = Job {
             engine: Rc::clone(&self.engine),
-            file: self.files[file].clone(),
+            source: self.sources[file].clone(),
             image: Arc::clone(self.exports.image(file)),
             unit: self.exports.get(export).info.min_block.max(1).into(),
             style,
@@ -291,7 +262,6 @@ impl Requests {
             request,
             written,
         };
-        self.running.acquire(file);
         let size = buf.as_ref().map(AlignedBuf::capacity);
         let ended = self.tasks.spawn(async move {
             let (result, buf) = tasks::contain(job.run(buf)).await.unwrap_or_else(|Panicked| {
@@ -308,9 +278,9 @@ impl Requests {
 
     /// An operation that had begun has ended.
     fn leave(&mut self, operation: &Operation) {
-        self.running.release(operation.file);
+        self.admission.end(operation.file);
         if operation.is_blocking() {
-            self.blocking.release(operation.file);
+            self.blocking.end(operation.file);
         }
     }
 
@@ -321,34 +291,41 @@ impl Requests {
         Step::reply((request, command), start, style, result, buf)
     }
 
+    /// Queues an operation, and a blocking one among those beyond the limit, if it `is_excess`. Returns
+    /// it, ended, if there is no memory.
+    fn queue(&mut self, is_excess: bool, waiting: Waiting) -> Option<Ended> {
+        let Operation { export, file, .. } = waiting.0;
+        let (class, is_blocking) = (waiting.0.class(), waiting.0.is_blocking());
+        let queue = if is_excess { &mut self.blocking } else { &mut self.admission };
+        let (operation, buf) = queue.push((export, file), class, waiting).err()?;
+        if is_blocking && !is_excess {
+            self.blocking.end(file);
+        }
+        Some(Ended { operation, result: Err(io::Error::from_raw_os_error(libc::ENOMEM)), buf })
+    }
+
     /// Runs queued operations, as far as the limits allow.
     fn admit(&mut self) {
         loop {
-            let Self { waiting, exports, running, blocking, excess_blocking, .. } = self;
-            let may = |export| blocking.allows(exports.get(export).file);
-            if let Some((export, (operation, buf))) = excess_blocking.pop_if(may) {
-                let (file, class) = (operation.file, operation.class());
-                match waiting.push(export, class, (operation, buf)) {
-                    Ok(()) => blocking.acquire(file),
-                    Err(refused) => self.ended.push_back(no_memory(refused)),
-                }
-                continue;
-            }
-            let next = waiting.pop_if(|export| running.allows(exports.get(export).file));
-            let Some((_, (operation, buf))) = next else { return };
-            let ended = self.begin(operation, buf);
+            let ended = if let Some(waiting) = self.blocking.next() {
+                self.queue(false, waiting)
+            } else if let Some((operation, buf)) = self.admission.next() {
+                self.begin(operation, buf)
+            } else {
+                return;
+            };
             self.ended.extend(ended);
         }
     }
 
     /// Drops what a closed connection has waiting; `give` gets the buffers.
     pub(crate) fn abandon(&mut self, conn: Id, mut give: impl FnMut(AlignedBuf)) {
-        let Self { waiting, blocking, excess_blocking, .. } = self;
         let is_its = |(operation, _): &Waiting| CtxRef::id(&operation.conn) == conn;
-        excess_blocking.drop_if(is_its, |(_, buf)| buf.into_iter().for_each(&mut give));
-        waiting.drop_if(is_its, |(operation, buf)| {
+        let Self { admission, blocking, .. } = self;
+        blocking.drop_if(is_its, |(_, buf)| buf.into_iter().for_each(&mut give));
+        admission.drop_if(is_its, |(operation, buf)| {
             if operation.is_blocking() {
-                blocking.release(operation.file);
+                blocking.end(operation.file);
             }
             buf.into_iter().for_each(&mut give);
         });
@@ -368,7 +345,8 @@ impl Requests {
             Some(ended)
         })?;
         let conn = &ended.operation.conn;
-        let (slot, closed) = (conn.slot(), CtxRef::is_removed(conn));
+        let slot = *conn.slot.get().expect("its worker set it before its first request");
+        let closed = CtxRef::is_removed(conn);
         let step = self.end(ended);
         if closed {
             // The request was carried out all the same.
@@ -377,9 +355,4 @@ impl Requests {
         }
         Some(Ok((slot, step)))
     }
-}
-
-/// The end of an operation that cannot wait.
-fn no_memory((operation, buf): Waiting) -> Ended {
-    Ended { operation, result: Err(io::Error::from_raw_os_error(libc::ENOMEM)), buf }
 }

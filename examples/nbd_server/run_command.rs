@@ -8,9 +8,8 @@ use std::process::{Command, ExitStatus};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
+use nbd_protocol::TlsPolicy;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-
-use crate::args::Tls;
 
 /// A running command.
 pub(crate) struct RunCommand {
@@ -26,7 +25,7 @@ impl RunCommand {
         command: &str,
         addresses: &[String],
         export: &str,
-        tls: Tls,
+        tls: TlsPolicy,
         notify: UnixStream,
     ) -> io::Result<Self> {
         let mut child = Command::new("/bin/sh")
@@ -59,11 +58,11 @@ impl RunCommand {
 }
 
 /// The variables of nbdkit's `--run`, as far as they make sense here.
-fn variables(addresses: &[String], export: &str, tls: Tls) -> Vec<(&'static str, String)> {
+fn variables(addresses: &[String], export: &str, tls: TlsPolicy) -> Vec<(&'static str, String)> {
     let unix = addresses.iter().find_map(|address| address.strip_prefix("unix:"));
     let tcp = addresses.iter().find_map(|address| address.strip_prefix("tcp:"));
     let export_in_uri = escaped(export);
-    let scheme = if tls == Tls::Require { "nbds" } else { "nbd" };
+    let scheme = if tls == TlsPolicy::Require { "nbds" } else { "nbd" };
     let mut found = vec![("exportname", export.to_owned())];
     if let Some(path) = unix {
         found.push(("uri", format!("{scheme}+unix:///{export_in_uri}?socket={}", escaped(path))));
@@ -99,7 +98,7 @@ mod tests {
     #[test]
     fn the_command_is_told_where_to_connect() {
         let addresses = ["unix:/tmp/a b".into(), "tcp:127.0.0.1:10809".into()];
-        let both = variables(&addresses, "x?", Tls::On);
+        let both = variables(&addresses, "x?", TlsPolicy::On);
         let expected = [
             ("exportname", "x?"),
             ("uri", "nbd+unix:///x%3F?socket=/tmp/a%20b"),
@@ -108,9 +107,9 @@ mod tests {
         ];
         assert_eq!(both, expected.map(|(name, value)| (name, value.to_owned())));
         let uri = |addresses, tls| variables(addresses, "disk", tls).swap_remove(1).1;
-        assert_eq!(uri(&addresses[1..], Tls::Off), "nbd://127.0.0.1:10809/disk");
-        assert_eq!(uri(&addresses[1..], Tls::Require), "nbds://127.0.0.1:10809/disk");
+        assert_eq!(uri(&addresses[1..], TlsPolicy::Off), "nbd://127.0.0.1:10809/disk");
+        assert_eq!(uri(&addresses[1..], TlsPolicy::Require), "nbds://127.0.0.1:10809/disk");
         let unix = "nbds+unix:///disk?socket=/tmp/a%20b";
-        assert_eq!(uri(&addresses[..], Tls::Require), unix);
+        assert_eq!(uri(&addresses[..], TlsPolicy::Require), unix);
     }
 }

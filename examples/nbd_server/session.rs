@@ -123,11 +123,6 @@ impl Session {
         }
     }
 
-    /// Whether a request begins with the next byte: nothing of one is kept here.
-    pub(crate) fn is_between_requests(&self) -> bool {
-        matches!(self.stream, Stream::Header)
-    }
-
     /// Whether a WRITE's payload is on its way.
     pub(crate) fn is_inside_payload(&self) -> bool {
         matches!(self.stream, Stream::Payload { .. })

@@ -72,10 +72,6 @@ impl<T> Tasks<T> {
         Self { futures: Slab::with_capacity(capacity), wakers: Vec::new(), ready }
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.futures.len()
-    }
-
     /// Whether a future is to be polled.
     pub(crate) fn is_ready(&self) -> bool {
         !self.ready.places.lock().is_empty()
@@ -166,7 +162,7 @@ mod tests {
         let mut tasks = Tasks::new(1, Arc::clone(&calls).into());
         assert_eq!(tasks.spawn(async { 3 }), Some(3));
         let (flag, waker) = (Arc::new(AtomicBool::new(false)), Rc::default());
-        assert_eq!((tasks.spawn(wait_for(&flag, &waker)), tasks.len()), (None, 1));
+        assert_eq!((tasks.spawn(wait_for(&flag, &waker)), tasks.futures.len()), (None, 1));
         let waker: Waker = waker.borrow_mut().take().unwrap();
         waker.wake_by_ref();
         assert!(tasks.is_ready() && tasks.next().is_none() && !tasks.is_ready());
@@ -178,7 +174,7 @@ mod tests {
                 waker.wake_by_ref();
             });
         });
-        assert_eq!((tasks.next(), tasks.next(), tasks.len()), (Some(7), None, 0));
+        assert_eq!((tasks.next(), tasks.next(), tasks.futures.len()), (Some(7), None, 0));
         assert_eq!(calls.0.load(Ordering::Relaxed), 1);
         // A waker of a task that has ended.
         waker.wake();

@@ -76,7 +76,7 @@ impl Acceptor {
     ///
     /// Says which file is missing or malformed, or which option.
     pub(crate) fn new(args: &Args) -> Result<Self, String> {
-        match (args.tls.policy(), &args.tls_certificates) {
+        match (args.tls, &args.tls_certificates) {
             (TlsPolicy::Off, None) => Ok(Self::default()),
             (TlsPolicy::Off, Some(_)) => Err("--tls-certificates needs --tls on or require".into()),
             _ => Self::open(args),
@@ -113,7 +113,7 @@ mod with_rustls {
                 return Err("--tls needs --tls-certificates".into());
             };
             let config = Some(Arc::new(config(dir, !args.tls_no_verify_peer)?));
-            Ok(Self { policy: args.tls.policy(), config })
+            Ok(Self { policy: args.tls, config })
         }
 
         /// Memory that a session may take.

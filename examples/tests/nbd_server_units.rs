@@ -8,7 +8,7 @@
 mod admission;
 #[path = "../nbd_server/args.rs"]
 mod args;
-#[path = "../nbd_server/blocks.rs"]
+#[path = "../nbd_server/blocks/mod.rs"]
 mod blocks;
 #[path = "../nbd_server/busy_poll.rs"]
 mod busy_poll;
@@ -54,8 +54,6 @@ mod notifier;
 mod open_files;
 #[path = "../nbd_server/operation.rs"]
 mod operation;
-#[path = "../nbd_server/quota.rs"]
-mod quota;
 #[path = "../nbd_server/registry.rs"]
 mod registry;
 #[path = "../nbd_server/report.rs"]

@@ -24,24 +24,25 @@
 //! either version may be read. The order matters: if the image were read first, a block that is written back and
 //! evicted in between would be missed.
 
+mod shared;
 #[cfg(test)]
 mod tests;
 
 use std::future::{Future, poll_fn};
 use std::io;
-use std::ops::{Deref, Range};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::ops::{Deref, DerefMut, Range};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use aio_reap::{AlignedBuf, Engine, File, IoBuf, Outcome, SubmitError};
+use aio_reap::{AlignedBuf, Engine, File, IoBuf, IoBufMut};
 use bufcache::{Bypass, GetError, WriteError};
 use nbd_protocol::{Command, HeaderStyle, Request};
 
-use crate::blocks::{BLOCK, Image, Piece, but_earlier, covering, of_get, of_write};
+use crate::blocks::{
+    BLOCK, Image, Piece, Source, TransferError, but_earlier, covering, of_get, of_write,
+};
 use crate::extents;
 use crate::memory::{self, ALIGN, MOST_ZEROS, ZEROS};
 
@@ -55,8 +56,8 @@ const FEW: usize = 64;
 /// A command to carry out.
 pub(crate) struct Job {
     pub(crate) engine: Rc<Engine>,
-    /// The image as the engine knows it, if the engine reads and writes it.
-    pub(crate) file: Option<File>,
+    /// What reads and writes the image past the cache.
+    pub(crate) source: Source<File>,
     pub(crate) image: Arc<Image>,
     /// Extents of the export begin and end at multiples of so many bytes.
     pub(crate) unit: u64,
@@ -191,15 +192,15 @@ impl Job {
                 (self.then_sync(fua, zeroed).await, buf)
             }
             (Command::Cache, buf) => {
-                match &self.file {
+                match &self.source {
                     // Advice that could not be taken has not failed.
-                    Some(file) => {
+                    Source::File(file) => {
                         if let Ok(advice) = self.engine.will_need(file, offset, len).submit() {
                             let _ = advice.await;
                         }
                     }
-                    None if self.image.is_bypassed() => {} // there is no room for it
-                    None => self.image.device.readahead(covering(offset, end)),
+                    _ if self.image.is_bypassed() => {} // there is no room for it
+                    _ => self.image.device.readahead(covering(offset, end)),
                 }
                 (Ok(()), buf)
             }
@@ -217,29 +218,16 @@ impl Job {
             Ok(newer) => newer,
             Err(error) => return (Err(of_get(error)), buf),
         };
-        let (result, mut buf) = match (&self.file, &self.image.upstream) {
-            (Some(file), _) => match self.image.fill(offset, buf) {
-                Ok(fill) => {
-                    let start = fill.offset();
-                    match transfer(self.engine.read(file, fill, start)).await {
-                        Ok((result, fill)) => fill.finish(result),
-                        Err(refused) => {
-                            let error = os(refused.errno());
-                            (Err(error), refused.into_request().into_buf().cancel())
-                        }
-                    }
-                }
-                Err(buf) => transfer_all(self.engine.read(file, buf, offset)).await,
-            },
-            (None, Some(upstream)) => match self.image.fill(offset, buf) {
-                Ok(fill) => match upstream.read_async(fill.offset(), fill).await {
-                    (Ok(count), fill) => fill.finish(Ok(count)),
-                    (Err(error), fill) => (Err(error), fill.cancel()),
-                },
-                Err(buf) => upstream.read_async(offset, buf).await,
-            },
-            (None, None) if self.image.passes_by(len, false) => self.read_by_thread(buf).await,
-            (None, None) => return self.read_by_cache(buf).await,
+        let (result, mut buf) = match self.image.fill(offset, buf) {
+            Ok(fill) => {
+                let start = fill.offset();
+                let (result, fill) = self.read_image(fill, start).await;
+                fill.finish(result)
+            }
+            Err(buf) => {
+                let (result, buf) = self.read_image(buf, offset).await;
+                (result.map_err(Into::into), buf)
+            }
         };
         let result = result.and_then(|count| match (count as u64) < len {
             true => Err(os(libc::EIO)), // the image is shorter than when it was opened
@@ -282,39 +270,24 @@ impl Job {
         Ok(newer)
     }
 
-    /// Reads an image that tasks do not read, past the cache.
-    async fn read_by_thread(&self, mut buf: AlignedBuf) -> (io::Result<usize>, AlignedBuf) {
-        let (raw, offset) = (Arc::clone(&self.image.raw), self.request.offset);
-        let read = move |_| {
-            let read = catch_unwind(AssertUnwindSafe(|| raw.read(offset, &mut buf)));
-            (read.unwrap_or_else(|_| Err(os(libc::EIO))), buf)
-        };
-        self.image.device.call_async(read).await
-    }
-
-    /// Reads an image that tasks do not read.
-    async fn read_by_cache(&self, mut buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
-        let Request { offset, len, .. } = self.request;
-        let device = &self.image.device;
-        device.readahead(covering(offset, offset + len));
-        let mut done = 0;
-        for Piece { block, from, count, .. } in self.image.pieces(offset, len as usize) {
-            match get(|| device.get_async(block)).await {
-                Ok(pin) => buf[done..][..count].copy_from_slice(&pin[from..][..count]),
-                Err(GetError::NoFreeBuffers) => {
-                    let wait = move |device: bufcache::Device| {
-                        device.get(block).map(|guard| guard[from..][..count].to_vec())
-                    };
-                    match device.call_async(wait).await {
-                        Ok(bytes) => buf[done..][..count].copy_from_slice(&bytes),
-                        Err(error) => return (Err(of_get(error)), buf),
-                    }
-                }
-                Err(error) => return (Err(of_get(error)), buf),
+    /// Reads from the image itself.
+    async fn read_image<B>(&self, buf: B, start: u64) -> (Result<usize, TransferError>, B)
+    where
+        B: IoBufMut + DerefMut<Target = [u8]> + Send + 'static,
+    {
+        match &self.source {
+            Source::File(file) => transfer(self.engine.read(file, buf, start)).await,
+            Source::Upstream(upstream) => {
+                let (result, buf) = upstream.read_async(start, buf).await;
+                (result.map_err(Into::into), buf)
             }
-            done += count;
+            #[cfg(test)]
+            Source::Device(device) => {
+                let (device, mut buf) = (Arc::clone(device), buf);
+                let read = move |_| (device.read(start, &mut buf).map_err(Into::into), buf);
+                self.image.device.call_async(read).await
+            }
         }
-        (Ok(()), buf)
     }
 
     async fn write(&self, buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
@@ -403,20 +376,22 @@ impl Job {
         start: u64,
         bypass: Option<Box<Bypass>>,
     ) -> (io::Result<()>, B, Option<Box<Bypass>>) {
-        match (&self.file, &self.image.upstream) {
-            (Some(file), _) if self.image.engines_write => {
+        match &self.source {
+            Source::File(file) => {
                 let write = self.engine.write(file, Part { buf, part, bypass }, start);
-                let (result, Part { buf, bypass, .. }) = transfer_all(write).await;
-                (result.map(drop), buf, bypass)
+                let (result, Part { buf, bypass, .. }) = transfer(write).await;
+                (result.map(drop).map_err(Into::into), buf, bypass)
             }
-            (Some(_), _) => {
-                debug_assert!(bypass.is_none(), "dropping this future would free its blocks");
-                let write = move |image: &Image| (image.raw.write(start, &buf[part]), buf);
+            Source::Upstream(upstream) => {
+                (upstream.write_async(start, &buf[part]).await, buf, bypass)
+            }
+            #[cfg(test)]
+            Source::Device(device) => {
+                let device = Arc::clone(device);
+                let write = move |_: &Image| (device.write(start, &buf[part]), buf);
                 let (result, buf) = self.image.call(write).await;
                 (result, buf, bypass)
             }
-            (None, Some(upstream)) => (upstream.write_async(start, &buf[part]).await, buf, bypass),
-            (None, None) => (Err(os(libc::EOPNOTSUPP)), buf, bypass),
         }
     }
 
@@ -428,23 +403,20 @@ impl Job {
         buf: B,
         part: Range<usize>,
     ) -> (io::Result<()>, B) {
-        let Image { device, engines_write, upstream, .. } = &*self.image;
         let start = first * BLOCK as u64;
         let blocks = covering(start, start + part.len() as u64);
-        if *engines_write || upstream.is_some() {
-            match device.try_bypass(blocks) {
-                Ok(Some(bypass)) => {
-                    let bypass = Some(Box::new(bypass));
-                    let (result, buf, bypass) = self.write_image(buf, part, start, bypass).await;
-                    let result = match bypass {
-                        Some(bypass) => bypass.finish(result).map_err(of_write),
-                        None => result,
-                    };
-                    return (result, buf);
-                }
-                Ok(None) => {}
-                Err(error) => return (Err(of_write(error)), buf),
+        match self.image.device.try_bypass(blocks) {
+            Ok(Some(bypass)) => {
+                let bypass = Some(Box::new(bypass));
+                let (result, buf, bypass) = self.write_image(buf, part, start, bypass).await;
+                let result = match bypass {
+                    Some(bypass) => bypass.finish(result).map_err(of_write),
+                    None => result,
+                };
+                return (result, buf);
             }
+            Ok(None) => {}
+            Err(error) => return (Err(of_write(error)), buf),
         }
         let since = Instant::now();
         let write = {
@@ -518,7 +490,7 @@ impl Job {
     async fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         let image = &self.image;
         // With O_DIRECT no READ waits for the lock of the page cache.
-        if image.upstream.is_some() || image.raw.alignment() > 1 {
+        if matches!(image.source, Source::Upstream(_)) || image.alignment > 1 {
             return change(|| image.device.discard_async(blocks.clone())).await;
         }
         let call = || {
@@ -602,32 +574,15 @@ unsafe impl<B: Bytes> IoBuf for Part<B> {
 /// Has an engine read or write, once it has room.
 async fn transfer<B: 'static>(
     request: aio_reap::Request<'_, B>,
-) -> Result<Outcome<B>, SubmitError<aio_reap::Request<'_, B>>> {
-    Ok(request.submit_async().await?.await)
-}
-
-/// As [`transfer`], where it does not matter how much was transferred before an error.
-async fn transfer_all<B: 'static>(request: aio_reap::Request<'_, B>) -> (io::Result<usize>, B) {
-    match transfer(request).await {
-        Ok((result, buf)) => (result.map_err(Into::into), buf),
-        Err(refused) => (Err(os(refused.errno())), refused.into_request().into_buf()),
-    }
-}
-
-impl Image {
-    /// Makes durable what was written.
-    pub(crate) async fn sync(self: &Arc<Self>) -> io::Result<()> {
-        if self.has_bug("flush-without-a-sync") {
-            return change(|| self.device.flush_async()).await.map_err(of_write);
+) -> (Result<usize, TransferError>, B) {
+    match request.submit_async().await {
+        Ok(transfer) => {
+            let (result, buf) = transfer.await;
+            (result.map_err(Into::into), buf)
         }
-        let (sync, begins) = self.flushes.join();
-        if begins {
-            let image = Arc::clone(self);
-            let run = move |_| image.flushes.run(|| image.sync_within(PATIENCE));
-            // The first poll begins the call, which goes on without the future: others may wait for it.
-            let call = pin!(self.device.call_async(run));
-            let _ = call.poll(&mut Context::from_waker(Waker::noop()));
+        Err(refused) => {
+            let errno = refused.errno();
+            (Err(TransferError { errno, transferred: 0 }), refused.into_request().into_buf())
         }
-        sync.wait().await
     }
 }

@@ -41,14 +41,12 @@ struct Lab {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Engine,
-    /// The engine reads, and the device writes.
-    Both,
     Device,
 }
 
 impl Lab {
     fn new(len: usize, cache: u64) -> Self {
-        Self::with(len, cache, By::Both)
+        Self::with(len, cache, By::Device)
     }
 
     fn with(len: usize, cache: u64, by: By) -> Self {
@@ -61,20 +59,19 @@ impl Lab {
         let device = FileDevice::new(file.try_clone().unwrap()).unwrap();
         let disk = Arc::new(FaultDevice::new(device));
         let blocks = Blocks::new(cache, 1).unwrap();
-        let its = (by != By::Device).then(|| file.try_clone().unwrap());
-        let engines_write = by == By::Engine;
-        blocks
-            .attach(Backing { device: disk.clone(), file: its, engines_write, upstream: None })
-            .unwrap();
+        let source = match by {
+            By::Engine => Source::File(file.try_clone().unwrap()),
+            By::Device => Source::Device(disk.clone()),
+        };
+        blocks.attach(Backing { device: disk.clone(), source }).unwrap();
         let (image, engine) = (Arc::clone(blocks.image(0)), Rc::new(Engine::new().unwrap()));
         Self { file, disk, image, engine, model: vec![] }
     }
 
     fn job(&self, command: Command, request: Request) -> Job {
-        let file = self.image.file.as_ref();
         Job {
             engine: Rc::clone(&self.engine),
-            file: file.map(|file| self.engine.attach(file.try_clone().unwrap()).unwrap()),
+            source: self.image.source.attach(&self.engine).unwrap(),
             image: Arc::clone(&self.image),
             unit: 1,
             style: HeaderStyle::Simple,
@@ -150,7 +147,7 @@ impl Lab {
 fn anything_at_any_place_is_what_a_plain_image_would_have() {
     const LEN: usize = 40 * BLOCK + 1000;
     let sizes = [(1, 4 * BLOCK), (2, 8 * BLOCK), (3, 1 << 20), (4, 0)];
-    let by = [By::Engine, By::Both, By::Device];
+    let by = [By::Engine, By::Device];
     let all = sizes.into_iter().flat_map(|size| by.map(|by| (size, by)));
     for ((seed, cache), by) in all {
         let mut lab = Lab::with(LEN, cache as u64, by);
@@ -295,7 +292,7 @@ fn what_the_file_system_cannot_do_is_written_or_left() {
 #[test]
 fn long_zeroes_that_the_file_system_cannot_make_are_invalid() {
     const LEN: u64 = 1 << 40;
-    let lab = Lab::without_model(LEN, 1 << 20, By::Both);
+    let lab = Lab::without_model(LEN, 1 << 20, By::Device);
     for operation in [Operation::Discard, Operation::Zero] {
         lab.disk.inject(operation, .., Fault::Error(libc::EOPNOTSUPP));
     }

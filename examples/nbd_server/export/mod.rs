@@ -88,7 +88,7 @@ impl ExportError {
 #[derive(Debug)]
 pub(crate) struct Export {
     pub(crate) info: ExportInfo,
-    /// Index into [`ExportTable::files`].
+    /// Index of the image in [`ExportTable::blocks`].
     pub(crate) file: usize,
     /// Where it begins in the file, in bytes.
     pub(crate) start: u64,
@@ -120,9 +120,7 @@ struct Opened {
 pub(crate) struct ExportTable {
     /// An export keeps its index, and is read without a lock: requests carry the index.
     exports: boxcar::Vec<Export>,
-    /// One open file per image, whatever its names.
-    pub(crate) files: boxcar::Vec<File>,
-    /// Most exports, and most files.
+    /// Most exports, and most images.
     capacity: usize,
     /// Locked to open a file, or to release it.
     pub(crate) known: Mutex<OpenFiles>,
@@ -132,7 +130,7 @@ pub(crate) struct ExportTable {
     /// Their files.
     pub(crate) fixed_files: usize,
     pub(crate) args: Args,
-    /// The files as images, by the same indexes.
+    /// One image per file, whatever its names.
     pub(crate) blocks: Blocks,
     /// The TLS that clients are offered.
     pub(crate) tls: Acceptor,
@@ -149,7 +147,6 @@ impl ExportTable {
         let capacity = args.images.len() + if folder.is_some() { FOLDER } else { 0 };
         let mut table = Self {
             exports: boxcar::Vec::with_capacity(capacity),
-            files: boxcar::Vec::with_capacity(capacity),
             capacity,
             known: Mutex::default(),
             folder,
@@ -162,7 +159,7 @@ impl ExportTable {
         for image in &args.images {
             table.add_image(image)?;
         }
-        table.fixed_files = table.files.count();
+        table.fixed_files = table.blocks.count();
         Ok(table)
     }
 
@@ -202,44 +199,44 @@ impl ExportTable {
         &self,
         name: String,
         path: &Path,
-        Opened { file, read_only, patience, may_grow }: Opened,
+        Opened { file: opened, read_only, patience, may_grow }: Opened,
         part: &Part,
     ) -> Result<usize, ExportError> {
         let fail = |error| ExportError::Open { path: path.to_owned(), error };
-        let identity = identity(&file.metadata().map_err(fail)?);
-        let len = length(&file).map_err(fail)?;
+        let identity = identity(&opened.metadata().map_err(fail)?);
+        let len = length(&opened).map_err(fail)?;
         let mut known = self.known.lock();
         let file = match known.find(&identity, len) {
             // Ours closes; the lock is the first one's.
             Some(file) => {
                 let state = &mut known.states[file];
                 state.touch();
-                if state.released && !self.args.no_lock {
-                    lock(&self.files[file], self.args.read_only, patience)
+                let kept = self.image(file).file();
+                if let Some(kept) = kept.filter(|_| state.released && !self.args.no_lock) {
+                    lock(kept, self.args.read_only, patience)
                         .map_err(|error| ExportError::lock(path, error))?;
                 }
                 state.released = false;
                 file
             }
             None => {
-                if self.files.count() == self.capacity {
+                if self.blocks.count() == self.capacity {
                     return Err(ExportError::TooMany { name, most: self.capacity });
                 }
                 if !self.args.no_lock {
-                    lock(&file, read_only, patience)
+                    lock(&opened, read_only, patience)
                         .map_err(|error| ExportError::lock(path, error))?;
                 }
                 if may_grow {
-                    grow(&file, &self.args, read_only).map_err(fail)?;
+                    grow(&opened, &self.args, read_only).map_err(fail)?;
                 }
-                let len = length(&file).map_err(fail)?; // it may have grown
+                let len = length(&opened).map_err(fail)?; // it may have grown
                 if let Some(&before) = known.files.get(&identity) {
                     self.blocks.detach(before).map_err(ExportError::Cache)?;
                 }
                 known.files.remove(&identity); // whatever comes of the next, that one has ended
-                let backing = Backing::open(&file).map_err(fail)?;
-                self.blocks.attach(backing).map_err(ExportError::Cache)?;
-                let index = self.files.push(file);
+                let backing = Backing::open(&opened).map_err(fail)?;
+                let index = self.blocks.attach(backing).map_err(ExportError::Cache)?;
                 known.files.insert(identity, index);
                 known.states.push(FileState::new(len));
                 index
@@ -251,7 +248,7 @@ impl ExportTable {
             known.names.insert(name, index);
             return Ok(index);
         }
-        let mut info = self.describe(name, path, &self.files[file], part)?;
+        let mut info = self.describe(name, path, &opened, part)?;
         self.bound(&mut info, file, part.offset);
         info!(export = info.name, size = info.size, path = %path.display(), "serving");
         if self.exports.count() == self.capacity {
@@ -415,8 +412,9 @@ impl ExportTable {
     /// new sizes.
     pub(crate) fn grow(&self) {
         let mut known = self.known.lock();
-        for (file, opened) in &self.files {
+        for file in 0..self.blocks.count() {
             let (image, name) = (self.image(file), self.names_of(file).next().unwrap_or_default());
+            let Some(opened) = image.file() else { continue };
             let (before, state) = (image.len(), &mut known.states[file]);
             match length(opened) {
                 // A released file is opened anew if it has grown.

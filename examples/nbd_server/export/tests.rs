@@ -36,7 +36,7 @@ fn a_folder_is_opened_image_by_image_and_only_so_many() {
             assert_eq!(size(table.open(name)), Some(*bytes));
             assert_eq!(size(table.open(name)), Some(*bytes), "once");
         }
-        assert_eq!((table.len(), table.files.count()), (3, 3));
+        assert_eq!((table.len(), table.blocks.count()), (3, 3));
         assert!(table.open("d").is_none(), "one too many");
         assert_eq!(size(table.find("d")), Some(2), "and yet it is there");
         assert_eq!(table.names().collect::<Vec<_>>(), ["a", "b", "c"]);
@@ -50,7 +50,7 @@ fn another_name_of_an_open_image_is_the_same_file() {
     let (dir, table) = folder(&[("a", 4096)], &[]);
     std::fs::hard_link(dir.path().join("a"), dir.path().join("b")).unwrap();
     assert!(table.open("a").is_some() && table.open("b").is_some());
-    assert_eq!((table.len(), table.files.count()), (2, 1));
+    assert_eq!((table.len(), table.blocks.count()), (2, 1));
     assert_eq!((table.get(0).file, table.get(1).file), (0, 0));
 }
 

@@ -1,18 +1,15 @@
 //! Exports of other NBD servers, served as exports of this one.
 
-use std::fs::File;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bufcache::BlockDevice;
 use nbd_protocol::{ExportInfo, MAX_PAYLOAD, TransmissionFlags as Flags};
-use rustix::fs::{MemfdFlags, memfd_create};
 use tracing::info;
 
 use super::{Export, ExportError, ExportTable};
-use crate::blocks::{BLOCK, Backing};
-use crate::open_files::{FileState, Identity, identity};
+use crate::blocks::{BLOCK, Backing, Source};
+use crate::open_files::FileState;
 use crate::upstream::{Address, NbdDevice, UpstreamOptions, UpstreamStats};
 
 impl ExportTable {
@@ -55,12 +52,9 @@ impl ExportTable {
             max_block: MAX_PAYLOAD,
         };
         info!(export = info.name, size = info.size, upstream = %address, "serving");
-        let stand_in = stand_in(info.size).map_err(ExportError::Cache)?;
-        let identity: Identity = identity(&stand_in.metadata().map_err(ExportError::Cache)?);
         let mut known = self.known.lock();
-        self.blocks.attach(Backing::upstream(device)).map_err(ExportError::Cache)?;
-        let file = self.files.push(stand_in);
-        known.files.insert(identity, file);
+        let file = self.blocks.attach(Backing::upstream(device)).map_err(ExportError::Cache)?;
+        known.files.insert((u64::MAX, u64::MAX, file as u64), file); // which is no file's identity
         known.states.push(FileState::new(info.size));
         let index = self.exports.push(Export { info, file, start: 0, grows: false });
         known.names.insert(name, index);
@@ -72,16 +66,9 @@ impl ExportTable {
     /// The figures of the upstream exports, by name.
     pub(crate) fn upstreams(&self) -> Vec<(String, UpstreamStats)> {
         let stats = |(_, export): (usize, &Export)| {
-            let upstream = self.image(export.file).upstream.as_ref()?;
+            let Source::Upstream(upstream) = &self.image(export.file).source else { return None };
             Some((export.info.name.clone(), upstream.stats()))
         };
         self.exports.iter().filter_map(stats).collect()
     }
-}
-
-/// An empty file that stands in for the file of an image. No bytes are written to it.
-fn stand_in(len: u64) -> io::Result<File> {
-    let file = File::from(memfd_create("upstream", MemfdFlags::CLOEXEC)?);
-    file.set_len(len)?;
-    Ok(file)
 }

@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use crate::args::Args;
 use crate::connection_limits::{ConnectionLimits, PeerKey};
-use crate::contexts::{Connection, Connections};
+use crate::contexts::Connection;
 use crate::export::{ExportError, ExportTable};
 use crate::idle::IDLE_CHECK;
 use crate::listeners::{ListenError, Listeners};
@@ -30,7 +30,7 @@ use crate::notifier::{eventfd, ring};
 use crate::registry::Registry;
 use crate::report::{Reporter, ServerReport};
 use crate::requests::Limits;
-use crate::worker::{Inbox, Message, Worker};
+use crate::worker::{Inbox, Message, Shared, Worker};
 
 /// Payload bytes in flight over all connections, or [`LEAST`] per worker if that is more, and the
 /// [`RESERVE`](crate::memory::RESERVE) of each connection; a guess at what a server may take.
@@ -79,14 +79,13 @@ pub(crate) struct Wakeups<'a> {
 
 /// A running server: its workers are up, its listeners bound.
 pub(crate) struct Server {
-    exports: Arc<ExportTable>,
-    workers: Vec<Handle>,
+    shared: Shared,
+    /// In the order of their inboxes, which the reporter has.
+    workers: Vec<JoinHandle<io::Result<()>>>,
     reporter: Reporter,
     /// Ends with the server.
     metrics: Option<Metrics>,
     listeners: Listeners,
-    connections: Arc<Connections>,
-    registry: Arc<Registry>,
     limits: Arc<ConnectionLimits>,
     next_worker: usize,
     /// Readable once a worker has ended.
@@ -104,11 +103,6 @@ impl Drop for Ended {
     fn drop(&mut self) {
         ring(&self.0);
     }
-}
-
-struct Handle {
-    thread: JoinHandle<io::Result<()>>,
-    inbox: Inbox,
 }
 
 impl Server {
@@ -130,35 +124,23 @@ impl Server {
         let listeners = Listeners::open(args, handed_over)?;
         let ended = eventfd()?;
         let count = args.workers.map_or_else(default_workers, |count| count as usize);
-        let mut inboxes = Vec::with_capacity(count);
-        let mut receivers = Vec::with_capacity(count);
-        for _ in 0..count {
-            let (inbox, receiver) = Inbox::new()?;
-            inboxes.push(inbox);
-            receivers.push(receiver);
+        let shared = Shared { exports, connections, registry };
+        let (mut inboxes, mut workers) = (Vec::new(), Vec::new());
+        let start = Instant::now();
+        for number in 0..count {
+            let (inbox, receiver) = Inbox::new(start)?;
+            inboxes.push(inbox.clone());
+            let ends = (inbox, receiver);
+            workers.push(start_worker((number, count), ends, args, shared.clone(), &ended)?);
         }
-        let mut workers = Vec::with_capacity(count);
-        for (number, receiver) in receivers.into_iter().enumerate() {
-            let shared = (&exports, &connections, &registry, &ended);
-            let thread = start_worker(number, receiver, &inboxes, args, shared)?;
-            workers.push(Handle { thread, inbox: inboxes[number].clone() });
-        }
-        let reporter = Reporter {
-            workers: inboxes,
-            exports: Arc::clone(&exports),
-            connections: Arc::clone(&connections),
-            registry: Arc::clone(&registry),
-            patience: PATIENCE,
-        };
+        let reporter = Reporter { workers: inboxes, shared: shared.clone(), patience: PATIENCE };
         let metrics = args.metrics.as_ref().map(|path| Metrics::start(path, reporter.clone()));
         Ok(Self {
-            exports,
+            shared,
             workers,
             reporter,
             metrics: metrics.transpose()?,
             listeners,
-            connections,
-            registry,
             limits,
             next_worker: 0,
             ended,
@@ -174,7 +156,7 @@ impl Server {
 
     /// The name of the first image; empty if there is a folder only.
     pub(crate) fn default_export(&self) -> String {
-        self.exports.names().next().unwrap_or_default().to_owned()
+        self.shared.exports.names().next().unwrap_or_default().to_owned()
     }
 
     /// Accepts until told to stop, or the last client has left with `--exit-with-last`, or a worker
@@ -186,7 +168,7 @@ impl Server {
     ) -> Result<(), ServerError> {
         let due = || Instant::now().checked_add(period?); // never, if that is too far away
         let mut next = due();
-        let mut look = self.exports.has_folder().then(Instant::now);
+        let mut look = self.shared.exports.has_folder().then(Instant::now);
         loop {
             let all_served = self.all_served.as_deref().map(AsFd::as_fd);
             let fds = [stop, self.ended.as_fd()].into_iter().chain(self.listeners.fds());
@@ -223,14 +205,14 @@ impl Server {
                 })
             };
             if is_asked(grow) {
-                self.exports.grow();
+                self.shared.exports.grow();
             }
             if is_asked(show) {
                 show_figures(self);
             }
             let now = Instant::now();
             if look.is_some_and(|due| now >= due) {
-                self.exports.release_idle(now);
+                self.shared.exports.release_idle(now);
                 look = Some(now + IDLE_CHECK);
             }
             if next.is_some_and(|next| Instant::now() >= next) {
@@ -267,12 +249,12 @@ impl Server {
         std::thread::sleep(Duration::from_millis(10));
     }
 
-    /// Sends a connection to the worker that has the fewest; in turn if several have as few.
+    /// Sends a connection to the worker with the least load; in turn if several have the least.
     fn place(&mut self, socket: Socket) {
         let permit = match self.limits.admit(PeerKey::of(&socket)) {
             Ok((permit, evicted)) => {
                 if let Some((id, worker)) = evicted {
-                    self.workers[worker].inbox.send(Message::GiveWay(id));
+                    self.reporter.workers[worker].send(Message::GiveWay(id));
                 }
                 permit
             }
@@ -284,16 +266,16 @@ impl Server {
         let _ = socket.set_send_buffer_size(SEND_BUFFER);
         let count = self.workers.len();
         let from_next = (0..count).map(|step| (self.next_worker + step) % count);
-        let loads = from_next.map(|number| (self.workers[number].inbox.load.connections(), number));
-        let Some((_, number)) = loads.min_by_key(|&(load, _)| load) else { return };
-        let inbox = &self.workers[number].inbox;
+        let load = |&number: &usize| self.reporter.workers[number].load.get();
+        let Some(number) = from_next.min_by_key(load) else { return };
+        let inbox = &self.reporter.workers[number];
         let announced = inbox.load.reserve();
         permit.set_location(id, number);
         if !announced || !inbox.send(Message::Serve(socket, ctx, permit)) {
             if announced {
                 inbox.load.release();
             }
-            let _ = self.connections.remove(id); // no worker knows it
+            let _ = self.shared.connections.remove(id); // no worker knows it
         }
         self.next_worker = (number + 1) % count;
     }
@@ -301,9 +283,10 @@ impl Server {
     /// Makes a context for one more connection. Waits a moment if too many evicted connections are
     /// not closed yet.
     fn context(&self) -> Option<CtxRef<Connection>> {
+        let connections = &self.shared.connections;
         let since = Instant::now();
         let inserted = loop {
-            match self.connections.insert(Connection::default()) {
+            match connections.insert(Connection::default()) {
                 Err(InsertError { reason: InsertRefused::Quota, .. })
                     if since.elapsed() < CLOSING_PATIENCE =>
                 {
@@ -313,8 +296,8 @@ impl Server {
             }
         };
         let made = inserted.map_err(|error| error.to_string()).and_then(|id| {
-            self.connections.get_ref(id).map_err(|error| {
-                let _ = self.connections.remove(id); // no worker knows it
+            connections.get_ref(id).map_err(|error| {
+                let _ = connections.remove(id); // no worker knows it
                 error.to_string()
             })
         });
@@ -332,31 +315,31 @@ impl Server {
         self.metrics = None;
         // A worker ends the sessions it serves, and refuses connections that are still on their way
         // to it.
-        let told = self.registry.end(|client| {
-            self.workers[client.worker()].inbox.send(Message::End(client.id));
+        let told = self.shared.registry.end(|client| {
+            self.reporter.workers[client.worker].send(Message::End(client.id));
         });
         match told {
             Ok(sessions) => info!(sessions, "told to end"),
             Err(error) => warn!(%error, "not every session is known; the workers end the others"),
         }
-        for worker in &self.workers {
-            worker.inbox.send(Message::Stop);
+        for worker in &self.reporter.workers {
+            worker.send(Message::Stop);
         }
         let mut failed = None;
         for worker in self.workers.drain(..) {
-            match worker.thread.join() {
+            match worker.join() {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => failed = Some(error.to_string()),
                 Err(_) => failed = Some("it panicked".into()),
             }
         }
         // No connection is left, unless a worker failed. Waits for the last reference too.
-        match self.connections.remove_all() {
+        match self.shared.connections.remove_all() {
             Ok(0) => {}
             Ok(left) => warn!(left, "connections were left by a worker that failed"),
             Err(error) => warn!(%error, "cannot close the table of connections"),
         }
-        self.exports.sync().map_err(ServerError::Sync)?;
+        self.shared.exports.sync().map_err(ServerError::Sync)?;
         info!("images are durable");
         failed.map_or(Ok(()), |reason| Err(ServerError::Worker(reason)))
     }
@@ -367,16 +350,11 @@ fn default_workers() -> usize {
 }
 
 fn start_worker(
-    number: usize,
-    receiver: Receiver<Message>,
-    workers: &[Inbox],
+    (number, count): (usize, usize),
+    inbox: (Inbox, Receiver<Message>),
     args: &Args,
-    (exports, connections, registry, ended): (
-        &Arc<ExportTable>,
-        &Arc<Connections>,
-        &Arc<Registry>,
-        &Arc<OwnedFd>,
-    ),
+    shared: Shared,
+    ended: &Arc<OwnedFd>,
 ) -> Result<JoinHandle<io::Result<()>>, ServerError> {
     let (ready, started) = mpsc::channel();
     let depth = args.depth as usize;
@@ -386,17 +364,14 @@ fn start_worker(
     if let Some(kind) = args.backend.kind() {
         builder = builder.backend(kind);
     }
-    let (exports, connections) = (Arc::clone(exports), Arc::clone(connections));
-    let (registry, workers) = (Arc::clone(registry), workers.to_vec());
     let ended = Ended(Arc::clone(ended));
     let run = move || {
         let _ended = ended;
         // The engine is made here because it belongs to this thread.
         let made = builder.build().map_err(io::Error::from).and_then(|engine| {
             log_backend(number, &engine);
-            let memory = (MEMORY / workers.len()).max(LEAST);
-            let inboxes = (number, receiver, workers);
-            Worker::new(exports, engine, limits, memory, inboxes, connections, registry)
+            let memory = (MEMORY / count).max(LEAST);
+            Worker::new(shared, engine, limits, memory, (number, count), inbox)
         });
         match made {
             Ok(worker) => {

@@ -1,5 +1,4 @@
-//! The server whole, in this process: its workers are told to give each other the connections all
-//! the time.
+//! The server whole, in this process.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -10,11 +9,9 @@ use std::thread;
 
 use clap::Parser;
 use nbd_protocol::{CommandFlags, HeaderStyle, Request, wire::cmd};
-use radix_ctx::Id;
 use tempfile::TempDir;
 
 use super::*;
-use crate::demo::{self, DemoOptions};
 
 const BLOCK: usize = 4096;
 /// Of each client.
@@ -33,7 +30,7 @@ fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (
     args.extend(options.iter().map(|&option| option.into()));
     let mut server = Server::start(&Args::parse_from(args), vec![]).unwrap();
     let (stop, stopped) = UnixStream::pair().unwrap();
-    let (registry, connections) = (Arc::clone(&server.registry), Arc::clone(&server.connections));
+    let Shared { registry, connections, .. } = server.shared.clone();
     let workers = server.reporter.workers.clone();
     let reporter = server.reporter.clone();
     let lab = Lab { socket, stop: stopped, reporter, _dir: dir };
@@ -73,36 +70,6 @@ impl Lab {
     fn stop(&self) {
         let _ = (&self.stop).write_all(&[0]); // it may have stopped
     }
-
-    fn moves(&self) -> u64 {
-        let moves = self.reporter.report().moves;
-        moves.iter().map(|(_, moves)| moves.arrived).sum()
-    }
-
-    /// Runs `body` while connections are given to workers at random.
-    fn storm<T>(&self, body: impl FnOnce() -> T) -> T {
-        let done = AtomicBool::new(false);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut random = 1_u64;
-                let mut below = |bound: usize| {
-                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                    (random >> 33) as usize % bound
-                };
-                let workers = &self.reporter.workers;
-                // Ordering: Relaxed; it ends some time later, and nothing else depends on it.
-                while !done.load(Ordering::Relaxed) {
-                    for (id, worker) in self.reporter.registry.sessions() {
-                        workers[worker].send(Message::MoveTo(id, below(workers.len())));
-                    }
-                    thread::sleep(Duration::from_micros(below(2000) as u64));
-                }
-            });
-            let result = body();
-            done.store(true, Ordering::Relaxed);
-            result
-        })
-    }
 }
 
 /// A client that has the default export open.
@@ -124,33 +91,6 @@ fn request(command: u16, cookie: u64, block: usize) -> Vec<u8> {
         .unwrap()
         .as_slice()
         .to_vec()
-}
-
-/// The client of the demonstration checks every byte, and that each reply is of one of its
-/// requests.
-#[test]
-fn connections_that_move_all_the_time_lose_no_request_and_no_byte() {
-    for options in [&["--cache", "0"], &["--cache", "2M"]] {
-        let options = [&["--workers", "3", "--size", "8M", "--backend", "threads"], &options[..]];
-        let (moves, _) = serve(&options.concat(), |lab| {
-            let mut seed = 0;
-            while lab.moves() < 100 {
-                seed += 1;
-                let options = DemoOptions {
-                    depth: 16,
-                    mixed: Duration::ZERO,
-                    at_least: 500,
-                    seed,
-                    progress: false,
-                    ..DemoOptions::default()
-                };
-                let report = lab.storm(|| demo::run(&lab.socket, &options)).unwrap();
-                assert!(report.image_verified);
-            }
-            lab.moves()
-        });
-        assert!(moves >= 100);
-    }
 }
 
 /// Writes its blocks with higher and higher numbers, many at a time, until the server ends; then
@@ -192,7 +132,7 @@ fn write_on(mut stream: UnixStream, first: usize, written: &AtomicBool) -> Vec<(
 }
 
 #[test]
-fn a_server_that_stops_while_connections_move_has_what_it_answered() {
+fn a_server_that_stops_has_what_it_answered() {
     for round in 0..10 {
         let cache = if round % 2 == 0 { "0" } else { "4M" };
         let options = ["--workers", "3", "--size", "1M", "--backend", "threads", "--cache", cache];
@@ -204,15 +144,13 @@ fn a_server_that_stops_while_connections_move_has_what_it_answered() {
                     scope.spawn(move || write_on(stream, nth * BLOCKS, written))
                 });
                 let clients: Vec<_> = clients.collect();
-                lab.storm(|| {
-                    let all = || written.iter().all(|written| written.load(Ordering::Relaxed));
-                    while !all() || lab.moves() < 10 {
-                        thread::sleep(Duration::from_millis(1));
-                    }
-                    lab.stop();
-                    let blocks = clients.into_iter().flat_map(|client| client.join().unwrap());
-                    blocks.collect::<Vec<_>>()
-                })
+                let all = || written.iter().all(|written| written.load(Ordering::Relaxed));
+                while !all() {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                lab.stop();
+                let blocks = clients.into_iter().flat_map(|client| client.join().unwrap());
+                blocks.collect::<Vec<_>>()
             })
         });
         for (block, (answered, sent)) in blocks.into_iter().enumerate() {
@@ -242,40 +180,26 @@ fn read_on(stream: &mut UnixStream, stop: &AtomicBool) {
 }
 
 #[test]
-fn one_of_two_busy_connections_of_a_worker_moves_to_the_idle_one() {
+fn a_connection_goes_to_the_worker_that_is_less_busy() {
     let options = ["--workers", "2", "--size", "1M", "--backend", "threads", "--cache", "4M"];
     serve(&options, |lab| {
-        let sessions = || lab.reporter.registry.sessions();
-        let at =
-            |id| sessions().into_iter().find(|session| session.0 == id).expect("it is there").1;
-        let mut clients: Vec<(Id, UnixStream)> = Vec::new();
-        for _ in 0..4 {
-            let stream = client(lab);
-            let known = |id| clients.iter().any(|client| client.0 == id);
-            let id = sessions().into_iter().map(|session| session.0).find(|&id| !known(id));
-            clients.push((id.expect("one more"), stream));
-        }
-        let first = at(clients[0].0);
-        let (mut busy, mut idle): (Vec<_>, Vec<_>) =
-            clients.into_iter().partition(|&(id, _)| at(id) == first);
-        assert_eq!((busy.len(), idle.len()), (2, 2), "they are placed in turn");
-        let ids = [busy[0].0, busy[1].0];
+        let shared = &lab.reporter.shared;
+        let mut busy = client(lab);
+        let _idle = client(lab);
+        assert_eq!(shared.registry.by_worker(2), [1, 1], "they are placed in turn");
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
-            let readers = busy.iter_mut().map(|(_, stream)| scope.spawn(|| read_on(stream, &stop)));
-            let readers: Vec<_> = readers.collect();
+            let reader = scope.spawn(|| read_on(&mut busy, &stop));
+            let load = |worker: usize| lab.reporter.workers[worker].load.get().0;
             let since = Instant::now();
-            while at(ids[0]) == at(ids[1]) && since.elapsed() < 2 * SILENCE {
+            while load(0) <= load(1) && since.elapsed() < SILENCE {
                 thread::sleep(Duration::from_millis(5));
             }
+            let _another = client(lab);
+            assert_eq!(shared.registry.by_worker(2), [1, 2]);
             stop.store(true, Ordering::Relaxed);
-            readers.into_iter().for_each(|reader| reader.join().unwrap());
+            reader.join().unwrap();
         });
-        assert_eq!((at(ids[0]) != at(ids[1]), lab.moves() > 0), (true, true));
-        for (_, stream) in busy.iter_mut().chain(&mut idle) {
-            stream.write_all(&request(cmd::READ, 1, 1)).unwrap();
-            stream.read_exact(&mut [0; 16 + BLOCK]).unwrap();
-        }
     });
 }
 
@@ -284,7 +208,7 @@ fn a_worker_that_does_not_answer_keeps_no_figures_from_us() {
     serve(&["--workers", "2", "--size", "1M"], |lab| {
         let mut reporter = lab.reporter.clone();
         assert_eq!(reporter.report().workers, 2);
-        let (dead, _inbox) = Inbox::new().unwrap();
+        let (dead, _inbox) = Inbox::new(Instant::now()).unwrap();
         reporter.workers.push(dead);
         reporter.patience = Duration::from_millis(10);
         assert!(reporter.report().workers <= 2);

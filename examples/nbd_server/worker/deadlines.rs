@@ -24,8 +24,7 @@ impl Worker {
     }
 
     /// Begins to stop: from now on the worker ends once it has no connection, and closes those that
-    /// do not go in time. Each was told to [`end`](Self::end) before, but for one that was on its
-    /// way to another worker then: it is told here, or when it comes.
+    /// do not go in time. Each that was listed was told to [`end`](Self::end) before.
     pub(super) fn stop(&mut self) {
         if self.stopping.is_some() {
             return;

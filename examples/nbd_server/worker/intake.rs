@@ -27,8 +27,6 @@ const PAYLOADS: usize = 4;
 /// long as the client likes. A guess: slow networks carry more in the time that a stalled payload
 /// has.
 const PROGRESS: u64 = 64 << 10;
-/// The cost of a request beside its bytes, in bytes copied. A guess.
-const COST: u64 = 16 << 10;
 /// Refused requests of a connection that are logged one by one; the rest is counted.
 const LOGGED: u64 = 8;
 
@@ -160,7 +158,7 @@ impl Worker {
     pub(super) fn drain(&mut self, slot: usize) {
         let conn = &mut self.conns[slot];
         conn.unread = Vec::new();
-        (conn.blocked, conn.stalled, conn.moving) = (None, None, false);
+        (conn.blocked, conn.stalled) = (None, None);
         let old = std::mem::replace(&mut conn.phase, Phase::Draining);
         if let Phase::Transmission(session) = old {
             if let Some(buf) = session.abandon() {
@@ -229,9 +227,6 @@ impl Worker {
                     }
                 }
                 Phase::Transmission(session) => {
-                    if conn.moving && session.is_between_requests() {
-                        break;
-                    }
                     let outstanding = conn.active + conn.out.len();
                     if outstanding >= OUTSTANDING {
                         conn.block(BlockedOn::Own, blocked, sendable);
@@ -265,7 +260,6 @@ impl Worker {
                             understood += 1;
                             let target = (session.export, session.agreed.style);
                             conn.active += 1;
-                            conn.cost += COST + buf.as_ref().map_or(0, |buf| buf.len()) as u64;
                             let step = requests.start(&conn.ctx, target, request, command, buf);
                             if let Some(step) = step {
                                 conn.take(step, memory, sendable);

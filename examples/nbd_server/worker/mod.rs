@@ -20,7 +20,7 @@
 //!   send from the cache would hold guards for as long as a client takes to read, and to receive
 //!   into it for as long as a client takes to write.
 //! - For a batch of requests two reads of the clock, if there are several workers: see
-//!   [`rebalance`].
+//!   [`load`].
 //! - No cache line that another core wrote: `cargo bench --bench census -- --only served`.
 //! - For each request one of the worker's buffers, and for each event three lookups of its
 //!   connection, because an id that comes back from the kernel is not trusted.
@@ -36,8 +36,6 @@ mod batching;
 mod deadlines;
 mod intake;
 mod load;
-mod rebalance;
-mod rebalancer;
 #[cfg(test)]
 mod tests;
 
@@ -47,7 +45,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, SendError, Sender, TryRecvError};
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
 
@@ -60,8 +58,6 @@ use socket2::Socket;
 use tracing::{info, warn};
 
 pub(crate) use self::load::WorkerLoad;
-pub(crate) use self::rebalancer::MoveCounts;
-use self::rebalancer::Rebalancer;
 use crate::admission::WaitStats;
 use crate::busy_poll::BusyPoll;
 use crate::conn::{Conn, Phase, Sent};
@@ -96,11 +92,9 @@ const ENGINE: u64 = u64::MAX;
 const INBOX: u64 = u64::MAX - 1;
 const LANES: u64 = u64::MAX - 2;
 
-/// What the main thread or another worker tells a worker.
+/// What the main thread tells a worker.
 pub(crate) enum Message {
     Serve(Socket, CtxRef<Connection>, Permit),
-    /// Take over a connection of another worker.
-    Adopt(Box<Conn>),
     Report(Sender<WorkerReport>),
     /// The session was taken off the list: answer what it asked for, then close it.
     End(Id),
@@ -108,9 +102,14 @@ pub(crate) enum Message {
     GiveWay(Id),
     /// Every session was told to end: finish what is in flight, then end.
     Stop,
-    /// Move a connection to that worker, whatever the loads.
-    #[cfg(test)]
-    MoveTo(Id, usize),
+}
+
+/// What all threads of the server use.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) exports: Arc<ExportTable>,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) registry: Arc<Registry>,
 }
 
 /// Where a worker gets its messages.
@@ -122,30 +121,24 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    /// With the end that the worker has.
-    pub(crate) fn new() -> io::Result<(Self, Receiver<Message>)> {
+    /// With the end that the worker has. `start` is the same for all workers.
+    pub(crate) fn new(start: Instant) -> io::Result<(Self, Receiver<Message>)> {
         let (sender, receiver) = mpsc::channel();
-        Ok((Self { sender, bell: eventfd()?, load: Arc::default() }, receiver))
+        let load = Arc::new(WorkerLoad::new(start));
+        Ok((Self { sender, bell: eventfd()?, load }, receiver))
     }
 
     /// Whether the worker is still there to get it.
     pub(crate) fn send(&self, message: Message) -> bool {
-        self.give(message).is_ok()
-    }
-
-    /// The message comes back if the worker is not there any more.
-    fn give(&self, message: Message) -> Result<(), Message> {
-        self.sender.send(message).map_err(|SendError(message)| message)?;
+        let is_sent = self.sender.send(message).is_ok();
         ring(&self.bell);
-        Ok(())
+        is_sent
     }
 }
 
 /// A worker's figures since it started.
 #[derive(Debug)]
 pub(crate) struct WorkerReport {
-    pub(crate) number: usize,
-    pub(crate) moves: MoveCounts,
     pub(crate) counters: Counters,
     /// Operations that have begun, by file.
     pub(crate) begun: Vec<(usize, usize)>,
@@ -187,10 +180,8 @@ pub(crate) struct Worker {
     /// Which worker it is.
     number: usize,
     load: Arc<WorkerLoad>,
-    /// All, this one among them.
-    workers: Vec<Inbox>,
-    rebalancer: Rebalancer,
-    moves: MoveCounts,
+    /// There are other workers: the load tells which of them gets a new connection.
+    has_peers: bool,
     scratch: Box<[u8]>,
     /// Connections with something to send.
     sendable: Vec<Id>,
@@ -217,18 +208,17 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    /// To be called on the thread that will run it: the engine stays there. `workers` are all, this
-    /// one with its number among them.
+    /// To be called on the thread that will run it: the engine stays there. `workers` is how many
+    /// there are.
     pub(crate) fn new(
-        exports: Arc<ExportTable>,
+        Shared { exports, connections, registry }: Shared,
         engine: Engine,
         limits: Limits,
         memory: usize,
-        (number, inbox, workers): (usize, Receiver<Message>, Vec<Inbox>),
-        connections: Arc<Connections>,
-        registry: Arc<Registry>,
+        (number, workers): (usize, usize),
+        (inbox, receiver): (Inbox, Receiver<Message>),
     ) -> io::Result<Self> {
-        let Inbox { bell, load, .. } = workers[number].clone();
+        let Inbox { bell, load, .. } = inbox;
         let engine = Rc::new(engine);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let input = epoll::EventFlags::IN;
@@ -242,15 +232,13 @@ impl Worker {
             memory: BufferPool::new(memory),
             conns: Slab::new(),
             epoll,
-            inbox,
+            inbox: receiver,
             bell,
             connections,
             registry,
             number,
             load,
-            rebalancer: Rebalancer::new(workers.iter().map(|worker| worker.load.clone()).collect()),
-            workers,
-            moves: MoveCounts::default(),
+            has_peers: workers > 1,
             scratch: vec![0; SCRATCH].into(),
             sendable: Vec::new(),
             blocked: VecDeque::new(),
@@ -283,7 +271,7 @@ impl Worker {
         self.wait(events)?;
         self.gather_upstream_replies(events);
         self.fill_batch(events);
-        let woke = self.begin_round();
+        let woke = self.has_peers.then(Instant::now);
         let (mut inbox, mut turn) = (false, false);
         let mut lanes = std::mem::take(&mut self.lanes_have_more);
         {
@@ -319,7 +307,7 @@ impl Worker {
         }
         self.check_deadlines();
         if let Some(woke) = woke {
-            self.end_round(woke);
+            self.load.end_round(woke);
         }
         self.lanes.send();
         Ok(())
@@ -351,7 +339,7 @@ impl Worker {
             return Ok(());
         }
         let ticking = self.watching || self.stopping.is_some() || upstream_works;
-        let tick = self.rebalancer.tick().or(ticking.then_some(TICK));
+        let tick = ticking.then_some(TICK);
         // A tick is a constant below a second.
         let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.subsec_nanos().into() });
         poll(tick.as_ref()).map(drop)
@@ -388,9 +376,9 @@ impl Worker {
         self.again = true;
     }
 
-    /// Where the connection of that id is, unless it was closed or is with another worker.
+    /// Where the connection of that id is, unless it was closed.
     fn slot_of(&self, id: Id) -> Option<usize> {
-        self.connections.with(id, |conn| conn.slot_at(self.number)).ok().flatten()
+        self.connections.with(id, |conn| conn.slot.get().copied()).ok().flatten()
     }
 
     fn queue_send(&mut self, id: Id) {
@@ -465,9 +453,6 @@ impl Worker {
         loop {
             match self.inbox.try_recv() {
                 Ok(Message::Serve(socket, ctx, permit)) => self.serve(socket, ctx, permit),
-                Ok(Message::Adopt(conn)) => self.adopt(conn),
-                #[cfg(test)]
-                Ok(Message::MoveTo(id, to)) => self.begin_move(id, to),
                 Ok(Message::Report(sender)) => {
                     let _ = sender.send(self.report()); // fails if the report is no longer awaited
                 }
@@ -490,7 +475,7 @@ impl Worker {
             }
         };
         let entry = self.conns.vacant_entry();
-        ctx.set_place(Some((self.number, entry.key())));
+        let _ = ctx.slot.set(entry.key()); // it is served once
         let data = epoll::EventData::new_u64(id.to_bits());
         let conn = Conn::new(
             socket,
@@ -513,8 +498,6 @@ impl Worker {
 
     fn report(&self) -> WorkerReport {
         WorkerReport {
-            number: self.number,
-            moves: self.moves,
             counters: self.requests.counters,
             begun: self.requests.begun_by_file().collect(),
             engine: self.requests.engine.stats(),

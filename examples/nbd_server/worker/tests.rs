@@ -16,12 +16,11 @@ mod caching;
 mod crash;
 mod hanging;
 mod hits;
-mod rebalance;
 mod waiting;
 
 use super::*;
 use crate::args::Args;
-use crate::blocks::{Backing, Blocks};
+use crate::blocks::{Backing, Blocks, Source};
 use crate::connection_limits::{ConnectionLimits, PeerKey};
 use crate::session::Session;
 
@@ -36,14 +35,19 @@ const MOST: usize = 8;
 /// The images of the table, of which the cache has the first on a device of the test.
 fn on_disk(
     exports: &ExportTable,
-    (disk, engines_write): (&Arc<FaultDevice<FileDevice>>, bool),
+    disk: &Arc<FaultDevice<FileDevice>>,
+    engines_write: bool,
     cache: u64,
 ) -> Blocks {
     let blocks = Blocks::new(cache, exports.capacity()).unwrap();
-    for (nr, file) in exports.files.iter() {
+    for nr in 0..exports.blocks.count() {
+        let file = exports.image(nr).file().unwrap();
         let mut backing = Backing::open(file).unwrap();
         if nr == 0 {
-            (backing.device, backing.engines_write) = (disk.clone(), engines_write);
+            backing.device = disk.clone();
+            if !engines_write {
+                backing.source = Source::Device(disk.clone());
+            }
         }
         blocks.attach(backing).unwrap();
     }
@@ -58,7 +62,8 @@ struct Lab {
     connections: Arc<Connections>,
     registry: Arc<Registry>,
     image: std::path::PathBuf,
-    _dir: Arc<TempDir>,
+    _inbox: Inbox,
+    _dir: TempDir,
 }
 
 impl Lab {
@@ -73,62 +78,39 @@ impl Lab {
 
     /// With a cache of so many bytes.
     fn caching(limits: Limits, capacity: usize, cache: &str) -> Self {
-        Self::team(1, limits, capacity, cache).remove(0)
-    }
-
-    fn serving(
-        args: &[&str],
-        place: (std::path::PathBuf, TempDir),
-        limits: Limits,
-        capacity: usize,
-    ) -> Self {
-        Self::team_serving(1, args, place, limits, capacity).remove(0)
-    }
-
-    /// So many workers of one server.
-    fn team(count: usize, limits: Limits, capacity: usize, cache: &str) -> Vec<Self> {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("a.img");
         let image_arg = image.to_str().unwrap();
         let args = ["nbd_server", "--cache", cache, "--size", "1M", "--image", image_arg];
-        Self::team_serving(count, &args, (image.clone(), dir), limits, capacity)
+        Self::serving(&args, (image.clone(), dir), limits, capacity)
     }
 
-    fn team_serving(
-        count: usize,
+    fn serving(
         args: &[&str],
         (image, dir): (std::path::PathBuf, TempDir),
         limits: Limits,
         capacity: usize,
-    ) -> Vec<Self> {
-        let dir = Arc::new(dir);
+    ) -> Self {
         let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
-        let device = FileDevice::new(exports.files[0].try_clone().unwrap()).unwrap();
+        let device =
+            FileDevice::new(exports.image(0).file().unwrap().try_clone().unwrap()).unwrap();
         let disk = Arc::new(FaultDevice::new(device));
-        exports.blocks = on_disk(&exports, (&disk, true), Args::parse_from(args).cache);
+        exports.blocks = on_disk(&exports, &disk, true, Args::parse_from(args).cache);
         let exports = Arc::new(exports);
         let connections = Arc::new(CtxTable::builder().max_contexts(4).build().unwrap());
         let registry = Arc::new(Registry::new(&exports).unwrap());
-        let (inboxes, receivers): (Vec<_>, Vec<_>) =
-            (0..count).map(|_| Inbox::new().unwrap()).unzip();
-        let lab = |(number, receiver)| {
-            let script = Script::new();
-            let engine = Engine::builder().depth(limits.depth).capacity(capacity);
-            let engine = engine.build_scripted(&script).unwrap();
-            let inbox = (number, receiver, inboxes.clone());
-            let (exports, all) = (Arc::clone(&exports), Arc::clone(&connections));
-            let worker = Worker::new(exports, engine, limits, 0, inbox, all, Arc::clone(&registry));
-            Self {
-                worker: worker.unwrap(),
-                script,
-                disk: Arc::clone(&disk),
-                connections: Arc::clone(&connections),
-                registry: Arc::clone(&registry),
-                image: image.clone(),
-                _dir: Arc::clone(&dir),
-            }
+        let script = Script::new();
+        let engine = Engine::builder().depth(limits.depth).capacity(capacity);
+        let engine = engine.build_scripted(&script).unwrap();
+        let shared = Shared {
+            exports,
+            connections: Arc::clone(&connections),
+            registry: Arc::clone(&registry),
         };
-        receivers.into_iter().enumerate().map(lab).collect()
+        let (inbox, receiver) = Inbox::new(Instant::now()).unwrap();
+        let ends = (inbox.clone(), receiver);
+        let worker = Worker::new(shared, engine, limits, 0, (0, 1), ends).unwrap();
+        Self { worker, script, disk, connections, registry, image, _inbox: inbox, _dir: dir }
     }
 
     /// A client past its handshake.
@@ -189,18 +171,12 @@ impl Lab {
 
     /// Nothing is left: no context, no reference to one, no buffer.
     fn ends_empty(self) {
-        Self::all_end_empty(vec![self]);
-    }
-
-    fn all_end_empty(team: Vec<Self>) {
-        let (connections, registry) =
-            (Arc::clone(&team[0].connections), Arc::clone(&team[0].registry));
-        for Self { worker, .. } in team {
-            assert!(worker.requests.is_idle() && worker.conns.is_empty());
-            assert_eq!(worker.memory.used(), 0);
-            assert!(matches!(worker.load.connections(), 0 | usize::MAX), "or it has stopped");
-            assert_eq!(worker.report().begun, []);
-        }
+        let Self { worker, connections, registry, .. } = self;
+        assert!(worker.requests.is_idle() && worker.conns.is_empty());
+        assert_eq!(worker.memory.used(), 0);
+        assert!(matches!(worker.load.get().1, 0 | usize::MAX), "or it has stopped");
+        assert_eq!(worker.report().begun, []);
+        drop(worker);
         assert_eq!(connections.len(), 0);
         connections.flush().unwrap();
         assert_eq!(connections.stats().pending, 0, "a reference was left");
@@ -292,7 +268,7 @@ fn a_session_that_is_told_to_end_gets_its_replies_first() {
     let (mut busy, mut idle) = (lab.client(), lab.client());
     lab.ask(&mut busy, cmd::READ, CommandFlags::NONE);
     let mut told = Vec::new();
-    let count = lab.registry.end(|client| told.push((client.worker(), client.id))).unwrap();
+    let count = lab.registry.end(|client| told.push((client.worker, client.id))).unwrap();
     told.sort_by_key(|&(_, id)| id.to_bits());
     assert_eq!((count, &told[..]), (2, &[(0, busy.0), (0, idle.0)][..]));
     assert_eq!(lab.registry.end(|_| panic!("told twice")), Ok(0));

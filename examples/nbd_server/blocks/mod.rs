@@ -22,6 +22,9 @@
 //! sync, READs and WRITEs go on, and READs may return bytes that are lost after a crash. FLUSH, FUA, TRIM and ZEROES get
 //! EIO.
 
+#[cfg(test)]
+mod tests;
+
 use std::fmt;
 use std::fs::File;
 use std::io;
@@ -32,7 +35,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use aio_reap::{AlignedBuf, IoBuf, IoBufMut, RequestError};
+use aio_reap::{AlignedBuf, Engine, IoBuf, IoBufMut, RequestError};
 use bufcache::{
     AttachOptions, BlockDevice, Cache, CacheStats, Device, EngineDevice, GetError, Load, WriteError,
 };
@@ -60,7 +63,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Blocks {
     cache: Cache,
-    /// By index of the export table's files.
     images: boxcar::Vec<Arc<Image>>,
     /// See [`Image::longest`].
     longest: u64,
@@ -70,12 +72,31 @@ pub(crate) struct Blocks {
 pub(crate) struct Backing {
     /// What is below the cache.
     pub(crate) device: Arc<dyn BlockDevice>,
-    /// The file that engines read and write themselves; `None` if only the device does.
-    pub(crate) file: Option<File>,
-    /// Engines do not only read the file, but write it, too: without the cache, and what is too long for it.
-    pub(crate) engines_write: bool,
-    /// The device, if it is an export of another server.
-    pub(crate) upstream: Option<Arc<NbdDevice>>,
+    pub(crate) source: Source<File>,
+}
+
+/// What reads and writes an image past the cache.
+#[derive(Clone)]
+pub(crate) enum Source<F> {
+    /// A file, by the workers' engines.
+    File(F),
+    /// An export of another server.
+    Upstream(Arc<NbdDevice>),
+    /// The device of a test, by a thread of the cache.
+    #[cfg(test)]
+    Device(Arc<dyn BlockDevice>),
+}
+
+impl Source<File> {
+    /// The same for the tasks of an engine.
+    pub(crate) fn attach(&self, engine: &Engine) -> io::Result<Source<aio_reap::File>> {
+        Ok(match self {
+            Self::File(file) => Source::File(engine.attach(file.try_clone()?)?),
+            Self::Upstream(upstream) => Source::Upstream(Arc::clone(upstream)),
+            #[cfg(test)]
+            Self::Device(device) => Source::Device(Arc::clone(device)),
+        })
+    }
 }
 
 impl Backing {
@@ -85,25 +106,21 @@ impl Backing {
         // With O_DIRECT no part of a unit can be written; exports are rounded down as well.
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
         let device = Arc::new(device.up_to(len));
-        let file = Some(file.try_clone()?);
-        Ok(Self { device, file, engines_write: true, upstream: None })
+        Ok(Self { device, source: Source::File(file.try_clone()?) })
     }
 
     /// An export of another server.
     pub(crate) fn upstream(device: Arc<NbdDevice>) -> Self {
-        let upstream = Some(Arc::clone(&device));
-        Self { device, file: None, engines_write: false, upstream }
+        Self { device: Arc::clone(&device) as _, source: Source::Upstream(device) }
     }
 }
 
 /// An image, and what is kept of it.
 pub(crate) struct Image {
     pub(crate) device: Device,
-    /// See [`Backing`].
-    pub(crate) raw: Arc<dyn BlockDevice>,
-    pub(crate) file: Option<File>,
-    pub(crate) engines_write: bool,
-    pub(crate) upstream: Option<Arc<NbdDevice>>,
+    pub(crate) source: Source<File>,
+    /// What reads and writes of the image are multiples of, in bytes.
+    pub(crate) alignment: usize,
     pub(crate) flushes: Flushes,
     pub(crate) calls: Calls,
     /// In bytes. Ordering: Relaxed, all: it only grows, and a request learns of the new length from its session, which
@@ -131,42 +148,40 @@ impl Blocks {
         Ok(Self { cache, images: boxcar::Vec::with_capacity(images), longest })
     }
 
-    /// Adds the image of the table's next file.
-    pub(crate) fn attach(&self, backing: Backing) -> io::Result<()> {
-        let Backing { device: raw, file, engines_write, upstream } = backing;
-        let len = raw.len();
+    /// Adds an image. Returns its index.
+    pub(crate) fn attach(&self, backing: Backing) -> io::Result<usize> {
+        let Backing { device, source } = backing;
+        let (len, alignment) = (device.len(), device.alignment());
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
-        let options = if file.is_some() { options.growing() } else { options };
-        // What tasks do not read and write themselves goes by way of the cache.
-        let by_tasks = upstream.is_some() || file.is_some();
-        let longest = if by_tasks { self.longest } else { self.longest.max(BLOCK as u64) };
+        let options = if matches!(source, Source::File(_)) { options.growing() } else { options };
         let image = Arc::new(Image {
-            device: self.cache.attach_with(Arc::clone(&raw), options)?,
-            raw,
+            device: self.cache.attach_with(device, options)?,
+            source,
+            alignment,
             len: AtomicU64::new(len),
-            longest,
-            file,
-            engines_write,
-            upstream,
+            longest: self.longest,
             flushes: Flushes::default(),
             calls: Calls::default(),
             next: AtomicU64::new(u64::MAX),
             #[cfg(test)]
             planted: std::sync::OnceLock::new(),
         });
-        self.images.push(image);
-        Ok(())
+        Ok(self.images.push(image))
     }
 
-    /// Ends that of a file of which nothing is used any more, so that the same can be attached again.
-    pub(crate) fn detach(&self, file: usize) -> io::Result<()> {
-        let closed = self.images[file].device.clone().close();
+    /// Ends an image of which nothing is used any more, so that the same file can be attached again.
+    pub(crate) fn detach(&self, index: usize) -> io::Result<()> {
+        let closed = self.images[index].device.clone().close();
         closed.map_err(|error| io::Error::from_raw_os_error(error.error.errno()))
     }
 
-    /// The image of a file of the table.
-    pub(crate) fn image(&self, file: usize) -> &Arc<Image> {
-        &self.images[file]
+    pub(crate) fn image(&self, index: usize) -> &Arc<Image> {
+        &self.images[index]
+    }
+
+    /// The number of images. All indexes are below.
+    pub(crate) fn count(&self) -> usize {
+        self.images.count()
     }
 
     /// What the cache has done, if it keeps anything.
@@ -192,10 +207,18 @@ impl Image {
         self.len.load(Ordering::Relaxed)
     }
 
+    /// The file of the image, if it is one.
+    pub(crate) fn file(&self) -> Option<&File> {
+        match &self.source {
+            Source::File(file) => Some(file),
+            _ => None,
+        }
+    }
+
     /// Makes the image longer if its file has grown to `len` bytes, by whole blocks. Returns whether it could: an image
     /// that does not end with a whole block keeps its length.
     pub(crate) fn grow(&self, len: u64) -> bool {
-        let may = self.file.is_some() && self.len().is_multiple_of(BLOCK as u64);
+        let may = self.file().is_some() && self.len().is_multiple_of(BLOCK as u64);
         if may {
             self.len.fetch_max(len - len % BLOCK as u64, Ordering::Relaxed);
         }
@@ -391,6 +414,33 @@ fn bytes_of(blocks: &Range<u64>) -> usize {
     (blocks.end - blocks.start) as usize * BLOCK
 }
 
+/// Why a read or write of an image failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TransferError {
+    pub(crate) errno: i32,
+    /// Bytes that were transferred before the failure.
+    pub(crate) transferred: usize,
+}
+
+impl From<RequestError> for TransferError {
+    fn from(error: RequestError) -> Self {
+        let errno = io::Error::from(error).raw_os_error().unwrap_or(libc::EIO);
+        Self { errno, transferred: error.transferred() }
+    }
+}
+
+impl From<io::Error> for TransferError {
+    fn from(error: io::Error) -> Self {
+        Self { errno: error.raw_os_error().unwrap_or(libc::EIO), transferred: 0 }
+    }
+}
+
+impl From<TransferError> for io::Error {
+    fn from(error: TransferError) -> Self {
+        Self::from_raw_os_error(error.errno)
+    }
+}
+
 /// The buffer of a READ that is to be kept, and the claimed loads of its blocks. Its drop ends these.
 #[derive(Debug)]
 pub(crate) struct Fill {
@@ -414,13 +464,13 @@ impl Fill {
     /// buffer with that. An error past those bytes does not count.
     pub(crate) fn finish(
         self,
-        result: Result<usize, RequestError>,
+        result: Result<usize, TransferError>,
     ) -> (io::Result<usize>, AlignedBuf) {
         let Self { mut buf, start, head, len, loads } = self;
         // How many bytes were read from `at`, of which `wanted` count.
         let read = |at: usize, wanted: usize| match result {
             Ok(count) => Ok(count.saturating_sub(at).min(wanted)),
-            Err(error) if error.transferred() >= at + wanted => Ok(wanted),
+            Err(error) if error.transferred >= at + wanted => Ok(wanted),
             Err(error) => Err(io::Error::from(error)),
         };
         for mut load in loads {
@@ -437,12 +487,6 @@ impl Fill {
         }
         buf.set_len(len);
         (result, buf)
-    }
-
-    /// The same of a read that was not made.
-    pub(crate) fn cancel(mut self) -> AlignedBuf {
-        self.loads.clear();
-        self.finish(Ok(0)).1
     }
 }
 
@@ -475,172 +519,5 @@ unsafe impl IoBuf for Fill {
 unsafe impl IoBufMut for Fill {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         IoBufMut::as_mut_ptr(&mut self.buf)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::FileExt;
-
-    use aio_reap::Engine;
-    use aio_reap_test::Build;
-    use aio_reap_test::scripted::{Script, Transfer};
-
-    use super::*;
-    use crate::memory::ALIGN;
-
-    /// An image of so many bytes, each of which tells where it is, behind a cache of so many.
-    fn make(len: usize, cache: u64) -> (File, Vec<u8>, Arc<Image>) {
-        let file = tempfile::tempfile().unwrap();
-        let bytes: Vec<u8> = (0..len).map(|at| (at / 8 * 37 + at) as u8).collect();
-        file.write_all_at(&bytes, 0).unwrap();
-        let blocks = Blocks::new(cache, 1).unwrap();
-        blocks.attach(Backing::open(&file).unwrap()).unwrap();
-        (file, bytes, Arc::clone(blocks.image(0)))
-    }
-
-    /// As a worker does: from memory, or from the file.
-    fn read(image: &Image, file: &File, offset: u64, len: usize) -> (io::Result<Vec<u8>>, bool) {
-        let mut buf = AlignedBuf::zeroed(image.room(offset, len), ALIGN);
-        buf.set_len(len);
-        if image.try_read(offset, &mut buf) {
-            return (Ok(buf.to_vec()), true);
-        }
-        let (result, buf) = match image.fill(offset, buf) {
-            Ok(mut fill) => {
-                let count = read_up_to(file, fill.offset(), &mut fill.buf).unwrap();
-                let (result, buf) = fill.finish(Ok(count));
-                (result, buf)
-            }
-            Err(mut buf) => (read_up_to(file, offset, &mut buf), buf),
-        };
-        (result.map(|count| buf[..count].to_vec()), false)
-    }
-
-    fn read_up_to(file: &File, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        let mut done = 0;
-        loop {
-            match file.read_at(&mut buf[done..], offset + done as u64)? {
-                0 => return Ok(done),
-                count => done += count,
-            }
-        }
-    }
-
-    #[test]
-    fn any_part_of_an_image_of_any_size_is_read_and_kept() {
-        const LEN: usize = 3 * BLOCK + 1000;
-        let edges = [0, 1, 511, 4095, 4096, 4097, 8191, 8192, 12_288, 12_300, LEN - 1, LEN];
-        for (at, &start) in edges.iter().enumerate() {
-            for &end in &edges[at + 1..] {
-                let (file, bytes, image) = make(LEN, 1 << 20);
-                let (offset, len) = (start as u64, end - start);
-                for again in [false, true] {
-                    let (found, hit) = read(&image, &file, offset, len);
-                    assert!(found.unwrap() == bytes[start..end], "{start}..{end}");
-                    assert_eq!(hit, again, "{start}..{end}");
-                }
-                // Each block whole: what lies around it is there as well.
-                let whole = start / BLOCK * BLOCK..end.next_multiple_of(BLOCK).min(LEN);
-                let (found, hit) = read(&image, &file, whole.start as u64, whole.len());
-                assert!(hit && found.unwrap() == bytes[whole]);
-            }
-        }
-    }
-
-    #[test]
-    fn what_cannot_be_kept_is_read_all_the_same() {
-        // Two buffers: fewer than the request has blocks.
-        let (file, bytes, image) = make(64 * BLOCK, 2 * BLOCK as u64);
-        for _ in 0..2 {
-            let (found, hit) = read(&image, &file, 0, 16 * BLOCK);
-            assert!(!hit && found.unwrap() == bytes[..16 * BLOCK]);
-        }
-        for round in 0..2 {
-            let (found, hit) = read(&image, &file, 100, BLOCK); // of two blocks
-            assert!(found.unwrap() == bytes[100..100 + BLOCK]);
-            assert_eq!(hit, round > 0);
-        }
-        // While guards hold both buffers.
-        let guards = [0, 1].map(|block| image.device.get(block));
-        let (found, hit) = read(&image, &file, 5 * BLOCK as u64, BLOCK);
-        assert!(!hit && found.unwrap() == bytes[5 * BLOCK..6 * BLOCK]);
-        assert!(!read(&image, &file, 5 * BLOCK as u64, BLOCK).1);
-        drop(guards);
-        assert!(!read(&image, &file, 5 * BLOCK as u64, BLOCK).1);
-        assert!(read(&image, &file, 5 * BLOCK as u64, BLOCK).1);
-    }
-
-    #[test]
-    fn a_scan_is_not_kept_and_small_reads_are() {
-        let (file, bytes, image) = make(64 * BLOCK, 1 << 20);
-        for (len, kept) in [(SCAN, 0), (BLOCK, 16)] {
-            for at in (0..16 * BLOCK).step_by(len) {
-                let (found, _) = read(&image, &file, at as u64, len);
-                assert!(found.unwrap() == bytes[at..at + len]);
-            }
-            // The first of a scan is not known to be one.
-            let there = |&at: &usize| image.try_read((at * BLOCK) as u64, &mut [0; BLOCK]);
-            assert_eq!((0..16).filter(there).count(), kept.max(SCAN / BLOCK), "{len}");
-        }
-    }
-
-    #[test]
-    fn the_blocks_that_a_shrunken_image_has_left_are_kept_and_no_others() {
-        let (file, bytes, image) = make(4 * BLOCK, 1 << 20);
-        file.set_len(BLOCK as u64 + 100).unwrap();
-        let (found, hit) = read(&image, &file, 0, 4 * BLOCK);
-        assert!(!hit && found.unwrap().len() == BLOCK + 100);
-        assert!(read(&image, &file, 0, BLOCK).1, "the first was read whole");
-        file.write_all_at(&bytes, 0).unwrap();
-        let (found, hit) = read(&image, &file, BLOCK as u64, BLOCK);
-        assert!(!hit && found.unwrap() == bytes[BLOCK..2 * BLOCK], "zeros were kept");
-    }
-
-    /// A READ of whole blocks may fail past the requested bytes. Those bytes are the answer then, and the
-    /// blocks before the failure are kept.
-    #[test]
-    fn what_was_read_before_an_error_is_used() {
-        for (read, answered, kept) in
-            [(2 * BLOCK + 60, true, 2), (2 * BLOCK + 40, false, 2), (10, false, 0)]
-        {
-            let (file, bytes, image) = make(3 * BLOCK, 1 << 20);
-            let script = Script::new();
-            let engine = Engine::builder().build_scripted(&script).unwrap();
-            let attached = engine.attach(file.try_clone().unwrap()).unwrap();
-            script.on_transfer(Transfer::Short(read));
-            script.on_transfer(Transfer::Fail(libc::EIO));
-            let (offset, len) = (100, 2 * BLOCK - 50); // ends 50 bytes into the third block
-            let mut buf = AlignedBuf::zeroed(image.room(offset, len), ALIGN);
-            buf.set_len(len);
-            let fill = image.fill(offset, buf).unwrap();
-            let start = fill.offset();
-            let (result, fill) = engine.read(&attached, fill, start).submit().unwrap().wait();
-            assert_eq!(result.unwrap_err().transferred(), read);
-            let (result, buf) = fill.finish(result);
-            assert_eq!(result.is_ok(), answered, "{read}");
-            if answered {
-                assert!(buf[..result.unwrap()] == bytes[100..][..len]);
-            }
-            let there = |&at: &usize| image.try_read((at * BLOCK) as u64, &mut [0; BLOCK]);
-            assert_eq!((0..3).filter(there).count(), kept, "{read}");
-        }
-    }
-
-    #[test]
-    fn a_cache_needs_a_block_at_least() {
-        assert!(Blocks::new(BLOCK as u64 - 1, 0).is_err());
-        let (_, _, image) = make(0, BLOCK as u64);
-        assert_eq!((image.room(0, 5000), image.try_read(0, &mut [])), (5000, false));
-    }
-
-    #[test]
-    fn without_a_cache_nothing_is_kept() {
-        let (file, bytes, image) = make(4 * BLOCK, 0);
-        for _ in 0..2 {
-            let (found, hit) = read(&image, &file, 0, BLOCK);
-            assert!(!hit && found.unwrap() == bytes[..BLOCK]);
-        }
-        assert!(image.passes_by(1, true) && image.passes_by(1, false) && image.is_bypassed());
     }
 }

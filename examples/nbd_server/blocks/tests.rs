@@ -1,0 +1,164 @@
+//! READs through the cache, as a worker makes them.
+
+use std::os::unix::fs::FileExt;
+
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, Transfer};
+
+use super::*;
+use crate::memory::ALIGN;
+
+/// An image of so many bytes, each of which tells where it is, behind a cache of so many.
+fn make(len: usize, cache: u64) -> (File, Vec<u8>, Arc<Image>) {
+    let file = tempfile::tempfile().unwrap();
+    let bytes: Vec<u8> = (0..len).map(|at| (at / 8 * 37 + at) as u8).collect();
+    file.write_all_at(&bytes, 0).unwrap();
+    let blocks = Blocks::new(cache, 1).unwrap();
+    blocks.attach(Backing::open(&file).unwrap()).unwrap();
+    (file, bytes, Arc::clone(blocks.image(0)))
+}
+
+/// As a worker does: from memory, or from the file.
+fn read(image: &Image, file: &File, offset: u64, len: usize) -> (io::Result<Vec<u8>>, bool) {
+    let mut buf = AlignedBuf::zeroed(image.room(offset, len), ALIGN);
+    buf.set_len(len);
+    if image.try_read(offset, &mut buf) {
+        return (Ok(buf.to_vec()), true);
+    }
+    let (result, buf) = match image.fill(offset, buf) {
+        Ok(mut fill) => {
+            let count = read_up_to(file, fill.offset(), &mut fill.buf).unwrap();
+            let (result, buf) = fill.finish(Ok(count));
+            (result, buf)
+        }
+        Err(mut buf) => (read_up_to(file, offset, &mut buf), buf),
+    };
+    (result.map(|count| buf[..count].to_vec()), false)
+}
+
+fn read_up_to(file: &File, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+    let mut done = 0;
+    loop {
+        match file.read_at(&mut buf[done..], offset + done as u64)? {
+            0 => return Ok(done),
+            count => done += count,
+        }
+    }
+}
+
+#[test]
+fn any_part_of_an_image_of_any_size_is_read_and_kept() {
+    const LEN: usize = 3 * BLOCK + 1000;
+    let edges = [0, 1, 511, 4095, 4096, 4097, 8191, 8192, 12_288, 12_300, LEN - 1, LEN];
+    for (at, &start) in edges.iter().enumerate() {
+        for &end in &edges[at + 1..] {
+            let (file, bytes, image) = make(LEN, 1 << 20);
+            let (offset, len) = (start as u64, end - start);
+            for again in [false, true] {
+                let (found, hit) = read(&image, &file, offset, len);
+                assert!(found.unwrap() == bytes[start..end], "{start}..{end}");
+                assert_eq!(hit, again, "{start}..{end}");
+            }
+            // Each block whole: what lies around it is there as well.
+            let whole = start / BLOCK * BLOCK..end.next_multiple_of(BLOCK).min(LEN);
+            let (found, hit) = read(&image, &file, whole.start as u64, whole.len());
+            assert!(hit && found.unwrap() == bytes[whole]);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_kept_is_read_all_the_same() {
+    // Two buffers: fewer than the request has blocks.
+    let (file, bytes, image) = make(64 * BLOCK, 2 * BLOCK as u64);
+    for _ in 0..2 {
+        let (found, hit) = read(&image, &file, 0, 16 * BLOCK);
+        assert!(!hit && found.unwrap() == bytes[..16 * BLOCK]);
+    }
+    for round in 0..2 {
+        let (found, hit) = read(&image, &file, 100, BLOCK); // of two blocks
+        assert!(found.unwrap() == bytes[100..100 + BLOCK]);
+        assert_eq!(hit, round > 0);
+    }
+    // While guards hold both buffers.
+    let guards = [0, 1].map(|block| image.device.get(block));
+    let (found, hit) = read(&image, &file, 5 * BLOCK as u64, BLOCK);
+    assert!(!hit && found.unwrap() == bytes[5 * BLOCK..6 * BLOCK]);
+    assert!(!read(&image, &file, 5 * BLOCK as u64, BLOCK).1);
+    drop(guards);
+    assert!(!read(&image, &file, 5 * BLOCK as u64, BLOCK).1);
+    assert!(read(&image, &file, 5 * BLOCK as u64, BLOCK).1);
+}
+
+#[test]
+fn a_scan_is_not_kept_and_small_reads_are() {
+    let (file, bytes, image) = make(64 * BLOCK, 1 << 20);
+    for (len, kept) in [(SCAN, 0), (BLOCK, 16)] {
+        for at in (0..16 * BLOCK).step_by(len) {
+            let (found, _) = read(&image, &file, at as u64, len);
+            assert!(found.unwrap() == bytes[at..at + len]);
+        }
+        // The first of a scan is not known to be one.
+        let there = |&at: &usize| image.try_read((at * BLOCK) as u64, &mut [0; BLOCK]);
+        assert_eq!((0..16).filter(there).count(), kept.max(SCAN / BLOCK), "{len}");
+    }
+}
+
+#[test]
+fn the_blocks_that_a_shrunken_image_has_left_are_kept_and_no_others() {
+    let (file, bytes, image) = make(4 * BLOCK, 1 << 20);
+    file.set_len(BLOCK as u64 + 100).unwrap();
+    let (found, hit) = read(&image, &file, 0, 4 * BLOCK);
+    assert!(!hit && found.unwrap().len() == BLOCK + 100);
+    assert!(read(&image, &file, 0, BLOCK).1, "the first was read whole");
+    file.write_all_at(&bytes, 0).unwrap();
+    let (found, hit) = read(&image, &file, BLOCK as u64, BLOCK);
+    assert!(!hit && found.unwrap() == bytes[BLOCK..2 * BLOCK], "zeros were kept");
+}
+
+/// A READ of whole blocks may fail past the requested bytes. Those bytes are the answer then, and the
+/// blocks before the failure are kept.
+#[test]
+fn what_was_read_before_an_error_is_used() {
+    for (read, answered, kept) in
+        [(2 * BLOCK + 60, true, 2), (2 * BLOCK + 40, false, 2), (10, false, 0)]
+    {
+        let (file, bytes, image) = make(3 * BLOCK, 1 << 20);
+        let script = Script::new();
+        let engine = Engine::builder().build_scripted(&script).unwrap();
+        let attached = engine.attach(file.try_clone().unwrap()).unwrap();
+        script.on_transfer(Transfer::Short(read));
+        script.on_transfer(Transfer::Fail(libc::EIO));
+        let (offset, len) = (100, 2 * BLOCK - 50); // ends 50 bytes into the third block
+        let mut buf = AlignedBuf::zeroed(image.room(offset, len), ALIGN);
+        buf.set_len(len);
+        let fill = image.fill(offset, buf).unwrap();
+        let start = fill.offset();
+        let (result, fill) = engine.read(&attached, fill, start).submit().unwrap().wait();
+        assert_eq!(result.unwrap_err().transferred(), read);
+        let (result, buf) = fill.finish(result.map_err(Into::into));
+        assert_eq!(result.is_ok(), answered, "{read}");
+        if answered {
+            assert!(buf[..result.unwrap()] == bytes[100..][..len]);
+        }
+        let there = |&at: &usize| image.try_read((at * BLOCK) as u64, &mut [0; BLOCK]);
+        assert_eq!((0..3).filter(there).count(), kept, "{read}");
+    }
+}
+
+#[test]
+fn a_cache_needs_a_block_at_least() {
+    assert!(Blocks::new(BLOCK as u64 - 1, 0).is_err());
+    let (_, _, image) = make(0, BLOCK as u64);
+    assert_eq!((image.room(0, 5000), image.try_read(0, &mut [])), (5000, false));
+}
+
+#[test]
+fn without_a_cache_nothing_is_kept() {
+    let (file, bytes, image) = make(4 * BLOCK, 0);
+    for _ in 0..2 {
+        let (found, hit) = read(&image, &file, 0, BLOCK);
+        assert!(!hit && found.unwrap() == bytes[..BLOCK]);
+    }
+    assert!(image.passes_by(1, true) && image.passes_by(1, false) && image.is_bypassed());
+}
