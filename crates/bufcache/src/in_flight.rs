@@ -16,7 +16,8 @@ pub(crate) struct InFlight {
 }
 
 // Ordering: AcqRel in all changes of `state`. Each pairs with the later ones, so that the last,
-// whose thread detaches the device, comes after all that the operations did.
+// whose thread detaches the device, comes after all that the operations did. That of `begin` carries
+// nothing: no model sees it weakened.
 impl InFlight {
     pub(crate) fn new() -> Self {
         Self { state: AtomicU64::new(0), abandoned: AtomicBool::new(false) }

@@ -208,8 +208,8 @@ impl<T, P: Copy> Waiter<T, P> {
         });
         let release = order!(Release, "park: the parker is set");
         // Ordering: Release on success pairs with the Acquire in `end_wait`; it carries `parker`.
-        // Acquire on failure pairs with the Release in `end_wait`; it carries `message`.
-        let parked = self.state.compare_exchange(SPINNING, PARKED, release, Ordering::Acquire);
+        // Relaxed on failure; `poll_end` loads the end again.
+        let parked = self.state.compare_exchange(SPINNING, PARKED, release, Ordering::Relaxed);
         let interrupted = parked.is_ok() && parker.park(wait, || self.poll_end().is_some());
         let early = if interrupted { WaitEnd::Interrupted } else { WaitEnd::TimedOut };
         self.poll_end().unwrap_or(early)

@@ -66,6 +66,9 @@ enum Command {
         /// Instead, the patches in `tests/mutants` of the libraries
         #[arg(long, conflicts_with = "random")]
         patches: bool,
+        /// Instead, each ordering and fence without a label: prints which of them no model needs
+        #[arg(long, conflicts_with_all = ["random", "patches"])]
+        unlabelled: bool,
         /// The same mutants again
         #[arg(long, requires = "random")]
         seed: Option<u64>,
@@ -184,9 +187,12 @@ fn run(command: Command) -> Result<()> {
         }
         Command::Mutants { crates, random: Some(count), seed, .. } => {
             let seed = seed.unwrap_or_else(|| fastrand::u64(..1_000_000));
-            mutants::run(&ws, &ws.select(&crates)?, count, seed)
+            mutants::run(&ws, &ws.select(&crates)?, mutants::Choice::Random(count), seed)
         }
-        Command::Mutants { crates, random: None, .. } => {
+        Command::Mutants { crates, unlabelled: true, .. } => {
+            mutants::run(&ws, &ws.select(&crates)?, mutants::Choice::Unlabelled, 0)
+        }
+        Command::Mutants { crates, .. } => {
             let selection = models::Selection {
                 crates: ws.select(&crates)?,
                 checkers: Checker::ALL.to_vec(),

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::std_lock::{Condvar, Mutex};
-use percpu::sync::{check, step};
+use percpu::sync::{check, order, step};
 
 use crate::wait::{Bell, Mode, add_waker, wake_all};
 
@@ -119,7 +119,8 @@ impl Exclusion {
         state.ranges.retain(|other| other != range);
         // Ordering: Release pairs with the Acquire in `has`; it carries what was noted of the
         // range. A thread that finds the range excluded still looks again under this lock.
-        self.count.store(state.ranges.len(), Ordering::Release);
+        let release = order!(Release, "exclusion: the unsynced sectors are noted");
+        self.count.store(state.ranges.len(), release);
         let wakers = std::mem::take(&mut state.wakers);
         drop(state);
         step!("exclusion: wake the threads", self.gone.notify_all());
@@ -131,8 +132,8 @@ impl Exclusion {
     pub(crate) fn has(&self, sector: u64) -> bool {
         // Ordering: Acquire pairs with the Release in `leave`; it carries the unsynced sectors that
         // were noted for the range. The locks of the homes carry the range itself.
-        let has = self.count.load(Ordering::Acquire) > 0
-            && self.state.lock().overlaps(&(sector..sector + 1));
+        let acquire = order!(Acquire, "insert: the unsynced sectors are noted");
+        let has = self.count.load(acquire) > 0 && self.state.lock().overlaps(&(sector..sector + 1));
         !check!("insert: the sector is not excluded", !has)
     }
 

@@ -6,6 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use super::Queue;
+use super::spin::Spin;
 use crate::{ReceiveError, Wait};
 
 #[test]
@@ -69,4 +70,15 @@ fn inv21_a_spinning_receiver_sees_a_batch() {
     assert_eq!(queue.send_batch(&mut batch, Wait::NO), Ok(3));
     let ring = queue.ring.as_ref().unwrap();
     assert!((next..next + 3).all(|position| ring.was_published(position)));
+}
+
+/// A wait that ends while its thread spins is counted, and one that does not shortens the next.
+#[test]
+fn spins_adapt_to_the_waits_before() {
+    let spin = Spin::new(true);
+    let most = spin.spins();
+    assert!(spin.until(1, |spun| spun > 0));
+    assert_eq!((spin.in_time(), spin.spins()), (1, most));
+    assert!(!spin.until(1, |_| false));
+    assert_eq!((spin.in_time(), spin.spins()), (1, most / 2));
 }

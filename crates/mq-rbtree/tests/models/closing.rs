@@ -6,7 +6,8 @@ use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
 use percpu::sync::{Arc, thread};
 
 use super::payload::{
-    Payload, WakeCounter, block_on, finish, received, run, run_with_unseen, sent, unseen, with,
+    Payload, WakeCounter, block_on, finish, received, run, run_with_unseen, sent, thoroughly,
+    unseen, with,
 };
 
 /// Each mutant with the model that must fail for it.
@@ -64,7 +65,7 @@ fn close_wakes_two_waiting_receivers() {
 /// A close wakes a sending task and a thread behind it, and leaves the queue's message.
 #[test]
 fn close_wakes_two_waiting_senders() {
-    run(|| {
+    thoroughly(|| {
         let queue = with::<Bitmap>(1, 1);
         let counter = WakeCounter::new();
         let mut task = Box::pin(queue.send_async(Payload::new(1), 0));
@@ -87,7 +88,7 @@ fn close_wakes_two_waiting_senders() {
 /// A task sends to a full queue while the queue is closed.
 #[test]
 fn close_races_a_waiting_task() {
-    run(|| {
+    thoroughly(|| {
         let queue = with::<Bitmap>(1, 1);
         let task = thread::spawn({
             let queue = Arc::clone(&queue);
@@ -101,7 +102,7 @@ fn close_races_a_waiting_task() {
 /// Six tasks wait, and a message may come: the close wakes all in several lock sections.
 #[test]
 fn close_wakes_more_waiters_than_one_section() {
-    run(|| {
+    thoroughly(|| {
         let queue = with::<Bitmap>(1, 0);
         let counters = [(); 6].map(|()| WakeCounter::new());
         let mut tasks = [(); 6].map(|()| Box::pin(queue.receive_async()));

@@ -4,7 +4,7 @@ use mq_rbtree::{Bitmap, MessageGuard, RbTree, ReceiveError, SendRefused};
 use percpu::sync::{Arc, thread};
 
 use super::payload::{
-    Payload, Shared, TestLevels, block_on, finish, received, run, sent, soon, with,
+    Payload, Shared, TestLevels, block_on, finish, received, run, sent, soon, thoroughly, with,
 };
 
 /// Each mutant with the model that must fail for it.
@@ -22,7 +22,7 @@ fn receiver<L: TestLevels>(queue: &Shared<L>) -> thread::JoinHandle<u64> {
 /// A thread waits, or comes, while the only message is in a guard.
 #[test]
 fn inv25_a_message_put_back_wakes_a_thread() {
-    run(|| {
+    thoroughly(|| {
         let queue = with::<Bitmap>(1, 1);
         let guard = queue.try_receive_guard().unwrap();
         let receiver = receiver(&queue);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use mq_rbtree::{Bitmap, Queue, QueueStats, RbTree};
 use percpu::sync::{Arc, thread};
 
-use super::payload::{Payload, TestLevels, finish, run, with};
+use super::payload::{Payload, TestLevels, finish, thoroughly, with};
 
 /// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -43,7 +43,7 @@ fn speculate<L: TestLevels>(
 /// under the lock.
 #[test]
 fn inv05_one_of_two_preloaded_chunks_is_stored() {
-    run(|| {
+    thoroughly(|| {
         let stats = speculate(with::<Bitmap>(8, 0), 7..8, 8..9, 0);
         let levels = stats.levels;
         assert_eq!((levels.live, levels.from_cache, stats.slab_fallback), (2, 2, 0));
@@ -53,7 +53,7 @@ fn inv05_one_of_two_preloaded_chunks_is_stored() {
 /// The level of both messages exists, but the hint shows no kept node, so both allocate one.
 #[test]
 fn inv05_one_of_two_unused_nodes_is_kept() {
-    run(|| {
+    thoroughly(|| {
         let queue =
             Queue::<Payload, RbTree<u32>>::builder_with_keys(8).spare_nodes(1).build().unwrap();
         queue.try_send(Payload::new(9), 7).unwrap();
@@ -66,7 +66,7 @@ fn inv05_one_of_two_unused_nodes_is_kept() {
 /// Both threads see the kept node before they lock, and only one gets it.
 #[test]
 fn inv05_two_sends_race_for_one_kept_node() {
-    run(|| {
+    thoroughly(|| {
         let queue = with::<RbTree<u32>>(8, 1);
         assert_eq!(finish(&queue), 1);
         let levels = speculate(queue, 7..8, 8..9, 0).levels;
@@ -78,7 +78,7 @@ fn inv05_two_sends_race_for_one_kept_node() {
 /// The third message needs the second chunk. A preloaded first chunk does not serve.
 #[test]
 fn inv05_an_outdated_chunk_is_not_stored() {
-    run(|| {
+    thoroughly(|| {
         let stats = speculate(with::<Bitmap>(8, 0), 1..2, 2..4, 0);
         assert!(stats.slab_fallback <= 1 && stats.levels.fallback == 0);
     });

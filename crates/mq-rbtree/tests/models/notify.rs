@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 use mq_rbtree::{Bitmap, Interest, Queue, Readiness, ReceiveError};
 use percpu::sync::{Arc, thread};
 
-use super::payload::{Payload, Shared, WakeCounter, finish, received, run, soon, with};
+use super::payload::{Payload, Shared, WakeCounter, finish, received, run, soon, thoroughly, with};
 
 /// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -18,7 +18,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 /// Two senders race: the notification is called once.
 #[test]
 fn inv12_one_of_two_senders_notifies() {
-    run(|| {
+    thoroughly(|| {
         let queue = with::<Bitmap>(2, 0);
         let counter = WakeCounter::new();
         let waker = counter.waker();
@@ -38,7 +38,7 @@ fn inv12_one_of_two_senders_notifies() {
 /// is called.
 #[test]
 fn inv12_hand_over_or_notification() {
-    run(|| {
+    thoroughly(|| {
         let queue = with::<Bitmap>(1, 0);
         let counter = WakeCounter::new();
         let waker = counter.waker();
@@ -91,7 +91,7 @@ fn inv14_message_races_clear() {
 /// descriptor is readable.
 #[test]
 fn inv14_room_races_clear() {
-    run(|| {
+    thoroughly(|| {
         let queue = with::<Bitmap>(1, 1);
         let ready: Ready = Readiness::new(Arc::clone(&queue), Interest::Writable).unwrap();
         let receiver = thread::spawn({

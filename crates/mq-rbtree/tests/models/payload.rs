@@ -2,6 +2,7 @@
 //! message must be received or returned in the end.
 
 use std::cell::Cell;
+use std::env;
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc as Plain;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use mq_rbtree::{Bitmap, Builder, Levels, Queue, ReceiveError, SendError, SendRefused, Wait};
 use percpu::sync::native::atomic::{AtomicUsize, Ordering};
 use percpu::sync::quarantine::{Watched, free};
-use percpu::sync::{Arc, Futex, model, thread};
+use percpu::sync::{Arc, Futex, model, thread, with_preemptions};
 
 // All threads of a model run on one system thread, so each counter counts one run. The counters are
 // not part of the checked memory.
@@ -81,6 +82,14 @@ pub(super) fn run_with_unseen(may_go_unseen: usize, f: impl Fn() + Send + Sync +
 /// Runs a model. At its end each message must have been received or returned.
 pub(super) fn run(f: impl Fn() + Send + Sync + 'static) {
     run_with_unseen(0, f);
+}
+
+/// Runs a model with at least three preemptions, for models that take less than a second with them.
+///
+/// Not with a planted bug: two show it, and a run that a bug makes longer is not worth the time.
+pub(super) fn thoroughly(f: impl Fn() + Send + Sync + 'static) {
+    let least = if env::var_os("OFFLOCK_MUTANT").is_some() { 0 } else { 3 };
+    with_preemptions(least, || run(f));
 }
 
 pub(super) type Shared<L> = Arc<Queue<Payload, L>>;

@@ -1,6 +1,8 @@
 //! The staging ring alone: what takes three threads, and is too much for loom with a queue around it.
 
-use percpu::sync::{Arc, model, thread};
+use percpu::sync::{Arc, thread};
+
+use super::payload::thoroughly;
 
 #[path = "../../src/staging.rs"]
 #[expect(dead_code, reason = "the models use a part of it")]
@@ -36,7 +38,7 @@ fn take(ring: &Ring<u64, u32>, cursor: &mut Cursor) -> u64 {
 /// The sender between a hole and the send that has returned has reported the hole, or none is there.
 #[test]
 fn inv21_a_hole_is_reported_to_the_sender_behind() {
-    model(|| {
+    thoroughly(|| {
         let (ring, cursor) = ring();
         let senders = [1, 2].map(|value| {
             let ring = Arc::clone(&ring);
@@ -52,7 +54,7 @@ fn inv21_a_hole_is_reported_to_the_sender_behind() {
 /// third one, which finds that one published, does not: its own receive waits all the same.
 #[test]
 fn inv21_a_hole_reported_by_another_sender_is_seen() {
-    model(|| {
+    thoroughly(|| {
         let (ring, cursor) = ring();
         // A failed exchange in a claim would yield, and after that loom shows the newest value only.
         assert_eq!([(); 3].map(|()| ring.claim()), [0, 1, 2].map(Some));
@@ -71,7 +73,7 @@ fn inv21_a_hole_reported_by_another_sender_is_seen() {
 /// One sender learns of the room from the receiver, and the other one from the first.
 #[test]
 fn inv24_two_senders_reuse_slots() {
-    model(|| {
+    thoroughly(|| {
         let (ring, mut cursor) = ring();
         (0..SLOTS as u64).for_each(|value| assert!(send(&ring, value)));
         let senders = [false, true].map(|refreshes| {
@@ -97,7 +99,7 @@ fn inv24_two_senders_reuse_slots() {
 /// A claim is before the end of the shut ring, or fails.
 #[test]
 fn inv22_a_claim_races_the_shut() {
-    model(|| {
+    thoroughly(|| {
         let (ring, mut cursor) = ring();
         let senders = [1, 2].map(|value| {
             let ring = Arc::clone(&ring);
@@ -120,7 +122,7 @@ fn inv22_a_claim_races_the_shut() {
 /// As above, in a ring that was shut for more positions than a sequence number tells apart.
 #[test]
 fn inv21_a_sender_sees_the_stamps_of_the_positions_sent_under_the_lock() {
-    model(|| {
+    thoroughly(|| {
         let (ring, mut cursor) = Ring::try_new(SLOTS).unwrap().unwrap();
         ring.start_at(&mut cursor, 3 << 30);
         ring.set_room(&cursor, 0, SLOTS);

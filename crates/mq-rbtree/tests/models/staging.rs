@@ -8,7 +8,9 @@ use percpu::sync::{Arc, thread};
 
 #[cfg(offlock_shuttle)]
 use super::payload::block_on;
-use super::payload::{Payload, Shared, check_waiters, finish, received, run, sent, soon, with};
+use super::payload::{
+    Payload, Shared, check_waiters, finish, received, run, sent, soon, thoroughly, with,
+};
 
 /// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -71,7 +73,7 @@ fn next(queue: &Queue<Payload>) -> Option<u64> {
 /// The message that a receive takes is written completely.
 #[test]
 fn inv21_a_message_is_published_with_its_send() {
-    run(|| {
+    thoroughly(|| {
         let queue = warm(2);
         let sender = send(&queue, 7, 0);
         let got = next(&queue);
@@ -84,7 +86,7 @@ fn inv21_a_message_is_published_with_its_send() {
 /// A send has returned, and a sender before it has only claimed its slot: the receive waits for it.
 #[test]
 fn inv21_a_send_behind_a_hole_is_drained() {
-    run(|| {
+    thoroughly(|| {
         let queue = warm(2);
         let sender = send(&queue, 1, 0);
         queue.try_send(Payload::new(2), 0).unwrap();
@@ -97,7 +99,7 @@ fn inv21_a_send_behind_a_hole_is_drained() {
 /// Messages of two priorities are staged; a receive that begins then takes the higher one.
 #[test]
 fn inv21_the_highest_staged_message_is_next() {
-    run(|| {
+    thoroughly(|| {
         let queue = warm(3);
         let low = send(&queue, 1, 0);
         queue.try_send(Payload::new(2), 1).unwrap();
@@ -111,7 +113,7 @@ fn inv21_the_highest_staged_message_is_next() {
 /// A message that comes through the ring while a receiver begins to wait is handed to it.
 #[test]
 fn inv22_a_waiting_receiver_gets_a_staged_message() {
-    run(|| {
+    thoroughly(|| {
         let queue = warm(2);
         let receiver = thread::spawn({
             let queue = Arc::clone(&queue);
@@ -144,7 +146,7 @@ fn inv22_two_receivers_get_a_staged_message_each() {
 /// A receiver that gives up loses no staged message.
 #[test]
 fn inv22_a_staged_message_beats_the_deadline() {
-    run(|| {
+    thoroughly(|| {
         let queue = warm(2);
         let receiver = thread::spawn({
             let queue = Arc::clone(&queue);
@@ -160,7 +162,7 @@ fn inv22_a_staged_message_beats_the_deadline() {
 /// Each of two sends is before the close and succeeds, or after it and is refused.
 #[test]
 fn inv22_close_races_two_claims() {
-    run(|| {
+    thoroughly(|| {
         let queue = warm(2);
         let sender = thread::spawn({
             let queue = Arc::clone(&queue);
@@ -183,7 +185,7 @@ fn inv22_close_races_two_claims() {
 /// for is seen by the next receive.
 #[test]
 fn inv24_full_is_ordered_with_claims() {
-    run(|| {
+    thoroughly(|| {
         let queue = warm(1);
         let sender = thread::spawn({
             let queue = Arc::clone(&queue);
@@ -228,7 +230,7 @@ fn inv24_locked_and_staged_sends_share_the_room() {
 /// The ring is full, and a receive makes room for one more.
 #[test]
 fn inv24_a_slot_is_reused_after_its_message_was_read() {
-    run(|| {
+    thoroughly(|| {
         let queue = full_ring();
         let receiver = thread::spawn({
             let queue = Arc::clone(&queue);

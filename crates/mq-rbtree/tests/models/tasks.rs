@@ -8,7 +8,7 @@ use percpu::sync::{Arc, thread};
 
 use super::payload::{
     Payload, Shared, WakeCounter, block_on, check_waiters, finish, measured, received, run,
-    run_with_unseen, sent, with, yield_often,
+    run_with_unseen, sent, thoroughly, with, yield_often,
 };
 
 /// Each mutant with the model that must fail for it.
@@ -199,7 +199,7 @@ fn inv14_one_message_wakes_one_task() {
 /// Two tasks wait for room, and two messages are received. The first room wakes one task.
 #[test]
 fn inv14_room_for_one_wakes_one_task() {
-    run(|| {
+    thoroughly(|| {
         let queue = with::<Bitmap>(2, 2);
         let counters = [WakeCounter::new(), WakeCounter::new()];
         let mut tasks = [2, 3].map(|id| Box::pin(queue.send_async(Payload::new(id), 0)));
@@ -273,7 +273,7 @@ fn inv14_dropped_send_unblocks_smaller_message() {
 /// is enough for the sender behind the task.
 #[test]
 fn inv14_unused_send_permit_passes_on() {
-    run(|| {
+    thoroughly(|| {
         let (low, high) = (0, 5);
         let queue = Queue::<Payload>::builder(2).reserve(high, 1).build().unwrap();
         let counters = [WakeCounter::new(), WakeCounter::new()];
@@ -301,7 +301,7 @@ fn inv14_unused_send_permit_passes_on() {
 /// A task is polled again with another waker, which is woken from then on.
 #[test]
 fn inv14_the_last_waker_is_woken() {
-    run(|| {
+    thoroughly(|| {
         let queue = with::<Bitmap>(1, 0);
         let counters = [WakeCounter::new(), WakeCounter::new()];
         let mut task = Box::pin(queue.receive_async());

@@ -4,7 +4,8 @@ use mq_rbtree::{Bitmap, ReceiveError, SendRefused};
 use percpu::sync::{Arc, thread};
 
 use super::payload::{
-    Payload, WakeCounter, check_waiters, finish, measured, received, run, sent, soon, with,
+    Payload, WakeCounter, check_waiters, finish, measured, received, run, sent, soon, thoroughly,
+    with,
 };
 
 /// Each mutant with the model that must fail for it.
@@ -46,7 +47,7 @@ pub(super) const LOOM_ONLY: &[&str] = &[
 /// it enters the queue.
 #[test]
 fn inv08_a_message_is_handed_over_once() {
-    run(|| {
+    thoroughly(|| {
         let queue = with::<Bitmap>(1, 0);
         let counter = WakeCounter::new();
         let waker = counter.waker();
@@ -175,7 +176,7 @@ fn inv09_a_message_beats_the_deadline() {
 /// The sender gets its message back, or the message was sent.
 #[test]
 fn inv09_room_beats_the_deadline() {
-    run(|| {
+    thoroughly(|| {
         let queue = with::<Bitmap>(1, 1);
         let sender = thread::spawn({
             let queue = Arc::clone(&queue);
@@ -216,7 +217,7 @@ fn inv09_message_goes_to_the_remaining_waiter() {
 /// second message only, when the first send times out.
 #[test]
 fn inv09_timed_out_send_unblocks_smaller_message() {
-    run(|| {
+    thoroughly(|| {
         let queue = measured(2);
         (0..2).for_each(|_| queue.try_send(Payload::new(1), 0).unwrap());
         let gives_up = thread::spawn({

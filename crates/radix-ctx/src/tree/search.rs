@@ -5,6 +5,7 @@
 //! back when it grows. The node that it leaves keeps it, too (invariant 2).
 
 use percpu::sync::atomic::Ordering;
+use percpu::sync::order;
 
 use super::node::{Node, NodePtr};
 use super::radix::Tree;
@@ -43,7 +44,9 @@ impl Node {
                 let mut bits = self.marks[mark].load(Ordering::Acquire) & u64::MAX << index;
                 while bits != 0 {
                     let index = u64::from(bits.trailing_zeros());
-                    let word = self.slot(index).load(Ordering::Acquire);
+                    // The mark carries what had it first; this, an entry that replaced it.
+                    let acquire = order!(Acquire, "search by mark: the entry is built");
+                    let word = self.slot(index).load(acquire);
                     if is_present::<FLOORS>(word) {
                         return Some((index, word));
                     }

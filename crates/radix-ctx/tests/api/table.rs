@@ -176,6 +176,22 @@ fn retain_removes_what_it_is_told_once() {
     table.validate();
 }
 
+/// No later call of the table is needed: `retain` has told RCU of what it removed.
+#[test]
+fn what_retain_removed_is_dropped_by_rcu() {
+    let table = CtxTable::new();
+    let value = Arc::new(());
+    (0..100).for_each(|_| _ = table.insert(Arc::clone(&value)).unwrap());
+    assert_eq!(table.retain(|_, _| false), 100);
+    for _ in 0..100 {
+        if Arc::strong_count(&value) == 1 {
+            return;
+        }
+        rcu::barrier().unwrap();
+    }
+    panic!("{} are left", Arc::strong_count(&value) - 1);
+}
+
 #[test]
 fn a_panic_in_retain_keeps_what_was_not_refused() {
     let table = CtxTable::new();

@@ -12,11 +12,18 @@ use super::support::{TIMES, spawn, thoroughly, yield_often};
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("publish: the nodes are built", "xarray::an_entry_is_seen_finished"),
     ("set a mark: the work before it is done", "xarray::a_mark_carries_what_was_done_before"),
+    (
+        "search by mark: the entry is built",
+        "xarray::a_search_by_mark_sees_the_entry_that_replaces_another",
+    ),
 ];
 
 /// The planted bugs that only loom can catch.
-pub(super) const LOOM_ONLY: &[&str] =
-    &["publish: the nodes are built", "set a mark: the work before it is done"];
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "publish: the nodes are built",
+    "search by mark: the entry is built",
+    "set a mark: the work before it is done",
+];
 
 type Numbers = Arc<XArray<Value>>;
 
@@ -117,6 +124,25 @@ fn a_search_sees_finished_nodes_and_entries() {
             reader.join().unwrap();
         });
     }
+}
+
+/// A search by mark sees all of the entry that replaces a marked one.
+#[test]
+fn a_search_by_mark_sees_the_entry_that_replaces_another() {
+    thoroughly(|| {
+        let array = Arc::new(XArray::<Owned<Payload>>::new());
+        let store = |index| array.store(index, Owned::new(Payload::new(7))).unwrap();
+        for index in [0, 2] {
+            store(index);
+            array.set_mark(index, Mark::One);
+        }
+        let reader = spawn(&array, |array| {
+            array.marked(Mark::One, .., &rcu::pin()).for_each(|(_, found)| found.check());
+        });
+        store(2);
+        assert!(array.is_marked(2, Mark::One));
+        reader.join().unwrap();
+    });
 }
 
 /// A thread that sees a mark, in a node or beside the root, sees what its setter did before. A search finds

@@ -5,11 +5,15 @@
 //! that no test sees, or a change that is no bug; a reader decides.
 //!
 //! The mutants are built in a copy of the workspace below the target folder, with the real one's
-//! settings. One mutant takes a build and a run of the crate's tests, of its loom models and of its
-//! shuttle models, up to the first failure.
+//! settings, in one build in which each run switches one on. A mutant that cannot be switched on, such
+//! as one in a constant, has a build of its own. Each takes a run of the crate's tests, of its loom
+//! models and of its shuttle models, up to the first failure.
 
 pub(crate) mod patches;
 mod sites;
+mod switched;
+#[cfg(test)]
+mod tables;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -38,29 +42,63 @@ fn patience(times: &Times, stage: &str) -> Duration {
     times.get(stage).map_or(PATIENCE, limit)
 }
 
-/// Plants `count` mutants that compile in each of these crates, one at a time.
-pub(crate) fn run(ws: &Workspace, crates: &[Crate], count: usize, seed: u64) -> Result<()> {
+/// Which mutants are planted.
+#[derive(Clone, Copy)]
+pub(crate) enum Choice {
+    /// So many that compile, at random. All tests and models run.
+    Random(usize),
+    /// Each ordering and fence without a label. Only the models of loom run, as with a planted bug.
+    Unlabelled,
+}
+
+/// Plants mutants in each of these crates, one at a time.
+pub(crate) fn run(ws: &Workspace, crates: &[Crate], choice: Choice, seed: u64) -> Result<()> {
     let copy = copy(ws)?;
     println!("seed {seed}");
+    let (count, names) = match choice {
+        Choice::Random(count) => (count, ["tests", "loom", "shuttle"].as_slice()),
+        Choice::Unlabelled => (usize::MAX, ["loom"].as_slice()),
+    };
     for package in crates {
         let mut rng = fastrand::Rng::with_seed(seed);
         let mut candidates = candidates(&copy, package)?;
+        if matches!(choice, Choice::Unlabelled) {
+            candidates.retain(|(kind, _)| matches!(kind, Kind::Ordering | Kind::Fence));
+            candidates.iter_mut().for_each(|(_, all)| all.retain(|mutant| !mutant.site.labelled));
+            candidates.retain(|(_, mutants)| !mutants.is_empty());
+        }
         let mut report = Report::default();
-        let times = test(&copy, package, Kind::Statement, &Times::new());
-        let times = times.map_err(|(stage, error)| {
-            Error::new(format!("{}: {stage} fail without a mutant: {error}", package.name))
-        })?;
+        let mut times = Times::new();
         while report.planted() < count {
-            let Some(mutant) = draw(&mut candidates, &mut rng) else { break };
-            let outcome = plant(&copy, package, &mutant, &times)?;
-            if let Some(line) = report.add(outcome, &mutant.to_string()) {
-                println!("{}: {line}", package.name);
+            let missing = count - report.planted();
+            let drawn: Vec<Mutant> =
+                (0..missing).map_while(|_| draw(&mut candidates, &mut rng)).collect();
+            if drawn.is_empty() {
+                break;
+            }
+            let mut stages = stages(&copy, package, names);
+            if matches!(choice, Choice::Unlabelled) {
+                // Models that run at three preemptions do not with a planted bug.
+                let planted = |cmd: Cmd| cmd.env("OFFLOCK_MUTANT", "of no label");
+                stages = stages.into_iter().map(|(name, cmd, o)| (name, planted(cmd), o)).collect();
+            }
+            let (together, alone) = switched::write(&copy, package, &stages, drawn)?;
+            for (number, mutant) in (1..).zip(&together.mutants) {
+                let outcome = test(&copy, &stages, mutant.site.kind, Some(number), &mut times);
+                report.add(package, outcome, mutant)?;
+            }
+            together.take_back()?;
+            for mutant in &alone {
+                report.add(package, plant(&copy, &stages, mutant, &mut times)?, mutant)?;
             }
         }
         println!("{}: {}", package.name, report.summary());
     }
     Ok(())
 }
+
+/// Which stage failed, if one did.
+type Tested = std::result::Result<(), (&'static str, Error)>;
 
 /// A site in a file.
 struct Mutant {
@@ -99,8 +137,25 @@ impl Report {
         self.caught + self.survivors.len()
     }
 
+    /// Counts and prints what became of a mutant.
+    fn add(&mut self, package: &Crate, tested: Tested, mutant: &Mutant) -> Result<()> {
+        let outcome = match tested {
+            Ok(()) => Outcome::Survived,
+            Err((_, error)) if interrupted().is_some() => return Err(error),
+            Err((NOTHING, error)) => {
+                return Err(Error::new(format!("{}, without a mutant: {error}", package.name)));
+            }
+            Err((BUILD, _)) => Outcome::DoesNotBuild,
+            Err((stage, _)) => Outcome::Caught(stage),
+        };
+        if let Some(line) = self.count(outcome, &mutant.to_string()) {
+            println!("{}: {line}", package.name);
+        }
+        Ok(())
+    }
+
     /// Returns the line to print; none for a mutant that does not count.
-    fn add(&mut self, outcome: Outcome, mutant: &str) -> Option<String> {
+    fn count(&mut self, outcome: Outcome, mutant: &str) -> Option<String> {
         match outcome {
             Outcome::DoesNotBuild => None,
             Outcome::Caught(by) => {
@@ -203,23 +258,20 @@ fn draw(candidates: &mut Vec<(Kind, Vec<Mutant>)>, rng: &mut fastrand::Rng) -> O
 }
 
 /// Writes the mutant, runs the tests, and takes it back.
-fn plant(copy: &Workspace, package: &Crate, mutant: &Mutant, times: &Times) -> Result<Outcome> {
+fn plant(copy: &Workspace, stages: &[Stage], mutant: &Mutant, times: &mut Times) -> Result<Tested> {
     let failed = |error| Error::io(mutant.file.display(), error);
     let text = fs::read_to_string(&mutant.file).map_err(failed)?;
     let mut mutated = text.clone();
     mutated.replace_range(mutant.site.bytes.clone(), mutant.site.with);
     fs::write(&mutant.file, mutated).map_err(failed)?;
-    let outcome = test(copy, package, mutant.site.kind, times);
+    let tested = test(copy, stages, mutant.site.kind, None, times);
     fs::write(&mutant.file, text).map_err(failed)?;
-    match outcome {
-        Ok(_) => Ok(Outcome::Survived),
-        Err((_, error)) if interrupted().is_some() => Err(error),
-        Err((BUILD, _)) => Ok(Outcome::DoesNotBuild),
-        Err((stage, _)) => Ok(Outcome::Caught(stage)),
-    }
+    Ok(tested)
 }
 
 const BUILD: &str = "build";
+/// The stage at which a test or model fails with no mutant switched on.
+const NOTHING: &str = "nothing planted";
 
 /// The command that runs a crate's models under one checker.
 fn models(copy: &Workspace, package: &Crate, checker: &str) -> Cmd {
@@ -228,35 +280,51 @@ fn models(copy: &Workspace, package: &Crate, checker: &str) -> Cmd {
     cfg::everywhere(copy, checker, cargo).env("LOOM_MAX_PREEMPTIONS", "2")
 }
 
-/// Runs the crate's tests and models up to the first failure. Returns how long each of them took, or which failed.
+/// The name of a stage, what runs it, and the options of its test programs.
+type Stage = (&'static str, Cmd, &'static [&'static str]);
+
+/// The stages of a crate with one of these names, without the planted mutants, which would run once
+/// more for each random one.
+fn stages(copy: &Workspace, package: &Crate, names: &[&str]) -> Vec<Stage> {
+    let packages = packages(std::slice::from_ref(package));
+    let tests = copy.cargo(["test", "--offline", "--lib", "--tests"]).args(packages);
+    let mut stages = vec![("tests", tests, [].as_slice())];
+    for checker in ["loom", "shuttle"] {
+        if package.has(&format!("tests/{checker}.rs")) {
+            stages.push((checker, models(copy, package, checker), &["--skip", "mutants::"]));
+        }
+    }
+    stages.retain(|(name, ..)| names.contains(name));
+    stages
+}
+
+/// Runs the stages up to the first failure, with the mutant of this number switched on; a stage that runs
+/// for the first time, without it before.
 ///
 /// What most often catches a mutant of this kind runs first.
 fn test(
     copy: &Workspace,
-    package: &Crate,
+    stages: &[Stage],
     kind: Kind,
-    times: &Times,
-) -> std::result::Result<Times, (&'static str, Error)> {
-    let mut taken = Times::new();
-    let stages = match kind {
-        Kind::Ordering | Kind::Fence => ["loom", "tests", "shuttle"],
-        Kind::Operator | Kind::Statement => ["tests", "loom", "shuttle"],
-    };
-    for name in stages {
-        let patience = patience(times, name);
-        let time = if name == "tests" {
-            let tests = copy.cargo(["test", "--offline", "--lib", "--tests"]);
-            stage(copy, name, tests.args(packages(std::slice::from_ref(package))), &[], patience)?
-        } else if package.has(&format!("tests/{name}.rs")) {
-            // The planted mutants would run once more for each random one.
-            let options = ["--skip", "mutants::"];
-            stage(copy, name, models(copy, package, name), &options, patience)?
-        } else {
-            continue;
-        };
-        taken.insert(name, time);
+    number: Option<usize>,
+    times: &mut Times,
+) -> Tested {
+    let mut stages = stages.to_vec();
+    if matches!(kind, Kind::Ordering | Kind::Fence) {
+        stages.retain(|stage| stage.0 != "shuttle"); // it is sequentially consistent
+        stages.sort_by_key(|stage| stage.0); // "loom" is before "tests"
     }
-    Ok(taken)
+    for (name, cargo, options) in stages {
+        let run = |number: usize, patience| {
+            let cargo = cargo.clone().env(switched::VARIABLE, number.to_string());
+            stage(copy, name, cargo, options, patience)
+        };
+        if number.is_some() && !times.contains_key(name) {
+            times.insert(name, run(0, PATIENCE).map_err(|(_, error)| (NOTHING, error))?);
+        }
+        run(number.unwrap_or(0), patience(times, name))?;
+    }
+    Ok(())
 }
 
 /// Builds and runs one stage. Returns how long the run took.
@@ -291,9 +359,9 @@ mod tests {
     #[test]
     fn the_share_counts_what_builds() {
         let mut report = Report::default();
-        assert_eq!(report.add(Outcome::DoesNotBuild, "a"), None);
-        assert!(report.add(Outcome::Caught("tests"), "b").unwrap().contains("caught by tests"));
-        assert!(report.add(Outcome::Survived, "c").unwrap().starts_with("SURVIVED"));
+        assert_eq!(report.count(Outcome::DoesNotBuild, "a"), None);
+        assert!(report.count(Outcome::Caught("tests"), "b").unwrap().contains("caught by tests"));
+        assert!(report.count(Outcome::Survived, "c").unwrap().starts_with("SURVIVED"));
         assert_eq!(report.planted(), 2);
         assert_eq!(report.summary(), "1 of 2 random mutants caught, 0.50\n  survived: c");
     }
@@ -309,7 +377,10 @@ mod tests {
 
     #[test]
     fn each_kind_is_drawn_and_none_twice() {
-        let site = |kind, at| Site { kind, bytes: at..at + 1, line: 1, with: "" };
+        let site = |kind, at| {
+            let bytes = at..at + 1;
+            Site { kind, bytes: bytes.clone(), whole: bytes, labelled: false, line: 1, with: "" }
+        };
         let mutant = |kind, at| Mutant {
             file: PathBuf::new(),
             shown: String::new(),

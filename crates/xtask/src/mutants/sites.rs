@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use proc_macro2::{Ident, TokenStream, TokenTree};
+use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use syn::punctuated::Punctuated;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
@@ -37,6 +37,10 @@ impl Kind {
 pub(super) struct Site {
     pub(super) kind: Kind,
     pub(super) bytes: Range<usize>,
+    /// The statement, expression or macro call around `bytes`, in place of which another can stand.
+    pub(super) whole: Range<usize>,
+    /// A model that must fail without it is listed.
+    pub(super) labelled: bool,
     /// From 1.
     pub(super) line: usize,
     pub(super) with: &'static str,
@@ -56,7 +60,7 @@ pub(super) fn sites(files: &[syn::File]) -> Vec<Vec<Site>> {
     files.iter().for_each(|file| methods.visit_file(file));
     let reports = &methods.reports - &methods.others;
     let sites_of = |file: &syn::File| {
-        let mut finder = Finder { reports: &reports, sites: Vec::new() };
+        let mut finder = Finder { reports: &reports, sites: Vec::new(), order: None };
         if !is_left_out(&file.attrs) {
             finder.visit_file(file);
         }
@@ -96,11 +100,16 @@ struct Finder<'r> {
     /// Methods that only tell a model checker of an access.
     reports: &'r BTreeSet<String>,
     sites: Vec<Site>,
+    /// The call of `order!` that is being visited, whose first argument is a name.
+    order: Option<Range<usize>>,
 }
 
 impl Finder<'_> {
-    fn add(&mut self, kind: Kind, span: proc_macro2::Span, with: &'static str) {
-        self.sites.push(Site { kind, bytes: span.byte_range(), line: span.start().line, with });
+    fn add(&mut self, kind: Kind, span: Span, whole: Span, with: &'static str) {
+        let labelled = self.order.is_some();
+        let whole = self.order.clone().unwrap_or(whole.byte_range());
+        let (bytes, line) = (span.byte_range(), span.start().line);
+        self.sites.push(Site { kind, bytes, whole, labelled, line, with });
     }
 
     fn statement(&mut self, stmt: &Stmt) {
@@ -118,7 +127,10 @@ impl Finder<'_> {
             },
             _ => return,
         };
-        self.add(kind, stmt.span(), "();");
+        self.add(kind, stmt.span(), stmt.span(), "();");
+        if let (Stmt::Macro(_), Some(site)) = (stmt, self.sites.last_mut()) {
+            site.labelled = true; // `fence!` or `step!`
+        }
     }
 
     fn is_without_effect(&self, method: &Ident) -> bool {
@@ -177,15 +189,15 @@ impl<'ast> Visit<'ast> for Finder<'_> {
                     last.filter(|name| ORDERINGS.contains(&&*name.ident.to_string()))
                 {
                     let weaker = if name.ident == "AcqRel" { "Acquire" } else { "Relaxed" };
-                    self.add(Kind::Ordering, name.ident.span(), weaker);
+                    self.add(Kind::Ordering, name.ident.span(), path.span(), weaker);
                     if name.ident == "AcqRel" {
-                        self.add(Kind::Ordering, name.ident.span(), "Release");
+                        self.add(Kind::Ordering, name.ident.span(), path.span(), "Release");
                     }
                 }
             }
             Expr::Binary(binary) => {
                 if let Some(other) = neighbour(&binary.op) {
-                    self.add(Kind::Operator, binary.op.span(), other);
+                    self.add(Kind::Operator, binary.op.span(), binary.span(), other);
                 }
                 visit::visit_expr(self, expr);
             }
@@ -198,10 +210,13 @@ impl<'ast> Visit<'ast> for Finder<'_> {
         if is_fence(&mac.path) || is_assertion(mac) {
             return;
         }
+        let outer = self.order.take();
+        self.order = mac.path.is_ident("order").then(|| mac.span().byte_range());
         let arguments = mac.parse_body_with(Punctuated::<Expr, Token![,]>::parse_terminated);
         for expr in arguments.iter().flatten() {
             <Self as Visit<'_>>::visit_expr(self, expr);
         }
+        self.order = outer;
     }
 }
 

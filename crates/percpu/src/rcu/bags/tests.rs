@@ -27,4 +27,13 @@ fn the_overflow_has_an_age() {
         (lists.filling.objects, lists.filling.since <= clock())
     });
     assert_eq!((taken, bags.pending().oldest), (Some((2, true)), None));
+    let head = head();
+    list.push(NonNull::from(&head), 1);
+    list.since -= 1_000_000_000;
+    bags.push_overflow(&mut list);
+    let since = Bag::new().try_with(|lists| {
+        bags.take_overflow(lists);
+        lists.filling.since
+    });
+    assert!(since.unwrap() + 1_000_000_000 <= clock());
 }
