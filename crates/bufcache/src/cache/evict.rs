@@ -21,7 +21,7 @@ use crate::hazard;
 use crate::nodes::{On, Victim};
 use crate::policy::{Buffers, Looks, PASSES, mark};
 use crate::source::Source;
-use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, WRITE};
+use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, STALE, WRITE};
 
 /// The most buffers of one eviction, with one fence and one scan. A guess.
 const BATCH: usize = 8;
@@ -224,11 +224,11 @@ impl Shared {
             // A guard may have become a pin since the mark; its slot was cleared after that.
             in_use[at] |= !check!("evict: no pin after the scan", entry.word().pins() == 0);
             if in_use[at] {
-                entry.change(0, EVICT);
+                entry.change(0, EVICT | NEW); // it stays in the main list
                 continue;
             }
             self.table.lock(entry.key()).hide(place);
-            entry.free();
+            self.table.free(place);
         }
         let mut cold = self.cold.lock();
         let mut freed = 0;
@@ -277,7 +277,7 @@ impl Shared {
         let held_back = self.frames.header(frame).is_held();
         let unused = !held_back && hazard::is_left(entry, self.order);
         if unused {
-            entry.free();
+            self.table.free(self.frames.header(frame).place());
         }
         let mut cold = self.cold.lock();
         let Cold { nodes, dead, .. } = &mut *cold;
