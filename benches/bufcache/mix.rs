@@ -28,6 +28,8 @@ const READS: usize = 1 << 20;
 const RARE: u64 = 333;
 /// Room where everything is a miss.
 const FULL: usize = 1 << 12;
+/// Pages written for each read of the clocks, which take five times as long as a page of the map.
+const BATCH: u64 = 64;
 
 /// New pages of a thread: apart from the other's, and from those in the cache.
 fn fresh(thread: usize, count: u64) -> u64 {
@@ -119,22 +121,26 @@ pub(crate) fn run_dirty(plan: &Plan, report: &mut Report) {
     let device = cache.attach(Nowhere, PAGE).expect(OPEN);
     let mut new = 0;
     let ours = Row::new(Ours::NAME, move || {
-        new += 1;
-        fill(new, &mut device.create(new).expect(OPEN));
-        1
+        for _ in 0..BATCH {
+            new += 1;
+            fill(new, &mut device.create(new).expect(OPEN));
+        }
+        BATCH
     });
     let mut new = 0;
     // Whoever inserts a page gives the device the one that goes.
     let room = NonZeroUsize::new(FULL).expect("room for a page");
     let mut map = LruCache::<u64, Box<[u8]>, _>::with_hasher(room, FxBuildHasher);
     let lru = Row::new("LruCache", move || {
-        new += 1;
-        let mut page = vec![0; PAGE].into_boxed_slice();
-        fill(new, &mut page);
-        if let Some((number, old)) = map.push(new, page) {
-            Nowhere.write(number * PAGE as u64, &old).expect(OPEN);
+        for _ in 0..BATCH {
+            new += 1;
+            let mut page = vec![0; PAGE].into_boxed_slice();
+            fill(new, &mut page);
+            if let Some((number, old)) = map.push(new, page) {
+                Nowhere.write(number * PAGE as u64, &old).expect(OPEN);
+            }
         }
-        1
+        BATCH
     });
     let rounds = measure("write and evict what was written, 4k pages", plan, vec![ours, lru]);
     report.show(&rounds);
