@@ -127,7 +127,7 @@ impl Table {
 
     /// Frees an entry that is hidden and that no other thread uses.
     pub(crate) fn free(&self, place: Place) {
-        self.entry(place).free(place as usize % WAYS == 0);
+        self.entry(place).free((place as usize).is_multiple_of(WAYS));
     }
 
     /// Returns the entry with that number.
