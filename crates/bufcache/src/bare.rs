@@ -56,7 +56,7 @@ impl Bare {
         // SAFETY: this thread has the place until it is free; the checker says so if not.
         self.bytes.with_mut(|at| unsafe { at.write(8) });
         self.entry.hide();
-        self.entry.free();
+        self.entry.free(false);
     }
 
     /// Takes the place for another block, and uses it. Returns false if it is not free yet.
@@ -96,7 +96,7 @@ impl Bare {
 
     /// As who has waited does, and has the pin: what it read.
     pub fn wake(&self) -> u64 {
-        let slot = hazard::protect(&self.entry, self.order).unwrap();
+        let slot = hazard::protect_kept(&self.entry).unwrap();
         self.entry.unpin();
         #[cfg(offlock_shuttle)]
         (0..8).for_each(|_| percpu::sync::thread::yield_now()); // it sees a schedule, not a race

@@ -179,6 +179,25 @@ pub(crate) fn protect(entry: &Entry, order: Order) -> Result<&'static Slot, Allo
     Ok(slot)
 }
 
+/// Protects an entry that a pin or a load of the caller keeps by a slot of this thread. Without a
+/// fence: the caller's next change of the word makes the slot visible, and an evictor or a writer
+/// marks the entry only after that change.
+///
+/// # Errors
+///
+/// As [`protect`].
+pub(crate) fn protect_kept(entry: &Entry) -> Result<&'static Slot, AllocError> {
+    let mine = MINE.with(Cell::get);
+    let slot = match mine.and_then(|record| record.free_slot()) {
+        Some(slot) => slot,
+        None => more_slots()?,
+    };
+    // Ordering: Relaxed; the Release in `Entry::unpin`, `publish` or `publish_locked` carries it to
+    // the Acquire by which an evictor or a writer marks the word. Its scan follows.
+    slot.0.store(ptr::from_ref(entry).cast_mut(), Ordering::Relaxed);
+    Ok(slot)
+}
+
 /// Returns the number of the record that this thread claimed last: from 0, and unique among
 /// records. `None` if the thread has never protected an entry.
 #[inline(always)]

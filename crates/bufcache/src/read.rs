@@ -54,12 +54,13 @@ impl Device {
             }
             return Ok(ReadGuard::new(self, held));
         }
-        self.shared.counters.get.add(1);
-        let began = Instant::now();
+        let timed = self.shared.count_miss().map(|weight| (Instant::now(), weight));
         let held = match self.shared.miss(&self.source, key, self.class, reuse, Fill::Read)? {
             Got::Shared(held) | Got::Locked(held) => held,
         };
-        self.shared.miss_times.add(began);
+        if let Some((began, weight)) = timed {
+            self.shared.miss_times.add(began, weight);
+        }
         Ok(ReadGuard::new(self, held))
     }
 

@@ -125,6 +125,11 @@ impl Table {
         (self.buckets.len() * WAYS) as Place
     }
 
+    /// Frees an entry that is hidden and that no other thread uses.
+    pub(crate) fn free(&self, place: Place) {
+        self.entry(place).free((place as usize).is_multiple_of(WAYS));
+    }
+
     /// Returns the entry with that number.
     pub(crate) fn entry(&self, place: Place) -> &Entry {
         &self.buckets[place as usize / WAYS].0[place as usize % WAYS]

@@ -121,7 +121,12 @@ impl Word {
 
     /// Returns this word, with `SAMPLED` if `sampled`.
     pub(crate) fn sampled_if(self, sampled: bool) -> Self {
-        Self(self.0 | if sampled { SAMPLED } else { 0 })
+        if sampled { self.with(SAMPLED) } else { self }
+    }
+
+    /// Returns this word with more flags.
+    pub(crate) fn with(self, flags: u64) -> Self {
+        Self(self.0 | flags)
     }
 
     /// Returns this word with one more pin, for a thread that waits.
@@ -279,6 +284,9 @@ impl Entry {
         loop {
             let used = Word(seen).used();
             let next = seen & !USED_MASK | keep(used) << 48;
+            if next == seen {
+                return used; // an exchange would take as long as all else here
+            }
             let order = Ordering::Relaxed;
             match self.word.compare_exchange(seen, next, order, order) {
                 Ok(_) => return used,
@@ -387,10 +395,14 @@ impl Entry {
         self.key.store(0, Ordering::Relaxed);
     }
 
-    /// Frees a hidden entry, which no other thread uses.
-    pub(crate) fn free(&self) {
-        // Ordering: Release pairs with the Acquire in `take` and in `look`; it carries the hidden
-        // key.
+    /// Frees a hidden entry, which no other thread uses. `is_first` of its bucket: then another
+    /// thread may change `OVERFLOW`.
+    pub(crate) fn free(&self, is_first: bool) {
+        // Ordering: Release, both, pairs with the Acquire in `take` and in `look`; it carries the
+        // hidden key.
+        if !is_first {
+            return self.word.store(0, order!(Release, "free: the key is hidden before"));
+        }
         let mut kept = 0;
         step!("free: OVERFLOW is the bucket's", kept = OVERFLOW);
         self.word.fetch_and(kept, order!(Release, "free: the key is hidden before"));

@@ -7,16 +7,19 @@ use crate::frames::Frame;
 use crate::frames::Place;
 use crate::hazard;
 use crate::policy::Samples;
-use crate::word::{Key, SAMPLED, TAKEN, Word};
+use crate::word::{Key, NEW, SAMPLED, TAKEN, Word};
 
 /// The parts in which the table is scanned once the cache is full. A guess: fewer than the sampled
 /// misses that fill a shadow, and 10 us for each part of a table of a million entries.
 const STEPS: u32 = 128;
 
 impl Shared {
-    /// Returns the word of a block that is about to be loaded into that frame.
-    pub(super) fn loading(&self, frame: Frame, key: Key) -> Word {
-        Word::loading(frame).sampled_if(self.samples.takes_hit(key))
+    /// Returns the word of a block that is about to be loaded into that frame, for
+    /// [`admit`](Self::admit).
+    pub(super) fn loading(&self, frame: Frame, key: Key, reuse: Reuse) -> Word {
+        let word = Word::loading(frame).sampled_if(self.samples.takes_hit(key));
+        // Most misses begin on probation, so the policy need not set the flag.
+        if reuse == Reuse::Likely { word.with(NEW) } else { word }
     }
 
     /// Passes a hit of a block whose word says `SAMPLED` to the shadows, if the block is in the

@@ -21,7 +21,7 @@ use crate::hazard;
 use crate::nodes::{On, Victim};
 use crate::policy::{Buffers, Looks, PASSES, mark};
 use crate::source::Source;
-use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, WRITE};
+use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, STALE, WRITE};
 
 /// The most buffers of one eviction, with one fence and one scan. A guess.
 const BATCH: usize = 8;
@@ -31,6 +31,9 @@ const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 24 }
 /// A short search ends after so many buffers in a row that are in use and were not used lately. A
 /// guess: a pass over so many takes less time than a wait.
 const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 1024 };
+/// The same in a cache of which less than a sixteenth is clean: the thread that waits then writes
+/// 64 buffers, and finds these after as many visits.
+const DIRTY_IN_A_ROW: usize = IN_A_ROW.div_ceil(16);
 /// The most of these on one list, before the search goes to the next list.
 const OF_ONE_LIST: usize = IN_A_ROW.div_ceil(4);
 /// The pause between two searches if all buffers are in use. A guess: longer than most guards live.
@@ -87,7 +90,7 @@ impl Shared {
         // The visits since the last eviction, and those since a use or a weight was lowered.
         let (mut looked, mut idle) = (0, 0);
         let (in_a_row, of_one_list, mut of_dead) = match search {
-            Search::Short => (IN_A_ROW, Some(OF_ONE_LIST), LOOKS as usize),
+            Search::Short => (self.in_a_row(), Some(OF_ONE_LIST), LOOKS as usize),
             Search::Full => (usize::MAX, None, usize::MAX),
         };
         let mut looks = Looks::new(of_one_list);
@@ -137,6 +140,12 @@ impl Shared {
                 return None;
             }
         }
+    }
+
+    /// Returns the limit of a short search.
+    fn in_a_row(&self) -> usize {
+        let room = self.room();
+        if self.dirty_bytes() > room - room / 16 { DIRTY_IN_A_ROW } else { IN_A_ROW }
     }
 
     /// Pauses between two searches for a buffer. Dropping a guard is a plain store and wakes
@@ -224,11 +233,11 @@ impl Shared {
             // A guard may have become a pin since the mark; its slot was cleared after that.
             in_use[at] |= !check!("evict: no pin after the scan", entry.word().pins() == 0);
             if in_use[at] {
-                entry.change(0, EVICT);
+                entry.change(0, EVICT | NEW); // it stays in the main list
                 continue;
             }
             self.table.lock(entry.key()).hide(place);
-            entry.free();
+            self.table.free(place);
         }
         let mut cold = self.cold.lock();
         let mut freed = 0;
@@ -277,7 +286,7 @@ impl Shared {
         let held_back = self.frames.header(frame).is_held();
         let unused = !held_back && hazard::is_left(entry, self.order);
         if unused {
-            entry.free();
+            self.table.free(self.frames.header(frame).place());
         }
         let mut cold = self.cold.lock();
         let Cold { nodes, dead, .. } = &mut *cold;

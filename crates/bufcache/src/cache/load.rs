@@ -267,7 +267,7 @@ impl Wakers {
 impl Shared {
     /// Sets a slot for a buffer that this thread reads, so that a get of it reports the deadlock.
     fn protect_own(&self, frame: Frame) -> Option<&'static Slot> {
-        hazard::protect(self.entry(frame), self.order).ok()
+        hazard::protect_kept(self.entry(frame)).ok()
     }
 
     /// Begins the load of an entry that was just inserted. It may have ended when this returns.

@@ -160,7 +160,7 @@ impl Shared {
                     return Ok(Entered::Excluded);
                 }
                 let Some(spare) = spare.take() else { continue };
-                let mut word = self.loading(spare.frame, key);
+                let mut word = self.loading(spare.frame, key, want.reuse);
                 let is_read = want.fill == Fill::Read;
                 if is_read {
                     step!("enter: pin it for the requester", word = word.pinned_once_more());
@@ -246,8 +246,9 @@ impl Shared {
         self.note_want(source);
         let spare = self.spare(class, Search::Short)?;
         let home = self.table.lock(key);
+        let word = self.loading(spare.frame, key, Reuse::Likely);
         let is_free = home.find().is_none() && !source.writes.excluded.has(key.sector());
-        let place = if is_free { home.insert(self.loading(spare.frame, key)) } else { None };
+        let place = if is_free { home.insert(word) } else { None };
         if let Some(place) = place {
             self.frames.header(spare.frame).set_place(place);
         }
@@ -261,7 +262,7 @@ impl Shared {
     /// Locks an entry that was just inserted for the caller, which fills it. Its bytes are any.
     pub(super) fn create(&self, source: &Source, key: Key, frame: Frame) -> Result<Held, GetError> {
         let entry = self.entry(frame);
-        let slot = match hazard::protect(entry, self.order) {
+        let slot = match hazard::protect_kept(entry) {
             Ok(slot) => slot,
             Err(_) => return Err(self.fail(source, key, frame, Failure::NoMemory, 0)),
         };
@@ -318,7 +319,7 @@ impl Shared {
             return Err(failure.of(source.block(key)));
         }
         // The pin keeps the entry until the slot is visible: `unpin` orders the two.
-        let slot = hazard::protect(entry, self.order).map_err(GetError::from);
+        let slot = hazard::protect_kept(entry).map_err(GetError::from);
         self.frames.reading(frame);
         slot.map(|slot| Held { slot, frame })
     }
@@ -380,7 +381,7 @@ impl Shared {
         let left = entry.unpin();
         if check!("unpin: it was the last pin", left.pins() == 0) && left.has(FAILED) {
             let frame = left.frame();
-            entry.free();
+            self.table.free(self.frames.header(frame).place());
             self.give(frame);
         }
     }

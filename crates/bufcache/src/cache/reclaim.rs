@@ -181,7 +181,7 @@ impl Shared {
                 continue;
             }
             if gone[at] {
-                entries[at].free();
+                self.table.free(victim.place);
                 self.give_to(&mut cold, victim.frame);
                 freed += 1;
             } else {

@@ -128,10 +128,14 @@ impl Policy {
         let goes_to_main = self.rule == Eviction::Clock
             || (self.filling && room)
             || (self.ghost.take(key) && self.passes_gate(nodes, buffers));
+        let entry = buffers.entry(frame);
+        // A load that is likely to be used again has the flag from its beginning.
+        if entry.word().has(NEW) == goes_to_main {
+            entry.change(NEW * u64::from(!goes_to_main), NEW);
+        }
         if goes_to_main {
             return self.keep(nodes, frame);
         }
-        buffers.entry(frame).change(NEW, 0);
         nodes.push(&mut self.newer, frame, On::Policy(NEWER));
         // The oldest buffer of the newer half moves to the older half.
         if self.newer.units > self.probation / 2 {

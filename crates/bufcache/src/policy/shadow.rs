@@ -114,7 +114,7 @@ impl Shadow {
             };
             let entry = self.blocks.table.entry(victim.place);
             self.blocks.table.lock(entry.key()).hide(victim.place);
-            entry.free();
+            self.blocks.table.free(victim.place);
             self.free.push(victim.frame); // within the capacity reserved in `new`
         }
         let Some(frame) = self.free.pop() else { return };

@@ -22,6 +22,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("scan: the bytes were read before", "bare::inv06_a_slot_against_a_scan"),
     ("is_left: no pin before the scan", "bare::inv06_a_pin_becomes_a_slot"),
     ("is_left: no pin before the scan", "bare::inv06_a_pin_becomes_a_slot_by_membarrier"),
+    ("unpin: the bytes were read before", "bare::inv06_a_pin_becomes_a_slot_before_an_eviction"),
     ("free: the key is hidden before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
     ("take: the place was freed before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
     ("claim: the entry is inserted before the read", "bare::inv10_a_claim_against_an_invalidation"),
@@ -43,6 +44,7 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "take: the place was freed before",
     "claim: the entry is inserted before the read",
     "invalidate: the device is changed before the lookup",
+    "unpin: the bytes were read before",
 ];
 
 /// At least one of the two sees the other.
@@ -89,6 +91,22 @@ fn wakes_against_a_reclaim(membarrier: bool) {
     });
     bare.bury();
     wakes.join().unwrap();
+}
+
+/// A thread that waited for a load sets its slot by a plain store: the release of its pin carries
+/// the slot to the evictor.
+#[test]
+fn inv06_a_pin_becomes_a_slot_before_an_eviction() {
+    thoroughly(|| {
+        let bare = Arc::new(Bare::new(false));
+        bare.pin();
+        let wakes = thread::spawn({
+            let bare = Arc::clone(&bare);
+            move || assert_eq!(bare.wake(), 7)
+        });
+        bare.evict();
+        wakes.join().unwrap();
+    });
 }
 
 /// The next block takes the place after the last use for the one before. The two blocks have
