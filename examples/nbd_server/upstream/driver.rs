@@ -75,6 +75,10 @@ pub(super) struct Driver {
     next_cookie: u64,
     flushes_itself: bool,
     poisoned: Option<i32>,
+    /// Periods that have begun: see [`lane`](super::lane).
+    periods: u64,
+    /// Connections that have not yet answered a probe.
+    probing: usize,
 }
 
 impl Driver {
@@ -102,6 +106,8 @@ impl Driver {
             next_cookie: 1,
             flushes_itself: false,
             poisoned: None,
+            periods: 1, // begun with the device
+            probing: 0,
         }
     }
 
@@ -138,13 +144,7 @@ impl Driver {
             match event {
                 Event::Drained => self.draining -= 1,
                 Event::Connected(slot, result) => self.connected(slot, result),
-                Event::LaneLost(period, why) => {
-                    // Otherwise what it may mean was noticed before.
-                    if period == self.shared.period() {
-                        self.recover_from_loss();
-                    }
-                    self.count_loss("lane", &why);
-                }
+                Event::LaneLost(period, why) => self.lane_lost(period, &why),
             }
         }
         for operation in operations {
@@ -334,6 +334,12 @@ impl Driver {
             Some(NbdError::Shutdown) => {
                 request.error = None;
                 return Err(Box::new(request));
+            }
+            // An error is an answer, too.
+            _ if matches!(request.operations[..], [Operation { target: Target::Probe, .. }]) => {
+                if request.epoch == self.epoch {
+                    self.probe_answered();
+                }
             }
             Some(_) if request.operations.len() > 1 && !request.is_flush_or_again() => {
                 // Which of them it is about is not known.

@@ -8,10 +8,19 @@
 //! A worker has a lane for each device whose server shares its cache among connections. Only reads take it: no journal
 //! has them, and the device's thread asks again for what a lane could not read.
 //!
-//! A device's period ends when a connection is lost or the device is poisoned; the next one begins once the journal was
-//! sent again. A lane connects in one period and is used in that one only, so its server has every change that was
-//! answered. A lane that is lost, or cannot connect, is not tried again before the next period, and its loss ends the
-//! period.
+//! A device's period ends when a connection or a lane is lost, or the device is poisoned. A lane connects in one period and
+//! is used in that one only, so its server has every change that was answered. A lane that is lost, or cannot connect, is
+//! not tried again before the next period. This begins:
+//!
+//! - after the loss of a connection once the journal was sent again, because the server may have lost it;
+//! - after the loss of a lane once each connection has answered a probe. No journal is sent: the lane carried reads only,
+//!   and the device's thread asks for them again, so its loss makes no change uncertain. It may be the first sign of a
+//!   server that has ended. Then the connections are lost with it, and the device recovers from their loss, whichever
+//!   is noticed first. A connection that answers a request sent after the loss of the lane still has its server, and
+//!   that has every change that it answered.
+//!
+//! A server may also end after the probes, or while a lane connects. So a lane that has connected is used only once the
+//! device has read over one of its connections in the same period: that connection was up after the lane's.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;

@@ -26,9 +26,9 @@
 //! 2. Each operation ends once, whatever the upstream does; without an upstream after `reconnect` at the latest.
 //! 3. What a flush has covered that succeeded, or a durable write, was durable at the upstream before.
 //! 4. A change that was answered is in every later read, also where the upstream lost it with its process.
-//! 5. After a lost connection nothing is sent before the journal was, but reads of a lane, whose replies do not
-//!    count then; and no change of the journal is
-//!    sent while another change is in flight.
+//! 5. After a lost connection of the device's thread nothing is sent before the journal was, but reads of a lane, whose
+//!    replies do not count then; and no change of the journal is sent while another change is in flight. The loss of a
+//!    lane alone sends no journal and poisons nothing.
 //! 6. If a flush fails, the journal is refused, or it has forgotten bytes when a connection is lost, the device is
 //!    poisoned: each later change and flush fails, and reads of what was not flushed do.
 //! 7. The limits of the server hold for each request: block sizes, and the commands and flags that it offers.

@@ -64,6 +64,8 @@ pub(super) enum Target {
     Again(Content),
     /// A flush of the device's own.
     Own,
+    /// A read of the device's own, to hear whether its connection is alive.
+    Probe,
 }
 
 impl Operation {
@@ -159,7 +161,7 @@ impl Operation {
             Target::Sync(sync) => sync.finish(result),
             Target::Bytes(_, done) | Target::Unit(done) => done(result),
             Target::Extents(extents, done) => done(result.map(|()| extents)),
-            Target::Again(_) | Target::Own => {}
+            Target::Again(_) | Target::Own | Target::Probe => {}
         }
     }
 }

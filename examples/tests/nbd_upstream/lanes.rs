@@ -12,7 +12,7 @@ use nbd_protocol::{NbdError, Request, TransmissionFlags as Flags, wire::cmd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::scripted::{Act, Upstream};
-use crate::upstream::{Lanes, NbdDevice};
+use crate::upstream::{Lanes, NbdDevice, UpstreamOptions};
 
 const BLOCK: usize = 4096;
 const LEN: usize = 64 * BLOCK;
@@ -42,14 +42,28 @@ fn read(lanes: &Lanes, device: &NbdDevice, offset: u64, len: usize) -> Result<Ve
 
 /// A device of two connections, and a lane that is up: the third.
 fn up(upstream: &Upstream, lanes: &Lanes) -> NbdDevice {
+    up_with(upstream, lanes, |options| options.reply = Duration::from_millis(300))
+}
+
+fn up_with(
+    upstream: &Upstream,
+    lanes: &Lanes,
+    change: impl FnOnce(&mut UpstreamOptions),
+) -> NbdDevice {
+    let device = without_lane(upstream, change);
+    come_up(lanes, &device);
+    assert!(matches!(upstream.reads()[..], [_, _, 1]), "{:?}", upstream.reads());
+    device
+}
+
+fn without_lane(upstream: &Upstream, change: impl FnOnce(&mut UpstreamOptions)) -> NbdDevice {
     let device = upstream.device(|options| {
-        (options.connections, options.reply) = (2, Duration::from_millis(300));
+        options.connections = 2;
+        change(options);
     });
     while device.stats().connects == 0 {
         std::thread::yield_now();
     }
-    come_up(lanes, &device);
-    assert!(matches!(upstream.reads()[..], [_, _, 1]), "{:?}", upstream.reads());
     device
 }
 
@@ -172,46 +186,137 @@ impl DerefMut for Slow {
     }
 }
 
-/// Until the device's thread knows that a lane is lost, none connects again: it would read what the upstream has lost.
+/// Until the device's thread knows of the end of its server, no lane of that thread, and no new one, reads what the
+/// next server has: it has lost a write.
 #[test]
-fn inv04_inv05_a_lane_that_is_lost_waits_for_the_device() {
-    let upstream = Upstream::new(LEN);
-    let lanes = Lanes::start().unwrap();
-    let device = up(&upstream, &lanes);
-    device.write(0, &[1; BLOCK]).unwrap();
-    let (started, starts) = mpsc::channel();
-    let (ends, ended) = mpsc::channel();
-    std::thread::scope(|scope| {
-        let buf = Slow(vec![0; 512], started, ended);
-        scope.spawn(|| {
-            let mut read = pin!(device.read_async(LEN as u64 - 512, buf)); // this thread has no lanes
-            while read.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-                std::thread::yield_now();
+fn inv04_inv05_a_lane_waits_until_the_device_knows_of_a_loss() {
+    for is_up in [true, false] {
+        let upstream = Upstream::new(LEN);
+        let lanes = Lanes::start().unwrap();
+        let device = if is_up { up(&upstream, &lanes) } else { without_lane(&upstream, |_| {}) };
+        device.write(0, &[1; BLOCK]).unwrap();
+        let (started, starts) = mpsc::channel();
+        let (ends, ended) = mpsc::channel();
+        std::thread::scope(|scope| {
+            let buf = Slow(vec![0; 512], started, ended);
+            scope.spawn(|| {
+                let mut read = pin!(device.read_async(LEN as u64 - 512, buf)); // this thread has no lanes
+                while read.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                    std::thread::yield_now();
+                }
+            });
+            starts.recv().unwrap(); // from now on the device's thread notices nothing
+            upstream.crash();
+            let mut reads = Vec::new();
+            for _ in 0..50 {
+                let mut read = Box::pin(device.read_async(0, vec![0; BLOCK]));
+                assert!(read.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
+                reads.push(read);
+                lanes.send();
+                std::thread::sleep(Duration::from_millis(5));
+                lanes.turn();
+            }
+            drop(ends);
+            for mut read in reads {
+                let found = loop {
+                    match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+                        Poll::Ready((_, bytes)) => break bytes,
+                        Poll::Pending => _ = lanes.turn(),
+                    }
+                    std::thread::yield_now();
+                };
+                assert!(found == [1; BLOCK], "a lane read what the upstream had lost, {is_up}");
             }
         });
-        starts.recv().unwrap();
-        upstream.crash();
-        let mut reads = Vec::new();
-        for _ in 0..50 {
-            let mut read = Box::pin(device.read_async(0, vec![0; BLOCK]));
-            assert!(read.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-            reads.push(read);
-            lanes.send();
-            std::thread::sleep(Duration::from_millis(5));
-            lanes.turn();
-        }
-        drop(ends);
-        for mut read in reads {
-            let found = loop {
-                match read.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-                    Poll::Ready((_, bytes)) => break bytes,
-                    Poll::Pending => _ = lanes.turn(),
-                }
-                std::thread::yield_now();
-            };
-            assert!(found == [1; BLOCK], "a lane read what the upstream had lost");
-        }
+    }
+}
+
+/// The journal cannot be sent again, and need not be: a lane carries no change.
+#[test]
+fn inv05_inv06_the_loss_of_a_lane_alone_sends_no_journal_and_poisons_nothing() {
+    let upstream = Upstream::new(LEN);
+    let lanes = Lanes::start().unwrap();
+    let device = up_with(&upstream, &lanes, |options| options.keep = 3 * BLOCK);
+    // The flushes that the device makes by itself are not answered.
+    upstream.script(|_, request| match request.command {
+        cmd::FLUSH => Act::Silent,
+        _ => Act::Answer,
     });
+    for block in 0..8 {
+        device.write(2 * block * BLOCK as u64, &[block as u8; BLOCK]).unwrap();
+    }
+    upstream.seen();
+    for losses in 1..=3 {
+        upstream.close(1 + losses as usize);
+        read(&lanes, &device, 0, BLOCK).unwrap(); // the lane finds that it is lost
+        while device.stats().losses < losses {
+            std::thread::yield_now();
+        }
+        come_up(&lanes, &device);
+        for block in 0..8 {
+            let found = read(&lanes, &device, 2 * block * BLOCK as u64, BLOCK).unwrap();
+            assert_eq!(found, [block as u8; BLOCK]);
+        }
+    }
+    let stats = device.stats();
+    assert!(!stats.poisoned && stats.replayed == 0, "{stats}");
+    assert!(upstream.seen().iter().all(|request| request.command != cmd::WRITE));
+    device.write(0, &[9; BLOCK]).unwrap();
+}
+
+/// A server ends with what it had while the device finds out whether a lane alone is lost.
+#[test]
+fn inv04_inv05_a_server_that_ends_after_a_lane_is_recovered_from() {
+    let upstream = Upstream::new(LEN);
+    let lanes = Lanes::start().unwrap();
+    let device = up_with(&upstream, &lanes, |_| {});
+    for round in 1..=5_u8 {
+        for block in 0..8 {
+            device.write(2 * block * BLOCK as u64, &[round; BLOCK]).unwrap();
+        }
+        let (connected, losses) = (upstream.reads().len(), device.stats().losses);
+        upstream.script(|count, request| match (count, request.len) {
+            (0, _) => Act::CloseBefore, // the lane
+            (_, 1) => Act::Silent,      // a probe
+            _ => Act::Answer,
+        });
+        while device.stats().losses == losses {
+            read(&lanes, &device, 512, 512).unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        read(&lanes, &device, 512, 512).unwrap();
+        assert_eq!(upstream.reads().len(), connected, "a lane connects before the probes' answers");
+        upstream.script(|_, _| Act::Answer);
+        upstream.crash();
+        for block in 0..8 {
+            let found = read(&lanes, &device, 2 * block * BLOCK as u64, BLOCK).unwrap();
+            assert_eq!(found, [round; BLOCK], "round {round}, block {block}");
+        }
+        come_up(&lanes, &device);
+    }
+    let stats = device.stats();
+    assert!(stats.replayed >= 5 && !stats.poisoned, "{stats}");
+}
+
+/// A server loses what it had, and the connections to it, while a lane reads.
+#[test]
+fn inv04_inv05_a_server_that_ends_before_a_lane_is_recovered_from() {
+    let upstream = Upstream::new(LEN);
+    let lanes = Lanes::start().unwrap();
+    let device = up_with(&upstream, &lanes, |_| {});
+    for round in 1..=5_u8 {
+        for block in 0..8 {
+            device.write(2 * block * BLOCK as u64, &[round; BLOCK]).unwrap();
+        }
+        upstream.once(0, Act::CrashOthers(Duration::from_millis(20)));
+        for block in 0..8 {
+            let found = read(&lanes, &device, 2 * block * BLOCK as u64, BLOCK).unwrap();
+            assert_eq!(found, [round; BLOCK], "round {round}, block {block}");
+        }
+        come_up(&lanes, &device);
+    }
+    let stats = device.stats();
+    assert!(stats.replayed >= 5 && !stats.poisoned, "{stats}");
 }
 
 /// A lie, an error and silence: the device's thread asks again.

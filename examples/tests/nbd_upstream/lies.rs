@@ -11,9 +11,12 @@ use crate::scripted::{Act, Upstream};
 const LEN: usize = 64 << 10;
 
 /// A server that lies once: the operation succeeds all the same, by another connection, and the lie is counted.
-fn survives(act: &Act, extended: bool) {
+///
+/// Of several connections all but the first have simple replies, which tell neither offset nor length: a lie about
+/// these wants one connection alone.
+fn survives(act: &Act, extended: bool, connections: usize) {
     let upstream = Upstream::with(LEN, |_| {}, extended);
-    let device = upstream.device(|options| options.connections = 2);
+    let device = upstream.device(|options| options.connections = connections);
     let original = upstream.disk();
     // One read of its own: what lies behind it is not the answer's fault.
     upstream.once(0, act.clone());
@@ -54,12 +57,14 @@ fn inv01_replies_that_do_not_fit_end_the_connection() {
     ];
     for lie in lies {
         for extended in [false, true] {
-            survives(&Act::Bytes(lie), extended);
+            survives(&Act::Bytes(lie), extended, 1);
         }
     }
     for extended in [false, true] {
-        survives(&Act::Cookie(0xdead), extended);
-        survives(&Act::Twice, extended);
+        for connections in [1, 2] {
+            survives(&Act::Cookie(0xdead), extended, connections);
+            survives(&Act::Twice, extended, connections);
+        }
     }
 }
 

@@ -145,6 +145,49 @@ impl Driver {
         stats.lies.fetch_add(u64::from(why.is_a_lie()), Ordering::Relaxed);
     }
 
+    /// Ends the period, and begins the next one once each connection has answered a request sent after the loss: see
+    /// [`lane`](super::super::lane). Nothing is sent again, as a lane has sent no change.
+    pub(super) fn lane_lost(&mut self, period: u64, why: &UpstreamError) {
+        // Otherwise what it may mean was noticed before.
+        if period == self.shared.period() {
+            self.shared.set_period(0);
+            self.probe();
+        }
+        self.count_loss("lane", why);
+    }
+
+    fn probe(&mut self) {
+        self.probing = 0;
+        for slot in 0..self.slots.len() {
+            let Slot::Up(connection) = &mut self.slots[slot] else { continue };
+            let range = 0..u64::from(self.export.min_block);
+            let probe = Operation::new(Kind::Read, range, Target::Probe);
+            let mut request = self.export.request(self.next_cookie, probe, &mut VecDeque::new());
+            request.epoch = self.epoch;
+            connection.push(request, false);
+            self.next_cookie += 1;
+            self.probing += 1;
+            // Ordering: Relaxed; a statistics counter.
+            self.shared.stats.requests.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A connection has answered its probe, and none was lost since that was sent.
+    pub(super) fn probe_answered(&mut self) {
+        self.probing -= 1;
+        if self.probing == 0 {
+            self.begin_period();
+        }
+    }
+
+    /// Lets workers have lanes, if the server shares its cache among connections.
+    fn begin_period(&mut self) {
+        if self.slots.len() > 1 && self.poisoned.is_none() {
+            self.periods += 1;
+            self.shared.set_period(self.periods);
+        }
+    }
+
     /// Has the journal sent again before anything else is.
     pub(super) fn recover_from_loss(&mut self) {
         self.epoch += 1;
@@ -159,8 +202,9 @@ impl Driver {
     }
 
     pub(super) fn send_again(&mut self, mut operation: Operation, now: Instant) {
-        if let Target::Again(_) = operation.target {
-            return; // the journal has it
+        // The journal has the one, and the other was about the connection that is lost.
+        if let Target::Again(_) | Target::Probe = operation.target {
+            return;
         }
         // Ordering: Relaxed; a statistics counter.
         self.shared.stats.resent.fetch_add(1, Ordering::Relaxed);
@@ -203,9 +247,7 @@ impl Driver {
                 self.fill(&mut all);
                 if all.is_empty() && !self.changes_in_flight() {
                     self.outage = None;
-                    if self.slots.len() > 1 && self.poisoned.is_none() {
-                        self.shared.set_period(self.epoch + 1);
-                    }
+                    self.begin_period();
                 } else {
                     self.recovery = Some(Recovery::Sending(all));
                 }
