@@ -62,7 +62,7 @@ impl Worker {
         let Conn { socket, out, .. } = conn;
         // The kernel is asked only if what was sent since it was asked can be as much: not for each
         // request of a client that waits for its reply before the next.
-        let many = BUSY * out.last_reply;
+        let many = BUSY * out.reply_cost;
         if out.unread >= many {
             out.unread = unread(socket);
         }

@@ -115,6 +115,8 @@ struct Found {
     /// All of them, where there may be more.
     many: Vec<Going>,
     most: usize,
+    /// See [`Done::overlapped`].
+    overlapped: bool,
 }
 
 impl Found {
@@ -123,7 +125,7 @@ impl Found {
         if most > FEW {
             many.try_reserve_exact(most).map_err(|_| WriteError::NoMemory)?;
         }
-        Ok(Self { few: Few::new(Going::NONE), many, most })
+        Ok(Self { few: Few::new(Going::NONE), many, most, overlapped: false })
     }
 
     /// Adds one; returns whether there is room for another.
@@ -178,6 +180,7 @@ impl Shared {
                 return done;
             }
         };
+        done.overlapped = found.overlapped;
         let found = found.all();
         found.sort_unstable_by_key(|going| going.key.sector());
         let blocks = Few::new(Going::NONE);
@@ -212,7 +215,12 @@ impl Shared {
             let list = source.writes.dirty.lock();
             let mut is_last = false;
             for frame in list.piece(&self.frames, &mut walk) {
-                let key = self.entry(frame).key();
+                let entry = self.entry(frame);
+                let key = entry.key();
+                if !task.wait && entry.word().has(BACK) {
+                    found.overlapped = true; // does not take the place of one that can be written
+                    continue;
+                }
                 let header = self.frames.header(frame);
                 let is_promising = !header.is_held() && header.tries() == 0;
                 if task.tries == Tries::Promising && !is_promising {
