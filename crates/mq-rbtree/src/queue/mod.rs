@@ -142,7 +142,11 @@ impl<T, L: Levels> Queue<T, L> {
     /// each call cost `send` and `receive` half a nanosecond each.
     #[inline]
     fn send_by(&self, value: T, priority: L::Priority, wait: &Wait) -> Result<(), SendError<T>> {
-        let message = self.config.admit(value, priority)?;
+        let bytes = match self.config.check(&value, priority) {
+            Ok(bytes) => bytes,
+            Err(reason) => return Err(SendError { value, reason }),
+        };
+        let message = Message { value, priority, bytes };
         if let Some(ring) = &self.ring {
             return match self.try_stage(ring, message) {
                 Ok(()) => Ok(()),
@@ -154,7 +158,7 @@ impl<T, L: Levels> Queue<T, L> {
         }
         let mut guard = self.state.lock();
         // Comparisons may panic; an unwind drops the guard before the message.
-        match guard.begin_fast_send(&self.config, priority, message.bytes) {
+        match guard.begin_fast_send(&self.config, priority, bytes) {
             Some(level) => {
                 // SAFETY: `begin_fast_send` has just returned the level.
                 unsafe { guard.finish_fast_send(level, message) };
