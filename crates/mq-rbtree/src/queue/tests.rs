@@ -77,8 +77,8 @@ fn inv21_a_spinning_receiver_sees_a_batch() {
 fn spins_adapt_to_the_waits_before() {
     let spin = Spin::new(true);
     let most = spin.spins();
-    assert!(spin.until(1, |spun| spun > 0));
+    assert!(spin.until(Wait::NO, 1, |spun| spun > 0));
     assert_eq!((spin.in_time(), spin.spins()), (1, most));
-    assert!(!spin.until(1, |_| false));
+    assert!(!spin.until(Wait::NO, 1, |_| false));
     assert_eq!((spin.in_time(), spin.spins()), (1, most / 2));
 }

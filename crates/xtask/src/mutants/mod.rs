@@ -11,28 +11,24 @@
 
 pub(crate) mod patches;
 mod sites;
+mod stages;
 mod switched;
 #[cfg(test)]
 mod tables;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
-use std::io::Write;
+use std::collections::BTreeMap;
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use self::sites::{Kind, Site};
-use crate::cfg;
+use self::sites::{Kind, Mutant};
+use self::stages::{BUILD, PATIENCE, Stage, copy, stage, stages};
 use crate::error::{Error, Result};
-use crate::process::{Cmd, Deadline, interrupted};
-use crate::workspace::{Crate, Workspace, packages, rust_files};
+use crate::process::{Cmd, interrupted};
+use crate::workspace::{Crate, Workspace, rust_files};
 
 /// How long each of the stages took without a mutant.
 type Times = BTreeMap<&'static str, Duration>;
-
-/// For the first run of a stage.
-const PATIENCE: Duration = Duration::from_secs(3600);
 
 /// How long a stage may take: a mutant with which it hangs is caught. Ten times as long as without a mutant,
 /// as the machine may be busier, but three times where that is minutes.
@@ -100,23 +96,6 @@ pub(crate) fn run(ws: &Workspace, crates: &[Crate], choice: Choice, seed: u64) -
 /// Which stage failed, if one did.
 type Tested = std::result::Result<(), (&'static str, Error)>;
 
-/// A site in a file.
-struct Mutant {
-    file: PathBuf,
-    /// Below the crate's folder.
-    shown: String,
-    site: Site,
-    was: String,
-}
-
-impl std::fmt::Display for Mutant {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Mutant { shown, site, was, .. } = self;
-        let was = was.split_whitespace().collect::<Vec<_>>().join(" ");
-        write!(f, "{shown}:{}: `{was}` -> `{}`", site.line, site.with)
-    }
-}
-
 /// What became of a mutant.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Outcome {
@@ -180,34 +159,6 @@ impl Report {
     }
 }
 
-/// Copies every file that git knows or does not ignore to a folder below the target folder.
-fn copy(ws: &Workspace) -> Result<Workspace> {
-    let root = ws.target.join("mutants/workspace");
-    let listed = ws
-        .cmd("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
-        .output()?;
-    let files: BTreeSet<&str> = listed.split('\0').filter(|name| !name.is_empty()).collect();
-    for left in rust_files(&root.join("crates")) {
-        let name = left.strip_prefix(&root).unwrap_or(&left).to_string_lossy();
-        if !files.contains(&*name) {
-            fs::remove_file(&left).map_err(|error| Error::io(left.display(), error))?;
-        }
-    }
-    for name in files {
-        let (from, to) = (ws.root.join(name), root.join(name));
-        let failed = |error| Error::io(to.display(), error);
-        let Ok(text) = fs::read(&from) else { continue }; // deleted, and not committed yet
-        // An equal file keeps its time, so that cargo does not build it again.
-        if fs::read(&to).is_ok_and(|there| there == text) {
-            continue;
-        }
-        fs::create_dir_all(to.parent().unwrap_or(&root)).map_err(failed)?;
-        fs::write(&to, text).map_err(failed)?;
-    }
-    Ok(ws.moved(root, ws.target.join("mutants")))
-}
-
 /// The mutants of a crate, by kind.
 fn candidates(copy: &Workspace, package: &Crate) -> Result<Vec<(Kind, Vec<Mutant>)>> {
     let dir = copy.root.join("crates").join(&package.name);
@@ -269,34 +220,8 @@ fn plant(copy: &Workspace, stages: &[Stage], mutant: &Mutant, times: &mut Times)
     Ok(tested)
 }
 
-const BUILD: &str = "build";
 /// The stage at which a test or model fails with no mutant switched on.
 const NOTHING: &str = "nothing planted";
-
-/// The command that runs a crate's models under one checker.
-fn models(copy: &Workspace, package: &Crate, checker: &str) -> Cmd {
-    let cargo = copy.cargo(["test", "--offline", "--profile", "loom", "--test", checker]);
-    let cargo = cargo.args(packages(std::slice::from_ref(package)));
-    cfg::everywhere(copy, checker, cargo).env("LOOM_MAX_PREEMPTIONS", "2")
-}
-
-/// The name of a stage, what runs it, and the options of its test programs.
-type Stage = (&'static str, Cmd, &'static [&'static str]);
-
-/// The stages of a crate with one of these names, without the planted mutants, which would run once
-/// more for each random one.
-fn stages(copy: &Workspace, package: &Crate, names: &[&str]) -> Vec<Stage> {
-    let packages = packages(std::slice::from_ref(package));
-    let tests = copy.cargo(["test", "--offline", "--lib", "--tests"]).args(packages);
-    let mut stages = vec![("tests", tests, [].as_slice())];
-    for checker in ["loom", "shuttle"] {
-        if package.has(&format!("tests/{checker}.rs")) {
-            stages.push((checker, models(copy, package, checker), &["--skip", "mutants::"]));
-        }
-    }
-    stages.retain(|(name, ..)| names.contains(name));
-    stages
-}
 
 /// Runs the stages up to the first failure, with the mutant of this number switched on; a stage that runs
 /// for the first time, without it before.
@@ -327,34 +252,12 @@ fn test(
     Ok(())
 }
 
-/// Builds and runs one stage. Returns how long the run took.
-fn stage(
-    copy: &Workspace,
-    name: &'static str,
-    cargo: Cmd,
-    options: &[&str],
-    patience: Duration,
-) -> std::result::Result<Duration, (&'static str, Error)> {
-    let path = log(copy);
-    let log = File::create(&path).map_err(|error| (BUILD, Error::io(path.display(), error)))?;
-    let cargo = cargo.log(Arc::new(log));
-    cargo.clone().arg("--no-run").run().map_err(|error| (BUILD, error))?;
-    let run = cargo.arg("--").args(options.iter().copied()).deadline(Deadline::after(patience));
-    let run = run.until_logged(&path, " ... FAILED\n");
-    let begun = Instant::now();
-    let outcome = run.run().map_err(|error| (name, error));
-    let _ = std::io::stdout().flush();
-    outcome.map(|()| begun.elapsed())
-}
-
-/// The output of the last [`stage`].
-fn log(copy: &Workspace) -> PathBuf {
-    copy.target.join("log")
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
+    use crate::mutants::sites::Site;
 
     #[test]
     fn the_share_counts_what_builds() {

@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{BUILD, PATIENCE, copy, log, models, stage};
+use super::stages::{BUILD, PATIENCE, copy, log, models, stage};
 use crate::error::{Error, Result};
 use crate::process::interrupted;
 use crate::workspace::{Crate, Workspace};

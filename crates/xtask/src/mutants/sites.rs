@@ -1,7 +1,9 @@
 //! The places of a source file at which a random mutant can be planted.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::ops::Range;
+use std::path::PathBuf;
 
 use proc_macro2::{Ident, Span, TokenStream, TokenTree};
 use syn::punctuated::Punctuated;
@@ -44,6 +46,23 @@ pub(super) struct Site {
     /// From 1.
     pub(super) line: usize,
     pub(super) with: &'static str,
+}
+
+/// A site in a file.
+pub(super) struct Mutant {
+    pub(super) file: PathBuf,
+    /// Below the crate's folder.
+    pub(super) shown: String,
+    pub(super) site: Site,
+    pub(super) was: String,
+}
+
+impl fmt::Display for Mutant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Mutant { shown, site, was, .. } = self;
+        let was = was.split_whitespace().collect::<Vec<_>>().join(" ");
+        write!(f, "{shown}:{}: `{was}` -> `{}`", site.line, site.with)
+    }
 }
 
 pub(super) fn parse(source: &str) -> Result<syn::File> {

@@ -7,8 +7,8 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
-use super::sites::Kind;
-use super::{Mutant, Stage, log};
+use super::sites::{Kind, Mutant};
+use super::stages::{Stage, log};
 use crate::error::{Error, Result};
 use crate::process::interrupted;
 use crate::workspace::{Crate, Workspace};
