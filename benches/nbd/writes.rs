@@ -3,6 +3,10 @@
 //! A window of a server is followed by a FLUSH outside of it, so that what one server has left in memory is not
 //! written back in the window of the next. The figure is the median over the rounds of the ratio to the better
 //! peer of that round: for throughputs the faster one, for latencies the one with the lower p99.
+//!
+//! The images are copied by `copy_file_range`, so the page cache has them in small folios. Where a file was written in
+//! pieces of 1 MiB, ext4 walks all buffers of a large folio at each write of 4 KiB, and a server without a cache of its
+//! own made 25,000 to 30,000 such writes a second in place of 177,000.
 
 use std::fs::{self, File};
 use std::io;
