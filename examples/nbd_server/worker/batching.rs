@@ -40,12 +40,8 @@ impl Worker {
         }
     }
 
-    /// Waits while every client of `events` has many replies to read, at most [`LIMIT`]. Not if events were there at
-    /// once: requests have gathered while the worker was busy, and more will.
+    /// Waits while every client of `events` has many replies to read, at most [`LIMIT`].
     pub(super) fn fill_batch(&mut self, events: &[epoll::Event]) {
-        if !self.was_idle {
-            return;
-        }
         let mut busy = || !events.is_empty() && events.iter().all(|event| self.is_busy(event));
         if !busy() {
             return;

@@ -201,8 +201,6 @@ pub(crate) struct Worker {
     refused_memory: bool,
     next_look: Instant,
     busy_poll: BusyPoll,
-    /// The worker polled in vain, or slept, before its last events came.
-    was_idle: bool,
     /// To servers that hold exports of this one.
     lanes: Lanes,
     /// A lane has received more than it has handled.
@@ -252,7 +250,6 @@ impl Worker {
             refused_memory: false,
             next_look: Instant::now(),
             busy_poll: BusyPoll::default(),
-            was_idle: false,
             lanes,
             lanes_have_more: false,
         })
@@ -327,14 +324,12 @@ impl Worker {
             }
         };
         const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-        self.was_idle = false;
         if std::mem::take(&mut self.again) {
             return poll(Some(&NOW)).map(drop);
         }
         let upstream_works = self.lanes.in_flight() > 0;
         let mut looked = false;
         let found = self.busy_poll.run(|| {
-            self.was_idle = looked;
             if std::mem::replace(&mut looked, true) && upstream_works {
                 std::thread::yield_now(); // it may need this CPU
             }
@@ -343,7 +338,6 @@ impl Worker {
         if found?.is_some() {
             return Ok(());
         }
-        self.was_idle = true;
         let ticking = self.watching || self.stopping.is_some() || upstream_works;
         let tick = ticking.then_some(TICK);
         // A tick is a constant below a second.
