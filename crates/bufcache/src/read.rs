@@ -54,13 +54,12 @@ impl Device {
             }
             return Ok(ReadGuard::new(self, held));
         }
-        let timed = self.shared.count_miss().map(|weight| (Instant::now(), weight));
+        self.shared.counters.get.add(1);
+        let began = Instant::now();
         let held = match self.shared.miss(&self.source, key, self.class, reuse, Fill::Read)? {
             Got::Shared(held) | Got::Locked(held) => held,
         };
-        if let Some((began, weight)) = timed {
-            self.shared.miss_times.add(began, weight);
-        }
+        self.shared.miss_times.add(began);
         Ok(ReadGuard::new(self, held))
     }
 

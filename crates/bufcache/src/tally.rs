@@ -1,7 +1,7 @@
-//! Counts of gets: each thread counts in a word of its own, by a load and a store.
+//! Counts of hits: each thread counts in a word of its own, by a load and a store.
 //!
 //! A word belongs to the hazard record with its number, and so to the thread that owns the record.
-//! Records with numbers from `WORDS` on have no word; the caller counts their gets elsewhere.
+//! Records with numbers from `WORDS` on have no word; the caller counts their hits elsewhere.
 
 use percpu::sync::atomic::{AtomicU64, Ordering};
 use percpu::sync::load_own;
@@ -22,7 +22,7 @@ impl Tally {
         Self((0..WORDS).map(|_| Word(AtomicU64::new(0))).collect())
     }
 
-    /// Counts a get in the word of the record with that number, which this thread owns. Returns the
+    /// Counts a hit in the word of the record with that number, which this thread owns. Returns the
     /// new count, or `None` if the record has no word.
     #[inline(always)]
     pub(crate) fn count(&self, record: u32) -> Option<u64> {

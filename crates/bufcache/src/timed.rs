@@ -25,7 +25,7 @@ impl Drop for Timing<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         if let Some((began, counts)) = self.0 {
-            counts.add(began, 1);
+            counts.add(began);
         }
     }
 }

@@ -47,13 +47,13 @@ impl Counts {
         Self { of: (0..buckets).map(|_| AtomicU64::new(0)).collect(), look }
     }
 
-    /// Adds the time since `since`, less the time of reading the clock, as that of `weight` calls.
-    pub(crate) fn add(&self, since: Instant, weight: u64) {
+    /// Adds the time since `since`, less the time of reading the clock.
+    pub(crate) fn add(&self, since: Instant) {
         let time = since.elapsed().saturating_sub(self.look);
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         if let Some(count) = self.of.get(bucket(nanoseconds)) {
             // Ordering: Relaxed; a statistic.
-            count.fetch_add(weight, Ordering::Relaxed);
+            count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -69,7 +69,7 @@ impl Counts {
 pub struct Histogram(Box<[u64]>);
 
 impl Histogram {
-    /// Returns the number of times, where one that stands for several calls counts for each.
+    /// Returns the number of measured times.
     pub fn count(&self) -> u64 {
         self.0.iter().sum()
     }
@@ -109,8 +109,7 @@ impl fmt::Display for Histogram {
 pub struct Times {
     /// Times of hits: one of 4,096 of each thread, which is repeated for the measurement.
     pub hits: Histogram,
-    /// Times of gets that read the device or waited for a read, except those of tasks. After 1,024
-    /// gets of a thread, the time of one miss in four stands for four.
+    /// Times of gets that read the device or waited for a read, except those of tasks.
     pub misses: Histogram,
     /// Hold times of locks; only with [`Builder::time_locks`](crate::Builder::time_locks).
     pub holds: Option<Histogram>,

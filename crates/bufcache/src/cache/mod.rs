@@ -65,10 +65,6 @@ use crate::word::{Entry, Key, SAMPLED};
 
 /// One of this many hits of a thread is timed. A guess: timing takes ten times as long as a hit.
 const SAMPLE: u64 = 4096;
-/// After this many gets of a thread, one of [`MISS_SAMPLE`] misses is timed. A guess.
-const ALL_TIMED: u64 = 1024;
-/// A power of two. The two reads of the clock take a sixth of a miss that a device in memory serves.
-const MISS_SAMPLE: u64 = 4;
 
 /// The state that all handles of a cache share.
 pub(crate) struct Shared {
@@ -89,8 +85,8 @@ pub(crate) struct Shared {
     /// Hits of sampled blocks, for the shadows.
     samples: Samples,
     shadows: WordLock<Option<Shadows>>,
-    /// The number of gets, except for those in `counters.get`.
-    gets: Tally,
+    /// The number of hits, except for those in `counters.get`.
+    hits: Tally,
     hit_times: Counts,
     pub(crate) miss_times: Counts,
     /// The hold times of the locks, if they are measured.
@@ -192,7 +188,7 @@ impl Shared {
             counters: Counters::new(),
             samples,
             shadows: WordLock::new(shadows),
-            gets: Tally::new(),
+            hits: Tally::new(),
             hit_times: Counts::new(),
             miss_times: Counts::new(),
             holds,
@@ -254,28 +250,12 @@ impl Shared {
     /// timed.
     #[inline(always)]
     pub(crate) fn count_get(&self) -> bool {
-        match hazard::number().and_then(|record| self.gets.count(record)) {
+        match hazard::number().and_then(|record| self.hits.count(record)) {
             Some(count) => count.is_multiple_of(SAMPLE),
             None => {
                 self.counters.get.add(1);
                 false
             }
-        }
-    }
-
-    /// Counts a get that misses. Returns the number of misses that its time stands for, if it is to
-    /// be timed.
-    pub(crate) fn count_miss(&self) -> Option<u64> {
-        let Some(count) = hazard::number().and_then(|record| self.gets.count(record)) else {
-            self.counters.get.add(1);
-            return Some(1);
-        };
-        // Spread by a hash, because every fourth get may be the same kind of miss.
-        let hash = count.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        match count {
-            ..=ALL_TIMED => Some(1),
-            _ if hash >> (u64::BITS - MISS_SAMPLE.ilog2()) == 0 => Some(MISS_SAMPLE),
-            _ => None,
         }
     }
 
@@ -295,7 +275,7 @@ impl Shared {
     fn time_a_hit(&self, key: Key, class: u8) {
         let began = Instant::now();
         if let Some(held) = self.hit(key, class, Reuse::None) {
-            self.hit_times.add(began, 1);
+            self.hit_times.add(began);
             held.slot.clear();
         }
     }
@@ -310,7 +290,7 @@ impl Shared {
 
     /// Returns the number of gets.
     pub(crate) fn gets(&self) -> u64 {
-        self.counters.get.sum().max(0) as u64 + self.gets.sum()
+        self.counters.get.sum().max(0) as u64 + self.hits.sum()
     }
 
     /// Returns a recent value of the capacity in bytes.
