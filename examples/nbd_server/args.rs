@@ -15,31 +15,38 @@ use crate::manual;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "nbd_server", version, long_about = manual::ABOUT, after_long_help = manual::MORE)]
 pub(crate) struct Args {
-    /// Image to serve: a file or block device. Repeatable; the first is the default export. Without NAME the
-    /// file's name is the export's. Options: readonly, offset=BYTES and size=BYTES, for a part of the file. A
+    /// Image to serve: a file, a block device, or the URI of an export.
+    ///
+    /// Repeatable; the first is the default export. Without NAME the file's name is the export's. Options: readonly, offset=BYTES and size=BYTES, for a part of the file. A
     /// comma of PATH is written twice. In place of PATH an NBD URI names an export of another server:
     /// nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, and with TLS
     /// nbds://HOST[:PORT]/EXPORT?tls-certificates=DIR.
     #[arg(long = "image", value_name = "[NAME=]PATH[,OPTION..]", help_heading = "Images")]
     pub(crate) images: Vec<ImageSpec>,
 
-    /// Serve every file and block device of this folder by its name, also those that come later; but not
-    /// those whose name begins with a dot, and no symbolic links. Up to 1024 of them.
+    /// Serve every file and block device of this folder by its name.
+    ///
+    /// Also those that come later; but not those whose name begins with a dot, and no symbolic links. Up to 1024 of
+    /// them.
     #[arg(long, value_name = "DIR", help_heading = "Images")]
     pub(crate) export_dir: Option<PathBuf>,
 
-    /// Unlock an image of the folder that no client has had open for so many seconds; 0 keeps it locked until
-    /// the server ends.
+    /// Unlock an image of the folder that no client has open after this.
+    ///
+    /// 0 keeps it locked until the server ends.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, help_heading = "Images")]
     pub(crate) idle: u64,
 
-    /// How long requests wait for another server that is gone, whose export is an image here, before they fail. What it
-    /// had not made durable is sent to it again when it is back.
+    /// How long requests wait for another server that is gone.
+    ///
+    /// Its export is an image here, and requests fail after that time. What it had not made durable is sent to it again
+    /// when it is back.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Images")]
     pub(crate) reconnect: u64,
 
-    /// Create a missing image with this size, or grow a smaller one to it; K, M, G, T are powers
-    /// of 1024.
+    /// Create a missing image with this size, or grow a smaller one to it.
+    ///
+    /// K, M, G, T are powers of 1024.
     #[arg(long, value_name = "BYTES", value_parser = parse_size, help_heading = "Images")]
     pub(crate) size: Option<u64>,
 
@@ -63,7 +70,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MODE", default_value = "off", value_parser = tls_policies(), help_heading = "Clients")]
     pub(crate) tls: TlsPolicy,
 
-    /// Folder of the certificates: server-cert.pem, server-key.pem, and ca-cert.pem, by which clients are verified. If
+    /// Folder of the certificates.
+    ///
+    /// These are server-cert.pem, server-key.pem, and ca-cert.pem, by which clients are verified. If
     /// ca-crl.pem is there, the certificates that it revokes are refused.
     #[arg(long, value_name = "DIR", help_heading = "Clients")]
     pub(crate) tls_certificates: Option<PathBuf>,
@@ -88,8 +97,10 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Images")]
     pub(crate) no_lock: bool,
 
-    /// Memory for blocks that were read, so that they need not be read again, and that were written, until
-    /// a FLUSH, or some seconds; K, M, G as above, 0 for none. Reads longer than 64K are not kept, nor writes
+    /// Memory for blocks; 0 for none.
+    ///
+    /// It keeps blocks that were read, so that they need not be read again, and that were written, until a FLUSH, or
+    /// some seconds; K, M, G as above, 0 for none. Reads longer than 64K are not kept, nor writes
     /// longer than 16K.
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size, help_heading = "Resources")]
     pub(crate) cache: u64,
@@ -98,8 +109,9 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Backend::Auto, help_heading = "Resources")]
     pub(crate) backend: Backend,
 
-    /// Requests each worker keeps in flight in the kernel; what is above that waits, syncs and small
-    /// reads before large writes.
+    /// Requests each worker keeps in flight in the kernel.
+    ///
+    /// What is above that waits, syncs and small reads before large writes.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Resources")]
     pub(crate) depth: u32,
 
@@ -107,25 +119,35 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Resources")]
     pub(crate) workers: Option<u32>,
 
-    /// Connections served at a time. At the limit, a new connection takes the place of the oldest one that has not
+    /// Connections served at a time.
+    ///
+    /// At the limit, a new connection takes the place of the oldest one that has not
     /// finished its handshake; if there is none, the new connection is closed.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
     pub(crate) max_connections: u32,
 
-    /// Connections of one peer served at a time. A peer is a user on Unix sockets, and an address on TCP (a /64
+    /// Connections of one peer served at a time.
+    ///
+    /// A peer is a user on Unix sockets, and an address on TCP (a /64
     /// network of IPv6). By default, an address has at most half of --max-connections, and a user all of them.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
     pub(crate) max_per_peer: Option<u32>,
 
-    /// Go on in the background: the command ends when the server listens. What the server prints later goes nowhere.
+    /// Go on in the background: the command ends when the server listens.
+    ///
+    /// What the server prints later goes nowhere.
     #[arg(long, help_heading = "Process")]
     pub(crate) fork: bool,
 
-    /// Write the server's process id to this file once it listens, and remove the file at the end.
+    /// Write the server's process id to this file.
+    ///
+    /// Once it listens; the file is removed at the end.
     #[arg(long, value_name = "PATH", help_heading = "Process")]
     pub(crate) pid_file: Option<PathBuf>,
 
-    /// Run this command of the shell once the server listens, and end with it and its exit code. Its variables uri,
+    /// Run this command of the shell, and end with it and its exit code.
+    ///
+    /// It runs once the server listens. Its variables uri,
     /// unixsocket, port and exportname say how to connect. Without --socket and --tcp, to a socket for the command
     /// alone.
     #[arg(long, value_name = "COMMAND", conflicts_with = "fork", help_heading = "Process")]
@@ -143,8 +165,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH", help_heading = "Figures")]
     pub(crate) metrics: Option<PathBuf>,
 
-    /// Print sessions and statistics to standard error every so many seconds; SIGUSR1 prints them
-    /// at once.
+    /// Print sessions and statistics to standard error so often.
+    ///
+    /// Every so many seconds; SIGUSR1 prints them at once.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Figures")]
     pub(crate) stats: Option<u64>,
 }
