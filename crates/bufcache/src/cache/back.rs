@@ -115,8 +115,6 @@ struct Found {
     /// All of them, where there may be more.
     many: Vec<Going>,
     most: usize,
-    /// See [`Done::overlapped`].
-    overlapped: bool,
 }
 
 impl Found {
@@ -125,7 +123,7 @@ impl Found {
         if most > FEW {
             many.try_reserve_exact(most).map_err(|_| WriteError::NoMemory)?;
         }
-        Ok(Self { few: Few::new(Going::NONE), many, most, overlapped: false })
+        Ok(Self { few: Few::new(Going::NONE), many, most })
     }
 
     /// Adds one; returns whether there is room for another.
@@ -180,7 +178,6 @@ impl Shared {
                 return done;
             }
         };
-        done.overlapped = found.overlapped;
         let found = found.all();
         found.sort_unstable_by_key(|going| going.key.sector());
         let blocks = Few::new(Going::NONE);
@@ -215,12 +212,7 @@ impl Shared {
             let list = source.writes.dirty.lock();
             let mut is_last = false;
             for frame in list.piece(&self.frames, &mut walk) {
-                let entry = self.entry(frame);
-                let key = entry.key();
-                if !task.wait && entry.word().has(BACK) {
-                    found.overlapped = true; // does not take the place of one that can be written
-                    continue;
-                }
+                let key = self.entry(frame).key();
                 let header = self.frames.header(frame);
                 let is_promising = !header.is_held() && header.tries() == 0;
                 if task.tries == Tries::Promising && !is_promising {

@@ -69,44 +69,30 @@ impl Shared {
 
     /// Waits until a thread may dirty a block. Writes some of the device's buffers if too many are
     /// dirty.
-    ///
-    /// If other threads write all that could be written, waits until one of these writes ends. After
-    /// the cache's patience a device that [need not share](Self::is_shared) the cache exceeds the limit.
     pub(super) fn limit_dirty(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
-        let mut must_clean = self.must_clean(source) && self.clean_some_for(Some(source)) == 0;
+        if self.must_clean(source) {
+            self.clean_some_for(Some(source));
+        }
         let mut since = None;
-        loop {
-            let may_dirty = self.may_dirty(source, key);
-            must_clean &= self.must_clean(source) && !self.is_dirty(key);
-            if may_dirty && !must_clean {
-                return Ok(());
-            }
+        while !self.may_dirty(source, key) {
             let load = &source.writes.load;
             let tries = if load.failing().is_some() { Tries::All } else { Tries::Most };
             let done = self.clean_some_of(source, tries);
             if done.written > 0 {
-                must_clean = false;
                 continue;
             }
             source.check_write()?;
             let is_over = since.get_or_insert_with(Instant::now).elapsed() >= self.patience;
             // The result of another thread's write shows whether the device still fails.
             let is_told = done.error.is_some() || !done.overlapped || is_over;
-            if may_dirty {
-                must_clean = !is_told;
-                if is_told {
-                    continue;
-                }
-            } else {
-                if let Some(errno) = load.failing().filter(|_| is_told) {
-                    return Err(GetError::Io { errno, block: source.block(key) });
-                }
-                if !load.is_writing() {
-                    return Ok(()); // they are held back, by a user or behind the log: the device is not stuck
-                }
-                if is_over {
-                    return Err(GetError::NoFreeBuffers);
-                }
+            if let Some(errno) = load.failing().filter(|_| is_told) {
+                return Err(GetError::Io { errno, block: source.block(key) });
+            }
+            if !load.is_writing() {
+                return Ok(()); // they are held back, by a user or behind the log: the device is not stuck
+            }
+            if is_over {
+                return Err(GetError::NoFreeBuffers);
             }
             // Other threads write, or the engine of this thread does.
             turn_engine();
@@ -115,6 +101,7 @@ impl Shared {
             #[cfg(any(offlock_loom, offlock_shuttle))]
             thread::yield_now();
         }
+        Ok(())
     }
 
     /// Returns whether a task may begin one more load of the device.
