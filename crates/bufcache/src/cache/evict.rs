@@ -34,8 +34,6 @@ const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else {
 /// The same in a cache of which less than a sixteenth is clean: the thread that waits then writes
 /// 64 buffers, and finds these after as many visits.
 const DIRTY_IN_A_ROW: usize = IN_A_ROW.div_ceil(16);
-/// The most of these on one list, before the search goes to the next list.
-const OF_ONE_LIST: usize = IN_A_ROW.div_ceil(4);
 /// The pause between two searches if all buffers are in use. A guess: longer than most guards live.
 pub(super) const PAUSE: Duration = Duration::from_micros(50);
 
@@ -90,7 +88,11 @@ impl Shared {
         // The visits since the last eviction, and those since a use or a weight was lowered.
         let (mut looked, mut idle) = (0, 0);
         let (in_a_row, of_one_list, mut of_dead) = match search {
-            Search::Short => (self.in_a_row(), Some(OF_ONE_LIST), LOOKS as usize),
+            Search::Short => {
+                let in_a_row = self.in_a_row();
+                // The next list has its turn before the search ends.
+                (in_a_row, Some(in_a_row.div_ceil(4)), LOOKS as usize)
+            }
             Search::Full => (usize::MAX, None, usize::MAX),
         };
         let mut looks = Looks::new(of_one_list);
@@ -110,7 +112,7 @@ impl Shared {
                 if cold.may_need_chunk(class) {
                     passes = 2; // the first is choosy
                     if are_smaller_than(&victims, cold.wanted(class)) {
-                        let choosy = looked < all.min(IN_A_ROW);
+                        let choosy = looked < all.min(IN_A_ROW).min(in_a_row);
                         chunk = self.choose_chunk(&mut cold, &mut victims, choosy, &mut looks);
                     }
                 }

@@ -85,11 +85,11 @@ fn split(priority: u32) -> (usize, u32) {
 }
 
 impl Bitmap {
-    /// Returns whether the bit of a priority is set.
+    /// Returns whether the bit of a priority is set; false of what is no priority of a bitmap.
     #[inline(always)]
     fn is_set(&self, priority: u32) -> bool {
         let (word, bit) = split(priority);
-        self.bits[word] & (1 << bit) != 0
+        self.bits.get(word).is_some_and(|word| word & (1 << bit) != 0)
     }
 
     /// Counts the priorities that have messages.

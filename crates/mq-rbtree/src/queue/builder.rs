@@ -218,7 +218,8 @@ impl<T, L: Levels> Builder<T, L> {
 
     /// Allocates all memory of the queue when it is made.
     ///
-    /// No operation allocates later, except the first wait of each thread.
+    /// No operation allocates later, except the first wait of each thread. The system provides the
+    /// pages of a [`Bitmap`]'s table when they are first used.
     #[must_use]
     pub fn no_alloc(mut self) -> Self {
         self.no_alloc = true;

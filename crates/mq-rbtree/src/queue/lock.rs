@@ -38,6 +38,7 @@ impl<T, L: Levels> Queue<T, L> {
     fn lock_after_yields(&self, wait: &Wait) -> WordGuard<'_, State<T, L>> {
         for _ in 0..YIELDS {
             // Beside a busy thread, each yield takes that thread's time slice, some milliseconds.
+            // A call that does not wait for messages has no deadline that this could miss.
             if wait.is_over() {
                 break;
             }

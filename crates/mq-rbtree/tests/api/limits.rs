@@ -437,6 +437,7 @@ fn a_core_is_a_queue_without_a_lock() {
             core.push(n % 9 * 4_000, Arc::clone(&message)).unwrap();
             core.validate();
         }
+        assert_eq!((core.len_at(PRIORITIES), core.len_at(u32::MAX)), (0, 0));
         let bad = core.push(PRIORITIES, Arc::clone(&message));
         assert_eq!((bad.is_err(), core.len_at(4_000), core.len_at(7)), (has_bounds, 8, 0));
         let (next, priority) = core.peek().map(|(next, p)| (Arc::clone(next), p)).unwrap();
