@@ -7,7 +7,7 @@
 //! | a client sends | the server answers |
 //! |---|---|
 //! | `SUB topic` | `OK SUB topic` |
-//! | `UNSUB topic` | `OK UNSUB topic discarded`; at most a message that is being published follows |
+//! | `UNSUB topic` | `OK UNSUB topic`; at most a message that is being published follows |
 //! | `PUB priority topic text` | `OK PUB queued dropped`: for how many subscribers; priorities are 0 to 9 |
 //! | `QUIT` | the lines that are queued, then `BYE` |
 //! | another line | `ERR reason` |
@@ -221,26 +221,25 @@ async fn connection(broker: Arc<Broker>, client: CtxRef<Client>, stream: TcpStre
     }
 }
 
-/// Executes commands until the client leaves or its queue is closed.
+/// Executes commands until the client leaves or is closed.
 async fn read_commands(
     (broker, client): (&Broker, &CtxRef<Client>),
     subscriptions: &mut Subscriptions,
     input: OwnedReadHalf,
 ) -> io::Result<()> {
-    let (mut input, mut line) = (BufReader::new(input), String::new());
+    let (mut input, mut line) = (BufReader::new(input), Vec::new());
     loop {
         line.clear();
-        (&mut input).take(MAX_LINE as u64).read_line(&mut line).await?;
-        let (answer, last) = match line.strip_suffix('\n').map(|line| line.trim_end_matches('\r')) {
-            Some("QUIT") => return Ok(()),
+        (&mut input).take(MAX_LINE as u64).read_until(b'\n', &mut line).await?;
+        let (answer, last) = match line.strip_suffix(b"\n") {
+            Some(b"QUIT" | b"QUIT\r") => return Ok(()),
             Some(line) => (execute((broker, client), subscriptions, line), false),
             None if line.len() < MAX_LINE => return Ok(()), // the end
             None => (Err(format!("the line is longer than {MAX_LINE} bytes")), true),
         };
-        let answer = answer.unwrap_or_else(|reason| format!("ERR {reason}"));
-        // Waits while the client does not read its answers.
-        if client.outbound.send_async(answer.into(), ANSWER).await.is_err() || last {
-            return Ok(());
+        let answer = answer.unwrap_or_else(|reason| format!("ERR {reason}")).into();
+        if client.outbound.send_async(answer, ANSWER).await.is_err() || last {
+            return Ok(()); // the send waits while the client does not read its answers
         }
     }
 }
@@ -248,8 +247,9 @@ async fn read_commands(
 fn execute(
     (broker, client): (&Broker, &CtxRef<Client>),
     subscriptions: &mut Subscriptions,
-    line: &str,
+    line: &[u8],
 ) -> Result<String, String> {
+    let line = str::from_utf8(line).map_err(|_| "the line is not UTF-8")?.trim_end_matches('\r');
     match line.splitn(4, ' ').collect::<Vec<_>>()[..] {
         ["SUB", topic] if subscriptions.contains_key(topic) => Err("already subscribed".into()),
         ["SUB", topic] if subscriptions.len() < MAX_TOPICS => {
@@ -262,8 +262,8 @@ fn execute(
         ["UNSUB", topic] => {
             broker.unsubscribe(topic, subscriptions.remove(topic).ok_or("not subscribed")?);
             let start = format!("MSG {topic} ");
-            let discarded = client.outbound.drain_filter(|line, _| line.starts_with(&start)).len();
-            Ok(format!("OK UNSUB {topic} {discarded}"))
+            client.outbound.drain_filter(|line, _| line.starts_with(&start));
+            Ok(format!("OK UNSUB {topic}"))
         }
         ["PUB", priority, topic, text] if priority.len() == 1 => {
             let number = priority.parse().map_err(|_| "the priority is not a digit")?;

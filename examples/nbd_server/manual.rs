@@ -56,8 +56,9 @@ CONNECTIONS
   that several users can open, or where clients share one address.
 
 WORKERS
-  A new connection goes to a worker thread that was not busy in the last
-  seconds, of these to the one with the fewest connections, and stays there.
+  A new connection goes to the worker thread with the fewest connections, and
+  stays there. A worker that had more than a quarter second of work in the last
+  seconds counts as one with four more.
 
 LOCKS
   An image that another program has locked is not served, nor by two servers

@@ -39,13 +39,12 @@ fn every_command_has_one_answer() {
             peer.expect(&format!("SUB {topic}"), &format!("OK SUB {topic}")).await?;
         }
         peer.expect("SUB one-more", "ERR more than 16 topics").await?;
+        peer.stream.write_all(b"PUB 1 a \xff\n").await?;
+        assert_eq!(peer.line().await?, "ERR the line is not UTF-8");
         let longest = format!("PUB 1 none {}", "x".repeat(MAX_LINE - 12));
         peer.expect(&longest, "OK PUB 0 0").await?;
         peer.send(&format!("{longest}x")).await?;
         assert_eq!(peer.rest().await?, ["ERR the line is longer than 4096 bytes", "BYE"]);
-        let mut peer = server.connect().await?;
-        peer.stream.write_all(b"PUB 1 a \xff\n").await?;
-        assert_eq!(peer.rest().await?, ["BYE"], "text that is not UTF-8 ends a connection");
         Ok(())
     });
 }
@@ -164,22 +163,18 @@ fn nothing_follows_an_unsubscribe() {
         publisher.expect("PUB 9 kept still", "OK PUB 1 0").await?;
 
         slow.send("UNSUB t").await?;
-        let mut before = 0;
-        let discarded: u64 = loop {
-            let line = slow.line().await?;
-            match line.strip_prefix("OK UNSUB t ") {
-                Some(discarded) => break discarded.parse().unwrap(),
-                None => before += 1,
-            }
-        };
-        assert_eq!(before + discarded, queued, "a message was neither delivered nor discarded");
-        // A full queue, but for the line that the kernel may have taken since (a probe of its window).
-        let full = options().messages as u64;
-        assert!(discarded == full || discarded == full - 1, "{discarded} of {full}");
+        let mut lines = Vec::new();
+        while lines.last().is_none_or(|line| line != "OK UNSUB t") {
+            lines.push(slow.line().await?);
+        }
+        // The message of `kept` may come first: the kernel takes a line more at a probe of its window.
+        let before = lines.iter().filter(|line| line.starts_with("MSG t ")).count() as u64;
+        assert_eq!(before, queued - options().messages as u64, "the queued ones are not delivered");
         publisher.expect("PUB 9 t late", "OK PUB 0 0").await?;
         slow.send("QUIT").await?;
         let rest = slow.rest().await?;
-        assert!(rest.contains(&format!("MSG kept 9 {} still", publisher.id)), "{rest:?}");
+        let still = format!("MSG kept 9 {} still", publisher.id);
+        assert!(lines.iter().chain(&rest).any(|line| *line == still), "{rest:?}");
         assert!(!rest.iter().any(|line| line.starts_with("MSG t ")), "{rest:?}");
 
         // A subscriber that is gone without UNSUB is no subscriber either.
@@ -249,7 +244,7 @@ fn a_topic_without_subscribers_is_freed() {
         let (mut first, mut second) = (server.connect().await?, server.connect().await?);
         first.expect("SUB t", "OK SUB t").await?;
         second.expect("SUB t", "OK SUB t").await?;
-        second.expect("UNSUB t", "OK UNSUB t 0").await?;
+        second.expect("UNSUB t", "OK UNSUB t").await?;
         second.expect("PUB 1 t x", "OK PUB 1 0").await?; // the topic is there for the other
         end.send(()).unwrap();
         assert!(server.ended().await?.topics.read().is_empty());

@@ -190,7 +190,7 @@ fn a_connection_goes_to_the_worker_that_is_less_busy() {
         let stop = AtomicBool::new(false);
         thread::scope(|scope| {
             let reader = scope.spawn(|| read_on(&mut busy, &stop));
-            let load = |worker: usize| lab.reporter.workers[worker].load.get().0;
+            let load = |worker: usize| lab.reporter.workers[worker].load.get();
             let since = Instant::now();
             while load(0) <= load(1) && since.elapsed() < SILENCE {
                 thread::sleep(Duration::from_millis(5));

@@ -14,6 +14,9 @@ const HALF_LIFE: Duration = Duration::from_secs(1);
 /// A worker with so much recent work is busy. One that works all the time has between one and two
 /// [`HALF_LIFE`]s. A guess: the clients of a busy machine keep their worker waiting.
 const BUSY: Duration = Duration::from_millis(250);
+/// A busy worker counts as one with so many connections more: enough for the idle clients of a disk or two,
+/// and a client that opens many connections at once gets most workers all the same. A guess.
+const BUSY_COUNTS_AS: usize = 4;
 
 /// A worker's load, with cache lines of its own: the worker writes it in every round.
 #[derive(Debug)]
@@ -36,14 +39,19 @@ impl WorkerLoad {
         Self { connections: AtomicUsize::new(0), work, halvings, start }
     }
 
-    /// Whether the worker was busy lately, and its connections. A new connection goes where this is
-    /// least: to a worker that is not busy, or else to one with few connections.
-    pub(crate) fn get(&self) -> (bool, usize) {
+    /// The worker's connections, and [`BUSY_COUNTS_AS`] more if it was busy lately. A new connection goes where
+    /// this is least.
+    pub(crate) fn get(&self) -> usize {
         let is_busy = self.work_at(self.start.elapsed()) >= BUSY.as_nanos() as u64;
+        self.connections().saturating_add(if is_busy { BUSY_COUNTS_AS } else { 0 })
+    }
+
+    /// The worker's connections, [`CLOSED`] if it has stopped.
+    pub(crate) fn connections(&self) -> usize {
         // Ordering: Relaxed, here and below: a connection comes and goes through the worker's
         // inbox. That none is on its way after `close` follows from the order of changes to this
         // one word.
-        (is_busy, self.connections.load(Ordering::Relaxed))
+        self.connections.load(Ordering::Relaxed)
     }
 
     /// Counts a connection before it is sent to the worker. Returns `false` if the worker has
@@ -99,10 +107,12 @@ mod tests {
         let load = WorkerLoad::new(Instant::now());
         assert!(load.reserve() && !load.close(), "one is on its way");
         assert!(load.reserve());
-        assert_eq!(load.get(), (false, 2));
+        assert_eq!(load.get(), 2);
         load.release();
         load.release();
         assert!(load.close() && !load.reserve() && load.close());
+        load.add(Duration::ZERO, BUSY);
+        assert_eq!(load.get(), CLOSED, "after each other worker");
     }
 
     #[test]
@@ -116,14 +126,14 @@ mod tests {
 
     /// By their work in a second, and their connections.
     #[test]
-    fn a_worker_that_is_not_busy_is_less_than_one_that_is() {
+    fn a_busy_worker_counts_as_one_with_more_connections() {
         let load = |milliseconds, connections| {
             let load = WorkerLoad::new(Instant::now());
             load.add(Duration::ZERO, Duration::from_millis(milliseconds));
             (0..connections).for_each(|_| assert!(load.reserve()));
             load.get()
         };
-        assert!(load(0, 5) < load(900, 1) && load(900, 1) < load(300, 2));
-        assert!(load(200, 1) < load(0, 2));
+        assert!(load(0, 4) < load(900, 1) && load(900, 1) < load(0, 6));
+        assert!(load(900, 1) < load(300, 2) && load(200, 1) < load(0, 2));
     }
 }

@@ -174,7 +174,7 @@ impl Lab {
         let Self { worker, connections, registry, .. } = self;
         assert!(worker.requests.is_idle() && worker.conns.is_empty());
         assert_eq!(worker.memory.used(), 0);
-        assert!(matches!(worker.load.get().1, 0 | usize::MAX), "or it has stopped");
+        assert!(matches!(worker.load.connections(), 0 | usize::MAX), "or it has stopped");
         assert_eq!(worker.report().begun, []);
         drop(worker);
         assert_eq!(connections.len(), 0);

@@ -79,13 +79,23 @@ pub(crate) fn run(ws: &Workspace, crates: &[Crate], choice: Choice, seed: u64) -
                 stages = stages.into_iter().map(|(name, cmd, o)| (name, planted(cmd), o)).collect();
             }
             let (together, alone) = switched::write(&copy, package, &stages, drawn)?;
+            // A stage that fails without a mutant would catch each.
+            for (name, cargo, options) in &stages {
+                if !times.contains_key(name) {
+                    let none = cargo.clone().env(switched::VARIABLE, "0");
+                    let time = stage(&copy, name, none, options, PATIENCE).map_err(|(_, error)| {
+                        Error::new(format!("{}, without a mutant: {error}", package.name))
+                    });
+                    times.insert(name, time?);
+                }
+            }
             for (number, mutant) in (1..).zip(&together.mutants) {
-                let outcome = test(&copy, &stages, mutant.site.kind, Some(number), &mut times);
+                let outcome = test(&copy, &stages, mutant.site.kind, Some(number), &times);
                 report.add(package, outcome, mutant)?;
             }
             together.take_back()?;
             for mutant in &alone {
-                report.add(package, plant(&copy, &stages, mutant, &mut times)?, mutant)?;
+                report.add(package, plant(&copy, &stages, mutant, &times)?, mutant)?;
             }
         }
         println!("{}: {}", package.name, report.summary());
@@ -121,9 +131,6 @@ impl Report {
         let outcome = match tested {
             Ok(()) => Outcome::Survived,
             Err((_, error)) if interrupted().is_some() => return Err(error),
-            Err((NOTHING, error)) => {
-                return Err(Error::new(format!("{}, without a mutant: {error}", package.name)));
-            }
             Err((BUILD, _)) => Outcome::DoesNotBuild,
             Err((stage, _)) => Outcome::Caught(stage),
         };
@@ -209,7 +216,7 @@ fn draw(candidates: &mut Vec<(Kind, Vec<Mutant>)>, rng: &mut fastrand::Rng) -> O
 }
 
 /// Writes the mutant, runs the tests, and takes it back.
-fn plant(copy: &Workspace, stages: &[Stage], mutant: &Mutant, times: &mut Times) -> Result<Tested> {
+fn plant(copy: &Workspace, stages: &[Stage], mutant: &Mutant, times: &Times) -> Result<Tested> {
     let failed = |error| Error::io(mutant.file.display(), error);
     let text = fs::read_to_string(&mutant.file).map_err(failed)?;
     let mut mutated = text.clone();
@@ -220,11 +227,7 @@ fn plant(copy: &Workspace, stages: &[Stage], mutant: &Mutant, times: &mut Times)
     Ok(tested)
 }
 
-/// The stage at which a test or model fails with no mutant switched on.
-const NOTHING: &str = "nothing planted";
-
-/// Runs the stages up to the first failure, with the mutant of this number switched on; a stage that runs
-/// for the first time, without it before.
+/// Runs the stages up to the first failure, with the mutant of this number switched on.
 ///
 /// What most often catches a mutant of this kind runs first.
 fn test(
@@ -232,7 +235,7 @@ fn test(
     stages: &[Stage],
     kind: Kind,
     number: Option<usize>,
-    times: &mut Times,
+    times: &Times,
 ) -> Tested {
     let mut stages = stages.to_vec();
     if matches!(kind, Kind::Ordering | Kind::Fence) {
@@ -240,14 +243,8 @@ fn test(
         stages.sort_by_key(|stage| stage.0); // "loom" is before "tests"
     }
     for (name, cargo, options) in stages {
-        let run = |number: usize, patience| {
-            let cargo = cargo.clone().env(switched::VARIABLE, number.to_string());
-            stage(copy, name, cargo, options, patience)
-        };
-        if number.is_some() && !times.contains_key(name) {
-            times.insert(name, run(0, PATIENCE).map_err(|(_, error)| (NOTHING, error))?);
-        }
-        run(number.unwrap_or(0), patience(times, name))?;
+        let cargo = cargo.env(switched::VARIABLE, number.unwrap_or(0).to_string());
+        stage(copy, name, cargo, options, patience(times, name))?;
     }
     Ok(())
 }
