@@ -52,11 +52,12 @@ impl Bare {
     }
 
     /// Uses the place, hides its block and frees it, as the thread does that has evicted the block.
-    pub fn give_back(&self) {
+    /// `is_first` of its bucket or not.
+    pub fn give_back(&self, is_first: bool) {
         // SAFETY: this thread has the place until it is free; the checker says so if not.
         self.bytes.with_mut(|at| unsafe { at.write(8) });
         self.entry.hide();
-        self.entry.free(false);
+        self.entry.free(is_first);
     }
 
     /// Takes the place for another block, and uses it. Returns false if it is not free yet.
@@ -94,7 +95,7 @@ impl Bare {
         assert!(self.entry.try_pin(self.entry.word()).is_ok());
     }
 
-    /// As who has waited does, and has the pin: what it read.
+    /// As a thread does that has waited, and has the pin: what it read.
     pub fn wake(&self) -> u64 {
         let slot = hazard::protect_kept(&self.entry).unwrap();
         self.entry.unpin();

@@ -180,8 +180,8 @@ pub(crate) fn protect(entry: &Entry, order: Order) -> Result<&'static Slot, Allo
 }
 
 /// Protects an entry that a pin or a load of the caller keeps by a slot of this thread. Without a
-/// fence: the caller's next change of the word makes the slot visible, and an evictor or a writer
-/// marks the entry only after that change.
+/// fence: no evictor and no writer marks a word that has a pin or `IO`, and the change by which the
+/// caller takes that away makes the slot visible.
 ///
 /// # Errors
 ///

@@ -405,6 +405,6 @@ impl Entry {
         }
         let mut kept = 0;
         step!("free: OVERFLOW is the bucket's", kept = OVERFLOW);
-        self.word.fetch_and(kept, order!(Release, "free: the key is hidden before"));
+        self.word.fetch_and(kept, order!(Release, "free the first: the key is hidden before"));
     }
 }

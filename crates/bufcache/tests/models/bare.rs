@@ -24,6 +24,10 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("is_left: no pin before the scan", "bare::inv06_a_pin_becomes_a_slot_by_membarrier"),
     ("unpin: the bytes were read before", "bare::inv06_a_pin_becomes_a_slot_before_an_eviction"),
     ("free: the key is hidden before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
+    (
+        "free the first: the key is hidden before",
+        "bare::inv06_the_first_place_of_a_bucket_is_free_once_its_user_has_left",
+    ),
     ("take: the place was freed before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
     ("claim: the entry is inserted before the read", "bare::inv10_a_claim_against_an_invalidation"),
     (
@@ -41,6 +45,7 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "clear: the bytes were read before",
     "scan: the bytes were read before",
     "free: the key is hidden before",
+    "free the first: the key is hidden before",
     "take: the place was freed before",
     "claim: the entry is inserted before the read",
     "invalidate: the device is changed before the lookup",
@@ -113,16 +118,24 @@ fn inv06_a_pin_becomes_a_slot_before_an_eviction() {
 /// different homes, so no lock orders the uses.
 #[test]
 fn inv06_a_place_is_free_once_its_user_has_left() {
-    thoroughly(|| {
-        let bare = Arc::new(Bare::new(false));
-        let takes = thread::spawn({
-            let bare = Arc::clone(&bare);
-            move || (0..2).any(|_| bare.take_over())
-        });
-        bare.give_back();
-        let taken = takes.join().unwrap();
-        assert!(taken || bare.take_over(), "the place is not free");
+    thoroughly(|| taken_from_its_user(false));
+}
+
+/// The same with the entry that has the bucket's `OVERFLOW`.
+#[test]
+fn inv06_the_first_place_of_a_bucket_is_free_once_its_user_has_left() {
+    thoroughly(|| taken_from_its_user(true));
+}
+
+fn taken_from_its_user(is_first: bool) {
+    let bare = Arc::new(Bare::new(false));
+    let takes = thread::spawn({
+        let bare = Arc::clone(&bare);
+        move || (0..2).any(|_| bare.take_over())
     });
+    bare.give_back(is_first);
+    let taken = takes.join().unwrap();
+    assert!(taken || bare.take_over(), "the place is not free");
 }
 
 /// What is loaded is new, or is there to be forgotten.
