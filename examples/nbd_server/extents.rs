@@ -46,7 +46,9 @@ pub(crate) fn find(
         (Ok(()), Source::File(file)) => extents(file, offset, end, unit, most)?,
         (Ok(()), Source::Upstream(upstream)) => of_upstream(upstream, offset..end, most),
         #[cfg(test)]
-        (Ok(()), Source::Device(_)) => all_data(),
+        (Ok(()), Source::Device(_, Some(file))) => extents(file, offset, end, unit, most)?,
+        #[cfg(test)]
+        (Ok(()), Source::Device(_, None)) => all_data(),
         (Err(error), _) => {
             debug!(%error, "the cache cannot be written back: holes are not told");
             all_data()

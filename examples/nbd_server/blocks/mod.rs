@@ -82,19 +82,22 @@ pub(crate) enum Source<F> {
     File(F),
     /// An export of another server.
     Upstream(Arc<NbdDevice>),
-    /// The device of a test, by a thread of the cache.
+    /// The device of a test, by a thread of the cache. If there is a file, an engine reads that.
     #[cfg(test)]
-    Device(Arc<dyn BlockDevice>),
+    Device(Arc<dyn BlockDevice>, Option<F>),
 }
 
 impl Source<File> {
     /// The same for the tasks of an engine.
     pub(crate) fn attach(&self, engine: &Engine) -> io::Result<Source<aio_reap::File>> {
+        let attach = |file: &File| engine.attach(file.try_clone()?);
         Ok(match self {
-            Self::File(file) => Source::File(engine.attach(file.try_clone()?)?),
+            Self::File(file) => Source::File(attach(file)?),
             Self::Upstream(upstream) => Source::Upstream(Arc::clone(upstream)),
             #[cfg(test)]
-            Self::Device(device) => Source::Device(Arc::clone(device)),
+            Self::Device(device, file) => {
+                Source::Device(Arc::clone(device), file.as_ref().map(attach).transpose()?)
+            }
         })
     }
 }
@@ -211,7 +214,9 @@ impl Image {
     pub(crate) fn file(&self) -> Option<&File> {
         match &self.source {
             Source::File(file) => Some(file),
-            _ => None,
+            #[cfg(test)]
+            Source::Device(_, file) => file.as_ref(),
+            Source::Upstream(_) => None,
         }
     }
 

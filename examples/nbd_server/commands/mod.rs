@@ -282,7 +282,9 @@ impl Job {
                 (result.map_err(Into::into), buf)
             }
             #[cfg(test)]
-            Source::Device(device) => {
+            Source::Device(_, Some(file)) => transfer(self.engine.read(file, buf, start)).await,
+            #[cfg(test)]
+            Source::Device(device, None) => {
                 let (device, mut buf) = (Arc::clone(device), buf);
                 let read = move |_| (device.read(start, &mut buf).map_err(Into::into), buf);
                 self.image.device.call_async(read).await
@@ -386,7 +388,7 @@ impl Job {
                 (upstream.write_async(start, &buf[part]).await, buf, bypass)
             }
             #[cfg(test)]
-            Source::Device(device) => {
+            Source::Device(device, _) => {
                 let device = Arc::clone(device);
                 let write = move |_: &Image| (device.write(start, &buf[part]), buf);
                 let (result, buf) = self.image.call(write).await;

@@ -41,12 +41,14 @@ struct Lab {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Engine,
+    /// The engine reads, and the device writes.
+    Both,
     Device,
 }
 
 impl Lab {
     fn new(len: usize, cache: u64) -> Self {
-        Self::with(len, cache, By::Device)
+        Self::with(len, cache, By::Both)
     }
 
     fn with(len: usize, cache: u64, by: By) -> Self {
@@ -61,7 +63,8 @@ impl Lab {
         let blocks = Blocks::new(cache, 1).unwrap();
         let source = match by {
             By::Engine => Source::File(file.try_clone().unwrap()),
-            By::Device => Source::Device(disk.clone()),
+            By::Both => Source::Device(disk.clone(), Some(file.try_clone().unwrap())),
+            By::Device => Source::Device(disk.clone(), None),
         };
         blocks.attach(Backing { device: disk.clone(), source }).unwrap();
         let (image, engine) = (Arc::clone(blocks.image(0)), Rc::new(Engine::new().unwrap()));
@@ -147,7 +150,7 @@ impl Lab {
 fn anything_at_any_place_is_what_a_plain_image_would_have() {
     const LEN: usize = 40 * BLOCK + 1000;
     let sizes = [(1, 4 * BLOCK), (2, 8 * BLOCK), (3, 1 << 20), (4, 0)];
-    let by = [By::Engine, By::Device];
+    let by = [By::Engine, By::Both, By::Device];
     let all = sizes.into_iter().flat_map(|size| by.map(|by| (size, by)));
     for ((seed, cache), by) in all {
         let mut lab = Lab::with(LEN, cache as u64, by);
@@ -292,7 +295,7 @@ fn what_the_file_system_cannot_do_is_written_or_left() {
 #[test]
 fn long_zeroes_that_the_file_system_cannot_make_are_invalid() {
     const LEN: u64 = 1 << 40;
-    let lab = Lab::without_model(LEN, 1 << 20, By::Device);
+    let lab = Lab::without_model(LEN, 1 << 20, By::Both);
     for operation in [Operation::Discard, Operation::Zero] {
         lab.disk.inject(operation, .., Fault::Error(libc::EOPNOTSUPP));
     }

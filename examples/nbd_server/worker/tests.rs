@@ -46,7 +46,7 @@ fn on_disk(
         if nr == 0 {
             backing.device = disk.clone();
             if !engines_write {
-                backing.source = Source::Device(disk.clone());
+                backing.source = Source::Device(disk.clone(), Some(file.try_clone().unwrap()));
             }
         }
         blocks.attach(backing).unwrap();

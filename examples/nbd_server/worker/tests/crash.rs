@@ -217,7 +217,7 @@ fn crash(seed: u64, bug: Option<&'static str>) {
     let device = FileDevice::new(exports.image(0).file().unwrap().try_clone().unwrap()).unwrap();
     let disk = Arc::new(FaultDevice::new(device));
     disk.record().unwrap();
-    // Only the device, which records that, writes it.
+    // Engines read it, and only the device, which records that, writes it.
     exports.blocks = on_disk(&exports, &disk, false, Args::parse_from(args).cache);
     if let Some(bug) = bug {
         exports.image(0).plant(bug);
