@@ -1,9 +1,13 @@
 //! Every short example runs to its end: each checks its own results.
 
 use std::error::Error;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::{env, fs};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 type Outcome = Result<(), Box<dyn Error>>;
 
@@ -81,5 +85,25 @@ fn a_directory_is_copied() -> Outcome {
     assert_eq!(fs::read_to_string(to.join("file"))?, "text");
     // The copy exists now.
     assert!(output(Command::new(program("copy_tree")?).args([&from, &to])).is_err());
+    Ok(())
+}
+
+#[test]
+fn messages_are_published_until_an_interrupt() -> Outcome {
+    let mut server = Command::new(program("pubsub")?)
+        .args(["127.0.0.1:0", "--clients", "1"])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let mut printed = BufReader::new(server.stdout.take().ok_or("no output")?).lines();
+    let first = printed.next().ok_or("it prints nothing")??;
+    let address = first.strip_prefix("listening on ").ok_or("no address")?;
+    let mut client = TcpStream::connect(address)?;
+    client.write_all(b"SUB t\nPUB 3 t text\nQUIT\n")?;
+    let answers = BufReader::new(client).lines().collect::<Result<Vec<_>, _>>()?;
+    let id = answers[0].strip_prefix("HELLO ").ok_or("no id")?;
+    assert!(answers.contains(&format!("MSG t 3 {id} text")), "{answers:?}");
+    kill_process(Pid::from_child(&server), Signal::INT)?;
+    assert!(server.wait()?.success());
+    assert_eq!(printed.next().ok_or("no sum")??, "1 messages: 1 queued, 0 dropped");
     Ok(())
 }

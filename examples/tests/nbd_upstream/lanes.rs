@@ -264,6 +264,21 @@ fn inv05_inv06_the_loss_of_a_lane_alone_sends_no_journal_and_poisons_nothing() {
     device.write(0, &[9; BLOCK]).unwrap();
 }
 
+/// Writes every other block of 16.
+fn write_all(device: &NbdDevice, round: u8) {
+    for block in 0..8 {
+        device.write(2 * block * BLOCK as u64, &[round; BLOCK]).unwrap();
+    }
+}
+
+/// Reads what [`write_all`] wrote.
+fn all_have(lanes: &Lanes, device: &NbdDevice, round: u8) {
+    for block in 0..8 {
+        let found = read(lanes, device, 2 * block * BLOCK as u64, BLOCK).unwrap();
+        assert_eq!(found, [round; BLOCK], "round {round}, block {block}");
+    }
+}
+
 /// A server ends with what it had while the device finds out whether a lane alone is lost.
 #[test]
 fn inv04_inv05_a_server_that_ends_after_a_lane_is_recovered_from() {
@@ -271,9 +286,7 @@ fn inv04_inv05_a_server_that_ends_after_a_lane_is_recovered_from() {
     let lanes = Lanes::start().unwrap();
     let device = up_with(&upstream, &lanes, |_| {});
     for round in 1..=5_u8 {
-        for block in 0..8 {
-            device.write(2 * block * BLOCK as u64, &[round; BLOCK]).unwrap();
-        }
+        write_all(&device, round);
         let (connected, losses) = (upstream.reads().len(), device.stats().losses);
         upstream.script(|count, request| match (count, request.len) {
             (0, _) => Act::CloseBefore, // the lane
@@ -288,10 +301,7 @@ fn inv04_inv05_a_server_that_ends_after_a_lane_is_recovered_from() {
         assert_eq!(upstream.reads().len(), connected, "a lane connects before the probes' answers");
         upstream.script(|_, _| Act::Answer);
         upstream.crash();
-        for block in 0..8 {
-            let found = read(&lanes, &device, 2 * block * BLOCK as u64, BLOCK).unwrap();
-            assert_eq!(found, [round; BLOCK], "round {round}, block {block}");
-        }
+        all_have(&lanes, &device, round);
         come_up(&lanes, &device);
     }
     let stats = device.stats();
@@ -305,14 +315,9 @@ fn inv04_inv05_a_server_that_ends_before_a_lane_is_recovered_from() {
     let lanes = Lanes::start().unwrap();
     let device = up_with(&upstream, &lanes, |_| {});
     for round in 1..=5_u8 {
-        for block in 0..8 {
-            device.write(2 * block * BLOCK as u64, &[round; BLOCK]).unwrap();
-        }
+        write_all(&device, round);
         upstream.once(0, Act::CrashOthers(Duration::from_millis(20)));
-        for block in 0..8 {
-            let found = read(&lanes, &device, 2 * block * BLOCK as u64, BLOCK).unwrap();
-            assert_eq!(found, [round; BLOCK], "round {round}, block {block}");
-        }
+        all_have(&lanes, &device, round);
         come_up(&lanes, &device);
     }
     let stats = device.stats();
