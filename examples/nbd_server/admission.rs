@@ -104,8 +104,16 @@ struct Waiting<T> {
 }
 
 /// Whether an image that has `used` places may have one more, where `left` are free.
-pub(crate) fn is_within_share(used: usize, left: usize) -> bool {
+fn is_within_share(used: usize, left: usize) -> bool {
     left > 0 && used < SHARE * left
+}
+
+/// Whether one more request of an image may run or queue, where `used` of at most `most` do. `its` returns how many of
+/// these are the image's.
+pub(crate) fn may_queue(most: usize, used: usize, its: impl FnOnce() -> usize) -> bool {
+    let left = most.saturating_sub(used);
+    // The image's share is no less than what is used, even if all of that is the image's.
+    left > used || is_within_share(its(), left)
 }
 
 impl<T> Admission<T> {
@@ -454,5 +462,12 @@ mod tests {
         assert_eq!(words(lines[1]), "syncs 2 waited");
         assert_eq!(words(lines[2]), "small reads 2");
         assert_eq!(lines.len(), 3, "{text}");
+    }
+
+    #[test]
+    fn room_in_the_queue_is_left_to_others() {
+        let limit = (4..64).find(|&used| !may_queue(64, used, || used)).expect("a limit");
+        assert!((36..64).contains(&limit), "{limit}");
+        assert!(may_queue(64, limit, || 0) && !may_queue(64, 64, || 0));
     }
 }

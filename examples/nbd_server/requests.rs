@@ -24,7 +24,7 @@ use nbd_protocol::{Command, HeaderStyle, NbdError, Request};
 use radix_ctx::{CtxRef, Id};
 use tracing::warn;
 
-use crate::admission::{Admission, WaitStats, is_within_share};
+use crate::admission::{Admission, WaitStats, may_queue};
 use crate::blocks::{Source, of_get};
 use crate::commands::Job;
 use crate::contexts::Connection;
@@ -97,13 +97,10 @@ impl Requests {
     pub(crate) fn has_room(&self, export: usize) -> bool {
         let Self { admission, blocking, .. } = self;
         let used = admission.running() + admission.waiting() + blocking.waiting();
-        let left = self.most.saturating_sub(used);
-        // The image's share is no less, even if all of them are the image's.
-        left > used || {
+        may_queue(self.most, used, || {
             let running = admission.by_file()[self.exports.get(export).file];
-            let its = running + admission.waiting_of(export) + blocking.waiting_of(export);
-            is_within_share(its, left)
-        }
+            running + admission.waiting_of(export) + blocking.waiting_of(export)
+        })
     }
 
     pub(crate) fn is_idle(&self) -> bool {
