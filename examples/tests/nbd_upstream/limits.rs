@@ -114,7 +114,7 @@ fn inv07_a_read_only_export_takes_no_change() {
 /// One connection where a flush covers only its own writes.
 #[test]
 fn inv03_several_connections_need_can_multi_conn() {
-    for (flag, most) in [(Flags::CAN_MULTI_CONN, 4), (Flags::NONE, 1)] {
+    for (flag, most) in [(Flags::CAN_MULTI_CONN, 8), (Flags::NONE, 1)] {
         let without = |export: &mut nbd_protocol::ExportInfo| {
             export.flags = (export.flags - Flags::CAN_MULTI_CONN) | flag;
         };
