@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
 use std::ops::Range;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nbd_protocol::{
     CommandFlags, Connected, Extent, HeaderStyle, NbdError, Reply, ReplyContent, wire::cmd,
@@ -30,6 +30,31 @@ const MERGED: u64 = 2 << 20;
 const MERGED_READ: u64 = 128 << 10;
 /// Longest WRITE_ZEROES and BLOCK_STATUS. The field has 32 bits; other clients send up to this.
 const LONGEST: u64 = 1 << 30;
+
+/// Attempts at a connection since one has answered a request: a handshake is no proof that a server works.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Attempts(u32);
+
+impl Attempts {
+    /// The first pause after one that failed. Each further one is twice as long.
+    pub(super) const FIRST: Duration = Duration::from_millis(50);
+    pub(super) const LONGEST: Duration = Duration::from_secs(5);
+
+    /// Counts a failure. Returns its number, from 1, and the pause before the next attempt.
+    pub(super) fn failed(&mut self) -> (u32, Duration) {
+        self.0 = self.0.saturating_add(1);
+        (self.0, (Self::FIRST * (1 << (self.0 - 1).min(10))).min(Self::LONGEST))
+    }
+
+    /// Counts a lost connection. Returns the pause before the next attempt: none if it has answered a request.
+    pub(super) fn lost(&mut self, connection: &Connection) -> Duration {
+        if connection.has_answered {
+            *self = Self::default();
+            return Duration::ZERO;
+        }
+        self.failed().1
+    }
+}
 
 /// A request that was sent, or is being sent.
 pub(super) struct Request {
@@ -162,6 +187,7 @@ pub(super) struct Connection {
     input: Box<[u8]>,
     unread: Range<usize>,
     following: Option<Following>,
+    has_answered: bool,
 }
 
 impl Connection {
@@ -177,6 +203,7 @@ impl Connection {
             input: vec![0; INPUT].into(),
             unread: 0..0,
             following: None,
+            has_answered: false,
         }
     }
 
@@ -397,6 +424,7 @@ impl Connection {
                 return Err(UpstreamError::Short { asked, got });
             }
         }
+        self.has_answered = true;
         ended.extend(self.requests.remove(&cookie));
         Ok(())
     }

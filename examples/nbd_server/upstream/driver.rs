@@ -24,8 +24,8 @@ use nbd_protocol::{Connected, NbdError, TransmissionFlags as Flags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{error, warn};
 
-use self::recovery::{PAUSE, Recovery};
-use super::connection::{Connection, Request};
+use self::recovery::Recovery;
+use super::connection::{Attempts, Connection, Request};
 use super::error::UpstreamError;
 use super::journal::Journal;
 use super::link::Link;
@@ -62,7 +62,7 @@ pub(super) struct Driver {
     export: Export,
     slots: Vec<Slot>,
     /// Attempts to connect since the last success, by slot.
-    attempts: Vec<u32>,
+    attempts: Vec<Attempts>,
     queue: VecDeque<Operation>,
     journal: Journal,
     recovery: Option<Recovery>,
@@ -94,7 +94,7 @@ impl Driver {
         Self {
             shared,
             export,
-            attempts: vec![0; slots.len()],
+            attempts: vec![Attempts::default(); slots.len()],
             slots,
             queue: VecDeque::new(),
             journal: Journal::new(options.keep),
@@ -124,7 +124,7 @@ impl Driver {
                 Ok(ready) => ready,
                 Err(error) => {
                     error!(%error, "the upstream's thread cannot wait");
-                    std::thread::sleep(PAUSE.0);
+                    std::thread::sleep(Attempts::FIRST);
                     Vec::new()
                 }
             };

@@ -10,7 +10,7 @@
 //!
 //! A device's period ends when a connection or a lane is lost, or the device is poisoned. A lane connects in one period and
 //! is used in that one only, so its server has every change that was answered. A lane that is lost, or cannot connect, is
-//! not tried again before the next period. This begins:
+//! not tried again before the next period, nor before a pause if it has answered nothing. A period begins:
 //!
 //! - after the loss of a connection once the journal was sent again, because the server may have lost it;
 //! - after the loss of a lane once each connection has answered a probe. No journal is sent: the lane carried reads only,
@@ -38,7 +38,7 @@ use percpu::sync::spawn;
 use rustix::event::epoll::{self, EventData, EventFlags};
 use tracing::debug;
 
-use super::connection::{Connection, Request};
+use super::connection::{Attempts, Connection, Request};
 use super::driver::{DEPTH, Event};
 use super::error::UpstreamError;
 use super::link::Link;
@@ -151,6 +151,9 @@ struct Lane {
     state: State,
     /// The device's when the lane began to connect; 0: it never did.
     period: u64,
+    attempts: Attempts,
+    /// It does not connect before.
+    pause: Instant,
     queue: VecDeque<Operation>,
     next_cookie: u64,
     /// What epoll was last told.
@@ -164,6 +167,8 @@ impl Lane {
             export,
             state: State::Down,
             period: 0,
+            attempts: Attempts::default(),
+            pause: Instant::now(),
             queue: VecDeque::new(),
             next_cookie: 1,
             told: EventFlags::IN,
@@ -186,7 +191,7 @@ impl Lane {
         self.look(epoll);
         if self.period != period {
             self.give_up();
-            if let State::Down = self.state {
+            if matches!(self.state, State::Down) && Instant::now() >= self.pause {
                 self.connect(period);
             }
         }
@@ -312,6 +317,9 @@ impl Lane {
     }
 
     fn lose(&mut self, why: UpstreamError) {
+        if let State::Up(connection) = &self.state {
+            self.pause = Instant::now() + self.attempts.lost(connection);
+        }
         self.shared.tell(Event::LaneLost(self.period, why));
         self.give_up();
     }

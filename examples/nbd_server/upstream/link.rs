@@ -1,6 +1,6 @@
 //! A connection to the upstream: connected, negotiated, and its bytes in both directions, over TLS or not.
 
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -104,7 +104,11 @@ impl Link {
                 return Err(UpstreamError::Socket(io::ErrorKind::TimedOut.into()));
             }
             let mut part = [0; 4096];
-            match self.read(&mut part).map_err(UpstreamError::Socket)? {
+            let late = |error: io::Error| match error.kind() {
+                ErrorKind::WouldBlock => ErrorKind::TimedOut.into(), // of the socket's timeout
+                _ => error,
+            };
+            match self.read(&mut part).map_err(|error| UpstreamError::Socket(late(error)))? {
                 0 => return Err(UpstreamError::Closed),
                 count => input.extend_from_slice(&part[..count]),
             }

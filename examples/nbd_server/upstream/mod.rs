@@ -39,6 +39,9 @@
 //! NBD has no way to say that requests of a lost connection shall not be carried out any more. The device waits a
 //! second for the server to close it, which servers do when they have done what they had received. A server that hangs for longer,
 //! and then goes on, may carry out an old write over a newer one.
+//!
+//! Nor does it tell which server answers. All connections must reach one process at a time, or processes that share all
+//! they have: behind an address that spreads connections over others, a lane could read what a change never reached.
 
 mod address;
 mod connection;

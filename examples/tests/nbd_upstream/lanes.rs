@@ -287,6 +287,9 @@ fn inv04_inv05_a_server_that_ends_after_a_lane_is_recovered_from() {
     let device = up_with(&upstream, &lanes, |_| {});
     for round in 1..=5_u8 {
         write_all(&device, round);
+        while device.stats().connects < 2 * u64::from(round) - 1 {
+            std::thread::yield_now(); // one that had answered nothing is made again after a pause
+        }
         let (connected, losses) = (upstream.reads().len(), device.stats().losses);
         upstream.script(|count, request| match (count, request.len) {
             (0, _) => Act::CloseBefore, // the lane
@@ -386,6 +389,30 @@ fn inv07_a_lane_keeps_to_the_limits_of_the_server() {
     assert!(read(&lanes, &device, 512, LEN - 512).unwrap() == upstream.disk()[512..]);
     let seen = upstream.seen();
     assert!(seen.iter().all(|request| request.len <= 6144) && seen.len() >= LEN / 6144);
+}
+
+/// A handshake is no proof that a server works: pauses grow until a connection has answered a request.
+#[test]
+fn a_server_that_drops_connections_is_not_asked_without_a_pause() {
+    const PAUSES: usize = 5; // 50 + 100 + 200 + 400 + 800 ms
+    for (first, connections) in [(0, 2), (2, 1)] {
+        let upstream = Upstream::new(LEN);
+        let lanes = Lanes::start().unwrap();
+        let device = up_with(&upstream, &lanes, |options| {
+            options.reconnect = Duration::from_millis(1500);
+        });
+        upstream.script(move |_, _| Act::CloseFrom(first));
+        let (before, begun) = (upstream.reads().len(), Instant::now());
+        while begun.elapsed() < Duration::from_millis(1500) {
+            assert_eq!(read(&lanes, &device, 0, 512).is_ok(), first > 0);
+        }
+        let attempts = upstream.reads().len() - before;
+        // Of those that were up, each comes again at once.
+        let most = connections * (PAUSES + 2);
+        assert!((2..=most).contains(&attempts), "{attempts} attempts, {most} at most");
+        upstream.script(|_, _| Act::Answer);
+        come_up(&lanes, &device);
+    }
 }
 
 /// Without a shared cache a read over another connection may miss a write.

@@ -27,6 +27,8 @@ pub(crate) enum Act {
     Fail(NbdError),
     /// Closes the connection before it does anything.
     CloseBefore,
+    /// The same if at least so many connections have come before it.
+    CloseFrom(usize),
     /// Closes the connection in place of the answer.
     CloseAfter,
     /// Answers a part of the reply, and closes the connection.
@@ -350,6 +352,7 @@ impl Inner {
                     state = self.state.lock().unwrap();
                 }
                 Act::CloseBefore => return Ok(()),
+                Act::CloseFrom(first) if connection >= first => return Ok(()),
                 Act::CrashBefore => {
                     state.crash();
                     return Ok(());

@@ -10,15 +10,12 @@ use nbd_protocol::Connected;
 use percpu::sync::spawn;
 use tracing::{error, info, warn};
 
-use super::super::connection::Connection;
+use super::super::connection::{Attempts, Connection};
 use super::super::error::UpstreamError;
 use super::super::journal::Content;
 use super::super::link::Link;
 use super::super::operation::{Kind, Operation, Target};
 use super::{Driver, Event, Slot};
-
-/// The first and the longest pause between attempts to connect.
-pub(super) const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// Where recovery is.
 pub(super) enum Recovery {
@@ -33,13 +30,13 @@ impl Driver {
     pub(super) fn connect_again(&mut self, now: Instant) {
         for slot in 0..self.slots.len() {
             if matches!(self.slots[slot], Slot::Pause(until) if until <= now) {
-                self.connect(slot, None);
+                self.connect(slot, None, Duration::ZERO);
             }
         }
     }
 
-    /// Has a thread end the old connection of a slot, and make a new one.
-    fn connect(&mut self, slot: usize, old: Option<Link>) {
+    /// Has a thread end the old connection of a slot, and after a pause make a new one.
+    fn connect(&mut self, slot: usize, old: Option<Link>, pause: Duration) {
         let (shared, address) = (Arc::clone(&self.shared), self.shared.address.clone());
         let drains = old.is_some();
         let started = spawn("upstream-connect".into(), move || {
@@ -47,6 +44,7 @@ impl Driver {
                 old.drain();
                 shared.tell(Event::Drained);
             }
+            std::thread::sleep(pause);
             shared.tell(Event::Connected(slot, Link::connect(&address, slot == 0)));
         });
         self.slots[slot] = match started {
@@ -54,7 +52,7 @@ impl Driver {
             Err(error) => {
                 warn!(%error, "no thread to connect to the upstream");
                 self.draining -= usize::from(drains); // it was closed
-                Slot::Pause(Instant::now() + PAUSE.1)
+                Slot::Pause(Instant::now() + Attempts::LONGEST)
             }
         };
         if drains {
@@ -73,18 +71,16 @@ impl Driver {
         });
         self.slots[slot] = match result {
             Ok(connection) => {
-                self.attempts[slot] = 0;
                 // Ordering: Relaxed; a statistics counter.
                 self.shared.stats.connects.fetch_add(1, Ordering::Relaxed);
                 Slot::Up(connection)
             }
             Err(error) => {
-                let attempt = self.attempts[slot];
-                self.attempts[slot] += 1;
-                if attempt.is_power_of_two() || attempt == 0 {
-                    warn!(upstream = %self.shared.address, attempt, %error, "no connection");
+                let (attempt, pause) = self.attempts[slot].failed();
+                if attempt.is_power_of_two() {
+                    warn!(upstream = %self.shared.address, slot, attempt, %error, "no connection");
                 }
-                Slot::Pause(Instant::now() + (PAUSE.0 * (1 << attempt.min(10))).min(PAUSE.1))
+                Slot::Pause(Instant::now() + pause)
             }
         };
     }
@@ -123,6 +119,7 @@ impl Driver {
         else {
             return;
         };
+        let pause = self.attempts[slot].lost(&connection);
         let Connection { link, requests, .. } = *connection;
         let mut requests: Vec<_> = requests.into_values().collect();
         requests.sort_unstable_by_key(|request| std::cmp::Reverse(request.cookie));
@@ -131,7 +128,7 @@ impl Driver {
         {
             self.send_again(operation, now);
         }
-        self.connect(slot, Some(link));
+        self.connect(slot, Some(link), pause);
         self.recover_from_loss();
         self.count_loss(slot, why);
     }
