@@ -37,3 +37,20 @@ fn the_overflow_has_an_age() {
     });
     assert!(since.unwrap() + 1_000_000_000 <= clock());
 }
+
+/// One list moved to the front of another waits since the older one, and for the later target.
+#[test]
+fn lists_that_are_joined_keep_the_older_age() {
+    // SAFETY: `free` is never called, because this test frees no object.
+    let head = || unsafe { RetireHead::new(|_| ()) };
+    let heads = [head(), head()];
+    for (since, others) in [(3, 7), (7, 3)] {
+        let (mut list, mut other) = (Segment::EMPTY, Segment::EMPTY);
+        list.push(NonNull::from(&heads[0]), 10);
+        other.push(NonNull::from(&heads[1]), 20);
+        (list.since, list.target, other.since, other.target) = (since, since, others, others);
+        list.splice(&mut other);
+        assert_eq!((list.since, list.target, list.objects, list.bytes), (3, 7, 2, 30));
+        assert!(other.is_empty());
+    }
+}
