@@ -15,9 +15,8 @@ pub(crate) struct InFlight {
     abandoned: AtomicBool,
 }
 
-// Ordering: AcqRel in all changes of `state`. Each pairs with the later ones, so that the last,
-// whose thread detaches the device, comes after all that the operations did. That of `begin` carries
-// nothing: no model sees it weakened.
+// Ordering: AcqRel where an operation or the device ends. Each pairs with the later ones, so that the
+// last, whose thread detaches the device, comes after all that the operations did.
 impl InFlight {
     pub(crate) fn new() -> Self {
         Self { state: AtomicU64::new(0), abandoned: AtomicBool::new(false) }
@@ -25,11 +24,17 @@ impl InFlight {
 
     /// Counts one more operation, unless the device has ended. Lock-free.
     pub(crate) fn begin(&self) -> bool {
-        // Ordering: Relaxed; the exchange confirms the value.
+        // Ordering: Relaxed, all; an operation that begins needs nothing of those before it, and the
+        // exchange keeps their releases going.
         let mut seen = self.state.load(Ordering::Relaxed);
         while seen & ENDED == 0 {
-            let (order, failed) = (Ordering::AcqRel, Ordering::Relaxed);
-            match self.state.compare_exchange_weak(seen, seen + 1, order, failed) {
+            let next = self.state.compare_exchange_weak(
+                seen,
+                seen + 1,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
+            match next {
                 Ok(_) => return true,
                 Err(now) => seen = now,
             }

@@ -217,9 +217,10 @@ impl Writes {
 
     /// Notes a failed sync: writes since the last good sync may be lost. The first errno stays.
     pub(crate) fn poison(&self, errno: i32) {
-        // Ordering: Release pairs with the Acquire in `poisoned`. No model needs it: the extents of
-        // `unsynced` are read under their lock. Relaxed on failure: the device is poisoned already.
-        let _ = self.poison.compare_exchange(0, errno.max(1), Ordering::Release, Ordering::Relaxed);
+        // Ordering: Relaxed, also in `poisoned` and `forgive`. What an errno or its end is about, the
+        // extents, the group and the list of dirty frames, is behind locks: a lock that is taken after
+        // the load comes after one that was released before the store.
+        let _ = self.poison.compare_exchange(0, errno.max(1), Ordering::Relaxed, Ordering::Relaxed);
         // After the exchange, because a sync that begins after `lose` does not see the loss in the
         // group and must find the device poisoned.
         self.group.lose();
@@ -227,15 +228,14 @@ impl Writes {
 
     /// Returns the errno of the sync that failed since the last reset.
     pub(crate) fn poisoned(&self) -> Option<i32> {
-        // Ordering: Acquire pairs with the Release in `poison`, which no model needs.
-        Some(self.poison.load(Ordering::Acquire)).filter(|&errno| errno != 0)
+        // Ordering: Relaxed; see `poison`.
+        Some(self.poison.load(Ordering::Relaxed)).filter(|&errno| errno != 0)
     }
 
     /// Ends the poisoning, by a reset.
     pub(crate) fn forgive(&self) {
-        // Ordering: Release pairs with the Acquire in `poisoned`; it carries the work of the reset.
-        // A thread that still finds the errno acts as before the reset.
-        self.poison.store(0, Ordering::Release);
+        // Ordering: Relaxed; see `poison`. A thread that still finds the errno acts as before the reset.
+        self.poison.store(0, Ordering::Relaxed);
     }
 
     /// Sets the stage. The caller closes the device, and calls a fence after the stage `Closing`.
