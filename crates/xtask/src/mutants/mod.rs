@@ -179,7 +179,11 @@ fn candidates(copy: &Workspace, package: &Crate) -> Result<Vec<(Kind, Vec<Mutant
         sites::parse(text).map_err(|error| Error::new(format!("{}: {error}", file.display())))
     };
     let parsed: Vec<_> = files.iter().zip(&texts).map(parse).collect::<Result<_>>()?;
+    let for_tests = sites::test_modules(&parsed);
     for ((file, text), found) in files.into_iter().zip(&texts).zip(sites::sites(&parsed)) {
+        if for_tests.contains(&*file.file_stem().unwrap_or_default().to_string_lossy()) {
+            continue;
+        }
         let shown = file.strip_prefix(&dir).unwrap_or(&file).display().to_string();
         for site in found {
             let was = text[site.bytes.clone()].to_string();
