@@ -62,6 +62,7 @@ fn inv21_a_send_behind_a_stopped_one_is_not_overlooked() {
         assert_eq!(receiver.join().unwrap(), Ok((2, 9)));
     });
     assert_eq!(queue.receive(), Ok((1, 5)));
+    assert_eq!(queue.stats().timeouts, 1);
     queue.validate();
 }
 

@@ -307,6 +307,22 @@ fn a_preload_holds_surplus_nodes_for_reuse() {
     });
 }
 
+/// A message is lent without an allocation while the tree keeps a node.
+#[test]
+fn a_lent_message_takes_a_node_that_is_kept() {
+    without_leak(|| {
+        let mut tree = TestTree::new(1);
+        tree.send(1, 0).unwrap();
+        let (level, mut preload) = (tree.0.highest().unwrap(), Preload::default());
+        tree.remove_level(level, &mut preload);
+        let asked = ASKED.get();
+        tree.0.take_lent_memory(&mut preload).unwrap();
+        assert_eq!((tree.stats().kept, tree.stats().fallback, ASKED.get()), (0, 0, asked));
+        tree.0.take_lent_memory(&mut preload).unwrap(); // it has it
+        assert_eq!((tree.stats().fallback, ASKED.get()), (0, asked));
+    });
+}
+
 /// A node that was allocated because the hint was out of date is kept, if there is room.
 #[test]
 fn inv05_an_unused_node_is_kept_or_freed() {
