@@ -93,9 +93,9 @@ impl Table {
     #[cold]
     #[inline(never)]
     fn find_behind(&self, home: usize, key: Key) -> Option<&Entry> {
-        // Ordering: Acquire pairs with the Release in `Locked::displace`; it carries the entries
-        // that were placed at this distance before.
-        let reach = self.reach.load(Ordering::Acquire) as usize;
+        // Ordering: Relaxed; `OVERFLOW`, which was found before, carries the distances of entries
+        // that were placed before it was set. An entry that is placed meanwhile need not be found.
+        let reach = self.reach.load(Ordering::Relaxed) as usize;
         (1..=reach).flat_map(|far| &self.bucket(home + far).0).find(|entry| entry.may_be(key))
     }
 
@@ -172,9 +172,8 @@ impl<'t> Locked<'t> {
 
     fn displace(&self, far: u32) {
         let table = self.table;
-        // Ordering: Release pairs with the Acquire in `find_behind`; it carries the entry just
-        // taken.
-        table.reach.fetch_max(far, Ordering::Release);
+        // Ordering: Relaxed; the change to `OVERFLOW` below carries it to `find_behind`.
+        table.reach.fetch_max(far, Ordering::Relaxed);
         let displaced = &table.displaced[self.home];
         // Ordering: Relaxed; the lock of the home carries it to the next holder.
         displaced.store(load_own(displaced) + 1, Ordering::Relaxed);
