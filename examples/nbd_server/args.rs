@@ -26,8 +26,8 @@ pub(crate) struct Args {
 
     /// Serve every file and block device of this folder by its name.
     ///
-    /// Also those that come later; but not those whose name begins with a dot, and no symbolic links. Up to 1024 of
-    /// them.
+    /// Also those that come later; but not those whose name begins with a dot, and no symbolic links. Up to 1024 are open
+    /// at a time.
     #[arg(long, value_name = "DIR", help_heading = "Images")]
     pub(crate) export_dir: Option<PathBuf>,
 

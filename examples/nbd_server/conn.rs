@@ -14,7 +14,7 @@ use crate::connection_limits::Permit;
 use crate::contexts::Connection;
 use crate::memory::{Account, BufferPool};
 use crate::operation::Step;
-use crate::registry::{Listed, Opened};
+use crate::registry::Listed;
 use crate::session::Session;
 use crate::tls::{Tls, Wire};
 
@@ -57,8 +57,6 @@ pub(crate) struct Conn {
     pub(crate) ctx: CtxRef<Connection>,
     /// Its permission to be a connection of the server.
     pub(crate) permit: Permit,
-    /// Its entry in its export's list, once it has an export.
-    pub(crate) opened: Option<Opened>,
     /// Its entry in the list of sessions, and what the list shows of it.
     pub(crate) listed: Listed,
     pub(crate) phase: Phase,
@@ -104,7 +102,6 @@ impl Conn {
             tls: None,
             ctx,
             permit,
-            opened: None,
             listed,
             phase: Phase::Handshake(handshake, deadline),
             account: Account::default(),

@@ -34,8 +34,6 @@ mod extents;
 mod flushes;
 #[path = "../nbd_server/folder.rs"]
 mod folder;
-#[path = "../nbd_server/idle.rs"]
-mod idle;
 #[path = "../nbd_server/image_spec.rs"]
 mod image_spec;
 #[path = "../nbd_server/listeners.rs"]
@@ -50,8 +48,8 @@ mod memory;
 mod metrics;
 #[path = "../nbd_server/notifier.rs"]
 mod notifier;
-#[path = "../nbd_server/open_files.rs"]
-mod open_files;
+#[path = "../nbd_server/open_images.rs"]
+mod open_images;
 #[path = "../nbd_server/operation.rs"]
 mod operation;
 #[path = "../nbd_server/registry.rs"]

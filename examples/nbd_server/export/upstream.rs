@@ -5,21 +5,19 @@ use std::time::Duration;
 
 use bufcache::BlockDevice;
 use nbd_protocol::{ExportInfo, MAX_PAYLOAD, TransmissionFlags as Flags};
-use tracing::info;
 
-use super::{Export, ExportError, ExportTable};
+use super::{Export, ExportError, ExportTable, Part};
 use crate::blocks::{BLOCK, Backing, Source};
-use crate::open_files::FileState;
 use crate::upstream::{Address, NbdDevice, UpstreamOptions, UpstreamStats};
 
 impl ExportTable {
-    /// Connects to an upstream export, and adds it.
+    /// Connects to an upstream export.
     pub(super) fn add_upstream(
         &self,
         name: String,
         address: &Address,
         read_only: bool,
-    ) -> Result<(), ExportError> {
+    ) -> Result<Export, ExportError> {
         let fail =
             |error| ExportError::Upstream { address: address.to_string(), error: Box::new(error) };
         let reconnect = Duration::from_secs(self.args.reconnect);
@@ -51,24 +49,19 @@ impl ExportTable {
             preferred_block: BLOCK as u32,
             max_block: MAX_PAYLOAD,
         };
-        info!(export = info.name, size = info.size, upstream = %address, "serving");
-        let mut known = self.known.lock();
-        let file = self.blocks.attach(Backing::upstream(device)).map_err(ExportError::Cache)?;
-        known.files.insert((u64::MAX, u64::MAX, file as u64), file); // which is no file's identity
-        known.states.push(FileState::new(info.size));
-        let index = self.exports.push(Export { info, file, start: 0, grows: false });
-        known.names.insert(name, index);
-        Ok(())
+        let image = self.blocks.attach(name, Backing::upstream(device));
+        let part = Part { read_only, offset: 0, size: Some(info.size) };
+        Ok(Export::new(info, image.map_err(ExportError::Cache)?, &part))
     }
 }
 
 impl ExportTable {
     /// The figures of the upstream exports, by name.
     pub(crate) fn upstreams(&self) -> Vec<(String, UpstreamStats)> {
-        let stats = |(_, export): (usize, &Export)| {
-            let Source::Upstream(upstream) = &self.image(export.file).source else { return None };
+        let stats = |export: &Export| {
+            let Source::Upstream(upstream) = &export.image.source else { return None };
             Some((export.info.name.clone(), upstream.stats()))
         };
-        self.exports.iter().filter_map(stats).collect()
+        self.fixed.iter().filter_map(stats).collect()
     }
 }

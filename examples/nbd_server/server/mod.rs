@@ -22,11 +22,11 @@ use crate::args::Args;
 use crate::connection_limits::{ConnectionLimits, PeerKey};
 use crate::contexts::Connection;
 use crate::export::{ExportError, ExportTable};
-use crate::idle::IDLE_CHECK;
 use crate::listeners::{ListenError, Listeners};
 use crate::memory::LEAST;
 use crate::metrics::Metrics;
 use crate::notifier::{eventfd, ring};
+use crate::open_images::IDLE_CHECK;
 use crate::registry::Registry;
 use crate::report::{Reporter, ServerReport};
 use crate::requests::Limits;
@@ -120,7 +120,7 @@ impl Server {
         // be twice as many contexts as connections.
         let connections = CtxTable::builder().max_contexts(2 * u64::from(max_connections)).build();
         let connections = Arc::new(connections.map_err(io::Error::from)?);
-        let registry = Arc::new(Registry::new(&exports).map_err(io::Error::from)?);
+        let registry = Arc::new(Registry::new().map_err(io::Error::from)?);
         let listeners = Listeners::open(args, handed_over)?;
         let ended = eventfd()?;
         let count = args.workers.map_or_else(default_workers, |count| count as usize);

@@ -4,13 +4,14 @@
 use std::io::{self, ErrorKind, Read};
 use std::time::Instant;
 
-use nbd_protocol::{CloseReason, Command, ExportInfo, NbdError, Request, Step as HandshakeStep};
+use nbd_protocol::{CloseReason, Command, NbdError, Request, Step as HandshakeStep};
 use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll;
 use tracing::{debug, info, warn};
 
 use super::{GAVE_WAY, Worker};
 use crate::conn::{BlockedOn, InPlace, OUTSTANDING, Phase};
+use crate::export::Opening;
 use crate::memory::{self, OutOfMemory};
 use crate::operation::Step;
 use crate::session::{Next, Session};
@@ -172,7 +173,7 @@ impl Worker {
     /// Parses bytes from a connection and starts their requests. Returns the number of bytes used;
     /// the rest must wait for more bytes, or for a limit.
     fn parse(&mut self, slot: usize, bytes: &[u8]) -> Result<usize, String> {
-        let Self { conns, requests, memory, exports, registry, sendable, blocked, .. } = self;
+        let Self { conns, requests, memory, exports, sendable, blocked, .. } = self;
         let refused_memory = &mut self.refused_memory;
         let conn = &mut conns[slot];
         let mut input = bytes;
@@ -187,8 +188,8 @@ impl Worker {
                         conn.block(BlockedOn::Others, blocked, sendable);
                         break;
                     }
-                    let (used, step) =
-                        handshake.receive(input, &**exports, &mut conn.out.handshake);
+                    let opening = Opening::new(exports);
+                    let (used, step) = handshake.receive(input, &opening, &mut conn.out.handshake);
                     input = &input[used..];
                     conn.queue_send(sendable);
                     match step {
@@ -203,21 +204,14 @@ impl Worker {
                             if !conn.permit.finish_handshake() {
                                 return Err(GAVE_WAY.into());
                             }
-                            // It was opened a moment ago; in a folder another may have its name
-                            // now.
-                            let Some((export, used)) = exports.begin(&negotiated) else {
-                                return Err("the export is gone".into());
+                            let Some(export) = opening.opened.into_inner() else {
+                                return Err("no export was opened".into()); // `Ready` follows an open
                             };
-                            let _ = conn.ctx.used.set(used); // a connection negotiates once
-                            let told = ExportInfo { size: negotiated.size, ..exports.info(export) };
-                            info!(conn = %conn.id(), export = told.name, "negotiated");
-                            let opened = registry.open(export, &conn.listed);
-                            conn.opened = Some(opened.map_err(|error| error.to_string())?);
-                            conn.phase = Phase::Transmission(Session::new(
-                                export,
-                                told,
-                                negotiated.agreed(),
-                            ));
+                            info!(conn = %conn.id(), export = export.info.name, "negotiated");
+                            let image = requests.open(&export.image).map_err(|e| e.to_string())?;
+                            conn.listed.set_export(&export.info.name);
+                            let session = Session::new(export, image, negotiated.agreed());
+                            conn.phase = Phase::Transmission(session);
                         }
                         HandshakeStep::Close(reason) => {
                             log_refusal(conn.id(), &reason);
@@ -232,7 +226,7 @@ impl Worker {
                         conn.block(BlockedOn::Own, blocked, sendable);
                         break;
                     }
-                    if !requests.has_room(session.export) {
+                    if !requests.has_room(&session.target.image) {
                         conn.block(BlockedOn::Others, blocked, sendable);
                         break;
                     }
@@ -241,7 +235,7 @@ impl Worker {
                         finished = true;
                         break;
                     }
-                    match session.next(&mut input, exports, memory, &mut conn.account) {
+                    match session.next(&mut input, memory, &mut conn.account) {
                         Next::More => break,
                         Next::NoMemory(OutOfMemory::Connection) => {
                             conn.block(BlockedOn::Own, blocked, sendable);
@@ -258,8 +252,8 @@ impl Worker {
                         }
                         Next::Start(request, command, buf) => {
                             understood += 1;
-                            let target = (session.export, session.agreed.style);
                             conn.active += 1;
+                            let target = &session.target;
                             let step = requests.start(&conn.ctx, target, request, command, buf);
                             if let Some(step) = step {
                                 conn.take(step, memory, sendable);
@@ -276,7 +270,7 @@ impl Worker {
                             *refused_memory |= error == NbdError::NoMem && conn.out.stuck.is_none();
                             requests.counters.errors += 1;
                             conn.active += 1;
-                            let step = Step::refuse(&request, session.agreed.style, error);
+                            let step = Step::refuse(&request, session.target.style, error);
                             conn.take(step, memory, sendable);
                         }
                         Next::OutOfStep(error) => {
