@@ -52,7 +52,7 @@ pub(crate) enum BlockedOn {
 pub(crate) struct Conn {
     pub(crate) socket: Socket,
     /// The TLS session, once the client has asked for one.
-    pub(crate) tls: Option<Box<Tls>>,
+    pub(crate) tls: Option<Box<dyn Tls>>,
     /// Its context, to which its operations have references.
     pub(crate) ctx: CtxRef<Connection>,
     /// Its permission to be a connection of the server.
@@ -151,7 +151,11 @@ impl Conn {
     }
 
     /// Starts TLS once the reply that announces it has left.
-    pub(crate) fn start_tls(&mut self, tls: Box<Tls>, memory: &mut BufferPool) -> io::Result<()> {
+    pub(crate) fn start_tls(
+        &mut self,
+        tls: Box<dyn Tls>,
+        memory: &mut BufferPool,
+    ) -> io::Result<()> {
         // Behind this reply nothing may leave in plaintext. There is nothing else: the client waits.
         let sent = self.out.send(&mut &self.socket, memory, &mut self.account)?;
         if sent == Sent::Blocked {
@@ -209,11 +213,9 @@ impl Conn {
         if let Some(spent) = step.spent {
             memory.release(spent, Some(&mut self.account));
         }
-        if let Some(header) = step.header {
-            self.active -= 1;
-            self.out.replies.push_back(Pending { header, data: step.data });
-            self.queue_send(sendable);
-        }
+        self.active -= 1;
+        self.out.replies.push_back(Pending { header: step.header, data: step.data });
+        self.queue_send(sendable);
     }
 
     /// Receives straight into a WRITE's buffer if at least `least` bytes of it are missing, and

@@ -13,11 +13,10 @@ use crate::admission::{Class, Queue};
 use crate::blocks::{Image, Source};
 use crate::contexts::Connection;
 
-/// The reply of a request, or the buffer that it needs no more.
+/// The reply of a request, and the buffer that it needs no more.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// The reply's header. `None` while the request goes on.
-    pub(crate) header: Option<ReplyHeader>,
+    pub(crate) header: ReplyHeader,
     /// What follows the header.
     pub(crate) data: Option<AlignedBuf>,
     /// A buffer of the connection's account that is no longer needed.
@@ -108,16 +107,16 @@ impl Step {
         match (command, result) {
             (Command::Read { .. }, Ok(())) => {
                 let header = ReplyHeader::read_data(request, style);
-                Self { header: Some(header), data: buf, spent: None }
+                Self { header, data: buf, spent: None }
             }
             (Command::BlockStatus { .. }, Ok(())) => {
                 let count = buf.as_ref().map_or(0, |buf| buf.len() / Extent::size(style)) as u32;
                 let header = ReplyHeader::block_status(request, style, ALLOCATION_ID, count);
-                Self { header: Some(header), data: buf, spent: None }
+                Self { header, data: buf, spent: None }
             }
             (_, Ok(())) => {
                 let header = ReplyHeader::done(request, style);
-                Self { header: Some(header), data: None, spent: buf }
+                Self { header, data: None, spent: buf }
             }
             (_, Err(error)) => Self { spent: buf, ..Self::refuse(request, style, error) },
         }
@@ -125,6 +124,6 @@ impl Step {
 
     pub(crate) fn refuse(request: &Request, style: HeaderStyle, error: NbdError) -> Self {
         let header = ReplyHeader::error(request, style, error);
-        Self { header: Some(header), data: None, spent: None }
+        Self { header, data: None, spent: None }
     }
 }

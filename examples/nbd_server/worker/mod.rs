@@ -421,7 +421,7 @@ impl Worker {
             if conn.is_finished() {
                 if let Some(mut tls) = conn.tls.take() {
                     tls.close();
-                    let _ = Wire { socket: &conn.socket, tls: Some(&mut tls) }.flush(); // a courtesy
+                    let _ = tls.flush(&conn.socket); // a courtesy
                 }
                 if !conn.tcp || conn.socket.shutdown(Shutdown::Write).is_err() {
                     self.close(id, "done");
