@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use nbd_protocol::{
     Command, ExportInfo, Exports, ListedExport, MAX_PAYLOAD, MAX_REPLIES, MAX_STRING,
-    OPTION_HEADER, Request, TransmissionFlags,
+    OPTION_HEADER, Request, TransmissionFlags as Flags,
 };
 use thiserror::Error;
 use tracing::{info, warn};
@@ -76,12 +76,9 @@ pub(crate) enum ExportError {
 }
 
 impl ExportError {
-    fn lock(path: &Path, error: LockError) -> Self {
-        let path = path.to_owned();
-        match error {
-            LockError::Locked => Self::Locked { path },
-            LockError::Os(error) => Self::Open { path, error },
-        }
+    /// Makes errors that say which image could not be opened.
+    fn at(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
+        move |error| Self::Open { path: path.to_owned(), error }
     }
 }
 
@@ -98,9 +95,9 @@ pub(crate) struct Export {
 
 impl Export {
     /// An image is as long as its file was when it was opened, whatever the file is now.
-    fn new(mut info: ExportInfo, image: Arc<Image>, part: &Part) -> Self {
-        info.size = info.size.min(image.len().saturating_sub(part.offset));
-        Self { info, image, start: part.offset, grows: part.size.is_none() }.current()
+    fn new(mut info: ExportInfo, image: Arc<Image>, spec: &ImageSpec) -> Self {
+        info.size = info.size.min(image.len().saturating_sub(spec.offset));
+        Self { info, image, start: spec.offset, grows: spec.size.is_none() }.current()
     }
 
     /// The export with the size that it has now.
@@ -122,24 +119,6 @@ impl Export {
     }
 }
 
-/// The part of a file that an export serves: see [`ImageSpec`].
-struct Part {
-    read_only: bool,
-    offset: u64,
-    size: Option<u64>,
-}
-
-/// An open file that is to be served.
-struct Opened {
-    file: File,
-    /// It was opened for reading only.
-    read_only: bool,
-    /// How long to wait for its lock.
-    patience: Duration,
-    /// Make it as large as `--size` says.
-    may_grow: bool,
-}
-
 /// All exports of the server.
 #[derive(Debug)]
 pub(crate) struct ExportTable {
@@ -157,10 +136,7 @@ pub(crate) struct ExportTable {
 impl ExportTable {
     /// Opens every image of the command line, and the folder.
     pub(crate) fn open(args: &Args) -> Result<Self, ExportError> {
-        let open = |path: &PathBuf| {
-            let fail = |error| ExportError::Open { path: path.clone(), error };
-            Folder::open(path).map_err(fail)
-        };
+        let open = |path: &PathBuf| Folder::open(path).map_err(ExportError::at(path));
         let folder = args.export_dir.as_ref().map(open).transpose()?;
         let most = args.images.len() + if folder.is_some() { FOLDER } else { 0 };
         let mut table = Self {
@@ -180,28 +156,25 @@ impl ExportTable {
         Ok(table)
     }
 
-    fn add_image(&self, image: &ImageSpec) -> Result<Export, ExportError> {
-        let ImageSpec { name, path, .. } = image.clone();
+    fn add_image(&self, spec: &ImageSpec) -> Result<Export, ExportError> {
+        let ImageSpec { name, path, .. } = spec;
         if name.is_empty() || name.len() > MAX_STRING || name.chars().any(char::is_control) {
-            return Err(ExportError::Name { name });
+            return Err(ExportError::Name { name: name.clone() });
         }
         if self.names().any(|other| other == name) {
-            return Err(ExportError::Duplicate { name });
+            return Err(ExportError::Duplicate { name: name.clone() });
         }
-        if let Some(address) = &image.upstream {
-            return self.add_upstream(name, address, image.read_only);
+        if let Some(address) = &spec.upstream {
+            return self.add_upstream(spec, address);
         }
         // A file that is also served for writing is opened once, for that.
-        let writes = |other: &ImageSpec| !other.read_only && is_same_file(&other.path, &path);
+        let writes = |other: &ImageSpec| !other.read_only && is_same_file(&other.path, path);
         let read_only = self.args.read_only || !self.args.images.iter().any(writes);
-        let (file, created) = open(&path, &self.args, read_only)?;
-        let part = Part {
-            read_only: self.args.read_only || image.read_only,
-            offset: image.offset,
-            size: image.size,
-        };
-        let opened = Opened { file, read_only, patience: LOCK_PATIENCE, may_grow: true };
-        let added = self.add(name, &path, opened, &part);
+        let (file, created) = open(path, &self.args, read_only)?;
+        let added = self.add(spec, &file, || {
+            self.lock(path, &file, read_only, LOCK_PATIENCE)?;
+            grow(&file, &self.args, read_only).map_err(ExportError::at(path))
+        });
         if let (Some(created), Err(error)) = (created, &added) {
             // A program that holds the lock has begun to use the file in the meantime.
             if !matches!(error, ExportError::Locked { .. }) {
@@ -211,58 +184,57 @@ impl ExportTable {
         added
     }
 
-    /// Makes an export of an open file, or of the image that the file has already.
+    /// Makes an export of an open file, or of the image that the file has already. Otherwise calls `prepare`, and
+    /// makes the image.
     fn add(
         &self,
-        name: String,
-        path: &Path,
-        Opened { file, read_only, patience, may_grow }: Opened,
-        part: &Part,
+        spec: &ImageSpec,
+        file: &File,
+        prepare: impl FnOnce() -> Result<(), ExportError>,
     ) -> Result<Export, ExportError> {
-        let fail = |error| ExportError::Open { path: path.to_owned(), error };
-        let identity = identity(&file.metadata().map_err(fail)?);
-        // Otherwise our descriptor closes; the lock is the first one's.
-        let image = self.images.get(identity, || {
-            if !self.args.no_lock {
-                lock(&file, read_only, patience).map_err(|error| ExportError::lock(path, error))?;
-            }
-            if may_grow {
-                grow(&file, &self.args, read_only).map_err(fail)?;
-            }
-            let backing = Backing::open(&file).map_err(fail)?;
-            info!(export = name, path = %path.display(), "opened");
+        let (name, fail) = (&spec.name, ExportError::at(&spec.path));
+        let image = self.images.get(identity(&file.metadata().map_err(fail)?), || {
+            prepare()?;
+            let backing = Backing::open(file).map_err(fail)?;
+            info!(export = name, path = %spec.path.display(), "opened");
             self.blocks.attach(name.clone(), backing).map_err(ExportError::Cache)
         })?;
-        let Some(image) = image else {
-            return Err(ExportError::TooMany { name, most: FOLDER });
-        };
-        let info = self.describe(name, path, &file, part)?;
-        Ok(Export::new(info, image, part))
+        let too_many = || ExportError::TooMany { name: name.clone(), most: FOLDER };
+        Ok(Export::new(self.describe(spec, file)?, image.ok_or_else(too_many)?, spec))
     }
 
-    /// Describes a part of a file as an export.
-    fn describe(
+    fn lock(
         &self,
-        name: String,
         path: &Path,
         file: &File,
-        part: &Part,
-    ) -> Result<ExportInfo, ExportError> {
-        let fail = |error| ExportError::Open { path: path.to_owned(), error };
+        read_only: bool,
+        patience: Duration,
+    ) -> Result<(), ExportError> {
+        if self.args.no_lock {
+            return Ok(());
+        }
+        lock(file, read_only, patience).map_err(|error| match error {
+            LockError::Locked => ExportError::Locked { path: path.to_owned() },
+            LockError::Os(error) => ExportError::at(path)(error),
+        })
+    }
+
+    /// Describes an export of a file.
+    fn describe(&self, spec: &ImageSpec, file: &File) -> Result<ExportInfo, ExportError> {
+        let ImageSpec { ref name, ref path, offset, .. } = *spec;
+        let fail = ExportError::at(path);
         let len = length(file).map_err(fail)?;
-        let Part { read_only, offset, size } = *part;
-        let rest = len.checked_sub(offset).filter(|&rest| size.is_none_or(|size| size <= rest));
-        let Some(rest) = rest else {
-            let (path, size) = (path.to_owned(), size.unwrap_or(0));
-            return Err(ExportError::Beyond { path, offset, size, len });
+        let size = spec.size.or_else(|| len.checked_sub(offset));
+        let is_there = |size: &u64| offset.checked_add(*size).is_some_and(|end| end <= len);
+        let Some(mut size) = size.filter(is_there) else {
+            let size = spec.size.unwrap_or(0);
+            return Err(ExportError::Beyond { path: path.clone(), offset, size, len });
         };
-        let mut size = size.unwrap_or(rest);
-        let block_device = file.metadata().map_err(fail)?.file_type().is_block_device();
-        let mut min_block = if block_device {
-            rustix::fs::ioctl_blksszget(file).map_err(|e| fail(e.into()))?
-        } else {
-            1
-        };
+        let is_device = file.metadata().map_err(fail)?.file_type().is_block_device();
+        let mut min_block = 1;
+        if is_device {
+            min_block = rustix::fs::ioctl_blksszget(file).map_err(|e| fail(e.into()))?;
+        }
         if self.args.direct {
             let needed = aio_reap::Alignment::of(file).map_err(fail)?;
             min_block = needed.map_or(1, |align| align.offset.max(align.memory));
@@ -273,39 +245,20 @@ impl ExportTable {
             }
         }
         if offset % u64::from(min_block) != 0 {
-            return Err(ExportError::Misaligned { path: path.to_owned(), offset, unit: min_block });
+            return Err(ExportError::Misaligned { path: path.clone(), offset, unit: min_block });
         }
-        let common = TransmissionFlags::HAS_FLAGS
-            | TransmissionFlags::SEND_FLUSH
-            | TransmissionFlags::SEND_FUA
-            | TransmissionFlags::SEND_CACHE
-            | TransmissionFlags::SEND_DF
-            | TransmissionFlags::CAN_MULTI_CONN;
-        let flags = if read_only {
-            common | TransmissionFlags::READ_ONLY
-        } else {
-            common
-            | TransmissionFlags::SEND_TRIM
-            | TransmissionFlags::SEND_WRITE_ZEROES
-            // A block device may write zeros one by one where a file system changes its map.
-            | if block_device { TransmissionFlags::NONE } else { TransmissionFlags::SEND_FAST_ZERO }
-        };
+        // A block device may write zeros one by one where a file system changes its map.
+        let zeroes = if is_device { Flags::NONE } else { Flags::SEND_FAST_ZERO };
+        let description = path.file_name().map(|name| name.to_string_lossy().into_owned());
         Ok(ExportInfo {
-            name,
-            description: path
-                .file_name()
-                .map_or(String::new(), |n| n.to_string_lossy().into_owned()),
+            name: name.clone(),
+            description: description.unwrap_or_default(),
             size,
-            flags,
+            flags: flags(self.args.read_only || spec.read_only, zeroes),
             min_block,
             preferred_block: min_block.max(4096),
             max_block: MAX_PAYLOAD,
         })
-    }
-
-    /// A whole file, read-only with `--read-only`.
-    fn whole(&self) -> Part {
-        Part { read_only: self.args.read_only, offset: 0, size: None }
     }
 
     /// Finds an export of the command line. Without a name, the first.
@@ -315,10 +268,13 @@ impl ExportTable {
     }
 
     /// Opens a file of the folder.
-    fn in_folder(&self, name: &str) -> Option<(&Folder, File)> {
+    fn in_folder(&self, name: &str) -> Option<(ImageSpec, File)> {
         let folder = self.folder.as_ref()?;
         match folder.file(name, self.args.read_only, self.args.direct) {
-            Ok(file) => Some((folder, file)),
+            Ok(file) => {
+                let (name, path) = (name.to_owned(), folder.path(name));
+                Some((ImageSpec { name, path, ..ImageSpec::default() }, file))
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
                 warn!(name, %error, "cannot open a file of the folder");
@@ -397,14 +353,14 @@ impl ExportTable {
         if let Some(export) = self.find_fixed(name) {
             return Some(export.info);
         }
-        let (folder, file) = self.in_folder(name)?;
+        let (spec, file) = self.in_folder(name)?;
         let open = self.images.find(&identity(&file.metadata().ok()?));
-        let info = self.describe(name.to_owned(), &folder.path(name), &file, &self.whole());
+        let info = self.describe(&spec, &file);
         let info = info
             .inspect_err(|error| warn!(name, %error, "cannot look at a file of the folder"))
             .ok()?;
         Some(match open {
-            Some(image) => Export::new(info, image, &self.whole()).info,
+            Some(image) => Export::new(info, image, &spec).info,
             None => info,
         })
     }
@@ -414,11 +370,10 @@ impl ExportTable {
         if let Some(export) = self.find_fixed(name) {
             return Some(export);
         }
-        let (folder, file) = self.in_folder(name)?;
+        let (spec, file) = self.in_folder(name)?;
         // A worker asks, which has others to serve: no patience.
-        let read_only = self.args.read_only;
-        let opened = Opened { file, read_only, patience: Duration::ZERO, may_grow: false };
-        let export = self.add(name.to_owned(), &folder.path(name), opened, &self.whole());
+        let prepare = || self.lock(&spec.path, &file, self.args.read_only, Duration::ZERO);
+        let export = self.add(&spec, &file, prepare);
         export.inspect_err(|error| warn!(%error, "an export is not served")).ok()
     }
 }
@@ -459,9 +414,19 @@ impl Exports for Opening<'_> {
     }
 }
 
+/// What an export offers, and `more` if it can be changed.
+fn flags(read_only: bool, more: Flags) -> Flags {
+    let common = Flags::HAS_FLAGS | Flags::SEND_FLUSH | Flags::SEND_FUA | Flags::SEND_CACHE;
+    let common = common | Flags::SEND_DF | Flags::CAN_MULTI_CONN;
+    match read_only {
+        true => common | Flags::READ_ONLY,
+        false => common | Flags::SEND_TRIM | Flags::SEND_WRITE_ZEROES | more,
+    }
+}
+
 /// Opens an image. If this call creates its file, returns that file's path too.
 fn open(path: &Path, args: &Args, read_only: bool) -> Result<(File, Option<PathBuf>), ExportError> {
-    let fail = |error| ExportError::Open { path: path.to_owned(), error };
+    let fail = ExportError::at(path);
     // Opening a FIFO or a device of another kind could block or have effects: look first.
     let missing = match path.metadata() {
         Ok(meta) if !meta.is_file() && !meta.file_type().is_block_device() => {

@@ -6,17 +6,17 @@ use std::time::Duration;
 use bufcache::BlockDevice;
 use nbd_protocol::{ExportInfo, MAX_PAYLOAD, TransmissionFlags as Flags};
 
-use super::{Export, ExportError, ExportTable, Part};
+use super::{Export, ExportError, ExportTable, flags};
 use crate::blocks::{BLOCK, Backing, Source};
+use crate::image_spec::ImageSpec;
 use crate::upstream::{Address, NbdDevice, UpstreamOptions, UpstreamStats};
 
 impl ExportTable {
     /// Connects to an upstream export.
     pub(super) fn add_upstream(
         &self,
-        name: String,
+        spec: &ImageSpec,
         address: &Address,
-        read_only: bool,
     ) -> Result<Export, ExportError> {
         let fail =
             |error| ExportError::Upstream { address: address.to_string(), error: Box::new(error) };
@@ -27,31 +27,19 @@ impl ExportTable {
         if min > BLOCK {
             return Err(ExportError::UpstreamBlocks { address: address.to_string(), min });
         }
-        let read_only = read_only || self.args.read_only || device.is_read_only();
-        let common = Flags::HAS_FLAGS
-            | Flags::SEND_FLUSH
-            | Flags::SEND_FUA
-            | Flags::SEND_CACHE
-            | Flags::SEND_DF
-            | Flags::CAN_MULTI_CONN;
-        let flags = common
-            | match read_only {
-                true => Flags::READ_ONLY,
-                false => Flags::SEND_TRIM | Flags::SEND_WRITE_ZEROES,
-            };
+        let read_only = spec.read_only || self.args.read_only || device.is_read_only();
         let info = ExportInfo {
-            name: name.clone(),
+            name: spec.name.clone(),
             description: address.to_string(),
             size: device.len(),
-            flags,
+            flags: flags(read_only, Flags::NONE),
             // With a cache, parts of the upstream's blocks are put together there.
             min_block: if self.args.cache == 0 { min as u32 } else { 1 },
             preferred_block: BLOCK as u32,
             max_block: MAX_PAYLOAD,
         };
-        let image = self.blocks.attach(name, Backing::upstream(device));
-        let part = Part { read_only, offset: 0, size: Some(info.size) };
-        Ok(Export::new(info, image.map_err(ExportError::Cache)?, &part))
+        let image = self.blocks.attach(spec.name.clone(), Backing::upstream(device));
+        Ok(Export { info, image: image.map_err(ExportError::Cache)?, start: 0, grows: false })
     }
 }
 
