@@ -9,11 +9,16 @@ use clap::{Parser, ValueEnum};
 use nbd_protocol::TlsPolicy;
 
 use crate::image_spec::{ImageSpec, parse_size};
-use crate::manual;
+
+/// What `--help` says before the options and after them.
+const MANUAL: [&str; 2] = [
+    include_str!("manual/about.txt").trim_ascii_end(),
+    include_str!("manual/more.txt").trim_ascii_end(),
+];
 
 /// Serves disk images over the network block device protocol (NBD, fixed newstyle).
 #[derive(Clone, Debug, Parser)]
-#[command(name = "nbd_server", version, long_about = manual::ABOUT, after_long_help = manual::MORE)]
+#[command(name = "nbd_server", version, long_about = MANUAL[0], after_long_help = MANUAL[1])]
 pub(crate) struct Args {
     /// Image to serve: a file, a block device, or the URI of an export.
     ///

@@ -32,7 +32,6 @@ mod folder;
 mod image_spec;
 mod listeners;
 mod lock;
-mod manual;
 mod memory;
 mod metrics;
 mod notifier;

@@ -40,8 +40,6 @@ mod image_spec;
 mod listeners;
 #[path = "../nbd_server/lock.rs"]
 mod lock;
-#[path = "../nbd_server/manual.rs"]
-mod manual;
 #[path = "../nbd_server/memory.rs"]
 mod memory;
 #[path = "../nbd_server/metrics.rs"]
