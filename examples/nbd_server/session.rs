@@ -108,7 +108,10 @@ impl Session {
                     if *filled < buf.len() {
                         return Next::More;
                     }
-                    return self.payload_complete();
+                    let whole = std::mem::replace(&mut self.stream, Stream::Header);
+                    if let Stream::Payload { request, command, buf, .. } = whole {
+                        return Next::Start(request, command, Some(buf));
+                    }
                 }
                 Stream::Drain { request, error, left } => {
                     let count =
@@ -151,18 +154,6 @@ impl Session {
         match self.stream {
             Stream::Payload { buf, .. } => Some(buf),
             _ => None,
-        }
-    }
-
-    fn payload_complete(&mut self) -> Next {
-        match std::mem::replace(&mut self.stream, Stream::Header) {
-            Stream::Payload { request, command, buf, .. } => {
-                Next::Start(request, command, Some(buf))
-            }
-            other => {
-                self.stream = other;
-                Next::More
-            }
         }
     }
 }
