@@ -37,6 +37,7 @@ mod metrics;
 mod notifier;
 mod open_images;
 mod operation;
+mod peer;
 mod registry;
 mod report;
 mod requests;

@@ -6,18 +6,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
-use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use percpu_list::{AllocError, Entry, InsertError, LockError, PerCpuList, Ref, Stats};
 use radix_ctx::Id;
-use socket2::Socket;
 
 use crate::export::ExportTable;
+use crate::peer::Peer;
 use crate::upstream::UpstreamStats;
 
 /// An entry in the list of sessions. Dropping it removes it.
@@ -37,10 +34,10 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) fn new(id: Id, socket: &Socket, worker: usize) -> Self {
+    pub(crate) fn new(id: Id, peer: Peer, worker: usize) -> Self {
         let since = Instant::now();
         let (export, requests) = (OnceLock::new(), AtomicU64::new(0));
-        Self { id, peer: Peer::of(socket), worker, since, export, requests }
+        Self { id, peer, worker, since, export, requests }
     }
 
     pub(crate) fn set_export(&self, name: &str) {
@@ -52,58 +49,6 @@ impl Client {
         // Ordering: Relaxed, both; its worker alone stores it, and it publishes nothing.
         let before = self.requests.load(Ordering::Relaxed);
         self.requests.store(before + requests, Ordering::Relaxed);
-    }
-}
-
-/// The other end of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Peer {
-    Address(SocketAddr),
-    /// A Unix socket was connected by the process with this id.
-    Process(libc::pid_t),
-    Unknown,
-}
-
-impl Peer {
-    fn of(socket: &Socket) -> Self {
-        match socket.peer_addr() {
-            Ok(address) => match address.as_socket() {
-                Some(address) => Self::Address(address),
-                None => match peer_credentials(socket.as_raw_fd()) {
-                    // No process if it is in another PID namespace.
-                    Ok(credentials) if credentials.pid > 0 => Self::Process(credentials.pid),
-                    _ => Self::Unknown,
-                },
-            },
-            Err(_) => Self::Unknown, // it is gone already
-        }
-    }
-}
-
-/// The process and the user that connected a Unix socket.
-pub(crate) fn peer_credentials(socket: RawFd) -> io::Result<libc::ucred> {
-    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: SO_PEERCRED stores one `ucred`, of the size said, and keeps nothing.
-    let ret = unsafe {
-        libc::getsockopt(
-            socket,
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut cred).cast(),
-            &raw mut len,
-        )
-    };
-    if ret == 0 { Ok(cred) } else { Err(io::Error::last_os_error()) }
-}
-
-impl fmt::Display for Peer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Address(address) => f.pad(&address.to_string()),
-            Self::Process(pid) => f.pad(&format!("pid {pid}")),
-            Self::Unknown => f.pad("?"),
-        }
     }
 }
 

@@ -50,6 +50,8 @@ mod notifier;
 mod open_images;
 #[path = "../nbd_server/operation.rs"]
 mod operation;
+#[path = "../nbd_server/peer.rs"]
+mod peer;
 #[path = "../nbd_server/registry.rs"]
 mod registry;
 #[path = "../nbd_server/report.rs"]

@@ -19,7 +19,7 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
-use crate::connection_limits::{ConnectionLimits, PeerKey};
+use crate::connection_limits::ConnectionLimits;
 use crate::contexts::Connection;
 use crate::export::{ExportError, ExportTable};
 use crate::listeners::{ListenError, Listeners};
@@ -27,6 +27,7 @@ use crate::memory::LEAST;
 use crate::metrics::Metrics;
 use crate::notifier::{eventfd, ring};
 use crate::open_images::IDLE_CHECK;
+use crate::peer::Peer;
 use crate::registry::Registry;
 use crate::report::{Reporter, ServerReport};
 use crate::requests::Limits;
@@ -251,7 +252,7 @@ impl Server {
 
     /// Sends a connection to the worker with the least load; in turn if several have the least.
     fn place(&mut self, socket: Socket) {
-        let permit = match self.limits.admit(PeerKey::of(&socket)) {
+        let permit = match self.limits.admit(Peer::of(&socket)) {
             Ok((permit, evicted)) => {
                 if let Some((id, worker)) = evicted {
                     self.reporter.workers[worker].send(Message::GiveWay(id));

@@ -467,7 +467,7 @@ impl Worker {
 
     fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>, permit: Permit) {
         let id = CtxRef::id(&ctx);
-        let listed = match self.registry.add(Client::new(id, &socket, self.number)) {
+        let listed = match self.registry.add(Client::new(id, permit.peer, self.number)) {
             Ok(listed) => listed,
             Err(InsertError { value: Client { id, peer, .. }, reason }) => {
                 info!(conn = %id, %peer, %reason, "connection refused");

@@ -20,12 +20,14 @@ mod waiting;
 use super::*;
 use crate::args::Args;
 use crate::blocks::{Backing, Blocks, Source};
-use crate::connection_limits::{ConnectionLimits, PeerKey};
+use crate::connection_limits::ConnectionLimits;
+use crate::peer::Peer;
 use crate::session::Session;
 
 /// The place of a connection on a server without others.
 fn permit() -> Permit {
-    ConnectionLimits::new(1, None, None).admit(PeerKey::Unknown).expect("it has no other").0
+    let peer = Peer::User { user: 0, process: std::process::id() as libc::pid_t };
+    ConnectionLimits::new(1, None, None).admit(peer).expect("it has no other").0
 }
 
 const BLOCK: usize = 4096;
