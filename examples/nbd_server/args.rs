@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use aio_reap::BackendKind;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use nbd_protocol::TlsPolicy;
 
 use crate::image_spec::{ImageSpec, parse_size};
@@ -111,7 +111,7 @@ pub(crate) struct Args {
     pub(crate) cache: u64,
 
     /// Kernel interface for disk I/O.
-    #[arg(long, value_enum, default_value_t = Backend::Auto, help_heading = "Resources")]
+    #[arg(long, default_value = "auto", value_parser = backends(), help_heading = "Resources")]
     pub(crate) backend: Backend,
 
     /// Requests each worker keeps in flight in the kernel.
@@ -177,29 +177,18 @@ pub(crate) struct Args {
     pub(crate) stats: Option<u64>,
 }
 
-/// `--backend`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Backend {
-    /// The first of the others that the system allows.
-    Auto,
-    /// io_uring.
-    Uring,
-    /// Linux AIO for --direct images, threads for the rest.
-    Aio,
-    /// Blocking system calls in a pool of threads.
-    Threads,
-}
+/// The backend of `--backend`; none if the engine chooses. (With `Option` itself, clap would expect a backend.)
+type Backend = Option<BackendKind>;
 
-impl Backend {
-    /// The one to force, if any.
-    pub(crate) fn kind(self) -> Option<BackendKind> {
-        match self {
-            Self::Auto => None,
-            Self::Uring => Some(BackendKind::Uring),
-            Self::Aio => Some(BackendKind::Aio),
-            Self::Threads => Some(BackendKind::Threads),
-        }
-    }
+fn backends() -> impl TypedValueParser<Value = Backend> {
+    let kinds = [
+        ("auto", "The first of the others that the system allows", None),
+        ("uring", "io_uring", Some(BackendKind::Uring)),
+        ("aio", "Linux AIO for --direct images, threads for the rest", Some(BackendKind::Aio)),
+        ("threads", "Blocking system calls in a pool of threads", Some(BackendKind::Threads)),
+    ];
+    PossibleValuesParser::new(kinds.map(|(name, help, _)| PossibleValue::new(name).help(help)))
+        .map(move |word| kinds.into_iter().find(|(name, ..)| *name == word)?.2)
 }
 
 fn tls_policies() -> impl TypedValueParser<Value = TlsPolicy> {

@@ -56,7 +56,7 @@ pub(crate) struct OpenImages {
 
 /// The place of one file's image. Locked to open the image, or to release it.
 #[derive(Debug, Default)]
-pub(crate) struct Slot(Mutex<State>);
+struct Slot(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {

@@ -362,7 +362,7 @@ fn start_worker(
     let limits = Limits { depth, most: depth.max(256) * 4 };
     let threads = depth.min(POOL);
     let mut builder = Engine::builder().depth(depth).capacity(depth).threads(threads);
-    if let Some(kind) = args.backend.kind() {
+    if let Some(kind) = args.backend {
         builder = builder.backend(kind);
     }
     let ended = Ended(Arc::clone(ended));
