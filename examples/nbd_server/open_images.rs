@@ -336,6 +336,40 @@ mod tests {
         }
     }
 
+    #[test]
+    fn opens_and_releases_at_once_lose_no_write_and_make_one_image_at_a_time() {
+        const CLIENTS: usize = 3;
+        let (dir, table) = folder("1M");
+        drop(open(&table).unwrap());
+        thread::scope(|scope| {
+            let table = &table;
+            let clients: [_; CLIENTS] = std::array::from_fn(|client| {
+                scope.spawn(move || {
+                    for round in 1..=200 {
+                        let used = open(table).expect("nothing else holds the lock");
+                        let at = (client * BLOCK) as u64;
+                        while used.image.try_write(at, &[round; BLOCK]) != Ok(BLOCK) {}
+                        drop(used);
+                        thread::yield_now();
+                        let used = open(table).expect("nothing else holds the lock");
+                        let mut found = [0; BLOCK];
+                        if !used.image.try_read(at, &mut found) {
+                            used.image.file().unwrap().read_exact_at(&mut found, at).unwrap();
+                        }
+                        assert!(found == [round; BLOCK], "{} after {round}", found[0]);
+                    }
+                })
+            });
+            while !clients.iter().all(|client| client.is_finished()) {
+                table.release(|| {});
+            }
+        });
+        table.release(|| {});
+        assert!(is_free(&dir));
+        let bytes = std::fs::read(dir.path().join("a")).unwrap();
+        assert!(bytes[..CLIENTS * BLOCK].iter().all(|&byte| byte == 200));
+    }
+
     /// A file that is slow to open, as one of a server that is away, delays its own clients only.
     #[test]
     fn a_slow_open_delays_no_other_file() {
