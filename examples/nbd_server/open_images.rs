@@ -32,6 +32,9 @@ use crate::lock::unlock;
 /// How often the server looks for idle images.
 pub(crate) const IDLE_CHECK: Duration = Duration::from_secs(1);
 
+/// Most releases that one look begins, each in a thread of its own: an image that hangs keeps no other. A guess.
+const AT_ONCE: usize = 64;
+
 /// Two numbers of a device and an inode, or of a block device.
 pub(crate) type Identity = (u64, u64, u64);
 
@@ -118,10 +121,11 @@ impl OpenImages {
         slots.values().filter_map(|slot| slot.0.try_lock()?.image.clone()).collect()
     }
 
-    /// Has a thread release each image that was idle for long enough. Does not wait for them.
+    /// Has threads release images that were idle for long enough. Does not wait for them.
     pub(crate) fn release_idle(&self, now: Instant, patience: Duration) {
         let slots: Vec<_> = self.slots.lock().values().cloned().collect();
-        for slot in slots.into_iter().filter(|slot| slot.is_due(now, patience)) {
+        let due = slots.into_iter().filter(|slot| slot.is_due(now, patience));
+        for slot in due.take(AT_ONCE) {
             let (its, has_lock) = (Arc::clone(&slot), self.has_locks);
             let release = move || drop(its.release(has_lock, || {})); // `release` has logged an error
             if thread::Builder::new().name("release".into()).spawn(release).is_err() {
