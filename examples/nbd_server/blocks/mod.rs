@@ -12,7 +12,8 @@
 //!
 //! A read for the cache claims its blocks before it begins: a WRITE of one of them waits for the read. A block that
 //! cannot be claimed, because it is there, or is read for another READ, or no buffer is free, is answered all the same,
-//! and not kept: no READ waits for another's read, nor fails with it.
+//! and not kept: no READ waits for another's read, nor fails with it. While few READs find their blocks, the cache also
+//! refuses the first claim of a block: the READ goes past the cache, to its own buffer.
 //!
 //! A sync that fails poisons the image for as long as the server lives: writes, trims and flushes get EIO from then on,
 //! and reads what is in the cache, or on the image and was not written since the last good sync. The rest may be
@@ -312,6 +313,10 @@ impl Image {
                 Ok(claimed) => loads.extend(claimed),
                 Err(_) => break, // it is not kept
             }
+        }
+        if loads.is_empty() {
+            buf.set_len(len);
+            return Err(buf);
         }
         Ok(Fill { buf, start, head: (offset - start) as usize, len, loads })
     }
