@@ -285,7 +285,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     fn section_to_lend(&self) -> Section<'_, T, L> {
         let mut section = self.section();
-        self.hint.preload_lent(&mut section.preload);
+        self.hint.preload_level(&mut section.preload);
         section
     }
 }

@@ -62,8 +62,8 @@ pub(crate) struct Hint<L: Levels> {
 impl<L: Levels> Hint<L> {
     /// Returns whether one more message seems to need an allocation.
     #[inline]
-    pub(crate) fn needs_memory(&self, priority: L::Priority) -> bool {
-        self.slab.needs_memory() || L::needs_memory(&self.levels, priority)
+    pub(crate) fn needs_memory(&self) -> bool {
+        self.slab.needs_memory() || L::needs_memory(&self.levels)
     }
 
     /// Returns whether one more message seems to need a chunk of slots.
@@ -73,14 +73,15 @@ impl<L: Levels> Hint<L> {
 
     /// Allocates the memory for one more message, if it seems to be needed.
     #[inline(always)]
-    pub(crate) fn preload<T>(&self, priority: L::Priority, preload: &mut Preload<T, L>) {
+    pub(crate) fn preload<T>(&self, preload: &mut Preload<T, L>) {
         self.slab.preload(&mut preload.chunk);
-        L::preload(&self.levels, priority, &mut preload.levels);
+        self.preload_level(preload);
     }
 
-    /// Allocates the memory for the level of a lent message, if it seems to be needed.
-    pub(crate) fn preload_lent<T>(&self, preload: &mut Preload<T, L>) {
-        L::preload_lent(&self.levels, &mut preload.levels);
+    /// Allocates the memory for a level, if it seems to be needed.
+    #[inline(always)]
+    pub(crate) fn preload_level<T>(&self, preload: &mut Preload<T, L>) {
+        L::preload(&self.levels, &mut preload.levels);
     }
 }
 
@@ -258,9 +259,9 @@ impl<T, L: Levels> Core<T, L> {
     }
 
     /// Stores preloaded memory for a message that another thread will push later.
-    pub(crate) fn keep_preload(&mut self, priority: L::Priority, preload: &mut Preload<T, L>) {
+    pub(crate) fn keep_preload(&mut self, preload: &mut Preload<T, L>) {
         self.slab.keep_preload(&mut preload.chunk);
-        self.levels.keep_preload(priority, &mut preload.levels);
+        self.levels.keep_preload(&mut preload.levels);
     }
 
     /// Returns the level of a priority, for [`push_to_level`](Self::push_to_level).

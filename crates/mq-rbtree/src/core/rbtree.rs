@@ -104,16 +104,16 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     }
 
     #[inline]
-    fn needs_memory(hint: &NodeHint, _: K) -> bool {
+    fn needs_memory(hint: &NodeHint) -> bool {
         hint.is_empty()
     }
 
     #[inline]
-    fn preload(hint: &NodeHint, _: K, preload: &mut Preload<K>) {
+    fn preload(hint: &NodeHint, preload: &mut Preload<K>) {
         preload.fill(hint);
     }
 
-    fn keep_preload(&mut self, _: K, preload: &mut Preload<K>) {
+    fn keep_preload(&mut self, preload: &mut Preload<K>) {
         self.pool.keep(preload);
     }
 
@@ -152,10 +152,6 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
         };
         let node = self.pool.take(&mut Preload::default())?;
         Some(self.tree.link(node, priority, point))
-    }
-
-    fn preload_lent(hint: &NodeHint, preload: &mut Preload<K>) {
-        preload.fill(hint);
     }
 
     fn take_lent_memory(&mut self, preload: &mut Preload<K>) -> Result<(), AllocError> {

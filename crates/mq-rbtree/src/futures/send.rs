@@ -148,9 +148,8 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         let mut section = queue.section();
         let detached;
         {
-            let (priority, past) = (message.priority, Some(Deadline::PAST));
-            let locked = queue.lock_to_send(priority, &mut section.preload, past);
-            let Some(mut state) = locked else {
+            let past = Some(Deadline::PAST);
+            let Some(mut state) = queue.lock_to_send(&mut section.preload, past) else {
                 this.message = Some(Ok(message));
                 waker.wake(); // a sender is to publish its message first
                 return Poll::Pending;

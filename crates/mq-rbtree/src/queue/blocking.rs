@@ -35,7 +35,7 @@ impl<T, L: Levels> Queue<T, L> {
         let node = NonNull::from(waiter);
         loop {
             let mut section = self.section();
-            let locked = self.lock_to_send(message.priority, &mut section.preload, wait.deadline());
+            let locked = self.lock_to_send(&mut section.preload, wait.deadline());
             let Some(mut state) = locked else {
                 if reason == SendRefused::Timeout {
                     self.count_timeout();
@@ -60,7 +60,7 @@ impl<T, L: Levels> Queue<T, L> {
             // SAFETY: the node is on no list, and the lock is held.
             let inner = unsafe { waiter.inner() };
             inner.demand = Some(demand);
-            state.core.keep_preload(message.priority, &mut section.preload);
+            state.core.keep_preload(&mut section.preload);
             inner.message = Some(message);
             state.counters.send_waits += 1;
             step!(
@@ -222,8 +222,7 @@ impl<T, L: Levels> Queue<T, L> {
         rank: Rank,
     ) -> Result<(), SendError<T>> {
         let mut section = self.section();
-        match self.lock_to_send(message.priority, &mut section.preload, Some(Instant::now().into()))
-        {
+        match self.lock_to_send(&mut section.preload, Some(Instant::now().into())) {
             Some(state) => {
                 self.send_at_deadline(message, rank, state, section, SendRefused::Timeout)
             }

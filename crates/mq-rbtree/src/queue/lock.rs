@@ -111,13 +111,12 @@ impl<T, L: Levels> Queue<T, L> {
     /// and drained. Returns `None` at the deadline.
     pub(crate) fn lock_to_send(
         &self,
-        priority: L::Priority,
         preload: &mut Preload<T, L>,
         deadline: Option<Deadline>,
     ) -> Option<LockedState<'_, T, L>> {
         let mut preloaded = self.ring.is_none() || self.hint.needs_slot();
         loop {
-            self.hint.preload(priority, preload);
+            self.hint.preload(preload);
             let state = self.lock_until(Access::Send, deadline)?;
             if preloaded || !self.hint.needs_slot() {
                 return Some(state);

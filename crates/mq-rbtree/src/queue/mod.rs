@@ -153,7 +153,7 @@ impl<T, L: Levels> Queue<T, L> {
                 Err(message) => self.send_unstaged(ring, message, *wait),
             };
         }
-        if self.config.time_lock || self.hint.needs_memory(priority) {
+        if self.config.time_lock || self.hint.needs_memory() {
             return self.send_preloaded(message, *wait);
         }
         let mut guard = self.state.lock();
@@ -176,7 +176,7 @@ impl<T, L: Levels> Queue<T, L> {
         ring: &Ring<T, L::Priority>,
         message: Message<T, L::Priority>,
     ) -> Result<(), Message<T, L::Priority>> {
-        if self.hint.needs_memory(message.priority) {
+        if self.hint.needs_memory() {
             return Err(message);
         }
         match ring.claim() {
@@ -216,7 +216,7 @@ impl<T, L: Levels> Queue<T, L> {
         wait: Wait,
     ) -> Result<(), SendError<T>> {
         let mut section = self.section();
-        match self.lock_to_send(message.priority, &mut section.preload, wait.deadline()) {
+        match self.lock_to_send(&mut section.preload, wait.deadline()) {
             Some(state) => self.send_with_preload(state, message, wait, section),
             None => {
                 self.count_timeout();
@@ -359,7 +359,7 @@ impl<T, L: Levels> Queue<T, L> {
                 Err(message) => self.stage_refreshed(ring, message),
             };
         }
-        if self.config.time_lock || self.hint.needs_memory(priority) {
+        if self.config.time_lock || self.hint.needs_memory() {
             return Err(message);
         }
         let mut guard = self.state.lock();

@@ -56,7 +56,7 @@ impl<K: Ord + Copy + fmt::Debug> TestTree<K> {
     /// Makes `name` the only message of a level.
     fn send(&mut self, key: K, name: u32) -> Result<(), AllocError> {
         let mut preload = Preload::default();
-        RbTree::preload(&self.0.hint(), key, &mut preload);
+        RbTree::<K>::preload(&self.0.hint(), &mut preload);
         self.send_with(key, name, &mut preload)
     }
 
@@ -314,7 +314,7 @@ fn inv05_an_unused_node_is_kept_or_freed() {
         let mut tree = TestTree::new(1);
         let [mut first, mut second, mut third] = [(); 3].map(|()| Preload::default());
         for preload in [&mut first, &mut second, &mut third] {
-            RbTree::preload(&tree.0.hint(), 7, preload); // none is kept yet
+            RbTree::preload(&tree.0.hint(), preload); // none is kept yet
         }
         assert_eq!(ALIVE.get(), 3);
         tree.send_with(7, 0, &mut first).unwrap();
@@ -329,7 +329,7 @@ fn inv05_an_unused_node_is_kept_or_freed() {
 
         // The same if the level took a node that was returned in between.
         let mut preload = Preload::default();
-        RbTree::preload(&tree.0.hint(), 9, &mut preload);
+        RbTree::preload(&tree.0.hint(), &mut preload);
         assert_eq!(tree.pop(), Some(8));
         tree.send_with(9, 4, &mut preload).unwrap();
         assert_eq!((tree.stats().from_cache, tree.stats().from_preload), (2, 1));
@@ -346,7 +346,7 @@ fn inv06_failures_change_nothing() {
         // The allocation before the lock fails, the one under it succeeds.
         let mut preload = Preload::default();
         MEMORY.set(0);
-        RbTree::preload(&tree.0.hint(), 6, &mut preload);
+        RbTree::preload(&tree.0.hint(), &mut preload);
         MEMORY.set(1);
         tree.send_with(6, 60, &mut preload).unwrap();
         assert_eq!((tree.stats().fallback, MEMORY.get()), (1, 0));
@@ -482,7 +482,7 @@ fn a_panicking_order_changes_nothing() {
             assert!(blow_each(|| tree.borrow().0.below(key), unchanged) >= 4);
             assert!(blow_each(|| tree.borrow().0.find(key), unchanged) >= 1);
             let preload = RefCell::new(Preload::default());
-            RbTree::preload(&tree.borrow().0.hint(), key, &mut preload.borrow_mut());
+            RbTree::preload(&tree.borrow().0.hint(), &mut preload.borrow_mut());
             let send = || tree.borrow_mut().send_with(key, 1000, &mut preload.borrow_mut());
             let blown = blow_each(send, || {
                 unchanged();
