@@ -119,7 +119,7 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
                 Ok(message) => message,
                 Err(refused) => return Poll::Ready(Err(refused)),
             };
-            match this.queue.get().poll_send(message) {
+            match this.queue.get().send_at_once(message) {
                 Ok(()) => return Poll::Ready(Ok(())),
                 Err(message) => this.message = Some(Ok(message)),
             }
