@@ -170,6 +170,9 @@ macro_rules! to_io_error {
     };
 }
 
+#[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
+pub(crate) use {reasons, to_io_error};
+
 reasons! { SendRefused(System): f;
     Full => EAGAIN, f.write_str("the queue is full");
     Timeout => ETIMEDOUT, f.write_str("the queue was full until the deadline");
