@@ -11,7 +11,7 @@ use std::fmt;
 use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
 use percpu::sync::{Arc, check, step};
 
-pub use self::iter::{IntoIter, Iter, TryIter};
+pub use self::iter::Iter;
 pub use self::queue_ref::QueueHandle;
 pub(crate) use self::queue_ref::QueueRef;
 
