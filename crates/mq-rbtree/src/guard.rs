@@ -234,12 +234,7 @@ impl<T, L: Levels> Queue<T, L> {
                 }
             }
         };
-        self.lend_until(Some(Deadline::PAST)).unwrap_or_else(|| {
-            if reason == ReceiveError::Timeout {
-                self.count_timeout();
-            }
-            Err(reason)
-        })
+        self.lend_until(Some(Deadline::PAST)).unwrap_or_else(|| Err(self.late(reason)))
     }
 
     fn poll_lend(

@@ -221,8 +221,15 @@ impl<T, L: Levels> Core<T, L> {
         if L::check(priority).is_err() {
             return Err(value);
         }
-        self.push_with(Message { value, priority, bytes: 0 }, &mut Preload::new())
-            .map_err(|message| message.value)
+        let (message, preload) = (Message { value, priority, bytes: 0 }, &mut Preload::new());
+        // The level comes first: the search runs the comparisons of the keys, which may panic, and
+        // nothing has changed before it.
+        let pushed = match self.get_or_insert_level(priority, preload) {
+            // SAFETY: the level has just been returned.
+            Ok(level) => unsafe { self.push_to_level(level, message, preload) },
+            Err(AllocError { .. }) => Err(message),
+        };
+        pushed.map_err(|message| message.value)
     }
 
     /// Removes and returns the next message with its priority, or `None` if the queue is empty.
@@ -240,22 +247,6 @@ impl<T, L: Levels> Core<T, L> {
         let priority = unsafe { self.levels.priority(level) };
         // SAFETY: by invariant 1 the level has messages and its head is a live slot.
         Some((unsafe { self.slab.get(head) }.0, priority))
-    }
-
-    /// Appends a message. The priority is valid. Returns the message if memory is exhausted.
-    #[inline(always)]
-    pub(crate) fn push_with(
-        &mut self,
-        message: Message<T, L::Priority>,
-        preload: &mut Preload<T, L>,
-    ) -> Result<(), Message<T, L::Priority>> {
-        // The level comes first: the search runs the comparisons of the keys, which may panic, and
-        // nothing has changed before it.
-        match self.get_or_insert_level(message.priority, preload) {
-            // SAFETY: the level has just been returned.
-            Ok(level) => unsafe { self.push_to_level(level, message, preload) },
-            Err(AllocError { .. }) => Err(message),
-        }
     }
 
     /// Stores preloaded memory for a message that another thread will push later.

@@ -145,8 +145,7 @@ impl<T, L: Levels> Queue<T, L> {
                     if out.len() > before {
                         break;
                     }
-                    self.count_timeout();
-                    return Err(ReceiveError::Timeout);
+                    return Err(self.late(ReceiveError::Timeout));
                 };
                 let mut taken = 0;
                 loop {

@@ -227,10 +227,7 @@ impl<T, L: Levels> Queue<T, L> {
         let mut section = self.section();
         let put = match self.lock_to_send(&mut section.preload, wait.deadline()) {
             Some(mut state) => state.send(message, rank_of_new(wait.urgency_level()), &mut section),
-            None => {
-                self.count_timeout();
-                return Err(refuse_message((message, SendRefused::Timeout)));
-            }
+            None => return Err(self.refuse_late(message, SendRefused::Timeout)),
         };
         match put {
             Ok(()) => {
@@ -302,8 +299,7 @@ impl<T, L: Levels> Queue<T, L> {
             if !state.drain(u64::MAX) {
                 drop(state);
                 let Some(locked) = self.lock_until(Access::Receive, wait.deadline()) else {
-                    self.count_timeout();
-                    return Err(ReceiveError::Timeout);
+                    return Err(self.late(ReceiveError::Timeout));
                 };
                 state = locked;
             }
