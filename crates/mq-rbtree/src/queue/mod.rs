@@ -167,12 +167,14 @@ impl<T, L: Levels> Queue<T, L> {
         }
         let mut guard = self.state.lock();
         // Comparisons may panic; an unwind drops the guard before the message.
-        let Some(level) = guard.begin_fast_send(&self.config, priority, bytes) else {
+        let Some(level) = guard.level_at_once(&self.config, priority, bytes) else {
             drop(guard);
             return Err(message);
         };
-        // SAFETY: `begin_fast_send` has just returned the level.
-        unsafe { guard.finish_fast_send(level, message) };
+        // SAFETY: `level_at_once` has the level from `get_or_insert_level_no_alloc`, and nothing was
+        // called since.
+        unsafe { guard.core.push_to_level_no_alloc(level, message) };
+        guard.count_sent();
         Ok(())
     }
 
