@@ -171,7 +171,8 @@ macro_rules! to_io_error {
 }
 
 #[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
-pub(crate) use {reasons, to_io_error};
+pub(crate) use reasons;
+pub(crate) use to_io_error;
 
 reasons! { SendRefused(System): f;
     Full => EAGAIN, f.write_str("the queue is full");
