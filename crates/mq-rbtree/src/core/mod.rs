@@ -311,42 +311,98 @@ impl<T, L: Levels> Core<T, L> {
                 self.passed += 1;
                 return message;
             }
-            if !L::is_above(highest, message.priority) {
-                // SAFETY: `highest` has just returned the level.
-                return unsafe { self.rotate(level, message) };
-            }
+            // SAFETY: `highest` has just returned the level.
+            return unsafe { self.exchange(level, message, preload) };
         }
         self.push_stored(message);
         self.pop_with(preload).unwrap_or_else(|| unreachable!("a message was just added"))
     }
 
-    /// Appends a message to a level, and removes the oldest one, whose slot it takes.
+    /// Appends a message for whose level memory is stored, and removes the oldest one of `from`, whose
+    /// slot it takes. Its priority is not above that of `from`; comparing them does not panic.
     ///
     /// # Safety
     ///
-    /// The level is in the set, and not empty.
+    /// `from` is in the set, and not empty.
     #[inline(always)]
-    unsafe fn rotate(
+    unsafe fn exchange(
         &mut self,
-        level: L::Level,
+        from: L::Level,
         message: Message<T, L::Priority>,
+        preload: &mut Preload<T, L>,
     ) -> Message<T, L::Priority> {
         // SAFETY: the caller guarantees a level of the set.
-        let fifo = unsafe { self.levels.fifo(level) };
-        let head = fifo.head;
+        let priority = unsafe { self.levels.priority(from) };
+        // SAFETY: as for the line above.
+        let head = unsafe { self.levels.fifo(from) }.head;
         // SAFETY: by invariant 1 the level's head is a live slot.
         let Removed { value, bytes, next } =
             unsafe { self.slab.replace(head, message.value, message.bytes) };
-        if next != NIL {
+        self.bytes = self.bytes - u64::from(bytes) + u64::from(message.bytes);
+        if L::is_above(priority, message.priority) {
+            let Some(to) = self.levels.get_or_insert_no_alloc(message.priority) else {
+                unreachable!("a claim has its memory")
+            };
+            // SAFETY: the level is still in the set: nothing was removed.
+            let fifo = unsafe { self.levels.fifo(from) };
+            (fifo.head, fifo.len) = (next, fifo.len - 1);
+            if next == NIL {
+                fifo.tail = NIL;
+            }
+            // SAFETY: `to` is in the set. The slot holds the message, and has left its FIFO.
+            unsafe { self.link_last(to, head) };
+            if next == NIL {
+                // SAFETY: the level is in the set, and its FIFO is empty.
+                unsafe { self.remove_level(from, preload) };
+            }
+        } else if next != NIL {
+            // SAFETY: the level is still in the set: nothing was removed.
+            let fifo = unsafe { self.levels.fifo(from) };
             fifo.head = next;
             let tail = std::mem::replace(&mut fifo.tail, head);
             // SAFETY: by invariant 1 the FIFO names live slots.
             unsafe { self.slab.set_next(tail, head) };
-            // SAFETY: as above.
+        }
+        if next != NIL {
+            // SAFETY: by invariant 1 the FIFO names live slots.
             unsafe { self.slab.prefetch_after(head, next) };
         }
-        self.bytes = self.bytes - u64::from(bytes) + u64::from(message.bytes);
-        Message { value, priority: message.priority, bytes }
+        Message { value, priority, bytes }
+    }
+
+    /// Appends a slot to a level.
+    ///
+    /// # Safety
+    ///
+    /// The level is in the set. The slot holds a message and is in no FIFO; none follows it.
+    #[inline(always)]
+    unsafe fn link_last(&mut self, level: L::Level, index: u32) {
+        // SAFETY: the caller guarantees a level of this queue.
+        let fifo = unsafe { self.levels.fifo(level) };
+        fifo.len += 1;
+        let tail = std::mem::replace(&mut fifo.tail, index);
+        if tail == NIL {
+            fifo.head = index;
+        } else {
+            // SAFETY: by invariant 1 the FIFO names live slots, and `tail` was its last one.
+            unsafe { self.slab.set_next(tail, index) };
+        }
+    }
+
+    /// Removes a level that has lost its last message.
+    ///
+    /// # Safety
+    ///
+    /// The level is in the set, and its FIFO is empty.
+    #[inline(always)]
+    unsafe fn remove_level(&mut self, level: L::Level, preload: &mut Preload<T, L>) {
+        // SAFETY: the caller guarantees an empty level of the set.
+        unsafe { self.levels.remove(level, &mut preload.levels) };
+        if let Some(level) = self.levels.highest() {
+            // SAFETY: `highest` has just returned the level.
+            let next = unsafe { self.levels.fifo(level) }.head;
+            self.slab.prefetch_first(next);
+        }
     }
 
     /// Appends a message for which a slot is free and memory for its level is stored.
@@ -396,16 +452,8 @@ impl<T, L: Levels> Core<T, L> {
         let Message { value, bytes, .. } = message;
         // SAFETY: the caller guarantees a free slot.
         let index = unsafe { self.slab.insert(value, bytes) };
-        // SAFETY: the caller guarantees a level of this queue.
-        let fifo = unsafe { self.levels.fifo(level) };
-        fifo.len += 1;
-        let tail = std::mem::replace(&mut fifo.tail, index);
-        if tail == NIL {
-            fifo.head = index;
-        } else {
-            // SAFETY: by invariant 1 the FIFO names live slots, and `tail` was its last one.
-            unsafe { self.slab.set_next(tail, index) };
-        }
+        // SAFETY: the caller guarantees a level of this queue, and the slot was just filled.
+        unsafe { self.link_last(level, index) };
         self.occupied += 1;
         if bytes != 0 {
             self.bytes += u64::from(bytes);
@@ -449,12 +497,7 @@ impl<T, L: Levels> Core<T, L> {
         if next == NIL {
             fifo.tail = NIL;
             // SAFETY: the level is still in the set, and its FIFO is empty.
-            unsafe { self.levels.remove(level, &mut preload.levels) };
-            if let Some(level) = self.levels.highest() {
-                // SAFETY: `highest` has just returned the level.
-                let next = unsafe { self.levels.fifo(level) }.head;
-                self.slab.prefetch_first(next);
-            }
+            unsafe { self.remove_level(level, preload) };
         } else {
             // SAFETY: by invariant 1 the FIFO names live slots.
             unsafe { self.slab.prefetch_after(head, next) };
