@@ -10,7 +10,9 @@
 //! another depth. At one priority the 99th percentile is 31 ns at both depths. At 32,768 it is 40, 150, 310
 //! and 531 ns with 1,000, 10,000, 100,000 and 1,000,000 messages, and 390 ns with huge pages, so a quarter
 //! is the translation of addresses. The drain links a message to the last one of its priority, and only that
-//! priority's list tells where it is.
+//! priority's list tells where it is. Simulated by cachegrind with 1 MiB as the last level, a send and a receive
+//! miss the first level 0.02, 0.6, 2.1 and 3.2 times at these depths and the last 0, 0, 0.6 and 1.9 times, in
+//! 255 to 346 instructions.
 //!
 //! The table has the longest operation of a window as well, and `QueueStats::longest_hold`: the
 //! longest of a queue's life, filling included. One loss of the CPU decides that, so it is the least

@@ -7,6 +7,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use percpu::sync::Futex;
 
+use crate::error::to_io_error;
+
 /// The moment at which an operation gives up.
 ///
 /// A monotonic deadline is unaffected by changes of the system clock. A realtime deadline follows
@@ -142,13 +144,7 @@ impl fmt::Display for InvalidDeadline {
     }
 }
 
-impl Error for InvalidDeadline {}
-
-impl From<InvalidDeadline> for io::Error {
-    fn from(error: InvalidDeadline) -> Self {
-        Self::from_raw_os_error(error.errno())
-    }
-}
+to_io_error!(InvalidDeadline);
 
 /// How long an operation waits if it cannot complete at once, and how urgent its wait is.
 ///

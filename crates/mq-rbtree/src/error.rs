@@ -170,6 +170,10 @@ macro_rules! to_io_error {
     };
 }
 
+#[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
+pub(crate) use reasons;
+pub(crate) use to_io_error;
+
 reasons! { SendRefused(System): f;
     Full => EAGAIN, f.write_str("the queue is full");
     Timeout => ETIMEDOUT, f.write_str("the queue was full until the deadline");
@@ -320,18 +324,20 @@ pub struct NotifyError<N> {
 
 /// Writes the methods and traits of an error that gives back what was passed in.
 macro_rules! gives_back {
-    ($name:ident, $field:ident, $what:literal) => {
+    ($name:ident, $field:ident, $what:literal $(, $errno:ident)?) => {
         impl<T> $name<T> {
             #[doc = concat!("Returns the ", $what, ".")]
             pub fn into_inner(self) -> T {
                 self.$field
             }
 
-            /// Returns the errno.
-            #[must_use]
-            pub fn errno(&self) -> i32 {
-                self.reason.errno()
-            }
+            $(
+                /// Returns the errno.
+                #[must_use]
+                pub fn $errno(&self) -> i32 {
+                    self.reason.errno()
+                }
+            )?
         }
 
         #[doc = concat!("Omits the ", $what, ", which need not be `Debug`.")]
@@ -358,5 +364,7 @@ macro_rules! gives_back {
     };
 }
 
-gives_back!(SendError, value, "message that was not sent");
-gives_back!(NotifyError, callback, "function that was not registered");
+pub(crate) use gives_back;
+
+gives_back!(SendError, value, "message that was not sent", errno);
+gives_back!(NotifyError, callback, "function that was not registered", errno);

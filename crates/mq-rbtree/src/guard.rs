@@ -234,12 +234,7 @@ impl<T, L: Levels> Queue<T, L> {
                 }
             }
         };
-        self.lend_until(Some(Deadline::PAST)).unwrap_or_else(|| {
-            if reason == ReceiveError::Timeout {
-                self.count_timeout();
-            }
-            Err(reason)
-        })
+        self.lend_until(Some(Deadline::PAST)).unwrap_or_else(|| Err(self.late(reason)))
     }
 
     fn poll_lend(
@@ -285,7 +280,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     fn section_to_lend(&self) -> Section<'_, T, L> {
         let mut section = self.section();
-        self.hint.preload_lent(&mut section.preload);
+        self.hint.preload_level(&mut section.preload);
         section
     }
 }

@@ -257,9 +257,9 @@ pub use self::event::Interest;
 pub use self::futures::ReceiveStream;
 pub use self::futures::{ReceiveFuture, SendFuture, Timed};
 pub use self::guard::MessageGuard;
-pub use self::handles::{IntoIter, Iter, QueueHandle, Receiver, Sender, TryIter};
+pub use self::handles::{Iter, QueueHandle, Receiver, Sender};
 #[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
-pub use self::kernel::{Exceeded, KernelQueue, OpenError};
+pub use self::kernel::{KernelQueue, OpenError};
 pub use self::posix::{Attributes, Callback, MessageQueue};
 pub use self::queue::{Builder, Queue, Received};
 pub use self::quota::Quota;

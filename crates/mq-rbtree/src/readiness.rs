@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
 use percpu::sync::{Arc, step};
 
+use crate::error::gives_back;
 use crate::event::{EventNotifier, Interest};
 use crate::handles::QueueHandle;
 
@@ -38,26 +39,7 @@ pub struct ReadinessError<Q> {
     pub reason: io::Error,
 }
 
-/// Omits the queue, which need not be `Debug`.
-impl<Q> fmt::Debug for ReadinessError<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReadinessError").field("reason", &self.reason).finish_non_exhaustive()
-    }
-}
-
-impl<Q> fmt::Display for ReadinessError<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.reason.fmt(f)
-    }
-}
-
-impl<Q> Error for ReadinessError<Q> {}
-
-impl<Q> From<ReadinessError<Q>> for io::Error {
-    fn from(error: ReadinessError<Q>) -> Self {
-        error.reason
-    }
-}
+gives_back!(ReadinessError, queue, "handle or reference that was passed in");
 
 /// A file descriptor that becomes readable when a queue has a message, or room.
 ///

@@ -85,9 +85,12 @@ pub(crate) struct Demand<P> {
 /// The position of a waiter: the least comes first.
 pub(crate) type Rank = (Reverse<u8>, u64);
 
-/// Returns the position of an operation that is not on the list: behind all waiters of its urgency.
+/// The ticket of what was never on the list: it is behind all waiters of its urgency.
+const NO_TICKET: u64 = u64::MAX;
+
+/// Returns the position of an operation that is not on the list.
 pub(crate) fn rank_of_new(urgency: u8) -> Rank {
-    (Reverse(urgency), u64::MAX)
+    (Reverse(urgency), NO_TICKET)
 }
 
 #[repr(C)] // the fields that a hand-over to a thread uses come first
@@ -106,7 +109,7 @@ pub(crate) struct Inner<T, P> {
     pub(crate) permit: bool,
     prev: Link<T, P>,
     next: Link<T, P>,
-    /// The order of arrival; 0 before the node is first listed.
+    /// The order of arrival; [`NO_TICKET`] before the node is first listed.
     ticket: u64,
     pub(crate) message: Option<Message<T, P>>,
     pub(crate) demand: Option<Demand<P>>,
@@ -144,7 +147,7 @@ impl<T, P: Copy> Waiter<T, P> {
                 permit: false,
                 prev: None,
                 next: None,
-                ticket: 0,
+                ticket: NO_TICKET,
                 message: None,
                 demand: None,
                 waker: None,
@@ -316,9 +319,9 @@ impl<T, P: Copy> WaitList<T, P> {
         // below are to listed nodes, and so to others.
         let inner = unsafe { Waiter::inner_of(node) };
         debug_assert!(!inner.listed);
-        if inner.ticket == 0 {
-            self.tickets += 1;
+        if inner.ticket == NO_TICKET {
             inner.ticket = self.tickets;
+            self.tickets += 1;
         }
         (inner.listed, inner.waker) = (true, waker);
         (inner.prev, inner.next) = (self.last, None);
@@ -391,8 +394,7 @@ impl<T, P: Copy> WaitList<T, P> {
 impl<T, P> Inner<T, P> {
     /// Returns the position of the waiter, also while it is on no list.
     pub(crate) fn rank(&self) -> Rank {
-        let ticket = if self.ticket == 0 { u64::MAX } else { self.ticket };
-        (Reverse(self.urgency), ticket)
+        (Reverse(self.urgency), self.ticket)
     }
 
     pub(crate) fn is_task(&self) -> bool {

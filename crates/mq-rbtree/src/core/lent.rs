@@ -83,7 +83,7 @@ impl<T, L: Levels> Core<T, L> {
         let Removed { value, bytes, .. } = unsafe { self.slab.remove(lent.index) };
         self.lent -= 1;
         self.count_removed(bytes);
-        self.levels.keep_preload(lent.priority, &mut preload.levels);
+        self.levels.keep_preload(&mut preload.levels);
         value
     }
 }

@@ -67,26 +67,25 @@ pub trait Levels: Sized + sealed::Sealed {
     #[doc(hidden)]
     fn check(priority: Self::Priority) -> Result<(), u32>;
 
-    /// Returns whether a new level for this priority seems to need an allocation. By default no level
-    /// does.
+    /// Returns whether a new level seems to need an allocation. By default none does.
     #[doc(hidden)]
     #[inline(always)]
-    fn needs_memory(_hint: &Self::Hint, _priority: Self::Priority) -> bool {
+    fn needs_memory(_hint: &Self::Hint) -> bool {
         false
     }
 
-    /// Allocates memory for a new level if one seems to be needed.
+    /// Allocates memory for a new level if it seems to be needed.
     ///
     /// A failed allocation is not reported, because the operation may find memory under the lock.
     #[doc(hidden)]
     #[inline(always)]
-    fn preload(_hint: &Self::Hint, _priority: Self::Priority, _preload: &mut Self::Preload) {}
+    fn preload(_hint: &Self::Hint, _preload: &mut Self::Preload) {}
 
-    /// Stores preloaded memory for a level of this priority, as far as there is room for it.
+    /// Stores preloaded memory for a level, as far as there is room for it.
     ///
     /// A sender that begins to wait calls it: another thread will push its message.
     #[doc(hidden)]
-    fn keep_preload(&mut self, _priority: Self::Priority, _preload: &mut Self::Preload) {}
+    fn keep_preload(&mut self, _preload: &mut Self::Preload) {}
 
     /// Returns the level of a priority, which is valid; inserts one with an empty FIFO if there is
     /// none.
@@ -106,10 +105,6 @@ pub trait Levels: Sized + sealed::Sealed {
     /// kept; then nothing has changed.
     #[doc(hidden)]
     fn get_or_insert_no_alloc(&mut self, priority: Self::Priority) -> Option<Self::Level>;
-
-    /// Allocates memory for the level of a lent message if it seems to be needed.
-    #[doc(hidden)]
-    fn preload_lent(_hint: &Self::Hint, _preload: &mut Self::Preload) {}
 
     /// Moves memory for one level into `preload`, so that a later `get_or_insert` with it, of a
     /// priority that has messages now, cannot fail. By default that needs no memory.

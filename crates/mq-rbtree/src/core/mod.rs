@@ -62,8 +62,8 @@ pub(crate) struct Hint<L: Levels> {
 impl<L: Levels> Hint<L> {
     /// Returns whether one more message seems to need an allocation.
     #[inline]
-    pub(crate) fn needs_memory(&self, priority: L::Priority) -> bool {
-        self.slab.needs_memory() || L::needs_memory(&self.levels, priority)
+    pub(crate) fn needs_memory(&self) -> bool {
+        self.slab.needs_memory() || L::needs_memory(&self.levels)
     }
 
     /// Returns whether one more message seems to need a chunk of slots.
@@ -73,14 +73,15 @@ impl<L: Levels> Hint<L> {
 
     /// Allocates the memory for one more message, if it seems to be needed.
     #[inline(always)]
-    pub(crate) fn preload<T>(&self, priority: L::Priority, preload: &mut Preload<T, L>) {
+    pub(crate) fn preload<T>(&self, preload: &mut Preload<T, L>) {
         self.slab.preload(&mut preload.chunk);
-        L::preload(&self.levels, priority, &mut preload.levels);
+        self.preload_level(preload);
     }
 
-    /// Allocates the memory for the level of a lent message, if it seems to be needed.
-    pub(crate) fn preload_lent<T>(&self, preload: &mut Preload<T, L>) {
-        L::preload_lent(&self.levels, &mut preload.levels);
+    /// Allocates the memory for a level, if it seems to be needed.
+    #[inline(always)]
+    pub(crate) fn preload_level<T>(&self, preload: &mut Preload<T, L>) {
+        L::preload(&self.levels, &mut preload.levels);
     }
 }
 
@@ -220,8 +221,15 @@ impl<T, L: Levels> Core<T, L> {
         if L::check(priority).is_err() {
             return Err(value);
         }
-        self.push_with(Message { value, priority, bytes: 0 }, &mut Preload::new())
-            .map_err(|message| message.value)
+        let (message, preload) = (Message { value, priority, bytes: 0 }, &mut Preload::new());
+        // The level comes first: the search runs the comparisons of the keys, which may panic, and
+        // nothing has changed before it.
+        let pushed = match self.get_or_insert_level(priority, preload) {
+            // SAFETY: the level has just been returned.
+            Ok(level) => unsafe { self.push_to_level(level, message, preload) },
+            Err(AllocError { .. }) => Err(message),
+        };
+        pushed.map_err(|message| message.value)
     }
 
     /// Removes and returns the next message with its priority, or `None` if the queue is empty.
@@ -241,26 +249,10 @@ impl<T, L: Levels> Core<T, L> {
         Some((unsafe { self.slab.get(head) }.0, priority))
     }
 
-    /// Appends a message. The priority is valid. Returns the message if memory is exhausted.
-    #[inline(always)]
-    pub(crate) fn push_with(
-        &mut self,
-        message: Message<T, L::Priority>,
-        preload: &mut Preload<T, L>,
-    ) -> Result<(), Message<T, L::Priority>> {
-        // The level comes first: the search runs the comparisons of the keys, which may panic, and
-        // nothing has changed before it.
-        match self.get_or_insert_level(message.priority, preload) {
-            // SAFETY: the level has just been returned.
-            Ok(level) => unsafe { self.push_to_level(level, message, preload) },
-            Err(AllocError { .. }) => Err(message),
-        }
-    }
-
     /// Stores preloaded memory for a message that another thread will push later.
-    pub(crate) fn keep_preload(&mut self, priority: L::Priority, preload: &mut Preload<T, L>) {
+    pub(crate) fn keep_preload(&mut self, preload: &mut Preload<T, L>) {
         self.slab.keep_preload(&mut preload.chunk);
-        self.levels.keep_preload(priority, &mut preload.levels);
+        self.levels.keep_preload(&mut preload.levels);
     }
 
     /// Returns the level of a priority, for [`push_to_level`](Self::push_to_level).
@@ -319,42 +311,98 @@ impl<T, L: Levels> Core<T, L> {
                 self.passed += 1;
                 return message;
             }
-            if !L::is_above(highest, message.priority) {
-                // SAFETY: `highest` has just returned the level.
-                return unsafe { self.rotate(level, message) };
-            }
+            // SAFETY: `highest` has just returned the level.
+            return unsafe { self.exchange(level, message, preload) };
         }
         self.push_stored(message);
         self.pop_with(preload).unwrap_or_else(|| unreachable!("a message was just added"))
     }
 
-    /// Appends a message to a level, and removes the oldest one, whose slot it takes.
+    /// Appends a message for whose level memory is stored, and removes the oldest one of `from`, whose
+    /// slot it takes. Its priority is not above that of `from`; comparing them does not panic.
     ///
     /// # Safety
     ///
-    /// The level is in the set, and not empty.
+    /// `from` is in the set, and not empty.
     #[inline(always)]
-    unsafe fn rotate(
+    unsafe fn exchange(
         &mut self,
-        level: L::Level,
+        from: L::Level,
         message: Message<T, L::Priority>,
+        preload: &mut Preload<T, L>,
     ) -> Message<T, L::Priority> {
         // SAFETY: the caller guarantees a level of the set.
-        let fifo = unsafe { self.levels.fifo(level) };
-        let head = fifo.head;
+        let priority = unsafe { self.levels.priority(from) };
+        // SAFETY: as for the line above.
+        let head = unsafe { self.levels.fifo(from) }.head;
         // SAFETY: by invariant 1 the level's head is a live slot.
         let Removed { value, bytes, next } =
             unsafe { self.slab.replace(head, message.value, message.bytes) };
-        if next != NIL {
+        self.bytes = self.bytes - u64::from(bytes) + u64::from(message.bytes);
+        if L::is_above(priority, message.priority) {
+            let Some(to) = self.levels.get_or_insert_no_alloc(message.priority) else {
+                unreachable!("a claim has its memory")
+            };
+            // SAFETY: the level is still in the set: nothing was removed.
+            let fifo = unsafe { self.levels.fifo(from) };
+            (fifo.head, fifo.len) = (next, fifo.len - 1);
+            if next == NIL {
+                fifo.tail = NIL;
+            }
+            // SAFETY: `to` is in the set. The slot holds the message, and has left its FIFO.
+            unsafe { self.link_last(to, head) };
+            if next == NIL {
+                // SAFETY: the level is in the set, and its FIFO is empty.
+                unsafe { self.remove_level(from, preload) };
+            }
+        } else if next != NIL {
+            // SAFETY: the level is still in the set: nothing was removed.
+            let fifo = unsafe { self.levels.fifo(from) };
             fifo.head = next;
             let tail = std::mem::replace(&mut fifo.tail, head);
             // SAFETY: by invariant 1 the FIFO names live slots.
             unsafe { self.slab.set_next(tail, head) };
-            // SAFETY: as above.
+        }
+        if next != NIL {
+            // SAFETY: by invariant 1 the FIFO names live slots.
             unsafe { self.slab.prefetch_after(head, next) };
         }
-        self.bytes = self.bytes - u64::from(bytes) + u64::from(message.bytes);
-        Message { value, priority: message.priority, bytes }
+        Message { value, priority, bytes }
+    }
+
+    /// Appends a slot to a level.
+    ///
+    /// # Safety
+    ///
+    /// The level is in the set. The slot holds a message and is in no FIFO; none follows it.
+    #[inline(always)]
+    unsafe fn link_last(&mut self, level: L::Level, index: u32) {
+        // SAFETY: the caller guarantees a level of this queue.
+        let fifo = unsafe { self.levels.fifo(level) };
+        fifo.len += 1;
+        let tail = std::mem::replace(&mut fifo.tail, index);
+        if tail == NIL {
+            fifo.head = index;
+        } else {
+            // SAFETY: by invariant 1 the FIFO names live slots, and `tail` was its last one.
+            unsafe { self.slab.set_next(tail, index) };
+        }
+    }
+
+    /// Removes a level that has lost its last message.
+    ///
+    /// # Safety
+    ///
+    /// The level is in the set, and its FIFO is empty.
+    #[inline(always)]
+    unsafe fn remove_level(&mut self, level: L::Level, preload: &mut Preload<T, L>) {
+        // SAFETY: the caller guarantees an empty level of the set.
+        unsafe { self.levels.remove(level, &mut preload.levels) };
+        if let Some(level) = self.levels.highest() {
+            // SAFETY: `highest` has just returned the level.
+            let next = unsafe { self.levels.fifo(level) }.head;
+            self.slab.prefetch_first(next);
+        }
     }
 
     /// Appends a message for which a slot is free and memory for its level is stored.
@@ -404,16 +452,8 @@ impl<T, L: Levels> Core<T, L> {
         let Message { value, bytes, .. } = message;
         // SAFETY: the caller guarantees a free slot.
         let index = unsafe { self.slab.insert(value, bytes) };
-        // SAFETY: the caller guarantees a level of this queue.
-        let fifo = unsafe { self.levels.fifo(level) };
-        fifo.len += 1;
-        let tail = std::mem::replace(&mut fifo.tail, index);
-        if tail == NIL {
-            fifo.head = index;
-        } else {
-            // SAFETY: by invariant 1 the FIFO names live slots, and `tail` was its last one.
-            unsafe { self.slab.set_next(tail, index) };
-        }
+        // SAFETY: the caller guarantees a level of this queue, and the slot was just filled.
+        unsafe { self.link_last(level, index) };
         self.occupied += 1;
         if bytes != 0 {
             self.bytes += u64::from(bytes);
@@ -457,12 +497,7 @@ impl<T, L: Levels> Core<T, L> {
         if next == NIL {
             fifo.tail = NIL;
             // SAFETY: the level is still in the set, and its FIFO is empty.
-            unsafe { self.levels.remove(level, &mut preload.levels) };
-            if let Some(level) = self.levels.highest() {
-                // SAFETY: `highest` has just returned the level.
-                let next = unsafe { self.levels.fifo(level) }.head;
-                self.slab.prefetch_first(next);
-            }
+            unsafe { self.remove_level(level, preload) };
         } else {
             // SAFETY: by invariant 1 the FIFO names live slots.
             unsafe { self.slab.prefetch_after(head, next) };

@@ -48,7 +48,7 @@ use std::fmt;
 use percpu::AllocError;
 
 use self::node::NodePtr;
-use self::pool::{NodeHint, NodePool, Preload, try_new_node};
+use self::pool::{NodeHint, NodeList, NodePool, try_new_node};
 use self::tree::Tree;
 use super::fifo::Fifo;
 use super::levels::{Levels, sealed::Sealed};
@@ -88,11 +88,11 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
 
     type Priority = K;
     type Hint = NodeHint;
-    type Preload = Preload<K>;
+    type Preload = NodeList<K>;
     type Level = NodePtr<K>;
 
     fn try_new(spare: usize) -> Result<Self, AllocError> {
-        Ok(Self { tree: Tree::new(), pool: NodePool::try_new(spare)?, fallback: 0 })
+        Ok(Self { tree: Tree::new(), pool: NodePool::new(spare), fallback: 0 })
     }
 
     fn hint(&self) -> NodeHint {
@@ -104,16 +104,16 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     }
 
     #[inline]
-    fn needs_memory(hint: &NodeHint, _: K) -> bool {
+    fn needs_memory(hint: &NodeHint) -> bool {
         hint.is_empty()
     }
 
     #[inline]
-    fn preload(hint: &NodeHint, _: K, preload: &mut Preload<K>) {
+    fn preload(hint: &NodeHint, preload: &mut NodeList<K>) {
         preload.fill(hint);
     }
 
-    fn keep_preload(&mut self, _: K, preload: &mut Preload<K>) {
+    fn keep_preload(&mut self, preload: &mut NodeList<K>) {
         self.pool.keep(preload);
     }
 
@@ -121,7 +121,7 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     fn get_or_insert(
         &mut self,
         priority: K,
-        preload: &mut Preload<K>,
+        preload: &mut NodeList<K>,
     ) -> Result<NodePtr<K>, AllocError> {
         // The search runs the last comparisons, which may panic: nothing has changed before it.
         let point = match self.tree.search(&priority) {
@@ -150,24 +150,20 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
             Ok(found) => return Some(found.ptr()),
             Err(point) => point,
         };
-        let node = self.pool.take(&mut Preload::default())?;
+        let node = self.pool.take(&mut NodeList::default())?;
         Some(self.tree.link(node, priority, point))
     }
 
-    fn preload_lent(hint: &NodeHint, preload: &mut Preload<K>) {
-        preload.fill(hint);
-    }
-
-    fn take_lent_memory(&mut self, preload: &mut Preload<K>) -> Result<(), AllocError> {
+    fn take_lent_memory(&mut self, preload: &mut NodeList<K>) -> Result<(), AllocError> {
         if !self.pool.lend(preload) {
-            preload.put(try_new_node()?);
+            preload.push(try_new_node()?);
             self.fallback += 1;
         }
         Ok(())
     }
 
     #[inline]
-    unsafe fn remove(&mut self, level: NodePtr<K>, preload: &mut Preload<K>) {
+    unsafe fn remove(&mut self, level: NodePtr<K>, preload: &mut NodeList<K>) {
         // SAFETY: the caller guarantees a node of this tree. It is freed below, after the last use
         // of this reference.
         let node = unsafe { level.node_ref() };

@@ -37,7 +37,7 @@ use crate::waiter::Waiter;
 #[must_use = "futures do nothing unless polled"]
 pub struct ReceiveFuture<'q, T, L: Levels = Bitmap> {
     queue: QueueRef<'q, T, L, Receiver<T, L>>,
-    completed: bool,
+    pub(super) completed: bool,
     urgency: u8,
     /// The node, once the queue was empty. It may be on a list, or have a permit.
     waiter: Option<Waiter<T, L::Priority>>,
@@ -109,19 +109,6 @@ impl<'q, T, L: Levels> ReceiveFuture<'q, T, L> {
     #[inline]
     pub(super) fn new(queue: QueueRef<'q, T, L, Receiver<T, L>>) -> Self {
         Self { queue, completed: false, urgency: 0, waiter: None, _pinned: PhantomPinned }
-    }
-
-    /// Starts another receive, which waits behind the current waiters.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the future is not completed.
-    #[cfg(feature = "stream")]
-    pub(super) fn restart(self: Pin<&mut Self>) {
-        // SAFETY: nothing is moved out of the future, and the node is not overwritten.
-        let this = unsafe { self.get_unchecked_mut() };
-        assert!(this.completed && this.waiter.is_none(), "renewed before it had received");
-        this.completed = false;
     }
 }
 
@@ -208,7 +195,7 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
         let this = unsafe { self.get_unchecked_mut() };
         leave(this.queue.get(), &mut this.waiter);
         this.completed = true;
-        this.queue.get().receive_expired()
+        this.queue.get().receive_late(ReceiveError::Timeout)
     }
 }
 

@@ -119,7 +119,7 @@ impl<T, L: Levels> Future for SendFuture<'_, T, L> {
                 Ok(message) => message,
                 Err(refused) => return Poll::Ready(Err(refused)),
             };
-            match this.queue.get().poll_send(message) {
+            match this.queue.get().send_at_once(message) {
                 Ok(()) => return Poll::Ready(Ok(())),
                 Err(message) => this.message = Some(Ok(message)),
             }
@@ -148,9 +148,8 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         let mut section = queue.section();
         let detached;
         {
-            let (priority, past) = (message.priority, Some(Deadline::PAST));
-            let locked = queue.lock_to_send(priority, &mut section.preload, past);
-            let Some(mut state) = locked else {
+            let past = Some(Deadline::PAST);
+            let Some(mut state) = queue.lock_to_send(&mut section.preload, past) else {
                 this.message = Some(Ok(message));
                 waker.wake(); // a sender is to publish its message first
                 return Poll::Pending;
@@ -205,7 +204,7 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
         let rank = leave(this.queue.get(), &mut this.waiter);
         let rank = rank.unwrap_or_else(|| rank_of_new(this.urgency));
         let message = this.message.take().expect("a pending send has its message")?;
-        this.queue.get().send_expired(message, rank)
+        this.queue.get().send_late(message, rank, SendRefused::Timeout)
     }
 }
 

@@ -39,40 +39,36 @@ use crate::queue::{Queue, Received};
 /// ```
 #[must_use = "streams do nothing unless polled"]
 pub struct ReceiveStream<'q, T, L: Levels = Bitmap> {
+    /// Between two messages it has not begun, and it is completed once the stream has ended.
     future: ReceiveFuture<'q, T, L>,
-    ended: bool,
 }
 
 impl<T, L: Levels> Queue<T, L> {
     /// Returns the messages as a `Stream`. Needs the feature `stream`.
     pub fn stream(&self) -> ReceiveStream<'_, T, L> {
-        ReceiveStream::new(self.receive_async())
+        ReceiveStream { future: self.receive_async() }
     }
 }
 
 impl<T, L: Levels> Receiver<T, L> {
     /// Returns the messages as a `Stream`. Needs the feature `stream`.
     pub fn stream(&self) -> ReceiveStream<'_, T, L> {
-        ReceiveStream::new(self.receive_async())
+        ReceiveStream { future: self.receive_async() }
     }
 
     /// Returns the messages as a `Stream` that owns the receiver. Needs the feature `stream`.
     ///
     /// So the stream borrows nothing. It counts as a handle until it is dropped.
     pub fn into_stream(self) -> ReceiveStream<'static, T, L> {
-        ReceiveStream::new(self.into_receive_async())
+        ReceiveStream { future: self.into_receive_async() }
     }
 }
 
-impl<'q, T, L: Levels> ReceiveStream<'q, T, L> {
-    fn new(future: ReceiveFuture<'q, T, L>) -> Self {
-        Self { future, ended: false }
-    }
-
+impl<T, L: Levels> ReceiveStream<'_, T, L> {
     /// Sets the urgency of its waits: see [`Wait::urgency`](crate::Wait::urgency). Call it before
     /// the first poll.
     pub fn urgency(self, urgency: u8) -> Self {
-        Self { future: self.future.urgency(urgency), ended: self.ended }
+        Self { future: self.future.urgency(urgency) }
     }
 }
 
@@ -82,32 +78,26 @@ impl<T, L: Levels> Stream for ReceiveStream<'_, T, L> {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Received<T, L>>> {
         // SAFETY: the future is not moved out of the stream.
         let this = unsafe { self.get_unchecked_mut() };
-        if this.ended {
+        if this.future.completed {
             return Poll::Ready(None);
         }
         // SAFETY: the future is a field of a pinned stream.
-        let mut future = unsafe { Pin::new_unchecked(&mut this.future) };
-        match ready!(future.as_mut().poll(cx)) {
-            Ok(message) => {
-                future.restart();
-                Poll::Ready(Some(message))
-            }
-            Err(_) => {
-                this.ended = true;
-                Poll::Ready(None)
-            }
-        }
+        let future = unsafe { Pin::new_unchecked(&mut this.future) };
+        let received = ready!(future.poll(cx)).ok();
+        this.future.completed = received.is_none(); // the next receive waits behind the current waiters
+        Poll::Ready(received)
     }
 }
 
 impl<T, L: Levels> FusedStream for ReceiveStream<'_, T, L> {
     fn is_terminated(&self) -> bool {
-        self.ended
+        self.future.completed
     }
 }
 
 impl<T, L: Levels> fmt::Debug for ReceiveStream<'_, T, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReceiveStream").field("ended", &self.ended).finish_non_exhaustive()
+        let ended = self.future.completed;
+        f.debug_struct("ReceiveStream").field("ended", &ended).finish_non_exhaustive()
     }
 }

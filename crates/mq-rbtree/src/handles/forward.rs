@@ -9,7 +9,7 @@ use crate::deadline::Wait;
 use crate::error::{BatchError, NotifyError, ReceiveError, SendError};
 use crate::futures::{ReceiveFuture, SendFuture};
 use crate::guard::MessageGuard;
-use crate::queue::{Queue, Received};
+use crate::queue::Received;
 use crate::stats::QueueStats;
 
 /// Writes methods that call the queue's of the same name.
@@ -62,11 +62,7 @@ macro_rules! of_both_sides {
             /// Returns whether another handle, of either side, belongs to the same queue.
             #[doc(alias = "same_channel")]
             pub fn same_queue(&self, other: &impl QueueHandle<Message = T, Levels = L>) -> bool {
-                std::ptr::eq(self.queue(), other.queue())
-            }
-
-            pub(crate) fn queue(&self) -> &Queue<T, L> {
-                &self.shared.queue
+                std::ptr::eq(&self.shared.queue, other.queue())
             }
         }
     )*};

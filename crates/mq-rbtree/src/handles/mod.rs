@@ -11,11 +11,10 @@ use std::fmt;
 use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
 use percpu::sync::{Arc, check, step};
 
-pub use self::iter::{IntoIter, Iter, TryIter};
+pub use self::iter::Iter;
 pub use self::queue_ref::QueueHandle;
 pub(crate) use self::queue_ref::QueueRef;
 
-use self::queue_ref::sealed::HasQueue;
 use crate::core::{Bitmap, Levels};
 use crate::error::BuildError;
 use crate::queue::{Builder, Queue};
@@ -133,16 +132,6 @@ macro_rules! side {
                 // nothing.
                 self.shared.$count.fetch_add(1, Ordering::Relaxed);
                 Self { shared: Arc::clone(&self.shared) }
-            }
-        }
-
-        impl<T, L: Levels> HasQueue for $name<T, L> {
-            type Message = T;
-            type Levels = L;
-
-            #[inline(always)]
-            fn queue(&self) -> &Queue<T, L> {
-                &self.shared.queue
             }
         }
 

@@ -2,6 +2,7 @@
 
 use percpu::sync::Arc;
 
+use super::{Receiver, Sender};
 use crate::core::Levels;
 use crate::queue::Queue;
 
@@ -78,6 +79,8 @@ macro_rules! impl_has_queue {
 impl_has_queue! {
     Queue<T, L>: |queue| queue;
     Arc<Queue<T, L>>: |queue| queue;
+    Sender<T, L>: |sender| &sender.shared.queue;
+    Receiver<T, L>: |receiver| &receiver.shared.queue;
 }
 
 impl<Q: sealed::HasQueue> sealed::HasQueue for &Q {

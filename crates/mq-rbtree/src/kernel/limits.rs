@@ -2,9 +2,8 @@
 
 use std::fs;
 use std::mem;
-use std::os::fd::{FromRawFd, OwnedFd};
 
-use super::sys::errno;
+use crate::event::EventNotifier;
 use crate::posix::Attributes;
 
 /// The most messages of a queue, which no setting raises: ABI (`mq_overview(7)`, since Linux 3.5).
@@ -40,12 +39,5 @@ pub(super) fn charge(of: Attributes) -> u64 {
 
 /// Returns whether the process can open no more descriptors of any kind.
 pub(super) fn out_of_descriptors() -> bool {
-    // SAFETY: `eventfd` takes two integers.
-    let probe = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
-    if probe < 0 {
-        return errno() == libc::EMFILE;
-    }
-    // SAFETY: the call above returned this descriptor, and nothing else owns it.
-    drop(unsafe { OwnedFd::from_raw_fd(probe) });
-    false
+    EventNotifier::try_new().is_err_and(|error| error.raw_os_error() == Some(libc::EMFILE))
 }

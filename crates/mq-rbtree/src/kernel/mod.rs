@@ -19,7 +19,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use percpu::sync::native::atomic::{AtomicU64, Ordering};
 
-pub use self::open_error::{Exceeded, OpenError};
+pub use self::open_error::OpenError;
 use self::sys::{errno, result, uninterrupted};
 use crate::deadline::{Deadline, Wait};
 use crate::error::{NotifyError, ReceiveError, SendError, SendRefused};

@@ -85,21 +85,18 @@ impl<T, L: Levels> Queue<T, L> {
             count += 1;
         }
         let mut section = self.section();
-        let Some(&(_, first)) = batch.front() else { return Ok(()) };
         let rank = rank_of_new(wait.urgency_level());
         let mut result = Ok(());
         {
-            let Some(mut state) = self.lock_to_send(first, &mut section.preload, wait.deadline())
-            else {
+            let Some(mut state) = self.lock_to_send(&mut section.preload, wait.deadline()) else {
                 let Some((value, priority)) = batch.pop_front() else { return Ok(()) };
                 let message = Message { value, priority, bytes: sizes[0] };
                 self.count_timeout();
                 return Err((message, SendRefused::Timeout));
             };
             for (nth, &bytes) in sizes[..count].iter().enumerate() {
-                let Some(&(_, priority)) = batch.front() else { break };
                 // The preload was allocated for the first message only.
-                if nth > 0 && (self.hint.needs_memory(priority) || !section.deferred.has_room()) {
+                if nth > 0 && (self.hint.needs_memory() || !section.deferred.has_room()) {
                     break;
                 }
                 let Some((value, priority)) = batch.pop_front() else { break };
@@ -148,8 +145,7 @@ impl<T, L: Levels> Queue<T, L> {
                     if out.len() > before {
                         break;
                     }
-                    self.count_timeout();
-                    return Err(ReceiveError::Timeout);
+                    return Err(self.late(ReceiveError::Timeout));
                 };
                 let mut taken = 0;
                 loop {

@@ -11,9 +11,7 @@ use std::time::Instant;
 
 use percpu::sync::step;
 
-use super::{
-    Access, LockedState, Queue, Received, Section, State, refuse_message, refuse_or_unwind,
-};
+use super::{Access, Queue, Received, State, refuse_message, refuse_or_unwind};
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{ReceiveError, SendError, SendRefused};
@@ -35,12 +33,9 @@ impl<T, L: Levels> Queue<T, L> {
         let node = NonNull::from(waiter);
         loop {
             let mut section = self.section();
-            let locked = self.lock_to_send(message.priority, &mut section.preload, wait.deadline());
+            let locked = self.lock_to_send(&mut section.preload, wait.deadline());
             let Some(mut state) = locked else {
-                if reason == SendRefused::Timeout {
-                    self.count_timeout();
-                }
-                return Err(refuse_message((message, reason)));
+                return Err(self.refuse_late(message, reason));
             };
             // SAFETY: the node is on no list, and the lock is held.
             let rank = unsafe { waiter.inner() }.rank();
@@ -60,7 +55,7 @@ impl<T, L: Levels> Queue<T, L> {
             // SAFETY: the node is on no list, and the lock is held.
             let inner = unsafe { waiter.inner() };
             inner.demand = Some(demand);
-            state.core.keep_preload(message.priority, &mut section.preload);
+            state.core.keep_preload(&mut section.preload);
             inner.message = Some(message);
             state.counters.send_waits += 1;
             step!(
@@ -76,17 +71,16 @@ impl<T, L: Levels> Queue<T, L> {
                 (reason, wait) = (SendRefused::Interrupted, wait.ended());
             }
             // SAFETY: the node is alive, and no other list ever had it.
-            let state = self.unlist(ended, |state| unsafe { state.senders.remove(node) });
+            let late = self.unlist(ended, |state| unsafe { state.senders.remove(node) });
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
             // invariant 1 of the waiters its message belongs to this thread now.
             let Some(back) = (unsafe { waiter.inner() }).message.take() else { return Ok(()) };
-            let Some(state) = state else {
-                message = back;
-                continue;
-            };
-            // SAFETY: the node is off its list, so this thread alone uses it.
-            let rank = unsafe { waiter.inner() }.rank();
-            return self.send_at_deadline(back, rank, state, self.section(), reason);
+            if late {
+                // SAFETY: the node is off its list, so this thread alone uses it.
+                let rank = unsafe { waiter.inner() }.rank();
+                return self.send_late(back, rank, reason);
+            }
+            message = back;
         }
     }
 
@@ -111,10 +105,7 @@ impl<T, L: Levels> Queue<T, L> {
         loop {
             let mut section = self.section();
             let Some(mut state) = self.lock_until(Access::Wait, wait.deadline()) else {
-                if reason == ReceiveError::Timeout {
-                    self.count_timeout();
-                }
-                return Err(reason);
+                return Err(self.late(reason));
             };
             if let Some(message) = state.receive(&mut section) {
                 drop(state);
@@ -141,7 +132,7 @@ impl<T, L: Levels> Queue<T, L> {
                 (reason, wait) = (ReceiveError::Interrupted, wait.ended());
             }
             // SAFETY: the node is alive, and no other list ever had it.
-            let state = self.unlist(ended, |state| unsafe { state.receivers.remove(node) });
+            let late = self.unlist(ended, |state| unsafe { state.receivers.remove(node) });
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
             // invariant 1 of the waiters its message belongs to this thread now.
             let message = unsafe { waiter.inner() }.message.take();
@@ -151,8 +142,8 @@ impl<T, L: Levels> Queue<T, L> {
                     return Ok((message.value, message.priority));
                 }
             );
-            if let Some(state) = state {
-                return self.receive_at_deadline(state, reason);
+            if late {
+                return self.receive_late(reason);
             }
         }
     }
@@ -201,90 +192,84 @@ impl<T, L: Levels> Queue<T, L> {
         ended
     }
 
-    /// Locks, and takes the node of a wait that ended by itself off its list. Returns `None` if another
-    /// thread has ended the wait, or has taken the node off before.
-    fn unlist(
-        &self,
-        ended: WaitEnd,
-        remove: impl FnOnce(&mut State<T, L>) -> bool,
-    ) -> Option<LockedState<'_, T, L>> {
+    /// Takes the node of a wait that ended by itself off its list. Returns false if another thread has
+    /// ended the wait, or has taken the node off before.
+    fn unlist(&self, ended: WaitEnd, remove: impl FnOnce(&mut State<T, L>) -> bool) -> bool {
         if matches!(ended, WaitEnd::Completed | WaitEnd::Retry) {
-            return None;
+            return false;
         }
-        let mut state = self.lock_undrained();
-        remove(&mut state).then_some(state)
-    }
-
-    /// Completes the send of a task whose time is over.
-    pub(crate) fn send_expired(
-        &self,
-        message: Message<T, L::Priority>,
-        rank: Rank,
-    ) -> Result<(), SendError<T>> {
         let mut section = self.section();
-        match self.lock_to_send(message.priority, &mut section.preload, Some(Instant::now().into()))
-        {
-            Some(state) => {
-                self.send_at_deadline(message, rank, state, section, SendRefused::Timeout)
+        let removed = {
+            let mut state = self.lock_undrained();
+            let removed = remove(&mut state);
+            if removed {
+                // The room that this sender needed may have blocked the senders behind it.
+                step!("send timed out: serve the other senders", state.serve_waiters(&mut section));
             }
-            None => {
-                self.count_timeout();
-                Err(refuse_message((message, SendRefused::Timeout)))
-            }
-        }
-    }
-
-    /// Completes the receive of a task whose time is over.
-    pub(crate) fn receive_expired(&self) -> Result<Received<T, L>, ReceiveError> {
-        let late = ReceiveError::Timeout;
-        let Some(state) = self.lock_until(Access::Receive, Some(Instant::now().into())) else {
-            self.count_timeout();
-            return Err(late);
+            removed
         };
-        self.receive_at_deadline(state, late)
+        self.run_deferred(&mut section.deferred);
+        removed
     }
 
-    /// Completes a send at its deadline, or after a signal, as `late` says.
+    /// Completes a send at its deadline, or after a signal, as `late` says. The sender is on no list.
     ///
     /// It succeeds if there is room now: room of a task that has a permit and has not polled yet.
-    fn send_at_deadline(
+    pub(crate) fn send_late(
         &self,
         message: Message<T, L::Priority>,
         rank: Rank,
-        mut state: LockedState<'_, T, L>,
-        mut section: Section<'_, T, L>,
         late: SendRefused,
     ) -> Result<(), SendError<T>> {
-        let put = state.send(message, rank, &mut section);
-        let timed_out = matches!(put, Err((_, SendRefused::Full))) && late == SendRefused::Timeout;
-        state.counters.timeouts += u64::from(timed_out);
-        // The room that this sender needed may have blocked the senders behind it.
-        step!("send timed out: serve the other senders", state.serve_waiters(&mut section));
-        drop(state);
+        let mut section = self.section();
+        let put = match self.lock_to_send(&mut section.preload, Some(Instant::now().into())) {
+            Some(mut state) => state.send(message, rank, &mut section),
+            None => Err((message, SendRefused::Full)),
+        };
         self.run_deferred(&mut section.deferred);
         put.map_err(|(message, reason)| match reason {
-            SendRefused::Full => refuse_message((message, late)),
-            _ => refuse_or_unwind((message, reason), &mut section.deferred),
+            SendRefused::Full => self.refuse_late(message, late),
+            _ => refuse_message((message, reason)),
         })
     }
 
-    /// Completes a receive at its deadline, or after a signal, as `late` says.
+    /// Completes a receive at its deadline, or after a signal, as `late` says. The receiver is on no
+    /// list.
     ///
     /// It succeeds if there is a message now: that of a task that has a permit and has not polled
     /// yet.
-    fn receive_at_deadline(
-        &self,
-        mut state: LockedState<'_, T, L>,
-        late: ReceiveError,
-    ) -> Result<Received<T, L>, ReceiveError> {
+    pub(crate) fn receive_late(&self, late: ReceiveError) -> Result<Received<T, L>, ReceiveError> {
         let mut section = self.section();
-        let taken = state.receive(&mut section);
-        let late = if state.has_ended() { ReceiveError::Closed } else { late };
-        let timed_out = taken.is_none() && late == ReceiveError::Timeout;
-        state.counters.timeouts += u64::from(timed_out);
-        drop(state);
+        let taken = match self.lock_until(Access::Receive, Some(Instant::now().into())) {
+            Some(mut state) => match state.receive(&mut section) {
+                None if state.has_ended() => Err(ReceiveError::Closed),
+                taken => Ok(taken),
+            },
+            None => Ok(None),
+        };
         self.run_deferred(&mut section.deferred);
-        let message = taken.ok_or(late)?;
+        let message = taken?.ok_or_else(|| self.late(late))?;
         Ok((message.value, message.priority))
+    }
+
+    /// Returns the error of a send that is late, and counts it unless a signal ended it.
+    pub(super) fn refuse_late(
+        &self,
+        message: Message<T, L::Priority>,
+        late: SendRefused,
+    ) -> SendError<T> {
+        if late == SendRefused::Timeout {
+            self.count_timeout();
+        }
+        refuse_message((message, late))
+    }
+
+    /// Returns the error of a receive that is late, and counts it unless a signal ended it.
+    #[cold]
+    pub(crate) fn late(&self, late: ReceiveError) -> ReceiveError {
+        if late == ReceiveError::Timeout {
+            self.count_timeout();
+        }
+        late
     }
 }

@@ -159,7 +159,7 @@ impl<T, L: Levels> Queue<T, L> {
     pub fn claim(&self, value: T, priority: L::Priority) -> Option<impl FnOnce()> {
         let ring = self.ring.as_ref()?;
         // What is drained under the lock can be stored without memory.
-        if self.config.check(&value, priority).is_err() || self.hint.needs_memory(priority) {
+        if self.config.check(&value, priority).is_err() || self.hint.needs_memory() {
             return None;
         }
         ring.refresh();

@@ -71,8 +71,7 @@ impl<T, L: Levels> Queue<T, L> {
         self.lock_until(Access::Wait, None).unwrap_or_else(without_deadline)
     }
 
-    /// Counts an operation that has timed out. An interrupted one is not counted, although it ends
-    /// by a deadline in the past.
+    /// Counts an operation that has timed out.
     #[cold]
     pub(crate) fn count_timeout(&self) {
         self.lock_undrained().counters.timeouts += 1;
@@ -111,13 +110,12 @@ impl<T, L: Levels> Queue<T, L> {
     /// and drained. Returns `None` at the deadline.
     pub(crate) fn lock_to_send(
         &self,
-        priority: L::Priority,
         preload: &mut Preload<T, L>,
         deadline: Option<Deadline>,
     ) -> Option<LockedState<'_, T, L>> {
         let mut preloaded = self.ring.is_none() || self.hint.needs_slot();
         loop {
-            self.hint.preload(priority, preload);
+            self.hint.preload(preload);
             let state = self.lock_until(Access::Send, deadline)?;
             if preloaded || !self.hint.needs_slot() {
                 return Some(state);

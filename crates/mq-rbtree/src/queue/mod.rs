@@ -142,30 +142,40 @@ impl<T, L: Levels> Queue<T, L> {
     /// each call cost `send` and `receive` half a nanosecond each.
     #[inline]
     fn send_by(&self, value: T, priority: L::Priority, wait: &Wait) -> Result<(), SendError<T>> {
-        let bytes = match self.config.check(&value, priority) {
-            Ok(bytes) => bytes,
-            Err(reason) => return Err(SendError { value, reason }),
-        };
-        let message = Message { value, priority, bytes };
+        match self.send_at_once(self.config.admit(value, priority)?) {
+            Ok(()) => Ok(()),
+            Err(message) => self.send_or_wait(message, *wait),
+        }
+    }
+
+    /// Sends a message, unless the queue is not idle, or room or memory is missing; then returns the
+    /// message. Never waits for another sender.
+    #[inline(always)]
+    pub(crate) fn send_at_once(
+        &self,
+        message: Message<T, L::Priority>,
+    ) -> Result<(), Message<T, L::Priority>> {
+        let Message { priority, bytes, .. } = message;
         if let Some(ring) = &self.ring {
             return match self.try_stage(ring, message) {
                 Ok(()) => Ok(()),
-                Err(message) => self.send_unstaged(ring, message, *wait),
+                Err(message) => self.stage_refreshed(ring, message),
             };
         }
-        if self.config.time_lock || self.hint.needs_memory(priority) {
-            return self.send_preloaded(message, *wait);
+        if self.config.time_lock || self.hint.needs_memory() {
+            return Err(message);
         }
         let mut guard = self.state.lock();
         // Comparisons may panic; an unwind drops the guard before the message.
-        match guard.begin_fast_send(&self.config, priority, bytes) {
-            Some(level) => {
-                // SAFETY: `begin_fast_send` has just returned the level.
-                unsafe { guard.finish_fast_send(level, message) };
-                Ok(())
-            }
-            None => self.send_locked(guard, message, *wait),
-        }
+        let Some(level) = guard.level_at_once(&self.config, priority, bytes) else {
+            drop(guard);
+            return Err(message);
+        };
+        // SAFETY: `level_at_once` has the level from `get_or_insert_level_no_alloc`, and nothing was
+        // called since.
+        unsafe { guard.core.push_to_level_no_alloc(level, message) };
+        guard.count_sent();
+        Ok(())
     }
 
     /// Sends a message through the ring, or returns it: the ring is shut, or room or memory is
@@ -176,7 +186,7 @@ impl<T, L: Levels> Queue<T, L> {
         ring: &Ring<T, L::Priority>,
         message: Message<T, L::Priority>,
     ) -> Result<(), Message<T, L::Priority>> {
-        if self.hint.needs_memory(message.priority) {
+        if self.hint.needs_memory() {
             return Err(message);
         }
         match ring.claim() {
@@ -187,69 +197,39 @@ impl<T, L: Levels> Queue<T, L> {
         Ok(())
     }
 
-    /// Sends a message that [`try_stage`](Self::try_stage) returned.
+    /// Stages a message after a look at the room that the holder of the lock has told. The first send
+    /// that finds no room learns of it for those that follow.
     #[cold]
     #[inline(never)]
-    fn send_unstaged(
+    fn stage_refreshed(
         &self,
         ring: &Ring<T, L::Priority>,
+        message: Message<T, L::Priority>,
+    ) -> Result<(), Message<T, L::Priority>> {
+        if ring.refresh() { self.try_stage(ring, message) } else { Err(message) }
+    }
+
+    /// Sends a message that [`send_at_once`](Self::send_at_once) returned, with memory that is allocated
+    /// before the lock, and waits if there is no room.
+    #[cold]
+    #[inline(never)]
+    fn send_or_wait(
+        &self,
         mut message: Message<T, L::Priority>,
         wait: Wait,
     ) -> Result<(), SendError<T>> {
-        loop {
-            message = match self.stage_refreshed(ring, message) {
-                Ok(()) => return Ok(()),
-                Err(message) => message,
-            };
-            if wait.is_no() || !self.spin_for_room(ring, wait) {
-                return self.send_preloaded(message, wait);
+        if let Some(ring) = &self.ring {
+            while !wait.is_no() && self.spin_for_room(ring, wait) {
+                message = match self.stage_refreshed(ring, message) {
+                    Ok(()) => return Ok(()),
+                    Err(message) => message,
+                };
             }
         }
-    }
-
-    /// Sends a message that may need memory, which is allocated before the lock.
-    #[cold]
-    #[inline(never)]
-    fn send_preloaded(
-        &self,
-        message: Message<T, L::Priority>,
-        wait: Wait,
-    ) -> Result<(), SendError<T>> {
         let mut section = self.section();
-        match self.lock_to_send(message.priority, &mut section.preload, wait.deadline()) {
-            Some(state) => self.send_with_preload(state, message, wait, section),
-            None => {
-                self.count_timeout();
-                Err(refuse_message((message, SendRefused::Timeout)))
-            }
-        }
-    }
-
-    /// Sends a message if the queue is not idle: a thread waits or is to be notified, or the
-    /// message is refused.
-    #[inline(never)]
-    fn send_locked(
-        &self,
-        guard: WordGuard<'_, State<T, L>>,
-        message: Message<T, L::Priority>,
-        wait: Wait,
-    ) -> Result<(), SendError<T>> {
-        self.send_with_preload(self.with_hold_timer(guard), message, wait, self.section())
-    }
-
-    /// Sends a message under the lock with preloaded memory, and then waits if there is no room.
-    #[inline(always)]
-    fn send_with_preload(
-        &self,
-        state: LockedState<'_, T, L>,
-        message: Message<T, L::Priority>,
-        wait: Wait,
-        mut section: Section<'_, T, L>,
-    ) -> Result<(), SendError<T>> {
-        let put = {
-            let mut state = state; // unlocks before `section` is dropped
-            let rank = rank_of_new(wait.urgency_level());
-            state.send(message, rank, &mut section)
+        let put = match self.lock_to_send(&mut section.preload, wait.deadline()) {
+            Some(mut state) => state.send(message, rank_of_new(wait.urgency_level()), &mut section),
+            None => return Err(self.refuse_late(message, SendRefused::Timeout)),
         };
         match put {
             Ok(()) => {
@@ -321,8 +301,7 @@ impl<T, L: Levels> Queue<T, L> {
             if !state.drain(u64::MAX) {
                 drop(state);
                 let Some(locked) = self.lock_until(Access::Receive, wait.deadline()) else {
-                    self.count_timeout();
-                    return Err(ReceiveError::Timeout);
+                    return Err(self.late(ReceiveError::Timeout));
                 };
                 state = locked;
             }
@@ -343,46 +322,6 @@ impl<T, L: Levels> Queue<T, L> {
                 self.wait_to_receive(wait, position)
             }
         }
-    }
-
-    /// Sends a message of a task, unless the queue is not idle, or room or memory is missing; then
-    /// returns the message. Never waits for another sender.
-    #[inline(always)]
-    pub(crate) fn poll_send(
-        &self,
-        message: Message<T, L::Priority>,
-    ) -> Result<(), Message<T, L::Priority>> {
-        let Message { priority, bytes, .. } = message;
-        if let Some(ring) = &self.ring {
-            return match self.try_stage(ring, message) {
-                Ok(()) => Ok(()),
-                Err(message) => self.stage_refreshed(ring, message),
-            };
-        }
-        if self.config.time_lock || self.hint.needs_memory(priority) {
-            return Err(message);
-        }
-        let mut guard = self.state.lock();
-        // Comparisons may panic; an unwind drops the guard before the message.
-        let Some(level) = guard.begin_fast_send(&self.config, priority, bytes) else {
-            drop(guard);
-            return Err(message);
-        };
-        // SAFETY: `begin_fast_send` has just returned the level.
-        unsafe { guard.finish_fast_send(level, message) };
-        Ok(())
-    }
-
-    /// Stages a message after a look at the room that the holder of the lock has told. The first send
-    /// that finds no room learns of it for those that follow.
-    #[cold]
-    #[inline(never)]
-    fn stage_refreshed(
-        &self,
-        ring: &Ring<T, L::Priority>,
-        message: Message<T, L::Priority>,
-    ) -> Result<(), Message<T, L::Priority>> {
-        if ring.refresh() { self.try_stage(ring, message) } else { Err(message) }
     }
 
     /// Receives a message for a task, unless the queue is empty or not idle. Never waits for a

@@ -101,12 +101,12 @@ impl<T, L: Levels> State<T, L> {
         Ok(())
     }
 
-    /// Returns the level of a message for [`finish_fast_send`](Self::finish_fast_send).
+    /// Returns the level to which a message can be appended at once.
     ///
     /// Returns `None` if a thread waits or is to be notified, or if room or memory is missing; then
     /// nothing has changed.
     #[inline(always)]
-    pub(crate) fn begin_fast_send(
+    pub(crate) fn level_at_once(
         &mut self,
         config: &Config<T, L>,
         priority: L::Priority,
@@ -118,24 +118,6 @@ impl<T, L: Levels> State<T, L> {
         let demand = || config.demand(priority, bytes);
         let room = idle && config.has_room(self.core.occupied(), self.core.bytes(), demand());
         if room { self.core.get_or_insert_level_no_alloc(priority) } else { None }
-    }
-
-    /// Appends a message to the level that [`begin_fast_send`](Self::begin_fast_send) has just
-    /// returned.
-    ///
-    /// # Safety
-    ///
-    /// `begin_fast_send` has returned `level`, and nothing else was called since.
-    #[inline(always)]
-    pub(crate) unsafe fn finish_fast_send(
-        &mut self,
-        level: L::Level,
-        message: Message<T, L::Priority>,
-    ) {
-        // SAFETY: `begin_fast_send` has the level from `get_or_insert_level_no_alloc`, and the
-        // caller guarantees that nothing was called since.
-        unsafe { self.core.push_to_level_no_alloc(level, message) };
-        self.count_sent();
     }
 
     /// Receives the next message, unless a thread waits or is to be notified, or a sender must

@@ -3,6 +3,7 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::cmp::Ordering;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -192,4 +193,37 @@ fn a_queue_works_after_a_panic() {
     const fn unwind_safe<T: RefUnwindSafe>() {}
     const { unwind_safe::<Queue<u32>>() };
     const { unwind_safe::<Queue<u32, RbTree<u64>>>() };
+}
+
+/// A message that is received alone from the ring takes the slot of the next one: the order is that of a
+/// queue without a ring. Nothing else drains the ring in between.
+#[test]
+fn inv01_a_message_that_is_alone_in_the_ring_keeps_the_order() {
+    for (depth, levels) in [(1, 2), (2, 2), (3, 3), (8, 3), (100, 1), (100, 8), (300, 32_768)] {
+        let queue: Queue<u64> = Queue::new(depth as usize + 1).unwrap();
+        let mut model = BTreeMap::<u32, VecDeque<u64>>::new();
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        for n in 0..depth + 2_000 {
+            seed = seed.rotate_left(17).wrapping_mul(0xd134_2543_de82_ef95).wrapping_add(n);
+            let priority = (seed >> 32) as u32 % levels;
+            queue.try_send(n, priority).unwrap();
+            model.entry(priority).or_default().push_back(n);
+            if n < depth {
+                continue;
+            }
+            let mut highest = model.last_entry().unwrap();
+            let next = (highest.get_mut().pop_front().unwrap(), *highest.key());
+            if highest.get().is_empty() {
+                highest.remove();
+            }
+            assert_eq!(queue.try_receive(), Ok(next), "{depth} {levels} {n}");
+            if n % 97 == 0 {
+                queue.validate();
+            }
+        }
+        queue.validate();
+        let rest =
+            model.into_iter().rev().flat_map(|(key, all)| all.into_iter().map(move |n| (n, key)));
+        assert!(queue.drain().into_iter().eq(rest));
+    }
 }

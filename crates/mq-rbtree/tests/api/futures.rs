@@ -144,7 +144,7 @@ fn inv07_an_unused_permit_blocks_no_waiter() {
 }
 
 #[test]
-fn the_waker_of_the_last_poll_is_the_one_that_is_called() {
+fn inv14_the_waker_of_the_last_poll_is_the_one_that_is_called() {
     let queue: Queue<u32> = Queue::new(1).unwrap();
     let flags: Vec<_> = (0..3).map(|_| WakeCount::new()).collect();
     let mut receive = Box::pin(queue.receive_async());

@@ -3,8 +3,8 @@
 //! ```text
 //!   outside the lock               under the lock               outside the lock
 //!
-//!   hint: no node? -> allocate     take(), keep(made)           drop(preload) frees
-//!        Preload  --------------->  NodePool: | n n n - |  ---->  made, surplus -> n -> n
+//!   hint: no node? -> allocate     take(), keep(unused)         drop(preload) frees
+//!        Preload -> n ----------->  NodePool -> n -> n -> n  --->  Preload -> n -> n
 //!                                  put(removed)
 //! ```
 //!
@@ -17,12 +17,11 @@
 //!
 //! # Invariants
 //!
-//! 1. `nodes` has capacity for `bound` nodes and holds at most that many, so keeping a node never
-//!    allocates.
+//! 1. `nodes` holds at most `bound` nodes.
 //! 2. Whenever the lock is not held, the hint is true exactly if `nodes` is not empty.
-//! 3. The nodes of `surplus` were leaked from boxes, and only the preload has pointers to them.
+//! 3. The nodes of a list were leaked from boxes, and only the list has pointers to them.
 
-use std::fmt;
+use std::alloc::Layout;
 
 use percpu::AllocError;
 use percpu::alloc::try_box;
@@ -38,9 +37,61 @@ pub(super) fn try_new_node<K>() -> Result<Box<Node<K>>, AllocError> {
     try_box(Node::vacant()).map_err(|_| AllocError::new())
 }
 
+/// A list of nodes that are in no tree, linked by their parent links: adding one allocates nothing.
+///
+/// As a preload it has the node that was allocated before the lock for a new level, and the nodes to
+/// free after the unlock.
+#[doc(hidden)]
+pub struct NodeList<K> {
+    first: Link<K>,
+    len: usize,
+}
+
+impl<K> NodeList<K> {
+    /// Allocates a node if the pool seems to be empty and the list is.
+    #[inline]
+    pub(super) fn fill(&mut self, hint: &NodeHint) {
+        if hint.is_empty() && self.first.is_none() {
+            // A failure is not reported: under the lock the pool may have a node.
+            try_new_node().ok().into_iter().for_each(|node| self.push(node));
+        }
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, node: Box<Node<K>>) {
+        node.set_next(self.first);
+        self.first = Some(NodePtr::leak(node));
+        self.len += 1;
+    }
+
+    #[inline]
+    fn pop(&mut self) -> Option<Box<Node<K>>> {
+        let first = self.first?;
+        // SAFETY: by invariant 3 the node was leaked, and only this list points to it. The pointer is
+        // overwritten below, before another use.
+        let node = unsafe { first.reclaim() };
+        self.first = node.take_parent();
+        self.len -= 1;
+        Some(node)
+    }
+}
+
+impl<K> Default for NodeList<K> {
+    fn default() -> Self {
+        Self { first: None, len: 0 }
+    }
+}
+
+impl<K> Drop for NodeList<K> {
+    #[inline]
+    fn drop(&mut self) {
+        while self.pop().is_some() {}
+    }
+}
+
 /// The nodes that are kept under the lock.
 pub(super) struct NodePool<K> {
-    nodes: Vec<Box<Node<K>>>,
+    nodes: NodeList<K>,
     /// The most nodes to keep: the configured number, or more after a reservation.
     bound: usize,
     hint: NodeHint,
@@ -66,11 +117,9 @@ impl NodeHint {
 
 impl<K> NodePool<K> {
     /// Creates an empty pool that keeps up to `bound` nodes.
-    pub(super) fn try_new(bound: usize) -> Result<Self, AllocError> {
-        let mut nodes = Vec::new();
-        nodes.try_reserve_exact(bound).map_err(|_| AllocError::new())?;
+    pub(super) fn new(bound: usize) -> Self {
         let hint = NodeHint(Arc::new(AtomicBool::new(false)));
-        Ok(Self { nodes, bound, hint, from_pool: 0, from_preload: 0 })
+        Self { nodes: NodeList::default(), bound, hint, from_pool: 0, from_preload: 0 }
     }
 
     pub(super) fn hint(&self) -> NodeHint {
@@ -78,7 +127,7 @@ impl<K> NodePool<K> {
     }
 
     pub(super) fn len(&self) -> usize {
-        self.nodes.len()
+        self.nodes.len
     }
 
     /// Returns how many nodes were taken from the pool, and how many from a preload.
@@ -88,42 +137,42 @@ impl<K> NodePool<K> {
 
     /// Takes a node from the pool, or else from the preload.
     #[inline]
-    pub(super) fn take(&mut self, preload: &mut Preload<K>) -> Option<Box<Node<K>>> {
+    pub(super) fn take(&mut self, preload: &mut NodeList<K>) -> Option<Box<Node<K>>> {
         if let Some(node) = self.nodes.pop() {
             self.update_hint();
             self.from_pool += 1;
             return Some(node);
         }
         // A node that was removed in the same lock section serves as well.
-        let node = preload.made.take().or_else(|| preload.take_surplus())?;
+        let node = preload.pop()?;
         self.from_preload += 1;
         Some(node)
     }
 
     /// Moves a node into a preload that has none. Returns false if none is kept.
-    pub(super) fn lend(&mut self, preload: &mut Preload<K>) -> bool {
-        if preload.made.is_none() {
-            preload.made = self.nodes.pop();
+    pub(super) fn lend(&mut self, preload: &mut NodeList<K>) -> bool {
+        if preload.first.is_none() {
+            self.nodes.pop().into_iter().for_each(|node| preload.push(node));
             self.update_hint();
         }
-        preload.made.is_some()
+        preload.first.is_some()
     }
 
     /// Keeps a removed node if there is room; otherwise leaves it to the preload.
     #[inline]
-    pub(super) fn put(&mut self, node: Box<Node<K>>, preload: &mut Preload<K>) {
-        if self.nodes.len() < self.bound {
+    pub(super) fn put(&mut self, node: Box<Node<K>>, preload: &mut NodeList<K>) {
+        if self.len() < self.bound {
             self.push(node);
         } else {
-            preload.defer_free(node);
+            preload.push(node);
         }
     }
 
-    /// Keeps the preloaded node if it was not used and there is room.
+    /// Keeps a node of the preload that was not used, if there is room.
     #[inline]
-    pub(super) fn keep(&mut self, preload: &mut Preload<K>) {
-        if check!("keep: the pool has room", self.nodes.len() < self.bound) {
-            if let Some(node) = preload.made.take() {
+    pub(super) fn keep(&mut self, preload: &mut NodeList<K>) {
+        if check!("keep: the pool has room", self.len() < self.bound) {
+            if let Some(node) = preload.pop() {
                 self.push(node);
             }
         }
@@ -141,8 +190,7 @@ impl<K> NodePool<K> {
         // node, even for a level that exists.
         let wanted = messages.checked_add(1).ok_or(AllocError::new())?;
         let all = live.checked_add(wanted.max(self.len())).ok_or(AllocError::new())?;
-        let beside = all.saturating_sub(self.len());
-        self.nodes.try_reserve_exact(beside).map_err(|_| AllocError::new())?;
+        Layout::array::<Node<K>>(all).map_err(|_| AllocError::new())?; // more than any memory
         while self.len() < wanted {
             let node = try_new_node()?;
             self.bound = self.bound.max(live + self.len() + 1);
@@ -155,7 +203,7 @@ impl<K> NodePool<K> {
     /// Adds a node. The caller has checked that there is room.
     #[inline]
     fn push(&mut self, node: Box<Node<K>>) {
-        self.nodes.push(node); // invariant 1: within the capacity
+        self.nodes.push(node);
         self.update_hint();
     }
 
@@ -164,79 +212,14 @@ impl<K> NodePool<K> {
     #[inline]
     fn update_hint(&self) {
         // Ordering: Relaxed, both; a hint that publishes nothing. The lock orders its writers.
-        if self.hint.is_empty() != self.nodes.is_empty() {
-            self.hint.0.store(!self.nodes.is_empty(), Ordering::Relaxed);
+        if self.hint.is_empty() != self.nodes.first.is_none() {
+            self.hint.0.store(self.nodes.first.is_some(), Ordering::Relaxed);
         }
     }
 
     /// Checks invariants 1 and 2.
     pub(super) fn validate(&self) {
         assert!(self.len() <= self.bound, "more nodes kept than may be");
-        assert!(self.nodes.capacity() >= self.bound, "no room for nodes to keep");
-        assert_eq!(self.hint.is_empty(), self.nodes.is_empty(), "the hint tells of a node");
-    }
-}
-
-/// A node allocated before the lock for a new level, and any number of nodes to free after the
-/// unlock.
-#[doc(hidden)]
-pub struct Preload<K> {
-    made: Option<Box<Node<K>>>,
-    /// A list linked by the parent links, because a batch may remove many nodes.
-    surplus: Link<K>,
-}
-
-impl<K> Preload<K> {
-    /// Allocates a node if the pool seems to be empty.
-    #[inline]
-    pub(super) fn fill(&mut self, hint: &NodeHint) {
-        if hint.is_empty() && self.made.is_none() {
-            // A failure is not reported: under the lock the pool may have a node.
-            self.made = try_new_node().ok();
-        }
-    }
-
-    /// Adds a node for the new level; there was none.
-    pub(super) fn put(&mut self, node: Box<Node<K>>) {
-        self.made = Some(node);
-    }
-
-    fn defer_free(&mut self, node: Box<Node<K>>) {
-        node.set_next(self.surplus);
-        self.surplus = Some(NodePtr::leak(node));
-    }
-
-    /// Takes one node of the surplus.
-    fn take_surplus(&mut self) -> Option<Box<Node<K>>> {
-        let first = self.surplus?;
-        // SAFETY: by invariant 3 the node was leaked, and only this preload points to it. The
-        // pointer is overwritten below, before another use.
-        let node = unsafe { first.reclaim() };
-        self.surplus = node.take_parent();
-        Some(node)
-    }
-}
-
-impl<K> Default for Preload<K> {
-    fn default() -> Self {
-        Self { made: None, surplus: None }
-    }
-}
-
-impl<K> Drop for Preload<K> {
-    #[inline]
-    fn drop(&mut self) {
-        while let Some(node) = self.take_surplus() {
-            drop(node);
-        }
-    }
-}
-
-impl<K> fmt::Debug for Preload<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Preload")
-            .field("made", &self.made.is_some())
-            .field("surplus", &self.surplus.is_some())
-            .finish()
+        assert_eq!(self.hint.is_empty(), self.nodes.first.is_none(), "the hint tells of a node");
     }
 }
