@@ -114,6 +114,28 @@ impl Bare {
         bytes
     }
 
+    /// Writes the bytes under `WRITE`, unless the block is being written to the device.
+    pub fn write(&self, bytes: u64) {
+        let seen = self.entry.word();
+        if !seen.has(BACK) && self.entry.try_change(seen, WRITE, 0).is_ok() {
+            // SAFETY: the mark keeps other threads away.
+            self.bytes.with_mut(|at| unsafe { at.write(bytes) });
+            self.entry.change(0, WRITE);
+        }
+    }
+
+    /// Returns what goes to the device under `BACK`, unless a thread writes the bytes.
+    pub fn write_back(&self) -> Option<u64> {
+        let seen = self.entry.word();
+        let marked = !seen.has(WRITE) && self.entry.try_change(seen, BACK, 0).is_ok();
+        marked.then(|| {
+            // SAFETY: the mark keeps writers away.
+            let bytes = self.bytes.with(|at| unsafe { at.read() });
+            self.entry.change(0, BACK);
+            bytes
+        })
+    }
+
     /// Protects the block by both slots of a record. Returns false if a slot cannot be had.
     pub fn protect_twice(&self) -> bool {
         let slots = [(); 2].map(|()| hazard::protect(&self.entry, self.order));

@@ -38,6 +38,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("word: the load has ended before", "bare::inv03_a_thread_that_waits_under_its_pin"),
     ("try_pin: the bytes are there before", "bare::inv03_a_pin_of_a_block_that_was_loaded_again"),
     ("change: the bytes were read or written before", "bare::inv03_a_block_that_is_created"),
+    ("change: the bytes were read or written before", "bare::inv15_a_write_against_a_write_back"),
     (
         "change: the bytes were read or written before",
         "bare::inv10_a_creator_against_an_invalidation",
@@ -214,6 +215,20 @@ fn inv03_a_block_that_is_created() {
         });
         assert!(bare.read().is_none_or(|read| read == 9));
         creates.join().unwrap();
+    });
+}
+
+/// Each finds the word as it was before the other marked it.
+#[test]
+fn inv15_a_write_against_a_write_back() {
+    thoroughly(|| {
+        let bare = Arc::new(Bare::new(false));
+        let writes = thread::spawn({
+            let bare = Arc::clone(&bare);
+            move || bare.write(9)
+        });
+        assert!([None, Some(7), Some(9)].contains(&bare.write_back()));
+        writes.join().unwrap();
     });
 }
 
