@@ -136,6 +136,17 @@ impl Bare {
         })
     }
 
+    /// Reads the bytes under a pin and drops it. Uses the place if it was the last pin, as the thread
+    /// does that frees the block of a failed load.
+    pub fn leave(&self) {
+        // SAFETY: the pin keeps the entry as it is.
+        self.bytes.with(|at| unsafe { at.read() });
+        if self.entry.unpin().pins() == 0 {
+            // SAFETY: the other pins are dropped.
+            self.bytes.with_mut(|at| unsafe { at.write(8) });
+        }
+    }
+
     /// Protects the block by both slots of a record. Returns false if a slot cannot be had.
     pub fn protect_twice(&self) -> bool {
         let slots = [(); 2].map(|()| hazard::protect(&self.entry, self.order));

@@ -349,7 +349,8 @@ impl Entry {
             // Ordering: the Release pairs with the Acquire in `look`, `word` and `try_pin`; it
             // carries the bytes. The Acquire pairs with the Release in `unpin`, so that the
             // loader's later use of the entry comes after that of a requester that did not wait for
-            // the load to end.
+            // the load to end. No model needs the Acquire, because each later use follows a fence or
+            // an exchange of its own.
             match self.word.compare_exchange(seen, next, order, Ordering::Relaxed) {
                 Ok(_) => return Word(next),
                 Err(now) => seen = now,

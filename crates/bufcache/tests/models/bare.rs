@@ -23,6 +23,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("is_left: no pin before the scan", "bare::inv06_a_pin_becomes_a_slot"),
     ("is_left: no pin before the scan", "bare::inv06_a_pin_becomes_a_slot_by_membarrier"),
     ("unpin: the bytes were read before", "bare::inv06_a_pin_becomes_a_slot_before_an_eviction"),
+    ("unpin: the bytes were read before", "bare::inv06_the_last_pin"),
     ("free: the key is hidden before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
     (
         "free the first: the key is hidden before",
@@ -229,6 +230,21 @@ fn inv15_a_write_against_a_write_back() {
         });
         assert!([None, Some(7), Some(9)].contains(&bare.write_back()));
         writes.join().unwrap();
+    });
+}
+
+/// The last of two threads that waited for a load that failed comes after the other.
+#[test]
+fn inv06_the_last_pin() {
+    thoroughly(|| {
+        let bare = Arc::new(Bare::new(false));
+        (0..2).for_each(|_| bare.pin());
+        let leaves = thread::spawn({
+            let bare = Arc::clone(&bare);
+            move || bare.leave()
+        });
+        bare.leave();
+        leaves.join().unwrap();
     });
 }
 
