@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!  start ─┬─► run               below the limit: no queue is touched
-//!         └─► export 0 ─► syncs │ small reads │ small writes │ large reads │ large writes ─┐
-//!             export 1 ─► ...                                                              │
-//!                                  one has ended ◄── the next of the export in turn ───────┘
+//!         └─► image ─► syncs │ small reads │ small writes │ large reads │ large writes ─┐
+//!             image ─► ...                                                              │
+//!                                  one has ended ◄── the next of the image in turn ─────┘
 //! ```
 //!
-//! A worker's engine belongs to its thread, and so do the queues: one per worker and export,
+//! A worker's engine belongs to its thread, and so do the queues: one per worker and image,
 //! without a lock. A queue that workers share could not fill a free slot of one engine with a
-//! request of another worker's connection. Exports take turns, so that writes to one do not delay
+//! request of another worker's connection. Images take turns, so that writes to one do not delay
 //! reads of another.
 //!
 //! An image whose device hangs keeps the places of its operations. So an image never has more than
@@ -19,9 +19,11 @@
 //! NBD lets requests in flight be carried out in any order. A FLUSH covers the writes that were
 //! answered before it was sent, and those have left the queues already.
 
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
 use std::num::NonZeroU32;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use mq_rbtree::Core;
@@ -30,7 +32,7 @@ use percpu::AllocError;
 /// Longest transfer that is a small one: beyond it the device's time for the bytes counts for more
 /// than its time for the request. A guess.
 pub(crate) const SMALL: u64 = 64 << 10;
-/// One of so many operations of an export is taken from each class in turn, whatever its priority.
+/// One of so many operations of an image is taken from each class in turn, whatever its priority.
 /// A guess: if all classes wait, each gets 2.5 % at least.
 pub(crate) const AGEING: NonZeroU32 = NonZeroU32::new(8).unwrap();
 /// The number of values of [`Class`].
@@ -82,20 +84,34 @@ pub(crate) struct Admission<T> {
     /// Most operations that run.
     limit: usize,
     running: usize,
-    /// Running operations by index of the export table's files.
-    by_file: Box<[usize]>,
-    /// By index of the export table.
-    queues: Box<[Queue<T>]>,
-    /// The exports whose queues are not empty, the next one first.
-    turns: VecDeque<usize>,
+    /// The queues that are not empty, the next one first.
+    turns: VecDeque<Rc<Queue<T>>>,
     stats: WaitStats,
 }
 
+/// The operations of one image that run and wait.
 #[derive(Debug)]
-struct Queue<T> {
-    /// The file of the export.
-    file: usize,
-    core: Core<Waiting<T>>,
+pub(crate) struct Queue<T> {
+    running: Cell<usize>,
+    core: RefCell<Core<Waiting<T>>>,
+}
+
+impl<T> Queue<T> {
+    pub(crate) fn new() -> Result<Rc<Self>, AllocError> {
+        let mut core = Core::try_new(0)?;
+        core.set_ageing(Some(AGEING));
+        Ok(Rc::new(Self { running: Cell::new(0), core: RefCell::new(core) }))
+    }
+
+    /// Operations of the image that run.
+    pub(crate) fn running(&self) -> usize {
+        self.running.get()
+    }
+
+    /// Operations of the image that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.core.borrow().len()
+    }
 }
 
 struct Waiting<T> {
@@ -117,21 +133,9 @@ pub(crate) fn may_queue(most: usize, used: usize, its: impl FnOnce() -> usize) -
 }
 
 impl<T> Admission<T> {
-    /// Up to `limit` operations run. Indexes of exports and files are below `capacity`.
-    pub(crate) fn new(limit: usize, capacity: usize) -> Result<Self, AllocError> {
-        let queue = |_| {
-            let mut core = Core::try_new(0)?;
-            core.set_ageing(Some(AGEING));
-            Ok(Queue { file: 0, core })
-        };
-        Ok(Self {
-            limit,
-            running: 0,
-            by_file: vec![0; capacity].into(),
-            queues: (0..capacity).map(queue).collect::<Result<_, AllocError>>()?,
-            turns: VecDeque::with_capacity(capacity),
-            stats: WaitStats::default(),
-        })
+    /// Up to `limit` operations run.
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { limit, running: 0, turns: VecDeque::new(), stats: WaitStats::default() }
     }
 
     /// Operations that run.
@@ -144,80 +148,64 @@ impl<T> Admission<T> {
         self.stats.depth
     }
 
-    /// Operations of an export that wait.
-    pub(crate) fn waiting_of(&self, export: usize) -> usize {
-        self.queues[export].core.len()
-    }
-
-    /// Running operations of each file.
-    pub(crate) fn by_file(&self) -> &[usize] {
-        &self.by_file
-    }
-
     pub(crate) fn stats(&self) -> WaitStats {
         self.stats
     }
 
-    fn allows(&self, file: usize) -> bool {
-        is_within_share(self.by_file[file], self.limit.saturating_sub(self.running))
+    fn allows(&self, queue: &Queue<T>) -> bool {
+        is_within_share(queue.running(), self.limit.saturating_sub(self.running))
     }
 
-    fn acquire(&mut self, file: usize) {
-        self.by_file[file] += 1;
+    fn acquire(&mut self, queue: &Queue<T>) {
+        queue.running.set(queue.running() + 1);
         self.running += 1;
     }
 
-    /// Lets an operation run, if none waits and its file may have one more. It then
+    /// Lets an operation run, if none waits and its image may have one more. It then
     /// [`end`](Self::end)s.
-    pub(crate) fn begin(&mut self, file: usize) -> bool {
-        let may = self.stats.depth == 0 && self.allows(file);
+    pub(crate) fn begin(&mut self, queue: &Queue<T>) -> bool {
+        let may = self.stats.depth == 0 && self.allows(queue);
         if may {
-            self.acquire(file);
+            self.acquire(queue);
         }
         may
     }
 
     /// An operation that ran has ended.
-    pub(crate) fn end(&mut self, file: usize) {
-        self.by_file[file] -= 1;
+    pub(crate) fn end(&mut self, queue: &Queue<T>) {
+        queue.running.set(queue.running() - 1);
         self.running -= 1;
     }
 
     /// Queues `value`. Returns it if there is no memory.
-    pub(crate) fn push(
-        &mut self,
-        (export, file): (usize, usize),
-        class: Class,
-        value: T,
-    ) -> Result<(), T> {
-        let queue = &mut self.queues[export];
-        queue.file = file;
-        let was_empty = queue.core.is_empty();
+    pub(crate) fn push(&mut self, queue: &Rc<Queue<T>>, class: Class, value: T) -> Result<(), T> {
+        if self.turns.try_reserve(1).is_err() {
+            return Err(value);
+        }
+        let mut core = queue.core.borrow_mut();
+        let was_empty = core.is_empty();
         let waiting = Waiting { value, since: Instant::now() };
-        queue.core.push(class as u32, waiting).map_err(|waiting| waiting.value)?;
+        core.push(class as u32, waiting).map_err(|waiting| waiting.value)?;
         if was_empty {
-            self.turns.push_back(export);
+            self.turns.push_back(Rc::clone(queue));
         }
         self.stats.depth += 1;
         self.stats.peak = self.stats.peak.max(self.stats.depth);
         Ok(())
     }
 
-    /// Lets the next operation run of the first export in turn whose file may have one more.
+    /// Lets the next operation run of the first image in turn that may have one more.
     pub(crate) fn next(&mut self) -> Option<T> {
         if self.running >= self.limit {
             return None;
         }
-        let may = |&export: &usize| self.allows(self.queues[export].file);
-        let at = self.turns.iter().position(may)?;
-        let export = self.turns.remove(at)?;
-        let Queue { file, core } = &mut self.queues[export];
-        let (Waiting { value, since }, class) = core.pop()?;
-        if !core.is_empty() {
-            self.turns.push_back(export);
+        let at = self.turns.iter().position(|queue| self.allows(queue))?;
+        let queue = self.turns.remove(at)?;
+        let (Waiting { value, since }, class) = queue.core.borrow_mut().pop()?;
+        self.acquire(&queue);
+        if queue.waiting() > 0 {
+            self.turns.push_back(queue);
         }
-        let file = *file;
-        self.acquire(file);
         self.stats.depth -= 1;
         self.stats.classes[class as usize].count(since.elapsed());
         Some(value)
@@ -225,15 +213,22 @@ impl<T> Admission<T> {
 
     /// Removes the waiting operations for which `take` is true, and passes them to `out`.
     pub(crate) fn drop_if(&mut self, mut take: impl FnMut(&T) -> bool, mut out: impl FnMut(T)) {
-        let Self { queues, turns, stats, .. } = self;
-        turns.retain(|&export| {
-            let queue = &mut queues[export].core;
+        let Self { turns, stats, .. } = self;
+        turns.retain(|queue| {
+            let mut queue = queue.core.borrow_mut();
             let before = queue.len();
             queue.drain_filter(|waiting, _| take(&waiting.value), |waiting, _| out(waiting.value));
             stats.depth -= before - queue.len();
             stats.dropped += (before - queue.len()) as u64;
             !queue.is_empty()
         });
+    }
+}
+
+impl<T> Drop for Admission<T> {
+    /// Operations may refer to their queues: without this those of a worker that failed would stay.
+    fn drop(&mut self) {
+        self.drop_if(|_| true, drop);
     }
 }
 
@@ -311,24 +306,55 @@ impl fmt::Display for WaitStats {
 mod tests {
     use super::*;
 
-    /// Of which none runs, and any number may wait: each export is a file of its own.
-    fn full<T>(exports: usize) -> Admission<T> {
-        let mut waiting = Admission::new(usize::MAX, exports).unwrap();
-        waiting.running = usize::MAX - 1; // one may run, of any file
-        waiting
+    /// An admission, and the queues of some images.
+    struct Images<T> {
+        admission: Admission<T>,
+        queues: Vec<Rc<Queue<T>>>,
     }
 
-    /// The next, which has ended then.
-    fn pop<T>(waiting: &mut Admission<T>) -> Option<T> {
-        let before = waiting.by_file.to_vec();
-        let value = waiting.next()?;
-        let file = (0..before.len()).find(|&file| waiting.by_file[file] > before[file]);
-        waiting.end(file.expect("it runs"));
-        Some(value)
-    }
+    impl<T> Images<T> {
+        fn new(limit: usize, images: usize) -> Self {
+            let queues = (0..images).map(|_| Queue::new().unwrap()).collect();
+            Self { admission: Admission::new(limit), queues }
+        }
 
-    fn take<T>(waiting: &mut Admission<T>) -> T {
-        pop(waiting).expect("something waits")
+        /// One may run, of any image.
+        fn full(images: usize) -> Self {
+            let mut new = Self::new(usize::MAX, images);
+            new.admission.running = usize::MAX - 1;
+            new
+        }
+
+        fn push(&mut self, image: usize, class: Class, value: T) {
+            let pushed = self.admission.push(&self.queues[image], class, value);
+            assert!(pushed.is_ok());
+        }
+
+        /// Begins as many as may run. Returns how many.
+        fn begin_all(&mut self, image: usize) -> usize {
+            (0..).find(|_| !self.admission.begin(&self.queues[image])).expect("a limit")
+        }
+
+        fn end(&mut self, image: usize) {
+            self.admission.end(&self.queues[image]);
+        }
+
+        /// The next, which has ended then.
+        fn pop(&mut self) -> Option<T> {
+            let before: Vec<_> = self.queues.iter().map(|queue| queue.running()).collect();
+            let value = self.admission.next()?;
+            let image = (0..before.len()).find(|&at| self.queues[at].running() > before[at]);
+            self.end(image.expect("it runs"));
+            Some(value)
+        }
+
+        fn take(&mut self) -> T {
+            self.pop().expect("something waits")
+        }
+
+        fn rest(&mut self) -> Vec<T> {
+            std::iter::from_fn(|| self.pop()).collect()
+        }
     }
 
     #[test]
@@ -343,118 +369,113 @@ mod tests {
         );
     }
 
-    /// Begins as many as may run. Returns how many.
-    fn begin_all<T>(admission: &mut Admission<T>, file: usize) -> usize {
-        (0..).find(|_| !admission.begin(file)).expect("a limit")
-    }
-
     #[test]
     fn an_image_has_no_more_than_its_share_and_leaves_some_to_others() {
-        let mut admission = Admission::<()>::new(128, 3).unwrap();
-        assert_eq!([0, 1, 2, 0].map(|file| begin_all(&mut admission, file)), [114, 13, 1, 0]);
-        (0..114).for_each(|_| admission.end(0));
-        assert_eq!([2, 1, 0].map(|file| begin_all(&mut admission, file) > 0), [true; 3]);
+        let mut images = Images::<()>::new(128, 3);
+        assert_eq!([0, 1, 2, 0].map(|image| images.begin_all(image)), [114, 13, 1, 0]);
+        (0..114).for_each(|_| images.end(0));
+        assert_eq!([2, 1, 0].map(|image| images.begin_all(image) > 0), [true; 3]);
         for limit in 1..=SHARE {
-            let mut admission = Admission::<()>::new(limit, 1).unwrap();
-            assert_eq!(begin_all(&mut admission, 0), limit, "of few places, all");
+            let mut images = Images::<()>::new(limit, 1);
+            assert_eq!(images.begin_all(0), limit, "of few places, all");
         }
     }
 
     #[test]
     fn no_class_starves_and_the_share_of_each_is_bounded() {
-        let mut waiting = full(1);
+        let mut waiting = Images::full(1);
         let rounds = 1_000 * AGEING.get() as usize;
         let mut served = [0; CLASSES];
         let mut last = [0; CLASSES];
         for class in Class::ALL {
-            waiting.push((0, 0), class, class).unwrap();
+            waiting.push(0, class, class);
         }
         for round in 1..=rounds {
-            let class = take(&mut waiting);
+            let class = waiting.take();
             let gap = round - std::mem::replace(&mut last[class as usize], round);
             assert!(gap <= CLASSES * AGEING.get() as usize, "{class} had to wait {gap} rounds");
             served[class as usize] += 1;
-            waiting.push((0, 0), class, class).unwrap();
+            waiting.push(0, class, class);
         }
         let each = rounds / AGEING.get() as usize / CLASSES;
         assert_eq!(served[..4], [each; 4], "what is not urgent gets its share and no more");
     }
 
     #[test]
-    fn exports_take_turns() {
-        let mut waiting = full(3);
+    fn images_take_turns() {
+        let mut waiting = Images::full(3);
         for nr in 0..3 {
-            waiting.push((0, 0), Class::Sync, (0, nr)).unwrap();
+            waiting.push(0, Class::Sync, (0, nr));
         }
-        waiting.push((2, 2), Class::LargeWrite, (2, 0)).unwrap();
-        waiting.push((2, 2), Class::LargeWrite, (2, 1)).unwrap();
-        let order: Vec<_> = std::iter::from_fn(|| pop(&mut waiting)).collect();
-        assert_eq!(order, [(0, 0), (2, 0), (0, 1), (2, 1), (0, 2)]);
-        // An export whose turn it was has no right to another because it emptied meanwhile.
-        waiting.push((1, 1), Class::Sync, (1, 0)).unwrap();
-        waiting.push((0, 0), Class::Sync, (0, 3)).unwrap();
-        assert_eq!((take(&mut waiting), take(&mut waiting)), ((1, 0), (0, 3)));
-        assert!(waiting.stats.depth == 0 && waiting.next().is_none());
+        waiting.push(2, Class::LargeWrite, (2, 0));
+        waiting.push(2, Class::LargeWrite, (2, 1));
+        assert_eq!(waiting.rest(), [(0, 0), (2, 0), (0, 1), (2, 1), (0, 2)]);
+        // An image whose turn it was has no right to another because it emptied meanwhile.
+        waiting.push(1, Class::Sync, (1, 0));
+        waiting.push(0, Class::Sync, (0, 3));
+        assert_eq!((waiting.take(), waiting.take()), ((1, 0), (0, 3)));
+        assert!(waiting.admission.stats.depth == 0 && waiting.admission.next().is_none());
     }
 
     #[test]
-    fn an_export_that_may_not_go_on_keeps_its_turn() {
-        let mut waiting = Admission::new(10, 3).unwrap();
-        assert_eq!(begin_all(&mut waiting, 0), 9);
+    fn an_image_that_may_not_go_on_keeps_its_turn() {
+        let mut waiting = Images::new(10, 3);
+        assert_eq!(waiting.begin_all(0), 9);
         for nr in 0..6 {
-            waiting.push((nr % 3, nr % 3), Class::SmallRead, nr).unwrap();
+            waiting.push(nr % 3, Class::SmallRead, nr);
         }
-        assert_eq!((waiting.by_file()[0], waiting.waiting_of(0)), (9, 2));
-        let order: Vec<_> = std::iter::from_fn(|| pop(&mut waiting)).collect();
-        assert_eq!(order, [1, 2, 4, 5]);
-        waiting.push((1, 1), Class::SmallRead, 6).unwrap();
+        assert_eq!((waiting.queues[0].running(), waiting.queues[0].waiting()), (9, 2));
+        assert_eq!(waiting.rest(), [1, 2, 4, 5]);
+        waiting.push(1, Class::SmallRead, 6);
         (0..9).for_each(|_| waiting.end(0));
-        assert_eq!([take(&mut waiting), take(&mut waiting), take(&mut waiting)], [0, 6, 3]);
+        assert_eq!([waiting.take(), waiting.take(), waiting.take()], [0, 6, 3]);
     }
 
     #[test]
     fn the_others_keep_their_turns_if_operations_are_dropped() {
-        let mut waiting = full(2);
+        let mut waiting = Images::full(2);
         for nr in 0..10 {
-            waiting.push((nr % 2, nr % 2), Class::SmallRead, nr).unwrap();
+            waiting.push(nr % 2, Class::SmallRead, nr);
         }
         let mut dropped = Vec::new();
-        waiting.drop_if(|nr| nr % 2 == 0 || *nr == 5, |nr| dropped.push(nr));
-        assert_eq!((dropped, waiting.stats.depth), (vec![0, 2, 4, 6, 8, 5], 4));
-        assert_eq!(waiting.stats().dropped, 6);
-        waiting.push((0, 0), Class::LargeWrite, 10).unwrap(); // it has a turn again, and one only
-        let order: Vec<_> = std::iter::from_fn(|| pop(&mut waiting)).collect();
-        assert_eq!(order, [1, 10, 3, 7, 9]);
-        assert_eq!((waiting.stats.depth, waiting.stats.peak), (0, 10));
+        waiting.admission.drop_if(|nr| nr % 2 == 0 || *nr == 5, |nr| dropped.push(nr));
+        assert_eq!((dropped, waiting.admission.stats.depth), (vec![0, 2, 4, 6, 8, 5], 4));
+        assert_eq!(waiting.admission.stats().dropped, 6);
+        waiting.push(0, Class::LargeWrite, 10); // it has a turn again, and one only
+        assert_eq!(waiting.rest(), [1, 10, 3, 7, 9]);
+        assert_eq!((waiting.admission.stats.depth, waiting.admission.stats.peak), (0, 10));
     }
 
     #[test]
     fn no_memory_is_asked_for_once_as_many_have_waited() {
-        let mut waiting = full(1);
-        let fill = |waiting: &mut Admission<usize>| {
+        let mut waiting = Images::full(1);
+        let fill = |waiting: &mut Images<usize>| {
             let class = |nr| Class::ALL[nr % CLASSES];
-            (0..100).for_each(|nr| waiting.push((0, 0), class(nr), nr).unwrap());
+            (0..100).for_each(|nr| waiting.push(0, class(nr), nr));
         };
         fill(&mut waiting);
-        let capacity = (waiting.queues[0].core.capacity(), waiting.turns.capacity());
+        let capacity = |waiting: &Images<usize>| {
+            (waiting.queues[0].core.borrow().capacity(), waiting.admission.turns.capacity())
+        };
+        let before = capacity(&waiting);
         for _ in 0..100 {
-            while pop(&mut waiting).is_some() {}
+            while waiting.pop().is_some() {}
             fill(&mut waiting);
         }
-        assert_eq!((waiting.queues[0].core.capacity(), waiting.turns.capacity()), capacity);
+        assert_eq!(capacity(&waiting), before);
     }
 
     #[test]
     fn the_page_names_the_classes_that_waited() {
-        let mut waiting = full(1);
-        assert_eq!(waiting.stats().to_string().lines().count(), 1);
-        waiting.push((0, 0), Class::LargeRead, ()).unwrap();
-        waiting.push((0, 0), Class::Sync, ()).unwrap();
-        waiting.push((0, 0), Class::SmallRead, ()).unwrap();
-        take(&mut waiting);
-        take(&mut waiting);
-        let mut sum = waiting.stats();
-        sum.add(&waiting.stats());
+        let mut waiting = Images::full(1);
+        assert_eq!(waiting.admission.stats().to_string().lines().count(), 1);
+        waiting.push(0, Class::LargeRead, ());
+        waiting.push(0, Class::Sync, ());
+        waiting.push(0, Class::SmallRead, ());
+        waiting.take();
+        waiting.take();
+        let mut sum = waiting.admission.stats();
+        sum.add(&waiting.admission.stats());
         let text = sum.to_string();
         let lines: Vec<_> = text.lines().collect();
         assert!(lines[0].starts_with("waiting    2 for a place in an engine, at most 3 for one;"));

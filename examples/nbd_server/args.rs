@@ -4,16 +4,21 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
 use aio_reap::BackendKind;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use nbd_protocol::TlsPolicy;
 
 use crate::image_spec::{ImageSpec, parse_size};
-use crate::manual;
+
+/// What `--help` says before the options and after them.
+const MANUAL: [&str; 2] = [
+    include_str!("manual/about.txt").trim_ascii_end(),
+    include_str!("manual/more.txt").trim_ascii_end(),
+];
 
 /// Serves disk images over the network block device protocol (NBD, fixed newstyle).
 #[derive(Clone, Debug, Parser)]
-#[command(name = "nbd_server", version, long_about = manual::ABOUT, after_long_help = manual::MORE)]
+#[command(name = "nbd_server", version, long_about = MANUAL[0], after_long_help = MANUAL[1])]
 pub(crate) struct Args {
     /// Image to serve: a file, a block device, or the URI of an export.
     ///
@@ -26,8 +31,8 @@ pub(crate) struct Args {
 
     /// Serve every file and block device of this folder by its name.
     ///
-    /// Also those that come later; but not those whose name begins with a dot, and no symbolic links. Up to 1024 of
-    /// them.
+    /// Also those that come later; but not those whose name begins with a dot, and no symbolic links. Up to 1024 are open
+    /// at a time.
     #[arg(long, value_name = "DIR", help_heading = "Images")]
     pub(crate) export_dir: Option<PathBuf>,
 
@@ -106,7 +111,7 @@ pub(crate) struct Args {
     pub(crate) cache: u64,
 
     /// Kernel interface for disk I/O.
-    #[arg(long, value_enum, default_value_t = Backend::Auto, help_heading = "Resources")]
+    #[arg(long, default_value = "auto", value_parser = backends(), help_heading = "Resources")]
     pub(crate) backend: Backend,
 
     /// Requests each worker keeps in flight in the kernel.
@@ -172,29 +177,18 @@ pub(crate) struct Args {
     pub(crate) stats: Option<u64>,
 }
 
-/// `--backend`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Backend {
-    /// The first of the others that the system allows.
-    Auto,
-    /// io_uring.
-    Uring,
-    /// Linux AIO for --direct images, threads for the rest.
-    Aio,
-    /// Blocking system calls in a pool of threads.
-    Threads,
-}
+/// The backend of `--backend`; none if the engine chooses. (With `Option` itself, clap would expect a backend.)
+type Backend = Option<BackendKind>;
 
-impl Backend {
-    /// The one to force, if any.
-    pub(crate) fn kind(self) -> Option<BackendKind> {
-        match self {
-            Self::Auto => None,
-            Self::Uring => Some(BackendKind::Uring),
-            Self::Aio => Some(BackendKind::Aio),
-            Self::Threads => Some(BackendKind::Threads),
-        }
-    }
+fn backends() -> impl TypedValueParser<Value = Backend> {
+    let kinds = [
+        ("auto", "The first of the others that the system allows", None),
+        ("uring", "io_uring", Some(BackendKind::Uring)),
+        ("aio", "Linux AIO for --direct images, threads for the rest", Some(BackendKind::Aio)),
+        ("threads", "Blocking system calls in a pool of threads", Some(BackendKind::Threads)),
+    ];
+    PossibleValuesParser::new(kinds.map(|(name, help, _)| PossibleValue::new(name).help(help)))
+        .map(move |word| kinds.into_iter().find(|(name, ..)| *name == word)?.2)
 }
 
 fn tls_policies() -> impl TypedValueParser<Value = TlsPolicy> {

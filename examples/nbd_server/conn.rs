@@ -14,7 +14,7 @@ use crate::connection_limits::Permit;
 use crate::contexts::Connection;
 use crate::memory::{Account, BufferPool};
 use crate::operation::Step;
-use crate::registry::{Listed, Opened};
+use crate::registry::Listed;
 use crate::session::Session;
 use crate::tls::{Tls, Wire};
 
@@ -52,13 +52,11 @@ pub(crate) enum BlockedOn {
 pub(crate) struct Conn {
     pub(crate) socket: Socket,
     /// The TLS session, once the client has asked for one.
-    pub(crate) tls: Option<Box<Tls>>,
+    pub(crate) tls: Option<Box<dyn Tls>>,
     /// Its context, to which its operations have references.
     pub(crate) ctx: CtxRef<Connection>,
     /// Its permission to be a connection of the server.
     pub(crate) permit: Permit,
-    /// Its entry in its export's list, once it has an export.
-    pub(crate) opened: Option<Opened>,
     /// Its entry in the list of sessions, and what the list shows of it.
     pub(crate) listed: Listed,
     pub(crate) phase: Phase,
@@ -104,7 +102,6 @@ impl Conn {
             tls: None,
             ctx,
             permit,
-            opened: None,
             listed,
             phase: Phase::Handshake(handshake, deadline),
             account: Account::default(),
@@ -154,7 +151,11 @@ impl Conn {
     }
 
     /// Starts TLS once the reply that announces it has left.
-    pub(crate) fn start_tls(&mut self, tls: Box<Tls>, memory: &mut BufferPool) -> io::Result<()> {
+    pub(crate) fn start_tls(
+        &mut self,
+        tls: Box<dyn Tls>,
+        memory: &mut BufferPool,
+    ) -> io::Result<()> {
         // Behind this reply nothing may leave in plaintext. There is nothing else: the client waits.
         let sent = self.out.send(&mut &self.socket, memory, &mut self.account)?;
         if sent == Sent::Blocked {
@@ -212,11 +213,9 @@ impl Conn {
         if let Some(spent) = step.spent {
             memory.release(spent, Some(&mut self.account));
         }
-        if let Some(header) = step.header {
-            self.active -= 1;
-            self.out.replies.push_back(Pending { header, data: step.data });
-            self.queue_send(sendable);
-        }
+        self.active -= 1;
+        self.out.replies.push_back(Pending { header: step.header, data: step.data });
+        self.queue_send(sendable);
     }
 
     /// Receives straight into a WRITE's buffer if at least `least` bytes of it are missing, and

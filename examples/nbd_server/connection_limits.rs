@@ -6,44 +6,20 @@
 //! connection if a limit is reached, so silent connections do not keep other clients out.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::{IpAddr, Ipv4Addr};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use percpu::sync::Mutex;
 use radix_ctx::Id;
-use socket2::Socket;
 
 use crate::notifier::ring;
-use crate::registry::peer_credentials;
+use crate::peer::{Peer, PeerKey};
 
 /// Half-open connections of one peer, as a part of all connections. A guess.
 const SHARE: usize = 4;
 /// Half-open connections that one peer may have on a server with few places. A guess: clients with
 /// several connections open them at the same time.
 const ALWAYS: usize = 16;
-
-/// What the limits count connections by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum PeerKey {
-    User(libc::uid_t),
-    V4(Ipv4Addr),
-    /// A /64 network: one host may use any number of its addresses.
-    V6([u8; 8]),
-    Unknown,
-}
-
-impl PeerKey {
-    pub(crate) fn of(socket: &Socket) -> Self {
-        let Ok(address) = socket.peer_addr() else { return Self::Unknown }; // it is gone already
-        match address.as_socket().map(|address| address.ip().to_canonical()) {
-            Some(IpAddr::V4(ip)) => Self::V4(ip),
-            Some(IpAddr::V6(ip)) => Self::V6(*ip.octets().first_chunk().expect("16 bytes")),
-            None => peer_credentials(socket.as_raw_fd())
-                .map_or(Self::Unknown, |credentials| Self::User(credentials.uid)),
-        }
-    }
-}
 
 /// The limits and the counts of one server.
 #[derive(Debug)]
@@ -95,7 +71,7 @@ pub(crate) enum Refused {
 #[derive(Debug)]
 pub(crate) struct Permit {
     limits: Arc<ConnectionLimits>,
-    peer: PeerKey,
+    pub(crate) peer: Peer,
     ticket: u64,
     /// The connection has finished its handshake, and so cannot be evicted.
     is_open: bool,
@@ -125,17 +101,18 @@ impl ConnectionLimits {
     /// one and its worker. It has no place any more, and the caller has it closed.
     pub(crate) fn admit(
         self: &Arc<Self>,
-        peer: PeerKey,
+        peer: Peer,
     ) -> Result<(Permit, Option<(Id, usize)>), Refused> {
+        let key = peer.key();
         let state = &mut *self.state.lock();
-        let counts = state.counts.get(&peer).copied().unwrap_or_default();
-        let max_per_peer = match peer {
+        let counts = state.counts.get(&key).copied().unwrap_or_default();
+        let max_per_peer = match key {
             PeerKey::User(_) => self.max_per_user,
             PeerKey::V4(_) | PeerKey::V6(_) | PeerKey::Unknown => self.max_per_address,
         };
         let evicted = if counts.half_open >= self.max_half_open || counts.open >= max_per_peer {
             // One of this peer's own connections has to give way, even if the server has places.
-            let evicted = state.evict(peer);
+            let evicted = state.evict(key);
             if evicted.is_none() && counts.open >= max_per_peer {
                 return Err(Refused::Peer(max_per_peer));
             }
@@ -150,8 +127,8 @@ impl ConnectionLimits {
         let ticket = state.next_ticket;
         state.next_ticket += 1;
         state.open += 1;
-        state.half_open.insert(ticket, HalfOpen { peer, place: None });
-        let counts = state.counts.entry(peer).or_default();
+        state.half_open.insert(ticket, HalfOpen { peer: key, place: None });
+        let counts = state.counts.entry(key).or_default();
         counts.open += 1;
         counts.half_open += 1;
         Ok((Permit { limits: Arc::clone(self), peer, ticket, is_open: false }, evicted))
@@ -209,7 +186,7 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let state = &mut *self.limits.state.lock();
         if self.is_open || state.end_half_open(self.ticket) {
-            state.leave(self.peer);
+            state.leave(self.peer.key());
         }
         if let (0, true, Some(fd)) = (state.open, state.has_served, &self.limits.all_served) {
             ring(fd);
@@ -219,10 +196,12 @@ impl Drop for Permit {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4};
+
     use super::*;
 
-    const A: PeerKey = PeerKey::User(1);
-    const B: PeerKey = PeerKey::V4(Ipv4Addr::LOCALHOST);
+    const A: Peer = Peer::User { user: 1, process: 1 };
+    const B: Peer = Peer::Address(SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1)));
 
     fn id(number: u64) -> Id {
         Id::from_bits(number + (1 << 32)).expect("an id")
@@ -232,7 +211,7 @@ mod tests {
     /// way.
     fn admit(
         limits: &Arc<ConnectionLimits>,
-        peer: PeerKey,
+        peer: Peer,
         number: u64,
     ) -> Result<(Permit, Option<u64>), Refused> {
         let (permit, evicted) = limits.admit(peer)?;
@@ -301,13 +280,15 @@ mod tests {
     #[test]
     fn an_address_cannot_fill_the_server_by_default_and_a_user_can() {
         for (max, most) in [(1, 1), (4, 2), (5, 3)] {
-            for (peer, most) in [(B, most), (PeerKey::V6([1; 8]), most), (A, max)] {
+            for (peer, most) in
+                [(B, most), (Peer::Address((Ipv6Addr::from([1; 16]), 1).into()), most), (A, max)]
+            {
                 let limits = ConnectionLimits::new(max, None, None);
                 let mut permits: Vec<_> =
                     (0..most).map(|_| limits.admit(peer).unwrap().0).collect();
                 assert!(permits.iter_mut().all(Permit::finish_handshake));
                 assert!(limits.admit(peer).is_err(), "{peer:?} had {most} of {max}");
-                assert_eq!(limits.admit(PeerKey::User(2)).is_ok(), most < max);
+                assert_eq!(limits.admit(Peer::User { user: 2, process: 1 }).is_ok(), most < max);
             }
         }
     }

@@ -15,8 +15,6 @@ use std::sync::OnceLock;
 
 use radix_ctx::CtxTable;
 
-use crate::open_files::FileUse;
-
 /// The contexts of all connections of the server.
 pub(crate) type Connections = CtxTable<Connection>;
 
@@ -26,6 +24,4 @@ pub(crate) type Connections = CtxTable<Connection>;
 pub(crate) struct Connection {
     /// The place of the connection in its worker's slab, once it is there.
     pub(crate) slot: OnceLock<usize>,
-    /// The file that the connection and its operations use.
-    pub(crate) used: OnceLock<FileUse>,
 }

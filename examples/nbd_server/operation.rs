@@ -1,34 +1,64 @@
-//! An operation, which is a request that was not answered at once, and the reply of a request.
+//! An operation, which is a request that was not answered at once, where it goes, and the reply of a request.
 
 use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
 
-use aio_reap::AlignedBuf;
+use aio_reap::{AlignedBuf, File};
 use nbd_protocol::{ALLOCATION_ID, Command, Extent, HeaderStyle, NbdError, ReplyHeader, Request};
+use percpu::AllocError;
 use radix_ctx::CtxRef;
 
-use crate::admission::Class;
+use crate::admission::{Class, Queue};
+use crate::blocks::{Image, Source};
 use crate::contexts::Connection;
 
-/// The reply of a request, or the buffer that it needs no more.
+/// The reply of a request, and the buffer that it needs no more.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// The reply's header. `None` while the request goes on.
-    pub(crate) header: Option<ReplyHeader>,
+    pub(crate) header: ReplyHeader,
     /// What follows the header.
     pub(crate) data: Option<AlignedBuf>,
     /// A buffer of the connection's account that is no longer needed.
     pub(crate) spent: Option<AlignedBuf>,
 }
 
+/// A queued operation, and its buffer.
+pub(crate) type Waiting = (Operation, Option<AlignedBuf>);
+
+/// An image as one worker uses it: by all its connections that have it open, and by their operations.
+pub(crate) struct WorkerImage {
+    /// Attached to the worker's engine. Dropped before the reference to the image, which may be the last.
+    pub(crate) source: Source<File>,
+    pub(crate) image: Arc<Image>,
+    pub(crate) queue: Rc<Queue<Waiting>>,
+    /// Of blocking operations.
+    pub(crate) blocking: Rc<Queue<Waiting>>,
+}
+
+impl WorkerImage {
+    pub(crate) fn new(image: Arc<Image>, source: Source<File>) -> Result<Rc<Self>, AllocError> {
+        Ok(Rc::new(Self { source, image, queue: Queue::new()?, blocking: Queue::new()? }))
+    }
+}
+
+/// Where the requests of a connection go.
+#[derive(Clone)]
+pub(crate) struct Target {
+    pub(crate) image: Rc<WorkerImage>,
+    /// Where the export begins in the image.
+    pub(crate) start: u64,
+    /// Extents of the export begin and end at multiples of so many bytes.
+    pub(crate) unit: u64,
+    /// Of replies.
+    pub(crate) style: HeaderStyle,
+}
+
 /// A request that was not answered at once.
-#[derive(Debug)]
 pub(crate) struct Operation {
     pub(crate) conn: CtxRef<Connection>,
-    pub(crate) export: usize,
-    pub(crate) file: usize,
-    /// Where the export begins in the file: the offset of the request is one of the file.
-    pub(crate) start: u64,
-    pub(crate) style: HeaderStyle,
+    pub(crate) target: Target,
+    /// Its offset is one of the image.
     pub(crate) request: Request,
     pub(crate) command: Command,
     /// So many bytes of a WRITE are in the cache.
@@ -65,29 +95,28 @@ impl Operation {
 }
 
 impl Step {
-    /// The end of a request, whose offset is one of the file, in which the export begins at
-    /// `start`.
+    /// The end of a request, whose offset is one of the image.
     pub(crate) fn reply(
         (request, command): (&Request, Command),
-        start: u64,
-        style: HeaderStyle,
+        target: &Target,
         result: Result<(), NbdError>,
         buf: Option<AlignedBuf>,
     ) -> Self {
-        let request = &Request { offset: request.offset - start, ..*request };
+        let style = target.style;
+        let request = &Request { offset: request.offset - target.start, ..*request };
         match (command, result) {
             (Command::Read { .. }, Ok(())) => {
                 let header = ReplyHeader::read_data(request, style);
-                Self { header: Some(header), data: buf, spent: None }
+                Self { header, data: buf, spent: None }
             }
             (Command::BlockStatus { .. }, Ok(())) => {
                 let count = buf.as_ref().map_or(0, |buf| buf.len() / Extent::size(style)) as u32;
                 let header = ReplyHeader::block_status(request, style, ALLOCATION_ID, count);
-                Self { header: Some(header), data: buf, spent: None }
+                Self { header, data: buf, spent: None }
             }
             (_, Ok(())) => {
                 let header = ReplyHeader::done(request, style);
-                Self { header: Some(header), data: None, spent: buf }
+                Self { header, data: None, spent: buf }
             }
             (_, Err(error)) => Self { spent: buf, ..Self::refuse(request, style, error) },
         }
@@ -95,6 +124,6 @@ impl Step {
 
     pub(crate) fn refuse(request: &Request, style: HeaderStyle, error: NbdError) -> Self {
         let header = ReplyHeader::error(request, style, error);
-        Self { header: Some(header), data: None, spent: None }
+        Self { header, data: None, spent: None }
     }
 }

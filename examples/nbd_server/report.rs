@@ -4,6 +4,7 @@
 //! For people it is a page, with the tables by which the kernel's versions of these structures were
 //! published; for programs see [`metrics`](crate::metrics).
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -39,11 +40,10 @@ impl Reporter {
         let since = Instant::now();
         let left = || self.patience.saturating_sub(since.elapsed());
         let Shared { exports, connections, registry } = &self.shared;
-        let name = |file| exports.names_of(file).next().unwrap_or_default();
         let mut sum = ServerReport {
             workers: 0,
             connections: connections.stats(),
-            begun: Vec::new(),
+            begun: BTreeMap::new(),
             counters: Counters::default(),
             engine: None,
             waiting: WaitStats::default(),
@@ -60,7 +60,7 @@ impl Reporter {
                 Some(all) => all.merge(&report.engine),
                 None => sum.engine = Some(report.engine),
             }
-            begun.extend(report.begun.into_iter().map(|(file, count)| (name(file), count)));
+            begun.extend(report.begun);
         }
         sum.begun = by_name(begun.into_iter());
         sum
@@ -73,7 +73,7 @@ pub(crate) struct ServerReport {
     pub(crate) workers: usize,
     pub(crate) connections: TableStats,
     /// Images that have requests in flight, and how many.
-    pub(crate) begun: Vec<(String, usize)>,
+    pub(crate) begun: BTreeMap<String, usize>,
     pub(crate) counters: Counters,
     pub(crate) engine: Option<EngineStats>,
     pub(crate) waiting: WaitStats,
@@ -123,7 +123,7 @@ impl fmt::Display for ServerReport {
             Some(cache) => writeln!(f, "cache      {hits} of {reads} reads answered; {cache}")?,
             None => writeln!(f, "cache      none")?,
         }
-        let begun: usize = self.begun.iter().map(|(_, count)| count).sum();
+        let begun: usize = self.begun.values().sum();
         write!(f, "in flight  {begun} requests; {closed} ended after their connections")?;
         self.begun.iter().try_for_each(|(name, count)| write!(f, "; '{name}' has {count}"))?;
         writeln!(f, "\n  connections  {}", self.connections)?;

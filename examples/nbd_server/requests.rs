@@ -15,27 +15,23 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::Waker;
 
-use aio_reap::{AlignedBuf, Engine, File};
-use nbd_protocol::{Command, HeaderStyle, NbdError, Request};
+use aio_reap::{AlignedBuf, Engine};
+use nbd_protocol::{Command, NbdError, Request};
 use radix_ctx::{CtxRef, Id};
 use tracing::warn;
 
 use crate::admission::{Admission, WaitStats, may_queue};
-use crate::blocks::{Source, of_get};
+use crate::blocks::{Image, of_get};
 use crate::commands::Job;
 use crate::contexts::Connection;
 use crate::counters::{Counters, is_logged};
-use crate::export::{Export, ExportTable};
 use crate::memory::ALIGN;
-use crate::operation::{Ended, Operation, Step};
+use crate::operation::{Ended, Operation, Step, Target, Waiting, WorkerImage};
 use crate::tasks::{self, Panicked, Tasks};
-
-/// A queued operation, and its buffer.
-type Waiting = (Operation, Option<AlignedBuf>);
 
 /// The limits of a worker's requests.
 #[derive(Clone, Copy, Debug)]
@@ -53,8 +49,8 @@ const MAX_BLOCKING: usize = 16;
 /// A worker's requests in flight, and the engine that works on them.
 pub(crate) struct Requests {
     pub(crate) engine: Rc<Engine>,
-    /// By index of the export table's files, as far as they were asked for.
-    sources: Vec<Source<File>>,
+    /// Those that connections of the worker have open, or operations use.
+    images: Vec<Weak<WorkerImage>>,
     tasks: Tasks<Ended>,
     /// Operations in all: see [`Limits`].
     most: usize,
@@ -63,44 +59,42 @@ pub(crate) struct Requests {
     blocking: Admission<Waiting>,
     /// Queued operations that ended as soon as they began.
     ended: VecDeque<Ended>,
-    exports: Arc<ExportTable>,
     pub(crate) counters: Counters,
 }
 
 impl Requests {
     /// Takes requests as the limits say. The waker is called, by any thread, when
     /// [`complete`](Self::complete) should be.
-    pub(crate) fn new(
-        engine: Rc<Engine>,
-        exports: &Arc<ExportTable>,
-        limits: Limits,
-        waker: Waker,
-    ) -> io::Result<Self> {
-        let (Limits { depth, most }, capacity) = (limits, exports.capacity());
-        let mut requests = Self {
+    pub(crate) fn new(engine: Rc<Engine>, Limits { depth, most }: Limits, waker: Waker) -> Self {
+        Self {
             engine,
-            sources: Vec::new(),
+            images: Vec::new(),
             tasks: Tasks::new(depth, waker),
             most,
-            admission: Admission::new(depth, capacity)?,
-            blocking: Admission::new((depth / 2).clamp(4, MAX_BLOCKING), capacity)?,
+            admission: Admission::new(depth),
+            blocking: Admission::new((depth / 2).clamp(4, MAX_BLOCKING)),
             // With room for as many as there may be: it does not grow while requests are served.
             ended: VecDeque::with_capacity(most),
-            exports: Arc::clone(exports),
             counters: Counters::default(),
-        };
-        exports.blocks.count().checked_sub(1).map_or(Ok(()), |last| requests.attach(last))?;
-        Ok(requests)
+        }
     }
 
-    /// Whether one more request of that export may run or queue.
-    pub(crate) fn has_room(&self, export: usize) -> bool {
-        let Self { admission, blocking, .. } = self;
-        let used = admission.running() + admission.waiting() + blocking.waiting();
-        may_queue(self.most, used, || {
-            let running = admission.by_file()[self.exports.get(export).file];
-            running + admission.waiting_of(export) + blocking.waiting_of(export)
-        })
+    /// The image as this worker uses it, for a connection that opens it.
+    pub(crate) fn open(&mut self, image: &Arc<Image>) -> io::Result<Rc<WorkerImage>> {
+        self.images.retain(|known| known.strong_count() > 0);
+        let mut known = self.images.iter().filter_map(Weak::upgrade);
+        if let Some(known) = known.find(|known| Arc::ptr_eq(&known.image, image)) {
+            return Ok(known);
+        }
+        let opened = WorkerImage::new(Arc::clone(image), image.source.attach(&self.engine)?)?;
+        self.images.push(Rc::downgrade(&opened));
+        Ok(opened)
+    }
+
+    /// Whether one more request of that image may run or queue.
+    pub(crate) fn has_room(&self, WorkerImage { queue, blocking, .. }: &WorkerImage) -> bool {
+        let used = self.admission.running() + self.admission.waiting() + self.blocking.waiting();
+        may_queue(self.most, used, || queue.running() + queue.waiting() + blocking.waiting())
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -119,9 +113,11 @@ impl Requests {
         self.admission.running()
     }
 
-    /// Files that have operations which have begun, and how many.
-    pub(crate) fn begun_by_file(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.admission.by_file().iter().copied().enumerate().filter(|&(_, count)| count > 0)
+    /// Images that have operations which have begun, and how many.
+    pub(crate) fn begun_by_image(&self) -> Vec<(String, usize)> {
+        let images = self.images.iter().filter_map(Weak::upgrade);
+        let begun = images.map(|its| (its.image.name.clone(), its.queue.running()));
+        begun.filter(|&(_, count)| count > 0).collect()
     }
 
     /// Carries out a request, or at least begins to. `Some` if the reply is there already.
@@ -130,24 +126,24 @@ impl Requests {
     pub(crate) fn start(
         &mut self,
         conn: &CtxRef<Connection>,
-        (export, style): (usize, HeaderStyle),
+        target: &Target,
         mut request: Request,
         command: Command,
         mut buf: Option<AlignedBuf>,
     ) -> Option<Step> {
         self.count(command, request.len);
-        let Export { file, start, .. } = *self.exports.get(export);
-        request.offset += start; // in the file from here to the reply; the export ends inside it
+        request.offset += target.start; // in the image from here to the reply; the export ends inside it
         let mut written = 0;
+        let image = &target.image;
         // An answer that is there at once needs no operation, nor a reference to its connection.
-        if let Some(result) = self.answer(file, command, &request, &mut buf, &mut written) {
+        if let Some(result) = self.answer(&image.image, command, &request, &mut buf, &mut written) {
             let result = self.judge(&request, result);
-            return Some(Step::reply((&request, command), start, style, result, buf));
+            return Some(Step::reply((&request, command), target, result, buf));
         }
-        let conn = conn.clone();
-        let operation = Operation { conn, export, file, start, style, request, command, written };
-        let is_excess = operation.is_blocking() && !self.blocking.begin(file);
-        if !is_excess && self.admission.begin(file) {
+        let operation =
+            Operation { conn: conn.clone(), target: target.clone(), request, command, written };
+        let is_excess = operation.is_blocking() && !self.blocking.begin(&image.blocking);
+        if !is_excess && self.admission.begin(&image.queue) {
             return self.begin(operation, buf).map(|ended| self.end(ended));
         }
         if let Some(ended) = self.queue(is_excess, (operation, buf)) {
@@ -161,20 +157,16 @@ impl Requests {
     /// the cache.
     fn answer(
         &mut self,
-        file: usize,
+        image: &Image,
         command: Command,
         request: &Request,
         buf: &mut Option<AlignedBuf>,
         written: &mut usize,
     ) -> Option<io::Result<()>> {
-        if let Err(error) = self.attach(file) {
-            return Some(Err(error));
-        }
         let Request { offset, len, .. } = *request;
         if len == 0 && command != Command::Flush {
             return Some(Ok(())); // fallocate refuses an empty range, and nothing else has anything to do
         }
-        let image = self.exports.image(file);
         match (command, buf) {
             (Command::Read { .. }, Some(buf)) => {
                 buf.set_len(len as usize); // of its room, which may be more
@@ -194,15 +186,6 @@ impl Requests {
             }
             _ => None,
         }
-    }
-
-    /// Tells the engine of a file, and of those before it.
-    fn attach(&mut self, file: usize) -> io::Result<()> {
-        while self.sources.len() <= file {
-            let image = self.exports.image(self.sources.len());
-            self.sources.push(image.source.attach(&self.engine)?);
-        }
-        Ok(())
     }
 
     fn count(&mut self, command: Command, len: u64) {
@@ -248,13 +231,13 @@ impl Requests {
 
     /// Runs an operation that was admitted. It may end at once.
     fn begin(&mut self, operation: Operation, buf: Option<AlignedBuf>) -> Option<Ended> {
-        let Operation { export, file, style, request, command, written, .. } = operation;
+        let Operation { ref target, request, command, written, .. } = operation;
         let job = Job {
             engine: Rc::clone(&self.engine),
-            source: self.sources[file].clone(),
-            image: Arc::clone(self.exports.image(file)),
-            unit: self.exports.get(export).info.min_block.max(1).into(),
-            style,
+            source: target.image.source.clone(),
+            image: Arc::clone(&target.image.image),
+            unit: target.unit,
+            style: target.style,
             command,
             request,
             written,
@@ -275,28 +258,32 @@ impl Requests {
 
     /// An operation that had begun has ended.
     fn leave(&mut self, operation: &Operation) {
-        self.admission.end(operation.file);
+        let image = &operation.target.image;
+        self.admission.end(&image.queue);
         if operation.is_blocking() {
-            self.blocking.end(operation.file);
+            self.blocking.end(&image.blocking);
         }
     }
 
     /// The reply of an operation that has ended.
     fn end(&mut self, Ended { operation, result, buf }: Ended) -> Step {
-        let Operation { ref request, command, start, style, .. } = operation;
+        let Operation { ref request, command, ref target, .. } = operation;
         let result = self.judge(request, result);
-        Step::reply((request, command), start, style, result, buf)
+        Step::reply((request, command), target, result, buf)
     }
 
     /// Queues an operation, and a blocking one among those beyond the limit, if it `is_excess`. Returns
     /// it, ended, if there is no memory.
     fn queue(&mut self, is_excess: bool, waiting: Waiting) -> Option<Ended> {
-        let Operation { export, file, .. } = waiting.0;
+        let image = Rc::clone(&waiting.0.target.image);
         let (class, is_blocking) = (waiting.0.class(), waiting.0.is_blocking());
-        let queue = if is_excess { &mut self.blocking } else { &mut self.admission };
-        let (operation, buf) = queue.push((export, file), class, waiting).err()?;
+        let pushed = match is_excess {
+            true => self.blocking.push(&image.blocking, class, waiting),
+            false => self.admission.push(&image.queue, class, waiting),
+        };
+        let (operation, buf) = pushed.err()?;
         if is_blocking && !is_excess {
-            self.blocking.end(file);
+            self.blocking.end(&image.blocking);
         }
         Some(Ended { operation, result: Err(io::Error::from_raw_os_error(libc::ENOMEM)), buf })
     }
@@ -322,7 +309,7 @@ impl Requests {
         blocking.drop_if(is_its, |(_, buf)| buf.into_iter().for_each(&mut give));
         admission.drop_if(is_its, |(operation, buf)| {
             if operation.is_blocking() {
-                blocking.end(operation.file);
+                blocking.end(&operation.target.image.blocking);
             }
             buf.into_iter().for_each(&mut give);
         });

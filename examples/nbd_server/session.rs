@@ -1,20 +1,21 @@
 //! The transmission phase of a connection as a parser: bytes in, requests out, no I/O.
 
-use aio_reap::AlignedBuf;
-use nbd_protocol::{Agreed, Command, ExportInfo, NbdError, Request};
+use std::rc::Rc;
 
-use crate::export::ExportTable;
+use aio_reap::AlignedBuf;
+use nbd_protocol::{Agreed, Command, NbdError, Request};
+
+use crate::export::Export;
 use crate::extents;
 use crate::memory::{Account, BufferPool, OutOfMemory};
+use crate::operation::{Target, WorkerImage};
 
 /// The negotiated export, and the state of the request stream.
-#[derive(Debug)]
 pub(crate) struct Session {
-    /// Index into the export table.
-    pub(crate) export: usize,
-    /// The export as the client was told of it: it may have grown since.
-    info: ExportInfo,
-    pub(crate) agreed: Agreed,
+    /// As the client was told of it: it may have grown since.
+    export: Export,
+    pub(crate) target: Target,
+    agreed: Agreed,
     stream: Stream,
 }
 
@@ -44,15 +45,17 @@ pub(crate) enum Next {
 }
 
 impl Session {
-    pub(crate) fn new(export: usize, info: ExportInfo, agreed: Agreed) -> Self {
-        Self { export, info, agreed, stream: Stream::Header }
+    /// `image` is that of the export.
+    pub(crate) fn new(export: Export, image: Rc<WorkerImage>, agreed: Agreed) -> Self {
+        let unit = export.info.min_block.max(1).into();
+        let target = Target { image, start: export.start, unit, style: agreed.style };
+        Self { export, target, agreed, stream: Stream::Header }
     }
 
     /// Consumes bytes from the front of `input` until they make a request.
     pub(crate) fn next(
         &mut self,
         input: &mut &[u8],
-        exports: &ExportTable,
         memory: &mut BufferPool,
         account: &mut Account,
     ) -> Next {
@@ -64,7 +67,7 @@ impl Session {
                         Ok(None) => return Next::More,
                         Err(error) => return Next::OutOfStep(error.to_string()),
                     };
-                    let info = &self.info;
+                    let info = &self.export.info;
                     let payload = request.checked_payload_len(self.agreed.style, info.max_block);
                     let payload = match payload {
                         Ok(payload) => payload,
@@ -74,7 +77,7 @@ impl Session {
                     let mut buf = None;
                     let room = match checked {
                         Ok(command @ (Command::Read { .. } | Command::Write { .. })) => {
-                            Some(exports.room(self.export, &request, command))
+                            Some(self.export.room(&request, command))
                         }
                         Ok(Command::BlockStatus { .. }) => Some(extents::ROOM),
                         _ => None,
@@ -105,7 +108,10 @@ impl Session {
                     if *filled < buf.len() {
                         return Next::More;
                     }
-                    return self.payload_complete();
+                    let whole = std::mem::replace(&mut self.stream, Stream::Header);
+                    if let Stream::Payload { request, command, buf, .. } = whole {
+                        return Next::Start(request, command, Some(buf));
+                    }
                 }
                 Stream::Drain { request, error, left } => {
                     let count =
@@ -148,18 +154,6 @@ impl Session {
         match self.stream {
             Stream::Payload { buf, .. } => Some(buf),
             _ => None,
-        }
-    }
-
-    fn payload_complete(&mut self) -> Next {
-        match std::mem::replace(&mut self.stream, Stream::Header) {
-            Stream::Payload { request, command, buf, .. } => {
-                Next::Start(request, command, Some(buf))
-            }
-            other => {
-                self.stream = other;
-                Next::More
-            }
         }
     }
 }

@@ -11,10 +11,28 @@ use socket2::Socket;
 
 use crate::args::Args;
 
-#[cfg(feature = "tls")]
-pub(crate) use with_rustls::Tls;
-#[cfg(not(feature = "tls"))]
-pub(crate) use without::Tls;
+/// The TLS session of a connection.
+pub(crate) trait Tls {
+    /// Whether there are decrypted bytes, or an end behind them, that no event of the socket
+    /// tells of.
+    fn has_plaintext(&self) -> bool;
+
+    /// Whether bytes wait for the socket.
+    fn holds_output(&self) -> bool;
+
+    /// Says that nothing more is sent.
+    fn close(&mut self);
+
+    /// Fills as much of `buf` as has arrived; 0 at the end of the input.
+    fn read(&mut self, socket: &Socket, buf: &mut [u8]) -> io::Result<usize>;
+
+    /// Encrypts, and sends, until the socket takes no more. Returns how many bytes it took over;
+    /// those not sent leave with the next flush.
+    fn write(&mut self, socket: &Socket, pieces: &[io::IoSlice<'_>]) -> io::Result<usize>;
+
+    /// Sends what waits for the socket; fails with `WouldBlock` if it does not take all of it.
+    fn flush(&mut self, socket: &Socket) -> io::Result<()>;
+}
 
 /// What the server offers its clients.
 #[derive(Debug, Default)]
@@ -27,7 +45,7 @@ pub(crate) struct Acceptor {
 /// A connection's socket, and TLS over it once that was started.
 pub(crate) struct Wire<'a> {
     pub(crate) socket: &'a Socket,
-    pub(crate) tls: Option<&'a mut Tls>,
+    pub(crate) tls: Option<&'a mut (dyn Tls + 'static)>,
 }
 
 impl Read for Wire<'_> {
@@ -35,7 +53,7 @@ impl Read for Wire<'_> {
         let mut socket = self.socket;
         match &mut self.tls {
             None => socket.read(buf),
-            Some(tls) => tls.read(&mut socket, buf),
+            Some(tls) => tls.read(socket, buf),
         }
     }
 
@@ -43,7 +61,7 @@ impl Read for Wire<'_> {
         let mut socket = self.socket;
         match (&mut self.tls, bufs) {
             (None, bufs) => socket.read_vectored(bufs),
-            (Some(tls), [first, ..]) => tls.read(&mut socket, first),
+            (Some(tls), [first, ..]) => tls.read(socket, first),
             (Some(_), []) => Ok(0),
         }
     }
@@ -58,14 +76,13 @@ impl Write for Wire<'_> {
         let mut socket = self.socket;
         match &mut self.tls {
             None => socket.write_vectored(pieces),
-            Some(tls) => tls.write(&mut socket, pieces),
+            Some(tls) => tls.write(socket, pieces),
         }
     }
 
     /// Sends what TLS holds back; fails with `WouldBlock` if the socket does not take all of it.
     fn flush(&mut self) -> io::Result<()> {
-        let mut socket = self.socket;
-        self.tls.as_mut().map_or(Ok(()), |tls| tls.flush(&mut socket))
+        self.tls.as_mut().map_or(Ok(()), |tls| tls.flush(self.socket))
     }
 }
 
@@ -95,9 +112,10 @@ mod with_rustls {
     use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
     use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
     use rustls::{RootCertStore, ServerConfig, ServerConnection};
+    use socket2::Socket;
     use tracing::warn;
 
-    use super::{Acceptor, Args, Read, Write, io};
+    use super::{Acceptor, Args, Read, Tls, Write, io};
 
     /// Bytes that TLS holds back while the socket takes none.
     const HELD: usize = 64 << 10;
@@ -122,11 +140,11 @@ mod with_rustls {
         }
 
         /// Starts TLS: the client speaks next.
-        pub(crate) fn accept(&self) -> io::Result<Box<Tls>> {
+        pub(crate) fn accept(&self) -> io::Result<Box<dyn Tls>> {
             let config = self.config.clone().ok_or(ErrorKind::Unsupported)?;
             let mut session = ServerConnection::new(config).map_err(io::Error::other)?;
             session.set_buffer_limit(Some(HELD));
-            Ok(Box::new(Tls { session, plaintext: 0, ended: None }))
+            Ok(Box::new(Rustls { session, plaintext: 0, ended: None }))
         }
     }
 
@@ -184,9 +202,7 @@ mod with_rustls {
         matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
     }
 
-    /// The TLS session of a connection.
-    #[derive(Debug)]
-    pub(crate) struct Tls {
+    struct Rustls {
         session: ServerConnection,
         /// Bytes that were decrypted and not read.
         plaintext: usize,
@@ -194,29 +210,20 @@ mod with_rustls {
         ended: Option<io::Result<()>>,
     }
 
-    impl Tls {
-        /// Whether there are decrypted bytes, or an end behind them, that no event of the socket
-        /// tells of.
-        pub(crate) fn has_plaintext(&self) -> bool {
+    impl Tls for Rustls {
+        fn has_plaintext(&self) -> bool {
             self.plaintext > 0 || self.ended.is_some()
         }
 
-        /// Whether bytes wait for the socket.
-        pub(crate) fn holds_output(&self) -> bool {
+        fn holds_output(&self) -> bool {
             self.session.wants_write()
         }
 
-        /// Says that nothing more is sent.
-        pub(crate) fn close(&mut self) {
+        fn close(&mut self) {
             self.session.send_close_notify();
         }
 
-        /// Fills as much of `buf` as has arrived; 0 at the end of the input.
-        pub(super) fn read(
-            &mut self,
-            socket: &mut (impl Read + Write),
-            buf: &mut [u8],
-        ) -> io::Result<usize> {
+        fn read(&mut self, socket: &Socket, buf: &mut [u8]) -> io::Result<usize> {
             let (mut filled, mut budget) = (0, BUDGET);
             while filled < buf.len() {
                 match self.session.reader().read(&mut buf[filled..]) {
@@ -257,26 +264,8 @@ mod with_rustls {
             }
         }
 
-        /// Receives and decrypts once; returns the bytes received. What the handshake answers is
-        /// sent at once; what the socket does not take of that is sent with the next flush.
-        fn receive(&mut self, socket: &mut (impl Read + Write)) -> io::Result<usize> {
-            let count = self.session.read_tls(socket)?;
-            let state = self.session.process_new_packets();
-            let sent = self.flush(socket); // also the alert, if there is one
-            self.plaintext = state.map_err(io::Error::other)?.plaintext_bytes_to_read();
-            match sent {
-                Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
-                _ => Ok(count),
-            }
-        }
-
-        /// Encrypts, and sends whenever [`HELD`] bytes are, until the socket takes no more. Returns
-        /// how many bytes it took over; those not sent leave with the next flush.
-        pub(super) fn write(
-            &mut self,
-            socket: &mut impl Write,
-            pieces: &[IoSlice<'_>],
-        ) -> io::Result<usize> {
+        /// Sends whenever [`HELD`] bytes are encrypted.
+        fn write(&mut self, socket: &Socket, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
             // Of the first of `rest`, `skip` bytes were taken over.
             let (mut taken, mut rest, mut skip) = (0, pieces, 0);
             loop {
@@ -305,9 +294,9 @@ mod with_rustls {
             }
         }
 
-        pub(super) fn flush(&mut self, socket: &mut impl Write) -> io::Result<()> {
+        fn flush(&mut self, mut socket: &Socket) -> io::Result<()> {
             while self.session.wants_write() {
-                match self.session.write_tls(socket) {
+                match self.session.write_tls(&mut socket) {
                     Ok(0) => return Err(ErrorKind::WriteZero.into()),
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     other => drop(other?),
@@ -316,57 +305,35 @@ mod with_rustls {
             Ok(())
         }
     }
+
+    impl Rustls {
+        /// Receives and decrypts once; returns the bytes received. What the handshake answers is
+        /// sent at once; what the socket does not take of that is sent with the next flush.
+        fn receive(&mut self, mut socket: &Socket) -> io::Result<usize> {
+            let count = self.session.read_tls(&mut socket)?;
+            let state = self.session.process_new_packets();
+            let sent = self.flush(socket); // also the alert, if there is one
+            self.plaintext = state.map_err(io::Error::other)?.plaintext_bytes_to_read();
+            match sent {
+                Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
+                _ => Ok(count),
+            }
+        }
+    }
 }
 
 #[cfg(not(feature = "tls"))]
-mod without {
-    use std::io::IoSlice;
-
-    use super::{Acceptor, Args, io};
-
-    impl Acceptor {
-        pub(super) fn open(_: &Args) -> Result<Self, String> {
-            Err("this nbd_server was built without TLS: build it with --features tls".into())
-        }
-
-        #[expect(clippy::unused_self, reason = "the other one needs it")]
-        pub(crate) fn room(&self) -> usize {
-            0
-        }
-
-        #[expect(clippy::unused_self, reason = "the other one needs it")]
-        pub(crate) fn accept(&self) -> io::Result<Box<Tls>> {
-            Err(io::ErrorKind::Unsupported.into())
-        }
+#[expect(clippy::unused_self, reason = "those with TLS need it")]
+impl Acceptor {
+    fn open(_: &Args) -> Result<Self, String> {
+        Err("this nbd_server was built without TLS: build it with --features tls".into())
     }
 
-    /// There is none.
-    #[derive(Debug)]
-    pub(crate) enum Tls {}
+    pub(crate) fn room(&self) -> usize {
+        0
+    }
 
-    impl Tls {
-        pub(crate) fn has_plaintext(&self) -> bool {
-            match *self {}
-        }
-
-        pub(crate) fn holds_output(&self) -> bool {
-            match *self {}
-        }
-
-        pub(crate) fn close(&mut self) {
-            match *self {}
-        }
-
-        pub(super) fn read<S>(&mut self, _: &mut S, _: &mut [u8]) -> io::Result<usize> {
-            match *self {}
-        }
-
-        pub(super) fn write<S>(&mut self, _: &mut S, _: &[IoSlice<'_>]) -> io::Result<usize> {
-            match *self {}
-        }
-
-        pub(super) fn flush<S>(&mut self, _: &mut S) -> io::Result<()> {
-            match *self {}
-        }
+    pub(crate) fn accept(&self) -> io::Result<Box<dyn Tls>> {
+        Err(io::ErrorKind::Unsupported.into())
     }
 }

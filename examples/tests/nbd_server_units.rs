@@ -34,26 +34,24 @@ mod extents;
 mod flushes;
 #[path = "../nbd_server/folder.rs"]
 mod folder;
-#[path = "../nbd_server/idle.rs"]
-mod idle;
 #[path = "../nbd_server/image_spec.rs"]
 mod image_spec;
 #[path = "../nbd_server/listeners.rs"]
 mod listeners;
 #[path = "../nbd_server/lock.rs"]
 mod lock;
-#[path = "../nbd_server/manual.rs"]
-mod manual;
 #[path = "../nbd_server/memory.rs"]
 mod memory;
 #[path = "../nbd_server/metrics.rs"]
 mod metrics;
 #[path = "../nbd_server/notifier.rs"]
 mod notifier;
-#[path = "../nbd_server/open_files.rs"]
-mod open_files;
+#[path = "../nbd_server/open_images.rs"]
+mod open_images;
 #[path = "../nbd_server/operation.rs"]
 mod operation;
+#[path = "../nbd_server/peer.rs"]
+mod peer;
 #[path = "../nbd_server/registry.rs"]
 mod registry;
 #[path = "../nbd_server/report.rs"]

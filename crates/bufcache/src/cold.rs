@@ -67,6 +67,13 @@ impl Cold {
         Some(frame)
     }
 
+    /// Returns whether more units are free than evictions leave: one in 64. Evictions are in
+    /// batches of as many at most, by each thread that misses.
+    pub(crate) fn has_room(&self, class: u8) -> bool {
+        let unused = (self.limit.saturating_sub(self.in_use) as usize) << self.chunk;
+        !self.is_over() && unused + self.free[usize::from(class)].units > self.limit() / 64
+    }
+
     /// Cuts an unused chunk into frames. Returns whether there was one.
     fn carve(&mut self, class: u8) -> bool {
         if self.in_use == self.limit {

@@ -12,7 +12,8 @@
 //!
 //! A read for the cache claims its blocks before it begins: a WRITE of one of them waits for the read. A block that
 //! cannot be claimed, because it is there, or is read for another READ, or no buffer is free, is answered all the same,
-//! and not kept: no READ waits for another's read, nor fails with it.
+//! and not kept: no READ waits for another's read, nor fails with it. While few READs find their blocks, the cache also
+//! refuses the first claim of a block: the READ goes past the cache, to its own buffer.
 //!
 //! A sync that fails poisons the image for as long as the server lives: writes, trims and flushes get EIO from then on,
 //! and reads what is in the cache, or on the image and was not written since the last good sync. The rest may be
@@ -29,10 +30,8 @@ use std::fmt;
 use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, Engine, IoBuf, IoBufMut, RequestError};
@@ -59,11 +58,10 @@ const SCAN: usize = 4 * BLOCK;
 /// once, and one that is slow may take seconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The cache, and the images in it.
+/// The cache of all images.
 #[derive(Debug)]
 pub(crate) struct Blocks {
     cache: Cache,
-    images: boxcar::Vec<Arc<Image>>,
     /// See [`Image::longest`].
     longest: u64,
 }
@@ -120,6 +118,7 @@ impl Backing {
 
 /// An image, and what is kept of it.
 pub(crate) struct Image {
+    pub(crate) name: String,
     pub(crate) device: Device,
     pub(crate) source: Source<File>,
     /// What reads and writes of the image are multiples of, in bytes.
@@ -140,24 +139,25 @@ pub(crate) struct Image {
 }
 
 impl Blocks {
-    /// A cache of so many bytes, 0 for none. No more memory is needed for up to so many images.
-    pub(crate) fn new(bytes: u64, images: usize) -> io::Result<Self> {
+    /// A cache of so many bytes, 0 for none.
+    pub(crate) fn new(bytes: u64) -> io::Result<Self> {
         let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
         // The syncs, and what is excluded from what, are the cache's also where it has no blocks.
         let capacity = if bytes == 0 { BLOCK } else { capacity };
         let cache =
             Cache::builder(capacity).block_sizes(BLOCK, BLOCK).patience(PATIENCE).build()?;
         let longest = if bytes == 0 { 0 } else { SMALL.min(bytes / SHARE).max(BLOCK as u64) };
-        Ok(Self { cache, images: boxcar::Vec::with_capacity(images), longest })
+        Ok(Self { cache, longest })
     }
 
-    /// Adds an image. Returns its index.
-    pub(crate) fn attach(&self, backing: Backing) -> io::Result<usize> {
+    /// Makes an image. `name` is what the log and the figures call it.
+    pub(crate) fn attach(&self, name: String, backing: Backing) -> io::Result<Arc<Image>> {
         let Backing { device, source } = backing;
         let (len, alignment) = (device.len(), device.alignment());
         let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
         let options = if matches!(source, Source::File(_)) { options.growing() } else { options };
-        let image = Arc::new(Image {
+        Ok(Arc::new(Image {
+            name,
             device: self.cache.attach_with(device, options)?,
             source,
             alignment,
@@ -168,23 +168,7 @@ impl Blocks {
             next: AtomicU64::new(u64::MAX),
             #[cfg(test)]
             planted: std::sync::OnceLock::new(),
-        });
-        Ok(self.images.push(image))
-    }
-
-    /// Ends an image of which nothing is used any more, so that the same file can be attached again.
-    pub(crate) fn detach(&self, index: usize) -> io::Result<()> {
-        let closed = self.images[index].device.clone().close();
-        closed.map_err(|error| io::Error::from_raw_os_error(error.error.errno()))
-    }
-
-    pub(crate) fn image(&self, index: usize) -> &Arc<Image> {
-        &self.images[index]
-    }
-
-    /// The number of images. All indexes are below.
-    pub(crate) fn count(&self) -> usize {
-        self.images.count()
+        }))
     }
 
     /// What the cache has done, if it keeps anything.
@@ -330,6 +314,10 @@ impl Image {
                 Err(_) => break, // it is not kept
             }
         }
+        if loads.is_empty() {
+            buf.set_len(len);
+            return Err(buf);
+        }
         Ok(Fill { buf, start, head: (offset - start) as usize, len, loads })
     }
 
@@ -353,13 +341,6 @@ impl Image {
                 result => return result.map_err(of_write),
             }
         }
-    }
-
-    /// Forgets what is kept of the image, which has to be on the device. Returns whether all is forgotten, as it is
-    /// where no connection uses the image.
-    pub(crate) fn forget(&self) -> bool {
-        let all = pin!(self.device.invalidation(0..u64::MAX));
-        matches!(all.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Ok(_)))
     }
 
     #[cfg(test)]

@@ -13,9 +13,9 @@ fn make(len: usize, cache: u64) -> (File, Vec<u8>, Arc<Image>) {
     let file = tempfile::tempfile().unwrap();
     let bytes: Vec<u8> = (0..len).map(|at| (at / 8 * 37 + at) as u8).collect();
     file.write_all_at(&bytes, 0).unwrap();
-    let blocks = Blocks::new(cache, 1).unwrap();
-    blocks.attach(Backing::open(&file).unwrap()).unwrap();
-    (file, bytes, Arc::clone(blocks.image(0)))
+    let backing = Backing::open(&file).unwrap();
+    let image = Blocks::new(cache).unwrap().attach("test".into(), backing).unwrap();
+    (file, bytes, image)
 }
 
 /// As a worker does: from memory, or from the file.
@@ -148,7 +148,7 @@ fn what_was_read_before_an_error_is_used() {
 
 #[test]
 fn a_cache_needs_a_block_at_least() {
-    assert!(Blocks::new(BLOCK as u64 - 1, 0).is_err());
+    assert!(Blocks::new(BLOCK as u64 - 1).is_err());
     let (_, _, image) = make(0, BLOCK as u64);
     assert_eq!((image.room(0, 5000), image.try_read(0, &mut [])), (5000, false));
 }

@@ -60,14 +60,14 @@ impl Lab {
         file.set_len(len).unwrap();
         let device = FileDevice::new(file.try_clone().unwrap()).unwrap();
         let disk = Arc::new(FaultDevice::new(device));
-        let blocks = Blocks::new(cache, 1).unwrap();
         let source = match by {
             By::Engine => Source::File(file.try_clone().unwrap()),
             By::Both => Source::Device(disk.clone(), Some(file.try_clone().unwrap())),
             By::Device => Source::Device(disk.clone(), None),
         };
-        blocks.attach(Backing { device: disk.clone(), source }).unwrap();
-        let (image, engine) = (Arc::clone(blocks.image(0)), Rc::new(Engine::new().unwrap()));
+        let backing = Backing { device: disk.clone(), source };
+        let image = Blocks::new(cache).unwrap().attach("test".into(), backing).unwrap();
+        let engine = Rc::new(Engine::new().unwrap());
         Self { file, disk, image, engine, model: vec![] }
     }
 

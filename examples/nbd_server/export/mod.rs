@@ -1,22 +1,25 @@
 //! The table of exports: images are opened once each, locked, and described to clients.
+//!
+//! An export of the command line lives as long as the server. One of a folder is made for each connection that
+//! opens it; what these have in common is the image ([`open_images`](crate::open_images)).
 
 #[cfg(test)]
 mod tests;
 mod upstream;
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nbd_protocol::{
-    Command, ExportInfo, Exports, ListedExport, MAX_PAYLOAD, MAX_REPLIES, MAX_STRING, Negotiated,
-    OPTION_HEADER, Request, TransmissionFlags,
+    Command, ExportInfo, Exports, ListedExport, MAX_PAYLOAD, MAX_REPLIES, MAX_STRING,
+    OPTION_HEADER, Request, TransmissionFlags as Flags,
 };
-use percpu::sync::Mutex;
 use thiserror::Error;
 use tracing::{info, warn};
 
@@ -25,7 +28,7 @@ use crate::blocks::{BLOCK, Backing, Blocks, Image};
 use crate::folder::{Folder, MOST_NAMES};
 use crate::image_spec::ImageSpec;
 use crate::lock::{LockError, lock};
-use crate::open_files::{FileState, OpenFiles, identity};
+use crate::open_images::{OpenImages, identity};
 use crate::tls::Acceptor;
 use crate::upstream::UpstreamError;
 
@@ -33,8 +36,8 @@ use crate::upstream::UpstreamError;
 /// until its writes in flight have ended.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Most images of a folder that are opened while the server runs. A guess: each takes some
-/// descriptors, and a queue in each worker.
+/// Most images of a folder that are open at a time. A guess: each takes some descriptors, and a queue
+/// in each worker that serves it.
 const FOLDER: usize = if cfg!(test) { 3 } else { 1024 };
 
 /// Why an image cannot be served.
@@ -68,69 +71,63 @@ pub(crate) enum ExportError {
     Misaligned { path: PathBuf, offset: u64, unit: u32 },
     #[error("two images are called '{name}'; give one another name with NAME=PATH")]
     Duplicate { name: String },
-    #[error(
-        "'{name}' is one image too many: {most} were opened, and keep their places until the server ends"
-    )]
+    #[error("'{name}' is one image too many: {most} are open")]
     TooMany { name: String, most: usize },
 }
 
 impl ExportError {
-    fn lock(path: &Path, error: LockError) -> Self {
-        let path = path.to_owned();
-        match error {
-            LockError::Locked => Self::Locked { path },
-            LockError::Os(error) => Self::Open { path, error },
+    /// Makes errors that say which image could not be opened.
+    fn at(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
+        move |error| Self::Open { path: path.to_owned(), error }
+    }
+}
+
+/// What is served under one name.
+#[derive(Clone, Debug)]
+pub(crate) struct Export {
+    pub(crate) info: ExportInfo,
+    pub(crate) image: Arc<Image>,
+    /// Where it begins in the image, in bytes.
+    pub(crate) start: u64,
+    /// It ends where the image does, also when that has grown.
+    grows: bool,
+}
+
+impl Export {
+    /// An image is as long as its file was when it was opened, whatever the file is now.
+    fn new(mut info: ExportInfo, image: Arc<Image>, spec: &ImageSpec) -> Self {
+        info.size = info.size.min(image.len().saturating_sub(spec.offset));
+        Self { info, image, start: spec.offset, grows: spec.size.is_none() }.current()
+    }
+
+    /// The export with the size that it has now.
+    fn current(mut self) -> Self {
+        if self.grows {
+            let rest = self.image.len().saturating_sub(self.start);
+            self.info.size = rest - rest % u64::from(self.info.min_block.max(1));
+        }
+        self
+    }
+
+    /// The size of the buffer of a READ or WRITE.
+    pub(crate) fn room(&self, request: &Request, command: Command) -> usize {
+        let Request { offset, len, .. } = *request;
+        match command {
+            Command::Read { .. } => self.image.room(self.start + offset, len as usize),
+            _ => len as usize,
         }
     }
 }
 
-/// One name under which an image is served.
-#[derive(Debug)]
-pub(crate) struct Export {
-    pub(crate) info: ExportInfo,
-    /// Index of the image in [`ExportTable::blocks`].
-    pub(crate) file: usize,
-    /// Where it begins in the file, in bytes.
-    pub(crate) start: u64,
-    /// It ends where the file does, also when that has grown.
-    grows: bool,
-}
-
-/// The part of a file that an export serves: see [`ImageSpec`].
-struct Part {
-    read_only: bool,
-    offset: u64,
-    size: Option<u64>,
-}
-
-/// An open file that is to be served.
-struct Opened {
-    file: File,
-    /// It was opened for reading only.
-    read_only: bool,
-    /// How long to wait for its lock.
-    patience: Duration,
-    /// Make it as large as `--size` says.
-    may_grow: bool,
-}
-
-/// All exports of the server. An open export keeps its index. Exports of a folder are added when a
-/// client asks for them, and released when no client has them open ([`idle`](crate::idle)).
+/// All exports of the server.
 #[derive(Debug)]
 pub(crate) struct ExportTable {
-    /// An export keeps its index, and is read without a lock: requests carry the index.
-    exports: boxcar::Vec<Export>,
-    /// Most exports, and most images.
-    capacity: usize,
-    /// Locked to open a file, or to release it.
-    pub(crate) known: Mutex<OpenFiles>,
-    folder: Option<Folder>,
     /// Exports of the command line, the first of which is the default.
-    fixed: usize,
-    /// Their files.
-    pub(crate) fixed_files: usize,
-    pub(crate) args: Args,
+    pub(crate) fixed: Vec<Export>,
+    folder: Option<Folder>,
     /// One image per file, whatever its names.
+    pub(crate) images: OpenImages,
+    args: Args,
     pub(crate) blocks: Blocks,
     /// The TLS that clients are offered.
     pub(crate) tls: Acceptor,
@@ -139,155 +136,105 @@ pub(crate) struct ExportTable {
 impl ExportTable {
     /// Opens every image of the command line, and the folder.
     pub(crate) fn open(args: &Args) -> Result<Self, ExportError> {
-        let open = |path: &PathBuf| {
-            let fail = |error| ExportError::Open { path: path.clone(), error };
-            Folder::open(path).map_err(fail)
-        };
+        let open = |path: &PathBuf| Folder::open(path).map_err(ExportError::at(path));
         let folder = args.export_dir.as_ref().map(open).transpose()?;
-        let capacity = args.images.len() + if folder.is_some() { FOLDER } else { 0 };
+        let most = args.images.len() + if folder.is_some() { FOLDER } else { 0 };
         let mut table = Self {
-            exports: boxcar::Vec::with_capacity(capacity),
-            capacity,
-            known: Mutex::default(),
+            fixed: Vec::new(),
             folder,
-            fixed: args.images.len(),
-            fixed_files: 0,
+            images: OpenImages::new(most, !args.no_lock),
             args: args.clone(),
-            blocks: Blocks::new(args.cache, capacity).map_err(ExportError::Cache)?,
+            blocks: Blocks::new(args.cache).map_err(ExportError::Cache)?,
             tls: Acceptor::new(args).map_err(ExportError::Tls)?,
         };
         for image in &args.images {
-            table.add_image(image)?;
+            let export = table.add_image(image)?;
+            let ExportInfo { name, size, description, .. } = &export.info;
+            info!(export = name, size, of = description, "serving");
+            table.fixed.push(export);
         }
-        table.fixed_files = table.blocks.count();
         Ok(table)
     }
 
-    fn add_image(&self, image: &ImageSpec) -> Result<(), ExportError> {
-        let ImageSpec { name, path, .. } = image.clone();
+    fn add_image(&self, spec: &ImageSpec) -> Result<Export, ExportError> {
+        let ImageSpec { name, path, .. } = spec;
         if name.is_empty() || name.len() > MAX_STRING || name.chars().any(char::is_control) {
-            return Err(ExportError::Name { name });
+            return Err(ExportError::Name { name: name.clone() });
         }
-        if self.exports.iter().any(|(_, export)| export.info.name == name) {
-            return Err(ExportError::Duplicate { name });
+        if self.names().any(|other| other == name) {
+            return Err(ExportError::Duplicate { name: name.clone() });
         }
-        if let Some(address) = &image.upstream {
-            return self.add_upstream(name, address, image.read_only);
+        if let Some(address) = &spec.upstream {
+            return self.add_upstream(spec, address);
         }
         // A file that is also served for writing is opened once, for that.
-        let writes = |other: &ImageSpec| !other.read_only && is_same_file(&other.path, &path);
+        let writes = |other: &ImageSpec| !other.read_only && is_same_file(&other.path, path);
         let read_only = self.args.read_only || !self.args.images.iter().any(writes);
-        let (file, created) = open(&path, &self.args, read_only)?;
-        let part = Part {
-            read_only: self.args.read_only || image.read_only,
-            offset: image.offset,
-            size: image.size,
-        };
-        let opened = Opened { file, read_only, patience: LOCK_PATIENCE, may_grow: true };
-        let added = self.add(name, &path, opened, &part);
+        let (file, created) = open(path, &self.args, read_only)?;
+        let added = self.add(spec, &file, || {
+            self.lock(path, &file, read_only, LOCK_PATIENCE)?;
+            grow(&file, &self.args, read_only).map_err(ExportError::at(path))
+        });
         if let (Some(created), Err(error)) = (created, &added) {
             // A program that holds the lock has begun to use the file in the meantime.
             if !matches!(error, ExportError::Locked { .. }) {
                 let _ = std::fs::remove_file(created); // `added` says what failed first
             }
         }
-        added.map(drop)
+        added
     }
 
-    /// Adds an export, unless it is there; returns its index.
+    /// Makes an export of an open file, or of the image that the file has already. Otherwise calls `prepare`, and
+    /// makes the image.
     fn add(
         &self,
-        name: String,
-        path: &Path,
-        Opened { file: opened, read_only, patience, may_grow }: Opened,
-        part: &Part,
-    ) -> Result<usize, ExportError> {
-        let fail = |error| ExportError::Open { path: path.to_owned(), error };
-        let identity = identity(&opened.metadata().map_err(fail)?);
-        let len = length(&opened).map_err(fail)?;
-        let mut known = self.known.lock();
-        let file = match known.find(&identity, len) {
-            // Ours closes; the lock is the first one's.
-            Some(file) => {
-                let state = &mut known.states[file];
-                state.touch();
-                let kept = self.image(file).file();
-                if let Some(kept) = kept.filter(|_| state.released && !self.args.no_lock) {
-                    lock(kept, self.args.read_only, patience)
-                        .map_err(|error| ExportError::lock(path, error))?;
-                }
-                state.released = false;
-                file
-            }
-            None => {
-                if self.blocks.count() == self.capacity {
-                    return Err(ExportError::TooMany { name, most: self.capacity });
-                }
-                if !self.args.no_lock {
-                    lock(&opened, read_only, patience)
-                        .map_err(|error| ExportError::lock(path, error))?;
-                }
-                if may_grow {
-                    grow(&opened, &self.args, read_only).map_err(fail)?;
-                }
-                let len = length(&opened).map_err(fail)?; // it may have grown
-                if let Some(&before) = known.files.get(&identity) {
-                    self.blocks.detach(before).map_err(ExportError::Cache)?;
-                }
-                known.files.remove(&identity); // whatever comes of the next, that one has ended
-                let backing = Backing::open(&opened).map_err(fail)?;
-                let index = self.blocks.attach(backing).map_err(ExportError::Cache)?;
-                known.files.insert(identity, index);
-                known.states.push(FileState::new(len));
-                index
-            }
-        };
-        let is_there =
-            |(_, export): (usize, &Export)| export.info.name == name && export.file == file;
-        if let Some(index) = self.exports.iter().position(is_there) {
-            known.names.insert(name, index);
-            return Ok(index);
-        }
-        let mut info = self.describe(name, path, &opened, part)?;
-        self.bound(&mut info, file, part.offset);
-        info!(export = info.name, size = info.size, path = %path.display(), "serving");
-        if self.exports.count() == self.capacity {
-            return Err(ExportError::TooMany { name: info.name, most: self.capacity });
-        }
-        let name = info.name.clone();
-        let index = self.exports.push(Export {
-            info,
-            file,
-            start: part.offset,
-            grows: part.size.is_none(),
-        });
-        known.names.insert(name, index);
-        Ok(index)
+        spec: &ImageSpec,
+        file: &File,
+        prepare: impl FnOnce() -> Result<(), ExportError>,
+    ) -> Result<Export, ExportError> {
+        let (name, fail) = (&spec.name, ExportError::at(&spec.path));
+        let image = self.images.get(identity(&file.metadata().map_err(fail)?), || {
+            prepare()?;
+            let backing = Backing::open(file).map_err(fail)?;
+            info!(export = name, path = %spec.path.display(), "opened");
+            self.blocks.attach(name.clone(), backing).map_err(ExportError::Cache)
+        })?;
+        let too_many = || ExportError::TooMany { name: name.clone(), most: FOLDER };
+        Ok(Export::new(self.describe(spec, file)?, image.ok_or_else(too_many)?, spec))
     }
 
-    /// Describes a part of a file as an export.
-    fn describe(
+    fn lock(
         &self,
-        name: String,
         path: &Path,
         file: &File,
-        part: &Part,
-    ) -> Result<ExportInfo, ExportError> {
-        let fail = |error| ExportError::Open { path: path.to_owned(), error };
+        read_only: bool,
+        patience: Duration,
+    ) -> Result<(), ExportError> {
+        if self.args.no_lock {
+            return Ok(());
+        }
+        lock(file, read_only, patience).map_err(|error| match error {
+            LockError::Locked => ExportError::Locked { path: path.to_owned() },
+            LockError::Os(error) => ExportError::at(path)(error),
+        })
+    }
+
+    /// Describes an export of a file.
+    fn describe(&self, spec: &ImageSpec, file: &File) -> Result<ExportInfo, ExportError> {
+        let ImageSpec { ref name, ref path, offset, .. } = *spec;
+        let fail = ExportError::at(path);
         let len = length(file).map_err(fail)?;
-        let Part { read_only, offset, size } = *part;
-        let rest = len.checked_sub(offset).filter(|&rest| size.is_none_or(|size| size <= rest));
-        let Some(rest) = rest else {
-            let (path, size) = (path.to_owned(), size.unwrap_or(0));
-            return Err(ExportError::Beyond { path, offset, size, len });
+        let size = spec.size.or_else(|| len.checked_sub(offset));
+        let is_there = |size: &u64| offset.checked_add(*size).is_some_and(|end| end <= len);
+        let Some(mut size) = size.filter(is_there) else {
+            let size = spec.size.unwrap_or(0);
+            return Err(ExportError::Beyond { path: path.clone(), offset, size, len });
         };
-        let mut size = size.unwrap_or(rest);
-        let block_device = file.metadata().map_err(fail)?.file_type().is_block_device();
-        let mut min_block = if block_device {
-            rustix::fs::ioctl_blksszget(file).map_err(|e| fail(e.into()))?
-        } else {
-            1
-        };
+        let is_device = file.metadata().map_err(fail)?.file_type().is_block_device();
+        let mut min_block = 1;
+        if is_device {
+            min_block = rustix::fs::ioctl_blksszget(file).map_err(|e| fail(e.into()))?;
+        }
         if self.args.direct {
             let needed = aio_reap::Alignment::of(file).map_err(fail)?;
             min_block = needed.map_or(1, |align| align.offset.max(align.memory));
@@ -298,77 +245,36 @@ impl ExportTable {
             }
         }
         if offset % u64::from(min_block) != 0 {
-            return Err(ExportError::Misaligned { path: path.to_owned(), offset, unit: min_block });
+            return Err(ExportError::Misaligned { path: path.clone(), offset, unit: min_block });
         }
-        let common = TransmissionFlags::HAS_FLAGS
-            | TransmissionFlags::SEND_FLUSH
-            | TransmissionFlags::SEND_FUA
-            | TransmissionFlags::SEND_CACHE
-            | TransmissionFlags::SEND_DF
-            | TransmissionFlags::CAN_MULTI_CONN;
-        let flags = if read_only {
-            common | TransmissionFlags::READ_ONLY
-        } else {
-            common
-            | TransmissionFlags::SEND_TRIM
-            | TransmissionFlags::SEND_WRITE_ZEROES
-            // A block device may write zeros one by one where a file system changes its map.
-            | if block_device { TransmissionFlags::NONE } else { TransmissionFlags::SEND_FAST_ZERO }
-        };
+        // A block device may write zeros one by one where a file system changes its map.
+        let zeroes = if is_device { Flags::NONE } else { Flags::SEND_FAST_ZERO };
+        let description = path.file_name().map(|name| name.to_string_lossy().into_owned());
         Ok(ExportInfo {
-            name,
-            description: path
-                .file_name()
-                .map_or(String::new(), |n| n.to_string_lossy().into_owned()),
+            name: name.clone(),
+            description: description.unwrap_or_default(),
             size,
-            flags,
+            flags: flags(self.args.read_only || spec.read_only, zeroes),
             min_block,
             preferred_block: min_block.max(4096),
             max_block: MAX_PAYLOAD,
         })
     }
 
-    /// A whole file, read-only with `--read-only`.
-    fn whole(&self) -> Part {
-        Part { read_only: self.args.read_only, offset: 0, size: None }
-    }
-
-    /// An image is as long as its file was when it was opened: under a name that it got later it is
-    /// no longer.
-    fn bound(&self, info: &mut ExportInfo, file: usize, start: u64) {
-        info.size = info.size.min(self.image(file).len().saturating_sub(start));
-    }
-
-    /// The image of a file.
-    pub(crate) fn image(&self, file: usize) -> &Arc<Image> {
-        self.blocks.image(file)
-    }
-
-    /// Returns the export that a client negotiated, if it is still as the client was told.
-    pub(crate) fn index_of(&self, known: &OpenFiles, negotiated: &Negotiated) -> Option<usize> {
-        let name = &negotiated.export;
-        // In the folder another file may have taken the name.
-        let index = self.find_fixed(name).or_else(|| known.names.get(name).copied())?;
-        let info = self.info(index);
-        // An image of the command line may have grown since; the session keeps the size that the client was told.
-        let may_grow = index < self.fixed && self.exports[index].grows;
-        let grown = may_grow && info.size > negotiated.size;
-        let same = (info.size == negotiated.size || grown)
-            && info.advertised(negotiated.style) == negotiated.flags;
-        same.then_some(index)
-    }
-
     /// Finds an export of the command line. Without a name, the first.
-    fn find_fixed(&self, name: &str) -> Option<usize> {
-        let mut fixed = self.exports.iter().take(self.fixed);
-        fixed.position(|(_, export)| name.is_empty() || export.info.name == name)
+    fn find_fixed(&self, name: &str) -> Option<Export> {
+        let found = self.fixed.iter().find(|export| name.is_empty() || export.info.name == name);
+        found.cloned().map(Export::current)
     }
 
     /// Opens a file of the folder.
-    fn in_folder(&self, name: &str) -> Option<(&Folder, File)> {
+    fn in_folder(&self, name: &str) -> Option<(ImageSpec, File)> {
         let folder = self.folder.as_ref()?;
         match folder.file(name, self.args.read_only, self.args.direct) {
-            Ok(file) => Some((folder, file)),
+            Ok(file) => {
+                let (name, path) = (name.to_owned(), folder.path(name));
+                Some((ImageSpec { name, path, ..ImageSpec::default() }, file))
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => {
                 warn!(name, %error, "cannot open a file of the folder");
@@ -377,50 +283,29 @@ impl ExportTable {
         }
     }
 
-    /// The number of exports in the table.
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.exports.count()
-    }
-
-    /// The largest number of exports. All indexes are below.
-    pub(crate) fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    /// The names of all exports in the table, by index.
+    /// The names of the exports of the command line.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.exports.iter().map(|(_, export)| export.info.name.as_str())
+        self.fixed.iter().map(|export| export.info.name.as_str())
     }
 
-    pub(crate) fn get(&self, index: usize) -> &Export {
-        &self.exports[index]
-    }
-
-    /// An export as a client is told of it, with the size that it has now.
-    pub(crate) fn info(&self, index: usize) -> ExportInfo {
-        let Export { ref info, file, start, grows } = self.exports[index];
-        let mut info = info.clone();
-        if grows {
-            let rest = self.image(file).len().saturating_sub(start);
-            info.size = rest - rest % u64::from(info.min_block);
-        }
-        info
+    /// All images, each once, but those that a thread opens or releases just now.
+    fn images(&self) -> Vec<Arc<Image>> {
+        let fixed = self.fixed.iter().map(|export| Arc::clone(&export.image));
+        let mut images: Vec<_> = fixed.chain(self.images.all()).collect();
+        images.sort_by_key(Arc::as_ptr);
+        images.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        images
     }
 
     /// Has images grow with their files, by whole blocks. Clients that connect from now on see the
     /// new sizes.
     pub(crate) fn grow(&self) {
-        let mut known = self.known.lock();
-        for file in 0..self.blocks.count() {
-            let (image, name) = (self.image(file), self.names_of(file).next().unwrap_or_default());
-            let Some(opened) = image.file() else { continue };
-            let (before, state) = (image.len(), &mut known.states[file]);
-            match length(opened) {
-                // A released file is opened anew if it has grown.
-                Ok(len) if len < before + BLOCK as u64 || state.released => {}
+        for image in self.images() {
+            let Some(file) = image.file() else { continue };
+            let (name, before) = (&image.name, image.len());
+            match length(file) {
+                Ok(len) if len < before + BLOCK as u64 => {}
                 Ok(len) if image.grow(len) => {
-                    state.resize(len);
                     info!(export = name, from = before, to = image.len(), "the image has grown");
                 }
                 Ok(_) => {
@@ -433,22 +318,17 @@ impl ExportTable {
         }
     }
 
-    /// The size of the buffer of a READ or WRITE.
-    pub(crate) fn room(&self, export: usize, request: &Request, command: Command) -> usize {
-        let Request { offset, len, .. } = *request;
-        match command {
-            Command::Read { .. } => {
-                let Export { file, start, .. } = self.exports[export];
-                self.image(file).room(start + offset, len as usize)
-            }
-            _ => len as usize,
+    /// Has images of the folder released that were idle for as long as `--idle` says.
+    pub(crate) fn release_idle(&self, now: Instant) {
+        if self.args.idle > 0 {
+            self.images.release_idle(now, Duration::from_secs(self.args.idle));
         }
     }
 
     /// Returns how many bytes the replies to so many bytes of options may take while their buffer
     /// grows.
     pub(crate) fn handshake_room(&self, input: usize) -> usize {
-        let fixed = self.exports.iter().take(self.fixed).map(|(_, export)| &export.info);
+        let fixed = self.fixed.iter().map(|export| &export.info);
         let fixed: usize = fixed.map(|info| info.name.len() + info.description.len() + 64).sum();
         let list = fixed + if self.folder.is_some() { MOST_NAMES * 512 } else { 0 };
         let replies = (input / OPTION_HEADER + 1).saturating_mul(list).min(MAX_REPLIES) + list;
@@ -457,69 +337,76 @@ impl ExportTable {
 
     /// Makes everything written so far durable; an error if that ever failed.
     pub(crate) fn sync(&self) -> io::Result<()> {
-        // Those that were opened anew since had been synced before that.
-        let known: Vec<_> = self.known.lock().files.values().copied().collect();
-        let all = known.into_iter().map(|file| self.sync_file(file));
+        // Those that were released had been synced before that.
+        let all = self.images().into_iter().map(|image| image.sync_now());
         all.fold(Ok(()), io::Result::and) // of all, whatever becomes of one
     }
 
-    /// Makes what was written to one file durable.
-    pub(crate) fn sync_file(&self, file: usize) -> io::Result<()> {
-        self.image(file).sync_now()
-    }
-
-    /// Whether there is a folder, whose files may be released.
+    /// Whether there is a folder, whose images may be released.
     pub(crate) fn has_folder(&self) -> bool {
         self.folder.is_some()
     }
 
-    /// The names under which a file was opened.
-    pub(crate) fn names_of(&self, file: usize) -> impl Iterator<Item = &str> {
-        let its = self.exports.iter().filter(move |(_, export)| export.file == file);
-        its.map(|(_, export)| export.info.name.as_str())
+    /// Describes the export of that name. Opens nothing for good: a client that only looks leaves a
+    /// file of the folder to others.
+    pub(crate) fn find_export(&self, name: &str) -> Option<ExportInfo> {
+        if let Some(export) = self.find_fixed(name) {
+            return Some(export.info);
+        }
+        let (spec, file) = self.in_folder(name)?;
+        let open = self.images.find(&identity(&file.metadata().ok()?));
+        let info = self.describe(&spec, &file);
+        let info = info
+            .inspect_err(|error| warn!(name, %error, "cannot look at a file of the folder"))
+            .ok()?;
+        Some(match open {
+            Some(image) => Export::new(info, image, &spec).info,
+            None => info,
+        })
+    }
+
+    /// Opens the export of that name.
+    pub(crate) fn open_export(&self, name: &str) -> Option<Export> {
+        if let Some(export) = self.find_fixed(name) {
+            return Some(export);
+        }
+        let (spec, file) = self.in_folder(name)?;
+        // A worker asks, which has others to serve: no patience.
+        let prepare = || self.lock(&spec.path, &file, self.args.read_only, Duration::ZERO);
+        let export = self.add(&spec, &file, prepare);
+        export.inspect_err(|error| warn!(%error, "an export is not served")).ok()
     }
 }
 
-impl Exports for ExportTable {
-    /// Opens nothing for good: a client that only looks leaves a file of the folder to others.
+/// The exports as a handshake sees them. Keeps the one that the client opened last.
+pub(crate) struct Opening<'t> {
+    table: &'t ExportTable,
+    pub(crate) opened: RefCell<Option<Export>>,
+}
+
+impl<'t> Opening<'t> {
+    pub(crate) fn new(table: &'t ExportTable) -> Self {
+        Self { table, opened: RefCell::default() }
+    }
+}
+
+impl Exports for Opening<'_> {
     fn find(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
-        if let Some(index) = self.find_fixed(name) {
-            return Some(Cow::Owned(self.info(index)));
-        }
-        let (folder, file) = self.in_folder(name)?;
-        let known = identity(&file.metadata().ok()?);
-        let known = self.known.lock().find(&known, length(&file).ok()?);
-        let opened =
-            |(_, export): &(usize, &Export)| export.info.name == name && Some(export.file) == known;
-        if let Some((index, _)) = self.exports.iter().find(opened) {
-            return Some(Cow::Owned(self.info(index)));
-        }
-        let info = self.describe(name.to_owned(), &folder.path(name), &file, &self.whole());
-        let mut info = info
-            .inspect_err(|error| warn!(name, %error, "cannot look at a file of the folder"))
-            .ok()?;
-        known.inspect(|&file| self.bound(&mut info, file, 0));
-        Some(Cow::Owned(info))
+        self.table.find_export(name).map(Cow::Owned)
     }
 
     fn open(&self, name: &str) -> Option<Cow<'_, ExportInfo>> {
-        if let Some(index) = self.find_fixed(name) {
-            return Some(Cow::Owned(self.info(index)));
-        }
-        let (folder, file) = self.in_folder(name)?;
-        // A worker asks, which has others to serve: no patience.
-        let read_only = self.args.read_only;
-        let opened = Opened { file, read_only, patience: Duration::ZERO, may_grow: false };
-        let added = self.add(name.to_owned(), &folder.path(name), opened, &self.whole());
-        let index = added.inspect_err(|error| warn!(%error, "an export is not served")).ok()?;
-        Some(Cow::Owned(self.info(index)))
+        let export = self.table.open_export(name)?;
+        let info = export.info.clone();
+        self.opened.replace(Some(export));
+        Some(Cow::Owned(info))
     }
 
     fn list(&self) -> Vec<ListedExport> {
-        let fixed = self.exports.iter().take(self.fixed);
-        let mut listed: Vec<_> = fixed.map(|(index, _)| self.info(index).listed()).collect();
-        for name in self.folder.iter().flat_map(Folder::names) {
-            if self.find_fixed(&name).is_none() {
+        let table = self.table;
+        let mut listed: Vec<_> = table.fixed.iter().map(|export| export.info.listed()).collect();
+        for name in table.folder.iter().flat_map(Folder::names) {
+            if !table.names().any(|fixed| fixed == name) {
                 listed.push(ListedExport { name, description: String::new() });
             }
         }
@@ -527,9 +414,19 @@ impl Exports for ExportTable {
     }
 }
 
+/// What an export offers, and `more` if it can be changed.
+fn flags(read_only: bool, more: Flags) -> Flags {
+    let common = Flags::HAS_FLAGS | Flags::SEND_FLUSH | Flags::SEND_FUA | Flags::SEND_CACHE;
+    let common = common | Flags::SEND_DF | Flags::CAN_MULTI_CONN;
+    match read_only {
+        true => common | Flags::READ_ONLY,
+        false => common | Flags::SEND_TRIM | Flags::SEND_WRITE_ZEROES | more,
+    }
+}
+
 /// Opens an image. If this call creates its file, returns that file's path too.
 fn open(path: &Path, args: &Args, read_only: bool) -> Result<(File, Option<PathBuf>), ExportError> {
-    let fail = |error| ExportError::Open { path: path.to_owned(), error };
+    let fail = ExportError::at(path);
     // Opening a FIFO or a device of another kind could block or have effects: look first.
     let missing = match path.metadata() {
         Ok(meta) if !meta.is_file() && !meta.file_type().is_block_device() => {

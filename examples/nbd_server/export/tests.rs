@@ -1,7 +1,6 @@
 //! Folders, names, and what has an export's name now.
 
 use clap::Parser;
-use nbd_protocol::HeaderStyle;
 
 use super::*;
 
@@ -17,31 +16,45 @@ fn folder(images: &[(&str, u64)], more: &[&str]) -> (tempfile::TempDir, ExportTa
     (dir, table)
 }
 
-fn size(found: Option<Cow<'_, ExportInfo>>) -> Option<u64> {
-    found.map(|info| info.size)
+impl ExportTable {
+    fn size_of(&self, name: &str) -> Option<u64> {
+        self.find_export(name).map(|info| info.size)
+    }
+
+    fn opened_size(&self, name: &str) -> Option<u64> {
+        self.open_export(name).map(|export| export.info.size)
+    }
+
+    fn list(&self) -> Vec<String> {
+        Opening::new(self).list().into_iter().map(|listed| listed.name).collect()
+    }
 }
 
 #[test]
-fn a_folder_is_opened_image_by_image_and_only_so_many() {
+fn a_folder_is_opened_image_by_image_and_only_so_many_at_a_time() {
     let all = [("a", 4096), ("b", 8192), ("c", 1), ("d", 2)];
     for cache in ["0", "1M"] {
         let (_dir, table) = folder(&all, &["--cache", cache]);
-        assert_eq!(table.list().len(), 4);
-        assert!(table.find("").is_none() && table.open("").is_none(), "there is no default");
+        assert_eq!(table.list(), ["a", "b", "c", "d"]);
+        assert_eq!((table.size_of(""), table.opened_size("")), (None, None), "there is no default");
         for (name, bytes) in all {
-            assert_eq!(size(table.find(name)), Some(bytes), "to look opens nothing");
+            assert_eq!(table.size_of(name), Some(bytes), "to look opens nothing");
         }
-        assert_eq!(table.len(), 0);
+        assert_eq!(table.images().len(), 0);
         for (name, bytes) in &all[..3] {
-            assert_eq!(size(table.open(name)), Some(*bytes));
-            assert_eq!(size(table.open(name)), Some(*bytes), "once");
+            assert_eq!(table.opened_size(name), Some(*bytes));
+            assert_eq!(table.opened_size(name), Some(*bytes), "once");
         }
-        assert_eq!((table.len(), table.blocks.count()), (3, 3));
-        assert!(table.open("d").is_none(), "one too many");
-        assert_eq!(size(table.find("d")), Some(2), "and yet it is there");
-        assert_eq!(table.names().collect::<Vec<_>>(), ["a", "b", "c"]);
-        assert_eq!(table.image(1).len(), 8192);
+        assert_eq!(table.images().len(), 3);
+        assert!(table.open_export("d").is_none(), "one too many");
+        assert_eq!(table.size_of("d"), Some(2), "and yet it is there");
+        assert_eq!(table.open_export("b").unwrap().image.len(), 8192);
         table.sync().unwrap();
+        table.release_idle(Instant::now());
+        table.release_idle(Instant::now() + Duration::from_secs(60));
+        while table.opened_size("d").is_none() {
+            std::thread::yield_now(); // until one of the others is released
+        }
     }
 }
 
@@ -49,9 +62,9 @@ fn a_folder_is_opened_image_by_image_and_only_so_many() {
 fn another_name_of_an_open_image_is_the_same_file() {
     let (dir, table) = folder(&[("a", 4096)], &[]);
     std::fs::hard_link(dir.path().join("a"), dir.path().join("b")).unwrap();
-    assert!(table.open("a").is_some() && table.open("b").is_some());
-    assert_eq!((table.len(), table.blocks.count()), (2, 1));
-    assert_eq!((table.get(0).file, table.get(1).file), (0, 0));
+    let (a, b) = (table.open_export("a").unwrap(), table.open_export("b").unwrap());
+    assert!(Arc::ptr_eq(&a.image, &b.image));
+    assert_eq!((&*a.info.name, &*b.info.name), ("a", "b"));
 }
 
 /// A WRITE behind what is kept would be answered, and be nowhere.
@@ -60,40 +73,26 @@ fn a_later_name_of_an_image_that_grew_is_as_long_as_the_first() {
     for cache in ["0", "1M"] {
         let bytes = 5000;
         let (dir, table) = folder(&[("a", 5000)], &["--cache", cache]);
-        assert_eq!(size(table.open("a")), Some(5000));
+        assert_eq!(table.opened_size("a"), Some(5000));
         let (a, b) = (dir.path().join("a"), dir.path().join("b"));
         OpenOptions::new().write(true).open(&a).unwrap().set_len(8192).unwrap();
         std::fs::hard_link(a, b).unwrap();
-        assert_eq!(size(table.find("b")), Some(bytes));
-        assert_eq!(size(table.open("b")), Some(bytes));
-        assert_eq!(size(table.open("a")), Some(5000));
+        assert_eq!(table.size_of("b"), Some(bytes));
+        assert_eq!(table.opened_size("b"), Some(bytes));
+        assert_eq!(table.opened_size("a"), Some(5000));
     }
 }
 
 #[test]
-fn a_client_gets_what_it_was_told_of_or_nothing() {
-    let (dir, table) = folder(&[("a", 4096)], &[]);
-    let info = table.open("a").unwrap().into_owned();
-    let told = |size, style| Negotiated {
-        export: "a".into(),
-        style,
-        allocation: false,
-        block_sizes: false,
-        size,
-        flags: info.advertised(style),
-        tls: false,
-    };
-    let index = |told| table.begin(&told).map(|(index, _)| index);
-    assert_eq!(index(told(4096, HeaderStyle::Simple)), Some(0));
-    assert_eq!(index(told(4096, HeaderStyle::Structured)), Some(0));
-    // Another file takes the name, and another client comes first.
-    let other = dir.path().join("other");
-    File::create(&other).unwrap().set_len(8192).unwrap();
-    std::fs::rename(other, dir.path().join("a")).unwrap();
-    assert_eq!(size(table.find("a")), Some(8192));
-    assert_eq!(size(table.open("a")), Some(8192));
-    assert_eq!(index(told(4096, HeaderStyle::Simple)), None);
-    assert_eq!(index(told(8192, HeaderStyle::Simple)), Some(1));
+fn a_client_gets_the_export_that_it_was_told_of() {
+    let (dir, table) = folder(&[("a", 4096), ("other", 8192)], &[]);
+    let opening = Opening::new(&table);
+    assert_eq!(opening.open("a").unwrap().size, 4096);
+    std::fs::rename(dir.path().join("other"), dir.path().join("a")).unwrap();
+    assert_eq!(opening.find("a").unwrap().size, 8192, "another file has the name now");
+    let opened = opening.opened.into_inner().unwrap();
+    assert_eq!((opened.info.size, opened.image.len()), (4096, 4096));
+    assert_eq!(table.opened_size("a"), Some(8192));
 }
 
 #[test]
@@ -101,25 +100,12 @@ fn a_name_is_that_of_the_file_which_has_it_now() {
     for cache in ["0", "1M"] {
         let (dir, table) = folder(&[("a", 4096), ("b", 4096)], &["--cache", cache]);
         let rename = |from, to| std::fs::rename(dir.path().join(from), dir.path().join(to));
-        let open = || {
-            let info = table.open("a").unwrap().into_owned();
-            let negotiated = Negotiated {
-                export: "a".into(),
-                style: HeaderStyle::Structured,
-                allocation: false,
-                block_sizes: false,
-                size: info.size,
-                flags: info.advertised(HeaderStyle::Structured),
-                tls: false,
-            };
-            table.get(table.begin(&negotiated).unwrap().0).file
-        };
+        let open = || table.open_export("a").unwrap().image;
         let first = open();
         rename("a", "c").and_then(|()| rename("b", "a")).unwrap();
-        let second = open();
-        assert_ne!(first, second);
+        assert!(!Arc::ptr_eq(&open(), &first));
         rename("a", "b").and_then(|()| rename("c", "a")).unwrap();
-        assert_eq!([open(), open()], [first; 2], "it is back");
+        assert!([open(), open()].iter().all(|image| Arc::ptr_eq(image, &first)), "it is back");
     }
 }
 
@@ -133,15 +119,14 @@ fn images_of_the_command_line_come_first() {
     let path = dir.path().to_str().unwrap();
     let args = ["nbd_server", "--image", &image, "--export-dir", path];
     let table = ExportTable::open(&Args::parse_from(args)).unwrap();
-    let names: Vec<_> = table.list().into_iter().map(|listed| listed.name).collect();
-    assert_eq!(names, ["a", "b"]);
-    assert_eq!([table.open(""), table.open("a"), table.open("b")].map(size), [3, 3, 2].map(Some));
+    assert_eq!(table.list(), ["a", "b"]);
+    assert_eq!(["", "a", "b"].map(|name| table.opened_size(name)), [3, 3, 2].map(Some));
 }
 
 #[test]
 fn an_open_image_grows_with_its_file_by_whole_blocks() {
     let (dir, table) = folder(&[("a", 8192), ("odd", 5000)], &[]);
-    let open = |name| size(table.open(name));
+    let open = |name| table.opened_size(name);
     assert_eq!([open("a"), open("odd")], [Some(8192), Some(5000)]);
     let set_len = |len| {
         for name in ["a", "odd"] {
@@ -156,9 +141,9 @@ fn an_open_image_grows_with_its_file_by_whole_blocks() {
     set_len(20_000);
     assert_eq!(open("a"), Some(8192), "not before it is asked for");
     table.grow();
-    assert_eq!([open("a"), size(table.find("a"))], [Some(16_384); 2]);
+    assert_eq!([open("a"), table.size_of("a")], [Some(16_384); 2]);
     assert_eq!(open("odd"), Some(5000), "its last block is written as far as it went");
     set_len(4096);
     table.grow();
-    assert_eq!((open("a"), table.len()), (Some(16_384), 2), "no image shrinks");
+    assert_eq!((open("a"), table.images().len()), (Some(16_384), 2), "no image shrinks");
 }

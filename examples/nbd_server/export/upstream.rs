@@ -5,21 +5,19 @@ use std::time::Duration;
 
 use bufcache::BlockDevice;
 use nbd_protocol::{ExportInfo, MAX_PAYLOAD, TransmissionFlags as Flags};
-use tracing::info;
 
-use super::{Export, ExportError, ExportTable};
+use super::{Export, ExportError, ExportTable, flags};
 use crate::blocks::{BLOCK, Backing, Source};
-use crate::open_files::FileState;
+use crate::image_spec::ImageSpec;
 use crate::upstream::{Address, NbdDevice, UpstreamOptions, UpstreamStats};
 
 impl ExportTable {
-    /// Connects to an upstream export, and adds it.
+    /// Connects to an upstream export.
     pub(super) fn add_upstream(
         &self,
-        name: String,
+        spec: &ImageSpec,
         address: &Address,
-        read_only: bool,
-    ) -> Result<(), ExportError> {
+    ) -> Result<Export, ExportError> {
         let fail =
             |error| ExportError::Upstream { address: address.to_string(), error: Box::new(error) };
         let reconnect = Duration::from_secs(self.args.reconnect);
@@ -29,46 +27,29 @@ impl ExportTable {
         if min > BLOCK {
             return Err(ExportError::UpstreamBlocks { address: address.to_string(), min });
         }
-        let read_only = read_only || self.args.read_only || device.is_read_only();
-        let common = Flags::HAS_FLAGS
-            | Flags::SEND_FLUSH
-            | Flags::SEND_FUA
-            | Flags::SEND_CACHE
-            | Flags::SEND_DF
-            | Flags::CAN_MULTI_CONN;
-        let flags = common
-            | match read_only {
-                true => Flags::READ_ONLY,
-                false => Flags::SEND_TRIM | Flags::SEND_WRITE_ZEROES,
-            };
+        let read_only = spec.read_only || self.args.read_only || device.is_read_only();
         let info = ExportInfo {
-            name: name.clone(),
+            name: spec.name.clone(),
             description: address.to_string(),
             size: device.len(),
-            flags,
+            flags: flags(read_only, Flags::NONE),
             // With a cache, parts of the upstream's blocks are put together there.
             min_block: if self.args.cache == 0 { min as u32 } else { 1 },
             preferred_block: BLOCK as u32,
             max_block: MAX_PAYLOAD,
         };
-        info!(export = info.name, size = info.size, upstream = %address, "serving");
-        let mut known = self.known.lock();
-        let file = self.blocks.attach(Backing::upstream(device)).map_err(ExportError::Cache)?;
-        known.files.insert((u64::MAX, u64::MAX, file as u64), file); // which is no file's identity
-        known.states.push(FileState::new(info.size));
-        let index = self.exports.push(Export { info, file, start: 0, grows: false });
-        known.names.insert(name, index);
-        Ok(())
+        let image = self.blocks.attach(spec.name.clone(), Backing::upstream(device));
+        Ok(Export { info, image: image.map_err(ExportError::Cache)?, start: 0, grows: false })
     }
 }
 
 impl ExportTable {
     /// The figures of the upstream exports, by name.
     pub(crate) fn upstreams(&self) -> Vec<(String, UpstreamStats)> {
-        let stats = |(_, export): (usize, &Export)| {
-            let Source::Upstream(upstream) = &self.image(export.file).source else { return None };
+        let stats = |export: &Export| {
+            let Source::Upstream(upstream) = &export.image.source else { return None };
             Some((export.info.name.clone(), upstream.stats()))
         };
-        self.exports.iter().filter_map(stats).collect()
+        self.fixed.iter().filter_map(stats).collect()
     }
 }

@@ -19,14 +19,15 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
-use crate::connection_limits::{ConnectionLimits, PeerKey};
+use crate::connection_limits::ConnectionLimits;
 use crate::contexts::Connection;
 use crate::export::{ExportError, ExportTable};
-use crate::idle::IDLE_CHECK;
 use crate::listeners::{ListenError, Listeners};
 use crate::memory::LEAST;
 use crate::metrics::Metrics;
 use crate::notifier::{eventfd, ring};
+use crate::open_images::IDLE_CHECK;
+use crate::peer::Peer;
 use crate::registry::Registry;
 use crate::report::{Reporter, ServerReport};
 use crate::requests::Limits;
@@ -120,7 +121,7 @@ impl Server {
         // be twice as many contexts as connections.
         let connections = CtxTable::builder().max_contexts(2 * u64::from(max_connections)).build();
         let connections = Arc::new(connections.map_err(io::Error::from)?);
-        let registry = Arc::new(Registry::new(&exports).map_err(io::Error::from)?);
+        let registry = Arc::new(Registry::new().map_err(io::Error::from)?);
         let listeners = Listeners::open(args, handed_over)?;
         let ended = eventfd()?;
         let count = args.workers.map_or_else(default_workers, |count| count as usize);
@@ -251,7 +252,7 @@ impl Server {
 
     /// Sends a connection to the worker with the least load; in turn if several have the least.
     fn place(&mut self, socket: Socket) {
-        let permit = match self.limits.admit(PeerKey::of(&socket)) {
+        let permit = match self.limits.admit(Peer::of(&socket)) {
             Ok((permit, evicted)) => {
                 if let Some((id, worker)) = evicted {
                     self.reporter.workers[worker].send(Message::GiveWay(id));
@@ -361,7 +362,7 @@ fn start_worker(
     let limits = Limits { depth, most: depth.max(256) * 4 };
     let threads = depth.min(POOL);
     let mut builder = Engine::builder().depth(depth).capacity(depth).threads(threads);
-    if let Some(kind) = args.backend.kind() {
+    if let Some(kind) = args.backend {
         builder = builder.backend(kind);
     }
     let ended = Ended(Arc::clone(ended));

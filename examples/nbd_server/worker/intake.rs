@@ -4,13 +4,14 @@
 use std::io::{self, ErrorKind, Read};
 use std::time::Instant;
 
-use nbd_protocol::{CloseReason, Command, ExportInfo, NbdError, Request, Step as HandshakeStep};
+use nbd_protocol::{CloseReason, Command, NbdError, Request, Step as HandshakeStep};
 use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll;
 use tracing::{debug, info, warn};
 
 use super::{GAVE_WAY, Worker};
 use crate::conn::{BlockedOn, InPlace, OUTSTANDING, Phase};
+use crate::export::Opening;
 use crate::memory::{self, OutOfMemory};
 use crate::operation::Step;
 use crate::session::{Next, Session};
@@ -29,6 +30,18 @@ const PAYLOADS: usize = 4;
 const PROGRESS: u64 = 64 << 10;
 /// Refused requests of a connection that are logged one by one; the rest is counted.
 const LOGGED: u64 = 8;
+
+/// What the next bytes of a connection were.
+enum Parsed {
+    /// A request, or the end of the handshake.
+    Whole,
+    /// No more than a part of one.
+    Part,
+    /// They have to wait, and were not consumed.
+    Blocked(BlockedOn),
+    /// The last that is wanted.
+    Last,
+}
 
 impl Worker {
     /// Handles an event on a connection's socket. Does nothing if the connection was closed since.
@@ -172,131 +185,128 @@ impl Worker {
     /// Parses bytes from a connection and starts their requests. Returns the number of bytes used;
     /// the rest must wait for more bytes, or for a limit.
     fn parse(&mut self, slot: usize, bytes: &[u8]) -> Result<usize, String> {
-        let Self { conns, requests, memory, exports, registry, sendable, blocked, .. } = self;
-        let refused_memory = &mut self.refused_memory;
-        let conn = &mut conns[slot];
         let mut input = bytes;
-        let mut finished = false;
         let mut understood = 0;
-        loop {
-            match &mut conn.phase {
-                Phase::Draining | Phase::Lingering(_) => break,
-                Phase::Handshake(handshake, _) => {
-                    let tls = if conn.tls.is_none() { exports.tls.room() } else { 0 };
-                    if !memory.has_room_for_handshake(exports.handshake_room(input.len()) + tls) {
-                        conn.block(BlockedOn::Others, blocked, sendable);
-                        break;
-                    }
-                    let (used, step) =
-                        handshake.receive(input, &**exports, &mut conn.out.handshake);
-                    input = &input[used..];
-                    conn.queue_send(sendable);
-                    match step {
-                        HandshakeStep::More => break,
-                        HandshakeStep::StartTls => {
-                            let start = |error| format!("cannot start TLS: {error}");
-                            let tls = exports.tls.accept().map_err(start)?;
-                            conn.start_tls(tls, memory).map_err(start)?;
-                            break;
-                        }
-                        HandshakeStep::Ready(negotiated) => {
-                            if !conn.permit.finish_handshake() {
-                                return Err(GAVE_WAY.into());
-                            }
-                            // It was opened a moment ago; in a folder another may have its name
-                            // now.
-                            let Some((export, used)) = exports.begin(&negotiated) else {
-                                return Err("the export is gone".into());
-                            };
-                            let _ = conn.ctx.used.set(used); // a connection negotiates once
-                            let told = ExportInfo { size: negotiated.size, ..exports.info(export) };
-                            info!(conn = %conn.id(), export = told.name, "negotiated");
-                            let opened = registry.open(export, &conn.listed);
-                            conn.opened = Some(opened.map_err(|error| error.to_string())?);
-                            conn.phase = Phase::Transmission(Session::new(
-                                export,
-                                told,
-                                negotiated.agreed(),
-                            ));
-                        }
-                        HandshakeStep::Close(reason) => {
-                            log_refusal(conn.id(), &reason);
-                            finished = true;
-                            break;
-                        }
-                    }
+        let last = loop {
+            let parsed = match self.conns[slot].phase {
+                Phase::Draining | Phase::Lingering(_) => Parsed::Part,
+                Phase::Handshake(..) => self.negotiate(slot, &mut input)?,
+                Phase::Transmission(_) => {
+                    let parsed = self.start_request(slot, &mut input);
+                    understood += u64::from(matches!(parsed, Parsed::Whole));
+                    parsed
                 }
-                Phase::Transmission(session) => {
-                    let outstanding = conn.active + conn.out.len();
-                    if outstanding >= OUTSTANDING {
-                        conn.block(BlockedOn::Own, blocked, sendable);
-                        break;
-                    }
-                    if !requests.has_room(session.export) {
-                        conn.block(BlockedOn::Others, blocked, sendable);
-                        break;
-                    }
-                    if !conn.out.reserve(conn.active + 1) {
-                        warn!(conn = %CtxRef::id(&conn.ctx), "no memory for a reply, the connection ends");
-                        finished = true;
-                        break;
-                    }
-                    match session.next(&mut input, exports, memory, &mut conn.account) {
-                        Next::More => break,
-                        Next::NoMemory(OutOfMemory::Connection) => {
-                            conn.block(BlockedOn::Own, blocked, sendable);
-                            break;
-                        }
-                        Next::NoMemory(OutOfMemory::Worker | OutOfMemory::System) => {
-                            conn.block(BlockedOn::Others, blocked, sendable);
-                            break;
-                        }
-                        Next::Start(_, Command::Disconnect, _) => {
-                            debug!(conn = %conn.id(), "disconnect");
-                            finished = true;
-                            break;
-                        }
-                        Next::Start(request, command, buf) => {
-                            understood += 1;
-                            let target = (session.export, session.agreed.style);
-                            conn.active += 1;
-                            let step = requests.start(&conn.ctx, target, request, command, buf);
-                            if let Some(step) = step {
-                                conn.take(step, memory, sendable);
-                            }
-                        }
-                        Next::Refuse(request, error) => {
-                            understood += 1;
-                            conn.refused += 1;
-                            if conn.refused <= LOGGED {
-                                let Request { command, offset, len, .. } = request;
-                                let conn = CtxRef::id(&conn.ctx);
-                                info!(%conn, command, offset, len, %error, "request refused");
-                            }
-                            *refused_memory |= error == NbdError::NoMem && conn.out.stuck.is_none();
-                            requests.counters.errors += 1;
-                            conn.active += 1;
-                            let step = Step::refuse(&request, session.agreed.style, error);
-                            conn.take(step, memory, sendable);
-                        }
-                        Next::OutOfStep(error) => {
-                            // The requests in front of it are owed their replies.
-                            warn!(conn = %CtxRef::id(&conn.ctx), %error, "the connection ends");
-                            finished = true;
-                            break;
-                        }
-                    }
-                }
+            };
+            if !matches!(parsed, Parsed::Whole) {
+                break parsed;
             }
-        }
+        };
+        let conn = &mut self.conns[slot];
         if understood > 0 {
             conn.listed.count(understood);
         }
-        if finished {
-            self.drain(slot);
-            return Ok(bytes.len()); // whatever follows is not wanted
+        match last {
+            Parsed::Last => {
+                self.drain(slot);
+                return Ok(bytes.len()); // whatever follows is not wanted
+            }
+            Parsed::Blocked(on) => conn.block(on, &mut self.blocked, &mut self.sendable),
+            Parsed::Whole | Parsed::Part => {}
         }
         Ok(bytes.len() - input.len())
+    }
+
+    /// Parses options of a handshake, until it ends or needs more bytes.
+    fn negotiate(&mut self, slot: usize, input: &mut &[u8]) -> Result<Parsed, String> {
+        let Self { conns, requests, memory, exports, sendable, .. } = self;
+        let conn = &mut conns[slot];
+        let Phase::Handshake(handshake, _) = &mut conn.phase else { return Ok(Parsed::Part) };
+        let tls = if conn.tls.is_none() { exports.tls.room() } else { 0 };
+        if !memory.has_room_for_handshake(exports.handshake_room(input.len()) + tls) {
+            return Ok(Parsed::Blocked(BlockedOn::Others));
+        }
+        let opening = Opening::new(exports);
+        let (used, step) = handshake.receive(input, &opening, &mut conn.out.handshake);
+        *input = &input[used..];
+        conn.queue_send(sendable);
+        match step {
+            HandshakeStep::More => Ok(Parsed::Part),
+            HandshakeStep::StartTls => {
+                let start = |error| format!("cannot start TLS: {error}");
+                let tls = exports.tls.accept().map_err(start)?;
+                conn.start_tls(tls, memory).map_err(start)?;
+                Ok(Parsed::Part)
+            }
+            HandshakeStep::Ready(negotiated) => {
+                if !conn.permit.finish_handshake() {
+                    return Err(GAVE_WAY.into());
+                }
+                let Some(export) = opening.opened.into_inner() else {
+                    return Err("no export was opened".into()); // `Ready` follows an open
+                };
+                info!(conn = %conn.id(), export = export.info.name, "negotiated");
+                let image = requests.open(&export.image).map_err(|error| error.to_string())?;
+                conn.listed.set_export(&export.info.name);
+                conn.phase = Phase::Transmission(Session::new(export, image, negotiated.agreed()));
+                Ok(Parsed::Whole)
+            }
+            HandshakeStep::Close(reason) => {
+                log_refusal(conn.id(), &reason);
+                Ok(Parsed::Last)
+            }
+        }
+    }
+
+    /// Parses a request, and starts it unless it must wait.
+    fn start_request(&mut self, slot: usize, input: &mut &[u8]) -> Parsed {
+        let Self { conns, requests, memory, sendable, .. } = self;
+        let conn = &mut conns[slot];
+        let Phase::Transmission(session) = &mut conn.phase else { return Parsed::Part };
+        if conn.active + conn.out.len() >= OUTSTANDING {
+            return Parsed::Blocked(BlockedOn::Own);
+        }
+        if !requests.has_room(&session.target.image) {
+            return Parsed::Blocked(BlockedOn::Others);
+        }
+        if !conn.out.reserve(conn.active + 1) {
+            warn!(conn = %CtxRef::id(&conn.ctx), "no memory for a reply, the connection ends");
+            return Parsed::Last;
+        }
+        let step = match session.next(input, memory, &mut conn.account) {
+            Next::More => return Parsed::Part,
+            Next::NoMemory(OutOfMemory::Connection) => return Parsed::Blocked(BlockedOn::Own),
+            Next::NoMemory(OutOfMemory::Worker | OutOfMemory::System) => {
+                return Parsed::Blocked(BlockedOn::Others);
+            }
+            Next::Start(_, Command::Disconnect, _) => {
+                debug!(conn = %conn.id(), "disconnect");
+                return Parsed::Last;
+            }
+            Next::Start(request, command, buf) => {
+                requests.start(&conn.ctx, &session.target, request, command, buf)
+            }
+            Next::Refuse(request, error) => {
+                conn.refused += 1;
+                if conn.refused <= LOGGED {
+                    let Request { command, offset, len, .. } = request;
+                    let conn = CtxRef::id(&conn.ctx);
+                    info!(%conn, command, offset, len, %error, "request refused");
+                }
+                self.refused_memory |= error == NbdError::NoMem && conn.out.stuck.is_none();
+                requests.counters.errors += 1;
+                Some(Step::refuse(&request, session.target.style, error))
+            }
+            Next::OutOfStep(error) => {
+                // The requests in front of it are owed their replies.
+                warn!(conn = %CtxRef::id(&conn.ctx), %error, "the connection ends");
+                return Parsed::Last;
+            }
+        };
+        conn.active += 1;
+        if let Some(step) = step {
+            conn.take(step, memory, sendable);
+        }
+        Parsed::Whole
     }
 
     /// Lets connections that had to wait try again, the longest waiting first. Returns whether one

@@ -140,8 +140,8 @@ impl Inbox {
 #[derive(Debug)]
 pub(crate) struct WorkerReport {
     pub(crate) counters: Counters,
-    /// Operations that have begun, by file.
-    pub(crate) begun: Vec<(usize, usize)>,
+    /// Operations that have begun, by image.
+    pub(crate) begun: Vec<(String, usize)>,
     pub(crate) engine: EngineStats,
     pub(crate) waits: WaitStats,
 }
@@ -227,7 +227,7 @@ impl Worker {
         let lanes = Lanes::start()?;
         epoll::add(&epoll, lanes.as_fd(), epoll::EventData::new_u64(LANES), input)?;
         Ok(Self {
-            requests: Requests::new(engine, &exports, limits, Bell::waker(&bell))?,
+            requests: Requests::new(engine, limits, Bell::waker(&bell)),
             exports,
             memory: BufferPool::new(memory),
             conns: Slab::new(),
@@ -421,7 +421,7 @@ impl Worker {
             if conn.is_finished() {
                 if let Some(mut tls) = conn.tls.take() {
                     tls.close();
-                    let _ = Wire { socket: &conn.socket, tls: Some(&mut tls) }.flush(); // a courtesy
+                    let _ = tls.flush(&conn.socket); // a courtesy
                 }
                 if !conn.tcp || conn.socket.shutdown(Shutdown::Write).is_err() {
                     self.close(id, "done");
@@ -467,7 +467,7 @@ impl Worker {
 
     fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>, permit: Permit) {
         let id = CtxRef::id(&ctx);
-        let listed = match self.registry.add(Client::new(id, &socket, self.number)) {
+        let listed = match self.registry.add(Client::new(id, permit.peer, self.number)) {
             Ok(listed) => listed,
             Err(InsertError { value: Client { id, peer, .. }, reason }) => {
                 info!(conn = %id, %peer, %reason, "connection refused");
@@ -499,7 +499,7 @@ impl Worker {
     fn report(&self) -> WorkerReport {
         WorkerReport {
             counters: self.requests.counters,
-            begun: self.requests.begun_by_file().collect(),
+            begun: self.requests.begun_by_image(),
             engine: self.requests.engine.stats(),
             waits: self.requests.waits(),
         }

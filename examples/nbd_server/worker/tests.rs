@@ -8,7 +8,6 @@ use aio_reap_test::scripted::{Script, Transfer};
 use bufcache::{Fault, FaultDevice, FileDevice, Operation};
 use clap::Parser;
 use nbd_protocol::{Agreed, CommandFlags, HeaderStyle, Request, wire::cmd};
-use percpu_list::Refused;
 use radix_ctx::CtxTable;
 use tempfile::TempDir;
 
@@ -21,27 +20,29 @@ mod waiting;
 use super::*;
 use crate::args::Args;
 use crate::blocks::{Backing, Blocks, Source};
-use crate::connection_limits::{ConnectionLimits, PeerKey};
+use crate::connection_limits::ConnectionLimits;
+use crate::peer::Peer;
 use crate::session::Session;
 
 /// The place of a connection on a server without others.
 fn permit() -> Permit {
-    ConnectionLimits::new(1, None, None).admit(PeerKey::Unknown).expect("it has no other").0
+    let peer = Peer::User { user: 0, process: std::process::id() as libc::pid_t };
+    ConnectionLimits::new(1, None, None).admit(peer).expect("it has no other").0
 }
 
 const BLOCK: usize = 4096;
 const MOST: usize = 8;
 
-/// The images of the table, of which the cache has the first on a device of the test.
-fn on_disk(
-    exports: &ExportTable,
+/// Gives the exports another cache, which has the image of the first on a device of the test.
+fn remount(
+    exports: &mut ExportTable,
     disk: &Arc<FaultDevice<FileDevice>>,
     engines_write: bool,
     cache: u64,
-) -> Blocks {
-    let blocks = Blocks::new(cache, exports.capacity()).unwrap();
-    for nr in 0..exports.blocks.count() {
-        let file = exports.image(nr).file().unwrap();
+) {
+    exports.blocks = Blocks::new(cache).unwrap();
+    for (nr, export) in exports.fixed.iter_mut().enumerate() {
+        let file = export.image.file().unwrap();
         let mut backing = Backing::open(file).unwrap();
         if nr == 0 {
             backing.device = disk.clone();
@@ -49,9 +50,8 @@ fn on_disk(
                 backing.source = Source::Device(disk.clone(), Some(file.try_clone().unwrap()));
             }
         }
-        blocks.attach(backing).unwrap();
+        export.image = exports.blocks.attach(export.info.name.clone(), backing).unwrap();
     }
-    blocks
 }
 
 struct Lab {
@@ -93,12 +93,12 @@ impl Lab {
     ) -> Self {
         let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
         let device =
-            FileDevice::new(exports.image(0).file().unwrap().try_clone().unwrap()).unwrap();
+            FileDevice::new(exports.fixed[0].image.file().unwrap().try_clone().unwrap()).unwrap();
         let disk = Arc::new(FaultDevice::new(device));
-        exports.blocks = on_disk(&exports, &disk, true, Args::parse_from(args).cache);
+        remount(&mut exports, &disk, true, Args::parse_from(args).cache);
         let exports = Arc::new(exports);
         let connections = Arc::new(CtxTable::builder().max_contexts(4).build().unwrap());
-        let registry = Arc::new(Registry::new(&exports).unwrap());
+        let registry = Arc::new(Registry::new().unwrap());
         let script = Script::new();
         let engine = Engine::builder().depth(limits.depth).capacity(capacity);
         let engine = engine.build_scripted(&script).unwrap();
@@ -126,13 +126,11 @@ impl Lab {
         self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap(), permit());
         client.read_exact(&mut [0; 18]).expect("the greeting");
         let slot = self.worker.slot_of(id).unwrap();
+        let export = self.worker.exports.fixed[export].clone();
+        let image = self.worker.requests.open(&export.image).unwrap();
         let conn = &mut self.worker.conns[slot];
-        conn.phase = Phase::Transmission(Session::new(
-            export,
-            self.worker.exports.info(export),
-            Agreed::default(),
-        ));
-        conn.opened = Some(self.registry.open(export, &conn.listed).unwrap());
+        conn.listed.set_export(&export.info.name);
+        conn.phase = Phase::Transmission(Session::new(export, image, Agreed::default()));
         (id, client)
     }
 
@@ -162,6 +160,13 @@ impl Lab {
         let engine = Rc::clone(&self.worker.requests.engine);
         engine.turn();
         self.worker.complete_round(&engine);
+    }
+
+    /// Whether one more request of the first image may run or queue.
+    fn has_room(&mut self) -> bool {
+        let image = Arc::clone(&self.worker.exports.fixed[0].image);
+        let image = self.worker.requests.open(&image).unwrap();
+        self.worker.requests.has_room(&image)
     }
 
     /// Requests that ended after their connection.
@@ -249,10 +254,10 @@ fn operations_of_closed_connections_count_towards_the_limit() {
     // The operations of the closed connection count until they have completed.
     let mut next = lab.client();
     lab.ask(&mut next, cmd::READ, CommandFlags::NONE);
-    assert_eq!((lab.script.in_flight(), lab.worker.requests.has_room(0)), (MOST, false));
+    assert_eq!((lab.script.in_flight(), lab.has_room()), (MOST, false));
     assert!(lab.worker.blocked.contains(&next.0), "it waits for room");
     lab.complete();
-    assert_eq!((lab.script.in_flight(), lab.worker.requests.has_room(0)), (MOST, false));
+    assert_eq!((lab.script.in_flight(), lab.has_room()), (MOST, false));
     for _ in 0..MOST {
         lab.complete();
     }
@@ -294,21 +299,6 @@ fn a_connection_during_the_stop_is_refused() {
     assert!(lab.worker.load.reserve());
     lab.worker.serve(Socket::from(server), lab.connections.get_ref(id).unwrap(), permit());
     assert_eq!((told, client.read(&mut [0; 18]).unwrap()), (0, 0), "a greeting");
-    lab.ends_empty();
-}
-
-#[test]
-fn an_export_is_not_opened_while_the_server_stops() {
-    let mut lab = Lab::new();
-    let (id, mut client) = lab.client();
-    let slot = lab.worker.slot_of(id).unwrap();
-    lab.registry.end(|_| ()).unwrap();
-    let listed = &lab.worker.conns[slot].listed;
-    let refused = lab.registry.open(0, listed).unwrap_err();
-    assert_eq!((refused.value.id, refused.reason), (id, Refused::Closed));
-    drop(refused);
-    lab.worker.close(id, "a test");
-    assert_eq!(client.read(&mut [0; 1]).unwrap(), 0);
     lab.ends_empty();
 }
 

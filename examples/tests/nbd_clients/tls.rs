@@ -100,7 +100,8 @@ fn info(lab: &Lab, server: &Server, dir: &Path) -> Res<(bool, String)> {
     Ok((end.status.success(), end.text))
 }
 
-/// The export of another server over TLS, as an image; and refused, by either side, with foreign certificates.
+/// The export of another server over TLS, as an image; and refused: by either side with foreign certificates, and by
+/// ours where the other's has expired or it does without TLS.
 fn upstream(lab: &Lab) -> Res {
     let (dir, foreign) = (lab.path("pki"), lab.path("foreign"));
     certificates(lab, &dir, 5, 5)?;
@@ -127,7 +128,24 @@ fn upstream(lab: &Lab) -> Res {
         let (code, said) = refused.start_refused()?;
         check!(code == 1 && said.contains("nbds://"), "{code}: {said}");
     }
-    back.stop()
+    back.stop()?;
+
+    let old = lab.path("old");
+    certificates(lab, &old, -1, 5)?;
+    // Option 5 is STARTTLS.
+    for (reason, tls) in [("Expired", true), ("refused option 5", false)] {
+        let plain = Launch::new(lab, Backend::ALL[0]).image(&lab.path("a.img"));
+        let server = match tls {
+            true => start(lab, Backend::ALL[0], "require", &old)?,
+            false => plain.arg("--tcp").arg("127.0.0.1:0").start()?,
+        };
+        let image = format!("vol={}", uri(&server, &old)?);
+        let refused = Launch::bare(lab).arg("--image").arg(image).on_socket("front");
+        let (code, said) = refused.start_refused()?;
+        check!(code == 1 && said.contains(reason), "{code}: {said}");
+        server.stop()?;
+    }
+    Ok(())
 }
 
 /// nbdinfo sees TLS; nbdcopy and qemu-img copy out and in, and compare.

@@ -4,23 +4,26 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 
-use crate::client::MIB;
-use crate::image;
-use crate::lab::{Lab, Res, check, trial};
+use crate::client::{Client, MIB};
+use crate::image::{self, Random};
+use crate::lab::{Lab, Res, check, signal, trial};
 use crate::need::Need;
 use crate::server::{Launch, Server};
 
 const EIO: u32 = 5;
 const BLOCK: usize = 4096;
+const BLOCKS: usize = 256;
 
 pub(crate) fn trials() -> Vec<Trial> {
     vec![
         trial("upstream/copies", &[Need::NbdCopy], copies),
         trial("upstream/both_killed", &[], both_killed),
+        trial("upstream/both_killed_under_load", &[], both_killed_under_load),
         trial("upstream/gone", &[], gone),
         trial("upstream/refused", &[], refused),
     ]
@@ -105,7 +108,7 @@ fn both_killed(lab: &Lab) -> Res {
         flushed[..BLOCK].fill(0xff);
         let (front, behind) = (front, behind);
         for server in [&front, &behind] {
-            crate::lab::signal(server.pid(), libc::SIGKILL);
+            signal(server.pid(), libc::SIGKILL);
         }
         drop((front, behind));
         check!(fs::read(&path)? == flushed, "--cache {cache}: a flushed write is missing");
@@ -114,9 +117,90 @@ fn both_killed(lab: &Lab) -> Res {
 }
 
 fn kill_and_start(lab: &Lab, server: Server) -> Res<Server> {
-    crate::lab::signal(server.pid(), libc::SIGKILL);
+    signal(server.pid(), libc::SIGKILL);
     drop(server);
     back(lab)
+}
+
+/// Versions of the blocks that a client has written.
+struct Versions {
+    last: u32,
+    now: [u32; BLOCKS],
+    flushed: [u32; BLOCKS],
+}
+
+impl Versions {
+    /// Writes and flushes until the server has gone.
+    fn write(&mut self, mut client: Client, seed: u64) -> Res {
+        let mut random = Random::new(seed);
+        loop {
+            let block = random.below(BLOCKS as u64) as usize;
+            self.last += 1;
+            self.now[block] = self.last;
+            let word = self.last << 8 | block as u32;
+            let data = word.to_le_bytes().repeat(BLOCK / 4);
+            let Ok(answer) = client.write((block * BLOCK) as u64, &data, 0) else { return Ok(()) };
+            answer.ok("write")?;
+            if random.below(12) == 0 {
+                let Ok(answer) = client.flush() else { return Ok(()) };
+                answer.ok("flush")?;
+                self.flushed = self.now;
+            }
+        }
+    }
+
+    /// Checks that each block has its flushed version, or a newer one that was sent.
+    fn check(&mut self, image: &[u8], round: usize) -> Res {
+        for (at, sector) in image.chunks_exact(512).enumerate() {
+            let block = at * 512 / BLOCK;
+            let word = u32::from_le_bytes(sector[..4].try_into()?);
+            let (version, flushed, now) = (word >> 8, self.flushed[block], self.now[block]);
+            let is_whole = sector.chunks_exact(4).all(|part| part == &sector[..4]);
+            let belongs = word == 0 || word & 0xff == block as u32;
+            check!(
+                is_whole && belongs && (flushed..=now).contains(&version),
+                "round {round}, sector {at}: {word:#x}, flushed {flushed}, sent {now}"
+            );
+        }
+        let words = image.chunks_exact(BLOCK).map(|block| block[..4].try_into());
+        for (block, word) in words.enumerate() {
+            self.flushed[block] = u32::from_le_bytes(word?) >> 8; // the file keeps what it has now
+        }
+        self.now = self.flushed;
+        Ok(())
+    }
+}
+
+/// Both are killed while a write or a flush is in flight. In half of the rounds the upstream was killed just before and
+/// has started again, so that the server sends changes again.
+fn both_killed_under_load(lab: &Lab) -> Res {
+    let path = lab.path("a.img");
+    image::sparse(&path, (BLOCKS * BLOCK) as u64)?;
+    let mut versions = Versions { last: 0, now: [0; BLOCKS], flushed: [0; BLOCKS] };
+    let mut random = Random::new(26);
+    for round in 0..16 {
+        let (mut behind, front) = (back(lab)?, front(lab, ["0", "1M"][round % 2])?);
+        let (client, seed) = (front.client()?, random.next());
+        let mut pause = |most| thread::sleep(Duration::from_millis(1 + random.below(most)));
+        let before = versions.last;
+        let history = &mut versions;
+        thread::scope(|scope| -> Res {
+            let writer = scope.spawn(move || history.write(client, seed));
+            pause(50);
+            if round % 4 > 1 {
+                behind = kill_and_start(lab, behind)?;
+                pause(120); // the server connects again within 50 ms
+            }
+            for server in [&behind, &front] {
+                signal(server.pid(), libc::SIGKILL);
+            }
+            drop((behind, front));
+            writer.join().expect("returns its failures")
+        })?;
+        check!(versions.last > before, "round {round}: nothing was written");
+        versions.check(&fs::read(&path)?, round)?;
+    }
+    Ok(())
 }
 
 /// Without the upstream requests fail in time, and another export is served as before.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use bufcache::{BlockDevice, Cache, Device};
 
 use crate::scripted::{Act, Upstream};
-use crate::upstream::NbdDevice;
+use crate::upstream::{NbdDevice, UpstreamOptions};
 
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 24;
@@ -79,7 +79,11 @@ fn at_each_message(act: &Act, extended: bool) {
     for number in 0..messages() + 2 {
         let upstream = Upstream::with(BLOCKS * BLOCK, |_| {}, extended);
         let original = upstream.disk();
-        let (raw, device) = attach(upstream.device(|_| {}));
+        let reply = match act {
+            Act::Silent => Duration::from_millis(100),
+            _ => UpstreamOptions::default().reply,
+        };
+        let (raw, device) = attach(upstream.device(|options| options.reply = reply));
         upstream.once(number, act.clone());
         let model = work(&device, &original);
         upstream.crash();
@@ -99,6 +103,13 @@ fn inv04_a_lost_connection_at_each_message() {
     at_each_message(&Act::CloseBefore, false);
     at_each_message(&Act::CloseAfter, true);
     at_each_message(&Act::CloseWithin(9), false);
+}
+
+#[test]
+fn inv01_inv04_a_lost_or_wrong_answer_at_each_message() {
+    at_each_message(&Act::Silent, false);
+    at_each_message(&Act::Twice, false);
+    at_each_message(&Act::Cookie(1 << 40), true);
 }
 
 /// Fails where the journal is not sent again, or a read is sent before it.

@@ -120,10 +120,12 @@ fn write_and_read(device: &Arc<NbdDevice>) -> Vec<u8> {
 
 #[test]
 fn inv04_qemu_nbd_and_nbdkit_keep_what_was_written() {
-    let filters = "--filter=delay file IMAGE rdelay=1ms wdelay=1ms";
-    for (program, args) in
-        [("qemu-nbd", QEMU.to_owned()), ("nbdkit", format!("{NBDKIT} {filters}"))]
-    {
+    let nbdkit = |words| ("nbdkit", format!("{NBDKIT} {words}"));
+    for (program, args) in [
+        ("qemu-nbd", QEMU.to_owned()),
+        nbdkit("--filter=delay file IMAGE rdelay=1ms wdelay=1ms"),
+        nbdkit("--filter=readahead file IMAGE"),
+    ] {
         let Some(server) = Server::start(program, &args) else { continue };
         let device = server.device();
         let model = write_and_read(&device);

@@ -1,6 +1,7 @@
 //! The sampling of an adaptive cache: passes sampled requests to the shadows of its policy.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 use super::{Reuse, Shared};
 use crate::frames::Frame;
@@ -47,8 +48,8 @@ impl Shared {
         let Some(mut shadows) = self.shadows.try_lock() else { return };
         let Some(shadows) = shadows.as_mut() else { return };
         let mut changes = false;
-        self.samples.drain(|tag| changes |= shadows.request(tag));
-        changes |= shadows.request(Samples::tag(key));
+        self.samples.drain(|tag| changes |= shadows.request(tag, true));
+        changes |= shadows.request(Samples::tag(key), false);
         if is_full && !shadows.is_settled() {
             let (units, blocks) = {
                 let cold = self.cold.lock();
@@ -64,7 +65,24 @@ impl Shared {
         // Also while the cache is not full, as after it grows, because a change is reported once.
         if changes && shadows.is_settled() {
             self.cold.lock().policy.set_rule(shadows.rule());
+            self.is_selective.store(shadows.is_selective(), Ordering::Relaxed); // a hint
         }
+    }
+
+    /// Returns whether a block that is not cached is worth a buffer, for a caller that can do
+    /// without. While few requests hit, a block is if it was evicted or refused lately, or if there
+    /// is room.
+    pub(super) fn is_worth_a_buffer(&self, key: Key, class: u8) -> bool {
+        if !self.is_selective.load(Ordering::Relaxed) {
+            return true;
+        }
+        let mut cold = self.cold.lock();
+        let is_worth = cold.has_room(class) || cold.policy.knows(key);
+        drop(cold);
+        if !is_worth {
+            self.note_miss(key, Reuse::Likely, true);
+        }
+        is_worth
     }
 
     /// Marks the sampled blocks that were loaded before the cache was full, in one part of the

@@ -85,6 +85,8 @@ pub(crate) struct Shared {
     /// Hits of sampled blocks, for the shadows.
     samples: Samples,
     shadows: WordLock<Option<Shadows>>,
+    /// Set while claims are refused, see [`Shadows::is_selective`]. A hint, as `devices`.
+    is_selective: std::sync::atomic::AtomicBool,
     /// The number of hits, except for those in `counters.get`.
     hits: Tally,
     hit_times: Counts,
@@ -188,6 +190,7 @@ impl Shared {
             counters: Counters::new(),
             samples,
             shadows: WordLock::new(shadows),
+            is_selective: std::sync::atomic::AtomicBool::new(false),
             hits: Tally::new(),
             hit_times: Counts::new(),
             miss_times: Counts::new(),

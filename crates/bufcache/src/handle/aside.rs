@@ -24,7 +24,11 @@ impl Device {
     /// [finish](Load::finish), for example when one read of the device brings many blocks. Gets of
     /// the block wait for the load. Does not wait.
     ///
-    /// Returns `None` if the block is cached or being read, or if no buffer is free.
+    /// Returns `None` if the block is cached or being read, or if no buffer is free. A cache with
+    /// [`Eviction::Adaptive`](crate::Eviction::Adaptive) also refuses the first claim of a block
+    /// while all buffers are in use and fewer than one request in eight hits, because most blocks
+    /// would be evicted before they are used. It grants the second claim. It stops refusing if that
+    /// costs more than one hit in 64 requests.
     ///
     /// A thread that holds the load and gets the block waits for itself. If it is the thread that
     /// called this method, the get ends with [`GetError::WouldDeadlock`] after as long as the cache

@@ -1,4 +1,4 @@
-//! The ghosts: blocks that were evicted lately, forgotten in the order of their eviction.
+//! The ghosts: blocks that were evicted or refused lately, forgotten in that order.
 //!
 //! A 4-way table of tags of 32 bits with the number of the eviction. Another block may have the
 //! same tag in one of a billion lookups; then that block skips probation, and nothing else happens.
@@ -64,6 +64,17 @@ impl Ghost {
         };
         let seen = std::mem::take(&mut set[at]);
         self.is_young(seen)
+    }
+
+    /// Returns whether a block was added lately. Adds it otherwise.
+    pub(crate) fn knows(&mut self, key: Key) -> bool {
+        let (set, tag) = self.set(key);
+        let seen = set.iter().copied().find(|seen| seen.tag == tag);
+        let is_known = seen.is_some_and(|seen| self.is_young(seen));
+        if !is_known {
+            self.add(key);
+        }
+        is_known
     }
 
     pub(crate) fn resize(&mut self, buffers: usize) {

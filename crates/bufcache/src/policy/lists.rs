@@ -116,6 +116,12 @@ impl Policy {
         }
     }
 
+    /// Returns whether a block that is not cached was evicted, or refused by this function, lately.
+    /// Refuses and remembers it otherwise.
+    pub(crate) fn knows(&mut self, key: Key) -> bool {
+        self.ghost.knows(key)
+    }
+
     /// Inserts a buffer that is on no list.
     pub(crate) fn insert(
         &mut self,

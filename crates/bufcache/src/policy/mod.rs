@@ -6,7 +6,8 @@
 //! An adaptive cache also has [`Shadows`]: small directories of keys, one for each rule. They get
 //! the requests for a sample of the blocks, and the cache follows the rule whose shadow had the
 //! most hits lately. Threads put their hits of sampled blocks into [`Samples`], from which the next
-//! sampled miss takes them.
+//! sampled miss takes them. If even the shadow of the rule in force has few hits, the cache refuses
+//! the first claim of a block, and remembers it among the ghosts.
 
 mod ghost;
 mod lists;

@@ -35,6 +35,15 @@ const FEWEST_BLOCKS: usize = 16;
 const DECAY: f32 = 0.97;
 /// The factor by which the hits of another rule must exceed those of the rule in force.
 const HYSTERESIS: f32 = 1.03;
+/// A cache may refuse blocks if a smaller share of the requests hits than this. A guess: a buffer
+/// costs more to fill than a hit saves if one in eight is used again.
+const FEW: f32 = 1.0 / 8.0;
+/// The share of the requests that may miss because the cache refused their blocks, beside two
+/// standard deviations of the hits. With as many requests as [`DECAY`] leaves, both are 1/64.
+const COST: f32 = 1.0 / 96.0;
+/// The comparisons from the end of a refusal that cost more until the next trial: so many the first
+/// time, and twice as many each time. A trial ends after about 5.
+const PAUSE: Range<u32> = 32..1024;
 
 /// Returns the planned blocks of a shadow of a cache with `units` units; 0 for a cache without
 /// shadows.
@@ -141,6 +150,13 @@ pub(crate) struct Shadows {
     units: usize,
     /// Requests until the hits are compared.
     left: usize,
+    /// The number of requests, and of those that hit in the cache, weighted by [`DECAY`].
+    requests: f32,
+    found: f32,
+    /// Set while the cache [refuses](Self::is_selective) blocks.
+    is_selective: bool,
+    /// The comparisons until the cache may refuse blocks again, and those after the next failure.
+    pause: (u32, u32),
     /// The entries of the cache's table whose sampled blocks are not marked `SAMPLED` yet.
     pub(crate) unmarked: Range<Place>,
 }
@@ -160,12 +176,44 @@ impl Shadows {
         for rule in rules {
             of.push(Shadow::new(rule, most)?);
         }
-        Ok(Self { of, rules: 0, planned: blocks, full: 0, units: 0, left: blocks, unmarked: 0..0 })
+        Ok(Self {
+            of,
+            rules: 0,
+            planned: blocks,
+            full: 0,
+            units: 0,
+            left: blocks,
+            requests: 0.0,
+            found: 0.0,
+            is_selective: false,
+            pause: (0, PAUSE.start),
+            unmarked: 0..0,
+        })
     }
 
     /// Returns the rule in force.
     pub(crate) fn rule(&self) -> Eviction {
         self.of[self.rules].policy.rule()
+    }
+
+    /// Returns whether the cache refuses blocks that were neither evicted nor refused lately.
+    ///
+    /// It does while few of the requests hit, as long as it has about as many hits as the shadow,
+    /// which refuses none. Refusals thus turn at most one request in 64 into a miss, but for a trial
+    /// now and then.
+    pub(crate) fn is_selective(&self) -> bool {
+        self.is_selective
+    }
+
+    fn choose_selection(&mut self) {
+        let hits = self.of[self.rules].hits;
+        let is_short = self.found + COST * self.requests + 2.0 * hits.sqrt() < hits;
+        let (left, next) = &mut self.pause;
+        if self.is_selective && is_short {
+            (*left, *next) = (*next, PAUSE.end.min(2 * *next));
+        }
+        self.is_selective = *left == 0 && !is_short && hits < FEW * self.requests;
+        *left = left.saturating_sub(1);
     }
 
     /// Returns whether the cache has been full.
@@ -203,25 +251,32 @@ impl Shadows {
         }
     }
 
-    /// Passes a request for the block with that tag to each shadow. Returns whether the rule in
-    /// force changes.
-    pub(crate) fn request(&mut self, tag: u32) -> bool {
+    /// Passes a request for the block with that tag, which `hit` in the cache or missed, to each
+    /// shadow. Returns whether the rule in force or the selection changes.
+    pub(crate) fn request(&mut self, tag: u32, hit: bool) -> bool {
         let key = Key::new(1, u64::from(tag));
         self.of.iter_mut().for_each(|shadow| shadow.request(key));
+        self.requests += 1.0;
+        self.found += f32::from(u8::from(hit));
         self.left -= 1;
         if self.left > 0 {
             return false;
         }
         self.left = self.planned;
-        let before = self.rules;
-        let mut most = HYSTERESIS * self.of[before].hits + 1.0;
+        let before = (self.rules, self.is_selective);
+        let mut most = HYSTERESIS * self.of[self.rules].hits + 1.0;
         for (at, shadow) in self.of.iter().enumerate() {
             if shadow.hits > most {
                 (most, self.rules) = (shadow.hits, at);
             }
         }
+        if self.is_settled() {
+            self.choose_selection();
+        }
         self.of.iter_mut().for_each(|shadow| shadow.hits *= DECAY);
-        self.rules != before
+        self.requests *= DECAY;
+        self.found *= DECAY;
+        (self.rules, self.is_selective) != before
     }
 }
 
@@ -236,7 +291,7 @@ mod tests {
             if at == room {
                 assert_eq!(shadows.settle(8 * room, 8 * room), Some(1.0));
             }
-            shadows.request(tag);
+            shadows.request(tag, false);
         }
         shadows.rule()
     }
@@ -255,23 +310,23 @@ mod tests {
     #[test]
     fn shadows_have_the_room_of_the_sample_and_follow_a_resize() {
         let mut shadows = Shadows::new(64).unwrap();
-        (0..70).for_each(|tag| _ = shadows.request(tag));
+        (0..70).for_each(|tag| _ = shadows.request(tag, false));
         assert_eq!(shadows.settle(512, 510), Some(1.0));
         assert_eq!(shadows.of.iter().map(Shadow::len).collect::<Vec<_>>(), [70; 3]);
         shadows.resize(256);
-        (100..200).for_each(|tag| _ = shadows.request(tag));
+        (100..200).for_each(|tag| _ = shadows.request(tag, false));
         assert_eq!(shadows.of.iter().map(Shadow::len).collect::<Vec<_>>(), [35; 3]);
     }
 
     #[test]
     fn large_blocks_are_sampled_more_often_and_few_tell_nothing() {
         let mut shadows = Shadows::new(256).unwrap();
-        (0..4).for_each(|tag| _ = shadows.request(tag));
+        (0..4).for_each(|tag| _ = shadows.request(tag, false));
         assert_eq!(shadows.settle(1 << 16, 50), None, "6 in a shadow");
         assert!(!shadows.is_settled());
         // An eighth of 512 blocks; planned was one in 256.
         assert_eq!(shadows.settle(1 << 16, 512), Some(32.0));
-        (0..100).for_each(|tag| _ = shadows.request(tag));
+        (0..100).for_each(|tag| _ = shadows.request(tag, false));
         assert_eq!(shadows.of[0].len(), 64);
         assert_eq!(shadows.settle(1 << 16, 512), None, "it was full before");
     }

@@ -193,7 +193,7 @@ fn a_device_that_panics_is_answered_with_eio() {
 fn a_request_that_panics_is_answered_with_eio() {
     let mut lab = caching();
     let mut client = lab.client();
-    lab.worker.exports.image(0).plant("a-call-that-panics");
+    lab.worker.exports.fixed[0].image.plant("a-call-that-panics");
     assert_eq!(lab.change(&mut client, cmd::WRITE, CommandFlags::FUA), EIO);
     assert_eq!(lab.worker.memory.used(), 0);
     assert_eq!(lab.read(&mut client, BLOCK), (vec![0x5a; BLOCK], false));

@@ -214,18 +214,19 @@ fn crash(seed: u64, bug: Option<&'static str>) {
     let image = image.to_str().unwrap();
     let args = ["nbd_server", "--cache", CACHE, "--size", &size, "--image", image];
     let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
-    let device = FileDevice::new(exports.image(0).file().unwrap().try_clone().unwrap()).unwrap();
+    let device =
+        FileDevice::new(exports.fixed[0].image.file().unwrap().try_clone().unwrap()).unwrap();
     let disk = Arc::new(FaultDevice::new(device));
     disk.record().unwrap();
     // Engines read it, and only the device, which records that, writes it.
-    exports.blocks = on_disk(&exports, &disk, false, Args::parse_from(args).cache);
+    remount(&mut exports, &disk, false, Args::parse_from(args).cache);
     if let Some(bug) = bug {
-        exports.image(0).plant(bug);
+        exports.fixed[0].image.plant(bug);
     }
     let exports = Arc::new(exports);
 
     let connections = Arc::new(CtxTable::builder().max_contexts(8).build().unwrap());
-    let registry = Arc::new(Registry::new(&exports).unwrap());
+    let registry = Arc::new(Registry::new().unwrap());
     let (workers, receivers): (Vec<_>, Vec<_>) =
         (0..WORKERS).map(|_| Inbox::new(Instant::now()).unwrap()).unzip();
     let shared = Shared { exports, connections, registry };

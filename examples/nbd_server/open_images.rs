@@ -1,0 +1,392 @@
+//! The open images of files: one for each file, whatever its names.
+//!
+//! ```text
+//!  export of the command line ──────────────────────────┐
+//!  connection ─► target ─► image as its worker uses it ─┼─► Image: the file, its lock, its blocks
+//!  operation, call of a thread ─────────────────────────┤
+//!  OpenImages ─ identity of the file ─► Slot ───────────┘
+//! ```
+//!
+//! Each arrow to an image is a reference. An image is idle when only its slot has one. An image of a folder that
+//! is idle for a while is released: synced, unlocked for other programs, dropped. The next client that opens the
+//! file gets a new image, which reads the file anew: another program may have written to it.
+//!
+//! Opening an image and releasing it take the lock of its slot, so a file that is slow delays no other. Only the
+//! sync, which may take long, runs without: the release notes whether a client opened the image meanwhile, and then
+//! leaves it as it is.
+
+use std::collections::HashMap;
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use percpu::sync::Mutex;
+use tracing::{info, warn};
+
+use crate::blocks::Image;
+use crate::lock::unlock;
+
+/// How often the server looks for idle images.
+pub(crate) const IDLE_CHECK: Duration = Duration::from_secs(1);
+
+/// Most releases that one look begins, each in a thread of its own: an image that hangs keeps no other. A guess.
+const AT_ONCE: usize = 64;
+
+/// Two numbers of a device and an inode, or of a block device.
+pub(crate) type Identity = (u64, u64, u64);
+
+/// What makes two paths the same image: the inode, or for block devices the device.
+pub(crate) fn identity(meta: &Metadata) -> Identity {
+    if meta.file_type().is_block_device() {
+        (0, 0, meta.rdev())
+    } else {
+        (meta.dev(), meta.ino(), u64::MAX)
+    }
+}
+
+/// The open images by the identities of their files.
+#[derive(Debug)]
+pub(crate) struct OpenImages {
+    slots: Mutex<HashMap<Identity, Arc<Slot>>>,
+    /// Most images that are open at a time.
+    most: usize,
+    /// The images are locked, and so unlocked when they are released.
+    has_locks: bool,
+}
+
+/// The place of one file's image. Locked to open the image, or to release it.
+#[derive(Debug, Default)]
+struct Slot(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    image: Option<Arc<Image>>,
+    /// How often clients have opened it.
+    opened: u64,
+    /// When it was first seen idle.
+    idle_since: Option<Instant>,
+    /// A thread is releasing it, or has failed to since a client opened it.
+    tried: bool,
+}
+
+impl OpenImages {
+    pub(crate) fn new(most: usize, has_locks: bool) -> Self {
+        Self { slots: Mutex::default(), most, has_locks }
+    }
+
+    /// Returns the image of a file, made with `open` if there is none. `None` if too many are open.
+    pub(crate) fn get<E>(
+        &self,
+        identity: Identity,
+        open: impl FnOnce() -> Result<Arc<Image>, E>,
+    ) -> Result<Option<Arc<Image>>, E> {
+        let slot = {
+            let mut slots = self.slots.lock();
+            if slots.len() >= self.most && !slots.contains_key(&identity) {
+                prune(&mut slots);
+                if slots.len() >= self.most {
+                    return Ok(None);
+                }
+            }
+            Arc::clone(slots.entry(identity).or_default())
+        };
+        let mut state = slot.0.lock();
+        let image = match &state.image {
+            Some(image) => Ok(Arc::clone(image)),
+            None => open().inspect(|image| state.image = Some(Arc::clone(image))),
+        };
+        state.opened += 1;
+        (state.idle_since, state.tried) = (None, false);
+        drop(state);
+        drop(slot);
+        if image.is_err() {
+            prune(&mut self.slots.lock());
+        }
+        image.map(Some)
+    }
+
+    /// The image of a file, if it is open.
+    pub(crate) fn find(&self, identity: &Identity) -> Option<Arc<Image>> {
+        let slot = self.slots.lock().get(identity).cloned()?;
+        let state = slot.0.lock();
+        state.image.clone()
+    }
+
+    /// All images, but those that a thread opens or releases just now.
+    pub(crate) fn all(&self) -> Vec<Arc<Image>> {
+        let slots = self.slots.lock();
+        slots.values().filter_map(|slot| slot.0.try_lock()?.image.clone()).collect()
+    }
+
+    /// Has threads release images that were idle for long enough. Does not wait for them.
+    pub(crate) fn release_idle(&self, now: Instant, patience: Duration) {
+        let slots: Vec<_> = self.slots.lock().values().cloned().collect();
+        let due = slots.into_iter().filter(|slot| slot.is_due(now, patience));
+        for slot in due.take(AT_ONCE) {
+            let (its, has_lock) = (Arc::clone(&slot), self.has_locks);
+            let release = move || drop(its.release(has_lock, || {})); // `release` has logged an error
+            if thread::Builder::new().name("release".into()).spawn(release).is_err() {
+                slot.0.lock().tried = false; // the system has no memory for a thread: later
+            }
+        }
+        prune(&mut self.slots.lock());
+    }
+}
+
+/// Removes the slots without an image that no thread uses.
+fn prune(slots: &mut HashMap<Identity, Arc<Slot>>) {
+    slots.retain(|_, slot| Arc::get_mut(slot).is_none_or(|slot| slot.0.get_mut().image.is_some()));
+}
+
+impl Slot {
+    /// Whether the image was idle for so long. The caller has it released.
+    fn is_due(&self, now: Instant, patience: Duration) -> bool {
+        let Some(mut state) = self.0.try_lock() else { return false }; // a thread opens it
+        let state = &mut *state;
+        let Some(image) = &mut state.image else { return false };
+        // If there is no other reference, all that its users did has happened before.
+        if Arc::get_mut(image).is_none() {
+            state.idle_since = None;
+            return false;
+        }
+        let since = *state.idle_since.get_or_insert(now);
+        let is_due = !state.tried && now.saturating_duration_since(since) >= patience;
+        state.tried |= is_due;
+        is_due
+    }
+
+    /// Releases an idle image, unless a client opens it meanwhile. Blocks.
+    fn release(&self, has_lock: bool, meanwhile: impl FnOnce()) -> io::Result<()> {
+        let (image, opened) = {
+            let state = self.0.lock();
+            let Some(image) = state.image.clone() else { return Ok(()) };
+            (image, state.opened)
+        };
+        let synced = image.sync_now();
+        meanwhile();
+        if let Err(error) = synced {
+            // The next release is tried after a client has used the image, and that client is told
+            // of the error.
+            warn!(export = image.name, %error, "an image stays locked");
+            return Err(error);
+        }
+        drop(image);
+        let mut state = self.0.lock();
+        let is_idle = state.image.as_mut().is_some_and(|image| Arc::get_mut(image).is_some());
+        (state.idle_since, state.tried) = (None, false);
+        if state.opened != opened || !is_idle {
+            return Ok(());
+        }
+        let Some(image) = state.image.take() else { return Ok(()) };
+        if let Some(file) = image.file().filter(|_| has_lock) {
+            // Before the last descriptor is closed, which an engine may do later.
+            if let Err(error) = unlock(file) {
+                warn!(export = image.name, %error, "an image is not unlocked");
+            }
+        }
+        info!(export = image.name, "no client has it open: let go");
+        drop(image); // before the slot's lock is released: a file is attached to the cache once
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use clap::Parser;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::args::Args;
+    use crate::blocks::BLOCK;
+    use crate::export::{Export, ExportTable};
+    use crate::lock::lock;
+
+    /// A folder with an image, and the exports of it.
+    fn folder(cache: &str) -> (TempDir, ExportTable) {
+        let dir = tempfile::tempdir().unwrap();
+        File::create(dir.path().join("a")).unwrap().set_len(4 * BLOCK as u64).unwrap();
+        let path = dir.path().to_str().unwrap();
+        let args = ["nbd_server", "--export-dir", path, "--cache", cache];
+        let table = ExportTable::open(&Args::parse_from(args)).unwrap();
+        (dir, table)
+    }
+
+    fn open(table: &ExportTable) -> Option<Export> {
+        table.open_export("a")
+    }
+
+    impl ExportTable {
+        fn release(&self, meanwhile: impl FnOnce()) {
+            let slot = self.images.slots.lock().values().next().cloned().unwrap();
+            slot.release(true, meanwhile).unwrap();
+        }
+    }
+
+    fn other(dir: &TempDir) -> File {
+        File::options().read(true).write(true).open(dir.path().join("a")).unwrap()
+    }
+
+    /// Whether another program may write to it.
+    fn is_free(dir: &TempDir) -> bool {
+        lock(&other(dir), false, Duration::ZERO).is_ok()
+    }
+
+    #[test]
+    fn a_used_image_is_kept_and_a_released_one_is_locked_again() {
+        for cache in ["0", "1M"] {
+            let (dir, table) = folder(cache);
+            let used = open(&table).unwrap();
+            for _ in 0..2 {
+                table.release(|| {});
+                assert!(!is_free(&dir), "it is used");
+            }
+            drop(used);
+            table.release(|| assert!(!is_free(&dir), "it is not synced yet"));
+            assert!(is_free(&dir), "--cache {cache}");
+            let again = open(&table).unwrap();
+            assert!(!is_free(&dir), "it is locked again");
+            drop(again);
+            // Another program is first.
+            table.release(|| {});
+            let other = other(&dir);
+            lock(&other, false, Duration::ZERO).unwrap();
+            assert!(open(&table).is_none());
+            assert!(table.images.slots.lock().is_empty(), "the slot of what was not opened");
+            drop(other);
+            assert!(open(&table).is_some());
+        }
+    }
+
+    #[test]
+    fn a_client_that_comes_during_the_sync_keeps_the_image() {
+        let (dir, table) = folder("1M");
+        drop(open(&table).unwrap());
+        let mut taken = None;
+        table.release(|| taken = open(&table));
+        assert!(taken.is_some() && !is_free(&dir), "it came");
+        drop(taken);
+        table.release(|| drop(open(&table).unwrap()));
+        assert!(!is_free(&dir), "it came and went");
+    }
+
+    #[test]
+    fn a_release_writes_back_and_later_reads_see_other_programs_writes() {
+        let (dir, table) = folder("1M");
+        let used = open(&table).unwrap();
+        assert_eq!(used.image.try_write(BLOCK as u64, &[7; BLOCK]), Ok(BLOCK));
+        let mut bytes = [0; BLOCK];
+        assert!(used.image.try_read(BLOCK as u64, &mut bytes) && bytes == [7; BLOCK]);
+        drop(used);
+        table.release(|| {});
+        let other = other(&dir);
+        other.read_exact_at(&mut bytes, BLOCK as u64).unwrap();
+        assert_eq!(bytes, [7; BLOCK]);
+        assert_eq!(other.metadata().unwrap().len(), 4 * BLOCK as u64);
+        other.write_all_at(&[8; BLOCK], BLOCK as u64).unwrap();
+        let used = open(&table).unwrap();
+        assert!(!used.image.try_read(BLOCK as u64, &mut bytes), "it is not what it was");
+    }
+
+    #[test]
+    fn a_released_image_of_another_length_is_opened_anew() {
+        for (cache, blocks) in [("0", 1), ("0", 8), ("1M", 1), ("1M", 8)] {
+            let len = (blocks * BLOCK) as u64;
+            let (dir, table) = folder(cache);
+            drop(open(&table).unwrap());
+            let other = other(&dir);
+            table.release(|| {});
+            other.set_len(len).unwrap();
+            assert_eq!(table.find_export("a").unwrap().size, len, "--cache {cache}");
+            let used = open(&table).unwrap();
+            assert_eq!((used.info.size, used.image.len()), (len, len), "--cache {cache}");
+            assert!(!is_free(&dir), "it is locked");
+            // Not while it is used.
+            other.set_len(2 * len).unwrap();
+            assert_eq!(table.find_export("a").unwrap().size, len);
+            assert!(Arc::ptr_eq(&open(&table).unwrap().image, &used.image));
+            table.sync().unwrap();
+        }
+    }
+
+    #[test]
+    fn only_long_idle_images_are_released() {
+        let (dir, table) = folder("1M");
+        let begun = Instant::now();
+        let at = |seconds| {
+            table
+                .images
+                .release_idle(begun + Duration::from_secs(seconds), Duration::from_secs(10));
+        };
+        let used = open(&table).unwrap();
+        [0, 100, 200].into_iter().for_each(at);
+        drop(used);
+        [300, 305].into_iter().for_each(at);
+        let slot = table.images.slots.lock().values().next().cloned().unwrap();
+        assert!(!is_free(&dir) && !slot.0.lock().tried, "it is not long");
+        at(320);
+        while slot.0.lock().image.is_some() {
+            std::thread::yield_now();
+        }
+        assert!(is_free(&dir));
+        drop(slot);
+        while !table.images.slots.lock().is_empty() {
+            at(321); // once the thread has ended
+        }
+    }
+
+    #[test]
+    fn opens_and_releases_at_once_lose_no_write_and_make_one_image_at_a_time() {
+        const CLIENTS: usize = 3;
+        let (dir, table) = folder("1M");
+        drop(open(&table).unwrap());
+        thread::scope(|scope| {
+            let table = &table;
+            let clients: [_; CLIENTS] = std::array::from_fn(|client| {
+                scope.spawn(move || {
+                    for round in 1..=200 {
+                        let used = open(table).expect("nothing else holds the lock");
+                        let at = (client * BLOCK) as u64;
+                        while used.image.try_write(at, &[round; BLOCK]) != Ok(BLOCK) {}
+                        drop(used);
+                        thread::yield_now();
+                        let used = open(table).expect("nothing else holds the lock");
+                        let mut found = [0; BLOCK];
+                        if !used.image.try_read(at, &mut found) {
+                            used.image.file().unwrap().read_exact_at(&mut found, at).unwrap();
+                        }
+                        assert!(found == [round; BLOCK], "{} after {round}", found[0]);
+                    }
+                })
+            });
+            while !clients.iter().all(|client| client.is_finished()) {
+                table.release(|| {});
+            }
+        });
+        table.release(|| {});
+        assert!(is_free(&dir));
+        let bytes = std::fs::read(dir.path().join("a")).unwrap();
+        assert!(bytes[..CLIENTS * BLOCK].iter().all(|&byte| byte == 200));
+    }
+
+    /// A file that is slow to open, as one of a server that is away, delays its own clients only.
+    #[test]
+    fn a_slow_open_delays_no_other_file() {
+        let (dir, table) = folder("0");
+        let (images, used) = (&table.images, open(&table).unwrap());
+        let slow = images.get((1, 2, 3), || {
+            assert!(Arc::ptr_eq(&open(&table).unwrap().image, &used.image), "another file");
+            table.grow();
+            images.release_idle(Instant::now(), Duration::ZERO);
+            assert_eq!(images.all().len(), 1, "the other one");
+            Err(())
+        });
+        assert!(slow.is_err() && !is_free(&dir));
+        assert_eq!(images.slots.lock().len(), 1);
+    }
+}
