@@ -2,14 +2,16 @@
 //! what is missing elsewhere.
 
 use percpu::sync::cell::UnsafeCell;
+use percpu::sync::thread;
 
 use crate::cache::{begin_to_forget, begin_to_read};
 use crate::dirty::{AttachOptions, Group, Writes};
 use crate::frames::Frame;
 use crate::hazard::{self, Order};
+use crate::in_flight::InFlight;
 use crate::policy::{Samples, mark};
 use crate::wait::{Mode, now};
-use crate::word::{Entry, Key, STALE, Word};
+use crate::word::{BACK, Entry, Key, STALE, WRITE, Word};
 
 /// A block that is there, and its bytes.
 #[derive(Debug)]
@@ -28,11 +30,36 @@ impl Bare {
     /// One that may be read; without a fence in who reads it, if `membarrier` is to see to that.
     #[must_use]
     pub fn new(membarrier: bool) -> Self {
-        let entry = Entry::new();
-        assert!(entry.take(Self::key(), Word::loading(Frame::new(0, 0))));
-        entry.publish();
         let order = if membarrier { Order::Membarrier } else { Order::Fences };
-        Self { entry, order, bytes: UnsafeCell::new(7) }
+        let bare = Self { order, ..Self::loading() };
+        bare.load(7);
+        bare
+    }
+
+    /// One whose block is being loaded.
+    #[must_use]
+    pub fn loading() -> Self {
+        let bare = Self::empty();
+        assert!(bare.entry.take(Self::key(), Word::loading(Frame::new(0, 0))));
+        bare
+    }
+
+    /// Ends the load with these bytes.
+    pub fn load(&self, bytes: u64) {
+        // SAFETY: no other thread accesses the bytes before they are published.
+        self.bytes.with_mut(|at| unsafe { at.write(bytes) });
+        self.entry.publish();
+    }
+
+    /// Makes the block that is being loaded one with these bytes, as a thread does that creates it.
+    pub fn create(&self, bytes: u64) {
+        let slot = hazard::protect_kept(&self.entry).unwrap();
+        self.entry.change(WRITE, 0);
+        self.entry.publish_locked();
+        // SAFETY: the mark `WRITE` keeps readers away, and the slot keeps the entry.
+        self.bytes.with_mut(|at| unsafe { at.write(bytes) });
+        self.entry.change(0, WRITE);
+        slot.clear();
     }
 
     /// One where no block is yet.
@@ -45,10 +72,7 @@ impl Bare {
     pub fn claim(&self, device: impl FnOnce() -> u64) {
         assert!(self.entry.take(Self::key(), Word::loading(Frame::new(0, 0))));
         begin_to_read();
-        let read = device();
-        // SAFETY: nobody looks at the bytes before they are published.
-        self.bytes.with_mut(|at| unsafe { at.write(read) });
-        self.entry.publish();
+        self.load(device());
     }
 
     /// Uses the place, hides its block and frees it, as the thread does that has evicted the block.
@@ -90,9 +114,73 @@ impl Bare {
         bytes
     }
 
+    /// Writes the bytes under `WRITE`, unless the block is being written to the device.
+    pub fn write(&self, bytes: u64) {
+        let seen = self.entry.word();
+        if !seen.has(BACK) && self.entry.try_change(seen, WRITE, 0).is_ok() {
+            // SAFETY: the mark keeps other threads away.
+            self.bytes.with_mut(|at| unsafe { at.write(bytes) });
+            self.entry.change(0, WRITE);
+        }
+    }
+
+    /// Returns what goes to the device under `BACK`, unless a thread writes the bytes.
+    pub fn write_back(&self) -> Option<u64> {
+        let seen = self.entry.word();
+        let marked = !seen.has(WRITE) && self.entry.try_change(seen, BACK, 0).is_ok();
+        marked.then(|| {
+            // SAFETY: the mark keeps writers away.
+            let bytes = self.bytes.with(|at| unsafe { at.read() });
+            self.entry.change(0, BACK);
+            bytes
+        })
+    }
+
+    /// Reads the bytes under a pin and drops it. Uses the place if it was the last pin, as the thread
+    /// does that frees the block of a failed load.
+    pub fn leave(&self) {
+        // SAFETY: the pin keeps the entry as it is.
+        self.bytes.with(|at| unsafe { at.read() });
+        if self.entry.unpin().pins() == 0 {
+            // SAFETY: the other pins are dropped.
+            self.bytes.with_mut(|at| unsafe { at.write(8) });
+        }
+    }
+
+    /// Protects the block by both slots of a record. Returns false if a slot cannot be had.
+    pub fn protect_twice(&self) -> bool {
+        let slots = [(); 2].map(|()| hazard::protect(&self.entry, self.order));
+        slots.iter().flatten().for_each(|slot| slot.clear());
+        slots.iter().all(Result::is_ok)
+    }
+
     /// Pins it, as who waits for a load does.
     pub fn pin(&self) {
         assert!(self.entry.try_pin(self.entry.word()).is_ok());
+    }
+
+    /// Waits under a pin until the block is there, and returns what it reads under the pin.
+    pub fn wait(&self) -> u64 {
+        self.entry.pin().unwrap();
+        while !self.entry.word().is_readable() {
+            thread::yield_now();
+        }
+        self.read_and_unpin()
+    }
+
+    /// Pins the block if it is there and has not changed since the look at its word. Returns what it
+    /// reads under the pin.
+    pub fn pin_and_read(&self) -> Option<u64> {
+        let seen = self.entry.word();
+        let pinned = seen.is_readable() && self.entry.try_pin(seen).is_ok();
+        pinned.then(|| self.read_and_unpin())
+    }
+
+    fn read_and_unpin(&self) -> u64 {
+        // SAFETY: the pin keeps the entry as it is.
+        let bytes = self.bytes.with(|at| unsafe { at.read() });
+        self.entry.unpin();
+        bytes
     }
 
     /// As a thread does that has waited, and has the pin: what it read.
@@ -100,7 +188,7 @@ impl Bare {
         let slot = hazard::protect_kept(&self.entry).unwrap();
         self.entry.unpin();
         #[cfg(offlock_shuttle)]
-        (0..8).for_each(|_| percpu::sync::thread::yield_now()); // it sees a schedule, not a race
+        (0..8).for_each(|_| thread::yield_now()); // it sees a schedule, not a race
         // SAFETY: the slot keeps the entry as it is.
         let bytes = self.bytes.with(|at| unsafe { at.read() });
         slot.clear();
@@ -130,6 +218,57 @@ impl Bare {
             self.bytes.with_mut(|at| unsafe { at.write(8) });
         }
         protected == [false]
+    }
+}
+
+/// A device with one operation in flight, and the block that it writes.
+#[derive(Debug)]
+pub struct BareOperation {
+    in_flight: InFlight,
+    entry: Entry,
+}
+
+impl BareOperation {
+    /// The device and its operation.
+    #[must_use]
+    #[expect(clippy::new_without_default, reason = "for models")]
+    pub fn new() -> Self {
+        let (in_flight, entry) = (InFlight::new(), Entry::new());
+        assert!(in_flight.begin());
+        entry.change(BACK, 0);
+        Self { in_flight, entry }
+    }
+
+    /// Ends the operation. Returns whether the caller detaches the device.
+    #[must_use]
+    pub fn end(&self) -> bool {
+        self.in_flight.end()
+    }
+
+    /// Ends the device. Returns whether the caller detaches it.
+    #[must_use]
+    pub fn refuse(&self) -> bool {
+        self.in_flight.refuse()
+    }
+
+    /// Returns whether the operation is in flight.
+    #[must_use]
+    pub fn any(&self) -> bool {
+        self.in_flight.any()
+    }
+
+    /// Fails the write. Returns whether the caller drops the block.
+    #[must_use]
+    pub fn fail(&self) -> bool {
+        self.entry.change(0, BACK);
+        self.in_flight.is_abandoned()
+    }
+
+    /// Drops the last handle. Returns whether the caller drops the block.
+    #[must_use]
+    pub fn abandon(&self) -> bool {
+        self.in_flight.abandon();
+        !self.entry.word().has(BACK)
     }
 }
 

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
-use percpu::sync::{Futex, thread_id};
+use percpu::sync::{Futex, order, thread_id};
 
 use crate::region::Region;
 
@@ -208,14 +208,14 @@ impl Header {
     pub(crate) fn let_go(&self) -> bool {
         // Ordering: Release pairs with the Acquire in `is_held`; write-back comes after what the
         // holder did before.
-        self.holds.fetch_sub(1, Ordering::Release) == 1
+        self.holds.fetch_sub(1, order!(Release, "let_go: the holder is done before")) == 1
     }
 
     /// Returns whether the block must not be written yet.
     pub(crate) fn is_held(&self) -> bool {
         // Ordering: Acquire pairs with the Release in `let_go`; it carries what the holder did
         // before.
-        self.holds.load(Ordering::Acquire) > 0
+        self.holds.load(order!(Acquire, "is_held: the holder was done before")) > 0
     }
 
     /// Counts a failed write by the cleaner. Returns the count before.

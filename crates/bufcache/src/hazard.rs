@@ -192,8 +192,8 @@ pub(crate) fn protect_kept(entry: &Entry) -> Result<&'static Slot, AllocError> {
         Some(slot) => slot,
         None => more_slots()?,
     };
-    // Ordering: Relaxed; the Release in `Entry::unpin`, `publish` or `publish_locked` carries it to
-    // the Acquire by which an evictor or a writer marks the word. Its scan follows.
+    // Ordering: Relaxed; the Release in `Entry::unpin`, `publish` or `try_change` carries it to the
+    // Acquire by which an evictor or a writer marks the word. Its scan follows.
     slot.0.store(ptr::from_ref(entry).cast_mut(), Ordering::Relaxed);
     Ok(slot)
 }

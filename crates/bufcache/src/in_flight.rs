@@ -2,6 +2,7 @@
 //! one.
 
 use percpu::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use percpu::sync::{fence, order};
 
 /// Set once the device has ended: no new operation begins.
 const ENDED: u64 = 1 << 63;
@@ -44,12 +45,14 @@ impl InFlight {
 
     /// Ends an operation. Returns whether it was the last one of a device that has ended.
     pub(crate) fn end(&self) -> bool {
-        self.state.fetch_sub(1, Ordering::AcqRel) == ENDED + 1
+        self.state.fetch_sub(1, order!(AcqRel, "end: the operations come before the detach"))
+            == ENDED + 1
     }
 
     /// Refuses new operations. Returns `true` to the first caller if no operation is in flight.
     pub(crate) fn refuse(&self) -> bool {
-        self.state.fetch_or(ENDED, Ordering::AcqRel) == 0
+        self.state.fetch_or(ENDED, order!(AcqRel, "refuse: the operations come before the detach"))
+            == 0
     }
 
     /// Returns the number of operations in flight: a recent value.
@@ -61,19 +64,24 @@ impl InFlight {
     /// Returns whether an operation is in flight.
     pub(crate) fn any(&self) -> bool {
         // Ordering: Acquire pairs with the Release in `end`; it carries what the operations did.
-        self.state.load(Ordering::Acquire) & !ENDED != 0
+        self.state.load(order!(Acquire, "any: the operations come before the detach")) & !ENDED != 0
     }
 
-    /// Notes that the last handle is dropped.
+    /// Notes that the last handle is dropped. The caller looks for marked blocks next.
     pub(crate) fn abandon(&self) {
-        // Ordering: Relaxed; the fence that follows in `Shared::let_go` orders it.
+        // Ordering: Relaxed; the fence orders it.
         self.abandoned.store(true, Ordering::Relaxed);
+        // Ordering: SeqCst, against the fence in `is_abandoned`:
+        // - ours first: a write that fails finds the device abandoned, and drops its block;
+        // - theirs first: the block is not marked any more, and is dropped by the caller.
+        fence!(SeqCst, "abandon: the device is abandoned before the look at the marks");
     }
 
-    /// Returns whether the last handle is dropped.
+    /// Returns whether the last handle is dropped. A caller has taken its mark off the block before.
     pub(crate) fn is_abandoned(&self) -> bool {
-        // Ordering: Relaxed; the caller has a fence before, which pairs with that in
-        // `Shared::let_go`.
+        // Ordering: SeqCst, against the fence in `abandon`; see there.
+        fence!(SeqCst, "is_abandoned: the mark is taken off before");
+        // Ordering: Relaxed; the fence orders it.
         self.abandoned.load(Ordering::Relaxed)
     }
 }

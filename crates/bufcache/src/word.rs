@@ -196,7 +196,8 @@ impl Entry {
         // slot. As an Acquire it pairs with the Release in `publish` and carries the frame's bytes.
         // It comes before the load of the key, which differs if the entry is another block's by
         // now.
-        let word = Word(self.word.load(Ordering::SeqCst));
+        let order = order!(SeqCst, "look: the bytes are there before");
+        let word = Word(self.word.load(order));
         // Ordering: Relaxed; the Acquire above orders this load after that of the word. Pairs with
         // the Release in `free`, which carries the hidden key; see litmus/word-free.litmus.
         let is_same = self.key.load(Ordering::Relaxed) == key.0;
@@ -208,7 +209,7 @@ impl Entry {
     pub(crate) fn word(&self) -> Word {
         // Ordering: Acquire pairs with the Release in `publish`, `unpin` and `try_change`. It
         // carries the frame's bytes, and orders what follows after the reads under a pin.
-        Word(self.word.load(Ordering::Acquire))
+        Word(self.word.load(order!(Acquire, "word: the load has ended before")))
     }
 
     /// Returns the key. The caller keeps the entry from being freed, or treats the key as a hint.
@@ -256,10 +257,8 @@ impl Entry {
         // Ordering: the Release pairs with the Acquire in `word`, `look` and here; it carries the
         // bytes that a writer or loader stored. The Acquire pairs with the Release in `unpin`, so
         // that the evictor's use of the frame comes after the reads under a pin.
-        self.word
-            .compare_exchange(seen.0, next, Ordering::AcqRel, Ordering::Relaxed)
-            .map(drop)
-            .map_err(Word)
+        let order = order!(AcqRel, "change: the bytes were read or written before");
+        self.word.compare_exchange(seen.0, next, order, Ordering::Relaxed).map(drop).map_err(Word)
     }
 
     /// Counts a hit, unless the count is 3 or the buffer is `NEW`.
@@ -301,10 +300,8 @@ impl Entry {
         debug_assert!(seen.pins() < MOST_PINS);
         // Ordering: Acquire pairs with the Release in `publish` and `try_change`; it carries the
         // bytes.
-        self.word
-            .compare_exchange(seen.0, seen.0 + PIN, Ordering::Acquire, Ordering::Relaxed)
-            .map(drop)
-            .map_err(Word)
+        let (order, next) = (order!(Acquire, "try_pin: the bytes are there before"), seen.0 + PIN);
+        self.word.compare_exchange(seen.0, next, order, Ordering::Relaxed).map(drop).map_err(Word)
     }
 
     /// Adds a pin to a buffer that a slot of the caller protects. The caller reads on under the
@@ -352,7 +349,8 @@ impl Entry {
             // Ordering: the Release pairs with the Acquire in `look`, `word` and `try_pin`; it
             // carries the bytes. The Acquire pairs with the Release in `unpin`, so that the
             // loader's later use of the entry comes after that of a requester that did not wait for
-            // the load to end.
+            // the load to end. No model needs the Acquire, because each later use follows a fence or
+            // an exchange of its own.
             match self.word.compare_exchange(seen, next, order, Ordering::Relaxed) {
                 Ok(_) => return Word(next),
                 Err(now) => seen = now,
@@ -362,13 +360,14 @@ impl Entry {
 
     /// Hands a loaded block to the loader as its writer, and drops its pin. Readers wait on.
     pub(crate) fn publish_locked(&self) {
-        // Ordering: Relaxed; the exchange orders.
-        let mut seen = self.word.load(Ordering::Relaxed);
+        // Ordering: Relaxed, in the exchange too. It continues the release sequence of the change to
+        // `WRITE` in `Shared::create`, which carries the loader's slot. The bytes are written later:
+        // the change that ends the write carries them.
+        let relaxed = Ordering::Relaxed;
+        let mut seen = self.word.load(relaxed);
         loop {
             let next = (seen & !IO | VALID | WRITE) - PIN;
-            // Ordering: Release pairs with the Acquire in `word` and `look`; it carries the bytes
-            // to write-back and to the readers that wait for `WRITE` to be cleared.
-            match self.word.compare_exchange(seen, next, Ordering::Release, Ordering::Relaxed) {
+            match self.word.compare_exchange(seen, next, relaxed, relaxed) {
                 Ok(_) => return,
                 Err(now) => seen = now,
             }

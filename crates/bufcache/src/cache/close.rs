@@ -98,11 +98,8 @@ impl Shared {
         // Closed or not: a reset may have dirtied blocks.
         let flushed = now(self.flush_even_closed(source, Mode::Thread));
         let synced = now(self.sync_device(source, Mode::Thread)).and(flushed);
+        // From here on a write that fails drops its block, or its block is found without a mark below.
         source.in_flight.abandon();
-        // Ordering: SeqCst, against the fence in `drop_if_abandoned`:
-        // - ours first: a write that fails finds the device abandoned, and drops its block;
-        // - theirs first: the block is not marked any more, and is dropped here.
-        fence(Ordering::SeqCst);
         // Blocks stay dirty if a forgotten guard keeps them or their write hangs.
         loop {
             // Under the lock, because the frame may belong to another device once it is clean.
@@ -122,8 +119,6 @@ impl Shared {
     /// Drops a block whose write-back, discard or bypass has failed, if the last handle of its
     /// device is gone. The caller has taken the block's mark off.
     pub(super) fn drop_if_abandoned(&self, source: &Arc<Source>, key: Key) {
-        // Ordering: SeqCst, against the fence in `let_go`; see there.
-        fence(Ordering::SeqCst);
         if !source.in_flight.is_abandoned() {
             return;
         }

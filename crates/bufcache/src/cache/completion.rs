@@ -91,7 +91,7 @@ impl<'s> Batch<'s> {
         let left = &self.state.left;
         // Ordering: Acquire pairs with the Release in `Completion::end`; it carries the results, and what the device
         // did with the bytes.
-        while left.load(Ordering::Acquire) != ISSUER {
+        while left.load(order!(Acquire, "block: the results are stored before")) != ISSUER {
             if !wait_for_writes() {
                 return self.source.bell.sleep_until(|context| self.poll(context));
             }
@@ -130,7 +130,7 @@ impl<'s> Batch<'s> {
         }
         // Ordering: Acquire pairs with the Release in `Completion::end`, as above, and behind that the issuer may let
         // the batch go.
-        match left.load(Ordering::Acquire) {
+        match left.load(order!(Acquire, "poll: the results are stored before")) {
             OVER => Poll::Ready(()),
             _ => Poll::Pending,
         }
@@ -151,7 +151,7 @@ impl Drop for Batch<'_> {
     fn drop(&mut self) {
         // Where the issuer unwinds before it has waited.
         let left = &self.state.left;
-        // Ordering: Acquire, as in `block`.
+        // Ordering: Acquire, as in `block`. No model checks it, because a panic ends a model.
         if !matches!(left.load(Ordering::Acquire), ISSUER | OVER) {
             self.block();
         }

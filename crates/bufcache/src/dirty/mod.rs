@@ -240,9 +240,8 @@ impl Writes {
 
     /// Sets the stage. The caller closes the device, and calls a fence after the stage `Closing`.
     pub(crate) fn set_stage(&self, stage: Stage) {
-        // Ordering: Release pairs with the Acquire in `is_closed`; it carries the write-back
-        // before.
-        self.stage.store(stage as u32, Ordering::Release);
+        // Ordering: Relaxed; a call that is refused reads nothing that came before.
+        self.stage.store(stage as u32, Ordering::Relaxed);
     }
 
     /// Returns whether writes are refused, because the device is closed or being closed.
@@ -254,9 +253,8 @@ impl Writes {
 
     /// Returns whether the device is closed.
     pub(crate) fn is_closed(&self) -> bool {
-        // Ordering: Acquire pairs with the Release in `set_stage`; it carries the write-back
-        // before.
-        self.stage.load(Ordering::Acquire) == Stage::Closed as u32
+        // Ordering: Relaxed; as in `set_stage`.
+        self.stage.load(Ordering::Relaxed) == Stage::Closed as u32
     }
 
     /// Counts a failed write. Lock-free.

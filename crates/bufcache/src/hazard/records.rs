@@ -12,7 +12,7 @@ use std::ptr;
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use percpu::sync::{global, thread_id, thread_local};
+use percpu::sync::{global, order, thread_id, thread_local};
 
 use crate::word::Entry;
 
@@ -79,7 +79,8 @@ impl Record {
             record.more.store(ptr::null_mut(), Ordering::Relaxed);
             if record.slots.iter().all(Slot::is_free) {
                 // Ordering: Release pairs with the Acquire in `claim`; it carries the null slots.
-                record.owner.store(0, Ordering::Release);
+                let order = order!(Release, "release: the slots are null before");
+                record.owner.store(0, order);
             }
         }
     }
@@ -88,7 +89,7 @@ impl Record {
 /// Returns all records of the process.
 pub(super) fn records() -> impl Iterator<Item = &'static Record> {
     // Ordering: Acquire pairs with the Release in `claim`; it carries the records.
-    let mut at = HEAD.load(Ordering::Acquire);
+    let mut at = HEAD.load(order!(Acquire, "records: each was built before"));
     std::iter::from_fn(move || {
         // SAFETY: null, or a record that `claim` published, which is never freed (invariant 1).
         let record = unsafe { at.as_ref() }?;
@@ -102,9 +103,10 @@ pub(super) fn claim() -> Result<&'static Record, AllocError> {
     let me = thread_id();
     // Ordering: Acquire pairs with the Release in `release`; it carries the null slots and `more`.
     // Relaxed on failure and in the load: the record is another thread's, so nothing of it is used.
+    let acquire = order!(Acquire, "claim_record: the slots were null before");
     let free = |record: &&Record| {
         record.owner.load(Ordering::Relaxed) == 0
-            && record.owner.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            && record.owner.compare_exchange(0, me, acquire, Ordering::Relaxed).is_ok()
     };
     if let Some(record) = records().find(free) {
         return Ok(record);
@@ -118,7 +120,7 @@ pub(super) fn claim() -> Result<&'static Record, AllocError> {
     };
     let new = Box::into_raw(percpu::alloc::try_box(record).map_err(|_| AllocError::new())?);
     // Ordering: Acquire pairs with the Release of the exchange below; it carries the number of the
-    // head.
+    // head. No model checks it, because a model does not see the accesses of a plain field.
     let mut head = HEAD.load(Ordering::Acquire);
     loop {
         // SAFETY: null, or a published record, which is never freed (invariant 1).
@@ -128,8 +130,9 @@ pub(super) fn claim() -> Result<&'static Record, AllocError> {
         (record.next, record.number) = (head, number);
         // Ordering: SeqCst pairs with the fence in `Order::barrier`: a scan that must see a slot
         // finds the record of that slot. As a Release it pairs with the Acquire in `records`, above
-        // and on failure; it carries the record.
-        match HEAD.compare_exchange(head, new, Ordering::SeqCst, Ordering::Acquire) {
+        // and on failure; it carries the record. No model checks the failure, as above.
+        let order = order!(SeqCst, "push: the record is built before");
+        match HEAD.compare_exchange(head, new, order, Ordering::Acquire) {
             // SAFETY: just published, so it is not written any more, and never freed (invariant 1).
             Ok(_) => return Ok(unsafe { &*new }),
             Err(found) => head = found,

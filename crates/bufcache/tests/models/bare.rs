@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bufcache::bare::{Bare, BareGroup, BareWrites};
+use bufcache::bare::{Bare, BareGroup, BareOperation, BareWrites};
 use percpu::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use percpu::sync::thread;
 
@@ -23,6 +23,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("is_left: no pin before the scan", "bare::inv06_a_pin_becomes_a_slot"),
     ("is_left: no pin before the scan", "bare::inv06_a_pin_becomes_a_slot_by_membarrier"),
     ("unpin: the bytes were read before", "bare::inv06_a_pin_becomes_a_slot_before_an_eviction"),
+    ("unpin: the bytes were read before", "bare::inv06_the_last_pin"),
     ("free: the key is hidden before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
     (
         "free the first: the key is hidden before",
@@ -33,6 +34,30 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     (
         "invalidate: the device is changed before the lookup",
         "bare::inv10_a_claim_against_an_invalidation",
+    ),
+    ("look: the bytes are there before", "bare::inv03_a_block_that_is_found_has_its_bytes"),
+    ("word: the load has ended before", "bare::inv03_a_thread_that_waits_under_its_pin"),
+    ("try_pin: the bytes are there before", "bare::inv03_a_pin_of_a_block_that_was_loaded_again"),
+    ("change: the bytes were read or written before", "bare::inv03_a_block_that_is_created"),
+    ("change: the bytes were read or written before", "bare::inv15_a_write_against_a_write_back"),
+    (
+        "change: the bytes were read or written before",
+        "bare::inv10_a_creator_against_an_invalidation",
+    ),
+    ("push: the record is built before", "bare::inv06_a_slot_against_a_scan"),
+    ("records: each was built before", "bare::inv06_a_slot_against_a_scan"),
+    ("release: the slots are null before", "bare::inv06_a_record_of_a_thread_that_has_ended"),
+    ("claim_record: the slots were null before", "bare::inv06_a_record_of_a_thread_that_has_ended"),
+    ("end: the operations come before the detach", "bare::inv23_the_last_operation"),
+    ("refuse: the operations come before the detach", "bare::inv23_the_last_operation"),
+    ("any: the operations come before the detach", "bare::inv23_an_operation_that_is_waited_for"),
+    (
+        "abandon: the device is abandoned before the look at the marks",
+        "bare::inv19_the_last_handle_against_a_write_that_fails",
+    ),
+    (
+        "is_abandoned: the mark is taken off before",
+        "bare::inv19_the_last_handle_against_a_write_that_fails",
     ),
     ("sync: it has not failed", "bare::inv18_three_syncs_that_fail"),
 ];
@@ -50,6 +75,19 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "claim: the entry is inserted before the read",
     "invalidate: the device is changed before the lookup",
     "unpin: the bytes were read before",
+    "look: the bytes are there before",
+    "word: the load has ended before",
+    "try_pin: the bytes are there before",
+    "change: the bytes were read or written before",
+    "push: the record is built before",
+    "records: each was built before",
+    "release: the slots are null before",
+    "claim_record: the slots were null before",
+    "end: the operations come before the detach",
+    "refuse: the operations come before the detach",
+    "any: the operations come before the detach",
+    "abandon: the device is abandoned before the look at the marks",
+    "is_abandoned: the mark is taken off before",
 ];
 
 /// At least one of the two sees the other.
@@ -165,6 +203,162 @@ fn inv03_a_block_that_is_found_has_its_bytes() {
         });
         assert!(bare.read().is_none_or(|read| read == 9));
         loads.join().unwrap();
+    });
+}
+
+#[test]
+fn inv03_a_block_that_is_created() {
+    thoroughly(|| {
+        let bare = Arc::new(Bare::loading());
+        let creates = thread::spawn({
+            let bare = Arc::clone(&bare);
+            move || bare.create(9)
+        });
+        assert!(bare.read().is_none_or(|read| read == 9));
+        creates.join().unwrap();
+    });
+}
+
+/// Each finds the word as it was before the other marked it.
+#[test]
+fn inv15_a_write_against_a_write_back() {
+    thoroughly(|| {
+        let bare = Arc::new(Bare::new(false));
+        let writes = thread::spawn({
+            let bare = Arc::clone(&bare);
+            move || bare.write(9)
+        });
+        assert!([None, Some(7), Some(9)].contains(&bare.write_back()));
+        writes.join().unwrap();
+    });
+}
+
+/// The last of two threads that waited for a load that failed comes after the other.
+#[test]
+fn inv06_the_last_pin() {
+    thoroughly(|| {
+        let bare = Arc::new(Bare::new(false));
+        (0..2).for_each(|_| bare.pin());
+        let leaves = thread::spawn({
+            let bare = Arc::clone(&bare);
+            move || bare.leave()
+        });
+        bare.leave();
+        leaves.join().unwrap();
+    });
+}
+
+/// The slot of the creator is a plain store, which the changes of the word carry to the scan.
+#[test]
+fn inv10_a_creator_against_an_invalidation() {
+    thoroughly(|| {
+        let bare = Arc::new(Bare::loading());
+        let creates = thread::spawn({
+            let bare = Arc::clone(&bare);
+            move || bare.create(9)
+        });
+        bare.bury();
+        creates.join().unwrap();
+    });
+}
+
+#[test]
+fn inv03_a_thread_that_waits_under_its_pin() {
+    thoroughly(|| {
+        let bare = Arc::new(Bare::loading());
+        let loads = thread::spawn({
+            let bare = Arc::clone(&bare);
+            move || bare.load(9)
+        });
+        assert_eq!(bare.wait(), 9);
+        loads.join().unwrap();
+    });
+}
+
+/// The block is evicted and loaded again between the look at its word and the pin, and its word is
+/// what it was.
+#[test]
+fn inv03_a_pin_of_a_block_that_was_loaded_again() {
+    thoroughly(|| {
+        let bare = Arc::new(Bare::new(false));
+        let loads = thread::spawn({
+            let bare = Arc::clone(&bare);
+            move || {
+                if bare.evict() {
+                    bare.give_back(false);
+                    bare.claim(|| 9);
+                }
+            }
+        });
+        assert!([None, Some(7), Some(9)].contains(&bare.pin_and_read()));
+        loads.join().unwrap();
+    });
+}
+
+/// A thread gets the record of one that has ended, of which each slot is null then.
+#[test]
+fn inv06_a_record_of_a_thread_that_has_ended() {
+    thoroughly(|| {
+        let bare = Arc::new(Bare::new(false));
+        let [reads, other] = [(); 2].map(|()| {
+            let bare = Arc::clone(&bare);
+            thread::spawn(move || assert!(bare.protect_twice()))
+        });
+        reads.join().unwrap();
+        other.join().unwrap();
+    });
+}
+
+/// The thread that detaches a device comes after its last operation and after what ended the device.
+#[test]
+fn inv23_the_last_operation() {
+    thoroughly(|| {
+        let device = Arc::new(BareOperation::new());
+        let [worked, closed] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+        let ends = thread::spawn({
+            let (device, worked, closed) =
+                (Arc::clone(&device), Arc::clone(&worked), Arc::clone(&closed));
+            move || {
+                worked.store(true, Relaxed);
+                let detaches = device.end();
+                assert!(!detaches || closed.load(Relaxed));
+                detaches
+            }
+        });
+        closed.store(true, Relaxed);
+        let detaches = device.refuse();
+        assert!(!detaches || worked.load(Relaxed));
+        assert_ne!(detaches, ends.join().unwrap());
+    });
+}
+
+#[test]
+fn inv23_an_operation_that_is_waited_for() {
+    thoroughly(|| {
+        let (device, worked) = (Arc::new(BareOperation::new()), Arc::new(AtomicBool::new(false)));
+        let ends = thread::spawn({
+            let (device, worked) = (Arc::clone(&device), Arc::clone(&worked));
+            move || {
+                worked.store(true, Relaxed);
+                assert!(!device.end());
+            }
+        });
+        assert!(device.any() || worked.load(Relaxed));
+        ends.join().unwrap();
+    });
+}
+
+/// One of the two drops the block. Or else it stays dirty for ever.
+#[test]
+fn inv19_the_last_handle_against_a_write_that_fails() {
+    thoroughly(|| {
+        let device = Arc::new(BareOperation::new());
+        let fails = thread::spawn({
+            let device = Arc::clone(&device);
+            move || device.fail()
+        });
+        let drops = device.abandon();
+        assert!(fails.join().unwrap() || drops);
     });
 }
 

@@ -31,12 +31,18 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "running: it was not woken meanwhile",
         "completion::inv17_a_write_of_a_task_that_another_thread_fails",
     ),
+    ("block: the results are stored before", "completion::inv17_a_write_that_another_thread_fails"),
+    ("poll: the results are stored before", "completion::inv17_a_write_that_another_thread_fails"),
     ("group: wake the waiters", "write::inv20_a_sync_that_runs_is_not_enough"),
 ];
 
 /// Of those, what only a checker of weak memory can see.
-pub(super) const LOOM_ONLY: &[&str] =
-    &["completion: the result is stored", "completion: all results are stored"];
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "completion: the result is stored",
+    "completion: all results are stored",
+    "block: the results are stored before",
+    "poll: the results are stored before",
+];
 
 /// Another thread fails each write, and drops each sync.
 #[derive(Default)]

@@ -67,7 +67,7 @@ fn check(copy: &Workspace, package: &Crate, patch: &Path) -> Result<Option<Strin
 
 /// Applies a patch to the folder of a crate.
 fn apply(ws: &Workspace, dir: &Path, patch: &Path, options: &[&str]) -> Result<()> {
-    let patched = ws.cmd("patch").args(["--silent", "--strip=1", "--force"]);
+    let patched = ws.cmd("patch").args(["--silent", "--strip=1", "--force", "--fuzz=0"]);
     patched.args(options.iter().copied()).arg("--input").arg(patch).dir(dir).run()
 }
 
