@@ -26,6 +26,7 @@ use percpu::sync::{Arc, check, step};
 use super::Shared;
 use super::changes::DeviceWrite;
 use super::completion::{Batch, Outcome, RUNS};
+use crate::cold::Cold;
 use crate::contain::contain;
 use crate::dirty::{DirtyList, WriteError};
 use crate::error::GetError;
@@ -537,6 +538,11 @@ impl Shared {
         source.writes.load.set_succeeding();
         blocks.iter().for_each(|one| self.frames.header(one.frame).forget_tries());
         self.unlist_dirty_if(source, blocks.iter().map(|one| one.frame), |_| true);
+        {
+            let mut cold = self.cold.lock();
+            let Cold { nodes, policy, .. } = &mut *cold;
+            blocks.iter().for_each(|one| policy.evict_next(nodes, one.frame));
+        }
         for one in blocks {
             self.unmark_back(self.entry(one.frame), one.frame, DIRTY);
         }
