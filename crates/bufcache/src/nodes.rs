@@ -33,6 +33,8 @@ pub(crate) struct Node {
     pub(crate) weight: u8,
     /// Read by a caller that announced a single use.
     pub(crate) once: bool,
+    /// The list of the policy from which the buffer would have been evicted if it were not dirty.
+    pub(crate) due: Option<u8>,
 }
 
 /// A doubly linked list through the nodes, the newest first.
@@ -61,7 +63,8 @@ impl List {
 
 impl Nodes {
     pub(crate) fn new(units: usize) -> Result<Self, AllocError> {
-        let node = Node { prev: NIL, next: NIL, on: On::None, class: 0, weight: 0, once: false };
+        let (prev, next, on) = (NIL, NIL, On::None);
+        let node = Node { prev, next, on, class: 0, weight: 0, once: false, due: None };
         Ok(Self(boxed(node, units)?))
     }
 

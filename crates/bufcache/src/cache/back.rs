@@ -26,6 +26,7 @@ use percpu::sync::{Arc, check, step};
 use super::Shared;
 use super::changes::DeviceWrite;
 use super::completion::{Batch, Outcome, RUNS};
+use crate::cold::Cold;
 use crate::contain::contain;
 use crate::dirty::{DirtyList, WriteError};
 use crate::error::GetError;
@@ -40,6 +41,8 @@ use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 const WINDOW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 };
 /// So many, or fewer, are found without asking for memory: as when a thread needs a buffer.
 const FEW: usize = 64;
+/// Written blocks that take a lock once. A guess: a microsecond if no header is in a CPU cache.
+const TOGETHER: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 16 };
 
 /// What of a device is to be written, and how.
 #[derive(Clone, Debug)]
@@ -427,7 +430,7 @@ impl Shared {
                             self.give_to_device(source, &[one], how, &mut result).await;
                             match result[0].unwrap_or(Err(None)) {
                                 Ok(()) => {
-                                    self.finish(source, one, task.durable);
+                                    self.finish(source, &[one], task.durable);
                                     done.written += 1;
                                 }
                                 Err(errno) => done.fail(self.fail_back(source, one, task, errno)),
@@ -441,9 +444,17 @@ impl Shared {
                 None => false,
             };
             let has_run = |result| check!("write-back: the device has it", result == Some(Ok(())));
-            for (run, _) in runs().filter(|(_, result)| has_run(*result)) {
-                run.iter().for_each(|&one| self.finish(source, one, durable));
-                done.written += run.len();
+            let mut written = Few::<_, TOGETHER>::new(Going::NONE);
+            for &one in runs().filter(|(_, result)| has_run(*result)).flat_map(|(run, _)| run) {
+                if written.len() == TOGETHER {
+                    self.finish(source, &written, durable);
+                    written.clear();
+                }
+                written.push(one);
+                done.written += 1;
+            }
+            if !written.is_empty() {
+                self.finish(source, &written, durable);
             }
             if task.durable && !durable {
                 let errno = source.writes.poisoned().unwrap_or(libc::EIO);
@@ -507,19 +518,34 @@ impl Shared {
         given
     }
 
-    /// The device has the block.
-    fn finish(&self, source: &Arc<Source>, going: Going, durable: bool) {
+    /// The device has the blocks, of which there is one at least, and which are in its order.
+    fn finish(&self, source: &Arc<Source>, blocks: &[Going], durable: bool) {
+        let sectors = |run: &[Going]| {
+            run.first()
+                .zip(run.last())
+                .map(|(first, last)| source.sectors(first.key).start..source.sectors(last.key).end)
+        };
         if !durable {
-            let sectors = source.sectors(going.key);
-            let note =
-                || source.writes.change_unsynced(|unsynced| unsynced.written.insert(sectors));
+            let runs = || blocks.chunk_by(|a, b| self.is_next(source, *a, *b)).filter_map(sectors);
+            let note = || {
+                source.writes.change_unsynced(|unsynced| {
+                    runs().for_each(|sectors| unsynced.written.insert(sectors));
+                });
+            };
             step!("write-back: note the sectors as unsynced", note());
         }
-        self.counters.written.add(1);
+        self.counters.written.add(blocks.len() as i64);
         source.writes.load.set_succeeding();
-        self.frames.header(going.frame).forget_tries();
-        self.unlist_dirty(source, going.frame);
-        self.unmark_back(self.entry(going.frame), going.frame, DIRTY);
+        blocks.iter().for_each(|one| self.frames.header(one.frame).forget_tries());
+        self.unlist_dirty_if(source, blocks.iter().map(|one| one.frame), |_| true);
+        {
+            let mut cold = self.cold.lock();
+            let Cold { nodes, policy, .. } = &mut *cold;
+            blocks.iter().for_each(|one| policy.evict_next(nodes, one.frame));
+        }
+        for one in blocks {
+            self.unmark_back(self.entry(one.frame), one.frame, DIRTY);
+        }
     }
 
     /// The device has refused it.
@@ -574,27 +600,31 @@ impl Shared {
         self.dirty_bytes.fetch_add(1 << self.frames.shift(frame), Ordering::Relaxed);
     }
 
-    /// It is dirty no more: written, or invalidated.
+    /// It is dirty no more, as it was invalidated.
     pub(super) fn unlist_dirty(&self, source: &Arc<Source>, frame: Frame) {
-        self.unlist_dirty_if(source, frame, |_| true);
+        self.unlist_dirty_if(source, [frame], |_| true);
     }
 
-    /// The same, of a frame that may be on another device's list by now, where the list says that it is not.
+    /// The same of frames that may be on another device's list by now, where the list says that they are not.
     pub(super) fn unlist_dirty_if(
         &self,
         source: &Arc<Source>,
-        frame: Frame,
-        is_there: impl FnOnce(&DirtyList) -> bool,
+        frames: impl IntoIterator<Item = Frame>,
+        are_there: impl FnOnce(&DirtyList) -> bool,
     ) {
         let mut list = source.writes.dirty.lock();
-        let removed = is_there(&list) && list.remove(&self.frames, frame);
+        let mut bytes = 0;
+        if are_there(&list) {
+            let removed = frames.into_iter().filter(|frame| list.remove(&self.frames, *frame));
+            bytes = removed.map(|frame| 1 << self.frames.shift(frame)).sum();
+        }
         let gone = if list.is_empty() { self.pool.remove_dirty(source) } else { None };
         drop(list);
         drop(gone); // perhaps the last of its device, outside the lock
-        if removed {
-            source.writes.load.remove_dirty(1 << self.frames.shift(frame));
+        if bytes > 0 {
+            source.writes.load.remove_dirty(bytes);
             // Ordering: Relaxed; a measure.
-            self.dirty_bytes.fetch_sub(1 << self.frames.shift(frame), Ordering::Relaxed);
+            self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 }

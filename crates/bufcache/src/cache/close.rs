@@ -110,7 +110,7 @@ impl Shared {
             let Some((frame, key)) = last else { break };
             let is_written = self.entry(frame).word().has(BACK);
             if is_written || self.invalidate(Some(source), key) != Ok(true) {
-                self.unlist_dirty_if(source, frame, |list| list.last() == Some(frame));
+                self.unlist_dirty_if(source, [frame], |list| list.last() == Some(frame));
             }
         }
         synced

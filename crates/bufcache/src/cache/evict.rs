@@ -307,7 +307,7 @@ impl Shared {
 
     pub(super) fn give_to(&self, cold: &mut Cold, frame: Frame) {
         let node = cold.nodes.of(frame);
-        (node.weight, node.once) = (0, false);
+        (node.weight, node.once, node.due) = (0, false, None);
         if cold.give(frame) {
             // Rare, after a resize. Under the lock, so that no thread takes the chunk meanwhile.
             self.frames.release(cold.chunk_of(frame));

@@ -31,7 +31,7 @@ use super::ghost::Ghost;
 use super::{Buffers, Eviction, Looks, mark};
 use crate::frames::Frame;
 use crate::nodes::{List, Nodes, On, Victim};
-use crate::word::{Key, NEW};
+use crate::word::{DIRTY, Key, NEW};
 
 const NEWER: u8 = 0;
 const OLDER: u8 = 1;
@@ -207,6 +207,7 @@ impl Policy {
             if which == NEWER {
                 entry.change(0, NEW);
             }
+            nodes.of(frame).due = (!stays && entry.word().has(DIRTY)).then_some(which);
             self.keep(nodes, frame);
             if stays && which == MAIN {
                 looks.lower();
@@ -225,6 +226,19 @@ impl Policy {
     /// Puts a victim that was not evicted back on its list, as the next victim.
     pub(crate) fn put_back(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {
         nodes.push_last(self.list(list), frame, On::Policy(list));
+    }
+
+    /// Makes a buffer that was due for eviction, but dirty, the next victim. The caller has written
+    /// it.
+    pub(crate) fn evict_next(&mut self, nodes: &mut Nodes, frame: Frame) {
+        let node = nodes.of(frame);
+        // If it is on no list, an evictor is about to keep it.
+        if node.on == On::Policy(MAIN) {
+            if let Some(list) = node.due.take() {
+                nodes.remove(&mut self.main, frame);
+                self.put_back(nodes, frame, list);
+            }
+        }
     }
 
     /// Notes the eviction of a buffer of that list that [`pick`](Self::pick) did not choose.

@@ -2,14 +2,15 @@
 
 use crate::disk;
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bufcache::{
-    AttachOptions, BlockDevice, Cache, ErrorRule, Fault, FaultDevice, GetError, MemoryDevice,
-    Operation, Outcome, WriteError,
+    AttachOptions, BlockDevice, Cache, ErrorRule, Eviction, Fault, FaultDevice, GetError,
+    MemoryDevice, Operation, Outcome, WriteError,
 };
 
 use disk::{SIZE, fill, new, on_disk, patient, with};
@@ -521,4 +522,19 @@ fn many_unsynced_ranges_are_synced() {
         (most - 1..most + 1).for_each(write);
         assert_eq!(count_syncs(), 1, "of {buffers} buffers");
     }
+}
+
+#[test]
+fn a_buffer_whose_eviction_had_to_wait_for_its_write_is_evicted_next() {
+    let builder = Cache::builder(64 * SIZE).block_sizes(SIZE, SIZE).eviction(Eviction::Clock);
+    let cache = builder.dirty_limits(100, 100).build().unwrap();
+    let disk = cache.attach(MemoryDevice::new(vec![0; 100 * SIZE]), SIZE).unwrap();
+    (0..32).for_each(|block| disk.get_mut(block).unwrap().fill(1));
+    (32..64).for_each(|block| drop(disk.get(block).unwrap()));
+    let cached = |blocks: Range<u64>| blocks.filter(|&block| disk.is_cached(block)).count();
+    drop(disk.get(64).unwrap()); // visits all that is dirty, and evicts what is clean
+    assert_eq!((cached(0..32), cached(32..64)), (32, 31));
+    disk.flush().unwrap();
+    (65..70).for_each(|block| drop(disk.get(block).unwrap()));
+    assert_eq!((cached(0..32), cached(32..64)), (27, 31));
 }

@@ -40,11 +40,12 @@ struct Place {
 impl Place {
     /// Returns whether `error` reports a block that the cleaner was writing for longer than the cache
     /// waits: the last handle does not wait for such a write, which may hang. It is not cancelled, so all
-    /// that was written is on the device soon, unless a write has failed since there were `failures`.
-    fn is_written_late(&self, error: WriteError, model: &Model, failures: u64) -> bool {
+    /// that was written is on the device soon, unless a write of the cleaner has failed: perhaps before the
+    /// last handle was dropped, with the block's mark taken off later.
+    fn is_written_late(&self, error: WriteError, model: &Model) -> bool {
         let is_over = || {
             let is_there = |block| self.disk.values(block) == model.now(block);
-            (0..BLOCKS).all(is_there) || self.disk.failures(Operation::Write) > failures
+            (0..BLOCKS).all(is_there) || self.disk.has_cleaner_failed()
         };
         matches!(error, WriteError::Busy { .. })
             && (0..10_000).any(|_| {
@@ -184,14 +185,13 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
     }
     let states = machine.end(first / 2 % 2 == 1);
     for (place, mut state) in places.iter_mut().zip(states) {
-        let failures = place.disk.failures(Operation::Write);
         place.handles.iter_mut().for_each(|handle| drop(handle.take()));
         // The drop of the last handle syncs the device, or the loss is reported.
         if let Some(&error) = place.loss.get() {
             // The sync at the end of the last handle tells of writes that were given up before.
             let failed = place.disk.failures(Operation::Sync) > state.syncs;
             let was_wrong = state.poisoned || (reverts && failed);
-            let is_late = || place.is_written_late(error, &state.model, failures);
+            let is_late = || place.is_written_late(error, &state.model);
             assert!(was_wrong || is_late(), "nothing was wrong, and something is lost: {error}");
             state.model.check_power_cut(&place.disk, 1);
             continue;
