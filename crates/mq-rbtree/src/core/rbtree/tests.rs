@@ -318,7 +318,7 @@ fn a_lent_message_takes_a_node_that_is_kept() {
     without_leak(|| {
         let mut tree = TestTree::new(1);
         tree.send(1, 0).unwrap();
-        let (level, mut preload) = (tree.0.highest().unwrap(), Preload::default());
+        let (level, mut preload) = (tree.0.highest().unwrap(), NodeList::default());
         tree.remove_level(level, &mut preload);
         let asked = ASKED.get();
         tree.0.take_lent_memory(&mut preload).unwrap();
