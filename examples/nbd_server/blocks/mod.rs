@@ -256,7 +256,16 @@ impl Image {
 
     /// How large the buffer of a READ has to be.
     pub(crate) fn room(&self, offset: u64, len: usize) -> usize {
-        self.find(offset, len).map_or(len, |blocks| bytes_of(&blocks))
+        match self.find(offset, len) {
+            Some(blocks) => bytes_of(&blocks),
+            None if self.is_aligned(offset, len) => len,
+            None => bytes_of(&covering(offset, offset.saturating_add(len as u64))),
+        }
+    }
+
+    /// Whether the image can be asked for just these bytes.
+    fn is_aligned(&self, offset: u64, len: usize) -> bool {
+        (offset | len as u64).is_multiple_of(self.alignment as u64)
     }
 
     /// Fills `bytes`, if all of them are there.
@@ -297,24 +306,29 @@ impl Image {
     /// buffer comes back where nothing is to be kept.
     pub(crate) fn fill(&self, offset: u64, mut buf: AlignedBuf) -> Result<Fill, AlignedBuf> {
         let len = buf.len();
-        let Some(blocks) = self.find(offset, len) else { return Err(buf) };
+        let is_aligned = self.is_aligned(offset, len);
+        let short = self.find(offset, len);
+        let is_kept = short.is_some() && {
+            // Ordering: Relaxed; a hint.
+            let follows = self.next.swap(offset + len as u64, Ordering::Relaxed) == offset;
+            !(follows && len >= SCAN)
+        };
+        let blocks = short.unwrap_or_else(|| covering(offset, offset + len as u64));
         let whole = bytes_of(&blocks);
-        // Ordering: Relaxed; a hint.
-        let follows = self.next.swap(offset + len as u64, Ordering::Relaxed) == offset;
-        if buf.capacity() < whole || (follows && len >= SCAN) {
+        if buf.capacity() < whole || (is_aligned && !is_kept) {
             return Err(buf);
         }
         buf.set_len(whole);
         let start = blocks.start * BLOCK as u64;
         let mut loads = Vec::new();
         let has_room = loads.try_reserve_exact((blocks.end - blocks.start) as usize).is_ok();
-        for block in blocks.filter(|_| has_room) {
+        for block in blocks.filter(|_| is_kept && has_room) {
             match self.device.claim(block) {
                 Ok(claimed) => loads.extend(claimed),
                 Err(_) => break, // it is not kept
             }
         }
-        if loads.is_empty() {
+        if loads.is_empty() && is_aligned {
             buf.set_len(len);
             return Err(buf);
         }

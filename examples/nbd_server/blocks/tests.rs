@@ -162,3 +162,27 @@ fn without_a_cache_nothing_is_kept() {
     }
     assert!(image.passes_by(1, true) && image.passes_by(1, false) && image.is_bypassed());
 }
+
+/// Whether its bytes are kept or not: there are no others that the image could be asked for.
+#[test]
+fn an_image_is_read_by_its_own_unit() {
+    const LEN: usize = 64 * BLOCK;
+    let (file, bytes, mut image) = make(LEN, 1 << 20);
+    Arc::get_mut(&mut image).unwrap().alignment = 512;
+    let longest = image.longest as usize;
+    let claimed = image.device.claim(0).unwrap().expect("it is not cached");
+    let parts = [(10, 100), (0, 100), (700, 512), (10, longest + 1), (512, longest + 512)];
+    // The second time it goes on where the last READ ended.
+    for (offset, len) in parts.into_iter().flat_map(|part| [part, part]) {
+        image.next.store(offset, Ordering::Relaxed);
+        let mut buf = AlignedBuf::zeroed(image.room(offset, len), ALIGN);
+        buf.set_len(len);
+        let (start, asked) = match image.fill(offset, buf) {
+            Ok(fill) => (fill.offset(), fill.buf.len()),
+            Err(buf) => (offset, buf.len()),
+        };
+        assert!((start | asked as u64).is_multiple_of(512), "{offset} {len}: {start} {asked}");
+        assert!(read(&image, &file, offset, len).0.unwrap() == bytes[offset as usize..][..len]);
+    }
+    drop(claimed);
+}

@@ -70,8 +70,8 @@ impl Shared {
     }
 
     /// Returns whether a block that is not cached is worth a buffer, for a caller that can do
-    /// without. While few requests hit, a block is if it was evicted or refused lately, or if there
-    /// is room.
+    /// without. While few requests hit, a block is if it was evicted from probation or refused
+    /// lately, or if there is room.
     pub(super) fn is_worth_a_buffer(&self, key: Key, class: u8) -> bool {
         if !self.is_selective.load(Ordering::Relaxed) {
             return true;

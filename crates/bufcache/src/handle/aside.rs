@@ -26,9 +26,12 @@ impl Device {
     ///
     /// Returns `None` if the block is cached or being read, or if no buffer is free. A cache with
     /// [`Eviction::Adaptive`](crate::Eviction::Adaptive) also refuses the first claim of a block
-    /// while all buffers are in use and fewer than one request in eight hits, because most blocks
-    /// would be evicted before they are used. It grants the second claim. It stops refusing if that
-    /// costs more than one hit in 64 requests.
+    /// while hardly a buffer is free (one in 64 may be) and fewer than one request in eight hits,
+    /// because most blocks would be evicted before they are used. It grants the second claim, if not
+    /// much else was claimed in between. It stops refusing where that costs the whole cache more than
+    /// about one hit in 55 requests, or one in 24 if it has 128 buffers only; a device with few of
+    /// the requests may lose half of its hits for a time. A refused claim counts neither as a get nor
+    /// as a miss.
     ///
     /// A thread that holds the load and gets the block waits for itself. If it is the thread that
     /// called this method, the get ends with [`GetError::WouldDeadlock`] after as long as the cache

@@ -69,12 +69,14 @@ impl Ghost {
     /// Returns whether a block was added lately. Adds it otherwise.
     pub(crate) fn knows(&mut self, key: Key) -> bool {
         let (set, tag) = self.set(key);
-        let seen = set.iter().copied().find(|seen| seen.tag == tag);
-        let is_known = seen.is_some_and(|seen| self.is_young(seen));
-        if !is_known {
-            self.add(key);
+        let at = set.iter().position(|seen| seen.tag == tag && seen.when != 0);
+        let seen = at.map_or(Seen::default(), |at| set[at]);
+        if self.is_young(seen) {
+            return true;
         }
-        is_known
+        self.take(key); // or the old entry would be found in place of the new one
+        self.add(key);
+        false
     }
 
     pub(crate) fn resize(&mut self, buffers: usize) {
@@ -98,5 +100,18 @@ mod tests {
         ghost.add(key(1));
         (100..164).for_each(|sector| ghost.add(key(sector)));
         assert!(!ghost.take(key(1)), "64 came after it");
+    }
+
+    #[test]
+    fn a_block_that_was_forgotten_is_known_again_once_it_was_added_again() {
+        let mut ghost = Ghost::new(64).unwrap();
+        let key = |sector: u64| Key::new(1, sector * 8);
+        ghost.resize(2);
+        for round in 0..20 {
+            for sector in 0..4 {
+                assert!(!ghost.knows(key(sector)), "round {round}: two came after it");
+                assert!(ghost.knows(key(sector)), "round {round}");
+            }
+        }
     }
 }

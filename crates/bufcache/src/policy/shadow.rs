@@ -39,7 +39,8 @@ const HYSTERESIS: f32 = 1.03;
 /// costs more to fill than a hit saves if one in eight is used again.
 const FEW: f32 = 1.0 / 8.0;
 /// The share of the requests that may miss because the cache refused their blocks, beside two
-/// standard deviations of the hits. With as many requests as [`DECAY`] leaves, both are 1/64.
+/// standard deviations of the hits. With as many requests as [`DECAY`] leaves, both are at most 1/55 in a cache of
+/// 2,048 units or more, and 1/24 in one of 128.
 const COST: f32 = 1.0 / 96.0;
 /// The comparisons from the end of a refusal that cost more until the next trial: so many the first
 /// time, and twice as many each time. A trial ends after about 5.
@@ -196,11 +197,12 @@ impl Shadows {
         self.of[self.rules].policy.rule()
     }
 
-    /// Returns whether the cache refuses blocks that were neither evicted nor refused lately.
+    /// Returns whether the cache refuses blocks that were neither evicted from probation nor refused
+    /// lately.
     ///
-    /// It does while few of the requests hit, as long as it has about as many hits as the shadow,
-    /// which refuses none. Refusals thus turn at most one request in 64 into a miss, but for a trial
-    /// now and then.
+    /// It does while few of the sampled requests hit, as long as it has about as many hits as the
+    /// shadow, which refuses none. Refusals thus turn few requests into misses, see [`COST`], but for
+    /// a trial now and then.
     pub(crate) fn is_selective(&self) -> bool {
         self.is_selective
     }
