@@ -16,7 +16,7 @@
 //! leaves it as it is.
 
 use std::collections::HashMap;
-use std::fs::Metadata;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Arc;
@@ -124,10 +124,10 @@ impl OpenImages {
     /// Has threads release images that were idle for long enough. Does not wait for them.
     pub(crate) fn release_idle(&self, now: Instant, patience: Duration) {
         let slots: Vec<_> = self.slots.lock().values().cloned().collect();
-        let due = slots.into_iter().filter(|slot| slot.is_due(now, patience));
-        for slot in due.take(AT_ONCE) {
+        let due = slots.into_iter().filter_map(|slot| slot.due(now, patience).map(|at| (slot, at)));
+        for (slot, opened) in due.take(AT_ONCE) {
             let (its, has_lock) = (Arc::clone(&slot), self.has_locks);
-            let release = move || drop(its.release(has_lock, || {})); // `release` has logged an error
+            let release = move || drop(its.release(opened, has_lock, || {})); // an error is logged
             if thread::Builder::new().name("release".into()).spawn(release).is_err() {
                 slot.0.lock().tried = false; // the system has no memory for a thread: later
             }
@@ -142,37 +142,41 @@ fn prune(slots: &mut HashMap<Identity, Arc<Slot>>) {
 }
 
 impl Slot {
-    /// Whether the image was idle for so long. The caller has it released.
-    fn is_due(&self, now: Instant, patience: Duration) -> bool {
-        let Some(mut state) = self.0.try_lock() else { return false }; // a thread opens it
+    /// Returns how often the image has been opened if it has been idle for `patience`. The caller has it released.
+    fn due(&self, now: Instant, patience: Duration) -> Option<u64> {
+        let mut state = self.0.try_lock()?; // else a thread opens it
         let state = &mut *state;
-        let Some(image) = &mut state.image else { return false };
         // If there is no other reference, all that its users did has happened before.
-        if Arc::get_mut(image).is_none() {
+        if Arc::get_mut(state.image.as_mut()?).is_none() {
             state.idle_since = None;
-            return false;
+            return None;
         }
         let since = *state.idle_since.get_or_insert(now);
         let is_due = !state.tried && now.saturating_duration_since(since) >= patience;
         state.tried |= is_due;
-        is_due
+        is_due.then_some(state.opened)
     }
 
-    /// Releases an idle image, unless a client opens it meanwhile. Blocks.
-    fn release(&self, has_lock: bool, meanwhile: impl FnOnce()) -> io::Result<()> {
-        let (image, opened) = {
+    /// Releases the image, unless a client has opened it since it was [`due`](Self::due), or opens it meanwhile. So
+    /// all that clients have written is synced here, and the drop writes nothing. Blocks.
+    fn release(&self, opened: u64, has_lock: bool, meanwhile: impl FnOnce()) -> io::Result<()> {
+        let image = {
             let state = self.0.lock();
+            if state.opened != opened {
+                return Ok(()); // and `get` has reset `tried`
+            }
             let Some(image) = state.image.clone() else { return Ok(()) };
-            (image, state.opened)
+            image
         };
-        let synced = image.sync_now();
+        let to_unlock = image
+            .sync_now()
+            .and_then(|()| image.file().filter(|_| has_lock).map(File::try_clone).transpose());
         meanwhile();
-        if let Err(error) = synced {
+        let to_unlock = to_unlock.inspect_err(|error| {
             // The next release is tried after a client has used the image, and that client is told
             // of the error.
             warn!(export = image.name, %error, "an image stays locked");
-            return Err(error);
-        }
+        })?;
         drop(image);
         let mut state = self.0.lock();
         let is_idle = state.image.as_mut().is_some_and(|image| Arc::get_mut(image).is_some());
@@ -181,25 +185,24 @@ impl Slot {
             return Ok(());
         }
         let Some(image) = state.image.take() else { return Ok(()) };
-        if let Some(file) = image.file().filter(|_| has_lock) {
-            // Before the last descriptor is closed, which an engine may do later.
-            if let Err(error) = unlock(file) {
-                warn!(export = image.name, %error, "an image is not unlocked");
-            }
-        }
-        info!(export = image.name, "no client has it open: let go");
+        let name = image.name.clone();
         drop(image); // before the slot's lock is released: a file is attached to the cache once
+        // Before the last descriptor is closed, which an engine may do later.
+        if let Some(Err(error)) = to_unlock.as_ref().map(unlock) {
+            warn!(export = name, %error, "an image is not unlocked");
+        }
+        info!(export = name, "no client has it open: let go");
         Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::os::unix::fs::FileExt;
 
     use clap::Parser;
     use tempfile::TempDir;
+    use testkit::wait_until;
 
     use super::*;
     use crate::args::Args;
@@ -222,9 +225,18 @@ mod tests {
     }
 
     impl ExportTable {
+        /// The slot of the only image.
+        fn slot(&self) -> Arc<Slot> {
+            self.images.slots.lock().values().next().cloned().unwrap()
+        }
+
+        /// Releases the only image if it is idle.
         fn release(&self, meanwhile: impl FnOnce()) {
-            let slot = self.images.slots.lock().values().next().cloned().unwrap();
-            slot.release(true, meanwhile).unwrap();
+            let slot = self.slot();
+            let due = slot.due(Instant::now(), Duration::ZERO);
+            if let Some(opened) = due {
+                slot.release(opened, true, meanwhile).unwrap();
+            }
         }
     }
 
@@ -273,6 +285,28 @@ mod tests {
         drop(taken);
         table.release(|| drop(open(&table).unwrap()));
         assert!(!is_free(&dir), "it came and went");
+        let mut seen = Vec::new();
+        table.release(|| seen = table.images.all());
+        assert!(seen.len() == 1 && !is_free(&dir), "it is looked at");
+    }
+
+    /// What it writes after the sync is written back before another program may write.
+    #[test]
+    fn a_client_that_comes_before_the_sync_keeps_the_image() {
+        let (dir, table) = folder("1M");
+        drop(open(&table).unwrap());
+        let slot = table.slot();
+        let opened = slot.due(Instant::now(), Duration::ZERO).expect("it is idle");
+        let mut used = open(&table);
+        let write = || {
+            let used = used.take().unwrap();
+            assert_eq!(used.image.try_write(0, &[7; BLOCK]), Ok(BLOCK));
+        };
+        slot.release(opened, true, write).unwrap();
+        drop(used);
+        assert!(!is_free(&dir), "it came");
+        table.release(|| {});
+        assert!(is_free(&dir), "it went");
     }
 
     #[test]
@@ -327,17 +361,16 @@ mod tests {
         [0, 100, 200].into_iter().for_each(at);
         drop(used);
         [300, 305].into_iter().for_each(at);
-        let slot = table.images.slots.lock().values().next().cloned().unwrap();
+        let slot = table.slot();
         assert!(!is_free(&dir) && !slot.0.lock().tried, "it is not long");
         at(320);
-        while slot.0.lock().image.is_some() {
-            std::thread::yield_now();
-        }
+        wait_until(|| slot.0.lock().image.is_none());
         assert!(is_free(&dir));
         drop(slot);
-        while !table.images.slots.lock().is_empty() {
+        wait_until(|| {
             at(321); // once the thread has ended
-        }
+            table.images.slots.lock().is_empty()
+        });
     }
 
     #[test]
@@ -352,7 +385,7 @@ mod tests {
                     for round in 1..=200 {
                         let used = open(table).expect("nothing else holds the lock");
                         let at = (client * BLOCK) as u64;
-                        while used.image.try_write(at, &[round; BLOCK]) != Ok(BLOCK) {}
+                        wait_until(|| used.image.try_write(at, &[round; BLOCK]) == Ok(BLOCK));
                         drop(used);
                         thread::yield_now();
                         let used = open(table).expect("nothing else holds the lock");

@@ -1,6 +1,7 @@
 //! Folders, names, and what has an export's name now.
 
 use clap::Parser;
+use testkit::wait_until;
 
 use super::*;
 
@@ -52,9 +53,7 @@ fn a_folder_is_opened_image_by_image_and_only_so_many_at_a_time() {
         table.sync().unwrap();
         table.release_idle(Instant::now());
         table.release_idle(Instant::now() + Duration::from_secs(60));
-        while table.opened_size("d").is_none() {
-            std::thread::yield_now(); // until one of the others is released
-        }
+        wait_until(|| table.opened_size("d").is_some()); // until one of the others is released
     }
 }
 
