@@ -81,8 +81,15 @@ struct State {
 }
 
 impl OpenImages {
-    pub(crate) fn new(most: usize, has_locks: bool) -> Self {
-        Self { slots: Mutex::default(), most, has_locks, growths: AtomicU64::new(0) }
+    /// Without a limit.
+    pub(crate) fn new(has_locks: bool) -> Self {
+        let growths = AtomicU64::new(0);
+        Self { slots: Mutex::default(), most: usize::MAX, has_locks, growths }
+    }
+
+    /// Lets so many images be open besides those that are.
+    pub(crate) fn limit(&mut self, more: usize) {
+        self.most = self.slots.get_mut().len() + more;
     }
 
     /// Returns the image of a file, made with `open` if there is none. `None` if too many are open.

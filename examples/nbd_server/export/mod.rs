@@ -138,11 +138,10 @@ impl ExportTable {
     pub(crate) fn open(args: &Args) -> Result<Self, ExportError> {
         let open = |path: &PathBuf| Folder::open(path).map_err(ExportError::at(path));
         let folder = args.export_dir.as_ref().map(open).transpose()?;
-        let most = args.images.len() + if folder.is_some() { FOLDER } else { 0 };
         let mut table = Self {
             fixed: Vec::new(),
             folder,
-            images: OpenImages::new(most, !args.no_lock),
+            images: OpenImages::new(!args.no_lock),
             args: args.clone(),
             blocks: Blocks::new(args.cache).map_err(ExportError::Cache)?,
             tls: Acceptor::new(args).map_err(ExportError::Tls)?,
@@ -153,6 +152,7 @@ impl ExportTable {
             info!(export = name, size, of = description, "serving");
             table.fixed.push(export);
         }
+        table.images.limit(FOLDER); // an export of a server, or a second one of a file, takes no slot
         Ok(table)
     }
 

@@ -58,6 +58,18 @@ fn a_folder_is_opened_image_by_image_and_only_so_many_at_a_time() {
 }
 
 #[test]
+fn exports_of_the_command_line_neither_take_nor_leave_places_of_the_folder() {
+    let outside = tempfile::tempdir().unwrap();
+    let path = outside.path().join("x");
+    File::create(&path).unwrap().set_len(4096).unwrap();
+    let [x, y] = ["x", "y"].map(|name| format!("{name}={}", path.display()));
+    let all = ["a", "b", "c", "d"];
+    let (_dir, table) = folder(&all.map(|name| (name, 4096)), &["--image", &x, "--image", &y]);
+    let opened = all.map(|name| table.open_export(name));
+    assert_eq!(opened.each_ref().map(Option::is_some), [true, true, true, false]);
+}
+
+#[test]
 fn another_name_of_an_open_image_is_the_same_file() {
     let (dir, table) = folder(&[("a", 4096)], &[]);
     std::fs::hard_link(dir.path().join("a"), dir.path().join("b")).unwrap();
