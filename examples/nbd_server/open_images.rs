@@ -11,22 +11,24 @@
 //! is idle for a while is released: synced, unlocked for other programs, dropped. The next client that opens the
 //! file gets a new image, which reads the file anew: another program may have written to it.
 //!
-//! Opening an image and releasing it take the lock of its slot, so a file that is slow delays no other. Only the
-//! sync, which may take long, runs without: the release notes whether a client opened the image meanwhile, and then
-//! leaves it as it is.
+//! A thread that opens an image, or drops it, holds the slot's `opening` meanwhile, so a file that is slow delays its
+//! own clients only. The slot's `state` is never locked during a system call: a thread that looks at all slots waits
+//! for it. The sync before a release runs without either: the release notes whether a client opened the image
+//! meanwhile, and then leaves it as it is.
 
 use std::collections::HashMap;
-use std::fs::Metadata;
-use std::io;
+use std::fs::{File, Metadata};
+use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use percpu::sync::Mutex;
 use tracing::{info, warn};
 
-use crate::blocks::Image;
+use crate::blocks::{BLOCK, Image};
 use crate::lock::unlock;
 
 /// How often the server looks for idle images.
@@ -55,11 +57,17 @@ pub(crate) struct OpenImages {
     most: usize,
     /// The images are locked, and so unlocked when they are released.
     has_locks: bool,
+    /// How often the images were made to grow.
+    growths: AtomicU64,
 }
 
-/// The place of one file's image. Locked to open the image, or to release it.
+/// The place of one file's image.
 #[derive(Debug, Default)]
-struct Slot(Mutex<State>);
+struct Slot {
+    /// Held to open the image, and to drop it. Locked before `state`.
+    opening: Mutex<()>,
+    state: Mutex<State>,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -73,8 +81,15 @@ struct State {
 }
 
 impl OpenImages {
-    pub(crate) fn new(most: usize, has_locks: bool) -> Self {
-        Self { slots: Mutex::default(), most, has_locks }
+    /// Without a limit.
+    pub(crate) fn new(has_locks: bool) -> Self {
+        let growths = AtomicU64::new(0);
+        Self { slots: Mutex::default(), most: usize::MAX, has_locks, growths }
+    }
+
+    /// Lets so many images be open besides those that are.
+    pub(crate) fn limit(&mut self, more: usize) {
+        self.most = self.slots.get_mut().len() + more;
     }
 
     /// Returns the image of a file, made with `open` if there is none. `None` if too many are open.
@@ -83,6 +98,7 @@ impl OpenImages {
         identity: Identity,
         open: impl FnOnce() -> Result<Arc<Image>, E>,
     ) -> Result<Option<Arc<Image>>, E> {
+        let growths = self.growths.load(Ordering::Relaxed); // see `grow`
         let slot = {
             let mut slots = self.slots.lock();
             if slots.len() >= self.most && !slots.contains_key(&identity) {
@@ -93,14 +109,21 @@ impl OpenImages {
             }
             Arc::clone(slots.entry(identity).or_default())
         };
-        let mut state = slot.0.lock();
-        let image = match &state.image {
-            Some(image) => Ok(Arc::clone(image)),
-            None => open().inspect(|image| state.image = Some(Arc::clone(image))),
-        };
-        state.opened += 1;
-        (state.idle_since, state.tried) = (None, false);
-        drop(state);
+        let opening = slot.opening.lock();
+        let known = slot.state.lock().image.clone();
+        let image = known.map_or_else(open, Ok);
+        {
+            let mut state = slot.state.lock();
+            state.image = image.as_ref().ok().cloned();
+            state.opened += 1;
+            (state.idle_since, state.tried) = (None, false);
+        }
+        if let Ok(image) = &image
+            && self.growths.load(Ordering::Relaxed) != growths
+        {
+            grow(image); // the file may have been longer only after `open` looked
+        }
+        drop(opening);
         drop(slot);
         if image.is_err() {
             prune(&mut self.slots.lock());
@@ -111,99 +134,140 @@ impl OpenImages {
     /// The image of a file, if it is open.
     pub(crate) fn find(&self, identity: &Identity) -> Option<Arc<Image>> {
         let slot = self.slots.lock().get(identity).cloned()?;
-        let state = slot.0.lock();
+        let state = slot.state.lock();
         state.image.clone()
     }
 
-    /// All images, but those that a thread opens or releases just now.
+    /// All open images. One that is not released yet is among them, one that is not open yet is not.
     pub(crate) fn all(&self) -> Vec<Arc<Image>> {
-        let slots = self.slots.lock();
-        slots.values().filter_map(|slot| slot.0.try_lock()?.image.clone()).collect()
+        let slots: Vec<_> = self.slots.lock().values().cloned().collect();
+        slots.iter().filter_map(|slot| slot.state.lock().image.clone()).collect()
+    }
+
+    /// Has images grow with their files, by whole blocks. One that a thread opens meanwhile is made to grow by that
+    /// thread, if `open` has the length of before.
+    pub(crate) fn grow(&self) {
+        // Ordering: Relaxed; with the loads in `get`. If `all` looks at a slot before `get` puts an image there, the
+        // lock of the slots or of the slot's state orders this before the second load. Else `all` has the image.
+        self.growths.fetch_add(1, Ordering::Relaxed);
+        self.all().iter().for_each(|image| grow(image));
     }
 
     /// Has threads release images that were idle for long enough. Does not wait for them.
     pub(crate) fn release_idle(&self, now: Instant, patience: Duration) {
         let slots: Vec<_> = self.slots.lock().values().cloned().collect();
-        let due = slots.into_iter().filter(|slot| slot.is_due(now, patience));
-        for slot in due.take(AT_ONCE) {
+        let due = slots.into_iter().filter_map(|slot| slot.due(now, patience).map(|at| (slot, at)));
+        for (slot, opened) in due.take(AT_ONCE) {
             let (its, has_lock) = (Arc::clone(&slot), self.has_locks);
-            let release = move || drop(its.release(has_lock, || {})); // `release` has logged an error
+            let release = move || drop(its.release(opened, has_lock, || {})); // an error is logged
             if thread::Builder::new().name("release".into()).spawn(release).is_err() {
-                slot.0.lock().tried = false; // the system has no memory for a thread: later
+                slot.state.lock().tried = false; // the system has no memory for a thread: later
             }
         }
         prune(&mut self.slots.lock());
     }
 }
 
+/// Has an image grow with its file, by whole blocks.
+fn grow(image: &Image) {
+    let Some(file) = image.file() else { return };
+    let (name, before) = (&image.name, image.len());
+    match length(file) {
+        Ok(len) if len < before + BLOCK as u64 => {}
+        Ok(len) if image.grow(len) => {
+            info!(export = name, from = before, to = image.len(), "the image has grown");
+        }
+        Ok(_) => {
+            warn!(export = name, before, "only a size in whole blocks of {BLOCK} can grow")
+        }
+        Err(error) => {
+            warn!(export = name, %error, "cannot tell whether the image has grown")
+        }
+    }
+}
+
+/// The bytes of a file or block device.
+pub(crate) fn length(mut file: &File) -> io::Result<u64> {
+    file.seek(SeekFrom::End(0)) // block devices have no length in stat
+}
+
 /// Removes the slots without an image that no thread uses.
 fn prune(slots: &mut HashMap<Identity, Arc<Slot>>) {
-    slots.retain(|_, slot| Arc::get_mut(slot).is_none_or(|slot| slot.0.get_mut().image.is_some()));
+    slots.retain(|_, slot| {
+        Arc::get_mut(slot).is_none_or(|slot| slot.state.get_mut().image.is_some())
+    });
 }
 
 impl Slot {
-    /// Whether the image was idle for so long. The caller has it released.
-    fn is_due(&self, now: Instant, patience: Duration) -> bool {
-        let Some(mut state) = self.0.try_lock() else { return false }; // a thread opens it
+    /// Returns how often the image has been opened if it has been idle for `patience`. The caller has it released.
+    fn due(&self, now: Instant, patience: Duration) -> Option<u64> {
+        let mut state = self.state.lock();
         let state = &mut *state;
-        let Some(image) = &mut state.image else { return false };
         // If there is no other reference, all that its users did has happened before.
-        if Arc::get_mut(image).is_none() {
+        if Arc::get_mut(state.image.as_mut()?).is_none() {
             state.idle_since = None;
-            return false;
+            return None;
         }
         let since = *state.idle_since.get_or_insert(now);
         let is_due = !state.tried && now.saturating_duration_since(since) >= patience;
         state.tried |= is_due;
-        is_due
+        is_due.then_some(state.opened)
     }
 
-    /// Releases an idle image, unless a client opens it meanwhile. Blocks.
-    fn release(&self, has_lock: bool, meanwhile: impl FnOnce()) -> io::Result<()> {
-        let (image, opened) = {
-            let state = self.0.lock();
+    /// Releases the image, unless a client has opened it since it was [`due`](Self::due), or opens it meanwhile. So
+    /// all that clients have written is synced here, and the drop writes nothing. Blocks.
+    fn release(&self, opened: u64, has_lock: bool, meanwhile: impl FnOnce()) -> io::Result<()> {
+        let image = {
+            let state = self.state.lock();
+            if state.opened != opened {
+                return Ok(()); // and `get` has reset `tried`
+            }
             let Some(image) = state.image.clone() else { return Ok(()) };
-            (image, state.opened)
+            image
         };
-        let synced = image.sync_now();
+        let to_unlock = image
+            .sync_now()
+            .and_then(|()| image.file().filter(|_| has_lock).map(File::try_clone).transpose());
         meanwhile();
-        if let Err(error) = synced {
+        let to_unlock = to_unlock.inspect_err(|error| {
             // The next release is tried after a client has used the image, and that client is told
             // of the error.
             warn!(export = image.name, %error, "an image stays locked");
-            return Err(error);
-        }
+        })?;
         drop(image);
-        let mut state = self.0.lock();
-        let is_idle = state.image.as_mut().is_some_and(|image| Arc::get_mut(image).is_some());
-        (state.idle_since, state.tried) = (None, false);
-        if state.opened != opened || !is_idle {
-            return Ok(());
-        }
-        let Some(image) = state.image.take() else { return Ok(()) };
-        if let Some(file) = image.file().filter(|_| has_lock) {
-            // Before the last descriptor is closed, which an engine may do later.
-            if let Err(error) = unlock(file) {
-                warn!(export = image.name, %error, "an image is not unlocked");
+        let _opening = self.opening.lock(); // until all is dropped: a file is attached to the cache once
+        let image = {
+            let mut state = self.state.lock();
+            let is_idle = state.image.as_mut().is_some_and(|image| Arc::get_mut(image).is_some());
+            (state.idle_since, state.tried) = (None, false);
+            if state.opened != opened || !is_idle {
+                return Ok(());
             }
+            state.image.take()
+        };
+        let Some(image) = image else { return Ok(()) };
+        let name = image.name.clone();
+        drop(image);
+        // Before the last descriptor is closed, which an engine may do later.
+        if let Some(Err(error)) = to_unlock.as_ref().map(unlock) {
+            warn!(export = name, %error, "an image is not unlocked");
         }
-        info!(export = image.name, "no client has it open: let go");
-        drop(image); // before the slot's lock is released: a file is attached to the cache once
+        info!(export = name, "no client has it open: let go");
         Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::os::unix::fs::FileExt;
 
     use clap::Parser;
     use tempfile::TempDir;
+    use testkit::wait_until;
 
     use super::*;
     use crate::args::Args;
-    use crate::blocks::BLOCK;
+    use crate::blocks::Backing;
     use crate::export::{Export, ExportTable};
     use crate::lock::lock;
 
@@ -222,9 +286,18 @@ mod tests {
     }
 
     impl ExportTable {
+        /// The slot of the only image.
+        fn slot(&self) -> Arc<Slot> {
+            self.images.slots.lock().values().next().cloned().unwrap()
+        }
+
+        /// Releases the only image if it is idle.
         fn release(&self, meanwhile: impl FnOnce()) {
-            let slot = self.images.slots.lock().values().next().cloned().unwrap();
-            slot.release(true, meanwhile).unwrap();
+            let slot = self.slot();
+            let due = slot.due(Instant::now(), Duration::ZERO);
+            if let Some(opened) = due {
+                slot.release(opened, true, meanwhile).unwrap();
+            }
         }
     }
 
@@ -273,6 +346,28 @@ mod tests {
         drop(taken);
         table.release(|| drop(open(&table).unwrap()));
         assert!(!is_free(&dir), "it came and went");
+        let mut seen = Vec::new();
+        table.release(|| seen = table.images.all());
+        assert!(seen.len() == 1 && !is_free(&dir), "it is looked at");
+    }
+
+    /// What it writes after the sync is written back before another program may write.
+    #[test]
+    fn a_client_that_comes_before_the_sync_keeps_the_image() {
+        let (dir, table) = folder("1M");
+        drop(open(&table).unwrap());
+        let slot = table.slot();
+        let opened = slot.due(Instant::now(), Duration::ZERO).expect("it is idle");
+        let mut used = open(&table);
+        let write = || {
+            let used = used.take().unwrap();
+            assert_eq!(used.image.try_write(0, &[7; BLOCK]), Ok(BLOCK));
+        };
+        slot.release(opened, true, write).unwrap();
+        drop(used);
+        assert!(!is_free(&dir), "it came");
+        table.release(|| {});
+        assert!(is_free(&dir), "it went");
     }
 
     #[test]
@@ -327,17 +422,15 @@ mod tests {
         [0, 100, 200].into_iter().for_each(at);
         drop(used);
         [300, 305].into_iter().for_each(at);
-        let slot = table.images.slots.lock().values().next().cloned().unwrap();
-        assert!(!is_free(&dir) && !slot.0.lock().tried, "it is not long");
+        let slot = table.slot();
+        assert!(!is_free(&dir) && !slot.state.lock().tried, "it is not long");
         at(320);
-        while slot.0.lock().image.is_some() {
-            std::thread::yield_now();
-        }
-        assert!(is_free(&dir));
         drop(slot);
-        while !table.images.slots.lock().is_empty() {
+        wait_until(|| is_free(&dir));
+        wait_until(|| {
             at(321); // once the thread has ended
-        }
+            table.images.slots.lock().is_empty()
+        });
     }
 
     #[test]
@@ -352,7 +445,7 @@ mod tests {
                     for round in 1..=200 {
                         let used = open(table).expect("nothing else holds the lock");
                         let at = (client * BLOCK) as u64;
-                        while used.image.try_write(at, &[round; BLOCK]) != Ok(BLOCK) {}
+                        wait_until(|| used.image.try_write(at, &[round; BLOCK]) == Ok(BLOCK));
                         drop(used);
                         thread::yield_now();
                         let used = open(table).expect("nothing else holds the lock");
@@ -381,12 +474,45 @@ mod tests {
         let (images, used) = (&table.images, open(&table).unwrap());
         let slow = images.get((1, 2, 3), || {
             assert!(Arc::ptr_eq(&open(&table).unwrap().image, &used.image), "another file");
-            table.grow();
+            assert!(images.find(&(1, 2, 3)).is_none());
             images.release_idle(Instant::now(), Duration::ZERO);
             assert_eq!(images.all().len(), 1, "the other one");
             Err(())
         });
         assert!(slow.is_err() && !is_free(&dir));
         assert_eq!(images.slots.lock().len(), 1);
+    }
+
+    #[test]
+    fn an_image_that_is_opened_during_a_look_grows_too() {
+        let (dir, table) = folder("0");
+        let long = 6 * BLOCK as u64;
+        let image = table.images.get((1, 2, 3), || {
+            let opened = Backing::open(&other(&dir))?;
+            let image = table.blocks.attach("a".into(), opened)?;
+            other(&dir).set_len(long)?;
+            table.grow();
+            assert_eq!(image.len(), 4 * BLOCK as u64, "the look does not wait for it");
+            io::Result::Ok(image)
+        });
+        assert_eq!(image.unwrap().unwrap().len(), long);
+    }
+
+    /// The last sync of the server, and a look for longer files.
+    #[test]
+    fn a_look_misses_no_open_image() {
+        let (dir, table) = folder("1M");
+        let used = open(&table).unwrap();
+        let slot = table.slot();
+        let state = slot.state.lock();
+        thread::scope(|scope| {
+            let look = scope.spawn(|| table.images.all().len());
+            thread::sleep(Duration::from_millis(20)); // a lock that is only tried has failed by then
+            drop(state);
+            assert_eq!(look.join().unwrap(), 1);
+        });
+        drop(used);
+        table.release(|| assert_eq!(table.images.all().len(), 1, "it is not released yet"));
+        assert!(is_free(&dir) && table.images.all().is_empty());
     }
 }

@@ -10,7 +10,7 @@ mod upstream;
 use std::borrow::Cow;
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
-use std::io::{self, Seek, SeekFrom};
+use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::blocks::{BLOCK, Backing, Blocks, Image};
 use crate::folder::{Folder, MOST_NAMES};
 use crate::image_spec::ImageSpec;
 use crate::lock::{LockError, lock};
-use crate::open_images::{OpenImages, identity};
+use crate::open_images::{OpenImages, identity, length};
 use crate::tls::Acceptor;
 use crate::upstream::UpstreamError;
 
@@ -138,11 +138,10 @@ impl ExportTable {
     pub(crate) fn open(args: &Args) -> Result<Self, ExportError> {
         let open = |path: &PathBuf| Folder::open(path).map_err(ExportError::at(path));
         let folder = args.export_dir.as_ref().map(open).transpose()?;
-        let most = args.images.len() + if folder.is_some() { FOLDER } else { 0 };
         let mut table = Self {
             fixed: Vec::new(),
             folder,
-            images: OpenImages::new(most, !args.no_lock),
+            images: OpenImages::new(!args.no_lock),
             args: args.clone(),
             blocks: Blocks::new(args.cache).map_err(ExportError::Cache)?,
             tls: Acceptor::new(args).map_err(ExportError::Tls)?,
@@ -153,6 +152,7 @@ impl ExportTable {
             info!(export = name, size, of = description, "serving");
             table.fixed.push(export);
         }
+        table.images.limit(FOLDER); // an export of a server, or a second one of a file, takes no slot
         Ok(table)
     }
 
@@ -288,7 +288,7 @@ impl ExportTable {
         self.fixed.iter().map(|export| export.info.name.as_str())
     }
 
-    /// All images, each once, but those that a thread opens or releases just now.
+    /// All images, each once. Those of files are in `images`, also those of the command line.
     fn images(&self) -> Vec<Arc<Image>> {
         let fixed = self.fixed.iter().map(|export| Arc::clone(&export.image));
         let mut images: Vec<_> = fixed.chain(self.images.all()).collect();
@@ -300,22 +300,7 @@ impl ExportTable {
     /// Has images grow with their files, by whole blocks. Clients that connect from now on see the
     /// new sizes.
     pub(crate) fn grow(&self) {
-        for image in self.images() {
-            let Some(file) = image.file() else { continue };
-            let (name, before) = (&image.name, image.len());
-            match length(file) {
-                Ok(len) if len < before + BLOCK as u64 => {}
-                Ok(len) if image.grow(len) => {
-                    info!(export = name, from = before, to = image.len(), "the image has grown");
-                }
-                Ok(_) => {
-                    warn!(export = name, before, "only a size in whole blocks of {BLOCK} can grow")
-                }
-                Err(error) => {
-                    warn!(export = name, %error, "cannot tell whether the image has grown")
-                }
-            }
-        }
+        self.images.grow();
     }
 
     /// Has images of the folder released that were idle for as long as `--idle` says.
@@ -337,7 +322,7 @@ impl ExportTable {
 
     /// Makes everything written so far durable; an error if that ever failed.
     pub(crate) fn sync(&self) -> io::Result<()> {
-        // Those that were released had been synced before that.
+        // A release that runs meanwhile has synced its image before it takes the image away.
         let all = self.images().into_iter().map(|image| image.sync_now());
         all.fold(Ok(()), io::Result::and) // of all, whatever becomes of one
     }
@@ -487,8 +472,4 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
         (Ok(a), Ok(b)) => identity(&a) == identity(&b),
         _ => a == b,
     }
-}
-
-fn length(mut file: &File) -> io::Result<u64> {
-    file.seek(SeekFrom::End(0)) // block devices have no length in stat
 }

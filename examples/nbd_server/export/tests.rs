@@ -1,6 +1,7 @@
 //! Folders, names, and what has an export's name now.
 
 use clap::Parser;
+use testkit::wait_until;
 
 use super::*;
 
@@ -52,10 +53,20 @@ fn a_folder_is_opened_image_by_image_and_only_so_many_at_a_time() {
         table.sync().unwrap();
         table.release_idle(Instant::now());
         table.release_idle(Instant::now() + Duration::from_secs(60));
-        while table.opened_size("d").is_none() {
-            std::thread::yield_now(); // until one of the others is released
-        }
+        wait_until(|| table.opened_size("d").is_some()); // until one of the others is released
     }
+}
+
+#[test]
+fn exports_of_the_command_line_neither_take_nor_leave_places_of_the_folder() {
+    let outside = tempfile::tempdir().unwrap();
+    let path = outside.path().join("x");
+    File::create(&path).unwrap().set_len(4096).unwrap();
+    let [x, y] = ["x", "y"].map(|name| format!("{name}={}", path.display()));
+    let all = ["a", "b", "c", "d"];
+    let (_dir, table) = folder(&all.map(|name| (name, 4096)), &["--image", &x, "--image", &y]);
+    let opened = all.map(|name| table.open_export(name));
+    assert_eq!(opened.each_ref().map(Option::is_some), [true, true, true, false]);
 }
 
 #[test]

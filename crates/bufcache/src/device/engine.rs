@@ -4,9 +4,8 @@ use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, IoSlice};
 use std::rc::Rc;
-use std::sync::Arc;
 
-use aio_reap::{AllocateMode, BufList, IoBuf, IoBufMut, Reply, Request, RequestError};
+use aio_reap::{AllocateMode, BufList, IoBuf, IoBufMut, Reply, Request, RequestError, SharedFile};
 
 use super::{BlockDevice, FileDevice};
 use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
@@ -24,7 +23,9 @@ use crate::engine::{Local, lent_engine, write_engine};
 /// of an engine, it should do so soon.
 #[derive(Debug)]
 pub struct EngineDevice {
-    file: Arc<File>,
+    /// A thread's engine has it only while it has an operation on it: no idle thread keeps a descriptor of a dropped
+    /// device.
+    file: SharedFile,
     plain: FileDevice,
 }
 
@@ -35,7 +36,7 @@ impl EngineDevice {
     ///
     /// As [`FileDevice::new`], and where no second descriptor can be had.
     pub fn new(file: File) -> io::Result<Self> {
-        Ok(Self { file: Arc::new(file.try_clone()?), plain: FileDevice::new(file)? })
+        Ok(Self { file: SharedFile::new(file.try_clone()?)?, plain: FileDevice::new(file)? })
     }
 
     /// Without what lies behind so many bytes, as [`FileDevice::up_to`].
@@ -50,7 +51,7 @@ impl EngineDevice {
         let Some(local) = lent_engine().filter(|_| !range.is_blocking()) else {
             return range.defer();
         };
-        let Ok(file) = local.file(&self.file) else { return range.defer() };
+        let file = local.engine.attach_shared(&self.file);
         let request = local.engine.allocate(&file, mode, range.offset(), range.len());
         let begun = begin(&local, request, range, |range, result| end_range(range, answer(result)));
         begun.err().into_iter().for_each(DeviceRange::defer);
@@ -182,7 +183,7 @@ impl BlockDevice for EngineDevice {
         let Some(local) = lent_engine().filter(|_| !load.is_blocking()) else {
             return load.defer();
         };
-        let Ok(file) = local.file(&self.file) else { return load.defer() };
+        let file = local.engine.attach_shared(&self.file);
         let offset = load.offset();
         let in_flight = local.count();
         let request = local.engine.read(&file, Target(load), offset);
@@ -227,7 +228,7 @@ impl BlockDevice for EngineDevice {
             false => lent_engine(),
         };
         let Some(local) = local else { return write.defer() };
-        let Ok(file) = local.file(&self.file) else { return write.defer() };
+        let file = local.engine.attach_shared(&self.file);
         let parts = write.parts().iter();
         let parts = parts.map(|part| Part { at: part.as_ptr(), len: part.len() }).collect();
         let Ok(list) = BufList::new(parts) else { return write.defer() };
@@ -259,7 +260,7 @@ impl BlockDevice for EngineDevice {
         let Some(local) = lent_engine().filter(|_| !sync.is_blocking()) else {
             return sync.defer();
         };
-        let Ok(file) = local.file(&self.file) else { return sync.defer() };
+        let file = local.engine.attach_shared(&self.file);
         let request = local.engine.fdatasync(&file);
         let begun = begin(&local, request, sync, |sync, result| end_sync(sync, answer(result)));
         begun.err().into_iter().for_each(DeviceSync::defer);

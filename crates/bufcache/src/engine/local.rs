@@ -8,14 +8,11 @@
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
-use std::fs::File;
 use std::future::poll_fn;
-use std::io;
 use std::marker::PhantomData;
 use std::mem;
 use std::ptr;
 use std::rc::{self, Rc};
-use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
@@ -25,15 +22,13 @@ use aio_reap::Engine;
 /// What a thread reads by.
 pub(crate) struct Local {
     pub(crate) engine: Rc<Engine>,
-    /// The files of devices, as the engine knows them.
-    files: RefCell<Vec<(Weak<File>, aio_reap::File)>>,
     /// Operations of caches that the engine has.
     pub(crate) in_flight: Rc<Cell<usize>>,
 }
 
 impl Local {
     fn new(engine: Rc<Engine>, in_flight: Rc<Cell<usize>>) -> Rc<Self> {
-        Rc::new(Self { engine, files: RefCell::default(), in_flight })
+        Rc::new(Self { engine, in_flight })
     }
 
     /// What this thread has of the engine; new, if that is not lent now. It counts what was begun before.
@@ -66,18 +61,6 @@ impl Local {
     pub(crate) fn count(&self) -> Rc<Cell<usize>> {
         self.in_flight.set(self.in_flight.get() + 1);
         Rc::clone(&self.in_flight)
-    }
-
-    pub(crate) fn file(&self, of: &Arc<File>) -> io::Result<aio_reap::File> {
-        let mut files = self.files.borrow_mut();
-        let weak = Arc::downgrade(of);
-        if let Some((_, file)) = files.iter().find(|(known, _)| known.ptr_eq(&weak)) {
-            return Ok(file.clone());
-        }
-        files.retain(|(known, _)| known.strong_count() > 0);
-        let file = self.engine.attach(of.try_clone()?)?;
-        files.push((weak, file.clone()));
-        Ok(file)
     }
 }
 

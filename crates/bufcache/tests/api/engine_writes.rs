@@ -43,4 +43,16 @@ fn check(flags: i32) {
     }
     assert_eq!(cache.stats().dirty, 0);
     assert_eq!(file.as_file().metadata().unwrap().len(), len);
+
+    // Neither engine of this thread keeps the file of a device open: it could not be unmounted.
+    let _lent = bufcache::lend_engine(&engine);
+    device.readahead(4..6);
+    assert_eq!(device.get(4).unwrap()[0], 0);
+    drop(device);
+    let path = file.path().canonicalize().unwrap();
+    let descriptors = || {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        all.filter(|fd| fd.path().read_link().is_ok_and(|of| of == path)).count()
+    };
+    testkit::wait_until(|| descriptors() == 1);
 }
