@@ -18,7 +18,7 @@ macro_rules! forward {
         $(-> $result:ty)?;)*) => {$(
         $(#[$attr])*
         #[doc = ""]
-        #[doc = concat!("See [`Queue::", stringify!($name), "`] for its errors and an example.")]
+        #[doc = concat!("See [`Queue::", stringify!($name), "`](crate::Queue::", stringify!($name), ") for its errors and an example.")]
         #[inline]
         pub fn $name$(<$($generic)*>)?(&self, $($arg: $of),*) $(-> $result)? {
             self.shared.queue.$name($($arg),*)
