@@ -311,7 +311,7 @@ impl BareGroup {
 
     /// Whether a sync that began after this call has succeeded.
     pub fn join(&self, sync: impl FnOnce() -> bool) -> bool {
-        now(self.0.join(Mode::Thread, async { sync() }, || ()))
+        now(self.0.join(Mode::Thread, self.0.losses(), async { sync() }, || ()))
     }
 }
 
@@ -328,8 +328,25 @@ impl BareWrites {
 
     /// As `Shared::sync_device` does. `device` returns false if it is told of a loss.
     pub fn sync(&self, device: impl FnOnce() -> bool) -> bool {
+        self.write_and_sync(|| (), device)
+    }
+
+    /// As `Shared::sync` does.
+    pub fn write_and_sync(&self, write: impl FnOnce(), device: impl FnOnce() -> bool) -> bool {
+        let losses = self.0.group.losses();
+        write();
         let sync = async { self.0.poisoned().is_none() && self.is_told_well(device) };
-        now(self.0.group.join(Mode::Thread, sync, || ()))
+        now(self.0.group.join(Mode::Thread, losses, sync, || ()))
+    }
+
+    /// As `Shared::reset` ends.
+    pub fn forgive(&self) {
+        self.0.forgive();
+    }
+
+    /// As who looks for what is newer than the device does first.
+    pub fn is_poisoned(&self) -> bool {
+        self.0.poisoned().is_some()
     }
 
     /// As `Shared::write_window` does for a durable write.

@@ -186,8 +186,10 @@ impl Shared {
         let blocks = Few::new(Going::NONE);
         let mut window = Window { blocks, task, mode, done, gave_up: false };
         for &next in &*found {
-            if source.writes.poisoned().is_some() {
-                break; // nothing it could say makes anything durable
+            if let Some(errno) = source.writes.poisoned() {
+                // Nothing it could say makes anything durable, not even after a reset.
+                window.done.fail(WriteError::Poisoned { errno });
+                break;
             }
             if window.blocks.len() == WINDOW {
                 self.write_window(source, &mut window).await;
@@ -304,7 +306,7 @@ impl Shared {
     /// Marks a block that is dirty, and may be written.
     fn begin_back(
         &self,
-        source: &Source,
+        source: &Arc<Source>,
         task: &Task,
         going: Going,
         flushed: u64,
@@ -313,6 +315,7 @@ impl Shared {
         let may_go = self.may_go(source, task, going, flushed);
         if may_go.is_err() {
             self.unmark_back(entry, going.frame, 0);
+            self.drop_if_abandoned(source, going.key);
         }
         may_go
     }

@@ -60,7 +60,7 @@ impl Shared {
     /// device, so later calls report it.
     pub(super) async fn limit_extents(&self, source: &Arc<Source>, mode: Mode) {
         if self.has_many_extents(source) {
-            let _ = self.sync_device(source, mode).await;
+            let _ = self.sync_device(source, source.writes.group.losses(), mode).await;
         }
     }
 

@@ -95,9 +95,10 @@ impl Shared {
         if idle {
             return Ok(());
         }
+        let losses = source.writes.group.losses();
         // Closed or not: a reset may have dirtied blocks.
         let flushed = now(self.flush_even_closed(source, Mode::Thread));
-        let synced = now(self.sync_device(source, Mode::Thread)).and(flushed);
+        let synced = now(self.sync_device(source, losses, Mode::Thread)).and(flushed);
         // From here on a write that fails drops its block, or its block is found without a mark below.
         source.in_flight.abandon();
         // Blocks stay dirty if a forgotten guard keeps them or their write hangs.

@@ -53,19 +53,22 @@ impl Shared {
 
     /// Makes everything durable that was dirtied before.
     pub(crate) async fn sync(&self, source: &Arc<Source>, mode: Mode) -> Result<(), WriteError> {
+        let losses = source.writes.group.losses();
         let flushed = self.flush(source, mode).await;
         if flushed == Err(WriteError::Closed) {
             return flushed;
         }
         // What could be written is made durable all the same.
-        self.sync_device(source, mode).await?;
+        self.sync_device(source, losses, mode).await?;
         flushed
     }
 
-    /// A sync of the device that begins after this call.
+    /// A sync of the device that begins after this call. Fails if the device has lost writes since
+    /// `losses` were reported.
     pub(super) async fn sync_device(
         &self,
         source: &Arc<Source>,
+        losses: u64,
         mode: Mode,
     ) -> Result<(), WriteError> {
         self.check_poison(source)?;
@@ -98,7 +101,7 @@ impl Shared {
             }
         };
         let durable = || source.writes.change_unsynced(Unsynced::end_sync);
-        if source.writes.group.join(mode, sync, durable).await {
+        if source.writes.group.join(mode, losses, sync, durable).await {
             return Ok(());
         }
         // Another's reset may have forgiven it meanwhile; ours is not durable for that.
@@ -113,6 +116,7 @@ impl Shared {
         mode: Mode,
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
+        let losses = source.writes.group.losses();
         let sectors = source.sectors_of(blocks);
         let task = Task { sectors: sectors.clone(), durable: true, ..Task::all() };
         let done = self.write_back(source, &task, mode).await;
@@ -123,7 +127,7 @@ impl Shared {
         // Another thread may have written them, and not durably.
         let is_synced = !source.writes.unsynced(|unsynced| unsynced.touches(&sectors));
         let is_synced = check!("write through: no sector is unsynced", is_synced);
-        if is_synced { Ok(()) } else { self.sync_device(source, mode).await }
+        if is_synced { Ok(()) } else { self.sync_device(source, losses, mode).await }
     }
 
     /// Lets a device be written again whose sync failed. A block that was written since the last good sync is

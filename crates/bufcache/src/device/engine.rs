@@ -235,11 +235,12 @@ impl BlockDevice for EngineDevice {
         let request = local.engine.write_vectored(&file, list, write.offset());
         // Not the engine itself, which ends when its owners let it go.
         let sync_by = Rc::downgrade(&local);
+        // Not the file either, which is closed before the end of the write is told.
+        let file = write.is_durable().then_some(file);
         let begun = begin(&local, request, write, move |write, result| {
             let result = answer(result);
-            if !write.is_durable() || !matches!(result, Some(Ok(()))) {
-                return end_write(write, result);
-            }
+            let file = file.filter(|_| matches!(result, Some(Ok(()))));
+            let Some(file) = file else { return end_write(write, result) };
             let Some(local) = sync_by.upgrade() else { return write.defer() };
             let sync = local.engine.fdatasync(&file);
             let end = |write, result| end_write(write, answer(result));

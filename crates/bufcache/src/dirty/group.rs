@@ -84,19 +84,28 @@ impl Group {
         Self { state: Mutex::new(State::default()), bell: Bell::new() }
     }
 
+    /// The losses that were reported so far. A caller reads it before it writes what it makes durable
+    /// with [`join`](Self::join).
+    pub(crate) fn losses(&self) -> u64 {
+        self.state.lock().losses
+    }
+
     /// Waits for a sync that began after this call, and begins it if no other caller does. Returns
-    /// whether it succeeded: false also if a later sync, or a durable write beside it, has failed.
+    /// whether it succeeded: false also if a later sync, or a durable write beside it, has failed, or
+    /// if there are more losses than `since`. A reset may have ended the poisoning meanwhile: then
+    /// what the caller wrote may be lost on the device, and dirty again.
     ///
     /// `sync` must not panic. `durable` is called under a lock before the next sync begins; its
     /// result is dropped without the lock.
     pub(crate) async fn join<T>(
         &self,
         mode: Mode,
+        since: u64,
         sync: impl Future<Output = bool>,
         durable: impl FnOnce() -> T,
     ) -> bool {
         let mut mine = None;
-        let turn = self.bell.until(mode, |context| self.poll_turn(&mut mine, context)).await;
+        let turn = self.bell.until(mode, |context| self.poll_turn(&mut mine, since, context)).await;
         let (number, losses) = match turn {
             Turn::Over(succeeded) => return succeeded,
             Turn::Begin(number, losses) => (number, losses),
@@ -121,10 +130,15 @@ impl Group {
         drop(state);
         self.wake();
         drop(forgotten);
-        succeeded
+        succeeded && check!("sync: nothing is lost since the caller wrote", losses == since)
     }
 
-    fn poll_turn(&self, mine: &mut Option<u64>, context: &mut Context<'_>) -> Poll<Turn> {
+    fn poll_turn(
+        &self,
+        mine: &mut Option<u64>,
+        since: u64,
+        context: &mut Context<'_>,
+    ) -> Poll<Turn> {
         let mut state = self.state.lock();
         let mine = *mine.get_or_insert_with(|| {
             let mut next = state.begun;
@@ -134,6 +148,7 @@ impl Group {
         let ended = state.begun - u64::from(state.running);
         if ended >= mine {
             let succeeded = check!("sync: it has not failed", state.failed < mine);
+            let succeeded = succeeded && state.losses == since;
             return Poll::Ready(Turn::Over(succeeded));
         }
         if state.running {

@@ -20,6 +20,7 @@ mod rules;
 use std::ops::Range;
 
 use percpu::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
+use percpu::sync::order;
 use percpu::sync::std_lock::Mutex;
 
 pub use self::errors::WriteError;
@@ -217,9 +218,8 @@ impl Writes {
 
     /// Notes a failed sync: writes since the last good sync may be lost. The first errno stays.
     pub(crate) fn poison(&self, errno: i32) {
-        // Ordering: Relaxed, also in `poisoned` and `forgive`. What an errno or its end is about, the
-        // extents, the group and the list of dirty frames, is behind locks: a lock that is taken after
-        // the load comes after one that was released before the store.
+        // Ordering: Relaxed. What an errno is about, the extents and the group, is behind locks: a lock
+        // that is taken after the load comes after one that was released before the store.
         let _ = self.poison.compare_exchange(0, errno.max(1), Ordering::Relaxed, Ordering::Relaxed);
         // After the exchange, because a sync that begins after `lose` does not see the loss in the
         // group and must find the device poisoned.
@@ -228,14 +228,17 @@ impl Writes {
 
     /// Returns the errno of the sync that failed since the last reset.
     pub(crate) fn poisoned(&self) -> Option<i32> {
-        // Ordering: Relaxed; see `poison`.
-        Some(self.poison.load(Ordering::Relaxed)).filter(|&errno| errno != 0)
+        // Ordering: Acquire pairs with the Release in `forgive`.
+        Some(self.poison.load(order!(Acquire, "poisoned: the reset has dirtied its blocks")))
+            .filter(|&errno| errno != 0)
     }
 
     /// Ends the poisoning, by a reset.
     pub(crate) fn forgive(&self) {
-        // Ordering: Relaxed; see `poison`. A thread that still finds the errno acts as before the reset.
-        self.poison.store(0, Ordering::Relaxed);
+        // Ordering: Release pairs with the Acquire in `poisoned`; it carries the blocks that the reset
+        // has made dirty, for `is_newer` and `dirty_of`, which take no lock. A thread that still finds
+        // the errno acts as before the reset.
+        self.poison.store(0, order!(Release, "forgive: the blocks are dirty before"));
     }
 
     /// Sets the stage. The caller closes the device, and calls a fence after the stage `Closing`.

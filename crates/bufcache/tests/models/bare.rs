@@ -60,6 +60,9 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "bare::inv19_the_last_handle_against_a_write_that_fails",
     ),
     ("sync: it has not failed", "bare::inv18_three_syncs_that_fail"),
+    ("sync: nothing is lost since the caller wrote", "bare::inv20_a_sync_that_a_reset_overtakes"),
+    ("forgive: the blocks are dirty before", "bare::inv24_the_end_of_a_reset"),
+    ("poisoned: the reset has dirtied its blocks", "bare::inv24_the_end_of_a_reset"),
 ];
 
 /// Of those, what only a checker of weak memory can see.
@@ -88,6 +91,8 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "any: the operations come before the detach",
     "abandon: the device is abandoned before the look at the marks",
     "is_abandoned: the mark is taken off before",
+    "forgive: the blocks are dirty before",
+    "poisoned: the reset has dirtied its blocks",
 ];
 
 /// At least one of the two sees the other.
@@ -363,6 +368,54 @@ fn inv19_the_last_handle_against_a_write_that_fails() {
 }
 
 /// One of them syncs for the two that wait.
+/// The device gives up what was written, and says so to another sync, after which a reset ends the poisoning.
+#[test]
+fn inv20_a_sync_that_a_reset_overtakes() {
+    const NOT_THERE: u64 = 0;
+    const WRITTEN: u64 = 1;
+    const DURABLE: u64 = 2;
+    thoroughly(|| {
+        let (device, block) = (Arc::new(BareWrites::new()), Arc::new(AtomicU64::new(NOT_THERE)));
+        let change =
+            |block: &AtomicU64, now| block.compare_exchange(WRITTEN, now, Relaxed, Relaxed);
+        let resets = thread::spawn({
+            let (device, block) = (Arc::clone(&device), Arc::clone(&block));
+            move || {
+                device.sync(|| {
+                    let _ = change(&block, NOT_THERE); // unless it is durable
+                    false
+                });
+                device.forgive();
+            }
+        });
+        let write = || block.store(WRITTEN, Relaxed);
+        let synced = device.write_and_sync(write, || {
+            let _ = change(&block, DURABLE);
+            true
+        });
+        assert!(!synced || block.load(Relaxed) == DURABLE, "it was given up");
+        resets.join().unwrap();
+    });
+}
+
+/// Without a lock, as a look for what is newer than the device.
+#[test]
+fn inv24_the_end_of_a_reset() {
+    thoroughly(|| {
+        let (device, dirtied) = (Arc::new(BareWrites::new()), Arc::new(AtomicBool::new(false)));
+        assert!(!device.sync(|| false) && device.is_poisoned());
+        let resets = thread::spawn({
+            let (device, dirtied) = (Arc::clone(&device), Arc::clone(&dirtied));
+            move || {
+                dirtied.store(true, Relaxed);
+                device.forgive();
+            }
+        });
+        assert!(device.is_poisoned() || dirtied.load(Relaxed));
+        resets.join().unwrap();
+    });
+}
+
 #[test]
 fn inv18_three_syncs_that_fail() {
     thoroughly(|| {
