@@ -195,7 +195,7 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
         let this = unsafe { self.get_unchecked_mut() };
         leave(this.queue.get(), &mut this.waiter);
         this.completed = true;
-        this.queue.get().receive_late(ReceiveError::Timeout)
+        this.queue.get().receive_expired()
     }
 }
 
