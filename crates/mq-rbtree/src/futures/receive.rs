@@ -178,8 +178,9 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
                 }
                 Some(taken) => {
                     drop(state);
-                    (this.waiter, this.completed) = (None, true);
+                    this.waiter = None;
                     queue.run_deferred(&mut section.deferred);
+                    this.completed = true; // a stream that unwinds before has not ended
                     Poll::Ready(taken)
                 }
             }
