@@ -62,6 +62,8 @@ fn limits_that_leave_no_room_are_refused() {
     ] {
         assert_eq!(build(messages, reserves), result, "{messages} {reserves:?}");
     }
+    // The nodes are allocated one by one: no number of them is too large.
+    assert!(Queue::<u8, RbTree<u32>>::builder_with_keys(1).spare_nodes(usize::MAX).build().is_ok());
 }
 
 #[test]
