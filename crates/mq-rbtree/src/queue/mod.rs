@@ -148,8 +148,8 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Sends a message, unless the queue is not idle, or room or memory is missing; then returns the
-    /// message. Never waits for another sender.
+    /// Sends a message, or returns it: the queue is closed or not idle, room or memory is missing, or a
+    /// queue without a ring measures how long its lock is held. Never waits for another sender.
     #[inline(always)]
     pub(crate) fn send_at_once(
         &self,
