@@ -234,7 +234,12 @@ impl<T, L: Levels> Queue<T, L> {
                 }
             }
         };
-        self.lend_until(Some(Deadline::PAST)).unwrap_or_else(|| Err(self.late(reason)))
+        self.lend_until(Some(Deadline::PAST)).unwrap_or_else(|| {
+            if reason == ReceiveError::Timeout {
+                self.count_timeout();
+            }
+            Err(reason)
+        })
     }
 
     fn poll_lend(

@@ -150,8 +150,9 @@
 //!
 //! # Errors
 //!
-//! A refused message comes back in the error, and the queue is unchanged. Each error has `errno()`
-//! and converts to [`io::Error`](std::io::Error). The cause is in the field `reason`.
+//! A refused message comes back in the error, and the queue is unchanged. Each error converts to
+//! [`io::Error`](std::io::Error), and has `errno()`, except [`ReadinessError`], whose `reason` is an
+//! [`io::Error`](std::io::Error). The cause is in the field `reason`.
 //!
 //! | errno | send: [`SendRefused`] | receive: [`ReceiveError`] | other errors |
 //! |---|---|---|---|

@@ -85,7 +85,7 @@ pub(crate) struct Demand<P> {
 /// The position of a waiter: the least comes first.
 pub(crate) type Rank = (Reverse<u8>, u64);
 
-/// The ticket of what was never on the list: it is behind all waiters of its urgency.
+/// The ticket of a waiter that was never listed, which is behind all listed ones of its urgency.
 const NO_TICKET: u64 = u64::MAX;
 
 /// Returns the position of an operation that is not on the list.

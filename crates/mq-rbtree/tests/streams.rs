@@ -1,9 +1,11 @@
 //! A queue as a stream.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 
 use futures_core::{FusedStream, Stream};
@@ -42,6 +44,28 @@ fn a_stream_ends_when_the_queue_is_closed_and_empty() {
     assert_eq!((poll_stream(&mut stream), stream.is_terminated()), (Poll::Ready(None), true));
     assert_eq!(poll_stream(&mut stream), Poll::Ready(None));
     assert!(format!("{stream:?}").contains("ended: true"));
+}
+
+/// A stream that unwound, because a waker that it called panicked, has not ended.
+#[test]
+fn a_stream_goes_on_after_a_panicking_waker() {
+    struct Bomb;
+    impl Wake for Bomb {
+        fn wake(self: Arc<Self>) {
+            panic!("a waker");
+        }
+    }
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    queue.send(1, 1).unwrap();
+    let mut bomb = Box::pin(queue.send_async(2, 2));
+    let waker = Waker::from(Arc::new(Bomb));
+    assert!(bomb.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let mut stream = Box::pin(queue.stream());
+    assert!(catch_unwind(AssertUnwindSafe(|| poll_stream(&mut stream))).is_err());
+    assert!(!stream.is_terminated());
+    queue.send(3, 3).unwrap();
+    assert_eq!(poll_stream(&mut stream), Poll::Ready(Some((3, 3))));
+    queue.validate();
 }
 
 /// A stream that has received a message waits behind the other one. A stream that is dropped with a

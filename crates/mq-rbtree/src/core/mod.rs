@@ -318,8 +318,9 @@ impl<T, L: Levels> Core<T, L> {
         self.pop_with(preload).unwrap_or_else(|| unreachable!("a message was just added"))
     }
 
-    /// Appends a message for whose level memory is stored, and removes the oldest one of `from`, whose
-    /// slot it takes. Its priority is not above that of `from`; comparing them does not panic.
+    /// Appends a message for whose level memory is stored, and removes the oldest one of `from`. The
+    /// message takes that one's slot. The caller has checked that its priority is not above that of
+    /// `from`, by a comparison that cannot panic.
     ///
     /// # Safety
     ///

@@ -178,8 +178,9 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
                 }
                 Some(taken) => {
                     drop(state);
-                    (this.waiter, this.completed) = (None, true);
+                    this.waiter = None;
                     queue.run_deferred(&mut section.deferred);
+                    this.completed = true; // a stream that unwinds before has not ended
                     Poll::Ready(taken)
                 }
             }
@@ -195,7 +196,7 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
         let this = unsafe { self.get_unchecked_mut() };
         leave(this.queue.get(), &mut this.waiter);
         this.completed = true;
-        this.queue.get().receive_late(ReceiveError::Timeout)
+        this.queue.get().receive_expired()
     }
 }
 

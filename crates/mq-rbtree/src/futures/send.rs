@@ -204,7 +204,7 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
         let rank = leave(this.queue.get(), &mut this.waiter);
         let rank = rank.unwrap_or_else(|| rank_of_new(this.urgency));
         let message = this.message.take().expect("a pending send has its message")?;
-        this.queue.get().send_late(message, rank, SendRefused::Timeout)
+        this.queue.get().send_expired(message, rank)
     }
 }
 

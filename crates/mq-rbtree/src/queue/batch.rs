@@ -145,7 +145,8 @@ impl<T, L: Levels> Queue<T, L> {
                     if out.len() > before {
                         break;
                     }
-                    return Err(self.late(ReceiveError::Timeout));
+                    self.count_timeout();
+                    return Err(ReceiveError::Timeout);
                 };
                 let mut taken = 0;
                 loop {

@@ -11,7 +11,9 @@ use std::time::Instant;
 
 use percpu::sync::step;
 
-use super::{Access, Queue, Received, State, refuse_message, refuse_or_unwind};
+use super::{
+    Access, LockedState, Queue, Received, Section, State, refuse_message, refuse_or_unwind,
+};
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{ReceiveError, SendError, SendRefused};
@@ -35,7 +37,10 @@ impl<T, L: Levels> Queue<T, L> {
             let mut section = self.section();
             let locked = self.lock_to_send(&mut section.preload, wait.deadline());
             let Some(mut state) = locked else {
-                return Err(self.refuse_late(message, reason));
+                if reason == SendRefused::Timeout {
+                    self.count_timeout();
+                }
+                return Err(refuse_message((message, reason)));
             };
             // SAFETY: the node is on no list, and the lock is held.
             let rank = unsafe { waiter.inner() }.rank();
@@ -71,16 +76,17 @@ impl<T, L: Levels> Queue<T, L> {
                 (reason, wait) = (SendRefused::Interrupted, wait.ended());
             }
             // SAFETY: the node is alive, and no other list ever had it.
-            let late = self.unlist(ended, |state| unsafe { state.senders.remove(node) });
+            let state = self.unlist(ended, |state| unsafe { state.senders.remove(node) });
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
             // invariant 1 of the waiters its message belongs to this thread now.
             let Some(back) = (unsafe { waiter.inner() }).message.take() else { return Ok(()) };
-            if late {
-                // SAFETY: the node is off its list, so this thread alone uses it.
-                let rank = unsafe { waiter.inner() }.rank();
-                return self.send_late(back, rank, reason);
-            }
-            message = back;
+            let Some(state) = state else {
+                message = back;
+                continue;
+            };
+            // SAFETY: the node is off its list, so this thread alone uses it.
+            let rank = unsafe { waiter.inner() }.rank();
+            return self.send_at_deadline(back, rank, self.section(), state, reason);
         }
     }
 
@@ -105,7 +111,10 @@ impl<T, L: Levels> Queue<T, L> {
         loop {
             let mut section = self.section();
             let Some(mut state) = self.lock_until(Access::Wait, wait.deadline()) else {
-                return Err(self.late(reason));
+                if reason == ReceiveError::Timeout {
+                    self.count_timeout();
+                }
+                return Err(reason);
             };
             if let Some(message) = state.receive(&mut section) {
                 drop(state);
@@ -132,7 +141,7 @@ impl<T, L: Levels> Queue<T, L> {
                 (reason, wait) = (ReceiveError::Interrupted, wait.ended());
             }
             // SAFETY: the node is alive, and no other list ever had it.
-            let late = self.unlist(ended, |state| unsafe { state.receivers.remove(node) });
+            let state = self.unlist(ended, |state| unsafe { state.receivers.remove(node) });
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
             // invariant 1 of the waiters its message belongs to this thread now.
             let message = unsafe { waiter.inner() }.message.take();
@@ -142,8 +151,8 @@ impl<T, L: Levels> Queue<T, L> {
                     return Ok((message.value, message.priority));
                 }
             );
-            if late {
-                return self.receive_late(reason);
+            if let Some(state) = state {
+                return self.receive_at_deadline(self.section(), state, reason);
             }
         }
     }
@@ -192,44 +201,72 @@ impl<T, L: Levels> Queue<T, L> {
         ended
     }
 
-    /// Takes the node of a wait that ended by itself off its list. Returns false if another thread has
-    /// ended the wait, or has taken the node off before.
-    fn unlist(&self, ended: WaitEnd, remove: impl FnOnce(&mut State<T, L>) -> bool) -> bool {
+    /// Locks, and takes the node of a wait that ended by itself off its list. Returns `None` if another
+    /// thread has ended the wait, or has taken the node off before. The caller serves the waiters
+    /// behind it before the unlock.
+    fn unlist(
+        &self,
+        ended: WaitEnd,
+        remove: impl FnOnce(&mut State<T, L>) -> bool,
+    ) -> Option<LockedState<'_, T, L>> {
         if matches!(ended, WaitEnd::Completed | WaitEnd::Retry) {
-            return false;
+            return None;
         }
+        let mut state = self.lock_undrained();
+        remove(&mut state).then_some(state)
+    }
+
+    /// Completes the send of a task whose time is over.
+    pub(crate) fn send_expired(
+        &self,
+        message: Message<T, L::Priority>,
+        rank: Rank,
+    ) -> Result<(), SendError<T>> {
         let mut section = self.section();
-        let removed = {
-            let mut state = self.lock_undrained();
-            let removed = remove(&mut state);
-            if removed {
-                // The room that this sender needed may have blocked the senders behind it.
-                step!("send timed out: serve the other senders", state.serve_waiters(&mut section));
+        match self.lock_to_send(&mut section.preload, Some(Instant::now().into())) {
+            Some(state) => {
+                self.send_at_deadline(message, rank, section, state, SendRefused::Timeout)
             }
-            removed
+            None => {
+                self.count_timeout();
+                Err(refuse_message((message, SendRefused::Timeout)))
+            }
+        }
+    }
+
+    /// Completes the receive of a task whose time is over.
+    pub(crate) fn receive_expired(&self) -> Result<Received<T, L>, ReceiveError> {
+        let (section, late) = (self.section(), ReceiveError::Timeout);
+        let Some(state) = self.lock_until(Access::Receive, Some(Instant::now().into())) else {
+            self.count_timeout();
+            return Err(late);
         };
-        self.run_deferred(&mut section.deferred);
-        removed
+        self.receive_at_deadline(section, state, late)
     }
 
     /// Completes a send at its deadline, or after a signal, as `late` says. The sender is on no list.
     ///
-    /// It succeeds if there is room now: room of a task that has a permit and has not polled yet.
-    pub(crate) fn send_late(
+    /// It succeeds if there is room now: room of a task that has a permit and has not polled yet. It
+    /// tries before the senders behind it are served, in the lock section that took it off its list:
+    /// they would take its room, and a panic of their wakers would lose its message.
+    fn send_at_deadline(
         &self,
         message: Message<T, L::Priority>,
         rank: Rank,
+        mut section: Section<'_, T, L>,
+        mut state: LockedState<'_, T, L>,
         late: SendRefused,
     ) -> Result<(), SendError<T>> {
-        let mut section = self.section();
-        let put = match self.lock_to_send(&mut section.preload, Some(Instant::now().into())) {
-            Some(mut state) => state.send(message, rank, &mut section),
-            None => Err((message, SendRefused::Full)),
-        };
+        let put = state.send(message, rank, &mut section);
+        let timed_out = matches!(put, Err((_, SendRefused::Full))) && late == SendRefused::Timeout;
+        state.counters.timeouts += u64::from(timed_out);
+        // The room that this sender needed may have blocked the senders behind it.
+        step!("send timed out: serve the other senders", state.serve_waiters(&mut section));
+        drop(state);
         self.run_deferred(&mut section.deferred);
         put.map_err(|(message, reason)| match reason {
-            SendRefused::Full => self.refuse_late(message, late),
-            _ => refuse_message((message, reason)),
+            SendRefused::Full => refuse_message((message, late)),
+            _ => refuse_or_unwind((message, reason), &mut section.deferred),
         })
     }
 
@@ -238,38 +275,19 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// It succeeds if there is a message now: that of a task that has a permit and has not polled
     /// yet.
-    pub(crate) fn receive_late(&self, late: ReceiveError) -> Result<Received<T, L>, ReceiveError> {
-        let mut section = self.section();
-        let taken = match self.lock_until(Access::Receive, Some(Instant::now().into())) {
-            Some(mut state) => match state.receive(&mut section) {
-                None if state.has_ended() => Err(ReceiveError::Closed),
-                taken => Ok(taken),
-            },
-            None => Ok(None),
-        };
-        self.run_deferred(&mut section.deferred);
-        let message = taken?.ok_or_else(|| self.late(late))?;
-        Ok((message.value, message.priority))
-    }
-
-    /// Returns the error of a send that is late, and counts it unless a signal ended it.
-    pub(super) fn refuse_late(
+    fn receive_at_deadline(
         &self,
-        message: Message<T, L::Priority>,
-        late: SendRefused,
-    ) -> SendError<T> {
-        if late == SendRefused::Timeout {
-            self.count_timeout();
-        }
-        refuse_message((message, late))
-    }
-
-    /// Returns the error of a receive that is late, and counts it unless a signal ended it.
-    #[cold]
-    pub(crate) fn late(&self, late: ReceiveError) -> ReceiveError {
-        if late == ReceiveError::Timeout {
-            self.count_timeout();
-        }
-        late
+        mut section: Section<'_, T, L>,
+        mut state: LockedState<'_, T, L>,
+        late: ReceiveError,
+    ) -> Result<Received<T, L>, ReceiveError> {
+        let taken = state.receive(&mut section);
+        let late = if state.has_ended() { ReceiveError::Closed } else { late };
+        let timed_out = taken.is_none() && late == ReceiveError::Timeout;
+        state.counters.timeouts += u64::from(timed_out);
+        drop(state);
+        self.run_deferred(&mut section.deferred);
+        let message = taken.ok_or(late)?;
+        Ok((message.value, message.priority))
     }
 }

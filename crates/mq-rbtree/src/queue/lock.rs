@@ -71,7 +71,8 @@ impl<T, L: Levels> Queue<T, L> {
         self.lock_until(Access::Wait, None).unwrap_or_else(without_deadline)
     }
 
-    /// Counts an operation that has timed out.
+    /// Counts an operation that has timed out. An interrupted one is not counted, although it ends
+    /// by a deadline in the past.
     #[cold]
     pub(crate) fn count_timeout(&self) {
         self.lock_undrained().counters.timeouts += 1;

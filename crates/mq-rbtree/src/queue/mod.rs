@@ -148,8 +148,8 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Sends a message, unless the queue is not idle, or room or memory is missing; then returns the
-    /// message. Never waits for another sender.
+    /// Sends a message, or returns it: the queue is closed or not idle, room or memory is missing, or a
+    /// queue without a ring measures how long its lock is held. Never waits for another sender.
     #[inline(always)]
     pub(crate) fn send_at_once(
         &self,
@@ -229,7 +229,10 @@ impl<T, L: Levels> Queue<T, L> {
         let mut section = self.section();
         let put = match self.lock_to_send(&mut section.preload, wait.deadline()) {
             Some(mut state) => state.send(message, rank_of_new(wait.urgency_level()), &mut section),
-            None => return Err(self.refuse_late(message, SendRefused::Timeout)),
+            None => {
+                self.count_timeout();
+                return Err(refuse_message((message, SendRefused::Timeout)));
+            }
         };
         match put {
             Ok(()) => {
@@ -301,7 +304,8 @@ impl<T, L: Levels> Queue<T, L> {
             if !state.drain(u64::MAX) {
                 drop(state);
                 let Some(locked) = self.lock_until(Access::Receive, wait.deadline()) else {
-                    return Err(self.late(ReceiveError::Timeout));
+                    self.count_timeout();
+                    return Err(ReceiveError::Timeout);
                 };
                 state = locked;
             }

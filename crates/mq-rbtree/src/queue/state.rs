@@ -103,8 +103,9 @@ impl<T, L: Levels> State<T, L> {
 
     /// Returns the level to which a message can be appended at once.
     ///
-    /// Returns `None` if a thread waits or is to be notified, or if room or memory is missing; then
-    /// nothing has changed.
+    /// Returns `None` if a thread waits or is to be notified, if the queue is closed, or if room or memory
+    /// is missing; then nothing has changed. The caller appends a message before it calls anything else:
+    /// a new level is empty.
     #[inline(always)]
     pub(crate) fn level_at_once(
         &mut self,

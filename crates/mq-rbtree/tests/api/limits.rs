@@ -62,6 +62,8 @@ fn limits_that_leave_no_room_are_refused() {
     ] {
         assert_eq!(build(messages, reserves), result, "{messages} {reserves:?}");
     }
+    // The nodes are allocated one by one: no number of them is too large.
+    assert!(Queue::<u8, RbTree<u32>>::builder_with_keys(1).spare_nodes(usize::MAX).build().is_ok());
 }
 
 #[test]
@@ -220,6 +222,30 @@ fn inv20_an_endless_stream_does_not_starve_a_long_message() {
         over.store(true, std::sync::atomic::Ordering::Relaxed);
         queue.close();
     });
+    queue.validate();
+}
+
+/// At its deadline a sender may use the room of a task's permit. Those behind it do not take that room.
+#[test]
+fn a_large_sender_at_its_deadline_is_not_overtaken() {
+    let (queue, flag) = (by_bytes(100, 10), WakeCount::new());
+    queue.send(10, 1).unwrap();
+    let mut permitted = Box::pin(queue.send_async(4, 1));
+    assert!(is_pending(&mut permitted, &flag));
+    let wait = Wait::at_most(std::time::Duration::from_millis(300));
+    thread::scope(|scope| {
+        let large = scope.spawn(|| queue.send_with(8, 1, wait));
+        wait_until(|| queue.stats().waiting == (2, 0));
+        let small = scope.spawn(|| queue.send(3, 1));
+        wait_until(|| queue.stats().waiting == (3, 0));
+        assert_eq!(queue.receive(), Ok((10, 1)));
+        assert!(large.join().unwrap().is_ok());
+        assert_eq!((flag.count(), queue.bytes(), queue.stats().waiting), (1, 8, (1, 0)));
+        queue.validate();
+        assert_eq!(queue.receive(), Ok((8, 1)));
+        assert!(small.join().unwrap().is_ok());
+    });
+    assert!(!is_pending(&mut permitted, &flag));
     queue.validate();
 }
 

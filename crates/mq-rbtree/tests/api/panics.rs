@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 use std::task::{RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread;
+use std::time::Duration;
 
 use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
 
@@ -302,6 +303,27 @@ fn a_received_message_is_dropped_if_a_waker_panics() {
         assert_eq!(Arc::strong_count(&message), 1, "{nth}");
         queue.validate();
     }
+}
+
+/// A timed send tries for the last time before the senders behind it are served: it keeps its room and
+/// its message.
+#[test]
+fn a_panicking_waker_behind_a_timed_send_loses_no_message() {
+    let queue = Queue::<u32>::builder(9).measure(|n| *n as usize).max_bytes(10).build().unwrap();
+    queue.send(10, 1).unwrap();
+    let mut permitted = Box::pin(queue.send_async(4, 1));
+    assert!(poll(&mut permitted, Waker::noop().clone()).is_pending());
+    let wait = Wait::at_most(Duration::from_millis(300));
+    thread::scope(|scope| {
+        let timed = scope.spawn(|| queue.send_with(8, 1, wait));
+        wait_until(|| queue.stats().waiting == (2, 0));
+        let mut bomb = Box::pin(queue.send_async(3, 1));
+        assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
+        assert_eq!(queue.receive(), Ok((10, 1)));
+        assert!(timed.join().unwrap().is_ok());
+    });
+    assert_eq!((queue.bytes(), queue.stats().timeouts), (8, 0));
+    queue.validate();
 }
 
 /// If a waker panics in a drain, the other waiting senders are served.

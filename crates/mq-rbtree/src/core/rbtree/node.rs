@@ -94,7 +94,7 @@ impl<K> Node<K> {
 pub struct NodePtr<K>(NonNull<Node<K>>);
 
 // SAFETY: the pointer itself gives no access: its methods are `unsafe`. The node belongs to the
-// owner of its tree or preload and moves between threads with that owner, as a `Box<Node<K>>`
+// owner of its tree or list and moves between threads with that owner, as a `Box<Node<K>>`
 // would, for which `K: Send` suffices.
 unsafe impl<K: Send> Send for NodePtr<K> {}
 

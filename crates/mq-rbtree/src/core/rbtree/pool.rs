@@ -149,7 +149,7 @@ impl<K> NodePool<K> {
         Some(node)
     }
 
-    /// Moves a node into a preload that has none. Returns false if none is kept.
+    /// Moves a node into a preload that has none. Returns whether the preload has one.
     pub(super) fn lend(&mut self, preload: &mut NodeList<K>) -> bool {
         if preload.first.is_none() {
             self.nodes.pop().into_iter().for_each(|node| preload.push(node));
@@ -190,7 +190,8 @@ impl<K> NodePool<K> {
         // node, even for a level that exists.
         let wanted = messages.checked_add(1).ok_or(AllocError::new())?;
         let all = live.checked_add(wanted.max(self.len())).ok_or(AllocError::new())?;
-        Layout::array::<Node<K>>(all).map_err(|_| AllocError::new())?; // more than any memory
+        // Refuses a number that no memory could hold.
+        Layout::array::<Node<K>>(all).map_err(|_| AllocError::new())?;
         while self.len() < wanted {
             let node = try_new_node()?;
             self.bound = self.bound.max(live + self.len() + 1);
