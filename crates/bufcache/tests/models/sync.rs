@@ -111,5 +111,9 @@ fn inv18_a_sync_beside_one_that_fails() {
         let other = syncs.join().unwrap();
         assert!(!synced && !other || disk.durable(0) == 1);
         assert!(!synced || !other, "one has failed");
+        // The other has forgotten nothing of what the device gave up.
+        assert!(device.reset().unwrap().is_empty(), "it is cached");
+        device.sync().unwrap();
+        assert_eq!(disk.durable(0), 1);
     });
 }
