@@ -344,7 +344,7 @@ impl BareWrites {
         self.0.forgive();
     }
 
-    /// As who looks for what is newer than the device does first.
+    /// As a look for what is newer than the device begins.
     pub fn is_poisoned(&self) -> bool {
         self.0.poisoned().is_some()
     }
