@@ -302,8 +302,8 @@ impl Image {
         Ok(done)
     }
 
-    /// Makes of a READ's buffer one for the whole blocks, and claims those that are not there. The
-    /// buffer comes back where nothing is to be kept.
+    /// Makes of a READ's buffer one for the whole blocks, and claims those that are not there and are
+    /// to be kept. The buffer comes back if none is and the image can be asked for the READ's own bytes.
     pub(crate) fn fill(&self, offset: u64, mut buf: AlignedBuf) -> Result<Fill, AlignedBuf> {
         let len = buf.len();
         let is_aligned = self.is_aligned(offset, len);
@@ -441,7 +441,7 @@ impl From<TransferError> for io::Error {
     }
 }
 
-/// The buffer of a READ that is to be kept, and the claimed loads of its blocks. Its drop ends these.
+/// The buffer of a READ of whole blocks, and the claimed loads of those that are kept. Its drop ends these.
 #[derive(Debug)]
 pub(crate) struct Fill {
     buf: AlignedBuf,

@@ -65,8 +65,8 @@ impl State {
 
 /// What a caller does about the sync that it needs.
 enum Turn {
-    /// Nothing: it has ended. `true` if it succeeded.
-    Over(bool),
+    /// Nothing: it has ended. `true` if it succeeded, and the number of losses so far.
+    Over(bool, u64),
     /// The caller begins it. Its number, and the number of losses so far.
     Begin(u64, u64),
 }
@@ -105,9 +105,11 @@ impl Group {
         durable: impl FnOnce() -> T,
     ) -> bool {
         let mut mine = None;
-        let turn = self.bell.until(mode, |context| self.poll_turn(&mut mine, since, context)).await;
+        let turn = self.bell.until(mode, |context| self.poll_turn(&mut mine, context)).await;
+        let is_there =
+            |losses| check!("sync: nothing is lost since the caller wrote", losses == since);
         let (number, losses) = match turn {
-            Turn::Over(succeeded) => return succeeded,
+            Turn::Over(succeeded, losses) => return succeeded && is_there(losses),
             Turn::Begin(number, losses) => (number, losses),
         };
         let told_well = sync.await;
@@ -130,15 +132,10 @@ impl Group {
         drop(state);
         self.wake();
         drop(forgotten);
-        succeeded && check!("sync: nothing is lost since the caller wrote", losses == since)
+        succeeded && is_there(losses)
     }
 
-    fn poll_turn(
-        &self,
-        mine: &mut Option<u64>,
-        since: u64,
-        context: &mut Context<'_>,
-    ) -> Poll<Turn> {
+    fn poll_turn(&self, mine: &mut Option<u64>, context: &mut Context<'_>) -> Poll<Turn> {
         let mut state = self.state.lock();
         let mine = *mine.get_or_insert_with(|| {
             let mut next = state.begun;
@@ -148,8 +145,7 @@ impl Group {
         let ended = state.begun - u64::from(state.running);
         if ended >= mine {
             let succeeded = check!("sync: it has not failed", state.failed < mine);
-            let succeeded = succeeded && state.losses == since;
-            return Poll::Ready(Turn::Over(succeeded));
+            return Poll::Ready(Turn::Over(succeeded, state.losses));
         }
         if state.running {
             state.wait(context);

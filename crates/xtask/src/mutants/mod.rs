@@ -199,10 +199,10 @@ fn candidates(copy: &Workspace, package: &Crate) -> Result<Vec<(Kind, Vec<Mutant
     Ok(by_kind)
 }
 
+/// Returns whether a file is for tests or model checkers that its own name, but no `cfg`, tells of.
 fn is_for_tests(file: &Path) -> bool {
     let name = file.file_stem().unwrap_or_default().to_string_lossy();
-    let supports_models = name == "model" || name == "planted" || name.starts_with("virtual_");
-    name == "tests" || name.ends_with("_tests") || name == "stress" || supports_models
+    name.ends_with("_tests") || name == "model" || name == "planted"
 }
 
 /// Takes a mutant out, each kind as often as the others.
