@@ -41,8 +41,8 @@ use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 const WINDOW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 };
 /// So many, or fewer, are found without asking for memory: as when a thread needs a buffer.
 const FEW: usize = 64;
-/// Written blocks that take a lock once. A guess: a microsecond if no header is in a CPU cache.
-const TOGETHER: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 16 };
+/// Written blocks that take a lock once. A guess: a microsecond if no header is in a CPU cache. A model has two.
+const TOGETHER: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 16 };
 
 /// What of a device is to be written, and how.
 #[derive(Clone, Debug)]

@@ -334,7 +334,7 @@ impl<T, L: Levels> Core<T, L> {
     ) -> Message<T, L::Priority> {
         // SAFETY: the caller guarantees a level of the set.
         let priority = unsafe { self.levels.priority(from) };
-        // SAFETY: as for the line above.
+        // SAFETY: the caller guarantees that `from` is in the set, and its FIFO is not borrowed elsewhere.
         let head = unsafe { self.levels.fifo(from) }.head;
         // SAFETY: by invariant 1 the level's head is a live slot.
         let Removed { value, bytes, next } =
