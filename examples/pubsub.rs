@@ -150,9 +150,14 @@ impl Broker {
         if let Some(list) = self.topics.read().get(topic) {
             return list.insert_arc(id).map_err(Refused::from);
         }
-        let new = Arc::new(PerCpuList::try_new_in(&self.domain)?);
         let mut topics = self.topics.write();
-        topics.entry(topic.to_string()).or_insert(new).insert_arc(id).map_err(Refused::from)
+        if let Some(list) = topics.get(topic) {
+            return list.insert_arc(id).map_err(Refused::from); // another client has made it meanwhile
+        }
+        let list = Arc::new(PerCpuList::try_new_in(&self.domain)?);
+        let entry = list.insert_arc(id).map_err(Refused::from)?; // a topic has a subscriber
+        topics.insert(topic.to_string(), list);
+        Ok(entry)
     }
 
     fn subscribers(&self, topic: &str) -> Option<Arc<PerCpuList<Id>>> {
