@@ -17,7 +17,6 @@
 //!    finds it there, or finds it dirty.
 
 use std::io::IoSlice;
-use std::ops::Range;
 use std::time::Instant;
 
 use percpu::sync::atomic::Ordering;
@@ -26,6 +25,7 @@ use percpu::sync::{Arc, check, step};
 use super::Shared;
 use super::changes::DeviceWrite;
 use super::completion::{Batch, Outcome, RUNS};
+use super::task::{Going, Task, Tries};
 use crate::cold::Cold;
 use crate::contain::contain;
 use crate::dirty::{DirtyList, WriteError};
@@ -35,55 +35,12 @@ use crate::frames::Frame;
 use crate::hazard;
 use crate::source::{Operation, Source};
 use crate::wait::Mode;
-use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
+use crate::word::{BACK, DIRTY, EVICT, Entry, IO, STALE, VALID, WRITE};
 
 /// Most blocks in hand. A guess: a MiB of blocks of 4,096 bytes.
 const WINDOW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 };
-/// So many, or fewer, are found without asking for memory: as when a thread needs a buffer.
-const FEW: usize = 64;
 /// Written blocks that take a lock once. A guess: a microsecond if no header is in a CPU cache. A model has two.
 const TOGETHER: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 16 };
-
-/// What of a device is to be written, and how.
-#[derive(Clone, Debug)]
-pub(crate) struct Task {
-    pub(crate) sectors: Range<u64>,
-    /// At most so many blocks, the oldest.
-    pub(crate) most: usize,
-    /// Only what became dirty before, in milliseconds of the cache's life.
-    pub(crate) before: u64,
-    /// Durable when this returns (FUA).
-    pub(crate) durable: bool,
-    /// Waits for what is marked or held back.
-    pub(crate) wait: bool,
-    /// Which blocks it tries to write.
-    pub(crate) tries: Tries,
-}
-
-/// Which blocks a task tries to write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tries {
-    /// Those that are not held back, and whose write has not failed: where a few are to be written, older ones
-    /// that cannot be do not take their places.
-    Promising,
-    /// Those that the cleaner has not given up. Failed tries count.
-    Most,
-    All,
-}
-
-impl Task {
-    /// All that is dirty now.
-    pub(crate) fn all() -> Self {
-        Self {
-            sectors: 0..u64::MAX,
-            most: usize::MAX,
-            before: u64::MAX,
-            durable: false,
-            wait: true,
-            tries: Tries::All,
-        }
-    }
-}
 
 /// What came of it.
 #[derive(Clone, Copy, Debug, Default)]
@@ -101,48 +58,6 @@ impl Done {
     }
 }
 
-/// A buffer on its way.
-#[derive(Clone, Copy, Debug)]
-struct Going {
-    key: Key,
-    frame: Frame,
-}
-
-impl Going {
-    const NONE: Self = Self { key: Key::NONE, frame: Frame(0) };
-}
-
-/// Blocks that are to be written.
-struct Found {
-    few: Few<Going, FEW>,
-    /// All of them, where there may be more.
-    many: Vec<Going>,
-    most: usize,
-}
-
-impl Found {
-    fn try_new(most: usize) -> Result<Self, WriteError> {
-        let mut many = Vec::new();
-        if most > FEW {
-            many.try_reserve_exact(most).map_err(|_| WriteError::NoMemory)?;
-        }
-        Ok(Self { few: Few::new(Going::NONE), many, most })
-    }
-
-    /// Adds one; returns whether there is room for another.
-    fn push(&mut self, going: Going) -> bool {
-        match self.most {
-            0..=FEW => self.few.push(going),
-            _ => self.many.push(going),
-        }
-        self.all().len() < self.most
-    }
-
-    fn all(&mut self) -> &mut [Going] {
-        if self.most > FEW { &mut self.many } else { &mut self.few }
-    }
-}
-
 /// Blocks in hand, all marked, in the order of the device.
 struct Window<'t> {
     blocks: Few<Going, WINDOW>,
@@ -157,9 +72,9 @@ struct Window<'t> {
 enum Kept {
     /// It is clean, or gone.
     Clean,
-    /// Somebody writes it, or it is being written back.
+    /// A thread writes it, or it is being written back.
     Marked,
-    /// Somebody holds it back, or the cleaner has given it up.
+    /// The program holds it back, or the cleaner has given it up.
     Held,
     /// The log must be flushed up to that number first.
     Log(u64),
@@ -198,56 +113,6 @@ impl Shared {
         }
         self.write_window(source, &mut window).await;
         window.done
-    }
-
-    /// Those of the list that the task is about.
-    fn dirty_blocks(&self, source: &Source, task: &Task) -> Result<Found, WriteError> {
-        let (len, mut walk) = {
-            let list = source.writes.dirty.lock();
-            (list.len(), list.walk())
-        };
-        let blocks = task.sectors.end.saturating_sub(task.sectors.start) >> (source.shift - 9);
-        if blocks < len as u64 && task.before == u64::MAX {
-            return self.dirty_of(source, task, blocks as usize);
-        }
-        // No memory is asked for under the lock. What becomes dirty meanwhile is left out: it was not when
-        // this began.
-        let mut found = Found::try_new(len.min(task.most))?;
-        while found.most > 0 && !walk.is_over() {
-            let list = source.writes.dirty.lock();
-            let mut is_last = false;
-            for frame in list.piece(&self.frames, &mut walk) {
-                let key = self.entry(frame).key();
-                let header = self.frames.header(frame);
-                let is_promising = !header.is_held() && header.tries() == 0;
-                if task.tries == Tries::Promising && !is_promising {
-                    continue;
-                }
-                is_last = header.since() >= task.before
-                    || (task.sectors.contains(&key.sector()) && !found.push(Going { key, frame }));
-                if is_last {
-                    break;
-                }
-            }
-            if is_last {
-                walk.stop();
-            }
-        }
-        Ok(found)
-    }
-
-    /// The same of a short range: by a look at each of its blocks, not at all that is dirty.
-    fn dirty_of(&self, source: &Source, task: &Task, blocks: usize) -> Result<Found, WriteError> {
-        let mut found = Found::try_new(blocks.min(task.most))?;
-        for sector in task.sectors.clone().step_by(1 << (source.shift - 9)) {
-            let key = Key::new(source.id, sector);
-            let word = self.table.find(key).and_then(|entry| entry.look(key));
-            let Some(word) = word.filter(|word| word.has(DIRTY)) else { continue };
-            if found.most == 0 || !found.push(Going { key, frame: word.frame() }) {
-                break;
-            }
-        }
-        Ok(found)
     }
 
     /// Marks a block and puts it into the window, which is written first where that has to wait.
@@ -344,8 +209,8 @@ impl Shared {
         Ok(entry)
     }
 
-    /// Whether a marked block may be given to the device: nobody changes what is asked about here while
-    /// it is marked.
+    /// Whether a marked block may be given to the device. What is asked about here does not change while it is
+    /// marked.
     fn may_go(&self, source: &Source, task: &Task, going: Going, flushed: u64) -> Result<(), Kept> {
         let header = self.frames.header(going.frame);
         let options = &source.writes.options;
@@ -368,7 +233,7 @@ impl Shared {
         }
         if let Some(look) = &options.before_write {
             let block = source.block(going.key);
-            // SAFETY: invariant 1 of `frames`: nobody writes the bytes of what is marked `BACK`.
+            // SAFETY: invariant 1 of `frames`: no thread writes the bytes of what is marked `BACK`.
             let bytes = unsafe { self.frames.bytes(going.frame).as_ref() };
             match contain(|| look(block, bytes)) {
                 Ok(true) => {}
@@ -486,7 +351,7 @@ impl Shared {
         let mut parts = [IoSlice::new(&[]); WINDOW];
         for (part, going) in parts.iter_mut().zip(blocks) {
             self.frames.reading(going.frame);
-            // SAFETY: invariant 1 of `frames`: nobody writes the bytes of what is marked `BACK`.
+            // SAFETY: invariant 1 of `frames`: no thread writes the bytes of what is marked `BACK`.
             let bytes = unsafe { self.frames.bytes(going.frame).as_ref() };
             // The last block may reach behind the end of the device.
             let left = source.len().saturating_sub(Source::offset(going.key));

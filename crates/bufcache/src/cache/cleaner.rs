@@ -7,7 +7,8 @@ use percpu::sync::Arc;
 use percpu::sync::atomic::Ordering;
 
 use super::Shared;
-use super::back::{Done, Task, Tries};
+use super::back::Done;
+use super::task::{Task, Tries};
 use crate::source::Source;
 use crate::wait::{Mode, now};
 

@@ -24,7 +24,7 @@ use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, thread};
 
 use super::Shared;
-use super::back::Tries;
+use super::task::Tries;
 use crate::engine::turn_engine;
 use crate::error::GetError;
 use crate::source::Source;

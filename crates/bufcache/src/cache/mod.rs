@@ -24,6 +24,7 @@ mod past;
 mod pool;
 mod reclaim;
 mod sync;
+mod task;
 mod timer;
 mod wipe;
 mod write;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use percpu::sync::Arc;
 
-use super::back::Task;
+use super::task::Task;
 use super::{Held, Shared};
 use crate::dirty::WriteError;
 use crate::error::GetError;

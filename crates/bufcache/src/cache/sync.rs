@@ -12,9 +12,9 @@ use std::time::Instant;
 use percpu::sync::{Arc, check, step};
 
 use super::Shared;
-use super::back::Task;
 use super::changes::DeviceSync;
 use super::completion::Batch;
+use super::task::Task;
 use crate::contain::contain;
 use crate::dirty::{Extents, Unsynced, WriteError};
 use crate::error::GetError;

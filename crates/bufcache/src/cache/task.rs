@@ -1,0 +1,148 @@
+//! The dirty blocks that a write-back is about.
+
+use std::ops::Range;
+
+use super::Shared;
+use crate::dirty::WriteError;
+use crate::few::Few;
+use crate::frames::Frame;
+use crate::source::Source;
+use crate::word::{DIRTY, Key};
+
+/// So many, or fewer, are found without asking for memory: as when a thread needs a buffer.
+const FEW: usize = 64;
+
+/// What of a device is to be written, and how.
+#[derive(Clone, Debug)]
+pub(crate) struct Task {
+    pub(crate) sectors: Range<u64>,
+    /// At most so many blocks, the oldest.
+    pub(crate) most: usize,
+    /// Only what became dirty before, in milliseconds of the cache's life.
+    pub(crate) before: u64,
+    /// Durable when this returns (FUA).
+    pub(crate) durable: bool,
+    /// Waits for what is marked or held back.
+    pub(crate) wait: bool,
+    /// Which blocks it tries to write.
+    pub(crate) tries: Tries,
+}
+
+/// Which blocks a task tries to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tries {
+    /// Those that are not held back, and whose write has not failed: where a few are to be written, older ones
+    /// that cannot be do not take their places.
+    Promising,
+    /// Those that the cleaner has not given up. Failed tries count.
+    Most,
+    All,
+}
+
+impl Task {
+    /// All that is dirty now.
+    pub(crate) fn all() -> Self {
+        Self {
+            sectors: 0..u64::MAX,
+            most: usize::MAX,
+            before: u64::MAX,
+            durable: false,
+            wait: true,
+            tries: Tries::All,
+        }
+    }
+}
+
+/// A buffer on its way.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Going {
+    pub(super) key: Key,
+    pub(super) frame: Frame,
+}
+
+impl Going {
+    pub(super) const NONE: Self = Self { key: Key::NONE, frame: Frame(0) };
+}
+
+/// Blocks that are to be written.
+pub(super) struct Found {
+    few: Few<Going, FEW>,
+    /// All of them, where there may be more.
+    many: Vec<Going>,
+    most: usize,
+}
+
+impl Found {
+    fn try_new(most: usize) -> Result<Self, WriteError> {
+        let mut many = Vec::new();
+        if most > FEW {
+            many.try_reserve_exact(most).map_err(|_| WriteError::NoMemory)?;
+        }
+        Ok(Self { few: Few::new(Going::NONE), many, most })
+    }
+
+    /// Adds one; returns whether there is room for another.
+    fn push(&mut self, going: Going) -> bool {
+        match self.most {
+            0..=FEW => self.few.push(going),
+            _ => self.many.push(going),
+        }
+        self.all().len() < self.most
+    }
+
+    pub(super) fn all(&mut self) -> &mut [Going] {
+        if self.most > FEW { &mut self.many } else { &mut self.few }
+    }
+}
+
+impl Shared {
+    /// Those of the list that the task is about.
+    pub(super) fn dirty_blocks(&self, source: &Source, task: &Task) -> Result<Found, WriteError> {
+        let (len, mut walk) = {
+            let list = source.writes.dirty.lock();
+            (list.len(), list.walk())
+        };
+        let blocks = task.sectors.end.saturating_sub(task.sectors.start) >> (source.shift - 9);
+        if blocks < len as u64 && task.before == u64::MAX {
+            return self.dirty_of(source, task, blocks as usize);
+        }
+        // No memory is asked for under the lock. What becomes dirty meanwhile is left out: it was not when
+        // this began.
+        let mut found = Found::try_new(len.min(task.most))?;
+        while found.most > 0 && !walk.is_over() {
+            let list = source.writes.dirty.lock();
+            let mut is_last = false;
+            for frame in list.piece(&self.frames, &mut walk) {
+                let key = self.entry(frame).key();
+                let header = self.frames.header(frame);
+                let is_promising = !header.is_held() && header.tries() == 0;
+                if task.tries == Tries::Promising && !is_promising {
+                    continue;
+                }
+                is_last = header.since() >= task.before
+                    || (task.sectors.contains(&key.sector()) && !found.push(Going { key, frame }));
+                if is_last {
+                    break;
+                }
+            }
+            if is_last {
+                walk.stop();
+            }
+        }
+        Ok(found)
+    }
+
+    /// The same of a short range: by a look at each of its blocks, not at all that is dirty.
+    fn dirty_of(&self, source: &Source, task: &Task, blocks: usize) -> Result<Found, WriteError> {
+        let mut found = Found::try_new(blocks.min(task.most))?;
+        for sector in task.sectors.clone().step_by(1 << (source.shift - 9)) {
+            let key = Key::new(source.id, sector);
+            let word = self.table.find(key).and_then(|entry| entry.look(key));
+            let Some(word) = word.filter(|word| word.has(DIRTY)) else { continue };
+            if found.most == 0 || !found.push(Going { key, frame: word.frame() }) {
+                break;
+            }
+        }
+        Ok(found)
+    }
+}
