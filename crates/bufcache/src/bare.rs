@@ -27,7 +27,7 @@ pub struct Bare {
 unsafe impl Sync for Bare {}
 
 impl Bare {
-    /// One that may be read; without a fence in who reads it, if `membarrier` is to see to that.
+    /// An entry that may be read; its readers have no fence if `membarrier` stands in for it.
     #[must_use]
     pub fn new(membarrier: bool) -> Self {
         let order = if membarrier { Order::Membarrier } else { Order::Fences };
@@ -68,7 +68,7 @@ impl Bare {
         Self { entry: Entry::new(), order: Order::Fences, bytes: UnsafeCell::new(0) }
     }
 
-    /// As who claims a load does, and fills it with what `device` has.
+    /// Claims a load, as a miss does, and fills the buffer with what `device` has.
     pub fn claim(&self, device: impl FnOnce() -> u64) {
         assert!(self.entry.take(Self::key(), Word::loading(Frame::new(0, 0))));
         begin_to_read();
@@ -94,7 +94,7 @@ impl Bare {
         taken
     }
 
-    /// As who has changed the device does first: whether there is nothing to forget.
+    /// The first step of a thread that has changed the device. Returns whether there is nothing to forget.
     pub fn is_absent(&self) -> bool {
         begin_to_forget();
         !self.entry.may_be(Self::key())
@@ -154,7 +154,7 @@ impl Bare {
         slots.iter().all(Result::is_ok)
     }
 
-    /// Pins it, as who waits for a load does.
+    /// Pins the entry, as a thread that waits for a load does.
     pub fn pin(&self) {
         assert!(self.entry.try_pin(self.entry.word()).is_ok());
     }
@@ -195,7 +195,7 @@ impl Bare {
         bytes
     }
 
-    /// As who invalidates and buries it does. Whether it could be freed.
+    /// Invalidates and buries the entry. Returns whether it could be freed.
     pub fn bury(&self) -> bool {
         self.entry.change(STALE, 0);
         let left = hazard::is_left(&self.entry, self.order);
@@ -206,7 +206,7 @@ impl Bare {
         left
     }
 
-    /// As an evictor does. Whether it was taken apart.
+    /// Evicts the buffer. Returns whether it could.
     pub fn evict(&self) -> bool {
         if !mark(&self.entry) {
             return false;
@@ -297,12 +297,12 @@ impl BareSamples {
     }
 }
 
-/// Who syncs a device at the same time, without the device.
+/// The syncs of a device that run at the same time, without the device.
 #[derive(Debug)]
 pub struct BareGroup(Group);
 
 impl BareGroup {
-    /// One where nobody syncs.
+    /// A group without a sync.
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for models")]
     pub fn new() -> Self {

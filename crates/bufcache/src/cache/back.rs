@@ -406,14 +406,13 @@ impl Shared {
         source.writes.load.set_succeeding();
         blocks.iter().for_each(|one| self.frames.header(one.frame).forget_tries());
         self.unlist_dirty_if(source, blocks.iter().map(|one| one.frame), |_| true);
-        {
-            let mut cold = self.cold.lock();
-            let Cold { nodes, policy, .. } = &mut *cold;
-            blocks.iter().for_each(|one| policy.evict_next(nodes, one.frame));
-        }
         for one in blocks {
             self.unmark_back(self.entry(one.frame), one.frame, DIRTY);
         }
+        // After the marks are off: an evictor that met one would take its buffer from the end again.
+        let mut cold = self.cold.lock();
+        let Cold { nodes, policy, .. } = &mut *cold;
+        blocks.iter().for_each(|one| policy.evict_next(nodes, one.frame));
     }
 
     /// The device has refused it.

@@ -25,7 +25,7 @@ pub(crate) struct Limits {
     pub(crate) age: Duration,
     /// A share of the capacity in 256 parts: it begins to write when more is dirty.
     pub(crate) begin: u32,
-    /// And who dirties more waits for some to be written.
+    /// A share, too: a writer that passes it waits until some is written.
     pub(crate) most: u32,
 }
 

@@ -229,7 +229,7 @@ impl Policy {
     }
 
     /// Makes a buffer that was due for eviction, but dirty, the next victim. The caller has written
-    /// it.
+    /// its block, which may have been evicted since.
     pub(crate) fn evict_next(&mut self, nodes: &mut Nodes, frame: Frame) {
         let node = nodes.of(frame);
         // If it is on no list, an evictor is about to keep it.
