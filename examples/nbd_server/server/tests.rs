@@ -41,7 +41,7 @@ fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (
             clients(lab)
         });
         let period = Some(Duration::MAX);
-        let wakeups = Wakeups { stop: stop.as_fd(), show: None, grow: None, period };
+        let wakeups = Wakeups { stop: stop.as_fd(), show: None, period };
         server.accept_until(wakeups, |_| {}).unwrap();
         server.stop().unwrap();
         clients.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
