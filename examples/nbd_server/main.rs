@@ -58,6 +58,7 @@ use std::time::Duration;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
 use tracing::info;
 use tracing_subscriber::EnvFilter;
 
@@ -154,14 +155,12 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     for signal in [SIGTERM, SIGINT] {
         signal_hook::low_level::pipe::register(signal, notify.try_clone()?)?;
     }
-    let pipe_of = |signal| -> io::Result<UnixStream> {
-        let (pipe, notify) = UnixStream::pair()?;
-        pipe.set_nonblocking(true)?;
-        signal_hook::low_level::pipe::register(signal, notify)?;
-        Ok(pipe)
-    };
-    let (show, grow) = (pipe_of(SIGUSR1)?, pipe_of(SIGHUP)?);
+    let (show, notify_show) = UnixStream::pair()?;
+    show.set_nonblocking(true)?;
+    signal_hook::low_level::pipe::register(SIGUSR1, notify_show)?;
+    let grow = Signals::new([SIGHUP])?;
     let mut server = Server::start(&args, handed_over)?;
+    server.grow_at(grow)?;
     let _pid_file = args.pid_file.as_deref().map(PidFile::create).transpose()?;
     let addresses = server.addresses();
     let mut stdout = io::stdout().lock();
@@ -179,7 +178,7 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
         let page = format!("{}\n", server.report());
         let _ = LogWriter.write_all(page.as_bytes()); // whole, so that no log line comes between
     };
-    let wakeups = Wakeups { stop: stop.as_fd(), show: Some(&show), grow: Some(&grow), period };
+    let wakeups = Wakeups { stop: stop.as_fd(), show: Some(&show), period };
     let ended = server.accept_until(wakeups, print);
     let code = command.and_then(|command| command.end());
     info!("stopping");
@@ -210,7 +209,7 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
         drop(notify); // the other end becomes readable
         report.map_err(|error| error.to_string())
     });
-    let wakeups = Wakeups { stop: stop.as_fd(), show: None, grow: None, period: None };
+    let wakeups = Wakeups { stop: stop.as_fd(), show: None, period: None };
     server.accept_until(wakeups, |_| {})?;
     let report = client.join().map_err(|_| "the client panicked")??;
     let figures = server.report();

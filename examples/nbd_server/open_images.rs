@@ -153,6 +153,12 @@ impl OpenImages {
         self.all().iter().for_each(|image| grow(image));
     }
 
+    /// Has all looks at the images wait until the result is dropped, as they do for a file that hangs.
+    #[cfg(test)]
+    pub(crate) fn hold(&self) -> impl Sized {
+        self.slots.lock()
+    }
+
     /// Has threads release images that were idle for long enough. Does not wait for them.
     pub(crate) fn release_idle(&self, now: Instant, patience: Duration) {
         let slots: Vec<_> = self.slots.lock().values().cloned().collect();

@@ -8,12 +8,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
-use std::thread::JoinHandle;
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use aio_reap::Engine;
 use radix_ctx::{CtxRef, CtxTable, InsertError, InsertRefused};
 use rustix::event::{PollFd, PollFlags, Timespec};
+use signal_hook::iterator::Signals;
 use socket2::Socket;
 use thiserror::Error;
 use tracing::{info, warn};
@@ -72,8 +73,6 @@ pub(crate) struct Wakeups<'a> {
     pub(crate) stop: BorrowedFd<'a>,
     /// Readable once a signal has asked for the figures; does not block.
     pub(crate) show: Option<&'a UnixStream>,
-    /// Readable once a signal has asked to look at the sizes of files; does not block.
-    pub(crate) grow: Option<&'a UnixStream>,
     /// How often the figures are shown without a signal.
     pub(crate) period: Option<Duration>,
 }
@@ -160,11 +159,24 @@ impl Server {
         self.shared.exports.names().next().unwrap_or_default().to_owned()
     }
 
+    /// Has exports grow with their files whenever one of the signals comes. A thread of its own looks at the files,
+    /// because one that hangs must not keep the main thread from accepting.
+    pub(crate) fn grow_at(&self, mut signals: Signals) -> io::Result<()> {
+        let exports = Arc::downgrade(&self.shared.exports); // the thread does not keep a stopped server's images
+        let look = move || {
+            for _ in signals.forever() {
+                let Some(exports) = exports.upgrade() else { return };
+                exports.grow();
+            }
+        };
+        thread::Builder::new().name("grow".into()).spawn(look).map(drop)
+    }
+
     /// Accepts until told to stop, or the last client has left with `--exit-with-last`, or a worker
     /// ends, which is an error. Calls `show_figures` when a signal asks for it, and periodically.
     pub(crate) fn accept_until(
         &mut self,
-        Wakeups { stop, show, grow, period }: Wakeups<'_>,
+        Wakeups { stop, show, period }: Wakeups<'_>,
         mut show_figures: impl FnMut(&Self),
     ) -> Result<(), ServerError> {
         let due = || Instant::now().checked_add(period?); // never, if that is too far away
@@ -173,8 +185,7 @@ impl Server {
         loop {
             let all_served = self.all_served.as_deref().map(AsFd::as_fd);
             let fds = [stop, self.ended.as_fd()].into_iter().chain(self.listeners.fds());
-            let fds =
-                fds.chain(all_served).chain(show.map(AsFd::as_fd)).chain(grow.map(AsFd::as_fd));
+            let fds = fds.chain(all_served).chain(show.map(AsFd::as_fd));
             let mut fds: Vec<_> =
                 fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
             let soon = next.into_iter().chain(look).min();
@@ -197,18 +208,9 @@ impl Server {
                 return Ok(());
             }
             self.accept();
-            // One answer to all the signals so far; those that come from now on get another.
-            let is_asked = |pipe: Option<&UnixStream>| {
-                let pipe = pipe.filter(|pipe| is_ready(pipe.as_fd()));
-                pipe.is_some_and(|mut pipe| {
-                    while pipe.read(&mut [0; 64]).is_ok_and(|count| count == 64) {}
-                    true
-                })
-            };
-            if is_asked(grow) {
-                self.shared.exports.grow();
-            }
-            if is_asked(show) {
+            if let Some(mut pipe) = show.filter(|pipe| is_ready(pipe.as_fd())) {
+                // One answer to all the signals so far; those that come from now on get another.
+                while pipe.read(&mut [0; 64]).is_ok_and(|count| count == 64) {}
                 show_figures(self);
             }
             let now = Instant::now();
@@ -247,7 +249,7 @@ impl Server {
         if !std::mem::replace(&mut self.accept_failed, true) {
             warn!(%error, "cannot accept connections");
         }
-        std::thread::sleep(Duration::from_millis(10));
+        thread::sleep(Duration::from_millis(10));
     }
 
     /// Sends a connection to the worker with the least load; in turn if several have the least.
@@ -291,7 +293,7 @@ impl Server {
                 Err(InsertError { reason: InsertRefused::Quota, .. })
                     if since.elapsed() < CLOSING_PATIENCE =>
                 {
-                    std::thread::sleep(Duration::from_millis(1));
+                    thread::sleep(Duration::from_millis(1));
                 }
                 inserted => break inserted,
             }
@@ -347,7 +349,7 @@ impl Server {
 }
 
 fn default_workers() -> usize {
-    std::thread::available_parallelism().map_or(1, |cpus| cpus.get().min(4))
+    thread::available_parallelism().map_or(1, |cpus| cpus.get().min(4))
 }
 
 fn start_worker(
@@ -385,7 +387,7 @@ fn start_worker(
             }
         }
     };
-    let thread = std::thread::Builder::new().name(format!("worker-{number}")).spawn(run)?;
+    let thread = thread::Builder::new().name(format!("worker-{number}")).spawn(run)?;
     match started.recv() {
         Ok(Ok(())) => Ok(thread),
         Ok(Err(reason)) => Err(ServerError::Start(reason)),

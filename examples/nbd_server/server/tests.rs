@@ -9,7 +9,9 @@ use std::thread;
 
 use clap::Parser;
 use nbd_protocol::{CommandFlags, HeaderStyle, Request, wire::cmd};
+use signal_hook::consts::SIGUSR2;
 use tempfile::TempDir;
+use testkit::wait_until;
 
 use super::*;
 
@@ -29,11 +31,12 @@ fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (
     args.extend(["--image".into(), path(&image)]);
     args.extend(options.iter().map(|&option| option.into()));
     let mut server = Server::start(&Args::parse_from(args), vec![]).unwrap();
+    server.grow_at(Signals::new([SIGUSR2]).unwrap()).unwrap();
     let (stop, stopped) = UnixStream::pair().unwrap();
     let Shared { registry, connections, .. } = server.shared.clone();
     let workers = server.reporter.workers.clone();
     let reporter = server.reporter.clone();
-    let lab = Lab { socket, stop: stopped, reporter, _dir: dir };
+    let lab = Lab { socket, stop: stopped, reporter, dir };
     let result = thread::scope(|scope| {
         let lab = &lab;
         let clients = scope.spawn(|| {
@@ -41,7 +44,7 @@ fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (
             clients(lab)
         });
         let period = Some(Duration::MAX);
-        let wakeups = Wakeups { stop: stop.as_fd(), show: None, grow: None, period };
+        let wakeups = Wakeups { stop: stop.as_fd(), show: None, period };
         server.accept_until(wakeups, |_| {}).unwrap();
         server.stop().unwrap();
         clients.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
@@ -55,7 +58,7 @@ struct Lab {
     socket: PathBuf,
     stop: UnixStream,
     reporter: Reporter,
-    _dir: TempDir,
+    dir: TempDir,
 }
 
 struct Stop<'l>(&'l Lab);
@@ -212,5 +215,21 @@ fn a_worker_that_does_not_answer_keeps_no_figures_from_us() {
         reporter.workers.push(dead);
         reporter.patience = Duration::from_millis(10);
         assert!(reporter.report().workers <= 2);
+    });
+}
+
+#[test]
+fn a_client_can_connect_while_a_look_for_longer_files_hangs() {
+    serve(&["--workers", "1", "--size", "1M"], |lab| {
+        let exports = &lab.reporter.shared.exports;
+        let len = || exports.fixed[0].image.len();
+        let image = std::fs::File::options().write(true).open(lab.dir.path().join("a.img"));
+        image.unwrap().set_len(2 << 20).unwrap();
+        let held = exports.images.hold();
+        signal_hook::low_level::raise(SIGUSR2).unwrap();
+        let _clients = [client(lab), client(lab)]; // one may be accepted before a look by the main thread
+        assert_eq!(len(), 1 << 20, "the look is held");
+        drop(held);
+        wait_until(|| len() == 2 << 20);
     });
 }

@@ -13,10 +13,10 @@ use nbd_protocol::{
     CommandFlags, Connected, Extent, HeaderStyle, NbdError, Reply, ReplyContent, wire::cmd,
 };
 
-use super::Export;
 use super::error::UpstreamError;
 use super::link::Link;
 use super::operation::{Kind, Operation, Target};
+use super::shared::Export;
 
 /// Bytes received at once. A guess.
 const INPUT: usize = 256 << 10;

@@ -21,7 +21,7 @@ use super::error::UpstreamError;
 use super::lane;
 use super::link::Link;
 use super::operation::{Done, Kind, Operation, ReadBuf, Target};
-use super::{Closing, Counters, Export, Shared, UpstreamOptions, UpstreamStats};
+use super::shared::{Closing, Counters, Export, Shared, UpstreamOptions, UpstreamStats};
 
 /// Why the buffer of a read is always received.
 const GIVEN_BACK: &str = "the drop of a read gives its buffer back";

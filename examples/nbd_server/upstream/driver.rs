@@ -24,17 +24,13 @@ use nbd_protocol::{Connected, NbdError, TransmissionFlags as Flags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::{error, warn};
 
-use self::recovery::Recovery;
 use super::connection::{Attempts, Connection, Request};
 use super::error::UpstreamError;
 use super::journal::Journal;
 use super::link::Link;
 use super::operation::{Kind, Operation, Target};
-use super::{Export, Shared, UpstreamOptions};
+use super::shared::{DEPTH, Event, Export, Shared, UpstreamOptions};
 
-/// Most requests in flight on a connection of several, and on one alone. A guess: qemu-nbd works on 16 of a connection, and
-/// nbdkit has 16 threads for it.
-pub(super) const DEPTH: (usize, usize) = (16, 64);
 /// Bytes that wait to be sent on a connection, past which it gets no more requests. A guess.
 const BACKLOG: usize = 1 << 20;
 
@@ -47,12 +43,12 @@ enum Slot {
     Pause(Instant),
 }
 
-/// What other threads say, with the slot.
-pub(super) enum Event {
-    Drained,
-    Connected(usize, Result<(Link, Connected), UpstreamError>),
-    /// A worker's lane was lost in that period.
-    LaneLost(u64, UpstreamError),
+/// Where recovery is.
+enum Recovery {
+    /// Something is in flight, or no connection is there.
+    Waiting,
+    /// These are to be sent again.
+    Sending(VecDeque<Operation>),
 }
 
 /// See the [module](self).

@@ -39,11 +39,10 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use tracing::debug;
 
 use super::connection::{Attempts, Connection, Request};
-use super::driver::{DEPTH, Event};
 use super::error::UpstreamError;
 use super::link::Link;
 use super::operation::Operation;
-use super::{Export, Shared};
+use super::shared::{DEPTH, Event, Export, Shared};
 
 thread_local! {
     static LANES: RefCell<Option<Local>> = const { RefCell::new(None) };

@@ -15,15 +15,8 @@ use super::super::error::UpstreamError;
 use super::super::journal::Content;
 use super::super::link::Link;
 use super::super::operation::{Kind, Operation, Target};
-use super::{Driver, Event, Slot};
-
-/// Where recovery is.
-pub(super) enum Recovery {
-    /// Something is in flight, or no connection is there.
-    Waiting,
-    /// These are to be sent again.
-    Sending(VecDeque<Operation>),
-}
+use super::super::shared::Event;
+use super::{Driver, Recovery, Slot};
 
 impl Driver {
     /// Has threads connect where it is time to.
