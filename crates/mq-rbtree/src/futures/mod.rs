@@ -87,21 +87,17 @@ fn detach<T, L: Levels>(state: &mut State<T, L>, waiter: &Waiter<T, L::Priority>
     Detached { rank: inner.rank(), was_listed, had_permit, _waker: inner.take_waker() }
 }
 
-/// Ends the wait of a task, and passes its permit on. Returns its position, or `None` if the task has no
-/// node.
+/// Ends the wait of a task, and passes its permit on.
 #[cold]
 #[inline(never)]
-fn leave<T, L: Levels>(
-    queue: &Queue<T, L>,
-    node: &mut Option<Waiter<T, L::Priority>>,
-) -> Option<Rank> {
-    let waiter = node.as_ref()?;
+fn leave<T, L: Levels>(queue: &Queue<T, L>, node: &mut Option<Waiter<T, L::Priority>>) {
+    let Some(waiter) = node else { return };
     let mut section = queue.section();
-    let detached;
+    let _detached;
     {
         // While others wait, the ring is shut and drained.
         let mut state = queue.lock_undrained();
-        detached = detach(&mut state, waiter);
+        _detached = detach(&mut state, waiter);
         // The message or room of the permit is for another waiter now; also that of a permit from
         // before a poll that panicked. The room that a message needed may have blocked the senders
         // behind it.
@@ -109,5 +105,4 @@ fn leave<T, L: Levels>(
     }
     *node = None; // it is on no list, so no other thread knows it
     queue.run_deferred(&mut section.deferred);
-    Some(detached.rank)
 }

@@ -194,9 +194,20 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
     fn expire(self: Pin<&mut Self>) -> Self::Output {
         // SAFETY: nothing is moved out of the future.
         let this = unsafe { self.get_unchecked_mut() };
-        leave(this.queue.get(), &mut this.waiter);
+        let queue = this.queue.get();
+        let locked = queue.lock_until(Access::Receive, Some(Deadline::PAST));
+        let received = if let (Some(mut state), Some(waiter)) = (locked, &this.waiter) {
+            // As a thread: the last attempt is in the lock section that takes the node off its list.
+            let _detached = detach(&mut state, waiter); // its waker is dropped after the unlock
+            queue.receive_at_deadline(queue.section(), state, ReceiveError::Timeout)
+        } else {
+            leave(queue, &mut this.waiter);
+            queue.count_timeout();
+            Err(ReceiveError::Timeout)
+        };
+        this.waiter = None; // it is on no list, so no other thread knows it
         this.completed = true;
-        this.queue.get().receive_expired()
+        received
     }
 }
 

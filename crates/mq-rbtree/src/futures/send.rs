@@ -16,7 +16,7 @@ use crate::deadline::Deadline;
 use crate::error::{SendError, SendRefused};
 use crate::handles::{QueueRef, Sender};
 use crate::queue::{Queue, refuse_or_unwind};
-use crate::waiter::{Waiter, rank_of_new};
+use crate::waiter::Waiter;
 
 /// A checked message, or the reason why it can never be sent.
 type Admitted<T, L> = Result<Message<T, <L as Levels>::Priority>, SendError<T>>;
@@ -201,10 +201,22 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
     fn expire(self: Pin<&mut Self>) -> Self::Output {
         // SAFETY: the message, which is not pinned, is all that is moved out of the future.
         let this = unsafe { self.get_unchecked_mut() };
-        let rank = leave(this.queue.get(), &mut this.waiter);
-        let rank = rank.unwrap_or_else(|| rank_of_new(this.urgency));
+        let queue = this.queue.get();
         let message = this.message.take().expect("a pending send has its message")?;
-        this.queue.get().send_expired(message, rank)
+        let mut section = queue.section();
+        let past = Some(Deadline::PAST);
+        let locked = queue.lock_to_send(&mut section.preload, past);
+        let (Some(mut state), Some(waiter)) = (locked, &this.waiter) else {
+            leave(queue, &mut this.waiter);
+            queue.count_timeout();
+            return Err(SendError { value: message.value, reason: SendRefused::Timeout });
+        };
+        // As a thread: the last attempt is in the lock section that takes the node off its list.
+        let detached = detach(&mut state, waiter); // its waker is dropped after the unlock
+        let late = SendRefused::Timeout;
+        let sent = queue.send_at_deadline(message, detached.rank, section, state, late);
+        this.waiter = None; // it is on no list, so no other thread knows it
+        sent
     }
 }
 

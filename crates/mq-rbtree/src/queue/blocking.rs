@@ -7,7 +7,6 @@
 
 use std::pin::pin;
 use std::ptr::NonNull;
-use std::time::Instant;
 
 use percpu::sync::step;
 
@@ -216,40 +215,13 @@ impl<T, L: Levels> Queue<T, L> {
         remove(&mut state).then_some(state)
     }
 
-    /// Completes the send of a task whose time is over.
-    pub(crate) fn send_expired(
-        &self,
-        message: Message<T, L::Priority>,
-        rank: Rank,
-    ) -> Result<(), SendError<T>> {
-        let mut section = self.section();
-        match self.lock_to_send(&mut section.preload, Some(Instant::now().into())) {
-            Some(state) => {
-                self.send_at_deadline(message, rank, section, state, SendRefused::Timeout)
-            }
-            None => {
-                self.count_timeout();
-                Err(refuse_message((message, SendRefused::Timeout)))
-            }
-        }
-    }
-
-    /// Completes the receive of a task whose time is over.
-    pub(crate) fn receive_expired(&self) -> Result<Received<T, L>, ReceiveError> {
-        let (section, late) = (self.section(), ReceiveError::Timeout);
-        let Some(state) = self.lock_until(Access::Receive, Some(Instant::now().into())) else {
-            self.count_timeout();
-            return Err(late);
-        };
-        self.receive_at_deadline(section, state, late)
-    }
-
-    /// Completes a send at its deadline, or after a signal, as `late` says. The sender is on no list.
+    /// Completes a send at its deadline, or after a signal, as `late` says. The sender, a thread or a
+    /// task, is on no list.
     ///
     /// It succeeds if there is room now: room of a task that has a permit and has not polled yet. It
     /// tries before the senders behind it are served, in the lock section that took it off its list:
     /// they would take its room, and a panic of their wakers would lose its message.
-    fn send_at_deadline(
+    pub(crate) fn send_at_deadline(
         &self,
         message: Message<T, L::Priority>,
         rank: Rank,
@@ -270,12 +242,12 @@ impl<T, L: Levels> Queue<T, L> {
         })
     }
 
-    /// Completes a receive at its deadline, or after a signal, as `late` says. The receiver is on no
-    /// list.
+    /// Completes a receive at its deadline, or after a signal, as `late` says. The receiver, a thread
+    /// or a task, is on no list.
     ///
     /// It succeeds if there is a message now: that of a task that has a permit and has not polled
     /// yet.
-    fn receive_at_deadline(
+    pub(crate) fn receive_at_deadline(
         &self,
         mut section: Section<'_, T, L>,
         mut state: LockedState<'_, T, L>,

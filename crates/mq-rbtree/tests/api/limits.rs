@@ -1,12 +1,13 @@
 //! Limits: messages, bytes, reserves and quotas; and ageing, which serves low priorities in time.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Context;
+use std::task::{Context, Poll};
 use std::thread;
 
 use mq_rbtree::{
@@ -240,6 +241,38 @@ fn a_large_sender_at_its_deadline_is_not_overtaken() {
         wait_until(|| queue.stats().waiting == (3, 0));
         assert_eq!(queue.receive(), Ok((10, 1)));
         assert!(large.join().unwrap().is_ok());
+        assert_eq!((flag.count(), queue.bytes(), queue.stats().waiting), (1, 8, (1, 0)));
+        queue.validate();
+        assert_eq!(queue.receive(), Ok((8, 1)));
+        assert!(small.join().unwrap().is_ok());
+    });
+    assert!(!is_pending(&mut permitted, &flag));
+    queue.validate();
+}
+
+/// As the thread above: a task whose time is over.
+#[test]
+fn a_large_task_at_its_deadline_is_not_overtaken() {
+    let (queue, flag) = (by_bytes(100, 10), WakeCount::new());
+    queue.send(10, 1).unwrap();
+    let mut permitted = Box::pin(queue.send_async(4, 1));
+    assert!(is_pending(&mut permitted, &flag));
+    let over = Cell::new(false);
+    let timer = poll_fn(|_| {
+        if !over.get() {
+            return Poll::Pending;
+        }
+        assert_eq!(queue.receive(), Ok((10, 1))); // between the task's poll and its end
+        Poll::Ready(())
+    });
+    let mut large = Box::pin(queue.send_async(8, 1).until(timer));
+    assert!(is_pending(&mut large, &flag));
+    thread::scope(|scope| {
+        let small = scope.spawn(|| queue.send(3, 1));
+        wait_until(|| queue.stats().waiting == (3, 0));
+        over.set(true);
+        let ended = large.as_mut().poll(&mut Context::from_waker(&flag.waker()));
+        assert!(matches!(ended, Poll::Ready(Ok(()))), "{ended:?}");
         assert_eq!((flag.count(), queue.bytes(), queue.stats().waiting), (1, 8, (1, 0)));
         queue.validate();
         assert_eq!(queue.receive(), Ok((8, 1)));

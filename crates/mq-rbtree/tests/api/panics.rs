@@ -6,11 +6,12 @@ use crate::panicking;
 
 use std::cell::Cell;
 use std::cmp::Ordering;
+use std::future::poll_fn;
 use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
-use std::task::{RawWaker, RawWakerVTable, Wake, Waker};
+use std::task::{Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -322,6 +323,31 @@ fn a_panicking_waker_behind_a_timed_send_loses_no_message() {
         assert_eq!(queue.receive(), Ok((10, 1)));
         assert!(timed.join().unwrap().is_ok());
     });
+    assert_eq!((queue.bytes(), queue.stats().timeouts), (8, 0));
+    queue.validate();
+}
+
+/// As the thread above: a task whose time is over.
+#[test]
+fn a_panicking_waker_behind_a_timed_task_loses_no_message() {
+    let queue = Queue::<u32>::builder(9).measure(|n| *n as usize).max_bytes(10).build().unwrap();
+    queue.send(10, 1).unwrap();
+    let mut permitted = Box::pin(queue.send_async(4, 1));
+    assert!(poll(&mut permitted, Waker::noop().clone()).is_pending());
+    let over = Cell::new(false);
+    let timer = poll_fn(|_| {
+        if !over.get() {
+            return Poll::Pending;
+        }
+        assert_eq!(queue.receive(), Ok((10, 1))); // between the task's poll and its end
+        Poll::Ready(())
+    });
+    let mut timed = Box::pin(queue.send_async(8, 1).until(timer));
+    assert!(poll(&mut timed, Waker::noop().clone()).is_pending());
+    let mut bomb = Box::pin(queue.send_async(3, 1));
+    assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
+    over.set(true);
+    assert!(matches!(poll(&mut timed, Waker::noop().clone()), Poll::Ready(Ok(()))));
     assert_eq!((queue.bytes(), queue.stats().timeouts), (8, 0));
     queue.validate();
 }

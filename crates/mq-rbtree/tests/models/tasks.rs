@@ -1,6 +1,7 @@
 //! Waiting tasks, beside other tasks and beside threads: futures that are polled, woken and
 //! dropped.
 
+use std::future::poll_fn;
 use std::task::Poll;
 
 use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
@@ -100,6 +101,36 @@ fn inv09_dropped_receive_conserves_messages() {
             sum += got(counters[1].poll(second.as_mut())).unwrap();
         }
         drop(second);
+        assert_eq!((sum, finish(&queue)), (1, 0));
+    });
+}
+
+/// Two tasks wait, and the time of the first is over while a message comes: it takes the message, or the
+/// second task is woken for it.
+#[test]
+fn inv14_a_timed_receive_takes_its_message_or_passes_it_on() {
+    run(|| {
+        let queue = with::<Bitmap>(1, 0);
+        let (counters, mut polls) = ([WakeCounter::new(), WakeCounter::new()], 0);
+        let timer = poll_fn(|_| {
+            polls += 1;
+            if polls == 1 { Poll::Pending } else { Poll::Ready(()) }
+        });
+        let mut timed = Box::pin(queue.receive_async().until(timer));
+        let mut second = Box::pin(queue.receive_async());
+        assert!(counters[0].poll(timed.as_mut()).is_pending());
+        assert!(counters[1].poll(second.as_mut()).is_pending());
+        let sender = send_one(&queue, 1);
+        let mut sum = match counters[0].poll(timed.as_mut()) {
+            Poll::Ready(result) => received(result, ReceiveError::Timeout),
+            Poll::Pending => panic!("its time is over"),
+        };
+        sender.join().unwrap();
+        if sum == 0 {
+            assert_eq!(counters[1].wakes(), 1, "the message is its");
+            sum += got(counters[1].poll(second.as_mut())).unwrap();
+        }
+        drop((timed, second));
         assert_eq!((sum, finish(&queue)), (1, 0));
     });
 }

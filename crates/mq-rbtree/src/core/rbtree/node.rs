@@ -87,6 +87,11 @@ impl<K> Node<K> {
     pub(super) fn set_next(&self, next: Link<K>) {
         self.parent.set(next);
     }
+
+    /// Takes the list link out of the parent link.
+    pub(super) fn take_next(&self) -> Link<K> {
+        self.parent.take()
+    }
 }
 
 /// A pointer to a node that was leaked from a box. It does not show how long the node lives.

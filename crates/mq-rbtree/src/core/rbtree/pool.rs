@@ -70,7 +70,7 @@ impl<K> NodeList<K> {
         // SAFETY: by invariant 3 the node was leaked, and only this list points to it. The pointer is
         // overwritten below, before another use.
         let node = unsafe { first.reclaim() };
-        self.first = node.take_parent();
+        self.first = node.take_next();
         self.len -= 1;
         Some(node)
     }
