@@ -119,7 +119,7 @@ impl Worker {
                 return Ok(());
             }
         }
-        Ok(()) // epoll reports the rest again
+        self.receive_some(slot, usize::MAX).map(drop)
     }
 
     /// Receives at most `most` bytes into the scratch buffer and parses them. Returns their number.
