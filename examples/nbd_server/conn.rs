@@ -70,6 +70,8 @@ pub(crate) struct Conn {
     pub(crate) blocked: Option<BlockedOn>,
     /// Bytes received so far.
     pub(crate) received: u64,
+    /// Whether a payload was received in place since the last receive into the scratch buffer.
+    pub(crate) writes_long: bool,
     /// Since when a WRITE's payload has not gone on, and how many bytes had been received then.
     pub(crate) stalled: Option<(Instant, u64)>,
     /// Requests refused so far.
@@ -109,6 +111,7 @@ impl Conn {
             unread: Vec::new(),
             blocked: None,
             received: 0,
+            writes_long: false,
             stalled: None,
             refused: 0,
             out,

@@ -19,8 +19,8 @@ use crate::session::{Next, Session};
 /// A payload with so many bytes missing is received in place. A guess: below it one more receive
 /// costs as much as the copy.
 const IN_PLACE: usize = 32 << 10;
-/// Most bytes that are received behind such a payload: the next header, and a part of its payload
-/// that is cheap to copy.
+/// Most bytes that one receive takes behind such a payload: the next header, and a part of its
+/// payload that is cheap to copy.
 const AHEAD: usize = 4 << 10;
 /// Most payloads that are received in place before other connections have their turn.
 const PAYLOADS: usize = 4;
@@ -83,14 +83,27 @@ impl Worker {
         }
     }
 
-    /// Receives once and parses. An error is a reason to close the connection.
+    /// Receives and parses: all that fits into the scratch buffer, or a few long payloads in place. An
+    /// error is a reason to close the connection.
     fn receive(&mut self, slot: usize) -> Result<(), String> {
         if matches!(self.conns[slot].phase, Phase::Lingering(_)) {
             return self.discard_input(slot);
         }
-        for _ in 0..PAYLOADS {
+        let mut payloads = 0;
+        while payloads < PAYLOADS {
             let ahead = &mut self.scratch[..AHEAD];
-            let Some(received) = self.conns[slot].receive_in_place(IN_PLACE, ahead) else { break };
+            let Some(received) = self.conns[slot].receive_in_place(IN_PLACE, ahead) else {
+                if !std::mem::take(&mut self.conns[slot].writes_long) {
+                    return self.receive_some(slot, usize::MAX).map(drop);
+                }
+                // Most often another long WRITE follows: its payload is received in place, not copied.
+                if self.receive_some(slot, AHEAD)? < AHEAD || !self.conns[slot].wants_input() {
+                    return Ok(());
+                }
+                continue;
+            };
+            payloads += 1;
+            self.conns[slot].writes_long = true;
             match received {
                 Ok(InPlace { count: 0, .. }) => {
                     self.end_of_input(slot);
@@ -106,20 +119,27 @@ impl Worker {
                 return Ok(());
             }
         }
+        self.receive_some(slot, usize::MAX).map(drop)
+    }
+
+    /// Receives at most `most` bytes into the scratch buffer and parses them. Returns their number.
+    fn receive_some(&mut self, slot: usize, most: usize) -> Result<usize, String> {
         // What was left over, the start of a header at most, goes in front of what comes now.
         let conn = &mut self.conns[slot];
         let have = conn.unread.len();
         self.scratch[..have].copy_from_slice(&conn.unread);
-        match conn.receive(&mut self.scratch[have..]) {
+        let end = self.scratch.len().min(have.saturating_add(most));
+        match conn.receive(&mut self.scratch[have..end]) {
             Ok(0) => {
                 self.end_of_input(slot);
-                Ok(())
+                Ok(0)
             }
             Ok(count) => {
                 conn.received += count as u64;
-                self.parse_scratch(slot, have + count)
+                self.parse_scratch(slot, have + count)?;
+                Ok(count)
             }
-            Err(error) if is_transient(&error) => Ok(()),
+            Err(error) if is_transient(&error) => Ok(0),
             Err(error) => Err(error.to_string()),
         }
     }
