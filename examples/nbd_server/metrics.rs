@@ -232,6 +232,8 @@ fn cache(page: &mut Page, report: &ServerReport) {
         [("hit", cache.hits), ("miss", cache.misses), ("busy", cache.busy)],
     );
     page.one("cache_evictions_total", "Blocks that were evicted.", cache.evictions);
+    let refused = "Blocks of reads that were not kept because few reads hit.";
+    page.one("cache_claims_refused_total", refused, cache.claims_refused);
     page.one("cache_blocks_written_total", "Blocks that images were given.", cache.written);
     page.one("cache_write_calls_total", "Calls by which they were given.", cache.write_calls);
     page.one("cache_syncs_total", "Syncs of images.", cache.syncs);

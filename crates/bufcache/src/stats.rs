@@ -33,6 +33,8 @@ pub struct CacheStats {
     pub evictions: u64,
     /// Ranges that were not read ahead because too many waited.
     pub ahead_dropped: u64,
+    /// Blocks that [`Device::claim`](crate::Device::claim) refused because few requests hit.
+    pub claims_refused: u64,
     /// Blocks written to devices.
     pub written: u64,
     /// Write calls to devices.
@@ -70,6 +72,7 @@ impl CacheStats {
             reads: value(&counters.get_read),
             evictions: value(&counters.evictions),
             ahead_dropped: value(&counters.ahead_dropped),
+            claims_refused: value(&counters.claims_refused),
             written: value(&counters.written),
             write_calls: value(&counters.write_calls),
             syncs: value(&counters.syncs),
@@ -84,14 +87,15 @@ impl CacheStats {
 impl fmt::Display for CacheStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { get, created, hits, misses, waited, busy, reads, .. } = self;
-        let Self { page_retries, evictions, ahead_dropped, bytes, capacity, .. } = self;
-        let Self { written, write_calls, syncs, dirty, eviction, .. } = self;
+        let Self { page_retries, evictions, ahead_dropped, claims_refused, .. } = self;
+        let Self { written, write_calls, syncs, dirty, bytes, capacity, eviction, .. } = self;
         write!(
             f,
             "{get} gets: {hits} hits ({waited} waited), {misses} misses, {busy} busy; {created} \
              buffers taken, {page_retries} pauses for one; {reads} reads, {evictions} evictions, \
-             {ahead_dropped} ranges not read ahead; {written} blocks written by {write_calls} calls, \
-             {syncs} syncs; {bytes} of {capacity} bytes, {dirty} dirty; evicts by {eviction:?}",
+             {ahead_dropped} ranges not read ahead, {claims_refused} claims refused; {written} \
+             blocks written by {write_calls} calls, {syncs} syncs; {bytes} of {capacity} bytes, \
+             {dirty} dirty; evicts by {eviction:?}",
         )
     }
 }

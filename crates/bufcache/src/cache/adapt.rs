@@ -80,6 +80,7 @@ impl Shared {
         let is_worth = cold.has_room(class) || cold.policy.knows(key);
         drop(cold);
         if !is_worth {
+            self.counters.claims_refused.add(1);
             self.note_miss(key, Reuse::Likely, true);
         }
         is_worth

@@ -122,6 +122,8 @@ pub(crate) struct Counters {
     pub(crate) syncs: PerCpuCounter,
     /// Ranges whose readahead was dropped.
     pub(crate) ahead_dropped: PerCpuCounter,
+    /// Claims of blocks that were not worth a buffer.
+    pub(crate) claims_refused: PerCpuCounter,
 }
 
 /// Whether a block is likely to be used again.
@@ -149,6 +151,7 @@ impl Counters {
             &all.busy_locked,
             &all.syncs,
             &all.ahead_dropped,
+            &all.claims_refused,
         ];
         if HAS_TIME {
             // Without memory a counter is only slower.

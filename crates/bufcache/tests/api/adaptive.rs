@@ -68,14 +68,16 @@ fn read_all(disk: &Device, blocks: impl Iterator<Item = u64>) -> u64 {
 
 #[test]
 fn inv28_the_second_claim_is_granted_where_few_requests_hit_and_each_where_there_is_room() {
-    let (_cache, disk) = world(16);
+    let (cache, disk) = world(16);
     let mut random = seeded(1);
     let (_, refused) = read(&disk, 0..BUFFERS);
     assert_eq!(refused, 0, "there was room");
     read(&disk, (0..100_000).map(|_| random.u64(0..16 * BUFFERS)));
+    let before = cache.stats().claims_refused;
     let (hits, refused) = read(&disk, (0..50_000).map(|_| random.u64(0..16 * BUFFERS)));
     assert!((2_500..4_000).contains(&hits), "a sixteenth, as if each block were kept: {hits}");
     assert!(refused > 35_000, "{refused}");
+    assert_eq!(cache.stats().claims_refused - before, refused);
 
     let is_new = |block: &u64| disk.try_get(*block).is_err() && !claims(&disk, *block);
     let block = (0..16 * BUFFERS).find(is_new).unwrap();
