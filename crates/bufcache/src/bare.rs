@@ -27,7 +27,7 @@ pub struct Bare {
 unsafe impl Sync for Bare {}
 
 impl Bare {
-    /// An entry that may be read; its readers have no fence if `membarrier` stands in for it.
+    /// An entry that may be read. With `membarrier` its readers execute no fence.
     #[must_use]
     pub fn new(membarrier: bool) -> Self {
         let order = if membarrier { Order::Membarrier } else { Order::Fences };

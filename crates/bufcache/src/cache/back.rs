@@ -409,7 +409,7 @@ impl Shared {
         for one in blocks {
             self.unmark_back(self.entry(one.frame), one.frame, DIRTY);
         }
-        // After the marks are off: an evictor that met one would take its buffer from the end again.
+        // Only after the marks are off: an evictor that meets a marked buffer moves it to the front again.
         let mut cold = self.cold.lock();
         let Cold { nodes, policy, .. } = &mut *cold;
         blocks.iter().for_each(|one| policy.evict_next(nodes, one.frame));

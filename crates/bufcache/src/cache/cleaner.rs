@@ -25,7 +25,7 @@ pub(crate) struct Limits {
     pub(crate) age: Duration,
     /// A share of the capacity in 256 parts: it begins to write when more is dirty.
     pub(crate) begin: u32,
-    /// A share, too: a writer that passes it waits until some is written.
+    /// A share in 256 parts: while more is dirty, writers wait for write-backs.
     pub(crate) most: u32,
 }
 

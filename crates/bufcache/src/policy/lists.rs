@@ -229,11 +229,12 @@ impl Policy {
     }
 
     /// Makes a buffer that was due for eviction, but dirty, the next victim. The caller has written
-    /// its block, which may have been evicted since.
+    /// the frame's block; by now the frame may be free, or have another block.
     pub(crate) fn evict_next(&mut self, nodes: &mut Nodes, frame: Frame) {
         let node = nodes.of(frame);
-        // If it is on no list, an evictor is about to keep it.
-        if node.on == On::Policy(MAIN) {
+        // If it is on no list, an evictor is about to keep it. Its unit may begin a frame of another
+        // size by now.
+        if node.on == On::Policy(MAIN) && node.class == frame.class() {
             if let Some(list) = node.due.take() {
                 nodes.remove(&mut self.main, frame);
                 self.put_back(nodes, frame, list);
@@ -251,5 +252,24 @@ impl Policy {
     /// Removes a buffer from the given list, which it is on.
     pub(crate) fn remove(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {
         nodes.remove(self.list(list), frame);
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_that_was_cut_to_another_size_is_not_evicted_next() {
+        let mut nodes = Nodes::new(8).unwrap();
+        let mut policy = Policy::new(Eviction::A2, 8).unwrap();
+        let (written, now) = (Frame::new(0, 0), Frame::new(0, 3));
+        nodes.of(now).class = 3;
+        nodes.push(&mut policy.main, now, On::Policy(MAIN));
+        nodes.of(now).due = Some(OLDER);
+        policy.evict_next(&mut nodes, written);
+        assert_eq!((policy.main.units, policy.older.units), (8, 0));
+        policy.evict_next(&mut nodes, now);
+        assert_eq!((policy.main.units, policy.older.units), (0, 8));
     }
 }
