@@ -147,13 +147,17 @@ impl OpenImages {
     /// Has images grow with their files, by whole blocks. One that a thread opens meanwhile is made to grow by that
     /// thread, if `open` has the length of before.
     pub(crate) fn grow(&self) {
-        // Ordering: Relaxed; with the loads in `get`. If `all` looks at a slot before `get` puts an image there, the
-        // lock of the slots or of the slot's state orders this before the second load. Else `all` has the image.
+        // Ordering: Relaxed; with the loads in `get`. If this looks at a slot before `get` puts an image there, the
+        // lock of the slots or of the slot's state orders this before the second load. Else this has the image.
         self.growths.fetch_add(1, Ordering::Relaxed);
-        self.all().iter().for_each(|image| grow(image));
+        let slots: Vec<_> = self.slots.lock().values().cloned().collect();
+        // One image at a time, so that a file that hangs keeps no other image from its release. The files behind it
+        // are looked at once it answers.
+        let images = slots.iter().filter_map(|slot| slot.state.lock().image.clone());
+        images.for_each(|image| grow(&image));
     }
 
-    /// Has all looks at the images wait until the result is dropped, as they do for a file that hangs.
+    /// Blocks every look at the images until the result is dropped; stands in for a file that hangs.
     #[cfg(test)]
     pub(crate) fn hold(&self) -> impl Sized {
         self.slots.lock()

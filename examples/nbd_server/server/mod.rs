@@ -162,7 +162,7 @@ impl Server {
     /// Has exports grow with their files whenever one of the signals comes. A thread of its own looks at the files,
     /// because one that hangs must not keep the main thread from accepting.
     pub(crate) fn grow_at(&self, mut signals: Signals) -> io::Result<()> {
-        let exports = Arc::downgrade(&self.shared.exports); // the thread does not keep a stopped server's images
+        let exports = Arc::downgrade(&self.shared.exports); // between looks the thread keeps no stopped server's images
         let look = move || {
             for _ in signals.forever() {
                 let Some(exports) = exports.upgrade() else { return };

@@ -208,8 +208,8 @@ fn hang_up(lab: &Lab) -> Res {
         check!(image::bytes_at(&image, last, data.len())? == data, "it is not written");
         check!(fs::metadata(&image)?.len() == 3 * MIB + odd, "the server changed the size");
         server.still_serves()?;
-        // A file that became shorter keeps its size. The second look begins after the first, which may have looked at
-        // the other file before.
+        // A file that became shorter keeps its size. The first look may reach the other file
+        // before this one; once the second has begun, the first has seen both.
         fs::OpenOptions::new().write(true).open(&image)?.set_len(MIB)?;
         for len in [2 * MIB, 3 * MIB] {
             fs::OpenOptions::new().write(true).open(&other)?.set_len(len)?;
