@@ -156,12 +156,18 @@ fn beside_a_device_that_hangs(others_came_before: bool) {
         let opens = Opens(&gate);
         // It dirties as many buffers as it gets, and then hangs, or is refused.
         let writer = scope.spawn(|| {
-            (0..hung.blocks()).find(|&block| match hung.get_mut(block) {
-                Ok(mut guard) => {
-                    guard.fill(7);
-                    false
+            (0..hung.blocks()).find(|&block| {
+                if block as usize >= most - 1 {
+                    // The cleaner may not have begun the write yet by which the device is noticed.
+                    thread::sleep(Duration::from_millis(5));
                 }
-                Err(_) => true,
+                match hung.get_mut(block) {
+                    Ok(mut guard) => {
+                        guard.fill(7);
+                        false
+                    }
+                    Err(_) => true,
+                }
             })
         });
         thread::sleep(Duration::from_millis(500)); // the cleaner hangs, too
