@@ -434,7 +434,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// Returns what a lock section has beside the state.
     #[inline(always)]
     pub(crate) fn section(&self) -> Section<'_, T, L> {
-        Section::new(&self.config)
+        Section { config: &self.config, deferred: Deferred::new(), preload: Preload::new() }
     }
 
     /// Runs the deferred actions after the unlock, and serves more waiters if there was no room for
