@@ -134,11 +134,11 @@ impl<T, L: Levels> Queue<T, L> {
                     if !section.deferred.has_room() {
                         break;
                     }
-                    let Some(message) = state.receive(&mut section) else {
+                    let Some(Ok(received)) = state.receive(&mut section) else {
                         empty = true;
                         break;
                     };
-                    out.push((message.value, message.priority));
+                    out.push(received);
                 }
             }
             self.run_deferred(&mut section.deferred);
