@@ -218,27 +218,24 @@ impl<T, L: Levels> Queue<T, L> {
     fn wait_to_lend(&self, wait: Wait) -> Guarded<'_, T, L> {
         let parker = Parker::current();
         let waker = Parker::waker(&parker);
-        let reason = {
+        let mut polled = Poll::Pending;
+        let interrupted = {
             let mut receive = pin!(self.receive_async().urgency(wait.urgency_level()));
             let mut cx = Context::from_waker(&waker);
-            loop {
-                let seen = parker.seen();
-                if let Poll::Ready(found) = self.poll_lend(receive.as_mut(), &mut cx) {
-                    return found;
-                }
-                if wait.is_over() {
-                    break ReceiveError::Timeout;
-                }
-                if parker.sleep(seen, wait) {
-                    break ReceiveError::Interrupted;
-                }
-            }
+            parker.park(wait, || {
+                polled = self.poll_lend(receive.as_mut(), &mut cx);
+                polled.is_ready()
+            })
         };
+        if let Poll::Ready(found) = polled {
+            return found;
+        }
         self.lend_until(Some(Deadline::PAST)).unwrap_or_else(|| {
-            if reason == ReceiveError::Timeout {
-                self.count_timeout();
+            if interrupted {
+                return Err(ReceiveError::Interrupted);
             }
-            Err(reason)
+            self.count_timeout();
+            Err(ReceiveError::Timeout)
         })
     }
 

@@ -47,20 +47,9 @@ impl Parker {
         WAKER.try_with(Waker::clone).unwrap_or_else(|_| ParkerWaker::of(Arc::clone(current)))
     }
 
-    /// Returns the count of wake-ups for [`sleep`](Self::sleep).
-    pub(crate) fn seen(&self) -> u32 {
-        self.woken.load()
-    }
-
-    /// Sleeps until a wake-up after `seen`, or until the deadline; perhaps less. Returns whether a
-    /// signal ends the wait.
-    pub(crate) fn sleep(&self, seen: u32, wait: Wait) -> bool {
-        sleep(&self.woken, seen, wait.deadline()) && wait.is_interruptible()
-    }
-
     /// Sleeps until `is_done` returns true, or until the deadline. Returns true if a signal has ended
     /// the wait.
-    pub(crate) fn park(&self, wait: Wait, is_done: impl Fn() -> bool) -> bool {
+    pub(crate) fn park(&self, wait: Wait, mut is_done: impl FnMut() -> bool) -> bool {
         loop {
             let seen = self.woken.load();
             step!(
@@ -72,7 +61,7 @@ impl Parker {
             if wait.is_over() {
                 return false;
             }
-            if self.sleep(seen, wait) {
+            if sleep(&self.woken, seen, wait.deadline()) && wait.is_interruptible() {
                 return true;
             }
         }

@@ -121,9 +121,9 @@ pub(crate) enum Next<P> {
 }
 
 impl Cursor {
-    /// Returns the cursor of a queue without a ring.
-    pub(crate) fn without_ring() -> Self {
-        Self { head: 0, end: 0, from: 0, shut: true }
+    /// Returns the cursor of a new ring, which is open, or of a queue without one.
+    pub(crate) fn new(has_ring: bool) -> Self {
+        Self { head: 0, end: 0, from: 0, shut: !has_ring }
     }
 
     /// Returns the number of messages accepted and drained.
@@ -163,9 +163,9 @@ fn sequence(position: u64) -> u32 {
 }
 
 impl<T, P: Copy> Ring<T, P> {
-    /// Creates an open ring for a queue of so many messages, and its cursor. Returns `None` if the
-    /// messages are too long for a ring.
-    pub(crate) fn try_new(max_messages: usize) -> Result<Option<(Self, Cursor)>, AllocError> {
+    /// Creates an open ring for a queue of so many messages. Returns `None` if the messages are too
+    /// long for a ring.
+    pub(crate) fn try_new(max_messages: usize) -> Result<Option<Self>, AllocError> {
         let slot = size_of::<Slot<T, P>>();
         let fit = (MAX_BYTES / slot).clamp(1, MAX_SLOTS);
         let count = max_messages.min(MAX_SLOTS).next_power_of_two().max(2).min(1 << fit.ilog2());
@@ -179,14 +179,13 @@ impl<T, P: Copy> Ring<T, P> {
             priority: UnsafeCell::new(MaybeUninit::uninit()),
             value: UnsafeCell::new(MaybeUninit::uninit()),
         }));
-        let ring = Self {
+        Ok(Some(Self {
             senders: Lines(Senders { tail: AtomicU64::new(0), limit: AtomicU64::new(0) }),
             room: Lines(Room { limit: AtomicU64::new(0), departed: AtomicU64::new(0) }),
             slots: slots.into_boxed_slice(),
             mask: count as u64 - 1,
             hole: Lines(AtomicU64::new(0)),
-        };
-        Ok(Some((ring, Cursor { head: 0, end: 0, from: 0, shut: false })))
+        }))
     }
 
     #[inline(always)]

@@ -21,7 +21,7 @@ macro_rules! operation {
         impl<T, L: Levels> $name<'_, T, L> {
             /// Ends the operation when `timer` is ready: see [`Timed`].
             pub fn until<S: Future>(self, timer: S) -> Timed<Self, S> {
-                Timed::new(self, timer)
+                Timed { operation: self, timer }
             }
 
             /// Sets the urgency of the wait: see [`Wait::urgency`](crate::Wait::urgency). Call it

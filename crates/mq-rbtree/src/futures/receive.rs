@@ -130,10 +130,7 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
                 return Poll::Ready(Ok(message));
             }
         }
-        self.poll_with(cx, Preload::new(), |state, section| match state.receive(section) {
-            Some(message) => Some(Ok((message.value, message.priority))),
-            None => state.has_ended().then_some(Err(ReceiveError::Closed)),
-        })
+        self.poll_with(cx, Preload::new(), |state, section| state.receive(section))
     }
 }
 

@@ -30,20 +30,14 @@ use std::task::{Context, Poll};
 /// ```
 #[must_use = "futures do nothing unless polled"]
 pub struct Timed<F, S> {
-    operation: F,
-    timer: S,
+    pub(super) operation: F,
+    pub(super) timer: S,
 }
 
 /// An operation that can be ended before it is completed.
 pub(super) trait Expire: Future {
     /// Ends the operation, which is pending: completes it if that is possible now.
     fn expire(self: Pin<&mut Self>) -> Self::Output;
-}
-
-impl<F, S> Timed<F, S> {
-    pub(super) fn new(operation: F, timer: S) -> Self {
-        Self { operation, timer }
-    }
 }
 
 impl<F: Expire, S: Future> Future for Timed<F, S> {

@@ -13,14 +13,14 @@ mod sys;
 use std::ffi::CString;
 use std::io;
 use std::mem;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 use std::time::{Duration, Instant, SystemTime};
 
 use percpu::sync::native::atomic::{AtomicU64, Ordering};
 
 pub use self::open_error::OpenError;
-use self::sys::{errno, result, uninterrupted};
+use self::sys::{into_fd, result, uninterrupted};
 use crate::deadline::{Deadline, Wait};
 use crate::error::{NotifyError, ReceiveError, SendError, SendRefused};
 use crate::posix::{Attributes, Callback, MessageQueue};
@@ -128,10 +128,8 @@ impl KernelQueue {
     pub fn unlink(name: &str) -> Result<(), OpenError> {
         let path = checked_name(name)?;
         // SAFETY: the name ends in NUL and outlives the call.
-        match unsafe { libc::mq_unlink(path.as_ptr()) } {
-            0 => Ok(()),
-            _ => Err(OpenError::of_open(errno())),
-        }
+        result(unsafe { libc::mq_unlink(path.as_ptr()) }).map_err(OpenError::of_open)?;
+        Ok(())
     }
 
     /// Opens the second descriptor.
@@ -291,24 +289,12 @@ fn open(path: &CString, flags: libc::c_int) -> Result<OwnedFd, i32> {
     into_fd(unsafe { libc::mq_open(path.as_ptr(), libc::O_RDWR | flags) })
 }
 
-/// Takes ownership of a descriptor. On Linux a queue is a file descriptor, and `mq_close` is
-/// `close`.
-fn into_fd(queue: libc::mqd_t) -> Result<OwnedFd, i32> {
-    if queue < 0 {
-        return Err(errno());
-    }
-    // SAFETY: `mq_open` has just returned this descriptor, and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(queue) })
-}
-
 fn attributes(queue: &OwnedFd) -> Result<libc::mq_attr, i32> {
     // SAFETY: all zero is a valid `mq_attr`, a structure of plain numbers.
     let mut attributes: libc::mq_attr = unsafe { mem::zeroed() };
     // SAFETY: `mq_getattr` writes to a structure of this frame.
-    match unsafe { libc::mq_getattr(queue.as_raw_fd(), &mut attributes) } {
-        0 => Ok(attributes),
-        _ => Err(errno()),
-    }
+    result(unsafe { libc::mq_getattr(queue.as_raw_fd(), &mut attributes) })?;
+    Ok(attributes)
 }
 
 /// Returns a value that distinguishes the queue from every other existing one.
@@ -316,10 +302,8 @@ fn identity(queue: &OwnedFd) -> Result<(libc::dev_t, libc::ino_t), i32> {
     // SAFETY: all zero is a valid `stat`, a structure of plain numbers.
     let mut stat: libc::stat = unsafe { mem::zeroed() };
     // SAFETY: `fstat` writes to a structure of this frame.
-    match unsafe { libc::fstat(queue.as_raw_fd(), &mut stat) } {
-        0 => Ok((stat.st_dev, stat.st_ino)),
-        _ => Err(errno()),
-    }
+    result(unsafe { libc::fstat(queue.as_raw_fd(), &mut stat) })?;
+    Ok((stat.st_dev, stat.st_ino))
 }
 
 /// Converts a deadline to the system clock, as the kernel requires. A time before 1970 becomes

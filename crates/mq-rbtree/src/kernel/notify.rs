@@ -15,12 +15,12 @@
 //! no thread is left behind.
 
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr;
 
 use percpu::sync::{Arc, Mutex, thread};
 
-use super::sys::{errno, uninterrupted};
+use super::sys::{into_fd, result, uninterrupted};
 use crate::error::{NotifyError, NotifyRefused};
 use crate::posix::Callback;
 
@@ -77,12 +77,7 @@ pub(super) fn cancel(queue: BorrowedFd<'_>) {
 
 fn socket() -> Result<OwnedFd, i32> {
     // SAFETY: `socket` takes three integers.
-    let fd = unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) };
-    if fd < 0 {
-        return Err(errno());
-    }
-    // SAFETY: the call above returned this descriptor, and nothing else owns it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    into_fd(unsafe { libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, 0) })
 }
 
 /// Registers the socket by a plain system call: the C library's `mq_notify` would create a socket
@@ -95,10 +90,8 @@ fn register_socket(queue: BorrowedFd<'_>, socket: &OwnedFd) -> Result<(), i32> {
     event.sigev_signo = socket.as_raw_fd();
     event.sigev_value.sival_ptr = cookie.as_mut_ptr().cast();
     // SAFETY: the kernel reads the event and the cookie during the call.
-    match unsafe { libc::syscall(libc::SYS_mq_notify, queue.as_raw_fd(), &raw const event) } {
-        0 => Ok(()),
-        _ => Err(errno()),
-    }
+    result(unsafe { libc::syscall(libc::SYS_mq_notify, queue.as_raw_fd(), &raw const event) })?;
+    Ok(())
 }
 
 /// Waits for the kernel's message. Returns false if the registration was removed.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Access, Queue, Received, refuse_message};
+use super::{Access, Queue, Received};
 use crate::core::{Levels, Message};
 use crate::deadline::Wait;
 use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
@@ -44,16 +44,15 @@ impl<T, L: Levels> Queue<T, L> {
         wait: Wait,
     ) -> Result<usize, BatchError> {
         let mut sent = 0;
-        while !batch.is_empty() {
-            let Err((message, reason)) = self.send_section(batch, wait, &mut sent) else {
+        loop {
+            let section = self.send_section(batch, wait);
+            let section = section.map_err(|reason| BatchError { sent, reason })?;
+            sent += section;
+            if section > 0 {
                 continue;
-            };
-            let priority = message.priority;
-            let waited = match reason {
-                SendRefused::Full if !wait.is_no() => self.wait_to_send(message, wait),
-                _ => Err(refuse_message((message, reason))),
-            };
-            match waited {
+            }
+            let Some((value, priority)) = batch.pop_front() else { return Ok(sent) };
+            match self.send_with(value, priority, wait) {
                 Ok(()) => sent += 1,
                 Err(SendError { value, reason }) => {
                     batch.push_front((value, priority));
@@ -61,63 +60,51 @@ impl<T, L: Levels> Queue<T, L> {
                 }
             }
         }
-        Ok(sent)
     }
 
-    /// Sends some messages, at least one, or returns the first one with the reason.
+    /// Sends the messages at the front that need not wait, up to a section. Returns how many were sent,
+    /// or that there is no room and the caller does not wait.
     fn send_section(
         &self,
         batch: &mut VecDeque<Received<T, L>>,
         wait: Wait,
-        sent: &mut usize,
-    ) -> Result<(), (Message<T, L::Priority>, SendRefused)> {
+    ) -> Result<usize, SendRefused> {
         let mut sizes = [0; SECTION];
         let mut count = 0;
         for (value, priority) in batch.iter().take(SECTION) {
-            match self.config.check(value, *priority) {
-                Ok(bytes) => sizes[count] = bytes,
-                Err(_) if count > 0 => break, // it is the first of the next section
-                Err(reason) => {
-                    let Some((value, priority)) = batch.pop_front() else { return Ok(()) };
-                    return Err((Message { value, priority, bytes: 0 }, reason));
-                }
-            }
+            let Ok(bytes) = self.config.check(value, *priority) else { break };
+            sizes[count] = bytes;
             count += 1;
         }
+        if count == 0 {
+            return Ok(0);
+        }
+        let (mut sent, mut refused) = (0, None);
         let mut section = self.section();
         let rank = rank_of_new(wait.urgency_level());
-        let mut result = Ok(());
-        {
-            let Some(mut state) = self.lock_to_send(&mut section.preload, wait.deadline()) else {
-                let Some((value, priority)) = batch.pop_front() else { return Ok(()) };
-                let message = Message { value, priority, bytes: sizes[0] };
-                self.count_timeout();
-                return Err((message, SendRefused::Timeout));
-            };
-            for (nth, &bytes) in sizes[..count].iter().enumerate() {
+        if let Some(mut state) = self.lock_to_send(&mut section.preload, wait.deadline()) {
+            for &bytes in &sizes[..count] {
                 // The preload was allocated for the first message only.
-                if nth > 0 && (self.hint.needs_memory() || !section.deferred.has_room()) {
+                if sent > 0 && (self.hint.needs_memory() || !section.deferred.has_room()) {
                     break;
                 }
                 let Some((value, priority)) = batch.pop_front() else { break };
                 let message = Message { value, priority, bytes };
-                match state.send(message, rank, &mut section) {
-                    Ok(()) => *sent += 1,
-                    // The message becomes the first of the next section; or its comparison
-                    // panicked, and the panic resumes below.
-                    Err((back, _)) if nth > 0 || section.deferred.panics() => {
-                        batch.push_front((back.value, back.priority));
-                        break;
-                    }
-                    Err(refused) => {
-                        result = Err(refused);
-                        break;
-                    }
+                if let Err((back, reason)) = state.send(message, rank, &mut section) {
+                    // If its comparison panicked, the panic resumes below.
+                    batch.push_front((back.value, back.priority));
+                    refused = Some(reason);
+                    break;
                 }
+                sent += 1;
             }
         }
         self.run_deferred(&mut section.deferred);
-        result
+        match refused {
+            // A second attempt would double the time of a caller that polls a full queue.
+            Some(SendRefused::Full) if sent == 0 && wait.is_no() => Err(SendRefused::Full),
+            _ => Ok(sent),
+        }
     }
 
     /// Receives up to `most` messages into `out`, many in one lock section. Returns how many were
@@ -140,26 +127,20 @@ impl<T, L: Levels> Queue<T, L> {
             let room = SECTION.min(most - (out.len() - before));
             out.reserve(room); // allocates before the lock
             let mut section = self.section();
-            let empty = {
-                let Some(mut state) = self.lock_until(Access::Receive, wait.deadline()) else {
-                    if out.len() > before {
+            let mut empty = true;
+            if let Some(mut state) = self.lock_until(Access::Receive, wait.deadline()) {
+                empty = false;
+                for _ in 0..room {
+                    if !section.deferred.has_room() {
                         break;
                     }
-                    self.count_timeout();
-                    return Err(ReceiveError::Timeout);
-                };
-                let mut taken = 0;
-                loop {
-                    if taken == room || !section.deferred.has_room() {
-                        break false;
-                    }
-                    match state.receive(&mut section) {
-                        Some(message) => out.push((message.value, message.priority)),
-                        None => break true,
-                    }
-                    taken += 1;
+                    let Some(Ok(received)) = state.receive(&mut section) else {
+                        empty = true;
+                        break;
+                    };
+                    out.push(received);
                 }
-            };
+            }
             self.run_deferred(&mut section.deferred);
             if empty {
                 if out.len() > before {

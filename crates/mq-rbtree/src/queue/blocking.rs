@@ -115,13 +115,10 @@ impl<T, L: Levels> Queue<T, L> {
                 }
                 return Err(reason);
             };
-            if let Some(message) = state.receive(&mut section) {
+            if let Some(received) = state.receive(&mut section) {
                 drop(state);
                 self.run_deferred(&mut section.deferred);
-                return Ok((message.value, message.priority));
-            }
-            if state.has_ended() {
-                return Err(ReceiveError::Closed);
+                return received;
             }
             waiter.reset();
             state.counters.receive_waits += 1;
@@ -253,13 +250,11 @@ impl<T, L: Levels> Queue<T, L> {
         mut state: LockedState<'_, T, L>,
         late: ReceiveError,
     ) -> Result<Received<T, L>, ReceiveError> {
-        let taken = state.receive(&mut section);
-        let late = if state.has_ended() { ReceiveError::Closed } else { late };
-        let timed_out = taken.is_none() && late == ReceiveError::Timeout;
+        let received = state.receive(&mut section);
+        let timed_out = received.is_none() && late == ReceiveError::Timeout;
         state.counters.timeouts += u64::from(timed_out);
         drop(state);
         self.run_deferred(&mut section.deferred);
-        let message = taken.ok_or(late)?;
-        Ok((message.value, message.priority))
+        received.unwrap_or(Err(late))
     }
 }

@@ -291,15 +291,11 @@ impl<T, L: Levels> Builder<T, L> {
         let by_message = config.measure.is_some() || config.fair_bytes;
         let staged = !L::COMPARES && !by_message && config.reserves.is_empty();
         let ring = if staged { Ring::try_new(max)? } else { None };
-        let (ring, cursor) = match ring {
-            Some((ring, cursor)) => (Some(ring), cursor),
-            None => (None, Cursor::without_ring()),
-        };
         let several = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
         Ok(Queue {
             hint: core.hint(),
+            state: WordLock::new(State::new(core, Cursor::new(ring.is_some()))),
             ring,
-            state: WordLock::new(State::new(core, cursor)),
             config,
             spin: Spin::new(spin && several),
             room_spin: Spin::new(spin && several),

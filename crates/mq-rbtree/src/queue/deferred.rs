@@ -76,11 +76,6 @@ impl Deferred {
         self.actions().panic = Some(panic);
     }
 
-    /// Returns whether a panic will be resumed.
-    pub(crate) fn panics(&self) -> bool {
-        self.actions.as_ref().is_some_and(|actions| actions.panic.is_some())
-    }
-
     /// Takes the panic that would be resumed.
     pub(crate) fn take_panic(&mut self) -> Option<Box<dyn Any + Send>> {
         self.actions.as_mut()?.panic.take()

@@ -299,7 +299,7 @@ impl<T, L: Levels> Queue<T, L> {
         wait: Wait,
     ) -> Result<Received<T, L>, ReceiveError> {
         let mut section = self.section();
-        let (taken, position) = {
+        let (received, position) = {
             let mut state = self.with_hold_timer(guard);
             if !state.drain(u64::MAX) {
                 drop(state);
@@ -309,22 +309,14 @@ impl<T, L: Levels> Queue<T, L> {
                 };
                 state = locked;
             }
-            match state.receive(&mut section) {
-                None if state.has_ended() => return Err(ReceiveError::Closed),
-                taken => (taken, state.cursor.next_staged()),
-            }
+            (state.receive(&mut section), state.cursor.next_staged())
         };
-        match taken {
-            Some(message) => {
-                self.run_deferred(&mut section.deferred);
-                Ok((message.value, message.priority))
-            }
+        // Wakes a sender whose message found no memory, before this thread waits.
+        self.run_deferred(&mut section.deferred);
+        match received {
+            Some(received) => received,
             None if wait.is_no() => Err(ReceiveError::Empty),
-            None => {
-                // Wakes a sender whose message found no memory, before this thread waits.
-                self.run_deferred(&mut section.deferred);
-                self.wait_to_receive(wait, position)
-            }
+            None => self.wait_to_receive(wait, position),
         }
     }
 
@@ -434,7 +426,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// Returns what a lock section has beside the state.
     #[inline(always)]
     pub(crate) fn section(&self) -> Section<'_, T, L> {
-        Section::new(&self.config)
+        Section { config: &self.config, deferred: Deferred::new(), preload: Preload::new() }
     }
 
     /// Runs the deferred actions after the unlock, and serves more waiters if there was no room for

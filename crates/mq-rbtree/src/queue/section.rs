@@ -14,10 +14,3 @@ pub(crate) struct Section<'q, T, L: Levels> {
     pub(crate) deferred: Deferred,
     pub(crate) preload: Preload<T, L>,
 }
-
-impl<'q, T, L: Levels> Section<'q, T, L> {
-    #[inline(always)]
-    pub(super) fn new(config: &'q Config<T, L>) -> Self {
-        Self { config, deferred: Deferred::new(), preload: Preload::new() }
-    }
-}

@@ -24,7 +24,7 @@ use super::config::Config;
 use super::deferred::Notification;
 use super::section::Section;
 use crate::core::{Core, Levels, Message, Preload};
-use crate::error::SendRefused;
+use crate::error::{ReceiveError, SendRefused};
 use crate::event::EventNotifier;
 use crate::staging::{Cursor, Next, Ring};
 use crate::stats::Counters;
@@ -238,12 +238,21 @@ impl<T, L: Levels> State<T, L> {
         }
     }
 
-    /// Receives the next message, and serves the senders that wait for its room.
+    /// Receives the next message, or the error that none will come. Returns `None` if there is none yet.
     #[inline(always)]
     pub(crate) fn receive(
         &mut self,
         section: &mut Section<'_, T, L>,
-    ) -> Option<Message<T, L::Priority>> {
+    ) -> Option<Result<(T, L::Priority), ReceiveError>> {
+        match self.take_next(section) {
+            Some(message) => Some(Ok((message.value, message.priority))),
+            None => self.has_ended().then_some(Err(ReceiveError::Closed)),
+        }
+    }
+
+    /// Takes the next message, and serves the senders that wait for its room.
+    #[inline(always)]
+    fn take_next(&mut self, section: &mut Section<'_, T, L>) -> Option<Message<T, L::Priority>> {
         let message = match self.core.pop_with(&mut section.preload) {
             Some(message) => message,
             None if self.senders.is_empty() => return None,
