@@ -1,4 +1,4 @@
-//! The removal of the next message while another one comes in: the slot of the one is that of the other.
+//! Exchange: removes the next message and stores another one in its slot.
 
 use super::fifo::NIL;
 use super::slab::Removed;

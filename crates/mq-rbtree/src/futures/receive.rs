@@ -194,9 +194,11 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
         let queue = this.queue.get();
         let locked = queue.lock_until(Access::Receive, Some(Deadline::PAST));
         let received = if let (Some(mut state), Some(waiter)) = (locked, &this.waiter) {
-            // As a thread: the last attempt is in the lock section that takes the node off its list.
-            let _detached = detach(&mut state, waiter); // its waker is dropped after the unlock
-            queue.receive_at_deadline(queue.section(), state, ReceiveError::Timeout)
+            // As for a thread: the last attempt is in the lock section that takes the node off its list.
+            let detached = detach(&mut state, waiter);
+            let received = queue.receive_at_deadline(queue.section(), state, ReceiveError::Timeout);
+            drop(detached); // its waker, after the unlock; if that panics, the message is not leaked
+            received
         } else {
             leave(queue, &mut this.waiter);
             queue.count_timeout();

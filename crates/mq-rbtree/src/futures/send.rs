@@ -211,10 +211,11 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
             queue.count_timeout();
             return Err(SendError { value: message.value, reason: SendRefused::Timeout });
         };
-        // As a thread: the last attempt is in the lock section that takes the node off its list.
-        let detached = detach(&mut state, waiter); // its waker is dropped after the unlock
+        // As for a thread: the last attempt is in the lock section that takes the node off its list.
+        let detached = detach(&mut state, waiter);
         let late = SendRefused::Timeout;
         let sent = queue.send_at_deadline(message, detached.rank, section, state, late);
+        drop(detached); // its waker, after the unlock; if that panics, the message is not leaked
         this.waiter = None; // it is on no list, so no other thread knows it
         sent
     }

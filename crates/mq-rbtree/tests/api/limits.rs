@@ -250,7 +250,7 @@ fn a_large_sender_at_its_deadline_is_not_overtaken() {
     queue.validate();
 }
 
-/// As the thread above: a task whose time is over.
+/// The same for a task whose timer has fired.
 #[test]
 fn a_large_task_at_its_deadline_is_not_overtaken() {
     let (queue, flag) = (by_bytes(100, 10), WakeCount::new());

@@ -327,7 +327,7 @@ fn a_panicking_waker_behind_a_timed_send_loses_no_message() {
     queue.validate();
 }
 
-/// As the thread above: a task whose time is over.
+/// The same for a task whose timer has fired.
 #[test]
 fn a_panicking_waker_behind_a_timed_task_loses_no_message() {
     let queue = Queue::<u32>::builder(9).measure(|n| *n as usize).max_bytes(10).build().unwrap();

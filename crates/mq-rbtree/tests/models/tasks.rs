@@ -97,7 +97,7 @@ fn inv09_dropped_receive_conserves_messages() {
         drop(first);
         sender.join().unwrap();
         if !done {
-            assert_eq!(counters[1].wakes(), 1, "the message is its");
+            assert_eq!(counters[1].wakes(), 1, "the second task was woken for it");
             sum += got(counters[1].poll(second.as_mut())).unwrap();
         }
         drop(second);
@@ -105,7 +105,7 @@ fn inv09_dropped_receive_conserves_messages() {
     });
 }
 
-/// Two tasks wait, and the time of the first is over while a message comes: it takes the message, or the
+/// Two tasks wait, and the first one's timer fires while a message is sent: it takes the message, or the
 /// second task is woken for it.
 #[test]
 fn inv14_a_timed_receive_takes_its_message_or_passes_it_on() {
@@ -127,7 +127,7 @@ fn inv14_a_timed_receive_takes_its_message_or_passes_it_on() {
         };
         sender.join().unwrap();
         if sum == 0 {
-            assert_eq!(counters[1].wakes(), 1, "the message is its");
+            assert_eq!(counters[1].wakes(), 1, "the second task was woken for it");
             sum += got(counters[1].poll(second.as_mut())).unwrap();
         }
         drop((timed, second));
