@@ -70,7 +70,7 @@ pub(crate) struct Conn {
     pub(crate) blocked: Option<BlockedOn>,
     /// Bytes received so far.
     pub(crate) received: u64,
-    /// Whether a payload was received in place since a receive was last shortened for it.
+    /// Whether its last requests were long WRITEs: their payloads are received in place, little ahead.
     pub(crate) writes_long: bool,
     /// Since when a WRITE's payload has not gone on, and how many bytes had been received then.
     pub(crate) stalled: Option<(Instant, u64)>,

@@ -59,7 +59,10 @@ impl Worker {
         }
         let slot = Id::from_bits(data.u64()).and_then(|id| self.slot_of(id));
         let Some(conn) = slot.and_then(|slot| self.conns.get_mut(slot)) else { return false };
-        let Conn { socket, out, .. } = conn;
+        let Conn { socket, out, writes_long, .. } = conn;
+        if *writes_long {
+            return false; // few of its requests fit into the socket: no batch grows
+        }
         // The kernel is asked only if what was sent since it was asked can be as much: not for each
         // request of a client that waits for its reply before the next.
         let many = BUSY * out.reply_cost;

@@ -92,18 +92,29 @@ impl Worker {
         let mut payloads = 0;
         while payloads < PAYLOADS {
             let ahead = &mut self.scratch[..AHEAD];
-            let Some(received) = self.conns[slot].receive_in_place(IN_PLACE, ahead) else {
-                if !std::mem::take(&mut self.conns[slot].writes_long) {
+            let conn = &mut self.conns[slot];
+            // The rest of a long payload is received as its beginning was, however short it is.
+            let least = if conn.writes_long { 1 } else { IN_PLACE };
+            let Some(received) = conn.receive_in_place(least, ahead) else {
+                if !conn.writes_long {
                     return self.receive_some(slot, usize::MAX).map(drop);
                 }
                 // Most often another long WRITE follows: its payload is received in place, not copied.
-                if self.receive_some(slot, AHEAD)? < AHEAD || !self.conns[slot].wants_input() {
+                if self.receive_some(slot, AHEAD)? < AHEAD {
+                    return Ok(()); // all that had arrived
+                }
+                // If it does not follow, the next receive takes all that fits.
+                self.conns[slot].writes_long = false;
+                if !self.conns[slot].wants_input() {
                     return Ok(());
                 }
                 continue;
             };
             payloads += 1;
-            self.conns[slot].writes_long = true;
+            if let Ok(InPlace { count, missing, ahead }) = received {
+                // Short payloads with more behind them end it: most of them fit into one receive.
+                self.conns[slot].writes_long = count - ahead + missing >= IN_PLACE || ahead < AHEAD;
+            }
             match received {
                 Ok(InPlace { count: 0, .. }) => {
                     self.end_of_input(slot);

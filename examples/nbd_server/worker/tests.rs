@@ -15,6 +15,7 @@ mod caching;
 mod crash;
 mod hanging;
 mod hits;
+mod receiving;
 mod waiting;
 
 use super::*;

@@ -1,0 +1,50 @@
+//! Which receives go straight into the buffer of a WRITE.
+
+use super::*;
+
+/// The header of a WRITE and its payload.
+fn write(len: usize) -> Vec<u8> {
+    let (flags, command) = (CommandFlags::NONE, cmd::WRITE);
+    let request = Request { flags, command, cookie: 0xc0, offset: 0, len: len as u64 };
+    let mut bytes = request.encode(HeaderStyle::Simple).unwrap().as_slice().to_vec();
+    bytes.resize(bytes.len() + len, 0x5a);
+    bytes
+}
+
+impl Lab {
+    /// Sends bytes to the worker. Returns whether it takes the client for one of long WRITEs then.
+    fn send(&mut self, (id, client): &mut (Id, UnixStream), bytes: &[u8]) -> bool {
+        client.write_all(bytes).unwrap();
+        self.worker.ready(*id, epoll::EventFlags::IN);
+        let conn = &self.worker.conns[self.worker.slot_of(*id).unwrap()];
+        conn.writes_long
+    }
+}
+
+#[test]
+fn the_state_of_long_writes_outlives_short_parts_and_ends_with_short_requests() {
+    let mut lab = Lab::new();
+    let mut client = lab.client();
+    let long = write(64 << 10);
+    assert!(!lab.send(&mut client, &long[..8 << 10]), "the buffer is not known yet");
+    assert!(lab.send(&mut client, &long[8 << 10..48 << 10]), "the first part in place");
+    assert!(lab.send(&mut client, &long[48 << 10..60 << 10]), "less than the threshold is missing");
+    assert!(lab.send(&mut client, &long[60 << 10..]), "the rest of a payload");
+    assert_eq!(lab.script.in_flight(), 1);
+    assert!(lab.send(&mut client, &long[..28]), "a header alone says nothing about its payload");
+    assert!(lab.send(&mut client, &long[28..]));
+    assert_eq!(lab.script.in_flight(), 2);
+
+    // Short WRITEs that are received one by one do not end it; a queue of them does.
+    let short = write(BLOCK);
+    assert!(lab.send(&mut client, &short[..BLOCK / 2]));
+    assert!(lab.send(&mut client, &short[BLOCK / 2..]));
+    assert!(!lab.send(&mut client, &short.repeat(2)));
+    assert_eq!(lab.worker.conns[lab.worker.slot_of(client.0).unwrap()].active, 5);
+    lab.worker.close(client.0, "a test");
+    while lab.script.in_flight() > 0 {
+        lab.complete();
+    }
+    lab.rest();
+    lab.ends_empty();
+}
