@@ -155,7 +155,8 @@ impl Broker {
             return list.insert_arc(id).map_err(Refused::from); // another client has made it meanwhile
         }
         let list = Arc::new(PerCpuList::try_new_in(&self.domain)?);
-        let entry = list.insert_arc(id).map_err(Refused::from)?; // before the topic exists: one without a subscriber would stay
+        // Before the topic exists: one without a subscriber would stay.
+        let entry = list.insert_arc(id).map_err(Refused::from)?;
         topics.insert(topic.to_string(), list);
         Ok(entry)
     }

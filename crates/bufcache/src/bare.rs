@@ -200,7 +200,7 @@ impl Bare {
         self.entry.change(STALE, 0);
         let left = hazard::is_left(&self.entry, self.order);
         if left {
-            // SAFETY: no slot names the entry, and no thread comes to it any more.
+            // SAFETY: `is_left` has found no slot that names the entry, and no reader takes it since `STALE`.
             self.bytes.with_mut(|at| unsafe { at.write(8) });
         }
         left
@@ -214,7 +214,7 @@ impl Bare {
         let mut protected = [false];
         hazard::mark_protected(&[&self.entry], &mut protected, self.order);
         if protected == [false] {
-            // SAFETY: no slot names the entry, and no thread comes to it any more.
+            // SAFETY: the scan has found no slot that names the entry, and no reader takes it since the mark.
             self.bytes.with_mut(|at| unsafe { at.write(8) });
         }
         protected == [false]

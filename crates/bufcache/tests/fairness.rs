@@ -63,6 +63,13 @@ fn inv25_a_full_device_that_was_alone_delays_no_other() {
     beside_a_full_device(false);
 }
 
+/// At the limit, gives the cleaner time for its first write, by which it notices that the device fails or hangs.
+fn let_the_cleaner_write(block: u64, most: usize) {
+    if block as usize >= most - 1 {
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 fn beside_a_full_device(others_came_before: bool) {
     let cache = cache();
     let disk = Arc::new(FaultDevice::new(memory()));
@@ -70,10 +77,7 @@ fn beside_a_full_device(others_came_before: bool) {
     let ([written, read], most) = others(&cache, others_came_before);
     disk.inject(Operation::Write, .., Fault::Error(libc::ENOSPC));
     let refused = (0..full.blocks()).find_map(|block| {
-        if block as usize >= most - 1 {
-            // The cleaner may be within a write, and by its result the device is noticed.
-            thread::sleep(Duration::from_millis(5));
-        }
+        let_the_cleaner_write(block, most);
         match full.get_mut(block) {
             Ok(mut guard) => {
                 guard.fill(7);
@@ -157,10 +161,7 @@ fn beside_a_device_that_hangs(others_came_before: bool) {
         // It dirties as many buffers as it gets, and then hangs, or is refused.
         let writer = scope.spawn(|| {
             (0..hung.blocks()).find(|&block| {
-                if block as usize >= most - 1 {
-                    // The cleaner may not have begun the write yet by which the device is noticed.
-                    thread::sleep(Duration::from_millis(5));
-                }
+                let_the_cleaner_write(block, most);
                 match hung.get_mut(block) {
                     Ok(mut guard) => {
                         guard.fill(7);

@@ -168,7 +168,7 @@ pub(super) struct Inbox {
 
 impl Shared {
     pub(super) fn period(&self) -> u64 {
-        // Ordering: Acquire, pairs with the Release in `set_period`; it carries nothing but the order.
+        // Ordering: Acquire, pairs with the Release in `set_period`; it carries what came before the period began.
         self.period.load(Ordering::Acquire)
     }
 

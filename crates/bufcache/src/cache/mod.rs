@@ -103,7 +103,7 @@ pub(crate) struct Shared {
     since: Instant,
 }
 
-/// The counters; all but `evictions` have the names of the XFS buffer cache.
+/// The counters. Those that the XFS buffer cache has, too, have its names.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     /// Gets, except for hits that `hits` counts.

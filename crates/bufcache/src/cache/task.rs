@@ -12,7 +12,7 @@ use crate::word::{DIRTY, Key};
 /// So many, or fewer, are found without asking for memory: as when a thread needs a buffer.
 const FEW: usize = 64;
 
-/// What of a device is to be written, and how.
+/// Which dirty blocks of a device a write-back writes, and how.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
     pub(crate) sectors: Range<u64>,
@@ -53,7 +53,7 @@ impl Task {
     }
 }
 
-/// A buffer on its way.
+/// A dirty buffer that is to be written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Going {
     pub(super) key: Key,
@@ -64,7 +64,7 @@ impl Going {
     pub(super) const NONE: Self = Self { key: Key::NONE, frame: Frame(0) };
 }
 
-/// Blocks that are to be written.
+/// The dirty buffers that a task has found.
 pub(super) struct Found {
     few: Few<Going, FEW>,
     /// All of them, where there may be more.
@@ -81,7 +81,7 @@ impl Found {
         Ok(Self { few: Few::new(Going::NONE), many, most })
     }
 
-    /// Adds one; returns whether there is room for another.
+    /// Adds a buffer. Returns whether there is room for another.
     fn push(&mut self, going: Going) -> bool {
         match self.most {
             0..=FEW => self.few.push(going),
@@ -96,7 +96,7 @@ impl Found {
 }
 
 impl Shared {
-    /// Those of the list that the task is about.
+    /// Returns the dirty blocks that the task is about, from the list of the device.
     pub(super) fn dirty_blocks(&self, source: &Source, task: &Task) -> Result<Found, WriteError> {
         let (len, mut walk) = {
             let list = source.writes.dirty.lock();
@@ -132,7 +132,7 @@ impl Shared {
         Ok(found)
     }
 
-    /// The same of a short range: by a look at each of its blocks, not at all that is dirty.
+    /// The same for a short range, by a look at each of its blocks instead of at all that is dirty.
     fn dirty_of(&self, source: &Source, task: &Task, blocks: usize) -> Result<Found, WriteError> {
         let mut found = Found::try_new(blocks.min(task.most))?;
         for sector in task.sectors.clone().step_by(1 << (source.shift - 9)) {
