@@ -250,6 +250,18 @@ fn a_large_sender_at_its_deadline_is_not_overtaken() {
     queue.validate();
 }
 
+/// A timer that fires once `over` is set. Before, it receives the message of 10 bytes: between its task's
+/// poll and the task's end.
+pub(crate) fn receives_when(over: &Cell<bool>, queue: &Queue<u32>) -> impl Future<Output = ()> {
+    poll_fn(|_| {
+        if !over.get() {
+            return Poll::Pending;
+        }
+        assert_eq!(queue.receive(), Ok((10, 1)));
+        Poll::Ready(())
+    })
+}
+
 /// The same for a task whose timer has fired.
 #[test]
 fn a_large_task_at_its_deadline_is_not_overtaken() {
@@ -258,14 +270,7 @@ fn a_large_task_at_its_deadline_is_not_overtaken() {
     let mut permitted = Box::pin(queue.send_async(4, 1));
     assert!(is_pending(&mut permitted, &flag));
     let over = Cell::new(false);
-    let timer = poll_fn(|_| {
-        if !over.get() {
-            return Poll::Pending;
-        }
-        assert_eq!(queue.receive(), Ok((10, 1))); // between the task's poll and its end
-        Poll::Ready(())
-    });
-    let mut large = Box::pin(queue.send_async(8, 1).until(timer));
+    let mut large = Box::pin(queue.send_async(8, 1).until(receives_when(&over, &queue)));
     assert!(is_pending(&mut large, &flag));
     thread::scope(|scope| {
         let small = scope.spawn(|| queue.send(3, 1));

@@ -2,11 +2,11 @@
 //! the other waiters proceed.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+use crate::limits::receives_when;
 use crate::panicking;
 
 use std::cell::Cell;
 use std::cmp::Ordering;
-use std::future::poll_fn;
 use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -335,14 +335,7 @@ fn a_panicking_waker_behind_a_timed_task_loses_no_message() {
     let mut permitted = Box::pin(queue.send_async(4, 1));
     assert!(poll(&mut permitted, Waker::noop().clone()).is_pending());
     let over = Cell::new(false);
-    let timer = poll_fn(|_| {
-        if !over.get() {
-            return Poll::Pending;
-        }
-        assert_eq!(queue.receive(), Ok((10, 1))); // between the task's poll and its end
-        Poll::Ready(())
-    });
-    let mut timed = Box::pin(queue.send_async(8, 1).until(timer));
+    let mut timed = Box::pin(queue.send_async(8, 1).until(receives_when(&over, &queue)));
     assert!(poll(&mut timed, Waker::noop().clone()).is_pending());
     let mut bomb = Box::pin(queue.send_async(3, 1));
     assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
