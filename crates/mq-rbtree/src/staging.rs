@@ -11,32 +11,33 @@
 //! ```
 //!
 //! A sender claims the next slot by one compare-exchange on `tail`, and publishes it by a store of
-//! its sequence number. The holder of the queue's lock drains published slots in the order of their
-//! positions. It reads the slots and not `tail`, so that the line of `tail` stays with the senders.
+//! its sequence number. The holder of the queue's lock takes the messages of published slots in the
+//! order of their positions. It reads the slots and not `tail`, so that the line of `tail` stays with
+//! the senders.
 //!
-//! A published slot may be behind one that is claimed only. Its sender reports the hole before it
-//! publishes. The holder of the lock waits for the slots up to a reported hole, and never passes
-//! over one: the position is the order of the sends.
+//! A sender may publish a slot behind one that is only claimed: a *hole*. It reports the hole before
+//! it publishes. The holder of the lock waits for the slots below a reported hole, and never skips
+//! one, because positions are the order of the sends.
 //!
 //! The ring is *open*, or *shut* by the holder of the lock: a bit of `tail` makes every claim fail,
 //! and senders take the lock. It is shut whenever a thread or task waits or is to be notified, and
-//! in a closed queue. In the shut and drained ring nothing happens, and the queue under the lock is
-//! the whole queue.
+//! in a closed queue. While the ring is shut and drained, the store under the lock is the whole queue.
 //!
-//! Each accepted message has a position, also one sent under the lock. So the limit of claims, the
-//! messages that have left plus the most that may be here, never decreases. A claim by an outdated
-//! limit is refused and never one too many.
+//! Every accepted message takes a position, also one sent under the lock. So the limit of claims,
+//! which is the number of messages that have left plus the capacity, never decreases: a sender with
+//! an outdated limit is refused too early, and never admitted too late.
 //!
 //! # Invariants
 //!
 //! 1. The thread that claimed a position writes its slot until it publishes it. Then the holder of
 //!    the lock reads the message, once, before it raises the limit by a whole lap.
-//! 2. If the slot of a position is published, each slot before it is published, or `hole` is above
-//!    its position.
+//! 2. If a slot is published, each unpublished slot before it is below `hole`.
 //! 3. Claimed positions are below the limit, which the lock's holder has room, memory and slots for.
 //! 4. In the open ring, the number of each slot is that of the last position of this slot below the
 //!    tail, or of the one a lap before. `reopen` sees to it for the positions sent under the lock.
 //! 5. While the ring is shut no position is claimed, and `Cursor::end` is the first one not claimed.
+//! 6. The slots from `Cursor::head` to below `Cursor::alike` are published, and their messages have one
+//!    priority.
 
 use std::mem::MaybeUninit;
 
@@ -85,7 +86,8 @@ pub(crate) struct Ring<T, P> {
     room: Lines<Room>,
     slots: Box<[Slot<T, P>]>,
     mask: u64,
-    /// Slots below it are waited for. Written by senders, seldom.
+    /// The holder of the lock waits for each unpublished slot below this position. A sender writes it
+    /// when it reports a hole.
     hole: Lines<AtomicU64>,
 }
 
@@ -99,12 +101,15 @@ unsafe impl<T: Send, P: Send> Sync for Ring<T, P> {}
 /// The part of the ring that the queue's lock protects.
 #[derive(Debug)]
 pub(crate) struct Cursor {
-    /// The position of the next slot to drain: the number of messages accepted and drained so far.
+    /// The position of the next message to take from the ring: the number of messages taken so far,
+    /// and of those sent under the lock.
     head: u64,
+    /// The end of the messages at the head that have one priority, as far as they were looked at.
+    alike: u64,
     /// In a shut ring, the first position that is not claimed. A queue without a ring is as one that
     /// is shut for ever.
     end: u64,
-    /// In a shut ring, `end` when it was shut: from here on messages were sent under the lock.
+    /// The end of the ring when it was shut. Later positions belong to messages sent under the lock.
     from: u64,
     shut: bool,
 }
@@ -123,10 +128,10 @@ pub(crate) enum Next<P> {
 impl Cursor {
     /// Returns the cursor of a new ring, which is open, or of a queue without one.
     pub(crate) fn new(has_ring: bool) -> Self {
-        Self { head: 0, end: 0, from: 0, shut: !has_ring }
+        Self { head: 0, alike: 0, end: 0, from: 0, shut: !has_ring }
     }
 
-    /// Returns the number of messages accepted and drained.
+    /// Returns the number of messages taken from the ring or sent under the lock.
     #[inline(always)]
     pub(crate) fn accepted(&self) -> u64 {
         self.head
@@ -163,8 +168,8 @@ fn sequence(position: u64) -> u32 {
 }
 
 impl<T, P: Copy> Ring<T, P> {
-    /// Creates an open ring for a queue of so many messages. Returns `None` if the messages are too
-    /// long for a ring.
+    /// Creates an open ring for a queue of `max_messages`. Returns `None` if fewer than two slots fit into
+    /// [`MAX_BYTES`].
     pub(crate) fn try_new(max_messages: usize) -> Result<Option<Self>, AllocError> {
         let slot = size_of::<Slot<T, P>>();
         let fit = (MAX_BYTES / slot).clamp(1, MAX_SLOTS);
@@ -202,8 +207,8 @@ impl<T, P: Copy> Ring<T, P> {
         self.slots.len()
     }
 
-    /// Claims the next position for the calling thread, which publishes it without delay. Returns
-    /// `None` if the ring is shut or no room is known.
+    /// Claims the next position. The calling thread must publish it without delay. Returns `None` if
+    /// the ring is shut or seems full.
     #[inline(always)]
     pub(crate) fn claim(&self) -> Option<u64> {
         let Senders { tail, limit } = &self.senders.0;
@@ -311,11 +316,35 @@ impl<T, P: Copy> Ring<T, P> {
         self.hole.0.load(Ordering::Relaxed)
     }
 
-    /// Returns the next slot, `ahead` slots beyond the head. In the open ring only holes below `upto`
-    /// are waited for.
+    /// Returns the next slot. In the open ring only holes below `upto` are waited for.
     #[inline(always)]
-    pub(crate) fn next(&self, cursor: &Cursor, ahead: u64, upto: u64) -> Next<P> {
-        let at = cursor.head + ahead;
+    pub(crate) fn next(&self, cursor: &Cursor, upto: u64) -> Next<P> {
+        self.look(cursor, cursor.head, upto)
+    }
+
+    /// Counts the published messages. Returns `None` if they do not all have the priority of the first
+    /// one, or if there is a hole among them. [`next`](Self::next) has just returned the first one.
+    ///
+    /// The look at each message is remembered, so that later calls begin behind it.
+    #[inline(always)]
+    pub(crate) fn count_alike(
+        &self,
+        cursor: &mut Cursor,
+        is_alike: impl Fn(P) -> bool,
+    ) -> Option<u64> {
+        let mut at = cursor.alike.max(cursor.head + 1);
+        let next = loop {
+            match self.look(cursor, at, u64::MAX) {
+                Next::Message(priority) if is_alike(priority) => at += 1,
+                next => break next,
+            }
+        };
+        cursor.alike = at;
+        matches!(next, Next::Nothing).then(|| at - cursor.head)
+    }
+
+    #[inline(always)]
+    fn look(&self, cursor: &Cursor, at: u64, upto: u64) -> Next<P> {
         if cursor.shut && at >= cursor.end {
             return Next::Nothing;
         }
@@ -326,7 +355,9 @@ impl<T, P: Copy> Ring<T, P> {
             let priority = self.slot(at).priority.with(|own| unsafe { own.cast::<P>().read() });
             return Next::Message(priority);
         }
-        // Ordering: Relaxed; if a send behind the hole has returned, the caller is ordered after it.
+        // Ordering: Relaxed. A send that returned before this call happens before this load; the Acquire
+        // in its `publish` carried the reports before its own. The report of a send that still runs may
+        // be missed.
         let reported = self.hole.0.load(Ordering::Relaxed).min(upto) > at;
         let mut found = Next::Nothing;
         if cursor.shut || reported {
@@ -350,7 +381,8 @@ impl<T, P: Copy> Ring<T, P> {
         slot.value.with(|own| unsafe { own.cast::<T>().read() })
     }
 
-    /// Tells the senders about the room: `len` messages are drained and here, and `most` may be.
+    /// Publishes the room of the queue to the senders: of the messages taken from the ring, the store has
+    /// `len`, and the queue may have `most`.
     #[inline(always)]
     pub(crate) fn set_room(&self, cursor: &Cursor, len: usize, most: usize) {
         let departed = cursor.head - len as u64;

@@ -5,49 +5,29 @@ use super::slab::Removed;
 use super::{Core, Levels, Message, Preload};
 
 impl<T, L: Levels> Core<T, L> {
-    /// Appends a message for which memory is stored, and removes the next one: that very message, if
-    /// it is above all others.
+    /// Returns whether messages of this priority are above all others.
     #[inline(always)]
-    pub(crate) fn pop_after(
-        &mut self,
-        message: Message<T, L::Priority>,
-        preload: &mut Preload<T, L>,
-    ) -> Message<T, L::Priority> {
-        if self.ageing.is_none() {
-            let Some(level) = self.levels.highest() else {
-                self.passed += 1;
-                return message;
-            };
+    pub(crate) fn is_below(&self, priority: L::Priority) -> bool {
+        let is_below = |level| {
             // SAFETY: `highest` has just returned the level.
-            let highest = unsafe { self.levels.priority(level) };
-            if L::is_above(message.priority, highest) {
-                self.passed += 1;
-                return message;
-            }
-            // SAFETY: `highest` has just returned the level.
-            return unsafe { self.exchange(level, message, preload) };
-        }
-        self.push_stored(message);
-        self.pop_with(preload).unwrap_or_else(|| unreachable!("a message was just added"))
+            L::is_above(priority, unsafe { self.levels.priority(level) })
+        };
+        self.levels.highest().is_none_or(is_below)
     }
 
-    /// Appends a message for whose level memory is stored, and removes the oldest one of `from`. The
-    /// message takes that one's slot. The caller has checked that its priority is not above that of
-    /// `from`, by a comparison that cannot panic.
-    ///
-    /// # Safety
-    ///
-    /// `from` is in the set, and not empty.
+    /// Appends a message for whose level memory is stored, and removes the next one without ageing. The
+    /// message takes that one's slot. The caller has checked that its priority is not above that one, by a
+    /// comparison that cannot panic.
     #[inline(always)]
-    unsafe fn exchange(
+    pub(crate) fn exchange(
         &mut self,
-        from: L::Level,
         message: Message<T, L::Priority>,
         preload: &mut Preload<T, L>,
     ) -> Message<T, L::Priority> {
-        // SAFETY: the caller guarantees a level of the set.
+        let Some(from) = self.levels.highest() else { unreachable!("the queue is not empty") };
+        // SAFETY: `highest` has just returned the level.
         let priority = unsafe { self.levels.priority(from) };
-        // SAFETY: the caller guarantees that `from` is in the set, and its FIFO is not borrowed elsewhere.
+        // SAFETY: `highest` has just returned the level.
         let head = unsafe { self.levels.fifo(from) }.head;
         // SAFETY: by invariant 1 the level's head is a live slot.
         let Removed { value, bytes, next } =

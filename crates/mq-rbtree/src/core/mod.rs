@@ -110,8 +110,6 @@ pub struct Core<T, L: Levels = Bitmap> {
     bytes: u64,
     levels: L,
     ageing: Option<Ageing<L::Priority>>,
-    /// Messages that [`pop_after`](Self::pop_after) has returned at once.
-    passed: u64,
     lent: usize,
     slab: Slab<T>,
 }
@@ -133,7 +131,7 @@ impl<T, L: Levels> Core<T, L> {
     /// [`AllocError`] if memory is exhausted.
     pub fn try_new(spare: usize) -> Result<Self, AllocError> {
         let (slab, levels) = (Slab::new(), L::try_new(spare)?);
-        Ok(Self { slab, levels, occupied: 0, bytes: 0, ageing: None, passed: 0, lent: 0 })
+        Ok(Self { slab, levels, occupied: 0, bytes: 0, ageing: None, lent: 0 })
     }
 
     pub(crate) fn hint(&self) -> Hint<L> {
@@ -428,6 +426,11 @@ impl<T, L: Levels> Core<T, L> {
         Some((taken, priority))
     }
 
+    #[inline(always)]
+    pub(crate) fn is_ageing(&self) -> bool {
+        self.ageing.is_some()
+    }
+
     /// Returns the level that the next pop serves: the highest, or by ageing another one.
     #[cold]
     #[inline(never)]
@@ -460,8 +463,7 @@ impl<T, L: Levels> Core<T, L> {
     }
 
     pub(crate) fn level_stats(&self) -> LevelStats {
-        let stats = self.levels.stats();
-        LevelStats { from_cache: stats.from_cache + self.passed, ..stats }
+        self.levels.stats()
     }
 
     /// Returns how many chunks of slots were allocated inside a push, because none was preloaded.

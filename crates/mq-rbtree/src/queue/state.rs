@@ -77,7 +77,7 @@ impl<T, L: Levels> State<T, L> {
     }
 
     /// Sends a message into the queue, or directly to a waiting thread. `rank` is the sender's
-    /// position.
+    /// rank.
     #[inline(always)]
     pub(crate) fn send(
         &mut self,
@@ -148,41 +148,57 @@ impl<T, L: Levels> State<T, L> {
         config: &Config<T, L>,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
-        let message = match ring.next(&self.cursor, 0, u64::MAX) {
+        let message = match ring.next(&self.cursor, u64::MAX) {
             Next::Hole => return None,
             Next::Nothing => self.core.pop_with(preload)?,
-            Next::Message(priority) => {
-                let alone = matches!(ring.next(&self.cursor, 1, u64::MAX), Next::Nothing);
-                if check!("receive: drain before the choice", alone) {
-                    // SAFETY: the lock is held, and `next` has just returned a message.
-                    let value = unsafe { ring.take(&mut self.cursor) };
-                    let message = Message { value, priority, bytes: 0 };
-                    self.count_depth(self.core.occupied() + 1);
-                    self.core.pop_after(message, preload)
-                } else {
-                    if !self.drain(ring, u64::MAX) {
-                        return None;
-                    }
-                    self.core.pop_with(preload)?
-                }
-            }
+            Next::Message(priority) => self.receive_beside(ring, priority, preload)?,
         };
         self.set_room(ring, config);
         Some(message)
     }
 
-    /// Moves the messages of the ring into the store. Returns false if a sender must publish one
-    /// first; then the store may have changed, but no message that is behind it was moved.
+    /// Receives the next message of the store and the open ring, whose first message has this priority.
     ///
-    /// A message whose send returned before this call is drained, if this returns true. With an
-    /// earlier value of [`Ring::reported`] as `upto` this holds for the sends that had returned then.
-    /// Does not allocate.
+    /// Messages of one priority stay in the ring, which has their order, until they are next. They need no
+    /// place in the store, whose cache lines then do not move.
+    #[inline(always)]
+    fn receive_beside(
+        &mut self,
+        ring: &Ring<T, L::Priority>,
+        priority: L::Priority,
+        preload: &mut Preload<T, L>,
+    ) -> Option<Message<T, L::Priority>> {
+        let is_alike = |other| !L::is_above(priority, other) && !L::is_above(other, priority);
+        let alike = ring.count_alike(&mut self.cursor, is_alike);
+        let ordered = alike.is_some() && !self.core.is_ageing();
+        if check!("receive: drain before the choice", ordered) {
+            let len = self.core.occupied() + alike.map_or(1, |count| count as usize);
+            self.count_depth(len);
+            let is_next = self.core.is_below(priority);
+            let is_next = check!("receive: the stored messages were sent before", is_next);
+            if !is_next && len <= ring.slots() {
+                // The ring has room for the whole queue, so no sender needs the place of a message.
+                return self.core.pop_with(preload);
+            }
+            if is_next || alike == Some(1) {
+                // SAFETY: the lock is held, and `next` has returned a message.
+                let value = unsafe { ring.take(&mut self.cursor) };
+                let message = Message { value, priority, bytes: 0 };
+                return Some(if is_next { message } else { self.core.exchange(message, preload) });
+            }
+        }
+        if self.drain(ring, u64::MAX) { self.core.pop_with(preload) } else { None }
+    }
+
+    /// Moves the published messages of the ring into the store. Returns true if every message is moved
+    /// whose send returned before this call, or before `upto` was read from [`Ring::reported`]. Returns
+    /// false at a hole; the messages before the hole are moved. Does not allocate.
     #[inline(never)]
     pub(crate) fn drain(&mut self, ring: &Ring<T, L::Priority>, upto: u64) -> bool {
         let mut complete = true;
         // Senders may go on meanwhile, but no message beyond a whole ring was sent before the call.
         for _ in 0..ring.slots() {
-            match ring.next(&self.cursor, 0, upto) {
+            match ring.next(&self.cursor, upto) {
                 Next::Nothing => break,
                 Next::Hole => {
                     complete = false;
@@ -199,15 +215,15 @@ impl<T, L: Levels> State<T, L> {
         complete
     }
 
-    /// Tells the senders of the ring about the room.
+    /// Publishes the room to the senders of the ring.
     #[inline(always)]
     fn set_room(&self, ring: &Ring<T, L::Priority>, config: &Config<T, L>) {
         let most = config.max_messages.min(self.core.capacity());
         ring.set_room(&self.cursor, self.core.occupied(), most);
     }
 
-    /// Leaves the ring before the unlock: tells about the room, and opens the ring again if no
-    /// thread or task waits or is to be notified.
+    /// Publishes the room before the unlock, and opens the ring again if no thread or task waits or is to
+    /// be notified.
     #[inline(always)]
     pub(crate) fn leave_ring(&mut self, ring: &Ring<T, L::Priority>, config: &Config<T, L>) {
         self.set_room(ring, config);
@@ -275,10 +291,11 @@ impl<T, L: Levels> State<T, L> {
         self.closed && self.core.lent() == 0
     }
 
-    /// Stores the message of a waiting thread, although others have a permit for the room.
+    /// Stores the message of a waiting thread in a queue whose free room is reserved by permits.
     ///
-    /// A thread waits beside an empty queue if the room belongs to tasks with a permit that have
-    /// not polled yet. These do not keep the message from a receiver. Or messages are in guards.
+    /// An empty queue may have waiting senders: the permits of tasks that have not polled yet reserve its
+    /// room, or guards hold its messages. A receiver must not wait for those tasks, so the first thread
+    /// whose message fits without the permits is served.
     #[cold]
     #[inline(never)]
     pub(super) fn admit_past_permits(&mut self, section: &mut Section<'_, T, L>) {

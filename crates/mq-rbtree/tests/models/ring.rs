@@ -30,7 +30,7 @@ fn send(ring: &Ring<u64, u32>, value: u64) -> bool {
 
 /// Takes the next message.
 fn take(ring: &Ring<u64, u32>, cursor: &mut Cursor) -> u64 {
-    assert_eq!(ring.next(cursor, 0, u64::MAX), Next::Message(0));
+    assert_eq!(ring.next(cursor, u64::MAX), Next::Message(0));
     // SAFETY: this thread alone uses the cursor, and there is a message.
     unsafe { ring.take(cursor) }
 }
@@ -45,7 +45,7 @@ fn inv21_a_hole_is_reported_to_the_sender_behind() {
             thread::spawn(move || assert!(send(&ring, value)))
         });
         assert!(send(&ring, 3));
-        assert_ne!(ring.next(&cursor, 0, u64::MAX), Next::Nothing, "a message was sent before");
+        assert_ne!(ring.next(&cursor, u64::MAX), Next::Nothing, "a message was sent before");
         senders.into_iter().for_each(|sender| sender.join().unwrap());
     });
 }
@@ -65,7 +65,7 @@ fn inv21_a_hole_reported_by_another_sender_is_seen() {
         });
         // SAFETY: the position was claimed, and is published here only.
         unsafe { ring.publish(2, 2, 0) };
-        assert_eq!(ring.next(&cursor, 0, u64::MAX), Next::Hole, "a message was sent before");
+        assert_eq!(ring.next(&cursor, u64::MAX), Next::Hole, "a message was sent before");
         sender.join().unwrap();
     });
 }
@@ -111,7 +111,7 @@ fn inv22_a_claim_races_the_shut() {
         assert_eq!(drained, sent == 0);
         (0..sent).for_each(|_| assert_ne!(take(&ring, &mut cursor), 0));
         assert!(cursor.is_drained());
-        assert_eq!(ring.next(&cursor, 0, u64::MAX), Next::Nothing);
+        assert_eq!(ring.next(&cursor, u64::MAX), Next::Nothing);
         ring.reopen(&mut cursor);
         ring.set_room(&cursor, 0, SLOTS);
         assert!(ring.refresh() && send(&ring, 3));
@@ -134,7 +134,7 @@ fn inv21_a_sender_sees_the_stamps_of_the_positions_sent_under_the_lock() {
         });
         ring.reopen(&mut cursor);
         if first.join().unwrap() {
-            assert_ne!(ring.next(&cursor, 0, u64::MAX), Next::Nothing, "a message was sent before");
+            assert_ne!(ring.next(&cursor, u64::MAX), Next::Nothing, "a message was sent before");
         }
         second.join().unwrap();
     });

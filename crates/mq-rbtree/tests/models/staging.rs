@@ -20,6 +20,10 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("publish: the holes before", "ring::inv21_a_hole_reported_by_another_sender_is_seen"),
     ("drain: a hole is waited for", "staging::inv21_a_send_behind_a_hole_is_drained"),
     ("receive: drain before the choice", "staging::inv21_the_highest_staged_message_is_next"),
+    (
+        "receive: the stored messages were sent before",
+        "staging::inv21_stored_messages_are_received_before_staged_ones",
+    ),
     ("room: the slots are free", "staging::inv24_a_slot_is_reused_after_its_message_was_read"),
     ("refresh: the slots are free", "staging::inv24_a_slot_is_reused_after_its_message_was_read"),
     ("refresh: for the other senders", "ring::inv24_two_senders_reuse_slots"),
@@ -107,6 +111,58 @@ fn inv21_the_highest_staged_message_is_next() {
         low.join().unwrap();
         assert_eq!(next(&queue), Some(1));
         assert_eq!(finish(&queue), 0);
+    });
+}
+
+/// Messages of one priority that stay in the ring are received in their order, also by a receiver that
+/// did not find them, and a higher one behind them is received first.
+#[test]
+fn inv21_messages_that_stay_in_the_ring_are_received_in_order() {
+    thoroughly(|| {
+        let queue = warm(4);
+        (1..=2).for_each(|id| queue.try_send(Payload::new(id), 0).unwrap());
+        let high = send(&queue, 4, 1);
+        let first = next(&queue).unwrap();
+        high.join().unwrap();
+        let rest = [next(&queue).unwrap(), next(&queue).unwrap()];
+        match first {
+            4 => assert_eq!(rest, [1, 2]),
+            _ => assert_eq!((first, rest), (1, [4, 2])),
+        }
+        assert_eq!(finish(&queue), 0);
+    });
+}
+
+/// Two receivers take the messages of one priority from the ring beside a sender: each message once.
+#[test]
+fn inv21_two_receivers_share_the_messages_that_stay_in_the_ring() {
+    thoroughly(|| {
+        let queue = warm(4);
+        queue.try_send(Payload::new(1), 0).unwrap();
+        let sender = send(&queue, 2, 0);
+        let receiver = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || u64::from(next(&queue).is_some())
+        });
+        let here = u64::from(next(&queue).is_some());
+        sender.join().unwrap();
+        let there = receiver.join().unwrap();
+        assert!(here + there > 0, "a message was sent before");
+        assert_eq!(here + there + finish(&queue), 2);
+    });
+}
+
+/// Messages that a drain has stored were sent before those of the ring.
+#[test]
+fn inv21_stored_messages_are_received_before_staged_ones() {
+    thoroughly(|| {
+        let queue = warm(2);
+        queue.try_send(Payload::new(1), 0).unwrap();
+        assert_eq!(queue.len(), 1);
+        let sender = send(&queue, 2, 0);
+        assert_eq!(next(&queue), Some(1));
+        sender.join().unwrap();
+        assert_eq!(next(&queue), Some(2));
     });
 }
 
