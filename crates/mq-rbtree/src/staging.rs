@@ -319,11 +319,18 @@ impl<T, P: Copy> Ring<T, P> {
     /// Returns the next slot. In the open ring only holes below `upto` are waited for.
     #[inline(always)]
     pub(crate) fn next(&self, cursor: &Cursor, upto: u64) -> Next<P> {
-        self.look(cursor, cursor.head, upto)
+        if !cursor.shut {
+            return self.look(cursor.head, false, upto);
+        }
+        if cursor.head >= cursor.end {
+            return Next::Nothing;
+        }
+        self.look(cursor.head, true, upto)
     }
 
     /// Counts the published messages. Returns `None` if they do not all have the priority of the first
-    /// one, or if there is a hole among them. [`next`](Self::next) has just returned the first one.
+    /// one, or if there is a hole among them. The ring is open, and [`next`](Self::next) has just returned
+    /// the first one.
     ///
     /// The look at each message is remembered, so that later calls begin behind it.
     #[inline(always)]
@@ -332,22 +339,21 @@ impl<T, P: Copy> Ring<T, P> {
         cursor: &mut Cursor,
         is_alike: impl Fn(P) -> bool,
     ) -> Option<u64> {
-        let mut at = cursor.alike.max(cursor.head + 1);
+        let head = cursor.head;
+        let mut at = cursor.alike.max(head + 1);
         let next = loop {
-            match self.look(cursor, at, u64::MAX) {
+            match self.look(at, false, u64::MAX) {
                 Next::Message(priority) if is_alike(priority) => at += 1,
                 next => break next,
             }
         };
         cursor.alike = at;
-        matches!(next, Next::Nothing).then(|| at - cursor.head)
+        matches!(next, Next::Nothing).then_some(at - head)
     }
 
+    /// Returns the slot of a position. If its message is not awaited, only a hole below `upto` is.
     #[inline(always)]
-    fn look(&self, cursor: &Cursor, at: u64, upto: u64) -> Next<P> {
-        if cursor.shut && at >= cursor.end {
-            return Next::Nothing;
-        }
+    fn look(&self, at: u64, awaited: bool, upto: u64) -> Next<P> {
         if self.is_published(at) {
             // SAFETY: the slot is published, so its priority is written; by invariant 1 no thread
             // writes it before this one has moved the cursor. A `MaybeUninit<P>` has the layout of
@@ -360,7 +366,7 @@ impl<T, P: Copy> Ring<T, P> {
         // be missed.
         let reported = self.hole.0.load(Ordering::Relaxed).min(upto) > at;
         let mut found = Next::Nothing;
-        if cursor.shut || reported {
+        if awaited || reported {
             step!("drain: a hole is waited for", found = Next::Hole);
         }
         found

@@ -15,9 +15,8 @@ impl<T, L: Levels> Core<T, L> {
         self.levels.highest().is_none_or(is_below)
     }
 
-    /// Appends a message for whose level memory is stored, and removes the next one without ageing. The
-    /// message takes that one's slot. The caller has checked that its priority is not above that one, by a
-    /// comparison that cannot panic.
+    /// Appends a message for whose level memory is stored, and removes the next one without ageing, which
+    /// the message is not above. The message takes that one's slot.
     #[inline(always)]
     pub(crate) fn exchange(
         &mut self,

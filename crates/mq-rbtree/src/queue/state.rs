@@ -172,19 +172,27 @@ impl<T, L: Levels> State<T, L> {
         let alike = ring.count_alike(&mut self.cursor, is_alike);
         let ordered = alike.is_some() && !self.core.is_ageing();
         if check!("receive: drain before the choice", ordered) {
-            let len = self.core.occupied() + alike.map_or(1, |count| count as usize);
+            let count = alike.map_or(1, |count| count as usize);
+            let len = self.core.occupied() + count;
             self.count_depth(len);
             let is_next = self.core.is_below(priority);
             let is_next = check!("receive: the stored messages were sent before", is_next);
-            if !is_next && len <= ring.slots() {
-                // The ring has room for the whole queue, so no sender needs the place of a message.
+            if is_next {
+                // SAFETY: the lock is held, and `next` has returned a message.
+                let value = unsafe { ring.take(&mut self.cursor) };
+                return Some(Message { value, priority, bytes: 0 });
+            }
+            let slots = ring.slots();
+            if len <= slots {
+                // The ring has room for the whole queue, so no sender needs the slot of a message.
                 return self.core.pop_with(preload);
             }
-            if is_next || alike == Some(1) {
+            // A deep store would fill the ring: each receive moves a message, or one of many all of them.
+            if count * 2 <= slots {
                 // SAFETY: the lock is held, and `next` has returned a message.
                 let value = unsafe { ring.take(&mut self.cursor) };
                 let message = Message { value, priority, bytes: 0 };
-                return Some(if is_next { message } else { self.core.exchange(message, preload) });
+                return Some(self.core.exchange(message, preload));
             }
         }
         if self.drain(ring, u64::MAX) { self.core.pop_with(preload) } else { None }
