@@ -414,7 +414,7 @@ mod tests {
         }
     }
 
-    /// The kernel counts each send's descriptor: one unread reply without data must not count as many.
+    /// The kernel charges each send a fixed cost, so a reply that is sent alone costs more.
     #[test]
     fn a_reply_that_leaves_alone_costs_the_kernel_more_than_one_of_many() {
         let mut memory = BufferPool::new(0);
