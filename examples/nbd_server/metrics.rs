@@ -203,9 +203,9 @@ fn upstreams(page: &mut Page, upstreams: &[(String, UpstreamStats)]) {
         stats.losses
     });
     metric(
-        "upstream_lies_total",
+        "upstream_protocol_errors_total",
         "Connections ended because the other server broke the protocol.",
-        |stats| stats.lies,
+        |stats| stats.protocol_errors,
     );
     metric("upstream_resent_total", "Unanswered operations that were sent again.", |stats| {
         stats.resent

@@ -43,7 +43,7 @@ pub(crate) enum UpstreamError {
 impl UpstreamError {
     /// Returns whether the server broke the protocol, as opposed to failing or closing the
     /// connection.
-    pub(super) fn is_a_lie(&self) -> bool {
+    pub(super) fn is_protocol_error(&self) -> bool {
         !matches!(
             self,
             Self::Connect(_)

@@ -98,7 +98,7 @@ pub(super) struct Counters {
     pub(super) lane_requests: AtomicU64,
     pub(super) connects: AtomicU64,
     pub(super) losses: AtomicU64,
-    pub(super) lies: AtomicU64,
+    pub(super) protocol_errors: AtomicU64,
     pub(super) resent: AtomicU64,
     pub(super) replayed: AtomicU64,
     pub(super) poisoned: AtomicBool,
@@ -116,7 +116,7 @@ pub(crate) struct UpstreamStats {
     /// Connections lost.
     pub(crate) losses: u64,
     /// Lost connections that ended because the server broke the protocol.
-    pub(crate) lies: u64,
+    pub(crate) protocol_errors: u64,
     /// Unanswered operations that were sent again.
     pub(crate) resent: u64,
     /// Answered changes that were sent again.
@@ -127,11 +127,19 @@ pub(crate) struct UpstreamStats {
 
 impl fmt::Display for UpstreamStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { requests, lane_requests, connects, losses, lies, resent, replayed, poisoned } =
-            self;
+        let Self {
+            requests,
+            lane_requests,
+            connects,
+            losses,
+            protocol_errors,
+            resent,
+            replayed,
+            poisoned,
+        } = self;
         write!(
             f,
-            "{requests} requests, {lane_requests} of them by workers; {losses} connections lost, {lies} of them for lies, {connects} made; "
+            "{requests} requests, {lane_requests} of them by workers; {losses} connections lost, {protocol_errors} of them for protocol errors, {connects} made; "
         )?;
         write!(f, "{resent} operations and {replayed} answered changes sent again")?;
         if *poisoned { f.write_str("; changes may be lost") } else { Ok(()) }

@@ -327,11 +327,11 @@ fn inv04_inv05_a_server_that_ends_before_a_lane_is_recovered_from() {
     assert!(stats.replayed >= 5 && !stats.poisoned, "{stats}");
 }
 
-/// A lie, an error and silence: the device's thread asks again.
+/// After a wrong reply, an error and silence the device's thread repeats the read.
 #[test]
 fn inv01_inv02_what_a_lane_cannot_read_is_asked_for_again() {
     let other_error = |_: &Request, _| [0x67, 0x44, 0x66, 0x98].repeat(4);
-    for (act, losses, lies) in [
+    for (act, losses, protocol_errors) in [
         (Act::Fail(NbdError::Io), 0, 0),
         (Act::Fail(NbdError::Shutdown), 0, 0),
         (Act::Cookie(7), 1, 1),
@@ -345,7 +345,7 @@ fn inv01_inv02_what_a_lane_cannot_read_is_asked_for_again() {
         upstream.once(0, act.clone());
         assert_eq!(read(&lanes, &device, 512, BLOCK).unwrap(), original[512..][..BLOCK], "{act:?}");
         let stats = device.stats();
-        assert_eq!((stats.losses, stats.lies), (losses, lies), "{act:?}");
+        assert_eq!((stats.losses, stats.protocol_errors), (losses, protocol_errors), "{act:?}");
     }
 }
 

@@ -7,8 +7,8 @@ mod upstream;
 
 mod crash;
 mod lanes;
-mod lies;
 mod limits;
 mod power;
 mod real;
 mod scripted;
+mod wrong_replies;

@@ -135,7 +135,7 @@ impl Driver {
         // also sees that the period has ended.
         stats.losses.fetch_add(1, Ordering::Release);
         // Ordering: Relaxed; a statistics counter.
-        stats.lies.fetch_add(u64::from(why.is_a_lie()), Ordering::Relaxed);
+        stats.protocol_errors.fetch_add(u64::from(why.is_protocol_error()), Ordering::Relaxed);
     }
 
     /// Ends the period, and starts probes: the next period begins once each connection has answered
