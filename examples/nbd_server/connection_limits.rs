@@ -12,7 +12,7 @@ use std::sync::Arc;
 use percpu::sync::Mutex;
 use radix_ctx::Id;
 
-use crate::notifier::ring;
+use crate::notifier::notify;
 use crate::peer::{Peer, PeerKey};
 
 /// The most connections of the server divided by the most half-open ones of a peer. A guess.
@@ -142,7 +142,7 @@ impl State {
             self.half_open.iter().find(|(_, half)| half.peer == peer && half.place.is_some());
         let (&ticket, &HalfOpen { place, .. }) = oldest?;
         self.end_half_open(ticket);
-        self.leave(peer);
+        self.free_place(peer);
         place
     }
 
@@ -155,7 +155,7 @@ impl State {
     }
 
     /// Frees the place of one of the peer's connections, which is no longer half-open.
-    fn leave(&mut self, peer: PeerKey) {
+    fn free_place(&mut self, peer: PeerKey) {
         self.open -= 1;
         let counts = self.counts.entry(peer).or_default();
         counts.open -= 1;
@@ -186,10 +186,10 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let state = &mut *self.limits.state.lock();
         if self.is_open || state.end_half_open(self.ticket) {
-            state.leave(self.peer.key());
+            state.free_place(self.peer.key());
         }
         if let (0, true, Some(fd)) = (state.open, state.has_served, &self.limits.all_served) {
-            ring(fd);
+            notify(fd);
         }
     }
 }

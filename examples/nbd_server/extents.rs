@@ -42,7 +42,7 @@ pub(crate) fn find(
     let end = offset + len; // `Request::check` has checked that it is within the export
     let all_data = || vec![Extent { len, flags: 0 }];
     let most = if one { 1 } else { ROOM / Extent::size(style) };
-    let found = match (image.settle(offset..end), &image.source) {
+    let found = match (image.write_back(offset..end), &image.source) {
         (Ok(()), Source::File(file)) => extents(file, offset, end, unit, most)?,
         (Ok(()), Source::Upstream(upstream)) => of_upstream(upstream, offset..end, most),
         #[cfg(test)]

@@ -84,7 +84,7 @@ fn main() -> ExitCode {
         .log_internal_errors(false)
         .init();
     raise_descriptor_limit();
-    refuse_what_is_too_large();
+    ignore_sigxfsz();
     let done = match starter {
         Err(error) => Err(error.into()),
         Ok(_) if demo => demonstrate(args).map(|()| ExitCode::SUCCESS),
@@ -124,7 +124,7 @@ fn raise_descriptor_limit() {
 
 /// Ignores SIGXFSZ, so that a write beyond the file size limit (`ulimit -f`) fails with EFBIG and
 /// does not end the process.
-fn refuse_what_is_too_large() {
+fn ignore_sigxfsz() {
     // SAFETY: ignoring a signal installs no handler, so no code of this process runs in signal
     // context.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 /// Adds one to an eventfd. Fails only if its count is at the maximum, and then it is readable
 /// already.
-pub(crate) fn ring(eventfd: &OwnedFd) {
+pub(crate) fn notify(eventfd: &OwnedFd) {
     let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }
 

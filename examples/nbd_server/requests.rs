@@ -137,7 +137,7 @@ impl Requests {
         let image = &target.image;
         // A request that the cache answers needs no operation and no reference to its connection.
         if let Some(result) = self.answer(&image.image, command, &request, &mut buf, &mut written) {
-            let result = self.judge(&request, result);
+            let result = self.reply_result(&request, result);
             return Some(Step::reply((&request, command), target, result, buf));
         }
         let operation =
@@ -174,7 +174,7 @@ impl Requests {
                 self.counters.hits += u64::from(hit);
                 hit.then_some(Ok(()))
             }
-            (Command::Write { fua }, Some(buf)) if !image.passes_by(len, true) => {
+            (Command::Write { fua }, Some(buf)) if !image.bypasses_cache(len, true) => {
                 match image.try_write(offset, buf) {
                     Ok(done) if done == buf.len() && !fua => Some(Ok(())),
                     Ok(done) => {
@@ -212,7 +212,7 @@ impl Requests {
     }
 
     /// Counts and logs a failure, and turns it into the error that the client gets.
-    fn judge(&mut self, request: &Request, result: io::Result<()>) -> Result<(), NbdError> {
+    fn reply_result(&mut self, request: &Request, result: io::Result<()>) -> Result<(), NbdError> {
         result.map_err(|error| {
             self.counters.errors += 1;
             // Not a failure: the client asked for something that the image does not support.
@@ -252,12 +252,12 @@ impl Requests {
             });
             Ended { operation, result, buf }
         })?;
-        self.leave(&ended.operation);
+        self.release_place(&ended.operation);
         Some(ended)
     }
 
     /// Releases the place of an operation that has ended.
-    fn leave(&mut self, operation: &Operation) {
+    fn release_place(&mut self, operation: &Operation) {
         let image = &operation.target.image;
         self.admission.end(&image.queue);
         if operation.is_blocking() {
@@ -268,7 +268,7 @@ impl Requests {
     /// Returns the reply of an operation that has ended.
     fn end(&mut self, Ended { operation, result, buf }: Ended) -> Step {
         let Operation { ref request, command, ref target, .. } = operation;
-        let result = self.judge(request, result);
+        let result = self.reply_result(request, result);
         Step::reply((request, command), target, result, buf)
     }
 
@@ -321,7 +321,7 @@ impl Requests {
     pub(crate) fn complete(&mut self) -> Option<Result<(usize, Step), Option<AlignedBuf>>> {
         let ended = self.ended.pop_front().or_else(|| {
             let ended = self.tasks.next()?;
-            self.leave(&ended.operation);
+            self.release_place(&ended.operation);
             self.admit(); // a slot is free
             Some(ended)
         })?;

@@ -225,7 +225,7 @@ impl Image {
     }
 
     /// Returns whether a READ or WRITE is too long to be kept.
-    pub(crate) fn passes_by(&self, len: u64, write: bool) -> bool {
+    pub(crate) fn bypasses_cache(&self, len: u64, write: bool) -> bool {
         len > if write { self.longest.min(SCAN as u64) } else { self.longest }
     }
 
@@ -254,7 +254,7 @@ impl Image {
 
     /// Returns the blocks of a READ. `None` if the READ is empty, too long to be kept, or past the
     /// end.
-    fn find(&self, offset: u64, len: usize) -> Option<Range<u64>> {
+    fn cacheable_blocks(&self, offset: u64, len: usize) -> Option<Range<u64>> {
         let end = offset.checked_add(len as u64)?;
         let kept = (1..=self.longest).contains(&(len as u64)) && end <= self.len();
         kept.then(|| covering(offset, end))
@@ -262,7 +262,7 @@ impl Image {
 
     /// Returns the size of the buffer that a READ needs.
     pub(crate) fn room(&self, offset: u64, len: usize) -> usize {
-        match self.find(offset, len) {
+        match self.cacheable_blocks(offset, len) {
             Some(blocks) => bytes_of(&blocks),
             None if self.is_aligned(offset, len) => len,
             None => bytes_of(&covering(offset, offset.saturating_add(len as u64))),
@@ -276,7 +276,7 @@ impl Image {
 
     /// Fills `bytes` if all of its blocks are cached.
     pub(crate) fn try_read(&self, offset: u64, bytes: &mut [u8]) -> bool {
-        let Some(blocks) = self.find(offset, bytes.len()) else { return false };
+        let Some(blocks) = self.cacheable_blocks(offset, bytes.len()) else { return false };
         let (mut from, mut done) = ((offset % BLOCK as u64) as usize, 0);
         for block in blocks {
             let Ok(guard) = self.device.try_get(block) else { return false };
@@ -315,7 +315,7 @@ impl Image {
     pub(crate) fn fill(&self, offset: u64, mut buf: AlignedBuf) -> Result<Fill, AlignedBuf> {
         let len = buf.len();
         let is_aligned = self.is_aligned(offset, len);
-        let short = self.find(offset, len);
+        let short = self.cacheable_blocks(offset, len);
         let is_kept = short.is_some() && {
             // Ordering: Relaxed; a hint.
             let follows = self.next.swap(offset + len as u64, Ordering::Relaxed) == offset;
@@ -344,7 +344,7 @@ impl Image {
     }
 
     /// Writes the dirty blocks of a range to the image, not necessarily to stable storage. Blocks.
-    pub(crate) fn settle(&self, bytes: Range<u64>) -> io::Result<()> {
+    pub(crate) fn write_back(&self, bytes: Range<u64>) -> io::Result<()> {
         let blocks = covering(bytes.start, bytes.end);
         self.device.flush_range(blocks).map_err(of_write)
     }
@@ -358,7 +358,7 @@ impl Image {
     pub(crate) fn sync_within(&self, patience: Duration) -> io::Result<()> {
         let since = Instant::now();
         loop {
-            match but_earlier(self.device.sync()) {
+            match ignore_earlier(self.device.sync()) {
                 Err(WriteError::Busy { .. }) if since.elapsed() < patience => {}
                 result => return result.map_err(of_write),
             }
@@ -408,7 +408,7 @@ pub(crate) fn of_write(error: WriteError) -> io::Error {
 
 /// Ignores the error of an earlier write-back. The blocks of this call are on the device, otherwise
 /// the call would have failed again.
-pub(crate) fn but_earlier(result: Result<(), WriteError>) -> Result<(), WriteError> {
+pub(crate) fn ignore_earlier(result: Result<(), WriteError>) -> Result<(), WriteError> {
     match result {
         Err(WriteError::Earlier { .. }) => Ok(()),
         result => result,

@@ -44,7 +44,7 @@ use bufcache::{Bypass, GetError, WriteError};
 use nbd_protocol::{Command, HeaderStyle, Request};
 
 use crate::blocks::{
-    BLOCK, Image, Piece, Source, TransferError, but_earlier, covering, of_get, of_write,
+    BLOCK, Image, Piece, Source, TransferError, covering, ignore_earlier, of_get, of_write,
 };
 use crate::extents;
 use crate::memory::{self, ALIGN, MOST_ZEROS, ZEROS};
@@ -54,7 +54,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Most dirty blocks that a READ copies before it has the rest written back and lets other requests
 /// run. A guess: 256 KiB are copied in less time than a write takes.
-const FEW: usize = 64;
+const MAX_COPIED: usize = 64;
 
 /// A command to carry out.
 pub(crate) struct Job {
@@ -87,7 +87,7 @@ fn is_unsupported(result: &Result<(), WriteError>) -> bool {
 }
 
 /// Retries while the block is busy. Each attempt waits as long as the cache does.
-async fn patiently<T, E, F: Future<Output = Result<T, E>>>(
+async fn retry_while_busy<T, E, F: Future<Output = Result<T, E>>>(
     is_busy: fn(&E) -> bool,
     mut ask: impl FnMut() -> F,
 ) -> Result<T, E> {
@@ -103,13 +103,13 @@ async fn patiently<T, E, F: Future<Output = Result<T, E>>>(
 async fn get<T, F: Future<Output = Result<T, GetError>>>(
     ask: impl FnMut() -> F,
 ) -> Result<T, GetError> {
-    patiently(|error| *error == GetError::Busy, ask).await
+    retry_while_busy(|error| *error == GetError::Busy, ask).await
 }
 
 async fn change<F: Future<Output = Result<(), WriteError>>>(
     ask: impl FnMut() -> F,
 ) -> Result<(), WriteError> {
-    patiently(|error| matches!(error, WriteError::Busy { .. }), ask).await
+    retry_while_busy(|error| matches!(error, WriteError::Busy { .. }), ask).await
 }
 
 /// Lets the worker poll other futures.
@@ -137,7 +137,9 @@ impl Newer {
         self.blocks.try_reserve(1).map_err(|_| GetError::NoMemory)?;
         // In steps, because `reserve` checks each for memory that the system needs.
         let has_room = self.bytes.len() + BLOCK <= self.bytes.capacity();
-        if !has_room && !memory::reserve(&mut self.bytes, FEW.min(1 + self.blocks.len()) * BLOCK) {
+        if !has_room
+            && !memory::reserve(&mut self.bytes, MAX_COPIED.min(1 + self.blocks.len()) * BLOCK)
+        {
             return Err(GetError::NoMemory);
         }
         self.blocks.push(block);
@@ -147,7 +149,7 @@ impl Newer {
     }
 
     /// Copies the blocks over `into`, which was read from `offset` on.
-    fn lay_over(&self, offset: u64, into: &mut [u8]) {
+    fn copy_over(&self, offset: u64, into: &mut [u8]) {
         for (block, bytes) in self.blocks.iter().zip(self.bytes.chunks_exact(BLOCK)) {
             let start = block * BLOCK as u64;
             let at = start.saturating_sub(offset) as usize;
@@ -237,7 +239,7 @@ impl Job {
             true => Err(os(libc::EIO)), // the image has been truncated since it was opened
             false => Ok(()),
         });
-        newer.lay_over(offset, &mut buf);
+        newer.copy_over(offset, &mut buf);
         (result, buf)
     }
 
@@ -251,12 +253,12 @@ impl Job {
         if bypassed || !device.is_newer(blocks.clone()) {
             return Ok(newer);
         }
-        let mut few = FEW;
+        let mut limit = MAX_COPIED;
         for block in blocks.clone() {
             // The block may be written back and evicted before `get_async` finds it.
             while device.is_newer(block..block + 1) {
-                if newer.blocks.len() == few {
-                    few += FEW;
+                if newer.blocks.len() == limit {
+                    limit += MAX_COPIED;
                     // A block that cannot be written back stays dirty, and is copied then.
                     let rest = block..blocks.end;
                     let _ = device.call_async(move |device| device.flush_range(rest)).await;
@@ -303,7 +305,7 @@ impl Job {
             let (result, buf, _) = self.write_image(buf, whole, offset, None).await;
             return (result, buf);
         }
-        if self.image.passes_by(len, true) {
+        if self.image.bypasses_cache(len, true) {
             return self.write_past(buf).await;
         }
         (self.write_cached(offset + self.written as u64, &buf[self.written..]).await, buf)
@@ -462,7 +464,7 @@ impl Job {
         let through = move |device: bufcache::Device, blocks: Range<u64>| {
             assert!(!panics, "a bug that a test planted");
             device.flush_range(blocks.clone())?;
-            but_earlier(device.write_through(blocks))
+            ignore_earlier(device.write_through(blocks))
         };
         let call = || {
             let blocks = blocks.clone();

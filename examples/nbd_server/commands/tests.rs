@@ -343,7 +343,7 @@ fn a_long_read_of_dirty_blocks_copies_few_of_them() {
             lab.disk.inject(Operation::Write, .., Fault::Error(libc::ENOSPC));
         }
         lab.check(10, 500 * BLOCK);
-        assert_eq!(lab.image.device.is_newer(FEW as u64..500), fails);
+        assert_eq!(lab.image.device.is_newer(MAX_COPIED as u64..500), fails);
     }
     lab.disk.heal();
     lab.flush().unwrap();

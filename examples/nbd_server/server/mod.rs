@@ -26,7 +26,7 @@ use crate::export::{ExportError, ExportTable};
 use crate::listeners::{ListenError, Listeners};
 use crate::memory::LEAST;
 use crate::metrics::Metrics;
-use crate::notifier::{eventfd, ring};
+use crate::notifier::{eventfd, notify};
 use crate::open_images::IDLE_CHECK;
 use crate::peer::Peer;
 use crate::registry::Registry;
@@ -101,7 +101,7 @@ struct Ended(Arc<OwnedFd>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        ring(&self.0);
+        notify(&self.0);
     }
 }
 
@@ -164,13 +164,13 @@ impl Server {
     pub(crate) fn grow_at(&self, mut signals: Signals) -> io::Result<()> {
         // Weak, so that the thread does not keep the images of a stopped server open.
         let exports = Arc::downgrade(&self.shared.exports);
-        let look = move || {
+        let grow = move || {
             for _ in signals.forever() {
                 let Some(exports) = exports.upgrade() else { return };
                 exports.grow();
             }
         };
-        thread::Builder::new().name("grow".into()).spawn(look).map(drop)
+        thread::Builder::new().name("grow".into()).spawn(grow).map(drop)
     }
 
     /// Accepts connections until `stop` is readable or, with `--exit-with-last`, the last client
@@ -183,14 +183,14 @@ impl Server {
     ) -> Result<(), ServerError> {
         let due = || Instant::now().checked_add(period?); // `None`: never
         let mut next = due();
-        let mut look = self.shared.exports.has_folder().then(Instant::now);
+        let mut idle_check = self.shared.exports.has_folder().then(Instant::now);
         loop {
             let all_served = self.all_served.as_deref().map(AsFd::as_fd);
             let fds = [stop, self.ended.as_fd()].into_iter().chain(self.listeners.fds());
             let fds = fds.chain(all_served).chain(show.map(AsFd::as_fd));
             let mut fds: Vec<_> =
                 fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-            let soon = next.into_iter().chain(look).min();
+            let soon = next.into_iter().chain(idle_check).min();
             let left = soon.map(|soon| soon.saturating_duration_since(Instant::now()));
             let left = left.map(|left| Timespec {
                 tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
@@ -216,9 +216,9 @@ impl Server {
                 show_figures(self);
             }
             let now = Instant::now();
-            if look.is_some_and(|due| now >= due) {
+            if idle_check.is_some_and(|due| now >= due) {
                 self.shared.exports.release_idle(now);
-                look = Some(now + IDLE_CHECK);
+                idle_check = Some(now + IDLE_CHECK);
             }
             if next.is_some_and(|next| Instant::now() >= next) {
                 show_figures(self);
@@ -260,7 +260,7 @@ impl Server {
         let permit = match self.limits.admit(Peer::of(&socket)) {
             Ok((permit, evicted)) => {
                 if let Some((id, worker)) = evicted {
-                    self.reporter.workers[worker].send(Message::GiveWay(id));
+                    self.reporter.workers[worker].send(Message::Evict(id));
                 }
                 permit
             }

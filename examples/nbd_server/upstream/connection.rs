@@ -101,9 +101,9 @@ impl Request {
     }
 
     /// Returns whether one error applies to all operations of the request.
-    pub(super) fn is_flush_or_again(&self) -> bool {
-        let again = |operation: &Operation| matches!(operation.target, Target::Again(_));
-        self.kind == Kind::Flush || self.operations.iter().any(again)
+    pub(super) fn is_flush_or_replay(&self) -> bool {
+        let replay = |operation: &Operation| matches!(operation.target, Target::Replay(_));
+        self.kind == Kind::Flush || self.operations.iter().any(replay)
     }
 
     /// Records that a reply carries these bytes of the request. Refuses bytes out of range or sent
@@ -145,7 +145,7 @@ impl Export {
         };
         if kind == Kind::Flush {
             let mut operations = vec![first];
-            while queue.front().is_some_and(|next| operations[0].goes_on_with(next)) {
+            while queue.front().is_some_and(|next| operations[0].continues_with(next)) {
                 operations.extend(queue.pop_front());
             }
             return Request::new(cookie, kind, 0..0, operations);
@@ -157,7 +157,7 @@ impl Export {
         let most = start + longest.min(merged);
         let mut operations = vec![first];
         while let (true, Some(last), Some(next)) = (whole, operations.last(), queue.front()) {
-            if !last.goes_on_with(next) || end + next.len > most {
+            if !last.continues_with(next) || end + next.len > most {
                 break;
             }
             end = next.range().end;

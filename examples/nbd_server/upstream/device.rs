@@ -117,7 +117,7 @@ impl NbdDevice {
         range: Range<u64>,
         target: impl FnOnce(Done<T>) -> Target,
     ) -> io::Result<T> {
-        self.submit(kind, range, target).blocking_recv().unwrap_or_else(|_| Err(gone()))
+        self.submit(kind, range, target).blocking_recv().unwrap_or_else(|_| Err(disconnected()))
     }
 
     /// Submits an operation. The receiver gets its result, or an error if the thread ends first.
@@ -175,7 +175,7 @@ impl NbdDevice {
     /// after the future.
     pub(crate) async fn write_async(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         match self.submit_write(offset, &[IoSlice::new(bytes)], false)? {
-            Some(write) => Begun(Some(write)).await,
+            Some(write) => PendingWrite(Some(write)).await,
             None => Ok(()),
         }
     }
@@ -334,7 +334,7 @@ impl BlockDevice for NbdDevice {
 impl NbdDevice {
     fn write_all(&self, offset: u64, parts: &[IoSlice<'_>], durable: bool) -> io::Result<()> {
         match self.submit_write(offset, parts, durable)? {
-            Some(write) => write.blocking_recv().unwrap_or_else(|_| Err(gone())),
+            Some(write) => write.blocking_recv().unwrap_or_else(|_| Err(disconnected())),
             None => Ok(()),
         }
     }
@@ -367,25 +367,25 @@ impl NbdDevice {
 }
 
 /// The error of an operation that the thread did not complete.
-fn gone() -> io::Error {
+fn disconnected() -> io::Error {
     io::Error::from_raw_os_error(libc::ENOTCONN)
 }
 
 /// A submitted write. Dropping it waits for the write's end.
-struct Begun(Option<oneshot::Receiver<io::Result<()>>>);
+struct PendingWrite(Option<oneshot::Receiver<io::Result<()>>>);
 
-impl Future for Begun {
+impl Future for PendingWrite {
     type Output = io::Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(write) = &mut self.0 else { return Poll::Ready(Err(gone())) };
-        let result = ready!(Pin::new(write).poll(context)).unwrap_or_else(|_| Err(gone()));
+        let Some(write) = &mut self.0 else { return Poll::Ready(Err(disconnected())) };
+        let result = ready!(Pin::new(write).poll(context)).unwrap_or_else(|_| Err(disconnected()));
         self.0 = None;
         Poll::Ready(result)
     }
 }
 
-impl Drop for Begun {
+impl Drop for PendingWrite {
     fn drop(&mut self) {
         if let Some(write) = self.0.take() {
             let _ = write.blocking_recv(); // the caller no longer waits for the result
@@ -403,7 +403,9 @@ impl Shared {
         let buf = vec![0; (range.end - range.start) as usize];
         let read = Box::new(Read { count: buf.len(), waiting: Some((sender, buf)) });
         self.submit(Operation::new(Kind::Read, range, Target::Buffer(read)));
-        receiver.blocking_recv().map_or_else(|_| Err(gone()), |(result, _)| result.map(drop))
+        receiver
+            .blocking_recv()
+            .map_or_else(|_| Err(disconnected()), |(result, _)| result.map(drop))
     }
 }
 
@@ -436,6 +438,6 @@ impl<B: DerefMut<Target = [u8]> + Send> ReadBuf for Read<B> {
 
 impl<B> Drop for Read<B> {
     fn drop(&mut self) {
-        self.give_back(Err(gone()));
+        self.give_back(Err(disconnected()));
     }
 }

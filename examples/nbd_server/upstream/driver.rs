@@ -115,7 +115,7 @@ impl Driver {
         let mut more = false;
         while !self.take_inbox() {
             let now = Instant::now();
-            self.connect_again(now);
+            self.reconnect(now);
             self.expire(now);
             self.send();
             let wait = if more { Some(Duration::ZERO) } else { self.next_timer(now) };
@@ -347,7 +347,7 @@ impl Driver {
                     self.probe_answered();
                 }
             }
-            Some(_) if request.operations.len() > 1 && !request.is_flush_or_again() => {
+            Some(_) if request.operations.len() > 1 && !request.is_flush_or_replay() => {
                 // The error does not say which of the operations failed, so each is sent alone.
                 for mut operation in request.operations.into_iter().rev() {
                     operation.alone = true;
@@ -357,7 +357,7 @@ impl Driver {
             Some(error) => {
                 let errno = error.code() as i32;
                 for operation in request.operations {
-                    if let Target::Again(_) = operation.target {
+                    if let Target::Replay(_) = operation.target {
                         self.poison(errno);
                     }
                     self.fail(operation, errno);
@@ -372,7 +372,7 @@ impl Driver {
                     // has restarted. The reply does not say whether the flush covered the earlier
                     // changes.
                     if request.epoch != self.epoch {
-                        self.send_again(operation, Instant::now());
+                        self.resend(operation, Instant::now());
                         continue;
                     }
                     self.flushes_itself &= !matches!(operation.target, Target::Own);
@@ -404,8 +404,8 @@ impl Driver {
                 operation.done = 0;
             }
             match (&operation.target, &mut self.recovery) {
-                (Target::Again(_), Some(Recovery::Sending(all))) => all.push_front(operation),
-                (Target::Again(_), _) => {} // it is still in the journal
+                (Target::Replay(_), Some(Recovery::Sending(all))) => all.push_front(operation),
+                (Target::Replay(_), _) => {} // it is still in the journal
                 _ => self.queue.push_front(operation),
             }
             return;

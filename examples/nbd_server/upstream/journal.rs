@@ -26,7 +26,7 @@ pub(super) enum Content {
     /// Zeros; with `no_hole` the server keeps space for them.
     Zeros { no_hole: bool },
     /// The journal has dropped the bytes.
-    Forgotten,
+    Dropped,
 }
 
 impl Content {
@@ -66,13 +66,13 @@ pub(super) struct Journal {
     held: usize,
     limit: usize,
     /// The journal has dropped bytes.
-    forgetful: bool,
+    has_dropped: bool,
 }
 
 impl Journal {
     /// Makes a journal that keeps at most `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
-        Self { entries: BTreeMap::new(), next: 0, held: 0, limit, forgetful: false }
+        Self { entries: BTreeMap::new(), next: 0, held: 0, limit, has_dropped: false }
     }
 
     #[cfg(test)]
@@ -82,12 +82,12 @@ impl Journal {
 
     /// Returns whether the journal is half full and should be emptied by a flush.
     pub(super) fn wants_flush(&self) -> bool {
-        self.held > self.limit / 2 || self.forgetful
+        self.held > self.limit / 2 || self.has_dropped
     }
 
     /// Returns whether the journal has dropped bytes, so that it cannot be sent again.
-    pub(super) fn has_forgotten(&self) -> bool {
-        self.forgetful
+    pub(super) fn has_dropped_bytes(&self) -> bool {
+        self.has_dropped
     }
 
     /// The number of the next change. A flush that is sent now covers all changes with lower
@@ -101,26 +101,26 @@ impl Journal {
         self.remove(&range);
         let number = self.next;
         self.next += 1;
-        if self.forgetful {
-            return self.add_forgotten(range, number);
+        if self.has_dropped {
+            return self.add_dropped(range, number);
         }
         self.held += size(&content);
         self.entries.insert(range.start, Entry { end: range.end, content, number });
         if self.held > self.limit {
-            self.forget();
+            self.drop_bytes();
         }
     }
 
     /// Drops the bytes of all entries, and keeps their ranges.
-    fn forget(&mut self) {
-        self.forgetful = true;
+    fn drop_bytes(&mut self) {
+        self.has_dropped = true;
         self.held = 0;
         for (start, entry) in std::mem::take(&mut self.entries) {
-            self.add_forgotten(start..entry.end, entry.number);
+            self.add_dropped(start..entry.end, entry.number);
         }
     }
 
-    fn add_forgotten(&mut self, mut range: Range<u64>, mut number: u64) {
+    fn add_dropped(&mut self, mut range: Range<u64>, mut number: u64) {
         if self.entries.len() >= MOST_RANGES {
             for (start, entry) in std::mem::take(&mut self.entries) {
                 range = range.start.min(start)..range.end.max(entry.end);
@@ -131,7 +131,7 @@ impl Journal {
         if let Some((&start, entry)) = before.filter(|(_, entry)| entry.end == range.start) {
             (range.start, number) = (start, number.max(entry.number));
         }
-        let entry = Entry { end: range.end, content: Content::Forgotten, number };
+        let entry = Entry { end: range.end, content: Content::Dropped, number };
         self.entries.insert(range.start, entry);
     }
 
@@ -150,7 +150,7 @@ impl Journal {
             };
             self.held -= size(&content).min(self.held);
             let mut keep = |start: u64, end: u64, content: Content| {
-                self.held += if self.forgetful { 0 } else { size(&content) };
+                self.held += if self.has_dropped { 0 } else { size(&content) };
                 self.entries.insert(start, Entry { end, content, number });
             };
             if start < range.start {
@@ -166,8 +166,8 @@ impl Journal {
     pub(super) fn flushed(&mut self, before: u64) {
         self.entries.retain(|_, entry| entry.number >= before);
         if self.entries.is_empty() {
-            (self.forgetful, self.held) = (false, 0);
-        } else if !self.forgetful {
+            (self.has_dropped, self.held) = (false, 0);
+        } else if !self.has_dropped {
             self.held = self.entries.values().map(|entry| size(&entry.content)).sum();
         }
     }
@@ -188,7 +188,7 @@ fn size(content: &Content) -> usize {
     match content {
         Content::Bytes(_, range) => range.len() + OVERHEAD,
         Content::Zeros { .. } => OVERHEAD,
-        Content::Forgotten => 0,
+        Content::Dropped => 0,
     }
 }
 
@@ -274,7 +274,7 @@ mod tests {
                 }
             }
             journal.flushed(journal.next());
-            prop_assert!(journal.is_empty() && !journal.has_forgotten());
+            prop_assert!(journal.is_empty() && !journal.has_dropped_bytes());
         }
     }
 }

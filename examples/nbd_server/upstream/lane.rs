@@ -162,7 +162,7 @@ struct Lane {
     queue: VecDeque<Operation>,
     next_cookie: u64,
     /// The events registered with epoll.
-    told: EventFlags,
+    registered: EventFlags,
 }
 
 impl Lane {
@@ -176,7 +176,7 @@ impl Lane {
             pause: Instant::now(),
             queue: VecDeque::new(),
             next_cookie: 1,
-            told: EventFlags::IN,
+            registered: EventFlags::IN,
         }
     }
 
@@ -193,7 +193,7 @@ impl Lane {
         epoll: &OwnedFd,
         operation: Operation,
     ) -> Result<(), Operation> {
-        self.look(epoll);
+        self.poll_connect(epoll);
         if self.period != period {
             self.give_up();
             if matches!(self.state, State::Down) && Instant::now() >= self.pause {
@@ -228,7 +228,7 @@ impl Lane {
     }
 
     /// Takes the new connection if it is ready.
-    fn look(&mut self, epoll: &OwnedFd) {
+    fn poll_connect(&mut self, epoll: &OwnedFd) {
         let State::Connecting(connecting) = &self.state else { return };
         let result = match connecting.try_recv() {
             Err(TryRecvError::Empty) => return,
@@ -241,7 +241,7 @@ impl Lane {
                 .map_err(|error| UpstreamError::Socket(error.into()))?;
             Ok(Connection::new(link, &connected))
         });
-        self.told = EventFlags::IN;
+        self.registered = EventFlags::IN;
         self.state = match result {
             Ok(connection) => State::Up(Box::new(connection)),
             Err(error) => {
@@ -271,10 +271,10 @@ impl Lane {
         let mut sent = connection.send();
         let mut wanted = EventFlags::IN;
         wanted.set(EventFlags::OUT, connection.wants_to_send());
-        if wanted != self.told {
-            self.told = wanted;
-            let told = epoll::modify(epoll, &connection.link, EventData::new_u64(0), wanted);
-            sent = sent.and(told.map_err(|error| UpstreamError::Socket(error.into())));
+        if wanted != self.registered {
+            self.registered = wanted;
+            let modified = epoll::modify(epoll, &connection.link, EventData::new_u64(0), wanted);
+            sent = sent.and(modified.map_err(|error| UpstreamError::Socket(error.into())));
         }
         if let Err(error) = sent {
             self.lose(error);

@@ -62,7 +62,7 @@ pub(super) enum Target {
     Unit(Done<()>),
     Extents(Vec<Extent>, Done<Vec<Extent>>),
     /// A change of the journal that is sent again.
-    Again(Content),
+    Replay(Content),
     /// A flush that the device starts by itself, because the journal is half full.
     Own,
     /// A read that the device makes to test a connection.
@@ -86,7 +86,7 @@ impl Operation {
 
     /// Returns whether `other`, of which no part was sent, may follow this operation in the same
     /// request.
-    pub(super) fn goes_on_with(&self, other: &Self) -> bool {
+    pub(super) fn continues_with(&self, other: &Self) -> bool {
         let flushes = self.kind == Kind::Flush && other.kind == Kind::Flush;
         let transfers = matches!(self.kind, Kind::Read | Kind::Write { .. })
             && self.kind == other.kind
@@ -129,7 +129,7 @@ impl Operation {
                 }
             }
             Target::Bytes(bytes, _) => out.extend_from_slice(&bytes[part]),
-            Target::Again(Content::Bytes(bytes, range)) => {
+            Target::Replay(Content::Bytes(bytes, range)) => {
                 out.extend_from_slice(&bytes[range.clone()][part]);
             }
             _ => {}
@@ -140,7 +140,7 @@ impl Operation {
     /// from the journal.
     pub(super) fn content(&self) -> Option<Content> {
         match (&self.target, self.kind) {
-            (Target::Again(_), _) => None,
+            (Target::Replay(_), _) => None,
             (Target::Bytes(bytes, _), _) => Some(Content::Bytes(Arc::clone(bytes), 0..bytes.len())),
             (_, Kind::Write { .. }) => {
                 let mut bytes = Vec::with_capacity(self.len as usize);
@@ -165,7 +165,7 @@ impl Operation {
             Target::Sync(sync) => sync.finish(result),
             Target::Bytes(_, done) | Target::Unit(done) => done(result),
             Target::Extents(extents, done) => done(result.map(|()| extents)),
-            Target::Again(_) | Target::Own | Target::Probe => {}
+            Target::Replay(_) | Target::Own | Target::Probe => {}
         }
     }
 }

@@ -9,7 +9,7 @@ use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll;
 use tracing::{debug, info, warn};
 
-use super::{GAVE_WAY, Worker};
+use super::{EVICTED, Worker};
 use crate::conn::{BlockedOn, InPlace, OUTSTANDING, Phase};
 use crate::export::Opening;
 use crate::memory::{self, OutOfMemory};
@@ -273,7 +273,7 @@ impl Worker {
             }
             HandshakeStep::Ready(negotiated) => {
                 if !conn.permit.finish_handshake() {
-                    return Err(GAVE_WAY.into());
+                    return Err(EVICTED.into());
                 }
                 let Some(export) = opening.opened.into_inner() else {
                     return Err("no export was opened".into()); // `Ready` follows an open

@@ -65,7 +65,7 @@ use crate::contexts::{Connection, Connections};
 use crate::counters::Counters;
 use crate::export::ExportTable;
 use crate::memory::BufferPool;
-use crate::notifier::{eventfd, ring};
+use crate::notifier::{eventfd, notify};
 use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
 use crate::tls::Wire;
@@ -84,7 +84,7 @@ const SCRATCH: usize = 256 << 10;
 const ROUNDS: usize = 2;
 
 /// The reason for closing a half-open connection early.
-const GAVE_WAY: &str = "it has not finished its handshake, and gives way to a newer connection";
+const EVICTED: &str = "it has not finished its handshake, and gives way to a newer connection";
 
 // Values that no id of a connection has.
 const ENGINE: u64 = u64::MAX;
@@ -98,7 +98,7 @@ pub(crate) enum Message {
     /// The session was removed from the list: answer its pending requests, then close it.
     End(Id),
     /// Close the connection: it has not finished its handshake, and a newer one takes its place.
-    GiveWay(Id),
+    Evict(Id),
     /// Finish the requests in flight, then end. Each listed session was told to end before.
     Stop,
 }
@@ -115,7 +115,7 @@ pub(crate) struct Shared {
 #[derive(Clone)]
 pub(crate) struct Inbox {
     pub(crate) sender: Sender<Message>,
-    pub(crate) bell: Arc<OwnedFd>,
+    pub(crate) notifier: Arc<OwnedFd>,
     pub(crate) load: Arc<WorkerLoad>,
 }
 
@@ -124,13 +124,13 @@ impl Inbox {
     pub(crate) fn new(start: Instant) -> io::Result<(Self, Receiver<Message>)> {
         let (sender, receiver) = mpsc::channel();
         let load = Arc::new(WorkerLoad::new(start));
-        Ok((Self { sender, bell: eventfd()?, load }, receiver))
+        Ok((Self { sender, notifier: eventfd()?, load }, receiver))
     }
 
     /// Sends a message. Returns whether the worker still runs.
     pub(crate) fn send(&self, message: Message) -> bool {
         let is_sent = self.sender.send(message).is_ok();
-        ring(&self.bell);
+        notify(&self.notifier);
         is_sent
     }
 }
@@ -146,21 +146,21 @@ pub(crate) struct WorkerReport {
 }
 
 /// Wakes the worker from any thread, to handle completed operations.
-struct Bell(Arc<OwnedFd>);
+struct NotifierWaker(Arc<OwnedFd>);
 
-impl Bell {
-    fn waker(bell: &Arc<OwnedFd>) -> Waker {
-        Arc::new(Self(Arc::clone(bell))).into()
+impl NotifierWaker {
+    fn waker(notifier: &Arc<OwnedFd>) -> Waker {
+        Arc::new(Self(Arc::clone(notifier))).into()
     }
 }
 
-impl Wake for Bell {
+impl Wake for NotifierWaker {
     fn wake(self: Arc<Self>) {
-        ring(&self.0);
+        notify(&self.0);
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        ring(&self.0);
+        notify(&self.0);
     }
 }
 
@@ -171,7 +171,7 @@ pub(crate) struct Worker {
     conns: Slab<Conn>,
     epoll: OwnedFd,
     inbox: Receiver<Message>,
-    bell: Arc<OwnedFd>,
+    notifier: Arc<OwnedFd>,
     /// Shared by the whole server.
     connections: Arc<Connections>,
     /// Shared by the whole server.
@@ -217,22 +217,22 @@ impl Worker {
         (number, workers): (usize, usize),
         (inbox, receiver): (Inbox, Receiver<Message>),
     ) -> io::Result<Self> {
-        let Inbox { bell, load, .. } = inbox;
+        let Inbox { notifier, load, .. } = inbox;
         let engine = Rc::new(engine);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let input = epoll::EventFlags::IN;
         epoll::add(&epoll, engine.as_ref().as_fd(), epoll::EventData::new_u64(ENGINE), input)?;
-        epoll::add(&epoll, bell.as_fd(), epoll::EventData::new_u64(INBOX), input)?;
+        epoll::add(&epoll, notifier.as_fd(), epoll::EventData::new_u64(INBOX), input)?;
         let lanes = Lanes::start()?;
         epoll::add(&epoll, lanes.as_fd(), epoll::EventData::new_u64(LANES), input)?;
         Ok(Self {
-            requests: Requests::new(engine, limits, Bell::waker(&bell)),
+            requests: Requests::new(engine, limits, NotifierWaker::waker(&notifier)),
             exports,
             memory: BufferPool::new(memory),
             conns: Slab::new(),
             epoll,
             inbox: receiver,
-            bell,
+            notifier,
             connections,
             registry,
             number,
@@ -447,7 +447,7 @@ impl Worker {
     }
 
     fn read_inbox(&mut self) {
-        let _ = rustix::io::read(&*self.bell, &mut [0; 8]); // resets the count
+        let _ = rustix::io::read(&*self.notifier, &mut [0; 8]); // resets the count
         // The event may report an operation that completed after `complete_round`.
         self.again |= !self.requests.nothing_completed();
         loop {
@@ -457,7 +457,7 @@ impl Worker {
                     let _ = sender.send(self.report()); // fails if the reporter no longer waits
                 }
                 Ok(Message::End(id)) => self.end(id),
-                Ok(Message::GiveWay(id)) => self.close(id, GAVE_WAY),
+                Ok(Message::Evict(id)) => self.close(id, EVICTED),
                 Ok(Message::Stop) => self.stop(),
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => return self.stop(),
@@ -471,7 +471,7 @@ impl Worker {
             Ok(listed) => listed,
             Err(InsertError { value: Client { id, peer, .. }, reason }) => {
                 info!(conn = %id, %peer, %reason, "connection refused");
-                return self.forget(id);
+                return self.remove_id(id);
             }
         };
         let entry = self.conns.vacant_entry();
@@ -487,7 +487,7 @@ impl Worker {
         );
         if let Err(error) = epoll::add(&self.epoll, &conn.socket, data, conn.registered) {
             warn!(%error, "cannot watch a new connection");
-            self.forget(id);
+            self.remove_id(id);
             return;
         }
         entry.insert(conn);
@@ -509,7 +509,7 @@ impl Worker {
     /// queued operations are dropped.
     fn close(&mut self, id: Id, reason: &str) {
         let Some(slot) = self.slot_of(id) else { return };
-        self.forget(id);
+        self.remove_id(id);
         let mut conn = self.conns.remove(slot);
         info!(conn = %id, reason, refused = conn.refused, "connection closed");
         conn.out.discard(&mut self.memory);
@@ -524,7 +524,7 @@ impl Worker {
 
     /// Removes the id of a connection, and releases its place in this worker's load. Called once
     /// for each connection sent to this worker.
-    fn forget(&self, id: Id) {
+    fn remove_id(&self, id: Id) {
         self.load.release();
         if let Err(error) = self.connections.remove(id) {
             warn!(conn = %id, %error, "a connection was forgotten before it was closed");

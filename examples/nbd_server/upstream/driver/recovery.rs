@@ -20,7 +20,7 @@ use super::{Driver, Recovery, Slot};
 
 impl Driver {
     /// Starts threads to connect the slots whose pause is over.
-    pub(super) fn connect_again(&mut self, now: Instant) {
+    pub(super) fn reconnect(&mut self, now: Instant) {
         for slot in 0..self.slots.len() {
             if matches!(self.slots[slot], Slot::Pause(until) if until <= now) {
                 self.connect(slot, None, Duration::ZERO);
@@ -121,7 +121,7 @@ impl Driver {
         for operation in
             requests.into_iter().flat_map(|request| request.operations.into_iter().rev())
         {
-            self.send_again(operation, now);
+            self.resend(operation, now);
         }
         self.connect(slot, Some(link), pause);
         self.recover_from_loss();
@@ -192,14 +192,14 @@ impl Driver {
         self.recovery = Some(Recovery::Waiting);
         // The server may have lost parts that it answered.
         self.queue.iter_mut().for_each(|operation| operation.done = 0);
-        if self.journal.has_forgotten() {
+        if self.journal.has_dropped_bytes() {
             self.poison(libc::EIO);
         }
     }
 
-    pub(super) fn send_again(&mut self, mut operation: Operation, now: Instant) {
+    pub(super) fn resend(&mut self, mut operation: Operation, now: Instant) {
         // A replayed change is still in the journal. A probe asked about the lost connection only.
-        if let Target::Again(_) | Target::Probe = operation.target {
+        if let Target::Replay(_) | Target::Probe = operation.target {
             return;
         }
         // Ordering: Relaxed; a statistics counter.
@@ -227,7 +227,7 @@ impl Driver {
                         Content::Zeros { no_hole } => Kind::Zeros { no_hole },
                         _ => Kind::Write { durable: false },
                     };
-                    Operation::new(kind, range, Target::Again(content))
+                    Operation::new(kind, range, Target::Replay(content))
                 };
                 let all: VecDeque<_> = match self.poisoned {
                     None => self.journal.all().map(again).collect(),

@@ -24,17 +24,17 @@ impl Lab {
     }
 
     /// Sends the replies of requests that the cache answered.
-    fn settle(&mut self) {
+    fn complete_round(&mut self) {
         let engine = Rc::clone(&self.worker.requests.engine);
         self.worker.complete_round(&engine);
     }
 
     /// Waits until every running operation has ended, except those that the script holds.
     pub(super) fn rest(&mut self) {
-        self.settle();
+        self.complete_round();
         while self.worker.requests.begun() > self.script.in_flight() {
             std::thread::yield_now();
-            self.settle();
+            self.complete_round();
         }
     }
 
@@ -136,7 +136,7 @@ fn a_write_waits_for_a_read_of_its_block() {
     let (mut reader, mut writer) = (lab.client(), lab.client());
     lab.ask(&mut reader, cmd::READ, NONE);
     lab.ask_for(&mut writer, cmd::WRITE, NONE, 2, BLOCK);
-    lab.settle();
+    lab.complete_round();
     assert!(lab.worker.requests.begun() > lab.script.in_flight());
     // Other requests continue, even for the same block.
     lab.ask_for(&mut writer, cmd::READ, NONE, 3, BLOCK);
@@ -144,7 +144,7 @@ fn a_write_waits_for_a_read_of_its_block() {
     assert!(lab.script.complete_nth(1));
     let engine = Rc::clone(&lab.worker.requests.engine);
     engine.turn();
-    lab.settle();
+    lab.complete_round();
     assert_eq!(reply(&mut writer, BLOCK), (3, 0));
 
     lab.complete(); // the older read
@@ -223,11 +223,11 @@ fn a_request_waits_while_the_engine_has_no_room() {
     let mut client = lab.client();
     let stranger = lab.fill_engine();
     lab.ask(&mut client, cmd::READ, NONE);
-    lab.settle();
+    lab.complete_round();
     assert_eq!(lab.script.in_flight(), 1, "the stranger's");
     lab.complete();
     drop(stranger);
-    lab.settle();
+    lab.complete_round();
     lab.complete();
     assert_eq!(reply(&mut client, BLOCK), (0xc0, 0));
     assert!(!lab.read(&mut client, BLOCK).1, "it was kept");

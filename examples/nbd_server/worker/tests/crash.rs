@@ -46,7 +46,7 @@ struct History {
     /// The contents of each sector, in the order of the requests.
     contents: Vec<Vec<Content>>,
     /// For each sector the index of the last acknowledged content.
-    settled: Vec<usize>,
+    acknowledged: Vec<usize>,
     /// From each moment on: the sectors, with the index of the oldest content that they may have.
     promised: Vec<(u64, BTreeMap<usize, usize>)>,
 }
@@ -111,13 +111,13 @@ impl Player<'_> {
     }
 
     /// Records that a request was acknowledged. With FUA its content must be durable.
-    fn settle(&mut self, sectors: Range<usize>, fua: bool) {
+    fn acknowledge(&mut self, sectors: Range<usize>, fua: bool) {
         let mut history = self.history.lock();
         let now = self.disk.moments();
         let mut promised = BTreeMap::new();
         for sector in sectors {
-            history.settled[sector] = history.contents[sector].len() - 1;
-            promised.insert(sector, history.settled[sector]);
+            history.acknowledged[sector] = history.contents[sector].len() - 1;
+            promised.insert(sector, history.acknowledged[sector]);
         }
         if fua {
             history.promised.push((now, promised));
@@ -125,10 +125,10 @@ impl Player<'_> {
     }
 
     fn flush(&mut self) {
-        let settled = self.history.lock().settled.clone();
+        let acknowledged = self.history.lock().acknowledged.clone();
         self.ask((cmd::FLUSH, CommandFlags::NONE), 0..0, &[], &mut []);
         let now = self.disk.moments();
-        let promised = settled.into_iter().enumerate().collect();
+        let promised = acknowledged.into_iter().enumerate().collect();
         self.history.lock().promised.push((now, promised));
     }
 
@@ -148,15 +148,15 @@ impl Player<'_> {
                 0..=5 => {
                     let data = self.begin(sectors.clone(), false);
                     self.ask((cmd::WRITE, flags), sectors.clone(), &data, &mut []);
-                    self.settle(sectors, fua);
+                    self.acknowledge(sectors, fua);
                 }
                 6 => {
                     self.begin(sectors.clone(), true);
                     self.ask((cmd::WRITE_ZEROES, flags), sectors.clone(), &[], &mut []);
-                    self.settle(sectors, fua);
+                    self.acknowledge(sectors, fua);
                 }
                 7 => {
-                    // TRIM need not change the sectors, so their content is not settled.
+                    // TRIM need not change the sectors, so the zeros are not recorded as acknowledged.
                     self.begin(sectors.clone(), true);
                     self.ask((cmd::TRIM, flags), sectors.clone(), &[], &mut []);
                 }
@@ -166,7 +166,7 @@ impl Player<'_> {
                     self.ask((cmd::READ, CommandFlags::NONE), sectors.clone(), &[], &mut there);
                     let history = self.history.lock();
                     for (sector, bytes) in sectors.zip(there.chunks(SECTOR)) {
-                        history.fits(sector, bytes, history.settled[sector], "read");
+                        history.fits(sector, bytes, history.acknowledged[sector], "read");
                     }
                 }
             }
@@ -245,7 +245,7 @@ fn crash(seed: u64, bug: Option<&'static str>) {
     let sectors = CLIENTS * SECTORS;
     let history = Mutex::new(History {
         contents: vec![vec![Content::Zeros]; sectors],
-        settled: vec![0; sectors],
+        acknowledged: vec![0; sectors],
         promised: Vec::new(),
     });
     let played: Vec<_> = thread::scope(|scope| {
@@ -281,7 +281,7 @@ fn crash(seed: u64, bug: Option<&'static str>) {
     shared.exports.sync().unwrap();
     let history = {
         let mut history = history.into_inner();
-        let all = history.settled.clone().into_iter().enumerate().collect();
+        let all = history.acknowledged.clone().into_iter().enumerate().collect();
         history.promised.push((disk.moments(), all));
         history
     };
