@@ -308,7 +308,7 @@ impl fmt::Display for WaitStats {
 mod tests {
     use super::*;
 
-    /// An admission, and the queues of some images.
+    /// An admission with the queues of some images.
     struct Images<T> {
         admission: Admission<T>,
         queues: Vec<Rc<Queue<T>>>,
@@ -320,7 +320,7 @@ mod tests {
             Self { admission: Admission::new(limit), queues }
         }
 
-        /// One may run, of any image.
+        /// Makes an admission in which one operation may run, of any image.
         fn full(images: usize) -> Self {
             let mut new = Self::new(usize::MAX, images);
             new.admission.running = usize::MAX - 1;
@@ -332,7 +332,7 @@ mod tests {
             assert!(pushed.is_ok());
         }
 
-        /// Begins as many as may run. Returns how many.
+        /// Begins as many operations as may run. Returns their number.
         fn begin_all(&mut self, image: usize) -> usize {
             (0..).find(|_| !self.admission.begin(&self.queues[image])).expect("a limit")
         }
@@ -341,7 +341,7 @@ mod tests {
             self.admission.end(&self.queues[image]);
         }
 
-        /// The next, which has ended then.
+        /// Admits and ends the next operation.
         fn pop(&mut self) -> Option<T> {
             let before: Vec<_> = self.queues.iter().map(|queue| queue.running()).collect();
             let value = self.admission.next()?;
@@ -412,7 +412,7 @@ mod tests {
         waiting.push(2, Class::LargeWrite, (2, 0));
         waiting.push(2, Class::LargeWrite, (2, 1));
         assert_eq!(waiting.rest(), [(0, 0), (2, 0), (0, 1), (2, 1), (0, 2)]);
-        // An image whose turn it was has no right to another because it emptied meanwhile.
+        // An image that emptied its queue during its turn gets no extra turn.
         waiting.push(1, Class::Sync, (1, 0));
         waiting.push(0, Class::Sync, (0, 3));
         assert_eq!((waiting.take(), waiting.take()), ((1, 0), (0, 3)));
@@ -443,7 +443,7 @@ mod tests {
         waiting.admission.drop_if(|nr| nr % 2 == 0 || *nr == 5, |nr| dropped.push(nr));
         assert_eq!((dropped, waiting.admission.stats.depth), (vec![0, 2, 4, 6, 8, 5], 4));
         assert_eq!(waiting.admission.stats().dropped, 6);
-        waiting.push(0, Class::LargeWrite, 10); // it has a turn again, and one only
+        waiting.push(0, Class::LargeWrite, 10); // it has one turn again
         assert_eq!(waiting.rest(), [1, 10, 3, 7, 9]);
         assert_eq!((waiting.admission.stats.depth, waiting.admission.stats.peak), (0, 10));
     }

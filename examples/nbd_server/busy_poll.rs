@@ -60,7 +60,7 @@ impl BusyPoll {
 mod tests {
     use super::*;
 
-    /// Polls made before something is found, or until the time is over.
+    /// Returns the number of polls until something is found or the time is over.
     fn polls(busy_poll: &mut BusyPoll, found_at: u32) -> u32 {
         let mut polls = 0;
         let found = busy_poll.run(|| {
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(polls(&mut busy_poll, 2), 2);
         let spun = (0..10_000).filter(|_| polls(&mut busy_poll, NEVER) > 0).count();
         assert!((10..30).contains(&spun), "{spun}");
-        // Something that was there at once changes nothing.
+        // An event that is ready at once changes nothing.
         while polls(&mut busy_poll, 1) == 0 {}
         assert!(polls(&mut busy_poll, NEVER) > 0 && polls(&mut busy_poll, 2) == 0);
         while polls(&mut busy_poll, 2) == 0 {}

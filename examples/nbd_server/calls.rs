@@ -148,7 +148,7 @@ mod tests {
             [(1, false), (2, true)].map(|(n, panics)| Box::pin(call(n, panics)));
         assert!(first.as_mut().poll(&mut context).is_pending());
         assert!(second.as_mut().poll(&mut context).is_pending());
-        let _ = pin!(call(3, false)).poll(&mut context); // its future goes, and the call is made
+        let _ = pin!(call(3, false)).poll(&mut context); // dropped, but the call is made
         calls.run();
         assert_eq!((begun.get(), &*order.lock()), (1, &vec![1, 2, 3]));
         assert_eq!(first.as_mut().poll(&mut context), Poll::Ready(1));

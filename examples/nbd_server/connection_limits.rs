@@ -207,8 +207,8 @@ mod tests {
         Id::from_bits(number + (1 << 32)).expect("an id")
     }
 
-    /// Admits a connection with that number; returns its place and the number of the one that gave
-    /// way.
+    /// Admits a connection with this number. Returns its permit, and the number of the connection
+    /// that was evicted.
     fn admit(
         limits: &Arc<ConnectionLimits>,
         peer: Peer,
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(evicted, Some(1));
         assert!(!half[0].finish_handshake() && half[1].finish_handshake());
         assert!(first.finish_handshake() && other.finish_handshake());
-        half.remove(0); // an evicted place is not given back twice
+        half.remove(0); // the place of an evicted connection is not freed twice
         let (mut last, evicted) = admit(&limits, B, 5).unwrap();
         assert_eq!(evicted, Some(3));
         assert!(last.finish_handshake());

@@ -147,8 +147,8 @@ mod tests {
     const HOLE: u64 = state::HOLE | state::ZERO;
     const MIB: u64 = 1 << 20;
 
-    /// Pages of zeros and of others, by turns of 64 KiB, which no file system makes one of; the
-    /// first is a hole. `None` where the file system has no holes.
+    /// A file with turns of 64 KiB of zeros and of other bytes, which no file system merges. The
+    /// first turn is a hole. `None` if the file system has no holes.
     fn striped(len: u64) -> Option<File> {
         let file = tempfile::tempfile().unwrap();
         file.set_len(len).unwrap();
@@ -184,13 +184,13 @@ mod tests {
     #[test]
     fn a_unit_that_is_in_part_a_hole_is_data() {
         let Some(file) = striped(MIB) else { return };
-        let unit = 96 << 10; // no power of two, but so that turns and units differ
+        let unit = 96 << 10; // no power of two, so that turns and units differ
         let len = 10 * unit;
-        // 0..64 of the first unit are a hole, 64..96 are data; the next is data up to 128, and so
-        // on.
+        // In KiB: 0..64 of the first unit are a hole, 64..96 are data. The next unit is data up to
+        // 128, and so on.
         assert_eq!(of(&file, 0, len, unit, MOST), [(len, 0)]);
         assert_eq!(of(&file, 0, len, 32 << 10, 2), [(64 << 10, HOLE), (64 << 10, 0)]);
-        // A hole that begins and ends inside a unit, before one that is whole.
+        // A hole that begins and ends within a unit, before a unit that is a hole.
         file.set_len(64 << 10).unwrap();
         file.set_len(MIB).unwrap();
         file.write_all_at(&[1], 200 << 10).unwrap();

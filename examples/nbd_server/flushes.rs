@@ -113,7 +113,7 @@ mod tests {
         }
     }
 
-    /// Those that come while a sync runs are not covered by it, and share the next.
+    /// A sync does not cover FLUSHes that come while it runs. They share the next one.
     #[test]
     fn flushes_share_the_sync_that_begins_after_them() {
         let flushes = Flushes::default();

@@ -154,7 +154,7 @@ mod tests {
         }
         let long = "x".repeat(MAX_STRING + 1);
         assert!(folder.file(&long, true, false).is_err());
-        // Those that come later; and the folder may be called something else by then.
+        // Files that are created later are served too, even if the folder has been renamed.
         std::fs::rename(&inner, dir.path().join("other")).unwrap();
         std::fs::write(dir.path().join("other/late"), b"x").unwrap();
         assert_eq!(folder.names(), ["a", "b.img", "late", "ä"]);

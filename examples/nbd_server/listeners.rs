@@ -262,7 +262,7 @@ mod tests {
         let listen = || listen_unix(&path, Access::OWNER).unwrap();
         let (first, its) = listen();
         assert!(listen_unix(&path, Access::OWNER).is_err(), "another socket listens there");
-        std::fs::rename(&path, dir.path().join("old")).unwrap(); // so that its inode is in use
+        std::fs::rename(&path, dir.path().join("old")).unwrap(); // so that its inode is not reused
         let (_second, others) = listen();
         drop((first, its));
         assert!(UnixStream::connect(&path).is_ok());

@@ -232,7 +232,7 @@ mod tests {
         let (mut hog, mut other) = (Account::default(), Account::default());
         let held = memory.acquire(32 << 20, &mut hog).unwrap();
         assert_eq!(memory.acquire(4096, &mut hog).unwrap_err(), OutOfMemory::Connection);
-        // The other half is untouched.
+        // The budget of small requests is untouched.
         assert_eq!(memory.acquire(3 << 20, &mut other).unwrap_err(), OutOfMemory::Worker);
         let small: Vec<_> = (0..16).map(|_| memory.acquire(2 << 20, &mut other).unwrap()).collect();
         let mut third = Account::default();

@@ -287,7 +287,7 @@ mod tests {
     use crate::export::{Export, ExportTable};
     use crate::lock::lock;
 
-    /// A folder with an image, and the exports of it.
+    /// Makes a folder with an image, and its exports.
     fn folder(cache: &str) -> (TempDir, ExportTable) {
         let dir = tempfile::tempdir().unwrap();
         File::create(dir.path().join("a")).unwrap().set_len(4 * BLOCK as u64).unwrap();
@@ -321,7 +321,7 @@ mod tests {
         File::options().read(true).write(true).open(dir.path().join("a")).unwrap()
     }
 
-    /// Whether another program may write to it.
+    /// Returns whether another program may write to the image.
     fn is_free(dir: &TempDir) -> bool {
         lock(&other(dir), false, Duration::ZERO).is_ok()
     }
@@ -341,7 +341,7 @@ mod tests {
             let again = open(&table).unwrap();
             assert!(!is_free(&dir), "it is locked again");
             drop(again);
-            // Another program is first.
+            // Another program gets the lock first.
             table.release(|| {});
             let other = other(&dir);
             lock(&other, false, Duration::ZERO).unwrap();
@@ -367,7 +367,8 @@ mod tests {
         assert!(seen.len() == 1 && !is_free(&dir), "it is looked at");
     }
 
-    /// What it writes after the sync is written back before another program may write.
+    /// A client opens the image before the sync of its release: its later write is synced before
+    /// another program may write.
     #[test]
     fn a_client_that_comes_before_the_sync_keeps_the_image() {
         let (dir, table) = folder("1M");
@@ -417,7 +418,7 @@ mod tests {
             let used = open(&table).unwrap();
             assert_eq!((used.info.size, used.image.len()), (len, len), "--cache {cache}");
             assert!(!is_free(&dir), "it is locked");
-            // Not while it is used.
+            // The size does not change while the image is used.
             other.set_len(2 * len).unwrap();
             assert_eq!(table.find_export("a").unwrap().size, len);
             assert!(Arc::ptr_eq(&open(&table).unwrap().image, &used.image));
@@ -483,7 +484,8 @@ mod tests {
         assert!(bytes[..CLIENTS * BLOCK].iter().all(|&byte| byte == 200));
     }
 
-    /// A file that is slow to open, as one of a server that is away, delays its own clients only.
+    /// A file that is slow to open, as on a server that does not answer, delays its own clients
+    /// only.
     #[test]
     fn a_slow_open_delays_no_other_file() {
         let (dir, table) = folder("0");
@@ -514,7 +516,7 @@ mod tests {
         assert_eq!(image.unwrap().unwrap().len(), long);
     }
 
-    /// The last sync of the server, and a look for longer files.
+    /// The server's last sync and the search for grown files do not wait for a file that hangs.
     #[test]
     fn a_look_misses_no_open_image() {
         let (dir, table) = folder("1M");

@@ -146,7 +146,7 @@ mod tests {
         }
     }
 
-    /// A future that ends once the flag is set, and the waker of its last poll.
+    /// A future that ends once the flag is set, and passes on the waker of its last poll.
     fn wait_for(
         flag: &Arc<AtomicBool>,
         waker: &Rc<RefCell<Option<Waker>>>,

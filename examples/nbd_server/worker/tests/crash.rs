@@ -156,7 +156,7 @@ impl Player<'_> {
                     self.acknowledge(sectors, fua);
                 }
                 7 => {
-                    // TRIM need not change the sectors, so the zeros are not recorded as acknowledged.
+                    // TRIM need not change the sectors, so nothing counts as acknowledged.
                     self.begin(sectors.clone(), true);
                     self.ask((cmd::TRIM, flags), sectors.clone(), &[], &mut []);
                 }
