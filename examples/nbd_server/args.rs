@@ -96,8 +96,7 @@ pub(crate) struct Args {
     #[arg(long, help_heading = "Images")]
     pub(crate) read_only: bool,
 
-    /// Bypass the page cache (O_DIRECT). Rounds the sizes of exports down to the minimum block
-    /// size.
+    /// Bypass the page cache (O_DIRECT). Sizes of exports are rounded down to whole minimum blocks.
     #[arg(long, help_heading = "Images")]
     pub(crate) direct: bool,
 
