@@ -54,7 +54,7 @@ pub(crate) const BLOCK: usize = 4096;
 /// evict all blocks of others. A guess.
 const SHARE: u64 = 8;
 /// A READ of at least this many bytes that begins where another READ ended belongs to a scan, whose
-/// blocks are mostly read once. To keep 16 blocks took as much time as a READ of 64 KiB itself.
+/// blocks are mostly read once. Keeping 16 blocks took as much time as a READ of 64 KiB itself.
 /// Longer WRITEs bypass the cache for the same reason. A guess.
 const SCAN: usize = 4 * BLOCK;
 /// How long the cache waits for a buffer while no block can be written back. A guess: a full disk

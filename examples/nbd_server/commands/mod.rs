@@ -185,7 +185,7 @@ impl Job {
                 let result = self.discard(inner).await;
                 let trimmed = match is_unsupported(&result) {
                     true => Ok(()),                    // a TRIM may have no effect
-                    false => result.map_err(of_write), // nor need it trim the ends
+                    false => result.map_err(of_write), // it need not trim the ends
                 };
                 (self.then_sync(fua, trimmed).await, buf)
             }
@@ -377,7 +377,7 @@ impl Job {
         }
     }
 
-    /// Writes a part of a buffer to the image. A write by the engine or to an upstream needs the
+    /// Writes a part of a buffer to the image. Only a write by the engine or to an upstream has a
     /// bypass, which the engine holds together with the buffer.
     async fn write_image<B: Bytes>(
         &self,
