@@ -1,23 +1,23 @@
-//! Admission of operations: how many run, and which of those that wait goes next.
+//! Admission of operations: how many run, and which queued operation runs next.
 //!
 //! ```text
-//!  start ─┬─► run               below the limit: no queue is touched
+//!  start ─┬─► run               below the limit: no queue is used
 //!         └─► image ─► syncs │ small reads │ small writes │ large reads │ large writes ─┐
 //!             image ─► ...                                                              │
-//!                                  one has ended ◄── the next of the image in turn ─────┘
+//!                             an operation has ended ◄── the next of the image in turn ─┘
 //! ```
 //!
-//! A worker's engine belongs to its thread, and so do the queues: one per worker and image,
-//! without a lock. A queue that workers share could not fill a free slot of one engine with a
-//! request of another worker's connection. Images take turns, so that writes to one do not delay
-//! reads of another.
+//! A worker's engine belongs to its thread, and so do the queues: one per worker and image, without
+//! a lock. A queue shared by workers could not fill a free slot of one engine with a request of
+//! another worker's connection. Images take turns, so that writes of one do not delay reads of
+//! another.
 //!
-//! An image whose device hangs keeps the places of its operations. So an image never has more than
-//! a fixed multiple of the places that it leaves to others, its share. The first image that hangs
-//! leaves a ninth of the places, and the next leaves a ninth of that.
+//! An image whose device hangs keeps the places of its operations. So an image may only have a
+//! fixed multiple of the places that it leaves to others, its share. The first image that hangs
+//! leaves a ninth of the places, and the next one leaves a ninth of that.
 //!
-//! NBD lets requests in flight be carried out in any order. A FLUSH covers the writes that were
-//! answered before it was sent, and those have left the queues already.
+//! NBD allows requests in flight to be carried out in any order. A FLUSH covers the writes that
+//! were answered before it was sent, and those have left the queues already.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -29,23 +29,23 @@ use std::time::{Duration, Instant};
 use mq_rbtree::Core;
 use percpu::AllocError;
 
-/// Longest transfer that is a small one: beyond it the device's time for the bytes counts for more
-/// than its time for the request. A guess.
+/// Longest transfer that counts as small: for longer ones the device's time per byte outweighs its
+/// time per request. A guess.
 pub(crate) const SMALL: u64 = 64 << 10;
-/// One of so many operations of an image is taken from each class in turn, whatever its priority.
-/// A guess: if all classes wait, each gets 2.5 % at least.
+/// One in this many operations of an image is taken from each class in turn, whatever its priority.
+/// A guess: if all classes wait, each gets at least 2.5 %.
 pub(crate) const AGEING: NonZeroU32 = NonZeroU32::new(8).unwrap();
 /// The number of values of [`Class`].
 pub(crate) const CLASSES: usize = 5;
 
-/// The priority of a queued operation, the least urgent first.
+/// The priority of a queued operation, from the least urgent to the most urgent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
     LargeWrite,
     LargeRead,
     SmallWrite,
     SmallRead,
-    /// A FLUSH: its client waits for writes to be durable.
+    /// A FLUSH, whose client waits for writes to become durable.
     Sync,
 }
 
@@ -74,22 +74,23 @@ impl fmt::Display for Class {
     }
 }
 
-/// What an image has of a limit at most, as a multiple of what it leaves to others. A guess: an image
-/// alone may use all of a limit up to 8, and 114 of 128.
+/// Most places of an image, as a multiple of the places that it leaves to others. A guess: an image
+/// alone may use all places of a limit up to 8, and 114 of 128.
 const SHARE: usize = 8;
 
-/// The operations of one kind that run and wait. It allocates only if more wait than ever before.
+/// The running and queued operations of one kind. Allocates only if more operations wait than ever
+/// before.
 #[derive(Debug)]
 pub(crate) struct Admission<T> {
-    /// Most operations that run.
+    /// Most running operations.
     limit: usize,
     running: usize,
-    /// The queues that are not empty, the next one first.
+    /// The queues that are not empty, in the order of their turns.
     turns: VecDeque<Rc<Queue<T>>>,
     stats: WaitStats,
 }
 
-/// The operations of one image that run and wait.
+/// The running and queued operations of one image.
 #[derive(Debug)]
 pub(crate) struct Queue<T> {
     running: Cell<usize>,
@@ -103,12 +104,12 @@ impl<T> Queue<T> {
         Ok(Rc::new(Self { running: Cell::new(0), core: RefCell::new(core) }))
     }
 
-    /// Operations of the image that run.
+    /// Returns the number of running operations of the image.
     pub(crate) fn running(&self) -> usize {
         self.running.get()
     }
 
-    /// Operations of the image that wait.
+    /// Returns the number of queued operations of the image.
     pub(crate) fn waiting(&self) -> usize {
         self.core.borrow().len()
     }
@@ -119,31 +120,31 @@ struct Waiting<T> {
     since: Instant,
 }
 
-/// Whether an image that has `used` places may have one more, where `left` are free.
+/// Returns whether an image that has `used` places may have one more while `left` places are free.
 fn is_within_share(used: usize, left: usize) -> bool {
     left > 0 && used < SHARE * left
 }
 
-/// Whether one more request of an image may run or queue, where `used` of at most `most` do. `its` returns how many of
-/// these are the image's.
+/// Returns whether one more request of an image may run or queue. `used` of `most` requests already
+/// do, of which `its()` belong to the image.
 pub(crate) fn may_queue(most: usize, used: usize, its: impl FnOnce() -> usize) -> bool {
     let left = most.saturating_sub(used);
-    // The image's share is no less than what is used, even if all of that is the image's.
+    // Even if all used places are the image's, its share is not exceeded.
     left > used || is_within_share(its(), left)
 }
 
 impl<T> Admission<T> {
-    /// Up to `limit` operations run.
+    /// At most `limit` operations run.
     pub(crate) fn new(limit: usize) -> Self {
         Self { limit, running: 0, turns: VecDeque::new(), stats: WaitStats::default() }
     }
 
-    /// Operations that run.
+    /// Returns the number of running operations.
     pub(crate) fn running(&self) -> usize {
         self.running
     }
 
-    /// Operations that wait.
+    /// Returns the number of queued operations.
     pub(crate) fn waiting(&self) -> usize {
         self.stats.depth
     }
@@ -161,8 +162,8 @@ impl<T> Admission<T> {
         self.running += 1;
     }
 
-    /// Lets an operation run, if none waits and its image may have one more. It then
-    /// [`end`](Self::end)s.
+    /// Returns whether an operation may run at once: none is queued, and its image may have one
+    /// more. The caller must [`end`](Self::end) it then.
     pub(crate) fn begin(&mut self, queue: &Queue<T>) -> bool {
         let may = self.stats.depth == 0 && self.allows(queue);
         if may {
@@ -171,7 +172,7 @@ impl<T> Admission<T> {
         may
     }
 
-    /// An operation that ran has ended.
+    /// Releases the place of an operation that has ended.
     pub(crate) fn end(&mut self, queue: &Queue<T>) {
         queue.running.set(queue.running() - 1);
         self.running -= 1;
@@ -194,7 +195,7 @@ impl<T> Admission<T> {
         Ok(())
     }
 
-    /// Lets the next operation run of the first image in turn that may have one more.
+    /// Admits the next operation of the first image in turn that may have one more.
     pub(crate) fn next(&mut self) -> Option<T> {
         if self.running >= self.limit {
             return None;
@@ -211,7 +212,7 @@ impl<T> Admission<T> {
         Some(value)
     }
 
-    /// Removes the waiting operations for which `take` is true, and passes them to `out`.
+    /// Removes the queued operations for which `take` returns true, and passes them to `out`.
     pub(crate) fn drop_if(&mut self, mut take: impl FnMut(&T) -> bool, mut out: impl FnMut(T)) {
         let Self { turns, stats, .. } = self;
         turns.retain(|queue| {
@@ -226,26 +227,27 @@ impl<T> Admission<T> {
 }
 
 impl<T> Drop for Admission<T> {
-    /// Operations may refer to their queues: without this those of a worker that failed would stay.
+    /// Queued operations may refer to their queues. Without this, those of a worker that failed
+    /// would leak.
     fn drop(&mut self) {
         self.drop_if(|_| true, drop);
     }
 }
 
-/// The operations that wait and have waited.
+/// Statistics of queued operations.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WaitStats {
-    /// Operations that wait now.
+    /// Operations that are queued now.
     pub(crate) depth: usize,
-    /// Most operations that ever waited.
+    /// Most operations that were ever queued.
     pub(crate) peak: usize,
-    /// Operations whose connections were closed meanwhile.
+    /// Operations dropped because their connections were closed.
     pub(crate) dropped: u64,
-    /// Waits that are over, by [`Class`].
+    /// Completed waits, by [`Class`].
     classes: [Waits; CLASSES],
 }
 
-/// The number and the times of waits that are over.
+/// The number and the durations of completed waits.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Waits {
     pub(crate) count: u64,
@@ -266,7 +268,7 @@ impl WaitStats {
         self.classes[class as usize]
     }
 
-    /// Adds the figures of another engine. The peak is the larger one.
+    /// Adds the statistics of another worker. The peak is the larger of both.
     pub(crate) fn add(&mut self, other: &Self) {
         self.depth += other.depth;
         self.peak = self.peak.max(other.peak);
@@ -306,7 +308,7 @@ impl fmt::Display for WaitStats {
 mod tests {
     use super::*;
 
-    /// An admission, and the queues of some images.
+    /// An admission with the queues of some images.
     struct Images<T> {
         admission: Admission<T>,
         queues: Vec<Rc<Queue<T>>>,
@@ -318,7 +320,7 @@ mod tests {
             Self { admission: Admission::new(limit), queues }
         }
 
-        /// One may run, of any image.
+        /// Makes an admission in which one operation may run, of any image.
         fn full(images: usize) -> Self {
             let mut new = Self::new(usize::MAX, images);
             new.admission.running = usize::MAX - 1;
@@ -330,7 +332,7 @@ mod tests {
             assert!(pushed.is_ok());
         }
 
-        /// Begins as many as may run. Returns how many.
+        /// Begins as many operations as may run. Returns their number.
         fn begin_all(&mut self, image: usize) -> usize {
             (0..).find(|_| !self.admission.begin(&self.queues[image])).expect("a limit")
         }
@@ -339,7 +341,7 @@ mod tests {
             self.admission.end(&self.queues[image]);
         }
 
-        /// The next, which has ended then.
+        /// Admits and ends the next operation.
         fn pop(&mut self) -> Option<T> {
             let before: Vec<_> = self.queues.iter().map(|queue| queue.running()).collect();
             let value = self.admission.next()?;
@@ -410,7 +412,7 @@ mod tests {
         waiting.push(2, Class::LargeWrite, (2, 0));
         waiting.push(2, Class::LargeWrite, (2, 1));
         assert_eq!(waiting.rest(), [(0, 0), (2, 0), (0, 1), (2, 1), (0, 2)]);
-        // An image whose turn it was has no right to another because it emptied meanwhile.
+        // An image that emptied its queue during its turn gets no extra turn.
         waiting.push(1, Class::Sync, (1, 0));
         waiting.push(0, Class::Sync, (0, 3));
         assert_eq!((waiting.take(), waiting.take()), ((1, 0), (0, 3)));
@@ -441,7 +443,7 @@ mod tests {
         waiting.admission.drop_if(|nr| nr % 2 == 0 || *nr == 5, |nr| dropped.push(nr));
         assert_eq!((dropped, waiting.admission.stats.depth), (vec![0, 2, 4, 6, 8, 5], 4));
         assert_eq!(waiting.admission.stats().dropped, 6);
-        waiting.push(0, Class::LargeWrite, 10); // it has a turn again, and one only
+        waiting.push(0, Class::LargeWrite, 10); // it has one turn again
         assert_eq!(waiting.rest(), [1, 10, 3, 7, 9]);
         assert_eq!((waiting.admission.stats.depth, waiting.admission.stats.peak), (0, 10));
     }

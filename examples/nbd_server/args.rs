@@ -10,7 +10,7 @@ use nbd_protocol::TlsPolicy;
 
 use crate::image_spec::{ImageSpec, parse_size};
 
-/// What `--help` says before the options and after them.
+/// The texts that `--help` prints before and after the options.
 const MANUAL: [&str; 2] = [
     include_str!("manual/about.txt").trim_ascii_end(),
     include_str!("manual/more.txt").trim_ascii_end(),
@@ -20,36 +20,37 @@ const MANUAL: [&str; 2] = [
 #[derive(Clone, Debug, Parser)]
 #[command(name = "nbd_server", version, long_about = MANUAL[0], after_long_help = MANUAL[1])]
 pub(crate) struct Args {
-    /// Image to serve: a file, a block device, or the URI of an export.
+    /// Image to serve: a file, a block device, or an export of another NBD server.
     ///
-    /// Repeatable; the first is the default export. Without NAME the file's name is the export's. Options: readonly, offset=BYTES and size=BYTES, for a part of the file. A
-    /// comma of PATH is written twice. In place of PATH an NBD URI names an export of another server:
-    /// nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH, and with TLS
+    /// Repeatable; the first image is the default export. NAME is the name of the export, by
+    /// default the name of the file. The options readonly, offset=BYTES and size=BYTES serve a part
+    /// of the file. Write a comma of PATH twice. An export of another server is given by its URI:
+    /// nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, or with TLS
     /// nbds://HOST[:PORT]/EXPORT?tls-certificates=DIR.
     #[arg(long = "image", value_name = "[NAME=]PATH[,OPTION..]", help_heading = "Images")]
     pub(crate) images: Vec<ImageSpec>,
 
-    /// Serve every file and block device of this folder by its name.
+    /// Serve each file and block device of this folder as an export with its name.
     ///
-    /// Also those that come later; but not those whose name begins with a dot, and no symbolic links. Up to 1024 are open
-    /// at a time.
+    /// Includes files that are added later. Leaves out symbolic links and names that begin with a
+    /// dot. At most 1024 files are open at a time.
     #[arg(long, value_name = "DIR", help_heading = "Images")]
     pub(crate) export_dir: Option<PathBuf>,
 
-    /// Unlock an image of the folder that no client has open after this.
+    /// Close an image of --export-dir that no client has had open for this long.
     ///
-    /// 0 keeps it locked until the server ends.
+    /// A closed image is unlocked. 0 keeps images open until the server ends.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, help_heading = "Images")]
     pub(crate) idle: u64,
 
-    /// How long requests wait for another server that is gone.
+    /// Fail requests after the connection to another server has been lost for this long.
     ///
-    /// Its export is an image here, and requests fail after that time. What it had not made durable is sent to it again
-    /// when it is back.
+    /// Applies to an --image that is an NBD URI. Until then requests wait for a new connection. The
+    /// server then resends the changes that the other server had not made durable.
     #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Images")]
     pub(crate) reconnect: u64,
 
-    /// Create a missing image with this size, or grow a smaller one to it.
+    /// Create a missing image with this size, or grow a smaller image to it.
     ///
     /// K, M, G, T are powers of 1024.
     #[arg(long, value_name = "BYTES", value_parser = parse_size, help_heading = "Images")]
@@ -59,7 +60,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH", help_heading = "Clients")]
     pub(crate) socket: Option<PathBuf>,
 
-    /// Permissions of the --socket, in octal. A client needs the write permission.
+    /// Permissions of the --socket, in octal. A client needs write permission.
     #[arg(long, value_name = "MODE", default_value = "600", value_parser = parse_mode, help_heading = "Clients")]
     pub(crate) socket_mode: u32,
 
@@ -67,46 +68,46 @@ pub(crate) struct Args {
     #[arg(long, value_name = "GROUP", requires = "socket", value_parser = parse_group, help_heading = "Clients")]
     pub(crate) socket_group: Option<u32>,
 
-    /// Listen on this TCP address; a port alone binds the loopback address.
+    /// Listen on this TCP address; a port alone means the loopback address.
     #[arg(long, value_name = "[ADDR:]PORT", value_parser = parse_tcp, help_heading = "Clients")]
     pub(crate) tcp: Option<SocketAddr>,
 
-    /// Whether connections are over TLS: only if the client wants it (on), or all of them (require).
+    /// Whether clients may (on) or must (require) use TLS.
     #[arg(long, value_name = "MODE", default_value = "off", value_parser = tls_policies(), help_heading = "Clients")]
     pub(crate) tls: TlsPolicy,
 
-    /// Folder of the certificates.
+    /// Folder of the TLS certificates.
     ///
-    /// These are server-cert.pem, server-key.pem, and ca-cert.pem, by which clients are verified. If
-    /// ca-crl.pem is there, the certificates that it revokes are refused.
+    /// The server identifies itself with server-cert.pem and server-key.pem, and verifies clients
+    /// against ca-cert.pem. It refuses the certificates that ca-crl.pem revokes, if that file
+    /// exists.
     #[arg(long, value_name = "DIR", help_heading = "Clients")]
     pub(crate) tls_certificates: Option<PathBuf>,
 
-    /// Admit clients without a certificate; ca-cert.pem is not needed.
+    /// Admit clients without a certificate; ca-cert.pem is then not needed.
     #[arg(long, requires = "tls_certificates", help_heading = "Clients")]
     pub(crate) tls_no_verify_peer: bool,
 
-    /// Serve a TCP address that other machines reach without requiring TLS.
+    /// Allow a TCP address that other machines reach without --tls require.
     #[arg(long, help_heading = "Clients")]
     pub(crate) insecure: bool,
 
-    /// Refuse everything that would change an image.
+    /// Refuse all commands that change an image.
     #[arg(long, help_heading = "Images")]
     pub(crate) read_only: bool,
 
-    /// Bypass the page cache (O_DIRECT). Exports are rounded down to the minimum block.
+    /// Bypass the page cache (O_DIRECT). Sizes of exports are rounded down to whole minimum blocks.
     #[arg(long, help_heading = "Images")]
     pub(crate) direct: bool,
 
-    /// Do not lock the images against other writers.
+    /// Do not lock the images against other programs.
     #[arg(long, help_heading = "Images")]
     pub(crate) no_lock: bool,
 
-    /// Memory for blocks; 0 for none.
+    /// Memory for cached blocks; 0 disables the cache.
     ///
-    /// It keeps blocks that were read, so that they need not be read again, and that were written, until a FLUSH, or
-    /// some seconds; K, M, G as above, 0 for none. Reads longer than 64K are not kept, nor writes
-    /// longer than 16K.
+    /// Keeps blocks that were read, and written blocks until a FLUSH or for some seconds. Reads
+    /// longer than 64K and writes longer than 16K are not kept. K, M, G, T are powers of 1024.
     #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size, help_heading = "Resources")]
     pub(crate) cache: u64,
 
@@ -114,75 +115,76 @@ pub(crate) struct Args {
     #[arg(long, default_value = "auto", value_parser = backends(), help_heading = "Resources")]
     pub(crate) backend: Backend,
 
-    /// Requests each worker keeps in flight in the kernel.
+    /// Most requests that each worker has in flight in the kernel.
     ///
-    /// What is above that waits, syncs and small reads before large writes.
+    /// Further requests wait. Flushes and small reads go first, large writes last.
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Resources")]
     pub(crate) depth: u32,
 
-    /// Worker threads; by default one per CPU, at most 4.
+    /// Number of worker threads; by default one per CPU, at most 4.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Resources")]
     pub(crate) workers: Option<u32>,
 
-    /// Connections served at a time.
+    /// Most connections at a time.
     ///
-    /// At the limit, a new connection takes the place of the oldest one that has not
-    /// finished its handshake; if there is none, the new connection is closed.
+    /// At the limit, a new connection takes the place of the oldest one that has not finished its
+    /// handshake; if there is none, the new connection is closed.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
     pub(crate) max_connections: u32,
 
-    /// Connections of one peer served at a time.
+    /// Most connections of one peer at a time.
     ///
-    /// A peer is a user on Unix sockets, and an address on TCP (a /64
-    /// network of IPv6). By default, an address has at most half of --max-connections, and a user all of them.
+    /// A peer is a user on Unix sockets, and an address on TCP (a /64 network of IPv6). By default
+    /// an address may have half of --max-connections, and a user all of them.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
     pub(crate) max_per_peer: Option<u32>,
 
-    /// Go on in the background: the command ends when the server listens.
+    /// Run in the background: the command returns once the server listens.
     ///
-    /// What the server prints later goes nowhere.
+    /// Later output of the server is discarded.
     #[arg(long, help_heading = "Process")]
     pub(crate) fork: bool,
 
-    /// Write the server's process id to this file.
+    /// Write the server's process id to this file once the server listens.
     ///
-    /// Once it listens; the file is removed at the end.
+    /// The server removes the file when it ends.
     #[arg(long, value_name = "PATH", help_heading = "Process")]
     pub(crate) pid_file: Option<PathBuf>,
 
-    /// Run this command of the shell, and end with it and its exit code.
+    /// Run this shell command, and exit with its exit code when it ends.
     ///
-    /// It runs once the server listens. Its variables uri,
-    /// unixsocket, port and exportname say how to connect. Without --socket and --tcp, to a socket for the command
-    /// alone.
+    /// The command starts once the server listens. Its variables uri, unixsocket, port and
+    /// exportname tell how to connect. Without --socket and --tcp the server listens on a private
+    /// socket.
     #[arg(long, value_name = "COMMAND", conflicts_with = "fork", help_heading = "Process")]
     pub(crate) run: Option<String>,
 
-    /// End when the last client that has finished its handshake disconnects.
+    /// Exit when the last client disconnects. A client counts once it has finished its handshake.
     #[arg(long, help_heading = "Process")]
     pub(crate) exit_with_last: bool,
 
-    /// Without an image: print the server's own figures behind those of the client.
+    /// Without an image: print the server's statistics after those of the built-in client.
     #[arg(long, conflicts_with_all = ["images", "export_dir"], help_heading = "Figures")]
     pub(crate) verbose: bool,
 
-    /// Serve the figures to Prometheus on this Unix socket (mode 0600): HTTP, `/metrics`.
+    /// Serve metrics for Prometheus on this Unix socket (mode 0600), by HTTP at `/metrics`.
     #[arg(long, value_name = "PATH", help_heading = "Figures")]
     pub(crate) metrics: Option<PathBuf>,
 
-    /// Print sessions and statistics to standard error so often.
+    /// Print sessions and statistics to standard error at this interval.
     ///
-    /// Every so many seconds; SIGUSR1 prints them at once.
+    /// SIGUSR1 prints them at once.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Figures")]
     pub(crate) stats: Option<u64>,
 }
 
-/// The backend of `--backend`; none if the engine chooses. (With `Option` itself, clap would expect a backend.)
+/// The backend of `--backend`; `None` lets the engine choose. (clap would make an option of type
+/// `Option` optional.)
 type Backend = Option<BackendKind>;
 
 fn backends() -> impl TypedValueParser<Value = Backend> {
     let kinds = [
-        ("auto", "The first of the others that the system allows", None),
+        ("auto", "The first of the following that the system allows", None),
         ("uring", "io_uring", Some(BackendKind::Uring)),
         ("aio", "Linux AIO for --direct images, threads for the rest", Some(BackendKind::Aio)),
         ("threads", "Blocking system calls in a pool of threads", Some(BackendKind::Threads)),
@@ -204,7 +206,7 @@ fn parse_mode(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| format!("'{text}' is not an octal mode between 0 and 777"))
 }
 
-/// Returns the number of a group. A name is looked up as the system is configured to (`getgrnam_r`).
+/// Returns the number of a group. Looks up a name with `getgrnam_r`.
 fn parse_group(text: &str) -> Result<u32, String> {
     let number = text.parse().ok();
     let number = number.or_else(|| uzers::get_group_by_name(text).map(|group| group.gid()));

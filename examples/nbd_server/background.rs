@@ -1,7 +1,7 @@
-//! A server that goes on in the background: `--fork`, `--pid-file`.
+//! A server in the background: `--fork`, `--pid-file`.
 //!
-//! The process that the user started runs the same command line again, waits until the new process listens,
-//! and ends. No process forks while it has threads.
+//! The process that the user started runs the same command line again, waits until the new process
+//! listens, and ends. A process never forks while it has threads.
 
 use std::fs;
 use std::io::{self, PipeWriter, Read, Write};
@@ -11,20 +11,20 @@ use std::process::{Command, ExitCode, Stdio};
 
 use rustix::io::FdFlags;
 
-/// In the environment of the background process: the number of the pipe's descriptor.
+/// The environment variable of the background process with the descriptor number of the pipe.
 const READY: &str = "OFFLOCK_READY_FD";
 
-/// Runs this program again, and waits until that process listens or has ended. Returns the exit code for the
-/// process that the user started.
+/// Runs this program again, and waits until the new process listens or has ended. Returns the exit
+/// code for the process that the user started.
 pub(crate) fn start() -> io::Result<ExitCode> {
     let (mut ready, theirs) = io::pipe()?;
-    rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?; // the new process inherits it
+    rustix::io::fcntl_setfd(&theirs, FdFlags::empty())?; // so that the new process inherits it
     let mut child = Command::new(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
         .env(READY, theirs.as_raw_fd().to_string())
         .stdin(Stdio::null())
         .spawn()?;
-    drop(theirs); // the pipe ends with the new process
+    drop(theirs); // then only the new process holds the pipe open
     if ready.read(&mut [0])? > 0 {
         return Ok(ExitCode::SUCCESS);
     }
@@ -32,34 +32,36 @@ pub(crate) fn start() -> io::Result<ExitCode> {
     Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
-/// The process that the user started, which waits. Dropping this without [`report`](Self::report) tells it
-/// that the server did not start.
+/// The pipe to the process that the user started, which waits. Dropping it without
+/// [`report`](Self::report) tells that process that the server did not start.
 pub(crate) struct Starter(PipeWriter);
 
 impl Starter {
-    /// `None` in the process that the user started. Leaves that one's session and terminal. To be called once,
-    /// before the process has threads or opens descriptors.
+    /// Returns `None` in the process that the user started. In the background process leaves the
+    /// session and the terminal of that one. Must be called once, before the process has threads or
+    /// opens descriptors.
     pub(crate) fn find() -> io::Result<Option<Self>> {
         let Some(number) = std::env::var_os(READY) else { return Ok(None) };
-        // SAFETY: no other thread exists that could read the environment.
+        // SAFETY: there is no other thread, which could read the environment.
         unsafe { std::env::remove_var(READY) };
         let number = number.to_str().and_then(|number| number.parse::<RawFd>().ok());
         let number = number.filter(|&number| number > 2);
         let wrong = || io::Error::other(format!("{READY} is set, but names no pipe"));
         let number = number.ok_or_else(wrong)?;
-        // SAFETY: fcntl takes plain numbers, and asks only whether the descriptor is open.
+        // SAFETY: fcntl takes plain numbers, and F_GETFD changes nothing.
         if unsafe { libc::fcntl(number, libc::F_GETFD) } < 0 {
             return Err(wrong());
         }
-        // SAFETY: it is open, and no code of this process has opened a descriptor yet, so nothing else owns it.
+        // SAFETY: the descriptor is open, and this process has opened none yet, so nothing else
+        // owns it.
         let pipe = unsafe { OwnedFd::from_raw_fd(number) };
         rustix::io::fcntl_setfd(&pipe, FdFlags::CLOEXEC)?;
         rustix::process::setsid()?;
         Ok(Some(Self(pipe.into())))
     }
 
-    /// Tells it that the server listens. From now on what the server prints goes nowhere: the terminal, or the
-    /// program that reads its output, is the other process's.
+    /// Reports that the server listens. Later output is discarded, because standard output and
+    /// error belong to the process that the user started.
     pub(crate) fn report(mut self) -> io::Result<()> {
         let null = fs::OpenOptions::new().write(true).open("/dev/null")?;
         rustix::stdio::dup2_stdout(null.as_fd())?;
@@ -68,7 +70,8 @@ impl Starter {
     }
 }
 
-/// The file with the server's process id. Dropping it removes the file, unless it has another content by then.
+/// The file with the server's process id. Dropping it removes the file, unless the content has
+/// changed.
 pub(crate) struct PidFile {
     path: PathBuf,
     content: String,

@@ -1,25 +1,26 @@
-//! Busy polling: the worker polls for events a moment longer before it sleeps, if that has paid
-//! lately.
+//! Busy polling: before a worker sleeps, it polls for events a moment longer, if that was
+//! successful lately.
 //!
-//! A client that works through a queue of requests answers within microseconds. To put the thread
-//! to sleep and to wake it takes longer than that. Each poll in vain doubles the number of sleeps
-//! until the next one, and a success halves it. A client on the same CPU cannot run while the
+//! A client that works through a queue of requests answers within microseconds, which is less than
+//! it takes to put the thread to sleep and wake it. Each failed poll doubles the number of sleeps
+//! until the next poll, and each success halves it. A client on the same CPU cannot run while the
 //! worker polls, so a server on one CPU soon stops polling.
 
 use std::time::{Duration, Instant};
 
 /// How long to poll: the measured time to wake a client on another CPU of a virtual machine, and as
-/// much again for it to answer.
+/// much again for its answer.
 const LIMIT: Duration = Duration::from_micros(100);
-/// Most sleeps between two busy polls. A guess that makes polls in vain cost less than a per mille.
+/// Most sleeps between two busy polls. A guess: failed polls then cost less than a thousandth of
+/// the time.
 const MAX_SKIPPED: u32 = 1024;
 
-/// Decides whether to poll before a sleep, by how the earlier polls ended.
+/// Decides before each sleep whether to poll.
 #[derive(Debug, Default)]
 pub(crate) struct BusyPoll {
     /// Sleeps until the next busy poll.
     skip: u32,
-    /// Sleeps to skip after the next poll in vain.
+    /// Sleeps to skip after the next failed poll.
     penalty: u32,
 }
 
@@ -34,7 +35,7 @@ impl BusyPoll {
             self.skip -= 1;
             return Ok(None);
         }
-        // An event that is there at once says nothing about polling longer.
+        // An event that is ready at once does not show that longer polling pays.
         let first = poll()?;
         if first.is_some() {
             return Ok(first);
@@ -59,7 +60,7 @@ impl BusyPoll {
 mod tests {
     use super::*;
 
-    /// Polls made before something is found, or until the time is over.
+    /// Returns the number of polls until something is found or the time is over.
     fn polls(busy_poll: &mut BusyPoll, found_at: u32) -> u32 {
         let mut polls = 0;
         let found = busy_poll.run(|| {
@@ -77,7 +78,7 @@ mod tests {
         assert_eq!(polls(&mut busy_poll, 2), 2);
         let spun = (0..10_000).filter(|_| polls(&mut busy_poll, NEVER) > 0).count();
         assert!((10..30).contains(&spun), "{spun}");
-        // Something that was there at once changes nothing.
+        // An event that is ready at once changes nothing.
         while polls(&mut busy_poll, 1) == 0 {}
         assert!(polls(&mut busy_poll, NEVER) > 0 && polls(&mut busy_poll, 2) == 0);
         while polls(&mut busy_poll, 2) == 0 {}

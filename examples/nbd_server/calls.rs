@@ -1,14 +1,15 @@
-//! The blocking calls of one image that one thread of the cache makes in turn: TRIMs and ZEROES, and WRITEs past the
-//! cache that have to wait for a block.
+//! The blocking calls of one image, made in turn by one thread of the cache: TRIMs, ZEROES, and
+//! WRITEs past the cache that must wait for a block.
 //!
 //! ```text
-//!  WRITE, TRIM ─► queue ─► a thread runs it? ─yes─► it makes this call, too
-//!                              └─no─► a thread begins
+//!  WRITE, TRIM ─► queue ─► a thread runs the queue? ─yes─► it makes this call too
+//!                              └─no─► a thread begins to
 //! ```
 //!
-//! A file system locks the file while it punches a hole, so several threads would wait for each other, and READs for
-//! them: with one thread the 99th percentile of a READ beside TRIMs is 0.1 ms in place of 3.9 (`cargo bench --bench nbd --
-//! --only W8`). Requests that come together wake the thread once.
+//! A file system locks a file while it punches a hole, so several threads would wait for each
+//! other, and READs for them. With one thread the 99th percentile of a READ beside TRIMs is 0.1 ms
+//! instead of 3.9 ms (`cargo bench --bench nbd -- --only W8`). Requests that arrive together wake
+//! the thread once.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -20,7 +21,8 @@ use std::time::{Duration, Instant};
 
 use percpu::sync::Mutex;
 
-/// How long calls are made before other threads of the CPU have a turn. A guess: a few switches cost less.
+/// How long the thread makes calls before it yields the CPU. A guess: a few context switches cost
+/// less.
 const TURN: Duration = Duration::from_micros(50);
 
 type Call = Box<dyn FnOnce() + Send>;
@@ -31,21 +33,22 @@ pub(crate) struct Calls(Mutex<State>);
 
 #[derive(Default)]
 struct State {
-    /// A thread is at work on the queue, and makes each call that is added meanwhile.
+    /// A thread runs the queue, and will make each call that is added.
     runs: bool,
     queue: VecDeque<Call>,
 }
 
-/// The result of a call, which a task waits for.
+/// The result of a call, for which a task waits.
 struct Reply<T>(Mutex<(Option<thread::Result<T>>, Option<Waker>)>);
 
 impl Calls {
-    /// Queues a call, and waits for its result. `begin` has a thread call [`run`](Self::run). The calling
-    /// thread makes the call only if there is no memory to queue it. Dropping the future leaves the call going.
+    /// Queues a call and waits for its result. Calls `begin`, which must start a thread that calls
+    /// [`run`](Self::run), if none runs. If there is no memory to queue the call, the calling
+    /// thread makes it. A call is made even if the future is dropped.
     ///
     /// # Panics
     ///
-    /// Panics if the call does.
+    /// Panics if the call panics.
     pub(crate) async fn make<T: Send + 'static>(
         &self,
         call: impl FnOnce() -> T + Send + 'static,
@@ -62,7 +65,8 @@ impl Calls {
         reply.wait().await.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Queues a call. Returns whether no thread runs the queue, or the call if there is no memory.
+    /// Queues a call. Returns whether no thread runs the queue. Returns the call if there is no
+    /// memory.
     fn push(&self, call: Call) -> Result<bool, Call> {
         let mut state = self.0.lock();
         if state.queue.try_reserve(1).is_err() {
@@ -72,7 +76,7 @@ impl Calls {
         Ok(!std::mem::replace(&mut state.runs, true))
     }
 
-    /// Makes calls until none waits.
+    /// Makes calls until the queue is empty.
     pub(crate) fn run(&self) {
         let mut since = Instant::now();
         loop {
@@ -82,10 +86,11 @@ impl Calls {
                 return;
             };
             drop(state);
-            // Its own panic is its task's. What is left is that of a waker, or of a result that is dropped.
+            // A panic of the call itself is passed to its task. This one came from a waker, or from
+            // dropping a result.
             let _ = catch_unwind(AssertUnwindSafe(call));
             if since.elapsed() > TURN {
-                thread::yield_now(); // a worker may wait for this CPU, for much longer if this goes on
+                thread::yield_now(); // a worker may wait for this CPU
                 since = Instant::now();
             }
         }
@@ -143,7 +148,7 @@ mod tests {
             [(1, false), (2, true)].map(|(n, panics)| Box::pin(call(n, panics)));
         assert!(first.as_mut().poll(&mut context).is_pending());
         assert!(second.as_mut().poll(&mut context).is_pending());
-        let _ = pin!(call(3, false)).poll(&mut context); // its future goes, and the call is made
+        let _ = pin!(call(3, false)).poll(&mut context); // dropped, but the call is made
         calls.run();
         assert_eq!((begun.get(), &*order.lock()), (1, &vec![1, 2, 3]));
         assert_eq!(first.as_mut().poll(&mut context), Poll::Ready(1));

@@ -18,75 +18,77 @@ use crate::registry::Listed;
 use crate::session::Session;
 use crate::tls::{Tls, Wire};
 
-/// Requests and replies one connection may have outstanding; more are not read.
+/// Most requests and replies that a connection may have outstanding. Beyond it no further requests
+/// are read.
 pub(crate) const OUTSTANDING: usize = 1024;
-/// Pieces handed to one send: headers and payloads of 64 replies.
+/// Most pieces of one send: the headers and payloads of 64 replies.
 const PIECES: usize = 128;
-/// What the kernel adds to the bytes of one send is less than this and as much again as they are.
+/// The kernel's memory for one send is at most twice its bytes plus this.
 const OVERHEAD: usize = 4096;
-/// What the kernel counts for a send beside its bytes. Measured on Linux 6.18: 768 for up to 128 bytes, which are eight
-/// replies without data; 1,280 for 512 bytes.
+/// The kernel's memory for one send in addition to its bytes. Measured on Linux 6.18: 768 for up to
+/// 128 bytes, which are eight replies without data; 1,280 for 512 bytes.
 const SEND_COST: usize = 640;
 
 /// The phase of a connection.
 pub(crate) enum Phase {
-    /// Negotiating, until the deadline.
+    /// The client negotiates, until the deadline.
     Handshake(Handshake, Instant),
     Transmission(Session),
-    /// Nothing more is read; replies still leave.
+    /// No more input is read; replies are still sent.
     Draining,
-    /// Everything was sent and no more will be; what still comes is thrown away until the deadline,
-    /// because closing over unread bytes would reset a TCP connection and the replies with it.
+    /// Everything was sent. Further input is discarded until the deadline, because closing a TCP
+    /// connection with unread input resets it, and the client may lose replies.
     Lingering(Instant),
 }
 
-/// Why the next request of a connection does not start.
+/// Why a connection's next request does not start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BlockedOn {
-    /// Its own replies must leave, or its requests end.
+    /// The connection's own limits: replies must leave, or requests end.
     Own,
-    /// Other connections hold the worker's memory, or all its requests.
+    /// Other connections hold the worker's memory or its places for requests.
     Others,
 }
 
 pub(crate) struct Conn {
     pub(crate) socket: Socket,
-    /// The TLS session, once the client has asked for one.
+    /// The TLS session, if the client has asked for one.
     pub(crate) tls: Option<Box<dyn Tls>>,
-    /// Its context, to which its operations have references.
+    /// The context of the connection. Its operations have references to it.
     pub(crate) ctx: CtxRef<Connection>,
-    /// Its permission to be a connection of the server.
+    /// The place of the connection within the server's limits.
     pub(crate) permit: Permit,
-    /// Its entry in the list of sessions, and what the list shows of it.
+    /// The entry in the list of sessions, with what the list shows of the connection.
     pub(crate) listed: Listed,
     pub(crate) phase: Phase,
     pub(crate) account: Account,
-    /// Requests started and not yet replied to.
+    /// Requests that were started and have no reply yet.
     pub(crate) active: usize,
-    /// Bytes received and not yet parsed: a part of a header, or the bytes behind a request that
-    /// has to wait.
+    /// Bytes received and not parsed: a part of a header, or the bytes of and after a request that
+    /// must wait.
     pub(crate) unread: Vec<u8>,
     /// What the next request waits for.
     pub(crate) blocked: Option<BlockedOn>,
     /// Bytes received so far.
     pub(crate) received: u64,
-    /// Whether its last requests were long WRITEs: their payloads are received in place, little ahead.
+    /// The last requests were long WRITEs: payloads are received in place, with few bytes beyond
+    /// them.
     pub(crate) writes_long: bool,
-    /// Since when a WRITE's payload has not gone on, and how many bytes had been received then.
+    /// When a WRITE's payload last made progress, and the bytes received until then.
     pub(crate) stalled: Option<(Instant, u64)>,
     /// Requests refused so far.
     pub(crate) refused: u64,
     pub(crate) out: Output,
-    /// Closing over unread bytes would reset it.
+    /// A TCP connection: closing it with unread input resets it.
     pub(crate) tcp: bool,
-    /// It is in the worker's list of sendable connections.
+    /// The connection is in the worker's list of sendable connections.
     pub(crate) send_queued: bool,
     /// The events that are registered with epoll.
     pub(crate) registered: EventFlags,
 }
 
 impl Conn {
-    /// A connection that has yet to negotiate; the greeting waits to be sent.
+    /// Makes a connection before its handshake. The greeting is queued to be sent.
     pub(crate) fn new(
         socket: Socket,
         ctx: CtxRef<Connection>,
@@ -124,12 +126,12 @@ impl Conn {
         CtxRef::id(&self.ctx)
     }
 
-    /// Requests whose reply has not left.
+    /// Returns the number of requests whose reply was not sent completely.
     pub(crate) fn outstanding(&self) -> usize {
         self.active + self.out.len()
     }
 
-    /// Whether bytes from the client are wanted now.
+    /// Returns whether input from the client is wanted now.
     pub(crate) fn wants_input(&self) -> bool {
         match &self.phase {
             Phase::Handshake(..) | Phase::Transmission(_) => self.blocked.is_none(),
@@ -138,28 +140,28 @@ impl Conn {
         }
     }
 
-    /// Whether TLS holds bytes that the socket has not taken.
+    /// Returns whether TLS holds bytes that the socket has not taken.
     fn holds_output(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.holds_output())
     }
 
-    /// Whether wanted input has left the socket already, so that epoll does not report it.
+    /// Returns whether TLS holds wanted input, which epoll does not report.
     pub(crate) fn has_plaintext(&self) -> bool {
         self.wants_input() && self.tls.as_ref().is_some_and(|tls| tls.has_plaintext())
     }
 
-    /// Receives what has arrived.
+    /// Receives available input.
     pub(crate) fn receive(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         Wire { socket: &self.socket, tls: self.tls.as_deref_mut() }.read(buf)
     }
 
-    /// Starts TLS once the reply that announces it has left.
+    /// Starts TLS, after the reply that announces it was sent.
     pub(crate) fn start_tls(
         &mut self,
         tls: Box<dyn Tls>,
         memory: &mut BufferPool,
     ) -> io::Result<()> {
-        // Behind this reply nothing may leave in plaintext. There is nothing else: the client waits.
+        // No plaintext may follow this reply. None is queued, because the client waits for it.
         let sent = self.out.send(&mut &self.socket, memory, &mut self.account)?;
         if sent == Sent::Blocked {
             return Err(ErrorKind::WouldBlock.into());
@@ -168,7 +170,7 @@ impl Conn {
         Ok(())
     }
 
-    /// The events that epoll should watch for.
+    /// Returns the events that epoll should watch for.
     pub(crate) fn interest(&self) -> EventFlags {
         let mut interest = EventFlags::empty();
         interest.set(EventFlags::IN, self.wants_input());
@@ -176,7 +178,7 @@ impl Conn {
         interest
     }
 
-    /// Whether every request was answered and the client wants no more.
+    /// Returns whether every request was answered and no more input is wanted.
     pub(crate) fn is_finished(&self) -> bool {
         let is_sent = self.out.is_empty() && !self.holds_output();
         matches!(self.phase, Phase::Draining) && self.active == 0 && is_sent
@@ -189,8 +191,8 @@ impl Conn {
         }
     }
 
-    /// Adds the connection to the list of blocked ones, and to that of sendable ones so that epoll
-    /// is told that no input is wanted.
+    /// Adds the connection to the list of blocked ones. Also adds it to the sendable ones, so that
+    /// its events are registered with epoll again.
     pub(crate) fn block(
         &mut self,
         wait: BlockedOn,
@@ -203,15 +205,14 @@ impl Conn {
         self.queue_send(sendable);
     }
 
-    /// Since when the client holds memory without progress: it takes no replies, or sends no more of
-    /// a payload.
+    /// Returns since when the client has held memory without progress, because it takes no replies
+    /// or sends no more of a payload.
     pub(crate) fn stuck(&self) -> Option<Instant> {
         let stalled = self.stalled.map(|(since, _)| since);
         [self.out.stuck, stalled].into_iter().flatten().min()
     }
 
-    /// Queues the reply of one of its requests, and returns the buffer that the request needs no
-    /// more.
+    /// Queues the reply of a request, and releases the buffer that the request no longer needs.
     pub(crate) fn take(&mut self, step: Step, memory: &mut BufferPool, sendable: &mut Vec<Id>) {
         if let Some(spent) = step.spent {
             memory.release(spent, Some(&mut self.account));
@@ -221,8 +222,8 @@ impl Conn {
         self.queue_send(sendable);
     }
 
-    /// Receives straight into a WRITE's buffer if at least `least` bytes of it are missing, and
-    /// what follows them into `ahead`.
+    /// If at least `least` bytes of a WRITE's payload are missing, receives them into its buffer,
+    /// and later bytes into `ahead`.
     pub(crate) fn receive_in_place(
         &mut self,
         least: usize,
@@ -243,28 +244,28 @@ impl Conn {
     }
 }
 
-/// The bytes that [`Conn::receive_in_place`] has received.
+/// The result of [`Conn::receive_in_place`].
 pub(crate) struct InPlace {
     pub(crate) count: usize,
     /// Bytes of the payload that are still missing.
     pub(crate) missing: usize,
-    /// Bytes behind it.
+    /// Bytes received into `ahead`.
     pub(crate) ahead: usize,
 }
 
-/// The output of a connection, in order.
+/// The output of a connection, in the order of sending.
 #[derive(Default)]
 pub(crate) struct Output {
-    /// Handshake bytes; they precede every reply.
+    /// Bytes of the handshake, which precede all replies.
     pub(crate) handshake: Vec<u8>,
     replies: VecDeque<Pending>,
-    /// Bytes of the first piece of output that were sent.
+    /// Bytes of the first handshake or reply that were sent.
     sent: usize,
-    /// What each reply of the last send takes in the kernel while it is unread.
+    /// The kernel's memory per reply of the last send, while the client has not read it.
     pub(crate) reply_cost: usize,
-    /// An upper bound of the bytes that the client has not read, with the kernel's overhead.
+    /// An upper bound of the unread bytes of the client, with the kernel's overhead.
     pub(crate) unread: usize,
-    /// Since when the client has not taken a byte.
+    /// Since when the client has taken no byte.
     pub(crate) stuck: Option<Instant>,
 }
 
@@ -288,7 +289,7 @@ pub(crate) enum Sent {
 }
 
 impl Output {
-    /// Replies that have not left.
+    /// Returns the number of replies that were not sent completely.
     pub(crate) fn len(&self) -> usize {
         self.replies.len()
     }
@@ -297,12 +298,12 @@ impl Output {
         self.handshake.is_empty() && self.replies.is_empty()
     }
 
-    /// Makes room for so many more replies. Returns whether there is memory for them.
+    /// Reserves memory for `replies` more replies. Returns whether there is enough.
     pub(crate) fn reserve(&mut self, replies: usize) -> bool {
         self.replies.try_reserve(replies).is_ok()
     }
 
-    /// Sends what it can; buffers sent go back to `memory`.
+    /// Sends as much as the socket takes. Releases the buffers of sent replies to `memory`.
     pub(crate) fn send(
         &mut self,
         socket: &mut impl Write,
@@ -322,7 +323,7 @@ impl Output {
                     self.unread = self.unread.saturating_add(2 * count + OVERHEAD);
                     self.stuck = None;
                     if count < wanted {
-                        // A stream socket stops short only when it is full.
+                        // A stream socket accepts fewer bytes only if it is full.
                         return Ok(Sent::Blocked);
                     }
                 }
@@ -334,7 +335,7 @@ impl Output {
         Ok(Sent::All)
     }
 
-    /// Fills `pieces` from the front of the queue; returns how many, and their bytes.
+    /// Fills `pieces` from the front of the queue. Returns their number and their bytes.
     fn gather<'a>(&'a self, pieces: &mut [IoSlice<'a>]) -> (usize, usize) {
         let mut skip = self.sent;
         let (mut used, mut bytes) = (0, 0);
@@ -378,7 +379,7 @@ impl Output {
         }
     }
 
-    /// Gives every buffer back: the connection is gone.
+    /// Releases all buffers of a closed connection.
     pub(crate) fn discard(&mut self, memory: &mut BufferPool) {
         for data in self.replies.drain(..).filter_map(|reply| reply.data) {
             memory.release(data, None);
@@ -413,7 +414,7 @@ mod tests {
         }
     }
 
-    /// The kernel counts each send's descriptor: one unread reply without data must not count as many.
+    /// The kernel charges each send a fixed cost, so a reply that is sent alone costs more.
     #[test]
     fn a_reply_that_leaves_alone_costs_the_kernel_more_than_one_of_many() {
         let mut memory = BufferPool::new(0);

@@ -1,9 +1,9 @@
 //! Limits on the connections of the server and of each peer.
 //!
-//! A peer is a user (Unix sockets) or an address (TCP). The main thread admits each connection here
-//! and gives its [`Permit`] to the worker, which keeps it with the connection. A connection that
-//! has not finished its handshake is half-open. The oldest half-open one gives way to a newer
-//! connection if a limit is reached, so silent connections do not keep other clients out.
+//! A peer is a user (Unix sockets) or an address (TCP). The main thread admits each connection, and
+//! passes its [`Permit`] to the worker that serves it. A connection is half-open until it has
+//! finished its handshake. If a limit is reached, a new connection takes the place of the oldest
+//! half-open one, so silent connections do not keep other clients out.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::OwnedFd;
@@ -12,23 +12,23 @@ use std::sync::Arc;
 use percpu::sync::Mutex;
 use radix_ctx::Id;
 
-use crate::notifier::ring;
+use crate::notifier::notify;
 use crate::peer::{Peer, PeerKey};
 
-/// Half-open connections of one peer, as a part of all connections. A guess.
+/// The most connections of the server divided by the most half-open ones of a peer. A guess.
 const SHARE: usize = 4;
-/// Half-open connections that one peer may have on a server with few places. A guess: clients with
-/// several connections open them at the same time.
+/// Half-open connections that a peer may always have, for servers with a low limit. A guess:
+/// clients with several connections open them at the same time.
 const ALWAYS: usize = 16;
 
-/// The limits and the counts of one server.
+/// The limits of one server, and the connections that count.
 #[derive(Debug)]
 pub(crate) struct ConnectionLimits {
     max: usize,
     max_per_user: usize,
     max_per_address: usize,
     max_half_open: usize,
-    /// Made readable when the last connection has ended, unless none has finished its handshake.
+    /// Made readable when the last connection ends, if any connection has finished its handshake.
     all_served: Option<Arc<OwnedFd>>,
     state: Mutex<State>,
 }
@@ -36,9 +36,9 @@ pub(crate) struct ConnectionLimits {
 #[derive(Debug, Default)]
 struct State {
     next_ticket: u64,
-    /// Connections that have a place.
+    /// Connections that have a place, half-open ones included.
     open: usize,
-    /// The half-open ones among them by ticket, the oldest first.
+    /// The half-open connections by ticket, the oldest first.
     half_open: BTreeMap<u64, HalfOpen>,
     counts: HashMap<PeerKey, Counts>,
     /// A connection has finished its handshake.
@@ -48,7 +48,7 @@ struct State {
 #[derive(Clone, Copy, Debug)]
 struct HalfOpen {
     peer: PeerKey,
-    /// The connection and its worker, once it has one.
+    /// The connection and its worker, once a worker is chosen.
     place: Option<(Id, usize)>,
 }
 
@@ -58,7 +58,7 @@ struct Counts {
     half_open: usize,
 }
 
-/// Which limit refuses a connection.
+/// The limit that refuses a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refused {
     #[error("the server has {0} connections, its limit")]
@@ -67,7 +67,7 @@ pub(crate) enum Refused {
     Peer(usize),
 }
 
-/// Permission for one connection. Dropping it makes room for another.
+/// Permission for one connection. Dropping it frees the place.
 #[derive(Debug)]
 pub(crate) struct Permit {
     limits: Arc<ConnectionLimits>,
@@ -78,10 +78,10 @@ pub(crate) struct Permit {
 }
 
 impl ConnectionLimits {
-    /// Admits up to `max` connections, and of each peer up to `max_per_peer`. By default an address
-    /// has at most half of them, so no single host can fill the server. A user may have all: the
-    /// server's own socket admits its owner and root only. `all_served` is an eventfd for the end
-    /// of the last connection.
+    /// Allows `max` connections, and `max_per_peer` of each peer. By default an address may have
+    /// half of them, so that no single host can fill the server. A user may have all of them: by
+    /// default only the owner and root reach the server's socket. `all_served` is an eventfd that
+    /// is rung when the last connection ends.
     pub(crate) fn new(
         max: usize,
         max_per_peer: Option<usize>,
@@ -97,8 +97,8 @@ impl ConnectionLimits {
         })
     }
 
-    /// Admits one more connection. If a half-open connection has to give way to it, returns that
-    /// one and its worker. It has no place any more, and the caller has it closed.
+    /// Admits a connection. If it takes the place of a half-open one, also returns that one and its
+    /// worker, for the caller to close it.
     pub(crate) fn admit(
         self: &Arc<Self>,
         peer: Peer,
@@ -111,7 +111,7 @@ impl ConnectionLimits {
             PeerKey::V4(_) | PeerKey::V6(_) | PeerKey::Unknown => self.max_per_address,
         };
         let evicted = if counts.half_open >= self.max_half_open || counts.open >= max_per_peer {
-            // One of this peer's own connections has to give way, even if the server has places.
+            // One of this peer's own connections is evicted, even if the server has free places.
             let evicted = state.evict(key);
             if evicted.is_none() && counts.open >= max_per_peer {
                 return Err(Refused::Peer(max_per_peer));
@@ -136,25 +136,26 @@ impl ConnectionLimits {
 }
 
 impl State {
-    /// Takes the place of the peer's oldest half-open connection.
+    /// Evicts the peer's oldest half-open connection, and frees its place.
     fn evict(&mut self, peer: PeerKey) -> Option<(Id, usize)> {
         let oldest =
             self.half_open.iter().find(|(_, half)| half.peer == peer && half.place.is_some());
         let (&ticket, &HalfOpen { place, .. }) = oldest?;
         self.end_half_open(ticket);
-        self.leave(peer);
+        self.free_place(peer);
         place
     }
 
-    /// Returns whether the connection was half-open still: not evicted, and in its handshake.
+    /// Removes a half-open connection. Returns false if it was evicted or has finished its
+    /// handshake.
     fn end_half_open(&mut self, ticket: u64) -> bool {
         let Some(HalfOpen { peer, .. }) = self.half_open.remove(&ticket) else { return false };
         self.counts.entry(peer).or_default().half_open -= 1;
         true
     }
 
-    /// Takes the place of a connection of the peer, which is not half-open.
-    fn leave(&mut self, peer: PeerKey) {
+    /// Frees the place of one of the peer's connections, which is no longer half-open.
+    fn free_place(&mut self, peer: PeerKey) {
         self.open -= 1;
         let counts = self.counts.entry(peer).or_default();
         counts.open -= 1;
@@ -165,15 +166,14 @@ impl State {
 }
 
 impl Permit {
-    /// Sets the connection and its worker. From now on the connection may be evicted.
+    /// Records the connection and its worker. From now on it may be evicted.
     pub(crate) fn set_location(&self, id: Id, worker: usize) {
         if let Some(half) = self.limits.state.lock().half_open.get_mut(&self.ticket) {
             half.place = Some((id, worker));
         }
     }
 
-    /// Ends the handshake: the connection keeps its place. Returns `false` if it was evicted
-    /// before.
+    /// Ends the handshake; the connection keeps its place. Returns `false` if it was evicted.
     pub(crate) fn finish_handshake(&mut self) -> bool {
         let state = &mut *self.limits.state.lock();
         self.is_open = state.end_half_open(self.ticket);
@@ -186,10 +186,10 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let state = &mut *self.limits.state.lock();
         if self.is_open || state.end_half_open(self.ticket) {
-            state.leave(self.peer.key());
+            state.free_place(self.peer.key());
         }
         if let (0, true, Some(fd)) = (state.open, state.has_served, &self.limits.all_served) {
-            ring(fd);
+            notify(fd);
         }
     }
 }
@@ -207,8 +207,8 @@ mod tests {
         Id::from_bits(number + (1 << 32)).expect("an id")
     }
 
-    /// Admits a connection with that number; returns its place and the number of the one that gave
-    /// way.
+    /// Admits a connection with this number. Returns its permit, and the number of the connection
+    /// that was evicted.
     fn admit(
         limits: &Arc<ConnectionLimits>,
         peer: Peer,
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(evicted, Some(1));
         assert!(!half[0].finish_handshake() && half[1].finish_handshake());
         assert!(first.finish_handshake() && other.finish_handshake());
-        half.remove(0); // an evicted place is not given back twice
+        half.remove(0); // the place of an evicted connection is not freed twice
         let (mut last, evicted) = admit(&limits, B, 5).unwrap();
         assert_eq!(evicted, Some(3));
         assert!(last.finish_handshake());

@@ -1,5 +1,4 @@
-//! Connection ids: a table from which the context of a connection is found, and in which a stale id
-//! finds nothing.
+//! Connection ids, and the table from which the context of a connection is looked up.
 //!
 //! ```text
 //!  accept ─► CtxTable<Connection> ◄─ id ─ epoll's data, the worker's lists of connections
@@ -7,9 +6,9 @@
 //!               requests
 //! ```
 //!
-//! A number that comes back from the kernel is looked up, not trusted. An id names one connection
-//! and never another, however often its place in the table is used again. So a request that ends
-//! after its connection is known as such.
+//! An id that the kernel returns is looked up, because it may be stale. An id never names another
+//! connection, even if the slot in the table is reused. So a request that ends after its connection
+//! is recognised.
 
 use std::sync::OnceLock;
 
@@ -22,6 +21,6 @@ pub(crate) type Connections = CtxTable<Connection>;
 /// so the context lives at least until the last operation has completed.
 #[derive(Debug, Default)]
 pub(crate) struct Connection {
-    /// The place of the connection in its worker's slab, once it is there.
+    /// The index of the connection in its worker's slab, set by the worker.
     pub(crate) slot: OnceLock<usize>,
 }

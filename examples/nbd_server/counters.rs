@@ -1,10 +1,10 @@
 //! The counters of a worker's requests.
 
-/// The first failures, which are all logged.
+/// The number of failures that are all logged.
 const LOGGED: u64 = 64;
 
-/// Whether the failure with that number is logged: fewer and fewer are, because the log of a dead
-/// disk must not fill another one.
+/// Returns whether the failure with this number is logged. Later failures are logged ever less
+/// often, because the log of a dead disk must not fill another one.
 pub(crate) fn is_logged(count: u64) -> bool {
     count <= LOGGED || count.is_power_of_two()
 }
@@ -14,15 +14,15 @@ pub(crate) fn is_logged(count: u64) -> bool {
 pub(crate) struct Counters {
     pub(crate) reads: u64,
     pub(crate) read_bytes: u64,
-    /// Reads that were answered from memory.
+    /// Reads answered from the cache.
     pub(crate) hits: u64,
     pub(crate) writes: u64,
     pub(crate) written_bytes: u64,
     pub(crate) flushes: u64,
     pub(crate) other: u64,
     pub(crate) errors: u64,
-    /// Of those, the image's own.
+    /// Errors that came from an image.
     pub(crate) failures: u64,
-    /// Requests that ended after their connection.
+    /// Requests that ended after their connection was closed.
     pub(crate) closed: u64,
 }

@@ -1,16 +1,16 @@
-//! BLOCK_STATUS: finds out which parts of an image are holes.
+//! BLOCK_STATUS: finds the holes of an image.
 //!
 //! ```text
-//!  BLOCK_STATUS ─► write dirty blocks back ─► ask the image for its holes ─► reply
+//!  BLOCK_STATUS ─► write dirty blocks back ─► ask the file system for holes ─► reply
 //! ```
 //!
-//! The file system knows the holes, but may have to read its map from the disk or wait for a write
-//! to the file, so a thread of the cache asks it. It does not know of dirty blocks, so these are
-//! written back first. If that fails, everything counts as data. So does an image that is not a
-//! file, unless its upstream knows the holes.
+//! The file system may have to read its map from the disk, or wait for a write to the file, so a
+//! thread of the cache asks it. The file system does not know the dirty blocks, so they are written
+//! back first. If that fails, everything is reported as data. An image that is not a file is
+//! reported as data too, unless its upstream knows the holes.
 //!
-//! A reply describes no more than [`ROOM`] bytes of extents, which the protocol allows: a client
-//! that wants to know the rest asks again where they end.
+//! A reply has at most [`ROOM`] bytes of extents, as the protocol allows: the client asks again
+//! from where they end.
 
 use std::fs::File;
 use std::io;
@@ -26,12 +26,12 @@ use tracing::debug;
 use crate::blocks::{Image, Source};
 use crate::upstream::NbdDevice;
 
-/// The size of a request's buffer: the smallest there is. It takes two system calls to find two
-/// extents.
+/// The size of the buffer of a request: the smallest size of a buffer. Finding two extents takes
+/// two system calls.
 pub(crate) const ROOM: usize = 4096;
 
-/// Fills the buffer of a BLOCK_STATUS for a range of bytes of the image. Extents begin and end at
-/// multiples of `unit`. Blocks.
+/// Fills the buffer of a BLOCK_STATUS for a range of the image. Extents begin and end at multiples
+/// of `unit`. Blocks.
 pub(crate) fn find(
     image: &Image,
     (offset, len): (u64, u64),
@@ -39,10 +39,10 @@ pub(crate) fn find(
     style: HeaderStyle,
     buf: &mut AlignedBuf,
 ) -> io::Result<()> {
-    let end = offset + len; // within the export, `Request::check` saw to it
+    let end = offset + len; // `Request::check` has checked that it is within the export
     let all_data = || vec![Extent { len, flags: 0 }];
     let most = if one { 1 } else { ROOM / Extent::size(style) };
-    let found = match (image.settle(offset..end), &image.source) {
+    let found = match (image.write_back(offset..end), &image.source) {
         (Ok(()), Source::File(file)) => extents(file, offset, end, unit, most)?,
         (Ok(()), Source::Upstream(upstream)) => of_upstream(upstream, offset..end, most),
         #[cfg(test)]
@@ -59,15 +59,15 @@ pub(crate) fn find(
         if style.is_extended() {
             bytes.copy_from_slice(&extent.encode64());
         } else {
-            // No longer than the request, whose length has 32 bits.
+            // Not longer than the request, whose length has 32 bits.
             bytes.copy_from_slice(&extent.encode32().unwrap_or_default());
         }
     }
     Ok(())
 }
 
-/// The extents from `start` to `end`, up to `most` of them. They begin and end at multiples of
-/// `unit`, as `start` does, or at `end`. A unit that is only in part a hole is data.
+/// Returns at most `most` extents from `start` to `end`. Each begins and ends at a multiple of
+/// `unit`, as `start` is, or at `end`. A unit that is only partly a hole is data.
 fn extents(file: &File, start: u64, end: u64, unit: u64, most: usize) -> io::Result<Vec<Extent>> {
     let mut found: Vec<Extent> = Vec::new();
     let mut at = start;
@@ -97,7 +97,7 @@ fn extents(file: &File, start: u64, end: u64, unit: u64, most: usize) -> io::Res
     Ok(found)
 }
 
-/// The extents that the upstream knows. All is data if it knows none.
+/// Returns the extents that the upstream reports. Everything is data if it reports none.
 fn of_upstream(upstream: &NbdDevice, range: Range<u64>, most: usize) -> Vec<Extent> {
     let told = upstream.extents(range.clone());
     let told = told.inspect_err(|error| debug!(%error, "the upstream tells no holes"));
@@ -115,17 +115,18 @@ fn of_upstream(upstream: &NbdDevice, range: Range<u64>, most: usize) -> Vec<Exte
     found
 }
 
-/// Whether there is a hole at `at`, and where the hole or the data there ends, at most at `end`. If
-/// the file system does not know, it is data.
+/// Returns whether there is a hole at `at`, and the end of that hole or data, at most `end`. If the
+/// file system does not know, there is data.
 fn part(file: &File, at: u64, end: u64) -> io::Result<(bool, u64)> {
     match rustix::fs::seek(file, SeekFrom::Data(at)) {
         Ok(data) if data > at => Ok((true, data.min(end))),
         Ok(_) => match rustix::fs::seek(file, SeekFrom::Hole(at)) {
             Ok(hole) if hole > at => Ok((false, hole.min(end))),
-            Ok(_) | Err(Errno::NXIO) => Ok((false, end)), // it changes under us
+            Ok(_) | Err(Errno::NXIO) => Ok((false, end)), // the file has changed in the meantime
             Err(error) => Err(error.into()),
         },
-        // No data to the end of the file. That should be behind `end`; to read past it is an error.
+        // No data up to the end of the file, which should be after `end`. Reading past the end is
+        // an error.
         Err(Errno::NXIO) => {
             let len = rustix::fs::seek(file, SeekFrom::End(0))?;
             Ok(if len > at { (true, len.min(end)) } else { (false, end) })
@@ -146,8 +147,8 @@ mod tests {
     const HOLE: u64 = state::HOLE | state::ZERO;
     const MIB: u64 = 1 << 20;
 
-    /// Pages of zeros and of others, by turns of 64 KiB, which no file system makes one of; the
-    /// first is a hole. `None` where the file system has no holes.
+    /// A file with turns of 64 KiB of zeros and of other bytes, which no file system merges. The
+    /// first turn is a hole. `None` if the file system has no holes.
     fn striped(len: u64) -> Option<File> {
         let file = tempfile::tempfile().unwrap();
         file.set_len(len).unwrap();
@@ -183,13 +184,13 @@ mod tests {
     #[test]
     fn a_unit_that_is_in_part_a_hole_is_data() {
         let Some(file) = striped(MIB) else { return };
-        let unit = 96 << 10; // no power of two, but so that turns and units differ
+        let unit = 96 << 10; // no power of two, so that turns and units differ
         let len = 10 * unit;
-        // 0..64 of the first unit are a hole, 64..96 are data; the next is data up to 128, and so
-        // on.
+        // In KiB: 0..64 of the first unit are a hole, 64..96 are data. The next unit is data up to
+        // 128, and so on.
         assert_eq!(of(&file, 0, len, unit, MOST), [(len, 0)]);
         assert_eq!(of(&file, 0, len, 32 << 10, 2), [(64 << 10, HOLE), (64 << 10, 0)]);
-        // A hole that begins and ends inside a unit, before one that is whole.
+        // A hole that begins and ends within a unit, before a unit that is a hole.
         file.set_len(64 << 10).unwrap();
         file.set_len(MIB).unwrap();
         file.write_all_at(&[1], 200 << 10).unwrap();

@@ -2,12 +2,13 @@
 //!
 //! ```text
 //!  FLUSH ─► a sync waits? ─yes─► joins it
-//!               └─no─► has one wait ─► a call runs? ─yes─► it makes that sync next
-//!                                           └─no─► a call begins
+//!               └─no─► queues a sync ─► a thread runs syncs? ─yes─► it runs this one next
+//!                                           └─no─► a thread begins to
 //! ```
 //!
-//! A sync covers the FLUSHes that came before it began. So of any number of FLUSHes at a time one sync runs, and those
-//! that come meanwhile join the next. They occupy one thread of the cache.
+//! A sync covers the FLUSHes that came before it began. So one sync runs at a time, however many
+//! FLUSHes wait, and FLUSHes that come while it runs share the next one. They occupy one thread of
+//! the cache.
 
 use std::future::poll_fn;
 use std::io;
@@ -23,9 +24,9 @@ pub(crate) struct Flushes(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// A call makes syncs until none waits.
+    /// A thread runs syncs until none waits.
     runs: bool,
-    /// The sync that is to begin next.
+    /// The sync that begins next.
     next: Option<Arc<Sync>>,
 }
 
@@ -35,20 +36,21 @@ pub(crate) struct Sync(Mutex<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Once it has ended: 0, or an error number.
+    /// The result, once the sync has ended: 0 or an errno.
     errno: Option<i32>,
     wakers: Vec<Waker>,
 }
 
 impl Flushes {
-    /// Returns a sync that has not begun, and whether the caller has to have a thread call [`run`](Self::run).
+    /// Returns a sync that has not begun, and whether the caller must start a thread that calls
+    /// [`run`](Self::run).
     pub(crate) fn join(&self) -> (Arc<Sync>, bool) {
         let mut state = self.0.lock();
         let sync = Arc::clone(state.next.get_or_insert_default());
         (sync, !std::mem::replace(&mut state.runs, true))
     }
 
-    /// Makes syncs until none waits. A panic of `sync` is an error of its FLUSHes.
+    /// Runs syncs until none waits. If `sync` panics, its FLUSHes fail.
     pub(crate) fn run(&self, mut sync: impl FnMut() -> io::Result<()>) {
         loop {
             let mut state = self.0.lock();
@@ -76,7 +78,7 @@ impl Sync {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Waits for its end, which comes also if this future is dropped.
+    /// Waits for the end of the sync, which continues if this future is dropped.
     pub(crate) async fn wait(&self) -> io::Result<()> {
         poll_fn(|context| {
             let mut waiting = self.0.lock();
@@ -111,7 +113,7 @@ mod tests {
         }
     }
 
-    /// Those that come while a sync runs are not covered by it, and share the next.
+    /// A sync does not cover FLUSHes that come while it runs. They share the next one.
     #[test]
     fn flushes_share_the_sync_that_begins_after_them() {
         let flushes = Flushes::default();

@@ -1,8 +1,8 @@
-//! A folder of images (`--export-dir`): each file is an export by its name, also one that is
-//! created later.
+//! A folder of images (`--export-dir`): each file is an export with its name, even if it is created
+//! later.
 //!
-//! A client's word for a file is a name in this folder and nothing else: no path, no symbolic link,
-//! no name that begins with a dot.
+//! A client names a file of this folder only: no path, no symbolic link, and no name that begins
+//! with a dot.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -15,7 +15,7 @@ use nbd_protocol::MAX_STRING;
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use tracing::warn;
 
-/// Most names that a client is told. A guess; a file that is not named is served all the same.
+/// Most names in a list of exports. A guess; a file that is not listed is still served.
 pub(crate) const MOST_NAMES: usize = 10_000;
 
 /// An open folder.
@@ -36,31 +36,31 @@ impl Folder {
         self.path.join(name)
     }
 
-    /// Opens a file of the folder; [`NotFound`](io::ErrorKind::NotFound) if no file that can be
-    /// served has that name.
+    /// Opens a file of the folder. Fails with [`NotFound`](io::ErrorKind::NotFound) if no image has
+    /// that name.
     pub(crate) fn file(&self, name: &str, read_only: bool, direct: bool) -> io::Result<File> {
         let absent = || io::Error::from(io::ErrorKind::NotFound);
         if !is_name(name) {
             return Err(absent());
         }
         let name = CString::new(name).map_err(|_| absent())?;
-        // Opening a device of another kind could have effects: look first.
+        // Opening a device of another kind could have side effects, so check the kind first.
         let stat = rustix::fs::statat(&self.dir, &name, AtFlags::SYMLINK_NOFOLLOW)?;
         if !is_image(FileType::from_raw_mode(stat.st_mode)) {
             return Err(absent());
         }
         let mut flags = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
         flags.set(OFlags::DIRECT, direct);
-        // If it has become something else since, the open must neither follow it nor wait for it.
+        // The file may have been replaced since, and the open must neither follow a link nor block.
         let careful = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.dir, &name, flags | careful, Mode::empty())?;
-        rustix::fs::fcntl_setfl(&fd, flags)?; // the engine would take the other literally
+        rustix::fs::fcntl_setfl(&fd, flags)?; // NONBLOCK would also apply to the engine's I/O
         let file = File::from(fd);
         let kind = file.metadata()?.file_type();
         if kind.is_file() || kind.is_block_device() { Ok(file) } else { Err(absent()) }
     }
 
-    /// The names of files that can be served, in order.
+    /// Returns the sorted names of the files that can be served.
     pub(crate) fn names(&self) -> Vec<String> {
         let mut names = Vec::new();
         if let Err(error) = self.collect(&mut names) {
@@ -90,7 +90,7 @@ impl Folder {
     }
 }
 
-/// Whether a file of that name is served: `.` and `..` are among those that are not.
+/// Returns whether files of that name are served. `.` and `..` are not.
 fn is_name(name: &str) -> bool {
     let bad = |char: char| char == '/' || char.is_control();
     !name.is_empty() && name.len() <= MAX_STRING && !name.starts_with('.') && !name.contains(bad)
@@ -154,7 +154,7 @@ mod tests {
         }
         let long = "x".repeat(MAX_STRING + 1);
         assert!(folder.file(&long, true, false).is_err());
-        // Those that come later; and the folder may be called something else by then.
+        // Files that are created later are served too, even if the folder has been renamed.
         std::fs::rename(&inner, dir.path().join("other")).unwrap();
         std::fs::write(dir.path().join("other/late"), b"x").unwrap();
         assert_eq!(folder.names(), ["a", "b.img", "late", "ä"]);

@@ -5,16 +5,16 @@ use std::str::FromStr;
 
 use crate::upstream::Address;
 
-/// What is served of a file, and under which name.
+/// The export that an `--image` describes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageSpec {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
-    /// The export of another server, in place of a file.
+    /// The export of another server, instead of a file.
     pub(crate) upstream: Option<Address>,
-    /// Refuse what would change the image.
+    /// Refuse commands that change the image.
     pub(crate) read_only: bool,
-    /// Where the export begins in the file, in bytes.
+    /// The offset of the export in the file, in bytes.
     pub(crate) offset: u64,
     /// Length of the export in bytes; by default up to the end of the file.
     pub(crate) size: Option<u64>,
@@ -23,8 +23,8 @@ pub(crate) struct ImageSpec {
 impl FromStr for ImageSpec {
     type Err = String;
 
-    /// As in QEMU's options, `,,` is a comma of the path. Without a name the path's last part is
-    /// the name; a path with `=` in a folder's name is a path.
+    /// Parses an `--image`. As in QEMU's options, `,,` is a comma of the path. Without a name, the
+    /// last part of the path is the name. `=` behind a `/` belongs to the path.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut parts = parts(text).into_iter();
         let image = parts.next().unwrap_or_default();
@@ -42,7 +42,7 @@ impl FromStr for ImageSpec {
         if let Some(uri) = spec.path.to_str().filter(|path| Address::is_uri(path)) {
             let address: Address = uri.parse()?;
             if image == uri {
-                spec.name = address.export().to_owned(); // of the default export, which has none: give it one
+                spec.name = address.export().to_owned(); // empty for the default export
             }
             spec.upstream = Some(address);
         }
@@ -66,7 +66,7 @@ impl FromStr for ImageSpec {
     }
 }
 
-/// Bytes; K, M, G, T are powers of 1024.
+/// Parses a number of bytes; K, M, G, T are powers of 1024.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     let (digits, shift) = match text.bytes().last().map(|last| last.to_ascii_uppercase()) {
         Some(b'K') => (&text[..text.len() - 1], 10),
@@ -80,7 +80,7 @@ pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     size.ok_or_else(|| format!("'{text}' is too large"))
 }
 
-/// The parts between single commas, in which double commas have become single ones.
+/// Splits at single commas. A double comma becomes a single one.
 fn parts(text: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut chars = text.chars().peekable();

@@ -1,8 +1,8 @@
-//! Listening sockets: those that the server binds, and those that another program handed over.
+//! Listening sockets: those that the server binds, and those that another program hands over.
 //!
 //! A program that starts the server on demand (`systemd.socket`, `systemd-socket-activate`) has
-//! bound its sockets already, and says so in the environment: `LISTEN_PID` is the process they are
-//! for, `LISTEN_FDS` how many there are, from descriptor 3 on.
+//! bound the sockets already. The environment variable `LISTEN_PID` has the id of the process that
+//! gets them, and `LISTEN_FDS` their number; they are the descriptors from 3 on.
 
 use std::fs::Permissions;
 use std::io;
@@ -34,9 +34,9 @@ pub(crate) enum ListenError {
     Io(#[from] io::Error),
 }
 
-/// The first descriptor that is handed over.
+/// The descriptor of the first socket that is handed over.
 const FIRST: RawFd = 3;
-/// Most sockets that are handed over. A guess; more than a server needs.
+/// Most sockets that may be handed over. A guess; more than a server needs.
 const MOST: RawFd = 256;
 
 /// The sockets on which the server accepts connections.
@@ -44,21 +44,21 @@ pub(crate) struct Listeners(Vec<Listener>);
 
 struct Listener {
     socket: Socket,
-    /// The name of a Unix socket that the server has bound.
+    /// The path of a Unix socket that the server has bound.
     _file: Option<SocketFile>,
     address: String,
     tcp: bool,
 }
 
-/// The name of a Unix socket. Dropping it removes the name.
+/// The path of a bound Unix socket. Dropping it removes the file.
 pub(crate) struct SocketFile {
     path: PathBuf,
-    /// Device and inode, if they could be asked for.
+    /// Device and inode, unless `stat` failed.
     identity: Option<(u64, u64)>,
 }
 
 impl SocketFile {
-    /// The name of a socket that was just bound to that path.
+    /// Takes the path of a socket that was just bound.
     fn new(path: &Path) -> Self {
         Self { path: path.to_owned(), identity: Self::identity(path) }
     }
@@ -70,7 +70,7 @@ impl SocketFile {
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // It may have been removed, and another server have bound its own socket there.
+        // Another server may have replaced the file with its own socket.
         if self.identity.is_some() && Self::identity(&self.path) == self.identity {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -78,7 +78,7 @@ impl Drop for SocketFile {
 }
 
 impl Listeners {
-    /// Opens the sockets that were handed over, then those of the command line.
+    /// Opens the sockets that were handed over, and those of the command line.
     pub(crate) fn open(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ListenError> {
         let mut all = Vec::new();
         for (fd, number) in handed_over.into_iter().zip(FIRST..) {
@@ -106,7 +106,7 @@ impl Listeners {
         Self(Vec::new())
     }
 
-    /// One line for each.
+    /// Returns one line per socket.
     pub(crate) fn addresses(&self) -> Vec<String> {
         self.0.iter().map(|listener| listener.address.clone()).collect()
     }
@@ -115,7 +115,7 @@ impl Listeners {
         self.0.iter().map(|listener| listener.socket.as_fd())
     }
 
-    /// One connection of each that has one; it does not block.
+    /// Accepts one connection from each socket that has one. Does not block.
     pub(crate) fn accept(&self) -> impl Iterator<Item = io::Result<Socket>> {
         self.0.iter().filter_map(|listener| match listener.accept() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
@@ -125,7 +125,7 @@ impl Listeners {
 }
 
 impl Listener {
-    /// A socket that was handed over. It must be one on which the server can accept streams.
+    /// Checks a socket that was handed over: the server must be able to accept streams on it.
     fn from_fd(fd: OwnedFd, number: RawFd) -> Result<Self, ListenError> {
         let fail = |error| ListenError::Address { address: format!("descriptor {number}"), error };
         let socket = Socket::from(fd);
@@ -134,7 +134,8 @@ impl Listener {
             return Err(fail(io::Error::other("it is not a listening stream socket")));
         }
         let address = address_of(&socket).map_err(fail)?;
-        // It is ours alone: the process that passed it on does not accept meanwhile.
+        // The process that handed it over does not accept on it any more, so the flags can be
+        // changed.
         socket.set_nonblocking(true).and_then(|()| socket.set_cloexec(true)).map_err(fail)?;
         let tcp = socket.local_addr().is_ok_and(|address| !address.is_unix());
         Ok(Self { socket, _file: None, address, tcp })
@@ -144,7 +145,7 @@ impl Listener {
         let (socket, _) = self.socket.accept()?;
         socket.set_nonblocking(true)?;
         if self.tcp {
-            // Without these a connection is slower, or outlives its vanished client.
+            // On failure a connection is slower, or outlives its vanished client.
             let _ = socket.set_tcp_nodelay(true);
             let _ = socket.set_keepalive(true);
         }
@@ -152,8 +153,8 @@ impl Listener {
     }
 }
 
-/// The sockets that were handed to this process. To be called once, before it opens descriptors of
-/// its own; what the environment says for another process is not for us.
+/// Takes the sockets that were handed to this process. Must be called once, before the process
+/// opens descriptors of its own. Ignores an environment that is meant for another process.
 pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ListenError> {
     let said = |name: &str| std::env::var(name).ok();
     let mine = said("LISTEN_PID").is_some_and(|pid| pid.parse() == Ok(std::process::id()));
@@ -169,18 +170,18 @@ pub(crate) fn handed_over() -> Result<Vec<OwnedFd>, ListenError> {
     let number: RawFd = number.ok_or_else(|| fail(io::Error::other("not a number of sockets")))?;
     let mut fds = Vec::new();
     for raw in FIRST..FIRST + number {
-        // SAFETY: fcntl takes plain numbers, and asks only whether the descriptor is open.
+        // SAFETY: fcntl takes plain numbers, and F_GETFD changes nothing.
         if unsafe { libc::fcntl(raw, libc::F_GETFD) } < 0 {
             return Err(fail(io::Error::other(format!("descriptor {raw} is not open"))));
         }
-        // SAFETY: it is open, and was handed to this process by its number, so nothing else here
-        // owns it: this function is called once, before anything is opened.
+        // SAFETY: the descriptor is open, and was handed to this process by its number. This
+        // function is called once, before anything is opened, so nothing else owns the descriptor.
         fds.push(unsafe { OwnedFd::from_raw_fd(raw) });
     }
     Ok(fds)
 }
 
-/// Refuses an address that other machines reach without TLS, unless the user wants that.
+/// Refuses an address that other machines reach without TLS, unless `--insecure` allows it.
 fn admit(args: &Args, address: SocketAddr) -> Result<(), ListenError> {
     if address.ip().is_loopback() || args.tls == TlsPolicy::Require || args.insecure {
         return Ok(());
@@ -209,29 +210,29 @@ pub(crate) struct Access {
 }
 
 impl Access {
-    /// The user that started the server, and root.
+    /// Access for the user that started the server, and for root.
     pub(crate) const OWNER: Self = Self { mode: 0o600, group: None };
 }
 
-/// Binds a Unix socket. The socket of a server that was killed is replaced.
+/// Binds a Unix socket. Replaces the socket of a server that was killed.
 pub(crate) fn listen_unix(
     path: &Path,
     access: Access,
 ) -> Result<(Socket, SocketFile), ListenError> {
     let fail = |error| ListenError::Address { address: path.display().to_string(), error };
-    // A socket left by a server that was killed refuses connections: it may go.
+    // The socket of a killed server refuses connections, so it can be removed.
     let stale = path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket())
         && UnixStream::connect(path)
             .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
     if stale {
         std::fs::remove_file(path).map_err(fail)?;
     }
-    // It admits its owner only until it has its group, so that no other user connects meanwhile.
+    // Only the owner is admitted until the group is set, so that no other user connects in between.
     let old = rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o177));
     let bound = UnixListener::bind(path);
     rustix::process::umask(old);
     let listener = bound.map_err(fail)?;
-    let file = SocketFile::new(path); // removes it if the rest fails
+    let file = SocketFile::new(path); // removes the file if a later step fails
     let opened = match access.group {
         Some(group) => std::os::unix::fs::chown(path, None, Some(group)),
         None => Ok(()),
@@ -261,7 +262,7 @@ mod tests {
         let listen = || listen_unix(&path, Access::OWNER).unwrap();
         let (first, its) = listen();
         assert!(listen_unix(&path, Access::OWNER).is_err(), "another socket listens there");
-        std::fs::rename(&path, dir.path().join("old")).unwrap(); // so that its inode is in use
+        std::fs::rename(&path, dir.path().join("old")).unwrap(); // so that its inode is not reused
         let (_second, others) = listen();
         drop((first, its));
         assert!(UnixStream::connect(&path).is_ok());

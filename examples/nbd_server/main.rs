@@ -4,13 +4,14 @@
 //! Prints:  one page: throughput, latency, bytes verified, cpu hits of the list of sessions,
 //!          completions reaped at once
 //!
-//! With `--image` it serves images until it is told to stop, and prints its sessions and figures
-//! when it gets a SIGUSR1; `--help` lists the rest.
+//! With `--image` it serves images until it is stopped, and prints sessions and statistics on
+//! SIGUSR1. `--help` lists the other options.
 //!
 //! ```text
-//!  main: accept, signals ──► worker: epoll, sessions ─► requests ─► commands ─┬─► aio-reap engine ─► image
-//!        (server)       └─ registry ─┘  (worker, conn,   (tasks,    (futures)  └─► bufcache (blocks) ─► upstream
-//!                                        session)         admission)
+//!  main: accept, ─► worker: epoll ─► requests ─► commands ─┬─► aio-reap engine ─► image
+//!  signals          (conn,           (tasks,     (futures) └─► bufcache (blocks) ─► upstream
+//!  (server,          session)         admission)
+//!   registry)
 //! ```
 
 mod admission;
@@ -83,7 +84,7 @@ fn main() -> ExitCode {
         .log_internal_errors(false)
         .init();
     raise_descriptor_limit();
-    refuse_what_is_too_large();
+    ignore_sigxfsz();
     let done = match starter {
         Err(error) => Err(error.into()),
         Ok(_) if demo => demonstrate(args).map(|()| ExitCode::SUCCESS),
@@ -93,7 +94,8 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            let _ = writeln!(LogWriter, "nbd_server: {error}"); // a closed pipe: the exit code still tells
+            // If the pipe is closed, the exit code still reports the failure.
+            let _ = writeln!(LogWriter, "nbd_server: {error}");
             ExitCode::FAILURE
         }
     }
@@ -112,18 +114,19 @@ impl Write for LogWriter {
     }
 }
 
-/// Every connection takes a descriptor: use as many as the system allows.
+/// Raises the limit of open descriptors to the maximum, because each connection needs one.
 fn raise_descriptor_limit() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
-    let _ = setrlimit(Resource::Nofile, limit); // then fewer connections fit
+    let _ = setrlimit(Resource::Nofile, limit); // on failure fewer connections fit
 }
 
-/// Has a write past the limit on the size of files (`ulimit -f`) fail with EFBIG. By default the
-/// kernel ends the process with SIGXFSZ.
-fn refuse_what_is_too_large() {
-    // SAFETY: to ignore a signal installs no handler, so no code of this process runs in one.
+/// Ignores SIGXFSZ, so that a write beyond the file size limit (`ulimit -f`) fails with EFBIG and
+/// does not end the process.
+fn ignore_sigxfsz() {
+    // SAFETY: ignoring a signal installs no handler, so no code of this process runs in signal
+    // context.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
@@ -137,8 +140,9 @@ fn fork() -> Result<ExitCode, Box<dyn Error>> {
     Ok(background::start()?)
 }
 
-/// Serves the images until a signal, the end of `--run`'s command, or with `--exit-with-last` that
-/// of the last client. SIGUSR1 prints the figures, SIGHUP has exports grow with their files.
+/// Serves the images until a signal arrives, the command of `--run` ends, or, with
+/// `--exit-with-last`, the last client leaves. SIGUSR1 prints the statistics; SIGHUP lets exports
+/// grow with their files.
 fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn Error>> {
     let handed_over = listeners::handed_over()?;
     let mut own_folder = None;
@@ -150,7 +154,7 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
         let folder = own_folder.insert(tempfile::tempdir()?);
         args.socket = Some(folder.path().join("nbd.sock"));
     }
-    // A signal writes a byte to the pipe, whichever thread it finds.
+    // Any thread may receive the signal; the handler writes a byte to the pipe.
     let (stop, notify) = UnixStream::pair()?;
     for signal in [SIGTERM, SIGINT] {
         signal_hook::low_level::pipe::register(signal, notify.try_clone()?)?;
@@ -176,7 +180,7 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     let period = args.stats.map(Duration::from_secs);
     let print = |server: &Server| {
         let page = format!("{}\n", server.report());
-        let _ = LogWriter.write_all(page.as_bytes()); // whole, so that no log line comes between
+        let _ = LogWriter.write_all(page.as_bytes()); // in one write, so that no log line splits it
     };
     let wakeups = Wakeups { stop: stop.as_fd(), show: Some(&show), period };
     let ended = server.accept_until(wakeups, print);
@@ -185,7 +189,7 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
     if args.stats.is_some() {
         print(&server);
     }
-    server.stop()?; // says more than `ended` if a worker failed
+    server.stop()?; // before `ended`: its error names the cause if a worker failed
     ended?;
     Ok(code.map_or(ExitCode::SUCCESS, ExitCode::from))
 }
@@ -193,7 +197,7 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
 /// Size of the demonstration's image, in bytes.
 const DEMO_SIZE: u64 = 256 << 20;
 
-/// Serves a temporary image to the built-in client and prints what came out.
+/// Serves a temporary image to the built-in client, and prints the results.
 fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
     let dir = tempfile::tempdir()?;
     let socket = dir.path().join("nbd.sock");

@@ -1,14 +1,14 @@
-//! Payload buffers of a worker, limited for the worker and for each connection.
+//! Payload buffers of a worker, with limits for the worker and for each connection.
 //!
-//! Each worker has its part of the server's memory, so nothing here is shared. A connection that
-//! reaches its own limit, or the worker's, is not read from until replies leave. Large requests and
-//! small ones have a budget each, half of the worker's memory, and every connection keeps a small
-//! reserve of its own, so that large clients do not stop others. Free memory goes to the connection
-//! that waits longest.
+//! Each worker has its own part of the server's memory and shares none. A connection that reaches
+//! its own limit, or the worker's, is not read from until replies have left. Large requests and
+//! small ones have a budget each, half of the worker's memory, and every connection has a small
+//! reserve, so that large clients do not stop others. Freed memory goes to the connection that has
+//! waited longest.
 //!
-//! The system may have less memory than these limits allow (`ulimit -v`, a container). A buffer
-//! that it does not have is an error of its request ([`OutOfMemory::System`]), and the server goes
-//! on.
+//! The system may have less memory than these limits allow (`ulimit -v`, a container). If it has no
+//! memory for a buffer, the buffer's request fails ([`OutOfMemory::System`]), and the server
+//! continues.
 
 use std::sync::OnceLock;
 
@@ -16,33 +16,35 @@ use aio_reap::AlignedBuf;
 
 /// Alignment of every payload, enough for any `O_DIRECT` file.
 pub(crate) const ALIGN: usize = 4096;
-/// Free bytes a worker keeps for reuse; a guess.
+/// Most free bytes that a worker keeps for reuse. A guess.
 const KEEP: usize = 32 << 20;
 /// Smallest and largest class, as powers of two: 4 KiB to 32 MiB.
 const SMALLEST: u32 = 12;
 const CLASSES: usize = 14;
 
-/// Least memory of a worker: each budget suffices for the largest request.
+/// Least memory of a worker: each budget is enough for the largest request.
 pub(crate) const LEAST: usize = 2 * LARGEST;
 const LARGEST: usize = 32 << 20;
-/// Longest request of the small ones; what `qemu-img convert` asks for at a time.
+/// Longest small request. `qemu-img convert` requests this much at a time.
 const SMALL: usize = 2 << 20;
-/// Most bytes a connection holds, as a part of the worker's; but always one request.
+/// The memory of a worker divided by the most memory of a connection. A connection may always hold
+/// one request.
 const SHARE: usize = 4;
-/// What a connection gets even if others have used up the rest: a queue of 4 KiB requests.
+/// Memory that a connection may use even if others have used up the rest: a queue of 4 KiB
+/// requests.
 pub(crate) const RESERVE: usize = 256 << 10;
 
-/// Bytes that the system must have beside a new buffer. The many small allocations (a place in a
-/// queue, a context) cannot fail without ending the process, so no buffer takes the last memory
-/// from them. A guess.
+/// Bytes that the system must have left after the allocation of a buffer. Many small allocations (a
+/// place in a queue, a context) would end the process if they failed, so no buffer takes the last
+/// memory from them. A guess.
 const HEADROOM: usize = 1 << 20;
-/// Longest run of zeros written at once where the file system cannot make them.
+/// Longest write of zeros, for a file system that cannot make zeros itself.
 pub(crate) const ZEROS: usize = 1 << 20;
-/// Most zeros written for one request there: what a compact header can ask for. The length of an
-/// extended one could keep the disk, and a thread of the cache, busy for days.
+/// Most zeros written for one request in this way: the longest range of a compact header. An
+/// extended header's length could keep the disk, and a thread of the cache, busy for days.
 pub(crate) const MOST_ZEROS: u64 = u32::MAX as u64;
 
-/// [`ZEROS`] zero bytes that every request shares; `None` if there is no memory for them.
+/// Returns [`ZEROS`] zero bytes, shared by all requests. `None` if there is no memory for them.
 pub(crate) fn zeros() -> Option<&'static [u8]> {
     static ZERO: OnceLock<AlignedBuf> = OnceLock::new();
     if let Some(zeros) = ZERO.get() {
@@ -52,7 +54,7 @@ pub(crate) fn zeros() -> Option<&'static [u8]> {
     Some(ZERO.get_or_init(|| zeros))
 }
 
-/// The buffers of a worker, free and in use.
+/// The free buffers of a worker, and its budgets.
 #[derive(Debug)]
 pub(crate) struct BufferPool {
     free: [Vec<AlignedBuf>; CLASSES],
@@ -65,25 +67,25 @@ pub(crate) struct BufferPool {
 struct Budget {
     used: usize,
     limit: usize,
-    /// A connection was refused memory of this budget. Until the next
-    /// [`forget_refusals`](BufferPool::forget_refusals), no connection gets more than the reserve.
+    /// A connection was refused memory of this budget. No connection gets more than its reserve
+    /// until the next [`forget_refusals`](BufferPool::forget_refusals).
     awaited: bool,
 }
 
-/// The bytes of the buffers that a connection holds.
+/// The bytes of buffers that a connection holds.
 #[derive(Debug, Default)]
 pub(crate) struct Account {
     bytes: usize,
 }
 
-/// Which limit refused a buffer.
+/// The limit that refused a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OutOfMemory {
-    /// The connection's: it must wait for its own replies to leave.
+    /// The connection's limit: wait for its own replies to leave.
     Connection,
-    /// The worker's: it must wait for other connections.
+    /// The worker's limit: wait for other connections.
     Worker,
-    /// The system's: it has no memory for the buffer now.
+    /// The system has no memory for the buffer now.
     System,
 }
 
@@ -94,13 +96,13 @@ impl BufferPool {
         Self { free, free_bytes: 0, small: budget(), large: budget() }
     }
 
-    /// Bytes of buffers in use.
+    /// Returns the bytes of buffers in use.
     #[cfg(test)]
     pub(crate) fn used(&self) -> usize {
         self.small.used + self.large.used
     }
 
-    /// Lets waiting connections try again, in order.
+    /// Lets refused connections try again, in the order in which they wait.
     pub(crate) fn forget_refusals(&mut self) {
         (self.small.awaited, self.large.awaited) = (false, false);
     }
@@ -109,9 +111,9 @@ impl BufferPool {
         if size <= SMALL { &mut self.small } else { &mut self.large }
     }
 
-    /// A buffer of `len` bytes on the connection's account.
+    /// Returns a buffer of `len` bytes, and charges the connection's account.
     ///
-    /// It holds whatever an earlier request left there.
+    /// The buffer has the content that an earlier request left in it.
     pub(crate) fn acquire(
         &mut self,
         len: usize,
@@ -149,7 +151,7 @@ impl BufferPool {
         Ok(buf)
     }
 
-    /// Returns whether the system has so many bytes for the replies of a handshake. They may use
+    /// Returns whether the system has `bytes` bytes for the replies of a handshake. They may use
     /// half of [`HEADROOM`], so that a client can negotiate while buffers hold all other memory.
     pub(crate) fn has_room_for_handshake(&mut self, bytes: usize) -> bool {
         let bytes = bytes + HEADROOM / 2;
@@ -159,13 +161,13 @@ impl BufferPool {
         }
     }
 
-    /// Gives the free buffers back to the system.
+    /// Returns all free buffers to the system.
     fn free_all(&mut self) {
         self.free.iter_mut().for_each(Vec::clear);
         self.free_bytes = 0;
     }
 
-    /// Takes a buffer back; `account` is `None` when its connection is gone.
+    /// Takes back a buffer. `account` is `None` if its connection is closed.
     pub(crate) fn release(&mut self, buf: AlignedBuf, account: Option<&mut Account>) {
         let size = buf.capacity();
         self.budget(size).used -= size;
@@ -180,25 +182,25 @@ impl BufferPool {
     }
 }
 
-/// A new buffer, if the system has [`HEADROOM`] beside it.
+/// Allocates a buffer, if the system then has [`HEADROOM`] left.
 fn allocate(size: usize) -> Option<AlignedBuf> {
     AlignedBuf::try_zeroed(size, ALIGN).filter(|_| has_room(HEADROOM))
 }
 
-/// Makes room for so many more bytes. Returns whether the system has the memory, and [`HEADROOM`]
-/// beside it if it is more than a page.
+/// Reserves `more` bytes. Returns whether the system has the memory and, for more than a page,
+/// [`HEADROOM`] in addition.
 pub(crate) fn reserve(bytes: &mut Vec<u8>, more: usize) -> bool {
     bytes.capacity() - bytes.len() >= more
         || bytes.try_reserve(more).is_ok() && (more <= ALIGN || has_room(HEADROOM))
 }
 
-/// Returns whether the system has so many more bytes for this process now.
+/// Returns whether the system has `bytes` more bytes for this process now.
 fn has_room(bytes: usize) -> bool {
     let (access, kind) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: a mapping that the kernel places replaces none.
+    // SAFETY: the kernel chooses the address, so the mapping replaces no other one.
     let probe = unsafe { libc::mmap(std::ptr::null_mut(), bytes, access, kind, -1, 0) };
-    // SAFETY: if it is one, the whole mapping was made above, and no reference leads there.
+    // SAFETY: the mapping was made above and has this length, and no reference points into it.
     probe != libc::MAP_FAILED && unsafe { libc::munmap(probe, bytes) } == 0
 }
 
@@ -230,7 +232,7 @@ mod tests {
         let (mut hog, mut other) = (Account::default(), Account::default());
         let held = memory.acquire(32 << 20, &mut hog).unwrap();
         assert_eq!(memory.acquire(4096, &mut hog).unwrap_err(), OutOfMemory::Connection);
-        // The other half is untouched.
+        // The budget of small requests is untouched.
         assert_eq!(memory.acquire(3 << 20, &mut other).unwrap_err(), OutOfMemory::Worker);
         let small: Vec<_> = (0..16).map(|_| memory.acquire(2 << 20, &mut other).unwrap()).collect();
         let mut third = Account::default();

@@ -1,4 +1,4 @@
-//! The figures of the server for Prometheus: its text format, over HTTP on a Unix socket.
+//! The server's statistics for Prometheus: its text format, by HTTP on a Unix socket.
 //!
 //! ```text
 //!  curl --unix-socket PATH http://localhost/metrics
@@ -6,7 +6,7 @@
 //!
 //! One thread answers up to [`AT_ONCE`] clients at a time, each within [`PATIENCE`]. At that limit
 //! a new client takes the place of the oldest one, so silent clients do not delay others. The
-//! socket is created and removed as the one for images is.
+//! socket is created and removed like that of `--socket`.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -27,14 +27,14 @@ use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
 use crate::report::{Reporter, ServerReport};
 use crate::upstream::UpstreamStats;
 
-/// How long a client may take for its request and for the answer.
+/// How long a client may take to send its request and to receive the response.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Clients that are answered at a time.
+/// Most clients at a time.
 const AT_ONCE: usize = 64;
 /// Longest request that is read. A guess; browsers send less.
 const LONGEST: u64 = 16 << 10;
 
-/// The thread that answers. Dropping this ends it.
+/// The thread that serves the metrics. Dropping this stops it.
 pub(crate) struct Metrics {
     stop: task::AbortHandle,
     thread: Option<thread::JoinHandle<()>>,
@@ -53,7 +53,7 @@ impl Metrics {
         let run = move || {
             let ended = runtime.block_on(answering);
             if ended.is_err_and(|error| error.is_panic()) {
-                error!("the metrics are served no more, because their code panicked");
+                error!("the metrics are no longer served, because their code panicked");
             }
         };
         let thread = thread::Builder::new().name("metrics".into()).spawn(run)?;
@@ -77,7 +77,7 @@ async fn answer_all(listener: UnixListener, reporter: Reporter) {
             Ok((client, _)) => client,
             Err(error) => {
                 warn!(%error, "cannot accept a client of the metrics");
-                time::sleep(PATIENCE).await; // out of descriptors, usually
+                time::sleep(PATIENCE).await; // usually the process is out of descriptors
                 continue;
             }
         };
@@ -91,7 +91,8 @@ async fn answer_all(listener: UnixListener, reporter: Reporter) {
                 debug!(%error, "a client of the metrics was not answered");
             }
         }));
-        task::yield_now().await; // a request that came with the connection is answered before others are accepted
+        // First answer a request that arrived with the connection.
+        task::yield_now().await;
     }
 }
 
@@ -103,13 +104,13 @@ async fn answer(mut client: UnixStream, reporter: &Reporter) -> io::Result<()> {
     client.write_all(&response).await
 }
 
-/// Whether the head of a request is complete: it ends with an empty line.
+/// Returns whether the head of a request is complete: an empty line ends it.
 fn is_whole(request: &[u8]) -> bool {
     request.windows(4).any(|four| four == b"\r\n\r\n")
         || request.windows(2).any(|two| two == b"\n\n")
 }
 
-/// The response to a request.
+/// Returns the response to a request.
 fn respond(request: &[u8], page: impl FnOnce() -> String) -> Vec<u8> {
     let line = request.split(|&byte| byte == b'\r' || byte == b'\n').next().unwrap_or_default();
     let mut words = std::str::from_utf8(line).unwrap_or_default().split(' ');
@@ -134,12 +135,12 @@ fn respond(request: &[u8], page: impl FnOnce() -> String) -> Vec<u8> {
     response.into_bytes()
 }
 
-/// A page in Prometheus' text format.
+/// A page in the text format of Prometheus.
 struct Page(String);
 
 impl Page {
-    /// A metric that only grows; or with a name that does not end in `_total`, one that comes and
-    /// goes. Each value has its own value of the label, if there is one.
+    /// Adds a metric, with one value per value of `label`, or a single value if `label` is empty.
+    /// It is a counter if its name ends in `_total`, otherwise a gauge.
     fn metric<'a, V: Display>(
         &mut self,
         (name, label): (&str, &str),
@@ -161,18 +162,18 @@ impl Page {
     }
 }
 
-/// A label's value.
+/// Escapes the value of a label.
 fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// All figures. Counters count since the server started.
+/// Returns the page with all metrics. The counters start at zero when the server starts.
 fn text(report: &ServerReport) -> String {
     let mut page = Page(String::new());
-    page.one("workers", "Threads that serve connections.", report.workers);
-    page.one("connections", "Connections.", report.connections.live);
+    page.one("workers", "Worker threads that serve connections.", report.workers);
+    page.one("connections", "Open connections of clients.", report.connections.live);
     let open = report.registry.exports.iter().map(|(name, open)| (&**name, open));
-    page.metric(("export_connections", "export"), "Connections that have an export open.", open);
+    page.metric(("export_connections", "export"), "Connections that have this export open.", open);
     upstreams(&mut page, &report.registry.upstreams);
     requests(&mut page, &report.counters);
     cache(&mut page, report);
@@ -188,21 +189,35 @@ fn upstreams(page: &mut Page, upstreams: &[(String, UpstreamStats)]) {
         let counts = upstreams.iter().map(|(of, stats)| (&**of, count(stats)));
         page.metric((name, "export"), help, counts);
     };
-    metric("upstream_requests_total", "Requests sent to another server.", |stats| stats.requests);
-    metric("upstream_lane_requests_total", "Those over a worker's own connection.", |stats| {
-        stats.lane_requests
+    metric(
+        "upstream_requests_total",
+        "Requests sent to the server of an upstream export.",
+        |stats| stats.requests,
+    );
+    metric(
+        "upstream_lane_requests_total",
+        "Reads sent to another server over a worker's own connection.",
+        |stats| stats.lane_requests,
+    );
+    metric("upstream_losses_total", "Connections to another server that were lost.", |stats| {
+        stats.losses
     });
-    metric("upstream_losses_total", "Connections to it that were lost.", |stats| stats.losses);
-    metric("upstream_lies_total", "Those that it lost by breaking the protocol.", |stats| {
-        stats.lies
-    });
-    metric("upstream_resent_total", "Operations sent again without an answer.", |stats| {
+    metric(
+        "upstream_protocol_errors_total",
+        "Connections ended because the other server broke the protocol.",
+        |stats| stats.protocol_errors,
+    );
+    metric("upstream_resent_total", "Unanswered operations that were sent again.", |stats| {
         stats.resent
     });
-    metric("upstream_replayed_total", "Answered changes that were sent again.", |stats| {
-        stats.replayed
+    metric(
+        "upstream_replayed_total",
+        "Answered changes that were sent again to another server.",
+        |stats| stats.replayed,
+    );
+    metric("upstream_poisoned", "1 if changes to the other server may be lost.", |stats| {
+        stats.poisoned.into()
     });
-    metric("upstream_poisoned", "Whether changes may be lost.", |stats| stats.poisoned.into());
 }
 
 fn requests(page: &mut Page, counters: &Counters) {
@@ -210,65 +225,121 @@ fn requests(page: &mut Page, counters: &Counters) {
     let Counters { other, errors, failures, closed, .. } = *counters;
     page.metric(
         ("requests_total", "type"),
-        "Requests that were begun.",
+        "Accepted requests of clients, by type.",
         [("read", reads), ("write", writes), ("flush", flushes), ("other", other)],
     );
     page.metric(
         ("bytes_total", "direction"),
-        "Bytes that reads asked for and writes brought.",
+        "Bytes of read and write requests of clients.",
         [("read", read_bytes), ("written", written_bytes)],
     );
-    page.one("read_hits_total", "Reads that were answered from memory.", hits);
-    page.one("errors_total", "Requests that were refused or failed.", errors);
-    page.one("image_errors_total", "Requests that an image failed.", failures);
-    page.one("closed_completions_total", "Requests that ended after their connection.", closed);
+    page.one("read_hits_total", "Reads that were answered from the cache.", hits);
+    page.one("errors_total", "Requests of clients that were refused or failed.", errors);
+    page.one(
+        "image_errors_total",
+        "Requests that failed because of an error of an image.",
+        failures,
+    );
+    page.one(
+        "closed_completions_total",
+        "Requests that ended after their connection was closed.",
+        closed,
+    );
 }
 
 fn cache(page: &mut Page, report: &ServerReport) {
     let Some(cache) = &report.cache else { return };
     page.metric(
         ("cache_gets_total", "result"),
-        "Gets of blocks, and what became of them.",
+        "Lookups of blocks in the cache, by result.",
         [("hit", cache.hits), ("miss", cache.misses), ("busy", cache.busy)],
     );
-    page.one("cache_evictions_total", "Blocks that were evicted.", cache.evictions);
-    let refused = "Blocks of reads that were not kept because few reads hit.";
+    page.one("cache_evictions_total", "Blocks that were evicted from the cache.", cache.evictions);
+    let refused = "Read blocks that the cache did not keep because few reads hit.";
     page.one("cache_claims_refused_total", refused, cache.claims_refused);
-    page.one("cache_blocks_written_total", "Blocks that images were given.", cache.written);
-    page.one("cache_write_calls_total", "Calls by which they were given.", cache.write_calls);
-    page.one("cache_syncs_total", "Syncs of images.", cache.syncs);
-    page.one("cache_bytes", "Bytes of blocks in memory.", cache.bytes);
-    page.one("cache_dirty_bytes", "Bytes of blocks that the images have not got.", cache.dirty);
-    page.one("cache_capacity_bytes", "Bytes there may be.", cache.capacity);
+    page.one("cache_blocks_written_total", "Blocks that the cache wrote to images.", cache.written);
+    page.one("cache_write_calls_total", "Write calls of the cache to images.", cache.write_calls);
+    page.one("cache_syncs_total", "Syncs of images to stable storage.", cache.syncs);
+    page.one("cache_bytes", "Bytes of memory that cached blocks use.", cache.bytes);
+    page.one(
+        "cache_dirty_bytes",
+        "Bytes of cached blocks that are not written to an image yet.",
+        cache.dirty,
+    );
+    page.one("cache_capacity_bytes", "Capacity of the cache in bytes.", cache.capacity);
 }
 
 fn engines(page: &mut Page, report: &ServerReport) {
     if let Some(engine) = &report.engine {
-        page.one("engine_requests_total", "Requests that engines took.", engine.accepted);
-        page.one("engine_completed_total", "Requests that they completed.", engine.completed);
-        page.one("engine_submissions_total", "Submissions to the kernel.", engine.submissions);
-        page.one("engine_submitted_total", "Requests in those submissions.", engine.submitted);
-        page.one("engine_reaps_total", "Reaps that found something.", engine.reap_sizes.count());
-        page.one("engine_busy_total", "Submissions that were cut short.", engine.busy);
-        page.one("engine_retries_total", "Completions that were tried again.", engine.retries);
-        page.one("engine_short_total", "Short transfers that went on.", engine.short);
-        page.one("engine_waits_total", "Times an engine slept.", engine.waits);
-        page.one("engine_max_in_flight", "Most requests in one engine.", engine.max_in_flight);
+        page.one(
+            "engine_requests_total",
+            "I/O requests that the engines accepted.",
+            engine.accepted,
+        );
+        page.one(
+            "engine_completed_total",
+            "I/O requests that the engines completed.",
+            engine.completed,
+        );
+        page.one(
+            "engine_submissions_total",
+            "Submissions of I/O requests to the kernel.",
+            engine.submissions,
+        );
+        page.one(
+            "engine_submitted_total",
+            "I/O requests that the kernel accepted.",
+            engine.submitted,
+        );
+        page.one(
+            "engine_reaps_total",
+            "Reaps of the engines that found a completion.",
+            engine.reap_sizes.count(),
+        );
+        page.one(
+            "engine_busy_total",
+            "Submissions that the kernel cut short because it had no room.",
+            engine.busy,
+        );
+        page.one(
+            "engine_retries_total",
+            "I/O requests that were retried after EAGAIN or EINTR.",
+            engine.retries,
+        );
+        page.one("engine_short_total", "Short transfers that an engine continued.", engine.short);
+        page.one(
+            "engine_waits_total",
+            "Times that an engine slept to wait for completions.",
+            engine.waits,
+        );
+        page.one(
+            "engine_max_in_flight",
+            "Most I/O requests that one engine had in flight.",
+            engine.max_in_flight,
+        );
     }
     let waiting = &report.waiting;
-    page.one("waiting", "Requests that wait for a place in an engine.", waiting.depth);
-    page.one("waiting_dropped_total", "Waits that ended with their connection.", waiting.dropped);
-    let begun = report.begun.iter().map(|(name, begun)| (&**name, begun));
-    page.metric(
-        ("in_flight", "export"),
-        "Requests that have begun and not ended, by image.",
-        begun,
+    page.one("waiting", "Requests that wait until their worker may start them.", waiting.depth);
+    page.one(
+        "waiting_dropped_total",
+        "Waiting requests that were dropped with their connection.",
+        waiting.dropped,
     );
+    let begun = report.begun.iter().map(|(name, begun)| (&**name, begun));
+    page.metric(("in_flight", "export"), "Requests in progress, by image.", begun);
     let classes = Class::ALL.map(|class| (class.to_string(), waiting.of(class)));
     let counts = classes.iter().map(|(name, waits)| (&**name, waits.count));
-    page.metric(("waited_total", "class"), "Requests that waited for a place.", counts);
+    page.metric(
+        ("waited_total", "class"),
+        "Requests that waited until their worker could start them.",
+        counts,
+    );
     let times = classes.iter().map(|(name, waits)| (&**name, waits.time.as_secs_f64()));
-    page.metric(("waited_seconds_total", "class"), "How long they did.", times);
+    page.metric(
+        ("waited_seconds_total", "class"),
+        "Seconds that requests waited until their worker could start them.",
+        times,
+    );
 }
 
 #[cfg(test)]

@@ -1,15 +1,16 @@
-//! Event notifiers: descriptors by which one thread ends another's wait.
+//! Event notifiers: eventfds with which one thread ends another's wait.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Adds one to an eventfd; it can only fail by being full, and then it is readable anyway.
-pub(crate) fn ring(eventfd: &OwnedFd) {
+/// Adds one to an eventfd. Fails only if its count is at the maximum, and then it is readable
+/// already.
+pub(crate) fn notify(eventfd: &OwnedFd) {
     let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
 }
 
-/// A new eventfd.
+/// Makes an eventfd with the count 0.
 pub(crate) fn eventfd() -> io::Result<Arc<OwnedFd>> {
     use rustix::event::EventfdFlags;
     let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;

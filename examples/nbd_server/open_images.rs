@@ -1,4 +1,4 @@
-//! The open images of files: one for each file, whatever its names.
+//! The open images of files: one for each file, however many names it has.
 //!
 //! ```text
 //!  export of the command line ──────────────────────────┐
@@ -7,14 +7,15 @@
 //!  OpenImages ─ identity of the file ─► Slot ───────────┘
 //! ```
 //!
-//! Each arrow to an image is a reference. An image is idle when only its slot has one. An image of a folder that
-//! is idle for a while is released: synced, unlocked for other programs, dropped. The next client that opens the
-//! file gets a new image, which reads the file anew: another program may have written to it.
+//! Each arrow to an image is a reference. An image is idle if its slot has the only one. An image
+//! of a folder that stays idle is released: it is synced, unlocked for other programs, and dropped.
+//! The next client that opens the file gets a new image, which reads the file anew, because another
+//! program may have written to it.
 //!
-//! A thread that opens an image, or drops it, holds the slot's `opening` meanwhile, so a file that is slow delays its
-//! own clients only. The slot's `state` is never locked during a system call: a thread that looks at all slots waits
-//! for it. The sync before a release runs without either: the release notes whether a client opened the image
-//! meanwhile, and then leaves it as it is.
+//! A thread holds the slot's `opening` lock while it opens or drops the image, so a slow file
+//! delays its own clients only. The `state` lock is never held during a system call, because
+//! threads that iterate over all slots take it. The sync before a release holds neither lock: the
+//! release checks afterwards whether a client has opened the image, and then keeps it.
 
 use std::collections::HashMap;
 use std::fs::{File, Metadata};
@@ -31,16 +32,17 @@ use tracing::{info, warn};
 use crate::blocks::{BLOCK, Image};
 use crate::lock::unlock;
 
-/// How often the server looks for idle images.
+/// The interval of the search for idle images.
 pub(crate) const IDLE_CHECK: Duration = Duration::from_secs(1);
 
-/// Most releases that one look begins, each in a thread of its own: an image that hangs keeps no other. A guess.
+/// Most releases that one search starts. Each runs on a thread of its own, so that an image that
+/// hangs does not delay the others. A guess.
 const AT_ONCE: usize = 64;
 
-/// Two numbers of a device and an inode, or of a block device.
+/// Device and inode of a file, or the number of a block device.
 pub(crate) type Identity = (u64, u64, u64);
 
-/// What makes two paths the same image: the inode, or for block devices the device.
+/// Returns what two paths of one image have in common: the inode, or for block devices the device.
 pub(crate) fn identity(meta: &Metadata) -> Identity {
     if meta.file_type().is_block_device() {
         (0, 0, meta.rdev())
@@ -53,18 +55,18 @@ pub(crate) fn identity(meta: &Metadata) -> Identity {
 #[derive(Debug)]
 pub(crate) struct OpenImages {
     slots: Mutex<HashMap<Identity, Arc<Slot>>>,
-    /// Most images that are open at a time.
+    /// Most images that may be open.
     most: usize,
-    /// The images are locked, and so unlocked when they are released.
+    /// Images are locked when they are opened, so a release unlocks them.
     has_locks: bool,
-    /// How often the images were made to grow.
+    /// The number of calls of [`grow`](Self::grow) so far.
     growths: AtomicU64,
 }
 
-/// The place of one file's image.
+/// One file's image, and the locks to open and release it.
 #[derive(Debug, Default)]
 struct Slot {
-    /// Held to open the image, and to drop it. Locked before `state`.
+    /// Held while the image is opened or dropped. Locked before `state`.
     opening: Mutex<()>,
     state: Mutex<State>,
 }
@@ -72,22 +74,22 @@ struct Slot {
 #[derive(Debug, Default)]
 struct State {
     image: Option<Arc<Image>>,
-    /// How often clients have opened it.
+    /// How often clients have opened the image.
     opened: u64,
-    /// When it was first seen idle.
+    /// When the image was first found idle.
     idle_since: Option<Instant>,
-    /// A thread is releasing it, or has failed to since a client opened it.
+    /// A release has begun since a client last opened the image; it may have failed.
     tried: bool,
 }
 
 impl OpenImages {
-    /// Without a limit.
+    /// Makes a table without a limit.
     pub(crate) fn new(has_locks: bool) -> Self {
         let growths = AtomicU64::new(0);
         Self { slots: Mutex::default(), most: usize::MAX, has_locks, growths }
     }
 
-    /// Lets so many images be open besides those that are.
+    /// Limits the number of open images to the present number plus `more`.
     pub(crate) fn limit(&mut self, more: usize) {
         self.most = self.slots.get_mut().len() + more;
     }
@@ -121,7 +123,7 @@ impl OpenImages {
         if let Ok(image) = &image
             && self.growths.load(Ordering::Relaxed) != growths
         {
-            grow(image); // the file may have been longer only after `open` looked
+            grow(image); // the file may have grown after `open` read its length
         }
         drop(opening);
         drop(slot);
@@ -131,39 +133,40 @@ impl OpenImages {
         image.map(Some)
     }
 
-    /// The image of a file, if it is open.
+    /// Returns the image of a file if it is open.
     pub(crate) fn find(&self, identity: &Identity) -> Option<Arc<Image>> {
         let slot = self.slots.lock().get(identity).cloned()?;
         let state = slot.state.lock();
         state.image.clone()
     }
 
-    /// All open images. One that is not released yet is among them, one that is not open yet is not.
+    /// Returns all images that were opened and are not released yet.
     pub(crate) fn all(&self) -> Vec<Arc<Image>> {
         let slots: Vec<_> = self.slots.lock().values().cloned().collect();
         slots.iter().filter_map(|slot| slot.state.lock().image.clone()).collect()
     }
 
-    /// Has images grow with their files, by whole blocks. One that a thread opens meanwhile is made to grow by that
-    /// thread, if `open` has the length of before.
+    /// Grows images with their files, by whole blocks. An image that a thread is opening now is
+    /// grown by that thread, if `open` used the old length.
     pub(crate) fn grow(&self) {
-        // Ordering: Relaxed; with the loads in `get`. If this looks at a slot before `get` puts an image there, the
-        // lock of the slots or of the slot's state orders this before the second load. Else this has the image.
+        // Ordering: Relaxed; with the loads in `get`. If this function reads a slot before `get`
+        // stores an image there, the lock of the slots or of the slot's state orders this increment
+        // before the second load. Otherwise this function sees the image.
         self.growths.fetch_add(1, Ordering::Relaxed);
         let slots: Vec<_> = self.slots.lock().values().cloned().collect();
-        // One image at a time, so that a file that hangs keeps no other image from its release. The files behind it
-        // are looked at once it answers.
+        // Holds one image at a time, so that a file that hangs does not keep other images from
+        // being released. The files after it are checked once it answers.
         let images = slots.iter().filter_map(|slot| slot.state.lock().image.clone());
         images.for_each(|image| grow(&image));
     }
 
-    /// Blocks every look at the images until the result is dropped; stands in for a file that hangs.
+    /// Blocks all access to the table until the result is dropped, like a file that hangs.
     #[cfg(test)]
     pub(crate) fn hold(&self) -> impl Sized {
         self.slots.lock()
     }
 
-    /// Has threads release images that were idle for long enough. Does not wait for them.
+    /// Starts threads that release images that were idle for `patience`. Does not wait for them.
     pub(crate) fn release_idle(&self, now: Instant, patience: Duration) {
         let slots: Vec<_> = self.slots.lock().values().cloned().collect();
         let due = slots.into_iter().filter_map(|slot| slot.due(now, patience).map(|at| (slot, at)));
@@ -171,14 +174,14 @@ impl OpenImages {
             let (its, has_lock) = (Arc::clone(&slot), self.has_locks);
             let release = move || drop(its.release(opened, has_lock, || {})); // an error is logged
             if thread::Builder::new().name("release".into()).spawn(release).is_err() {
-                slot.state.lock().tried = false; // the system has no memory for a thread: later
+                slot.state.lock().tried = false; // no memory for a thread: try again later
             }
         }
         prune(&mut self.slots.lock());
     }
 }
 
-/// Has an image grow with its file, by whole blocks.
+/// Grows an image with its file, by whole blocks.
 fn grow(image: &Image) {
     let Some(file) = image.file() else { return };
     let (name, before) = (&image.name, image.len());
@@ -196,12 +199,12 @@ fn grow(image: &Image) {
     }
 }
 
-/// The bytes of a file or block device.
+/// Returns the length of a file or block device in bytes.
 pub(crate) fn length(mut file: &File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0)) // block devices have no length in stat
 }
 
-/// Removes the slots without an image that no thread uses.
+/// Removes slots that have no image and that no thread uses.
 fn prune(slots: &mut HashMap<Identity, Arc<Slot>>) {
     slots.retain(|_, slot| {
         Arc::get_mut(slot).is_none_or(|slot| slot.state.get_mut().image.is_some())
@@ -209,11 +212,12 @@ fn prune(slots: &mut HashMap<Identity, Arc<Slot>>) {
 }
 
 impl Slot {
-    /// Returns how often the image has been opened if it has been idle for `patience`. The caller has it released.
+    /// If the image has been idle for `patience`, marks it as being released, and returns how often
+    /// it was opened. The caller must release it.
     fn due(&self, now: Instant, patience: Duration) -> Option<u64> {
         let mut state = self.state.lock();
         let state = &mut *state;
-        // If there is no other reference, all that its users did has happened before.
+        // There is no other reference, so all earlier uses happened before.
         if Arc::get_mut(state.image.as_mut()?).is_none() {
             state.idle_since = None;
             return None;
@@ -224,13 +228,14 @@ impl Slot {
         is_due.then_some(state.opened)
     }
 
-    /// Releases the image, unless a client has opened it since it was [`due`](Self::due), or opens it meanwhile. So
-    /// all that clients have written is synced here, and the drop writes nothing. Blocks.
+    /// Releases the image, unless a client has opened it since [`due`](Self::due) returned
+    /// `opened`. Everything that clients have written is synced here, so that the drop writes
+    /// nothing. Blocks.
     fn release(&self, opened: u64, has_lock: bool, meanwhile: impl FnOnce()) -> io::Result<()> {
         let image = {
             let state = self.state.lock();
             if state.opened != opened {
-                return Ok(()); // and `get` has reset `tried`
+                return Ok(()); // `get` has reset `tried`
             }
             let Some(image) = state.image.clone() else { return Ok(()) };
             image
@@ -240,12 +245,13 @@ impl Slot {
             .and_then(|()| image.file().filter(|_| has_lock).map(File::try_clone).transpose());
         meanwhile();
         let to_unlock = to_unlock.inspect_err(|error| {
-            // The next release is tried after a client has used the image, and that client is told
-            // of the error.
+            // The release is tried again after a client has used the image, and that client gets
+            // the error.
             warn!(export = image.name, %error, "an image stays locked");
         })?;
         drop(image);
-        let _opening = self.opening.lock(); // until all is dropped: a file is attached to the cache once
+        // Held until the image is dropped, because the cache may have a file only once.
+        let _opening = self.opening.lock();
         let image = {
             let mut state = self.state.lock();
             let is_idle = state.image.as_mut().is_some_and(|image| Arc::get_mut(image).is_some());
@@ -258,7 +264,7 @@ impl Slot {
         let Some(image) = image else { return Ok(()) };
         let name = image.name.clone();
         drop(image);
-        // Before the last descriptor is closed, which an engine may do later.
+        // Unlock before the last descriptor is closed: an engine may close its descriptor later.
         if let Some(Err(error)) = to_unlock.as_ref().map(unlock) {
             warn!(export = name, %error, "an image is not unlocked");
         }
@@ -281,7 +287,7 @@ mod tests {
     use crate::export::{Export, ExportTable};
     use crate::lock::lock;
 
-    /// A folder with an image, and the exports of it.
+    /// Makes a folder with an image, and its exports.
     fn folder(cache: &str) -> (TempDir, ExportTable) {
         let dir = tempfile::tempdir().unwrap();
         File::create(dir.path().join("a")).unwrap().set_len(4 * BLOCK as u64).unwrap();
@@ -315,7 +321,7 @@ mod tests {
         File::options().read(true).write(true).open(dir.path().join("a")).unwrap()
     }
 
-    /// Whether another program may write to it.
+    /// Returns whether another program may write to the image.
     fn is_free(dir: &TempDir) -> bool {
         lock(&other(dir), false, Duration::ZERO).is_ok()
     }
@@ -335,7 +341,7 @@ mod tests {
             let again = open(&table).unwrap();
             assert!(!is_free(&dir), "it is locked again");
             drop(again);
-            // Another program is first.
+            // Another program gets the lock first.
             table.release(|| {});
             let other = other(&dir);
             lock(&other, false, Duration::ZERO).unwrap();
@@ -361,7 +367,8 @@ mod tests {
         assert!(seen.len() == 1 && !is_free(&dir), "it is looked at");
     }
 
-    /// What it writes after the sync is written back before another program may write.
+    /// A client opens the image before the sync of its release: its later write is synced before
+    /// another program may write.
     #[test]
     fn a_client_that_comes_before_the_sync_keeps_the_image() {
         let (dir, table) = folder("1M");
@@ -411,7 +418,7 @@ mod tests {
             let used = open(&table).unwrap();
             assert_eq!((used.info.size, used.image.len()), (len, len), "--cache {cache}");
             assert!(!is_free(&dir), "it is locked");
-            // Not while it is used.
+            // The size does not change while the image is used.
             other.set_len(2 * len).unwrap();
             assert_eq!(table.find_export("a").unwrap().size, len);
             assert!(Arc::ptr_eq(&open(&table).unwrap().image, &used.image));
@@ -477,7 +484,8 @@ mod tests {
         assert!(bytes[..CLIENTS * BLOCK].iter().all(|&byte| byte == 200));
     }
 
-    /// A file that is slow to open, as one of a server that is away, delays its own clients only.
+    /// A file that is slow to open, as on a server that does not answer, delays its own clients
+    /// only.
     #[test]
     fn a_slow_open_delays_no_other_file() {
         let (dir, table) = folder("0");
@@ -508,7 +516,7 @@ mod tests {
         assert_eq!(image.unwrap().unwrap().len(), long);
     }
 
-    /// The last sync of the server, and a look for longer files.
+    /// The server's last sync and the search for grown files do not wait for a file that hangs.
     #[test]
     fn a_look_misses_no_open_image() {
         let (dir, table) = folder("1M");
@@ -517,7 +525,7 @@ mod tests {
         let state = slot.state.lock();
         thread::scope(|scope| {
             let look = scope.spawn(|| table.images.all().len());
-            thread::sleep(Duration::from_millis(20)); // a lock that is only tried has failed by then
+            thread::sleep(Duration::from_millis(20)); // by now a try_lock would have failed
             drop(state);
             assert_eq!(look.join().unwrap(), 1);
         });

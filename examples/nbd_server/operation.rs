@@ -1,4 +1,4 @@
-//! An operation, which is a request that was not answered at once, where it goes, and the reply of a request.
+//! Operations, which are requests that were not answered at once; their targets; and replies.
 
 use std::io;
 use std::rc::Rc;
@@ -13,26 +13,28 @@ use crate::admission::{Class, Queue};
 use crate::blocks::{Image, Source};
 use crate::contexts::Connection;
 
-/// The reply of a request, and the buffer that it needs no more.
+/// The reply of a request, and a buffer that the request no longer needs.
 #[derive(Debug)]
 pub(crate) struct Step {
     pub(crate) header: ReplyHeader,
-    /// What follows the header.
+    /// The payload behind the header.
     pub(crate) data: Option<AlignedBuf>,
-    /// A buffer of the connection's account that is no longer needed.
+    /// A buffer to release to the connection's account.
     pub(crate) spent: Option<AlignedBuf>,
 }
 
 /// A queued operation, and its buffer.
 pub(crate) type Waiting = (Operation, Option<AlignedBuf>);
 
-/// An image as one worker uses it: by all its connections that have it open, and by their operations.
+/// An image within one worker. Shared by the worker's connections that have it open, and by their
+/// operations.
 pub(crate) struct WorkerImage {
-    /// Attached to the worker's engine. Dropped before the reference to the image, which may be the last.
+    /// Attached to the worker's engine. A field before `image`, so that it is dropped before the
+    /// last reference to the image.
     pub(crate) source: Source<File>,
     pub(crate) image: Arc<Image>,
     pub(crate) queue: Rc<Queue<Waiting>>,
-    /// Of blocking operations.
+    /// The queue of blocking operations.
     pub(crate) blocking: Rc<Queue<Waiting>>,
 }
 
@@ -42,15 +44,15 @@ impl WorkerImage {
     }
 }
 
-/// Where the requests of a connection go.
+/// The image and the export of a connection's requests.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) image: Rc<WorkerImage>,
-    /// Where the export begins in the image.
+    /// The offset of the export in the image.
     pub(crate) start: u64,
-    /// Extents of the export begin and end at multiples of so many bytes.
+    /// The granularity of the export's extents, in bytes.
     pub(crate) unit: u64,
-    /// Of replies.
+    /// The style of reply headers.
     pub(crate) style: HeaderStyle,
 }
 
@@ -58,10 +60,10 @@ pub(crate) struct Target {
 pub(crate) struct Operation {
     pub(crate) conn: CtxRef<Connection>,
     pub(crate) target: Target,
-    /// Its offset is one of the image.
+    /// With the offset in the image, not in the export.
     pub(crate) request: Request,
     pub(crate) command: Command,
-    /// So many bytes of a WRITE are in the cache.
+    /// Bytes of a WRITE that are in the cache already.
     pub(crate) written: usize,
 }
 
@@ -73,14 +75,14 @@ pub(crate) struct Ended {
 }
 
 impl Operation {
-    /// Whether the operation blocks a thread of the cache, perhaps for long.
+    /// Returns whether the operation may block a thread of the cache for long.
     pub(crate) fn is_blocking(&self) -> bool {
         let Self { command, .. } = self;
         matches!(command, Command::Flush | Command::BlockStatus { .. })
             || matches!(command, Command::Trim { .. } | Command::WriteZeroes { .. })
     }
 
-    /// The priority of the operation while it is queued.
+    /// Returns the priority of the operation in a queue.
     pub(crate) fn class(&self) -> Class {
         let len = self.request.len;
         match self.command {
@@ -95,7 +97,7 @@ impl Operation {
 }
 
 impl Step {
-    /// The end of a request, whose offset is one of the image.
+    /// Makes the reply of a request, whose offset is relative to the image.
     pub(crate) fn reply(
         (request, command): (&Request, Command),
         target: &Target,

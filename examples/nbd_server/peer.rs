@@ -11,16 +11,16 @@ use socket2::Socket;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
     Address(SocketAddr),
-    /// That connected a Unix socket. The process is 0 if it is in another PID namespace.
+    /// A process that connected to a Unix socket. Its id is 0 if it is in another PID namespace.
     User {
         user: libc::uid_t,
         process: libc::pid_t,
     },
-    /// It is gone already.
+    /// The client is gone already.
     Unknown,
 }
 
-/// What limits count connections by.
+/// The key by which the limits count connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PeerKey {
     User(libc::uid_t),
@@ -64,11 +64,11 @@ impl fmt::Display for Peer {
     }
 }
 
-/// The process and the user that connected a Unix socket.
+/// Returns the process and the user that connected to a Unix socket.
 fn credentials(socket: &Socket) -> io::Result<libc::ucred> {
     let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: SO_PEERCRED stores one `ucred`, of the size said, and keeps nothing.
+    // SAFETY: SO_PEERCRED stores one `ucred`, of the given size, and keeps no pointer to it.
     let ret = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

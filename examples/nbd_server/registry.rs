@@ -1,8 +1,8 @@
 //! The list of sessions: all connections of the server.
 //!
-//! A worker touches the list once for each connection, never for a request. The main thread walks it
-//! to print it, with no lock held meanwhile; and at the end it closes it, so that no connection
-//! enters any more, and drains it: each connection there is told to end.
+//! A worker changes the list once for each connection, never for a request. The main thread
+//! iterates over the list without holding a lock, to print it. When the server stops, it closes the
+//! list, so that no connection enters it, and drains it to tell each connection to end.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,12 +20,12 @@ use crate::upstream::UpstreamStats;
 /// An entry in the list of sessions. Dropping it removes it.
 pub(crate) type Listed = Entry<Arc<PerCpuList<Client>>>;
 
-/// A connection as the list shows it.
+/// A connection in the list of sessions.
 #[derive(Debug)]
 pub(crate) struct Client {
     pub(crate) id: Id,
     pub(crate) peer: Peer,
-    /// The number of its worker.
+    /// The index of its worker.
     pub(crate) worker: usize,
     since: Instant,
     /// The name of its export, once it is negotiated.
@@ -41,12 +41,13 @@ impl Client {
     }
 
     pub(crate) fn set_export(&self, name: &str) {
-        let _ = self.export.set(name.to_owned()); // a connection negotiates once
+        let _ = self.export.set(name.to_owned()); // unset before: a connection negotiates once
     }
 
-    /// Counts requests that its worker has begun, or refused.
+    /// Counts requests that the worker has started or refused.
     pub(crate) fn count(&self, requests: u64) {
-        // Ordering: Relaxed, both; its worker alone stores it, and it publishes nothing.
+        // Ordering: Relaxed, both; only the connection's worker stores the count, and it publishes
+        // nothing.
         let before = self.requests.load(Ordering::Relaxed);
         self.requests.store(before + requests, Ordering::Relaxed);
     }
@@ -63,14 +64,13 @@ impl Registry {
         Ok(Self { sessions: Arc::new(PerCpuList::try_new()?) })
     }
 
-    /// Lists a connection in the slot of the CPU that its worker runs on. Refused once the server
-    /// stops.
+    /// Adds a connection to the list, in the slot of the worker's CPU. Fails once the server stops.
     pub(crate) fn add(&self, client: Client) -> Result<Listed, InsertError<Client>> {
         self.sessions.insert_arc(client)
     }
 
-    /// Refuses connections from now on, removes all from the list, and calls `tell` with each
-    /// session once. Returns their number.
+    /// Refuses further connections, removes all from the list, and calls `tell` once with each
+    /// session. Returns the number of sessions.
     pub(crate) fn end(&self, mut tell: impl FnMut(&Client)) -> Result<usize, LockError> {
         self.sessions.close()?;
         let mut told = 0;
@@ -81,7 +81,8 @@ impl Registry {
         Ok(told)
     }
 
-    /// The report to print. Sessions come and go meanwhile; those that stay are seen once.
+    /// Makes the report. Sessions may come and go during the iteration; a session that stays is
+    /// seen once.
     pub(crate) fn report(&self, exports: &ExportTable) -> RegistryReport {
         let row = |client: Ref<Client>| Row {
             id: client.id,
@@ -102,7 +103,7 @@ impl Registry {
         RegistryReport { exports: counts, rows, upstreams, sessions }
     }
 
-    /// The number of connections that each of `workers` workers has.
+    /// Returns the number of connections of each of `workers` workers.
     #[cfg(test)]
     pub(crate) fn by_worker(&self, workers: usize) -> Vec<usize> {
         let mut counts = vec![0; workers];
@@ -110,7 +111,7 @@ impl Registry {
         counts
     }
 
-    /// Returns whether no connection is listed, and checks the list.
+    /// Returns whether the list is empty, after a check of its structure.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.sessions.validate();
@@ -118,7 +119,7 @@ impl Registry {
     }
 }
 
-/// The sums of the figures of each name, in order of the names.
+/// Returns the sum of the figures of each name, in order of the names.
 pub(crate) fn by_name(figures: impl Iterator<Item = (String, usize)>) -> BTreeMap<String, usize> {
     let mut sums = BTreeMap::new();
     for (name, figure) in figures {
@@ -127,7 +128,7 @@ pub(crate) fn by_name(figures: impl Iterator<Item = (String, usize)>) -> BTreeMa
     sums
 }
 
-/// A session.
+/// A line of the report: one session.
 #[derive(Debug)]
 struct Row {
     id: Id,
@@ -139,13 +140,13 @@ struct Row {
     age: Duration,
 }
 
-/// The live sessions, and the figures of the list.
+/// The report on the sessions and the list.
 #[derive(Debug)]
 pub(crate) struct RegistryReport {
     rows: Result<Vec<Row>, LockError>,
-    /// The exports of the command line, and those that are open, and how many sessions have each open.
+    /// The number of sessions of each export: those of the command line, and others that are open.
     pub(crate) exports: BTreeMap<String, usize>,
-    /// Exports of other servers, by their names here.
+    /// Upstream exports, by their names on this server.
     pub(crate) upstreams: Vec<(String, UpstreamStats)>,
     pub(crate) sessions: Stats,
 }

@@ -1,8 +1,8 @@
-//! The figures of the server: the sums of the workers' counters, and those of lists, tables,
-//! engines and cache.
+//! The report on the server: the sums of the workers' counters, and the statistics of lists,
+//! tables, engines and cache.
 //!
-//! For people it is a page, with the tables by which the kernel's versions of these structures were
-//! published; for programs see [`metrics`](crate::metrics).
+//! It is displayed as a page with the tables in which the kernel's versions of these structures
+//! were published. For programs see [`metrics`](crate::metrics).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,18 +19,18 @@ use crate::counters::Counters;
 use crate::registry::{RegistryReport, by_name};
 use crate::worker::{Inbox, Message, Shared};
 
-/// Collects the figures; each thread that wants them has one.
+/// Collects reports. Each thread that wants them has one.
 #[derive(Clone)]
 pub(crate) struct Reporter {
     pub(crate) workers: Vec<Inbox>,
     pub(crate) shared: Shared,
-    /// How long to wait for the workers.
+    /// How long to wait for the reports of the workers.
     pub(crate) patience: Duration,
 }
 
 impl Reporter {
-    /// Asks every worker, and waits for their answers. Leaves out workers that have ended, or do
-    /// not answer within the patience: the caller has to go on.
+    /// Asks every worker for its figures and waits for them. Leaves out workers that have ended or
+    /// do not answer within the patience, so that a hanging worker does not block the caller.
     pub(crate) fn report(&self) -> ServerReport {
         let (sender, receiver) = mpsc::channel();
         for inbox in &self.workers {
@@ -67,12 +67,12 @@ impl Reporter {
     }
 }
 
-/// All workers together.
+/// The figures of all workers and of the shared structures.
 #[derive(Debug)]
 pub(crate) struct ServerReport {
     pub(crate) workers: usize,
     pub(crate) connections: TableStats,
-    /// Images that have requests in flight, and how many.
+    /// Running operations of each image that has some.
     pub(crate) begun: BTreeMap<String, usize>,
     pub(crate) counters: Counters,
     pub(crate) engine: Option<EngineStats>,
@@ -83,7 +83,7 @@ pub(crate) struct ServerReport {
 }
 
 impl ServerReport {
-    /// The part of the reads that the cache answered.
+    /// Returns the fraction of reads that the cache answered.
     pub(crate) fn hit_rate(&self) -> f64 {
         self.counters.hits as f64 / self.counters.reads.max(1) as f64
     }

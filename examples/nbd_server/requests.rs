@@ -1,17 +1,17 @@
-//! The requests of one worker: answered from memory, run as futures within a limit, or queued.
+//! The requests of one worker: answered from the cache, run as futures within a limit, or queued.
 //!
 //! ```text
-//!  start ─► answered from memory ────────────────────────────────────────► reply
+//!  start ─► answered from the cache ──────────────────────────────────────► reply
 //!      └─► below the limit? ─yes─► a future (commands, tasks) ─► its end ─► reply
-//!                └─no─► a queue (admission) ─────┘ ◄── another ends ──┘
+//!                └─no─► a queue (admission) ─────┘ ◄── an operation ends ─┘
 //! ```
 //!
-//! A blocking operation ([`Operation::is_blocking`]) occupies one of the cache's few threads,
-//! perhaps for long. So only a few blocking operations may run or wait among the others, and READs
-//! find places free; the blocking operations beyond them wait in a queue of their own.
+//! A blocking operation ([`Operation::is_blocking`]) may occupy one of the cache's few threads for
+//! long. So the worker runs and queues only a few of them among the other operations, and READs
+//! find free places. Further blocking operations wait in a queue of their own.
 //!
-//! A request that has begun continues to its end, also if its connection is closed meanwhile. A
-//! queued request is dropped then.
+//! A request that has begun runs to its end even if its connection is closed. A queued request of a
+//! closed connection is dropped.
 
 use std::collections::VecDeque;
 use std::io;
@@ -33,38 +33,38 @@ use crate::memory::ALIGN;
 use crate::operation::{Ended, Operation, Step, Target, Waiting, WorkerImage};
 use crate::tasks::{self, Panicked, Tasks};
 
-/// The limits of a worker's requests.
+/// Limits of the requests of a worker.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Operations that run.
+    /// Most running operations.
     pub(crate) depth: usize,
-    /// Operations that run or are queued.
+    /// Most running or queued operations.
     pub(crate) most: usize,
 }
 
 /// Most blocking operations that run or wait among the others. A guess: as many as an image has
-/// threads of the cache. Where the depth is small it is half of the depth, but at least 4.
+/// threads in the cache. With a small depth it is half of the depth, but at least 4.
 const MAX_BLOCKING: usize = 16;
 
-/// A worker's requests in flight, and the engine that works on them.
+/// The requests of a worker, and the engine that carries them out.
 pub(crate) struct Requests {
     pub(crate) engine: Rc<Engine>,
-    /// Those that connections of the worker have open, or operations use.
+    /// The images that connections of the worker have open, or that its operations use.
     images: Vec<Weak<WorkerImage>>,
     tasks: Tasks<Ended>,
-    /// Operations in all: see [`Limits`].
+    /// Most running or queued operations: see [`Limits`].
     most: usize,
     admission: Admission<Waiting>,
-    /// Admits blocking operations to the other one.
+    /// Admits blocking operations to `admission`.
     blocking: Admission<Waiting>,
-    /// Queued operations that ended as soon as they began.
+    /// Operations from the queues that ended when they were started.
     ended: VecDeque<Ended>,
     pub(crate) counters: Counters,
 }
 
 impl Requests {
-    /// Takes requests as the limits say. The waker is called, by any thread, when
-    /// [`complete`](Self::complete) should be.
+    /// Makes the requests of one worker. Any thread may call `waker`, when
+    /// [`complete`](Self::complete) has something to return.
     pub(crate) fn new(engine: Rc<Engine>, Limits { depth, most }: Limits, waker: Waker) -> Self {
         Self {
             engine,
@@ -73,13 +73,13 @@ impl Requests {
             most,
             admission: Admission::new(depth),
             blocking: Admission::new((depth / 2).clamp(4, MAX_BLOCKING)),
-            // With room for as many as there may be: it does not grow while requests are served.
+            // Full capacity from the start, so that it does not grow while requests are served.
             ended: VecDeque::with_capacity(most),
             counters: Counters::default(),
         }
     }
 
-    /// The image as this worker uses it, for a connection that opens it.
+    /// Returns this worker's state of an image, for a connection that opens it.
     pub(crate) fn open(&mut self, image: &Arc<Image>) -> io::Result<Rc<WorkerImage>> {
         self.images.retain(|known| known.strong_count() > 0);
         let mut known = self.images.iter().filter_map(Weak::upgrade);
@@ -91,7 +91,7 @@ impl Requests {
         Ok(opened)
     }
 
-    /// Whether one more request of that image may run or queue.
+    /// Returns whether one more request of this image may run or queue.
     pub(crate) fn has_room(&self, WorkerImage { queue, blocking, .. }: &WorkerImage) -> bool {
         let used = self.admission.running() + self.admission.waiting() + self.blocking.waiting();
         may_queue(self.most, used, || queue.running() + queue.waiting() + blocking.waiting())
@@ -102,27 +102,27 @@ impl Requests {
         admission.running() + admission.waiting() + blocking.waiting() == 0 && self.ended.is_empty()
     }
 
-    /// Whether [`complete`](Self::complete) has nothing to return.
+    /// Returns whether [`complete`](Self::complete) has nothing to return.
     pub(crate) fn nothing_completed(&self) -> bool {
         self.ended.is_empty() && !self.tasks.is_ready()
     }
 
-    /// Operations that have begun and not ended.
+    /// Returns the number of running operations.
     #[cfg(test)]
     pub(crate) fn begun(&self) -> usize {
         self.admission.running()
     }
 
-    /// Images that have operations which have begun, and how many.
+    /// Returns the number of running operations of each image that has some.
     pub(crate) fn begun_by_image(&self) -> Vec<(String, usize)> {
         let images = self.images.iter().filter_map(Weak::upgrade);
         let begun = images.map(|its| (its.image.name.clone(), its.queue.running()));
         begun.filter(|&(_, count)| count > 0).collect()
     }
 
-    /// Carries out a request, or at least begins to. `Some` if the reply is there already.
+    /// Starts a request. Returns its reply if it was answered at once.
     ///
-    /// `buf` is a READ's or BLOCK_STATUS's buffer, or a WRITE's data.
+    /// `buf` is the buffer of a READ or BLOCK_STATUS, or the data of a WRITE.
     pub(crate) fn start(
         &mut self,
         conn: &CtxRef<Connection>,
@@ -132,12 +132,12 @@ impl Requests {
         mut buf: Option<AlignedBuf>,
     ) -> Option<Step> {
         self.count(command, request.len);
-        request.offset += target.start; // in the image from here to the reply; the export ends inside it
+        request.offset += target.start; // from here to the reply an offset in the image
         let mut written = 0;
         let image = &target.image;
-        // An answer that is there at once needs no operation, nor a reference to its connection.
+        // A request that the cache answers needs no operation and no reference to its connection.
         if let Some(result) = self.answer(&image.image, command, &request, &mut buf, &mut written) {
-            let result = self.judge(&request, result);
+            let result = self.reply_result(&request, result);
             return Some(Step::reply((&request, command), target, result, buf));
         }
         let operation =
@@ -149,12 +149,12 @@ impl Requests {
         if let Some(ended) = self.queue(is_excess, (operation, buf)) {
             return Some(self.end(ended));
         }
-        self.admit(); // those that wait may not run
+        self.admit(); // a queued operation may be able to run
         None
     }
 
-    /// The result of a request that needs no wait. Otherwise `written` bytes of a WRITE may be in
-    /// the cache.
+    /// Returns the result of a request that needs no wait. Sets `written` to the bytes of a WRITE
+    /// that the cache has taken.
     fn answer(
         &mut self,
         image: &Image,
@@ -165,16 +165,16 @@ impl Requests {
     ) -> Option<io::Result<()>> {
         let Request { offset, len, .. } = *request;
         if len == 0 && command != Command::Flush {
-            return Some(Ok(())); // fallocate refuses an empty range, and nothing else has anything to do
+            return Some(Ok(())); // nothing to do, and fallocate refuses an empty range
         }
         match (command, buf) {
             (Command::Read { .. }, Some(buf)) => {
-                buf.set_len(len as usize); // of its room, which may be more
+                buf.set_len(len as usize); // its capacity may be larger
                 let hit = image.try_read(offset, buf);
                 self.counters.hits += u64::from(hit);
                 hit.then_some(Ok(()))
             }
-            (Command::Write { fua }, Some(buf)) if !image.passes_by(len, true) => {
+            (Command::Write { fua }, Some(buf)) if !image.bypasses_cache(len, true) => {
                 match image.try_write(offset, buf) {
                     Ok(done) if done == buf.len() && !fua => Some(Ok(())),
                     Ok(done) => {
@@ -204,18 +204,18 @@ impl Requests {
         }
     }
 
-    /// The waits of both queues. An operation that was in both counts twice.
+    /// Returns the waits of both queues. An operation that was in both counts twice.
     pub(crate) fn waits(&self) -> WaitStats {
         let mut stats = self.admission.stats();
         stats.add(&self.blocking.stats());
         stats
     }
 
-    /// What the client is told of a result, and the log.
-    fn judge(&mut self, request: &Request, result: io::Result<()>) -> Result<(), NbdError> {
+    /// Counts and logs a failure, and turns it into the error that the client gets.
+    fn reply_result(&mut self, request: &Request, result: io::Result<()>) -> Result<(), NbdError> {
         result.map_err(|error| {
             self.counters.errors += 1;
-            // An answer, not a failure.
+            // Not a failure: the client asked for something that the image does not support.
             if error.raw_os_error() == Some(libc::EOPNOTSUPP) {
                 return NbdError::NotSup;
             }
@@ -229,7 +229,7 @@ impl Requests {
         })
     }
 
-    /// Runs an operation that was admitted. It may end at once.
+    /// Starts an admitted operation. Returns it if it ends at once.
     fn begin(&mut self, operation: Operation, buf: Option<AlignedBuf>) -> Option<Ended> {
         let Operation { ref target, request, command, written, .. } = operation;
         let job = Job {
@@ -245,19 +245,19 @@ impl Requests {
         let size = buf.as_ref().map(AlignedBuf::capacity);
         let ended = self.tasks.spawn(async move {
             let (result, buf) = tasks::contain(job.run(buf)).await.unwrap_or_else(|Panicked| {
-                // The panic dropped the buffer, or the engine has it. The account is credited for
-                // one of its size.
+                // The panic dropped the buffer, or the engine still has it. Return another one of
+                // its size, to credit the account.
                 let buf = size.and_then(|size| AlignedBuf::try_zeroed(size, ALIGN));
                 (Err(io::Error::from_raw_os_error(libc::EIO)), buf)
             });
             Ended { operation, result, buf }
         })?;
-        self.leave(&ended.operation);
+        self.release_place(&ended.operation);
         Some(ended)
     }
 
-    /// An operation that had begun has ended.
-    fn leave(&mut self, operation: &Operation) {
+    /// Releases the place of an operation that has ended.
+    fn release_place(&mut self, operation: &Operation) {
         let image = &operation.target.image;
         self.admission.end(&image.queue);
         if operation.is_blocking() {
@@ -265,15 +265,15 @@ impl Requests {
         }
     }
 
-    /// The reply of an operation that has ended.
+    /// Returns the reply of an operation that has ended.
     fn end(&mut self, Ended { operation, result, buf }: Ended) -> Step {
         let Operation { ref request, command, ref target, .. } = operation;
-        let result = self.judge(request, result);
+        let result = self.reply_result(request, result);
         Step::reply((request, command), target, result, buf)
     }
 
-    /// Queues an operation, and a blocking one among those beyond the limit, if it `is_excess`. Returns
-    /// it, ended, if there is no memory.
+    /// Queues an operation; with `is_excess`, among the blocking operations beyond the limit.
+    /// Returns it with an error if there is no memory.
     fn queue(&mut self, is_excess: bool, waiting: Waiting) -> Option<Ended> {
         let image = Rc::clone(&waiting.0.target.image);
         let (class, is_blocking) = (waiting.0.class(), waiting.0.is_blocking());
@@ -288,7 +288,7 @@ impl Requests {
         Some(Ended { operation, result: Err(io::Error::from_raw_os_error(libc::ENOMEM)), buf })
     }
 
-    /// Runs queued operations, as far as the limits allow.
+    /// Starts queued operations, as far as the limits allow.
     fn admit(&mut self) {
         loop {
             let ended = if let Some(waiting) = self.blocking.next() {
@@ -302,7 +302,7 @@ impl Requests {
         }
     }
 
-    /// Drops what a closed connection has waiting; `give` gets the buffers.
+    /// Drops the queued operations of a closed connection. `give` gets their buffers.
     pub(crate) fn abandon(&mut self, conn: Id, mut give: impl FnMut(AlignedBuf)) {
         let is_its = |(operation, _): &Waiting| CtxRef::id(&operation.conn) == conn;
         let Self { admission, blocking, .. } = self;
@@ -313,18 +313,15 @@ impl Requests {
             }
             buf.into_iter().for_each(&mut give);
         });
-        self.admit(); // blocking operations of other connections
+        self.admit(); // may start blocking operations of other connections
     }
 
-    /// Goes on with what has completed, up to the next operation that ends; `None` when there is
-    /// none.
-    ///
-    /// With the slot of the connection that the step is for. If the connection is closed, the
-    /// buffer comes back.
+    /// Polls woken operations until one ends. Returns its reply and the slot of its connection;
+    /// `None` if no operation ends. If the connection is closed, only the buffer is returned.
     pub(crate) fn complete(&mut self) -> Option<Result<(usize, Step), Option<AlignedBuf>>> {
         let ended = self.ended.pop_front().or_else(|| {
             let ended = self.tasks.next()?;
-            self.leave(&ended.operation);
+            self.release_place(&ended.operation);
             self.admit(); // a slot is free
             Some(ended)
         })?;
@@ -333,7 +330,7 @@ impl Requests {
         let closed = CtxRef::is_removed(conn);
         let step = self.end(ended);
         if closed {
-            // The request was carried out all the same.
+            // The request was carried out nevertheless.
             self.counters.closed += 1;
             return Some(Err(step.data.or(step.spent)));
         }

@@ -1,4 +1,4 @@
-//! The shell command of `--run`: started once the server listens, and told where to connect.
+//! The shell command of `--run`, started once the server listens.
 
 use std::io::{self, Write};
 use std::os::fd::OwnedFd;
@@ -13,14 +13,16 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 /// A running command.
 pub(crate) struct RunCommand {
-    /// Names the process also when its id is another's. `None` where the kernel has none (before 5.3).
+    /// A pidfd, which cannot name another process later. `None` if the kernel has none (before
+    /// 5.3).
     process: Option<OwnedFd>,
     status: Arc<OnceLock<ExitStatus>>,
 }
 
 impl RunCommand {
-    /// Runs a command of the shell. Its environment says where the server listens (`addresses`, as the server prints
-    /// them) and how to reach `export`, over TLS if that is required. When the command has ended, `notify` gets a byte.
+    /// Starts a shell command. Its environment tells where the server listens (`addresses`, in the
+    /// form that the server prints) and how to reach `export`, by TLS if it is required. `notify`
+    /// gets a byte when the command ends.
     pub(crate) fn start(
         command: &str,
         addresses: &[String],
@@ -37,19 +39,20 @@ impl RunCommand {
         let ended = Arc::clone(&status);
         let wait = move || {
             if let Ok(status) = child.wait() {
-                let _ = ended.set(status); // no other code sets it
+                let _ = ended.set(status); // only this thread sets it
             }
-            let _ = (&notify).write(&[0]); // if nothing reads it, the server ends already
+            let _ = (&notify).write(&[0]); // fails only if the server is ending already
         };
         thread::Builder::new().name("run".into()).spawn(wait)?;
         Ok(Self { process, status })
     }
 
-    /// The exit code as the shell would give it, if the command has ended. Otherwise asks it to end (SIGTERM).
+    /// Returns the exit code, as a shell would, if the command has ended. Otherwise asks the
+    /// command to end (SIGTERM).
     pub(crate) fn end(&self) -> Option<u8> {
         let Some(status) = self.status.get() else {
             let end = |process| pidfd_send_signal(process, Signal::TERM);
-            let _ = self.process.as_ref().map(end); // it may have ended a moment ago
+            let _ = self.process.as_ref().map(end); // fails if the command has just ended
             return None;
         };
         let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
@@ -57,7 +60,7 @@ impl RunCommand {
     }
 }
 
-/// The variables of nbdkit's `--run`, as far as they make sense here.
+/// Returns the variables of nbdkit's `--run` that apply here.
 fn variables(addresses: &[String], export: &str, tls: TlsPolicy) -> Vec<(&'static str, String)> {
     let unix = addresses.iter().find_map(|address| address.strip_prefix("unix:"));
     let tcp = addresses.iter().find_map(|address| address.strip_prefix("tcp:"));
@@ -78,7 +81,7 @@ fn variables(addresses: &[String], export: &str, tls: TlsPolicy) -> Vec<(&'stati
     found
 }
 
-/// The text with every byte escaped that has a meaning in a URI.
+/// Escapes every byte that has a meaning in a URI.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for byte in text.bytes() {

@@ -12,7 +12,7 @@ use crate::operation::{Target, WorkerImage};
 
 /// The negotiated export, and the state of the request stream.
 pub(crate) struct Session {
-    /// As the client was told of it: it may have grown since.
+    /// The export with the size that the client was told; the image may have grown since.
     export: Export,
     pub(crate) target: Target,
     agreed: Agreed,
@@ -34,18 +34,19 @@ enum Stream {
 pub(crate) enum Next {
     /// More bytes are needed.
     More,
-    /// The request has to wait for a buffer; its header was not consumed.
+    /// The request must wait for a buffer; its header was not consumed.
     NoMemory(OutOfMemory),
-    /// A request to carry out; a READ's or BLOCK_STATUS's buffer to fill, or a WRITE's data.
+    /// A request to carry out, with the buffer that a READ or BLOCK_STATUS fills or the data of a
+    /// WRITE.
     Start(Request, Command, Option<AlignedBuf>),
     /// A request to answer with an error.
     Refuse(Request, NbdError),
-    /// The next request cannot be found in the stream; says why.
+    /// The start of the next request is unknown, for the given reason.
     OutOfStep(String),
 }
 
 impl Session {
-    /// `image` is that of the export.
+    /// Makes a session. `image` is the image of the export.
     pub(crate) fn new(export: Export, image: Rc<WorkerImage>, agreed: Agreed) -> Self {
         let unit = export.info.min_block.max(1).into();
         let target = Target { image, start: export.start, unit, style: agreed.style };
@@ -129,12 +130,12 @@ impl Session {
         }
     }
 
-    /// Whether a WRITE's payload is on its way.
+    /// Returns whether a part of a WRITE's payload is missing.
     pub(crate) fn is_inside_payload(&self) -> bool {
         matches!(self.stream, Stream::Payload { .. })
     }
 
-    /// The part of a WRITE's payload that has not arrived, so that it can be received in place.
+    /// Returns the space for the missing part of a WRITE's payload, to receive it in place.
     pub(crate) fn payload_space(&mut self) -> Option<&mut [u8]> {
         match &mut self.stream {
             Stream::Payload { buf, filled, .. } => Some(&mut buf[*filled..]),
@@ -142,14 +143,14 @@ impl Session {
         }
     }
 
-    /// Says that `count` bytes were received into [`payload_space`](Self::payload_space).
+    /// Records that `count` bytes were received into [`payload_space`](Self::payload_space).
     pub(crate) fn payload_received(&mut self, count: usize) {
         if let Stream::Payload { filled, .. } = &mut self.stream {
             *filled += count;
         }
     }
 
-    /// The buffer of a WRITE whose payload will not arrive any more.
+    /// Returns the buffer of an incomplete WRITE. The payload will not arrive any more.
     pub(crate) fn abandon(self) -> Option<AlignedBuf> {
         match self.stream {
             Stream::Payload { buf, .. } => Some(buf),

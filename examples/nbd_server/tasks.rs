@@ -1,12 +1,12 @@
-//! The requests of one worker that have begun and not ended, each a future.
+//! The running operations of one worker, each a future.
 //!
 //! ```text
 //!  wake, on any thread ─► ready list ─► the worker polls the future ─► Pending, or its result
-//!                            └─► the worker's event notifier, if another thread wakes and the list was empty
+//!                            └─► notifies the worker, if the list was empty, from another thread
 //! ```
 //!
-//! A waker names a place in the table of futures. The place may belong to another future by the time that the
-//! waker is used: then that future is polled once in vain.
+//! A waker names a slot in the table of futures. If the slot belongs to another future by the time
+//! the waker is used, that future is polled once in vain.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -22,22 +22,22 @@ use slab::Slab;
 /// The futures of one worker.
 pub(crate) struct Tasks<T> {
     futures: Slab<Pin<Box<dyn Future<Output = T>>>>,
-    /// By place; made once.
+    /// The waker of each slot, made once.
     wakers: Vec<Arc<TaskWaker>>,
     ready: Arc<Ready>,
 }
 
 struct Ready {
-    /// Places whose futures are to be polled.
+    /// Slots whose futures are to be polled.
     places: Mutex<VecDeque<usize>>,
-    /// The thread that polls.
+    /// The id of the thread that polls.
     worker: u64,
     notifier: Waker,
 }
 
 struct TaskWaker {
     place: usize,
-    /// It is on the list.
+    /// Whether the slot is on the ready list.
     is_listed: AtomicBool,
     ready: Arc<Ready>,
 }
@@ -48,8 +48,9 @@ impl Wake for TaskWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Ordering: AcqRel, here and in `Tasks::next`; if the place is listed already, the swap there reads this
-        // one's value, and carries to the poll what the waking thread did before.
+        // Ordering: AcqRel, here and in `Tasks::next`. If the slot is listed already, the swap
+        // there reads the value stored here, which carries the waking thread's earlier writes to
+        // the poll.
         if self.is_listed.swap(true, Ordering::AcqRel) {
             return;
         }
@@ -57,7 +58,7 @@ impl Wake for TaskWaker {
         let was_empty = places.is_empty();
         places.push_back(self.place);
         drop(places);
-        // The worker looks at the list before it sleeps, so its own wakes need no notification.
+        // The worker checks the list before it sleeps, so its own wakes need no notification.
         if was_empty && thread_id() != self.ready.worker {
             self.ready.notifier.wake_by_ref();
         }
@@ -65,19 +66,20 @@ impl Wake for TaskWaker {
 }
 
 impl<T> Tasks<T> {
-    /// For the calling thread. Another thread that wakes a task wakes `notifier`.
+    /// Makes the tasks of the calling thread. A wake by another thread wakes `notifier`.
     pub(crate) fn new(capacity: usize, notifier: Waker) -> Self {
         let places = Mutex::new(VecDeque::with_capacity(capacity));
         let ready = Arc::new(Ready { places, worker: thread_id(), notifier });
         Self { futures: Slab::with_capacity(capacity), wakers: Vec::new(), ready }
     }
 
-    /// Whether a future is to be polled.
+    /// Returns whether a future is to be polled.
     pub(crate) fn is_ready(&self) -> bool {
         !self.ready.places.lock().is_empty()
     }
 
-    /// Polls a future. Returns its result if it is there at once; otherwise [`next`](Self::next) will.
+    /// Polls a new future. Returns its result if it is ready; otherwise a later
+    /// [`next`](Self::next) does.
     pub(crate) fn spawn(&mut self, future: impl Future<Output = T> + 'static) -> Option<T> {
         let place = self.futures.insert(Box::pin(future));
         if place == self.wakers.len() {
@@ -110,11 +112,11 @@ impl<T> Tasks<T> {
     }
 }
 
-/// A future panicked. The panic hook has printed why.
+/// The error of a future that panicked. The panic hook has reported the panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Panicked;
 
-/// Returns the future's result, or that it panicked, so that one request does not end its worker.
+/// Catches a panic of the future, so that one request does not end its worker.
 pub(crate) async fn contain<T>(future: impl Future<Output = T>) -> Result<T, Panicked> {
     let mut future = pin!(future);
     poll_fn(|context| {
@@ -144,7 +146,7 @@ mod tests {
         }
     }
 
-    /// A future that ends once the flag is set, and the waker of its last poll.
+    /// A future that ends once the flag is set, and passes on the waker of its last poll.
     fn wait_for(
         flag: &Arc<AtomicBool>,
         waker: &Rc<RefCell<Option<Waker>>>,

@@ -1,8 +1,8 @@
-//! TLS on a connection's socket, non-blocking. Only with the cargo feature `tls`.
+//! TLS on a connection's non-blocking socket. Needs the cargo feature `tls`.
 //!
-//! The certificates lie in a folder under the names that QEMU and nbdkit use: `server-cert.pem`,
-//! `server-key.pem`, and `ca-cert.pem` of the authority that signs the certificates of clients. A
-//! `ca-crl.pem` beside it lists the revoked ones.
+//! The certificates have the names that QEMU and nbdkit use: `server-cert.pem`, `server-key.pem`,
+//! and `ca-cert.pem` of the authority that signs the certificates of clients. `ca-crl.pem`, if it
+//! exists, lists revoked certificates.
 
 use std::io::{self, Read, Write};
 
@@ -13,28 +13,29 @@ use crate::args::Args;
 
 /// The TLS session of a connection.
 pub(crate) trait Tls {
-    /// Whether there are decrypted bytes, or an end behind them, that no event of the socket
-    /// tells of.
+    /// Returns whether decrypted bytes, or the end of the input, wait to be read. The socket has no
+    /// event for them.
     fn has_plaintext(&self) -> bool;
 
-    /// Whether bytes wait for the socket.
+    /// Returns whether encrypted bytes wait for the socket.
     fn holds_output(&self) -> bool;
 
-    /// Says that nothing more is sent.
+    /// Queues the message that ends the session.
     fn close(&mut self);
 
-    /// Fills as much of `buf` as has arrived; 0 at the end of the input.
+    /// Reads available bytes into `buf`. Returns 0 at the end of the input.
     fn read(&mut self, socket: &Socket, buf: &mut [u8]) -> io::Result<usize>;
 
-    /// Encrypts, and sends, until the socket takes no more. Returns how many bytes it took over;
-    /// those not sent leave with the next flush.
+    /// Encrypts and sends until the socket takes no more. Returns the number of bytes taken; those
+    /// that were not sent leave with the next flush.
     fn write(&mut self, socket: &Socket, pieces: &[io::IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Sends what waits for the socket; fails with `WouldBlock` if it does not take all of it.
+    /// Sends the bytes that wait for the socket. Fails with `WouldBlock` if the socket does not
+    /// take all of them.
     fn flush(&mut self, socket: &Socket) -> io::Result<()>;
 }
 
-/// What the server offers its clients.
+/// The TLS configuration for clients.
 #[derive(Debug, Default)]
 pub(crate) struct Acceptor {
     pub(crate) policy: TlsPolicy,
@@ -42,7 +43,7 @@ pub(crate) struct Acceptor {
     config: Option<std::sync::Arc<rustls::ServerConfig>>,
 }
 
-/// A connection's socket, and TLS over it once that was started.
+/// A connection's socket, with its TLS session if that was started.
 pub(crate) struct Wire<'a> {
     pub(crate) socket: &'a Socket,
     pub(crate) tls: Option<&'a mut (dyn Tls + 'static)>,
@@ -80,7 +81,8 @@ impl Write for Wire<'_> {
         }
     }
 
-    /// Sends what TLS holds back; fails with `WouldBlock` if the socket does not take all of it.
+    /// Sends the bytes that TLS has buffered. Fails with `WouldBlock` if the socket does not take
+    /// all of them.
     fn flush(&mut self) -> io::Result<()> {
         self.tls.as_mut().map_or(Ok(()), |tls| tls.flush(self.socket))
     }
@@ -91,7 +93,7 @@ impl Acceptor {
     ///
     /// # Errors
     ///
-    /// Says which file is missing or malformed, or which option.
+    /// A message that names the missing or malformed file, or the option.
     pub(crate) fn new(args: &Args) -> Result<Self, String> {
         match (args.tls, &args.tls_certificates) {
             (TlsPolicy::Off, None) => Ok(Self::default()),
@@ -117,12 +119,12 @@ mod with_rustls {
 
     use super::{Acceptor, Args, Read, Tls, Write, io};
 
-    /// Bytes that TLS holds back while the socket takes none.
+    /// Most bytes that TLS buffers while the socket takes none.
     const HELD: usize = 64 << 10;
-    /// Memory of a session beside them: its keys, and records that have not arrived whole. A guess.
+    /// Memory of a session in addition: keys, and incomplete records. A guess.
     const SESSION: usize = 64 << 10;
-    /// Bytes received in one read. Records without data make no progress, so a client could keep a
-    /// worker there. A guess: twice what is read at once without TLS.
+    /// Most bytes received in one read. Records without data make no progress, so a client could
+    /// keep a worker busy with them. A guess: twice as much as one read without TLS.
     const BUDGET: usize = 512 << 10;
 
     impl Acceptor {
@@ -134,12 +136,12 @@ mod with_rustls {
             Ok(Self { policy: args.tls, config })
         }
 
-        /// Memory that a session may take.
+        /// Returns the most memory that a session uses.
         pub(crate) fn room(&self) -> usize {
             self.config.as_ref().map_or(0, |_| HELD + SESSION)
         }
 
-        /// Starts TLS: the client speaks next.
+        /// Starts a TLS session. The client sends first.
         pub(crate) fn accept(&self) -> io::Result<Box<dyn Tls>> {
             let config = self.config.clone().ok_or(ErrorKind::Unsupported)?;
             let mut session = ServerConnection::new(config).map_err(io::Error::other)?;
@@ -173,7 +175,7 @@ mod with_rustls {
             }
             let mut verifier =
                 WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
-            // Only a name that is not there means no list: a dangling link is an error.
+            // Only a missing file means that there is no list: a dangling link is an error.
             let there = file(crl).symlink_metadata();
             if there.is_ok() || there.is_err_and(|e| e.kind() != ErrorKind::NotFound) {
                 let lists = CertificateRevocationListDer::pem_file_iter(file(crl))
@@ -192,7 +194,7 @@ mod with_rustls {
         let chain = certificates(cert)?;
         let secret = PrivateKeyDer::from_pem_file(file(key)).map_err(|e| fail(key, &e))?;
         let mut config = builder.with_single_cert(chain, secret).map_err(|e| fail(cert, &e))?;
-        // A session that resumes is not verified again, and connections last long.
+        // A resumed session would not be verified again, and connections are long-lived.
         config.session_storage = Arc::new(NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         Ok(config)
@@ -204,9 +206,9 @@ mod with_rustls {
 
     struct Rustls {
         session: ServerConnection,
-        /// Bytes that were decrypted and not read.
+        /// Decrypted bytes that were not read yet.
         plaintext: usize,
-        /// How the input ended, behind plaintext that was not read yet.
+        /// How the input ended, after the plaintext.
         ended: Option<io::Result<()>>,
     }
 
@@ -232,22 +234,22 @@ mod with_rustls {
                             break;
                         }
                         let received = match budget {
-                            0 => Err(ErrorKind::WouldBlock.into()), // epoll tells again of the rest
+                            0 => Err(ErrorKind::WouldBlock.into()), // epoll reports the rest again
                             _ => self.receive(socket),
                         };
                         match received {
                             Err(error) if is_transient(&error) => match filled {
                                 0 => return Err(error),
-                                _ => break, // it is said again next time
+                                _ => break, // the next read reports it again
                             },
-                            // What was decrypted in front of the error is read first.
+                            // Data that was decrypted before the error is read first.
                             Err(error) => self.ended = Some(Err(error)),
                             Ok(count) => budget = budget.saturating_sub(count),
                         }
                     }
                     Err(error) if error.kind() != ErrorKind::UnexpectedEof => return Err(error),
-                    // UnexpectedEof is the end without a goodbye. A request that it cuts off is not
-                    // carried out.
+                    // UnexpectedEof is an end without a close_notify. A request that it cuts off is
+                    // not carried out.
                     Ok(0) | Err(_) => {
                         self.ended.get_or_insert(Ok(()));
                         break;
@@ -266,7 +268,7 @@ mod with_rustls {
 
         /// Sends whenever [`HELD`] bytes are encrypted.
         fn write(&mut self, socket: &Socket, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
-            // Of the first of `rest`, `skip` bytes were taken over.
+            // The first `skip` bytes of the first piece of `rest` were taken already.
             let (mut taken, mut rest, mut skip) = (0, pieces, 0);
             loop {
                 while rest.first().is_some_and(|first| skip >= first.len()) {
@@ -283,7 +285,7 @@ mod with_rustls {
                     continue;
                 }
                 if !self.holds_output() {
-                    return Err(ErrorKind::WriteZero.into()); // it takes no more, whatever is sent
+                    return Err(ErrorKind::WriteZero.into()); // the session takes no more
                 }
                 match self.flush(socket) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock && taken > 0 => {
@@ -307,12 +309,12 @@ mod with_rustls {
     }
 
     impl Rustls {
-        /// Receives and decrypts once; returns the bytes received. What the handshake answers is
-        /// sent at once; what the socket does not take of that is sent with the next flush.
+        /// Receives and decrypts once. Returns the number of bytes received. Sends the answers of
+        /// the handshake at once; the next flush sends the rest.
         fn receive(&mut self, mut socket: &Socket) -> io::Result<usize> {
             let count = self.session.read_tls(&mut socket)?;
             let state = self.session.process_new_packets();
-            let sent = self.flush(socket); // also the alert, if there is one
+            let sent = self.flush(socket); // sends an alert too, if there is one
             self.plaintext = state.map_err(io::Error::other)?.plaintext_bytes_to_read();
             match sent {
                 Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),

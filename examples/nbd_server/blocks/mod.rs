@@ -1,27 +1,30 @@
-//! The images, and the blocks of them that are kept in memory.
+//! The images, and the cache of their blocks.
 //!
 //! ```text
-//!  READ ─► all there? ─yes─► copied to the reply's buffer: no future, no wait
-//!             └─no─► a future of the worker reads the image, and keeps what it reads, if it is short
-//!  WRITE ─► each block there, or a buffer free? ─yes─► copied to the cache, dirty ─► reply
-//!             └─no─► a future waits for that; long ones go past the cache, to the image
+//!  READ ─► all blocks cached? ─yes─► copied to the reply's buffer, without a future
+//!             └─no─► a future of the worker reads the image, and keeps the blocks of a short READ
+//!  WRITE ─► each block cached, or a buffer free? ─yes─► copied to the cache, dirty ─► reply
+//!             └─no─► a future waits for buffers; a long WRITE bypasses the cache
 //! ```
 //!
-//! All changes go by way of the cache, also those past it, which exclude others from their blocks, so what was answered
-//! is on the image, or it is dirty here; see [`commands`](crate::commands).
+//! All changes pass through the cache, even those that bypass its buffers: they exclude other
+//! changes of their blocks. So an answered change is on the image, or dirty in the cache; see
+//! [`commands`](crate::commands).
 //!
-//! A read for the cache claims its blocks before it begins: a WRITE of one of them waits for the read. A block that
-//! cannot be claimed, because it is there, or is read for another READ, or no buffer is free, is answered all the same,
-//! and not kept: no READ waits for another's read, nor fails with it. While few READs find their blocks, the cache also
-//! refuses the first claim of a block: the READ goes past the cache, to its own buffer.
+//! A READ that fills the cache claims its blocks before it reads them, and a WRITE of a claimed
+//! block waits for the READ. A block cannot be claimed if it is cached, if another READ is reading
+//! it, or if no buffer is free. The READ then returns it without keeping it, so no READ waits for
+//! another one or fails with it. While few READs hit, the cache also refuses the first claim of a
+//! block: the READ bypasses the cache.
 //!
-//! A sync that fails poisons the image for as long as the server lives: writes, trims and flushes get EIO from then on,
-//! and reads what is in the cache, or on the image and was not written since the last good sync. The rest may be
-//! lost: EIO, too. What cannot be written back stays dirty, can be read, and is tried again.
+//! A failed sync poisons the image until the server ends: writes, trims and flushes fail with EIO.
+//! A read returns blocks that are cached, and blocks of the image that were not written since the
+//! last successful sync. Other blocks may be lost, and their reads fail with EIO. A block that
+//! cannot be written back stays dirty and readable, and is written again later.
 //!
-//! With `--cache 0` the engine reads and writes the image, and the cache does not know what was written: after a failed
-//! sync, READs and WRITEs go on, and READs may return bytes that are lost after a crash. FLUSH, FUA, TRIM and ZEROES get
-//! EIO.
+//! With `--cache 0` the engine reads and writes the image, so the cache does not know which blocks
+//! were written. After a failed sync, READs and WRITEs continue, and READs may return bytes that a
+//! crash would lose. FLUSH, FUA, TRIM and ZEROES fail with EIO.
 
 #[cfg(test)]
 mod tests;
@@ -45,17 +48,17 @@ use crate::calls::Calls;
 use crate::flushes::Flushes;
 use crate::upstream::NbdDevice;
 
-/// Bytes of a block: what most clients' file systems read at least.
+/// Bytes of a block: the smallest read of most clients' file systems.
 pub(crate) const BLOCK: usize = 4096;
-/// A request is kept up to this part of the cache, so that one client leaves something to others. A
-/// guess.
+/// A request may fill at most one of this many parts of the cache, so that one client does not
+/// evict all blocks of others. A guess.
 const SHARE: u64 = 8;
-/// A READ of so many bytes and more that begins where another ended is part of a scan, which is mostly read
-/// once; to keep its 16 blocks took the server as much time as a READ of 64 KiB itself. Longer WRITEs go past
-/// the cache for the same reason. A guess.
+/// A READ of at least this many bytes that begins where another READ ended belongs to a scan, whose
+/// blocks are mostly read once. Keeping 16 blocks took as much time as a READ of 64 KiB itself.
+/// Longer WRITEs bypass the cache for the same reason. A guess.
 const SCAN: usize = 4 * BLOCK;
-/// How long the cache waits for a buffer while none can be written back. A guess: a disk that is full says so at
-/// once, and one that is slow may take seconds.
+/// How long the cache waits for a buffer while no block can be written back. A guess: a full disk
+/// reports it at once, and a slow one may take seconds.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// The cache of all images.
@@ -66,27 +69,27 @@ pub(crate) struct Blocks {
     longest: u64,
 }
 
-/// What holds the bytes of an image.
+/// The bytes of an image.
 pub(crate) struct Backing {
-    /// What is below the cache.
+    /// The device below the cache.
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) source: Source<File>,
 }
 
-/// What reads and writes an image past the cache.
+/// What reads and writes an image when the cache is bypassed.
 #[derive(Clone)]
 pub(crate) enum Source<F> {
-    /// A file, by the workers' engines.
+    /// A file, which the workers' engines read and write.
     File(F),
     /// An export of another server.
     Upstream(Arc<NbdDevice>),
-    /// The device of a test, by a thread of the cache. If there is a file, an engine reads that.
+    /// A test's device, called on a thread of the cache. If there is a file, an engine reads it.
     #[cfg(test)]
     Device(Arc<dyn BlockDevice>, Option<F>),
 }
 
 impl Source<File> {
-    /// The same for the tasks of an engine.
+    /// Returns the same source for tasks of an engine.
     pub(crate) fn attach(&self, engine: &Engine) -> io::Result<Source<aio_reap::File>> {
         let attach = |file: &File| engine.attach(file.try_clone()?);
         Ok(match self {
@@ -101,10 +104,10 @@ impl Source<File> {
 }
 
 impl Backing {
-    /// A file, as large as it is now.
+    /// Opens a file with its present size.
     pub(crate) fn open(file: &File) -> io::Result<Self> {
         let device = EngineDevice::new(file.try_clone()?)?;
-        // With O_DIRECT no part of a unit can be written; exports are rounded down as well.
+        // O_DIRECT writes whole units only: leave out a part of a unit, as exports do.
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
         let device = Arc::new(device.up_to(len));
         Ok(Self { device, source: Source::File(file.try_clone()?) })
@@ -116,33 +119,34 @@ impl Backing {
     }
 }
 
-/// An image, and what is kept of it.
+/// An image, its cached blocks, and what its requests share.
 pub(crate) struct Image {
     pub(crate) name: String,
     pub(crate) device: Device,
     pub(crate) source: Source<File>,
-    /// What reads and writes of the image are multiples of, in bytes.
+    /// The unit of offsets and lengths of reads and writes, in bytes.
     pub(crate) alignment: usize,
     pub(crate) flushes: Flushes,
     pub(crate) calls: Calls,
-    /// In bytes. Ordering: Relaxed, all: it only grows, and a request learns of the new length from its session, which
-    /// its worker made after a load of the same word.
+    /// Bytes of the image. Ordering: Relaxed, all: the length only grows, and a request learns of
+    /// the new length from its session, which its worker made after a load of this word.
     len: AtomicU64,
-    /// Longest READ that is kept, and WRITE unless that is [`SCAN`]. What is longer is mostly used once, and
-    /// the device's time for the bytes counts for more than that for the request. 0: none is kept.
+    /// Longest READ that is kept, and the limit of kept WRITEs unless [`SCAN`] is less. Blocks of
+    /// longer requests are mostly used once, and the device's time per byte outweighs its time per
+    /// request. 0: nothing is kept.
     longest: u64,
-    /// Where the last READ ended that found something missing.
+    /// The end of the last READ that missed the cache.
     next: AtomicU64,
-    /// A bug, for a test to find.
+    /// A bug that a test has planted.
     #[cfg(test)]
     planted: std::sync::OnceLock<&'static str>,
 }
 
 impl Blocks {
-    /// A cache of so many bytes, 0 for none.
+    /// Makes a cache of `bytes` bytes; 0 disables it.
     pub(crate) fn new(bytes: u64) -> io::Result<Self> {
         let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
-        // The syncs, and what is excluded from what, are the cache's also where it has no blocks.
+        // Syncs and exclusion need the cache even if it keeps no blocks.
         let capacity = if bytes == 0 { BLOCK } else { capacity };
         let cache =
             Cache::builder(capacity).block_sizes(BLOCK, BLOCK).patience(PATIENCE).build()?;
@@ -150,7 +154,7 @@ impl Blocks {
         Ok(Self { cache, longest })
     }
 
-    /// Makes an image. `name` is what the log and the figures call it.
+    /// Makes an image. `name` identifies it in the log and in reports.
     pub(crate) fn attach(&self, name: String, backing: Backing) -> io::Result<Arc<Image>> {
         let Backing { device, source } = backing;
         let (len, alignment) = (device.len(), device.alignment());
@@ -171,30 +175,30 @@ impl Blocks {
         }))
     }
 
-    /// What the cache has done, if it keeps anything.
+    /// Returns the cache's statistics, if it keeps blocks.
     pub(crate) fn stats(&self) -> Option<CacheStats> {
         (self.longest > 0).then(|| self.cache.stats())
     }
 }
 
-/// A part of a request that lies in one block.
+/// A part of a request within one block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) block: u64,
-    /// In the block.
+    /// The offset within the block.
     pub(crate) from: usize,
     pub(crate) count: usize,
-    /// Nothing of the block is left out that the image has.
+    /// The part covers every byte of the block that the image has.
     pub(crate) whole: bool,
 }
 
 impl Image {
-    /// Bytes of the image.
+    /// Returns the length of the image in bytes.
     pub(crate) fn len(&self) -> u64 {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// The file of the image, if it is one.
+    /// Returns the file of the image, unless it is an upstream.
     pub(crate) fn file(&self) -> Option<&File> {
         match &self.source {
             Source::File(file) => Some(file),
@@ -204,8 +208,9 @@ impl Image {
         }
     }
 
-    /// Makes the image longer if its file has grown to `len` bytes, by whole blocks. Returns whether it could: an image
-    /// that does not end with a whole block keeps its length.
+    /// Grows the image to `len` bytes, the new length of its file, rounded down to whole blocks.
+    /// Returns false for an image that cannot grow, because it has no file or does not end with a
+    /// whole block.
     pub(crate) fn grow(&self, len: u64) -> bool {
         let may = self.file().is_some() && self.len().is_multiple_of(BLOCK as u64);
         if may {
@@ -214,17 +219,17 @@ impl Image {
         may
     }
 
-    /// Whether nothing is kept: each READ and WRITE goes to the image.
+    /// Returns whether the cache keeps nothing, so that each READ and WRITE goes to the image.
     pub(crate) fn is_bypassed(&self) -> bool {
         self.longest == 0
     }
 
-    /// Whether a READ or WRITE is too long to be kept.
-    pub(crate) fn passes_by(&self, len: u64, write: bool) -> bool {
+    /// Returns whether a READ or WRITE is too long to be kept.
+    pub(crate) fn bypasses_cache(&self, len: u64, write: bool) -> bool {
         len > if write { self.longest.min(SCAN as u64) } else { self.longest }
     }
 
-    /// The parts of a range, block by block.
+    /// Returns the parts of a range, one per block.
     pub(crate) fn pieces(&self, offset: u64, len: usize) -> impl Iterator<Item = Piece> + use<> {
         let (image_end, end) = (self.len(), offset + len as u64);
         covering(offset, end).map(move |block| {
@@ -240,37 +245,38 @@ impl Image {
         })
     }
 
-    /// The blocks that lie in a range as a whole.
+    /// Returns the blocks that lie wholly within a range.
     pub(crate) fn inner(&self, offset: u64, end: u64) -> Range<u64> {
         let start = offset.div_ceil(BLOCK as u64);
         let stop = if end == self.len() { covering(0, end).end } else { end / BLOCK as u64 };
         start..stop.max(start)
     }
 
-    /// The blocks that a READ's bytes lie in; unless these are none or too many.
-    fn find(&self, offset: u64, len: usize) -> Option<Range<u64>> {
+    /// Returns the blocks of a READ. `None` if the READ is empty, too long to be kept, or past the
+    /// end.
+    fn cacheable_blocks(&self, offset: u64, len: usize) -> Option<Range<u64>> {
         let end = offset.checked_add(len as u64)?;
         let kept = (1..=self.longest).contains(&(len as u64)) && end <= self.len();
         kept.then(|| covering(offset, end))
     }
 
-    /// How large the buffer of a READ has to be.
+    /// Returns the size of the buffer that a READ needs.
     pub(crate) fn room(&self, offset: u64, len: usize) -> usize {
-        match self.find(offset, len) {
+        match self.cacheable_blocks(offset, len) {
             Some(blocks) => bytes_of(&blocks),
             None if self.is_aligned(offset, len) => len,
             None => bytes_of(&covering(offset, offset.saturating_add(len as u64))),
         }
     }
 
-    /// Whether the image can be asked for just these bytes.
+    /// Returns whether the image can be read at exactly this range.
     fn is_aligned(&self, offset: u64, len: usize) -> bool {
         (offset | len as u64).is_multiple_of(self.alignment as u64)
     }
 
-    /// Fills `bytes`, if all of them are there.
+    /// Fills `bytes` if all of its blocks are cached.
     pub(crate) fn try_read(&self, offset: u64, bytes: &mut [u8]) -> bool {
-        let Some(blocks) = self.find(offset, bytes.len()) else { return false };
+        let Some(blocks) = self.cacheable_blocks(offset, bytes.len()) else { return false };
         let (mut from, mut done) = ((offset % BLOCK as u64) as usize, 0);
         for block in blocks {
             let Ok(guard) = self.device.try_get(block) else { return false };
@@ -281,7 +287,8 @@ impl Image {
         true
     }
 
-    /// Writes to the cache without a wait. Returns how many bytes; the rest has to wait.
+    /// Writes to the cache without waiting. Returns the number of bytes written; the rest must
+    /// wait.
     pub(crate) fn try_write(&self, offset: u64, bytes: &[u8]) -> Result<usize, GetError> {
         let mut done = 0;
         for Piece { block, from, count, whole } in self.pieces(offset, bytes.len()) {
@@ -302,12 +309,13 @@ impl Image {
         Ok(done)
     }
 
-    /// Makes of a READ's buffer one for the whole blocks, and claims those that are not there and are
-    /// to be kept. The buffer comes back if none is and the image can be asked for the READ's own bytes.
+    /// Widens the buffer of a READ to whole blocks, and claims the blocks that are missing and to
+    /// be kept. Returns the buffer unchanged if no block was claimed and the image can be read at
+    /// the READ's own range.
     pub(crate) fn fill(&self, offset: u64, mut buf: AlignedBuf) -> Result<Fill, AlignedBuf> {
         let len = buf.len();
         let is_aligned = self.is_aligned(offset, len);
-        let short = self.find(offset, len);
+        let short = self.cacheable_blocks(offset, len);
         let is_kept = short.is_some() && {
             // Ordering: Relaxed; a hint.
             let follows = self.next.swap(offset + len as u64, Ordering::Relaxed) == offset;
@@ -325,7 +333,7 @@ impl Image {
         for block in blocks.filter(|_| is_kept && has_room) {
             match self.device.claim(block) {
                 Ok(claimed) => loads.extend(claimed),
-                Err(_) => break, // it is not kept
+                Err(_) => break, // this and later blocks are not kept
             }
         }
         if loads.is_empty() && is_aligned {
@@ -335,22 +343,22 @@ impl Image {
         Ok(Fill { buf, start, head: (offset - start) as usize, len, loads })
     }
 
-    /// Gives the image what is dirty of a range of bytes. It need not be durable then. Blocks.
-    pub(crate) fn settle(&self, bytes: Range<u64>) -> io::Result<()> {
+    /// Writes the dirty blocks of a range to the image, not necessarily to stable storage. Blocks.
+    pub(crate) fn write_back(&self, bytes: Range<u64>) -> io::Result<()> {
         let blocks = covering(bytes.start, bytes.end);
         self.device.flush_range(blocks).map_err(of_write)
     }
 
-    /// Makes durable what was written. Blocks.
+    /// Makes everything written before durable. Blocks.
     pub(crate) fn sync_now(&self) -> io::Result<()> {
         self.sync_within(Duration::MAX)
     }
 
-    /// As [`sync_now`](Self::sync_now), but tries again for so long at most while the cache is busy.
+    /// As [`sync_now`](Self::sync_now), but fails if the cache stays busy for `patience`.
     pub(crate) fn sync_within(&self, patience: Duration) -> io::Result<()> {
         let since = Instant::now();
         loop {
-            match but_earlier(self.device.sync()) {
+            match ignore_earlier(self.device.sync()) {
                 Err(WriteError::Busy { .. }) if since.elapsed() < patience => {}
                 result => return result.map_err(of_write),
             }
@@ -362,7 +370,7 @@ impl Image {
         self.planted.set(bug).expect("one at a time");
     }
 
-    /// Whether a test has planted that bug here.
+    /// Returns whether a test has planted this bug.
     pub(crate) fn has_bug(&self, bug: &str) -> bool {
         #[cfg(test)]
         return self.planted.get() == Some(&bug);
@@ -380,7 +388,8 @@ impl fmt::Debug for Image {
     }
 }
 
-/// A poisoned device says why a sync failed: to others it is lost data, whatever the reason.
+/// Maps the error of a poisoned device to EIO: a client must see lost data, whatever the reason of
+/// the failed sync was.
 pub(crate) fn of_get(error: GetError) -> io::Error {
     io::Error::from_raw_os_error(if let GetError::Poisoned { .. } = error {
         libc::EIO
@@ -397,15 +406,16 @@ pub(crate) fn of_write(error: WriteError) -> io::Error {
     })
 }
 
-/// What was written later is on the device all the same, or it would have failed again.
-pub(crate) fn but_earlier(result: Result<(), WriteError>) -> Result<(), WriteError> {
+/// Ignores the error of an earlier write-back. The blocks of this call are on the device, otherwise
+/// the call would have failed again.
+pub(crate) fn ignore_earlier(result: Result<(), WriteError>) -> Result<(), WriteError> {
     match result {
         Err(WriteError::Earlier { .. }) => Ok(()),
         result => result,
     }
 }
 
-/// The blocks that the bytes from `offset` to `end` lie in.
+/// Returns the blocks that contain the bytes from `offset` to `end`.
 pub(crate) fn covering(offset: u64, end: u64) -> Range<u64> {
     offset / BLOCK as u64..end.div_ceil(BLOCK as u64)
 }
@@ -441,33 +451,35 @@ impl From<TransferError> for io::Error {
     }
 }
 
-/// The buffer of a READ of whole blocks, and the claimed loads of those that are kept. Its drop ends these.
+/// The buffer of a READ of whole blocks, and the claimed loads of the blocks to keep. Dropping it
+/// ends the loads.
 #[derive(Debug)]
 pub(crate) struct Fill {
     buf: AlignedBuf,
-    /// Where its first block begins on the image.
+    /// The offset of the first block in the image.
     start: u64,
-    /// Bytes before those that were asked for.
+    /// Bytes before the requested ones.
     head: usize,
-    /// Bytes that were asked for.
+    /// Requested bytes.
     len: usize,
     loads: Vec<Load>,
 }
 
 impl Fill {
-    /// Where the read begins.
+    /// Returns the offset of the read.
     pub(crate) fn offset(&self) -> u64 {
         self.start
     }
 
-    /// Keeps what was read, also before an error. Returns how much was read of what was asked for, the
-    /// buffer with that. An error past those bytes does not count.
+    /// Passes the blocks that were read to the cache, even if an error followed them. Returns the
+    /// number of requested bytes that were read, and the buffer with these bytes. An error beyond
+    /// the requested bytes is ignored.
     pub(crate) fn finish(
         self,
         result: Result<usize, TransferError>,
     ) -> (io::Result<usize>, AlignedBuf) {
         let Self { mut buf, start, head, len, loads } = self;
-        // How many bytes were read from `at`, of which `wanted` count.
+        // The number of bytes read from `at` on, of `wanted` bytes.
         let read = |at: usize, wanted: usize| match result {
             Ok(count) => Ok(count.saturating_sub(at).min(wanted)),
             Err(error) if error.transferred >= at + wanted => Ok(wanted),
@@ -504,7 +516,8 @@ impl DerefMut for Fill {
     }
 }
 
-// SAFETY: the buffer's own bytes and length; nothing of it is touched before the engine gives it back.
+// SAFETY: the pointer and length are those of `buf`, which is not touched until the engine returns
+// the `Fill`.
 unsafe impl IoBuf for Fill {
     fn as_ptr(&self) -> *const u8 {
         IoBuf::as_ptr(&self.buf)
@@ -515,7 +528,7 @@ unsafe impl IoBuf for Fill {
     }
 }
 
-// SAFETY: as above; the same address.
+// SAFETY: as above; the pointer is the same.
 unsafe impl IoBufMut for Fill {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         IoBufMut::as_mut_ptr(&mut self.buf)

@@ -1,4 +1,4 @@
-//! READs through the cache, as a worker makes them.
+//! READs through the cache, made as a worker makes them.
 
 use std::os::unix::fs::FileExt;
 
@@ -8,7 +8,7 @@ use aio_reap_test::scripted::{Script, Transfer};
 use super::*;
 use crate::memory::ALIGN;
 
-/// An image of so many bytes, each of which tells where it is, behind a cache of so many.
+/// Makes an image of `len` bytes that depend on their position, behind a cache of `cache` bytes.
 fn make(len: usize, cache: u64) -> (File, Vec<u8>, Arc<Image>) {
     let file = tempfile::tempfile().unwrap();
     let bytes: Vec<u8> = (0..len).map(|at| (at / 8 * 37 + at) as u8).collect();
@@ -18,7 +18,8 @@ fn make(len: usize, cache: u64) -> (File, Vec<u8>, Arc<Image>) {
     (file, bytes, image)
 }
 
-/// As a worker does: from memory, or from the file.
+/// Reads as a worker does, from the cache or else from the file. Also returns whether the cache
+/// answered.
 fn read(image: &Image, file: &File, offset: u64, len: usize) -> (io::Result<Vec<u8>>, bool) {
     let mut buf = AlignedBuf::zeroed(image.room(offset, len), ALIGN);
     buf.set_len(len);
@@ -59,7 +60,7 @@ fn any_part_of_an_image_of_any_size_is_read_and_kept() {
                 assert!(found.unwrap() == bytes[start..end], "{start}..{end}");
                 assert_eq!(hit, again, "{start}..{end}");
             }
-            // Each block whole: what lies around it is there as well.
+            // Whole blocks are cached, including the bytes around the range.
             let whole = start / BLOCK * BLOCK..end.next_multiple_of(BLOCK).min(LEN);
             let (found, hit) = read(&image, &file, whole.start as u64, whole.len());
             assert!(hit && found.unwrap() == bytes[whole]);
@@ -69,18 +70,18 @@ fn any_part_of_an_image_of_any_size_is_read_and_kept() {
 
 #[test]
 fn what_cannot_be_kept_is_read_all_the_same() {
-    // Two buffers: fewer than the request has blocks.
+    // The cache has two buffers, fewer than the request has blocks.
     let (file, bytes, image) = make(64 * BLOCK, 2 * BLOCK as u64);
     for _ in 0..2 {
         let (found, hit) = read(&image, &file, 0, 16 * BLOCK);
         assert!(!hit && found.unwrap() == bytes[..16 * BLOCK]);
     }
     for round in 0..2 {
-        let (found, hit) = read(&image, &file, 100, BLOCK); // of two blocks
+        let (found, hit) = read(&image, &file, 100, BLOCK); // in two blocks
         assert!(found.unwrap() == bytes[100..100 + BLOCK]);
         assert_eq!(hit, round > 0);
     }
-    // While guards hold both buffers.
+    // Guards hold both buffers.
     let guards = [0, 1].map(|block| image.device.get(block));
     let (found, hit) = read(&image, &file, 5 * BLOCK as u64, BLOCK);
     assert!(!hit && found.unwrap() == bytes[5 * BLOCK..6 * BLOCK]);
@@ -98,7 +99,7 @@ fn a_scan_is_not_kept_and_small_reads_are() {
             let (found, _) = read(&image, &file, at as u64, len);
             assert!(found.unwrap() == bytes[at..at + len]);
         }
-        // The first of a scan is not known to be one.
+        // The first READ of a scan is not recognised as part of it, so its blocks are kept.
         let there = |&at: &usize| image.try_read((at * BLOCK) as u64, &mut [0; BLOCK]);
         assert_eq!((0..16).filter(there).count(), kept.max(SCAN / BLOCK), "{len}");
     }
@@ -116,7 +117,7 @@ fn the_blocks_that_a_shrunken_image_has_left_are_kept_and_no_others() {
     assert!(!hit && found.unwrap() == bytes[BLOCK..2 * BLOCK], "zeros were kept");
 }
 
-/// A READ of whole blocks may fail past the requested bytes. Those bytes are the answer then, and the
+/// A READ of whole blocks fails after the requested bytes. These bytes are the answer, and the
 /// blocks before the failure are kept.
 #[test]
 fn what_was_read_before_an_error_is_used() {
@@ -160,10 +161,10 @@ fn without_a_cache_nothing_is_kept() {
         let (found, hit) = read(&image, &file, 0, BLOCK);
         assert!(!hit && found.unwrap() == bytes[..BLOCK]);
     }
-    assert!(image.passes_by(1, true) && image.passes_by(1, false) && image.is_bypassed());
+    assert!(image.bypasses_cache(1, true) && image.bypasses_cache(1, false) && image.is_bypassed());
 }
 
-/// Whether its bytes are kept or not: there are no others that the image could be asked for.
+/// Every read of the image, kept or not, starts and ends at a multiple of the image's unit.
 #[test]
 fn an_image_is_read_by_its_own_unit() {
     const LEN: usize = 64 * BLOCK;
@@ -172,7 +173,7 @@ fn an_image_is_read_by_its_own_unit() {
     let longest = image.longest as usize;
     let claimed = image.device.claim(0).unwrap().expect("it is not cached");
     let parts = [(10, 100), (0, 100), (700, 512), (10, longest + 1), (512, longest + 512)];
-    // The second time it goes on where the last READ ended.
+    // The second time the READ starts where the last one ended.
     for (offset, len) in parts.into_iter().flat_map(|part| [part, part]) {
         image.next.store(offset, Ordering::Relaxed);
         let mut buf = AlignedBuf::zeroed(image.room(offset, len), ALIGN);

@@ -1,28 +1,31 @@
-//! Each NBD command as a future of its worker.
+//! The NBD commands, each a future that runs on its worker.
 //!
 //! ```text
-//!  READ          what is dirty is copied ─► the rest: one read of the image ─► kept, if short ─► reply
-//!  WRITE         short: into the cache, dirty         long: whole blocks to the image, their ends into the cache
-//!  TRIM          whole blocks: punch
-//!  ZEROES        whole blocks: punch ─► or zero ─► or write zeros      their ends: as a WRITE of zeros
-//!  FLUSH, FUA    the cache's sync, which requests share: see [`flushes`](crate::flushes)
-//!  BLOCK_STATUS  what is dirty is written back ─► where are the holes?
+//!  READ          copy dirty blocks ─► read the image once ─► keep the blocks, if few ─► reply
+//!  WRITE         short: to the cache, dirty    long: whole blocks to the image, ends to the cache
+//!  TRIM          whole blocks: punch a hole
+//!  ZEROES        whole blocks: punch a hole, or zero, or write zeros    ends: as a WRITE of zeros
+//!  FLUSH, FUA    a sync of the cache, which requests share: see [`flushes`](crate::flushes)
+//!  BLOCK_STATUS  write dirty blocks back ─► find the holes
 //! ```
 //!
-//! With `--cache 0` the commands are the same, but a READ or WRITE of any length goes to the image. What is
-//! answered from memory is no future: see [`Image::try_write`] and [`Image::try_read`].
+//! With `--cache 0` the commands are the same, but each READ and WRITE goes to the image. A request
+//! that the cache answers at once needs no future: see [`Image::try_write`] and
+//! [`Image::try_read`].
 //!
-//! No future waits while it holds a guard, and none blocks. The worker's engine reads and writes the image, or its
-//! upstream does; what has no form for tasks is called by a thread of the cache, of which each image has a few. One of
-//! these makes the [`calls`](crate::calls) that would only wait for each other: trims and zeroes, and writes that the
-//! engine does not make.
+//! No future awaits while it holds a guard of a block, and none blocks. Reads and writes of an
+//! image are made by the worker's engine or by the upstream. An operation that exists only as a
+//! blocking call runs on a thread of the cache, of which each image has a few. Trims, zeroes, and
+//! writes that the engine does not make would only wait for each other, so one of these threads
+//! makes all of them: see [`calls`](crate::calls).
 //!
-//! # Why a READ may pass the cache
+//! # Why a READ may bypass the cache
 //!
-//! For each block the READ asks whether it is dirty, and copies it if so, before the image is read. A block that is not
-//! dirty then is on the image as it was answered last. A later write is not answered yet, or was sent beside this READ:
-//! either version may be read. The order matters: if the image were read first, a block that is written back and
-//! evicted in between would be missed.
+//! Before the image is read, the READ checks each block and copies it if it is dirty. A block that
+//! is not dirty at that time is on the image as it was last answered. A WRITE after the check is
+//! unanswered, or was sent while this READ was in flight: the READ may return either version. The
+//! order matters: if the image were read first, a block that is written back and evicted between
+//! the read and the check would be missed.
 
 mod shared;
 #[cfg(test)]
@@ -41,35 +44,35 @@ use bufcache::{Bypass, GetError, WriteError};
 use nbd_protocol::{Command, HeaderStyle, Request};
 
 use crate::blocks::{
-    BLOCK, Image, Piece, Source, TransferError, but_earlier, covering, of_get, of_write,
+    BLOCK, Image, Piece, Source, TransferError, covering, ignore_earlier, of_get, of_write,
 };
 use crate::extents;
 use crate::memory::{self, ALIGN, MOST_ZEROS, ZEROS};
 
-/// How long a command goes on asking for a block that is busy. A guess: longer than a disk takes for anything.
+/// How long a command retries while a block is busy. A guess: longer than any operation of a disk.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// So many dirty blocks are copied for a READ; then those that follow are written back first, and other requests
-/// have a turn. A guess: 256 KiB are copied in less time than a write takes.
-const FEW: usize = 64;
+/// Most dirty blocks that a READ copies before it has the rest written back and lets other requests
+/// run. A guess: 256 KiB are copied in less time than a write takes.
+const MAX_COPIED: usize = 64;
 
 /// A command to carry out.
 pub(crate) struct Job {
     pub(crate) engine: Rc<Engine>,
-    /// What reads and writes the image past the cache.
+    /// What reads and writes the image when the cache is bypassed.
     pub(crate) source: Source<File>,
     pub(crate) image: Arc<Image>,
-    /// Extents of the export begin and end at multiples of so many bytes.
+    /// The granularity of the export's extents, in bytes.
     pub(crate) unit: u64,
     pub(crate) style: HeaderStyle,
     pub(crate) command: Command,
-    /// Its offset is one of the image.
+    /// With the offset in the image, not in the export.
     pub(crate) request: Request,
-    /// So many bytes of a WRITE are in the cache.
+    /// Bytes of a WRITE that are in the cache already.
     pub(crate) written: usize,
 }
 
-/// A result, and the buffer of the command.
+/// The result of a command, and its buffer.
 type Ended = (io::Result<()>, Option<AlignedBuf>);
 
 fn os(errno: i32) -> io::Error {
@@ -83,8 +86,8 @@ fn is_unsupported(result: &Result<(), WriteError>) -> bool {
     )
 }
 
-/// Asks again while the block is busy. Each try lasts as long as the cache waits.
-async fn patiently<T, E, F: Future<Output = Result<T, E>>>(
+/// Retries while the block is busy. Each attempt waits as long as the cache does.
+async fn retry_while_busy<T, E, F: Future<Output = Result<T, E>>>(
     is_busy: fn(&E) -> bool,
     mut ask: impl FnMut() -> F,
 ) -> Result<T, E> {
@@ -100,13 +103,13 @@ async fn patiently<T, E, F: Future<Output = Result<T, E>>>(
 async fn get<T, F: Future<Output = Result<T, GetError>>>(
     ask: impl FnMut() -> F,
 ) -> Result<T, GetError> {
-    patiently(|error| *error == GetError::Busy, ask).await
+    retry_while_busy(|error| *error == GetError::Busy, ask).await
 }
 
 async fn change<F: Future<Output = Result<(), WriteError>>>(
     ask: impl FnMut() -> F,
 ) -> Result<(), WriteError> {
-    patiently(|error| matches!(error, WriteError::Busy { .. }), ask).await
+    retry_while_busy(|error| matches!(error, WriteError::Busy { .. }), ask).await
 }
 
 /// Lets the worker poll other futures.
@@ -122,7 +125,7 @@ async fn yield_now() {
     .await;
 }
 
-/// Blocks of a READ that the image does not have.
+/// Copies of the blocks of a READ that are newer than the image.
 #[derive(Default)]
 struct Newer {
     blocks: Vec<u64>,
@@ -132,19 +135,21 @@ struct Newer {
 impl Newer {
     fn push(&mut self, block: u64, bytes: &[u8]) -> Result<(), GetError> {
         self.blocks.try_reserve(1).map_err(|_| GetError::NoMemory)?;
-        // In steps of which each must leave the system some memory.
+        // In steps, because `reserve` checks each for memory that the system needs.
         let has_room = self.bytes.len() + BLOCK <= self.bytes.capacity();
-        if !has_room && !memory::reserve(&mut self.bytes, FEW.min(1 + self.blocks.len()) * BLOCK) {
+        if !has_room
+            && !memory::reserve(&mut self.bytes, MAX_COPIED.min(1 + self.blocks.len()) * BLOCK)
+        {
             return Err(GetError::NoMemory);
         }
         self.blocks.push(block);
         self.bytes.extend_from_slice(bytes);
-        self.bytes.resize(self.blocks.len() * BLOCK, 0); // the last block of the image may be shorter
+        self.bytes.resize(self.blocks.len() * BLOCK, 0); // pads the last block of the image
         Ok(())
     }
 
-    /// Puts the blocks over what was read at `offset`.
-    fn lay_over(&self, offset: u64, into: &mut [u8]) {
+    /// Copies the blocks over `into`, which was read from `offset` on.
+    fn copy_over(&self, offset: u64, into: &mut [u8]) {
         for (block, bytes) in self.blocks.iter().zip(self.bytes.chunks_exact(BLOCK)) {
             let start = block * BLOCK as u64;
             let at = start.saturating_sub(offset) as usize;
@@ -156,7 +161,8 @@ impl Newer {
 }
 
 impl Job {
-    /// Carries the command out. `buf` is a READ's or BLOCK_STATUS's buffer, or a WRITE's data.
+    /// Carries out the command. `buf` is the buffer of a READ or BLOCK_STATUS, or the data of a
+    /// WRITE.
     pub(crate) async fn run(self, buf: Option<AlignedBuf>) -> Ended {
         let Request { offset, len, .. } = self.request;
         let end = offset + len;
@@ -178,8 +184,8 @@ impl Job {
                 let inner = self.image.inner(offset, end);
                 let result = self.discard(inner).await;
                 let trimmed = match is_unsupported(&result) {
-                    true => Ok(()),                    // it may leave all as it is
-                    false => result.map_err(of_write), // and so it may leave its ends
+                    true => Ok(()),                    // a TRIM may have no effect
+                    false => result.map_err(of_write), // it need not trim the ends
                 };
                 (self.then_sync(fua, trimmed).await, buf)
             }
@@ -193,13 +199,13 @@ impl Job {
             }
             (Command::Cache, buf) => {
                 match &self.source {
-                    // Advice that could not be taken has not failed.
+                    // The command is only advice, so a failure is no error.
                     Source::File(file) => {
                         if let Ok(advice) = self.engine.will_need(file, offset, len).submit() {
                             let _ = advice.await;
                         }
                     }
-                    _ if self.image.is_bypassed() => {} // there is no room for it
+                    _ if self.image.is_bypassed() => {} // nothing is cached
                     _ => self.image.device.readahead(covering(offset, end)),
                 }
                 (Ok(()), buf)
@@ -230,14 +236,14 @@ impl Job {
             }
         };
         let result = result.and_then(|count| match (count as u64) < len {
-            true => Err(os(libc::EIO)), // the image is shorter than when it was opened
+            true => Err(os(libc::EIO)), // the image has been truncated since it was opened
             false => Ok(()),
         });
-        newer.lay_over(offset, &mut buf);
+        newer.copy_over(offset, &mut buf);
         (result, buf)
     }
 
-    /// The blocks that the image does not have as they are.
+    /// Copies the blocks that are newer in the cache than on the image.
     async fn newer(&self) -> Result<Newer, GetError> {
         let Request { offset, len, .. } = self.request;
         let Image { device, .. } = &*self.image;
@@ -247,13 +253,13 @@ impl Job {
         if bypassed || !device.is_newer(blocks.clone()) {
             return Ok(newer);
         }
-        let mut few = FEW;
+        let mut limit = MAX_COPIED;
         for block in blocks.clone() {
-            // It may have been written back, and evicted, when it is looked for.
+            // The block may be written back and evicted before `get_async` finds it.
             while device.is_newer(block..block + 1) {
-                if newer.blocks.len() == few {
-                    few += FEW;
-                    // Fails for what cannot be written back, which is copied then.
+                if newer.blocks.len() == limit {
+                    limit += MAX_COPIED;
+                    // A block that cannot be written back stays dirty, and is copied then.
                     let rest = block..blocks.end;
                     let _ = device.call_async(move |device| device.flush_range(rest)).await;
                     yield_now().await;
@@ -270,7 +276,7 @@ impl Job {
         Ok(newer)
     }
 
-    /// Reads from the image itself.
+    /// Reads from the image, past the cache.
     async fn read_image<B>(&self, buf: B, start: u64) -> (Result<usize, TransferError>, B)
     where
         B: IoBufMut + DerefMut<Target = [u8]> + Send + 'static,
@@ -299,20 +305,21 @@ impl Job {
             let (result, buf, _) = self.write_image(buf, whole, offset, None).await;
             return (result, buf);
         }
-        if self.image.passes_by(len, true) {
+        if self.image.bypasses_cache(len, true) {
             return self.write_past(buf).await;
         }
         (self.write_cached(offset + self.written as u64, &buf[self.written..]).await, buf)
     }
 
-    /// Writes to the cache. A whole block that gets no buffer there goes to the image: all buffers are in use,
-    /// or the image's last write-back failed. The image then takes it or returns its error.
+    /// Writes to the cache. A whole block that gets no buffer is written to the image instead.
+    /// Either all buffers are in use, or the image's last write-back failed; in that case the image
+    /// takes the block or returns its error.
     async fn write_cached(&self, mut offset: u64, mut bytes: &[u8]) -> io::Result<()> {
         let image = &self.image;
         loop {
             let done = image.try_write(offset, bytes).map_err(of_get)?;
             (offset, bytes) = (offset + done as u64, &bytes[done..]);
-            // No part of a block is written, or read, for no bytes.
+            // An empty range has no part.
             let Some(piece) = image.pieces(offset, bytes.len()).next().filter(|p| p.count > 0)
             else {
                 return Ok(());
@@ -328,7 +335,8 @@ impl Job {
                 }
                 Err(GetError::NoFreeBuffers) => {
                     let all = move |device: bufcache::Device| device.flush_range(0..u64::MAX);
-                    change(|| image.device.call_async(all)).await.map_err(of_write)?; // or it says why there are none
+                    // An error says why no buffer is free.
+                    change(|| image.device.call_async(all)).await.map_err(of_write)?;
                     self.change(piece, write).await.map_err(of_get)?;
                 }
                 result => result.map_err(of_get)?,
@@ -349,7 +357,7 @@ impl Job {
         Ok(())
     }
 
-    /// Writes whole blocks to the image, what is beside them to the cache.
+    /// Writes whole blocks to the image, and the parts of blocks at the ends to the cache.
     async fn write_past(&self, buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
         let Request { offset, .. } = self.request;
         let end = offset + buf.len() as u64;
@@ -369,8 +377,8 @@ impl Job {
         }
     }
 
-    /// Writes a part of a buffer to the image itself. The engine has the bypass with the buffer; only an
-    /// engine's write and an upstream's have one.
+    /// Writes a part of a buffer to the image. Only a write by the engine or to an upstream has a
+    /// bypass, which the engine holds together with the buffer.
     async fn write_image<B: Bytes>(
         &self,
         buf: B,
@@ -397,8 +405,9 @@ impl Job {
         }
     }
 
-    /// Writes whole blocks from a part of a buffer to the image, and has the cache forget them: by this task, or if the
-    /// cache has to wait for the blocks, by one of its threads.
+    /// Writes whole blocks from a part of a buffer to the image, and removes them from the cache.
+    /// This task writes them, unless the cache must wait for a block: then a thread of the cache
+    /// does.
     async fn write_blocks<B: Bytes>(
         &self,
         first: u64,
@@ -429,7 +438,8 @@ impl Job {
         if !matches!(result, Err(WriteError::Busy { .. })) {
             return (result.map_err(of_write), buf);
         }
-        // A block is in use for long: the image's other calls do not wait for it.
+        // A block has been in use for long. Retry on another thread, so that the image's other
+        // calls need not wait.
         let again = move |device: bufcache::Device| loop {
             match device.write_past(first, &buf[part.clone()]) {
                 Err(WriteError::Busy { .. }) if since.elapsed() < PATIENCE => {}
@@ -439,7 +449,7 @@ impl Job {
         self.image.device.call_async(again).await
     }
 
-    /// Makes what this WRITE has written durable.
+    /// Makes the data of this WRITE durable.
     async fn write_through(&self) -> io::Result<()> {
         if self.image.has_bug("fua-before-the-write") {
             return Ok(());
@@ -449,12 +459,12 @@ impl Job {
         }
         let Request { offset, len, .. } = self.request;
         let blocks = covering(offset, offset + len);
-        // First without: where there is no room, it is the write that fails, and nothing is lost.
+        // Flush first: if the image is full, the flush fails without a loss of dirty blocks.
         let panics = self.image.has_bug("a-call-that-panics");
         let through = move |device: bufcache::Device, blocks: Range<u64>| {
             assert!(!panics, "a bug that a test planted");
             device.flush_range(blocks.clone())?;
-            but_earlier(device.write_through(blocks))
+            ignore_earlier(device.write_through(blocks))
         };
         let call = || {
             let blocks = blocks.clone();
@@ -474,7 +484,7 @@ impl Job {
             (inner.start * BLOCK as u64, end.min(inner.end * BLOCK as u64))
         };
         let zeros = memory::zeros().ok_or_else(|| os(libc::ENOMEM))?;
-        // However long the range is, its ends are shorter than two blocks.
+        // Both ends together are shorter than two blocks.
         for (from, to) in [(offset, start), (stop, end)] {
             let zeros = &zeros[..(to - from) as usize];
             if zeros.is_empty() {
@@ -491,7 +501,8 @@ impl Job {
 
     async fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         let image = &self.image;
-        // With O_DIRECT no READ waits for the lock of the page cache.
+        // With O_DIRECT a discard does not take the lock of the page cache for which READs would
+        // wait.
         if matches!(image.source, Source::Upstream(_)) || image.alignment > 1 {
             return change(|| image.device.discard_async(blocks.clone())).await;
         }
@@ -502,7 +513,7 @@ impl Job {
         change(call).await
     }
 
-    /// Zeroes whole blocks, with or without room for them kept.
+    /// Zeroes whole blocks. With `no_hole` they stay allocated.
     async fn zero(&self, blocks: Range<u64>, no_hole: bool, fast: bool) -> io::Result<()> {
         let len = self.image.len();
         if !no_hole {
@@ -547,7 +558,7 @@ impl Job {
     }
 }
 
-/// What [`Part`] may be of: bytes that do not move with it.
+/// The buffer of a [`Part`]. Its bytes do not move when the `Part` moves.
 trait Bytes: Deref<Target = [u8]> + Send + 'static {}
 
 impl Bytes for AlignedBuf {}
@@ -557,12 +568,14 @@ impl Bytes for &'static [u8] {}
 struct Part<B> {
     buf: B,
     part: Range<usize>,
-    /// The engine has it with the buffer: if the future is dropped, the blocks stay excluded until the write ends.
-    /// Boxed: the engine has room for small buffers only.
+    /// The engine holds the bypass with the buffer, so that the blocks stay excluded until the
+    /// write ends, even if the future is dropped. Boxed, because the engine has room for small
+    /// buffers only.
     bypass: Option<Box<Bypass>>,
 }
 
-// SAFETY: the bytes do not move with a `Bytes`, and nothing changes them while the engine has this.
+// SAFETY: moving a `Bytes` does not move its bytes, and nothing changes them while the engine has
+// the `Part`.
 unsafe impl<B: Bytes> IoBuf for Part<B> {
     fn as_ptr(&self) -> *const u8 {
         self.buf[self.part.clone()].as_ptr()
@@ -573,7 +586,7 @@ unsafe impl<B: Bytes> IoBuf for Part<B> {
     }
 }
 
-/// Has an engine read or write, once it has room.
+/// Submits a read or write to the engine once it has room, and waits for the result.
 async fn transfer<B: 'static>(
     request: aio_reap::Request<'_, B>,
 ) -> (Result<usize, TransferError>, B) {

@@ -1,4 +1,4 @@
-//! What the commands of one image share: syncs, and the thread that makes their blocking calls.
+//! What the commands of one image share: syncs, and the thread that makes blocking calls.
 
 use std::future::Future;
 use std::io;
@@ -10,7 +10,7 @@ use super::{PATIENCE, change};
 use crate::blocks::{Image, Source, of_write};
 
 impl Image {
-    /// Makes durable what was written.
+    /// Makes everything written before durable.
     pub(crate) async fn sync(self: &Arc<Self>) -> io::Result<()> {
         if self.has_bug("flush-without-a-sync") {
             return change(|| self.device.flush_async()).await.map_err(of_write);
@@ -19,14 +19,16 @@ impl Image {
         if begins {
             let image = Arc::clone(self);
             let run = move |_| image.flushes.run(|| image.sync_within(PATIENCE));
-            // The first poll begins the call, which goes on without the future: others may wait for it.
+            // The first poll starts the call. It continues without this future, because other
+            // requests may wait for it.
             let call = pin!(self.device.call_async(run));
             let _ = call.poll(&mut Context::from_waker(Waker::noop()));
         }
         sync.wait().await
     }
 
-    /// Has a thread of the cache make a call that blocks: behind the others, but if the image is an upstream's.
+    /// Runs a blocking call on a thread of the cache: in turn with the image's other calls, unless
+    /// the image is an upstream.
     pub(crate) async fn call<T: Send + 'static>(
         self: &Arc<Self>,
         call: impl FnOnce(&Self) -> T + Send + 'static,
@@ -37,7 +39,7 @@ impl Image {
         }
         let begin = || {
             let image = Arc::clone(self);
-            // The first poll begins the call, which goes on without the future.
+            // The first poll starts the call, which continues without this future.
             let run = pin!(self.device.call_async(move |_| image.calls.run()));
             let _ = run.poll(&mut Context::from_waker(Waker::noop()));
         };

@@ -1,4 +1,4 @@
-//! Every kind of change, through a small cache, against a plain image.
+//! Every kind of change through a small cache, compared with a plain image.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -28,7 +28,7 @@ fn request(offset: u64, len: u64) -> Request {
     Request { flags: CommandFlags::NONE, command: 0, cookie: 0, offset, len }
 }
 
-/// An image behind a cache of so many bytes, and what it should hold.
+/// An image behind a cache, with its expected content.
 struct Lab {
     file: fs::File,
     disk: Faulty,
@@ -84,7 +84,7 @@ impl Lab {
         }
     }
 
-    /// As the server does, but that it waits.
+    /// Runs a command as the server does, and waits for it.
     fn run(&self, command: Command, offset: u64, bytes: &mut [u8], len: u64) -> io::Result<()> {
         let request = request(offset, len);
         let is_read = matches!(command, Command::Read { .. });
@@ -154,7 +154,7 @@ fn anything_at_any_place_is_what_a_plain_image_would_have() {
     let all = sizes.into_iter().flat_map(|size| by.map(|by| (size, by)));
     for ((seed, cache), by) in all {
         let mut lab = Lab::with(LEN, cache as u64, by);
-        // Where the file system cannot, TRIM leaves it as it is.
+        // If the file system cannot punch holes, TRIM has no effect.
         let trims = lab.disk.inner().discard(0, BLOCK as u64).is_ok();
         let mut state = seed as u64;
         let mut random = |below: usize| {
@@ -166,7 +166,7 @@ fn anything_at_any_place_is_what_a_plain_image_would_have() {
             let most = [64, BLOCK + 1, 8 * BLOCK, LEN][random(4)];
             let mut len = 1 + random(most.min(LEN - offset));
             if random(4) == 0 {
-                len = (LEN - offset).min(most); // often the end
+                len = (LEN - offset).min(most); // often up to the end
             }
             let (offset, len) = match random(2) {
                 0 => (offset, len),
@@ -194,7 +194,7 @@ fn what_fits_is_written_without_the_image_and_what_is_long_past_the_cache() {
     lab.write(0, BLOCK, 7, false).unwrap();
     assert_eq!(lab.disk.count(Operation::Write), 0);
     lab.check(0, BLOCK);
-    lab.write(100, 10, 8, false).unwrap(); // it is there
+    lab.write(100, 10, 8, false).unwrap(); // the block is cached
     lab.check(0, BLOCK);
     assert_eq!((lab.disk.count(Operation::Write), lab.disk.count(Operation::Read)), (0, 0));
     lab.write(1000, 40 * BLOCK, 9, false).unwrap();
@@ -223,13 +223,13 @@ fn a_full_disk_is_told_and_forgets_nothing() {
     let errno = |result: io::Result<()>| result.unwrap_err().raw_os_error().unwrap();
     assert_eq!(errno(lab.flush()), libc::ENOSPC);
     lab.check(0, len);
-    // Nor does FUA make more of it than that.
+    // With FUA the error is the same, and the write is not lost.
     assert_eq!(errno(lab.write(0, BLOCK, 8, true)), libc::ENOSPC);
-    lab.model[..BLOCK].fill(8); // in the cache, not durable
+    lab.model[..BLOCK].fill(8); // cached, but not durable
     lab.check(0, len);
-    // A long read meets what cannot be written back.
+    // A long READ covers blocks that cannot be written back.
     lab.check(0, 40 * BLOCK);
-    // Once all buffers are dirty, a WRITE gets the error, too.
+    // Once all buffers are dirty, a WRITE fails too.
     let told = (0..32).find_map(|at| lab.write(2 * at * BLOCK, len, at as u8, false).err());
     assert_eq!(told.unwrap().raw_os_error(), Some(libc::ENOSPC));
     lab.disk.heal();
@@ -275,7 +275,7 @@ fn what_the_file_system_cannot_do_is_written_or_left() {
     }
     lab.write(0, 64 * BLOCK, 7, false).unwrap();
     lab.write(5, 64 * BLOCK, 8, false).unwrap();
-    // TRIM may do nothing.
+    // TRIM may have no effect.
     let trim = |fua| Command::Trim { fua };
     lab.run(trim(true), 10, &mut [], 5 * BLOCK as u64).unwrap();
     lab.check(0, 64 * BLOCK + 10);
@@ -291,7 +291,7 @@ fn what_the_file_system_cannot_do_is_written_or_left() {
     assert!(lab.on_disk() == lab.model);
 }
 
-/// Zeros are written for as long a request as a compact header allows, not for terabytes.
+/// Zeros are written for ranges that a compact header can express, not for terabytes.
 #[test]
 fn long_zeroes_that_the_file_system_cannot_make_are_invalid() {
     const LEN: u64 = 1 << 40;
@@ -330,7 +330,8 @@ fn what_the_disk_refuses_changes_nothing_that_was_written_before() {
     lab.flush().unwrap();
 }
 
-/// Of what is dirty a long READ copies a part, and the rest is written back first. What cannot be is copied.
+/// A long READ copies some dirty blocks, and has the rest written back first. It copies those that
+/// cannot be written.
 #[test]
 fn a_long_read_of_dirty_blocks_copies_few_of_them() {
     let mut lab = Lab::new(512 * BLOCK, 32 << 20);
@@ -342,14 +343,14 @@ fn a_long_read_of_dirty_blocks_copies_few_of_them() {
             lab.disk.inject(Operation::Write, .., Fault::Error(libc::ENOSPC));
         }
         lab.check(10, 500 * BLOCK);
-        assert_eq!(lab.image.device.is_newer(FEW as u64..500), fails);
+        assert_eq!(lab.image.device.is_newer(MAX_COPIED as u64..500), fails);
     }
     lab.disk.heal();
     lab.flush().unwrap();
     assert!(lab.on_disk() == lab.model);
 }
 
-/// A whole block among the ends of ZEROES, and a part of one, get a buffer though all are dirty.
+/// The ends of ZEROES, whole blocks and partial ones, get a buffer although all buffers are dirty.
 #[test]
 fn the_ends_of_zeroes_are_written_while_all_buffers_are_dirty() {
     let mut lab = Lab::new(64 * BLOCK, 4 * BLOCK as u64);
@@ -363,7 +364,8 @@ fn the_ends_of_zeroes_are_written_while_all_buffers_are_dirty() {
     assert!(lab.on_disk() == lab.model);
 }
 
-/// The future of a long write is dropped while the engine has the bytes: the blocks stay excluded until it ends.
+/// The future of a long write is dropped while the engine has the bytes. The blocks stay excluded
+/// until the write ends.
 #[test]
 fn a_write_that_is_dropped_excludes_others_until_the_engine_ends_it() {
     let script = Script::new();
@@ -383,7 +385,7 @@ fn a_write_that_is_dropped_excludes_others_until_the_engine_ends_it() {
     assert!(can_write(&lab));
 }
 
-/// The first FLUSH begins a sync, and those that come while it runs share the next.
+/// The first FLUSH begins a sync. Those that come while it runs share the next one.
 #[test]
 fn flushes_at_a_time_share_two_syncs() {
     let mut lab = Lab::new(64 * BLOCK, 1 << 20);
@@ -394,7 +396,7 @@ fn flushes_at_a_time_share_two_syncs() {
     for flush in &mut flushes {
         assert!(flush.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     }
-    drop(flushes.remove(0)); // others wait for the sync that it has begun
+    drop(flushes.remove(0)); // the sync that it began continues for the others
     for flush in flushes {
         lab.engine.block_on(flush).unwrap().0.unwrap();
     }
@@ -402,7 +404,7 @@ fn flushes_at_a_time_share_two_syncs() {
     assert!(lab.on_disk() == lab.model);
 }
 
-/// The engine writes: a block that a read has claimed is waited for, and nothing else is.
+/// The engine makes a long write, unless it must wait for a block that a read has claimed.
 #[test]
 fn a_long_write_is_the_engines_unless_a_block_of_it_is_taken() {
     let mut lab = Lab::with(64 * BLOCK, 1 << 20, By::Engine);

@@ -4,9 +4,9 @@
 //!  plan -> begin -> [unsent bytes] --write--> server --read--> reply -> verify -> end
 //! ```
 //!
-//! The socket blocks, but a write gives up after a millisecond. A server that has too many replies
-//! waiting for us stops reading; then we read, and write again later. So neither side can wait
-//! for the other for ever.
+//! The socket blocks, but a write gives up after a millisecond. A server that has too many unread
+//! replies stops reading. Then the client reads, and writes again later. So neither side waits for
+//! the other for ever.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -25,18 +25,18 @@ use super::error::DemoError;
 use super::model::{Kind, Next, Op, Plan, Region, put_pattern};
 use super::report::Tally;
 
-/// A server silent for this long is given up.
+/// How long the server may be silent before the client gives up.
 const SILENCE: Duration = Duration::from_secs(30);
-/// Longest wait for the socket to take more bytes before looking for replies.
+/// How long to wait for the socket to take bytes before reading replies.
 const WRITE_PATIENCE: Duration = Duration::from_millis(1);
 /// Most payload, in bytes, of the requests in flight on a connection.
 const MAX_IN_FLIGHT: usize = 8 << 20;
-/// Read buffer: many small replies in one system call.
+/// Size of the read buffer: many small replies in one system call.
 const READ_BUFFER: usize = 256 << 10;
-/// Longest reply header a client must look at: an error chunk with its message.
+/// Longest reply header that a client must parse: an error chunk with its message.
 const LONGEST_HEADER: usize = 8 << 10;
 
-/// How far a phase is, for the progress bar; and whether it is to stop.
+/// The progress of a phase, and whether it must stop.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     pub(super) bytes: AtomicU64,
@@ -44,13 +44,13 @@ pub(super) struct Progress {
     pub(super) stop: AtomicBool,
 }
 
-/// A request that was given to the server.
+/// A request that was queued or sent.
 #[derive(Debug)]
 struct InFlight {
     op: Op,
     cookie: u64,
     start: Instant,
-    /// Bytes of data received so far, and the data, for a read.
+    /// Bytes of a read's data received so far, and the data.
     received: usize,
     data: Vec<u8>,
     failed: Option<nbd_protocol::NbdError>,
@@ -104,12 +104,12 @@ impl Connection {
         Ok(Self { stream, export, depth: depth.max(1) })
     }
 
-    /// What the server said about the export.
+    /// Returns the server's description of the export.
     pub(super) fn export(&self) -> &Connected {
         &self.export
     }
 
-    /// Says goodbye. The server closes without a reply.
+    /// Sends a disconnect request. The server closes without a reply.
     pub(super) fn close(mut self) -> Result<(), DemoError> {
         let (flags, command) = (CommandFlags::NONE, cmd::DISC);
         let request = Request { flags, command, cookie: 0, offset: 0, len: 0 };
@@ -119,7 +119,7 @@ impl Connection {
         if rest.is_empty() { Ok(()) } else { Err(DemoError::Stray("bytes after DISC".into())) }
     }
 
-    /// Carries out `plan` on `region`, until it ends and every reply has come.
+    /// Carries out `plan` on `region`, until the plan ends and every reply has arrived.
     pub(super) fn run(
         &mut self,
         region: &mut Region,
@@ -166,7 +166,7 @@ struct Run<'a> {
     unsent: Vec<u8>,
     sent: usize,
     ends: VecDeque<usize>,
-    /// Buffers for data, to be used again.
+    /// Buffers for data, to be reused.
     spare: Vec<Vec<u8>>,
     /// Makes every cookie of a connection's phase different, the high half.
     sequence: u64,
@@ -177,7 +177,8 @@ impl Run<'_> {
     fn run(mut self, mut plan: impl Plan) -> Result<Tally, DemoError> {
         let mut ended = false;
         loop {
-            // Ordering: Relaxed; it only says to stop, the error that caused it travels by `join`.
+            // Ordering: Relaxed; it only asks to stop. The error that caused it is returned by
+            // `join`.
             if self.progress.stop.load(Ordering::Relaxed) {
                 return Err(DemoError::Stopped);
             }
@@ -191,7 +192,7 @@ impl Run<'_> {
             self.write()?;
             if self.in_flight > self.ends.len() {
                 self.receive()?;
-                // Take what has arrived with it, but keep the pipeline full.
+                // Handle all replies that have arrived, but keep the pipeline full.
                 while self.has_whole_reply() {
                     self.receive()?;
                 }
@@ -201,7 +202,7 @@ impl Run<'_> {
         }
     }
 
-    /// Puts a request, and the data of a write, behind the unsent bytes.
+    /// Appends a request, and the data of a write, to the unsent bytes.
     fn begin(&mut self, mut op: Op) -> io::Result<()> {
         self.region.begin(&mut op);
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -246,7 +247,7 @@ impl Run<'_> {
         }
     }
 
-    /// Sends what the socket takes.
+    /// Sends as much as the socket takes.
     fn write(&mut self) -> Result<(), DemoError> {
         if self.sent < self.unsent.len() {
             match self.connection.get_mut().write(&self.unsent[self.sent..]) {
@@ -266,14 +267,14 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether the next reply can be read without waiting.
+    /// Returns whether the next reply can be read without waiting.
     fn has_whole_reply(&self) -> bool {
         let buffer = self.connection.buffer();
         let Ok(Some((reply, used))) = Reply::parse(buffer, self.style) else { return false };
         used + self.data_len(&reply) <= buffer.len()
     }
 
-    /// How much data follows `reply`.
+    /// Returns the bytes of data that follow `reply`.
     fn data_len(&self, reply: &Reply) -> usize {
         match reply.content {
             ReplyContent::Data { len, .. } => len as usize,
@@ -286,7 +287,7 @@ impl Run<'_> {
         }
     }
 
-    /// Waits for one reply and takes it in.
+    /// Waits for one reply and handles it.
     fn receive(&mut self) -> Result<(), DemoError> {
         let reply = self.header()?;
         let len = self.data_len(&reply);
@@ -328,7 +329,7 @@ impl Run<'_> {
         if reply.done { self.finish(slot) } else { Ok(()) }
     }
 
-    /// Reads one reply header, whose length shows only while reading.
+    /// Reads one reply header, whose length is known only from its first bytes.
     fn header(&mut self) -> Result<Reply, DemoError> {
         // Almost always the whole header is in the buffer.
         let connection = &mut self.connection;
@@ -351,7 +352,7 @@ impl Run<'_> {
         Err(ClientError::BadReplyMagic(0).into())
     }
 
-    /// Checks and counts a request whose last reply has come.
+    /// Checks and counts a request whose last reply has arrived.
     fn finish(&mut self, slot: usize) -> Result<(), DemoError> {
         let Some(InFlight { op, start, received, data, failed, .. }) = self.slots[slot].take()
         else {
@@ -386,7 +387,7 @@ fn encode(request: &Request, style: HeaderStyle) -> io::Result<RequestHeader> {
     request.encode(style).map_err(io::Error::other)
 }
 
-/// Bytes of data that a request moves over the connection.
+/// Returns the bytes of data that a request transfers.
 fn payload(op: &Op) -> usize {
     if op.kind.is_read() || op.kind.is_write() { op.len() as usize } else { 0 }
 }
@@ -401,8 +402,8 @@ fn command(kind: Kind) -> u16 {
     }
 }
 
-/// Tries until it is not interrupted: a socket with a time limit is when the demo is stopped and
-/// goes on again (Ctrl-Z, `fg`), without a handler.
+/// Retries while the call is interrupted. That happens to a socket with a timeout when the demo is
+/// stopped and continued (Ctrl-Z, `fg`), even without a signal handler.
 fn uninterrupted<T>(mut read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match read() {

@@ -1,4 +1,4 @@
-//! Why the demo fails.
+//! The errors of the demo.
 
 use std::io;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ pub(crate) enum DemoError {
         /// The server's error.
         error: NbdError,
     },
-    /// A reply that fits no request, or not the one it names.
+    /// A reply that matches no request, or has wrong contents for its request.
     #[error("reply does not fit its request: {0}")]
     Stray(String),
     /// A byte differs from what was written.

@@ -1,4 +1,4 @@
-//! The built-in client: drives a server through its socket and checks every byte it answers.
+//! The built-in client: uses a server through its socket and checks every byte of its replies.
 //!
 //! ```text
 //!  image   | shared: read by all | region of connection 0 | region of connection 1 | ...
@@ -29,7 +29,7 @@ use self::model::{Layout, Mixed, Plan, Region, Sweep};
 pub(crate) use self::report::DemoReport;
 use self::report::{PhaseReport, Tally};
 
-/// What to ask of the server.
+/// The options of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct DemoOptions {
     /// Name of the export; empty for the default one. Its contents are overwritten.
@@ -38,9 +38,9 @@ pub(crate) struct DemoOptions {
     pub(crate) connections: usize,
     /// Requests in flight per connection.
     pub(crate) depth: usize,
-    /// Length of the mixed phase, which goes on until `at_least` is reached as well.
+    /// Minimum duration of the mixed phase, which also needs `at_least` requests.
     pub(crate) mixed: Duration,
-    /// Requests of the mixed phase, per connection.
+    /// Minimum number of requests of each connection in the mixed phase.
     pub(crate) at_least: u64,
     /// Start of the pseudo-random sequence of requests.
     pub(crate) seed: u64,
@@ -65,11 +65,12 @@ impl Default for DemoOptions {
 
 /// Fills, exercises and verifies the export at `socket`.
 ///
-/// Blocks for the mixed phase's time and as long as it takes to write and read the image once.
+/// Blocks for the time of the mixed phase, and for as long as it takes to write and read the image
+/// once.
 ///
 /// # Errors
 ///
-/// The first [`DemoError`] of any connection. A byte that differs is an error.
+/// The first [`DemoError`] of any connection. A wrong byte is an error.
 pub(crate) fn run(socket: &Path, options: &DemoOptions) -> Result<DemoReport, DemoError> {
     let open = |nr| Connection::open(socket, (&options.export, options.depth), nr);
     let first = open(0)?;
@@ -120,7 +121,7 @@ pub(crate) fn run(socket: &Path, options: &DemoOptions) -> Result<DemoReport, De
     report.mixed = mixed;
     report.kinds = tally.kinds();
 
-    // Every region is read back by another connection than the one that wrote it.
+    // Every region is read back by a connection that did not write it.
     regions.rotate_left(1);
     bar.phase("verify", layout.bytes());
     let plans = sweep(&regions, false);
@@ -135,7 +136,8 @@ pub(crate) fn run(socket: &Path, options: &DemoOptions) -> Result<DemoReport, De
     Ok(report)
 }
 
-/// Runs one plan per connection, each on a thread, while this one shows the progress.
+/// Runs one plan per connection, each on a thread of its own, while the calling thread shows the
+/// progress.
 fn phase<P: Plan + Send>(
     connections: &mut [Connection],
     regions: &mut [Region],
@@ -154,7 +156,8 @@ fn phase<P: Plan + Send>(
                 scope.spawn(move || {
                     let result = connection.run(region, plan, progress);
                     if result.is_err() {
-                        // Ordering: Relaxed; the others only stop, the error travels by `join`.
+                        // Ordering: Relaxed; the other connections only stop. The error is returned
+                        // by `join`.
                         progress.stop.store(true, Ordering::Relaxed);
                     }
                     result
@@ -174,7 +177,8 @@ fn phase<P: Plan + Send>(
     for result in results {
         match result {
             Ok(tally) => total.add(&tally),
-            // A connection that failed has the cause; one that stopped because of it has none.
+            // The error of the connection that failed first is the cause, not that of one that was
+            // stopped.
             Err(DemoError::Stopped) if failure.is_some() => {}
             Err(error) if matches!(failure, None | Some(DemoError::Stopped)) => {
                 failure = Some(error);

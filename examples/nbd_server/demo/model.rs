@@ -1,4 +1,4 @@
-//! The model of the demo's image: the contents that each block must have, and the next request.
+//! The model of the demo's image: the expected content of each block, and the next request.
 //!
 //! The image is a sequence of 4 KiB blocks. A block's contents follow from its number and its
 //! version, so the model keeps one number per block:
@@ -35,8 +35,8 @@ const FILLED: u32 = 1;
 /// Marks a block that was trimmed since its version was written.
 const TRIMMED: u32 = 1 << 31;
 
-/// How the image is divided, in blocks: one eighth shared, the rest in equal regions, the last
-/// region taking what is left over.
+/// How the image is divided, in blocks: one eighth is shared, and the rest consists of equal
+/// regions. The last region has the remaining blocks as well.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     shared: u64,
@@ -52,17 +52,17 @@ impl Layout {
         Self { shared, region: (blocks - shared) / regions, regions, blocks }
     }
 
-    /// Whether every region has room for several large requests at once.
+    /// Returns whether every region has room for several large requests at once.
     pub(super) fn is_usable(&self) -> bool {
         self.region >= 4 * LARGE && self.shared > 0
     }
 
-    /// The smallest usable size for so many regions, in bytes.
+    /// Returns the smallest usable size for `regions` regions, in bytes.
     pub(super) fn smallest(regions: u64) -> u64 {
         (4 * LARGE * regions * 8).div_ceil(7).next_multiple_of(8) * BLOCK as u64
     }
 
-    /// Bytes in whole blocks.
+    /// Returns the size of all whole blocks, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.blocks * BLOCK as u64
     }
@@ -74,7 +74,7 @@ impl Layout {
         Region { first, states: vec![0; blocks], in_flight: vec![0; blocks], next: FILLED + 1 }
     }
 
-    /// The part of the shared blocks that connection `nr` fills and verifies.
+    /// Returns the part of the shared blocks that connection `nr` fills and verifies.
     pub(super) fn shared_part(&self, nr: u64) -> Range<u64> {
         self.shared * nr / self.regions..self.shared * (nr + 1) / self.regions
     }
@@ -85,7 +85,7 @@ impl Layout {
 pub(super) struct Region {
     first: u64,
     states: Vec<u32>,
-    /// Per block: how many reads are in flight, or `WRITING`.
+    /// For each block the number of reads in flight, or `WRITING`.
     in_flight: Vec<u8>,
     next: u32,
 }
@@ -93,7 +93,7 @@ pub(super) struct Region {
 const WRITING: u8 = u8::MAX;
 
 impl Region {
-    /// The indices of `blocks` if they lie in this region, else they are shared blocks.
+    /// Returns the indices of `blocks` within this region; `None` for shared blocks.
     fn local(&self, blocks: &Range<u64>) -> Option<Range<usize>> {
         let start = blocks.start.checked_sub(self.first)? as usize;
         Some(start..start + (blocks.end - blocks.start) as usize)
@@ -105,7 +105,7 @@ impl Region {
             .is_none_or(|range| self.in_flight[range].iter().all(|&count| count <= limit))
     }
 
-    /// Takes a request into the model, before it is sent.
+    /// Records a request before it is sent.
     pub(super) fn begin(&mut self, op: &mut Op) {
         let Some(range) = self.local(&op.blocks) else {
             op.version = FILLED;
@@ -119,21 +119,21 @@ impl Region {
         match op.kind {
             Kind::Trim => {
                 for state in &mut self.states[range] {
-                    // A block of zeroes stays one, trimmed or not.
+                    // A block of zeros remains one, trimmed or not.
                     *state |= if *state == 0 { 0 } else { TRIMMED };
                 }
             }
             Kind::WriteZeroes => self.states[range].fill(0),
             _ => {
                 op.version = if op.fill { FILLED } else { self.next };
-                // After 2^31 writes it would reach 0, whose pattern is zeroes too.
+                // The version must not become 0 after 2^31 writes: the pattern of 0 is zeros.
                 self.next = (self.next + u32::from(!op.fill)) % TRIMMED;
                 self.states[range].fill(op.version);
             }
         }
     }
 
-    /// Takes a request out of flight, after its reply.
+    /// Records that the reply of a request has arrived.
     pub(super) fn end(&mut self, op: &Op) {
         let Some(range) = self.local(&op.blocks) else { return };
         if op.kind.is_read() {
@@ -143,7 +143,7 @@ impl Region {
         }
     }
 
-    /// Compares what a read returned with the model.
+    /// Compares the data of a read with the model.
     pub(super) fn verify(&self, op: &Op, data: &[u8]) -> Result<(), DemoError> {
         let local = self.local(&op.blocks);
         for (i, (block, found)) in op.blocks.clone().zip(data.chunks_exact(BLOCK)).enumerate() {
@@ -163,7 +163,7 @@ impl Region {
     }
 }
 
-/// The starting value of a block's pattern; 0 stands for the block of zeroes.
+/// Returns the start value of a block's pattern; 0 stands for a block of zeros.
 fn seed(block: u64, version: u32) -> u64 {
     if version == 0 {
         return 0;
@@ -175,7 +175,7 @@ fn seed(block: u64, version: u32) -> u64 {
     (x ^ (x >> 31)) | 1
 }
 
-/// The eight bytes with number `index` of a pattern: every position differs.
+/// Returns the eight bytes with the number `index` of a pattern. All differ.
 fn word(seed: u64, index: usize) -> [u8; 8] {
     if seed == 0 {
         return [0; 8];
@@ -195,10 +195,11 @@ pub(super) fn put_pattern(out: &mut Vec<u8>, blocks: Range<u64>, version: u32) {
     }
 }
 
-/// The first byte of `found` that is not that of the pattern.
+/// Returns the index of the first byte of `found` that differs from the pattern.
 fn mismatch(found: &[u8], block: u64, version: u32) -> Option<usize> {
     let seed = seed(block, version);
-    // Without an early exit this becomes vector code; which byte it was matters only if any.
+    // Without an early exit the compiler makes vector code. The index of the byte is computed only
+    // for a mismatch.
     let words = found.chunks_exact(8).enumerate();
     let differ = words
         .fold(0, |differ, (i, found)| differ | (number(found) ^ u64::from_le_bytes(word(seed, i))));
@@ -216,7 +217,7 @@ fn number(bytes: &[u8]) -> u64 {
     bytes.try_into().map_or(0, u64::from_le_bytes)
 }
 
-/// A kind of request, as the report tells them apart.
+/// A kind of request, as listed in the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
@@ -263,13 +264,14 @@ impl Kind {
     }
 }
 
-/// One request: what, where, and for a write which version.
+/// A request: its kind, its blocks, and for a write the version.
 #[derive(Clone, Debug)]
 pub(super) struct Op {
     pub(super) kind: Kind,
     pub(super) blocks: Range<u64>,
     pub(super) version: u32,
-    /// A large write with FUA, zeroing with NO_HOLE, a read with DF: half the time, if offered.
+    /// Sets FUA on a large write, NO_HOLE on zeroing, or DF on a read: half the time, if the server
+    /// offers it.
     pub(super) flagged: bool,
     /// Part of the first fill.
     fill: bool,
@@ -291,7 +293,7 @@ impl Op {
     }
 }
 
-/// What a plan says when asked for the next request.
+/// The next step of a plan.
 pub(super) enum Next {
     /// Send this one.
     Send(Op),
@@ -301,7 +303,7 @@ pub(super) enum Next {
     End,
 }
 
-/// Which request comes next.
+/// The sequence of requests of a connection in one phase.
 pub(super) trait Plan {
     fn next(&mut self, region: &Region, offered: TransmissionFlags) -> Next;
 }
@@ -409,8 +411,8 @@ impl Plan for Mixed {
                 Next::End
             };
         }
-        // A region has room for many requests, so a free place is found soon; if not, a reply
-        // will free one.
+        // A region has room for many requests, so a free place is found soon. Otherwise a reply
+        // frees one.
         for _ in 0..8 {
             let op = self.op(region, offered);
             if region.is_free(&op) {

@@ -1,4 +1,4 @@
-//! The demo's measurements, and their part of the page.
+//! The measurements of the demo, and its part of the page.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use hdrhistogram::Histogram;
 
 use super::model::Kind;
 
-/// Longest latency a histogram tells apart, in nanoseconds: a minute.
+/// The longest latency that a histogram distinguishes, in nanoseconds: a minute.
 const LONGEST: u64 = 60_000_000_000;
 
-/// What one connection, or all of them, did in one phase.
+/// The measurements of one connection, or all of them, in one phase.
 #[derive(Clone, Debug)]
 pub(super) struct Tally {
     /// Nanoseconds, per [`Kind`] in the order of [`Kind::ALL`].
@@ -66,16 +66,16 @@ impl Tally {
     }
 }
 
-/// One phase over all connections.
+/// One phase of all connections.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PhaseReport {
-    /// Requests replied to.
+    /// Answered requests.
     pub(crate) requests: u64,
-    /// Bytes read, every one compared.
+    /// Bytes read and compared.
     pub(crate) read: u64,
     /// Bytes written.
     pub(crate) written: u64,
-    /// From the first request to the last reply.
+    /// The time from the first request to the last reply.
     pub(crate) elapsed: Duration,
 }
 
@@ -94,7 +94,7 @@ impl PhaseReport {
 /// Latencies of one kind of request in the mixed phase.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KindReport {
-    /// For the page.
+    /// The name in the page.
     pub(crate) name: &'static str,
     /// Requests.
     pub(crate) count: u64,
@@ -106,14 +106,14 @@ pub(crate) struct KindReport {
     pub(crate) max: Duration,
 }
 
-/// What the demo did and saw. `Display` is its part of the page.
+/// The results of the demo. `Display` makes its part of the page.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DemoReport {
     /// Bytes of the image.
     pub(crate) size: u64,
     /// Connections used.
     pub(crate) connections: usize,
-    /// Of these, with structured replies.
+    /// Connections with structured replies.
     pub(crate) structured: usize,
     /// Requests in flight per connection.
     pub(crate) depth: usize,
@@ -125,12 +125,12 @@ pub(crate) struct DemoReport {
     pub(crate) verify: PhaseReport,
     /// Latencies of the mixed phase, from a request's creation to its last reply.
     pub(crate) kinds: Vec<KindReport>,
-    /// Every byte of the image was read back and was right.
+    /// Whether every byte of the image was read back and was correct.
     pub(crate) image_verified: bool,
 }
 
 impl DemoReport {
-    /// Bytes that were read and compared, in all phases.
+    /// Returns the number of bytes that were read and compared, in all phases.
     pub(crate) fn bytes_verified(&self) -> u64 {
         self.fill.read + self.mixed.read + self.verify.read
     }

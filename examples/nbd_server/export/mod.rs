@@ -1,7 +1,8 @@
-//! The table of exports: images are opened once each, locked, and described to clients.
+//! The table of exports. Each image is opened once, locked, and described to clients.
 //!
-//! An export of the command line lives as long as the server. One of a folder is made for each connection that
-//! opens it; what these have in common is the image ([`open_images`](crate::open_images)).
+//! An export of the command line lives as long as the server. An export of a folder is made for
+//! each connection that opens it; exports of one file share its image
+//! ([`open_images`](crate::open_images)).
 
 #[cfg(test)]
 mod tests;
@@ -32,12 +33,12 @@ use crate::open_images::{OpenImages, identity, length};
 use crate::tls::Acceptor;
 use crate::upstream::UpstreamError;
 
-/// How long to wait for an image's lock: the kernel keeps the lock of a server that was killed
-/// until its writes in flight have ended.
+/// How long to wait for an image's lock. The kernel keeps the lock of a killed server until its
+/// writes in flight have ended.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// Most images of a folder that are open at a time. A guess: each takes some descriptors, and a queue
-/// in each worker that serves it.
+/// Most open images of a folder. A guess: each needs some descriptors, and a queue in each worker
+/// that serves it.
 const FOLDER: usize = if cfg!(test) { 3 } else { 1024 };
 
 /// Why an image cannot be served.
@@ -76,31 +77,32 @@ pub(crate) enum ExportError {
 }
 
 impl ExportError {
-    /// Makes errors that say which image could not be opened.
+    /// Returns a function that makes the error for this image of a failed system call.
     fn at(path: &Path) -> impl Fn(io::Error) -> Self + Copy {
         move |error| Self::Open { path: path.to_owned(), error }
     }
 }
 
-/// What is served under one name.
+/// An export, whose name is in `info`.
 #[derive(Clone, Debug)]
 pub(crate) struct Export {
     pub(crate) info: ExportInfo,
     pub(crate) image: Arc<Image>,
-    /// Where it begins in the image, in bytes.
+    /// The offset of the export in the image, in bytes.
     pub(crate) start: u64,
-    /// It ends where the image does, also when that has grown.
+    /// The export ends where the image ends, and grows with it.
     grows: bool,
 }
 
 impl Export {
-    /// An image is as long as its file was when it was opened, whatever the file is now.
+    /// Makes an export. Its size is limited by the image's length, which the file had when the
+    /// image was opened.
     fn new(mut info: ExportInfo, image: Arc<Image>, spec: &ImageSpec) -> Self {
         info.size = info.size.min(image.len().saturating_sub(spec.offset));
         Self { info, image, start: spec.offset, grows: spec.size.is_none() }.current()
     }
 
-    /// The export with the size that it has now.
+    /// Returns the export with its present size.
     fn current(mut self) -> Self {
         if self.grows {
             let rest = self.image.len().saturating_sub(self.start);
@@ -109,7 +111,7 @@ impl Export {
         self
     }
 
-    /// The size of the buffer of a READ or WRITE.
+    /// Returns the size of the buffer that a READ or WRITE needs.
     pub(crate) fn room(&self, request: &Request, command: Command) -> usize {
         let Request { offset, len, .. } = *request;
         match command {
@@ -122,19 +124,19 @@ impl Export {
 /// All exports of the server.
 #[derive(Debug)]
 pub(crate) struct ExportTable {
-    /// Exports of the command line, the first of which is the default.
+    /// The exports of the command line. The first is the default export.
     pub(crate) fixed: Vec<Export>,
     folder: Option<Folder>,
-    /// One image per file, whatever its names.
+    /// One image per file, even if the file has several names.
     pub(crate) images: OpenImages,
     args: Args,
     pub(crate) blocks: Blocks,
-    /// The TLS that clients are offered.
+    /// TLS for clients.
     pub(crate) tls: Acceptor,
 }
 
 impl ExportTable {
-    /// Opens every image of the command line, and the folder.
+    /// Opens all images of the command line, and the folder.
     pub(crate) fn open(args: &Args) -> Result<Self, ExportError> {
         let open = |path: &PathBuf| Folder::open(path).map_err(ExportError::at(path));
         let folder = args.export_dir.as_ref().map(open).transpose()?;
@@ -152,7 +154,7 @@ impl ExportTable {
             info!(export = name, size, of = description, "serving");
             table.fixed.push(export);
         }
-        table.images.limit(FOLDER); // an export of a server, or a second one of a file, takes no slot
+        table.images.limit(FOLDER); // further exports of a server or of an open file need no place
         Ok(table)
     }
 
@@ -167,7 +169,7 @@ impl ExportTable {
         if let Some(address) = &spec.upstream {
             return self.add_upstream(spec, address);
         }
-        // A file that is also served for writing is opened once, for that.
+        // A file that another export may write is opened once, for writing.
         let writes = |other: &ImageSpec| !other.read_only && is_same_file(&other.path, path);
         let read_only = self.args.read_only || !self.args.images.iter().any(writes);
         let (file, created) = open(path, &self.args, read_only)?;
@@ -176,7 +178,7 @@ impl ExportTable {
             grow(&file, &self.args, read_only).map_err(ExportError::at(path))
         });
         if let (Some(created), Err(error)) = (created, &added) {
-            // A program that holds the lock has begun to use the file in the meantime.
+            // `Locked` means that another program has begun to use the new file.
             if !matches!(error, ExportError::Locked { .. }) {
                 let _ = std::fs::remove_file(created); // `added` says what failed first
             }
@@ -184,8 +186,8 @@ impl ExportTable {
         added
     }
 
-    /// Makes an export of an open file, or of the image that the file has already. Otherwise calls `prepare`, and
-    /// makes the image.
+    /// Makes an export of an open file. Uses the image that the file already has, otherwise calls
+    /// `prepare` and makes one.
     fn add(
         &self,
         spec: &ImageSpec,
@@ -247,7 +249,7 @@ impl ExportTable {
         if offset % u64::from(min_block) != 0 {
             return Err(ExportError::Misaligned { path: path.clone(), offset, unit: min_block });
         }
-        // A block device may write zeros one by one where a file system changes its map.
+        // A block device may write zeros block by block; a file system only changes its map.
         let zeroes = if is_device { Flags::NONE } else { Flags::SEND_FAST_ZERO };
         let description = path.file_name().map(|name| name.to_string_lossy().into_owned());
         Ok(ExportInfo {
@@ -261,13 +263,13 @@ impl ExportTable {
         })
     }
 
-    /// Finds an export of the command line. Without a name, the first.
+    /// Finds an export of the command line. An empty name stands for the first export.
     fn find_fixed(&self, name: &str) -> Option<Export> {
         let found = self.fixed.iter().find(|export| name.is_empty() || export.info.name == name);
         found.cloned().map(Export::current)
     }
 
-    /// Opens a file of the folder.
+    /// Opens a file of the folder. `None` if there is no such file, or it cannot be opened.
     fn in_folder(&self, name: &str) -> Option<(ImageSpec, File)> {
         let folder = self.folder.as_ref()?;
         match folder.file(name, self.args.read_only, self.args.direct) {
@@ -283,12 +285,13 @@ impl ExportTable {
         }
     }
 
-    /// The names of the exports of the command line.
+    /// Returns the names of the exports of the command line.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.fixed.iter().map(|export| export.info.name.as_str())
     }
 
-    /// All images, each once. Those of files are in `images`, also those of the command line.
+    /// Returns each image once. `images` has those of all files, including files of the command
+    /// line.
     fn images(&self) -> Vec<Arc<Image>> {
         let fixed = self.fixed.iter().map(|export| Arc::clone(&export.image));
         let mut images: Vec<_> = fixed.chain(self.images.all()).collect();
@@ -297,43 +300,42 @@ impl ExportTable {
         images
     }
 
-    /// Has images grow with their files, by whole blocks. Clients that connect from now on see the
-    /// new sizes.
+    /// Grows images with their files, by whole blocks. Clients that connect later see the new
+    /// sizes.
     pub(crate) fn grow(&self) {
         self.images.grow();
     }
 
-    /// Has images of the folder released that were idle for as long as `--idle` says.
+    /// Releases images of the folder that were idle for as long as `--idle` allows.
     pub(crate) fn release_idle(&self, now: Instant) {
         if self.args.idle > 0 {
             self.images.release_idle(now, Duration::from_secs(self.args.idle));
         }
     }
 
-    /// Returns how many bytes the replies to so many bytes of options may take while their buffer
-    /// grows.
+    /// Returns an upper bound of the memory for the replies to `input` bytes of options.
     pub(crate) fn handshake_room(&self, input: usize) -> usize {
         let fixed = self.fixed.iter().map(|export| &export.info);
         let fixed: usize = fixed.map(|info| info.name.len() + info.description.len() + 64).sum();
         let list = fixed + if self.folder.is_some() { MOST_NAMES * 512 } else { 0 };
         let replies = (input / OPTION_HEADER + 1).saturating_mul(list).min(MAX_REPLIES) + list;
-        3 * replies // a buffer that grows has twice its bytes, beside the old one
+        3 * replies // a growing buffer is copied into one of twice its size
     }
 
-    /// Makes everything written so far durable; an error if that ever failed.
+    /// Makes everything written so far durable. Fails if a sync of an image has ever failed.
     pub(crate) fn sync(&self) -> io::Result<()> {
-        // A release that runs meanwhile has synced its image before it takes the image away.
+        // A concurrent release has synced its image before it removes the image from the table.
         let all = self.images().into_iter().map(|image| image.sync_now());
-        all.fold(Ok(()), io::Result::and) // of all, whatever becomes of one
+        all.fold(Ok(()), io::Result::and) // every image, even after an error
     }
 
-    /// Whether there is a folder, whose images may be released.
+    /// Returns whether there is a folder, whose images may be released.
     pub(crate) fn has_folder(&self) -> bool {
         self.folder.is_some()
     }
 
-    /// Describes the export of that name. Opens nothing for good: a client that only looks leaves a
-    /// file of the folder to others.
+    /// Describes an export. Keeps nothing open, so that a client that only asks uses no place for
+    /// an open image.
     pub(crate) fn find_export(&self, name: &str) -> Option<ExportInfo> {
         if let Some(export) = self.find_fixed(name) {
             return Some(export.info);
@@ -350,20 +352,20 @@ impl ExportTable {
         })
     }
 
-    /// Opens the export of that name.
+    /// Opens an export.
     pub(crate) fn open_export(&self, name: &str) -> Option<Export> {
         if let Some(export) = self.find_fixed(name) {
             return Some(export);
         }
         let (spec, file) = self.in_folder(name)?;
-        // A worker asks, which has others to serve: no patience.
+        // The caller is a worker with other clients to serve, so this does not wait for a lock.
         let prepare = || self.lock(&spec.path, &file, self.args.read_only, Duration::ZERO);
         let export = self.add(&spec, &file, prepare);
         export.inspect_err(|error| warn!(%error, "an export is not served")).ok()
     }
 }
 
-/// The exports as a handshake sees them. Keeps the one that the client opened last.
+/// The exports as a handshake uses them. Keeps the export that the client opened last.
 pub(crate) struct Opening<'t> {
     table: &'t ExportTable,
     pub(crate) opened: RefCell<Option<Export>>,
@@ -399,7 +401,7 @@ impl Exports for Opening<'_> {
     }
 }
 
-/// What an export offers, and `more` if it can be changed.
+/// Returns the flags of an export, with `more` if it is writable.
 fn flags(read_only: bool, more: Flags) -> Flags {
     let common = Flags::HAS_FLAGS | Flags::SEND_FLUSH | Flags::SEND_FUA | Flags::SEND_CACHE;
     let common = common | Flags::SEND_DF | Flags::CAN_MULTI_CONN;
@@ -409,10 +411,11 @@ fn flags(read_only: bool, more: Flags) -> Flags {
     }
 }
 
-/// Opens an image. If this call creates its file, returns that file's path too.
+/// Opens the file of an image. Also returns its path if this call has created it.
 fn open(path: &Path, args: &Args, read_only: bool) -> Result<(File, Option<PathBuf>), ExportError> {
     let fail = ExportError::at(path);
-    // Opening a FIFO or a device of another kind could block or have effects: look first.
+    // Opening a FIFO or a device of another kind could block or have side effects, so check the
+    // kind first.
     let missing = match path.metadata() {
         Ok(meta) if !meta.is_file() && !meta.file_type().is_block_device() => {
             return Err(ExportError::Kind { path: path.to_owned() });
@@ -441,8 +444,8 @@ fn open(path: &Path, args: &Args, read_only: bool) -> Result<(File, Option<PathB
     }
 }
 
-/// Creates an empty file, where a symbolic link leads if `path` is one. Returns the file's path;
-/// `None` if another program has created it since.
+/// Creates an empty file, or the target of `path` if that is a dangling symbolic link. Returns the
+/// path of the file; `None` if another program has created it in the meantime.
 fn create(path: &Path) -> io::Result<Option<PathBuf>> {
     let mut target = path.to_owned();
     // O_EXCL does not follow links. The kernel follows at most 40.
@@ -457,7 +460,7 @@ fn create(path: &Path) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// Makes a regular file at least as large as `--size` says. Only once it is locked.
+/// Grows a regular file to the size of `--size`. The file must be locked.
 fn grow(file: &File, args: &Args, read_only: bool) -> io::Result<()> {
     let meta = file.metadata()?;
     match args.size {
@@ -466,7 +469,8 @@ fn grow(file: &File, args: &Args, read_only: bool) -> io::Result<()> {
     }
 }
 
-/// Whether two paths are the same image. Files that do not exist yet are compared by their paths.
+/// Returns whether two paths name the same file. Files that do not exist yet are compared by their
+/// paths.
 fn is_same_file(a: &Path, b: &Path) -> bool {
     match (a.metadata(), b.metadata()) {
         (Ok(a), Ok(b)) => identity(&a) == identity(&b),

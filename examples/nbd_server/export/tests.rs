@@ -1,11 +1,11 @@
-//! Folders, names, and what has an export's name now.
+//! Folders, the names of exports, and images that were renamed or replaced.
 
 use clap::Parser;
 use testkit::wait_until;
 
 use super::*;
 
-/// A folder with images of so many bytes, and the exports of it.
+/// Makes a folder with images, and its exports.
 fn folder(images: &[(&str, u64)], more: &[&str]) -> (tempfile::TempDir, ExportTable) {
     let dir = tempfile::tempdir().unwrap();
     for (name, size) in images {
@@ -53,7 +53,7 @@ fn a_folder_is_opened_image_by_image_and_only_so_many_at_a_time() {
         table.sync().unwrap();
         table.release_idle(Instant::now());
         table.release_idle(Instant::now() + Duration::from_secs(60));
-        wait_until(|| table.opened_size("d").is_some()); // until one of the others is released
+        wait_until(|| table.opened_size("d").is_some()); // once another image is released
     }
 }
 
@@ -78,7 +78,7 @@ fn another_name_of_an_open_image_is_the_same_file() {
     assert_eq!((&*a.info.name, &*b.info.name), ("a", "b"));
 }
 
-/// A WRITE behind what is kept would be answered, and be nowhere.
+/// A WRITE after the image's end as it was opened would be answered and then be lost.
 #[test]
 fn a_later_name_of_an_image_that_grew_is_as_long_as_the_first() {
     for cache in ["0", "1M"] {

@@ -33,7 +33,7 @@ impl ExportTable {
             description: address.to_string(),
             size: device.len(),
             flags: flags(read_only, Flags::NONE),
-            // With a cache, parts of the upstream's blocks are put together there.
+            // With a cache, writes of less than an upstream's block are combined there.
             min_block: if self.args.cache == 0 { min as u32 } else { 1 },
             preferred_block: BLOCK as u32,
             max_block: MAX_PAYLOAD,
@@ -44,7 +44,7 @@ impl ExportTable {
 }
 
 impl ExportTable {
-    /// The figures of the upstream exports, by name.
+    /// Returns the statistics of the upstream exports, by name.
     pub(crate) fn upstreams(&self) -> Vec<(String, UpstreamStats)> {
         let stats = |export: &Export| {
             let Source::Upstream(upstream) = &export.image.source else { return None };

@@ -1,4 +1,4 @@
-//! The main thread of the server: it starts the workers, accepts connections, and stops everything.
+//! The main thread of the server: starts the workers, accepts connections, and stops the server.
 
 #[cfg(test)]
 mod tests;
@@ -26,7 +26,7 @@ use crate::export::{ExportError, ExportTable};
 use crate::listeners::{ListenError, Listeners};
 use crate::memory::LEAST;
 use crate::metrics::Metrics;
-use crate::notifier::{eventfd, ring};
+use crate::notifier::{eventfd, notify};
 use crate::open_images::IDLE_CHECK;
 use crate::peer::Peer;
 use crate::registry::Registry;
@@ -34,19 +34,19 @@ use crate::report::{Reporter, ServerReport};
 use crate::requests::Limits;
 use crate::worker::{Inbox, Message, Shared, Worker};
 
-/// Payload bytes in flight over all connections, or [`LEAST`] per worker if that is more, and the
-/// [`RESERVE`](crate::memory::RESERVE) of each connection; a guess at what a server may take.
+/// Memory for payloads of all connections, at least [`LEAST`] per worker. Each connection has its
+/// [`RESERVE`](crate::memory::RESERVE) in addition. A guess at what a server may use.
 const MEMORY: usize = 256 << 20;
-/// Most threads of a worker's pool, where one is used.
+/// Most threads of a worker's pool, if its engine uses one.
 const POOL: usize = 16;
-/// Connections taken before the signals have their turn.
+/// Most connections to accept before the signals are handled.
 const ACCEPTED_AT_ONCE: usize = 64;
-/// How long a new connection waits for a worker to close an evicted one, before it is refused.
+/// How long a new connection waits for a worker to close an evicted one before it is refused.
 const CLOSING_PATIENCE: Duration = Duration::from_millis(100);
-/// A worker that does not report its figures within this time is left out. It may be opening an
-/// image.
+/// How long to wait for the workers' reports. A worker that is late, perhaps because it opens an
+/// image, is left out.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Send buffer asked for; the system may grant less. A guess: a few large replies.
+/// Requested size of the send buffer; the system may grant less. A guess: a few large replies.
 const SEND_BUFFER: usize = 2 << 20;
 
 /// Why the server could not start or went down.
@@ -66,49 +66,49 @@ pub(crate) enum ServerError {
     Io(#[from] io::Error),
 }
 
-/// What wakes the main thread beside connections.
+/// The events that wake the main thread, besides connections.
 #[derive(Clone, Copy)]
 pub(crate) struct Wakeups<'a> {
-    /// Readable once the server must stop.
+    /// Readable when the server must stop.
     pub(crate) stop: BorrowedFd<'a>,
-    /// Readable once a signal has asked for the figures; does not block.
+    /// Readable when a signal has asked for the statistics. Non-blocking.
     pub(crate) show: Option<&'a UnixStream>,
-    /// How often the figures are shown without a signal.
+    /// The interval of the statistics.
     pub(crate) period: Option<Duration>,
 }
 
-/// A running server: its workers are up, its listeners bound.
+/// A running server, with its workers started and its listeners bound.
 pub(crate) struct Server {
     shared: Shared,
-    /// In the order of their inboxes, which the reporter has.
+    /// In the order of the inboxes in `reporter`.
     workers: Vec<JoinHandle<io::Result<()>>>,
     reporter: Reporter,
-    /// Ends with the server.
+    /// Serves metrics while the server runs.
     metrics: Option<Metrics>,
     listeners: Listeners,
     limits: Arc<ConnectionLimits>,
     next_worker: usize,
-    /// Readable once a worker has ended.
+    /// Readable when a worker has ended.
     ended: Arc<OwnedFd>,
-    /// With `--exit-with-last`: readable once the last client has left.
+    /// With `--exit-with-last`: readable when the last client has left.
     all_served: Option<Arc<OwnedFd>>,
-    /// The last accept failed, which was logged.
+    /// The last accept failed, and the failure was logged.
     accept_failed: bool,
 }
 
-/// Tells the main thread that a worker ends, whatever the reason.
+/// Notifies the main thread when a worker ends, even by a panic.
 struct Ended(Arc<OwnedFd>);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        ring(&self.0);
+        notify(&self.0);
     }
 }
 
 impl Server {
-    /// Opens the images, starts the workers, binds the listeners.
+    /// Opens the images, starts the workers and binds the listeners.
     ///
-    /// `handed_over` are sockets that another program has bound for it.
+    /// `handed_over` are sockets that another program has bound for the server.
     pub(crate) fn start(args: &Args, handed_over: Vec<OwnedFd>) -> Result<Self, ServerError> {
         let exports = Arc::new(ExportTable::open(args)?);
         let max_connections = args.max_connections;
@@ -116,8 +116,8 @@ impl Server {
         let all_served = args.exit_with_last.then(eventfd).transpose()?;
         let limits =
             ConnectionLimits::new(max_connections as usize, max_per_peer, all_served.clone());
-        // A connection that gave way keeps its context until its worker has closed it, so there may
-        // be twice as many contexts as connections.
+        // An evicted connection keeps its context until its worker has closed it, so there may be
+        // twice as many contexts as connections.
         let connections = CtxTable::builder().max_contexts(2 * u64::from(max_connections)).build();
         let connections = Arc::new(connections.map_err(io::Error::from)?);
         let registry = Arc::new(Registry::new().map_err(io::Error::from)?);
@@ -149,46 +149,48 @@ impl Server {
         })
     }
 
-    /// One line per listener.
+    /// Returns one line per listener.
     pub(crate) fn addresses(&self) -> Vec<String> {
         self.listeners.addresses()
     }
 
-    /// The name of the first image; empty if there is a folder only.
+    /// Returns the name of the first image, or an empty name if there is only a folder.
     pub(crate) fn default_export(&self) -> String {
         self.shared.exports.names().next().unwrap_or_default().to_owned()
     }
 
-    /// Has exports grow with their files whenever one of the signals comes. A thread of its own looks at the files,
-    /// because one that hangs must not keep the main thread from accepting.
+    /// Lets exports grow with their files when one of the signals arrives. A thread of its own
+    /// checks the files, because a file that hangs must not stop the main thread from accepting.
     pub(crate) fn grow_at(&self, mut signals: Signals) -> io::Result<()> {
-        let exports = Arc::downgrade(&self.shared.exports); // between looks the thread keeps no stopped server's images
-        let look = move || {
+        // Weak, so that the thread does not keep the images of a stopped server open.
+        let exports = Arc::downgrade(&self.shared.exports);
+        let grow = move || {
             for _ in signals.forever() {
                 let Some(exports) = exports.upgrade() else { return };
                 exports.grow();
             }
         };
-        thread::Builder::new().name("grow".into()).spawn(look).map(drop)
+        thread::Builder::new().name("grow".into()).spawn(grow).map(drop)
     }
 
-    /// Accepts until told to stop, or the last client has left with `--exit-with-last`, or a worker
-    /// ends, which is an error. Calls `show_figures` when a signal asks for it, and periodically.
+    /// Accepts connections until `stop` is readable or, with `--exit-with-last`, the last client
+    /// has left. Fails if a worker ends. Calls `show_figures` when a signal asks for it, and at
+    /// each interval.
     pub(crate) fn accept_until(
         &mut self,
         Wakeups { stop, show, period }: Wakeups<'_>,
         mut show_figures: impl FnMut(&Self),
     ) -> Result<(), ServerError> {
-        let due = || Instant::now().checked_add(period?); // never, if that is too far away
+        let due = || Instant::now().checked_add(period?); // `None`: never
         let mut next = due();
-        let mut look = self.shared.exports.has_folder().then(Instant::now);
+        let mut idle_check = self.shared.exports.has_folder().then(Instant::now);
         loop {
             let all_served = self.all_served.as_deref().map(AsFd::as_fd);
             let fds = [stop, self.ended.as_fd()].into_iter().chain(self.listeners.fds());
             let fds = fds.chain(all_served).chain(show.map(AsFd::as_fd));
             let mut fds: Vec<_> =
                 fds.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-            let soon = next.into_iter().chain(look).min();
+            let soon = next.into_iter().chain(idle_check).min();
             let left = soon.map(|soon| soon.saturating_duration_since(Instant::now()));
             let left = left.map(|left| Timespec {
                 tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
@@ -209,14 +211,14 @@ impl Server {
             }
             self.accept();
             if let Some(mut pipe) = show.filter(|pipe| is_ready(pipe.as_fd())) {
-                // One answer to all the signals so far; those that come from now on get another.
+                // One report answers all signals so far; later signals get another one.
                 while pipe.read(&mut [0; 64]).is_ok_and(|count| count == 64) {}
                 show_figures(self);
             }
             let now = Instant::now();
-            if look.is_some_and(|due| now >= due) {
+            if idle_check.is_some_and(|due| now >= due) {
                 self.shared.exports.release_idle(now);
-                look = Some(now + IDLE_CHECK);
+                idle_check = Some(now + IDLE_CHECK);
             }
             if next.is_some_and(|next| Instant::now() >= next) {
                 show_figures(self);
@@ -225,7 +227,7 @@ impl Server {
         }
     }
 
-    /// Takes connections that wait, from each listener in turn.
+    /// Accepts waiting connections, from each listener in turn.
     fn accept(&mut self) {
         for _ in 0..ACCEPTED_AT_ONCE {
             let accepted: Vec<_> = self.listeners.accept().collect();
@@ -244,7 +246,8 @@ impl Server {
         }
     }
 
-    /// Out of descriptors, usually: a connection that ends frees one.
+    /// Logs a failure to accept, and pauses. Usually the process is out of descriptors, and a
+    /// connection that ends frees one.
     fn cannot_accept(&mut self, error: &io::Error) {
         if !std::mem::replace(&mut self.accept_failed, true) {
             warn!(%error, "cannot accept connections");
@@ -252,12 +255,12 @@ impl Server {
         thread::sleep(Duration::from_millis(10));
     }
 
-    /// Sends a connection to the worker with the least load; in turn if several have the least.
+    /// Sends a connection to the worker with the least load, in turn if several have the least.
     fn place(&mut self, socket: Socket) {
         let permit = match self.limits.admit(Peer::of(&socket)) {
             Ok((permit, evicted)) => {
                 if let Some((id, worker)) = evicted {
-                    self.reporter.workers[worker].send(Message::GiveWay(id));
+                    self.reporter.workers[worker].send(Message::Evict(id));
                 }
                 permit
             }
@@ -265,7 +268,7 @@ impl Server {
         };
         let Some(ctx) = self.context() else { return };
         let id = CtxRef::id(&ctx);
-        // Without it the system's default serves, only slower.
+        // On failure the system's default is used, which is slower.
         let _ = socket.set_send_buffer_size(SEND_BUFFER);
         let count = self.workers.len();
         let from_next = (0..count).map(|step| (self.next_worker + step) % count);
@@ -278,12 +281,12 @@ impl Server {
             if announced {
                 inbox.load.release();
             }
-            let _ = self.shared.connections.remove(id); // no worker knows it
+            let _ = self.shared.connections.remove(id); // no worker has got it
         }
         self.next_worker = (number + 1) % count;
     }
 
-    /// Makes a context for one more connection. Waits a moment if too many evicted connections are
+    /// Makes the context of a new connection. Waits a moment if too many evicted connections are
     /// not closed yet.
     fn context(&self) -> Option<CtxRef<Connection>> {
         let connections = &self.shared.connections;
@@ -300,14 +303,14 @@ impl Server {
         };
         let made = inserted.map_err(|error| error.to_string()).and_then(|id| {
             connections.get_ref(id).map_err(|error| {
-                let _ = connections.remove(id); // no worker knows it
+                let _ = connections.remove(id); // no worker has got it
                 error.to_string()
             })
         });
         made.inspect_err(|error| warn!(%error, "no room for one more connection")).ok()
     }
 
-    /// The figures of the workers so far.
+    /// Returns the statistics of the workers and the shared structures.
     pub(crate) fn report(&self) -> ServerReport {
         self.reporter.report()
     }
@@ -316,8 +319,7 @@ impl Server {
     pub(crate) fn stop(mut self) -> Result<(), ServerError> {
         self.listeners = Listeners::none();
         self.metrics = None;
-        // A worker ends the sessions it serves, and refuses connections that are still on their way
-        // to it.
+        // A worker ends its listed sessions, and refuses connections that are on their way to it.
         let told = self.shared.registry.end(|client| {
             self.reporter.workers[client.worker].send(Message::End(client.id));
         });
@@ -336,7 +338,7 @@ impl Server {
                 Err(_) => failed = Some("it panicked".into()),
             }
         }
-        // No connection is left, unless a worker failed. Waits for the last reference too.
+        // Only a worker that failed leaves connections. `remove_all` waits for the last reference.
         match self.shared.connections.remove_all() {
             Ok(0) => {}
             Ok(left) => warn!(left, "connections were left by a worker that failed"),

@@ -1,4 +1,4 @@
-//! The server whole, in this process.
+//! The whole server, run in this process.
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -16,13 +16,13 @@ use testkit::wait_until;
 use super::*;
 
 const BLOCK: usize = 4096;
-/// Of each client.
+/// Blocks of each client.
 const BLOCKS: usize = 32;
-/// A server that does nothing for so long does nothing any more.
+/// A server that is silent for this long has failed.
 const SILENCE: Duration = Duration::from_secs(60);
 
-/// Starts a server, and a thread for `clients`; stops it when they have ended, or want that. Also
-/// returns what the image is in the end.
+/// Starts a server, and a thread that runs `clients`. Stops the server when they end or ask for it.
+/// Also returns the final content of the image.
 fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (T, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let (socket, image) = (dir.path().join("s"), dir.path().join("a.img"));
@@ -40,7 +40,7 @@ fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (
     let result = thread::scope(|scope| {
         let lab = &lab;
         let clients = scope.spawn(|| {
-            let _stop = Stop(lab); // also if it panics
+            let _stop = Stop(lab); // stops the server even if `clients` panics
             clients(lab)
         });
         let period = Some(Duration::MAX);
@@ -71,11 +71,11 @@ impl Drop for Stop<'_> {
 
 impl Lab {
     fn stop(&self) {
-        let _ = (&self.stop).write_all(&[0]); // it may have stopped
+        let _ = (&self.stop).write_all(&[0]); // fails if the server has stopped
     }
 }
 
-/// A client that has the default export open.
+/// Returns a client with the default export open.
 fn client(lab: &Lab) -> UnixStream {
     let mut stream = UnixStream::connect(&lab.socket).unwrap();
     stream.set_read_timeout(Some(SILENCE)).unwrap();
@@ -96,8 +96,8 @@ fn request(command: u16, cookie: u64, block: usize) -> Vec<u8> {
         .to_vec()
 }
 
-/// Writes its blocks with higher and higher numbers, many at a time, until the server ends; then
-/// says of each block the last that was answered and the last that was sent.
+/// Writes ascending numbers to its blocks, in batches, until the server ends. Returns for each
+/// block the last number that was answered and the last number that was sent.
 fn write_on(mut stream: UnixStream, first: usize, written: &AtomicBool) -> Vec<(u64, u64)> {
     let mut blocks = vec![(0, 0); BLOCKS];
     let mut number = 0_u64;
@@ -110,7 +110,7 @@ fn write_on(mut stream: UnixStream, first: usize, written: &AtomicBool) -> Vec<(
             *sent = number;
         }
         if stream.write_all(&batch).is_err() {
-            break; // what was answered before has been read
+            break; // all earlier replies have been read
         }
         let mut expected: BTreeSet<usize> = (0..BLOCKS).collect();
         while !expected.is_empty() {
@@ -165,7 +165,7 @@ fn a_server_that_stops_has_what_it_answered() {
     }
 }
 
-/// Reads what is in the cache, many requests at a time, until told to stop.
+/// Reads cached blocks, many requests at a time, until told to stop.
 fn read_on(stream: &mut UnixStream, stop: &AtomicBool) {
     const AT_ONCE: usize = 64;
     let requests: Vec<u8> =
@@ -227,7 +227,7 @@ fn a_client_can_connect_while_a_look_for_longer_files_hangs() {
         image.unwrap().set_len(2 << 20).unwrap();
         let held = exports.images.hold();
         signal_hook::low_level::raise(SIGUSR2).unwrap();
-        let _clients = [client(lab), client(lab)]; // one may be accepted before a look by the main thread
+        let _clients = [client(lab), client(lab)]; // one may be accepted already
         assert_eq!(len(), 1 << 20, "the look is held");
         drop(held);
         wait_until(|| len() == 2 << 20);

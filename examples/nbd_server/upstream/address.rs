@@ -1,9 +1,10 @@
-//! Where an upstream export is: the NBD URI of `doc/uri.md` of the NBD project, as libnbd reads it.
+//! The address of an upstream export: an NBD URI as in `doc/uri.md` of the NBD project and in
+//! libnbd.
 //!
 //! ```text
 //!  nbd://HOST[:PORT]/EXPORT          nbd+unix:///EXPORT?socket=PATH
 //!  nbds://HOST[:PORT]/EXPORT         nbds+unix:///EXPORT?socket=PATH&tls-hostname=NAME
-//!      ?tls-certificates=DIR         ca-cert.pem; client-cert.pem and client-key.pem if they are there
+//!      ?tls-certificates=DIR         ca-cert.pem; client-cert.pem and client-key.pem if present
 //! ```
 
 use std::fmt;
@@ -11,40 +12,40 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::str::FromStr;
 
-/// The port of NBD.
+/// The default TCP port of NBD.
 const PORT: u16 = 10809;
 
 /// An export of another server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Address {
     pub(super) endpoint: Endpoint,
-    /// Empty: the default export.
+    /// The name of the export; empty for the default export.
     pub(super) export: String,
     pub(super) tls: Option<TlsOptions>,
 }
 
-/// What to connect to.
+/// The socket address of the server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Endpoint {
     Tcp { host: String, port: u16 },
     Unix(PathBuf),
 }
 
-/// How the server proves its name, and the client its own.
+/// The names and certificates of a TLS connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TlsOptions {
     pub(super) certificates: PathBuf,
-    /// The name in the server's certificate.
+    /// The name that the server's certificate must have.
     pub(super) host: String,
 }
 
 impl Address {
-    /// Returns whether an `--image` names an export and not a file.
+    /// Returns whether the value of `--image` is an NBD URI.
     pub(crate) fn is_uri(text: &str) -> bool {
         ["nbd://", "nbds://", "nbd+unix://", "nbds+unix://"].iter().any(|s| text.starts_with(s))
     }
 
-    /// A number that is the same for equal endpoints and exports.
+    /// A hash that is equal for equal endpoints and exports.
     pub(super) fn identity(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         (&self.endpoint, &self.export).hash(&mut hasher);
@@ -117,7 +118,7 @@ fn tcp(authority: &str) -> Option<Endpoint> {
     (!host.is_empty()).then(|| Endpoint::Tcp { host: host.to_owned(), port })
 }
 
-/// Replaces `%XX`; `None` if the result is not UTF-8 or a digit is missing.
+/// Decodes `%XX`. `None` if a digit is missing or the result is not UTF-8.
 fn decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
@@ -134,7 +135,7 @@ fn decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The URI, as short as it can be.
+/// The URI without the parameters of TLS.
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let secure = if self.tls.is_some() { "s" } else { "" };

@@ -1,8 +1,8 @@
-//! One connection: requests that were sent, and the replies to them.
+//! One connection: the requests that were sent, and their replies.
 //!
-//! Replies are found by cookie. A cookie is used once in the life of the device, so a reply that comes twice, or
-//! late, names no request. What a reply says is checked against its request before a byte is stored; whatever does
-//! not fit ends the connection, and nothing of it counts.
+//! A reply is matched to its request by the cookie. The device uses each cookie once, so a repeated
+//! or late reply matches no request. A reply is checked against its request before any byte is
+//! stored. A reply that does not match ends the connection, and its bytes are not used.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{ErrorKind, Read, Write};
@@ -18,25 +18,27 @@ use super::link::Link;
 use super::operation::{Kind, Operation, Target};
 use super::shared::Export;
 
-/// Bytes received at once. A guess.
+/// Size of the receive buffer. A guess.
 const INPUT: usize = 256 << 10;
-/// Bytes received before other connections have their turn. A guess.
+/// Most bytes to receive before the other connections get their turn. A guess.
 const BUDGET: usize = 4 * INPUT;
 
-/// Longest WRITE that is made of several operations, in bytes. A guess.
+/// Longest WRITE that is merged from several operations, in bytes. A guess.
 const MERGED: u64 = 2 << 20;
-/// The same of a READ, whose first operation waits for the bytes of the last. A guess: a client that reads ahead in
-/// pieces of this size has several of them in flight.
+/// The same limit for a READ. Its first operation waits for the bytes of the last, so it is
+/// shorter. A guess: a client that reads ahead in pieces of this size has several in flight.
 const MERGED_READ: u64 = 128 << 10;
-/// Longest WRITE_ZEROES and BLOCK_STATUS. The field has 32 bits; other clients send up to this.
+/// Longest WRITE_ZEROES and BLOCK_STATUS. The field has 32 bits; other clients use up to this
+/// length.
 const LONGEST: u64 = 1 << 30;
 
-/// Attempts at a connection since one has answered a request: a handshake is no proof that a server works.
+/// Failed attempts to connect since a connection last answered a request. A successful handshake
+/// does not reset the count, because it does not prove that the server works.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Attempts(u32);
 
 impl Attempts {
-    /// The first pause after one that failed. Each further one is twice as long.
+    /// The pause after the first failure. Each further failure doubles it.
     pub(super) const FIRST: Duration = Duration::from_millis(50);
     pub(super) const LONGEST: Duration = Duration::from_secs(5);
 
@@ -46,7 +48,8 @@ impl Attempts {
         (self.0, (Self::FIRST * (1 << (self.0 - 1).min(10))).min(Self::LONGEST))
     }
 
-    /// Counts a lost connection. Returns the pause before the next attempt: none if it has answered a request.
+    /// Counts a lost connection. Returns the pause before the next attempt, which is zero if the
+    /// connection had answered a request.
     pub(super) fn lost(&mut self, connection: &Connection) -> Duration {
         if connection.has_answered {
             *self = Self::default();
@@ -56,22 +59,22 @@ impl Attempts {
     }
 }
 
-/// A request that was sent, or is being sent.
+/// A request that was sent, or is partly sent.
 pub(super) struct Request {
     pub(super) cookie: u64,
     pub(super) kind: Kind,
     pub(super) range: Range<u64>,
-    /// One behind the other on the device; of a single one it may be a part.
+    /// Consecutive operations on the device. A single operation may be covered in part.
     pub(super) operations: Vec<Operation>,
-    /// The device's at the time of sending.
+    /// The device's epoch when the request was sent.
     pub(super) epoch: u64,
-    /// A flush covers the changes with numbers below this.
+    /// For a flush: it covers changes of the journal with lower numbers.
     pub(super) covers: u64,
     pub(super) error: Option<NbdError>,
     sent: Instant,
-    /// Where it ends in the stream of bytes sent.
+    /// The position of the request's end in the stream of sent bytes.
     end: u64,
-    /// What of a READ has come.
+    /// The ranges of a READ that replies have covered.
     got: Vec<Range<u64>>,
 }
 
@@ -97,13 +100,14 @@ impl Request {
         }
     }
 
-    /// Returns whether its operations have one fate.
-    pub(super) fn is_flush_or_again(&self) -> bool {
-        let again = |operation: &Operation| matches!(operation.target, Target::Again(_));
-        self.kind == Kind::Flush || self.operations.iter().any(again)
+    /// Returns whether one error applies to all operations of the request.
+    pub(super) fn is_flush_or_replay(&self) -> bool {
+        let replay = |operation: &Operation| matches!(operation.target, Target::Replay(_));
+        self.kind == Kind::Flush || self.operations.iter().any(replay)
     }
 
-    /// Notes bytes that a reply announces.
+    /// Records that a reply carries these bytes of the request. Refuses bytes out of range or sent
+    /// twice.
     fn expect(&mut self, offset: u64, len: u64) -> Result<(), UpstreamError> {
         let Range { start, end } = self.range;
         if offset < start || offset.checked_add(len).is_none_or(|till| till > end) {
@@ -125,7 +129,8 @@ impl Request {
 }
 
 impl Export {
-    /// Makes a request of an operation, or a part of it, and of those in the queue that go on with it.
+    /// Makes a request from the rest of an operation, and merges operations from the queue that
+    /// continue it.
     pub(super) fn request(
         &self,
         cookie: u64,
@@ -140,7 +145,7 @@ impl Export {
         };
         if kind == Kind::Flush {
             let mut operations = vec![first];
-            while queue.front().is_some_and(|next| operations[0].goes_on_with(next)) {
+            while queue.front().is_some_and(|next| operations[0].continues_with(next)) {
                 operations.extend(queue.pop_front());
             }
             return Request::new(cookie, kind, 0..0, operations);
@@ -152,7 +157,7 @@ impl Export {
         let most = start + longest.min(merged);
         let mut operations = vec![first];
         while let (true, Some(last), Some(next)) = (whole, operations.last(), queue.front()) {
-            if !last.goes_on_with(next) || end + next.len > most {
+            if !last.continues_with(next) || end + next.len > most {
                 break;
             }
             end = next.range().end;
@@ -162,13 +167,13 @@ impl Export {
     }
 }
 
-/// What follows a reply's header.
+/// The payload that follows a reply's header.
 struct Following {
     cookie: u64,
     offset: u64,
     left: u64,
     done: bool,
-    /// Extents, as far as they have come.
+    /// The bytes of the extents received so far.
     extents: Option<Vec<u8>>,
 }
 
@@ -176,12 +181,12 @@ struct Following {
 pub(super) struct Connection {
     pub(super) link: Link,
     style: HeaderStyle,
-    /// The id of base:allocation.
+    /// The id of the metadata context base:allocation, if the server has it.
     pub(super) context: Option<u32>,
     out: Vec<u8>,
-    /// Bytes of `out` that the link has taken.
+    /// Bytes of `out` that were written to the link.
     taken: usize,
-    /// Bytes that the link has taken in all.
+    /// Bytes written to the link since it was made.
     sent: u64,
     pub(super) requests: HashMap<u64, Request>,
     input: Box<[u8]>,
@@ -207,7 +212,7 @@ impl Connection {
         }
     }
 
-    /// Bytes that wait to be sent.
+    /// Bytes that have yet to be written to the link.
     pub(super) fn backlog(&self) -> usize {
         self.out.len() - self.taken
     }
@@ -216,12 +221,12 @@ impl Connection {
         self.backlog() > 0 || self.link.holds_output()
     }
 
-    /// When the oldest request was sent that has no reply.
+    /// When the oldest unanswered request was sent.
     pub(super) fn oldest(&self) -> Option<Instant> {
         self.requests.values().map(|request| request.sent).min()
     }
 
-    /// Has a request be sent with the next [`send`](Self::send).
+    /// Queues a request, which the next [`send`](Self::send) writes.
     pub(super) fn push(&mut self, mut request: Request, fua: bool) {
         let Range { start, end } = request.range;
         let (command, mut flags) = match request.kind {
@@ -254,13 +259,13 @@ impl Connection {
         self.requests.insert(cookie, request);
     }
 
-    /// Says goodbye, as far as the socket takes it at once.
+    /// Sends a disconnect request, as far as the socket takes it at once.
     pub(super) fn disconnect(&mut self) {
         let (flags, command) = (CommandFlags::NONE, cmd::DISC);
         let goodbye = nbd_protocol::Request { flags, command, cookie: 0, offset: 0, len: 0 };
         if let Ok(header) = goodbye.encode(self.style) {
             self.out.extend_from_slice(header.as_slice());
-            let _ = self.send(); // it is closed next
+            let _ = self.send(); // an error does not matter: the connection is closed next
         }
     }
 
@@ -291,8 +296,8 @@ impl Connection {
         }
     }
 
-    /// Receives what there is, and appends the requests that have ended to `ended`. Returns whether more may be
-    /// there.
+    /// Receives what is available, and appends completed requests to `ended`. Returns whether more
+    /// may be available.
     pub(super) fn receive(&mut self, ended: &mut Vec<Request>) -> Result<bool, UpstreamError> {
         let mut budget = BUDGET;
         while budget > 0 {
@@ -313,13 +318,13 @@ impl Connection {
             budget = budget.saturating_sub(count);
             while self.advance(ended)? {}
             if count < whole && !self.link.is_secure() {
-                return Ok(false); // a socket that had more would have filled the room
+                return Ok(false); // more would have filled the buffer
             }
         }
         Ok(true)
     }
 
-    /// Handles one header, or bytes behind one. Returns false if it needs more.
+    /// Handles one header, or a part of a payload. Returns false if it needs more bytes.
     fn advance(&mut self, ended: &mut Vec<Request>) -> Result<bool, UpstreamError> {
         if let Some(following) = &mut self.following {
             let there = &self.input[self.unread.clone()];
@@ -398,7 +403,7 @@ impl Connection {
             (&ReplyContent::Extents { context, len }, Kind::Status)
                 if Some(context) == self.context && len as usize <= INPUT =>
             {
-                request.expect(start, 1)?; // one chunk of this context
+                request.expect(start, 1)?; // a second chunk of this context is an error
                 self.following = following(0, len.into(), Some(Vec::new()));
             }
             _ => return Err(UpstreamError::OtherKind(cookie)),
@@ -409,7 +414,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Everything of a reply has come.
+    /// Ends a request whose reply is complete.
     fn end(&mut self, cookie: u64, ended: &mut Vec<Request>) -> Result<(), UpstreamError> {
         let Some(request) = self.requests.get(&cookie) else {
             return Err(UpstreamError::UnknownCookie(cookie));

@@ -1,4 +1,4 @@
-//! The device: operations made of the cache's calls, and handed on.
+//! [`NbdDevice`]: turns calls of the cache and of workers into operations, and submits them.
 
 use std::fmt;
 use std::io::{self, IoSlice};
@@ -23,15 +23,17 @@ use super::link::Link;
 use super::operation::{Done, Kind, Operation, ReadBuf, Target};
 use super::shared::{Closing, Counters, Export, Shared, UpstreamOptions, UpstreamStats};
 
-/// Why the buffer of a read is always received.
+/// The message of the `expect` on the receiver of a read.
 const GIVEN_BACK: &str = "the drop of a read gives its buffer back";
 
-/// An export of another NBD server.
+/// An export of another NBD server as a block device.
 ///
-/// All operations are begun without a wait, and pipelined over the connections; neighbours that wait go as one
-/// request. A lost connection is made anew, and what may be lost is sent again: see the [module](super).
+/// Operations are asynchronous and pipelined over the connections; waiting operations on
+/// neighbouring ranges are merged into one request. After the loss of a connection the device
+/// connects again and resends what may be lost: see the [module](super).
 ///
-/// TRIM is never sent, as what it leaves is not defined: a discard is a WRITE_ZEROES that may make a hole.
+/// The device never sends TRIM, because the content of a trimmed range is undefined. A discard is a
+/// WRITE_ZEROES that may make a hole.
 ///
 /// ```ignore
 /// let device = NbdDevice::open("nbd://localhost/disk".parse()?, UpstreamOptions::default())?;
@@ -44,11 +46,12 @@ pub(crate) struct NbdDevice {
 }
 
 impl NbdDevice {
-    /// Connects. Blocks until the first connection is there; the others follow.
+    /// Opens an export. Blocks until the first connection is up; the device's thread makes the
+    /// others later.
     ///
     /// # Errors
     ///
-    /// Why there is no connection. It is not tried again.
+    /// The reason why the first connection failed. It is not tried again.
     pub(crate) fn open(address: Address, options: UpstreamOptions) -> Result<Self, UpstreamError> {
         let (link, connected) = Link::connect(&address, true)?;
         let export = Export::new(&connected);
@@ -70,37 +73,39 @@ impl NbdDevice {
         Ok(Self { shared, export, thread })
     }
 
-    /// What happened so far. Each figure is right by itself.
+    /// Returns the counters. Each is exact, but they are not read at one instant.
     pub(crate) fn stats(&self) -> UpstreamStats {
         let Counters {
             requests,
             lane_requests,
             connects,
             losses,
-            lies,
+            protocol_errors,
             resent,
             replayed,
             poisoned,
         } = &self.shared.stats;
-        // Ordering: Relaxed; statistics. Of the losses Acquire, pairs with the Release in `count_loss`.
+        // Ordering: Relaxed; statistics. The losses are loaded with Acquire, which pairs with the
+        // Release in `count_loss`.
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         UpstreamStats {
             requests: get(requests),
             lane_requests: get(lane_requests),
             connects: get(connects),
             losses: losses.load(Ordering::Acquire),
-            lies: get(lies),
+            protocol_errors: get(protocol_errors),
             resent: get(resent),
             replayed: get(replayed),
             poisoned: poisoned.load(Ordering::Relaxed),
         }
     }
 
-    /// What is allocated from `range.start` on: extents one behind the other, perhaps of less than the range. Blocks.
+    /// Returns consecutive extents from `range.start` on, which may cover less than the range.
+    /// Blocks.
     ///
     /// # Errors
     ///
-    /// The server's; `EOPNOTSUPP` where it does not tell.
+    /// The server's error, or `EOPNOTSUPP` if the server does not report extents.
     pub(crate) fn extents(&self, range: Range<u64>) -> io::Result<Vec<Extent>> {
         self.wait(Kind::Status, range, |done| Target::Extents(Vec::new(), done))
     }
@@ -112,10 +117,10 @@ impl NbdDevice {
         range: Range<u64>,
         target: impl FnOnce(Done<T>) -> Target,
     ) -> io::Result<T> {
-        self.submit(kind, range, target).blocking_recv().unwrap_or_else(|_| Err(gone()))
+        self.submit(kind, range, target).blocking_recv().unwrap_or_else(|_| Err(disconnected()))
     }
 
-    /// Submits an operation. Its end is received, or an error if the thread ends before.
+    /// Submits an operation. The receiver gets its result, or an error if the thread ends first.
     fn submit<T: Send + 'static>(
         &self,
         kind: Kind,
@@ -124,13 +129,14 @@ impl NbdDevice {
     ) -> oneshot::Receiver<io::Result<T>> {
         let (sender, receiver) = oneshot::channel();
         let done = Box::new(move |result| {
-            let _ = sender.send(result); // unless it is not awaited any more
+            let _ = sender.send(result); // fails if the receiver was dropped
         });
         self.shared.submit(Operation::new(kind, range, target(done)));
         receiver
     }
 
-    /// Reads into a buffer, as far as the device has bytes, and gives it back with their count.
+    /// Reads into a buffer, up to the end of the device. Returns the buffer and the number of
+    /// bytes.
     pub(crate) async fn read_async<B: DerefMut<Target = [u8]> + Send + 'static>(
         &self,
         offset: u64,
@@ -145,7 +151,7 @@ impl NbdDevice {
         receiver.await.expect(GIVEN_BACK)
     }
 
-    /// Makes the operation of a read, unless it has ended.
+    /// Makes the operation of a read. A read of no bytes ends at once, without an operation.
     fn read_into<B: DerefMut<Target = [u8]> + Send + 'static>(
         &self,
         offset: u64,
@@ -164,11 +170,12 @@ impl NbdDevice {
 
     /// Writes a copy of the bytes.
     ///
-    /// The drop of the future blocks until the write has ended, because the upstream may carry it out until then:
-    /// what keeps other writes from these blocks, such as a bypass, is dropped behind the future.
+    /// Dropping the future blocks until the write has ended, because the upstream may carry it out
+    /// until then. The caller's bypass, which excludes other writes of these blocks, is dropped
+    /// after the future.
     pub(crate) async fn write_async(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         match self.submit_write(offset, &[IoSlice::new(bytes)], false)? {
-            Some(write) => Begun(Some(write)).await,
+            Some(write) => PendingWrite(Some(write)).await,
             None => Ok(()),
         }
     }
@@ -194,11 +201,11 @@ impl NbdDevice {
 impl Drop for NbdDevice {
     fn drop(&mut self) {
         self.shared.put(|inbox| inbox.closing = true);
-        // The last operation may be what kept the device: then this is the thread itself.
+        // The callback of the last operation may drop the device, on this same thread.
         if let Some(thread) =
             self.thread.take().filter(|t| t.thread().id() != thread::current().id())
         {
-            let _ = thread.join(); // a panic was printed
+            let _ = thread.join(); // the panic hook has reported a panic
         }
     }
 }
@@ -219,7 +226,8 @@ impl BlockDevice for NbdDevice {
     }
 
     fn identity(&self) -> Option<(u64, u64)> {
-        const NBD: u64 = u64::from_be_bytes(*b"NBDMAGIC"); // no number of a file system
+        // No file system has this device number.
+        const NBD: u64 = u64::from_be_bytes(*b"NBDMAGIC");
         Some((NBD, self.shared.address.identity()))
     }
 
@@ -286,7 +294,7 @@ impl BlockDevice for NbdDevice {
         }
     }
 
-    /// The driver queues what the connections do not take.
+    /// The driver queues what the connections cannot take yet.
     fn write_depth(&self) -> usize {
         256
     }
@@ -314,7 +322,7 @@ impl BlockDevice for NbdDevice {
         self.wait(self.zeros(false)?, offset..offset + len, Target::Unit)
     }
 
-    /// A server without FLUSH has, as the protocol has it, nothing that a flush could save.
+    /// By the protocol, a server without FLUSH has no volatile cache.
     fn sync(&self) -> io::Result<()> {
         match self.export.has(Flags::SEND_FLUSH) {
             true => self.wait(Kind::Flush, 0..0, Target::Unit),
@@ -326,12 +334,12 @@ impl BlockDevice for NbdDevice {
 impl NbdDevice {
     fn write_all(&self, offset: u64, parts: &[IoSlice<'_>], durable: bool) -> io::Result<()> {
         match self.submit_write(offset, parts, durable)? {
-            Some(write) => write.blocking_recv().unwrap_or_else(|_| Err(gone())),
+            Some(write) => write.blocking_recv().unwrap_or_else(|_| Err(disconnected())),
             None => Ok(()),
         }
     }
 
-    /// Submits a write of a copy of the bytes, if there are any.
+    /// Submits a write of a copy of the bytes. `None` if there are no bytes.
     fn submit_write(
         &self,
         offset: u64,
@@ -358,59 +366,61 @@ impl NbdDevice {
     }
 }
 
-/// The error of operations that the thread has not ended.
-fn gone() -> io::Error {
+/// The error of an operation that the thread did not complete.
+fn disconnected() -> io::Error {
     io::Error::from_raw_os_error(libc::ENOTCONN)
 }
 
-/// A write until its end, for which its drop waits.
-struct Begun(Option<oneshot::Receiver<io::Result<()>>>);
+/// A submitted write. Dropping it waits for the write's end.
+struct PendingWrite(Option<oneshot::Receiver<io::Result<()>>>);
 
-impl Future for Begun {
+impl Future for PendingWrite {
     type Output = io::Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some(write) = &mut self.0 else { return Poll::Ready(Err(gone())) };
-        let result = ready!(Pin::new(write).poll(context)).unwrap_or_else(|_| Err(gone()));
+        let Some(write) = &mut self.0 else { return Poll::Ready(Err(disconnected())) };
+        let result = ready!(Pin::new(write).poll(context)).unwrap_or_else(|_| Err(disconnected()));
         self.0 = None;
         Poll::Ready(result)
     }
 }
 
-impl Drop for Begun {
+impl Drop for PendingWrite {
     fn drop(&mut self) {
         if let Some(write) = self.0.take() {
-            let _ = write.blocking_recv(); // its result has no receiver any more
+            let _ = write.blocking_recv(); // the caller no longer waits for the result
         }
     }
 }
 
-/// How many bytes were read, and their buffer.
+/// The number of bytes read, and their buffer.
 type Ended<B> = (io::Result<usize>, B);
 
 impl Shared {
-    /// Reads bytes of the device by its thread, for what that says of its connections. Blocks.
+    /// Reads bytes through the device's thread, to test its connections. Blocks.
     pub(super) fn probe(self: &Arc<Self>, range: Range<u64>) -> io::Result<()> {
         let (sender, receiver) = oneshot::channel();
         let buf = vec![0; (range.end - range.start) as usize];
         let read = Box::new(Read { count: buf.len(), waiting: Some((sender, buf)) });
         self.submit(Operation::new(Kind::Read, range, Target::Buffer(read)));
-        receiver.blocking_recv().map_or_else(|_| Err(gone()), |(result, _)| result.map(drop))
+        receiver
+            .blocking_recv()
+            .map_or_else(|_| Err(disconnected()), |(result, _)| result.map(drop))
     }
 }
 
-/// The buffer of a read, and where it goes back to.
+/// The buffer of a read, and the sender that returns it.
 struct Read<B> {
-    /// Bytes to be filled.
+    /// Bytes to read.
     count: usize,
-    /// `None` once it went back.
+    /// `None` once the buffer was returned.
     waiting: Option<(oneshot::Sender<Ended<B>>, B)>,
 }
 
 impl<B> Read<B> {
     fn give_back(&mut self, result: io::Result<usize>) {
         if let Some((sender, buf)) = self.waiting.take() {
-            let _ = sender.send((result, buf)); // unless it is not awaited any more
+            let _ = sender.send((result, buf)); // fails if the receiver was dropped
         }
     }
 }
@@ -428,6 +438,6 @@ impl<B: DerefMut<Target = [u8]> + Send> ReadBuf for Read<B> {
 
 impl<B> Drop for Read<B> {
     fn drop(&mut self) {
-        self.give_back(Err(gone()));
+        self.give_back(Err(disconnected()));
     }
 }

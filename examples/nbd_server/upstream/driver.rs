@@ -1,14 +1,16 @@
-//! The thread of the device: it sends, receives, and alone decides what is sent again.
+//! The device's thread: it sends and receives, and decides which operations are sent again.
 //!
 //! ```text
-//!  begin_*, read, write ─► inbox ─► queue ─► merged ─► connection 0..N ─► answered: journal, finish
+//!  begin_*, read, write ─► inbox ─► queue ─► merged ─► connection 0..N ─► answered: journal, end
 //!                                     ▲                     │ lost
-//!                                     └── what was unanswered ◄┘
-//!  recovery: drain the lost connections ─► connect ─► journal sent again ─► queue goes on
+//!                                     └─ unanswered requests ◄┘
+//!  recovery: drain lost connections ─► connect ─► send the journal ─► send the queue
 //! ```
 //!
-//! While it recovers it sends nothing else: reads would see what the server had before, and a change could be
-//! overtaken by an older one of the journal. It begins to send again once no change is in flight on any
+//! During recovery the thread sends only the journal. A read would see data without the journal's
+//! changes, and an older change of the journal could overtake a new one. Recovery starts to send
+//! once no change is in flight on any connection, and each lost connection has ended or its drain
+//! timed out.
 //! connection, and each lost connection has ended or was waited for.
 
 mod recovery;
@@ -31,23 +33,23 @@ use super::link::Link;
 use super::operation::{Kind, Operation, Target};
 use super::shared::{DEPTH, Event, Export, Shared, UpstreamOptions};
 
-/// Bytes that wait to be sent on a connection, past which it gets no more requests. A guess.
+/// Unsent bytes of a connection above which it gets no more requests. A guess.
 const BACKLOG: usize = 1 << 20;
 
-/// A place for a connection.
+/// One connection of the device.
 enum Slot {
     Up(Box<Connection>),
-    /// A thread ends the old connection, and makes the new one.
+    /// A thread drains the old connection, and makes the new one.
     Connecting,
-    /// Until then.
+    /// The thread connects again at this time.
     Pause(Instant),
 }
 
-/// Where recovery is.
+/// The state of a recovery.
 enum Recovery {
-    /// Something is in flight, or no connection is there.
+    /// A change is in flight, a lost connection drains, or no connection is up.
     Waiting,
-    /// These are to be sent again.
+    /// The changes of the journal that have not been sent again yet.
     Sending(VecDeque<Operation>),
 }
 
@@ -57,23 +59,24 @@ pub(super) struct Driver {
     options: UpstreamOptions,
     export: Export,
     slots: Vec<Slot>,
-    /// Attempts to connect since the last success, by slot.
+    /// Failed attempts to connect since the last success, by slot.
     attempts: Vec<Attempts>,
     queue: VecDeque<Operation>,
     journal: Journal,
     recovery: Option<Recovery>,
-    /// Lost connections that have not ended.
+    /// Lost connections that have not ended yet.
     draining: usize,
-    /// When the first connection was lost that is not recovered from.
+    /// When the outage began: the first loss since the last complete recovery.
     outage: Option<Instant>,
-    /// Counts lost connections.
+    /// The number of lost connections so far. A reply of a request from an earlier epoch proves
+    /// nothing about the current server.
     epoch: u64,
     next_cookie: u64,
     flushes_itself: bool,
     poisoned: Option<i32>,
-    /// Periods that have begun: see [`lane`](super::lane).
+    /// The number of periods so far: see [`lane`](super::lane).
     periods: u64,
-    /// Connections that have not yet answered a probe.
+    /// Connections that have not answered their probe yet.
     probing: usize,
 }
 
@@ -107,12 +110,12 @@ impl Driver {
         }
     }
 
-    /// Works until the device is dropped.
+    /// Runs until the device is dropped.
     pub(super) fn run(mut self) {
         let mut more = false;
         while !self.take_inbox() {
             let now = Instant::now();
-            self.connect_again(now);
+            self.reconnect(now);
             self.expire(now);
             self.send();
             let wait = if more { Some(Duration::ZERO) } else { self.next_timer(now) };
@@ -133,7 +136,8 @@ impl Driver {
         }
     }
 
-    /// Takes what was asked for meanwhile. Returns whether the device was dropped.
+    /// Moves submitted operations to the queue, and handles events. Returns whether the device was
+    /// dropped.
     fn take_inbox(&mut self) -> bool {
         let (operations, events, closing) = self.shared.take();
         for event in events {
@@ -152,7 +156,7 @@ impl Driver {
         closing
     }
 
-    /// Why an operation fails without being sent.
+    /// Returns the error of an operation that must not be sent because the device is poisoned.
     fn refusal(&self, operation: &Operation) -> Option<i32> {
         let errno = self.poisoned?;
         match operation.kind {
@@ -181,7 +185,7 @@ impl Driver {
         requests.any(|request| request.kind.is_change())
     }
 
-    /// Fails what has waited for a connection too long.
+    /// Fails operations that have waited too long for a connection.
     fn expire(&mut self, now: Instant) {
         let Some(outage) = self.outage else { return };
         let end = outage + self.options.reconnect;
@@ -197,7 +201,7 @@ impl Driver {
         }
     }
 
-    /// Sends what may be sent.
+    /// Sends the journal during recovery, and the queue otherwise.
     fn send(&mut self) {
         self.recover();
         if self.recovery.is_none() {
@@ -211,14 +215,15 @@ impl Driver {
         }
     }
 
-    /// Hands operations to connections until these have enough.
+    /// Assigns operations to connections until each has enough.
     fn fill(&mut self, queue: &mut VecDeque<Operation>) {
         let depth = if self.slots.len() > 1 { DEPTH.0 } else { DEPTH.1 };
         while !queue.is_empty() {
             let has_room = |connection: &Connection| {
                 connection.requests.len() < depth && connection.backlog() < BACKLOG
             };
-            // The first is the last choice: its replies are chunks, and it alone may tell extents.
+            // The first connection is chosen last: its replies are chunks, and it alone reports
+            // extents.
             let found = match queue.front().map(|operation| operation.kind) {
                 Some(Kind::Status) => self.up().next(),
                 _ => self.up().rev().find(|(_, connection)| has_room(connection)),
@@ -245,7 +250,8 @@ impl Driver {
         }
     }
 
-    /// Waits for an event. Returns the slots that have something to receive.
+    /// Waits until a connection is ready, the inbox is not empty, or `most` has passed. Returns the
+    /// slots that are readable.
     fn wait(&self, most: Option<Duration>) -> io::Result<Vec<usize>> {
         let mut polled = vec![PollFd::new(&self.shared.wake, PollFlags::IN)];
         let mut slots = Vec::with_capacity(self.slots.len());
@@ -267,13 +273,14 @@ impl Driver {
             polled.revents().intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR)
         };
         if readable(&polled[0]) {
-            let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]); // it counts what `take` sees
+            // The count does not matter: `take` returns all entries.
+            let _ = rustix::io::read(&self.shared.wake, &mut [0; 8]);
         }
         let ready = slots.into_iter().zip(&polled[1..]).filter(|(_, polled)| readable(polled));
         Ok(ready.map(|(slot, _)| slot).collect())
     }
 
-    /// How long nothing need be looked at.
+    /// Returns the time until the next deadline or attempt to connect.
     fn next_timer(&self, now: Instant) -> Option<Duration> {
         let pauses = self.slots.iter().filter_map(|slot| match slot {
             Slot::Pause(until) => Some(*until),
@@ -287,11 +294,13 @@ impl Driver {
             own.into_iter().chain([since + self.options.reconnect])
         });
         let next = pauses.chain(replies).chain(outage).min()?;
-        // Poll counts in milliseconds on some kernels: not a busy loop before the moment.
+        // Some kernels round the timeout of poll down to milliseconds; a timeout of 0 would be a
+        // busy loop.
         Some(next.saturating_duration_since(now).max(Duration::from_millis(1)))
     }
 
-    /// Receives from those connections, and from none that has not answered in time. Returns whether one may have more.
+    /// Receives from the connections of `ready`, and drops connections whose replies are late.
+    /// Returns whether more bytes may be available.
     fn receive(&mut self, ready: &[usize]) -> bool {
         let (mut more, mut ended) = (false, Vec::new());
         let now = Instant::now();
@@ -309,7 +318,7 @@ impl Driver {
             };
             let mut lost = received.map(|there| more |= there).err();
             for request in ended.drain(..) {
-                // What was answered before the connection broke has its answer.
+                // An operation whose reply arrived before the connection broke has ended.
                 if let Err(request) = self.ended(request) {
                     lost.get_or_insert(UpstreamError::Shutdown);
                     if let Some(connection) = self.connection(slot) {
@@ -324,21 +333,22 @@ impl Driver {
         more
     }
 
-    /// A request was answered. It comes back where the server says that it is shutting down.
+    /// Ends a request that was answered. Returns the request if the server answers that it is
+    /// shutting down: the connection is then lost, and the request is sent again.
     fn ended(&mut self, mut request: Request) -> Result<(), Box<Request>> {
         match request.error {
             Some(NbdError::Shutdown) => {
                 request.error = None;
                 return Err(Box::new(request));
             }
-            // An error is an answer, too.
+            // An error also proves that the connection is alive.
             _ if matches!(request.operations[..], [Operation { target: Target::Probe, .. }]) => {
                 if request.epoch == self.epoch {
                     self.probe_answered();
                 }
             }
-            Some(_) if request.operations.len() > 1 && !request.is_flush_or_again() => {
-                // Which of them it is about is not known.
+            Some(_) if request.operations.len() > 1 && !request.is_flush_or_replay() => {
+                // The error does not say which of the operations failed, so each is sent alone.
                 for mut operation in request.operations.into_iter().rev() {
                     operation.alone = true;
                     self.queue.push_front(operation);
@@ -347,7 +357,7 @@ impl Driver {
             Some(error) => {
                 let errno = error.code() as i32;
                 for operation in request.operations {
-                    if let Target::Again(_) = operation.target {
+                    if let Target::Replay(_) = operation.target {
                         self.poison(errno);
                     }
                     self.fail(operation, errno);
@@ -358,9 +368,11 @@ impl Driver {
                     self.journal.flushed(request.covers);
                 }
                 for operation in request.operations.into_iter().rev() {
-                    // A connection was lost meanwhile, and perhaps the server behind it with all that it had.
+                    // A connection was lost since the request was sent, perhaps because the server
+                    // has restarted. The reply does not say whether the flush covered the earlier
+                    // changes.
                     if request.epoch != self.epoch {
-                        self.send_again(operation, Instant::now());
+                        self.resend(operation, Instant::now());
                         continue;
                     }
                     self.flushes_itself &= !matches!(operation.target, Target::Own);
@@ -383,16 +395,17 @@ impl Driver {
         Ok(())
     }
 
-    /// A part of an operation was answered, of a flush excepted.
+    /// Ends an operation, other than a flush, of which a request was answered. Queues what is left
+    /// of the operation.
     fn answered(&mut self, mut operation: Operation, epoch: u64) {
         if operation.done < operation.len && operation.kind != Kind::Status {
-            // A part that was answered before a connection was lost has to be done again.
+            // The server may have lost a part that it answered before the loss of a connection.
             if epoch != self.epoch && operation.kind.is_change() {
                 operation.done = 0;
             }
             match (&operation.target, &mut self.recovery) {
-                (Target::Again(_), Some(Recovery::Sending(all))) => all.push_front(operation),
-                (Target::Again(_), _) => {} // the journal has it
+                (Target::Replay(_), Some(Recovery::Sending(all))) => all.push_front(operation),
+                (Target::Replay(_), _) => {} // it is still in the journal
                 _ => self.queue.push_front(operation),
             }
             return;

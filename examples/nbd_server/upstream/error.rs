@@ -1,11 +1,11 @@
-//! What an upstream server does wrong.
+//! Errors of a connection to an upstream server.
 
 use std::io;
 
 use nbd_protocol::ClientError;
 use thiserror::Error;
 
-/// Why a connection to the upstream cannot be made, or was dropped.
+/// Why a connection to the upstream could not be made, or was dropped.
 #[derive(Debug, Error)]
 pub(crate) enum UpstreamError {
     #[error("cannot connect: {0}")]
@@ -41,8 +41,9 @@ pub(crate) enum UpstreamError {
 }
 
 impl UpstreamError {
-    /// Returns whether the server broke the protocol, rather than failed or went away.
-    pub(super) fn is_a_lie(&self) -> bool {
+    /// Returns whether the server broke the protocol, as opposed to failing or closing the
+    /// connection.
+    pub(super) fn is_protocol_error(&self) -> bool {
         !matches!(
             self,
             Self::Connect(_)

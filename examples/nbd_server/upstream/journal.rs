@@ -1,35 +1,37 @@
-//! The changes since the last flush that succeeded.
+//! The journal: changes that the upstream has answered since its last successful flush.
 //!
-//! A server that has answered a write may still lose it until it has answered a flush. So each answered change is
-//! kept here until then, and sent again over the next connection if one is lost. Of overlapping changes the newest
-//! is kept, so the entries overlap nowhere and may be sent in any order: between two flushes a disk may hold any
-//! version of a sector.
+//! Until a server has answered a flush, it may lose a write that it has answered. So the journal
+//! keeps each answered change until then, and the device sends it again over a new connection if
+//! one is lost. Of overlapping changes the journal keeps the newest. Its entries therefore do not
+//! overlap and may be sent in any order: between two flushes a disk may hold any version of a
+//! sector.
 //!
-//! Past its limit the journal forgets the bytes and keeps the ranges: then a lost connection means lost data.
+//! Above its limit the journal drops the bytes and keeps the ranges. The loss of a connection is
+//! then a loss of data.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Most ranges that are kept without their bytes; past it one range stands for all. A guess.
+/// Most ranges that are kept without bytes. Above it one range covers all of them. A guess.
 const MOST_RANGES: usize = 1 << 16;
-/// What an entry takes beside its bytes. A guess.
+/// Memory of an entry in addition to its bytes. A guess.
 const OVERHEAD: usize = 128;
 
-/// What a change has put there.
+/// The content that a change has written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// These bytes of a buffer that entries may share.
+    /// A range of a buffer, which several entries may share.
     Bytes(Arc<[u8]>, Range<usize>),
-    /// Zeros, with or without room for them.
+    /// Zeros; with `no_hole` the server keeps space for them.
     Zeros { no_hole: bool },
-    /// It is not known any more.
-    Forgotten,
+    /// The journal has dropped the bytes.
+    Dropped,
 }
 
 impl Content {
-    /// A part of it. It shares the buffer unless it is less than half of that, so that a small rest keeps no large
-    /// buffer.
+    /// Returns a part of the content. The part shares the buffer if it is at least half of it; a
+    /// smaller part is copied, so that a small remainder does not keep a large buffer alive.
     fn part(&self, part: Range<u64>) -> Self {
         match self {
             Self::Bytes(bytes, range) => {
@@ -49,28 +51,28 @@ impl Content {
 struct Entry {
     end: u64,
     content: Content,
-    /// The journal's number for the change.
+    /// The number of the change.
     number: u64,
 }
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Journal {
-    /// By their begins. They overlap nowhere.
+    /// By start offset; the entries do not overlap.
     entries: BTreeMap<u64, Entry>,
-    /// The number of the next change.
+    /// The number that the next change gets.
     next: u64,
-    /// Bytes of the entries, counting those of shared buffers by entry.
+    /// Bytes of all entries; a shared buffer counts for each entry.
     held: usize,
     limit: usize,
-    /// Some bytes were given up.
-    forgetful: bool,
+    /// The journal has dropped bytes.
+    has_dropped: bool,
 }
 
 impl Journal {
-    /// Keeps up to so many bytes.
+    /// Makes a journal that keeps at most `limit` bytes.
     pub(super) fn new(limit: usize) -> Self {
-        Self { entries: BTreeMap::new(), next: 0, held: 0, limit, forgetful: false }
+        Self { entries: BTreeMap::new(), next: 0, held: 0, limit, has_dropped: false }
     }
 
     #[cfg(test)]
@@ -78,17 +80,18 @@ impl Journal {
         self.entries.is_empty()
     }
 
-    /// Returns whether it is half full, so that a flush should empty it.
+    /// Returns whether the journal is half full and should be emptied by a flush.
     pub(super) fn wants_flush(&self) -> bool {
-        self.held > self.limit / 2 || self.forgetful
+        self.held > self.limit / 2 || self.has_dropped
     }
 
-    /// Returns whether it cannot be sent again.
-    pub(super) fn has_forgotten(&self) -> bool {
-        self.forgetful
+    /// Returns whether the journal has dropped bytes, so that it cannot be sent again.
+    pub(super) fn has_dropped_bytes(&self) -> bool {
+        self.has_dropped
     }
 
-    /// A flush that is sent now covers all changes with numbers below this.
+    /// The number of the next change. A flush that is sent now covers all changes with lower
+    /// numbers.
     pub(super) fn next(&self) -> u64 {
         self.next
     }
@@ -98,26 +101,26 @@ impl Journal {
         self.remove(&range);
         let number = self.next;
         self.next += 1;
-        if self.forgetful {
-            return self.add_forgotten(range, number);
+        if self.has_dropped {
+            return self.add_dropped(range, number);
         }
         self.held += size(&content);
         self.entries.insert(range.start, Entry { end: range.end, content, number });
         if self.held > self.limit {
-            self.forget();
+            self.drop_bytes();
         }
     }
 
-    /// Gives up the bytes.
-    fn forget(&mut self) {
-        self.forgetful = true;
+    /// Drops the bytes of all entries, and keeps their ranges.
+    fn drop_bytes(&mut self) {
+        self.has_dropped = true;
         self.held = 0;
         for (start, entry) in std::mem::take(&mut self.entries) {
-            self.add_forgotten(start..entry.end, entry.number);
+            self.add_dropped(start..entry.end, entry.number);
         }
     }
 
-    fn add_forgotten(&mut self, mut range: Range<u64>, mut number: u64) {
+    fn add_dropped(&mut self, mut range: Range<u64>, mut number: u64) {
         if self.entries.len() >= MOST_RANGES {
             for (start, entry) in std::mem::take(&mut self.entries) {
                 range = range.start.min(start)..range.end.max(entry.end);
@@ -128,11 +131,11 @@ impl Journal {
         if let Some((&start, entry)) = before.filter(|(_, entry)| entry.end == range.start) {
             (range.start, number) = (start, number.max(entry.number));
         }
-        let entry = Entry { end: range.end, content: Content::Forgotten, number };
+        let entry = Entry { end: range.end, content: Content::Dropped, number };
         self.entries.insert(range.start, entry);
     }
 
-    /// Drops what is kept of a range: a durable change has replaced it.
+    /// Removes a range, because a durable change has replaced it.
     pub(super) fn remove(&mut self, range: &Range<u64>) {
         let first = self.entries.range(..=range.start).next_back().map(|(&start, _)| start);
         let from = first.unwrap_or(range.start);
@@ -147,7 +150,7 @@ impl Journal {
             };
             self.held -= size(&content).min(self.held);
             let mut keep = |start: u64, end: u64, content: Content| {
-                self.held += if self.forgetful { 0 } else { size(&content) };
+                self.held += if self.has_dropped { 0 } else { size(&content) };
                 self.entries.insert(start, Entry { end, content, number });
             };
             if start < range.start {
@@ -159,17 +162,17 @@ impl Journal {
         }
     }
 
-    /// Drops what a flush has made durable.
+    /// Removes the changes with numbers below `before`, which a flush has made durable.
     pub(super) fn flushed(&mut self, before: u64) {
         self.entries.retain(|_, entry| entry.number >= before);
         if self.entries.is_empty() {
-            (self.forgetful, self.held) = (false, 0);
-        } else if !self.forgetful {
+            (self.has_dropped, self.held) = (false, 0);
+        } else if !self.has_dropped {
             self.held = self.entries.values().map(|entry| size(&entry.content)).sum();
         }
     }
 
-    /// Everything that is kept, to be sent again.
+    /// Returns all entries, to be sent again.
     pub(super) fn all(&self) -> impl Iterator<Item = (Range<u64>, Content)> {
         self.entries.iter().map(|(&start, entry)| (start..entry.end, entry.content.clone()))
     }
@@ -185,7 +188,7 @@ fn size(content: &Content) -> usize {
     match content {
         Content::Bytes(_, range) => range.len() + OVERHEAD,
         Content::Zeros { .. } => OVERHEAD,
-        Content::Forgotten => 0,
+        Content::Dropped => 0,
     }
 }
 
@@ -199,7 +202,7 @@ mod tests {
         Content::Bytes(vec![value; len as usize].into(), 0..len as usize)
     }
 
-    /// What a disk of 64 bytes holds after everything was sent again.
+    /// Returns the content of a disk of 64 bytes after the journal was sent again.
     fn replayed(journal: &Journal) -> Vec<Option<u8>> {
         let mut disk = vec![None; 64];
         for (range, content) in journal.all() {
@@ -217,7 +220,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against an array with the newest value, and the number of its change, of each byte.
+        /// Compares the journal with an array of the newest value of each byte and the number of
+        /// its change.
         #[test]
         fn the_newest_change_of_each_byte_is_kept_until_a_flush(
             steps in prop::collection::vec((0u8..5, 0u64..64, 1u64..24), 0..60)
@@ -254,7 +258,7 @@ mod tests {
             }
         }
 
-        /// Without the bytes, no range that was changed is missing.
+        /// After the bytes are dropped, the ranges of all changes are still known.
         #[test]
         fn past_the_limit_the_ranges_are_kept(
             steps in prop::collection::vec((0u64..64, 1u64..24), 1..60)
@@ -270,7 +274,7 @@ mod tests {
                 }
             }
             journal.flushed(journal.next());
-            prop_assert!(journal.is_empty() && !journal.has_forgotten());
+            prop_assert!(journal.is_empty() && !journal.has_dropped_bytes());
         }
     }
 }

@@ -1,26 +1,31 @@
-//! Reads of a worker over a connection of its own, without a hop to the device's thread.
+//! A worker's own connection to an upstream, its lane, for reads without the detour through the
+//! device's thread.
 //!
 //! ```text
 //!  read_async ─► lane up, in the device's period? ─yes─► queue ─► connection ═══ upstream
 //!                               └─no─► the device's thread ◄── error, loss, no reply ──┘
 //! ```
 //!
-//! A worker has a lane for each device whose server shares its cache among connections. Only reads take it: no journal
-//! has them, and the device's thread asks again for what a lane could not read.
+//! A worker has a lane for each device whose server shares its cache among connections. A lane
+//! carries reads only, which are not in the journal. The device's thread repeats a read that fails
+//! on a lane.
 //!
-//! A device's period ends when a connection or a lane is lost, or the device is poisoned. A lane connects in one period and
-//! is used in that one only, so its server has every change that was answered. A lane that is lost, or cannot connect, is
-//! not tried again before the next period, nor before a pause if it has answered nothing. A period begins:
+//! A device's period ends when a connection or a lane is lost, or the device is poisoned. A lane is
+//! used only in the period in which it began to connect, so its server has every answered change. A
+//! lane that is lost, or cannot connect, is not tried again before the next period, nor before a
+//! pause if it has answered nothing. A period begins:
 //!
-//! - after the loss of a connection once the journal was sent again, because the server may have lost it;
-//! - after the loss of a lane once each connection has answered a probe. No journal is sent: the lane carried reads only,
-//!   and the device's thread asks for them again, so its loss makes no change uncertain. It may be the first sign of a
-//!   server that has ended. Then the connections are lost with it, and the device recovers from their loss, whichever
-//!   is noticed first. A connection that answers a request sent after the loss of the lane still has its server, and
-//!   that has every change that it answered.
+//! - after the loss of a connection: once the journal was sent again, because the server may have
+//!   lost its changes;
+//! - after the loss of a lane: once each connection has answered a probe. The journal is not sent:
+//!   the loss of reads makes no change uncertain. But the loss may be the first sign that the
+//!   server has ended. Then the connections are lost as well, and the device recovers, whichever
+//!   loss is noticed first. A connection that answers a request sent after the loss still has its
+//!   server, which has every change that it answered.
 //!
-//! A server may also end after the probes, or while a lane connects. So a lane that has connected is used only once the
-//! device has read over one of its connections in the same period: that connection was up after the lane's.
+//! A server may also end after the probes, or while a lane connects. So a new lane is used only
+//! once the device has read through its thread in the same period: a connection that is up then was
+//! up when the lane connected.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -48,26 +53,26 @@ thread_local! {
     static LANES: RefCell<Option<Local>> = const { RefCell::new(None) };
 }
 
-/// The lanes of a thread.
+/// The lanes of one thread.
 struct Local {
     epoll: Rc<OwnedFd>,
     lanes: Vec<Lane>,
 }
 
-/// Gives the calling thread lanes until its drop. The thread polls the descriptor, and then calls
-/// [`turn`](Self::turn).
+/// Gives the calling thread lanes until it is dropped. The thread polls the descriptor, and calls
+/// [`turn`](Self::turn) when it is readable.
 pub(crate) struct Lanes {
     epoll: Rc<OwnedFd>,
-    /// Not `Send`: the lanes are this thread's.
+    /// Not `Send`: the lanes belong to the thread that made it.
     _thread: PhantomData<*const ()>,
 }
 
 impl Lanes {
-    /// From now on reads of this thread may take a lane.
+    /// Enables lanes for reads of this thread.
     ///
     /// # Errors
     ///
-    /// That of `epoll_create`.
+    /// The error of `epoll_create`.
     pub(crate) fn start() -> io::Result<Self> {
         let epoll = Rc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         LANES.set(Some(Local { epoll: Rc::clone(&epoll), lanes: Vec::new() }));
@@ -79,20 +84,21 @@ impl Lanes {
         self.each(Lane::send);
     }
 
-    /// Receives what has come, of each lane a part. Returns whether there may be more that the descriptor does not
-    /// tell of.
+    /// Receives a bounded amount from each lane. Returns whether more may be available: the
+    /// descriptor does not report bytes that TLS has received.
     pub(crate) fn turn(&self) -> bool {
         let more = Cell::new(false);
         self.each(|lane, epoll| more.set(lane.receive(epoll) | more.get()));
         more.get()
     }
 
-    /// Gives up the lanes whose server has not replied in time.
+    /// Gives up lanes whose server has not replied in time.
     pub(crate) fn expire(&self, now: Instant) {
         self.each(|lane, _| lane.expire(now));
     }
 
-    /// Requests that wait for their replies. While there are any, [`expire`](Self::expire) has to be called in time.
+    /// Requests without replies. While there are any, [`expire`](Self::expire) must be called
+    /// periodically.
     pub(crate) fn in_flight(&self) -> usize {
         LANES.with_borrow(|own| own.iter().flat_map(|own| &own.lanes).map(Lane::in_flight).sum())
     }
@@ -116,7 +122,7 @@ impl Drop for Lanes {
     }
 }
 
-/// Begins a read on the calling thread's lane. Gives it back where that is not up.
+/// Begins a read on the calling thread's lane. Returns the operation if the lane is not up.
 pub(super) fn begin(
     shared: &Arc<Shared>,
     export: Export,
@@ -139,7 +145,7 @@ pub(super) fn begin(
 
 enum State {
     Down,
-    /// A thread connects.
+    /// A thread connects, and sends the result.
     Connecting(Receiver<Result<(Link, Connected), UpstreamError>>),
     Up(Box<Connection>),
 }
@@ -148,15 +154,15 @@ struct Lane {
     shared: Arc<Shared>,
     export: Export,
     state: State,
-    /// The device's when the lane began to connect; 0: it never did.
+    /// The device's period when the lane began to connect; 0 if it never did.
     period: u64,
     attempts: Attempts,
-    /// It does not connect before.
+    /// The lane does not connect before this time.
     pause: Instant,
     queue: VecDeque<Operation>,
     next_cookie: u64,
-    /// What epoll was last told.
-    told: EventFlags,
+    /// The events registered with epoll.
+    registered: EventFlags,
 }
 
 impl Lane {
@@ -170,7 +176,7 @@ impl Lane {
             pause: Instant::now(),
             queue: VecDeque::new(),
             next_cookie: 1,
-            told: EventFlags::IN,
+            registered: EventFlags::IN,
         }
     }
 
@@ -187,7 +193,7 @@ impl Lane {
         epoll: &OwnedFd,
         operation: Operation,
     ) -> Result<(), Operation> {
-        self.look(epoll);
+        self.poll_connect(epoll);
         if self.period != period {
             self.give_up();
             if matches!(self.state, State::Down) && Instant::now() >= self.pause {
@@ -201,19 +207,19 @@ impl Lane {
         Ok(())
     }
 
-    /// Has a thread connect, as that may last.
+    /// Starts a thread to connect, because that may block.
     fn connect(&mut self, period: u64) {
         self.period = period;
         let (sender, receiver) = mpsc::channel();
         let (shared, unit) = (Arc::clone(&self.shared), u64::from(self.export.min_block));
         let connect = move || {
             let made = Link::connect(&shared.address, false);
-            // The device's connections tell of the loss of their server only when they are used. One that is up
-            // now was before this one: both have the same server.
+            // A lost server is noticed only when a connection is used. If a connection of the
+            // device is up now, it was up when the lane connected, so both have the same server.
             let is_same = || shared.probe(0..unit).is_ok() && shared.period() == period;
             let made =
                 made.and_then(|made| if is_same() { Ok(made) } else { Err(UpstreamError::Closed) });
-            let _ = sender.send(made); // unless the lane's thread has ended
+            let _ = sender.send(made); // fails if the worker has ended
         };
         match spawn("upstream-connect".into(), connect) {
             Ok(_) => self.state = State::Connecting(receiver),
@@ -221,8 +227,8 @@ impl Lane {
         }
     }
 
-    /// Takes the connection if there is one.
-    fn look(&mut self, epoll: &OwnedFd) {
+    /// Takes the new connection if it is ready.
+    fn poll_connect(&mut self, epoll: &OwnedFd) {
         let State::Connecting(connecting) = &self.state else { return };
         let result = match connecting.try_recv() {
             Err(TryRecvError::Empty) => return,
@@ -235,7 +241,7 @@ impl Lane {
                 .map_err(|error| UpstreamError::Socket(error.into()))?;
             Ok(Connection::new(link, &connected))
         });
-        self.told = EventFlags::IN;
+        self.registered = EventFlags::IN;
         self.state = match result {
             Ok(connection) => State::Up(Box::new(connection)),
             Err(error) => {
@@ -265,23 +271,25 @@ impl Lane {
         let mut sent = connection.send();
         let mut wanted = EventFlags::IN;
         wanted.set(EventFlags::OUT, connection.wants_to_send());
-        if wanted != self.told {
-            self.told = wanted;
-            let told = epoll::modify(epoll, &connection.link, EventData::new_u64(0), wanted);
-            sent = sent.and(told.map_err(|error| UpstreamError::Socket(error.into())));
+        if wanted != self.registered {
+            self.registered = wanted;
+            let modified = epoll::modify(epoll, &connection.link, EventData::new_u64(0), wanted);
+            sent = sent.and(modified.map_err(|error| UpstreamError::Socket(error.into())));
         }
         if let Err(error) = sent {
             self.lose(error);
         }
     }
 
-    /// Receives a part, so that the worker's clients have their turn. Returns whether there may be more.
+    /// Receives a bounded amount, so that the worker's clients get their turn. Returns whether more
+    /// may be available.
     fn receive(&mut self, epoll: &OwnedFd) -> bool {
         let State::Up(connection) = &mut self.state else { return false };
         let mut ended = Vec::new();
         let received = connection.receive(&mut ended);
         let received_more = matches!(received, Ok(true));
-        // The device has lost a connection meanwhile: its server may have lost changes before it read.
+        // A connection was lost in the meantime, so the server may have lost changes before it
+        // read.
         let is_past = self.shared.period() != self.period;
         for request in ended {
             if is_past || request.error.is_some() {
@@ -292,7 +300,7 @@ impl Lane {
         }
         match received {
             Err(error) => self.lose(error),
-            Ok(_) => self.send(epoll), // parts that are left, and what waited for others to end
+            Ok(_) => self.send(epoll), // the rest of long reads, and queued reads
         }
         received_more
     }
@@ -323,7 +331,7 @@ impl Lane {
         self.give_up();
     }
 
-    /// Closes the connection. The device's thread makes the reads that have no answer.
+    /// Closes the connection. The device's thread repeats the unanswered reads.
     fn give_up(&mut self) {
         if !matches!(self.state, State::Up(_)) {
             return;

@@ -1,4 +1,5 @@
-//! A connection to the upstream: connected, negotiated, and its bytes in both directions, over TLS or not.
+//! The socket of a connection to the upstream: it connects, negotiates, and transfers bytes, with
+//! or without TLS.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, ToSocketAddrs};
@@ -12,27 +13,28 @@ use super::address::{Address, Endpoint};
 use super::error::UpstreamError;
 use super::secure::Secure;
 
-/// How long to wait for a connection, and for each answer of its handshake. A guess.
+/// Timeout to connect, and for each step of the handshake. A guess.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a dropped connection may take to end. A guess: a server that is alive answers what it has received, and
-/// then closes.
+/// Longest wait for the server to close a dropped connection. A guess: a live server carries out
+/// what it has received, and then closes.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// A socket, and TLS over it if the address asks for that.
+/// A socket, with TLS if the address asks for it.
 pub(super) struct Link {
     socket: Socket,
     secure: Option<Secure>,
 }
 
 impl Link {
-    /// Connects, and negotiates the export. Blocks.
+    /// Connects and negotiates the export. Blocks.
     ///
-    /// A connection that need not tell `extents` takes simple replies on this machine: servers send a chunk with more
-    /// system calls. Over a network chunks pay, because they tell holes without sending them.
+    /// Without `extents`, a connection to a local server uses simple replies: servers send a chunk
+    /// with more system calls. Over a network chunks are cheaper, because they describe holes
+    /// without sending zeros.
     ///
     /// # Errors
     ///
-    /// Whatever stands in the way; the connection is closed then.
+    /// Any failure; the connection is closed.
     pub(super) fn connect(
         address: &Address,
         extents: bool,
@@ -97,7 +99,7 @@ impl Link {
                     continue;
                 }
                 ClientStep::Connected(connected) if input.is_empty() => return Ok(connected),
-                // Nothing was asked, so these bytes answer nothing.
+                // No request was sent, so these bytes are no reply.
                 _ => return Err(UpstreamError::UnknownCookie(0)),
             }
             if Instant::now() > deadline {
@@ -105,7 +107,7 @@ impl Link {
             }
             let mut part = [0; 4096];
             let late = |error: io::Error| match error.kind() {
-                ErrorKind::WouldBlock => ErrorKind::TimedOut.into(), // of the socket's timeout
+                ErrorKind::WouldBlock => ErrorKind::TimedOut.into(), // the socket's timeout
                 _ => error,
             };
             match self.read(&mut part).map_err(|error| UpstreamError::Socket(late(error)))? {
@@ -115,8 +117,8 @@ impl Link {
         }
     }
 
-    /// Sends nothing more, and waits until the server has closed its side: what it received on this connection it
-    /// does not do later then. Waits for [`DRAIN`] at most.
+    /// Closes the sending side, and waits until the server has closed its side. After that the
+    /// server carries out no more requests of this connection. Waits for [`DRAIN`] at most.
     pub(super) fn drain(self) {
         let Self { socket, .. } = self;
         let deadline = Instant::now() + DRAIN;
@@ -134,12 +136,13 @@ impl Link {
         }
     }
 
-    /// Returns whether it is over TLS, so that a read may return less than there is.
+    /// Returns whether the link uses TLS, so that a short read does not mean that no more is
+    /// available.
     pub(super) fn is_secure(&self) -> bool {
         self.secure.is_some()
     }
 
-    /// Returns whether bytes wait for the socket that [`Write::write`] has taken.
+    /// Returns whether TLS holds bytes that the socket has not taken.
     pub(super) fn holds_output(&self) -> bool {
         self.secure.as_ref().is_some_and(Secure::holds_output)
     }

@@ -1,48 +1,55 @@
 //! An export of another NBD server as a device: [`NbdDevice`].
 //!
 //! ```text
-//!  Cache ─► NbdDevice ─► inbox ─► driver (one thread) ═══ connection 0..N ═══ upstream: qemu-nbd, nbdkit, ...
-//!               │                    └─ journal: the changes since the last flush    ║
-//!               └─► reads of a worker ─► its lane ═══════════════════════════════════╝
+//!  Cache ─► NbdDevice ─► inbox ─► driver (one thread) ═══ connection 0..N ═══ upstream server
+//!               │                    └─ journal: the changes since the last flush  ║
+//!               └─► reads of a worker ─► its lane ═════════════════════════════════╝
 //! ```
 //!
-//! | file | |
+//! | file | contents |
 //! |---|---|
-//! | `address` | the URI |
-//! | `link`, `secure` | a connection: connect, handshake, TLS |
-//! | `connection` | requests and replies |
-//! | `device` | what the cache calls |
-//! | `operation` | what it asks for |
-//! | `journal` | what a lost connection makes uncertain |
-//! | `shared` | what the threads share |
-//! | `driver` | the thread, and all decisions |
+//! | `address` | the URI of an upstream export |
+//! | `link`, `secure` | a connection's socket: connect, handshake, TLS |
+//! | `connection` | the requests and replies of one connection |
+//! | `device` | [`NbdDevice`], which the cache and the workers call |
+//! | `operation` | an operation of the device, until it ends |
+//! | `journal` | the changes that the upstream may lose until the next flush |
+//! | `shared` | options, counters, and the inbox of the device's thread |
+//! | `driver` | the device's thread, which sends, receives and recovers |
 //! | `lane` | a worker's own connection, for reads |
 //!
 //! # Invariants
 //!
 //! Tests in `examples/tests/nbd_upstream` have the numbers in their names.
 //!
-//! 1. An operation ends well only if a reply said so that fits its request: cookie, kind, offset, length.
-//!    Anything else ends the connection, and none of its bytes count.
-//! 2. Each operation ends once, whatever the upstream does; without an upstream after `reconnect` at the latest.
-//! 3. What a flush has covered that succeeded, or a durable write, was durable at the upstream before.
-//! 4. A change that was answered is in every later read, also where the upstream lost it with its process.
-//! 5. After a lost connection of the device's thread nothing is sent before the journal was, but reads of a lane, whose
-//!    replies do not count then; and no change of the journal is sent while another change is in flight. The loss of a
-//!    lane alone sends no journal and poisons nothing.
-//! 6. If a flush fails, the journal is refused, or it has forgotten bytes when a connection is lost, the device is
-//!    poisoned: each later change and flush fails, and reads of what was not flushed do.
-//! 7. The limits of the server hold for each request: block sizes, and the commands and flags that it offers.
-//! 8. The journal keeps at most `keep` bytes, twice that where entries share buffers.
+//! 1. An operation succeeds only by a reply that matches its request: cookie, kind, offset and
+//!    length. Any other reply ends the connection, and none of its bytes are used.
+//! 2. Each operation ends once, whatever the upstream does. Without an upstream it ends after
+//!    `reconnect` at the latest.
+//! 3. When a flush or a durable write succeeds, the changes that it covers are durable at the
+//!    upstream.
+//! 4. Every later read returns an answered change, even if the upstream's process lost it.
+//! 5. After the device's thread loses a connection, it sends the journal first. Only lanes send
+//!    reads before that, and their replies are discarded. A change of the journal is not sent while
+//!    another change is in flight. The loss of a lane alone sends no journal and does not poison
+//!    the device.
+//! 6. The device is poisoned if a flush fails, the upstream refuses a change of the journal, or a
+//!    connection is lost after the journal has dropped bytes. Later changes and flushes fail then,
+//!    and so do reads of unflushed bytes.
+//! 7. Each request keeps to the server's limits: its block sizes, and the commands and flags that
+//!    it offers.
+//! 8. The journal holds at most `keep` bytes, or twice that if entries share buffers.
 //!
-//! # What it cannot know
+//! # Limits of the protocol
 //!
-//! NBD has no way to say that requests of a lost connection shall not be carried out any more. The device waits a
-//! second for the server to close it, which servers do when they have done what they had received. A server that hangs for longer,
-//! and then goes on, may carry out an old write over a newer one.
+//! NBD cannot cancel the requests of a lost connection. The device shuts down its side of the
+//! connection and waits up to a second for the server to close the other side, which servers do
+//! when they have carried out what they received. A server that hangs for longer and then continues
+//! may carry out an old write over a newer one.
 //!
-//! Nor does it tell which server answers. All connections must reach one process at a time, or processes that share all
-//! they have: behind an address that spreads connections over others, a lane could read what a change never reached.
+//! NBD does not identify the server that answers. All connections must reach one process at a time,
+//! or processes that share all their state. Behind an address that spreads connections over several
+//! servers, a lane could read from a server that a change never reached.
 
 mod address;
 mod connection;

@@ -1,4 +1,4 @@
-//! What the device is asked for, from its begin to its end.
+//! An operation of the device, from its submission to its end.
 
 use std::io;
 use std::ops::Range;
@@ -10,27 +10,28 @@ use nbd_protocol::Extent;
 
 use super::journal::Content;
 
-/// Called with the result, by the thread of the device.
+/// Called with the result, on the device's thread.
 pub(super) type Done<T> = Box<dyn FnOnce(io::Result<T>) + Send>;
 
-/// A buffer to be filled. Its drop gives it back with an error.
+/// The buffer of a read. Dropping it fails the read.
 pub(super) trait ReadBuf: Send {
     fn bytes(&mut self) -> &mut [u8];
 
-    /// Gives it back.
+    /// Ends the read.
     fn finish(self: Box<Self>, result: io::Result<()>);
 }
 
-/// One operation. Its drop is its failure: nothing that waits for it waits on.
+/// An operation. Dropping it fails it, so that no caller waits forever.
 pub(super) struct Operation {
     pub(super) kind: Kind,
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// Bytes at its begin that requests have done which were answered.
+    /// Bytes at its start that requests have transferred already.
     pub(super) done: u64,
-    /// A request with others in it has failed, so it goes alone.
+    /// A merged request with this operation has failed, so it is sent in a request of its own.
     pub(super) alone: bool,
-    /// A connection was lost over it: past this it is not sent again.
+    /// Set when a connection is lost with the operation in flight. The operation is not sent again
+    /// after this time.
     pub(super) deadline: Option<Instant>,
     pub(super) target: Target,
 }
@@ -50,7 +51,7 @@ impl Kind {
     }
 }
 
-/// Where the bytes are, and what hears of the end.
+/// The caller's data, and what is notified of the end.
 pub(super) enum Target {
     Load(Load),
     Buffer(Box<dyn ReadBuf>),
@@ -60,11 +61,11 @@ pub(super) enum Target {
     Sync(DeviceSync),
     Unit(Done<()>),
     Extents(Vec<Extent>, Done<Vec<Extent>>),
-    /// A change that is sent again, out of the journal.
-    Again(Content),
-    /// A flush of the device's own.
+    /// A change of the journal that is sent again.
+    Replay(Content),
+    /// A flush that the device starts by itself, because the journal is half full.
     Own,
-    /// A read of the device's own, to hear whether its connection is alive.
+    /// A read that the device makes to test a connection.
     Probe,
 }
 
@@ -78,13 +79,14 @@ impl Operation {
         self.offset..self.offset + self.len
     }
 
-    /// Where what is left of it begins.
+    /// The offset of the first byte that has not been transferred.
     pub(super) fn next(&self) -> u64 {
         self.offset + self.done
     }
 
-    /// Returns whether `other`, whole, can be in one request behind this one.
-    pub(super) fn goes_on_with(&self, other: &Self) -> bool {
+    /// Returns whether `other`, of which no part was sent, may follow this operation in the same
+    /// request.
+    pub(super) fn continues_with(&self, other: &Self) -> bool {
         let flushes = self.kind == Kind::Flush && other.kind == Kind::Flush;
         let transfers = matches!(self.kind, Kind::Read | Kind::Write { .. })
             && self.kind == other.kind
@@ -93,7 +95,8 @@ impl Operation {
         (flushes || transfers) && !self.alone && !other.alone
     }
 
-    /// Puts `bytes` of the device from `offset` on where they belong, as far as they are its own.
+    /// Copies into the read's buffer the part of `bytes`, which start at `offset` of the device,
+    /// that belongs to it.
     pub(super) fn fill(&mut self, offset: u64, bytes: &[u8]) {
         let range = self.range();
         let (from, to) = (offset.max(range.start), (offset + bytes.len() as u64).min(range.end));
@@ -110,7 +113,7 @@ impl Operation {
         into[at..][..bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Appends `part` of what it writes to `out`.
+    /// Appends the range `part` of the operation's data to `out`.
     pub(super) fn payload(&self, part: Range<u64>, out: &mut Vec<u8>) {
         let part = part.start as usize..part.end as usize;
         match &self.target {
@@ -126,17 +129,18 @@ impl Operation {
                 }
             }
             Target::Bytes(bytes, _) => out.extend_from_slice(&bytes[part]),
-            Target::Again(Content::Bytes(bytes, range)) => {
+            Target::Replay(Content::Bytes(bytes, range)) => {
                 out.extend_from_slice(&bytes[range.clone()][part]);
             }
             _ => {}
         }
     }
 
-    /// What the journal keeps of it; `None` where it changes nothing, or is in the journal.
+    /// Returns the content to add to the journal. `None` if the operation changes nothing or comes
+    /// from the journal.
     pub(super) fn content(&self) -> Option<Content> {
         match (&self.target, self.kind) {
-            (Target::Again(_), _) => None,
+            (Target::Replay(_), _) => None,
             (Target::Bytes(bytes, _), _) => Some(Content::Bytes(Arc::clone(bytes), 0..bytes.len())),
             (_, Kind::Write { .. }) => {
                 let mut bytes = Vec::with_capacity(self.len as usize);
@@ -149,7 +153,7 @@ impl Operation {
         }
     }
 
-    /// Tells of its end: an errno, or success.
+    /// Ends the operation with success or an errno.
     pub(super) fn finish(self, result: Result<(), i32>) {
         let len = self.len as usize;
         let result = result.map_err(io::Error::from_raw_os_error);
@@ -161,7 +165,7 @@ impl Operation {
             Target::Sync(sync) => sync.finish(result),
             Target::Bytes(_, done) | Target::Unit(done) => done(result),
             Target::Extents(extents, done) => done(result.map(|()| extents)),
-            Target::Again(_) | Target::Own | Target::Probe => {}
+            Target::Replay(_) | Target::Own | Target::Probe => {}
         }
     }
 }

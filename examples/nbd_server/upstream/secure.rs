@@ -1,4 +1,4 @@
-//! TLS of a connection to the upstream. Only with the cargo feature `tls`.
+//! TLS of a connection to the upstream. Needs the cargo feature `tls`.
 
 #[cfg(feature = "tls")]
 pub(super) use with_rustls::Secure;
@@ -18,11 +18,11 @@ mod with_rustls {
 
     use super::super::address::TlsOptions;
 
-    /// The session of a connection.
+    /// The TLS session of a connection.
     pub(in super::super) struct Secure(Box<ClientConnection>);
 
     impl Secure {
-        /// Shakes hands. Blocks as the socket does.
+        /// Performs the TLS handshake. Blocks if the socket does.
         pub(in super::super) fn start(socket: &Socket, tls: &TlsOptions) -> Result<Self, String> {
             let name = ServerName::try_from(tls.host.clone()).map_err(|e| e.to_string())?;
             let session = ClientConnection::new(Arc::new(config(tls)?), name);
@@ -46,7 +46,8 @@ mod with_rustls {
             loop {
                 match self.0.reader().read(buf) {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    // The end without a goodbye. A reply that it cuts off counts as lost.
+                    // The connection ended without a close_notify. A reply that it cuts off is
+                    // treated as lost.
                     Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(0),
                     result => return result,
                 }
@@ -60,7 +61,7 @@ mod with_rustls {
         }
 
         pub(in super::super) fn write(&mut self, socket: &Socket, buf: &[u8]) -> io::Result<usize> {
-            self.flush(socket)?; // so that the session holds back one piece at most
+            self.flush(socket)?; // so that the session buffers at most one piece
             let count = self.0.writer().write(buf)?;
             match self.flush(socket) {
                 Err(error) if error.kind() != ErrorKind::WouldBlock => Err(error),
@@ -110,7 +111,7 @@ mod without {
 
     use super::super::address::TlsOptions;
 
-    /// There is none.
+    /// An uninhabited type: there is no TLS session without the feature.
     pub(in super::super) enum Secure {}
 
     impl Secure {

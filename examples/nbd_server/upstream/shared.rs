@@ -1,4 +1,4 @@
-//! What the device, its thread and the lanes of the workers share.
+//! State shared by the device, its thread and the workers' lanes.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -14,24 +14,26 @@ use super::error::UpstreamError;
 use super::link::Link;
 use super::operation::Operation;
 
-/// Connections to a server that offers several. Of 4, 8 and 16, a server that takes 1 ms per command is fastest through 8
-/// (U3 in the benchmarks): four carry too few commands at once, sixteen too few in each batch.
+/// Connections to a server that allows several. With a server that takes 1 ms per command, 8
+/// connections are faster than 4 or 16 (U3 in the benchmarks): 4 carry too few commands at once,
+/// and 16 have too few in each batch.
 const CONNECTIONS: usize = 8;
 
-/// Most requests in flight on a connection of several, and on one alone. A guess: qemu-nbd works on 16 of a connection, and
-/// nbdkit has 16 threads for it.
+/// Most requests in flight on each of several connections, and on a single one. A guess: qemu-nbd
+/// works on 16 requests of a connection, and nbdkit has 16 threads for it.
 pub(super) const DEPTH: (usize, usize) = (16, 64);
 
-/// How patient the device is, and what it keeps.
+/// Timeouts and limits of the device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UpstreamOptions {
-    /// Most connections of the device's thread, to a server that offers several. Each worker has one more.
+    /// Most connections of the device's thread to a server that allows several. Each worker may
+    /// have one more.
     pub(crate) connections: usize,
     /// How long operations wait for a connection before they fail.
     pub(crate) reconnect: Duration,
     /// How long a reply may take before its connection counts as lost.
     pub(crate) reply: Duration,
-    /// Bytes of changes that are kept until a flush. At half of it the device flushes by itself.
+    /// Most bytes in the journal. The device flushes by itself when half of them are used.
     pub(crate) keep: usize,
 }
 
@@ -46,7 +48,7 @@ impl Default for UpstreamOptions {
     }
 }
 
-/// What the server said of the export.
+/// What the server has told about the export.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Export {
     pub(super) size: u64,
@@ -66,7 +68,7 @@ impl Export {
         self.flags.contains(flag)
     }
 
-    /// Another connection is to the same export, as far as can be told.
+    /// Checks that a new connection has the same export, as far as the handshake tells.
     pub(super) fn check(&self, connected: &Connected) -> Result<(), UpstreamError> {
         let other = Self::new(connected);
         let used = Flags::READ_ONLY
@@ -89,69 +91,77 @@ impl Export {
     }
 }
 
-/// What happened so far.
+/// The device's counters. [`UpstreamStats`] describes them.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) requests: AtomicU64,
     pub(super) lane_requests: AtomicU64,
     pub(super) connects: AtomicU64,
     pub(super) losses: AtomicU64,
-    pub(super) lies: AtomicU64,
+    pub(super) protocol_errors: AtomicU64,
     pub(super) resent: AtomicU64,
     pub(super) replayed: AtomicU64,
     pub(super) poisoned: AtomicBool,
 }
 
-/// See [`NbdDevice::stats`](super::NbdDevice::stats).
+/// A copy of the device's counters, from [`NbdDevice::stats`](super::NbdDevice::stats).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UpstreamStats {
-    /// Requests that were sent.
+    /// Requests sent.
     pub(crate) requests: u64,
-    /// Of these, READs over a worker's own connection.
+    /// READs among the requests that were sent over a worker's own connection.
     pub(crate) lane_requests: u64,
-    /// Connections that were made, without the first.
+    /// Connections made, without the first.
     pub(crate) connects: u64,
-    /// Connections that were lost.
+    /// Connections lost.
     pub(crate) losses: u64,
-    /// Of these, those dropped because the server broke the protocol.
-    pub(crate) lies: u64,
-    /// Operations that were sent again because no reply had come.
+    /// Lost connections that ended because the server broke the protocol.
+    pub(crate) protocol_errors: u64,
+    /// Unanswered operations that were sent again.
     pub(crate) resent: u64,
-    /// Changes that were sent again although they had been answered.
+    /// Answered changes that were sent again.
     pub(crate) replayed: u64,
-    /// Changes may be lost.
+    /// Changes may be lost, and the device fails new ones.
     pub(crate) poisoned: bool,
 }
 
 impl fmt::Display for UpstreamStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { requests, lane_requests, connects, losses, lies, resent, replayed, poisoned } =
-            self;
+        let Self {
+            requests,
+            lane_requests,
+            connects,
+            losses,
+            protocol_errors,
+            resent,
+            replayed,
+            poisoned,
+        } = self;
         write!(
             f,
-            "{requests} requests, {lane_requests} of them by workers; {losses} connections lost, {lies} of them for lies, {connects} made; "
+            "{requests} requests, {lane_requests} of them by workers; {losses} connections lost, {protocol_errors} of them for protocol errors, {connects} made; "
         )?;
         write!(f, "{resent} operations and {replayed} answered changes sent again")?;
         if *poisoned { f.write_str("; changes may be lost") } else { Ok(()) }
     }
 }
 
-/// What other threads say, with the slot.
+/// A message to the device's thread. A number of type `usize` is a slot.
 pub(super) enum Event {
     Drained,
     Connected(usize, Result<(Link, Connected), UpstreamError>),
-    /// A worker's lane was lost in that period.
+    /// A worker's lane was lost, in the period of this number.
     LaneLost(u64, UpstreamError),
 }
 
-/// What the threads share.
+/// State shared by the device, its thread and the lanes.
 pub(super) struct Shared {
     pub(super) address: Address,
     pub(super) options: UpstreamOptions,
-    /// See [`lane`](super::lane); 0 between two periods.
+    /// The current period, or 0 between two periods: see [`lane`](super::lane).
     pub(super) period: AtomicU64,
     pub(super) inbox: Mutex<Inbox>,
-    /// An eventfd, written when the inbox is no longer empty.
+    /// An eventfd, written when the empty inbox gets an entry.
     pub(super) wake: OwnedFd,
     pub(super) stats: Counters,
 }
@@ -162,23 +172,25 @@ pub(super) struct Inbox {
     pub(super) events: Vec<Event>,
     /// The device was dropped.
     pub(super) closing: bool,
-    /// The thread has ended.
+    /// The thread has ended, so operations fail at once.
     pub(super) closed: bool,
 }
 
 impl Shared {
     pub(super) fn period(&self) -> u64 {
-        // Ordering: Acquire, pairs with the Release in `set_period`; it carries what came before the period began.
+        // Ordering: Acquire, pairs with the Release in `set_period`; it carries everything before
+        // the start of the period.
         self.period.load(Ordering::Acquire)
     }
 
     pub(super) fn set_period(&self, period: u64) {
-        // Ordering: Release, pairs with the Acquire in `period`: a lane that finds a period finds it after its
-        // journal was answered, and a lane whose worker was told of a loss does not find the period before it.
+        // Ordering: Release, pairs with the Acquire in `period`. A lane that sees a period connects
+        // after the journal was answered. A lane whose worker was told of a loss does not see the
+        // period before the loss.
         self.period.store(period, Ordering::Release);
     }
 
-    /// Hands an operation to the thread. It fails at once if there is none.
+    /// Submits an operation to the thread. The operation fails at once if the thread has ended.
     pub(super) fn submit(&self, operation: Operation) {
         let refused = self.put(|inbox| match inbox.closed {
             true => Some(operation),
@@ -188,7 +200,7 @@ impl Shared {
             }
         });
         if let Some(refused) = refused {
-            refused.finish(Err(libc::ENOTCONN)); // which may do anything: not under the lock
+            refused.finish(Err(libc::ENOTCONN)); // outside the lock: a callback may submit again
         }
     }
 
@@ -203,7 +215,8 @@ impl Shared {
         let wakes = was_empty || inbox.closing;
         drop(inbox);
         if wakes {
-            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes()); // full: it is readable
+            // Fails only if the count is at its maximum, and then the eventfd is readable.
+            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         }
         result
     }
@@ -214,7 +227,7 @@ impl Shared {
     }
 }
 
-/// Has operations fail from then on, however the thread ends.
+/// Makes operations fail once the thread ends, even by a panic.
 pub(super) struct Closing(pub(super) Arc<Shared>);
 
 impl Drop for Closing {
@@ -224,6 +237,6 @@ impl Drop for Closing {
         inbox.closed = true;
         let left = std::mem::take(&mut inbox.operations);
         drop(inbox);
-        drop(left); // which fails them
+        drop(left); // dropping an operation fails it
     }
 }

@@ -1,4 +1,4 @@
-//! Deadlines: connections that are late are closed, and a worker that stops ends in time.
+//! Deadlines: late connections are closed, and a worker that stops ends in time.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,14 @@ use radix_ctx::Id;
 use super::{TICK, Worker};
 use crate::conn::{BlockedOn, Conn, Phase};
 
-/// A client that takes no byte of its replies, or whose payload does not go on, for so long is
-/// closed if another one waits for memory, or was refused it.
+/// A client that takes no byte of its replies, or whose payload does not progress, for this long is
+/// closed if another client waits for memory or was refused it.
 const STUCK_LIMIT: Duration = Duration::from_secs(3);
-/// After a stop request, replies have so long to leave.
+/// How long replies have to leave after a stop request.
 const STOP_LIMIT: Duration = Duration::from_secs(10);
 
 impl Worker {
-    /// Ends a session that is read from: no more requests are, those in flight are answered.
+    /// Ends a session: reads no more requests, and answers those in flight.
     pub(super) fn end(&mut self, id: Id) {
         let Some(slot) = self.slot_of(id) else { return };
         if matches!(self.conns[slot].phase, Phase::Handshake(..) | Phase::Transmission(_)) {
@@ -23,8 +23,8 @@ impl Worker {
         }
     }
 
-    /// Begins to stop: from now on the worker ends once it has no connection, and closes those that
-    /// do not go in time. Each that was listed was told to [`end`](Self::end) before.
+    /// Begins to stop: the worker ends once it has no connection. It closes the connections that
+    /// are not finished in time. Each listed session was told to [`end`](Self::end) before.
     pub(super) fn stop(&mut self) {
         if self.stopping.is_some() {
             return;
@@ -34,14 +34,14 @@ impl Worker {
         left.into_iter().for_each(|id| self.end(id));
     }
 
-    /// Whether the worker has stopped: no connection is left or on its way here, and no request is
-    /// in flight.
+    /// Returns whether the worker has stopped: no connection is left or on its way, and no request
+    /// is in flight.
     pub(super) fn has_stopped(&self) -> bool {
         let done = self.stopping.is_some() && self.conns.is_empty() && self.requests.is_idle();
         done && self.load.close()
     }
 
-    /// Closes connections past a deadline, also those to other servers. Looks at most once per tick.
+    /// Closes connections past a deadline, including lanes. Does so at most once per tick.
     pub(super) fn check_deadlines(&mut self) {
         if !self.watching && self.stopping.is_none() && self.lanes.in_flight() == 0 {
             return;
@@ -52,8 +52,7 @@ impl Worker {
         }
         self.next_look = now + TICK;
         self.lanes.expire(now);
-        // A connection that is stuck does harm only while another one waits for memory or is
-        // refused it.
+        // A stuck connection does harm only while another one waits for memory or is refused it.
         let waits = |conn: &Conn| conn.blocked == Some(BlockedOn::Others) && conn.stuck().is_none();
         let refused = std::mem::take(&mut self.refused_memory);
         let harm = refused || self.conns.iter().any(|(_, conn)| waits(conn));

@@ -1,4 +1,4 @@
-//! Intake: bytes of a connection are received and parsed into requests, unless a limit blocks the
+//! Intake: receives bytes of a connection and parses them into requests, unless a limit blocks the
 //! connection.
 
 use std::io::{self, ErrorKind, Read};
@@ -9,42 +9,43 @@ use radix_ctx::{CtxRef, Id};
 use rustix::event::epoll;
 use tracing::{debug, info, warn};
 
-use super::{GAVE_WAY, Worker};
+use super::{EVICTED, Worker};
 use crate::conn::{BlockedOn, InPlace, OUTSTANDING, Phase};
 use crate::export::Opening;
 use crate::memory::{self, OutOfMemory};
 use crate::operation::Step;
 use crate::session::{Next, Session};
 
-/// A payload with so many bytes missing is received in place. A guess: below it one more receive
-/// costs as much as the copy.
+/// A payload of which at least this many bytes are missing is received in place. A guess: for less,
+/// another receive costs as much as the copy.
 const IN_PLACE: usize = 32 << 10;
-/// Most bytes that one receive takes behind such a payload: the next header, and a part of its
+/// Most bytes that a receive in place takes beyond the payload: the next header, and a part of its
 /// payload that is cheap to copy.
 const AHEAD: usize = 4 << 10;
-/// Most payloads that are received in place before other connections have their turn.
+/// Most payloads that are received in place before other connections get their turn.
 const PAYLOADS: usize = 4;
-/// A payload goes on only if so many bytes come: one byte now and then would keep its memory for as
-/// long as the client likes. A guess: slow networks carry more in the time that a stalled payload
-/// has.
+/// A payload makes progress only if at least this many bytes arrive. Otherwise a client could hold
+/// its memory for ever with one byte now and then. A guess: slow networks carry more in the time
+/// that a stalled payload has.
 const PROGRESS: u64 = 64 << 10;
-/// Refused requests of a connection that are logged one by one; the rest is counted.
+/// Refused requests of a connection that are logged; later ones are only counted.
 const LOGGED: u64 = 8;
 
-/// What the next bytes of a connection were.
+/// The result of parsing the next bytes of a connection.
 enum Parsed {
-    /// A request, or the end of the handshake.
+    /// A complete request, or the end of the handshake.
     Whole,
-    /// No more than a part of one.
+    /// At most a part of a request.
     Part,
-    /// They have to wait, and were not consumed.
+    /// The bytes must wait, and were not consumed.
     Blocked(BlockedOn),
-    /// The last that is wanted.
+    /// The connection ends: no further bytes are wanted.
     Last,
 }
 
 impl Worker {
-    /// Handles an event on a connection's socket. Does nothing if the connection was closed since.
+    /// Handles an event on a connection's socket. Does nothing if the connection was closed in the
+    /// meantime.
     pub(super) fn ready(&mut self, id: Id, flags: epoll::EventFlags) {
         let Some(slot) = self.slot_of(id) else { return };
         let conn = &self.conns[slot];
@@ -53,13 +54,13 @@ impl Worker {
                 Ok(()) => {
                     self.watch_payload(slot);
                     if self.slot_of(id).is_some_and(|slot| self.conns[slot].tls.is_some()) {
-                        self.queue_send(id); // it may have decrypted more, or hold bytes of its own
+                        self.queue_send(id); // TLS may have decrypted more, or have bytes to send
                     }
                 }
                 Err(reason) => self.close(id, &reason),
             }
         } else if flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP) {
-            // No client is left to reply to. Requests in flight finish without their connection.
+            // The client reads no more replies. Requests in flight finish without their connection.
             self.close(id, "the client hung up");
         }
         if flags.contains(epoll::EventFlags::OUT) {
@@ -67,7 +68,7 @@ impl Worker {
         }
     }
 
-    /// Notes since when a payload, which holds memory, has made no progress.
+    /// Records when a payload, which holds memory, last made progress.
     fn watch_payload(&mut self, slot: usize) {
         let Some(conn) = self.conns.get_mut(slot) else { return };
         let inside = match &conn.phase {
@@ -83,8 +84,8 @@ impl Worker {
         }
     }
 
-    /// Receives and parses: all that fits into the scratch buffer, or a few long payloads in place. An
-    /// error is a reason to close the connection.
+    /// Receives and parses a scratch buffer of bytes, or a few long payloads in place. An error is
+    /// a reason to close the connection.
     fn receive(&mut self, slot: usize) -> Result<(), String> {
         if matches!(self.conns[slot].phase, Phase::Lingering(_)) {
             return self.discard_input(slot);
@@ -93,17 +94,18 @@ impl Worker {
         while payloads < PAYLOADS {
             let ahead = &mut self.scratch[..AHEAD];
             let conn = &mut self.conns[slot];
-            // The rest of a long payload is received as its beginning was, however short it is.
+            // The rest of a long payload is received in place however short it is.
             let least = if conn.writes_long { 1 } else { IN_PLACE };
             let Some(received) = conn.receive_in_place(least, ahead) else {
                 if !conn.writes_long {
                     return self.receive_some(slot, usize::MAX).map(drop);
                 }
-                // Most often another long WRITE follows: its payload is received in place, not copied.
+                // Most often another long WRITE follows. A short receive leaves its payload to be
+                // received in place.
                 if self.receive_some(slot, AHEAD)? < AHEAD {
-                    return Ok(()); // all that had arrived
+                    return Ok(()); // nothing more has arrived
                 }
-                // If it does not follow, the next receive takes all that fits.
+                // If no long WRITE follows, the next receive fills the scratch buffer.
                 self.conns[slot].writes_long = false;
                 if !self.conns[slot].wants_input() {
                     return Ok(());
@@ -112,7 +114,8 @@ impl Worker {
             };
             payloads += 1;
             if let Ok(InPlace { count, missing, ahead }) = received {
-                // Short payloads with more behind them end it: most of them fit into one receive.
+                // Short payloads with more bytes behind them leave this mode, because one receive
+                // takes most of them.
                 self.conns[slot].writes_long = count - ahead + missing >= IN_PLACE || ahead < AHEAD;
             }
             match received {
@@ -120,9 +123,9 @@ impl Worker {
                     self.end_of_input(slot);
                     return Ok(());
                 }
-                // The payload is whole, however much came in one go: its request starts now.
+                // The payload is complete: start its request now.
                 Ok(InPlace { missing: 0, ahead, .. }) => self.parse_scratch(slot, ahead)?,
-                Ok(_) => return Ok(()), // all that had arrived
+                Ok(_) => return Ok(()), // nothing more has arrived
                 Err(error) if is_transient(&error) => return Ok(()),
                 Err(error) => return Err(error.to_string()),
             }
@@ -135,7 +138,7 @@ impl Worker {
 
     /// Receives at most `most` bytes into the scratch buffer and parses them. Returns their number.
     fn receive_some(&mut self, slot: usize, most: usize) -> Result<usize, String> {
-        // What was left over, the start of a header at most, goes in front of what comes now.
+        // The unread bytes, at most the start of a header, come before the new ones.
         let conn = &mut self.conns[slot];
         let have = conn.unread.len();
         self.scratch[..have].copy_from_slice(&conn.unread);
@@ -155,7 +158,7 @@ impl Worker {
         }
     }
 
-    /// Parses so many bytes of the scratch buffer, and keeps what has to wait.
+    /// Parses the first `len` bytes of the scratch buffer, and keeps the bytes that must wait.
     fn parse_scratch(&mut self, slot: usize, len: usize) -> Result<(), String> {
         let scratch = std::mem::take(&mut self.scratch);
         let parsed = self.parse(slot, &scratch[..len]).map(|used| {
@@ -176,7 +179,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Reads and discards bytes behind the last request.
+    /// Reads and discards bytes after the last request.
     fn discard_input(&mut self, slot: usize) -> Result<(), String> {
         match (&self.conns[slot].socket).read(&mut self.scratch) {
             Ok(0) => Err("done".into()),
@@ -198,7 +201,7 @@ impl Worker {
         self.drain(slot);
     }
 
-    /// Stops reading from a connection, which is closed once it has its replies.
+    /// Stops reading from a connection, which is closed once its replies are sent.
     pub(super) fn drain(&mut self, slot: usize) {
         let conn = &mut self.conns[slot];
         conn.unread = Vec::new();
@@ -213,8 +216,8 @@ impl Worker {
         self.queue_send(id);
     }
 
-    /// Parses bytes from a connection and starts their requests. Returns the number of bytes used;
-    /// the rest must wait for more bytes, or for a limit.
+    /// Parses bytes of a connection and starts their requests. Returns the number of bytes used;
+    /// the rest must wait for more bytes or for a limit.
     fn parse(&mut self, slot: usize, bytes: &[u8]) -> Result<usize, String> {
         let mut input = bytes;
         let mut understood = 0;
@@ -239,7 +242,7 @@ impl Worker {
         match last {
             Parsed::Last => {
                 self.drain(slot);
-                return Ok(bytes.len()); // whatever follows is not wanted
+                return Ok(bytes.len()); // later bytes are ignored
             }
             Parsed::Blocked(on) => conn.block(on, &mut self.blocked, &mut self.sendable),
             Parsed::Whole | Parsed::Part => {}
@@ -247,7 +250,7 @@ impl Worker {
         Ok(bytes.len() - input.len())
     }
 
-    /// Parses options of a handshake, until it ends or needs more bytes.
+    /// Parses handshake options until the handshake ends or needs more bytes.
     fn negotiate(&mut self, slot: usize, input: &mut &[u8]) -> Result<Parsed, String> {
         let Self { conns, requests, memory, exports, sendable, .. } = self;
         let conn = &mut conns[slot];
@@ -270,7 +273,7 @@ impl Worker {
             }
             HandshakeStep::Ready(negotiated) => {
                 if !conn.permit.finish_handshake() {
-                    return Err(GAVE_WAY.into());
+                    return Err(EVICTED.into());
                 }
                 let Some(export) = opening.opened.into_inner() else {
                     return Err("no export was opened".into()); // `Ready` follows an open
@@ -328,7 +331,7 @@ impl Worker {
                 Some(Step::refuse(&request, session.target.style, error))
             }
             Next::OutOfStep(error) => {
-                // The requests in front of it are owed their replies.
+                // Requests before this one still get their replies.
                 warn!(conn = %CtxRef::id(&conn.ctx), %error, "the connection ends");
                 return Parsed::Last;
             }
@@ -340,8 +343,8 @@ impl Worker {
         Parsed::Whole
     }
 
-    /// Lets connections that had to wait try again, the longest waiting first. Returns whether one
-    /// of them made progress. A connection that did and has to wait again queues behind those that
+    /// Retries connections that are blocked, the longest blocked first. Returns whether one of them
+    /// made progress. A connection that made progress and is blocked again queues after those that
     /// did not.
     pub(super) fn unblock(&mut self) -> bool {
         self.memory.forget_refusals();
@@ -363,12 +366,12 @@ impl Worker {
                     if matches!(conn.phase, Phase::Handshake(..) | Phase::Transmission(_)) {
                         conn.unread = unread;
                     }
-                    self.watch_payload(slot); // it may have got its memory just now
+                    self.watch_payload(slot); // the payload may have got its memory just now
                     let conn = &self.conns[slot];
                     if used == 0 && conn.blocked.is_some() {
-                        ahead += 1; // at the back of the list now
+                        ahead += 1; // `parse` has put it at the back of the list
                     } else {
-                        // So that epoll is told whether input is wanted.
+                        // Registers with epoll whether input is wanted.
                         self.queue_send(id);
                         if self.conns[slot].blocked.is_some() {
                             self.behind.extend(self.blocked.pop_back());

@@ -1,56 +1,55 @@
 //! The load of a worker, by which the main thread chooses the worker of a new connection.
 //!
-//! A connection stays with its worker. Two that become busy later may share a worker while another
-//! is idle. Measured with two clients that read 4 KiB from the cache, 32 at a time, on two CPUs: they
-//! are answered 2 to 3 times as much where each has a worker.
+//! A connection stays with its worker. Two connections that become busy later may share a worker
+//! while another worker is idle. Measured with two clients on two CPUs that read 4 KiB from the
+//! cache, 32 at a time: with a worker each, the throughput is 2 to 3 times as high.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The count of connections of a worker that has stopped.
+/// The value of `connections` after the worker has stopped.
 const CLOSED: usize = usize::MAX;
-/// Work counts half after so long. A guess: longer than most clients pause.
+/// The time after which work counts half. A guess: longer than most clients pause.
 const HALF_LIFE: Duration = Duration::from_secs(1);
-/// A worker with so much recent work is busy. One that works all the time has between one and two
-/// [`HALF_LIFE`]s. A guess: the clients of a busy machine keep their worker waiting.
+/// A worker with this much recent work is busy. A worker that works all the time has between one
+/// and two [`HALF_LIFE`]s. A guess: the clients of a busy machine keep their worker waiting.
 const BUSY: Duration = Duration::from_millis(250);
-/// A busy worker counts as one with so many connections more: enough for the idle clients of a disk or two,
-/// and a client that opens many connections at once gets most workers all the same. A guess.
+/// Connections that a busy worker counts in addition. A guess: more than the idle clients of a disk
+/// or two, and a client that opens many connections at once still gets most workers.
 const BUSY_COUNTS_AS: usize = 4;
 
-/// A worker's load, with cache lines of its own: the worker writes it in every round.
+/// The load of a worker, in a cache line of its own: the worker writes it in every round.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(crate) struct WorkerLoad {
-    /// Connections that the worker has, and those on their way to it.
+    /// Connections that the worker has, and connections sent to it.
     connections: AtomicUsize,
-    /// Nanoseconds of its rounds, of which half is forgotten at each multiple of [`HALF_LIFE`].
+    /// Nanoseconds of the worker's rounds, halved at each multiple of [`HALF_LIFE`].
     work: AtomicU64,
-    /// The number of multiples until the last change of `work`.
+    /// The number of halvings before the last change of `work`.
     halvings: AtomicU64,
     start: Instant,
 }
 
 impl WorkerLoad {
-    /// The load of a worker without connections. `start` is the same for all workers, so that their
+    /// The load of a worker without connections. All workers have the same `start`, so that their
     /// work is halved at the same times.
     pub(crate) fn new(start: Instant) -> Self {
         let (work, halvings) = (AtomicU64::new(0), AtomicU64::new(0));
         Self { connections: AtomicUsize::new(0), work, halvings, start }
     }
 
-    /// The worker's connections, and [`BUSY_COUNTS_AS`] more if it was busy lately. A new connection goes where
-    /// this is least.
+    /// Returns the worker's connections, and [`BUSY_COUNTS_AS`] more if it was busy lately. A new
+    /// connection goes to the worker with the least.
     pub(crate) fn get(&self) -> usize {
         let is_busy = self.work_at(self.start.elapsed()) >= BUSY.as_nanos() as u64;
         self.connections().saturating_add(if is_busy { BUSY_COUNTS_AS } else { 0 })
     }
 
-    /// The worker's connections, [`CLOSED`] if it has stopped.
+    /// Returns the worker's connections, or [`CLOSED`] if it has stopped.
     pub(crate) fn connections(&self) -> usize {
-        // Ordering: Relaxed, here and below: a connection comes and goes through the worker's
-        // inbox. That none is on its way after `close` follows from the order of changes to this
-        // one word.
+        // Ordering: Relaxed, here and below. A connection is handed over by the worker's inbox. No
+        // connection is on its way after `close`, because all changes of this word have one order.
         self.connections.load(Ordering::Relaxed)
     }
 
@@ -61,13 +60,13 @@ impl WorkerLoad {
         self.connections.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
     }
 
-    /// Counts a connection no more that is closed, or was not sent after all.
+    /// Stops counting a connection that was closed, or was not sent after all.
     pub(crate) fn release(&self) {
         self.connections.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Refuses connections from now on. Returns `false`, without effect, if the worker has one or
-    /// one is on its way.
+    /// Refuses connections from now on. Returns `false`, without effect, if the worker has a
+    /// connection or one is on its way.
     pub(crate) fn close(&self) -> bool {
         let closed =
             self.connections.compare_exchange(0, CLOSED, Ordering::Relaxed, Ordering::Relaxed);
@@ -83,7 +82,7 @@ impl WorkerLoad {
     fn add(&self, now: Duration, time: Duration) {
         let work = self.work_at(now).saturating_add(time.as_nanos() as u64);
         // Ordering: Relaxed, all. A load between the two stores finds half or twice the work, which
-        // is a hint.
+        // is only a hint.
         self.work.store(work, Ordering::Relaxed);
         self.halvings.store(halvings(now), Ordering::Relaxed);
     }

@@ -6,31 +6,30 @@
 //!                                  └──── next operation ◄─────────┘
 //! ```
 //!
-//! Everything received in one go is parsed under one plug, so it reaches the kernel in one
-//! submission; everything that completed by then is answered with one send per connection.
-//! Bytes above a limit wait in their connection until replies have left.
+//! All bytes received at one time are parsed under one plug, so that the kernel gets their requests
+//! in one submission. All operations completed by then are answered with one send per connection.
+//! Bytes beyond a limit wait in their connection until replies have left.
 //!
-//! A request that is answered from memory stays on this thread and allocates nothing. Its costs:
+//! A request that the cache answers stays on this thread and allocates nothing. Its costs:
 //!
-//! - For a batch of requests one wait for events, one receive and one send. To read from the socket
+//! - For a batch of requests one wait for events, one receive and one send. Reading from a socket
 //!   without a wait would favour the client of the last event.
-//! - For each block of 4 KiB a lookup in the cache and a guard, which are its only accesses to memory
-//!   that other threads write.
-//! - For each byte a copy between the cache and the request's buffer, beside the kernel's own. To
-//!   send from the cache would hold guards for as long as a client takes to read, and to receive
-//!   into it for as long as a client takes to write.
-//! - For a batch of requests two reads of the clock, if there are several workers: see
-//!   [`load`].
-//! - No cache line that another core wrote: `cargo bench --bench census -- --only served`.
+//! - For each block of 4 KiB a lookup in the cache and a guard, which are its only accesses to
+//!   memory that other threads write.
+//! - For each byte a copy between the cache and the request's buffer, besides the kernel's copy.
+//!   Sending from the cache would hold guards for as long as a client takes to read; receiving into
+//!   the cache, for as long as a client takes to write.
+//! - For a batch of requests two reads of the clock, if there are several workers: see [`load`].
+//! - No cache line that another core has written: `cargo bench --bench census -- --only served`.
 //! - For each request one of the worker's buffers, and for each event three lookups of its
-//!   connection, because an id that comes back from the kernel is not trusted.
+//!   connection, because an id that the kernel returns may be stale.
 //!
-//! Measured by `cargo bench --bench nbd -- --only N7` and perf: random reads of 4 KiB, 32 at a
-//! time, of 1 GiB that is all in the cache, took 2.7 us of an Intel Xeon each. The kernel's send is
-//! 44 % of that (27 its copy, 9 the memory for it), its receive 5 and the looks for events 3: any
-//! server pays these. Then the copy out of the cache, 22 %, because the block comes from memory,
-//! not from the CPU's cache; to wait for a busy client (see [`batching`]), 8; to look the block up,
-//! 6, nearly all of it one line from memory.
+//! Measured by `cargo bench --bench nbd -- --only N7` and perf: a random read of 4 KiB took 2.7 us
+//! of an Intel Xeon, with 32 in flight and all of the 1 GiB image in the cache. The kernel's send
+//! is 44 % of that (27 % its copy, 9 % its memory), its receive 5 %, and the waits for events are
+//! 3 %; any server has these costs. The copy out of the cache is 22 %, because the block comes from
+//! memory and not from the CPU's cache. Waiting for a busy client (see [`batching`]) is 8 %, and
+//! the lookup of the block 6 %, nearly all of it one cache miss.
 
 mod batching;
 mod deadlines;
@@ -66,45 +65,45 @@ use crate::contexts::{Connection, Connections};
 use crate::counters::Counters;
 use crate::export::ExportTable;
 use crate::memory::BufferPool;
-use crate::notifier::{eventfd, ring};
+use crate::notifier::{eventfd, notify};
 use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
 use crate::tls::Wire;
 use crate::upstream::Lanes;
 
-/// A client that has not finished its handshake by then is closed.
+/// How long a client may take for its handshake before its connection is closed.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// A connection at its end has so long to say that it got everything.
+/// How long a client may take to close its side after the last reply.
 const LINGER_LIMIT: Duration = Duration::from_secs(1);
-/// How often deadlines are looked at while there are any.
+/// How often deadlines are checked while there are any.
 const TICK: Duration = Duration::from_millis(250);
-/// Bytes received at a time.
+/// Most bytes of one receive.
 const SCRATCH: usize = 256 << 10;
-/// Rounds of completions and replies before the sockets have their turn: one for what was
-/// received, one for what that set free.
+/// Rounds of completions and replies before the sockets get their turn: one for the received
+/// requests, and one for the requests that these unblock.
 const ROUNDS: usize = 2;
 
-/// Why a half-open connection is closed before its time.
-const GAVE_WAY: &str = "it has not finished its handshake, and gives way to a newer connection";
+/// The reason for closing a half-open connection early.
+const EVICTED: &str = "it has not finished its handshake, and gives way to a newer connection";
 
-// None is an id.
+// Values that no id of a connection has.
 const ENGINE: u64 = u64::MAX;
 const INBOX: u64 = u64::MAX - 1;
 const LANES: u64 = u64::MAX - 2;
 
-/// What the main thread tells a worker.
+/// A message from the main thread to a worker.
 pub(crate) enum Message {
     Serve(Socket, CtxRef<Connection>, Permit),
     Report(Sender<WorkerReport>),
-    /// The session was taken off the list: answer what it asked for, then close it.
+    /// The session was removed from the list: answer its pending requests, then close it.
     End(Id),
-    /// The connection has not finished its handshake, and gives way to a newer one.
-    GiveWay(Id),
-    /// Every session was told to end: finish what is in flight, then end.
+    /// Close the connection: it has not finished its handshake, and a newer one takes its place.
+    Evict(Id),
+    /// Finish the requests in flight, then end. Each listed session was told to end before.
     Stop,
 }
 
-/// What all threads of the server use.
+/// State shared by all threads of the server.
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) exports: Arc<ExportTable>,
@@ -112,56 +111,56 @@ pub(crate) struct Shared {
     pub(crate) registry: Arc<Registry>,
 }
 
-/// Where a worker gets its messages.
+/// The sending half of a worker's inbox.
 #[derive(Clone)]
 pub(crate) struct Inbox {
     pub(crate) sender: Sender<Message>,
-    pub(crate) bell: Arc<OwnedFd>,
+    pub(crate) notifier: Arc<OwnedFd>,
     pub(crate) load: Arc<WorkerLoad>,
 }
 
 impl Inbox {
-    /// With the end that the worker has. `start` is the same for all workers.
+    /// Makes both halves of an inbox. All workers have the same `start`.
     pub(crate) fn new(start: Instant) -> io::Result<(Self, Receiver<Message>)> {
         let (sender, receiver) = mpsc::channel();
         let load = Arc::new(WorkerLoad::new(start));
-        Ok((Self { sender, bell: eventfd()?, load }, receiver))
+        Ok((Self { sender, notifier: eventfd()?, load }, receiver))
     }
 
-    /// Whether the worker is still there to get it.
+    /// Sends a message. Returns whether the worker still runs.
     pub(crate) fn send(&self, message: Message) -> bool {
         let is_sent = self.sender.send(message).is_ok();
-        ring(&self.bell);
+        notify(&self.notifier);
         is_sent
     }
 }
 
-/// A worker's figures since it started.
+/// A worker's statistics since it started.
 #[derive(Debug)]
 pub(crate) struct WorkerReport {
     pub(crate) counters: Counters,
-    /// Operations that have begun, by image.
+    /// Operations in progress, by image.
     pub(crate) begun: Vec<(String, usize)>,
     pub(crate) engine: EngineStats,
     pub(crate) waits: WaitStats,
 }
 
-/// Has the worker look at what has completed, from any thread.
-struct Bell(Arc<OwnedFd>);
+/// Wakes the worker from any thread, to handle completed operations.
+struct NotifierWaker(Arc<OwnedFd>);
 
-impl Bell {
-    fn waker(bell: &Arc<OwnedFd>) -> Waker {
-        Arc::new(Self(Arc::clone(bell))).into()
+impl NotifierWaker {
+    fn waker(notifier: &Arc<OwnedFd>) -> Waker {
+        Arc::new(Self(Arc::clone(notifier))).into()
     }
 }
 
-impl Wake for Bell {
+impl Wake for NotifierWaker {
     fn wake(self: Arc<Self>) {
-        ring(&self.0);
+        notify(&self.0);
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        ring(&self.0);
+        notify(&self.0);
     }
 }
 
@@ -172,44 +171,44 @@ pub(crate) struct Worker {
     conns: Slab<Conn>,
     epoll: OwnedFd,
     inbox: Receiver<Message>,
-    bell: Arc<OwnedFd>,
-    /// Of the whole server.
+    notifier: Arc<OwnedFd>,
+    /// Shared by the whole server.
     connections: Arc<Connections>,
-    /// Of the whole server.
+    /// Shared by the whole server.
     registry: Arc<Registry>,
-    /// Which worker it is.
+    /// The index of this worker.
     number: usize,
     load: Arc<WorkerLoad>,
-    /// There are other workers: the load tells which of them gets a new connection.
+    /// There are several workers, so this one measures its load for the placement of new
+    /// connections.
     has_peers: bool,
     scratch: Box<[u8]>,
-    /// Connections with something to send.
+    /// Connections with output to send.
     sendable: Vec<Id>,
-    /// Connections that wait for memory or room.
+    /// Connections whose next request waits for memory or another limit.
     blocked: VecDeque<Id>,
-    /// Connections of which TLS has decrypted more than was read.
+    /// Connections for which TLS has decrypted more than was read.
     undrained: Vec<Id>,
-    /// Reused by `unblock`.
+    /// Scratch space of `unblock`, kept to avoid an allocation.
     behind: Vec<Id>,
-    /// Memory came free outside a round, or a round ended early: do not sleep.
+    /// Do not sleep in the next wait: memory came free outside a round, or a round ended early.
     again: bool,
     stopping: Option<Instant>,
-    /// A connection has a deadline.
+    /// Some connection has a deadline.
     watching: bool,
-    /// A request was refused because the system has no memory, since the last look at the
-    /// deadlines.
+    /// The system had no memory for a request since the last check of deadlines.
     refused_memory: bool,
     next_look: Instant,
     busy_poll: BusyPoll,
-    /// To servers that hold exports of this one.
+    /// This worker's connections to upstream servers.
     lanes: Lanes,
-    /// A lane has received more than it has handled.
+    /// A lane may have received more than it has handled.
     lanes_have_more: bool,
 }
 
 impl Worker {
-    /// To be called on the thread that will run it: the engine stays there. `workers` is how many
-    /// there are.
+    /// Makes a worker of the calling thread, which owns the engine. `workers` is the number of
+    /// workers.
     pub(crate) fn new(
         Shared { exports, connections, registry }: Shared,
         engine: Engine,
@@ -218,22 +217,22 @@ impl Worker {
         (number, workers): (usize, usize),
         (inbox, receiver): (Inbox, Receiver<Message>),
     ) -> io::Result<Self> {
-        let Inbox { bell, load, .. } = inbox;
+        let Inbox { notifier, load, .. } = inbox;
         let engine = Rc::new(engine);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let input = epoll::EventFlags::IN;
         epoll::add(&epoll, engine.as_ref().as_fd(), epoll::EventData::new_u64(ENGINE), input)?;
-        epoll::add(&epoll, bell.as_fd(), epoll::EventData::new_u64(INBOX), input)?;
+        epoll::add(&epoll, notifier.as_fd(), epoll::EventData::new_u64(INBOX), input)?;
         let lanes = Lanes::start()?;
         epoll::add(&epoll, lanes.as_fd(), epoll::EventData::new_u64(LANES), input)?;
         Ok(Self {
-            requests: Requests::new(engine, limits, Bell::waker(&bell)),
+            requests: Requests::new(engine, limits, NotifierWaker::waker(&notifier)),
             exports,
             memory: BufferPool::new(memory),
             conns: Slab::new(),
             epoll,
             inbox: receiver,
-            bell,
+            notifier,
             connections,
             registry,
             number,
@@ -255,10 +254,10 @@ impl Worker {
         })
     }
 
-    /// Serves until told to stop and everything in flight is answered.
+    /// Serves until it was told to stop and all requests in flight are answered.
     pub(crate) fn run(mut self) -> io::Result<()> {
         let engine = Rc::clone(&self.requests.engine);
-        let _lent = bufcache::lend_engine(&engine); // the cache's loads are the engine's
+        let _lent = bufcache::lend_engine(&engine); // the engine makes the cache's loads
         let mut events = Vec::with_capacity(256);
         while !self.has_stopped() {
             self.round(&engine, &mut events)?;
@@ -266,7 +265,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits for events, handles them, and answers what has completed.
+    /// Waits for events, handles them, and answers completed operations.
     fn round(&mut self, engine: &Engine, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         self.wait(events)?;
         self.gather_upstream_replies(events);
@@ -275,7 +274,7 @@ impl Worker {
         let (mut inbox, mut turn) = (false, false);
         let mut lanes = std::mem::take(&mut self.lanes_have_more);
         {
-            let _plug = engine.plug(); // what arrived together is submitted together
+            let _plug = engine.plug(); // requests that arrived together are submitted together
             for at in 0..self.undrained.len() {
                 self.ready(self.undrained[at], epoll::EventFlags::IN);
             }
@@ -331,7 +330,7 @@ impl Worker {
         let mut looked = false;
         let found = self.busy_poll.run(|| {
             if std::mem::replace(&mut looked, true) && upstream_works {
-                std::thread::yield_now(); // it may need this CPU
+                std::thread::yield_now(); // the upstream server may need this CPU
             }
             poll(Some(&NOW))
         });
@@ -340,13 +339,13 @@ impl Worker {
         }
         let ticking = self.watching || self.stopping.is_some() || upstream_works;
         let tick = ticking.then_some(TICK);
-        // A tick is a constant below a second.
+        // `TICK` is less than a second.
         let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.subsec_nanos().into() });
         poll(tick.as_ref()).map(drop)
     }
 
-    /// Answers what has completed, lets blocked connections continue, and sends, until nothing more
-    /// can be done now.
+    /// Answers completed operations, unblocks connections, and sends replies, until there is
+    /// nothing more to do or the rounds are used up.
     fn complete_round(&mut self, engine: &Engine) {
         for _ in 0..ROUNDS {
             let mut progress = false;
@@ -363,12 +362,12 @@ impl Worker {
                         }
                     }
                 }
-                self.lanes.send(); // first: the upstream works while replies leave
+                self.lanes.send(); // before the replies, so that the upstream works meanwhile
                 progress |= self.send_replies();
                 progress |= self.unblock();
             }
-            // With nothing else to do, send what `unblock` may have answered: what leaves makes
-            // room for those that wait.
+            // Nothing else to do: send the answers that `unblock` may have produced. A reply that
+            // leaves makes room for blocked requests.
             if !progress && self.requests.nothing_completed() && !self.send_replies() {
                 return;
             }
@@ -376,7 +375,7 @@ impl Worker {
         self.again = true;
     }
 
-    /// Where the connection of that id is, unless it was closed.
+    /// Returns the slot of a connection, unless it was closed.
     fn slot_of(&self, id: Id) -> Option<usize> {
         self.connections.with(id, |conn| conn.slot.get().copied()).ok().flatten()
     }
@@ -387,8 +386,8 @@ impl Worker {
         }
     }
 
-    /// Sends on every sendable connection, and registers with epoll what each waits for. Returns
-    /// whether a reply left.
+    /// Sends on every sendable connection, and registers with epoll the events that each waits for.
+    /// Returns whether any reply was sent completely.
     fn send_replies(&mut self) -> bool {
         let mut left = false;
         for at in 0..self.sendable.len() {
@@ -421,7 +420,7 @@ impl Worker {
             if conn.is_finished() {
                 if let Some(mut tls) = conn.tls.take() {
                     tls.close();
-                    let _ = tls.flush(&conn.socket); // a courtesy
+                    let _ = tls.flush(&conn.socket); // best effort: the connection closes anyway
                 }
                 if !conn.tcp || conn.socket.shutdown(Shutdown::Write).is_err() {
                     self.close(id, "done");
@@ -448,16 +447,17 @@ impl Worker {
     }
 
     fn read_inbox(&mut self) {
-        let _ = rustix::io::read(&*self.bell, &mut [0; 8]); // the count does not matter
-        self.again |= !self.requests.nothing_completed(); // it may have rung for that since `settle`
+        let _ = rustix::io::read(&*self.notifier, &mut [0; 8]); // resets the count
+        // The event may report an operation that completed after `complete_round`.
+        self.again |= !self.requests.nothing_completed();
         loop {
             match self.inbox.try_recv() {
                 Ok(Message::Serve(socket, ctx, permit)) => self.serve(socket, ctx, permit),
                 Ok(Message::Report(sender)) => {
-                    let _ = sender.send(self.report()); // fails if the report is no longer awaited
+                    let _ = sender.send(self.report()); // fails if the reporter no longer waits
                 }
                 Ok(Message::End(id)) => self.end(id),
-                Ok(Message::GiveWay(id)) => self.close(id, GAVE_WAY),
+                Ok(Message::Evict(id)) => self.close(id, EVICTED),
                 Ok(Message::Stop) => self.stop(),
                 Err(TryRecvError::Empty) => return,
                 Err(TryRecvError::Disconnected) => return self.stop(),
@@ -471,11 +471,11 @@ impl Worker {
             Ok(listed) => listed,
             Err(InsertError { value: Client { id, peer, .. }, reason }) => {
                 info!(conn = %id, %peer, %reason, "connection refused");
-                return self.forget(id);
+                return self.remove_id(id);
             }
         };
         let entry = self.conns.vacant_entry();
-        let _ = ctx.slot.set(entry.key()); // it is served once
+        let _ = ctx.slot.set(entry.key()); // unset before: a connection is served once
         let data = epoll::EventData::new_u64(id.to_bits());
         let conn = Conn::new(
             socket,
@@ -487,7 +487,7 @@ impl Worker {
         );
         if let Err(error) = epoll::add(&self.epoll, &conn.socket, data, conn.registered) {
             warn!(%error, "cannot watch a new connection");
-            self.forget(id);
+            self.remove_id(id);
             return;
         }
         entry.insert(conn);
@@ -505,16 +505,16 @@ impl Worker {
         }
     }
 
-    /// Ends a connection. Its operations in the engine go on, and keep their buffers; what waits is
-    /// dropped.
+    /// Closes a connection. Its operations in the engine continue and keep their buffers; its
+    /// queued operations are dropped.
     fn close(&mut self, id: Id, reason: &str) {
         let Some(slot) = self.slot_of(id) else { return };
-        self.forget(id);
+        self.remove_id(id);
         let mut conn = self.conns.remove(slot);
         info!(conn = %id, reason, refused = conn.refused, "connection closed");
         conn.out.discard(&mut self.memory);
         self.requests.abandon(id, |buf| self.memory.release(buf, None));
-        self.again |= !self.blocked.is_empty(); // what it held is free for them
+        self.again |= !self.blocked.is_empty(); // its memory is free for them
         if let Phase::Transmission(session) = conn.phase {
             if let Some(buf) = session.abandon() {
                 self.memory.release(buf, None);
@@ -522,9 +522,9 @@ impl Worker {
         }
     }
 
-    /// From now on the id names no connection, and another may take its place. Once for each that
-    /// was placed here.
-    fn forget(&self, id: Id) {
+    /// Removes the id of a connection, and releases its place in this worker's load. Called once
+    /// for each connection sent to this worker.
+    fn remove_id(&self, id: Id) {
         self.load.release();
         if let Err(error) = self.connections.remove(id) {
             warn!(conn = %id, %error, "a connection was forgotten before it was closed");

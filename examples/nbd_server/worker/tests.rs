@@ -1,4 +1,4 @@
-//! A worker driven by hand, on a device that completes when it is told to.
+//! A worker that the test drives, with a device that completes requests when told to.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -25,7 +25,7 @@ use crate::connection_limits::ConnectionLimits;
 use crate::peer::Peer;
 use crate::session::Session;
 
-/// The place of a connection on a server without others.
+/// The permit of the only connection of a server.
 fn permit() -> Permit {
     let peer = Peer::User { user: 0, process: std::process::id() as libc::pid_t };
     ConnectionLimits::new(1, None, None).admit(peer).expect("it has no other").0
@@ -34,7 +34,7 @@ fn permit() -> Permit {
 const BLOCK: usize = 4096;
 const MOST: usize = 8;
 
-/// Gives the exports another cache, which has the image of the first on a device of the test.
+/// Replaces the cache of the exports by one in which the first image is on a device of the test.
 fn remount(
     exports: &mut ExportTable,
     disk: &Arc<FaultDevice<FileDevice>>,
@@ -58,7 +58,7 @@ fn remount(
 struct Lab {
     worker: Worker,
     script: Script,
-    /// Below the cache.
+    /// The device below the cache.
     disk: Arc<FaultDevice<FileDevice>>,
     connections: Arc<Connections>,
     registry: Arc<Registry>,
@@ -72,12 +72,12 @@ impl Lab {
         Self::with(Limits { depth: MOST, most: MOST }, MOST + 1)
     }
 
-    /// With an engine that holds `capacity` requests.
+    /// Makes a lab with an engine that holds `capacity` requests.
     fn with(limits: Limits, capacity: usize) -> Self {
         Self::caching(limits, capacity, "0")
     }
 
-    /// With a cache of so many bytes.
+    /// Makes a lab with a cache of `cache` bytes.
     fn caching(limits: Limits, capacity: usize, cache: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("a.img");
@@ -114,7 +114,7 @@ impl Lab {
         Self { worker, script, disk, connections, registry, image, _inbox: inbox, _dir: dir }
     }
 
-    /// A client past its handshake.
+    /// Connects a client that has finished its handshake.
     fn client(&mut self) -> (Id, UnixStream) {
         self.client_of(0)
     }
@@ -155,7 +155,7 @@ impl Lab {
         self.worker.ready(*id, epoll::EventFlags::IN);
     }
 
-    /// The device completes its oldest request, and the worker hears of it.
+    /// Completes the oldest request of the device, and lets the worker handle it.
     fn complete(&mut self) {
         assert_eq!(self.script.complete(1), 1, "nothing is in flight");
         let engine = Rc::clone(&self.worker.requests.engine);
@@ -163,19 +163,19 @@ impl Lab {
         self.worker.complete_round(&engine);
     }
 
-    /// Whether one more request of the first image may run or queue.
+    /// Returns whether one more request of the first image may run or queue.
     fn has_room(&mut self) -> bool {
         let image = Arc::clone(&self.worker.exports.fixed[0].image);
         let image = self.worker.requests.open(&image).unwrap();
         self.worker.requests.has_room(&image)
     }
 
-    /// Requests that ended after their connection.
+    /// Returns the number of requests that ended after their connection.
     fn closed(&self) -> u64 {
         self.worker.requests.counters.closed
     }
 
-    /// Nothing is left: no context, no reference to one, no buffer.
+    /// Checks that no context, no reference to one, and no buffer is left.
     fn ends_empty(self) {
         let Self { worker, connections, registry, .. } = self;
         assert!(worker.requests.is_idle() && worker.conns.is_empty());
@@ -202,7 +202,7 @@ fn a_completion_after_the_close_reaches_no_connection_and_frees_its_buffer_once(
     lab.connections.flush().unwrap();
     assert_eq!(lab.connections.stats().referenced, 1, "and the operation its connection's context");
 
-    // Another client in the same place of the worker must not get the reply.
+    // Another client in the same slot must not get the reply.
     let mut second = lab.client();
     assert_eq!(lab.worker.slot_of(second.0), slot);
     lab.ask(&mut second, cmd::READ, CommandFlags::NONE);
@@ -210,7 +210,7 @@ fn a_completion_after_the_close_reaches_no_connection_and_frees_its_buffer_once(
     assert_eq!(lab.closed(), 1);
     assert_eq!(lab.worker.memory.used(), BLOCK, "one of two buffers came back");
     assert_eq!(lab.worker.conns[slot.unwrap()].active, 1);
-    // Nor does an event on the first one's socket mean the second.
+    // Nor must an event of the first client's socket reach the second client.
     lab.worker.ready(first.0, epoll::EventFlags::HUP);
     assert_eq!(lab.worker.conns.len(), 1);
     lab.complete();
@@ -252,7 +252,7 @@ fn operations_of_closed_connections_count_towards_the_limit() {
         lab.ask(&mut client, cmd::READ, CommandFlags::NONE);
     }
     lab.worker.close(client.0, "a test");
-    // The operations of the closed connection count until they have completed.
+    // The operations of the closed connection count until they have ended.
     let mut next = lab.client();
     lab.ask(&mut next, cmd::READ, CommandFlags::NONE);
     assert_eq!((lab.script.in_flight(), lab.has_room()), (MOST, false));
@@ -312,7 +312,7 @@ fn the_page_lists_sessions_and_their_requests() {
         lab.ask(&mut client, cmd::READ, CommandFlags::NONE);
         lab.complete();
     }
-    lab.ask(&mut client, 77, CommandFlags::NONE); // refused, and counted as well
+    lab.ask(&mut client, 77, CommandFlags::NONE); // refused requests count too
     let text = page(&lab);
     let rows: Vec<_> = text.lines().filter(|line| line.contains("pid ")).collect();
     let (id, pid) = (client.0.to_string(), std::process::id().to_string());

@@ -1,4 +1,4 @@
-//! Connections lost, and the power of the upstream cut, at every message.
+//! Lost connections, and power cuts of the upstream, at every message.
 
 use std::future::Future as _;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::upstream::{NbdDevice, UpstreamOptions};
 const BLOCK: usize = 4096;
 const BLOCKS: usize = 24;
 
-/// What each block was last written with; 0: not written.
+/// The byte that each block was last filled with; 0 if it was not written.
 type Model = [u8; BLOCKS];
 
 fn expected(upstream: &[u8], block: usize, value: u8) -> Vec<u8> {
@@ -23,7 +23,7 @@ fn expected(upstream: &[u8], block: usize, value: u8) -> Vec<u8> {
     }
 }
 
-/// Writes, flushes, drops from the cache and reads again; every read is compared. Returns what was written.
+/// Writes, flushes, evicts and reads blocks, and compares every read. Returns the contents.
 fn work(device: &Device, original: &[u8]) -> Model {
     let mut model = [0; BLOCKS];
     let mut random = 1_u32;
@@ -65,7 +65,7 @@ fn attach(device: NbdDevice) -> (Arc<NbdDevice>, Device) {
     (raw, device)
 }
 
-/// Messages that the workload takes if nothing goes wrong.
+/// Returns the number of messages of the workload without a fault.
 fn messages() -> usize {
     let upstream = Upstream::new(BLOCKS * BLOCK);
     let (_, device) = attach(upstream.device(|_| {}));
@@ -73,8 +73,8 @@ fn messages() -> usize {
     upstream.count()
 }
 
-/// After one of `act` at each message, every read was right, and everything flushed is there after another
-/// loss of power.
+/// Has `act` happen at each message in turn. Every read must be right, and a later power cut must
+/// not lose flushed data.
 fn at_each_message(act: &Act, extended: bool) {
     for number in 0..messages() + 2 {
         let upstream = Upstream::with(BLOCKS * BLOCK, |_| {}, extended);
@@ -112,14 +112,14 @@ fn inv01_inv04_a_lost_or_wrong_answer_at_each_message() {
     at_each_message(&Act::Cookie(1 << 40), true);
 }
 
-/// Fails where the journal is not sent again, or a read is sent before it.
+/// Fails if the journal is not sent again, or a read is sent before it.
 #[test]
 fn inv03_inv04_a_power_cut_at_each_message() {
     at_each_message(&Act::CrashBefore, false);
     at_each_message(&Act::CrashAfter, false);
 }
 
-/// The same with a power cut every few messages, so that recovery itself is cut.
+/// The power is cut every few messages, so that cuts also interrupt a recovery.
 #[test]
 fn inv05_power_cuts_during_recovery() {
     for period in [7, 11, 16] {
@@ -148,7 +148,8 @@ fn inv05_power_cuts_during_recovery() {
     }
 }
 
-/// A write and the older version of its block in the journal: the newer one is there in the end.
+/// A write is in flight while the journal has an older version of its block. The newer version must
+/// remain.
 #[test]
 fn inv05_an_older_version_never_overtakes() {
     for act in [Act::CrashAfter, Act::CrashBefore, Act::CloseAfter] {
@@ -166,7 +167,7 @@ fn inv05_an_older_version_never_overtakes() {
     }
 }
 
-/// Until so many connections were made, the first included.
+/// Waits until `count` connections were made, including the first.
 fn wait_for_connections(device: &NbdDevice, count: u64) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while device.stats().connects + 1 < count {
@@ -177,8 +178,8 @@ fn wait_for_connections(device: &NbdDevice, count: u64) {
 
 const SLOW: Duration = Duration::from_millis(300);
 
-/// A connection is lost while a change is in flight on another: the journal has an older version of the block, and
-/// is not sent before the change was answered.
+/// A connection is lost while a change is in flight on another one. The journal has an older
+/// version of the block, and must not be sent before the change is answered.
 #[test]
 fn inv05_the_journal_waits_for_changes_in_flight() {
     let upstream = Upstream::new(BLOCKS * BLOCK);
@@ -196,7 +197,8 @@ fn inv05_the_journal_waits_for_changes_in_flight() {
     assert!(upstream.stable()[..BLOCK] == [2; BLOCK]);
 }
 
-/// A task is dropped over its write: the write has ended before the blocks are left to others.
+/// A future is dropped during its write. The write must have ended before the blocks can be written
+/// again.
 #[test]
 fn inv04_a_write_that_is_given_up_does_not_come_later() {
     let upstream = Upstream::new(BLOCKS * BLOCK);
@@ -210,13 +212,13 @@ fn inv04_a_write_that_is_given_up_does_not_come_later() {
     assert!(upstream.disk()[..BLOCK] == [2; BLOCK]);
 }
 
-/// A read does not overtake the journal on another connection.
+/// A read must not overtake the journal on another connection.
 #[test]
 fn inv05_reads_wait_until_the_journal_is_answered() {
     let upstream = Upstream::new(2 * BLOCKS * BLOCK);
     let device = upstream.device(|options| options.connections = 2);
     for block in 0..BLOCKS as u64 {
-        device.write(2 * block * BLOCK as u64, &[1; BLOCK]).unwrap(); // no neighbours: none are merged
+        device.write(2 * block * BLOCK as u64, &[1; BLOCK]).unwrap(); // not neighbours, so not merged
     }
     upstream.script(|_, request| match request.command {
         nbd_protocol::wire::cmd::WRITE if request.offset == 0 => Act::Slow(SLOW),
@@ -228,7 +230,7 @@ fn inv05_reads_wait_until_the_journal_is_answered() {
     assert!(buf == [1; BLOCK], "the read saw what the upstream had lost");
 }
 
-/// What was written while a flush was in flight is not covered by it.
+/// A flush does not cover a write that is sent while the flush is in flight.
 #[test]
 fn inv03_a_flush_covers_what_was_answered_before_it_was_sent() {
     let upstream = Upstream::new(BLOCKS * BLOCK);
@@ -247,7 +249,8 @@ fn inv03_a_flush_covers_what_was_answered_before_it_was_sent() {
     assert!(buf == [2; BLOCK]);
 }
 
-/// A flush whose server lost the writes of a connection that was lost meanwhile is sent again.
+/// A flush is repeated if its server lost the writes of a connection that was lost during the
+/// flush.
 #[test]
 fn inv03_a_flush_counts_only_if_no_connection_was_lost() {
     let upstream = Upstream::new(BLOCKS * BLOCK);
@@ -260,7 +263,8 @@ fn inv03_a_flush_counts_only_if_no_connection_was_lost() {
     assert!(upstream.stable()[..BLOCK] == [1; BLOCK]);
 }
 
-/// The flush is answered after the loss is noticed, and before the journal is sent again: that waits for a change.
+/// The flush is answered after the loss is noticed, but before the journal is sent, which waits for
+/// a change.
 #[test]
 fn inv03_a_flush_of_before_a_loss_leaves_the_journal() {
     let upstream = Upstream::new(BLOCKS * BLOCK);
@@ -284,12 +288,12 @@ fn inv03_a_flush_of_before_a_loss_leaves_the_journal() {
     assert!(upstream.stable()[..BLOCK] == [1; BLOCK]);
 }
 
-/// The upstream loses what it was sent, and there is no flush to save it: the journal is bounded.
+/// The upstream loses unflushed data after the journal has dropped bytes.
 #[test]
 fn inv06_inv08_past_the_limit_of_the_journal_a_lost_connection_poisons() {
     let upstream = Upstream::new(BLOCKS * BLOCK);
     let device = upstream.device(|options| options.keep = 3 * BLOCK);
-    // The flushes that the device makes by itself are never answered.
+    // The upstream never answers the device's own flushes.
     upstream.script(|_, request| if request.len == 0 { Act::Silent } else { Act::Answer });
     for block in 0..8 {
         device.write(block * BLOCK as u64, &[9; BLOCK]).unwrap();
@@ -307,7 +311,7 @@ fn inv06_inv08_past_the_limit_of_the_journal_a_lost_connection_poisons() {
     assert_eq!(device.read(8 * BLOCK as u64, &mut [0; 512]).unwrap(), 512, "it was never written");
 }
 
-/// In time the device flushes by itself, so that a stream of writes without a flush survives.
+/// The device flushes in time by itself, so that a stream of writes without a flush survives.
 #[test]
 fn inv08_the_device_flushes_before_the_journal_is_full() {
     let upstream = Upstream::new(BLOCKS * BLOCK);
@@ -325,7 +329,7 @@ fn inv08_the_device_flushes_before_the_journal_is_full() {
     assert!(!device.stats().poisoned);
 }
 
-/// A flush that the upstream refuses is as a failed fsync: no later one says that all is well.
+/// A refused flush is like a failed fsync: no later flush may succeed.
 #[test]
 fn inv06_a_failed_flush_poisons() {
     let upstream = Upstream::new(BLOCKS * BLOCK);
@@ -339,8 +343,8 @@ fn inv06_a_failed_flush_poisons() {
     assert!(device.read(BLOCK as u64, &mut [0; 512]).is_ok());
 }
 
-/// Without an upstream operations fail in time. What was answered is sent again when it is back, but a flush that
-/// has failed cannot be taken back.
+/// Without an upstream, operations fail in time. Answered changes are sent again once it is back,
+/// but after a failed flush the device stays poisoned.
 #[test]
 fn inv02_inv06_a_gone_upstream_fails_operations_in_time() {
     let upstream = Upstream::new(BLOCKS * BLOCK);

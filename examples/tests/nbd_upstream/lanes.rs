@@ -1,4 +1,5 @@
-//! Reads over a connection of their own thread's: whatever happens to it, they see every change that was answered.
+//! Reads over lanes, connections that belong to the calling thread. They see every answered change,
+//! whatever is lost.
 
 use std::future::Future as _;
 use std::ops::{Deref, DerefMut};
@@ -40,7 +41,7 @@ fn read(lanes: &Lanes, device: &NbdDevice, offset: u64, len: usize) -> Result<Ve
     }
 }
 
-/// A device of two connections, and a lane that is up: the third.
+/// Makes a device with two connections and a lane that is up, which is the third connection.
 fn up(upstream: &Upstream, lanes: &Lanes) -> NbdDevice {
     up_with(upstream, lanes, |options| options.reply = Duration::from_millis(300))
 }
@@ -67,7 +68,7 @@ fn without_lane(upstream: &Upstream, change: impl FnOnce(&mut UpstreamOptions)) 
     device
 }
 
-/// Reads until one takes a lane.
+/// Reads until a lane is used.
 fn come_up(lanes: &Lanes, device: &NbdDevice) {
     let (before, deadline) = (device.stats().lane_requests, Instant::now() + LIMIT);
     while device.stats().lane_requests == before {
@@ -97,7 +98,7 @@ fn inv04_a_lane_reads_what_was_written_over_other_connections() {
     assert_eq!(after[2], before[2] + 21);
 }
 
-/// Fails where a lane connects, or is used, before the journal was sent again.
+/// Fails if a lane connects or is used before the journal was sent again.
 #[test]
 fn inv04_inv05_after_a_loss_at_a_lane_every_read_is_right() {
     for act in [
@@ -126,7 +127,7 @@ fn inv04_inv05_after_a_loss_at_a_lane_every_read_is_right() {
     }
 }
 
-/// The power of the upstream is cut while a lane is at rest.
+/// The power of the upstream is cut while a lane is idle.
 #[test]
 fn inv05_a_lane_waits_for_the_journal() {
     let upstream = Upstream::new(LEN);
@@ -146,7 +147,7 @@ fn inv05_a_lane_waits_for_the_journal() {
     }
 }
 
-/// One connection of the device is lost with what it wrote, and the lane's is not.
+/// The device loses a connection, and the lane's connection stays up.
 #[test]
 fn inv05_a_loss_elsewhere_ends_the_use_of_a_lane() {
     let upstream = Upstream::new(LEN);
@@ -154,7 +155,7 @@ fn inv05_a_loss_elsewhere_ends_the_use_of_a_lane() {
     let device = up(&upstream, &lanes);
     device.write(0, &[1; BLOCK]).unwrap();
     let before = upstream.reads();
-    // The journal takes its time.
+    // Sending the journal takes a while.
     upstream.script(|_, request| match request.command {
         cmd::WRITE => Act::Slow(Duration::from_millis(300)),
         _ => Act::Answer,
@@ -168,7 +169,7 @@ fn inv05_a_loss_elsewhere_ends_the_use_of_a_lane() {
     come_up(&lanes, &device);
 }
 
-/// Holds up the thread that fills it.
+/// A buffer whose first access blocks the device's thread.
 struct Slow(Vec<u8>, mpsc::Sender<()>, mpsc::Receiver<()>);
 
 impl Deref for Slow {
@@ -181,13 +182,13 @@ impl Deref for Slow {
 
 impl DerefMut for Slow {
     fn deref_mut(&mut self) -> &mut [u8] {
-        let _ = (self.1.send(()), self.2.recv()); // once: then the test has dropped its end
+        let _ = (self.1.send(()), self.2.recv()); // blocks once: later the test has dropped its end
         &mut self.0
     }
 }
 
-/// Until the device's thread knows of the end of its server, no lane of that thread, and no new one, reads what the
-/// next server has: it has lost a write.
+/// The server has restarted and lost a write. Until the device's thread notices the restart,
+/// neither the old lane nor a new one may be used.
 #[test]
 fn inv04_inv05_a_lane_waits_until_the_device_knows_of_a_loss() {
     for is_up in [true, false] {
@@ -200,12 +201,13 @@ fn inv04_inv05_a_lane_waits_until_the_device_knows_of_a_loss() {
         std::thread::scope(|scope| {
             let buf = Slow(vec![0; 512], started, ended);
             scope.spawn(|| {
-                let mut read = pin!(device.read_async(LEN as u64 - 512, buf)); // this thread has no lanes
+                // This thread has no lanes.
+                let mut read = pin!(device.read_async(LEN as u64 - 512, buf));
                 while read.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
                     std::thread::yield_now();
                 }
             });
-            starts.recv().unwrap(); // from now on the device's thread notices nothing
+            starts.recv().unwrap(); // from now on the device's thread is blocked
             upstream.crash();
             let mut reads = Vec::new();
             for _ in 0..50 {
@@ -231,13 +233,13 @@ fn inv04_inv05_a_lane_waits_until_the_device_knows_of_a_loss() {
     }
 }
 
-/// The journal cannot be sent again, and need not be: a lane carries no change.
+/// The journal cannot be sent again, and need not be, because a lane carries no changes.
 #[test]
 fn inv05_inv06_the_loss_of_a_lane_alone_sends_no_journal_and_poisons_nothing() {
     let upstream = Upstream::new(LEN);
     let lanes = Lanes::start().unwrap();
     let device = up_with(&upstream, &lanes, |options| options.keep = 3 * BLOCK);
-    // The flushes that the device makes by itself are not answered.
+    // The upstream never answers the device's own flushes.
     upstream.script(|_, request| match request.command {
         cmd::FLUSH => Act::Silent,
         _ => Act::Answer,
@@ -248,7 +250,7 @@ fn inv05_inv06_the_loss_of_a_lane_alone_sends_no_journal_and_poisons_nothing() {
     upstream.seen();
     for losses in 1..=3 {
         upstream.close(1 + losses as usize);
-        read(&lanes, &device, 0, BLOCK).unwrap(); // the lane finds that it is lost
+        read(&lanes, &device, 0, BLOCK).unwrap(); // the lane notices its loss
         while device.stats().losses < losses {
             std::thread::yield_now();
         }
@@ -264,14 +266,14 @@ fn inv05_inv06_the_loss_of_a_lane_alone_sends_no_journal_and_poisons_nothing() {
     device.write(0, &[9; BLOCK]).unwrap();
 }
 
-/// Writes every other block of 16.
+/// Writes every other one of 16 blocks.
 fn write_all(device: &NbdDevice, round: u8) {
     for block in 0..8 {
         device.write(2 * block * BLOCK as u64, &[round; BLOCK]).unwrap();
     }
 }
 
-/// Reads what [`write_all`] wrote.
+/// Checks the blocks that [`write_all`] wrote.
 fn all_have(lanes: &Lanes, device: &NbdDevice, round: u8) {
     for block in 0..8 {
         let found = read(lanes, device, 2 * block * BLOCK as u64, BLOCK).unwrap();
@@ -279,7 +281,8 @@ fn all_have(lanes: &Lanes, device: &NbdDevice, round: u8) {
     }
 }
 
-/// A server ends with what it had while the device finds out whether a lane alone is lost.
+/// The server ends and loses its data while the device probes its connections after the loss of a
+/// lane.
 #[test]
 fn inv04_inv05_a_server_that_ends_after_a_lane_is_recovered_from() {
     let upstream = Upstream::new(LEN);
@@ -288,7 +291,7 @@ fn inv04_inv05_a_server_that_ends_after_a_lane_is_recovered_from() {
     for round in 1..=5_u8 {
         write_all(&device, round);
         while device.stats().connects < 2 * u64::from(round) - 1 {
-            std::thread::yield_now(); // one that had answered nothing is made again after a pause
+            std::thread::yield_now(); // after a pause, if it answered nothing
         }
         let (connected, losses) = (upstream.reads().len(), device.stats().losses);
         upstream.script(|count, request| match (count, request.len) {
@@ -311,7 +314,7 @@ fn inv04_inv05_a_server_that_ends_after_a_lane_is_recovered_from() {
     assert!(stats.replayed >= 5 && !stats.poisoned, "{stats}");
 }
 
-/// A server loses what it had, and the connections to it, while a lane reads.
+/// The server loses its data and the other connections while a lane reads.
 #[test]
 fn inv04_inv05_a_server_that_ends_before_a_lane_is_recovered_from() {
     let upstream = Upstream::new(LEN);
@@ -327,11 +330,11 @@ fn inv04_inv05_a_server_that_ends_before_a_lane_is_recovered_from() {
     assert!(stats.replayed >= 5 && !stats.poisoned, "{stats}");
 }
 
-/// A lie, an error and silence: the device's thread asks again.
+/// After a wrong reply, an error and silence the device's thread repeats the read.
 #[test]
 fn inv01_inv02_what_a_lane_cannot_read_is_asked_for_again() {
     let other_error = |_: &Request, _| [0x67, 0x44, 0x66, 0x98].repeat(4);
-    for (act, losses, lies) in [
+    for (act, losses, protocol_errors) in [
         (Act::Fail(NbdError::Io), 0, 0),
         (Act::Fail(NbdError::Shutdown), 0, 0),
         (Act::Cookie(7), 1, 1),
@@ -345,7 +348,7 @@ fn inv01_inv02_what_a_lane_cannot_read_is_asked_for_again() {
         upstream.once(0, act.clone());
         assert_eq!(read(&lanes, &device, 512, BLOCK).unwrap(), original[512..][..BLOCK], "{act:?}");
         let stats = device.stats();
-        assert_eq!((stats.losses, stats.lies), (losses, lies), "{act:?}");
+        assert_eq!((stats.losses, stats.protocol_errors), (losses, protocol_errors), "{act:?}");
     }
 }
 
@@ -361,7 +364,7 @@ fn inv02_an_error_that_stays_is_the_result() {
     assert_eq!(read(&lanes, &device, 0, BLOCK), Err(libc::EIO));
 }
 
-/// A flush fails: what it should have made durable cannot be read over a lane either.
+/// After a failed flush, data that it should have made durable cannot be read over a lane either.
 #[test]
 fn inv06_a_poisoned_device_has_no_lanes() {
     let upstream = Upstream::new(LEN);
@@ -376,7 +379,7 @@ fn inv06_a_poisoned_device_has_no_lanes() {
     assert_eq!(upstream.reads()[2..], before[2..]);
 }
 
-/// Long reads are sent in parts, and more than a connection takes at once wait.
+/// Long reads are sent in parts. Reads beyond the depth of a connection wait.
 #[test]
 fn inv07_a_lane_keeps_to_the_limits_of_the_server() {
     let limits = |export: &mut nbd_protocol::ExportInfo| {
@@ -391,7 +394,8 @@ fn inv07_a_lane_keeps_to_the_limits_of_the_server() {
     assert!(seen.iter().all(|request| request.len <= 6144) && seen.len() >= LEN / 6144);
 }
 
-/// A handshake is no proof that a server works: pauses grow until a connection has answered a request.
+/// A successful handshake does not prove that a server works: pauses grow until a connection has
+/// answered a request.
 #[test]
 fn a_server_that_drops_connections_is_not_asked_without_a_pause() {
     const PAUSES: usize = 5; // 50 + 100 + 200 + 400 + 800 ms
@@ -407,7 +411,7 @@ fn a_server_that_drops_connections_is_not_asked_without_a_pause() {
             assert_eq!(read(&lanes, &device, 0, 512).is_ok(), first > 0);
         }
         let attempts = upstream.reads().len() - before;
-        // Of those that were up, each comes again at once.
+        // Each connection that was up is first made again without a pause.
         let most = connections * (PAUSES + 2);
         assert!((2..=most).contains(&attempts), "{attempts} attempts, {most} at most");
         upstream.script(|_, _| Act::Answer);
@@ -415,7 +419,7 @@ fn a_server_that_drops_connections_is_not_asked_without_a_pause() {
     }
 }
 
-/// Without a shared cache a read over another connection may miss a write.
+/// If the server's connections share no cache, a read over another connection may miss a write.
 #[test]
 fn inv04_a_server_that_shares_no_cache_gets_no_lane() {
     let alone = |export: &mut nbd_protocol::ExportInfo| {

@@ -1,4 +1,4 @@
-//! What the server offers, and how much at once.
+//! The features that the server offers, and its limits.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ const LEN: usize = 256 << 10;
 fn inv07_no_request_is_longer_or_finer_than_the_server_says() {
     let limits = |export: &mut nbd_protocol::ExportInfo| {
         (export.min_block, export.preferred_block, export.max_block) = (1024, 4096, 6144);
-        export.size = LEN as u64 - 512; // and not even a multiple
+        export.size = LEN as u64 - 512; // no multiple of the blocks
     };
     for extended in [false, true] {
         let upstream = Upstream::with(LEN, limits, extended);
@@ -37,7 +37,7 @@ fn inv07_no_request_is_longer_or_finer_than_the_server_says() {
     }
 }
 
-/// A write in parts, of which the first was answered before the power was cut.
+/// A write is sent in parts, and the power is cut after the first part was answered.
 #[test]
 fn inv04_the_parts_of_a_long_write_have_one_fate() {
     for number in 1..4 {
@@ -51,7 +51,7 @@ fn inv04_the_parts_of_a_long_write_have_one_fate() {
     }
 }
 
-/// Without a flag its command is not sent. What can be done in another way is.
+/// A command is not sent without its flag. It is replaced by another one if possible.
 #[test]
 fn inv07_only_what_is_offered_is_sent() {
     for missing in [Flags::SEND_FUA, Flags::SEND_WRITE_ZEROES, Flags::SEND_FLUSH | Flags::SEND_FUA]
@@ -79,7 +79,7 @@ fn inv07_only_what_is_offered_is_sent() {
     }
 }
 
-/// FUA as a WRITE and a FLUSH: the power is cut at each of the messages.
+/// A durable write is a WRITE and a FLUSH. The power is cut at each of the messages.
 #[test]
 fn inv03_a_durable_write_is_durable_without_fua_too() {
     for fua in [Flags::NONE, Flags::SEND_FUA] {
@@ -111,7 +111,7 @@ fn inv07_a_read_only_export_takes_no_change() {
     assert!(upstream.seen().is_empty());
 }
 
-/// One connection where a flush covers only its own writes.
+/// Without CAN_MULTI_CONN a flush covers only its own connection, so the device uses one.
 #[test]
 fn inv03_several_connections_need_can_multi_conn() {
     for (flag, most) in [(Flags::CAN_MULTI_CONN, 8), (Flags::NONE, 1)] {
@@ -128,7 +128,7 @@ fn inv03_several_connections_need_can_multi_conn() {
     }
 }
 
-/// Beside short ones, and in any order.
+/// Long reads beside short ones, answered in any order.
 #[test]
 fn inv01_long_reads_come_where_they_belong() {
     const LONG: usize = 4 << 20;
@@ -169,7 +169,7 @@ fn inv01_extents_are_those_of_the_server() {
     }
 }
 
-/// Neighbours that wait, here for a connection, are one request.
+/// Operations on neighbouring ranges that wait, here for a connection, are merged into one request.
 #[test]
 fn inv07_neighbours_are_merged() {
     let upstream = Upstream::new(LEN);

@@ -1,5 +1,5 @@
-//! The power of the server and of its upstream is cut at any moment: whatever the upstream's disk may hold then, every
-//! flushed write is there.
+//! The power of the server and of its upstream is cut at any moment. Every flushed write must be on
+//! the upstream's disk.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ const BLOCK: usize = 4096;
 const BLOCKS: usize = 16;
 const SECTOR: usize = 512;
 
-/// Of each block the number of the last write; 0: none.
+/// For each block the number of its last write; 0 if there was none.
 type Versions = [u32; BLOCKS];
 
-/// What was done, by the upstream's moments.
+/// The history of the workload, by the moments of the recorder.
 #[derive(Default)]
 struct History {
-    /// From this moment on these versions, or newer ones, are on the disk.
+    /// From each moment on, the disk has these versions or newer ones.
     durable: Vec<(u64, Versions)>,
-    /// Newest last.
+    /// The versions written by each moment, the newest last.
     written: Vec<(u64, Versions)>,
 }
 
@@ -57,7 +57,8 @@ fn work(upstream: &Upstream, disk: &Device, seed: u32) -> History {
     history
 }
 
-/// The first sector that a cut may leave older than it was flushed, or as it was never written.
+/// Returns the first sector that a power cut may leave older than it was flushed, or with a content
+/// that was never written.
 fn fault(upstream: &Upstream, history: &History, seed: u32) -> Option<String> {
     let original = upstream.recorded(|recorder| recorder.after_power_cut(0, |_, _| 0)).unwrap();
     let moments = upstream.recorded(|recorder| recorder.moments());
@@ -112,7 +113,7 @@ fn inv03_a_flushed_write_survives_a_cut_at_any_moment() {
     }
 }
 
-/// The same where connections are lost, so that changes are sent again, and where replies come late.
+/// Connections are lost, so that changes are sent again, and some replies are late.
 #[test]
 fn inv03_inv05_a_flushed_write_survives_a_cut_after_losses() {
     for (seed, period) in [(1, 7), (2, 11), (3, 13)] {
@@ -129,7 +130,7 @@ fn inv03_inv05_a_flushed_write_survives_a_cut_after_losses() {
     }
 }
 
-/// The test finds an upstream that answers a FLUSH, or a durable write, without having done it.
+/// The test notices an upstream that answers a FLUSH or a durable write without carrying it out.
 #[test]
 fn inv03_a_flush_that_is_not_done_is_found() {
     let script = |_: usize, request: &Request| match request.command {

@@ -1,4 +1,4 @@
-//! qemu-nbd and nbdkit as upstreams. What is not installed is said, and left out.
+//! qemu-nbd and nbdkit as upstreams. A test whose program is not installed says so and passes.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -25,7 +25,8 @@ struct Server {
 }
 
 impl Server {
-    /// `IMAGE` and `DIR` in the arguments are paths; `None` if the program is not there.
+    /// Starts a server. `IMAGE` and `DIR` in the arguments are replaced by paths. `None` if the
+    /// program is missing.
     fn start(program: &'static str, args: &str) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("image"), original()).unwrap();
@@ -62,7 +63,7 @@ impl Server {
 
     fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
-            let _ = child.kill(); // it may have ended
+            let _ = child.kill(); // fails if it has ended
             child.wait().unwrap();
         }
     }
@@ -136,7 +137,7 @@ fn inv04_qemu_nbd_and_nbdkit_keep_what_was_written() {
     }
 }
 
-/// nbdkit's cache filter keeps writes in its memory until a FLUSH, and loses them when it is killed.
+/// nbdkit's cache filter keeps writes in its memory until a FLUSH, and loses them if it is killed.
 #[test]
 fn inv03_inv04_an_upstream_that_is_killed_loses_nothing() {
     let filters = "--filter=cache file IMAGE cache=writeback";
@@ -171,7 +172,7 @@ fn inv03_inv04_an_upstream_that_is_killed_loses_nothing() {
     }
 }
 
-/// Of the writes and reads every tenth fails at the upstream; the cache tries again.
+/// A tenth of the reads and writes fail at the upstream. The cache repeats them.
 #[test]
 fn inv02_nbdkit_error_filter() {
     let filters = "--filter=error file IMAGE error-pread-rate=10% error-pwrite-rate=10%";

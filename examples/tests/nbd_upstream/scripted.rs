@@ -1,4 +1,4 @@
-//! An upstream in this process that does what a script says, with a disk whose power can be cut.
+//! An upstream in this process that follows a script, with a disk whose power can be cut.
 
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -21,55 +21,56 @@ use crate::upstream::{NbdDevice, UpstreamError, UpstreamOptions};
 /// What the upstream does with a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
-    /// Carries it out, and answers.
+    /// Carries the request out, and answers.
     Answer,
     /// Answers with this error, and does nothing.
     Fail(NbdError),
-    /// Closes the connection before it does anything.
+    /// Closes the connection, and does nothing.
     CloseBefore,
-    /// The same if at least so many connections have come before it.
+    /// As `CloseBefore` on the connections with this number or a higher one, otherwise as `Answer`.
     CloseFrom(usize),
-    /// Closes the connection in place of the answer.
+    /// Carries the request out, and closes the connection without an answer.
     CloseAfter,
-    /// Answers a part of the reply, and closes the connection.
+    /// Closes the connection after this many bytes of the reply.
     CloseWithin(usize),
-    /// Loses all that was not flushed, with its power, before it does anything, and is started again.
+    /// Cuts the power before the request, which loses unflushed data and all connections, and
+    /// restarts.
     CrashBefore,
-    /// The same in place of the answer.
+    /// As `CrashBefore`, but after the request.
     CrashAfter,
     /// Answers, and does nothing.
     Pretend,
     /// Never answers.
     Silent,
-    /// Answers later, while others are answered.
+    /// Answers after this time. Other requests are answered in between.
     Late(Duration),
-    /// Carries it out later, and answers then.
+    /// Carries the request out after this time, and answers.
     Slow(Duration),
-    /// Loses all that was not flushed, and all other connections; then, later, carries it out and answers.
+    /// Loses unflushed data and all other connections. Later carries the request out, and answers.
     CrashOthers(Duration),
     /// Answers twice.
     Twice,
-    /// Answers another cookie.
+    /// Answers with another cookie.
     Cookie(u64),
-    /// Answers with these bytes, after it has carried out the request.
+    /// Carries the request out, and answers with these bytes.
     Bytes(fn(&Request, HeaderStyle) -> Vec<u8>),
 }
 
 type Script = Box<dyn FnMut(usize, &Request) -> Act + Send>;
 
 struct State {
-    /// What readers see.
+    /// The data that reads return.
     disk: Vec<u8>,
-    /// What a loss of power leaves.
+    /// The data that survive a power cut.
     stable: Vec<u8>,
-    /// Tells what a loss of power at any moment may leave.
+    /// Records the data that may survive a power cut at each moment.
     recorder: Option<FaultDevice<MemoryDevice>>,
     script: Script,
-    /// Requests so far.
+    /// Requests since the last change of the script.
     count: usize,
     /// Every request, in the order of its arrival.
     seen: Vec<Request>,
-    /// Reads by connection, in the order in which these came.
+    /// Reads of each connection, in the order of the connections.
     reads: Vec<usize>,
     open: Vec<UnixStream>,
     /// New connections are closed at once.
@@ -89,12 +90,12 @@ pub(crate) struct Upstream {
 }
 
 impl Upstream {
-    /// An upstream of so many bytes that can do everything.
+    /// Makes an upstream of `size` bytes with all features.
     pub(crate) fn new(size: usize) -> Self {
         Self::with(size, |_| {}, false)
     }
 
-    /// As [`new`](Self::new), and its changes are recorded.
+    /// As [`new`](Self::new), but records the changes.
     pub(crate) fn recording(size: usize) -> Self {
         let upstream = Self::new(size);
         let recorder = FaultDevice::new(MemoryDevice::new(upstream.disk()));
@@ -146,7 +147,7 @@ impl Upstream {
         self.dir.path().join("s")
     }
 
-    /// A device over it, which waits for few things long.
+    /// Makes a device with this upstream. It waits 20 seconds for a lost connection.
     pub(crate) fn device(&self, change: impl FnOnce(&mut UpstreamOptions)) -> NbdDevice {
         self.try_device(change).unwrap()
     }
@@ -162,13 +163,14 @@ impl Upstream {
         NbdDevice::open(address.parse().unwrap(), options)
     }
 
-    /// From now on the script is asked for each request, with the number of requests since.
+    /// From now on `script` decides about each request. It gets the number of requests since this
+    /// call.
     pub(crate) fn script(&self, script: impl FnMut(usize, &Request) -> Act + Send + 'static) {
         let mut state = self.state();
         (state.script, state.count) = (Box::new(script), 0);
     }
 
-    /// Has the request with that number, counted from now, be treated so, and no other.
+    /// Applies `act` to the request with this number, counted from now, and to no other.
     pub(crate) fn once(&self, number: usize, act: Act) {
         self.script(move |count, _| if count == number { act.clone() } else { Act::Answer });
     }
@@ -181,7 +183,7 @@ impl Upstream {
         std::mem::take(&mut self.state().seen)
     }
 
-    /// How many reads have come on each connection, in the order in which these came.
+    /// Returns the number of reads on each connection, in the order of the connections.
     pub(crate) fn reads(&self) -> Vec<usize> {
         self.state().reads.clone()
     }
@@ -194,7 +196,7 @@ impl Upstream {
         self.state().disk.clone()
     }
 
-    /// What was recorded.
+    /// Evaluates the recording.
     pub(crate) fn recorded<T>(&self, ask: impl FnOnce(&FaultDevice<MemoryDevice>) -> T) -> T {
         ask(self.state().recorder.as_ref().unwrap())
     }
@@ -204,12 +206,12 @@ impl Upstream {
         self.state().crash();
     }
 
-    /// Closes one connection, in the order in which they came.
+    /// Closes the connection with this number, in the order of their arrival.
     pub(crate) fn close(&self, connection: usize) {
         self.state().open[connection].shutdown(Shutdown::Both).unwrap();
     }
 
-    /// Closes all connections, and new ones, or no more.
+    /// Closes all connections and refuses new ones, or stops to refuse them.
     pub(crate) fn refuse(&self, refuses: bool) {
         let mut state = self.state();
         state.refuses = refuses;
@@ -220,7 +222,7 @@ impl Upstream {
 }
 
 impl State {
-    /// Of what was not flushed, every other sector is lost.
+    /// Cuts the power: every other sector loses its unflushed data.
     fn crash(&mut self) {
         self.lose();
         self.close_all();
@@ -240,7 +242,7 @@ impl State {
         }
     }
 
-    /// Carries out a request; returns a READ's data.
+    /// Carries out a request. Returns the data of a READ.
     fn carry_out(&mut self, request: &Request, command: Command, payload: &[u8]) -> Vec<u8> {
         let range = request.offset as usize..(request.offset + request.len) as usize;
         if let Some(recorder) = &self.recorder {
@@ -263,7 +265,7 @@ impl State {
                 }
             }
             Command::WriteZeroes { .. } => self.disk[range].fill(0),
-            Command::Trim { .. } => self.disk[range].fill(0xdd), // the protocol allows it
+            Command::Trim { .. } => self.disk[range].fill(0xdd), // allowed by the protocol
             Command::Flush => self.stable.copy_from_slice(&self.disk),
             _ => {}
         }
@@ -282,7 +284,7 @@ impl Inner {
             state.reads.push(0);
             (state.open.len() - 1, state.reads.len() - 1)
         };
-        let _ = self.talk(&mut socket, number); // the client went away, or was sent away
+        let _ = self.talk(&mut socket, number); // fails if the client has closed the connection, or a script has
         let _ = socket.shutdown(Shutdown::Both);
     }
 
@@ -344,7 +346,7 @@ impl Inner {
                     state.lose();
                     for (other, socket) in state.open.iter().enumerate() {
                         if other != number {
-                            let _ = socket.shutdown(Shutdown::Both); // it may be gone
+                            let _ = socket.shutdown(Shutdown::Both); // fails if it is closed
                         }
                     }
                     drop(state);
@@ -410,7 +412,7 @@ impl Inner {
                 }
                 Act::Twice => reply.extend_from_within(..),
                 Act::Cookie(cookie) => {
-                    // The same place in simple replies and in chunks.
+                    // The offset of the payload is the same in simple replies and in chunks.
                     reply[8..16].copy_from_slice(&cookie.to_be_bytes());
                 }
                 Act::Bytes(make) => reply = make(&request, style),

@@ -1,4 +1,4 @@
-//! Connections made and lost, and what is sent again then.
+//! How the device's thread connects, and recovers from lost connections.
 
 use std::collections::VecDeque;
 use std::fmt::Display;
@@ -19,8 +19,8 @@ use super::super::shared::Event;
 use super::{Driver, Recovery, Slot};
 
 impl Driver {
-    /// Has threads connect where it is time to.
-    pub(super) fn connect_again(&mut self, now: Instant) {
+    /// Starts threads to connect the slots whose pause is over.
+    pub(super) fn reconnect(&mut self, now: Instant) {
         for slot in 0..self.slots.len() {
             if matches!(self.slots[slot], Slot::Pause(until) if until <= now) {
                 self.connect(slot, None, Duration::ZERO);
@@ -28,7 +28,8 @@ impl Driver {
         }
     }
 
-    /// Has a thread end the old connection of a slot, and after a pause make a new one.
+    /// Starts a thread that drains the old connection of a slot, pauses, and makes a new
+    /// connection.
     fn connect(&mut self, slot: usize, old: Option<Link>, pause: Duration) {
         let (shared, address) = (Arc::clone(&self.shared), self.shared.address.clone());
         let drains = old.is_some();
@@ -44,7 +45,7 @@ impl Driver {
             Ok(_) => Slot::Connecting,
             Err(error) => {
                 warn!(%error, "no thread to connect to the upstream");
-                self.draining -= usize::from(drains); // it was closed
+                self.draining -= usize::from(drains); // the failed spawn closed it
                 Slot::Pause(Instant::now() + Attempts::LONGEST)
             }
         };
@@ -78,7 +79,8 @@ impl Driver {
         };
     }
 
-    /// Fails an operation. The loss of a flush is the loss of what it should have made durable.
+    /// Fails an operation. A flush that fails poisons the device, because the changes that it
+    /// covers may be lost.
     pub(super) fn fail(&mut self, operation: Operation, errno: i32) {
         if operation.kind == Kind::Flush {
             self.flushes_itself &= !matches!(operation.target, Target::Own);
@@ -87,7 +89,7 @@ impl Driver {
         operation.finish(Err(errno));
     }
 
-    /// No change, and no flush, succeeds from now on; nor does a read of what may be lost.
+    /// Poisons the device: changes, flushes, and reads of unflushed bytes fail from now on.
     pub(super) fn poison(&mut self, errno: i32) {
         if self.poisoned.is_some() {
             return;
@@ -105,7 +107,7 @@ impl Driver {
         }
     }
 
-    /// Drops a connection: what it had in flight is sent again, once the changes are that it may have lost.
+    /// Drops a connection. The requests that it had in flight are sent again, after the journal.
     pub(super) fn lose(&mut self, slot: usize, why: &UpstreamError) {
         let now = Instant::now();
         let Slot::Up(connection) = std::mem::replace(&mut self.slots[slot], Slot::Pause(now))
@@ -119,7 +121,7 @@ impl Driver {
         for operation in
             requests.into_iter().flat_map(|request| request.operations.into_iter().rev())
         {
-            self.send_again(operation, now);
+            self.resend(operation, now);
         }
         self.connect(slot, Some(link), pause);
         self.recover_from_loss();
@@ -129,16 +131,18 @@ impl Driver {
     pub(super) fn count_loss(&self, connection: impl Display, why: &UpstreamError) {
         warn!(upstream = %self.shared.address, %connection, error = %why, "a connection is lost");
         let stats = &self.shared.stats;
-        // Ordering: Release, pairs with the Acquire in `stats`: what finds the loss counted finds its period ended.
+        // Ordering: Release, pairs with the Acquire in `stats`: a thread that sees the loss counted
+        // also sees that the period has ended.
         stats.losses.fetch_add(1, Ordering::Release);
         // Ordering: Relaxed; a statistics counter.
-        stats.lies.fetch_add(u64::from(why.is_a_lie()), Ordering::Relaxed);
+        stats.protocol_errors.fetch_add(u64::from(why.is_protocol_error()), Ordering::Relaxed);
     }
 
-    /// Ends the period, and begins the next one once each connection has answered a request sent after the loss: see
-    /// [`lane`](super::super::lane). Nothing is sent again, as a lane has sent no change.
+    /// Ends the period, and starts probes: the next period begins once each connection has answered
+    /// a request sent after the loss. See [`lane`](super::super::lane). The journal is not sent
+    /// again, because a lane sends no changes.
     pub(super) fn lane_lost(&mut self, period: u64, why: &UpstreamError) {
-        // Otherwise what it may mean was noticed before.
+        // In a later period an earlier loss has been handled, and covers this one.
         if period == self.shared.period() {
             self.shared.set_period(0);
             self.probe();
@@ -162,7 +166,8 @@ impl Driver {
         }
     }
 
-    /// A connection has answered its probe, and none was lost since that was sent.
+    /// Counts a connection that has answered its probe. No connection was lost since the probe was
+    /// sent.
     pub(super) fn probe_answered(&mut self) {
         self.probing -= 1;
         if self.probing == 0 {
@@ -170,7 +175,8 @@ impl Driver {
         }
     }
 
-    /// Lets workers have lanes, if the server shares its cache among connections.
+    /// Begins a period, in which workers may use lanes, if the server shares its cache among
+    /// connections.
     fn begin_period(&mut self) {
         if self.slots.len() > 1 && self.poisoned.is_none() {
             self.periods += 1;
@@ -178,22 +184,22 @@ impl Driver {
         }
     }
 
-    /// Has the journal sent again before anything else is.
+    /// Begins a recovery: the journal is sent before anything else.
     pub(super) fn recover_from_loss(&mut self) {
         self.epoch += 1;
         self.shared.set_period(0);
         self.outage.get_or_insert_with(Instant::now);
         self.recovery = Some(Recovery::Waiting);
-        // An answer to a part of a change is no longer worth anything.
+        // The server may have lost parts that it answered.
         self.queue.iter_mut().for_each(|operation| operation.done = 0);
-        if self.journal.has_forgotten() {
+        if self.journal.has_dropped_bytes() {
             self.poison(libc::EIO);
         }
     }
 
-    pub(super) fn send_again(&mut self, mut operation: Operation, now: Instant) {
-        // The journal has the one, and the other was about the connection that is lost.
-        if let Target::Again(_) | Target::Probe = operation.target {
+    pub(super) fn resend(&mut self, mut operation: Operation, now: Instant) {
+        // A replayed change is still in the journal. A probe asked about the lost connection only.
+        if let Target::Replay(_) | Target::Probe = operation.target {
             return;
         }
         // Ordering: Relaxed; a statistics counter.
@@ -206,7 +212,8 @@ impl Driver {
         }
     }
 
-    /// Sends the journal again once nothing is in the way, and then lets the queue go on.
+    /// Sends the journal once no change is in flight, no connection drains, and one is up. Ends the
+    /// recovery once every change of the journal was answered.
     pub(super) fn recover(&mut self) {
         match self.recovery.take() {
             None => {}
@@ -220,7 +227,7 @@ impl Driver {
                         Content::Zeros { no_hole } => Kind::Zeros { no_hole },
                         _ => Kind::Write { durable: false },
                     };
-                    Operation::new(kind, range, Target::Again(content))
+                    Operation::new(kind, range, Target::Replay(content))
                 };
                 let all: VecDeque<_> = match self.poisoned {
                     None => self.journal.all().map(again).collect(),

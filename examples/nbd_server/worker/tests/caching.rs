@@ -1,4 +1,4 @@
-//! Reads that are answered from memory, and what makes them go to the device again.
+//! Reads that the cache answers, and what makes them go to the device again.
 
 use bufcache::{Fault, Operation};
 
@@ -7,7 +7,7 @@ use super::*;
 use crate::admission::SMALL;
 
 const NONE: CommandFlags = CommandFlags::NONE;
-/// EIO.
+/// The protocol's error number of EIO.
 const EIO: u32 = 5;
 
 fn caching() -> Lab {
@@ -15,7 +15,7 @@ fn caching() -> Lab {
 }
 
 impl Lab {
-    /// A request that is none of the worker's.
+    /// Submits a request to the engine that does not belong to the worker.
     fn fill_engine(&self) -> aio_reap::Operation<Vec<u8>> {
         let file = std::fs::File::open(&self.image).unwrap();
         let engine = &self.worker.requests.engine;
@@ -23,22 +23,22 @@ impl Lab {
         engine.read(&file, vec![0; BLOCK], 0).submit().unwrap()
     }
 
-    /// What was answered without the device is sent.
-    fn settle(&mut self) {
+    /// Sends the replies of requests that the cache answered.
+    fn complete_round(&mut self) {
         let engine = Rc::clone(&self.worker.requests.engine);
         self.worker.complete_round(&engine);
     }
 
-    /// Until all that has begun has ended, but what the script has.
+    /// Waits until every running operation has ended, except those that the script holds.
     pub(super) fn rest(&mut self) {
-        self.settle();
+        self.complete_round();
         while self.worker.requests.begun() > self.script.in_flight() {
             std::thread::yield_now();
-            self.settle();
+            self.complete_round();
         }
     }
 
-    /// Reads the first `len` bytes; whether the device was asked.
+    /// Reads the first `len` bytes. Also returns whether the device was read.
     fn read(&mut self, client: &mut (Id, UnixStream), len: usize) -> (Vec<u8>, bool) {
         self.ask_for(client, cmd::READ, NONE, 1, len);
         let asked = self.script.in_flight() > 0;
@@ -52,7 +52,7 @@ impl Lab {
         (bytes.split_off(16), asked)
     }
 
-    /// Something that changes the first bytes; its error.
+    /// Changes the first block, and returns the error of the request.
     fn change(&mut self, client: &mut (Id, UnixStream), command: u16, flags: CommandFlags) -> u32 {
         self.ask_for(client, command, flags, 2, BLOCK);
         assert_eq!(self.script.in_flight(), 0, "the cache writes");
@@ -99,7 +99,7 @@ fn a_change_is_seen_by_the_next_read() {
     for flags in [NONE, CommandFlags::FUA] {
         for (command, byte) in changes {
             assert_eq!(lab.change(&mut client, command, flags), 0);
-            // What is written is there; what is given up is not.
+            // A written block is cached; a discarded one is not.
             let read = lab.read(&mut client, BLOCK);
             assert_eq!(read, (vec![byte; BLOCK], command != cmd::WRITE), "{command}");
             assert!(!lab.read(&mut client, BLOCK).1);
@@ -128,23 +128,23 @@ fn a_read_that_failed_is_not_kept_and_fails_alone() {
     lab.ends_empty();
 }
 
-/// A read that began before a write may bring what was before, and keeps it when it has ended: a
-/// write waits for that, and the worker does not.
+/// A read that began before a write may return the old content, and keeps it in the cache. So the
+/// write waits for the end of the read, but the worker does not.
 #[test]
 fn a_write_waits_for_a_read_of_its_block() {
     let mut lab = caching();
     let (mut reader, mut writer) = (lab.client(), lab.client());
     lab.ask(&mut reader, cmd::READ, NONE);
     lab.ask_for(&mut writer, cmd::WRITE, NONE, 2, BLOCK);
-    lab.settle();
+    lab.complete_round();
     assert!(lab.worker.requests.begun() > lab.script.in_flight());
-    // Others go on meanwhile, the same block included.
+    // Other requests continue, even for the same block.
     lab.ask_for(&mut writer, cmd::READ, NONE, 3, BLOCK);
     assert_eq!(lab.script.in_flight(), 2);
     assert!(lab.script.complete_nth(1));
     let engine = Rc::clone(&lab.worker.requests.engine);
     engine.turn();
-    lab.settle();
+    lab.complete_round();
     assert_eq!(reply(&mut writer, BLOCK), (3, 0));
 
     lab.complete(); // the older read
@@ -175,7 +175,7 @@ fn the_write_of_a_closed_connection_ends_all_the_same() {
     lab.ends_empty();
 }
 
-/// The device panics: its request fails, and nothing else.
+/// The device panics. Only its request fails.
 #[test]
 fn a_device_that_panics_is_answered_with_eio() {
     let mut lab = caching();
@@ -187,8 +187,8 @@ fn a_device_that_panics_is_answered_with_eio() {
     lab.ends_empty();
 }
 
-/// A call on a thread of the cache panics: its request fails, its buffer is accounted for, and the
-/// worker goes on.
+/// A call on a thread of the cache panics. Its request fails, its buffer is accounted for, and the
+/// worker continues.
 #[test]
 fn a_request_that_panics_is_answered_with_eio() {
     let mut lab = caching();
@@ -218,16 +218,16 @@ fn a_long_read_sees_what_is_dirty_and_writes_nothing_back() {
 
 #[test]
 fn a_request_waits_while_the_engine_has_no_room() {
-    // The engine holds one request less than the worker thinks.
+    // The engine holds one request less than the worker's depth, because of the stranger's.
     let mut lab = Lab::caching(Limits { depth: 1, most: MOST }, 1, "1M");
     let mut client = lab.client();
     let stranger = lab.fill_engine();
     lab.ask(&mut client, cmd::READ, NONE);
-    lab.settle();
+    lab.complete_round();
     assert_eq!(lab.script.in_flight(), 1, "the stranger's");
     lab.complete();
     drop(stranger);
-    lab.settle();
+    lab.complete_round();
     lab.complete();
     assert_eq!(reply(&mut client, BLOCK), (0xc0, 0));
     assert!(!lab.read(&mut client, BLOCK).1, "it was kept");

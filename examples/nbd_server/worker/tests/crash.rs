@@ -1,8 +1,8 @@
-//! Invariant 20 of bufcache, end to end: what was acknowledged before a FLUSH that succeeded, or
-//! with FUA, survives a loss of power at any moment, whichever sectors of the rest do.
+//! Invariant 20 of bufcache, end to end: a write that was acknowledged before a successful FLUSH,
+//! or with FUA, survives a power cut at any moment, whichever other sectors survive.
 //!
-//! Two workers on threads of their own, with engines that do real I/O, serve an image below whose
-//! cache a device records every change. Each sector that a client writes says which version it is.
+//! Two workers on threads of their own, with engines that do real I/O, serve an image. A device
+//! below the cache records every change. Each sector that a client writes contains its version.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,13 +17,13 @@ use super::*;
 const SECTOR: usize = 512;
 const CLIENTS: usize = 3;
 const WORKERS: usize = 2;
-/// Of each client: its own.
+/// Sectors of each client. No two clients share any.
 const SECTORS: usize = 16 * 8;
-/// Sixteen blocks, so that most are written back while clients go on; longer requests than two of
-/// them pass it by.
+/// Sixteen blocks, so that most are written back while the clients run. Requests of more than two
+/// blocks bypass the cache.
 const CACHE: &str = "64K";
 
-/// What was put into a sector.
+/// The content that a request gave a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Content {
     Version(u64),
@@ -43,22 +43,22 @@ impl Content {
 }
 
 struct History {
-    /// Of each sector: what it was given, in order.
+    /// The contents of each sector, in the order of the requests.
     contents: Vec<Vec<Content>>,
-    /// Of each sector: the last of those that was acknowledged.
-    settled: Vec<usize>,
-    /// What must be there from a moment on.
+    /// For each sector the index of the last acknowledged content.
+    acknowledged: Vec<usize>,
+    /// From each moment on: the sectors, with the index of the oldest content that they may have.
     promised: Vec<(u64, BTreeMap<usize, usize>)>,
 }
 
-/// A client, and what all of them know.
+/// A client, with the state shared by all clients.
 struct Player<'w> {
     stream: UnixStream,
     history: &'w Mutex<History>,
     disk: &'w FaultDevice<FileDevice>,
     random: u64,
     version: u64,
-    /// Its sectors.
+    /// The first of its sectors.
     first: usize,
 }
 
@@ -70,7 +70,7 @@ impl Player<'_> {
         (self.random % bound as u64) as usize
     }
 
-    /// The greeting, and the default export.
+    /// Receives the greeting, and opens the default export.
     fn greet(&mut self) -> io::Result<()> {
         self.stream.read_exact(&mut [0; 18])?;
         self.stream.write_all(&3_u32.to_be_bytes())?; // fixed newstyle, no zeroes
@@ -97,7 +97,7 @@ impl Player<'_> {
         self.stream.read_exact(back).unwrap();
     }
 
-    /// What these sectors are given by a request that is about to be sent.
+    /// Records and returns the content that a request, which is sent next, gives to the sectors.
     fn begin(&mut self, sectors: Range<usize>, zeros: bool) -> Vec<u8> {
         let mut history = self.history.lock();
         let mut bytes = Vec::new();
@@ -110,14 +110,14 @@ impl Player<'_> {
         bytes
     }
 
-    /// It was acknowledged; with FUA it is promised, too.
-    fn settle(&mut self, sectors: Range<usize>, fua: bool) {
+    /// Records that a request was acknowledged. With FUA its content must be durable.
+    fn acknowledge(&mut self, sectors: Range<usize>, fua: bool) {
         let mut history = self.history.lock();
         let now = self.disk.moments();
         let mut promised = BTreeMap::new();
         for sector in sectors {
-            history.settled[sector] = history.contents[sector].len() - 1;
-            promised.insert(sector, history.settled[sector]);
+            history.acknowledged[sector] = history.contents[sector].len() - 1;
+            promised.insert(sector, history.acknowledged[sector]);
         }
         if fua {
             history.promised.push((now, promised));
@@ -125,16 +125,16 @@ impl Player<'_> {
     }
 
     fn flush(&mut self) {
-        let settled = self.history.lock().settled.clone();
+        let acknowledged = self.history.lock().acknowledged.clone();
         self.ask((cmd::FLUSH, CommandFlags::NONE), 0..0, &[], &mut []);
         let now = self.disk.moments();
-        let promised = settled.into_iter().enumerate().collect();
+        let promised = acknowledged.into_iter().enumerate().collect();
         self.history.lock().promised.push((now, promised));
     }
 
     fn play(&mut self, rounds: usize) {
         for _ in 0..rounds {
-            let most = [8, 24, 64][self.below(3)]; // in a block, in the cache, past it
+            let most = [8, 24, 64][self.below(3)]; // in a block, in the cache, past the cache
             let start = self.below(SECTORS);
             let count = 1 + self.below(most.min(SECTORS - start));
             let (mut start, mut end) = (self.first + start, self.first + start + count);
@@ -148,15 +148,15 @@ impl Player<'_> {
                 0..=5 => {
                     let data = self.begin(sectors.clone(), false);
                     self.ask((cmd::WRITE, flags), sectors.clone(), &data, &mut []);
-                    self.settle(sectors, fua);
+                    self.acknowledge(sectors, fua);
                 }
                 6 => {
                     self.begin(sectors.clone(), true);
                     self.ask((cmd::WRITE_ZEROES, flags), sectors.clone(), &[], &mut []);
-                    self.settle(sectors, fua);
+                    self.acknowledge(sectors, fua);
                 }
                 7 => {
-                    // It may have been left as it was: nothing is promised of it.
+                    // TRIM need not change the sectors, so nothing counts as acknowledged.
                     self.begin(sectors.clone(), true);
                     self.ask((cmd::TRIM, flags), sectors.clone(), &[], &mut []);
                 }
@@ -166,7 +166,7 @@ impl Player<'_> {
                     self.ask((cmd::READ, CommandFlags::NONE), sectors.clone(), &[], &mut there);
                     let history = self.history.lock();
                     for (sector, bytes) in sectors.zip(there.chunks(SECTOR)) {
-                        history.fits(sector, bytes, history.settled[sector], "read");
+                        history.fits(sector, bytes, history.acknowledged[sector], "read");
                     }
                 }
             }
@@ -175,7 +175,7 @@ impl Player<'_> {
 }
 
 impl History {
-    /// It is what it was given as number `least`, or later.
+    /// Checks that the sector has the content with the index `least` or a later one.
     fn fits(&self, sector: usize, bytes: &[u8], least: usize, when: &str) {
         let contents = &self.contents[sector];
         assert!(
@@ -185,7 +185,8 @@ impl History {
         );
     }
 
-    /// Images of a moment: with the least that may be there, with the most, and at random.
+    /// Checks images of a moment: with the fewest changes that may survive, with the most, and with
+    /// random ones.
     fn check(&self, disk: &FaultDevice<FileDevice>, moment: u64, random: &mut impl FnMut() -> u64) {
         let mut least = vec![0; self.contents.len()];
         for (_, promised) in self.promised.iter().filter(|(since, _)| *since <= moment) {
@@ -206,7 +207,7 @@ impl History {
     }
 }
 
-/// Clients at random, and then power cuts at random: `bug` is planted in the server.
+/// Runs random clients, and then cuts the power at random moments. `bug` is planted in the server.
 fn crash(seed: u64, bug: Option<&'static str>) {
     let dir = tempfile::tempdir().unwrap();
     let image = dir.path().join("a.img");
@@ -218,7 +219,7 @@ fn crash(seed: u64, bug: Option<&'static str>) {
         FileDevice::new(exports.fixed[0].image.file().unwrap().try_clone().unwrap()).unwrap();
     let disk = Arc::new(FaultDevice::new(device));
     disk.record().unwrap();
-    // Engines read it, and only the device, which records that, writes it.
+    // Engines read the image; only the device, which records changes, writes it.
     remount(&mut exports, &disk, false, Args::parse_from(args).cache);
     if let Some(bug) = bug {
         exports.fixed[0].image.plant(bug);
@@ -244,7 +245,7 @@ fn crash(seed: u64, bug: Option<&'static str>) {
     let sectors = CLIENTS * SECTORS;
     let history = Mutex::new(History {
         contents: vec![vec![Content::Zeros]; sectors],
-        settled: vec![0; sectors],
+        acknowledged: vec![0; sectors],
         promised: Vec::new(),
     });
     let played: Vec<_> = thread::scope(|scope| {
@@ -280,7 +281,7 @@ fn crash(seed: u64, bug: Option<&'static str>) {
     shared.exports.sync().unwrap();
     let history = {
         let mut history = history.into_inner();
-        let all = history.settled.clone().into_iter().enumerate().collect();
+        let all = history.acknowledged.clone().into_iter().enumerate().collect();
         history.promised.push((disk.moments(), all));
         history
     };
@@ -291,7 +292,7 @@ fn crash(seed: u64, bug: Option<&'static str>) {
     };
     let last = disk.moments();
     let promises: Vec<u64> = history.promised.iter().map(|(since, _)| *since).collect();
-    // When something had just been promised, and at any time.
+    // At moments after which a promise holds, and at random moments.
     for at in promises.into_iter().rev().take(60) {
         history.check(&disk, at, &mut random);
     }
@@ -322,6 +323,6 @@ fn inv20_fua_that_is_answered_before_the_write_has_ended_is_found() {
 #[test]
 #[should_panic = "was promised"]
 fn inv20_a_read_that_passes_dirty_blocks_by_is_found() {
-    // Not every run comes to it.
+    // A single run may miss the bug.
     (5..30).for_each(|seed| crash(seed, Some("read-past-what-is-dirty")));
 }

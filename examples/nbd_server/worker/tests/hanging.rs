@@ -1,11 +1,12 @@
-//! Images whose device does not answer, beside one whose device does.
+//! Images whose device hangs, beside an image whose device answers.
 
 use super::waiting::reply;
 use super::*;
 
 const NONE: CommandFlags = CommandFlags::NONE;
 
-/// A server of so many images: the script has what is asked of them, and is not in the cache.
+/// Makes a server of `count` images. Their requests go to the script, except those that the cache
+/// answers.
 fn images(count: usize, cache: &str, limits: Limits) -> Lab {
     let dir = tempfile::tempdir().unwrap();
     let paths: Vec<_> = (0..count).map(|nr| dir.path().join(format!("{nr}.img"))).collect();
@@ -16,8 +17,8 @@ fn images(count: usize, cache: &str, limits: Limits) -> Lab {
     Lab::serving(&args, (paths[0].clone(), dir), limits, limits.depth + 1)
 }
 
-/// One image answers nothing, neither in the engine nor behind it. Requests of a second image, and of one
-/// more, are begun all the same.
+/// One image answers nothing, from the engine or from the queue. Requests of a second image begin
+/// nevertheless.
 #[test]
 fn an_image_that_hangs_leaves_slots_and_room_to_others() {
     const DEPTH: usize = 64;
@@ -37,7 +38,8 @@ fn an_image_that_hangs_leaves_slots_and_room_to_others() {
     lab.ask_for(&mut other, cmd::READ, NONE, 7, LEN);
     assert_eq!(lab.script.in_flight(), held + 1, "it does not wait");
     assert_eq!(lab.worker.report().waits.depth, waiting);
-    // The script completes what is oldest: the hung image's, each of which the next follows.
+    // The script completes its oldest requests, those of the hung image. Each is followed by the
+    // image's next one.
     for _ in 0..held {
         lab.complete();
     }
@@ -56,8 +58,8 @@ fn an_image_that_hangs_leaves_slots_and_room_to_others() {
     lab.ends_empty();
 }
 
-/// TRIMs last, more of them than there are places: a READ gets a place all the same, and all are
-/// answered.
+/// More slow TRIMs than places are requested. A READ gets a place nevertheless, and all requests
+/// are answered.
 #[test]
 fn blocking_operations_leave_slots_to_reads() {
     const DEPTH: usize = 32;

@@ -1,4 +1,4 @@
-//! What the cache answers at once costs no allocation: neither one made nor one given up.
+//! A request that the cache answers at once allocates nothing and frees nothing.
 
 use super::*;
 use std::time::Duration;
@@ -7,12 +7,13 @@ use testkit::alloc::{Calls, ThreadAllocator, calls};
 #[global_allocator]
 static ALLOCATOR: ThreadAllocator = ThreadAllocator::new();
 
-/// Requests at a time; all replies fit into the socket.
+/// Requests at a time. The socket holds all their replies.
 const BATCH: usize = 8;
 const ROUNDS: usize = 64;
 const NONE: CommandFlags = CommandFlags::NONE;
 
-/// A client of a worker, with everything it sends and receives in its hands beforehand.
+/// A client of a worker. It is prepared so that a round of the worker allocates nothing in the test
+/// itself.
 struct Hitter {
     lab: Lab,
     id: Id,
@@ -21,7 +22,7 @@ struct Hitter {
     engine: Rc<Engine>,
 }
 
-/// Requests that are sent at once, and room for their replies.
+/// Requests that are sent at once, and space for their replies.
 struct Batch {
     count: usize,
     requests: Vec<u8>,
@@ -52,7 +53,7 @@ impl Hitter {
         Self { lab, id, client, events: Vec::with_capacity(256), engine }
     }
 
-    /// One round of the worker: what it allocated, unless something had to be waited for.
+    /// Runs one round of the worker. Returns its allocations, unless a request had to wait.
     fn round(&mut self, batch: &mut Batch) -> Option<Calls> {
         let calls = self.send(batch);
         self.read(batch);
@@ -84,7 +85,7 @@ impl Hitter {
         for _ in 0..4 {
             self.round(batch);
         }
-        // The cleaner may have a block for a moment.
+        // Some rounds may wait, because the cleaner holds a block for a moment.
         let rounds: Vec<_> = (0..ROUNDS).filter_map(|_| self.round(batch)).collect();
         assert!(rounds.len() > ROUNDS / 2, "{what}: answered at once {} times", rounds.len());
         let spent = rounds.iter().find(|&&calls| calls != Calls::NONE);
@@ -123,13 +124,13 @@ fn a_hit_allocates_nothing_and_frees_nothing() {
         "{spent:?}"
     );
 
-    // It does count: a buffer of a size that was not there yet, ...
+    // The count notices a new buffer, of a size that was not allocated yet, ...
     hitter.round(&mut Batch::new(cmd::READ, 3 * BLOCK as u64, 3 * BLOCK, 1));
     let hits = hitter.lab.worker.requests.counters.hits;
     let first = hitter.round(&mut Batch::new(cmd::READ, 0, 6 * BLOCK, 1)).expect("a hit");
     assert_eq!(hitter.lab.worker.requests.counters.hits, hits + 1);
     assert!(first.allocated > 0 && first.freed == 0, "{first:?}");
-    // ... and the end of a connection.
+    // ... and the buffers that a closed connection frees.
     let Hitter { mut lab, id, .. } = hitter;
     let ((), last) = calls(|| lab.worker.close(id, "a test"));
     assert!(last.freed > 0, "{last:?}");
@@ -143,7 +144,7 @@ fn what_a_client_has_not_read_is_never_taken_for_less() {
     for (command, len) in cases {
         for count in [1, 3] {
             let mut batch = Batch::new(command, 0, len, count);
-            hitter.round(&mut batch); // from now on it is there
+            hitter.round(&mut batch); // the range is cached from now on
             for sent in 1..=5 {
                 hitter.send(&batch);
                 let conn = &hitter.lab.worker.conns[0];

@@ -1,8 +1,8 @@
-//! Which receives go straight into the buffer of a WRITE.
+//! Which payloads are received straight into the buffer of a WRITE.
 
 use super::*;
 
-/// The header of a WRITE and its payload.
+/// Returns a WRITE: its header and payload.
 fn write(len: usize) -> Vec<u8> {
     let (flags, command) = (CommandFlags::NONE, cmd::WRITE);
     let request = Request { flags, command, cookie: 0xc0, offset: 0, len: len as u64 };
@@ -12,7 +12,8 @@ fn write(len: usize) -> Vec<u8> {
 }
 
 impl Lab {
-    /// Sends bytes to the worker. Returns whether it takes the client for one of long WRITEs then.
+    /// Sends bytes to the worker. Returns whether the worker then expects long WRITEs from the
+    /// client.
     fn send(&mut self, (id, client): &mut (Id, UnixStream), bytes: &[u8]) -> bool {
         client.write_all(bytes).unwrap();
         self.worker.ready(*id, epoll::EventFlags::IN);
@@ -35,7 +36,7 @@ fn the_state_of_long_writes_outlives_short_parts_and_ends_with_short_requests() 
     assert!(lab.send(&mut client, &long[28..]));
     assert_eq!(lab.script.in_flight(), 2);
 
-    // Short WRITEs that are received one by one do not end it; a queue of them does.
+    // Short WRITEs that arrive one by one do not end the state; several at once do.
     let short = write(BLOCK);
     assert!(lab.send(&mut client, &short[..BLOCK / 2]));
     assert!(lab.send(&mut client, &short[BLOCK / 2..]));

@@ -1,15 +1,15 @@
-//! Requests above the engine's depth.
+//! Requests beyond the engine's depth.
 
 use std::time::Duration;
 
 use super::*;
 use crate::admission::{Class, SMALL};
 
-/// A large transfer, as small as there are.
+/// The length of the shortest large transfer.
 const LARGE: usize = SMALL as usize + BLOCK;
 const NONE: CommandFlags = CommandFlags::NONE;
 
-/// An engine that works on one request at a time.
+/// Makes a lab whose engine works on one request at a time.
 fn narrow() -> Lab {
     Lab::with(Limits { depth: 1, most: 32 }, 1)
 }
@@ -20,7 +20,8 @@ impl Lab {
     }
 }
 
-/// The next reply's cookie and error; of a READ of `len` bytes.
+/// Returns the cookie and the error of the next reply, which is that of a READ of `len` bytes or
+/// has no payload.
 pub(super) fn reply((_, client): &mut (Id, UnixStream), len: usize) -> (u64, u32) {
     let mut header = [0; 16];
     client.read_exact(&mut header).expect("a reply");
@@ -50,7 +51,7 @@ fn queued_requests_are_admitted_by_class_and_in_order_within_it() {
         lab.ask_for(&mut client, command, NONE, nr as u64, len);
         assert_eq!((lab.script.in_flight(), lab.waiting()), (1, nr), "one at a time");
     }
-    // The first was in the engine before any of the others came.
+    // The first request was in the engine before the others came.
     for nr in [0, 8, 6, 7, 4, 5, 2, 3, 1] {
         let (command, len) = asked[nr];
         if !matches!(command, cmd::TRIM | cmd::FLUSH) {
@@ -85,7 +86,7 @@ fn a_large_write_is_not_held_up_for_ever() {
     let mut client = lab.client();
     lab.ask_for(&mut client, cmd::READ, NONE, 0, BLOCK);
     lab.ask_for(&mut client, cmd::WRITE, NONE, 1, LARGE);
-    // Two classes wait: each has its turn once in as many places.
+    // Two classes wait. Each gets one in this many places in turn.
     let most = 2 * crate::admission::AGEING.get() as u64;
     for nr in 2.. {
         lab.ask_for(&mut client, cmd::READ, NONE, nr, BLOCK);
@@ -154,7 +155,7 @@ fn a_request_of_many_steps_goes_on_after_the_close() {
     let mut lab = narrow();
     let mut client = lab.client();
     std::fs::write(&lab.image, vec![0xee; 1 << 20]).unwrap();
-    // Where the file system cannot make zeros they are written.
+    // If the file system cannot make zeros, they are written.
     for operation in [Operation::Discard, Operation::Zero] {
         lab.disk.inject(operation, .., Fault::Error(libc::EOPNOTSUPP));
     }
@@ -166,7 +167,7 @@ fn a_request_of_many_steps_goes_on_after_the_close() {
     while !lab.worker.requests.is_idle() {
         lab.rest();
         if lab.script.in_flight() > 0 {
-            lab.complete(); // the part of a block at the end
+            lab.complete(); // the partial block at the end
         }
     }
     let image = std::fs::read(&lab.image).unwrap();
@@ -200,7 +201,8 @@ fn a_flush_that_waited_while_another_failed_does_not_succeed() {
     let mut lab = narrow();
     let mut client = lab.client();
     lab.disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
-    // Both are there before the worker looks, and the first does not end before it has seen the second.
+    // Both are sent before the worker receives, and the delay keeps the first from ending before
+    // the second is seen.
     lab.disk.inject_next(Operation::Sync, Fault::Delay(Duration::from_millis(200)));
     for cookie in 0..2 {
         let flush = Request { flags: NONE, command: cmd::FLUSH, cookie, offset: 0, len: 0 };

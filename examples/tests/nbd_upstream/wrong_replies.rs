@@ -10,32 +10,37 @@ use crate::scripted::{Act, Upstream};
 
 const LEN: usize = 64 << 10;
 
-/// A server that lies once: the operation succeeds all the same, by another connection, and the lie is counted.
+/// A server breaks the protocol once: the operation succeeds over another connection, and the
+/// protocol error is counted.
 ///
-/// Of several connections all but the first have simple replies, which tell neither offset nor length: a lie about
-/// these wants one connection alone.
+/// Of several connections all but the first have simple replies, which contain no offset and no
+/// length. So a test of wrong offsets or lengths needs a single connection.
 fn survives(act: &Act, extended: bool, connections: usize) {
     let upstream = Upstream::with(LEN, |_| {}, extended);
     let device = upstream.device(|options| options.connections = connections);
     let original = upstream.disk();
-    // One read of its own: what lies behind it is not the answer's fault.
+    // A single read, so that later requests do not fail because of the wrong reply.
     upstream.once(0, act.clone());
     let mut buf = vec![0; 8192];
     device.read(4096, &mut buf).unwrap();
     assert!(buf == original[4096..12288], "{act:?} {extended}");
-    device.write(0, &[7; 4096]).unwrap(); // a second reply comes before its own
+    device.write(0, &[7; 4096]).unwrap(); // a repeated reply arrives before the reply of this one
     device.sync().unwrap();
     let stats = device.stats();
-    assert_eq!((stats.lies, stats.losses, stats.poisoned), (1, 1, false), "{act:?} {extended}");
+    assert_eq!(
+        (stats.protocol_errors, stats.losses, stats.poisoned),
+        (1, 1, false),
+        "{act:?} {extended}"
+    );
     assert!(upstream.stable()[..4096] == [7; 4096]);
 }
 
 #[test]
 fn inv01_replies_that_do_not_fit_end_the_connection() {
-    let lies: [fn(&Request, HeaderStyle) -> Vec<u8>; 8] = [
-        // Of half of the bytes, as if that were all.
+    let wrong: [fn(&Request, HeaderStyle) -> Vec<u8>; 8] = [
+        // Half of the bytes, marked as complete.
         |request, style| data(request, style, request.offset, request.len / 2, true),
-        // Beside the range.
+        // A range outside of the request.
         |request, style| data(request, style, request.offset + 512, request.len, true),
         |request, style| data(request, style, u64::MAX - 100, request.len, true),
         // The same bytes twice.
@@ -44,9 +49,9 @@ fn inv01_replies_that_do_not_fit_end_the_connection() {
             twice.extend(data(request, style, request.offset, request.len / 2, true));
             twice
         },
-        // Success without data.
+        // Success of the READ, without data.
         |request, _| ReplyHeader::simple(request.cookie, Ok(())).as_slice().to_vec(),
-        // Success of something else.
+        // The success of another command.
         |request, style| ReplyHeader::block_status(request, style, 1, 1).as_slice().to_vec(),
         // No reply at all.
         |_, _| b"HTTP/1.1 200 OK\r\n\r\n".to_vec(),
@@ -55,9 +60,9 @@ fn inv01_replies_that_do_not_fit_end_the_connection() {
             ReplyHeader::done(&none, style).as_slice().to_vec()
         },
     ];
-    for lie in lies {
+    for reply in wrong {
         for extended in [false, true] {
-            survives(&Act::Bytes(lie), extended, 1);
+            survives(&Act::Bytes(reply), extended, 1);
         }
     }
     for extended in [false, true] {
@@ -74,7 +79,8 @@ fn data(request: &Request, style: HeaderStyle, offset: u64, len: u64, last: bool
     bytes
 }
 
-/// A reply that never comes, while others do, is noticed; one that comes too late ends no operation.
+/// A reply that never arrives, while others do, is noticed. A reply that is too late ends no
+/// operation.
 #[test]
 fn inv01_inv02_lost_and_late_replies() {
     for act in [Act::Silent, Act::Late(Duration::from_millis(600))] {
@@ -94,7 +100,7 @@ fn inv01_inv02_lost_and_late_replies() {
     }
 }
 
-/// Success of a WRITE whose bytes have not been sent.
+/// The success of a WRITE whose payload was not sent completely.
 #[test]
 fn inv01_a_reply_before_the_request_was_sent() {
     const LONG: usize = 16 << 20;
@@ -103,7 +109,7 @@ fn inv01_a_reply_before_the_request_was_sent() {
     upstream.once(
         0,
         Act::Bytes(|request, style| {
-            thread::sleep(Duration::from_millis(300)); // meanwhile the WRITE fills the socket
+            thread::sleep(Duration::from_millis(300)); // in this time the WRITE fills the socket
             let mut bytes = data(request, style, request.offset, request.len, true);
             bytes.extend(ReplyHeader::simple(request.cookie + 1, Ok(())).as_slice());
             bytes
@@ -116,11 +122,11 @@ fn inv01_a_reply_before_the_request_was_sent() {
         assert!(upstream.disk().iter().all(|&byte| byte == 8), "it was not written");
         read.join().unwrap();
     });
-    assert_eq!(device.stats().lies, 1);
+    assert_eq!(device.stats().protocol_errors, 1);
 }
 
-/// A server that is slow with a write, so that its connection is dropped: the device waits until it is done with it, or
-/// the write would come over the next one.
+/// The server is slow with a write, so its connection is dropped. The device must wait until the
+/// server has ended the write, because the next one over a new connection could be overtaken.
 #[test]
 fn inv05_an_abandoned_write_does_not_come_later() {
     let upstream = Upstream::new(LEN);
@@ -132,18 +138,18 @@ fn inv05_an_abandoned_write_does_not_come_later() {
     assert!(upstream.disk()[..4096] == [2; 4096], "the abandoned write came last");
 }
 
-/// A server that lies each time: the operation fails in time, and is not taken for success.
+/// A server breaks the protocol each time: the operation fails in time.
 #[test]
-fn inv02_a_server_that_always_lies_is_given_up() {
+fn inv02_a_server_that_always_breaks_the_protocol_is_given_up() {
     let upstream = Upstream::new(LEN);
     let device = upstream.device(|options| options.reconnect = Duration::from_millis(400));
     upstream.script(|_, _| Act::Cookie(3 << 40));
     let mut buf = [0; 512];
     assert_eq!(device.read(0, &mut buf).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
-    assert!(buf == [0; 512] && device.stats().lies > 1);
+    assert!(buf == [0; 512] && device.stats().protocol_errors > 1);
 }
 
-/// A merged read fails only where its part does.
+/// A merged read fails only for the operation whose part fails.
 #[test]
 fn inv01_an_error_is_that_of_its_block_alone() {
     use bufcache::{Cache, GetError};
