@@ -2,7 +2,7 @@
 //! and its errors.
 //!
 //! ```text
-//!  write guard ends ──► list, DIRTY ──► BACK ──► device writes ──► unsynced ──► clean, off the list
+//!  write guard ends ──► list, DIRTY ──► BACK ──► device writes ──► unsynced ──► clean, off list
 //!                            ▲                    │ fails             │
 //!                            └────────────────────┘                   ▼ a sync begins
 //!                       poisoned, until a reset ◄── fails ── syncing ── succeeds ──► durable
