@@ -12,8 +12,8 @@
 //!
 //! 1. A block becomes clean only after the device has reported its write. Until then `DIRTY` stays
 //!    set beside `BACK`, and the frame stays on the dirty list.
-//! 2. A write-back does not wait while it has blocks marked: it writes its window first. The
-//!    write-back of a task occupies no thread while the device writes.
+//! 2. A write-back does not wait while it has blocks marked: it writes its window first. In
+//!    [`Mode::Task`] it occupies no thread while the device writes.
 //! 3. A written block is among the unsynced sectors before it becomes clean. So a reset after a
 //!    failed sync finds the block there, or finds it dirty.
 
@@ -256,8 +256,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes the log durable up to `number`. For a task a thread of the pool does that, because it
-    /// blocks.
+    /// Makes the log durable up to `number`. In [`Mode::Task`] a thread of the pool does that,
+    /// because it blocks.
     async fn flush_log(
         &self,
         source: &Arc<Source>,

@@ -247,8 +247,9 @@ impl Wakers {
             self.len.store(waiting.len() - 1, Ordering::Relaxed);
             Some((waiting.swap_remove(at).1, left))
         };
-        // One by one and without the lock, because a waker is foreign code. No more than there were
-        // at first: the frame may have another load by now, whose wakers come back to the list.
+        // One by one and without the lock, because a waker is foreign code. At most as many as were
+        // on the list at first, because the frame may have another load by now, and the tasks that
+        // are woken early add their wakers again.
         let mut most = usize::MAX;
         while most > 0 {
             let Some((waker, left)) = take() else { return };

@@ -16,8 +16,9 @@ const FEW: usize = 64;
 /// Which dirty blocks of a device a write-back writes, and how.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
+    /// Only blocks in this range.
     pub(crate) sectors: Range<u64>,
-    /// The most blocks; the oldest are written.
+    /// The most blocks. If there are more, the oldest are taken.
     pub(crate) most: usize,
     /// Only blocks that became dirty before this time, in milliseconds since the cache was made.
     pub(crate) before: u64,
