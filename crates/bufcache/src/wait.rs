@@ -1,6 +1,6 @@
-//! Waits that either block the calling thread or leave it to other work.
+//! Waits that either block the calling thread or suspend a task.
 //!
-//! The write-back, the sync and the discard of a device are `async` functions, of which there is one form only.
+//! The write-back, the sync and the discard of a device are `async` functions, which serve both.
 //!
 //! ```text
 //!  flush        ──► poll once; each wait in it blocks the thread
@@ -9,9 +9,11 @@
 //!
 //! # Invariants
 //!
-//! 1. By [`Mode::Thread`] a future of this crate is ready when it is first polled.
-//! 2. A [`Running`] future is polled by one thread at a time, and again after each wake-up that came meanwhile.
-//! 3. A running future goes on without the task that has begun it. It is dropped only when it is ready.
+//! 1. In [`Mode::Thread`] a future of this crate is ready at its first poll, because each wait in
+//!    it blocks the thread.
+//! 2. A [`Running`] future is polled by one thread at a time, and once more after a wake-up that
+//!    came during a poll.
+//! 3. A running future goes on without the task that began it. It is dropped only when it is ready.
 
 use std::future::{Future, poll_fn};
 use std::mem;
@@ -29,7 +31,8 @@ use crate::engine;
 pub(crate) enum Mode {
     /// The calling thread blocks.
     Thread,
-    /// The operation goes on in the thread that ends what it waits for.
+    /// The operation is suspended, and goes on in the thread that ends the operation or event that
+    /// it waits for.
     Task,
 }
 
@@ -49,8 +52,8 @@ impl Bell {
         Arc::new(Self(Futex::new()))
     }
 
-    /// Waits until `poll` is ready, by that mode. A thread lets its engine go on meanwhile: what it waits for may be
-    /// there.
+    /// Waits in that mode until `poll` is ready. A thread turns its engine meanwhile, because the
+    /// engine may have the operation that the thread waits for.
     pub(crate) async fn until<T>(
         self: &Arc<Self>,
         mode: Mode,
@@ -62,7 +65,8 @@ impl Bell {
         }
     }
 
-    /// The same, of the calling thread.
+    /// Blocks the calling thread until `poll` is ready, as [`until`](Self::until) does in
+    /// [`Mode::Thread`].
     pub(crate) fn sleep_until<T>(
         self: &Arc<Self>,
         mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
@@ -87,7 +91,7 @@ impl Bell {
     }
 }
 
-/// Runs a future that waits by [`Mode::Thread`].
+/// Runs a future that waits in [`Mode::Thread`].
 ///
 /// # Panics
 ///
@@ -99,15 +103,16 @@ pub(crate) fn now<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// Lets the threads and tasks look again that have left these wakers. The caller holds no lock.
+/// Wakes the threads and tasks of these wakers. The caller holds no lock, because wakers are
+/// foreign code.
 pub(crate) fn wake_all(wakers: impl IntoIterator<Item = Waker>) {
     for waker in wakers {
-        // One that panics keeps no other asleep.
+        // A waker that panics must not keep the others asleep.
         let _ = contain(|| waker.wake());
     }
 }
 
-/// Adds a waker to a list, unless it is there.
+/// Adds a waker to a list, unless the list has one that wakes the same task.
 pub(crate) fn add_waker(wakers: &mut Vec<Waker>, waker: &Waker) {
     if !wakers.iter().any(|known| known.will_wake(waker)) {
         wakers.push(waker.clone());
@@ -116,13 +121,13 @@ pub(crate) fn add_waker(wakers: &mut Vec<Waker>, waker: &Waker) {
 
 type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// An operation that goes on without the task that has begun it.
+/// An operation that goes on without the task that began it.
 struct Running(Mutex<State>);
 
 struct State {
     /// `None` while a thread polls it, and once it has ended.
     future: Option<Boxed>,
-    /// A wake-up came since the last poll began.
+    /// Set if a wake-up has come since the last poll began.
     woken: bool,
 }
 
@@ -149,8 +154,8 @@ impl Wake for Running {
     }
 }
 
-/// The result of a future that may panic. One that has panicked is neither polled nor dropped: the device may have
-/// what it owns.
+/// A future with its panic as an error. A future that has panicked is neither polled nor dropped,
+/// because the device may still use memory that the future owns.
 struct Contained<F: Future>(Option<Pin<Box<F>>>);
 
 impl<F: Future> Future for Contained<F> {
@@ -172,12 +177,12 @@ impl<F: Future> Future for Contained<F> {
     }
 }
 
-/// Begins an operation, on the calling thread, and waits for its end. If the returned future is dropped once it was
-/// polled, the operation goes on.
+/// Begins an operation on the calling thread, and waits for its end. If the returned future is
+/// dropped after its first poll, the operation goes on.
 ///
 /// # Panics
 ///
-/// Panics if the operation has.
+/// Panics if the operation panics.
 pub(crate) async fn run<F>(future: F) -> F::Output
 where
     F: Future<Output: Send> + Send + 'static,
@@ -193,7 +198,7 @@ where
     }
 }
 
-/// The result of a call or an operation, which a task waits for.
+/// The result of a call or an operation, for the task that waits for it.
 pub(crate) struct Reply<T>(Mutex<Awaited<T>>);
 
 struct Awaited<T> {
@@ -211,7 +216,6 @@ impl<T> Reply<T> {
         state.result = Some(result);
         let waker = state.waker.take();
         drop(state);
-        // A waker that panics is its task's affair.
         step!("call: wake the task", wake_all(waker));
     }
 
@@ -220,7 +224,7 @@ impl<T> Reply<T> {
     }
 
     fn poll(&self, context: &mut Context<'_>) -> Poll<Result<T, Panicked>> {
-        let new = context.waker().clone(); // which may do anything, as the drop of the old may: not under the lock
+        let new = context.waker().clone(); // foreign code, as is the drop below: not under the lock
         let mut state = self.0.lock();
         if let Some(result) = state.result.take() {
             return Poll::Ready(result);

@@ -1,20 +1,21 @@
-//! Write-back: dirty buffers go to the device, in the order of their blocks, neighbours together.
+//! Write-back: writes dirty buffers to the device, in the order of their blocks, adjacent blocks
+//! together.
 //!
 //! ```text
-//!  list of dirty buffers ──copy──► sort ──► mark BACK ──► log? held back? refused? ──► window ──► write
-//!                                              │                 │ yes                        │
-//!                                              ▼ no more dirty   ▼                            ▼
-//!                                             skip             unmark, DIRTY stays    clean, or DIRTY stays
+//!  dirty list ──copy──► sort ──► mark BACK ──► log? held back? refused? ──► window ──► write
+//!                                   │                 │ yes                              │
+//!                                   ▼ clean by now    ▼                                  ▼
+//!                                  skip        unmark, DIRTY stays           clean, or DIRTY stays
 //! ```
 //!
-//! # What is never done
+//! # Invariants
 //!
-//! 1. A block is not clean before the device has said that it has it: `DIRTY` stays beside `BACK`, and
-//!    the frame on the list.
-//! 2. No write-back waits for another while blocks are marked for it: the window in hand is written first. A task's
-//!    write-back has no thread while the device writes.
-//! 3. What the device has is among the unsynced sectors before the block is clean: a sync that fails
-//!    finds it there, or finds it dirty.
+//! 1. A block becomes clean only after the device has reported its write. Until then `DIRTY` stays
+//!    set beside `BACK`, and the frame stays on the dirty list.
+//! 2. A write-back does not wait while it has blocks marked: it writes its window first. In
+//!    [`Mode::Task`] it occupies no thread while the device writes.
+//! 3. A written block is among the unsynced sectors before it becomes clean. So a reset after a
+//!    failed sync finds the block there, or finds it dirty.
 
 use std::io::IoSlice;
 use std::time::Instant;
@@ -37,18 +38,20 @@ use crate::source::{Operation, Source};
 use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, STALE, VALID, WRITE};
 
-/// Most blocks in hand. A guess: a MiB of blocks of 4,096 bytes.
+/// The most blocks that a write-back has marked at a time. A guess: a MiB of blocks of 4,096 bytes.
 const WINDOW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 };
-/// Written blocks that take a lock once. A guess: a microsecond if no header is in a CPU cache. A model has two.
+/// The most written blocks that become clean under one hold of each lock. A guess: a microsecond if
+/// no header is in a CPU cache. A model has two.
 const TOGETHER: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 16 };
 
-/// What came of it.
+/// The result of a write-back.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
+    /// The number of blocks written.
     pub(crate) written: usize,
-    /// A block was left out because another thread was writing it to the device.
+    /// Set if a block was left out because another thread was writing it to the device.
     pub(crate) overlapped: bool,
-    /// The first.
+    /// The first error.
     pub(crate) error: Option<WriteError>,
 }
 
@@ -58,31 +61,34 @@ impl Done {
     }
 }
 
-/// Blocks in hand, all marked, in the order of the device.
+/// The marked blocks that are written next, in the order of the device.
 struct Window<'t> {
     blocks: Few<Going, WINDOW>,
     task: &'t Task,
     mode: Mode,
     done: Done,
-    /// A block was marked by another thread, or held back, for longer than the cache waits: others are not waited for.
+    /// Set once the wait for a block that another thread had marked, or that was held back, has
+    /// timed out. The write-back does not wait for such a block again.
     gave_up: bool,
 }
 
 /// Why a block is not written now.
 enum Kept {
-    /// It is clean, or gone.
+    /// The block is clean, or has left the cache.
     Clean,
-    /// A thread writes it, or it is being written back.
+    /// The block has `WRITE` or `BACK`: a thread modifies it, or writes it to the device.
     Marked,
-    /// The program holds it back, or the cleaner has given it up.
+    /// The program holds the block back, or the cleaner has given it up.
     Held,
-    /// The log must be flushed up to that number first.
+    /// The log must be durable up to this position first.
     Log(u64),
+    /// A callback has refused the block, or has panicked.
     Because(WriteError),
 }
 
 impl Shared {
-    /// Writes what a device is to be given.
+    /// Writes the dirty blocks that `task` selects. A block that fails does not keep the others
+    /// from being written.
     pub(crate) async fn write_back(&self, source: &Arc<Source>, task: &Task, mode: Mode) -> Done {
         let mut done = Done::default();
         let Some(_operation) = Operation::begin(&**source) else {
@@ -102,7 +108,8 @@ impl Shared {
         let mut window = Window { blocks, task, mode, done, gave_up: false };
         for &next in &*found {
             if let Some(errno) = source.writes.poisoned() {
-                // Nothing it could say makes anything durable, not even after a reset.
+                // The sync or durable write that needs these blocks can no longer succeed, even if
+                // a reset ends the poisoning meanwhile.
                 window.done.fail(WriteError::Poisoned { errno });
                 break;
             }
@@ -115,7 +122,7 @@ impl Shared {
         window.done
     }
 
-    /// Marks a block and puts it into the window, which is written first where that has to wait.
+    /// Marks a block and adds it to the window. If that has to wait, writes the window first.
     async fn add_to_window(&self, source: &Arc<Source>, window: &mut Window<'_>, next: Going) {
         let (mode, mut since, mut flushed) = (window.mode, None, 0);
         loop {
@@ -151,7 +158,8 @@ impl Shared {
         }
     }
 
-    /// Waits until a thread has written the block, or the device has it, or another look is worth while.
+    /// Waits for the end of a write or write-back of the block by another thread. May return early:
+    /// the caller tries again.
     async fn wait_to_go(
         &self,
         Going { key, frame }: Going,
@@ -168,7 +176,7 @@ impl Shared {
         self.wait_for_mark(frame, key, since)
     }
 
-    /// Marks a block that is dirty, and may be written.
+    /// Marks a dirty block if it may be written now. The log is durable up to `flushed`.
     fn begin_back(
         &self,
         source: &Arc<Source>,
@@ -185,6 +193,7 @@ impl Shared {
         may_go
     }
 
+    /// Sets `BACK` on the entry of a dirty block.
     fn mark_back(&self, going: Going) -> Result<&Entry, Kept> {
         let entry = self.entry(going.frame);
         let mut word = entry.word();
@@ -201,7 +210,7 @@ impl Shared {
                 Err(now) => word = now,
             }
         }
-        // The frame may have had another block by then: not this task's.
+        // The frame may belong to another block by now, which is not in the task.
         if entry.key() != going.key {
             self.unmark_back(entry, going.frame, 0);
             return Err(Kept::Clean);
@@ -209,8 +218,10 @@ impl Shared {
         Ok(entry)
     }
 
-    /// Whether a marked block may be given to the device. What is asked about here does not change while it is
-    /// marked.
+    /// Returns whether a marked block may be written now, or why not.
+    ///
+    /// While `BACK` is set no hold is added and no log position is raised, because both need
+    /// `WRITE`. So a positive answer stays true.
     fn may_go(&self, source: &Source, task: &Task, going: Going, flushed: u64) -> Result<(), Kept> {
         let header = self.frames.header(going.frame);
         let options = &source.writes.options;
@@ -233,7 +244,8 @@ impl Shared {
         }
         if let Some(look) = &options.before_write {
             let block = source.block(going.key);
-            // SAFETY: invariant 1 of `frames`: no thread writes the bytes of what is marked `BACK`.
+            // SAFETY: by rules 4 and 5 of `word`: while `BACK` is set no thread writes the bytes,
+            // and the entry keeps its frame.
             let bytes = unsafe { self.frames.bytes(going.frame).as_ref() };
             match contain(|| look(block, bytes)) {
                 Ok(true) => {}
@@ -244,6 +256,8 @@ impl Shared {
         Ok(())
     }
 
+    /// Makes the log durable up to `number`. In [`Mode::Task`] a thread of the pool does that,
+    /// because it blocks.
     async fn flush_log(
         &self,
         source: &Arc<Source>,
@@ -270,14 +284,16 @@ impl Shared {
         }
     }
 
-    /// Writes what the window has: neighbours together, and one by one where the device refuses that.
+    /// Writes the blocks of the window and empties it. Adjacent blocks are one operation; if that
+    /// fails, each of them is written alone, unless the write is durable.
     async fn write_window(&self, source: &Arc<Source>, window: &mut Window<'_>) {
         let (task, mode) = (window.task, window.mode);
         let mut left = &window.blocks[..];
         let mut done = window.done;
         while !left.is_empty() {
             let mut results = [const { None }; RUNS];
-            // What it was told is known once those that failed have poisoned the device.
+            // Registered before the write, and ended after a failed block has poisoned the device:
+            // a sync that runs beside this write then sees the failure.
             let writing = task.durable.then(|| source.writes.group.begin_write());
             let given = self.give_to_device(source, left, (task.durable, mode), &mut results).await;
             let (now, behind) = left.split_at(given);
@@ -285,7 +301,9 @@ impl Shared {
             for (run, result) in runs() {
                 match result {
                     Some(Ok(())) => {}
-                    // In a durable one a sync may have failed: the next would say that all is well.
+                    // A failed durable write is not repeated: it may have consumed the kernel's
+                    // single error report, and the repetition could then succeed although bytes are
+                    // lost.
                     Some(Err(errno)) if run.len() == 1 || task.durable => {
                         for &one in run {
                             done.fail(self.fail_back(source, one, task, errno));
@@ -334,13 +352,14 @@ impl Shared {
         window.blocks.clear();
     }
 
-    /// Whether `next` begins on the device where `one` ends.
+    /// Returns whether `next` begins on the device where `one` ends.
     fn is_next(&self, source: &Source, one: Going, next: Going) -> bool {
         source.sectors(one.key).end == next.key.sector()
     }
 
-    /// Gives the device runs of neighbours, as many as one batch takes. Returns how many blocks those have,
-    /// and of each run the device's errno, or none where it panicked.
+    /// Writes the first runs of adjacent blocks, as many as the device takes at a time, and waits
+    /// for them. Stores the outcome of each run in `results`. Returns the number of blocks of these
+    /// runs.
     async fn give_to_device(
         &self,
         source: &Arc<Source>,
@@ -351,9 +370,10 @@ impl Shared {
         let mut parts = [IoSlice::new(&[]); WINDOW];
         for (part, going) in parts.iter_mut().zip(blocks) {
             self.frames.reading(going.frame);
-            // SAFETY: invariant 1 of `frames`: no thread writes the bytes of what is marked `BACK`.
+            // SAFETY: by rules 4 and 5 of `word`: while `BACK` is set no thread writes the bytes,
+            // and the entry keeps its frame.
             let bytes = unsafe { self.frames.bytes(going.frame).as_ref() };
-            // The last block may reach behind the end of the device.
+            // The last block may extend beyond the end of the device.
             let left = source.len().saturating_sub(Source::offset(going.key));
             *part = IoSlice::new(&bytes[..left.min(bytes.len() as u64) as usize]);
         }
@@ -365,18 +385,19 @@ impl Shared {
         source.writes.load.begin_writing();
         for run in neighbours() {
             let (offset, parts) = (Source::offset(run[0].key), &parts[given..given + run.len()]);
-            // SAFETY: the batch is waited for below, before it or the parts go, or a mark is taken off.
+            // SAFETY: until the wait below, the batch is neither moved nor forgotten, the parts
+            // live, and their bytes do not change because the blocks keep their marks.
             let write = unsafe { DeviceWrite::new(&batch, (runs, alone), offset, parts, durable) };
             self.counters.write_calls.add(1);
-            // If it panics the write is dropped, which ends it.
+            // If the device panics, the write is dropped, which ends it.
             let _ = contain(|| source.device.begin_write(write));
             (runs, given) = (runs + 1, given + run.len());
         }
         batch.wait().await;
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         if mode == Mode::Thread && runs > 1 {
-            // A thread that is to wait for a disk and does not, as the page cache takes the bytes, would use up its
-            // time slice, some milliseconds, while threads with little to do wait for this CPU.
+            // If the page cache took the bytes, this thread has not slept, and would go on until
+            // the end of its time slice of some milliseconds. Threads with less to do run first.
             std::thread::yield_now();
         }
         source.writes.load.end_writing();
@@ -386,7 +407,8 @@ impl Shared {
         given
     }
 
-    /// The device has the blocks, of which there is one at least, and which are in its order.
+    /// Makes blocks clean that the device has written. There is at least one, and they are in the
+    /// order of the device.
     fn finish(&self, source: &Arc<Source>, blocks: &[Going], durable: bool) {
         let sectors = |run: &[Going]| {
             run.first()
@@ -409,13 +431,15 @@ impl Shared {
         for one in blocks {
             self.unmark_back(self.entry(one.frame), one.frame, DIRTY);
         }
-        // Only after the marks are off: an evictor that meets a marked buffer moves it to the front again.
+        // After the marks are cleared: an evictor that finds a marked buffer next in turn moves it
+        // to the front of its list again.
         let mut cold = self.cold.lock();
         let Cold { nodes, policy, .. } = &mut *cold;
         blocks.iter().for_each(|one| policy.evict_next(nodes, one.frame));
     }
 
-    /// The device has refused it.
+    /// Notes that the write of a block has failed, and clears its mark. The block stays dirty.
+    /// Returns the error to report.
     fn fail_back(
         &self,
         source: &Arc<Source>,
@@ -450,7 +474,8 @@ impl Shared {
         self.end_marks(entry, frame, BACK | clear, 0);
     }
 
-    /// A buffer becomes dirty, whose entry the caller has for writing.
+    /// Puts a buffer on the dirty list. The caller has marked its entry `WRITE`, and sets `DIRTY`
+    /// next.
     pub(super) fn list_dirty(&self, source: &Arc<Source>, frame: Frame) {
         let mut list = source.writes.dirty.lock();
         let header = self.frames.header(frame);
@@ -463,16 +488,19 @@ impl Shared {
         }
         drop(list);
         source.writes.load.add_dirty(1 << self.frames.shift(frame));
-        // Ordering: Relaxed; a measure.
+        // Ordering: Relaxed; it carries no memory. `Shared::is_newer` relies on the order of the
+        // changes of this count alone: it is raised before `DIRTY` is set, and lowered only after
+        // the device has the block or the block is invalidated.
         self.dirty_bytes.fetch_add(1 << self.frames.shift(frame), Ordering::Relaxed);
     }
 
-    /// It is dirty no more, as it was invalidated.
+    /// Takes an invalidated buffer off the dirty list.
     pub(super) fn unlist_dirty(&self, source: &Arc<Source>, frame: Frame) {
         self.unlist_dirty_if(source, [frame], |_| true);
     }
 
-    /// The same of frames that may be on another device's list by now, where the list says that they are not.
+    /// Takes frames off the dirty list of a device if `are_there` returns true under its lock. A
+    /// frame without a mark of the caller may be on the list of another device by now.
     pub(super) fn unlist_dirty_if(
         &self,
         source: &Arc<Source>,
@@ -487,10 +515,10 @@ impl Shared {
         }
         let gone = if list.is_empty() { self.pool.remove_dirty(source) } else { None };
         drop(list);
-        drop(gone); // perhaps the last of its device, outside the lock
+        drop(gone); // perhaps the last reference to the device: not under the lock
         if bytes > 0 {
             source.writes.load.remove_dirty(bytes);
-            // Ordering: Relaxed; a measure.
+            // Ordering: Relaxed; see `list_dirty`.
             self.dirty_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }

@@ -1,4 +1,5 @@
-//! Writes that a thread makes to the device by its own means, begun and ended without a wait.
+//! Bypasses: the caller writes blocks to the device by its own means, while the cache excludes
+//! them. A bypass begins and ends without a wait.
 //!
 //! The blocks are treated as in a [discard](super::wipe): their range is excluded, clean buffers
 //! are invalidated, and dirty ones are marked, and dropped once the device has the new bytes.
@@ -19,15 +20,15 @@ use crate::source::{Operation, Source};
 use crate::wait::Mode;
 use crate::word::Key;
 
-/// The right to write whole blocks to the device directly. From
+/// The exclusive right to write a range of blocks to the device directly, from
 /// [`Device::try_bypass`](crate::Device::try_bypass).
 ///
-/// The holder ends it only once its write has ended, also one that it gives up: a write that reaches
-/// the device later overwrites what others have written since, even after the file was attached again.
+/// Keep it until the write has ended, even if the write is abandoned: a write that reaches the
+/// device after that overwrites newer bytes, even of a file that is closed and attached again.
 ///
-/// Gets of the blocks wait until it ends, by [`finish`](Self::finish) or by its drop, which counts
-/// as a failed write. A thread that holds it and waits for one of the blocks, or closes the device,
-/// waits for ever.
+/// A get of one of the blocks waits until [`finish`](Self::finish) or the drop, which counts as a
+/// failed write. A thread that holds a bypass deadlocks if it gets one of the blocks or closes the
+/// device.
 #[must_use = "the blocks are kept from others until this ends"]
 pub struct Bypass {
     /// `None` once it has ended.
@@ -41,8 +42,9 @@ pub struct Bypass {
 }
 
 impl Bypass {
-    /// Ends the write. After a success the cache drops its buffers of the blocks. After an error
-    /// each sector has its old or its new bytes, and dirty buffers stay dirty.
+    /// Ends the bypass with the result of the write. After a success the cache drops its buffers of
+    /// the blocks. After an error each sector has its old or its new bytes, and dirty buffers stay
+    /// dirty.
     ///
     /// # Errors
     ///
@@ -98,7 +100,8 @@ impl fmt::Debug for Bypass {
 }
 
 impl Shared {
-    /// Excludes blocks and sets their buffers aside. Returns `None` if that has to wait.
+    /// Excludes a range of blocks, and drops or marks their buffers. Returns `None` if that has to
+    /// wait, or if the range is long.
     pub(crate) fn try_bypass(
         &self,
         source: &Arc<Source>,

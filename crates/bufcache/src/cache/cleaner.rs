@@ -1,5 +1,5 @@
-//! Writes back what has been dirty for a while, and what too much of is dirty: in the rounds of the
-//! [pool](super::pool), and by threads that need a buffer.
+//! The cleaner: writes back buffers that have been dirty for long, or because too many are dirty.
+//! Runs in the rounds of the [pool](super::pool), and in threads that need a buffer.
 
 use std::time::Duration;
 
@@ -12,20 +12,22 @@ use super::task::{Task, Tries};
 use crate::source::Source;
 use crate::wait::{Mode, now};
 
-/// Most buffers that a thread writes that needs one. A guess: enough that the next few find some.
+/// The most buffers that a thread writes if it needs one. A guess: enough that the next few misses
+/// find clean ones.
 const SOME: usize = 64;
-/// Sectors that were written and never synced may be in so many ranges, and in four for each buffer: then the cleaner
-/// syncs. Each takes some 30 bytes, and a sync too early makes the device write what others are about to overwrite.
+/// The cleaner syncs a device once its unsynced sectors are in more ranges than this, and in more
+/// than four for each buffer. A range takes about 30 bytes. An earlier sync would make the device
+/// write blocks that are about to be overwritten.
 const MOST_EXTENTS: usize = 16 << 10;
 
-/// When it writes.
+/// When the cleaner writes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// What has been dirty for so long.
+    /// A buffer that has been dirty for this long is written.
     pub(crate) age: Duration,
-    /// A share of the capacity in 256 parts: it begins to write when more is dirty.
+    /// The share of the capacity, in parts of 256, above which all dirty buffers are written.
     pub(crate) begin: u32,
-    /// A share in 256 parts: while more is dirty, writers wait for write-backs.
+    /// The share of the capacity, in parts of 256, above which writers wait for write-backs.
     pub(crate) most: u32,
 }
 
@@ -36,44 +38,47 @@ impl Default for Limits {
 }
 
 impl Shared {
-    /// Milliseconds of the cache's life.
+    /// Returns the milliseconds since the cache was made.
     pub(super) fn now(&self) -> u64 {
         self.since.elapsed().as_millis() as u64 // of 580 million years
     }
 
     pub(crate) fn dirty_bytes(&self) -> usize {
-        self.dirty_bytes.load(Ordering::Relaxed) // a measure
+        // Ordering: Relaxed; see `list_dirty`.
+        self.dirty_bytes.load(Ordering::Relaxed)
     }
 
-    /// One round for one device.
+    /// Writes the buffers of a device that are due in this round: all dirty ones if it is `urgent`,
+    /// otherwise those that are old enough.
     pub(super) fn clean(&self, source: &Arc<Source>, limits: Limits, urgent: bool) {
         let before = match limits.age.as_millis() {
             _ if urgent => u64::MAX,
             age => self.now().saturating_sub(u64::try_from(age).unwrap_or(u64::MAX)),
         };
         let task = Task { before, wait: false, tries: Tries::Most, ..Task::all() };
-        // What fails is remembered by the device, for its handles.
+        // The device remembers an error for its handles.
         now(self.write_back(source, &task, Mode::Thread));
         now(self.limit_extents(source, Mode::Thread));
     }
 
-    /// Syncs a device whose unsynced ranges are so many that they take much memory. A failure poisons the
-    /// device, so later calls report it.
+    /// Syncs a device if its unsynced sectors are in so many ranges that these take much memory. A
+    /// failure poisons the device, so later calls report it.
     pub(super) async fn limit_extents(&self, source: &Arc<Source>, mode: Mode) {
         if self.has_many_extents(source) {
             let _ = self.sync_device(source, source.writes.group.losses(), mode).await;
         }
     }
 
-    /// Whether a sync is due, because what is not durable is in many parts.
+    /// Returns whether a sync is due because the unsynced sectors are in many ranges.
     pub(super) fn has_many_extents(&self, source: &Source) -> bool {
-        // The devices share what the cache allows: about 3 % of its memory.
+        // The devices share the limit of the cache, which is about 3 % of its memory.
         let devices = self.devices.load(Ordering::Relaxed).max(1); // a hint
         let most = MOST_EXTENTS.max(4 * self.frames.units() / devices);
         source.writes.unsynced(|unsynced| unsynced.written.len()) > most
     }
 
-    /// Writes a few buffers of the devices in turn. Returns how many.
+    /// Writes a few buffers of the first device that has any that can be written. Returns the
+    /// number.
     pub(super) fn clean_some(&self) -> usize {
         if self.dirty_bytes() == 0 {
             return 0;
@@ -92,8 +97,8 @@ impl Shared {
         0
     }
 
-    /// Writes a few buffers of one device: those whose write is likely to succeed, and if none was written others,
-    /// as `tries` says.
+    /// Writes a few buffers of one device: those whose write is likely to succeed, or if none of
+    /// these was written, those that `tries` allows.
     pub(super) fn clean_some_of(&self, source: &Arc<Source>, tries: Tries) -> Done {
         let task = Task { most: SOME, wait: false, tries: Tries::Promising, ..Task::all() };
         let done = now(self.write_back(source, &task, Mode::Thread));
@@ -103,8 +108,8 @@ impl Shared {
         now(self.write_back(source, &Task { tries, ..task }, Mode::Thread))
     }
 
-    /// Whether so much is dirty that some has to be written before more becomes dirty. If it is less, but
-    /// enough to begin, wakes the cleaner.
+    /// Returns whether dirty buffers have to be written before another becomes dirty. If fewer are
+    /// dirty, but enough for the cleaner to begin, wakes it.
     pub(super) fn is_too_dirty(&self) -> bool {
         let dirty = self.dirty_bytes() as u64 * 256;
         let capacity = self.room() as u64;
@@ -120,7 +125,7 @@ impl Shared {
         self.pool.hurry();
     }
 
-    /// The most bytes that may be dirty.
+    /// Returns the most bytes that may be dirty.
     pub(super) fn most_dirty(&self) -> usize {
         (self.room() as u64 * u64::from(self.pool.limits.most) / 256) as usize
     }

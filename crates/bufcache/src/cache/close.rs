@@ -1,4 +1,4 @@
-//! The end of a device.
+//! Closing a device, and the end of a device whose last handle is dropped.
 //!
 //! ```text
 //!   closer                                     writer
@@ -35,7 +35,10 @@ impl Shared {
             return Err(WriteError::Closed);
         }
         step!("close: refuse writers", source.writes.set_stage(Stage::Closing));
-        // Ordering: SeqCst, against the fence after each `WRITE` in `mark_write`; see the module.
+        // Ordering: SeqCst fence, against the barrier in `Shared::mark_write` and the fence in
+        // `Shared::create`, each of which follows the mark `WRITE`:
+        // - ours first: the writer finds the stage `Closing`, and clears its mark;
+        // - theirs first: `wait_for_writers` finds the mark, and waits for its end.
         fence(Ordering::SeqCst);
         let closed = self.wait_for_writers(source).and_then(|()| sync());
         if closed.is_ok() {
@@ -96,10 +99,11 @@ impl Shared {
             return Ok(());
         }
         let losses = source.writes.group.losses();
-        // Closed or not: a reset may have dirtied blocks.
+        // Also of a closed device, because a reset may have dirtied blocks.
         let flushed = now(self.flush_even_closed(source, Mode::Thread));
         let synced = now(self.sync_device(source, losses, Mode::Thread)).and(flushed);
-        // From here on a write that fails drops its block, or its block is found without a mark below.
+        // A write-back that fails from now on drops its block, or has cleared the block's mark
+        // before the loop below looks at it, which then drops the block.
         source.in_flight.abandon();
         // Blocks stay dirty if a forgotten guard keeps them or their write hangs.
         loop {
@@ -123,8 +127,8 @@ impl Shared {
         if !source.in_flight.is_abandoned() {
             return;
         }
-        // `let_go` has reported its loss. On no list, it would stay dirty and keep its frame for
-        // ever.
+        // `let_go` has reported the loss of the block, and has taken it off the dirty list. In the
+        // cache it would stay dirty and keep its frame for ever.
         if !matches!(self.try_invalidate(Some(source), key, 0), Ok(Some(_))) {
             // The thread that ends an operation of the device must not wait for a reader or an
             // evictor.

@@ -1,18 +1,21 @@
-//! Changes of a device that are under way, and the issuer that waits for them.
+//! Writes, discards, zeroes and syncs of a device that are in flight, and the issuer that waits for
+//! them.
 //!
 //! ```text
-//!  issuer: Batch ──begin 0──► DeviceWrite ──► the device ─── finish, or drop, in any thread ──┐
-//!            ├────begin 1──► DeviceWrite ──► ...                                             ▼
-//!            └─ wait: leaves a waker, left - 1 ◄── wake ◄── left - 1, by the last ◄── results[number]
+//!  issuer: Batch ──begin 0──► DeviceWrite ──► the device ── finish, or drop, in any thread ──┐
+//!            ├─────begin 1──► DeviceWrite ──► ...                                            ▼
+//!            └─ wait: stores a waker, left - 1 ◄─ wake, by the last ◄─ left - 1 ◄─ results[number]
 //! ```
 //!
 //! # Invariants
 //!
-//! 1. A [`Batch`] outlives its completions: its issuer neither moves nor leaves it before it is `OVER`.
-//! 2. Each completion stores its result once, at the place that its number names. So results are those of
-//!    their operations, in whatever order these end.
-//! 3. The issuer counts as one more operation until it has left its waker, and again while it replaces that. The waker
-//!    belongs to the issuer meanwhile, and otherwise to the operation that ends last.
+//! 1. A [`Batch`] outlives its completions: its issuer neither moves nor drops it before every
+//!    operation has ended. `Batch::block` sees that as `left == ISSUER`, `Batch::poll` as `OVER`.
+//! 2. Each completion stores its result once, at the index of its operation. So each operation has
+//!    its own result, in whatever order the operations end.
+//! 3. `left` counts the issuer as one more operation until the issuer has stored its waker, and
+//!    again while it replaces that. While the issuer counts, only the issuer accesses the waker.
+//!    Otherwise only the operation that ends last does.
 
 use std::future::poll_fn;
 use std::io;
@@ -28,19 +31,20 @@ use crate::engine::wait_for_writes;
 use crate::source::Source;
 use crate::wait::{Mode, wake_all};
 
-/// Most operations of a batch.
+/// The most operations of a batch.
 pub(super) const RUNS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 };
-/// The result of an operation that has panicked.
+/// The result of an operation whose device has panicked.
 const PANICKED: i32 = -1;
-/// The issuer counts.
+/// The flag of `State::left` by which the issuer counts.
 const ISSUER: usize = 1 << 31;
-/// All operations have ended, and the one that ended last has taken the waker.
+/// The value of `State::left` once all operations have ended and none of them accesses the batch
+/// any more.
 const OVER: usize = 1 << 30;
 
-/// How an operation ended: with an errno, or with none where the device has panicked.
+/// How an operation ended. The error is an errno, or `None` if the device has panicked.
 pub(super) type Outcome = Result<(), Option<i32>>;
 
-/// Operations of a device whose results one issuer waits for.
+/// Operations of a device that one issuer begins and waits for.
 pub(super) struct Batch<'s> {
     source: &'s Arc<Source>,
     mode: Mode,
@@ -48,14 +52,16 @@ pub(super) struct Batch<'s> {
 }
 
 struct State {
-    /// How many have not ended, and the issuer; or `OVER`.
+    /// The number of operations that have not ended, with `ISSUER` while the issuer counts; or
+    /// `OVER`.
     left: AtomicUsize,
     waker: UnsafeCell<Option<Waker>>,
-    /// An errno, `PANICKED`, or 0.
+    /// For each operation an errno, `PANICKED`, or 0 for a success.
     results: [AtomicI32; RUNS],
 }
 
-// SAFETY: invariant 3 of this module says which thread has the waker; all else is atomic.
+// SAFETY: by invariant 3 one thread at a time accesses the waker, which is `Send`; all else is
+// atomic.
 unsafe impl Sync for State {}
 
 impl<'s> Batch<'s> {
@@ -65,13 +71,15 @@ impl<'s> Batch<'s> {
         Self { source, mode, state }
     }
 
-    /// Adds an operation. `alone`: no other is added.
+    /// Adds an operation. `number` is the index of its result; `alone` tells that no other
+    /// operation is added.
     ///
     /// # Safety
     ///
     /// The batch is neither moved nor forgotten until [`wait`](Self::wait) has returned.
     pub(super) unsafe fn begin(&self, number: usize, alone: bool) -> Completion {
-        // Ordering: Relaxed; the issuer counts, so no operation is the last.
+        // Ordering: Relaxed; the issuer counts until it waits, so no operation is the last before
+        // that.
         self.state.left.fetch_add(1, Ordering::Relaxed);
         let source = Arc::clone(self.source);
         let issuer = if self.mode == Mode::Thread { thread_id() } else { 0 };
@@ -87,10 +95,12 @@ impl<'s> Batch<'s> {
         }
     }
 
+    /// Waits on the calling thread: by its engine for writes while that has operations, and then by
+    /// the bell of the device.
     fn block(&self) {
         let left = &self.state.left;
-        // Ordering: Acquire pairs with the Release in `Completion::end`; it carries the results, and what the device
-        // did with the bytes.
+        // Ordering: Acquire pairs with the Release in `Completion::end`; it carries the results,
+        // and what the device did with the bytes.
         while left.load(order!(Acquire, "block: the results are stored before")) != ISSUER {
             if !wait_for_writes() {
                 return self.source.bell.sleep_until(|context| self.poll(context));
@@ -98,16 +108,18 @@ impl<'s> Batch<'s> {
         }
     }
 
-    /// Whether all operations have ended. Leaves the waker, and takes back that of the call before: a thread that waited
-    /// by its engine may have to sleep by the bell.
+    /// Returns ready once all operations have ended. Otherwise stores the waker of `context`, in
+    /// place of that of an earlier call: a thread that waits by its engine may later sleep by the
+    /// bell.
     fn poll(&self, context: &mut Context<'_>) -> Poll<()> {
         let left = &self.state.left;
-        // Ordering: Relaxed, here and in the exchange: the waker that is taken back is the issuer's own store.
+        // Ordering: Relaxed, here and in the exchange: the waker that is replaced is the issuer's
+        // own store.
         let mut seen = left.load(Ordering::Relaxed);
         while seen & ISSUER == 0 && seen != OVER {
             let (new, relaxed) = (seen | ISSUER, Ordering::Relaxed);
             if seen == 0 {
-                // The operation that ended last has the waker, and stores `OVER` next.
+                // The operation that ended last takes the waker, and stores `OVER` next.
                 thread::yield_now();
                 seen = left.load(relaxed);
             } else {
@@ -119,26 +131,27 @@ impl<'s> Batch<'s> {
         }
         if seen & ISSUER != 0 {
             let waker = context.waker().clone();
-            // SAFETY: invariant 3 of this module: the issuer counts still.
+            // SAFETY: by invariant 3; the issuer counts.
             self.state.waker.with_mut(|at| unsafe { *at = Some(waker) });
-            // Ordering: AcqRel. Release pairs with the Acquire of the operation that ends last; it carries the waker.
-            // Acquire pairs with the Release in `Completion::end`, as above.
+            // Ordering: AcqRel. The Release pairs with the Acquire fence of the operation that ends
+            // last, in `Completion::end`; it carries the waker. The Acquire pairs with the Release
+            // in `Completion::end`, as in `block`.
             if left.fetch_sub(ISSUER, Ordering::AcqRel) == ISSUER {
-                // Ordering: Relaxed; the issuer's own, as no operation is left.
+                // Ordering: Relaxed; no operation is left, so only the issuer loads it.
                 left.store(OVER, Ordering::Relaxed);
             }
         }
-        // Ordering: Acquire pairs with the Release in `Completion::end`, as above, and behind that the issuer may let
-        // the batch go.
+        // Ordering: Acquire pairs with the Release of `OVER` in `Completion::end`; it carries all
+        // results. From then on the issuer may drop the batch.
         match left.load(order!(Acquire, "poll: the results are stored before")) {
             OVER => Poll::Ready(()),
             _ => Poll::Pending,
         }
     }
 
-    /// How an operation ended, once all have.
+    /// Returns how an operation ended. The caller has waited for the batch.
     pub(super) fn result(&self, number: usize) -> Outcome {
-        // Ordering: Relaxed; `wait` has carried it.
+        // Ordering: Relaxed; the Acquire in `block` or `poll` carries the result.
         match self.state.results[number].load(Ordering::Relaxed) {
             0 => Ok(()),
             PANICKED => Err(None),
@@ -149,7 +162,7 @@ impl<'s> Batch<'s> {
 
 impl Drop for Batch<'_> {
     fn drop(&mut self) {
-        // Where the issuer unwinds before it has waited.
+        // The issuer may unwind before it has waited.
         let left = &self.state.left;
         // Ordering: Acquire, as in `block`. No model checks it, because a panic ends a model.
         if !matches!(left.load(Ordering::Acquire), ISSUER | OVER) {
@@ -158,19 +171,21 @@ impl Drop for Batch<'_> {
     }
 }
 
-/// The part of an operation that ends it.
+/// Ends one operation of a batch, at the latest when it is dropped.
 pub(super) struct Completion {
-    /// The device, and its issuer's. `None` once it has ended.
+    /// The device, and the state of the batch. `None` once the operation has ended.
     of: Option<(Arc<Source>, NonNull<State>)>,
     number: usize,
     pub(super) alone: bool,
-    /// The thread that blocks until the operation ends; 0: none does.
+    /// The thread that blocks until the operation ends; 0 if a task waits.
     issuer: u64,
 }
 
-// SAFETY: the batch is shared by atomics, and outlives this (invariant 1 of this module).
+// SAFETY: the state is `Sync` and outlives the completion (invariant 1); the `Arc<Source>` is
+// `Send`.
 unsafe impl Send for Completion {}
-// SAFETY: `&self` reaches plain values only.
+// SAFETY: `&self` gives access to plain values and to the `Arc<Source>`, which is `Sync`. It never
+// follows the pointer to the state.
 unsafe impl Sync for Completion {}
 
 impl Completion {
@@ -179,7 +194,8 @@ impl Completion {
         self.end(result.map_or_else(errno, |()| 0));
     }
 
-    /// Whether a thread waits for the operation, which may as well make it.
+    /// Returns whether a thread, not a task, waits for the operation. Then the device may block the
+    /// thread that begins the operation.
     pub(super) fn is_waited_for(&self) -> bool {
         self.issuer != 0
     }
@@ -188,7 +204,8 @@ impl Completion {
         self.of.as_ref().map(|(source, _)| source)
     }
 
-    /// Calls a blocking method of the device until no signal interrupts it, and ends with its result.
+    /// Calls a blocking method of the device, again while a signal interrupts it, and ends the
+    /// operation with its result.
     pub(super) fn call(mut self, mut method: impl FnMut(&Source) -> io::Result<()>) {
         let Some((source, _)) = &self.of else { return };
         let result = contain(|| {
@@ -205,27 +222,30 @@ impl Completion {
         }
     }
 
-    /// Ends the operation, unless it has. The batch may be gone when this returns.
+    /// Ends the operation, unless it has ended. The batch may be gone when this returns.
     fn end(&mut self, result: i32) {
         let Some((source, batch)) = self.of.take() else { return };
-        // The issuer keeps it until then: the device's drop, which may wait for this thread, is not this thread's.
+        // Before the operation ends, while the issuer has a reference too. The drop of the device
+        // may wait for this thread, so this reference must not be the last.
         drop(source);
-        // SAFETY: invariant 1 of this module: this operation has not ended.
+        // SAFETY: by invariant 1; this operation has not ended.
         let batch = unsafe { batch.as_ref() };
-        // Ordering: Relaxed; the decrement carries it.
+        // Ordering: Relaxed; the Release of the decrement carries it.
         batch.results[self.number].store(result, Ordering::Relaxed);
-        // Ordering: Release pairs with the Acquire of the last of these, and in `Batch::block` and `Batch::poll`; it
-        // carries the result, and what the device did with the bytes.
+        // Ordering: Release pairs with the Acquire fence below, of the operation that ends last,
+        // and with the Acquire in `Batch::block` and `Batch::poll`; it carries the result, and what
+        // the device did with the bytes.
         let release = order!(Release, "completion: the result is stored");
         if batch.left.fetch_sub(1, release) != 1 {
             return;
         }
-        // Ordering: Acquire pairs with the Release in `Batch::poll`, which carries the waker, and with that of the
-        // operations which ended before.
+        // Ordering: Acquire pairs with the Release in `Batch::poll`, which carries the waker, and
+        // with the Release of the operations that ended before, which carries their results.
         fence(Ordering::Acquire);
-        // SAFETY: invariant 3 of this module: this operation ended last.
+        // SAFETY: by invariant 3; this operation ended last.
         let waker = batch.waker.with_mut(|at| unsafe { (*at).take() });
-        // Ordering: Release pairs with the Acquire in `Batch::poll`; the batch may be gone behind this.
+        // Ordering: Release pairs with the Acquire in `Batch::poll`; it carries all results. The
+        // batch may be gone after this.
         batch.left.store(OVER, order!(Release, "completion: all results are stored"));
         step!("completion: wake the issuer", wake_all(waker));
     }

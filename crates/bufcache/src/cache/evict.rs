@@ -31,8 +31,8 @@ const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 24 }
 /// A short search ends after so many buffers in a row that are in use and were not used lately. A
 /// guess: a pass over so many takes less time than a wait.
 const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 1024 };
-/// The same in a cache of which less than a sixteenth is clean: the thread that waits then writes
-/// 64 buffers, and finds these after as many visits.
+/// The same for a cache of which less than a sixteenth is clean: the thread that waits then writes
+/// 64 buffers, and its next search finds these after as many visits.
 const DIRTY_IN_A_ROW: usize = IN_A_ROW.div_ceil(16);
 /// The pause between two searches if all buffers are in use. A guess: longer than most guards live.
 pub(super) const PAUSE: Duration = Duration::from_micros(50);
@@ -85,12 +85,12 @@ impl Shared {
         search: Search,
         mut done: impl FnMut(&mut Cold) -> Option<T>,
     ) -> Option<T> {
-        // The visits since the last eviction, and those since a use or a weight was lowered.
+        // The number of visits since the last eviction, and since a use or a weight was lowered.
         let (mut looked, mut idle) = (0, 0);
         let (in_a_row, of_one_list, mut of_dead) = match search {
             Search::Short => {
                 let in_a_row = self.in_a_row();
-                // The next list has its turn before the search ends.
+                // A quarter, so that the search gets to the next list before it ends.
                 (in_a_row, Some(in_a_row.div_ceil(4)), LOOKS as usize)
             }
             Search::Full => (usize::MAX, None, usize::MAX),
@@ -161,7 +161,7 @@ impl Shared {
         wait: &mut BufferWait,
     ) -> Result<(), GetError> {
         if wait.search == Search::Full {
-            // For the next call: a task does not write dirty buffers itself.
+            // For a later call, because a task does not write dirty buffers itself.
             if self.dirty_bytes() > 0 {
                 self.hurry_cleaner();
             }
@@ -176,7 +176,7 @@ impl Shared {
             return Ok(());
         }
         self.counters.page_retries.add(1);
-        // All buffers may be loads on this thread's engine.
+        // All buffers may be in loads of this thread's engine.
         step!("wait for a buffer: turn the engine", crate::engine::turn_engine());
         #[cfg(not(any(offlock_loom, offlock_shuttle)))]
         thread::sleep(PAUSE);
@@ -187,10 +187,10 @@ impl Shared {
 
     /// Takes a few buffers to evict off the lists.
     fn choose(&self, cold: &mut Cold, victims: &mut Batch, most: usize, looks: &mut Looks) {
-        // Fewer of a small cache, whose buffers would be missed.
+        // Fewer in a small cache, of which a whole batch would be a large part.
         let most = most.min((cold.limit() / 64).clamp(1, BATCH));
         let Cold { nodes, policy, scanned, .. } = cold;
-        // First the buffers that were read once. Those in use go to the front of the list.
+        // First the buffers that were read once. Buffers in use go to the front of the list.
         while looks.left > 0 && looks.has_more(looks.scanned, scanned.len) {
             if victims.len() == most {
                 return;
@@ -232,7 +232,8 @@ impl Shared {
         step!("evict: scan the slots", hazard::mark_protected(marked, &mut in_use, self.order));
         for at in 0..victims.len() {
             let (entry, place) = (entries[at], victims[at].place);
-            // A guard may have become a pin since the mark; its slot was cleared after that.
+            // A guard may have become a pin since the mark. The pin comes before the clear of its
+            // slot, so it is here if the scan did not find the slot.
             in_use[at] |= !check!("evict: no pin after the scan", entry.word().pins() == 0);
             if in_use[at] {
                 entry.change(0, EVICT | NEW); // it stays in the main list
@@ -262,10 +263,10 @@ impl Shared {
         freed
     }
 
-    /// Frees one invalidated buffer that is not in use, of the `most` oldest. Returns the number
-    /// freed.
+    /// Frees one of the `most` oldest invalidated buffers, if one of them is not in use. Returns
+    /// the number freed.
     fn free_dead(&self, most: usize) -> usize {
-        // Those in use go to the front of the list.
+        // Buffers in use go to the front of the list.
         let mut left = self.cold.lock().dead.len.min(most);
         while left > 0 {
             if self.free_last_dead() > 0 {
@@ -276,6 +277,7 @@ impl Shared {
         0
     }
 
+    /// Frees the oldest invalidated buffer if it is not in use. Returns the number freed.
     fn free_last_dead(&self) -> usize {
         let mut cold = self.cold.lock();
         let Cold { nodes, dead, .. } = &mut *cold;
@@ -369,8 +371,8 @@ impl Shared {
     /// Returns the memory of unused chunks to the system. Ignores chunks that are freed meanwhile.
     fn release_unused(&self) {
         for first in (0..).step_by(BATCH) {
-            // Under the lock, so that no thread takes them meanwhile; a few at a time, for the
-            // misses.
+            // Under the lock, so that no thread takes the chunks meanwhile; a few at a time, so
+            // that misses wait a short time for it.
             let cold = self.cold.lock();
             for number in first..first + BATCH {
                 let Some(chunk) = cold.unused(number) else { return };
@@ -426,6 +428,8 @@ impl Shared {
         self.invalidate_unless(Some(source), key, DIRTY)
     }
 
+    /// Invalidates a block as [`invalidate`](Self::invalidate) does, unless its word has one of the
+    /// flags `kept`. Returns whether it was invalidated.
     fn invalidate_unless(
         &self,
         source: Option<&Arc<Source>>,
@@ -453,7 +457,8 @@ impl Shared {
         }
     }
 
-    /// Invalidates a block without one of the flags `kept`. `None` if that has to wait.
+    /// Invalidates a block, unless its word has one of the flags `kept`. Returns whether it was
+    /// invalidated, or `None` if that has to wait.
     pub(super) fn try_invalidate(
         &self,
         source: Option<&Arc<Source>>,
@@ -475,8 +480,8 @@ impl Shared {
                 return Ok(None);
             }
             // Protects the entry until its frame is on the list of the dead. An evictor that has
-            // the buffer puts it there too; if it were freed then, this thread would move the frame
-            // of another block.
+            // the buffer marked may put it on that list first. Without the slot it could be freed
+            // there, and this thread would move the frame of another block.
             let mut slot = None;
             step!(
                 "invalidate: protect the entry",
@@ -504,7 +509,7 @@ impl Shared {
     /// freed.
     pub(super) fn move_to_dead(&self, frame: Frame) {
         let mut cold = self.cold.lock();
-        // If it is on no list, an evictor has it, and will find it stale.
+        // If the buffer is on no list, an evictor has it, and will find it stale.
         if cold.withdraw(frame) {
             let Cold { nodes, dead, .. } = &mut *cold;
             nodes.push(dead, frame, On::Dead);

@@ -1,10 +1,10 @@
 //! Loads: blocks that are being read.
 //!
 //! ```text
-//!  get, get_async, readahead ──► insert the entry, and pin it once more ──► the device begins to read
-//!      │ waits for the entry, or is gone                                        │ later, in any thread
-//!      ▼                                                                        ▼
-//!  the entry is no longer loading ◄── wake ────────────────────────── Load::finish, or its drop
+//!  get, get_async, readahead ──► insert the entry, pin it again ──► the device begins to read
+//!      │ waits for the entry, or is gone                                │ later, in any thread
+//!      ▼                                                                ▼
+//!  the entry is no longer loading ◄── wake ─────────────────── Load::finish, or its drop
 //! ```
 //!
 //! The first pin of the entry belongs to the load, each other to a requester that waits. A
@@ -101,8 +101,7 @@ impl Load {
         self.end(result, 0);
     }
 
-    /// Ends the load. `own` of the other pins belong to the calling thread, which need not be
-    /// woken.
+    /// Ends the load. The calling thread has `own` of the other pins, and need not be woken.
     fn end(self, result: io::Result<usize>, own: u64) {
         let (source, key, frame) = self.into_parts();
         let mut bytes = source.cache.frames.bytes(frame);
@@ -117,7 +116,8 @@ impl Load {
         }
     }
 
-    /// Reads the block on this thread. Each waiter gets a panic of the device as an error.
+    /// Reads the block on this thread, which has `own` of the other pins. Each waiter gets a panic
+    /// of the device as an error.
     pub(super) fn read_here(self, own: u64) {
         let slot = self.source.cache.protect_own(self.frame);
         let mut bytes = self.source.cache.frames.bytes(self.frame);
@@ -207,7 +207,8 @@ impl AllWakers {
     }
 
     pub(super) fn of(&self, frame: Frame) -> &Wakers {
-        // The upper bits as well: the frames of large blocks begin at every 128th unit.
+        // Uses the upper bits as well, because the frames of large blocks begin at every 128th
+        // unit.
         let unit = frame.unit() as usize;
         &self.0[(unit ^ unit >> 6) % LISTS]
     }
@@ -226,9 +227,13 @@ impl Wakers {
         Self { list: WordLock::new(Vec::new()), len: AtomicUsize::new(0) }
     }
 
-    /// Returns whether the list is empty. Sees at least the wakers of tasks whose pin is gone.
+    /// Returns whether the list is empty. Does not miss the waker of a task that has dropped its
+    /// pin.
     fn is_empty(&self) -> bool {
-        // Ordering: Relaxed; the words of entries carry it, see `Entry::publish`.
+        // Ordering: Relaxed. A task that waits has a pin or `WAITED`, which the caller checks. If a
+        // task with a pin is gone, the Release in `Entry::unpin` pairs with the Acquire of the
+        // exchange in `Entry::publish` or `Entry::change`, by which the caller ended the load; it
+        // carries the length.
         check!("load: no waker is left", self.len.load(Ordering::Relaxed) == 0)
     }
 
@@ -242,8 +247,9 @@ impl Wakers {
             self.len.store(waiting.len() - 1, Ordering::Relaxed);
             Some((waiting.swap_remove(at).1, left))
         };
-        // One by one and without the lock, because a waker is foreign code. No more than there were
-        // at first: the frame may have another load by now, whose wakers come back to the list.
+        // One by one and without the lock, because a waker is foreign code. At most as many as were
+        // on the list at first, because the frame may have another load by now, and the tasks that
+        // are woken early add their wakers again.
         let mut most = usize::MAX;
         while most > 0 {
             let Some((waker, left)) = take() else { return };
@@ -254,7 +260,7 @@ impl Wakers {
     }
 
     pub(super) fn add(&self, frame: Frame, waker: &Waker) -> Result<(), GetError> {
-        let new = waker.clone(); // which may do anything, as its drop may: not under the lock
+        let new = waker.clone(); // foreign code, as is its drop: not under the lock
         let mut waiting = self.list.lock();
         if !waiting.iter().any(|(of, known)| *of == frame && known.will_wake(waker)) {
             waiting.push((frame, new));
@@ -265,7 +271,8 @@ impl Wakers {
 }
 
 impl Shared {
-    /// Sets a slot for a buffer that this thread reads, so that a get of it reports the deadlock.
+    /// Sets a slot for a buffer that this thread reads, so that a get of the block by its device or
+    /// verifier returns [`GetError::WouldDeadlock`].
     fn protect_own(&self, frame: Frame) -> Option<&'static Slot> {
         hazard::protect_kept(self.entry(frame)).ok()
     }
@@ -291,9 +298,10 @@ impl Shared {
         let _ = contain(|| source.device.begin_read(load));
     }
 
-    /// Makes a loaded buffer readable, and wakes the waiters, which have all pins but `own`.
+    /// Makes a loaded buffer readable, and wakes the waiters. The calling thread has `own` of the
+    /// pins, and each waiter has one.
     fn publish(&self, frame: Frame, own: u64) {
-        self.frames.writing(frame); // till now
+        self.frames.writing(frame); // the load has written until now
         if self.entry(frame).publish().pins() > own || self.has_wakers(frame) {
             step!("load: wake those who wait", self.wake_waiters(frame));
         }

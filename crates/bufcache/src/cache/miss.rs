@@ -197,7 +197,7 @@ impl Shared {
             }
             if is_marked && entry.try_pin(word).is_ok() {
                 drop(home);
-                drop(spare); // others may want it meanwhile
+                drop(spare); // other threads may need the frame meanwhile
                 self.counters.get_locked_waited.add(1);
                 return Ok(Entered::Pinned(self.frames.header(word.frame()).place()));
             }
@@ -259,7 +259,8 @@ impl Shared {
         Some(spare.into_frame())
     }
 
-    /// Locks an entry that was just inserted for the caller, which fills it. Its bytes are any.
+    /// Locks an entry that was just inserted, for the caller to fill. The bytes are those of an
+    /// earlier block.
     pub(super) fn create(&self, source: &Source, key: Key, frame: Frame) -> Result<Held, GetError> {
         let entry = self.entry(frame);
         let slot = match hazard::protect_kept(entry) {
@@ -270,7 +271,8 @@ impl Shared {
         self.frames.writing(frame);
         // Before other threads can lock it: a block that is refused here was never cached.
         entry.change(WRITE, 0);
-        // Ordering: SeqCst, against the fence in `Shared::close`; see there.
+        // Ordering: SeqCst fence, against the fence in `Shared::close`: this thread finds the stage
+        // `Closing`, or the closer finds `WRITE` and waits.
         fence(Ordering::SeqCst);
         if source.writes.refuses_writers() {
             slot.clear();
@@ -280,8 +282,8 @@ impl Shared {
         Ok(Held { slot, frame })
     }
 
-    /// Removes the entry of a failed load, and wakes its waiters. `own` of the pins beside that of
-    /// the load belong to the calling thread.
+    /// Removes the entry of a failed load, and wakes its waiters. The calling thread has `own` pins
+    /// beside that of the load.
     pub(super) fn fail(
         &self,
         source: &Source,
@@ -329,7 +331,7 @@ impl Shared {
         let header = self.frames.header(entry.word().frame());
         let mut since = None;
         if header.is_claimed_by_me() {
-            // This thread or its engine may have the load, which no other thread ends then.
+            // This thread or its engine may have the load. Then no other thread ends it.
             let mut rounds = 16;
             while entry.word().has(IO) {
                 self.pause(&mut rounds, &mut since).map_err(|_| GetError::WouldDeadlock)?;

@@ -383,8 +383,9 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Makes the shared part of a cache of `units` of two to the power of `unit` bytes, in chunks of
-/// two to the power of `chunk` bytes. With shadows, of so many blocks, if blocks are `sampled`.
+/// Returns the shared state of a cache of `units` units. `unit` and `chunk` are the binary
+/// logarithms of the sizes of a unit and of a chunk in bytes. The cache has shadows of about
+/// `sampled` blocks each, unless that is 0.
 pub(crate) fn make(
     units: usize,
     (unit, chunk): (u32, u32),

@@ -1,4 +1,5 @@
-//! Calls that do not wait, and calls for programs that also read the device themselves.
+//! Calls for programs that must not wait, or that also read the device themselves: writes without a
+//! wait, and the question whether the cache has newer bytes than the device.
 
 use std::ops::Range;
 
@@ -14,8 +15,8 @@ use crate::wait::{Mode, now};
 use crate::word::{DIRTY, Key};
 
 impl Shared {
-    /// Locks the buffer of a block that the caller overwrites, if that needs no wait. The bytes are
-    /// any.
+    /// Locks the buffer of a block that the caller overwrites, if that needs no wait. The bytes may
+    /// be those of an earlier block.
     pub(crate) fn try_create(
         &self,
         source: &Arc<Source>,
@@ -46,14 +47,15 @@ impl Shared {
         }
     }
 
-    /// Returns whether the device may lack a write of these blocks that has ended: a block is
-    /// dirty, or a failed sync may have lost it.
+    /// Returns whether the device may lack a write of these blocks whose guard has dropped: a block
+    /// is dirty, or a failed sync may have lost it.
     pub(crate) fn is_newer(&self, source: &Source, blocks: Range<u64>) -> bool {
         let sectors = source.sectors_of(blocks.clone());
         if source.writes.is_lost(&sectors) {
             return true;
         }
-        // A block counts in `dirty_bytes` from before `DIRTY` is set until the device has it.
+        // A block counts in `dirty_bytes` from before `DIRTY` is set until the device has it; see
+        // `list_dirty` for the ordering.
         if self.dirty_bytes() == 0 {
             return false;
         }
@@ -75,7 +77,7 @@ impl Shared {
 
     /// Returns whether the block is cached and dirty.
     pub(super) fn is_dirty(&self, key: Key) -> bool {
-        // A block that has left the table meanwhile was clean before.
+        // A block that leaves the table during this call was clean before, or was invalidated.
         let word = self.table.find(key).and_then(|entry| entry.look(key));
         word.is_some_and(|word| word.has(DIRTY))
     }

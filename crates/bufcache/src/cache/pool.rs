@@ -2,8 +2,7 @@
 //! tasks, and write back dirty buffers in rounds.
 //!
 //! ```text
-//!  device A: | clean: due | load, load, load |    at most PER_DEVICE threads read it, one cleans
-//!  it
+//!  device A: | clean: due | load, load, load |  read by PER_DEVICE threads at most, cleaned by one
 //!  device B: | clean: -   | load             |
 //!                 └─► the next job of the next device ─► a thread
 //! ```
@@ -250,8 +249,8 @@ impl Pool {
         }
         let is_behind = work.reading + work.loads.len() >= PER_DEVICE;
         work.loads.push_back(load);
-        // Ordering: Relaxed; the change of the frame's count, which follows for a load that is
-        // behind others, carries it to `take_queued`.
+        // Ordering: Relaxed. For a load that is behind others the caller then advances the futex of
+        // the frame, whose Release carries the count to `take_queued`.
         self.queue.loads.fetch_add(1, Ordering::Relaxed);
         drop(state);
         step!("pool: tell a thread", self.queue.changed.notify_one());
@@ -262,10 +261,11 @@ impl Pool {
     /// end.
     ///
     /// Needed because the threads of the pool may wait for that thread, or run verifiers that need
-    /// the block. The thread reads the frame's count of changes, then calls this, and sleeps while
-    /// the count is the same. A load that is queued behind others later changes the count.
+    /// the block. The thread loads the futex of the frame, then calls this, and sleeps while the
+    /// futex has not changed. A load that is queued behind others later advances the futex.
     pub(super) fn take_queued(&self, device: u16, frame: Frame) -> Option<Load> {
-        // Ordering: Relaxed; the caller has read the frame's count of changes, which carries it.
+        // Ordering: Relaxed; the caller has loaded the futex of the frame, whose Acquire carries
+        // the count.
         if self.queue.loads.load(Ordering::Relaxed) == 0 {
             return None;
         }
@@ -334,8 +334,8 @@ impl Pool {
         state.devices.iter().filter_map(|work| work.dirty.clone()).nth(at)
     }
 
-    /// Begins a round without delay, because too much is dirty. Does nothing while every device with dirty buffers
-    /// is being cleaned, or is about to be.
+    /// Begins a round without delay, because too many buffers are dirty. Does nothing while every
+    /// device with dirty buffers is being cleaned, or is about to be.
     pub(super) fn hurry(&self) {
         let mut state = self.queue.state.lock();
         let waits = |work: &Work| work.dirty.is_some() && work.clean == Clean::No;

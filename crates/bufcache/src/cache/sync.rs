@@ -1,10 +1,11 @@
-//! What makes it durable: sync, FUA, and resets.
+//! Durability: syncs, durable writes (FUA) and resets.
 //!
 //! # The rule
 //!
-//! A block is durable when a sync of the device succeeded that began after the block's write ended, or when
-//! that write was a durable one itself. So a sync here first writes what is dirty, then waits for a sync
-//! of the device that begins after that; one that runs already is not enough.
+//! A block is durable once a sync of the device that began after the block's write ended has
+//! succeeded, or if that write was durable. So a sync of the cache first writes the dirty blocks,
+//! and then waits for a sync of the device that begins after that. A sync that runs already is not
+//! enough.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -24,6 +25,7 @@ use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, STALE, VALID, WRITE};
 
 impl Shared {
+    /// Returns an error if the device is closed or poisoned.
     pub(super) fn check_sync(&self, source: &Source) -> Result<(), WriteError> {
         if source.writes.is_closed() {
             return Err(WriteError::Closed);
@@ -35,7 +37,7 @@ impl Shared {
         source.writes.poisoned().map_or(Ok(()), |errno| Err(WriteError::Poisoned { errno }))
     }
 
-    /// Gives the device everything that is dirty.
+    /// Writes all dirty blocks to the device, which does not make them durable.
     pub(crate) async fn flush(&self, source: &Arc<Source>, mode: Mode) -> Result<(), WriteError> {
         self.check_sync(source)?;
         self.flush_even_closed(source, mode).await
@@ -51,20 +53,20 @@ impl Shared {
         done.error.map_or(Ok(()), Err)
     }
 
-    /// Makes everything durable that was dirtied before.
+    /// Makes all blocks durable that were dirtied before this call.
     pub(crate) async fn sync(&self, source: &Arc<Source>, mode: Mode) -> Result<(), WriteError> {
         let losses = source.writes.group.losses();
         let flushed = self.flush(source, mode).await;
         if flushed == Err(WriteError::Closed) {
             return flushed;
         }
-        // What could be written is made durable all the same.
+        // Also after an error, so that the blocks that could be written are durable.
         self.sync_device(source, losses, mode).await?;
         flushed
     }
 
-    /// A sync of the device that begins after this call. Fails if the device has lost writes since
-    /// `losses` were reported.
+    /// Waits for a sync of the device that begins after this call. Fails if the device has reported
+    /// lost writes since the caller read `losses`.
     pub(super) async fn sync_device(
         &self,
         source: &Arc<Source>,
@@ -77,8 +79,8 @@ impl Shared {
         }
         let _operation = Operation::begin(&**source).ok_or(WriteError::Closed)?;
         let sync = async {
-            // The sync that this one has waited for may have failed: the device would say that all is
-            // well, of blocks that it has given up.
+            // The sync before this one may have failed. The kernel reports lost writes once, so
+            // this sync would succeed without them.
             if !check!("sync: the device is not poisoned", source.writes.poisoned().is_none()) {
                 return false;
             }
@@ -86,9 +88,9 @@ impl Shared {
             self.counters.syncs.add(1);
             let batch = Batch::new(source, mode);
             step!("sync: ask the device", {
-                // SAFETY: the batch is waited for below.
+                // SAFETY: the batch is neither moved nor forgotten until the wait below.
                 let sync = unsafe { DeviceSync::new(&batch) };
-                // If it panics the sync is dropped, which ends it.
+                // If the device panics, the sync is dropped, which ends it.
                 let _ = contain(|| source.device.begin_sync(sync));
             });
             batch.wait().await;
@@ -104,11 +106,12 @@ impl Shared {
         if source.writes.group.join(mode, losses, sync, durable).await {
             return Ok(());
         }
-        // Another's reset may have forgiven it meanwhile; ours is not durable for that.
+        // A reset by another thread may have ended the poisoning meanwhile. That does not make the
+        // caller's blocks durable.
         Err(WriteError::Poisoned { errno: source.writes.poisoned().unwrap_or(libc::EIO) })
     }
 
-    /// Makes those blocks durable (FUA).
+    /// Makes the blocks of a range durable (FUA).
     pub(crate) async fn write_through(
         &self,
         source: &Arc<Source>,
@@ -124,17 +127,20 @@ impl Shared {
         if let Some(error) = done.error {
             return Err(error);
         }
-        // Another thread may have written them, and not durably.
+        // Another thread may have written some of the blocks without FUA.
         let is_synced = !source.writes.unsynced(|unsynced| unsynced.touches(&sectors));
         let is_synced = check!("write through: no sector is unsynced", is_synced);
         if is_synced { Ok(()) } else { self.sync_device(source, losses, mode).await }
     }
 
-    /// Lets a device be written again whose sync failed. A block that was written since the last good sync is
-    /// dirty again, if it stayed in the cache since the write. Returns the other blocks. These are lost even if
-    /// they are cached: what was read from the device after the write need not be what was written.
+    /// Ends the poisoning of a device whose sync failed, so that it can be written again.
+    ///
+    /// A block that was written since the last good sync becomes dirty again if it stayed in the
+    /// cache since that write. Returns the other blocks. These are lost even if they are cached,
+    /// because the bytes that were read from the device after the write may be older ones.
     pub(crate) fn reset(&self, source: &Arc<Source>) -> Result<Vec<Range<u64>>, WriteError> {
-        // Another that ends behind this one would forget what a sync has lost since.
+        // One reset at a time: a second one that ended later would also end the poisoning of a sync
+        // that failed in between.
         let mut _alone = None;
         step!("reset: one at a time", _alone = Some(source.writes.alone.lock()));
         if source.writes.poisoned().is_none() {
@@ -152,7 +158,9 @@ impl Shared {
                 self.keep_cached(source, Key::new(source.id, sector), &mut lost)?;
             }
         } else {
-            // More than the cache can have, as after a large discard: what is in it is looked through.
+            // More blocks than the table has entries, as after a large discard: searches the table.
+            // A thread that is inserting a block holds the lock of a home, so each of these is
+            // taken once before.
             self.table.pass_all_locks();
             let taken = |key: &Key| {
                 let sector = key.sector();
@@ -162,13 +170,15 @@ impl Shared {
                 self.keep_cached(source, key, &mut lost)?;
             }
         }
-        // All of them stay unsynced until a sync succeeds: the device may give them up after this reset as well.
+        // All these sectors stay unsynced until a sync succeeds, because the device may lose their
+        // writes after this reset, too.
         source.writes.forgive();
         let by = source.shift - 9;
         Ok(lost.iter().map(|range| range.start >> by..range.end >> by).collect())
     }
 
-    /// Makes a block dirty that stayed in the cache since it was written: it is not lost.
+    /// Makes a block dirty if it stayed in the cache since it was written, and then removes it from
+    /// `lost`.
     fn keep_cached(
         &self,
         source: &Arc<Source>,
@@ -182,8 +192,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Until those are over that the failed sync may have met: what they wrote is among the unsynced
-    /// sectors then, or dirty.
+    /// Waits for the write-backs that may have run beside the failed sync. Afterwards each of their
+    /// blocks is dirty, or among the unsynced sectors.
     fn wait_for_write_backs(&self, source: &Source) -> Result<(), WriteError> {
         let mut since = None;
         let mut walk = source.writes.dirty.lock().walk();
@@ -196,7 +206,7 @@ impl Shared {
             };
             let Some((frame, key)) = marked else { continue };
             let of_wait = |error| WriteError::of_wait(error, source.block(key));
-            // Under another key it is another's by now.
+            // If the key differs, the frame belongs to another block by now.
             let is_marked = |entry: &Entry| entry.word().has(BACK) && entry.key() == key;
             while is_marked(self.entry(frame)) {
                 self.wait_for_mark(frame, key, &mut since).map_err(of_wait)?;
@@ -205,16 +215,20 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes a block dirty, if it stayed in the cache since it was written. A clean copy that was read from the
-    /// device after the write is forgotten, so that the next get reads what the device has now. A dirty one
-    /// stays, as it was modified since. Returns whether the block is not lost.
+    /// Makes a block dirty if it stayed in the cache since it was written. Returns whether it did,
+    /// so that its write is not lost.
+    ///
+    /// A clean copy that was read from the device after the write is invalidated, so that the next
+    /// get reads what the device has now. A dirty copy of that kind stays, because it was modified
+    /// since.
     fn dirty_again(&self, source: &Arc<Source>, key: Key) -> Result<bool, GetError> {
         let mut since: Option<Instant> = None;
         let mut rounds = 0;
         loop {
             let Some(entry) = self.table.find(key) else { return Ok(false) };
             let word = entry.word();
-            // Before it is asked whether it is dirty: what the device has by now is clean in a moment.
+            // Before the test for `DIRTY`: a block that the device has just written still has the
+            // flag, but is about to become clean.
             if word.has(WRITE | BACK) {
                 if word.has(WRITE) && hazard::protected_by_me(entry) > 0 {
                     return Err(GetError::WouldDeadlock);
@@ -222,7 +236,7 @@ impl Shared {
                 self.wait_for_mark(word.frame(), key, &mut since)?;
                 continue;
             }
-            // The load of what is `VALID` was noted before it was published.
+            // If the block is `VALID`, a load of it was noted before it was published.
             let is_copy = || {
                 let sectors = source.sectors(key);
                 !source.writes.unsynced(|unsynced| unsynced.is_reloaded(&sectors))
@@ -232,10 +246,12 @@ impl Shared {
             }
             let class = word.frame().class();
             if word.has(VALID) && !word.has(EVICT | IO | STALE) {
-                // As a writer that changes nothing: the device refuses other writers meanwhile.
+                // Takes the mark of a writer, but changes no bytes, so readers go on. Writers are
+                // refused, because the device is poisoned.
                 if entry.try_change(word, WRITE, 0).is_ok() {
                     let is_there = entry.key() == key && word.frame().class() == class;
-                    // Asked under the mark: the block is neither evicted nor loaded meanwhile.
+                    // Tested under the mark, so that the block is neither evicted nor loaded
+                    // meanwhile.
                     if is_there && !is_copy() {
                         self.end_marks(entry, word.frame(), WRITE, 0);
                         self.invalidate_clean(source, key)?;

@@ -1,4 +1,4 @@
-//! The dirty blocks that a write-back is about.
+//! The dirty blocks that a write-back selects.
 
 use std::ops::Range;
 
@@ -9,20 +9,22 @@ use crate::frames::Frame;
 use crate::source::Source;
 use crate::word::{DIRTY, Key};
 
-/// So many, or fewer, are found without asking for memory: as when a thread needs a buffer.
+/// Up to this many blocks are found without an allocation. A thread that needs a buffer writes no
+/// more.
 const FEW: usize = 64;
 
 /// Which dirty blocks of a device a write-back writes, and how.
 #[derive(Clone, Debug)]
 pub(crate) struct Task {
+    /// Only blocks in this range.
     pub(crate) sectors: Range<u64>,
-    /// At most so many blocks, the oldest.
+    /// The most blocks. If there are more, the oldest are taken.
     pub(crate) most: usize,
-    /// Only what became dirty before, in milliseconds of the cache's life.
+    /// Only blocks that became dirty before this time, in milliseconds since the cache was made.
     pub(crate) before: u64,
-    /// Durable when this returns (FUA).
+    /// Makes the blocks durable (FUA).
     pub(crate) durable: bool,
-    /// Waits for what is marked or held back.
+    /// Waits for blocks that are marked or held back.
     pub(crate) wait: bool,
     /// Which blocks it tries to write.
     pub(crate) tries: Tries,
@@ -31,16 +33,18 @@ pub(crate) struct Task {
 /// Which blocks a task tries to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tries {
-    /// Those that are not held back, and whose write has not failed: where a few are to be written, older ones
-    /// that cannot be do not take their places.
+    /// Blocks that are not held back and whose write has not failed. If a task has few blocks,
+    /// older ones that cannot be written do not take the places of others.
     Promising,
-    /// Those that the cleaner has not given up. Failed tries count.
+    /// All blocks but those that the cleaner has given up. A failure counts as a try, after some of
+    /// which the cleaner gives the block up.
     Most,
+    /// All blocks, for an explicit flush or sync. A failure does not count as a try.
     All,
 }
 
 impl Task {
-    /// All that is dirty now.
+    /// Returns a task for all blocks that are dirty now.
     pub(crate) fn all() -> Self {
         Self {
             sectors: 0..u64::MAX,
@@ -53,7 +57,7 @@ impl Task {
     }
 }
 
-/// A dirty buffer that is to be written.
+/// A dirty block to be written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Going {
     pub(super) key: Key,
@@ -64,10 +68,10 @@ impl Going {
     pub(super) const NONE: Self = Self { key: Key::NONE, frame: Frame(0) };
 }
 
-/// The dirty buffers that a task has found.
+/// The dirty blocks that a task selects.
 pub(super) struct Found {
     few: Few<Going, FEW>,
-    /// All of them, where there may be more.
+    /// All of them, if `most` is above `FEW`.
     many: Vec<Going>,
     most: usize,
 }
@@ -81,7 +85,7 @@ impl Found {
         Ok(Self { few: Few::new(Going::NONE), many, most })
     }
 
-    /// Adds a buffer. Returns whether there is room for another.
+    /// Adds a block. Returns whether there is room for another.
     fn push(&mut self, going: Going) -> bool {
         match self.most {
             0..=FEW => self.few.push(going),
@@ -96,7 +100,7 @@ impl Found {
 }
 
 impl Shared {
-    /// Returns the dirty blocks that the task is about, from the list of the device.
+    /// Returns the dirty blocks that the task selects, from the dirty list of the device.
     pub(super) fn dirty_blocks(&self, source: &Source, task: &Task) -> Result<Found, WriteError> {
         let (len, mut walk) = {
             let list = source.writes.dirty.lock();
@@ -106,8 +110,8 @@ impl Shared {
         if blocks < len as u64 && task.before == u64::MAX {
             return self.dirty_of(source, task, blocks as usize);
         }
-        // No memory is asked for under the lock. What becomes dirty meanwhile is left out: it was not when
-        // this began.
+        // Allocates without the lock. The length suffices, because the walk leaves out blocks that
+        // became dirty after its begin.
         let mut found = Found::try_new(len.min(task.most))?;
         while found.most > 0 && !walk.is_over() {
             let list = source.writes.dirty.lock();
@@ -132,7 +136,8 @@ impl Shared {
         Ok(found)
     }
 
-    /// The same for a short range, by a look at each of its blocks instead of at all that is dirty.
+    /// Does the work of [`dirty_blocks`](Self::dirty_blocks) for a range of fewer blocks than the
+    /// dirty list has: looks up each block of the range.
     fn dirty_of(&self, source: &Source, task: &Task, blocks: usize) -> Result<Found, WriteError> {
         let mut found = Found::try_new(blocks.min(task.most))?;
         for sector in task.sectors.clone().step_by(1 << (source.shift - 9)) {

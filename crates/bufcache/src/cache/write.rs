@@ -161,6 +161,9 @@ impl Shared {
             return Err(Obstacle::Passing);
         }
         entry.try_change(word, WRITE, 0).map_err(|_| Obstacle::Passing)?;
+        // Ordering: against the slots of readers, see `Order::barrier`; and against the SeqCst
+        // fence in `Shared::close`: this thread finds the stage `Closing`, or the closer finds
+        // `WRITE`.
         step!("write: the mark is set before the scan", self.order.barrier());
         if source.writes.refuses_writers() {
             self.end_marks(entry, held.frame, WRITE, 0);

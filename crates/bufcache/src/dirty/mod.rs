@@ -2,12 +2,10 @@
 //! and its errors.
 //!
 //! ```text
-//!  write guard ends ──► list, DIRTY ──► BACK ──► the device writes ──► unsynced ──► clean, off the
-//!  list
-//!                            ▲                      │ fails                │
-//!                            └──────────────────────┘                a sync begins
-//!                                                                          │
-//!                         poisoned, until a reset ◄── fails ── syncing ── succeeds: durable
+//!  write guard ends ──► list, DIRTY ──► BACK ──► device writes ──► unsynced ──► clean, off list
+//!                            ▲                    │ fails             │
+//!                            └────────────────────┘                   ▼ a sync begins
+//!                       poisoned, until a reset ◄── fails ── syncing ── succeeds ──► durable
 //! ```
 
 mod errors;
@@ -218,8 +216,9 @@ impl Writes {
 
     /// Notes a failed sync: writes since the last good sync may be lost. The first errno stays.
     pub(crate) fn poison(&self, errno: i32) {
-        // Ordering: Relaxed. What an errno is about, the extents and the group, is behind locks: a lock
-        // that is taken after the load comes after one that was released before the store.
+        // Ordering: Relaxed. The unsynced sectors and the group, which belong to the errno, are
+        // behind locks: a lock that is taken after the load comes after one that was released
+        // before the store.
         let _ = self.poison.compare_exchange(0, errno.max(1), Ordering::Relaxed, Ordering::Relaxed);
         // After the exchange, because a sync that begins after `lose` does not see the loss in the
         // group and must find the device poisoned.
@@ -235,9 +234,9 @@ impl Writes {
 
     /// Ends the poisoning, by a reset.
     pub(crate) fn forgive(&self) {
-        // Ordering: Release pairs with the Acquire in `poisoned`; it carries the blocks that the reset
-        // has made dirty, for `is_newer` and `dirty_of`, which take no lock. A thread that still finds
-        // the errno acts as before the reset.
+        // Ordering: Release pairs with the Acquire in `poisoned`; it carries the blocks that the
+        // reset has made dirty, for `is_newer` and `dirty_of`, which take no lock. A thread that
+        // still finds the errno acts as before the reset.
         self.poison.store(0, order!(Release, "forgive: the blocks are dirty before"));
     }
 

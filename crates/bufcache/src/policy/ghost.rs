@@ -1,7 +1,9 @@
-//! The ghosts: blocks that were evicted or refused lately, forgotten in that order.
+//! The ghosts: the keys of blocks that were evicted or refused lately. The oldest is forgotten
+//! first.
 //!
-//! A 4-way table of tags of 32 bits with the number of the eviction. Another block may have the
-//! same tag in one of a billion lookups; then that block skips probation, and nothing else happens.
+//! A 4-way associative table of tags of 32 bits, each with the number of its eviction. In one of a
+//! billion lookups another block has the same tag: then the block looked up skips probation, and
+//! nothing else happens.
 
 use percpu::AllocError;
 
@@ -13,9 +15,9 @@ const WAYS: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Ghost {
     sets: Box<[[Seen; WAYS]]>,
-    /// The number of evictions so far. The first is 1, as 0 marks an unused place.
+    /// The number of evictions and refusals so far. The first is 1, as 0 marks an unused place.
     now: u32,
-    /// The number of evictions that are remembered.
+    /// The number of evictions and refusals that are remembered.
     memory: u32,
 }
 
@@ -42,7 +44,7 @@ impl Ghost {
         seen.when != 0 && self.now.wrapping_sub(seen.when) < self.memory
     }
 
-    /// Remembers that a block was evicted.
+    /// Inserts a block that was evicted or refused.
     pub(crate) fn add(&mut self, key: Key) {
         self.now = self.now.wrapping_add(1).max(1);
         let now = self.now;
@@ -56,7 +58,7 @@ impl Ghost {
         }
     }
 
-    /// Forgets a block. Returns whether it was evicted lately.
+    /// Removes a block. Returns whether it was inserted lately.
     pub(crate) fn take(&mut self, key: Key) -> bool {
         let (set, tag) = self.set(key);
         let Some(at) = set.iter().position(|seen| seen.tag == tag && seen.when != 0) else {
@@ -66,7 +68,8 @@ impl Ghost {
         self.is_young(seen)
     }
 
-    /// Returns whether a block was added lately. Adds it otherwise.
+    /// Returns whether a block was inserted lately. If not, inserts it, so that the next call
+    /// returns true.
     pub(crate) fn knows(&mut self, key: Key) -> bool {
         let (set, tag) = self.set(key);
         let at = set.iter().position(|seen| seen.tag == tag && seen.when != 0);
@@ -79,6 +82,8 @@ impl Ghost {
         false
     }
 
+    /// Sets the number of evictions and refusals that are remembered, at most the places of the
+    /// table.
     pub(crate) fn resize(&mut self, buffers: usize) {
         self.memory = buffers.min(self.sets.len() * WAYS) as u32;
     }

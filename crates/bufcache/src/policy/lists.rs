@@ -15,8 +15,8 @@
 //! - The main list is filled first, so that a cache that is not full yet evicts nothing early.
 //! - Hits in the newer half of probation do not count, because they belong to the same use. The
 //!   flag `NEW` marks these buffers, and a hit writes nothing.
-//! - One hit in the older half is enough to stay.
-//! - Twice as many ghosts as there are buffers.
+//! - One hit in the older half of probation is enough for a buffer to enter main.
+//! - There are twice as many ghosts as buffers.
 //!
 //! [`Eviction::A2Small`] has a tenth of that probation, and a gate: a ghost enters main only if
 //! main's oldest buffer has no use left; otherwise that buffer loses a use. [`Eviction::Clock`] has
@@ -116,8 +116,8 @@ impl Policy {
         }
     }
 
-    /// Returns whether a block that is not cached was evicted, or refused by this function, lately.
-    /// Refuses and remembers it otherwise.
+    /// Returns whether a block that is not cached was evicted from probation or refused lately. If
+    /// not, inserts it among the ghosts as refused, so that the next call for it returns true.
     pub(crate) fn knows(&mut self, key: Key) -> bool {
         self.ghost.knows(key)
     }
@@ -232,8 +232,8 @@ impl Policy {
     /// the frame's block; by now the frame may be free, or have another block.
     pub(crate) fn evict_next(&mut self, nodes: &mut Nodes, frame: Frame) {
         let node = nodes.of(frame);
-        // If it is on no list, an evictor is about to keep it. Its unit may begin a frame of another
-        // size by now.
+        // If the buffer is on no list, an evictor is about to keep it. A frame of another size may
+        // begin at the unit by now.
         if node.on == On::Policy(MAIN) && node.class == frame.class() {
             if let Some(list) = node.due.take() {
                 nodes.remove(&mut self.main, frame);

@@ -35,15 +35,17 @@ const FEWEST_BLOCKS: usize = 16;
 const DECAY: f32 = 0.97;
 /// The factor by which the hits of another rule must exceed those of the rule in force.
 const HYSTERESIS: f32 = 1.03;
-/// A cache may refuse blocks if a smaller share of the requests hits than this. A guess: a buffer
-/// costs more to fill than a hit saves if one in eight is used again.
+/// A cache may refuse blocks if a smaller share of the requests hits than this. A guess: to fill
+/// buffers costs more than the hits save if fewer than one in eight is used again.
 const FEW: f32 = 1.0 / 8.0;
-/// The share of the requests that may miss because the cache refused their blocks, beside two
-/// standard deviations of the hits. With as many requests as [`DECAY`] leaves, both are at most 1/55 in a cache of
-/// 2,048 units or more, and 1/24 in one of 128.
+/// The share of the requests that may miss because the cache refused their blocks. Two standard
+/// deviations of the hits are added, because the hits are those of a sample. With as many requests
+/// as [`DECAY`] leaves, the sum is at most 1/55 of the requests in a cache of 2,048 units or more,
+/// and 1/24 in one of 128.
 const COST: f32 = 1.0 / 96.0;
-/// The comparisons from the end of a refusal that cost more until the next trial: so many the first
-/// time, and twice as many each time. A trial ends after about 5.
+/// The number of comparisons in which the cache refuses nothing after refusals have cost more than
+/// [`COST`]: the start of the range the first time, twice as many each further time, and at most
+/// the end. Refusals that cost more are noticed after about 5 comparisons.
 const PAUSE: Range<u32> = 32..1024;
 
 /// Returns the planned blocks of a shadow of a cache with `units` units; 0 for a cache without
@@ -156,7 +158,8 @@ pub(crate) struct Shadows {
     found: f32,
     /// Set while the cache [refuses](Self::is_selective) blocks.
     is_selective: bool,
-    /// The comparisons until the cache may refuse blocks again, and those after the next failure.
+    /// The comparisons until the cache may refuse blocks again, and those of the next
+    /// [pause](PAUSE).
     pause: (u32, u32),
     /// The entries of the cache's table whose sampled blocks are not marked `SAMPLED` yet.
     pub(crate) unmarked: Range<Place>,
@@ -197,16 +200,18 @@ impl Shadows {
         self.of[self.rules].policy.rule()
     }
 
-    /// Returns whether the cache refuses blocks that were neither evicted from probation nor refused
-    /// lately.
+    /// Returns whether the cache refuses blocks that were neither evicted from probation nor
+    /// refused lately.
     ///
-    /// It does while few of the sampled requests hit, as long as it has about as many hits as the
-    /// shadow, which refuses none. Refusals thus turn few requests into misses, see [`COST`], but for
-    /// a trial now and then.
+    /// It refuses blocks while few of the sampled requests hit in the shadow of the rule in force,
+    /// and while the cache has about as many hits as that shadow, which refuses no block. So
+    /// refusals turn few requests into misses; see [`COST`]. If they turn more, the cache tries
+    /// them again only after a pause, which doubles each time.
     pub(crate) fn is_selective(&self) -> bool {
         self.is_selective
     }
 
+    /// Decides after a comparison whether the cache [refuses](Self::is_selective) blocks.
     fn choose_selection(&mut self) {
         let hits = self.of[self.rules].hits;
         let is_short = self.found + COST * self.requests + 2.0 * hits.sqrt() < hits;
