@@ -12,7 +12,7 @@ use std::task::Waker;
 use percpu::sync::step;
 
 use crate::core::Levels;
-use crate::queue::{Queue, State};
+use crate::queue::{Deferred, Queue, State};
 use crate::waiter::{Rank, Waiter};
 
 /// Writes what both futures have: the options, and the end of one that is dropped.
@@ -36,7 +36,7 @@ macro_rules! operation {
             #[inline]
             fn drop(&mut self) {
                 if self.waiter.is_some() {
-                    leave(self.queue.get(), &mut self.waiter);
+                    drop(leave(self.queue.get(), &mut self.waiter));
                 }
             }
         }
@@ -87,12 +87,13 @@ fn detach<T, L: Levels>(state: &mut State<T, L>, waiter: &Waiter<T, L::Priority>
     Detached { rank: inner.rank(), was_listed, had_permit, _waker: inner.take_waker() }
 }
 
-/// Ends the wait of a task, and passes its permit on.
+/// Ends the wait of a task, and passes its permit on. The drop of the result resumes the panic of a
+/// waker.
 #[cold]
 #[inline(never)]
-fn leave<T, L: Levels>(queue: &Queue<T, L>, node: &mut Option<Waiter<T, L::Priority>>) {
-    let Some(waiter) = node else { return };
+fn leave<T, L: Levels>(queue: &Queue<T, L>, node: &mut Option<Waiter<T, L::Priority>>) -> Deferred {
     let mut section = queue.section();
+    let Some(waiter) = node else { return section.deferred };
     let _detached;
     {
         // While others wait, the ring is shut and drained.
@@ -104,5 +105,6 @@ fn leave<T, L: Levels>(queue: &Queue<T, L>, node: &mut Option<Waiter<T, L::Prior
         step!("future dropped: serve the other waiters", state.serve_waiters(&mut section));
     }
     *node = None; // it is on no list, so no other thread knows it
-    queue.run_deferred(&mut section.deferred);
+    queue.run_and_keep_panic(&mut section.deferred);
+    section.deferred
 }

@@ -200,7 +200,7 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
             drop(detached); // its waker, after the unlock; if that panics, the message is not leaked
             received
         } else {
-            leave(queue, &mut this.waiter);
+            drop(leave(queue, &mut this.waiter));
             queue.count_timeout();
             Err(ReceiveError::Timeout)
         };

@@ -15,7 +15,7 @@ use crate::core::{Bitmap, Levels, Message};
 use crate::deadline::Deadline;
 use crate::error::{SendError, SendRefused};
 use crate::handles::{QueueRef, Sender};
-use crate::queue::{Queue, refuse_or_unwind};
+use crate::queue::Queue;
 use crate::waiter::Waiter;
 
 /// A checked message, or the reason why it can never be sent.
@@ -140,11 +140,8 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         // Wakers are user code: they are cloned and dropped outside the lock. If the clone panics,
         // the future still has its message. Comparisons run outside the lock as well.
         let waker = cx.waker().clone();
-        let message = match this.message.take().expect("one that waits has its message") {
-            Ok(message) => message,
-            Err(refused) => return Poll::Ready(Err(refused)),
-        };
-        let demand = queue.config.demand(message.priority, message.bytes);
+        let Some(Ok(message)) = this.message.take() else { panic!("polled after it was ready") };
+        let (message, demand) = queue.with_demand(message);
         let mut section = queue.section();
         let detached;
         {
@@ -185,10 +182,7 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                     }
                     drop(state);
                     this.waiter = None;
-                    queue.run_deferred(&mut section.deferred);
-                    Poll::Ready(
-                        put.map_err(|not_put| refuse_or_unwind(not_put, &mut section.deferred)),
-                    )
+                    Poll::Ready(queue.finish_send(put, &mut section.deferred))
                 }
             }
         }
@@ -207,7 +201,7 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
         let past = Some(Deadline::PAST);
         let locked = queue.lock_to_send(&mut section.preload, past);
         let (Some(mut state), Some(waiter)) = (locked, &this.waiter) else {
-            leave(queue, &mut this.waiter);
+            leave(queue, &mut this.waiter).drop_panic();
             queue.count_timeout();
             return Err(SendError { value: message.value, reason: SendRefused::Timeout });
         };

@@ -10,9 +10,7 @@ use std::ptr::NonNull;
 
 use percpu::sync::step;
 
-use super::{
-    Access, LockedState, Queue, Received, Section, State, refuse_message, refuse_or_unwind,
-};
+use super::{Access, LockedState, Queue, Received, Section, State};
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{ReceiveError, SendError, SendRefused};
@@ -24,11 +22,11 @@ impl<T, L: Levels> Queue<T, L> {
     #[cold]
     pub(super) fn wait_to_send(
         &self,
-        mut message: Message<T, L::Priority>,
+        message: Message<T, L::Priority>,
         mut wait: Wait,
     ) -> Result<(), SendError<T>> {
         let mut reason = SendRefused::Timeout;
-        let demand = self.config.demand(message.priority, message.bytes);
+        let (mut message, demand) = self.with_demand(message);
         let lines = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
         let waiter = &lines.as_ref().get_ref().0;
         let node = NonNull::from(waiter);
@@ -39,20 +37,15 @@ impl<T, L: Levels> Queue<T, L> {
                 if reason == SendRefused::Timeout {
                     self.count_timeout();
                 }
-                return Err(refuse_message((message, reason)));
+                return Err(SendError { value: message.value, reason });
             };
             // SAFETY: the node is on no list, and the lock is held.
             let rank = unsafe { waiter.inner() }.rank();
             match state.send(message, rank, &mut section) {
-                Ok(()) => {
-                    drop(state);
-                    self.run_deferred(&mut section.deferred);
-                    return Ok(());
-                }
                 Err((back, SendRefused::Full)) => message = back,
-                Err(other) => {
+                put => {
                     drop(state);
-                    return Err(refuse_or_unwind(other, &mut section.deferred));
+                    return self.finish_send(put, &mut section.deferred);
                 }
             }
             waiter.reset();
@@ -232,11 +225,11 @@ impl<T, L: Levels> Queue<T, L> {
         // The room that this sender needed may have blocked the senders behind it.
         step!("send timed out: serve the other senders", state.serve_waiters(&mut section));
         drop(state);
-        self.run_deferred(&mut section.deferred);
-        put.map_err(|(message, reason)| match reason {
-            SendRefused::Full => refuse_message((message, late)),
-            _ => refuse_or_unwind((message, reason), &mut section.deferred),
-        })
+        let put = put.map_err(|(message, reason)| match reason {
+            SendRefused::Full => (message, late),
+            _ => (message, reason),
+        });
+        self.finish_send(put, &mut section.deferred)
     }
 
     /// Completes a receive at its deadline, or after a signal, as `late` says. The receiver, a thread

@@ -7,15 +7,16 @@ use crate::panicking;
 
 use std::cell::Cell;
 use std::cmp::Ordering;
+use std::future::{poll_fn, ready};
 use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Queue, RbTree, ReceiveError, SendError, SendRefused, Wait};
 
 use panicking::{panics, poll};
 use testkit::WakeCount;
@@ -136,6 +137,8 @@ struct PanickingKey(u32);
 thread_local! {
     /// The comparison of this thread that panics: the next is 1. None does at 0.
     static ARMED: Cell<u32> = const { Cell::new(0) };
+    /// The drops of messages on this thread.
+    static DROPS: Cell<u32> = const { Cell::new(0) };
 }
 
 impl Ord for PanickingKey {
@@ -343,6 +346,140 @@ fn a_panicking_waker_behind_a_timed_task_loses_no_message() {
     assert!(matches!(poll(&mut timed, Waker::noop().clone()), Poll::Ready(Ok(()))));
     assert_eq!((queue.bytes(), queue.stats().timeouts), (8, 0));
     queue.validate();
+}
+
+/// Fills the 10 bytes of a queue with two messages, and lets a send of 8 bytes wait, by `wait_to_send`.
+/// Behind it wait five tasks, whose wakers panic. One message is received, and the send is refused at
+/// its deadline. Returns the error, after a check of the queue.
+fn refused_before_bombs(
+    wait_to_send: impl FnOnce(&Queue<u32>, &mut dyn FnMut()) -> Result<(), SendError<u32>>,
+) -> SendError<u32> {
+    let queue = Queue::<u32>::builder(9).measure(|n| *n as usize).max_bytes(10).build().unwrap();
+    (0..2).for_each(|_| queue.send(5, 1).unwrap());
+    let mut bombs: Vec<_> = (0..5).map(|_| Box::pin(queue.send_async(1, 1))).collect();
+    let mut add_bombs = || {
+        for bomb in &mut bombs {
+            assert!(poll(bomb, Waker::from(Arc::new(NestedBomb))).is_pending());
+        }
+        assert_eq!(queue.receive(), Ok((5, 1)));
+    };
+    let error = wait_to_send(&queue, &mut add_bombs).unwrap_err();
+    assert_eq!((queue.stats().waiting, queue.stats().timeouts), ((0, 0), 1), "all have permits");
+    assert!(bombs.iter_mut().all(|bomb| poll(bomb, Waker::noop().clone()).is_ready()));
+    queue.validate();
+    error
+}
+
+/// A send that is refused returns its message, though the wakers of the senders behind it panic.
+#[test]
+fn a_refused_send_returns_its_message_if_wakers_panic() {
+    let by_thread = refused_before_bombs(|queue, add_bombs| {
+        let wait = Wait::at_most(Duration::from_millis(300));
+        thread::scope(|scope| {
+            let timed = scope.spawn(|| queue.send_with(8, 1, wait));
+            wait_until(|| queue.stats().waiting == (1, 0));
+            add_bombs();
+            timed.join().unwrap()
+        })
+    });
+    let by_task = refused_before_bombs(|queue, add_bombs| {
+        let over = Cell::new(false);
+        let timer = poll_fn(|_| if over.get() { Poll::Ready(()) } else { Poll::Pending });
+        let mut timed = Box::pin(queue.send_async(8, 1).until(timer));
+        assert!(poll(&mut timed, Waker::noop().clone()).is_pending());
+        add_bombs();
+        over.set(true);
+        let Poll::Ready(sent) = poll(&mut timed, Waker::noop().clone()) else { panic!("pending") };
+        sent
+    });
+    for error in [by_thread, by_task] {
+        assert_eq!((error.value, error.reason), (8, SendRefused::Timeout));
+    }
+}
+
+/// The same for a task that has a permit when the queue closes. A waker polls it before all waiters are
+/// dismissed, and it serves those that are left.
+#[test]
+fn a_send_that_a_close_refuses_returns_its_message_if_wakers_panic() {
+    let (sender, receiver) = Queue::builder(1).channel().unwrap();
+    sender.send(1, 1).unwrap();
+    let mut permitted = Box::pin(sender.clone().into_send_async(2, 1));
+    assert!(poll(&mut permitted, Waker::noop().clone()).is_pending());
+    let permitted = Arc::new(Mutex::new((permitted, Poll::Pending)));
+    let inner = Arc::clone(&permitted);
+    let poll_permitted = move || {
+        let (future, sent) = &mut *inner.lock().unwrap();
+        *sent = poll(future, Waker::noop().clone());
+    };
+    let mut first = Box::pin(sender.send_async(3, 1));
+    assert!(poll(&mut first, Arc::new(Calls(poll_permitted)).into()).is_pending());
+    let mut bombs: Vec<_> = (0..9).map(|_| Box::pin(sender.send_async(4, 1))).collect();
+    for bomb in &mut bombs {
+        assert!(poll(bomb, Waker::from(Arc::new(Bomb))).is_pending());
+    }
+    assert_eq!(receiver.receive(), Ok((1, 1)));
+    assert!(panics(|| receiver.close()), "the first bombs are its own");
+    let sent = std::mem::replace(&mut permitted.lock().unwrap().1, Poll::Pending);
+    let Poll::Ready(Err(refused)) = sent else { panic!("{sent:?}") };
+    assert_eq!((refused.value, refused.reason), (2, SendRefused::Closed));
+    receiver.validate();
+}
+
+/// A message whose drop panics. In an unwind that would end the process.
+struct PanicsInDrop;
+
+impl Drop for PanicsInDrop {
+    fn drop(&mut self) {
+        DROPS.set(DROPS.get() + 1);
+        panic!("the drop of a message");
+    }
+}
+
+/// Whichever comparison of a send panics, its message is dropped before that panic resumes.
+#[test]
+fn a_message_whose_comparison_panics_is_not_dropped_in_an_unwind() {
+    type Messages = Queue<Option<PanicsInDrop>, RbTree<PanickingKey>>;
+    type Send = fn(&Messages) -> Result<(), SendError<Option<PanicsInDrop>>>;
+    let by_thread: Send = |queue| {
+        let wait = Wait::at_most(Duration::from_millis(5));
+        queue.send_with(Some(PanicsInDrop), PanickingKey(2), wait)
+    };
+    let by_task: Send = |queue| {
+        let send = queue.send_async(Some(PanicsInDrop), PanickingKey(2)).until(ready(()));
+        let Poll::Ready(sent) = poll(&mut Box::pin(send), Waker::noop().clone()) else { panic!() };
+        sent
+    };
+    for (send, most, spare, fewest) in
+        [(by_thread, 3, 9, 5), (by_task, 3, 9, 4), (by_thread, 5, 0, 2), (by_task, 5, 9, 2)]
+    {
+        let builder = Queue::builder_with_keys(most).spare_nodes(spare).spin(false);
+        let queue: Messages = builder.reserve(PanickingKey(7), 1).build().unwrap();
+        let fill = |keys: [u32; 3]| keys.map(|key| queue.send(None, PanickingKey(key)).is_ok());
+        fill([5, 6, 9]);
+        queue.drain(); // a node is kept, if any may be
+        assert_eq!(fill([5, 5, 9]), [true; 3]);
+        let mut sent = Ok(());
+        let panics = (1..).take_while(|&nth| {
+            ARMED.set(nth);
+            DROPS.set(0);
+            let caught = catch_unwind(AssertUnwindSafe(|| send(&queue)));
+            ARMED.set(0);
+            queue.validate();
+            match caught {
+                Ok(done) => sent = done,
+                Err(panic) => {
+                    assert_eq!((DROPS.get(), panic.is::<Payload>(), queue.len()), (1, true, 3));
+                    std::mem::forget(panic);
+                    return true;
+                }
+            }
+            false
+        });
+        assert!(panics.count() >= fewest, "{most} {spare}");
+        assert_eq!(sent.is_ok(), most == 5);
+        sent.map_err(std::mem::forget).unwrap_or(());
+        queue.drain().into_iter().for_each(std::mem::forget);
+    }
 }
 
 /// If a waker panics in a drain, the other waiting senders are served.
