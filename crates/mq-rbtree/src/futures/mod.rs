@@ -70,13 +70,14 @@ struct Detached {
 
 /// Takes a task's node off its list, and ends its permit. The lock of the state is held.
 fn detach<T, L: Levels>(state: &mut State<T, L>, waiter: &Waiter<T, L::Priority>) -> Detached {
+    let node = NonNull::from(waiter);
     // SAFETY: the lock is held, and the reference ends in this line.
-    let demand = unsafe { waiter.inner() }.demand; // a listed sender has one, a receiver none
+    let demand = unsafe { Waiter::inner_of(node) }.demand; // a listed sender has one, a receiver none
     let list = if demand.is_some() { &mut state.senders } else { &mut state.receivers };
     // SAFETY: the lock is held, and the node is alive, and on this list or on none.
-    let was_listed = unsafe { list.remove(NonNull::from(waiter)) };
+    let was_listed = unsafe { list.remove(node) };
     // SAFETY: the lock is held, and this is the only reference.
-    let inner = unsafe { waiter.inner() };
+    let inner = unsafe { Waiter::inner_of(node) };
     let had_permit = std::mem::take(&mut inner.permit);
     if had_permit {
         match demand {

@@ -137,6 +137,7 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         let queue = this.queue.get();
         // The node is created in its place, which it does not leave.
         let waiter = &*this.waiter.get_or_insert_with(|| Waiter::new(this.urgency));
+        let node = NonNull::from(waiter);
         // Wakers are user code: they are cloned and dropped outside the lock. If the clone panics,
         // the future still has its message. Comparisons run outside the lock as well.
         let waker = cx.waker().clone();
@@ -158,11 +159,11 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                 Err((back, SendRefused::Full)) => {
                     this.message = Some(Ok(back));
                     // SAFETY: the lock is held, and the reference ends in this line.
-                    unsafe { waiter.inner() }.demand = Some(demand);
+                    unsafe { Waiter::inner_of(node) }.demand = Some(demand);
                     state.counters.send_waits += u64::from(!detached.was_listed);
                     // SAFETY: the lock is held, and the node is on no list. It is pinned, and the drop
                     // takes it off.
-                    unsafe { state.senders.add(NonNull::from(waiter), Some(waker)) };
+                    unsafe { state.senders.add(node, Some(waker)) };
                     if detached.had_permit {
                         // The rest of the permit's room may be enough for another sender.
                         step!(

@@ -40,7 +40,7 @@ impl<T, L: Levels> Queue<T, L> {
                 return Err(SendError { value: message.value, reason });
             };
             // SAFETY: the node is on no list, and the lock is held.
-            let rank = unsafe { waiter.inner() }.rank();
+            let rank = unsafe { Waiter::inner_of(node) }.rank();
             match state.send(message, rank, &mut section) {
                 Err((back, SendRefused::Full)) => message = back,
                 put => {
@@ -50,7 +50,7 @@ impl<T, L: Levels> Queue<T, L> {
             }
             waiter.reset();
             // SAFETY: the node is on no list, and the lock is held.
-            let inner = unsafe { waiter.inner() };
+            let inner = unsafe { Waiter::inner_of(node) };
             inner.demand = Some(demand);
             state.core.keep_preload(&mut section.preload);
             inner.message = Some(message);
@@ -71,13 +71,15 @@ impl<T, L: Levels> Queue<T, L> {
             let state = self.unlist(ended, |state| unsafe { state.senders.remove(node) });
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
             // invariant 1 of the waiters its message belongs to this thread now.
-            let Some(back) = (unsafe { waiter.inner() }).message.take() else { return Ok(()) };
+            let Some(back) = (unsafe { Waiter::inner_of(node) }).message.take() else {
+                return Ok(());
+            };
             let Some(state) = state else {
                 message = back;
                 continue;
             };
             // SAFETY: the node is off its list, so this thread alone uses it.
-            let rank = unsafe { waiter.inner() }.rank();
+            let rank = unsafe { Waiter::inner_of(node) }.rank();
             return self.send_at_deadline(back, rank, self.section(), state, reason);
         }
     }
@@ -133,7 +135,7 @@ impl<T, L: Levels> Queue<T, L> {
             let state = self.unlist(ended, |state| unsafe { state.receivers.remove(node) });
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
             // invariant 1 of the waiters its message belongs to this thread now.
-            let message = unsafe { waiter.inner() }.message.take();
+            let message = unsafe { Waiter::inner_of(node) }.message.take();
             step!(
                 "receive: a message beats the deadline",
                 if let Some(message) = message {
@@ -182,12 +184,13 @@ impl<T, L: Levels> Queue<T, L> {
     /// Waits until the node is off its list, or until the deadline. Does not spin if the deadline
     /// is over, or if the thread has spun on the ring before.
     fn sleep(&self, waiter: &Waiter<T, L::Priority>, wait: Wait, has_spun: bool) -> WaitEnd {
-        let spins = if has_spun || wait.is_over() { 0 } else { self.spin.spins() };
-        let (ended, in_time) = waiter.wait(wait, spins);
-        if spins > 0 {
-            self.spin.record(in_time);
+        let spins = !has_spun && !wait.is_over();
+        if spins && self.spin.until(wait, 1, |_| waiter.poll_end().is_some()) {
+            if let Some(ended) = waiter.poll_end() {
+                return ended;
+            }
         }
-        ended
+        waiter.sleep(wait)
     }
 
     /// Locks, and takes the node of a wait that ended by itself off its list. Returns `None` if another
