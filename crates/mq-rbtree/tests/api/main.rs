@@ -21,6 +21,7 @@ mod promises;
 mod queue_model;
 mod queues;
 mod stalled;
+mod timed;
 mod tree;
 mod waits;
 

@@ -2,12 +2,12 @@
 //! the other waiters proceed.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-use crate::limits::receives_when;
 use crate::panicking;
+use crate::timed::TIMED_SENDS;
 
 use std::cell::Cell;
 use std::cmp::Ordering;
-use std::future::{poll_fn, ready};
+use std::future::ready;
 use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -309,95 +309,52 @@ fn a_received_message_is_dropped_if_a_waker_panics() {
     }
 }
 
+/// Creates a queue of 10 bytes. A message has its number of bytes.
+fn of_ten_bytes() -> Queue<u32> {
+    Queue::builder(9).measure(|n: &u32| *n as usize).max_bytes(10).build().unwrap()
+}
+
 /// A timed send tries for the last time before the senders behind it are served: it keeps its room and
 /// its message.
 #[test]
 fn a_panicking_waker_behind_a_timed_send_loses_no_message() {
-    let queue = Queue::<u32>::builder(9).measure(|n| *n as usize).max_bytes(10).build().unwrap();
-    queue.send(10, 1).unwrap();
-    let mut permitted = Box::pin(queue.send_async(4, 1));
-    assert!(poll(&mut permitted, Waker::noop().clone()).is_pending());
-    let wait = Wait::at_most(Duration::from_millis(300));
-    thread::scope(|scope| {
-        let timed = scope.spawn(|| queue.send_with(8, 1, wait));
-        wait_until(|| queue.stats().waiting == (2, 0));
+    for send in TIMED_SENDS {
+        let queue = of_ten_bytes();
+        queue.send(10, 1).unwrap();
+        let mut permitted = Box::pin(queue.send_async(4, 1));
+        assert!(poll(&mut permitted, Waker::noop().clone()).is_pending());
         let mut bomb = Box::pin(queue.send_async(3, 1));
-        assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
-        assert_eq!(queue.receive(), Ok((10, 1)));
-        assert!(timed.join().unwrap().is_ok());
-    });
-    assert_eq!((queue.bytes(), queue.stats().timeouts), (8, 0));
-    queue.validate();
-}
-
-/// The same for a task whose timer has fired.
-#[test]
-fn a_panicking_waker_behind_a_timed_task_loses_no_message() {
-    let queue = Queue::<u32>::builder(9).measure(|n| *n as usize).max_bytes(10).build().unwrap();
-    queue.send(10, 1).unwrap();
-    let mut permitted = Box::pin(queue.send_async(4, 1));
-    assert!(poll(&mut permitted, Waker::noop().clone()).is_pending());
-    let over = Cell::new(false);
-    let mut timed = Box::pin(queue.send_async(8, 1).until(receives_when(&over, &queue)));
-    assert!(poll(&mut timed, Waker::noop().clone()).is_pending());
-    let mut bomb = Box::pin(queue.send_async(3, 1));
-    assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
-    over.set(true);
-    assert!(matches!(poll(&mut timed, Waker::noop().clone()), Poll::Ready(Ok(()))));
-    assert_eq!((queue.bytes(), queue.stats().timeouts), (8, 0));
-    queue.validate();
-}
-
-/// Fills the 10 bytes of a queue with two messages, and lets a send of 8 bytes wait, by `wait_to_send`.
-/// Behind it wait five tasks, whose wakers panic. One message is received, and the send is refused at
-/// its deadline. Returns the error, after a check of the queue.
-fn refused_before_bombs(
-    wait_to_send: impl FnOnce(&Queue<u32>, &mut dyn FnMut()) -> Result<(), SendError<u32>>,
-) -> SendError<u32> {
-    let queue = Queue::<u32>::builder(9).measure(|n| *n as usize).max_bytes(10).build().unwrap();
-    (0..2).for_each(|_| queue.send(5, 1).unwrap());
-    let mut bombs: Vec<_> = (0..5).map(|_| Box::pin(queue.send_async(1, 1))).collect();
-    let mut add_bombs = || {
-        for bomb in &mut bombs {
-            assert!(poll(bomb, Waker::from(Arc::new(NestedBomb))).is_pending());
-        }
-        assert_eq!(queue.receive(), Ok((5, 1)));
-    };
-    let error = wait_to_send(&queue, &mut add_bombs).unwrap_err();
-    assert_eq!((queue.stats().waiting, queue.stats().timeouts), ((0, 0), 1), "all have permits");
-    assert!(bombs.iter_mut().all(|bomb| poll(bomb, Waker::noop().clone()).is_ready()));
-    queue.validate();
-    error
+        let mut behind = || assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
+        let sent = send(&queue, &mut behind, &mut || assert_eq!(queue.receive(), Ok((10, 1))));
+        assert!(sent.is_ok(), "{sent:?}");
+        assert_eq!((queue.bytes(), queue.stats().timeouts), (8, 0));
+        queue.validate();
+    }
 }
 
 /// A send that is refused returns its message, though the wakers of the senders behind it panic.
 #[test]
 fn a_refused_send_returns_its_message_if_wakers_panic() {
-    let by_thread = refused_before_bombs(|queue, add_bombs| {
-        let wait = Wait::at_most(Duration::from_millis(300));
-        thread::scope(|scope| {
-            let timed = scope.spawn(|| queue.send_with(8, 1, wait));
-            wait_until(|| queue.stats().waiting == (1, 0));
-            add_bombs();
-            timed.join().unwrap()
-        })
-    });
-    let by_task = refused_before_bombs(|queue, add_bombs| {
-        let over = Cell::new(false);
-        let timer = poll_fn(|_| if over.get() { Poll::Ready(()) } else { Poll::Pending });
-        let mut timed = Box::pin(queue.send_async(8, 1).until(timer));
-        assert!(poll(&mut timed, Waker::noop().clone()).is_pending());
-        add_bombs();
-        over.set(true);
-        let Poll::Ready(sent) = poll(&mut timed, Waker::noop().clone()) else { panic!("pending") };
-        sent
-    });
-    for error in [by_thread, by_task] {
+    for send in TIMED_SENDS {
+        let queue = of_ten_bytes();
+        (0..2).for_each(|_| queue.send(5, 1).unwrap());
+        // More than one lock section wakes.
+        let mut bombs: Vec<_> = (0..5).map(|_| Box::pin(queue.send_async(1, 1))).collect();
+        let mut behind = || {
+            for bomb in &mut bombs {
+                assert!(poll(bomb, Waker::from(Arc::new(NestedBomb))).is_pending());
+            }
+        };
+        let sent = send(&queue, &mut behind, &mut || assert_eq!(queue.receive(), Ok((5, 1))));
+        let error = sent.unwrap_err();
         assert_eq!((error.value, error.reason), (8, SendRefused::Timeout));
+        assert_eq!((queue.stats().waiting, queue.stats().timeouts), ((0, 0), 1), "all were woken");
+        assert!(bombs.iter_mut().all(|bomb| poll(bomb, Waker::noop().clone()).is_ready()));
+        queue.validate();
     }
 }
 
-/// The same for a task that has a permit when the queue closes. A waker polls it before all waiters are
+/// So does the send of a task that has a permit when the queue closes. A waker polls it before all waiters are
 /// dismissed, and it serves those that are left.
 #[test]
 fn a_send_that_a_close_refuses_returns_its_message_if_wakers_panic() {
