@@ -183,7 +183,9 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                     }
                     drop(state);
                     this.waiter = None;
-                    Poll::Ready(queue.finish_send(put, &mut section.deferred))
+                    let sent = queue.finish_send(put, &mut section.deferred);
+                    drop((detached, waker)); // if the drop of a waker panics, the message is not leaked
+                    Poll::Ready(sent)
                 }
             }
         }

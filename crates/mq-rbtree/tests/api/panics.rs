@@ -309,6 +309,34 @@ fn a_received_message_is_dropped_if_a_waker_panics() {
     }
 }
 
+/// A waker whose drop panics.
+struct PanicsWhenDropped;
+
+impl Wake for PanicsWhenDropped {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        panic!("the drop of a waker");
+    }
+}
+
+/// A task that waits takes a message that another task was woken for. If the drop of its former waker
+/// panics, the message is dropped and not leaked.
+#[test]
+fn a_message_is_dropped_if_the_drop_of_a_waker_panics() {
+    let (queue, message) = (Queue::<Arc<()>>::new(1).unwrap(), Arc::new(()));
+    let mut woken = Box::pin(queue.receive_async());
+    assert!(poll(&mut woken, Waker::noop().clone()).is_pending());
+    let mut receive = Box::pin(queue.receive_async());
+    assert!(poll(&mut receive, Arc::new(PanicsWhenDropped).into()).is_pending());
+    queue.send(Arc::clone(&message), 1).unwrap();
+    assert!(panics(|| poll(&mut receive, Waker::noop().clone())));
+    assert_eq!((Arc::strong_count(&message), queue.len()), (1, 0));
+    queue.validate();
+}
+
 /// Creates a queue of 10 bytes. A message has its number of bytes.
 fn of_ten_bytes() -> Queue<u32> {
     Queue::builder(9).measure(|n: &u32| *n as usize).max_bytes(10).build().unwrap()
