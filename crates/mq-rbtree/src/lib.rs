@@ -121,7 +121,7 @@
 //! | operation | time under the lock | system calls |
 //! |---|---|---|
 //! | receive, and a send that takes the lock, with `try_` and async forms | constant in the depth, up to 1,024 messages are drained; with an [`RbTree`] logarithmic in the number of priorities | none, unless it wakes a sleeping thread or signals a [`Readiness`] |
-//! | a wait | linear in the waiters of lower urgency; then the thread spins for up to some microseconds if that has helped lately and there are several CPUs | one to sleep, one of the waking thread |
+//! | a wait | linear in the waiters of lower urgency; then, if there are several CPUs, the thread spins for up to some microseconds, as that has helped lately, and yields some times | one to sleep, one of the waking thread |
 //! | a receive beside waiting senders that only a [`reserve`](Builder::reserve) keeps out | linear in their number | as for a receive |
 //! | batches | up to 64 messages at a time | as for a send or receive |
 //! | [`close`](Queue::close) | four waiters at a time | one for each sleeping thread |
