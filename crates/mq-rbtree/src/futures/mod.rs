@@ -95,11 +95,11 @@ fn detach<T, L: Levels>(state: &mut State<T, L>, waiter: &Waiter<T, L::Priority>
 fn leave<T, L: Levels>(queue: &Queue<T, L>, node: &mut Option<Waiter<T, L::Priority>>) -> Deferred {
     let mut section = queue.section();
     let Some(waiter) = node else { return section.deferred };
-    let _detached;
+    let detached;
     {
         // While others wait, the ring is shut and drained.
         let mut state = queue.lock_undrained();
-        _detached = detach(&mut state, waiter);
+        detached = detach(&mut state, waiter);
         // The message or room of the permit is for another waiter now; also that of a permit from
         // before a poll that panicked. The room that a message needed may have blocked the senders
         // behind it.
@@ -107,5 +107,6 @@ fn leave<T, L: Levels>(queue: &Queue<T, L>, node: &mut Option<Waiter<T, L::Prior
     }
     *node = None; // it is on no list, so no other thread knows it
     queue.run_and_keep_panic(&mut section.deferred);
+    drop(detached);
     section.deferred
 }

@@ -35,70 +35,74 @@ fn bytes_of<R>(f: impl FnOnce() -> R) -> (R, i64) {
     (result, thread_bytes() - before)
 }
 
+/// Compares a queue with a `BTreeMap`, and its memory with its nodes. With ageing, each receive serves
+/// the greatest key below the one served last, which may have no messages any more.
+fn is_as_a_btreemap(ops: Vec<Op>, spare: usize, no_alloc: bool, ageing: bool) {
+    let mut builder = Queue::<usize, RbTree<u16>>::builder_with_keys(300).spare_nodes(spare);
+    builder = if no_alloc { builder.no_alloc() } else { builder };
+    builder = if ageing { builder.ageing(NonZeroU32::MIN) } else { builder };
+    let queue = builder.build().unwrap();
+    (0..300).for_each(|n| queue.send(n, 0).unwrap()); // allocates all slots
+    queue.drain();
+    let nodes = || queue.stats().levels.live + queue.stats().levels.kept;
+    let most_kept = if no_alloc { 301 } else { spare };
+    let bytes_of_levels = |levels| {
+        let mut core = Core::<usize, RbTree<u16>>::try_new(0).unwrap();
+        bytes_of(|| (0..levels).for_each(|key| core.push(key, 0).unwrap())).1
+    };
+    let node = bytes_of_levels(2) - bytes_of_levels(1);
+    let (before, mut bytes) = (nodes() as i64, 0);
+    let mut model = BTreeMap::<u16, VecDeque<usize>>::new();
+    let mut last = None;
+    for (n, op) in ops.into_iter().enumerate() {
+        let mut used = |used: i64| bytes += used;
+        match op {
+            Op::Send(key) => {
+                used(bytes_of(|| queue.send(n, key).unwrap()).1);
+                model.entry(key).or_default().push_back(n);
+            }
+            Op::Remove(key) => {
+                let (removed, freed) = bytes_of(|| queue.drain_filter(|_, at| at == key).len());
+                used(freed);
+                assert_eq!(removed, model.remove(&key).map_or(0, |fifo| fifo.len()));
+            }
+            Op::Receive => {
+                let (received, freed) = bytes_of(|| queue.try_receive().ok());
+                used(freed);
+                let below = last.and_then(|last| model.range(..last).next_back());
+                let key = below.or(model.last_key_value()).map(|(&key, _)| key);
+                let expected =
+                    key.map(|key| (model.get_mut(&key).unwrap().pop_front().unwrap(), key));
+                assert_eq!(received, expected);
+                last = if ageing { key.or(last) } else { None };
+                model.retain(|_, fifo| !fifo.is_empty());
+            }
+            Op::LenAt(key) => {
+                assert_eq!(queue.len_at(key), model.get(&key).map_or(0, VecDeque::len))
+            }
+        }
+        queue.validate();
+        let mut all = Vec::new();
+        queue.drain_filter(|&n, key| {
+            all.push((key, n));
+            false
+        });
+        let expected =
+            model.iter().rev().flat_map(|(&key, fifo)| fifo.iter().map(move |&n| (key, n)));
+        assert!(all.into_iter().eq(expected));
+        let LevelStats { live, kept, fallback, .. } = queue.stats().levels;
+        assert_eq!((live, fallback), (model.len(), 0), "the hint is never out of date here");
+        assert!(kept <= most_kept);
+        assert_eq!(bytes, (nodes() as i64 - before) * node, "each node is counted");
+    }
+}
+
 proptest! {
-    /// With ageing, each receive serves the greatest key below the one served last, which may have
-    /// no messages any more.
     #[test]
     fn inv03_a_tree_is_as_a_btreemap(
         ops in ops(), spare in 0..4_usize, no_alloc: bool, ageing: bool,
     ) {
-        let mut builder = Queue::<usize, RbTree<u16>>::builder_with_keys(300).spare_nodes(spare);
-        builder = if no_alloc { builder.no_alloc() } else { builder };
-        builder = if ageing { builder.ageing(NonZeroU32::MIN) } else { builder };
-        let queue = builder.build().unwrap();
-        (0..300).for_each(|n| queue.send(n, 0).unwrap()); // allocates all slots
-        queue.drain();
-        let nodes = || queue.stats().levels.live + queue.stats().levels.kept;
-        let most_kept = if no_alloc { 301 } else { spare };
-        let node = {
-            let core = |keys| bytes_of(|| {
-                let mut core = Core::<usize, RbTree<u16>>::try_new(0).unwrap();
-                (0..keys).for_each(|key| core.push(key, 0).unwrap());
-                core
-            });
-            let (one, two) = (core(1), core(2));
-            two.1 - one.1
-        };
-        let (before, mut bytes) = (nodes() as i64, 0);
-        let mut model = BTreeMap::<u16, VecDeque<usize>>::new();
-        let mut last = None;
-        for (n, op) in ops.into_iter().enumerate() {
-            let mut used = |used: i64| bytes += used;
-            match op {
-                Op::Send(key) => {
-                    used(bytes_of(|| queue.send(n, key).unwrap()).1);
-                    model.entry(key).or_default().push_back(n);
-                }
-                Op::Remove(key) => {
-                    let (removed, freed) = bytes_of(|| queue.drain_filter(|_, at| at == key).len());
-                    used(freed);
-                    assert_eq!(removed, model.remove(&key).map_or(0, |fifo| fifo.len()));
-                }
-                Op::Receive => {
-                    let (received, freed) = bytes_of(|| queue.try_receive().ok());
-                    used(freed);
-                    let below = last.and_then(|last| model.range(..last).next_back());
-                    let key = below.or(model.last_key_value()).map(|(&key, _)| key);
-                    let expected = key.map(|key| (model.get_mut(&key).unwrap().pop_front().unwrap(), key));
-                    assert_eq!(received, expected);
-                    last = if ageing { key.or(last) } else { None };
-                    model.retain(|_, fifo| !fifo.is_empty());
-                }
-                Op::LenAt(key) => assert_eq!(queue.len_at(key), model.get(&key).map_or(0, |fifo| fifo.len())),
-            }
-            queue.validate();
-            let mut all = Vec::new();
-            queue.drain_filter(|&n, key| {
-                all.push((key, n));
-                false
-            });
-            let of_model = |(&key, fifo): (_, &VecDeque<_>)| fifo.iter().map(move |&n| (key, n)).collect::<Vec<_>>();
-            assert!(all.into_iter().eq(model.iter().rev().flat_map(of_model)));
-            let LevelStats { live, kept, fallback, .. } = queue.stats().levels;
-            assert_eq!((live, fallback), (model.len(), 0), "the hint is never out of date here");
-            assert!(kept <= most_kept);
-            assert_eq!(bytes, (nodes() as i64 - before) * node, "each node is counted");
-        }
+        is_as_a_btreemap(ops, spare, no_alloc, ageing);
     }
 }
 
