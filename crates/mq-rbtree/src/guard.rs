@@ -114,9 +114,7 @@ impl<T, L: Levels> Drop for MessageGuard<'_, T, L> {
             // ends.
             _panicked = unsafe { state.put_back(&self.lent, &mut section) };
         }
-        if section.deferred.run() {
-            queue.serve_waiters();
-        }
+        queue.run_and_keep_panic(&mut section.deferred);
         // The drop of `section` resumes a panic, unless this thread panics already.
     }
 }

@@ -121,7 +121,7 @@
 //! | operation | time under the lock | system calls |
 //! |---|---|---|
 //! | receive, and a send that takes the lock, with `try_` and async forms | constant in the depth, up to 1,024 messages are drained; with an [`RbTree`] logarithmic in the number of priorities | none, unless it wakes a sleeping thread or signals a [`Readiness`] |
-//! | a wait | linear in the waiters of lower urgency; then the thread spins for up to some microseconds if that has helped lately and there are several CPUs | one to sleep, one of the waking thread |
+//! | a wait | linear in the waiters of lower urgency; then, if there are several CPUs, the thread spins for up to some microseconds, as that has helped lately, and yields some times | one to sleep, one of the waking thread |
 //! | a receive beside waiting senders that only a [`reserve`](Builder::reserve) keeps out | linear in their number | as for a receive |
 //! | batches | up to 64 messages at a time | as for a send or receive |
 //! | [`close`](Queue::close) | four waiters at a time | one for each sleeping thread |
@@ -181,12 +181,14 @@
 //!   the guard's message keeps its place. If a comparison panics in the drop, the message is dropped.
 //! - *A panic of user code under the lock* (a comparison, `peek`, `drain_filter`) releases the lock
 //!   and poisons nothing. It loses no message, except those that `drain_filter` had removed, and
-//!   one whose comparison panicked in its own send; a batch keeps that one at its front. If a
-//!   comparison on behalf of a waiter panics, the waiter repeats it and gets the panic; the thread
-//!   that served it does not.
+//!   one whose comparison panicked in its own send. That one is dropped before the panic resumes, so
+//!   its destructor does not run in the unwind; a batch keeps it at its front. If a comparison on
+//!   behalf of a waiter panics, the waiter repeats it and gets the panic; the thread that served it
+//!   does not.
 //! - *A panic in a drop* of a message is the panic of the thread that dropped it.
 //! - *A panic of a waker or notification* resumes in the thread that called it, after all other
-//!   waiters were woken. If that thread was in a receive, the received message is dropped.
+//!   waiters were woken. If that thread was in a receive, the received message is dropped. A send
+//!   that was refused returns its message, and the panic is dropped.
 //! - *Memory is exhausted*: a send is refused. A receive needs no memory; in a guard, with an
 //!   [`RbTree`], it may need a node. The drop of the guard needs none.
 //! - *In a signal handler* no function of this crate may be called: the interrupted thread may hold

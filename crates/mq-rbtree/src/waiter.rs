@@ -33,7 +33,7 @@ use std::task::Waker;
 
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{Arc, hint, order, step};
+use percpu::sync::{Arc, order, step};
 
 use crate::core::Message;
 use crate::deadline::Wait;
@@ -160,25 +160,14 @@ impl<T, P: Copy> Waiter<T, P> {
     ///
     /// # Safety
     ///
-    /// By invariant 1 the caller may use it: it holds the lock of the only queue that knows the
-    /// node, or no other thread knows the node. The reference ends before another one is made.
-    #[expect(clippy::mut_from_ref, reason = "the lock makes it unique")]
-    pub(crate) unsafe fn inner(&self) -> &mut Inner<T, P> {
-        let inner = self.inner.with_mut(|inner| inner);
-        // SAFETY: the caller guarantees exclusive access while the reference lives.
-        unsafe { &mut *inner }
-    }
-
-    /// Returns the same part of a node.
-    ///
-    /// # Safety
-    ///
-    /// The node is alive, and the caller keeps the contract of [`inner`](Self::inner).
+    /// The node is alive. By invariant 1 the caller may use it: it holds the lock of the only queue
+    /// that knows the node, or no other thread knows the node. The reference ends before another one
+    /// is made.
     pub(crate) unsafe fn inner_of<'a>(node: NonNull<Self>) -> &'a mut Inner<T, P> {
         // SAFETY: the caller guarantees that the node is alive.
-        let waiter: &'a Self = unsafe { node.as_ref() };
-        // SAFETY: the caller keeps the contract of `inner`.
-        unsafe { waiter.inner() }
+        let inner = unsafe { node.as_ref() }.inner.with_mut(|inner| inner);
+        // SAFETY: the caller guarantees exclusive access while the reference lives.
+        unsafe { &mut *inner }
     }
 
     /// Prepares the node for the next wait of its thread.
@@ -187,22 +176,10 @@ impl<T, P: Copy> Waiter<T, P> {
         self.state.store(SPINNING, Ordering::Relaxed);
     }
 
-    /// Blocks the calling thread until its wait ends: polls the state `spins` times, then sleeps.
-    /// Returns how the wait ended, and whether it ended before the sleep.
-    ///
-    /// `TimedOut` and `Interrupted` leave the node on its list.
-    pub(crate) fn wait(&self, wait: Wait, spins: u32) -> (WaitEnd, bool) {
-        for _ in 0..spins {
-            if let Some(ended) = self.poll_end() {
-                return (ended, true);
-            }
-            hint::spin_loop();
-        }
-        (self.sleep(wait), false)
-    }
-
+    /// Makes the calling thread sleep until its wait ends. Returns how the wait ended: `TimedOut` and
+    /// `Interrupted` leave the node on its list.
     #[cold]
-    fn sleep(&self, wait: Wait) -> WaitEnd {
+    pub(crate) fn sleep(&self, wait: Wait) -> WaitEnd {
         let parker = Parker::current();
         self.parker.with_mut(|own| {
             // SAFETY: by invariant 4 no other thread reads `parker`, because the state is not
@@ -240,7 +217,7 @@ impl<T, P: Copy> Waiter<T, P> {
         // call.
         let waiter = unsafe { node.as_ref() };
         // SAFETY: the caller holds the lock, and this is the only reference.
-        if let Some(waker) = unsafe { waiter.inner() }.waker.take() {
+        if let Some(waker) = unsafe { Self::inner_of(node) }.waker.take() {
             return Some(Wake::Task(waker)); // a task uses its node only under the lock
         }
         let state = if ended == WaitEnd::Completed { COMPLETED } else { RETRY };

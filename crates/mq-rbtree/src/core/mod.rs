@@ -215,7 +215,8 @@ impl<T, L: Levels> Core<T, L> {
     /// # Errors
     ///
     /// Returns the value if the priority is invalid, if memory is exhausted, or if the queue holds
-    /// 2^32 - 64 messages. The queue is unchanged.
+    /// 2^32 - 64 messages. The queue is unchanged; also if a comparison of keys panics, which drops the
+    /// value, as in `BTreeMap::insert`.
     pub fn push(&mut self, priority: L::Priority, value: T) -> Result<(), T> {
         if L::check(priority).is_err() {
             return Err(value);

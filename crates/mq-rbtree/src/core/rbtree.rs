@@ -39,8 +39,6 @@
 
 mod node;
 mod pool;
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
-mod tests;
 mod tree;
 
 use std::fmt;

@@ -180,6 +180,9 @@ impl<T> Slab<T> {
 
     /// Allocates the chunks for `messages` messages now.
     pub(crate) fn reserve(&mut self, messages: usize) -> Result<(), AllocError> {
+        if messages > MAX_MESSAGES {
+            return Err(AllocError::new());
+        }
         while self.capacity() < messages {
             let chunk = Chunk::try_new(self.count)?;
             self.add_chunk(chunk);

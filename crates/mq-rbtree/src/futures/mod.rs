@@ -12,7 +12,7 @@ use std::task::Waker;
 use percpu::sync::step;
 
 use crate::core::Levels;
-use crate::queue::{Queue, State};
+use crate::queue::{Deferred, Queue, State};
 use crate::waiter::{Rank, Waiter};
 
 /// Writes what both futures have: the options, and the end of one that is dropped.
@@ -36,7 +36,7 @@ macro_rules! operation {
             #[inline]
             fn drop(&mut self) {
                 if self.waiter.is_some() {
-                    leave(self.queue.get(), &mut self.waiter);
+                    drop(leave(self.queue.get(), &mut self.waiter));
                 }
             }
         }
@@ -70,13 +70,14 @@ struct Detached {
 
 /// Takes a task's node off its list, and ends its permit. The lock of the state is held.
 fn detach<T, L: Levels>(state: &mut State<T, L>, waiter: &Waiter<T, L::Priority>) -> Detached {
+    let node = NonNull::from(waiter);
     // SAFETY: the lock is held, and the reference ends in this line.
-    let demand = unsafe { waiter.inner() }.demand; // a listed sender has one, a receiver none
+    let demand = unsafe { Waiter::inner_of(node) }.demand; // a listed sender has one, a receiver none
     let list = if demand.is_some() { &mut state.senders } else { &mut state.receivers };
     // SAFETY: the lock is held, and the node is alive, and on this list or on none.
-    let was_listed = unsafe { list.remove(NonNull::from(waiter)) };
+    let was_listed = unsafe { list.remove(node) };
     // SAFETY: the lock is held, and this is the only reference.
-    let inner = unsafe { waiter.inner() };
+    let inner = unsafe { Waiter::inner_of(node) };
     let had_permit = std::mem::take(&mut inner.permit);
     if had_permit {
         match demand {
@@ -87,22 +88,25 @@ fn detach<T, L: Levels>(state: &mut State<T, L>, waiter: &Waiter<T, L::Priority>
     Detached { rank: inner.rank(), was_listed, had_permit, _waker: inner.take_waker() }
 }
 
-/// Ends the wait of a task, and passes its permit on.
+/// Ends the wait of a task, and passes its permit on. The drop of the result resumes the panic of a
+/// waker.
 #[cold]
 #[inline(never)]
-fn leave<T, L: Levels>(queue: &Queue<T, L>, node: &mut Option<Waiter<T, L::Priority>>) {
-    let Some(waiter) = node else { return };
+fn leave<T, L: Levels>(queue: &Queue<T, L>, node: &mut Option<Waiter<T, L::Priority>>) -> Deferred {
     let mut section = queue.section();
-    let _detached;
+    let Some(waiter) = node else { return section.deferred };
+    let detached;
     {
         // While others wait, the ring is shut and drained.
         let mut state = queue.lock_undrained();
-        _detached = detach(&mut state, waiter);
+        detached = detach(&mut state, waiter);
         // The message or room of the permit is for another waiter now; also that of a permit from
         // before a poll that panicked. The room that a message needed may have blocked the senders
         // behind it.
         step!("future dropped: serve the other waiters", state.serve_waiters(&mut section));
     }
     *node = None; // it is on no list, so no other thread knows it
-    queue.run_deferred(&mut section.deferred);
+    queue.run_and_keep_panic(&mut section.deferred);
+    drop(detached);
+    section.deferred
 }

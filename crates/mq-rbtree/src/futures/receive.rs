@@ -177,6 +177,7 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
                     drop(state);
                     this.waiter = None;
                     queue.run_deferred(&mut section.deferred);
+                    drop((detached, waker)); // if the drop of a waker panics, the message is not leaked
                     this.completed = true; // a stream that unwinds before has not ended
                     Poll::Ready(taken)
                 }
@@ -200,7 +201,7 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
             drop(detached); // its waker, after the unlock; if that panics, the message is not leaked
             received
         } else {
-            leave(queue, &mut this.waiter);
+            drop(leave(queue, &mut this.waiter));
             queue.count_timeout();
             Err(ReceiveError::Timeout)
         };

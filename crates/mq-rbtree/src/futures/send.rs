@@ -15,7 +15,7 @@ use crate::core::{Bitmap, Levels, Message};
 use crate::deadline::Deadline;
 use crate::error::{SendError, SendRefused};
 use crate::handles::{QueueRef, Sender};
-use crate::queue::{Queue, refuse_or_unwind};
+use crate::queue::Queue;
 use crate::waiter::Waiter;
 
 /// A checked message, or the reason why it can never be sent.
@@ -137,14 +137,12 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
         let queue = this.queue.get();
         // The node is created in its place, which it does not leave.
         let waiter = &*this.waiter.get_or_insert_with(|| Waiter::new(this.urgency));
+        let node = NonNull::from(waiter);
         // Wakers are user code: they are cloned and dropped outside the lock. If the clone panics,
         // the future still has its message. Comparisons run outside the lock as well.
         let waker = cx.waker().clone();
-        let message = match this.message.take().expect("one that waits has its message") {
-            Ok(message) => message,
-            Err(refused) => return Poll::Ready(Err(refused)),
-        };
-        let demand = queue.config.demand(message.priority, message.bytes);
+        let Some(Ok(message)) = this.message.take() else { panic!("polled after it was ready") };
+        let (message, demand) = queue.with_demand(message);
         let mut section = queue.section();
         let detached;
         {
@@ -161,11 +159,11 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                 Err((back, SendRefused::Full)) => {
                     this.message = Some(Ok(back));
                     // SAFETY: the lock is held, and the reference ends in this line.
-                    unsafe { waiter.inner() }.demand = Some(demand);
+                    unsafe { Waiter::inner_of(node) }.demand = Some(demand);
                     state.counters.send_waits += u64::from(!detached.was_listed);
                     // SAFETY: the lock is held, and the node is on no list. It is pinned, and the drop
                     // takes it off.
-                    unsafe { state.senders.add(NonNull::from(waiter), Some(waker)) };
+                    unsafe { state.senders.add(node, Some(waker)) };
                     if detached.had_permit {
                         // The rest of the permit's room may be enough for another sender.
                         step!(
@@ -185,10 +183,9 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
                     }
                     drop(state);
                     this.waiter = None;
-                    queue.run_deferred(&mut section.deferred);
-                    Poll::Ready(
-                        put.map_err(|not_put| refuse_or_unwind(not_put, &mut section.deferred)),
-                    )
+                    let sent = queue.finish_send(put, &mut section.deferred);
+                    drop((detached, waker)); // if the drop of a waker panics, the message is not leaked
+                    Poll::Ready(sent)
                 }
             }
         }
@@ -207,7 +204,7 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
         let past = Some(Deadline::PAST);
         let locked = queue.lock_to_send(&mut section.preload, past);
         let (Some(mut state), Some(waiter)) = (locked, &this.waiter) else {
-            leave(queue, &mut this.waiter);
+            leave(queue, &mut this.waiter).drop_panic();
             queue.count_timeout();
             return Err(SendError { value: message.value, reason: SendRefused::Timeout });
         };

@@ -10,9 +10,7 @@ use std::ptr::NonNull;
 
 use percpu::sync::step;
 
-use super::{
-    Access, LockedState, Queue, Received, Section, State, refuse_message, refuse_or_unwind,
-};
+use super::{Access, LockedState, Queue, Received, Section, State};
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{ReceiveError, SendError, SendRefused};
@@ -24,11 +22,11 @@ impl<T, L: Levels> Queue<T, L> {
     #[cold]
     pub(super) fn wait_to_send(
         &self,
-        mut message: Message<T, L::Priority>,
+        message: Message<T, L::Priority>,
         mut wait: Wait,
     ) -> Result<(), SendError<T>> {
         let mut reason = SendRefused::Timeout;
-        let demand = self.config.demand(message.priority, message.bytes);
+        let (mut message, demand) = self.with_demand(message);
         let lines = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
         let waiter = &lines.as_ref().get_ref().0;
         let node = NonNull::from(waiter);
@@ -39,25 +37,20 @@ impl<T, L: Levels> Queue<T, L> {
                 if reason == SendRefused::Timeout {
                     self.count_timeout();
                 }
-                return Err(refuse_message((message, reason)));
+                return Err(SendError { value: message.value, reason });
             };
             // SAFETY: the node is on no list, and the lock is held.
-            let rank = unsafe { waiter.inner() }.rank();
+            let rank = unsafe { Waiter::inner_of(node) }.rank();
             match state.send(message, rank, &mut section) {
-                Ok(()) => {
-                    drop(state);
-                    self.run_deferred(&mut section.deferred);
-                    return Ok(());
-                }
                 Err((back, SendRefused::Full)) => message = back,
-                Err(other) => {
+                put => {
                     drop(state);
-                    return Err(refuse_or_unwind(other, &mut section.deferred));
+                    return self.finish_send(put, &mut section.deferred);
                 }
             }
             waiter.reset();
             // SAFETY: the node is on no list, and the lock is held.
-            let inner = unsafe { waiter.inner() };
+            let inner = unsafe { Waiter::inner_of(node) };
             inner.demand = Some(demand);
             state.core.keep_preload(&mut section.preload);
             inner.message = Some(message);
@@ -78,13 +71,15 @@ impl<T, L: Levels> Queue<T, L> {
             let state = self.unlist(ended, |state| unsafe { state.senders.remove(node) });
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
             // invariant 1 of the waiters its message belongs to this thread now.
-            let Some(back) = (unsafe { waiter.inner() }).message.take() else { return Ok(()) };
+            let Some(back) = (unsafe { Waiter::inner_of(node) }).message.take() else {
+                return Ok(());
+            };
             let Some(state) = state else {
                 message = back;
                 continue;
             };
             // SAFETY: the node is off its list, so this thread alone uses it.
-            let rank = unsafe { waiter.inner() }.rank();
+            let rank = unsafe { Waiter::inner_of(node) }.rank();
             return self.send_at_deadline(back, rank, self.section(), state, reason);
         }
     }
@@ -140,7 +135,7 @@ impl<T, L: Levels> Queue<T, L> {
             let state = self.unlist(ended, |state| unsafe { state.receivers.remove(node) });
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
             // invariant 1 of the waiters its message belongs to this thread now.
-            let message = unsafe { waiter.inner() }.message.take();
+            let message = unsafe { Waiter::inner_of(node) }.message.take();
             step!(
                 "receive: a message beats the deadline",
                 if let Some(message) = message {
@@ -189,12 +184,13 @@ impl<T, L: Levels> Queue<T, L> {
     /// Waits until the node is off its list, or until the deadline. Does not spin if the deadline
     /// is over, or if the thread has spun on the ring before.
     fn sleep(&self, waiter: &Waiter<T, L::Priority>, wait: Wait, has_spun: bool) -> WaitEnd {
-        let spins = if has_spun || wait.is_over() { 0 } else { self.spin.spins() };
-        let (ended, in_time) = waiter.wait(wait, spins);
-        if spins > 0 {
-            self.spin.record(in_time);
+        let spins = !has_spun && !wait.is_over();
+        if spins && self.spin.until(wait, 1, |_| waiter.poll_end().is_some()) {
+            if let Some(ended) = waiter.poll_end() {
+                return ended;
+            }
         }
-        ended
+        waiter.sleep(wait)
     }
 
     /// Locks, and takes the node of a wait that ended by itself off its list. Returns `None` if another
@@ -232,11 +228,11 @@ impl<T, L: Levels> Queue<T, L> {
         // The room that this sender needed may have blocked the senders behind it.
         step!("send timed out: serve the other senders", state.serve_waiters(&mut section));
         drop(state);
-        self.run_deferred(&mut section.deferred);
-        put.map_err(|(message, reason)| match reason {
-            SendRefused::Full => refuse_message((message, late)),
-            _ => refuse_or_unwind((message, reason), &mut section.deferred),
-        })
+        let put = put.map_err(|(message, reason)| match reason {
+            SendRefused::Full => (message, late),
+            _ => (message, reason),
+        });
+        self.finish_send(put, &mut section.deferred)
     }
 
     /// Completes a receive at its deadline, or after a signal, as `late` says. The receiver, a thread

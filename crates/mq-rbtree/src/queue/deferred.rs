@@ -7,11 +7,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use percpu::panics::drop_payload;
 use percpu::sync::{Arc, step};
 
+use crate::core::Levels;
 use crate::event::EventNotifier;
 use crate::waiter::Wake;
 
 /// The most wake-ups of one lock section. A thread that has more to wake locks again.
 const MAX_WAKES: usize = 4;
+
+/// The payload of a panic.
+pub(super) type Panic = Box<dyn Any + Send>;
 
 /// A notification, called once.
 pub(crate) type Notification = Box<dyn FnOnce() + Send>;
@@ -34,9 +38,9 @@ struct Actions {
     notifiers: [Option<Arc<EventNotifier>>; 2],
     /// The first panic of a waker, of a notification, or of the caller's own code under the lock.
     /// It resumes after the unlock.
-    panic: Option<Box<dyn Any + Send>>,
+    panic: Option<Panic>,
     /// The panic of another thread's comparison, which that thread will repeat. It is only dropped.
-    discarded: Option<Box<dyn Any + Send>>,
+    discarded: Option<Panic>,
 }
 
 impl Deferred {
@@ -65,20 +69,25 @@ impl Deferred {
     }
 
     /// Stores a panic to be dropped after the unlock. The caller has checked that there is room.
-    pub(crate) fn discard(&mut self, panic: Box<dyn Any + Send>) {
+    pub(crate) fn discard(&mut self, panic: Panic) {
         self.actions().discarded = Some(panic);
     }
 
     /// Stores a panic of the caller's own code, to be resumed after the unlock.
     #[cold]
     #[inline(never)]
-    pub(crate) fn set_panic(&mut self, panic: Box<dyn Any + Send>) {
+    pub(crate) fn set_panic(&mut self, panic: Panic) {
         self.actions().panic = Some(panic);
     }
 
     /// Takes the panic that would be resumed.
-    pub(crate) fn take_panic(&mut self) -> Option<Box<dyn Any + Send>> {
+    pub(crate) fn take_panic(&mut self) -> Option<Panic> {
         self.actions.as_mut()?.panic.take()
+    }
+
+    /// Drops the panic that would be resumed.
+    pub(crate) fn drop_panic(&mut self) {
+        self.take_panic().into_iter().for_each(drop_payload);
     }
 
     pub(crate) fn set_notification(&mut self, notification: Option<Notification>) {
@@ -154,6 +163,24 @@ impl Deferred {
             drop_payload(panic);
         }
     }
+}
+
+/// Runs comparisons of priorities. Returns their panic, if they are the user's.
+#[inline(always)]
+pub(super) fn catch_comparison<L: Levels, R>(compare: impl FnOnce() -> R) -> Result<R, Panic> {
+    if L::COMPARES { catch_unwind(AssertUnwindSafe(compare)) } else { Ok(compare()) }
+}
+
+/// Drops a message whose comparison has panicked, and resumes that panic. The lock is not held.
+///
+/// The destructor of the message does not run in the unwind, where its own panic would end the process.
+#[cold]
+#[inline(never)]
+pub(super) fn drop_and_unwind<M>(message: M, panic: Panic) -> ! {
+    if let Err(second) = catch_unwind(AssertUnwindSafe(|| drop(message))) {
+        drop_payload(second);
+    }
+    resume_unwind(panic)
 }
 
 impl Drop for Deferred {

@@ -1,10 +1,9 @@
 //! Messages in guards, under the lock.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use percpu::AllocError;
 use percpu::sync::step;
 
+use super::deferred::catch_comparison;
 use super::{Section, State};
 use crate::core::{Lent, Levels};
 
@@ -33,7 +32,7 @@ impl<T, L: Levels> State<T, L> {
     ) -> Option<T> {
         // SAFETY: the caller keeps the contract of `put_back`.
         let put_back = || unsafe { self.core.put_back(lent, &mut section.preload) };
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(put_back)) {
+        if let Err(panic) = catch_comparison::<L, _>(put_back) {
             section.deferred.set_panic(panic);
             // SAFETY: nothing has changed, so the message is lent still.
             return Some(unsafe { self.take_lent(lent, section) });

@@ -29,7 +29,7 @@ mod state;
 mod tests;
 
 use std::fmt;
-use std::panic::resume_unwind;
+use std::mem;
 
 use percpu::sync::{WordGuard, WordLock, step};
 
@@ -37,6 +37,7 @@ pub use self::builder::Builder;
 
 use self::config::Config;
 pub(crate) use self::deferred::Deferred;
+use self::deferred::{catch_comparison, drop_and_unwind};
 pub(crate) use self::locked::{Access, LockedState};
 pub(crate) use self::section::Section;
 use self::spin::Spin;
@@ -47,7 +48,7 @@ use crate::deadline::Wait;
 use crate::error::{NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused};
 use crate::quota::Charge;
 use crate::staging::Ring;
-use crate::waiter::rank_of_new;
+use crate::waiter::{Demand, rank_of_new};
 
 /// A bounded priority queue for any number of threads and tasks.
 ///
@@ -166,10 +167,14 @@ impl<T, L: Levels> Queue<T, L> {
             return Err(message);
         }
         let mut guard = self.state.lock();
-        // Comparisons may panic; an unwind drops the guard before the message.
-        let Some(level) = guard.level_at_once(&self.config, priority, bytes) else {
+        let look = || guard.level_at_once(&self.config, priority, bytes);
+        let found = catch_comparison::<L, _>(look);
+        let Ok(Some(level)) = found else {
             drop(guard);
-            return Err(message);
+            return match found {
+                Err(panic) => drop_and_unwind(message, panic),
+                Ok(_) => Err(message),
+            };
         };
         // SAFETY: `level_at_once` has the level from `get_or_insert_level_no_alloc`, and nothing was
         // called since.
@@ -231,16 +236,47 @@ impl<T, L: Levels> Queue<T, L> {
             Some(mut state) => state.send(message, rank_of_new(wait.urgency_level()), &mut section),
             None => {
                 self.count_timeout();
-                return Err(refuse_message((message, SendRefused::Timeout)));
+                return Err(SendError { value: message.value, reason: SendRefused::Timeout });
             }
         };
         match put {
-            Ok(()) => {
-                self.run_deferred(&mut section.deferred);
-                Ok(())
-            }
             Err((message, SendRefused::Full)) if !wait.is_no() => self.wait_to_send(message, wait),
-            Err(not_put) => Err(refuse_or_unwind(not_put, &mut section.deferred)),
+            put => self.finish_send(put, &mut section.deferred),
+        }
+    }
+
+    /// Runs the deferred actions after the unlock, and returns the result of a send.
+    ///
+    /// A refused message goes back to its sender, also if the waker of another task panics: that
+    /// panic is dropped. If the message's own comparison has panicked, that panic resumes.
+    pub(crate) fn finish_send(
+        &self,
+        put: Result<(), Refused<T, L::Priority>>,
+        deferred: &mut Deferred,
+    ) -> Result<(), SendError<T>> {
+        let Err((message, reason)) = put else {
+            self.run_deferred(deferred);
+            return Ok(());
+        };
+        // The only panic before the actions is that of the comparison.
+        let comparison = deferred.take_panic();
+        self.run_and_keep_panic(deferred);
+        deferred.drop_panic();
+        match comparison {
+            None => Err(SendError { value: message.value, reason }),
+            Some(panic) => drop_and_unwind(message, panic),
+        }
+    }
+
+    /// Returns a message, with the room that it needs. The lock is not held.
+    pub(crate) fn with_demand(
+        &self,
+        message: Message<T, L::Priority>,
+    ) -> (Message<T, L::Priority>, Demand<L::Priority>) {
+        let demand = || self.config.demand(message.priority, message.bytes);
+        match catch_comparison::<L, _>(demand) {
+            Ok(demand) => (message, demand),
+            Err(panic) => drop_and_unwind(message, panic),
         }
     }
 
@@ -360,7 +396,7 @@ impl<T, L: Levels> Queue<T, L> {
             {
                 let mut state = self.lock_undrained();
                 step!("close: shut the ring", state.shut());
-                was_open |= !std::mem::replace(&mut state.closed, true);
+                was_open |= !mem::replace(&mut state.closed, true);
                 never = never.or(state.notification.take());
                 step!(
                     "close: dismiss every waiter",
@@ -437,44 +473,32 @@ impl<T, L: Levels> Queue<T, L> {
     /// was a receive.
     #[inline(always)]
     pub(crate) fn run_deferred(&self, deferred: &mut Deferred) {
-        if deferred.run() {
-            self.serve_waiters();
-        }
+        self.run_and_keep_panic(deferred);
         deferred.resume_panic();
+    }
+
+    /// Does the same, but keeps the first panic of an action in `deferred`.
+    #[inline(always)]
+    pub(crate) fn run_and_keep_panic(&self, deferred: &mut Deferred) {
+        if deferred.run() {
+            self.serve_waiters(deferred);
+        }
     }
 
     /// Serves the waiters that an earlier lock section had no room for.
     #[cold]
-    pub(crate) fn serve_waiters(&self) {
+    fn serve_waiters(&self, deferred: &mut Deferred) {
         let mut section = self.section();
+        mem::swap(&mut section.deferred, deferred);
         loop {
-            {
-                // While others wait, the ring is shut and drained.
-                let mut state = self.lock_undrained();
-                state.serve_waiters(&mut section);
-            }
+            // While others wait, the ring is shut and drained.
+            self.lock_undrained().serve_waiters(&mut section);
             if !section.deferred.run() {
-                return;
+                break;
             }
         }
+        mem::swap(&mut section.deferred, deferred);
     }
-}
-
-fn refuse_message<T, P>((message, reason): Refused<T, P>) -> SendError<T> {
-    SendError { value: message.value, reason }
-}
-
-/// Returns the error for a message that was refused. If a panic of its comparison refused it, drops
-/// the message and resumes the panic. The lock is not held.
-pub(crate) fn refuse_or_unwind<T, P>(
-    not_put: Refused<T, P>,
-    deferred: &mut Deferred,
-) -> SendError<T> {
-    if let Some(panic) = deferred.take_panic() {
-        drop(not_put);
-        resume_unwind(panic);
-    }
-    refuse_message(not_put)
 }
 
 impl<T, L: Levels> Drop for Queue<T, L> {

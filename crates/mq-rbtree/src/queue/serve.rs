@@ -1,11 +1,9 @@
 //! The service of waiting threads and tasks: hand-overs, permits and signals.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use percpu::sync::{Arc, step};
 
 use super::config::Config;
-use super::deferred::Deferred;
+use super::deferred::{Deferred, catch_comparison};
 use super::section::Section;
 use super::state::{Node, State};
 use crate::core::{Levels, Message};
@@ -123,7 +121,7 @@ impl<T, L: Levels> State<T, L> {
         // If a comparison panics, the receiver tries again by itself, as the sender in
         // `serve_sender`.
         let pop = || self.core.pop_with(&mut section.preload);
-        match catch_unwind(AssertUnwindSafe(pop)) {
+        match catch_comparison::<L, _>(pop) {
             // SAFETY: the node is on the list still, and belongs to a thread.
             Ok(Some(message)) => unsafe { self.hand_over(node, message, &mut section.deferred) },
             Ok(None) => {}
@@ -167,7 +165,7 @@ impl<T, L: Levels> State<T, L> {
             demand
                 .map(|demand| self.core.get_or_insert_level(demand.priority, &mut section.preload))
         };
-        let level = match catch_unwind(AssertUnwindSafe(enter)) {
+        let level = match catch_comparison::<L, _>(enter) {
             Ok(level) => level,
             Err(panic) => {
                 section.deferred.discard(panic);

@@ -68,7 +68,7 @@ impl Spin {
     }
 
     /// Returns the spins of a wait that begins now.
-    pub(crate) fn spins(&self) -> u32 {
+    pub(super) fn spins(&self) -> u32 {
         // Ordering: Relaxed, all; statistics that publish no other memory.
         let spins = self.spins.load(Ordering::Relaxed);
         if spins == 0 {
@@ -79,7 +79,7 @@ impl Spin {
     }
 
     /// Records whether a wait ended while the thread spun.
-    pub(crate) fn record(&self, in_time: bool) {
+    fn record(&self, in_time: bool) {
         // Ordering: Relaxed, all; statistics that publish no other memory. A lost update is
         // harmless.
         let spins = self.spins.load(Ordering::Relaxed);

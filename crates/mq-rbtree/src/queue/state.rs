@@ -14,14 +14,13 @@
 //! 3. If the queue is closed, no thread or task waits to send. If also no message is in a guard, none
 //!    waits to receive.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 use percpu::AllocError;
 use percpu::sync::{Arc, check, step};
 
 use super::config::Config;
-use super::deferred::Notification;
+use super::deferred::{Notification, catch_comparison};
 use super::section::Section;
 use crate::core::{Core, Levels, Message, Preload};
 use crate::error::{ReceiveError, SendRefused};
@@ -330,21 +329,15 @@ impl<T, L: Levels> State<T, L> {
         section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
         let Message { priority, bytes, .. } = message;
-        let level = if L::COMPARES {
-            // If a comparison panics, nothing has changed. The message is returned, and dropped
-            // after the unlock when the panic resumes. `refuse_or_unwind` does not look at the
-            // reason then.
-            let enter = AssertUnwindSafe(|| self.level_for_send(priority, bytes, rank, section));
-            catch_unwind(enter).unwrap_or_else(|panic| {
+        let enter = || self.level_for_send(priority, bytes, rank, section);
+        let level = match catch_comparison::<L, _>(enter) {
+            Ok(Ok(level)) => level,
+            Ok(Err(reason)) => return Err((message, reason)),
+            Err(panic) => {
+                // Nothing has changed. `finish_send` does not look at the reason.
                 section.deferred.set_panic(panic);
-                Err(SendRefused::NoMemory)
-            })
-        } else {
-            self.level_for_send(priority, bytes, rank, section)
-        };
-        let level = match level {
-            Ok(level) => level,
-            Err(reason) => return Err((message, reason)),
+                return Err((message, SendRefused::NoMemory));
+            }
         };
         // SAFETY: `level_for_send` has the level from `get_or_insert_level`, and nothing was called
         // since.

@@ -1,13 +1,12 @@
 //! Limits: messages, bytes, reserves and quotas; and ageing, which serves low priorities in time.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::Context;
 use std::thread;
 
 use mq_rbtree::{
@@ -16,6 +15,7 @@ use mq_rbtree::{
 };
 use proptest::prelude::*;
 
+use crate::timed::TIMED_SENDS;
 use testkit::WakeCount;
 use testkit::block_on;
 use testkit::wait_until;
@@ -229,62 +229,27 @@ fn inv20_an_endless_stream_does_not_starve_a_long_message() {
 /// At its deadline a sender may use the room of a task's permit. Those behind it do not take that room.
 #[test]
 fn a_large_sender_at_its_deadline_is_not_overtaken() {
-    let (queue, flag) = (by_bytes(100, 10), WakeCount::new());
-    queue.send(10, 1).unwrap();
-    let mut permitted = Box::pin(queue.send_async(4, 1));
-    assert!(is_pending(&mut permitted, &flag));
-    let wait = Wait::at_most(std::time::Duration::from_millis(300));
-    thread::scope(|scope| {
-        let large = scope.spawn(|| queue.send_with(8, 1, wait));
-        wait_until(|| queue.stats().waiting == (2, 0));
-        let small = scope.spawn(|| queue.send(3, 1));
-        wait_until(|| queue.stats().waiting == (3, 0));
-        assert_eq!(queue.receive(), Ok((10, 1)));
-        assert!(large.join().unwrap().is_ok());
-        assert_eq!((flag.count(), queue.bytes(), queue.stats().waiting), (1, 8, (1, 0)));
+    for send in TIMED_SENDS {
+        let (queue, flag) = (by_bytes(100, 10), WakeCount::new());
+        queue.send(10, 1).unwrap();
+        let mut permitted = Box::pin(queue.send_async(4, 1));
+        assert!(is_pending(&mut permitted, &flag));
+        thread::scope(|scope| {
+            let mut small = None;
+            let mut behind = || {
+                small = Some(scope.spawn(|| queue.send(3, 1)));
+                wait_until(|| queue.stats().waiting == (3, 0));
+            };
+            let sent = send(&queue, &mut behind, &mut || assert_eq!(queue.receive(), Ok((10, 1))));
+            assert!(sent.is_ok(), "{sent:?}");
+            assert_eq!((flag.count(), queue.bytes(), queue.stats().waiting), (1, 8, (1, 0)));
+            queue.validate();
+            assert_eq!(queue.receive(), Ok((8, 1)));
+            assert!(small.unwrap().join().unwrap().is_ok());
+        });
+        assert!(!is_pending(&mut permitted, &flag));
         queue.validate();
-        assert_eq!(queue.receive(), Ok((8, 1)));
-        assert!(small.join().unwrap().is_ok());
-    });
-    assert!(!is_pending(&mut permitted, &flag));
-    queue.validate();
-}
-
-/// A timer that fires once `over` is set. Before, it receives the message of 10 bytes: between its task's
-/// poll and the task's end.
-pub(crate) fn receives_when(over: &Cell<bool>, queue: &Queue<u32>) -> impl Future<Output = ()> {
-    poll_fn(|_| {
-        if !over.get() {
-            return Poll::Pending;
-        }
-        assert_eq!(queue.receive(), Ok((10, 1)));
-        Poll::Ready(())
-    })
-}
-
-/// The same for a task whose timer has fired.
-#[test]
-fn a_large_task_at_its_deadline_is_not_overtaken() {
-    let (queue, flag) = (by_bytes(100, 10), WakeCount::new());
-    queue.send(10, 1).unwrap();
-    let mut permitted = Box::pin(queue.send_async(4, 1));
-    assert!(is_pending(&mut permitted, &flag));
-    let over = Cell::new(false);
-    let mut large = Box::pin(queue.send_async(8, 1).until(receives_when(&over, &queue)));
-    assert!(is_pending(&mut large, &flag));
-    thread::scope(|scope| {
-        let small = scope.spawn(|| queue.send(3, 1));
-        wait_until(|| queue.stats().waiting == (3, 0));
-        over.set(true);
-        let ended = large.as_mut().poll(&mut Context::from_waker(&flag.waker()));
-        assert!(matches!(ended, Poll::Ready(Ok(()))), "{ended:?}");
-        assert_eq!((flag.count(), queue.bytes(), queue.stats().waiting), (1, 8, (1, 0)));
-        queue.validate();
-        assert_eq!(queue.receive(), Ok((8, 1)));
-        assert!(small.join().unwrap().is_ok());
-    });
-    assert!(!is_pending(&mut permitted, &flag));
-    queue.validate();
+    }
 }
 
 /// A large sender that times out or is dropped does not block those behind it.

@@ -21,6 +21,8 @@ mod promises;
 mod queue_model;
 mod queues;
 mod stalled;
+mod timed;
+mod tree;
 mod waits;
 
 use testkit::alloc::ThreadAllocator;

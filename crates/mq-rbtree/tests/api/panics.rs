@@ -2,20 +2,21 @@
 //! the other waiters proceed.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
-use crate::limits::receives_when;
 use crate::panicking;
+use crate::timed::TIMED_SENDS;
 
 use std::cell::Cell;
 use std::cmp::Ordering;
+use std::future::ready;
 use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::thread;
 use std::time::Duration;
 
-use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
+use mq_rbtree::{Queue, RbTree, ReceiveError, SendError, SendRefused, Wait};
 
 use panicking::{panics, poll};
 use testkit::WakeCount;
@@ -136,6 +137,8 @@ struct PanickingKey(u32);
 thread_local! {
     /// The comparison of this thread that panics: the next is 1. None does at 0.
     static ARMED: Cell<u32> = const { Cell::new(0) };
+    /// The drops of messages on this thread.
+    static DROPS: Cell<u32> = const { Cell::new(0) };
 }
 
 impl Ord for PanickingKey {
@@ -306,43 +309,162 @@ fn a_received_message_is_dropped_if_a_waker_panics() {
     }
 }
 
+/// A waker whose drop panics.
+struct PanicsWhenDropped;
+
+impl Wake for PanicsWhenDropped {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        panic!("the drop of a waker");
+    }
+}
+
+/// A task that waits takes a message that another task was woken for. If the drop of its former waker
+/// panics, the message is dropped and not leaked.
+#[test]
+fn a_message_is_dropped_if_the_drop_of_a_waker_panics() {
+    let (queue, message) = (Queue::<Arc<()>>::new(1).unwrap(), Arc::new(()));
+    let mut woken = Box::pin(queue.receive_async());
+    assert!(poll(&mut woken, Waker::noop().clone()).is_pending());
+    let mut receive = Box::pin(queue.receive_async());
+    assert!(poll(&mut receive, Arc::new(PanicsWhenDropped).into()).is_pending());
+    queue.send(Arc::clone(&message), 1).unwrap();
+    assert!(panics(|| poll(&mut receive, Waker::noop().clone())));
+    assert_eq!((Arc::strong_count(&message), queue.len()), (1, 0));
+    queue.validate();
+}
+
+/// Creates a queue of 10 bytes. A message has its number of bytes.
+fn of_ten_bytes() -> Queue<u32> {
+    Queue::builder(9).measure(|n: &u32| *n as usize).max_bytes(10).build().unwrap()
+}
+
 /// A timed send tries for the last time before the senders behind it are served: it keeps its room and
 /// its message.
 #[test]
 fn a_panicking_waker_behind_a_timed_send_loses_no_message() {
-    let queue = Queue::<u32>::builder(9).measure(|n| *n as usize).max_bytes(10).build().unwrap();
-    queue.send(10, 1).unwrap();
-    let mut permitted = Box::pin(queue.send_async(4, 1));
-    assert!(poll(&mut permitted, Waker::noop().clone()).is_pending());
-    let wait = Wait::at_most(Duration::from_millis(300));
-    thread::scope(|scope| {
-        let timed = scope.spawn(|| queue.send_with(8, 1, wait));
-        wait_until(|| queue.stats().waiting == (2, 0));
+    for send in TIMED_SENDS {
+        let queue = of_ten_bytes();
+        queue.send(10, 1).unwrap();
+        let mut permitted = Box::pin(queue.send_async(4, 1));
+        assert!(poll(&mut permitted, Waker::noop().clone()).is_pending());
         let mut bomb = Box::pin(queue.send_async(3, 1));
-        assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
-        assert_eq!(queue.receive(), Ok((10, 1)));
-        assert!(timed.join().unwrap().is_ok());
-    });
-    assert_eq!((queue.bytes(), queue.stats().timeouts), (8, 0));
-    queue.validate();
+        let mut behind = || assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
+        let sent = send(&queue, &mut behind, &mut || assert_eq!(queue.receive(), Ok((10, 1))));
+        assert!(sent.is_ok(), "{sent:?}");
+        assert_eq!((queue.bytes(), queue.stats().timeouts), (8, 0));
+        queue.validate();
+    }
 }
 
-/// The same for a task whose timer has fired.
+/// A send that is refused returns its message, though the wakers of the senders behind it panic.
 #[test]
-fn a_panicking_waker_behind_a_timed_task_loses_no_message() {
-    let queue = Queue::<u32>::builder(9).measure(|n| *n as usize).max_bytes(10).build().unwrap();
-    queue.send(10, 1).unwrap();
-    let mut permitted = Box::pin(queue.send_async(4, 1));
+fn a_refused_send_returns_its_message_if_wakers_panic() {
+    for send in TIMED_SENDS {
+        let queue = of_ten_bytes();
+        (0..2).for_each(|_| queue.send(5, 1).unwrap());
+        // More than one lock section wakes.
+        let mut bombs: Vec<_> = (0..5).map(|_| Box::pin(queue.send_async(1, 1))).collect();
+        let mut behind = || {
+            for bomb in &mut bombs {
+                assert!(poll(bomb, Waker::from(Arc::new(NestedBomb))).is_pending());
+            }
+        };
+        let sent = send(&queue, &mut behind, &mut || assert_eq!(queue.receive(), Ok((5, 1))));
+        let error = sent.unwrap_err();
+        assert_eq!((error.value, error.reason), (8, SendRefused::Timeout));
+        assert_eq!((queue.stats().waiting, queue.stats().timeouts), ((0, 0), 1), "all were woken");
+        assert!(bombs.iter_mut().all(|bomb| poll(bomb, Waker::noop().clone()).is_ready()));
+        queue.validate();
+    }
+}
+
+/// So does the send of a task that has a permit when the queue closes. A waker polls it before all waiters are
+/// dismissed, and it serves those that are left.
+#[test]
+fn a_send_that_a_close_refuses_returns_its_message_if_wakers_panic() {
+    let (sender, receiver) = Queue::builder(1).channel().unwrap();
+    sender.send(1, 1).unwrap();
+    let mut permitted = Box::pin(sender.clone().into_send_async(2, 1));
     assert!(poll(&mut permitted, Waker::noop().clone()).is_pending());
-    let over = Cell::new(false);
-    let mut timed = Box::pin(queue.send_async(8, 1).until(receives_when(&over, &queue)));
-    assert!(poll(&mut timed, Waker::noop().clone()).is_pending());
-    let mut bomb = Box::pin(queue.send_async(3, 1));
-    assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
-    over.set(true);
-    assert!(matches!(poll(&mut timed, Waker::noop().clone()), Poll::Ready(Ok(()))));
-    assert_eq!((queue.bytes(), queue.stats().timeouts), (8, 0));
-    queue.validate();
+    let permitted = Arc::new(Mutex::new((permitted, Poll::Pending)));
+    let inner = Arc::clone(&permitted);
+    let poll_permitted = move || {
+        let (future, sent) = &mut *inner.lock().unwrap();
+        *sent = poll(future, Waker::noop().clone());
+    };
+    let mut first = Box::pin(sender.send_async(3, 1));
+    assert!(poll(&mut first, Arc::new(Calls(poll_permitted)).into()).is_pending());
+    let mut bombs: Vec<_> = (0..9).map(|_| Box::pin(sender.send_async(4, 1))).collect();
+    for bomb in &mut bombs {
+        assert!(poll(bomb, Waker::from(Arc::new(Bomb))).is_pending());
+    }
+    assert_eq!(receiver.receive(), Ok((1, 1)));
+    assert!(panics(|| receiver.close()), "the first bombs are its own");
+    let sent = std::mem::replace(&mut permitted.lock().unwrap().1, Poll::Pending);
+    let Poll::Ready(Err(refused)) = sent else { panic!("{sent:?}") };
+    assert_eq!((refused.value, refused.reason), (2, SendRefused::Closed));
+    receiver.validate();
+}
+
+/// A message whose drop panics. In an unwind that would end the process.
+struct PanicsInDrop;
+
+impl Drop for PanicsInDrop {
+    fn drop(&mut self) {
+        DROPS.set(DROPS.get() + 1);
+        panic!("the drop of a message");
+    }
+}
+
+/// Whichever comparison of a send panics, its message is dropped before that panic resumes.
+#[test]
+fn a_message_whose_comparison_panics_is_not_dropped_in_an_unwind() {
+    type Messages = Queue<Option<PanicsInDrop>, RbTree<PanickingKey>>;
+    type Send = fn(&Messages) -> Result<(), SendError<Option<PanicsInDrop>>>;
+    let by_thread: Send = |queue| {
+        let wait = Wait::at_most(Duration::from_millis(5));
+        queue.send_with(Some(PanicsInDrop), PanickingKey(2), wait)
+    };
+    let by_task: Send = |queue| {
+        let send = queue.send_async(Some(PanicsInDrop), PanickingKey(2)).until(ready(()));
+        let Poll::Ready(sent) = poll(&mut Box::pin(send), Waker::noop().clone()) else { panic!() };
+        sent
+    };
+    for (send, most, spare, fewest) in
+        [(by_thread, 3, 9, 5), (by_task, 3, 9, 4), (by_thread, 5, 0, 2), (by_task, 5, 9, 2)]
+    {
+        let builder = Queue::builder_with_keys(most).spare_nodes(spare).spin(false);
+        let queue: Messages = builder.reserve(PanickingKey(7), 1).build().unwrap();
+        let fill = |keys: [u32; 3]| keys.map(|key| queue.send(None, PanickingKey(key)).is_ok());
+        fill([5, 6, 9]);
+        queue.drain(); // a node is kept, if any may be
+        assert_eq!(fill([5, 5, 9]), [true; 3]);
+        let mut sent = Ok(());
+        let panics = (1..).take_while(|&nth| {
+            ARMED.set(nth);
+            DROPS.set(0);
+            let caught = catch_unwind(AssertUnwindSafe(|| send(&queue)));
+            ARMED.set(0);
+            queue.validate();
+            match caught {
+                Ok(done) => sent = done,
+                Err(panic) => {
+                    assert_eq!((DROPS.get(), panic.is::<Payload>(), queue.len()), (1, true, 3));
+                    std::mem::forget(panic);
+                    return true;
+                }
+            }
+            false
+        });
+        assert!(panics.count() >= fewest, "{most} {spare}");
+        assert_eq!(sent.is_ok(), most == 5);
+        sent.map_err(std::mem::forget).unwrap_or(());
+        queue.drain().into_iter().for_each(std::mem::forget);
+    }
 }
 
 /// If a waker panics in a drain, the other waiting senders are served.

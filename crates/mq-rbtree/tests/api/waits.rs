@@ -180,6 +180,32 @@ fn inv13_a_past_deadline_only_ends_blocking_operations() {
 }
 
 #[test]
+fn a_deadline_is_over_once_reached() {
+    let minute = Duration::from_secs(60);
+    assert!(Deadline::from(Instant::now()).is_over());
+    assert!(Deadline::from(SystemTime::now()).is_over());
+    assert!(!Deadline::from(Instant::now() + minute).is_over());
+    assert!(!Deadline::from(SystemTime::now() + minute).is_over());
+    assert!(Deadline::after(Duration::ZERO).is_over());
+    assert!(!Deadline::after(Duration::MAX).is_over());
+}
+
+#[test]
+fn inv13_a_timespec_is_checked_as_the_kernel_checks_it() {
+    for (seconds, nanoseconds) in
+        [(-1, 0), (i64::MIN, 0), (0, -1), (0, 1_000_000_000), (5, i64::MAX), (5, 1 << 32)]
+    {
+        let error = Deadline::realtime(seconds, nanoseconds).unwrap_err();
+        assert_eq!((error.seconds, error.nanoseconds), (seconds, nanoseconds));
+        assert_eq!(error.errno(), libc::EINVAL);
+    }
+    assert_eq!(Deadline::realtime(0, 0), Ok(SystemTime::UNIX_EPOCH.into()));
+    let time = SystemTime::UNIX_EPOCH + Duration::new(7, 999_999_999);
+    assert_eq!(Deadline::realtime(7, 999_999_999), Ok(time.into()));
+    assert!(!Deadline::realtime(i64::MAX, 999_999_999).unwrap().is_over());
+}
+
+#[test]
 fn inv13_a_wait_ends_at_the_deadline_of_either_clock_and_not_before() {
     let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
     let time = Duration::from_millis(30);

@@ -4,7 +4,6 @@
 //! [`NodeRef`] borrows the tree and is safe to use: the tree's own code walks with it.
 
 use std::cell::Cell;
-use std::fmt;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
@@ -43,8 +42,6 @@ pub(super) struct Node<K> {
     key: MaybeUninit<K>,
     fifo: Fifo,
     red: Cell<bool>,
-    #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
-    _alive: super::tests::Alive,
 }
 
 // A search reads one cache line of each node on its path, if the allocator places it in one.
@@ -59,8 +56,6 @@ impl<K> Node<K> {
             key: MaybeUninit::uninit(),
             fifo: Fifo::EMPTY,
             red: Cell::new(false),
-            #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
-            _alive: super::tests::Alive::new(),
         }
     }
 
@@ -78,18 +73,13 @@ impl<K> Node<K> {
         self.child[side as usize].take()
     }
 
-    /// Takes the link to the parent out.
-    pub(super) fn take_parent(&self) -> Link<K> {
-        self.parent.take()
-    }
-
     /// Stores a list link in the parent link. The node is in no tree.
     pub(super) fn set_next(&self, next: Link<K>) {
         self.parent.set(next);
     }
 
-    /// Takes the list link out of the parent link.
-    pub(super) fn take_next(&self) -> Link<K> {
+    /// Takes the link to the parent out, or the list link that is stored there.
+    pub(super) fn take_parent(&self) -> Link<K> {
         self.parent.take()
     }
 }
@@ -114,12 +104,6 @@ impl<K> Copy for NodePtr<K> {}
 impl<K> PartialEq for NodePtr<K> {
     fn eq(&self, other: &Self) -> bool {
         self.0 == other.0
-    }
-}
-
-impl<K> fmt::Debug for NodePtr<K> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("NodePtr").field(&self.0).finish()
     }
 }
 

@@ -32,8 +32,6 @@ use super::node::{Link, Node, NodePtr};
 
 /// Allocates a node for a new level.
 pub(super) fn try_new_node<K>() -> Result<Box<Node<K>>, AllocError> {
-    #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
-    super::tests::memory()?;
     try_box(Node::vacant()).map_err(|_| AllocError::new())
 }
 
@@ -70,7 +68,7 @@ impl<K> NodeList<K> {
         // SAFETY: by invariant 3 the node was leaked, and only this list points to it. The pointer is
         // overwritten below, before another use.
         let node = unsafe { first.reclaim() };
-        self.first = node.take_next();
+        self.first = node.take_parent();
         self.len -= 1;
         Some(node)
     }

@@ -264,34 +264,18 @@ impl<K> Tree<K> {
     where
         K: Ord + Copy + fmt::Debug,
     {
-        let mut above = None;
-        self.validate_links(|at| {
-            let key = *at.key();
-            if let Some(above) = above {
-                assert!(key < above, "{key:?} is before {above:?}");
-            }
-            above = Some(key);
-            let fifo = at.fifo();
-            assert!(!fifo.is_empty() && fifo.len > 0, "{key:?} has no messages");
-            each(key, fifo);
-        });
-    }
-
-    /// Checks invariants 2 to 4, which hold with any order of keys.
-    pub(super) fn validate_links<'a>(&'a self, mut each: impl FnMut(NodeRef<'a, K>))
-    where
-        K: fmt::Debug,
-    {
         let highest = self.root().map(|root| root.furthest(Right));
-        assert_eq!(self.highest.get(), highest.map(NodeRef::ptr), "highest is the last in order");
+        assert!(self.highest.get() == highest.map(NodeRef::ptr), "highest is the last in order");
         if let Some(root) = self.root() {
             assert!(!root.is_red() && root.parent().is_none(), "a root is black, without a parent");
         }
-        let (mut seen, mut blacks) = (0, None);
+        let (mut seen, mut blacks, mut above) = (0, None, None);
         for at in std::iter::successors(highest, |&at| predecessor(at)) {
             seen += 1;
             assert!(seen <= self.len(), "more nodes than were counted");
-            let key = at.key();
+            let key = *at.key();
+            assert!(above.is_none_or(|above| key < above), "{key:?} is before {above:?}");
+            above = Some(key);
             for side in [Left, Right] {
                 let Some(child) = at.child(side) else {
                     let here = blacks_above(at);
@@ -301,7 +285,9 @@ impl<K> Tree<K> {
                 assert!(child.parent() == Some(at), "a child of {key:?} has another parent");
                 assert!(!(at.is_red() && child.is_red()), "{key:?} and a child are red");
             }
-            each(at);
+            let fifo = at.fifo();
+            assert!(!fifo.is_empty() && fifo.len > 0, "{key:?} has no messages");
+            each(key, fifo);
         }
         assert_eq!(seen, self.len(), "fewer nodes than were counted");
     }
