@@ -104,5 +104,8 @@ fn leave<T, L: Levels>(queue: &Queue<T, L>, node: &mut Option<Waiter<T, L::Prior
         step!("future dropped: serve the other waiters", state.serve_waiters(&mut section));
     }
     *node = None; // it is on no list, so no other thread knows it
-    queue.run_deferred(&mut section.deferred);
+    if section.deferred.run() {
+        queue.serve_waiters();
+    }
+    // The drop of `section` resumes a panic, unless this thread panics already.
 }
