@@ -7,7 +7,10 @@ mod iter;
 mod queue_ref;
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::thread;
 
+use percpu::panics::drop_payload;
 use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
 use percpu::sync::{Arc, check, step};
 
@@ -158,8 +161,19 @@ impl<T, L: Levels> Drop for Receiver<T, L> {
     fn drop(&mut self) {
         if was_last(&self.shared.receivers) {
             step!("last receiver: close before the drain", self.shared.queue.close());
-            // One by one: this neither holds the lock for long nor needs memory for all messages.
-            while self.shared.queue.try_receive().is_ok() {}
+            // One by one: this neither holds the lock for long nor needs memory for all messages. A
+            // panic in the drop of one waits until all are dropped.
+            let mut panic = None;
+            while let Ok(message) = self.shared.queue.try_receive() {
+                if let Err(caught) = catch_unwind(AssertUnwindSafe(|| drop(message))) {
+                    panic.replace(caught).into_iter().for_each(drop_payload);
+                }
+            }
+            match panic {
+                Some(panic) if thread::panicking() => drop_payload(panic),
+                Some(panic) => resume_unwind(panic),
+                None => {}
+            }
         }
     }
 }

@@ -574,6 +574,34 @@ fn wakers_and_notifications_may_use_the_queue() {
     queue.validate();
 }
 
+/// The drop of the last receiver drops every message, also if the drops of some panic, in an unwind or
+/// outside.
+#[test]
+fn messages_whose_drop_panics_leave_none_behind() {
+    struct Message(Arc<AtomicUsize>, bool);
+    impl Drop for Message {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, SeqCst);
+            assert!(!self.1, "the drop of a message");
+        }
+    }
+    for in_unwind in [false, true] {
+        let drops = Arc::new(AtomicUsize::new(0));
+        let (sender, receiver) = Queue::builder(8).channel().unwrap();
+        for n in 0..6 {
+            sender.send(Message(Arc::clone(&drops), n % 2 == 0), n).unwrap();
+        }
+        let panic = catch_unwind(AssertUnwindSafe(move || {
+            let _receiver = receiver;
+            assert!(!in_unwind, "the receiver's thread");
+        }));
+        let panic = panic.unwrap_err();
+        let is_own = panic.downcast_ref() == Some(&"the receiver's thread");
+        assert_eq!((drops.load(SeqCst), sender.len(), is_own), (6, 0, in_unwind));
+        sender.validate();
+    }
+}
+
 /// A future that ends in an unwind wakes the next one. The panic of that one's waker does not end the
 /// process.
 #[test]
