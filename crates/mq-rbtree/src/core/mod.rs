@@ -30,7 +30,7 @@ pub(crate) use self::lent::Lent;
 pub use self::levels::Levels;
 pub use self::rbtree::RbTree;
 pub(crate) use self::slab::MAX_MESSAGES;
-use self::slab::{Chunk, Removed, Slab, SlabHint};
+use self::slab::{Chunk, Removed, Slab, SlabHint, Slot};
 use crate::stats::LevelStats;
 
 /// A message with its priority and its measured length.
@@ -150,8 +150,11 @@ impl<T, L: Levels> Core<T, L> {
         self.ageing = every.map(|every| Ageing { every, count: 0, last: None });
     }
 
+    /// The bytes of memory that each message takes.
+    pub(crate) const SLOT_BYTES: usize = size_of::<Slot<T>>();
+
     /// Sets the most messages that the queue will ever hold, so that no memory is allocated for
-    /// more.
+    /// more. Nothing was allocated before.
     pub(crate) fn set_limit(&mut self, messages: usize) {
         self.slab.set_limit(messages);
     }
@@ -160,7 +163,7 @@ impl<T, L: Levels> Core<T, L> {
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if memory is exhausted.
+    /// [`AllocError`] if memory is exhausted, or if `messages` is above 2^32 - 64.
     pub fn reserve(&mut self, messages: usize) -> Result<(), AllocError> {
         self.slab.reserve(messages)?;
         self.levels.reserve(messages)

@@ -246,7 +246,8 @@ impl<T, L: Levels> Builder<T, L> {
 
     /// Charges the queue to a quota until it is dropped.
     ///
-    /// The charge is the most bytes that its messages may have, plus the memory of their slots.
+    /// The charge is the most bytes that its messages may have, plus the memory of their slots: for each
+    /// message its own size and 8 bytes, rounded up to its alignment.
     #[must_use]
     pub fn quota(mut self, quota: &Quota) -> Self {
         self.quota = Some(quota.clone());

@@ -1,6 +1,6 @@
 //! The limits of a queue, and their checks.
 
-use crate::core::{Levels, Message};
+use crate::core::{Core, Levels, Message};
 use crate::error::{SendError, SendRefused};
 use crate::waiter::Demand;
 
@@ -106,7 +106,7 @@ impl<T, L: Levels> Config<T, L> {
             None => 0,
         };
         let contents = messages.saturating_mul(each).min(self.max_bytes);
-        let places = messages.saturating_mul(size_of::<T>() as u64 + 8);
+        let places = messages.saturating_mul(Core::<T, L>::SLOT_BYTES as u64);
         contents.saturating_add(places)
     }
 }
