@@ -86,8 +86,8 @@ impl KernelQueue {
         }
     }
 
-    /// Creates a queue with a name, for processes of this user. The name is `/` and 1 to 255 bytes
-    /// without a `/`.
+    /// Creates a queue with a name, for processes of this user, whatever the umask. The name is `/` and 1
+    /// to 255 bytes without a `/`.
     ///
     /// The queue and its messages exist until [`unlink`](Self::unlink).
     ///
@@ -101,7 +101,8 @@ impl KernelQueue {
         let path = checked_name(name)?;
         let blocking =
             create(&path, attributes).map_err(|errno| OpenError::of_create(errno, attributes))?;
-        Self::with_nonblocking(blocking, &path).map_err(|errno| {
+        let made = set_mode(&blocking).and_then(|()| Self::with_nonblocking(blocking, &path));
+        made.map_err(|errno| {
             // SAFETY: the name ends in NUL and outlives the call.
             unsafe { libc::mq_unlink(path.as_ptr()) };
             OpenError::of_open(errno) // the creation has passed the limits of queues
@@ -270,9 +271,11 @@ fn checked_name(name: &str) -> Result<CString, OpenError> {
     }
 }
 
+/// The mode of a new queue.
+const MODE: libc::mode_t = 0o600;
+
 fn create(path: &CString, wanted: Attributes) -> Result<OwnedFd, i32> {
     const FLAGS: libc::c_int = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
-    const MODE: libc::mode_t = 0o600;
     // SAFETY: all zero is a valid `mq_attr`, a structure of plain numbers.
     let mut attributes: libc::mq_attr = unsafe { mem::zeroed() };
     // A value that a `long` cannot hold is above every limit, and so is the one passed here.
@@ -281,6 +284,13 @@ fn create(path: &CString, wanted: Attributes) -> Result<OwnedFd, i32> {
     // SAFETY: the name ends in NUL. With O_CREAT the call takes a mode and attributes. All outlive
     // the call.
     into_fd(unsafe { libc::mq_open(path.as_ptr(), FLAGS, MODE, &raw const attributes) })
+}
+
+/// Gives a new queue its whole mode: the umask may have taken from it what the second open needs.
+fn set_mode(queue: &OwnedFd) -> Result<(), i32> {
+    // SAFETY: `fchmod` takes two integers.
+    result(unsafe { libc::fchmod(queue.as_raw_fd(), MODE) })?;
+    Ok(())
 }
 
 fn open(path: &CString, flags: libc::c_int) -> Result<OwnedFd, i32> {
