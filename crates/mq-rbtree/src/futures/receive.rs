@@ -12,7 +12,7 @@ use percpu::sync::step;
 use super::timed::{Expire, Timed};
 use super::{detach, leave};
 use crate::core::{Bitmap, Levels, Preload};
-use crate::deadline::{Deadline, Wait};
+use crate::deadline::Deadline;
 use crate::error::ReceiveError;
 use crate::handles::{QueueRef, Receiver};
 use crate::queue::{Access, LockedState, Queue, Received, Section};
@@ -89,10 +89,11 @@ impl<T, L: Levels> Queue<T, L> {
         if most == 0 {
             return Ok(0);
         }
+        let before = out.len();
         out.reserve(1); // before a message is taken
         out.push(self.receive_async().await?);
-        // An error says that there is no more.
-        Ok(1 + self.receive_batch(out, most - 1, Wait::NO).unwrap_or(0))
+        self.receive_more(out, most - 1, Some(Deadline::PAST)); // a task waits for no sender
+        Ok(out.len() - before)
     }
 }
 

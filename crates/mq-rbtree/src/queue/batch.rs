@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Access, Queue, Received};
 use crate::core::{Levels, Message};
-use crate::deadline::Wait;
+use crate::deadline::{Deadline, Wait};
 use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
 use crate::waiter::rank_of_new;
 
@@ -122,33 +122,45 @@ impl<T, L: Levels> Queue<T, L> {
         most: usize,
         wait: Wait,
     ) -> Result<usize, ReceiveError> {
+        if most == 0 {
+            return Ok(0);
+        }
         let before = out.len();
-        while out.len() - before < most {
-            let room = SECTION.min(most - (out.len() - before));
-            out.reserve(room); // allocates before the lock
-            let mut section = self.section();
-            let mut empty = true;
-            if let Some(mut state) = self.lock_until(Access::Receive, wait.deadline()) {
-                empty = false;
-                for _ in 0..room {
-                    if !section.deferred.has_room() {
-                        break;
-                    }
-                    let Some(Ok(received)) = state.receive(&mut section) else {
-                        empty = true;
-                        break;
-                    };
-                    out.push(received);
-                }
-            }
-            self.run_deferred(&mut section.deferred);
-            if empty {
-                if out.len() > before {
-                    break;
-                }
-                out.push(self.receive_with(wait)?);
-            }
+        self.receive_more(out, most, wait.deadline());
+        if out.len() == before {
+            out.push(self.receive_with(wait)?);
+            self.receive_more(out, most - 1, wait.deadline());
         }
         Ok(out.len() - before)
+    }
+
+    /// Receives up to `most` messages that are in the queue now. Stops as well if a sender is waited for
+    /// at the deadline.
+    pub(crate) fn receive_more(
+        &self,
+        out: &mut Vec<Received<T, L>>,
+        most: usize,
+        deadline: Option<Deadline>,
+    ) {
+        let end = out.len().saturating_add(most);
+        let mut empty = false;
+        while !empty && out.len() < end {
+            let room = SECTION.min(end - out.len());
+            out.reserve(room); // allocates before the lock
+            let mut section = self.section();
+            let Some(mut state) = self.lock_until(Access::Receive, deadline) else { return };
+            for _ in 0..room {
+                if !section.deferred.has_room() {
+                    break;
+                }
+                let Some(Ok(received)) = state.receive(&mut section) else {
+                    empty = true;
+                    break;
+                };
+                out.push(received);
+            }
+            drop(state);
+            self.run_deferred(&mut section.deferred);
+        }
     }
 }
