@@ -57,8 +57,9 @@ impl<T, L: Levels> Queue<T, L> {
         ReceiveFuture::new(QueueRef::Borrowed(self))
     }
 
-    /// Receives up to `most` messages into `out` asynchronously. Returns how many were received: at
-    /// least one, unless `most` is 0.
+    /// Receives up to `most` messages into `out` asynchronously, and at most
+    /// [`max_messages`](Self::max_messages). Returns how many were received: at least one, unless `most`
+    /// is 0.
     ///
     /// It waits for the first message, and then takes what is in the queue. If it is dropped while it
     /// waits, it has received nothing.
@@ -86,6 +87,7 @@ impl<T, L: Levels> Queue<T, L> {
         out: &mut Vec<Received<T, L>>,
         most: usize,
     ) -> Result<usize, ReceiveError> {
+        let most = most.min(self.config.max_messages);
         if most == 0 {
             return Ok(0);
         }

@@ -107,8 +107,9 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Receives up to `most` messages into `out`, many in one lock section. Returns how many were
-    /// received: at least one, unless `most` is 0.
+    /// Receives up to `most` messages into `out`, many in one lock section, and at most
+    /// [`max_messages`](Self::max_messages): beside senders that do not stop, it ends. Returns how many
+    /// were received: at least one, unless `most` is 0.
     ///
     /// It waits for the first message as `wait` says, and then takes what is in the queue. See
     /// [`send_batch`](Self::send_batch) for an example.
@@ -122,6 +123,7 @@ impl<T, L: Levels> Queue<T, L> {
         most: usize,
         wait: Wait,
     ) -> Result<usize, ReceiveError> {
+        let most = most.min(self.config.max_messages);
         if most == 0 {
             return Ok(0);
         }
@@ -142,7 +144,7 @@ impl<T, L: Levels> Queue<T, L> {
         most: usize,
         deadline: Option<Deadline>,
     ) {
-        let end = out.len().saturating_add(most);
+        let end = out.len() + most;
         let mut empty = false;
         while !empty && out.len() < end {
             let room = SECTION.min(end - out.len());
