@@ -15,7 +15,7 @@ use std::future::poll_fn;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use percpu::AllocError;
 
@@ -25,6 +25,7 @@ use crate::error::ReceiveError;
 use crate::futures::ReceiveFuture;
 use crate::parker::Parker;
 use crate::queue::{Access, LockedState, Queue, Received, Section};
+use crate::try_arc::TryArc;
 
 /// A received message that goes back into the queue unless it is [accepted](Self::accept).
 ///
@@ -217,15 +218,19 @@ impl<T, L: Levels> Queue<T, L> {
 
     fn wait_to_lend(&self, wait: Wait) -> Guarded<'_, T, L> {
         let parker = Parker::current();
-        let waker = Parker::waker(&parker);
+        let waker = parker.clone().map_or_else(|| Waker::noop().clone(), TryArc::into_waker);
         let mut polled = Poll::Pending;
         let interrupted = {
             let mut receive = pin!(self.receive_async().urgency(wait.urgency_level()));
             let mut cx = Context::from_waker(&waker);
-            parker.park(wait, || {
+            let is_ready = || {
                 polled = self.poll_lend(receive.as_mut(), &mut cx);
                 polled.is_ready()
-            })
+            };
+            match &parker {
+                Some(parker) => parker.park(wait, is_ready),
+                None => Parker::poll(wait, is_ready),
+            }
         };
         if let Poll::Ready(found) = polled {
             return found;

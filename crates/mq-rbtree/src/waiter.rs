@@ -33,11 +33,12 @@ use std::task::Waker;
 
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{Arc, hint, order, step};
+use percpu::sync::{hint, order, step};
 
 use crate::core::Message;
 use crate::deadline::Wait;
 use crate::parker::Parker;
+use crate::try_arc::TryArc;
 
 /// The thread polls its state, and will park if that does not change soon.
 const SPINNING: u32 = 0;
@@ -51,7 +52,7 @@ const RETRY: u32 = 3;
 /// A thread or task to wake after the unlock.
 #[derive(Debug)]
 pub(crate) enum Wake {
-    Thread(Arc<Parker>),
+    Thread(TryArc<Parker>),
     Task(Waker),
 }
 
@@ -98,7 +99,7 @@ pub(crate) struct Waiter<T, P> {
     state: AtomicU32,
     inner: UnsafeCell<Inner<T, P>>,
     /// The parker of a thread that sleeps.
-    parker: UnsafeCell<Option<Arc<Parker>>>,
+    parker: UnsafeCell<Option<TryArc<Parker>>>,
 }
 
 #[repr(C)]
@@ -203,19 +204,26 @@ impl<T, P: Copy> Waiter<T, P> {
 
     #[cold]
     fn sleep(&self, wait: Wait) -> WaitEnd {
-        let parker = Parker::current();
+        let is_over = || self.poll_end().is_some();
+        let early = |interrupted| match interrupted {
+            true => WaitEnd::Interrupted,
+            false => WaitEnd::TimedOut,
+        };
+        let Some(parker) = Parker::current() else {
+            let interrupted = Parker::poll(wait, is_over); // in the state `SPINNING`
+            return self.poll_end().unwrap_or(early(interrupted));
+        };
         self.parker.with_mut(|own| {
             // SAFETY: by invariant 4 no other thread reads `parker`, because the state is not
             // `PARKED` yet.
-            unsafe { *own = Some(Arc::clone(&parker)) }
+            unsafe { *own = Some(parker.clone()) }
         });
         let release = order!(Release, "park: the parker is set");
         // Ordering: Release on success pairs with the Acquire in `end_wait`; it carries `parker`.
         // Relaxed on failure; `poll_end` loads the end again.
         let parked = self.state.compare_exchange(SPINNING, PARKED, release, Ordering::Relaxed);
-        let interrupted = parked.is_ok() && parker.park(wait, || self.poll_end().is_some());
-        let early = if interrupted { WaitEnd::Interrupted } else { WaitEnd::TimedOut };
-        self.poll_end().unwrap_or(early)
+        let interrupted = parked.is_ok() && parker.park(wait, is_over);
+        self.poll_end().unwrap_or(early(interrupted))
     }
 
     /// Returns how the wait ended, or `None` while it lasts.

@@ -130,7 +130,7 @@ impl<T, L: Levels> Core<T, L> {
     ///
     /// [`AllocError`] if memory is exhausted.
     pub fn try_new(spare: usize) -> Result<Self, AllocError> {
-        let (slab, levels) = (Slab::new(), L::try_new(spare)?);
+        let (slab, levels) = (Slab::try_new()?, L::try_new(spare)?);
         Ok(Self { slab, levels, occupied: 0, bytes: 0, ageing: None, lent: 0 })
     }
 
@@ -513,12 +513,21 @@ impl<T, L: Levels> Drop for DropRest<'_, T, L> {
     }
 }
 
+impl<T, L: Levels> Core<T, L> {
+    /// Drops every message. Out of line: without optimization its frame has room for one, also where none
+    /// is dropped.
+    #[inline(never)]
+    fn drop_messages(&mut self) {
+        self.ageing = None; // without ageing, no comparison of keys runs
+        let rest = DropRest(self);
+        while rest.0.pop().is_some() {}
+    }
+}
+
 impl<T, L: Levels> Drop for Core<T, L> {
     fn drop(&mut self) {
         if std::mem::needs_drop::<T>() {
-            self.ageing = None; // without ageing, no comparison of keys runs
-            let rest = DropRest(self);
-            while rest.0.pop().is_some() {}
+            self.drop_messages();
         }
     }
 }

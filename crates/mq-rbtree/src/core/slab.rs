@@ -22,9 +22,10 @@ use std::ptr::{self, NonNull};
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU32, Ordering};
-use percpu::sync::{Arc, check};
+use percpu::sync::check;
 
 use super::fifo::NIL;
+use crate::try_arc::TryArc;
 
 /// Slots in the first chunk; a guess. Models have few, so that they fill it.
 const FIRST_CHUNK: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
@@ -98,7 +99,7 @@ pub(crate) struct Removed<T> {
 
 /// A view of the slab that shows without the lock whether a chunk is missing.
 pub(crate) struct SlabHint {
-    missing: Arc<AtomicU32>,
+    missing: TryArc<AtomicU32>,
     limit: u32,
 }
 
@@ -147,7 +148,7 @@ pub(crate) struct Slab<T> {
     bases: [*mut Slot<T>; MAX_CHUNKS],
     /// The number of chunks.
     count: usize,
-    hint: Arc<AtomicU32>,
+    hint: TryArc<AtomicU32>,
     /// The number of chunks allocated under the lock.
     fallback: u64,
 }
@@ -157,8 +158,8 @@ pub(crate) struct Slab<T> {
 unsafe impl<T: Send> Send for Slab<T> {}
 
 impl<T> Slab<T> {
-    pub(crate) fn new() -> Self {
-        Self {
+    pub(crate) fn try_new() -> Result<Self, AllocError> {
+        Ok(Self {
             first: ptr::null_mut(),
             spare: NIL,
             free: NIL,
@@ -168,13 +169,13 @@ impl<T> Slab<T> {
             limit: MAX_MESSAGES as u32,
             bases: [ptr::null_mut(); MAX_CHUNKS],
             count: 0,
-            hint: Arc::new(AtomicU32::new(1)),
+            hint: TryArc::try_new(AtomicU32::new(1))?,
             fallback: 0,
-        }
+        })
     }
 
     pub(crate) fn hint(&self) -> SlabHint {
-        SlabHint { missing: Arc::clone(&self.hint), limit: self.limit }
+        SlabHint { missing: self.hint.clone(), limit: self.limit }
     }
 
     pub(crate) fn fallback(&self) -> u64 {

@@ -81,7 +81,8 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// # Errors
     ///
-    /// [`ReceiveError::Closed`] once the queue is closed and empty.
+    /// [`ReceiveError::Closed`] once the queue is closed and empty; [`ReceiveError::NoMemory`] if `out` is
+    /// full and cannot grow.
     pub async fn receive_batch_async(
         &self,
         out: &mut Vec<Received<T, L>>,
@@ -92,9 +93,10 @@ impl<T, L: Levels> Queue<T, L> {
             return Ok(0);
         }
         let before = out.len();
-        out.reserve(1); // before a message is taken
+        out.try_reserve(1).map_err(|_| ReceiveError::NoMemory)?; // before a message is taken
         out.push(self.receive_async().await?);
-        self.receive_more(out, most - 1, Some(Deadline::PAST)); // a task waits for no sender
+        // A task waits for no sender. Without memory for more, one is what it has.
+        let _no_memory = self.receive_more(out, most - 1, Some(Deadline::PAST));
         Ok(out.len() - before)
     }
 }

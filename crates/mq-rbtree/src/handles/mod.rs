@@ -12,7 +12,7 @@ use std::thread;
 
 use percpu::panics::drop_payload;
 use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
-use percpu::sync::{Arc, check, step};
+use percpu::sync::{check, step};
 
 pub use self::iter::Iter;
 pub use self::queue_ref::QueueHandle;
@@ -21,6 +21,7 @@ pub(crate) use self::queue_ref::QueueRef;
 use crate::core::{Bitmap, Levels};
 use crate::error::BuildError;
 use crate::queue::{Builder, Queue};
+use crate::try_arc::TryArc;
 
 /// The sending side of a queue: see [`Builder::channel`](crate::Builder::channel).
 ///
@@ -51,7 +52,7 @@ use crate::queue::{Builder, Queue};
 /// # Ok::<(), mq_rbtree::BuildError>(())
 /// ```
 pub struct Sender<T, L: Levels = Bitmap> {
-    shared: Arc<Shared<T, L>>,
+    shared: TryArc<Shared<T, L>>,
 }
 
 /// The receiving side of a queue: see [`Builder::channel`](crate::Builder::channel).
@@ -79,7 +80,7 @@ pub struct Sender<T, L: Levels = Bitmap> {
 /// # Ok::<(), mq_rbtree::BuildError>(())
 /// ```
 pub struct Receiver<T, L: Levels = Bitmap> {
-    shared: Arc<Shared<T, L>>,
+    shared: TryArc<Shared<T, L>>,
 }
 
 struct Shared<T, L: Levels> {
@@ -108,8 +109,8 @@ impl<T, L: Levels> Builder<T, L> {
     pub fn channel(self) -> Result<Sides<T, L>, BuildError> {
         let queue = self.build()?;
         let (senders, receivers) = (AtomicUsize::new(1), AtomicUsize::new(1));
-        let shared = Arc::new(Shared { queue, senders, receivers });
-        Ok((Sender { shared: Arc::clone(&shared) }, Receiver { shared }))
+        let shared = TryArc::try_new(Shared { queue, senders, receivers })?;
+        Ok((Sender { shared: shared.clone() }, Receiver { shared }))
     }
 }
 
@@ -134,7 +135,7 @@ macro_rules! side {
                 // Ordering: Relaxed; this handle keeps the count above 0, and the count publishes
                 // nothing.
                 self.shared.$count.fetch_add(1, Ordering::Relaxed);
-                Self { shared: Arc::clone(&self.shared) }
+                Self { shared: self.shared.clone() }
             }
         }
 

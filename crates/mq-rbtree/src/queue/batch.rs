@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use percpu::AllocError;
+
 use super::{Access, Queue, Received};
 use crate::core::{Levels, Message};
 use crate::deadline::{Deadline, Wait};
@@ -116,7 +118,8 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// # Errors
     ///
-    /// [`ReceiveError`] if it received no message.
+    /// [`ReceiveError`] if it received no message: [`NoMemory`](ReceiveError::NoMemory) if `out` is full
+    /// and cannot grow.
     pub fn receive_batch(
         &self,
         out: &mut Vec<Received<T, L>>,
@@ -128,29 +131,35 @@ impl<T, L: Levels> Queue<T, L> {
             return Ok(0);
         }
         let before = out.len();
-        self.receive_more(out, most, wait.deadline());
+        let more = self.receive_more(out, most, wait.deadline());
         if out.len() == before {
+            more.map_err(|AllocError { .. }| ReceiveError::NoMemory)?;
             out.push(self.receive_with(wait)?);
-            self.receive_more(out, most - 1, wait.deadline());
+            let _no_memory_for_more = self.receive_more(out, most - 1, wait.deadline());
         }
         Ok(out.len() - before)
     }
 
     /// Receives up to `most` messages that are in the queue now. Stops as well if a sender is waited for
-    /// at the deadline.
+    /// at the deadline, and if `out` is full and memory is exhausted; only that is an error. After it has
+    /// looked at the queue and has received none, `out` has room for one.
     pub(crate) fn receive_more(
         &self,
         out: &mut Vec<Received<T, L>>,
         most: usize,
         deadline: Option<Deadline>,
-    ) {
+    ) -> Result<(), AllocError> {
         let end = out.len() + most;
         let mut empty = false;
         while !empty && out.len() < end {
-            let room = SECTION.min(end - out.len());
-            out.reserve(room); // allocates before the lock
+            let wanted = SECTION.min(end - out.len());
+            let reserved = out.try_reserve(wanted); // allocates before the lock
+            let room = wanted.min(out.capacity() - out.len());
+            if room == 0 {
+                return reserved.map_err(|_| AllocError::new());
+            }
             let mut section = self.section();
-            let Some(mut state) = self.lock_until(Access::Receive, deadline) else { return };
+            let Some(mut state) = self.lock_until(Access::Receive, deadline) else { break };
             for _ in 0..room {
                 if !section.deferred.has_room() {
                     break;
@@ -164,5 +173,6 @@ impl<T, L: Levels> Queue<T, L> {
             drop(state);
             self.run_deferred(&mut section.deferred);
         }
+        Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! The builder of a queue.
 
 use std::fmt;
+use std::mem;
 use std::num::NonZeroU32;
 
 use percpu::sync::WordLock;
@@ -92,12 +93,13 @@ impl<T, K: Ord + Copy + fmt::Debug> Queue<T, RbTree<K>> {
 /// ```
 pub struct Builder<T, L: Levels = Bitmap> {
     config: Config<T, L>,
-    reserves: Vec<Reserve<L::Priority>>,
     ageing: Option<NonZeroU32>,
     spare: usize,
     no_alloc: bool,
     spin: bool,
     quota: Option<Quota>,
+    /// There was no memory for a reserve.
+    no_memory: bool,
 }
 
 impl<T, L: Levels> Builder<T, L> {
@@ -112,13 +114,12 @@ impl<T, L: Levels> Builder<T, L> {
             max_bytes: u64::MAX,
             max_message_bytes: u32::MAX,
             measure: None,
-            reserves: Box::default(),
+            reserves: Vec::new(),
             fair_bytes: false,
             time_lock: false,
         };
-        let reserves = Vec::new();
         let (ageing, spare, no_alloc, spin, quota) = (None, DEFAULT_SPARE_NODES, false, true, None);
-        Self { config, reserves, ageing, spare, no_alloc, spin, quota }
+        Self { config, ageing, spare, no_alloc, spin, quota, no_memory: false }
     }
 
     /// Sets the function that returns a message's length in bytes, for the limits on bytes.
@@ -179,7 +180,10 @@ impl<T, L: Levels> Builder<T, L> {
     /// ```
     #[must_use]
     pub fn reserve(mut self, from: L::Priority, messages: usize) -> Self {
-        self.reserves.push(Reserve { from, messages });
+        self.no_memory |= self.config.reserves.try_reserve(1).is_err();
+        if !self.no_memory {
+            self.config.reserves.push(Reserve { from, messages });
+        }
         self
     }
 
@@ -264,18 +268,20 @@ impl<T, L: Levels> Builder<T, L> {
     /// - [`BuildError::Quota`]: the quota has too few bytes left.
     /// - [`BuildError::NoMemory`]: memory is exhausted.
     pub fn build(self) -> Result<Queue<T, L>, BuildError> {
-        let Self { mut config, reserves, ageing, spare, no_alloc, spin, quota } = self;
-        let max = config.max_messages;
+        let Self { mut config, ageing, spare, no_alloc, spin, quota, no_memory } = self;
+        if no_memory {
+            return Err(BuildError::NoMemory);
+        }
+        let (max, reserves) = (config.max_messages, &config.reserves);
         let kept =
             reserves.iter().try_fold(0usize, |sum, reserve| sum.checked_add(reserve.messages));
         let reserved = kept.unwrap_or(usize::MAX);
         if max == 0 || max > MAX_MESSAGES || reserved >= max {
             return Err(BuildError::Limits { messages: max, reserved });
         }
-        for reserve in &reserves {
+        for reserve in reserves {
             L::check(reserve.from).map_err(|priority| BuildError::BadPriority { priority })?;
         }
-        config.reserves = reserves.into();
         // A message longer than all messages may be together would wait for ever, and block those
         // behind it.
         let most = u32::try_from(config.max_bytes).unwrap_or(u32::MAX);
@@ -292,7 +298,7 @@ impl<T, L: Levels> Builder<T, L> {
         let by_message = config.measure.is_some() || config.fair_bytes;
         let staged = !L::COMPARES && !by_message && config.reserves.is_empty();
         let ring = if staged { Ring::try_new(max)? } else { None };
-        let several = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
+        let several = has_several_cpus();
         Ok(Queue {
             hint: core.hint(),
             state: WordLock::new(State::new(core, Cursor::new(ring.is_some()))),
@@ -305,13 +311,25 @@ impl<T, L: Levels> Builder<T, L> {
     }
 }
 
+/// Returns whether the calling thread may run on several CPUs. Allocates nothing, which
+/// `std::thread::available_parallelism` does, and ends the process without memory.
+fn has_several_cpus() -> bool {
+    // SAFETY: all zero is a valid `cpu_set_t`, a structure of plain numbers.
+    let mut cpus: libc::cpu_set_t = unsafe { mem::zeroed() };
+    // SAFETY: the call writes to a structure of this frame, whose size it gets.
+    let result = unsafe { libc::sched_getaffinity(0, size_of_val(&cpus), &mut cpus) };
+    // The call is refused if the machine has more CPUs than fit into the structure: 1,024.
+    // SAFETY: reads the structure.
+    result != 0 || unsafe { libc::CPU_COUNT(&cpus) } > 1
+}
+
 impl<T, L: Levels> fmt::Debug for Builder<T, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
             .field("max_messages", &self.config.max_messages)
             .field("max_bytes", &self.config.max_bytes)
             .field("max_message_bytes", &self.config.max_message_bytes)
-            .field("reserves", &self.reserves)
+            .field("reserves", &self.config.reserves)
             .finish_non_exhaustive()
     }
 }

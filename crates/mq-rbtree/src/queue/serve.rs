@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use percpu::sync::{Arc, step};
+use percpu::sync::step;
 
 use super::config::Config;
 use super::deferred::Deferred;
@@ -271,7 +271,7 @@ impl<T, L: Levels> State<T, L> {
             if due && self.armed & (1 << direction) != 0 {
                 self.armed &= !(1 << direction);
                 if let Some(notifier) = &self.notifiers[direction] {
-                    section.deferred.signal(direction, Arc::clone(notifier));
+                    section.deferred.signal(direction, notifier.clone());
                 }
             }
         }
