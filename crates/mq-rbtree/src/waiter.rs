@@ -18,8 +18,9 @@
 //!
 //! 1. `inner` is used only under the queue's lock. The exception is `message` once the state is
 //!    `COMPLETED` or `RETRY`: then only the waiting thread uses it.
-//! 2. A listed node is alive and does not move. A thread leaves its stack frame, and a future its
-//!    place, only after the node was taken off the list under the lock.
+//! 2. A listed node is alive and does not move. A thread leaves its frame only after it has read
+//!    `COMPLETED` or `RETRY`, or has found its node off the list under the lock. A future leaves its place
+//!    only after it has found its node off the list under the lock.
 //! 3. A node is taken off its list before the state is set to `COMPLETED` or `RETRY`. That store is
 //!    the last access to the node by the thread that makes it. The parker or waker was cloned or
 //!    moved out of the node before, because the waiting thread may be gone after the store.
@@ -244,8 +245,8 @@ impl<T, P: Copy> Waiter<T, P> {
     ///
     /// The caller holds the queue's lock and has taken `node` off a list in this section.
     pub(crate) unsafe fn end_wait(node: NonNull<Self>, ended: WaitEnd) -> Option<Wake> {
-        // SAFETY: by invariant 2 the node is alive: its thread or future leaves only after this
-        // call.
+        // SAFETY: by invariant 2 the node is alive: its thread has not read the end of its wait, which is
+        // stored below, and it or the future takes the lock before it leaves without that.
         let waiter = unsafe { node.as_ref() };
         // SAFETY: the caller holds the lock, and this is the only reference.
         if let Some(waker) = unsafe { waiter.inner() }.waker.take() {

@@ -47,7 +47,9 @@ pub struct ReceiveFuture<'q, T, L: Levels = Bitmap> {
 impl<T, L: Levels> Queue<T, L> {
     /// Receives the next message asynchronously: the future waits while there is none.
     ///
-    /// Dropping the future loses no message: it takes one only when it is ready.
+    /// Dropping the future loses no message: it takes one only when it is ready. Poll it until it is ready,
+    /// or drop it: one that was woken and is kept without a poll leaves its message to receivers that need
+    /// not wait, and no other waiter is woken for it.
     ///
     /// # Errors
     ///
@@ -105,6 +107,10 @@ impl<T, L: Levels> Receiver<T, L> {
     /// Receives the next message asynchronously; the future owns the receiver.
     ///
     /// So the future borrows nothing. It counts as a handle until it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Queue::receive_async`].
     pub fn into_receive_async(self) -> ReceiveFuture<'static, T, L> {
         ReceiveFuture::new(QueueRef::Owned(self))
     }
@@ -140,8 +146,8 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
 }
 
 impl<T, L: Levels> ReceiveFuture<'_, T, L> {
-    /// Polls a future that has found the queue empty before. Completes it with what `take` returns
-    /// under the lock, or waits.
+    /// Polls under the lock: completes the future with the result of `take`, or registers the waker if
+    /// `take` returns `None`.
     #[cold]
     #[inline(never)]
     pub(crate) fn poll_with<R>(
@@ -166,7 +172,8 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
             };
             // The node leaves the list before a message is taken: a sender that is served then must
             // not give the permit for its message to this task.
-            detached = detach(&mut state, waiter);
+            // SAFETY: the lock is held. The future is pinned, and only this queue's list had its node.
+            detached = unsafe { detach(&mut state, waiter) };
             match take(&mut state, &mut section) {
                 None => {
                     state.counters.receive_waits += u64::from(!detached.was_listed);
@@ -200,7 +207,8 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
         let locked = queue.lock_until(Access::Receive, Some(Deadline::PAST));
         let received = if let (Some(mut state), Some(waiter)) = (locked, &this.waiter) {
             // As for a thread: the last attempt is in the lock section that takes the node off its list.
-            let detached = detach(&mut state, waiter);
+            // SAFETY: the lock is held. The future is pinned, and only this queue's list had its node.
+            let detached = unsafe { detach(&mut state, waiter) };
             let received = queue.receive_at_deadline(queue.section(), state, ReceiveError::Timeout);
             drop(detached); // its waker, after the unlock; if that panics, the message is not leaked
             received

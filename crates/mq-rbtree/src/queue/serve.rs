@@ -189,8 +189,8 @@ impl<T, L: Levels> State<T, L> {
                     }
                 }
             }
-            // Memory is missing here: the sender tries with memory of its own, and reports if there
-            // is none.
+            // Memory is missing, or the comparison panicked. The sender retries with memory of its own,
+            // and reports the error or repeats the panic on its own thread.
             (_, message) => {
                 *slot = message;
                 WaitEnd::Retry
