@@ -88,6 +88,10 @@ impl<'q, T, L: Levels> MessageGuard<'q, T, L> {
     }
 
     /// Takes the message out of the queue, with its priority. Its room is free from now on.
+    ///
+    /// # Panics
+    ///
+    /// Resumes the panic of a waker of a task that waits for the room. The message is dropped then.
     pub fn accept(mut self) -> Received<T, L> {
         let (queue, mut section) = (self.queue, self.section());
         let value = {
@@ -188,7 +192,8 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Receives the next message in a guard asynchronously.
     ///
-    /// Dropping the future loses no message. For a deadline, drop it when a timer is ready.
+    /// Dropping the future loses no message. For a deadline, drop it when a timer is ready. Poll it until
+    /// it is ready, or drop it: see [`receive_async`](Self::receive_async).
     ///
     /// ```
     /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};

@@ -213,7 +213,8 @@ impl<T, L: Levels> Core<T, L> {
         self.slab.capacity()
     }
 
-    /// Appends a message to those of its priority.
+    /// Appends a message to those of its priority. The priority comes first, other than in
+    /// [`Queue::send`](crate::Queue::send).
     ///
     /// # Errors
     ///

@@ -39,7 +39,8 @@ impl<T> Queue<T, Bitmap> {
 }
 
 impl<T, K: Ord + Copy + fmt::Debug> Queue<T, RbTree<K>> {
-    /// Creates a queue of up to `max_messages` messages, with priorities of any ordered type.
+    /// Creates a queue of up to `max_messages` messages, with priorities of any ordered type that is `Copy`
+    /// and `Debug`.
     ///
     /// The greatest priority is served first. The first send fixes the type of the priority.
     ///
@@ -62,7 +63,7 @@ impl<T, K: Ord + Copy + fmt::Debug> Queue<T, RbTree<K>> {
     }
 
     /// Returns a builder for a queue of up to `max_messages` messages, with priorities of any
-    /// ordered type.
+    /// ordered type that is `Copy` and `Debug`.
     #[must_use]
     pub fn builder_with_keys(max_messages: usize) -> Builder<T, RbTree<K>> {
         Builder::new(max_messages)
@@ -133,7 +134,7 @@ impl<T, L: Levels> Builder<T, L> {
 
     /// Limits the bytes of all messages together, and so of each one; the default is no limit.
     ///
-    /// Without [`measure`](Self::measure) every message counts 0 bytes. See also
+    /// Without [`measure`](Self::measure) every message counts 0 bytes, so this limits nothing. See also
     /// [`fair_bytes`](Self::fair_bytes).
     #[must_use]
     pub fn max_bytes(mut self, bytes: u64) -> Self {
@@ -156,7 +157,10 @@ impl<T, L: Levels> Builder<T, L> {
         self
     }
 
-    /// Limits the bytes of one message; a longer message is refused. The default is no limit.
+    /// Limits the bytes of one message; a longer message is refused. The default is 2^32 - 1, which is also
+    /// the most: without this limit a longer message is refused as well.
+    ///
+    /// Without [`measure`](Self::measure) every message counts 0 bytes, so this limits nothing.
     #[must_use]
     pub fn max_message_bytes(mut self, bytes: u32) -> Self {
         self.config.max_message_bytes = bytes;
@@ -222,8 +226,10 @@ impl<T, L: Levels> Builder<T, L> {
 
     /// Allocates all memory of the queue when it is made.
     ///
-    /// No operation allocates later, except the first wait of each thread. The system provides the
-    /// pages of a [`Bitmap`]'s table when they are first used.
+    /// No send or receive allocates later, except the first wait of each thread, which proceeds without
+    /// memory as well. These allocate always: [`notify`](Queue::notify), [`drain`](Queue::drain),
+    /// [`drain_filter`](Queue::drain_filter), [`Readiness::new`](crate::Readiness::new), and a batch whose
+    /// vector has no room. The system provides the pages of a [`Bitmap`]'s table when they are first used.
     #[must_use]
     pub fn no_alloc(mut self) -> Self {
         self.no_alloc = true;
