@@ -78,9 +78,9 @@ pub enum ReceiveError {
     /// There is no message and none will come: the queue is closed, or its last sender was dropped,
     /// and no message is in a guard. Maps to `ESHUTDOWN`.
     Closed,
-    /// There is no memory for the longest message of a `KernelQueue`, or for a
-    /// [`MessageGuard`](crate::MessageGuard) of a queue with an [`RbTree`](crate::RbTree). Maps to
-    /// `ENOMEM`.
+    /// There is no memory for the longest message of a `KernelQueue`, for a
+    /// [`MessageGuard`](crate::MessageGuard) of a queue with an [`RbTree`](crate::RbTree), or for the
+    /// vector of a batch. Maps to `ENOMEM`.
     NoMemory,
     /// Another errno of the kernel.
     #[cfg(feature = "kernel")]
@@ -196,6 +196,7 @@ reasons! { ReceiveError(System): f;
 reasons! { NotifyRefused(System): f;
     Busy => EBUSY, f.write_str("a notification is registered already");
     Closed => ESHUTDOWN, f.write_str("the queue is closed");
+    NoMemory => ENOMEM, AllocError::new().fmt(f);
 }
 
 reasons! { BuildError(): f;
@@ -296,6 +297,8 @@ pub enum NotifyRefused {
     Busy,
     /// The queue is closed, so no message will come. Maps to `ESHUTDOWN`.
     Closed,
+    /// Memory is exhausted. Maps to `ENOMEM`.
+    NoMemory,
     /// The errno of the kernel, or of the system call that creates the thread or socket.
     #[cfg(feature = "kernel")]
     System(i32),

@@ -15,7 +15,7 @@ use std::future::poll_fn;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::pin::{Pin, pin};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use percpu::AllocError;
 
@@ -25,6 +25,7 @@ use crate::error::ReceiveError;
 use crate::futures::ReceiveFuture;
 use crate::parker::Parker;
 use crate::queue::{Access, LockedState, Queue, Received, Section};
+use crate::try_arc::TryArc;
 
 /// A received message that goes back into the queue unless it is [accepted](Self::accept).
 ///
@@ -87,6 +88,10 @@ impl<'q, T, L: Levels> MessageGuard<'q, T, L> {
     }
 
     /// Takes the message out of the queue, with its priority. Its room is free from now on.
+    ///
+    /// # Panics
+    ///
+    /// Resumes the panic of a waker of a task that waits for the room. The message is dropped then.
     pub fn accept(mut self) -> Received<T, L> {
         let (queue, mut section) = (self.queue, self.section());
         let value = {
@@ -185,7 +190,8 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Receives the next message in a guard asynchronously.
     ///
-    /// Dropping the future loses no message. For a deadline, drop it when a timer is ready.
+    /// Dropping the future loses no message. For a deadline, drop it when a timer is ready. Poll it until
+    /// it is ready, or drop it: see [`receive_async`](Self::receive_async).
     ///
     /// ```
     /// # use std::{future::Future, pin::pin, task::{Context, Poll, Waker}};
@@ -215,15 +221,19 @@ impl<T, L: Levels> Queue<T, L> {
 
     fn wait_to_lend(&self, wait: Wait) -> Guarded<'_, T, L> {
         let parker = Parker::current();
-        let waker = Parker::waker(&parker);
+        let waker = parker.clone().map_or_else(|| Waker::noop().clone(), TryArc::into_waker);
         let mut polled = Poll::Pending;
         let interrupted = {
             let mut receive = pin!(self.receive_async().urgency(wait.urgency_level()));
             let mut cx = Context::from_waker(&waker);
-            parker.park(wait, || {
+            let is_ready = || {
                 polled = self.poll_lend(receive.as_mut(), &mut cx);
                 polled.is_ready()
-            })
+            };
+            match &parker {
+                Some(parker) => parker.park(wait, is_ready),
+                None => Parker::poll(wait, is_ready),
+            }
         };
         if let Poll::Ready(found) = polled {
             return found;

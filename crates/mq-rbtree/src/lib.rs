@@ -43,7 +43,7 @@
 //! | use | if | finding the next message |
 //! |---|---|---|
 //! | [`Bitmap`], the default | priorities are numbers from 0 to 32,767 | at most three words of a bitmap |
-//! | [`RbTree`]: [`Queue::with_keys`] | priorities have any other ordered type: times, pairs, [`Reverse`](std::cmp::Reverse) | the highest is cached; a send searches a tree |
+//! | [`RbTree`]: [`Queue::with_keys`] | priorities have any other ordered type that is `Copy` and `Debug`: times, pairs, [`Reverse`](std::cmp::Reverse) | the highest is cached; a send searches a tree |
 //!
 //! Then the way to wait:
 //!
@@ -142,6 +142,8 @@
 //! [`spare_nodes`](Builder::spare_nodes) freed nodes. Waiting threads and futures bring their own
 //! memory; a thread allocates once, when it first sleeps.
 //!
+//! A message moves by value through several stack frames on its way: put a large one into a `Box`.
+//!
 //! A send allocates before it takes the lock, if a hint shows that memory is missing, and checks
 //! again under the lock. If another thread took the memory in between, it is allocated under the
 //! lock, which [`stats`](Queue::stats) counts. A queue that was as deep before allocates nothing,
@@ -172,9 +174,9 @@
 //!   queue can still be received; after that every receive returns `Closed`. Dropping the last
 //!   [`Receiver`] also drops the messages.
 //! - *A dropped future*: a receive has taken no message, and a send drops its message. If the
-//!   future was woken, another waiter is woken for it. A future that is leaked (`mem::forget` of
-//!   its box) keeps its position among the waiters for ever; if it was woken, no other waiter is
-//!   woken for that message.
+//!   future was woken, another waiter is woken for it. A future that is kept and not polled any more, or
+//!   leaked (`mem::forget` of its box), keeps its position among the waiters; if it was woken, no other
+//!   waiter is woken for that message or room until it is polled or dropped.
 //! - *A dropped [`MessageGuard`]* puts its message back, in front of its priority, also into a closed
 //!   queue. Until the last guard ends, a receive on a closed and empty queue waits, or is refused with
 //!   `Empty`. A thread or task that holds a guard must not wait on the same queue, not even to send:
@@ -187,10 +189,14 @@
 //!   does not.
 //! - *A panic in a drop* of a message is the panic of the thread that dropped it.
 //! - *A panic of a waker or notification* resumes in the thread that called it, after all other
-//!   waiters were woken. If that thread was in a receive, the received message is dropped. A send
-//!   that was refused returns its message, and the panic is dropped.
-//! - *Memory is exhausted*: a send is refused. A receive needs no memory; in a guard, with an
-//!   [`RbTree`], it may need a node. The drop of the guard needs none.
+//!   waiters were woken. If that thread was in a receive, the received message is dropped; so is that of
+//!   [`MessageGuard::accept`], and so are those of a drain. A batch has put its messages into its vector.
+//!   A send that was refused returns its message, and the panic is dropped.
+//! - *Memory is exhausted*: a send is refused, a queue is not made. A receive needs no memory; in a
+//!   guard, with an [`RbTree`], it may need a node. The drop of the guard needs none. A thread that has
+//!   never waited before looks again every millisecond in place of a sleep. These end the process, as a
+//!   `Vec` without memory does: [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter),
+//!   [`Quota::new`], and `notify` of a `KernelQueue`.
 //! - *In a signal handler* no function of this crate may be called: the interrupted thread may hold
 //!   the lock.
 //! - *After `fork`* the child may only exec or exit.
@@ -248,6 +254,7 @@ mod quota;
 mod readiness;
 mod staging;
 mod stats;
+mod try_arc;
 mod waiter;
 
 pub use self::core::{Bitmap, Core, Levels, PRIORITIES, RbTree};

@@ -13,11 +13,12 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
-use percpu::sync::{Arc, step};
+use percpu::sync::step;
 
 use crate::error::gives_back;
 use crate::event::{EventNotifier, Interest};
 use crate::handles::QueueHandle;
+use crate::try_arc::TryArc;
 
 /// A [`Readiness`] was refused: carries the queue and the reason.
 ///
@@ -35,7 +36,8 @@ use crate::handles::QueueHandle;
 pub struct ReadinessError<Q> {
     /// The handle or reference that was passed in.
     pub queue: Q,
-    /// `EBUSY` if that direction has a [`Readiness`], or the error of `eventfd`.
+    /// `EBUSY` if that direction has a [`Readiness`], `ENOMEM` if memory is exhausted, or the error of
+    /// `eventfd`.
     pub reason: io::Error,
 }
 
@@ -64,7 +66,7 @@ gives_back!(ReadinessError, queue, "handle or reference that was passed in");
 /// ```
 pub struct Readiness<Q: QueueHandle> {
     handle: Q,
-    notifier: Arc<EventNotifier>,
+    notifier: TryArc<EventNotifier>,
     interest: Interest,
 }
 
@@ -76,8 +78,8 @@ impl<Q: QueueHandle> Readiness<Q> {
     ///
     /// # Errors
     ///
-    /// [`ReadinessError`] carries `handle`. The reason is `EBUSY` if the direction has a
-    /// descriptor, or the error of `eventfd`.
+    /// [`ReadinessError`] carries `handle`. The reason is `EBUSY` if the direction has a descriptor,
+    /// `ENOMEM` if memory is exhausted, or the error of `eventfd`.
     pub fn new(handle: Q, interest: Interest) -> Result<Self, ReadinessError<Q>> {
         match Self::register(&handle, interest as usize) {
             Ok(notifier) => Ok(Self { handle, notifier, interest }),
@@ -90,9 +92,9 @@ impl<Q: QueueHandle> Readiness<Q> {
         &self.handle
     }
 
-    fn register(handle: &Q, direction: usize) -> io::Result<Arc<EventNotifier>> {
+    fn register(handle: &Q, direction: usize) -> io::Result<TryArc<EventNotifier>> {
         let queue = handle.queue();
-        let notifier = Arc::new(EventNotifier::try_new()?);
+        let notifier = TryArc::try_new(EventNotifier::try_new()?)?;
         let mut section = queue.section();
         {
             let mut state = queue.lock_shut();
@@ -100,7 +102,7 @@ impl<Q: QueueHandle> Readiness<Q> {
                 drop(state);
                 return Err(io::Error::from_raw_os_error(libc::EBUSY));
             }
-            state.notifiers[direction] = Some(Arc::clone(&notifier));
+            state.notifiers[direction] = Some(notifier.clone());
             state.armed |= 1 << direction;
             state.signal_notifiers(&mut section);
         }
@@ -127,7 +129,7 @@ impl<Q: QueueHandle> fmt::Debug for Readiness<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Readiness")
             .field("interest", &self.interest)
-            .field("notifier", &self.notifier)
+            .field("notifier", &*self.notifier)
             .finish()
     }
 }

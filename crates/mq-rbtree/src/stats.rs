@@ -51,7 +51,7 @@ pub struct LevelStats {
 pub struct QueueStats {
     /// Messages in the queue.
     pub depth: usize,
-    /// Bytes of those messages, as measured.
+    /// Bytes of those messages and of those in guards, as measured.
     pub bytes: u64,
     /// The most messages that were in the queue and in guards at one time.
     pub peak: usize,

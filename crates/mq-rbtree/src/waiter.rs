@@ -18,8 +18,9 @@
 //!
 //! 1. `inner` is used only under the queue's lock. The exception is `message` once the state is
 //!    `COMPLETED` or `RETRY`: then only the waiting thread uses it.
-//! 2. A listed node is alive and does not move. A thread leaves its stack frame, and a future its
-//!    place, only after the node was taken off the list under the lock.
+//! 2. A listed node is alive and does not move. A thread leaves its frame only after it has read
+//!    `COMPLETED` or `RETRY`, or has found its node off the list under the lock. A future leaves its place
+//!    only after it has found its node off the list under the lock.
 //! 3. A node is taken off its list before the state is set to `COMPLETED` or `RETRY`. That store is
 //!    the last access to the node by the thread that makes it. The parker or waker was cloned or
 //!    moved out of the node before, because the waiting thread may be gone after the store.
@@ -33,11 +34,12 @@ use std::task::Waker;
 
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{Arc, order, step};
+use percpu::sync::{order, step};
 
 use crate::core::Message;
 use crate::deadline::Wait;
 use crate::parker::Parker;
+use crate::try_arc::TryArc;
 
 /// The thread polls its state, and will park if that does not change soon.
 const SPINNING: u32 = 0;
@@ -51,7 +53,7 @@ const RETRY: u32 = 3;
 /// A thread or task to wake after the unlock.
 #[derive(Debug)]
 pub(crate) enum Wake {
-    Thread(Arc<Parker>),
+    Thread(TryArc<Parker>),
     Task(Waker),
 }
 
@@ -98,7 +100,7 @@ pub(crate) struct Waiter<T, P> {
     state: AtomicU32,
     inner: UnsafeCell<Inner<T, P>>,
     /// The parker of a thread that sleeps.
-    parker: UnsafeCell<Option<Arc<Parker>>>,
+    parker: UnsafeCell<Option<TryArc<Parker>>>,
 }
 
 #[repr(C)]
@@ -180,19 +182,26 @@ impl<T, P: Copy> Waiter<T, P> {
     /// `Interrupted` leave the node on its list.
     #[cold]
     pub(crate) fn sleep(&self, wait: Wait) -> WaitEnd {
-        let parker = Parker::current();
+        let is_over = || self.poll_end().is_some();
+        let early = |interrupted| match interrupted {
+            true => WaitEnd::Interrupted,
+            false => WaitEnd::TimedOut,
+        };
+        let Some(parker) = Parker::current() else {
+            let interrupted = Parker::poll(wait, is_over); // in the state `SPINNING`
+            return self.poll_end().unwrap_or(early(interrupted));
+        };
         self.parker.with_mut(|own| {
             // SAFETY: by invariant 4 no other thread reads `parker`, because the state is not
             // `PARKED` yet.
-            unsafe { *own = Some(Arc::clone(&parker)) }
+            unsafe { *own = Some(parker.clone()) }
         });
         let release = order!(Release, "park: the parker is set");
         // Ordering: Release on success pairs with the Acquire in `end_wait`; it carries `parker`.
         // Relaxed on failure; `poll_end` loads the end again.
         let parked = self.state.compare_exchange(SPINNING, PARKED, release, Ordering::Relaxed);
-        let interrupted = parked.is_ok() && parker.park(wait, || self.poll_end().is_some());
-        let early = if interrupted { WaitEnd::Interrupted } else { WaitEnd::TimedOut };
-        self.poll_end().unwrap_or(early)
+        let interrupted = parked.is_ok() && parker.park(wait, is_over);
+        self.poll_end().unwrap_or(early(interrupted))
     }
 
     /// Returns how the wait ended, or `None` while it lasts.
@@ -213,8 +222,8 @@ impl<T, P: Copy> Waiter<T, P> {
     ///
     /// The caller holds the queue's lock and has taken `node` off a list in this section.
     pub(crate) unsafe fn end_wait(node: NonNull<Self>, ended: WaitEnd) -> Option<Wake> {
-        // SAFETY: by invariant 2 the node is alive: its thread or future leaves only after this
-        // call.
+        // SAFETY: by invariant 2 the node is alive: its thread has not read the end of its wait, which is
+        // stored below, and it or the future takes the lock before it leaves without that.
         let waiter = unsafe { node.as_ref() };
         // SAFETY: the caller holds the lock, and this is the only reference.
         if let Some(waker) = unsafe { Self::inner_of(node) }.waker.take() {

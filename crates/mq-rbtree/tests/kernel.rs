@@ -12,6 +12,7 @@ use std::io;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::thread::JoinHandleExt;
+use std::process::Command;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -264,6 +265,40 @@ fn a_queue_can_be_polled() {
     assert_eq!(ready(), libc::POLLOUT);
     send(&queue, "m", 0);
     assert_eq!(ready(), libc::POLLIN);
+}
+
+/// The umask takes nothing from the mode that a queue needs: its maker opens it twice.
+#[test]
+fn a_queue_is_made_under_any_umask() {
+    let this = std::env::current_exe().unwrap();
+    let args = ["child_under_a_umask", "--exact", "--ignored", "--nocapture"];
+    let output = Command::new(this).args(args).env("OFFLOCK_UMASK", "1").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{output:?}");
+}
+
+#[test]
+#[ignore = "a child of the test above"]
+fn child_under_a_umask() {
+    if std::env::var_os("OFFLOCK_UMASK").is_none() {
+        return;
+    }
+    // SAFETY: has no preconditions.
+    if unsafe { libc::geteuid() } == 0 {
+        // Root may open any queue.
+        // SAFETY: has no preconditions.
+        assert_eq!(unsafe { libc::setuid(65_534) }, 0);
+    }
+    let name = format!("/mq-rbtree-umask.{}", std::process::id());
+    for umask in [0o777, 0o277, 0o477, 0] {
+        // SAFETY: has no preconditions.
+        unsafe { libc::umask(umask) };
+        send(&queue(1), "m", 1);
+        let attributes = Attributes { max_messages: 1, max_message_bytes: 8 };
+        let made = KernelQueue::create(&name, attributes);
+        KernelQueue::unlink(&name).unwrap();
+        send(&made.unwrap(), "m", 1);
+    }
 }
 
 #[test]

@@ -30,7 +30,7 @@ pub(crate) use self::lent::Lent;
 pub use self::levels::Levels;
 pub use self::rbtree::RbTree;
 pub(crate) use self::slab::MAX_MESSAGES;
-use self::slab::{Chunk, Removed, Slab, SlabHint};
+use self::slab::{Chunk, Removed, Slab, SlabHint, Slot};
 use crate::stats::LevelStats;
 
 /// A message with its priority and its measured length.
@@ -130,7 +130,7 @@ impl<T, L: Levels> Core<T, L> {
     ///
     /// [`AllocError`] if memory is exhausted.
     pub fn try_new(spare: usize) -> Result<Self, AllocError> {
-        let (slab, levels) = (Slab::new(), L::try_new(spare)?);
+        let (slab, levels) = (Slab::try_new()?, L::try_new(spare)?);
         Ok(Self { slab, levels, occupied: 0, bytes: 0, ageing: None, lent: 0 })
     }
 
@@ -150,8 +150,11 @@ impl<T, L: Levels> Core<T, L> {
         self.ageing = every.map(|every| Ageing { every, count: 0, last: None });
     }
 
+    /// The bytes of memory that each message takes.
+    pub(crate) const SLOT_BYTES: usize = size_of::<Slot<T>>();
+
     /// Sets the most messages that the queue will ever hold, so that no memory is allocated for
-    /// more.
+    /// more. Nothing was allocated before.
     pub(crate) fn set_limit(&mut self, messages: usize) {
         self.slab.set_limit(messages);
     }
@@ -160,7 +163,7 @@ impl<T, L: Levels> Core<T, L> {
     ///
     /// # Errors
     ///
-    /// [`AllocError`] if memory is exhausted.
+    /// [`AllocError`] if memory is exhausted, or if `messages` is above 2^32 - 64.
     pub fn reserve(&mut self, messages: usize) -> Result<(), AllocError> {
         self.slab.reserve(messages)?;
         self.levels.reserve(messages)
@@ -210,7 +213,8 @@ impl<T, L: Levels> Core<T, L> {
         self.slab.capacity()
     }
 
-    /// Appends a message to those of its priority.
+    /// Appends a message to those of its priority. The priority comes first, other than in
+    /// [`Queue::send`](crate::Queue::send).
     ///
     /// # Errors
     ///
@@ -511,12 +515,21 @@ impl<T, L: Levels> Drop for DropRest<'_, T, L> {
     }
 }
 
+impl<T, L: Levels> Core<T, L> {
+    /// Drops every message. Out of line: without optimization its frame has room for one, also where none
+    /// is dropped.
+    #[inline(never)]
+    fn drop_messages(&mut self) {
+        self.ageing = None; // without ageing, no comparison of keys runs
+        let rest = DropRest(self);
+        while rest.0.pop().is_some() {}
+    }
+}
+
 impl<T, L: Levels> Drop for Core<T, L> {
     fn drop(&mut self) {
         if std::mem::needs_drop::<T>() {
-            self.ageing = None; // without ageing, no comparison of keys runs
-            let rest = DropRest(self);
-            while rest.0.pop().is_some() {}
+            self.drop_messages();
         }
     }
 }

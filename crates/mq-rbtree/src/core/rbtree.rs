@@ -90,7 +90,7 @@ impl<K: Ord + Copy + fmt::Debug> Levels for RbTree<K> {
     type Level = NodePtr<K>;
 
     fn try_new(spare: usize) -> Result<Self, AllocError> {
-        Ok(Self { tree: Tree::new(), pool: NodePool::new(spare), fallback: 0 })
+        Ok(Self { tree: Tree::new(), pool: NodePool::try_new(spare)?, fallback: 0 })
     }
 
     fn hint(&self) -> NodeHint {

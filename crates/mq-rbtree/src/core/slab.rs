@@ -6,9 +6,9 @@
 //!  free   -> 5 -> 3 -> 8                   the other freed slots; then come those never used yet
 //! ```
 //!
-//! Each chunk is twice as large as the one before, so 26 of them hold 2^32 - 64 messages. A chunk
-//! is allocated before the lock if the hint says that the slab is full. It is freed with the slab
-//! only: the memory of one burst serves the next.
+//! Each chunk is twice as large as the one before, so 26 of them hold 2^32 - 64 messages. The last one
+//! ends at the most messages that the queue may hold. A chunk is allocated before the lock if the hint
+//! says that the slab is full. It is freed with the slab only: the memory of one burst serves the next.
 //!
 //! # Invariants
 //!
@@ -22,9 +22,10 @@ use std::ptr::{self, NonNull};
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU32, Ordering};
-use percpu::sync::{Arc, check};
+use percpu::sync::check;
 
 use super::fifo::NIL;
+use crate::try_arc::TryArc;
 
 /// Slots in the first chunk; a guess. Models have few, so that they fill it.
 const FIRST_CHUNK: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };
@@ -36,7 +37,7 @@ pub(crate) const MAX_MESSAGES: usize = (FIRST_CHUNK as usize) * ((1 << MAX_CHUNK
 const _: () = assert!(MAX_MESSAGES < NIL as usize);
 
 /// Space for one message.
-struct Slot<T> {
+pub(crate) struct Slot<T> {
     /// The next slot of its FIFO, or of the free list.
     next: u32,
     /// The length of the message in bytes, as measured by its sender.
@@ -47,36 +48,41 @@ struct Slot<T> {
 /// The memory of one chunk. The slab owns the messages in its slots.
 pub(crate) struct Chunk<T> {
     slots: NonNull<Slot<T>>,
-    /// The number of the chunk, from 0: chunk `n` has `FIRST_CHUNK << n` slots.
+    /// The number of the chunk, from 0.
     number: usize,
+    /// The number of slots: `FIRST_CHUNK << number`, or less in the last chunk.
+    len: u32,
 }
 
 // SAFETY: a chunk owns its memory and neither reads nor drops the messages in it.
 unsafe impl<T> Send for Chunk<T> {}
 
 impl<T> Chunk<T> {
-    fn layout(number: usize) -> Result<Layout, AllocError> {
-        Layout::array::<Slot<T>>((FIRST_CHUNK as usize) << number).map_err(|_| AllocError::new())
+    fn layout(len: u32) -> Result<Layout, AllocError> {
+        Layout::array::<Slot<T>>(len as usize).map_err(|_| AllocError::new())
     }
 
-    fn try_new(number: usize) -> Result<Self, AllocError> {
-        // SAFETY: a `Slot` contains two integers, so the layout has a non-zero size.
-        let slots = unsafe { alloc(Self::layout(number)?) };
+    /// Allocates a chunk for a slab of up to `limit` slots, which are more than those of the chunks before.
+    fn try_new(number: usize, limit: u32) -> Result<Self, AllocError> {
+        let before = FIRST_CHUNK * ((1 << number) - 1);
+        let len = (FIRST_CHUNK << number).min(limit - before);
+        // SAFETY: a `Slot` contains two integers, and `len` is not 0, so the layout has a non-zero size.
+        let slots = unsafe { alloc(Self::layout(len)?) };
         let slots = NonNull::new(slots.cast()).ok_or_else(AllocError::new)?;
-        Ok(Self { slots, number })
+        Ok(Self { slots, number, len })
     }
 
     /// Allocates the chunk that a hint names. Out of line, because most messages need none.
     #[cold]
     #[inline(never)]
-    fn try_from_hint(hint: u32) -> Option<Self> {
-        Self::try_new(hint as usize - 1).ok()
+    fn try_from_hint(hint: u32, limit: u32) -> Option<Self> {
+        Self::try_new(hint as usize - 1, limit).ok()
     }
 }
 
 impl<T> Drop for Chunk<T> {
     fn drop(&mut self) {
-        if let Ok(layout) = Self::layout(self.number) {
+        if let Ok(layout) = Self::layout(self.len) {
             // SAFETY: `try_new` allocated the memory with this layout.
             unsafe { dealloc(self.slots.as_ptr().cast(), layout) };
         }
@@ -92,7 +98,10 @@ pub(crate) struct Removed<T> {
 }
 
 /// A view of the slab that shows without the lock whether a chunk is missing.
-pub(crate) struct SlabHint(Arc<AtomicU32>);
+pub(crate) struct SlabHint {
+    missing: TryArc<AtomicU32>,
+    limit: u32,
+}
 
 impl SlabHint {
     /// Returns whether one more message seems to need a chunk.
@@ -100,7 +109,7 @@ impl SlabHint {
     pub(crate) fn needs_memory(&self) -> bool {
         // Ordering: Relaxed; a hint. The operation checks again under the lock, which orders the
         // slots.
-        self.0.load(Ordering::Relaxed) != 0
+        self.missing.load(Ordering::Relaxed) != 0
     }
 
     /// Allocates the chunk that seems to be missing.
@@ -111,9 +120,9 @@ impl SlabHint {
     pub(crate) fn preload<T>(&self, preload: &mut Option<Chunk<T>>) {
         // Ordering: Relaxed; a hint. The operation checks again under the lock, which orders the
         // slots.
-        let missing = self.0.load(Ordering::Relaxed);
+        let missing = self.missing.load(Ordering::Relaxed);
         if missing != 0 {
-            *preload = Chunk::try_from_hint(missing);
+            *preload = Chunk::try_from_hint(missing, self.limit);
         }
     }
 }
@@ -132,14 +141,14 @@ pub(crate) struct Slab<T> {
     capacity: u32,
     /// The value that was last stored in the hint.
     published: u32,
-    /// The most messages that the queue will hold: no chunk is added beyond them.
+    /// The most slots. It is set before the first chunk.
     limit: u32,
     /// For each chunk, the address at which slot index + [`FIRST_CHUNK`] = 0 would lie. Adding that
     /// sum to it gives the address of a slot of the chunk.
     bases: [*mut Slot<T>; MAX_CHUNKS],
     /// The number of chunks.
     count: usize,
-    hint: Arc<AtomicU32>,
+    hint: TryArc<AtomicU32>,
     /// The number of chunks allocated under the lock.
     fallback: u64,
 }
@@ -149,24 +158,24 @@ pub(crate) struct Slab<T> {
 unsafe impl<T: Send> Send for Slab<T> {}
 
 impl<T> Slab<T> {
-    pub(crate) fn new() -> Self {
-        Self {
+    pub(crate) fn try_new() -> Result<Self, AllocError> {
+        Ok(Self {
             first: ptr::null_mut(),
             spare: NIL,
             free: NIL,
             used: 0,
             capacity: 0,
             published: 1,
-            limit: NIL,
+            limit: MAX_MESSAGES as u32,
             bases: [ptr::null_mut(); MAX_CHUNKS],
             count: 0,
-            hint: Arc::new(AtomicU32::new(1)),
+            hint: TryArc::try_new(AtomicU32::new(1))?,
             fallback: 0,
-        }
+        })
     }
 
     pub(crate) fn hint(&self) -> SlabHint {
-        SlabHint(Arc::clone(&self.hint))
+        SlabHint { missing: self.hint.clone(), limit: self.limit }
     }
 
     pub(crate) fn fallback(&self) -> u64 {
@@ -184,7 +193,7 @@ impl<T> Slab<T> {
             return Err(AllocError::new());
         }
         while self.capacity() < messages {
-            let chunk = Chunk::try_new(self.count)?;
+            let chunk = Chunk::try_new(self.count, self.limit)?;
             self.add_chunk(chunk);
         }
         Ok(())
@@ -363,7 +372,7 @@ impl<T> Slab<T> {
     #[cold]
     #[inline(never)]
     fn grow(&mut self, preload: &mut Option<Chunk<T>>) -> bool {
-        if self.count == MAX_CHUNKS {
+        if self.capacity == self.limit {
             return false;
         }
         let is_missing = |chunk: &mut Chunk<T>| {
@@ -372,7 +381,7 @@ impl<T> Slab<T> {
         let chunk = match preload.take_if(is_missing) {
             Some(chunk) => chunk,
             None => {
-                let Ok(chunk) = Chunk::try_new(self.count) else { return false };
+                let Ok(chunk) = Chunk::try_new(self.count, self.limit) else { return false };
                 self.fallback += 1;
                 chunk
             }
@@ -391,10 +400,10 @@ impl<T> Slab<T> {
     }
 
     fn add_chunk(&mut self, chunk: Chunk<T>) {
-        let slots = (FIRST_CHUNK as usize) << chunk.number;
-        self.capacity += slots as u32;
+        self.capacity += chunk.len;
         let chunk = ManuallyDrop::new(chunk);
-        self.bases[self.count] = chunk.slots.as_ptr().wrapping_sub(slots);
+        let base = chunk.slots.as_ptr().wrapping_sub((FIRST_CHUNK as usize) << chunk.number);
+        self.bases[self.count] = base;
         if self.count == 0 {
             self.first = chunk.slots.as_ptr();
         }
@@ -402,15 +411,16 @@ impl<T> Slab<T> {
         self.update_hint();
     }
 
-    /// Sets the most messages that the queue will hold, so that no chunk is added for more.
+    /// Sets the most messages that the queue will hold, so that no slot is allocated for more. There is no
+    /// chunk yet.
     pub(crate) fn set_limit(&mut self, messages: usize) {
-        self.limit = u32::try_from(messages).unwrap_or(NIL);
+        debug_assert!(self.count == 0 && messages <= MAX_MESSAGES);
+        self.limit = messages as u32;
     }
 
     /// Returns whether no chunk is missing: a slot is free, or the slab may not grow.
     fn has_all_chunks(&self) -> bool {
-        let full = self.count == MAX_CHUNKS || self.capacity >= self.limit;
-        self.has_free_slot() || full
+        self.has_free_slot() || self.capacity == self.limit
     }
 
     /// Restores invariant 2.
@@ -436,7 +446,11 @@ impl<T> Slab<T> {
             assert_eq!(start.is_null(), number >= self.count, "a chunk in its place");
         }
         let slots = (FIRST_CHUNK as usize) * ((1 << self.count) - 1);
-        assert_eq!(self.capacity as usize, slots, "the slots of all chunks");
+        assert_eq!(
+            self.capacity as usize,
+            slots.min(self.limit as usize),
+            "the slots of all chunks"
+        );
         assert!(self.spare == NIL || self.spare < self.used, "a spare slot that was never used");
         let mut free = usize::from(self.spare != NIL);
         let mut at = self.free;
@@ -469,10 +483,10 @@ fn prefetch<T>(at: *const T) {
 
 impl<T> Drop for Slab<T> {
     fn drop(&mut self) {
-        for (number, start) in self.bases[..self.count].iter().enumerate() {
-            if let Some(slots) = NonNull::new(start.wrapping_add((FIRST_CHUNK as usize) << number))
-            {
-                drop(Chunk { slots, number });
+        for (number, base) in self.bases[..self.count].iter().enumerate() {
+            let (len, before) = (FIRST_CHUNK << number, FIRST_CHUNK * ((1 << number) - 1));
+            if let Some(slots) = NonNull::new(base.wrapping_add(len as usize)) {
+                drop(Chunk { slots, number, len: len.min(self.capacity - before) });
             }
         }
     }

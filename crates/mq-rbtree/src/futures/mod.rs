@@ -42,7 +42,8 @@ macro_rules! operation {
         }
 
         // SAFETY: the future shares its node with other threads, under the queue's lock. A message
-        // moves with the future.
+        // moves with the future. `Sync` is for the borrowed queue, whose configuration threads read
+        // without the lock.
         unsafe impl<T: Send, L: Levels> Send for $name<'_, T, L> where L::Priority: Send + Sync {}
     };
 }
@@ -68,15 +69,23 @@ struct Detached {
     _waker: Option<Waker>,
 }
 
-/// Takes a task's node off its list, and ends its permit. The lock of the state is held.
-fn detach<T, L: Levels>(state: &mut State<T, L>, waiter: &Waiter<T, L::Priority>) -> Detached {
+/// Takes a task's node off its list, and ends its permit.
+///
+/// # Safety
+///
+/// The caller holds the lock of the state, and no reference to the part of the node that it protects. The
+/// node is on a list of this state or on none, and does not move until it is off.
+unsafe fn detach<T, L: Levels>(
+    state: &mut State<T, L>,
+    waiter: &Waiter<T, L::Priority>,
+) -> Detached {
     let node = NonNull::from(waiter);
-    // SAFETY: the lock is held, and the reference ends in this line.
+    // SAFETY: the caller holds the lock, and the reference ends in this line.
     let demand = unsafe { Waiter::inner_of(node) }.demand; // a listed sender has one, a receiver none
     let list = if demand.is_some() { &mut state.senders } else { &mut state.receivers };
-    // SAFETY: the lock is held, and the node is alive, and on this list or on none.
+    // SAFETY: the caller holds the lock, and the node is alive, and on this list or on none.
     let was_listed = unsafe { list.remove(node) };
-    // SAFETY: the lock is held, and this is the only reference.
+    // SAFETY: the caller holds the lock, and this is the only reference.
     let inner = unsafe { Waiter::inner_of(node) };
     let had_permit = std::mem::take(&mut inner.permit);
     if had_permit {
@@ -99,7 +108,8 @@ fn leave<T, L: Levels>(queue: &Queue<T, L>, node: &mut Option<Waiter<T, L::Prior
     {
         // While others wait, the ring is shut and drained.
         let mut state = queue.lock_undrained();
-        detached = detach(&mut state, waiter);
+        // SAFETY: the lock is held. The future is pinned, and only this queue's list had its node.
+        detached = unsafe { detach(&mut state, waiter) };
         // The message or room of the permit is for another waiter now; also that of a permit from
         // before a poll that panicked. The room that a message needed may have blocked the senders
         // behind it.

@@ -12,7 +12,7 @@ use percpu::sync::step;
 use super::timed::{Expire, Timed};
 use super::{detach, leave};
 use crate::core::{Bitmap, Levels, Preload};
-use crate::deadline::{Deadline, Wait};
+use crate::deadline::Deadline;
 use crate::error::ReceiveError;
 use crate::handles::{QueueRef, Receiver};
 use crate::queue::{Access, LockedState, Queue, Received, Section};
@@ -47,7 +47,9 @@ pub struct ReceiveFuture<'q, T, L: Levels = Bitmap> {
 impl<T, L: Levels> Queue<T, L> {
     /// Receives the next message asynchronously: the future waits while there is none.
     ///
-    /// Dropping the future loses no message: it takes one only when it is ready.
+    /// Dropping the future loses no message: it takes one only when it is ready. Poll it until it is ready,
+    /// or drop it: one that was woken and is kept without a poll leaves its message to receivers that need
+    /// not wait, and no other waiter is woken for it.
     ///
     /// # Errors
     ///
@@ -57,8 +59,9 @@ impl<T, L: Levels> Queue<T, L> {
         ReceiveFuture::new(QueueRef::Borrowed(self))
     }
 
-    /// Receives up to `most` messages into `out` asynchronously. Returns how many were received: at
-    /// least one, unless `most` is 0.
+    /// Receives up to `most` messages into `out` asynchronously, and at most
+    /// [`max_messages`](Self::max_messages). Returns how many were received: at least one, unless `most`
+    /// is 0.
     ///
     /// It waits for the first message, and then takes what is in the queue. If it is dropped while it
     /// waits, it has received nothing.
@@ -80,19 +83,23 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// # Errors
     ///
-    /// [`ReceiveError::Closed`] once the queue is closed and empty.
+    /// [`ReceiveError::Closed`] once the queue is closed and empty; [`ReceiveError::NoMemory`] if `out` is
+    /// full and cannot grow.
     pub async fn receive_batch_async(
         &self,
         out: &mut Vec<Received<T, L>>,
         most: usize,
     ) -> Result<usize, ReceiveError> {
+        let most = most.min(self.config.max_messages);
         if most == 0 {
             return Ok(0);
         }
-        out.reserve(1); // before a message is taken
+        let before = out.len();
+        out.try_reserve(1).map_err(|_| ReceiveError::NoMemory)?; // before a message is taken
         out.push(self.receive_async().await?);
-        // An error says that there is no more.
-        Ok(1 + self.receive_batch(out, most - 1, Wait::NO).unwrap_or(0))
+        // A task waits for no sender. Without memory for more, one is what it has.
+        let _no_memory = self.receive_more(out, most - 1, Some(Deadline::PAST));
+        Ok(out.len() - before)
     }
 }
 
@@ -100,6 +107,10 @@ impl<T, L: Levels> Receiver<T, L> {
     /// Receives the next message asynchronously; the future owns the receiver.
     ///
     /// So the future borrows nothing. It counts as a handle until it is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Queue::receive_async`].
     pub fn into_receive_async(self) -> ReceiveFuture<'static, T, L> {
         ReceiveFuture::new(QueueRef::Owned(self))
     }
@@ -135,8 +146,8 @@ impl<T, L: Levels> Future for ReceiveFuture<'_, T, L> {
 }
 
 impl<T, L: Levels> ReceiveFuture<'_, T, L> {
-    /// Polls a future that has found the queue empty before. Completes it with what `take` returns
-    /// under the lock, or waits.
+    /// Polls under the lock: completes the future with the result of `take`, or registers the waker if
+    /// `take` returns `None`.
     #[cold]
     #[inline(never)]
     pub(crate) fn poll_with<R>(
@@ -161,7 +172,8 @@ impl<T, L: Levels> ReceiveFuture<'_, T, L> {
             };
             // The node leaves the list before a message is taken: a sender that is served then must
             // not give the permit for its message to this task.
-            detached = detach(&mut state, waiter);
+            // SAFETY: the lock is held. The future is pinned, and only this queue's list had its node.
+            detached = unsafe { detach(&mut state, waiter) };
             match take(&mut state, &mut section) {
                 None => {
                     state.counters.receive_waits += u64::from(!detached.was_listed);
@@ -196,7 +208,8 @@ impl<T, L: Levels> Expire for ReceiveFuture<'_, T, L> {
         let locked = queue.lock_until(Access::Receive, Some(Deadline::PAST));
         let received = if let (Some(mut state), Some(waiter)) = (locked, &this.waiter) {
             // As for a thread: the last attempt is in the lock section that takes the node off its list.
-            let detached = detach(&mut state, waiter);
+            // SAFETY: the lock is held. The future is pinned, and only this queue's list had its node.
+            let detached = unsafe { detach(&mut state, waiter) };
             let received = queue.receive_at_deadline(queue.section(), state, ReceiveError::Timeout);
             drop(detached); // its waker, after the unlock; if that panics, the message is not leaked
             received

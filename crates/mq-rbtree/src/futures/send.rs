@@ -53,7 +53,9 @@ pub struct SendFuture<'q, T, L: Levels = Bitmap> {
 impl<T, L: Levels> Queue<T, L> {
     /// Sends a message asynchronously: the future waits while there is no room.
     ///
-    /// Dropping the future before it is ready drops the message, which is not sent.
+    /// Dropping the future before it is ready drops the message, which is not sent. Poll it until it is
+    /// ready, or drop it: one that was woken and is kept without a poll leaves its room to senders that need
+    /// not wait, and no other waiter is woken for it.
     ///
     /// # Errors
     ///
@@ -90,6 +92,10 @@ impl<T, L: Levels> Sender<T, L> {
     /// spawn(sender.send_async(1u8, 7));
     /// # Ok::<(), mq_rbtree::BuildError>(())
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`Queue::send_async`].
     pub fn into_send_async(self, value: T, priority: L::Priority) -> SendFuture<'static, T, L> {
         SendFuture::new(QueueRef::Owned(self), value, priority)
     }
@@ -154,7 +160,8 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
             };
             // The node leaves the list before the message is sent: a receiver that takes the
             // message must not give the permit for its room to this task.
-            detached = detach(&mut state, waiter);
+            // SAFETY: the lock is held. The future is pinned, and only this queue's list had its node.
+            detached = unsafe { detach(&mut state, waiter) };
             match state.send(message, detached.rank, &mut section) {
                 Err((back, SendRefused::Full)) => {
                     this.message = Some(Ok(back));
@@ -209,7 +216,8 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
             return Err(SendError { value: message.value, reason: SendRefused::Timeout });
         };
         // As for a thread: the last attempt is in the lock section that takes the node off its list.
-        let detached = detach(&mut state, waiter);
+        // SAFETY: the lock is held. The future is pinned, and only this queue's list had its node.
+        let detached = unsafe { detach(&mut state, waiter) };
         let late = SendRefused::Timeout;
         let sent = queue.send_at_deadline(message, detached.rank, section, state, late);
         drop(detached); // its waker, after the unlock; if that panics, the message is not leaked

@@ -7,9 +7,12 @@ mod iter;
 mod queue_ref;
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::thread;
 
+use percpu::panics::drop_payload;
 use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
-use percpu::sync::{Arc, check, step};
+use percpu::sync::{check, step};
 
 pub use self::iter::Iter;
 pub use self::queue_ref::QueueHandle;
@@ -18,6 +21,7 @@ pub(crate) use self::queue_ref::QueueRef;
 use crate::core::{Bitmap, Levels};
 use crate::error::BuildError;
 use crate::queue::{Builder, Queue};
+use crate::try_arc::TryArc;
 
 /// The sending side of a queue: see [`Builder::channel`](crate::Builder::channel).
 ///
@@ -48,7 +52,7 @@ use crate::queue::{Builder, Queue};
 /// # Ok::<(), mq_rbtree::BuildError>(())
 /// ```
 pub struct Sender<T, L: Levels = Bitmap> {
-    shared: Arc<Shared<T, L>>,
+    shared: TryArc<Shared<T, L>>,
 }
 
 /// The receiving side of a queue: see [`Builder::channel`](crate::Builder::channel).
@@ -76,7 +80,7 @@ pub struct Sender<T, L: Levels = Bitmap> {
 /// # Ok::<(), mq_rbtree::BuildError>(())
 /// ```
 pub struct Receiver<T, L: Levels = Bitmap> {
-    shared: Arc<Shared<T, L>>,
+    shared: TryArc<Shared<T, L>>,
 }
 
 struct Shared<T, L: Levels> {
@@ -105,8 +109,8 @@ impl<T, L: Levels> Builder<T, L> {
     pub fn channel(self) -> Result<Sides<T, L>, BuildError> {
         let queue = self.build()?;
         let (senders, receivers) = (AtomicUsize::new(1), AtomicUsize::new(1));
-        let shared = Arc::new(Shared { queue, senders, receivers });
-        Ok((Sender { shared: Arc::clone(&shared) }, Receiver { shared }))
+        let shared = TryArc::try_new(Shared { queue, senders, receivers })?;
+        Ok((Sender { shared: shared.clone() }, Receiver { shared }))
     }
 }
 
@@ -131,7 +135,7 @@ macro_rules! side {
                 // Ordering: Relaxed; this handle keeps the count above 0, and the count publishes
                 // nothing.
                 self.shared.$count.fetch_add(1, Ordering::Relaxed);
-                Self { shared: Arc::clone(&self.shared) }
+                Self { shared: self.shared.clone() }
             }
         }
 
@@ -158,8 +162,19 @@ impl<T, L: Levels> Drop for Receiver<T, L> {
     fn drop(&mut self) {
         if was_last(&self.shared.receivers) {
             step!("last receiver: close before the drain", self.shared.queue.close());
-            // One by one: this neither holds the lock for long nor needs memory for all messages.
-            while self.shared.queue.try_receive().is_ok() {}
+            // One by one: this neither holds the lock for long nor needs memory for all messages. A
+            // panic in the drop of one waits until all are dropped.
+            let mut panic = None;
+            while let Ok(message) = self.shared.queue.try_receive() {
+                if let Err(caught) = catch_unwind(AssertUnwindSafe(|| drop(message))) {
+                    panic.replace(caught).into_iter().for_each(drop_payload);
+                }
+            }
+            match panic {
+                Some(panic) if thread::panicking() => drop_payload(panic),
+                Some(panic) => resume_unwind(panic),
+                None => {}
+            }
         }
     }
 }

@@ -10,7 +10,7 @@ mod notify;
 mod open_error;
 mod sys;
 
-use std::ffi::CString;
+use std::fmt::{self, Write};
 use std::io;
 use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -71,14 +71,16 @@ impl KernelQueue {
         loop {
             // Ordering: Relaxed; only the numbers must differ.
             let number = NEXT.fetch_add(1, Ordering::Relaxed);
-            let name = format!("/mq-rbtree.{}.{number}", std::process::id());
-            match Self::create(&name, attributes) {
+            let mut name = Name::new();
+            write!(name, "/mq-rbtree.{}.{number}", std::process::id())
+                .map_err(|_| OpenError::BadName)?;
+            match Self::create_named(&name, attributes) {
                 // The name is left from a killed process of this id, or belongs to a process of
                 // another container.
                 Err(OpenError::Exists) => {}
                 made => {
                     if made.is_ok() {
-                        Self::unlink(&name)?;
+                        name.unlink()?;
                     }
                     return made;
                 }
@@ -86,8 +88,8 @@ impl KernelQueue {
         }
     }
 
-    /// Creates a queue with a name, for processes of this user. The name is `/` and 1 to 255 bytes
-    /// without a `/`.
+    /// Creates a queue with a name, for processes of this user, whatever the umask. The name is `/` and 1
+    /// to 255 bytes without a `/`.
     ///
     /// The queue and its messages exist until [`unlink`](Self::unlink).
     ///
@@ -95,15 +97,18 @@ impl KernelQueue {
     ///
     /// [`OpenError::Exists`], or another [`OpenError`].
     pub fn create(name: &str, attributes: Attributes) -> Result<Self, OpenError> {
+        Self::create_named(&Name::checked(name)?, attributes)
+    }
+
+    fn create_named(path: &Name, attributes: Attributes) -> Result<Self, OpenError> {
         if attributes.max_messages == 0 || attributes.max_message_bytes == 0 {
             return Err(OpenError::NoRoom);
         }
-        let path = checked_name(name)?;
         let blocking =
-            create(&path, attributes).map_err(|errno| OpenError::of_create(errno, attributes))?;
-        Self::with_nonblocking(blocking, &path).map_err(|errno| {
-            // SAFETY: the name ends in NUL and outlives the call.
-            unsafe { libc::mq_unlink(path.as_ptr()) };
+            create(path, attributes).map_err(|errno| OpenError::of_create(errno, attributes))?;
+        let made = set_mode(&blocking).and_then(|()| Self::with_nonblocking(blocking, path));
+        made.map_err(|errno| {
+            let _unlinked = path.unlink();
             OpenError::of_open(errno) // the creation has passed the limits of queues
         })
     }
@@ -114,7 +119,7 @@ impl KernelQueue {
     ///
     /// [`OpenError::NotFound`], or another [`OpenError`].
     pub fn open(name: &str) -> Result<Self, OpenError> {
-        let path = checked_name(name)?;
+        let path = Name::checked(name)?;
         let blocking = open(&path, 0).map_err(OpenError::of_open)?;
         Self::with_nonblocking(blocking, &path).map_err(OpenError::of_open)
     }
@@ -126,14 +131,11 @@ impl KernelQueue {
     ///
     /// [`OpenError::NotFound`], or another [`OpenError`].
     pub fn unlink(name: &str) -> Result<(), OpenError> {
-        let path = checked_name(name)?;
-        // SAFETY: the name ends in NUL and outlives the call.
-        result(unsafe { libc::mq_unlink(path.as_ptr()) }).map_err(OpenError::of_open)?;
-        Ok(())
+        Name::checked(name)?.unlink()
     }
 
     /// Opens the second descriptor.
-    fn with_nonblocking(mut blocking: OwnedFd, path: &CString) -> Result<Self, i32> {
+    fn with_nonblocking(mut blocking: OwnedFd, path: &Name) -> Result<Self, i32> {
         loop {
             let nonblocking = open(path, libc::O_NONBLOCK)?;
             if identity(&blocking)? == identity(&nonblocking)? {
@@ -260,19 +262,58 @@ impl AsFd for KernelQueue {
     }
 }
 
-/// Returns the name as a C string, if it is a valid one.
-fn checked_name(name: &str) -> Result<CString, OpenError> {
-    const LONGEST: usize = libc::NAME_MAX as usize;
-    match name.strip_prefix('/') {
-        None | Some("" | "." | "..") => Err(OpenError::BadName),
-        Some(rest) if rest.len() > LONGEST || rest.contains('/') => Err(OpenError::BadName),
-        Some(_) => CString::new(name).map_err(|_| OpenError::BadName),
+/// A name as a C string. It is not allocated, so that a queue can be made and unlinked without memory.
+struct Name {
+    /// A slash, the name, and NUL.
+    bytes: [u8; LONGEST_NAME + 2],
+    len: usize,
+}
+
+const LONGEST_NAME: usize = libc::NAME_MAX as usize;
+
+impl Name {
+    fn new() -> Self {
+        Self { bytes: [0; LONGEST_NAME + 2], len: 0 }
+    }
+
+    /// Copies the name, if it is a valid one.
+    fn checked(name: &str) -> Result<Self, OpenError> {
+        let mut copy = Self::new();
+        match name.strip_prefix('/') {
+            None | Some("" | "." | "..") => Err(OpenError::BadName),
+            Some(rest) if rest.contains(['/', '\0']) => Err(OpenError::BadName),
+            Some(_) => copy.write_str(name).map_err(|_| OpenError::BadName),
+        }?;
+        Ok(copy)
+    }
+
+    fn as_ptr(&self) -> *const libc::c_char {
+        self.bytes.as_ptr().cast()
+    }
+
+    fn unlink(&self) -> Result<(), OpenError> {
+        // SAFETY: the name ends in NUL and outlives the call.
+        result(unsafe { libc::mq_unlink(self.as_ptr()) }).map_err(OpenError::of_open)?;
+        Ok(())
     }
 }
 
-fn create(path: &CString, wanted: Attributes) -> Result<OwnedFd, i32> {
+/// Refuses what does not fit, with a NUL behind it.
+impl Write for Name {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        let end = self.len + text.len();
+        let to = self.bytes[..=LONGEST_NAME].get_mut(self.len..end).ok_or(fmt::Error)?;
+        to.copy_from_slice(text.as_bytes());
+        self.len = end;
+        Ok(())
+    }
+}
+
+/// The mode of a new queue.
+const MODE: libc::mode_t = 0o600;
+
+fn create(path: &Name, wanted: Attributes) -> Result<OwnedFd, i32> {
     const FLAGS: libc::c_int = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
-    const MODE: libc::mode_t = 0o600;
     // SAFETY: all zero is a valid `mq_attr`, a structure of plain numbers.
     let mut attributes: libc::mq_attr = unsafe { mem::zeroed() };
     // A value that a `long` cannot hold is above every limit, and so is the one passed here.
@@ -283,7 +324,14 @@ fn create(path: &CString, wanted: Attributes) -> Result<OwnedFd, i32> {
     into_fd(unsafe { libc::mq_open(path.as_ptr(), FLAGS, MODE, &raw const attributes) })
 }
 
-fn open(path: &CString, flags: libc::c_int) -> Result<OwnedFd, i32> {
+/// Gives a new queue its whole mode: the umask may have taken from it what the second open needs.
+fn set_mode(queue: &OwnedFd) -> Result<(), i32> {
+    // SAFETY: `fchmod` takes two integers.
+    result(unsafe { libc::fchmod(queue.as_raw_fd(), MODE) })?;
+    Ok(())
+}
+
+fn open(path: &Name, flags: libc::c_int) -> Result<OwnedFd, i32> {
     // SAFETY: the name ends in NUL and outlives the call. Without O_CREAT the call takes no more
     // arguments.
     into_fd(unsafe { libc::mq_open(path.as_ptr(), libc::O_RDWR | flags) })

@@ -36,6 +36,7 @@ pub(super) fn register(
     let refuse = |callback, errno| {
         let reason = match errno {
             libc::EBUSY => NotifyRefused::Busy,
+            libc::ENOMEM => NotifyRefused::NoMemory,
             _ => NotifyRefused::System(errno),
         };
         Err(NotifyError { callback, reason })

@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 
+use percpu::AllocError;
+
 use super::{Access, Queue, Received};
 use crate::core::{Levels, Message};
-use crate::deadline::Wait;
+use crate::deadline::{Deadline, Wait};
 use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
 use crate::waiter::rank_of_new;
 
@@ -107,48 +109,70 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
-    /// Receives up to `most` messages into `out`, many in one lock section. Returns how many were
-    /// received: at least one, unless `most` is 0.
+    /// Receives up to `most` messages into `out`, many in one lock section, and at most
+    /// [`max_messages`](Self::max_messages): beside senders that do not stop, it ends. Returns how many
+    /// were received: at least one, unless `most` is 0.
     ///
     /// It waits for the first message as `wait` says, and then takes what is in the queue. See
     /// [`send_batch`](Self::send_batch) for an example.
     ///
     /// # Errors
     ///
-    /// [`ReceiveError`] if it received no message.
+    /// [`ReceiveError`] if it received no message: [`NoMemory`](ReceiveError::NoMemory) if `out` is full
+    /// and cannot grow.
     pub fn receive_batch(
         &self,
         out: &mut Vec<Received<T, L>>,
         most: usize,
         wait: Wait,
     ) -> Result<usize, ReceiveError> {
+        let most = most.min(self.config.max_messages);
+        if most == 0 {
+            return Ok(0);
+        }
         let before = out.len();
-        while out.len() - before < most {
-            let room = SECTION.min(most - (out.len() - before));
-            out.reserve(room); // allocates before the lock
-            let mut section = self.section();
-            let mut empty = true;
-            if let Some(mut state) = self.lock_until(Access::Receive, wait.deadline()) {
-                empty = false;
-                for _ in 0..room {
-                    if !section.deferred.has_room() {
-                        break;
-                    }
-                    let Some(Ok(received)) = state.receive(&mut section) else {
-                        empty = true;
-                        break;
-                    };
-                    out.push(received);
-                }
-            }
-            self.run_deferred(&mut section.deferred);
-            if empty {
-                if out.len() > before {
-                    break;
-                }
-                out.push(self.receive_with(wait)?);
-            }
+        let more = self.receive_more(out, most, wait.deadline());
+        if out.len() == before {
+            more.map_err(|AllocError { .. }| ReceiveError::NoMemory)?;
+            out.push(self.receive_with(wait)?);
+            let _no_memory_for_more = self.receive_more(out, most - 1, wait.deadline());
         }
         Ok(out.len() - before)
+    }
+
+    /// Receives up to `most` messages that are in the queue now. Stops as well if a sender is waited for
+    /// at the deadline, and if `out` is full and memory is exhausted; only that is an error. After it has
+    /// looked at the queue and has received none, `out` has room for one.
+    pub(crate) fn receive_more(
+        &self,
+        out: &mut Vec<Received<T, L>>,
+        most: usize,
+        deadline: Option<Deadline>,
+    ) -> Result<(), AllocError> {
+        let end = out.len() + most;
+        let mut empty = false;
+        while !empty && out.len() < end {
+            let wanted = SECTION.min(end - out.len());
+            let reserved = out.try_reserve(wanted); // allocates before the lock
+            let room = wanted.min(out.capacity() - out.len());
+            if room == 0 {
+                return reserved.map_err(|_| AllocError::new());
+            }
+            let mut section = self.section();
+            let Some(mut state) = self.lock_until(Access::Receive, deadline) else { break };
+            for _ in 0..room {
+                if !section.deferred.has_room() {
+                    break;
+                }
+                let Some(Ok(received)) = state.receive(&mut section) else {
+                    empty = true;
+                    break;
+                };
+                out.push(received);
+            }
+            drop(state);
+            self.run_deferred(&mut section.deferred);
+        }
+        Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! The builder of a queue.
 
 use std::fmt;
+use std::mem;
 use std::num::NonZeroU32;
 
 use percpu::sync::WordLock;
@@ -38,7 +39,8 @@ impl<T> Queue<T, Bitmap> {
 }
 
 impl<T, K: Ord + Copy + fmt::Debug> Queue<T, RbTree<K>> {
-    /// Creates a queue of up to `max_messages` messages, with priorities of any ordered type.
+    /// Creates a queue of up to `max_messages` messages, with priorities of any ordered type that is `Copy`
+    /// and `Debug`.
     ///
     /// The greatest priority is served first. The first send fixes the type of the priority.
     ///
@@ -61,7 +63,7 @@ impl<T, K: Ord + Copy + fmt::Debug> Queue<T, RbTree<K>> {
     }
 
     /// Returns a builder for a queue of up to `max_messages` messages, with priorities of any
-    /// ordered type.
+    /// ordered type that is `Copy` and `Debug`.
     #[must_use]
     pub fn builder_with_keys(max_messages: usize) -> Builder<T, RbTree<K>> {
         Builder::new(max_messages)
@@ -92,12 +94,13 @@ impl<T, K: Ord + Copy + fmt::Debug> Queue<T, RbTree<K>> {
 /// ```
 pub struct Builder<T, L: Levels = Bitmap> {
     config: Config<T, L>,
-    reserves: Vec<Reserve<L::Priority>>,
     ageing: Option<NonZeroU32>,
     spare: usize,
     no_alloc: bool,
     spin: bool,
     quota: Option<Quota>,
+    /// There was no memory for a reserve.
+    no_memory: bool,
 }
 
 impl<T, L: Levels> Builder<T, L> {
@@ -112,13 +115,12 @@ impl<T, L: Levels> Builder<T, L> {
             max_bytes: u64::MAX,
             max_message_bytes: u32::MAX,
             measure: None,
-            reserves: Box::default(),
+            reserves: Vec::new(),
             fair_bytes: false,
             time_lock: false,
         };
-        let reserves = Vec::new();
         let (ageing, spare, no_alloc, spin, quota) = (None, DEFAULT_SPARE_NODES, false, true, None);
-        Self { config, reserves, ageing, spare, no_alloc, spin, quota }
+        Self { config, ageing, spare, no_alloc, spin, quota, no_memory: false }
     }
 
     /// Sets the function that returns a message's length in bytes, for the limits on bytes.
@@ -132,7 +134,7 @@ impl<T, L: Levels> Builder<T, L> {
 
     /// Limits the bytes of all messages together, and so of each one; the default is no limit.
     ///
-    /// Without [`measure`](Self::measure) every message counts 0 bytes. See also
+    /// Without [`measure`](Self::measure) every message counts 0 bytes, so this limits nothing. See also
     /// [`fair_bytes`](Self::fair_bytes).
     #[must_use]
     pub fn max_bytes(mut self, bytes: u64) -> Self {
@@ -155,7 +157,10 @@ impl<T, L: Levels> Builder<T, L> {
         self
     }
 
-    /// Limits the bytes of one message; a longer message is refused. The default is no limit.
+    /// Limits the bytes of one message; a longer message is refused. The default is 2^32 - 1, which is also
+    /// the most: without this limit a longer message is refused as well.
+    ///
+    /// Without [`measure`](Self::measure) every message counts 0 bytes, so this limits nothing.
     #[must_use]
     pub fn max_message_bytes(mut self, bytes: u32) -> Self {
         self.config.max_message_bytes = bytes;
@@ -179,7 +184,10 @@ impl<T, L: Levels> Builder<T, L> {
     /// ```
     #[must_use]
     pub fn reserve(mut self, from: L::Priority, messages: usize) -> Self {
-        self.reserves.push(Reserve { from, messages });
+        self.no_memory |= self.config.reserves.try_reserve(1).is_err();
+        if !self.no_memory {
+            self.config.reserves.push(Reserve { from, messages });
+        }
         self
     }
 
@@ -218,8 +226,10 @@ impl<T, L: Levels> Builder<T, L> {
 
     /// Allocates all memory of the queue when it is made.
     ///
-    /// No operation allocates later, except the first wait of each thread. The system provides the
-    /// pages of a [`Bitmap`]'s table when they are first used.
+    /// No send or receive allocates later, except the first wait of each thread, which proceeds without
+    /// memory as well. These allocate always: [`notify`](Queue::notify), [`drain`](Queue::drain),
+    /// [`drain_filter`](Queue::drain_filter), [`Readiness::new`](crate::Readiness::new), and a batch whose
+    /// vector has no room. The system provides the pages of a [`Bitmap`]'s table when they are first used.
     #[must_use]
     pub fn no_alloc(mut self) -> Self {
         self.no_alloc = true;
@@ -246,7 +256,8 @@ impl<T, L: Levels> Builder<T, L> {
 
     /// Charges the queue to a quota until it is dropped.
     ///
-    /// The charge is the most bytes that its messages may have, plus the memory of their slots.
+    /// The charge is the most bytes that its messages may have, plus the memory of their slots: for each
+    /// message its own size and 8 bytes, rounded up to its alignment.
     #[must_use]
     pub fn quota(mut self, quota: &Quota) -> Self {
         self.quota = Some(quota.clone());
@@ -263,18 +274,20 @@ impl<T, L: Levels> Builder<T, L> {
     /// - [`BuildError::Quota`]: the quota has too few bytes left.
     /// - [`BuildError::NoMemory`]: memory is exhausted.
     pub fn build(self) -> Result<Queue<T, L>, BuildError> {
-        let Self { mut config, reserves, ageing, spare, no_alloc, spin, quota } = self;
-        let max = config.max_messages;
+        let Self { mut config, ageing, spare, no_alloc, spin, quota, no_memory } = self;
+        if no_memory {
+            return Err(BuildError::NoMemory);
+        }
+        let (max, reserves) = (config.max_messages, &config.reserves);
         let kept =
             reserves.iter().try_fold(0usize, |sum, reserve| sum.checked_add(reserve.messages));
         let reserved = kept.unwrap_or(usize::MAX);
         if max == 0 || max > MAX_MESSAGES || reserved >= max {
             return Err(BuildError::Limits { messages: max, reserved });
         }
-        for reserve in &reserves {
+        for reserve in reserves {
             L::check(reserve.from).map_err(|priority| BuildError::BadPriority { priority })?;
         }
-        config.reserves = reserves.into();
         // A message longer than all messages may be together would wait for ever, and block those
         // behind it.
         let most = u32::try_from(config.max_bytes).unwrap_or(u32::MAX);
@@ -291,7 +304,7 @@ impl<T, L: Levels> Builder<T, L> {
         let by_message = config.measure.is_some() || config.fair_bytes;
         let staged = !L::COMPARES && !by_message && config.reserves.is_empty();
         let ring = if staged { Ring::try_new(max)? } else { None };
-        let several = std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1);
+        let several = has_several_cpus();
         Ok(Queue {
             hint: core.hint(),
             state: WordLock::new(State::new(core, Cursor::new(ring.is_some()))),
@@ -304,13 +317,25 @@ impl<T, L: Levels> Builder<T, L> {
     }
 }
 
+/// Returns whether the calling thread may run on several CPUs. Allocates nothing, which
+/// `std::thread::available_parallelism` does, and ends the process without memory.
+fn has_several_cpus() -> bool {
+    // SAFETY: all zero is a valid `cpu_set_t`, a structure of plain numbers.
+    let mut cpus: libc::cpu_set_t = unsafe { mem::zeroed() };
+    // SAFETY: the call writes to a structure of this frame, whose size it gets.
+    let result = unsafe { libc::sched_getaffinity(0, size_of_val(&cpus), &mut cpus) };
+    // The call is refused if the machine has more CPUs than fit into the structure: 1,024.
+    // SAFETY: reads the structure.
+    result != 0 || unsafe { libc::CPU_COUNT(&cpus) } > 1
+}
+
 impl<T, L: Levels> fmt::Debug for Builder<T, L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
             .field("max_messages", &self.config.max_messages)
             .field("max_bytes", &self.config.max_bytes)
             .field("max_message_bytes", &self.config.max_message_bytes)
-            .field("reserves", &self.reserves)
+            .field("reserves", &self.config.reserves)
             .finish_non_exhaustive()
     }
 }

@@ -1,6 +1,6 @@
 //! The limits of a queue, and their checks.
 
-use crate::core::{Levels, Message};
+use crate::core::{Core, Levels, Message};
 use crate::error::{SendError, SendRefused};
 use crate::waiter::Demand;
 
@@ -17,7 +17,7 @@ pub(crate) struct Config<T, L: Levels> {
     pub(crate) max_bytes: u64,
     pub(crate) max_message_bytes: u32,
     pub(crate) measure: Option<fn(&T) -> usize>,
-    pub(crate) reserves: Box<[Reserve<L::Priority>]>,
+    pub(crate) reserves: Vec<Reserve<L::Priority>>,
     /// No send overtakes a waiter for bytes.
     pub(crate) fair_bytes: bool,
     pub(crate) time_lock: bool,
@@ -106,7 +106,7 @@ impl<T, L: Levels> Config<T, L> {
             None => 0,
         };
         let contents = messages.saturating_mul(each).min(self.max_bytes);
-        let places = messages.saturating_mul(size_of::<T>() as u64 + 8);
+        let places = messages.saturating_mul(Core::<T, L>::SLOT_BYTES as u64);
         contents.saturating_add(places)
     }
 }

@@ -5,10 +5,11 @@ use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use percpu::panics::drop_payload;
-use percpu::sync::{Arc, step};
+use percpu::sync::step;
 
 use crate::core::Levels;
 use crate::event::EventNotifier;
+use crate::try_arc::TryArc;
 use crate::waiter::Wake;
 
 /// The most wake-ups of one lock section. A thread that has more to wake locks again.
@@ -35,7 +36,7 @@ struct Actions {
     wakes: [Option<Wake>; MAX_WAKES],
     count: usize,
     notification: Option<Notification>,
-    notifiers: [Option<Arc<EventNotifier>>; 2],
+    notifiers: [Option<TryArc<EventNotifier>>; 2],
     /// The first panic of a waker, of a notification, or of the caller's own code under the lock.
     /// It resumes after the unlock.
     panic: Option<Panic>,
@@ -94,7 +95,7 @@ impl Deferred {
         self.actions().notification = notification;
     }
 
-    pub(crate) fn signal(&mut self, direction: usize, notifier: Arc<EventNotifier>) {
+    pub(crate) fn signal(&mut self, direction: usize, notifier: TryArc<EventNotifier>) {
         self.actions().notifiers[direction] = Some(notifier);
     }
 

@@ -21,7 +21,8 @@ impl<T, L: Levels> Queue<T, L> {
     /// Returns true if no message has room, of any priority.
     ///
     /// When it is false, a send may still be refused: its message may have too many bytes, or the
-    /// room may be reserved.
+    /// room may be reserved. When it is true because of [`max_bytes`](super::Builder::max_bytes), a message
+    /// of 0 bytes still has room.
     pub fn is_full(&self) -> bool {
         let state = self.lock();
         self.config.is_full(state.core.occupied(), state.core.bytes())
@@ -81,7 +82,9 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// `take` runs under the lock, once for each message: it delays other threads, and must not use
     /// this queue. If it panics, the messages it has not examined stay, and those it has selected
-    /// are dropped.
+    /// are dropped; so are these if the waker of a waiting task panics. The vector for all messages is
+    /// allocated before. If there is no memory for it, the process ends as by [`Vec::reserve`];
+    /// [`try_receive`](Self::try_receive) needs none.
     ///
     /// ```
     /// let queue: mq_rbtree::Queue<u32> = mq_rbtree::Queue::new(8)?;
@@ -125,6 +128,9 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Removes and returns every message, highest priority first, except those in
     /// [guards](crate::MessageGuard), which may come back later.
+    ///
+    /// As for [`drain_filter`](Self::drain_filter), they are dropped if the waker of a waiting task panics,
+    /// and the process ends if there is no memory for the vector.
     pub fn drain(&self) -> Vec<Received<T, L>> {
         self.drain_filter(|_, _| true)
     }

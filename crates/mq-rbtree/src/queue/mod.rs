@@ -31,6 +31,7 @@ mod tests;
 use std::fmt;
 use std::mem;
 
+use percpu::alloc::try_box;
 use percpu::sync::{WordGuard, WordLock, step};
 
 pub use self::builder::Builder;
@@ -433,12 +434,14 @@ impl<T, L: Levels> Queue<T, L> {
     ///
     /// # Errors
     ///
-    /// [`NotifyError`] carries the notification: another one is registered, or the queue is closed.
+    /// [`NotifyError`] carries the notification: another one is registered, the queue is closed, or
+    /// memory is exhausted.
     pub fn notify<F: FnOnce() + Send + 'static>(
         &self,
         notification: F,
     ) -> Result<(), NotifyError<F>> {
-        let boxed = Box::new(notification);
+        let boxed = try_box(notification)
+            .map_err(|callback| NotifyError { callback, reason: NotifyRefused::NoMemory })?;
         let reason = {
             let mut state = self.lock_shut();
             if state.closed {

@@ -1,6 +1,6 @@
 //! The service of waiting threads and tasks: hand-overs, permits and signals.
 
-use percpu::sync::{Arc, step};
+use percpu::sync::step;
 
 use super::config::Config;
 use super::deferred::{Deferred, catch_comparison};
@@ -187,8 +187,8 @@ impl<T, L: Levels> State<T, L> {
                     }
                 }
             }
-            // Memory is missing here: the sender tries with memory of its own, and reports if there
-            // is none.
+            // Memory is missing, or the comparison panicked. The sender retries with memory of its own,
+            // and reports the error or repeats the panic on its own thread.
             (_, message) => {
                 *slot = message;
                 WaitEnd::Retry
@@ -269,7 +269,7 @@ impl<T, L: Levels> State<T, L> {
             if due && self.armed & (1 << direction) != 0 {
                 self.armed &= !(1 << direction);
                 if let Some(notifier) = &self.notifiers[direction] {
-                    section.deferred.signal(direction, Arc::clone(notifier));
+                    section.deferred.signal(direction, notifier.clone());
                 }
             }
         }

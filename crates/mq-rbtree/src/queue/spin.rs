@@ -15,7 +15,7 @@ use crate::deadline::Wait;
 const MAX_SPINS: u32 = 1_000;
 /// The fewest spins, after many waits in vain.
 const MIN_SPINS: u32 = 16;
-/// After the spins a thread yields so often before it sleeps, to threads on the same CPU. Measured, four
+/// The most yields after the spins, to threads on the same CPU, before a thread sleeps. Measured, four
 /// senders and four receivers on two CPUs: 6 yields 32.5 ns for a message, 20 yields 31.
 const YIELDS: u32 = 20;
 /// One of so many waits spins the full length.
@@ -37,10 +37,10 @@ impl Spin {
         Self { spins, waits: AtomicU32::new(0), in_time: AtomicU64::new(0) }
     }
 
-    /// Spins until `done` returns true, with pauses that double up to `pauses`, and then yields some
-    /// times, until the deadline of the wait. Passes the spins so far to `done`. Returns false if it was
-    /// in vain.
-    pub(crate) fn until(&self, wait: Wait, pauses: u32, done: impl Fn(u32) -> bool) -> bool {
+    /// Spins until `done` returns true, with pauses that double up to `max_pause`, then yields up to
+    /// [`YIELDS`] times or until the deadline. `done` gets the number of spins so far, and `u32::MAX` after a
+    /// yield. Returns whether `done` returned true.
+    pub(crate) fn until(&self, wait: Wait, max_pause: u32, done: impl Fn(u32) -> bool) -> bool {
         let spins = self.spins();
         if spins == 0 {
             return false;
@@ -50,7 +50,7 @@ impl Spin {
         while !in_time && spun < spins {
             (0..pause).for_each(|_| hint::spin_loop());
             spun += pause;
-            pause = (pause * 2).min(pauses);
+            pause = (pause * 2).min(max_pause);
             in_time = done(spun);
         }
         self.record(in_time);

@@ -17,7 +17,7 @@
 use std::ptr::NonNull;
 
 use percpu::AllocError;
-use percpu::sync::{Arc, check, step};
+use percpu::sync::{check, step};
 
 use super::config::Config;
 use super::deferred::{Notification, catch_comparison};
@@ -27,6 +27,7 @@ use crate::error::{ReceiveError, SendRefused};
 use crate::event::EventNotifier;
 use crate::staging::{Cursor, Next, Ring};
 use crate::stats::Counters;
+use crate::try_arc::TryArc;
 use crate::waiter::{Demand, Rank, WaitList, Waiter};
 
 pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
@@ -45,7 +46,7 @@ pub(crate) struct State<T, L: Levels> {
     /// Tasks that were woken for room and have not polled since; and the bytes they need.
     pub(crate) send_permits: usize,
     pub(crate) send_permit_bytes: u64,
-    pub(crate) notifiers: [Option<Arc<EventNotifier>>; 2],
+    pub(crate) notifiers: [Option<TryArc<EventNotifier>>; 2],
     pub(crate) counters: Counters,
     pub(crate) core: Core<T, L>,
 }

@@ -17,6 +17,7 @@ use proptest::prelude::*;
 
 use crate::timed::TIMED_SENDS;
 use testkit::WakeCount;
+use testkit::alloc::thread_bytes;
 use testkit::block_on;
 use testkit::wait_until;
 
@@ -344,9 +345,9 @@ fn inv15_a_quota_is_charged_once_and_released_at_the_last_drop() {
     // Handles share one charge. The last handle of both sides releases it.
     let (sender, receiver) = Queue::<u8>::builder(4).quota(&quota).channel().unwrap();
     let other = sender.clone();
-    assert_eq!((receiver.charged(), quota.used()), (36, 696));
+    assert_eq!((receiver.charged(), quota.used()), (48, 708));
     drop((sender, other));
-    assert_eq!((receiver.is_closed(), quota.used()), (true, 696));
+    assert_eq!((receiver.is_closed(), quota.used()), (true, 708));
     drop((receiver, second));
     assert_eq!(quota.used(), 0);
     // A sum that overflows counts as too much.
@@ -354,6 +355,58 @@ fn inv15_a_quota_is_charged_once_and_released_at_the_last_drop() {
     assert!(all.is_ok());
     let builder = Queue::<[u64; 1 << 30]>::builder((1 << 32) - 64).quota(&quota).build();
     assert!(matches!(builder.map(drop), Err(BuildError::Quota { needed: u64::MAX, left: 1_000 })));
+}
+
+/// What is charged are the slots as they are allocated: for the limit and not more, with their padding.
+#[test]
+fn inv15_the_charge_is_the_memory_of_the_slots() {
+    #[repr(align(64))]
+    struct Aligned(#[expect(dead_code, reason = "for the size")] u8);
+
+    fn check<T>(messages: usize, slot: u64) {
+        let quota = Quota::new(u64::MAX);
+        let before = thread_bytes();
+        let queue = Queue::<T>::builder(messages).no_alloc().quota(&quota).build().unwrap();
+        let (charged, allocated) = (queue.charged(), (thread_bytes() - before) as u64);
+        assert_eq!(charged, messages as u64 * slot);
+        // The bitmap, the ring, and what the queue has beside.
+        let beside = (4 + 384 + 64 + 4) << 10;
+        assert!(allocated >= charged && allocated <= charged + beside, "{allocated} {charged}");
+    }
+    check::<[u8; 1 << 20]>(1, (1 << 20) + 8);
+    check::<[u8; 1 << 29]>(1, (1 << 29) + 8);
+    check::<[u8; 1 << 14]>(65, (1 << 14) + 8);
+    check::<Aligned>(20_000, 128);
+    check::<()>(100_000, 8);
+}
+
+/// Any number of messages is the limit of the slots, also one that ends in the middle of a chunk.
+#[test]
+fn the_slots_end_at_the_limit() {
+    for (messages, no_alloc) in (1..70).chain(180..200).flat_map(|n| [(n, false), (n, true)]) {
+        let builder = Queue::<usize>::builder(messages).measure(|_| 0);
+        let builder = if no_alloc { builder.no_alloc() } else { builder };
+        let queue = builder.build().unwrap();
+        for round in 0..2 {
+            (0..messages).for_each(|n| queue.try_send(n, 1).unwrap());
+            assert_eq!(refused(&queue, 0, 9), Some(SendRefused::Full), "{messages} {round}");
+            queue.validate();
+            assert!(queue.drain().into_iter().map(|(n, _)| n).eq(0..messages));
+            queue.validate();
+        }
+        assert_eq!(queue.stats().slab_fallback, 0);
+    }
+}
+
+#[test]
+fn a_reservation_beyond_the_indices_is_refused() {
+    let mut core: Core<u8> = Core::try_new(0).unwrap();
+    core.push(1, 1).unwrap();
+    for messages in [(1 << 32) - 63, 1 << 32, usize::MAX] {
+        assert!(core.reserve(messages).is_err());
+    }
+    core.validate();
+    assert_eq!((core.capacity(), core.pop()), (64, Some((1, 1))));
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod interrupts;
 mod limits;
 #[path = "../mq_ops/mod.rs"]
 mod mq_ops;
+mod no_memory;
 mod ops;
 mod orders;
 #[path = "../common/panicking.rs"]

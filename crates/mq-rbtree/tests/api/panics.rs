@@ -7,9 +7,10 @@ use crate::timed::TIMED_SENDS;
 
 use std::cell::Cell;
 use std::cmp::Ordering;
-use std::future::ready;
+use std::future::{Future, ready};
 use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Poll, RawWaker, RawWakerVTable, Wake, Waker};
@@ -691,5 +692,57 @@ fn wakers_and_notifications_may_use_the_queue() {
     queue.notify(notification).unwrap();
     queue.send(5, 5).unwrap();
     assert_eq!((called.load(SeqCst), queue.try_receive()), (1, Ok((6, 6))));
+    queue.validate();
+}
+
+/// The drop of the last receiver drops every message, also if the drops of some panic, in an unwind or
+/// outside.
+#[test]
+fn messages_whose_drop_panics_leave_none_behind() {
+    struct Message(Arc<AtomicUsize>, bool);
+    impl Drop for Message {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, SeqCst);
+            assert!(!self.1, "the drop of a message");
+        }
+    }
+    for in_unwind in [false, true] {
+        let drops = Arc::new(AtomicUsize::new(0));
+        let (sender, receiver) = Queue::builder(8).channel().unwrap();
+        for n in 0..6 {
+            sender.send(Message(Arc::clone(&drops), n % 2 == 0), n).unwrap();
+        }
+        let panic = catch_unwind(AssertUnwindSafe(move || {
+            let _receiver = receiver;
+            assert!(!in_unwind, "the receiver's thread");
+        }));
+        let panic = panic.unwrap_err();
+        let is_own = panic.downcast_ref() == Some(&"the receiver's thread");
+        assert_eq!((drops.load(SeqCst), sender.len(), is_own), (6, 0, in_unwind));
+        sender.validate();
+    }
+}
+
+/// A future that ends in an unwind wakes the next one. The panic of that one's waker does not end the
+/// process.
+#[test]
+fn a_panicking_waker_behind_a_future_dropped_by_an_unwind_ends_no_process() {
+    fn drop_in_unwind<F: Future>(mut first: Pin<Box<F>>, mut second: Pin<Box<F>>, wake: impl Fn()) {
+        assert!(poll(&mut first, Waker::noop().clone()).is_pending());
+        assert!(poll(&mut second, Waker::from(Arc::new(Bomb))).is_pending());
+        wake(); // the first gets the permit
+        let panic = catch_unwind(AssertUnwindSafe(move || {
+            let _first = first;
+            panic_any("the task's own");
+        }));
+        assert_eq!(panic.unwrap_err().downcast_ref(), Some(&"the task's own"));
+        assert!(poll(&mut second, Waker::noop().clone()).is_ready());
+    }
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    let receive = || Box::pin(queue.receive_async());
+    drop_in_unwind(receive(), receive(), || queue.send(1, 1).unwrap());
+    queue.send(1, 1).unwrap();
+    let send = || Box::pin(queue.send_async(2, 1));
+    drop_in_unwind(send(), send(), || assert!(queue.receive().is_ok()));
     queue.validate();
 }

@@ -5,7 +5,8 @@
 use std::future::{Future, ready};
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, mpsc};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -110,6 +111,50 @@ fn inv22_tasks_poll_again_beside_a_stopped_sender() {
     assert_eq!(receive.poll(&mut cx), Poll::Ready(Ok((2, 9))));
     assert_eq!(send.poll(&mut cx), Poll::Ready(Ok(())));
     assert_eq!(queue.drain(), [(1, 5), (3, 3)]);
+    queue.validate();
+}
+
+/// A waker that runs a function once.
+struct Runs(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Wake for Runs {
+    fn wake(self: Arc<Self>) {
+        self.0.lock().unwrap().take().into_iter().for_each(|run| run());
+    }
+}
+
+/// A task's batch has a message, and then comes to the slot of a sender that stopped meanwhile. It does
+/// not block its executor.
+#[test]
+fn inv22_a_batch_of_a_task_does_not_wait_for_a_stopped_sender() {
+    let queue: &Queue<u64> = Box::leak(Box::new(warm(8)));
+    (0..8).for_each(|n| queue.try_send(n, 1).unwrap());
+    let (stopped, at) = mpsc::channel();
+    let run = move || {
+        queue.drain();
+        stopped.send(queue.claim(100, 1).unwrap()).unwrap();
+        queue.try_send(101, 9).unwrap();
+    };
+    let waker = Waker::from(Arc::new(Runs(Mutex::new(Some(Box::new(run))))));
+    let mut blocked = Box::pin(queue.send_async(99, 1));
+    assert!(blocked.as_mut().poll(&mut Context::from_waker(&waker)).is_pending());
+    let task = thread::spawn(|| {
+        let mut out = Vec::new();
+        let mut cx = Context::from_waker(Waker::noop());
+        let polled = pin!(queue.receive_batch_async(&mut out, 8)).poll(&mut cx);
+        (polled, out)
+    });
+    let publish = at.recv().unwrap();
+    let start = Instant::now();
+    while !task.is_finished() && start.elapsed() < Duration::from_secs(5) {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let in_time = task.is_finished();
+    publish();
+    assert!(in_time, "the poll waits for the sender");
+    assert_eq!(task.join().unwrap(), (Poll::Ready(Ok(1)), vec![(0, 1)]));
+    assert_eq!(queue.stats().timeouts, 0);
+    assert_eq!(queue.drain(), [(101, 9), (100, 1)]);
     queue.validate();
 }
 

@@ -2,7 +2,10 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::collections::VecDeque;
+use std::future::Future;
+use std::pin::pin;
 use std::sync::Mutex;
+use std::task::{Context, Poll, Waker};
 use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -331,6 +334,27 @@ fn batches_wait_for_room_and_messages() {
             }
         }
         assert!(out.into_iter().eq((0..1000).map(|n| (n, 1))), "in order");
+    });
+    queue.validate();
+}
+
+/// A batch ends beside senders that do not stop: it takes no more than the queue holds.
+#[test]
+fn a_batch_takes_at_most_as_many_messages_as_the_queue_holds() {
+    let mut cx = Context::from_waker(Waker::noop());
+    let queue: Queue<u32> = Queue::new(4).unwrap();
+    thread::scope(|scope| {
+        let send = || queue.send(1, 1).unwrap();
+        (0..4).for_each(|_| send());
+        one_by_one(scope, &queue, (0..20).map(|_| send));
+        let mut out = Vec::new();
+        assert_eq!(queue.receive_batch(&mut out, usize::MAX, Wait::NO), Ok(4));
+        let polled = pin!(queue.receive_batch_async(&mut out, usize::MAX)).poll(&mut cx);
+        assert_eq!(polled, Poll::Ready(Ok(4)));
+        assert_eq!(out.len(), 8);
+        wait_until(|| queue.stats().waiting == (12, 0));
+        assert_eq!(queue.drain().len(), 4);
+        (0..3).for_each(|_| assert_eq!(queue.drain().len(), 4));
     });
     queue.validate();
 }

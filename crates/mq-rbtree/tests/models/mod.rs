@@ -13,6 +13,7 @@ mod mixed;
 mod mutants;
 mod notify;
 mod payload;
+mod references;
 mod ring;
 mod staging;
 mod tasks;
