@@ -6,6 +6,12 @@ use std::io;
 
 use crate::error::GetError;
 
+/// Returns the errno of an error that a device or a log returned, and `EIO` if that has none. An
+/// errno of a failed call is positive: 0 would count as success.
+pub(crate) fn errno_of(error: &io::Error) -> i32 {
+    error.raw_os_error().filter(|&errno| errno > 0).unwrap_or(libc::EIO)
+}
+
 /// Why a write, a flush, a sync or a close failed. Blocks that could not be written stay dirty and
 /// are never dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

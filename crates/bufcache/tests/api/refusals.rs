@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bufcache::{
-    AttachOptions, BlockDevice, Cache, EngineDevice, FaultDevice, FileDevice, GetError,
-    MemoryDevice, WriteError,
+    AttachOptions, BlockDevice, Cache, EngineDevice, Fault, FaultDevice, FileDevice, GetError,
+    MemoryDevice, Operation, WriteError,
 };
 
 const SIZE: usize = 4096;
@@ -69,6 +69,31 @@ fn a_read_only_device_needs_no_sync() {
     assert_eq!(device.get(1).unwrap()[0], 7);
     device.sync().unwrap();
     device.close().unwrap();
+}
+
+/// `io::Error::last_os_error()` has errno 0 behind a library that has set none.
+#[test]
+fn inv17_an_errno_below_one_is_a_failure() {
+    for errno in [0, -1, -22, i32::MIN] {
+        let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; 8 * SIZE])));
+        let cache = Cache::new(1 << 20).unwrap();
+        let options = AttachOptions::new(SIZE).on_loss(|_| {});
+        let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
+        for operation in [Operation::Read, Operation::Write, Operation::Discard] {
+            disk.inject(operation, .., Fault::Error(errno));
+        }
+        assert_eq!(device.get(5).err(), Some(GetError::Io { errno: libc::EIO, block: 5 }));
+        device.create(3).unwrap().fill(2);
+        let io = |block| Err(WriteError::Io { errno: libc::EIO, block });
+        assert_eq!((device.flush(), cache.stats().dirty), (io(3), SIZE), "errno {errno}");
+        assert_eq!(device.write_past(6, &[9; SIZE]), io(6));
+        assert_eq!(device.discard(7..8), io(7));
+        let bypass = device.try_bypass(5..6).unwrap().unwrap();
+        assert_eq!(bypass.finish(Err(io::Error::from_raw_os_error(errno))), io(5));
+        disk.heal();
+        disk.inject_next(Operation::Sync, Fault::Error(errno));
+        assert_eq!(device.sync(), Err(WriteError::Poisoned { errno: libc::EIO }));
+    }
 }
 
 /// A device whose length changes.
