@@ -262,9 +262,7 @@ impl Shared {
         };
         match flushed {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => {
-                Err(WriteError::Wal { errno: errno_of(&error), block })
-            }
+            Ok(Err(error)) => Err(WriteError::Wal { errno: errno_of(&error), block }),
             Err(_) => Err(WriteError::Panicked { block }),
         }
     }

@@ -6,10 +6,16 @@ use std::io;
 
 use crate::error::GetError;
 
-/// Returns the errno of an error that a device or a log returned, and `EIO` if that has none. An
-/// errno of a failed call is positive: 0 would count as success.
+/// Returns the errno of an error that a device or a log returned: that of the system, or that of an
+/// error of this crate, which a device on another one passes on; otherwise `EIO`. An errno of a
+/// failed call is positive: 0 would count as success.
 pub(crate) fn errno_of(error: &io::Error) -> i32 {
-    error.raw_os_error().filter(|&errno| errno > 0).unwrap_or(libc::EIO)
+    let ours = || {
+        let ours = error.get_ref()?;
+        let of_write = || ours.downcast_ref().map(WriteError::errno);
+        ours.downcast_ref().map(GetError::errno).or_else(of_write)
+    };
+    error.raw_os_error().or_else(ours).filter(|&errno| errno > 0).unwrap_or(libc::EIO)
 }
 
 /// Why a write, a flush, a sync or a close failed. Blocks that could not be written stay dirty and

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bufcache::{
-    AttachOptions, BlockDevice, Cache, EngineDevice, Fault, FaultDevice, FileDevice, GetError,
-    MemoryDevice, Operation, WriteError,
+    AttachOptions, BlockDevice, Cache, Device, EngineDevice, Fault, FaultDevice, FileDevice,
+    GetError, MemoryDevice, Operation, WriteError,
 };
 
 const SIZE: usize = 4096;
@@ -94,6 +94,56 @@ fn inv17_an_errno_below_one_is_a_failure() {
         disk.inject_next(Operation::Sync, Fault::Error(errno));
         assert_eq!(device.sync(), Err(WriteError::Poisoned { errno: libc::EIO }));
     }
+}
+
+/// A device on another one, whose errors it passes on.
+struct Stacked(Device);
+
+impl BlockDevice for Stacked {
+    fn len(&self) -> u64 {
+        self.0.blocks() * SIZE as u64
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        buf.copy_from_slice(&self.0.get(offset / SIZE as u64)?);
+        Ok(buf.len())
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        Ok(self.0.write_past(offset / SIZE as u64, buf)?)
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        let size = SIZE as u64;
+        Ok(self.0.zero_by_device(offset / size..(offset + len) / size)?)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(self.0.sync()?)
+    }
+}
+
+#[test]
+fn a_device_on_another_one_passes_its_errno_on() {
+    let cache = Cache::new(1 << 20).unwrap();
+    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; 8 * SIZE])));
+    let lower = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    let device = cache.attach(Stacked(lower.clone()), SIZE).unwrap();
+    disk.inject_next(Operation::Read, Fault::Error(libc::ENODATA));
+    assert_eq!(device.get(5).err(), Some(GetError::Io { errno: libc::ENODATA, block: 5 }));
+    disk.inject_next(Operation::Write, Fault::Error(libc::ENOSPC));
+    let full = WriteError::Io { errno: libc::ENOSPC, block: 6 };
+    assert_eq!(device.write_past(6, &[9; SIZE]), Err(full));
+    disk.inject(Operation::Zero, .., Fault::Error(libc::EOPNOTSUPP));
+    device.zero(3..4).unwrap(); // by the cache, as the lower one cannot
+    assert_eq!(device.get(3).unwrap()[0], 0);
+    disk.inject_next(Operation::Sync, Fault::Error(libc::EDQUOT));
+    assert_eq!(device.sync(), Err(WriteError::Poisoned { errno: libc::EDQUOT }));
+    assert_eq!(lower.sync(), Err(WriteError::Poisoned { errno: libc::EDQUOT }));
+    let lost = [&lower, &device].map(|device| device.reset().unwrap());
+    let lost = lost.each_ref().map(|lost| lost.blocks());
+    assert_eq!(lost, [&[3..4, 6..7][..], &[6..7]], "what was written past the cache");
+    device.sync().unwrap();
 }
 
 /// A device whose length changes.
