@@ -1,15 +1,16 @@
 //! Devices: those of the system, those that fail, and those that come and go.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bufcache::{
-    AttachOptions, BlockDevice, BuildError, Cache, Fault, FaultDevice, FileDevice, GetError,
-    MemoryDevice, Operation, Outcome,
+    AttachOptions, BlockDevice, BuildError, Cache, EngineDevice, Fault, FaultDevice, FileDevice,
+    GetError, MemoryDevice, Operation, Outcome,
 };
 
 const SIZE: usize = 4096;
@@ -74,6 +75,33 @@ fn a_file_does_it_all() {
     assert_eq!(device.alignment(), 1);
     let frees = errno(device.zero(32_768, 8192)) != Some(libc::EOPNOTSUPP);
     works(&device, frees);
+}
+
+/// Linux writes at the end of such a file, whatever the offset.
+#[test]
+fn a_file_that_is_open_for_appending_is_refused() {
+    let (path, _) = on_disk();
+    let open = |write| {
+        // SAFETY: `fcntl` with a flag takes no pointer.
+        let set =
+            |file: &File| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND) };
+        let file = OpenOptions::new().read(true).write(write).open(path.path()).unwrap();
+        assert_eq!(set(&file), 0);
+        file
+    };
+    assert_eq!(errno(FileDevice::new(open(true))), Some(libc::EINVAL));
+    assert_eq!(errno(EngineDevice::new(open(true))), Some(libc::EINVAL));
+    assert_eq!(FileDevice::new(open(false)).unwrap().len(), 200_000);
+}
+
+#[test]
+fn a_file_keeps_its_position() {
+    let (_path, mut file) = on_disk();
+    file.seek(SeekFrom::Start(700)).unwrap();
+    let device = FileDevice::new(file.try_clone().unwrap()).unwrap();
+    let engine_device = EngineDevice::new(file.try_clone().unwrap()).unwrap();
+    assert_eq!((device.len(), engine_device.len()), (200_000, 200_000));
+    assert_eq!(file.stream_position().unwrap(), 700);
 }
 
 #[test]
