@@ -126,7 +126,8 @@ impl AttachOptions {
         self
     }
 
-    /// Sets the log of blocks with a [log position](crate::WriteGuard::set_lsn).
+    /// Sets the log of blocks with a [log position](crate::WriteGuard::set_lsn), which panics
+    /// without a log.
     pub fn wal(mut self, wal: Arc<dyn Wal>) -> Self {
         self.wal = Some(wal);
         self
