@@ -9,7 +9,7 @@ use std::ops::Range;
 use percpu::sync::Arc;
 use percpu::sync::atomic::{AtomicU64, Ordering};
 
-use super::Device;
+use super::{Device, Seen};
 use crate::cache::{Fill, Wipe};
 use crate::dirty::WriteError;
 use crate::error::GetError;
@@ -24,6 +24,9 @@ impl Device {
     ///
     /// The number of threads that make calls of one device is limited, so a device that hangs does
     /// not delay the others. Dropping the future after its first poll does not cancel the call.
+    ///
+    /// The call reports write errors as this handle does. Two calls at the same time may both report
+    /// one error.
     ///
     /// ```
     /// use bufcache::{Cache, MemoryDevice};
@@ -46,9 +49,13 @@ impl Device {
         call: impl FnOnce(Self) -> T + Send + 'static,
     ) -> T {
         let mut device = self.clone();
-        // The call reports the write errors that this handle has not reported.
-        device.seen = AtomicU64::new(self.seen.load(Ordering::Relaxed)); // of one handle
-        call_by(device, call).await
+        // Ordering: Relaxed, here and below; as in `Writes::look`.
+        let seen = Arc::new(AtomicU64::new(self.seen.load(Ordering::Relaxed)));
+        device.seen = Seen::OfCall(Arc::clone(&seen));
+        let result = call_by(device, call).await;
+        // A larger position is that of a later error, which another call has reported meanwhile.
+        self.seen.fetch_max(seen.load(Ordering::Relaxed), Ordering::Relaxed);
+        result
     }
 
     /// [`get_mut`](Self::get_mut) for tasks. The guard may move to other threads.

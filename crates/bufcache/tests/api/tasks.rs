@@ -79,6 +79,23 @@ fn inv17_a_task_is_told_of_a_write_error_once() {
     assert_eq!(other.sync(), Ok(()));
 }
 
+/// A call by a thread of the cache reports for the handle that made it.
+#[test]
+fn inv17_a_call_is_told_of_a_write_error_once() {
+    let (_cache, device, disk) = new();
+    let (caller, other) = (device.clone(), device.clone());
+    device.create(1).unwrap().fill(2);
+    disk.inject_next(Operation::Write, Fault::Error(libc::ENOSPC));
+    device.flush().unwrap_err();
+    let sync = |device: &Device| block_on(device.call_async(|device| device.sync()));
+    assert_eq!(sync(&device), Ok(()), "the handle was told");
+    assert_eq!(sync(&caller), Err(WriteError::Earlier { errno: libc::ENOSPC }));
+    assert_eq!((sync(&caller), caller.sync()), (Ok(()), Ok(())));
+    block_on(other.call_async(|device| drop(device.get(0).unwrap()))); // which reports nothing
+    assert_eq!(other.sync(), Err(WriteError::Earlier { errno: libc::ENOSPC }));
+    assert_eq!(sync(&other), Ok(()));
+}
+
 #[test]
 fn inv23_a_call_goes_on_when_its_task_is_gone() {
     let (cache, device, disk) = new();
