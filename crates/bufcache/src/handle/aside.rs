@@ -24,7 +24,8 @@ impl Device {
     /// [finish](Load::finish), for example when one read of the device brings many blocks. Gets of
     /// the block wait for the load. Does not wait.
     ///
-    /// Returns `None` if the block is cached or being read, or if no buffer is free. A cache with
+    /// Returns `None` if the block is cached or being read, if no buffer is free, or if other
+    /// devices are attached and this one has its share of the cache in loads that have not ended. A cache with
     /// [`Eviction::Adaptive`](crate::Eviction::Adaptive) also refuses the first claim of a block
     /// while hardly a buffer is free (one in 64 may be) and fewer than one request in eight hits,
     /// because most blocks would be evicted before they are used. It grants the second claim, if not
