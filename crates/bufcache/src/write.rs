@@ -109,7 +109,8 @@ impl Device {
     /// # Errors
     ///
     /// The error of the device: then each block is as before, or zeros. [`WriteError::OutOfRange`];
-    /// [`WriteError::Busy`] if a block is being written for longer than the cache waits.
+    /// [`WriteError::Busy`] if a block is being written for longer than the cache waits;
+    /// [`WriteError::WouldDeadlock`] if this thread has a write guard of a block.
     pub fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
         now(self.shared.wipe(&self.source, blocks, Wipe::Discard, Mode::Thread))

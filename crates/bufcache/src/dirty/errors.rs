@@ -57,7 +57,7 @@ pub enum WriteError {
         /// The block.
         block: u64,
     },
-    /// This thread writes the block, so it would wait for itself.
+    /// This thread has a guard of the block, so it would wait for itself.
     WouldDeadlock {
         /// The block.
         block: u64,
@@ -126,7 +126,7 @@ impl fmt::Display for WriteError {
                 write!(f, "block {block} was in use for as long as the cache waits")
             }
             Self::WouldDeadlock { block } => {
-                write!(f, "this thread writes block {block}, so it would wait for itself")
+                write!(f, "this thread uses block {block}, so it would wait for itself")
             }
             Self::Poisoned { errno } => {
                 write!(f, "a sync failed, so earlier writes may be lost: {}", system(errno))

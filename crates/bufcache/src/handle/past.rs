@@ -54,7 +54,8 @@ impl Device {
     ///
     /// The error of the device: then each sector of the range is old or new, and dirty blocks stay
     /// dirty. [`WriteError::OutOfRange`]; [`WriteError::Busy`] if a block is being written for
-    /// longer than the cache waits; [`WriteError::Poisoned`] and [`WriteError::Closed`].
+    /// longer than the cache waits; [`WriteError::WouldDeadlock`] if this thread has a write guard of
+    /// a block; [`WriteError::Poisoned`] and [`WriteError::Closed`].
     pub fn write_past(&self, first: u64, bytes: &[u8]) -> Result<(), WriteError> {
         let size = self.block_size() as u64;
         let start = first.checked_mul(size);
