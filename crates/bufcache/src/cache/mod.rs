@@ -367,6 +367,13 @@ impl Shared {
     }
 }
 
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+impl Drop for Shared {
+    fn drop(&mut self) {
+        hazard::end_of(&self.table.addresses());
+    }
+}
+
 impl Buffers for Shared {
     fn entry(&self, frame: Frame) -> &Entry {
         Shared::entry(self, frame)
