@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bufcache::{Cache, Device, Fault, FaultDevice, GetError, MemoryDevice, Operation, WriteError};
 use testkit::block_on;
@@ -94,6 +94,57 @@ fn inv17_a_call_is_told_of_a_write_error_once() {
     block_on(other.call_async(|device| drop(device.get(0).unwrap()))); // which reports nothing
     assert_eq!(other.sync(), Err(WriteError::Earlier { errno: libc::ENOSPC }));
     assert_eq!(sync(&other), Ok(()));
+}
+
+/// Many tasks wait for one block, which its holder keeps until other calls of the device have ended.
+#[test]
+fn inv25_tasks_that_wait_for_a_block_leave_the_threads_to_other_calls() {
+    const TASKS: usize = 64;
+    let (_cache, device, _disk) = new();
+    type Await<'d> = std::pin::Pin<Box<dyn Future<Output = Result<(), GetError>> + 'd>>;
+    let locks = |device: Device| -> Await<'_> {
+        Box::pin(async move {
+            let mut block = device.get_mut_async(0).await?;
+            block[0] += 1;
+            Ok(())
+        })
+    };
+    drop(device.get(0).unwrap());
+    for by_pin in [false, true] {
+        let guard = (!by_pin).then(|| block_on(device.get_mut_async(0)).unwrap());
+        let pin = by_pin.then(|| block_on(device.get_async(0)).unwrap());
+        let (tell, told) = std::sync::mpsc::channel();
+        thread::scope(|scope| {
+            for _ in 0..TASKS {
+                let (device, tell) = (device.clone(), tell.clone());
+                scope.spawn(move || {
+                    let mut task = locks(device);
+                    assert!(
+                        task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
+                    );
+                    tell.send(()).unwrap();
+                    assert_eq!(block_on(task), Ok(()));
+                });
+            }
+            (0..TASKS).for_each(|_| told.recv().unwrap());
+            let began = Instant::now();
+            block_on(device.create_async(1)).unwrap().fill(2);
+            assert_eq!(block_on(device.call_async(|device| device.blocks())), 64);
+            assert!(began.elapsed() < Duration::from_secs(2), "they waited: {:?}", began.elapsed());
+            drop((guard, pin));
+        });
+    }
+    assert_eq!(usize::from(device.get(0).unwrap()[0]), 1 + 2 * TASKS);
+    // The wait is as long as that of a thread.
+    let cache = Cache::builder(16 * SIZE).patience(Duration::from_millis(100)).build().unwrap();
+    let device = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE]), SIZE).unwrap();
+    let guard = block_on(device.get_mut_async(0)).unwrap();
+    assert_eq!(block_on(device.get_mut_async(0)).err(), Some(GetError::Busy));
+    drop(guard);
+    let pin = block_on(device.get_async(0)).unwrap();
+    assert_eq!(block_on(device.get_mut_async(0)).err(), Some(GetError::Busy));
+    drop(pin);
+    drop(block_on(device.get_mut_async(0)).unwrap());
 }
 
 #[test]
