@@ -29,7 +29,7 @@ use super::timer::HAS_TIME;
 use super::{Held, Reuse, Shared};
 use crate::engine::turn_engine;
 use crate::error::GetError;
-use crate::frames::Frame;
+use crate::frames::{Frame, Place};
 use crate::hazard;
 use crate::source::Source;
 use crate::wait::Mode;
@@ -323,6 +323,29 @@ impl Shared {
             return Ok(false);
         }
         Ok(true)
+    }
+
+    /// Waits, as an operation of its own, until the writer of an entry ends that the caller has
+    /// pinned: at most as long as the cache's patience, because the caller's task may have the guard.
+    pub(crate) async fn wait_for_writer(&self, place: Place) -> Result<(), GetError> {
+        let mut since = None;
+        poll_fn(|context| {
+            let polled = self.poll_marks(place, WRITE, context);
+            if !HAS_TIME {
+                return polled;
+            }
+            if polled.is_ready() {
+                self.timer.remove(context.waker());
+                return polled;
+            }
+            // A time beyond the clock's range needs no timer.
+            match self.time_left(&mut since).map(|left| Instant::now().checked_add(left)) {
+                Ok(end) => end.into_iter().for_each(|end| self.timer.add(end, context.waker())),
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+            polled
+        })
+        .await
     }
 
     /// Pauses in a wait for an event that wakes nothing, such as the drop of a guard.
