@@ -288,6 +288,9 @@ exclusive!(OwnedWriteGuard);
 
 /// Keeps a dirty block from being written. From [`WriteGuard::hold_back`] and
 /// [`OwnedWriteGuard::hold_back`].
+///
+/// It is a handle of the device, too: a device whose handles are dropped stays attached, with its
+/// dirty blocks, until its holds drop.
 #[must_use = "the block is held back only while this lives"]
 pub struct Hold {
     device: Device,

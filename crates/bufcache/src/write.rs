@@ -93,7 +93,8 @@ impl Device {
         self.or_earlier(result)
     }
 
-    /// Makes these blocks durable, and not necessarily others, as a write with FUA requires.
+    /// Makes these blocks durable, and not necessarily others, as a write with FUA requires. Ignores
+    /// blocks beyond the end of the device.
     ///
     /// # Errors
     ///

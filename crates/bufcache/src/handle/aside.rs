@@ -34,6 +34,9 @@ impl Device {
     /// the requests may lose half of its hits for a time. A refused claim counts neither as a get nor
     /// as a miss.
     ///
+    /// The bytes of the load are those that the buffer had before: any, also of another device. The
+    /// caller fills all that it [finishes](Load::finish) with.
+    ///
     /// A thread that holds the load and gets the block waits for itself. If it is the thread that
     /// called this method, the get ends with [`GetError::WouldDeadlock`] after as long as the cache
     /// waits for a buffer. In another thread the wait is not detected.
@@ -51,6 +54,9 @@ impl Device {
 
     /// Invalidates blocks, each as [`invalidate`](Self::invalidate) does, but as a future: it does
     /// not block if one is being read. Blocks beyond the end of the device are ignored.
+    ///
+    /// Waits for a writer of a block without an end: for ever, if the awaiting task has an
+    /// [`OwnedWriteGuard`](crate::OwnedWriteGuard) of it.
     ///
     /// Call it after a change of the device. Gets that begin after its end see the change.
     pub fn invalidation(&self, blocks: Range<u64>) -> Invalidation {

@@ -29,13 +29,14 @@ impl Device {
     /// sync](WriteError::Poisoned) may have lost it. If not, a read of the device itself that
     /// begins after this call sees every write whose guard had dropped before it.
     ///
-    /// Does not wait. Looks each block up in the table, unless the cache has no dirty block.
+    /// Does not wait. Looks each block up in the table, unless the cache has no dirty block. Ignores
+    /// blocks beyond the end of the device.
     pub fn is_newer(&self, blocks: Range<u64>) -> bool {
         self.shared.is_newer(&self.source, blocks)
     }
 
     /// Writes the dirty blocks of a range, as [`flush`](Self::flush) writes all. Does not report
-    /// earlier errors.
+    /// earlier errors. Ignores blocks beyond the end of the device.
     ///
     /// # Errors
     ///

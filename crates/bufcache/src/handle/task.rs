@@ -25,6 +25,10 @@ impl Device {
     /// The number of threads that make calls of one device is limited, so a device that hangs does
     /// not delay the others. Dropping the future after its first poll does not cancel the call.
     ///
+    /// At most 16 calls of one device run at the same time. A call that waits for another `call_async`,
+    /// [`create_async`](Self::create_async) or [`close_async`](Self::close_async) of its device
+    /// occupies its thread meanwhile: sixteen of these wait for ever.
+    ///
     /// The call reports write errors as this handle does. Two calls at the same time may both report
     /// one error.
     ///
