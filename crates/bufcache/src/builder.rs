@@ -120,8 +120,8 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`BuildError::BlockSize`], [`BuildError::BlockSizes`] and [`BuildError::Capacity`] for a size out of range, and
-    /// [`BuildError::NoMemory`].
+    /// [`BuildError::BlockSize`], [`BuildError::BlockSizes`] and [`BuildError::Capacity`] for a size
+    /// out of range, and [`BuildError::NoMemory`].
     pub fn build(self) -> Result<Cache, BuildError> {
         for size in [self.smallest, self.largest] {
             if !size.is_power_of_two() || !(512..=65_536).contains(&size) {

@@ -25,10 +25,10 @@ impl Device {
     /// the block wait for the load. Does not wait.
     ///
     /// Returns `None` if the block is cached or being read, if no buffer is free, or if other
-    /// devices are attached and this one has its share of the cache in loads that have not ended. A cache with
-    /// [`Eviction::Adaptive`](crate::Eviction::Adaptive) also refuses the first claim of a block
-    /// while hardly a buffer is free (one in 64 may be) and fewer than one request in eight hits,
-    /// because most blocks would be evicted before they are used. It grants the second claim, if not
+    /// devices are attached and this one has its share of the cache in loads that have not ended. A
+    /// cache with [`Eviction::Adaptive`](crate::Eviction::Adaptive) also refuses the first claim of a
+    /// block while hardly a buffer is free (one in 64 may be) and fewer than one request in eight
+    /// hits, because most blocks would be evicted before they are used. It grants the second claim, if not
     /// much else was claimed in between. It stops refusing where that costs the whole cache more than
     /// about one hit in 55 requests, or one in 24 if it has 128 buffers only; a device with few of
     /// the requests may lose half of its hits for a time. A refused claim counts neither as a get nor
