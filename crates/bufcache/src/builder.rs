@@ -69,7 +69,8 @@ impl Builder {
         self
     }
 
-    /// Sets how long a miss waits if all buffers are in use: one second by default.
+    /// Sets how long a miss waits if all buffers are in use, and other calls for guards of other
+    /// threads: one second by default.
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
@@ -119,8 +120,8 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`BuildError::BlockSize`] and [`BuildError::Capacity`] for a size out of range, and
-    /// [`BuildError::NoMemory`].
+    /// [`BuildError::BlockSize`], [`BuildError::BlockSizes`] and [`BuildError::Capacity`] for a size
+    /// out of range, and [`BuildError::NoMemory`].
     pub fn build(self) -> Result<Cache, BuildError> {
         for size in [self.smallest, self.largest] {
             if !size.is_power_of_two() || !(512..=65_536).contains(&size) {
@@ -128,7 +129,7 @@ impl Builder {
             }
         }
         if self.smallest > self.largest {
-            return Err(BuildError::BlockSize(self.smallest));
+            return Err(BuildError::BlockSizes { smallest: self.smallest, largest: self.largest });
         }
         let capacity = self.capacity & !(self.largest - 1);
         let units = capacity / self.smallest;

@@ -214,8 +214,15 @@ impl Failure {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A size is not a power of two from 512 to 65,536, or the smallest is larger than the largest.
+    /// A size is not a power of two from 512 to 65,536, or is not within the sizes of the cache.
     BlockSize(usize),
+    /// The smallest block size of a cache is larger than its largest.
+    BlockSizes {
+        /// The smallest block size in bytes.
+        smallest: usize,
+        /// The largest block size in bytes.
+        largest: usize,
+    },
     /// The capacity is less than one block of the largest size, or more than 2^29 - 1 blocks of the
     /// smallest.
     Capacity(usize),
@@ -244,7 +251,10 @@ impl BuildError {
     /// Returns the errno that fits the error best.
     pub fn errno(&self) -> i32 {
         match self {
-            Self::BlockSize(_) | Self::Capacity(_) | Self::Misaligned { .. } => libc::EINVAL,
+            Self::BlockSize(_)
+            | Self::BlockSizes { .. }
+            | Self::Capacity(_)
+            | Self::Misaligned { .. } => libc::EINVAL,
             Self::NoMemory => libc::ENOMEM,
             Self::TooManyDevices => libc::EMFILE,
             Self::DeviceTooLarge(_) => libc::EFBIG,
@@ -263,6 +273,11 @@ impl fmt::Display for BuildError {
                      512 to 65,536, from the smallest to the largest of the cache"
                 )
             }
+            Self::BlockSizes { smallest, largest } => write!(
+                f,
+                "the smallest block size, {smallest} bytes, is larger than the largest, {largest} \
+                 bytes"
+            ),
             Self::Capacity(bytes) => write!(
                 f,
                 "a capacity of {bytes} bytes is not possible: at least one block of the largest \
@@ -307,6 +322,10 @@ mod tests {
             (GetError::LengthMismatch { there: 512, asked: 4096 }.to_string(), ["512", "4096"]),
             (GetError::TooManyPins.to_string(), ["65535", "pins"]),
             (BuildError::BlockSize(1000).to_string(), ["1000", "65,536"]),
+            (
+                BuildError::BlockSizes { smallest: 4096, largest: 512 }.to_string(),
+                ["smallest block size, 4096", "largest, 512"],
+            ),
             (BuildError::Capacity(1000).to_string(), ["1000", "536870911"]),
             (BuildError::DeviceTooLarge(1 << 60).to_string(), ["1152921504606846976", "2^48"]),
             (

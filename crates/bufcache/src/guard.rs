@@ -219,7 +219,15 @@ macro_rules! exclusive {
         impl $guard $(<$life>)? {
             /// Keeps the block from being written until the [log](crate::Wal) is durable up to
             /// `lsn`, or up to a larger position set before. Counts as a change.
+            ///
+            /// # Panics
+            ///
+            /// Panics if the device was attached without a [log](crate::AttachOptions::wal): the block
+            /// would be written before the log entry that describes it.
+            #[track_caller]
             pub fn set_lsn(&mut self, lsn: u64) {
+                let has_log = self.device.source.writes.options.wal.is_some();
+                assert!(has_log, "set_lsn needs AttachOptions::wal");
                 self.modified = true;
                 self.device.shared.frames.header(self.frame).raise_lsn(lsn);
             }
@@ -280,6 +288,9 @@ exclusive!(OwnedWriteGuard);
 
 /// Keeps a dirty block from being written. From [`WriteGuard::hold_back`] and
 /// [`OwnedWriteGuard::hold_back`].
+///
+/// It is a handle of the device, too: a device whose handles are dropped stays attached, with its
+/// dirty blocks, until its holds drop.
 #[must_use = "the block is held back only while this lives"]
 pub struct Hold {
     device: Device,

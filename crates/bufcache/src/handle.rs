@@ -5,6 +5,7 @@ mod past;
 mod task;
 
 use std::fmt;
+use std::ops::Deref;
 
 use percpu::sync::Arc;
 use percpu::sync::atomic::AtomicU64;
@@ -40,9 +41,13 @@ impl Cache {
     /// Attaches a device, which is read in blocks of `block_size` bytes.
     ///
     /// The device is dropped after its last handle, guard and pin, or when the cleaner has ended
-    /// its round. Its clean buffers are evicted in their turn. Devices have 65,535 numbers: once
+    /// its round, or the last [`Hold`](crate::Hold). Its clean buffers are evicted in their turn. Devices have 65,535 numbers: once
     /// these are used up, a call searches the whole table for buffers of dropped devices, and frees
     /// their numbers.
+    ///
+    /// Attach a file to one cache of the process only. Another cache, as another process, does not
+    /// know of the buffers of this one: each serves its own bytes, and may write older ones over
+    /// those that the other one has written.
     ///
     /// # Errors
     ///
@@ -118,7 +123,7 @@ impl Cache {
         let class = self.shared.frames.class(shift);
         let alive = Arc::new(Alive(Arc::clone(&source)));
         let shared = Arc::clone(&self.shared);
-        Ok(Device { shared, source, class, alive, seen: AtomicU64::new(0) })
+        Ok(Device { shared, source, class, alive, seen: Seen::Own(AtomicU64::new(0)) })
     }
 
     /// Sets the capacity in bytes, rounded down to blocks of the largest size, and at most the one
@@ -174,7 +179,25 @@ pub struct Device {
     pub(crate) class: u8,
     alive: Arc<Alive>,
     /// The position of this handle in the write errors of the device.
-    pub(crate) seen: AtomicU64,
+    pub(crate) seen: Seen,
+}
+
+/// The position of a handle in the write errors of its device.
+pub(crate) enum Seen {
+    Own(AtomicU64),
+    /// That of a [call](Device::call_async), whose future passes it to the handle that made the call.
+    OfCall(Arc<AtomicU64>),
+}
+
+impl Deref for Seen {
+    type Target = AtomicU64;
+
+    fn deref(&self) -> &AtomicU64 {
+        match self {
+            Self::Own(seen) => seen,
+            Self::OfCall(seen) => seen,
+        }
+    }
 }
 
 impl Clone for Device {
@@ -184,7 +207,7 @@ impl Clone for Device {
             source: Arc::clone(&self.source),
             class: self.class,
             alive: Arc::clone(&self.alive),
-            seen: AtomicU64::new(self.source.writes.seen_now()),
+            seen: Seen::Own(AtomicU64::new(self.source.writes.seen_now())),
         }
     }
 }

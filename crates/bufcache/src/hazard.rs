@@ -13,7 +13,8 @@
 //! ```
 //!
 //! With a fence on both sides, at least one of the two sees the other. All caches of the process
-//! share the slots, because an entry's address is unique in the process. A thread has a record of
+//! share the slots, because an entry's address is unique among the tables that live. The drop of a
+//! table clears the slots of guards that were forgotten. A thread has a record of
 //! eight slots in a cache line of its own, and claims another record when it holds more guards.
 //!
 //! The algorithm is that of hazard pointers (Michael, 2004), with entries of a table in the role of
@@ -112,6 +113,22 @@ pub(crate) fn is_protected_by_others(at: &Entry, mine: &Slot) -> bool {
     records()
         .flat_map(|record| &record.slots)
         .any(|slot| !ptr::eq(slot, mine) && ptr::eq(slot.0.load(order), at))
+}
+
+/// Ends the protection of the entries at these addresses, by guards that the program forgot. The
+/// caller drops their table, so that entries of another table may get the same addresses.
+#[cfg(not(any(offlock_loom, offlock_shuttle)))] // a model forgets no guard
+pub(crate) fn end_of(entries: &std::ops::Range<*const Entry>) {
+    for slot in records().flat_map(|record| &record.slots) {
+        // Ordering: Relaxed, all. No thread changes a slot that names an entry of a table without
+        // users (invariant 2 of `records`). The allocator carries the null to the users of the next
+        // table at this address.
+        let at = slot.0.load(Ordering::Relaxed);
+        if entries.contains(&at.cast_const()) {
+            let (null, relaxed) = (ptr::null_mut(), Ordering::Relaxed);
+            let _ = slot.0.compare_exchange(at, null, relaxed, relaxed);
+        }
+    }
 }
 
 /// Returns how many of this thread's slots protect the entry.

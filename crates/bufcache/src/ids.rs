@@ -26,6 +26,12 @@ impl Set {
         self.from = self.from.min(word);
     }
 
+    /// Removes a number of the set.
+    fn remove(&mut self, id: u16) {
+        self.bits[usize::from(id) / 64] &= !(1 << (id % 64));
+        self.len -= 1;
+    }
+
     fn contains(&self, id: u16) -> bool {
         self.bits[usize::from(id) / 64] & 1 << (id % 64) != 0
     }
@@ -57,13 +63,16 @@ pub(crate) struct Ids {
     given: u16,
     /// Numbers of detached devices that may have buffers in the table.
     retired: Set,
+    /// Retired numbers of which a buffer could not be dropped: retired again by [`clean`](Self::clean).
+    kept: Set,
     /// Numbers of detached devices without buffers in the table.
     clean: Set,
 }
 
 impl Ids {
     pub(crate) fn new() -> Self {
-        Self { attached: Vec::new(), given: 0, retired: Set::new(), clean: Set::new() }
+        let [retired, kept, clean] = [(); 3].map(|()| Set::new());
+        Self { attached: Vec::new(), given: 0, retired, kept, clean }
     }
 
     /// Notes an attached device.
@@ -110,10 +119,19 @@ impl Ids {
         self.retired.len
     }
 
-    /// Frees all retired numbers. The table has no buffers of theirs, and no number was free.
+    /// Keeps a retired number from the next [`clean`](Self::clean): a buffer of its is still in the
+    /// table.
+    pub(crate) fn keep(&mut self, id: u16) {
+        self.retired.remove(id);
+        self.kept.insert(id);
+    }
+
+    /// Frees all retired numbers but those that are kept. The table has no buffers of theirs, and no
+    /// number was free.
     pub(crate) fn clean(&mut self) {
         debug_assert!(self.clean.len == 0);
         std::mem::swap(&mut self.retired, &mut self.clean);
+        std::mem::swap(&mut self.retired, &mut self.kept);
     }
 }
 
@@ -140,5 +158,11 @@ mod tests {
         assert_eq!(again, [1, 64, 700, u16::MAX]);
         ids.clean();
         assert_eq!((ids.take(), ids.take()), (Some(65), None));
+        [3, 64, 65].into_iter().for_each(|id| ids.retire(id));
+        ids.keep(64);
+        assert_eq!((ids.retired(), ids.is_retired(64)), (2, false));
+        ids.clean();
+        assert_eq!((ids.take(), ids.take(), ids.take()), (Some(3), Some(65), None));
+        assert_eq!((ids.retired(), ids.is_retired(64)), (1, true));
     }
 }

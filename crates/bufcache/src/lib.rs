@@ -56,6 +56,21 @@
 //! A cache starts threads when it needs them: `bufcache` makes the blocking calls of devices without `begin_`
 //! methods, and writes dirty blocks back; `bufcache-timer` ends waits of tasks in time.
 //!
+//! # Waits without an end
+//!
+//! A wait for a guard of another thread ends after [`Builder::patience`], and a thread that would wait
+//! for its own guard is refused. These waits end only with what they wait for:
+//!
+//! | the program | waits |
+//! |---|---|
+//! | uses a device that hangs | in each call that needs the device |
+//! | forgets a [`Load`], [`DeviceWrite`], [`DeviceRange`] or [`DeviceSync`] | for its end |
+//! | forgets a [`Bypass`] | in gets and discards of its blocks, and in [`Device::close`] |
+//! | calls [`Device::close`] or [`Device::reset`] in a callback or method of the device that a close or reset has called | for itself |
+//! | blocks for [`Device::get_async`], in `verify` or in [`BlockDevice::read`], of a block of the same device | once four loads of the device do; [`Device::get`] is fine, as the thread then reads the block itself |
+//! | blocks for [`Device::call_async`] or the like in a call by `call_async` of the same device | once sixteen calls do |
+//! | awaits an [`Invalidation`] of a block of which its task has an [`OwnedWriteGuard`] | for itself |
+//!
 //! After `fork` the child may only exec or exit.
 
 // Which feature an item wants, on docs.rs.

@@ -4,11 +4,14 @@ use std::future::poll_fn;
 use std::ops::Range;
 use std::time::Instant;
 
+use percpu::sync::Arc;
+
 use crate::cache::{Entered, Fill, Got, Reuse, Want};
 use crate::error::GetError;
 use crate::guard::{Pin, ReadGuard, Uncached};
 use crate::handle::Device;
-use crate::word::{IO, Key, WRITE};
+use crate::wait::run;
+use crate::word::{IO, Key};
 
 impl Device {
     /// Returns a guard of the buffer of a block, read from the device if it is not cached.
@@ -94,7 +97,9 @@ impl Device {
     /// # Errors
     ///
     /// As [`get`](Self::get), but [`GetError::NoFreeBuffers`] at once: all buffers are in use, or
-    /// the loads of this device have their share while another device needs buffers.
+    /// the loads of this device have their share while another device is attached; and
+    /// [`GetError::Busy`] if a writer, also this thread or task, has the block for as long as the cache
+    /// waits.
     pub async fn get_async(&self, block: u64) -> Result<Pin, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
@@ -105,8 +110,11 @@ impl Device {
             let excluded = &self.source.writes.excluded;
             poll_fn(|context| excluded.poll_gone(key.sector(), context)).await;
         };
-        let marks = IO | WRITE;
-        poll_fn(|context| self.shared.poll_marks(pin.place, marks, context)).await?;
+        poll_fn(|context| self.shared.poll_marks(pin.place, IO, context)).await?;
+        let pin = match self.shared.is_over(pin.place) {
+            true => pin,
+            false => run(wait_for_writer(pin)).await?,
+        };
         match self.shared.failure(pin.place) {
             Some(failure) => Err(failure.of(block)),
             None => {
@@ -168,4 +176,10 @@ impl Device {
         self.source.read(key, &mut buffer).map_err(|failure| failure.of(block))?;
         Ok(buffer)
     }
+}
+
+/// Waits until the writer of a pinned block has ended.
+async fn wait_for_writer(pin: Pin) -> Result<Pin, GetError> {
+    let shared = Arc::clone(&pin.device.shared);
+    shared.wait_for_writer(pin.place).await.map(|()| pin)
 }

@@ -7,7 +7,7 @@ use percpu::sync::Arc;
 
 use crate::cache::Shared;
 use crate::device::BlockDevice;
-use crate::dirty::Writes;
+use crate::dirty::{Writes, errno_of};
 use crate::error::{Failure, GetError};
 use crate::ids::Identity;
 use crate::in_flight::InFlight;
@@ -145,7 +145,7 @@ impl Source {
         let offset = Self::offset(key);
         let count = match result {
             Ok(count) => count.min(bytes.len()),
-            Err(error) => return Err(Failure::Errno(error.raw_os_error().unwrap_or(libc::EIO))),
+            Err(error) => return Err(Failure::Errno(errno_of(&error))),
         };
         if count < bytes.len() {
             // Only the device's own end may be inside a block.

@@ -125,6 +125,13 @@ impl Table {
         (self.buckets.len() * WAYS) as Place
     }
 
+    /// Returns the addresses of the entries.
+    #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+    pub(crate) fn addresses(&self) -> std::ops::Range<*const Entry> {
+        let buckets = self.buckets.as_ptr_range();
+        buckets.start.cast()..buckets.end.cast()
+    }
+
     /// Frees an entry that is hidden and that no other thread uses.
     pub(crate) fn free(&self, place: Place) {
         self.entry(place).free((place as usize).is_multiple_of(WAYS));

@@ -93,7 +93,8 @@ impl Device {
         self.or_earlier(result)
     }
 
-    /// Makes these blocks durable, and not necessarily others, as a write with FUA requires.
+    /// Makes these blocks durable, and not necessarily others, as a write with FUA requires. Ignores
+    /// blocks beyond the end of the device.
     ///
     /// # Errors
     ///
@@ -109,7 +110,8 @@ impl Device {
     /// # Errors
     ///
     /// The error of the device: then each block is as before, or zeros. [`WriteError::OutOfRange`];
-    /// [`WriteError::Busy`] if a block is being written for longer than the cache waits.
+    /// [`WriteError::Busy`] if a block is being written for longer than the cache waits;
+    /// [`WriteError::WouldDeadlock`] if this thread has a write guard of a block.
     pub fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
         now(self.shared.wipe(&self.source, blocks, Wipe::Discard, Mode::Thread))

@@ -1,7 +1,9 @@
 //! One device that is full or hangs, beside others in the same cache.
 
+use std::future::Future;
 use std::io;
 use std::sync::{Arc, Condvar, Mutex};
+use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -218,6 +220,46 @@ fn inv25_reads_that_hang_leave_the_others_their_share() {
     others_are_fast(&written, &read);
     keeps.0.lock().unwrap().clear();
     assert!(testkit::block_on(written.get_async(1)).is_ok());
+}
+
+/// A device that hangs leaves a share also for those that have asked for nothing yet.
+#[test]
+fn inv25_reads_that_hang_leave_a_share_to_devices_that_have_not_asked() {
+    let readahead = |hung: &Device, block| hung.readahead(block..block + 1);
+    let get = |hung: &Device, block| {
+        let mut get = Box::pin(hung.get_async(block));
+        let is_pending = get.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending();
+        assert_eq!(is_pending, block as usize <= BLOCKS / 3);
+    };
+    let claim = |hung: &Device, block| std::mem::forget(hung.claim(block).unwrap());
+    type Read<'r> = &'r dyn Fn(&Device, u64);
+    let ways: [(&str, Read<'_>); 3] =
+        [("readahead", &readahead), ("get_async", &get), ("claim", &claim)];
+    for (way, read) in ways {
+        let cache = cache();
+        let keeps = Arc::new(Keeps::default());
+        let hung = cache.attach(Arc::clone(&keeps), SIZE).unwrap();
+        let ([written, other], _) = others(&cache, false);
+        (0..BLOCKS as u64).for_each(|block| read(&hung, block));
+        let held = (0..BLOCKS as u64).filter(|&block| hung.is_cached(block)).count();
+        assert_eq!(held, BLOCKS / 3 + 1, "by {way}");
+        others_are_fast(&written, &other);
+        assert!(testkit::block_on(other.get_async(0)).is_ok());
+    }
+}
+
+/// Idle devices cost a busy one at most three shares, and a device that is alone has all buffers.
+#[test]
+fn inv25_idle_devices_leave_a_busy_one_a_quarter() {
+    for (idle, most) in [(0, BLOCKS), (1, BLOCKS / 2), (3, BLOCKS / 4), (50, BLOCKS / 4)] {
+        let cache = cache();
+        let keeps = Arc::new(Keeps::default());
+        let busy = cache.attach(Arc::clone(&keeps), SIZE).unwrap();
+        let _idle: Vec<_> = (0..idle).map(|_| cache.attach(memory(), SIZE).unwrap()).collect();
+        (0..BLOCKS as u64).for_each(|block| busy.readahead(block..block + 1));
+        assert_eq!(keeps.0.lock().unwrap().len(), most, "beside {idle} idle devices");
+        keeps.0.lock().unwrap().clear();
+    }
 }
 
 /// Two devices with faults that can be chosen, so that the limits of several devices hold.

@@ -31,7 +31,11 @@ impl Shared {
         class: u8,
     ) -> Result<Option<Load>, GetError> {
         source.check_read(key)?;
-        if self.is_cached(key) || !self.is_worth_a_buffer(key, class) {
+        if self.is_cached(key) {
+            return Ok(None);
+        }
+        self.note_want(source);
+        if !self.may_load(source) || !self.is_worth_a_buffer(key, class) {
             return Ok(None);
         }
         let Some(frame) = self.insert_load(source, key, class) else { return Ok(None) };

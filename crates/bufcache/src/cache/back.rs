@@ -29,7 +29,7 @@ use super::completion::{Batch, Outcome, RUNS};
 use super::task::{Going, Task, Tries};
 use crate::cold::Cold;
 use crate::contain::contain;
-use crate::dirty::{DirtyList, WriteError};
+use crate::dirty::{DirtyList, WriteError, errno_of};
 use crate::error::GetError;
 use crate::few::Few;
 use crate::frames::Frame;
@@ -276,10 +276,7 @@ impl Shared {
         };
         match flushed {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => {
-                let errno = error.raw_os_error().unwrap_or(libc::EIO);
-                Err(WriteError::Wal { errno, block })
-            }
+            Ok(Err(error)) => Err(WriteError::Wal { errno: errno_of(&error), block }),
             Err(_) => Err(WriteError::Panicked { block }),
         }
     }

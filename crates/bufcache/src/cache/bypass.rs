@@ -13,7 +13,7 @@ use percpu::sync::Arc;
 
 use super::Shared;
 use super::wipe::Aside;
-use crate::dirty::WriteError;
+use crate::dirty::{WriteError, errno_of};
 use crate::error::GetError;
 use crate::hazard;
 use crate::source::{Operation, Source};
@@ -65,7 +65,7 @@ impl Bypass {
         if let Err(error) = result {
             shared.put_back(&source, &self.aside);
             let block = source.block(Key::new(source.id, self.sectors.start));
-            return Err(WriteError::Io { errno: error.raw_os_error().unwrap_or(libc::EIO), block });
+            return Err(WriteError::Io { errno: errno_of(&error), block });
         }
         source.writes.load.set_succeeding();
         shared.counters.write_calls.add(1);

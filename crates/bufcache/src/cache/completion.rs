@@ -27,6 +27,7 @@ use percpu::sync::cell::UnsafeCell;
 use percpu::sync::{Arc, order, panicking, step, thread, thread_id};
 
 use crate::contain::contain;
+use crate::dirty::errno_of;
 use crate::engine::wait_for_writes;
 use crate::source::Source;
 use crate::wait::{Mode, wake_all};
@@ -190,8 +191,7 @@ unsafe impl Sync for Completion {}
 
 impl Completion {
     pub(super) fn finish(mut self, result: io::Result<()>) {
-        let errno = |error: io::Error| error.raw_os_error().unwrap_or(libc::EIO);
-        self.end(result.map_or_else(errno, |()| 0));
+        self.end(result.map_or_else(|error| errno_of(&error), |()| 0));
     }
 
     /// Returns whether a thread, not a task, waits for the operation. Then the device may block the

@@ -14,8 +14,9 @@
 //!    be written past the cache. A write that succeeds, past the cache or from it, ends this.
 //! 3. A device without a write in flight, whose buffers a user holds back, may have more: it does
 //!    not hang.
-//! 4. Once another device has asked for a buffer, the loads in flight that the tasks of a device
-//!    have begun take at most an equal share of the cache. A thread that blocks has one load at most.
+//! 4. While another device is attached, the loads in flight that the tasks of a device have begun,
+//!    and its claims, take at most an equal share of the cache. Of the devices that have not asked
+//!    for a buffer at most [`QUIET`] count. A thread that blocks has one load at most.
 //! 5. A thread writes back buffers of its own device only, and wakes the cleaner for the others.
 
 use std::time::Instant;
@@ -32,6 +33,9 @@ use crate::word::Key;
 
 /// A device may have the cache's size divided by this dirty, whatever the others have. A guess.
 const FLOOR: usize = 64;
+/// The most devices without a request for a buffer for which a share is kept. A guess: so several
+/// devices that hang leave a part of the cache, and many idle ones cost a busy one only so much.
+const QUIET: usize = 3;
 
 impl Shared {
     pub(crate) fn add_device(&self) {
@@ -104,11 +108,12 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns whether a task may begin one more load of the device.
+    /// Returns whether a task may begin one more load of the device, which has asked for a buffer.
     pub(super) fn may_load(&self, source: &Source) -> bool {
-        let devices = self.wanting.load(Ordering::Relaxed); // a hint
-        let share = self.room() / devices.max(1);
-        devices <= 1 || source.in_flight.count() << source.shift < share.max(1 << source.shift)
+        let wanting = self.wanting.load(Ordering::Relaxed).max(1); // a hint, as the next
+        let quiet = self.devices.load(Ordering::Relaxed).saturating_sub(wanting).min(QUIET);
+        let share = (self.room() / (wanting + quiet)).max(1 << source.shift);
+        wanting + quiet == 1 || source.in_flight.count() << source.shift < share
     }
 
     /// Returns whether the block may become dirty now, or is dirty already.

@@ -51,7 +51,7 @@ pub(crate) use self::wipe::Wipe;
 pub(crate) use self::write::{Fill, Got};
 use crate::cold::Cold;
 use crate::contain::contain;
-use crate::error::BuildError;
+use crate::error::{BuildError, GetError};
 use crate::frames::{Frame, Frames};
 use crate::hazard::{self, Order, Slot};
 use crate::ids::{Identity, Ids};
@@ -62,7 +62,7 @@ use crate::tally::Tally;
 use crate::timed::{Holds, TimedLock};
 use crate::times::{Counts, Times};
 use crate::wait::Reply;
-use crate::word::{Entry, Key, SAMPLED};
+use crate::word::{Entry, Key, SAMPLED, WRITE};
 
 /// One of this many hits of a thread is timed. A guess: timing takes ten times as long as a hit.
 const SAMPLE: u64 = 4096;
@@ -325,13 +325,29 @@ impl Shared {
         // No thread inserts blocks of retired numbers any more, so one walk finds them all. The
         // lock of the numbers carries the earlier insertions.
         for key in self.table.keys() {
-            if ids.is_retired(key.device()) {
-                // The only error without a device: no memory for this thread's slots.
-                self.invalidate(None, key).map_err(|_| BuildError::NoMemory)?;
+            if ids.is_retired(key.device()) && !self.drop_retired(key)? {
+                ids.keep(key.device());
             }
         }
         ids.clean();
         ids.take().ok_or(BuildError::TooManyDevices)
+    }
+
+    /// Drops the buffer of a block of a dropped device. Returns false if a write guard has it: one
+    /// that was forgotten, because the device has no user.
+    fn drop_retired(&self, key: Key) -> Result<bool, BuildError> {
+        let mut rounds = 0;
+        loop {
+            match self.try_invalidate(None, key, 0) {
+                Ok(Some(_)) => return Ok(true),
+                Err(GetError::NoMemory) => return Err(BuildError::NoMemory),
+                Err(_) => return Ok(false),
+                Ok(None) if self.table.find(key).is_some_and(|entry| entry.word().has(WRITE)) => {
+                    return Ok(false);
+                }
+                Ok(None) => self.wait_a_moment(&mut rounds), // an evictor has it
+            }
+        }
     }
 
     /// Notes that a file is attached, so that it is not attached twice.
@@ -364,6 +380,13 @@ impl Shared {
     pub(crate) fn capacity(&self) -> usize {
         let units = self.cold.lock().limit();
         self.frames.bytes_of(units)
+    }
+}
+
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+impl Drop for Shared {
+    fn drop(&mut self) {
+        hazard::end_of(&self.table.addresses());
     }
 }
 

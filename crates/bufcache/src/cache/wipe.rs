@@ -176,7 +176,9 @@ impl Shared {
             self.put_back(source, &aside);
             aside.clear();
             let (key, waited) = match obstacle {
-                Obstacle::Error(error) => return Err(error.into()),
+                Obstacle::Error(key, error) => {
+                    return Err(WriteError::of_wait(error, source.block(key)));
+                }
                 Obstacle::Loading(key) if mode == Mode::Task => {
                     (key, self.wait_for_load_as_task(source, key).await)
                 }
@@ -209,13 +211,13 @@ impl Shared {
         mode: Mode,
         aside: &mut Aside,
     ) -> Result<(), Obstacle> {
-        aside.try_reserve(1).map_err(|_| Obstacle::Error(GetError::NoMemory))?;
+        aside.try_reserve(1).map_err(|_| Obstacle::Error(key, GetError::NoMemory))?;
         loop {
             let home = self.table.lock(key);
             let Some(entry) = home.find() else { return Ok(()) };
             let word = entry.word();
             if word.has(WRITE) && mode == Mode::Thread && hazard::protected_by_me(entry) > 0 {
-                return Err(Obstacle::Error(GetError::WouldDeadlock));
+                return Err(Obstacle::Error(key, GetError::WouldDeadlock));
             }
             if !check!("discard: no write or write-back runs", !word.has(WRITE | BACK)) {
                 return Err(Obstacle::Marked(key, word.frame()));
@@ -229,7 +231,7 @@ impl Shared {
                         step!("discard: wait for the load", return Err(Obstacle::Loading(key)));
                         return Ok(());
                     }
-                    Err(error) => return Err(Obstacle::Error(error)),
+                    Err(error) => return Err(Obstacle::Error(key, error)),
                 }
             }
             if entry.try_change(word, BACK, 0).is_ok() {
@@ -272,5 +274,5 @@ pub(super) enum Obstacle {
     Marked(Key, Frame),
     /// It is being read or evicted: a wait for that may turn the thread's engine.
     Loading(Key),
-    Error(GetError),
+    Error(Key, GetError),
 }

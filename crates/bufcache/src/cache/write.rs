@@ -29,7 +29,7 @@ use super::timer::HAS_TIME;
 use super::{Held, Reuse, Shared};
 use crate::engine::turn_engine;
 use crate::error::GetError;
-use crate::frames::Frame;
+use crate::frames::{Frame, Place};
 use crate::hazard;
 use crate::source::Source;
 use crate::wait::Mode;
@@ -306,6 +306,47 @@ impl Shared {
                 self.timer.add(end, context.waker());
             }
             Poll::Pending
+        })
+        .await
+    }
+
+    /// Waits, as a task, for the writer, the write-back or the pin that keeps a cached block from
+    /// being locked. Returns false at once if there is none.
+    pub(crate) async fn wait_to_lock(
+        &self,
+        key: Key,
+        since: &mut Option<Instant>,
+    ) -> Result<bool, GetError> {
+        let Some(word) = self.table.find(key).map(Entry::word) else { return Ok(false) };
+        if word.has(WRITE | BACK) {
+            self.wait_for_mark_as_task(word.frame(), key, since).await?;
+        } else if word.is_readable() && word.pins() > 0 {
+            self.pause_by(Mode::Task, since).await?;
+        } else {
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Waits, as an operation of its own, until the writer of an entry ends that the caller has
+    /// pinned: at most as long as the cache's patience, because the caller's task may have the guard.
+    pub(crate) async fn wait_for_writer(&self, place: Place) -> Result<(), GetError> {
+        let mut since = None;
+        poll_fn(|context| {
+            let polled = self.poll_marks(place, WRITE, context);
+            if !HAS_TIME {
+                return polled;
+            }
+            if polled.is_ready() {
+                self.timer.remove(context.waker());
+                return polled;
+            }
+            // A time beyond the clock's range needs no timer.
+            match self.time_left(&mut since).map(|left| Instant::now().checked_add(left)) {
+                Ok(end) => end.into_iter().for_each(|end| self.timer.add(end, context.waker())),
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+            polled
         })
         .await
     }

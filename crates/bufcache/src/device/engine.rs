@@ -30,11 +30,11 @@ pub struct EngineDevice {
 }
 
 impl EngineDevice {
-    /// The file as large as it is now.
+    /// Returns a device with the current size of the file.
     ///
     /// # Errors
     ///
-    /// As [`FileDevice::new`], and where no second descriptor can be had.
+    /// As [`FileDevice::new`], also for `O_APPEND`, and where no second descriptor can be had.
     pub fn new(file: File) -> io::Result<Self> {
         Ok(Self { file: SharedFile::new(file.try_clone()?)?, plain: FileDevice::new(file)? })
     }

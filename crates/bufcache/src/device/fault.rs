@@ -173,6 +173,9 @@ impl<D: BlockDevice> FaultDevice<D> {
     /// For each sector of 512 bytes with more than one possible version, `choose` gets the number
     /// of the sector and the number of versions, from the durable one to the last. It returns the
     /// version that survives; a value that is too large is the last.
+    ///
+    /// If a surviving write has extended the device, the contents are longer than those at the begin
+    /// of the recording, with zeros where nothing was written.
     pub fn after_power_cut(
         &self,
         moments: u64,

@@ -1,7 +1,7 @@
 //! A device on a file or a block device.
 
 use std::fs::File;
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt};
 
@@ -27,20 +27,26 @@ pub struct FileDevice {
 }
 
 impl FileDevice {
-    /// Returns a device with the current size of the file.
+    /// Returns a device with the current size of the file. The position of the file, which its
+    /// duplicates share, stays.
     ///
     /// # Errors
     ///
-    /// The error of a system call that asks for the size or for the flags of the file.
+    /// The error of a system call that asks for the size or for the flags of the file. `EINVAL` for
+    /// a file that is open for writing with `O_APPEND`, by which the system would write each block at
+    /// the end of the file.
     pub fn new(mut file: File) -> io::Result<Self> {
-        use std::io::{Seek, SeekFrom};
-        let len = file.seek(SeekFrom::End(0))?; // the metadata of a block device has no size
         // SAFETY: `F_GETFL` takes no pointer.
         let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
         let flags = check(flags)?;
-        let alignment = if flags & libc::O_DIRECT == 0 { 1 } else { direct_alignment(&file) };
         let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        if writable && flags & libc::O_APPEND != 0 {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let alignment = if flags & libc::O_DIRECT == 0 { 1 } else { direct_alignment(&file) };
         let meta = file.metadata()?;
+        // The metadata of a block device has no size.
+        let len = if meta.is_file() { meta.len() } else { end_of(&mut file)? };
         let identity = match meta.file_type().is_block_device() {
             true => (meta.rdev(), u64::MAX),
             false => (meta.dev(), meta.ino()),
@@ -259,6 +265,14 @@ impl BlockDevice for FileDevice {
     fn sync(&self) -> io::Result<()> {
         again(|| self.file.sync_data())
     }
+}
+
+/// Returns the position of the end, and leaves the file at its position.
+fn end_of(file: &mut File) -> io::Result<u64> {
+    let before = file.stream_position()?;
+    let end = file.seek(SeekFrom::End(0))?;
+    file.seek(SeekFrom::Start(before))?;
+    Ok(end)
 }
 
 /// Returns the result of a durable write. If the system does not know `RWF_DSYNC`, makes a plain

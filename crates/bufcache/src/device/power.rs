@@ -195,6 +195,14 @@ impl Log {
         }
     }
 
+    /// Returns the length of the device, which writes may have extended since the recording began.
+    fn len(&self) -> u64 {
+        let writes = self.entries.iter().filter(|entry| entry.bytes.is_some());
+        let done = writes.filter(|entry| entry.recorded.outcome == Outcome::Done);
+        let ends = done.map(|entry| entry.recorded.offset + entry.recorded.len);
+        ends.max().unwrap_or(0).max(self.original.len() as u64)
+    }
+
     /// Gives up the changes that had ended before that moment and are not durable, as a page cache
     /// does whose write-back failed. Returns the sectors without a newer change and the bytes of
     /// their version before, which the caller writes to the inner device.
@@ -216,10 +224,16 @@ impl Log {
         }
         let mut changes: Vec<&Entry> = self.entries.iter().collect();
         changes.sort_by_key(|entry| entry.applied.or(entry.recorded.end).unwrap_or(u64::MAX));
+        let len = self.len();
         let version_before = |sector: u64| {
             let start = sector * SECTOR;
-            let end = (start + SECTOR).min(self.original.len() as u64);
-            let mut image = self.original.get(start as usize..end as usize)?.to_vec();
+            let end = (start + SECTOR).min(len);
+            if end <= start {
+                return None; // only zeros, which do not extend the device
+            }
+            let original = self.original.get(start as usize..).unwrap_or_default();
+            let mut image = original[..original.len().min(SECTOR as usize)].to_vec();
+            image.resize((end - start) as usize, 0); // zeros behind the original end
             let of_sector = |entry: &&&Entry| sectors_of(&entry.recorded).contains(&sector);
             for entry in changes.iter().rev().filter(of_sector) {
                 if entry.recorded.durable.is_some() {
@@ -260,13 +274,18 @@ impl Log {
                 versions.push(Some(change));
             }
         }
-        let mut bytes = self.original.clone();
+        let (mut bytes, len) = (self.original.clone(), self.len());
         for (sector, versions) in versions {
             let chosen = match versions.len() {
                 1 => 0,
                 count => choose(sector, count).min(count - 1),
             };
             if let Some(change) = versions[chosen] {
+                let Recorded { offset, len: written, .. } = change.recorded;
+                let end = ((sector + 1) * SECTOR).min(offset + written).min(len) as usize;
+                if change.bytes.is_some() && bytes.len() < end {
+                    bytes.resize(end, 0);
+                }
                 change.put(sector, &mut bytes);
             }
         }

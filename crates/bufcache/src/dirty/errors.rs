@@ -6,6 +6,18 @@ use std::io;
 
 use crate::error::GetError;
 
+/// Returns the errno of an error that a device or a log returned: that of the system, or that of an
+/// error of this crate, which a device on another one passes on; otherwise `EIO`. An errno of a
+/// failed call is positive: 0 would count as success.
+pub(crate) fn errno_of(error: &io::Error) -> i32 {
+    let ours = || {
+        let ours = error.get_ref()?;
+        let of_write = || ours.downcast_ref().map(WriteError::errno);
+        ours.downcast_ref().map(GetError::errno).or_else(of_write)
+    };
+    error.raw_os_error().or_else(ours).filter(|&errno| errno > 0).unwrap_or(libc::EIO)
+}
+
 /// Why a write, a flush, a sync or a close failed. Blocks that could not be written stay dirty and
 /// are never dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +57,7 @@ pub enum WriteError {
         /// The block.
         block: u64,
     },
-    /// This thread writes the block, so it would wait for itself.
+    /// This thread has a guard of the block, so it would wait for itself.
     WouldDeadlock {
         /// The block.
         block: u64,
@@ -114,7 +126,7 @@ impl fmt::Display for WriteError {
                 write!(f, "block {block} was in use for as long as the cache waits")
             }
             Self::WouldDeadlock { block } => {
-                write!(f, "this thread writes block {block}, so it would wait for itself")
+                write!(f, "this thread uses block {block}, so it would wait for itself")
             }
             Self::Poisoned { errno } => {
                 write!(f, "a sync failed, so earlier writes may be lost: {}", system(errno))

@@ -64,7 +64,7 @@ impl State {
 }
 
 fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
-    a.start < b.end && b.start < a.end
+    a.start.max(b.start) < a.end.min(b.end) // so an empty range overlaps none
 }
 
 impl Exclusion {
@@ -115,7 +115,7 @@ impl Exclusion {
     /// Ends the exclusion of a range.
     pub(crate) fn leave(&self, range: &Range<u64>) {
         let mut state = self.state.lock();
-        // Excluded ranges do not overlap, so no other one is equal.
+        // Excluded ranges do not overlap, so another one that is equal is empty.
         state.ranges.retain(|other| other != range);
         // Ordering: Release pairs with the Acquire in `has`; it carries what was noted of the
         // range. A thread that finds the range excluded still looks again under this lock.

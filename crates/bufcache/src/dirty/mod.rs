@@ -22,6 +22,7 @@ use percpu::sync::order;
 use percpu::sync::std_lock::Mutex;
 
 pub use self::errors::WriteError;
+pub(crate) use self::errors::errno_of;
 pub(crate) use self::exclusion::Exclusion;
 pub(crate) use self::extents::Extents;
 pub(crate) use self::group::Group;

@@ -108,6 +108,9 @@ impl AttachOptions {
     /// Sets a check of each block that is read, by its number and its bytes. A block for which
     /// `verify` returns false is not cached, and its gets fail with
     /// [`GetError::Verify`](crate::GetError::Verify).
+    ///
+    /// `verify` may [get](crate::Device::get) other blocks, but must not block for a future of the
+    /// device: the threads that would end it may all be in `verify`.
     pub fn verify(mut self, verify: impl Fn(u64, &[u8]) -> bool + Send + Sync + 'static) -> Self {
         self.verify = Some(Box::new(verify));
         self
@@ -117,7 +120,9 @@ impl AttachOptions {
     /// not written and stays dirty.
     ///
     /// Other threads may read the block meanwhile, so a checksum must be stored under the write
-    /// guard.
+    /// guard. `look` runs inside a write-back, which may be that of a [close](crate::Device::close) or
+    /// a [reset](crate::Device::reset): a call of either in `look` then waits for itself, without an
+    /// end. A flush or sync in `look` fails with [`WriteError::Busy`](crate::WriteError::Busy).
     pub fn before_write(
         mut self,
         look: impl Fn(u64, &[u8]) -> bool + Send + Sync + 'static,
@@ -126,7 +131,8 @@ impl AttachOptions {
         self
     }
 
-    /// Sets the log of blocks with a [log position](crate::WriteGuard::set_lsn).
+    /// Sets the log of blocks with a [log position](crate::WriteGuard::set_lsn), which panics
+    /// without a log.
     pub fn wal(mut self, wal: Arc<dyn Wal>) -> Self {
         self.wal = Some(wal);
         self

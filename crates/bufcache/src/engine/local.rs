@@ -33,7 +33,11 @@ impl Local {
 
     /// What this thread has of the engine; new, if that is not lent now. It counts what was begun before.
     fn of(engine: &Rc<Engine>) -> Rc<Self> {
-        if let Some(local) = lent_engine().filter(|local| Rc::ptr_eq(&local.engine, engine)) {
+        let lent = LENT.with_borrow(|lent| {
+            let mut lent = lent.iter().map(|(_, local)| local);
+            lent.find(|local| Rc::ptr_eq(&local.engine, engine)).cloned()
+        });
+        if let Some(local) = lent {
             return local;
         }
         let in_flight = NOT_LENT.with_borrow(|known| {
@@ -67,7 +71,8 @@ impl Local {
 type NotLent = (rc::Weak<Engine>, Rc<Cell<usize>>);
 
 thread_local! {
-    static LOCAL: RefCell<Option<Rc<Local>>> = const { RefCell::new(None) };
+    /// The engines that are lent, with the numbers of their guards, ascending. The thread uses the last one.
+    static LENT: RefCell<Vec<(u64, Rc<Local>)>> = const { RefCell::new(Vec::new()) };
     /// Engines that were lent, with their operations of caches. An engine may be there and be lent again.
     static NOT_LENT: RefCell<Vec<NotLent>> = const { RefCell::new(Vec::new()) };
 }
@@ -89,7 +94,7 @@ fn not_lent(at: usize) -> Option<(usize, Rc<Engine>)> {
 
 /// The thread's engine; none while the thread ends.
 pub(crate) fn lent_engine() -> Option<Rc<Local>> {
-    LOCAL.try_with(|local| local.borrow().clone()).ok().flatten()
+    LENT.try_with(|lent| lent.borrow().last().map(|(_, local)| Rc::clone(local))).ok().flatten()
 }
 
 /// The thread's engine, if it reads blocks of a cache: another thread may wait for these, or this one.
@@ -114,7 +119,8 @@ pub(crate) fn write_engine() -> Option<Rc<Local>> {
     FOR_WRITES.try_with(|own| own.get_or_init(new).clone()).ok().flatten()
 }
 
-/// Lets this thread read [`EngineDevice`](crate::EngineDevice)s by the engine, until the guard drops.
+/// Lets this thread read [`EngineDevice`](crate::EngineDevice)s by the engine, until the guard drops. Of several
+/// engines that are lent, the thread uses the one that was lent last. Their guards may drop in any order.
 ///
 /// A call that waits turns the engine only if the engine has operations of a cache, and then delivers only these.
 /// No callback of the program runs inside a call of the cache, and no task is woken by a completion of the
@@ -123,23 +129,31 @@ pub(crate) fn write_engine() -> Option<Rc<Local>> {
 /// have ended. If the program's requests leave no slot, a thread of the cache does the work.
 pub fn lend_engine(engine: &Rc<Engine>) -> LentEngine {
     let new = Local::of(engine);
-    let before = LOCAL.with(|local| local.replace(Some(new)));
+    let before = lent_engine();
+    let number = LENT.with_borrow_mut(|lent| {
+        let number = lent.last().map_or(0, |(number, _)| number + 1);
+        lent.push((number, new));
+        number
+    });
     before.iter().for_each(|before| before.end_lending());
-    LentEngine { before, _thread: PhantomData }
+    LentEngine { number, _thread: PhantomData }
 }
 
 /// From [`lend_engine`].
 #[must_use = "the engine is lent only while the guard lives"]
 pub struct LentEngine {
-    before: Option<Rc<Local>>,
+    number: u64,
     _thread: PhantomData<*const ()>,
 }
 
 impl Drop for LentEngine {
     fn drop(&mut self) {
-        let before = self.before.take();
-        // What it replaces may be the last handle of the engine: not dropped under the borrow.
-        let ended = LOCAL.try_with(|local| local.replace(before));
+        // What it takes may be the last handle of the engine: not dropped under the borrow.
+        let ended = LENT.try_with(|lent| {
+            let mut lent = lent.borrow_mut();
+            let at = lent.iter().position(|(number, _)| *number == self.number)?;
+            Some(lent.remove(at).1)
+        });
         ended.iter().flatten().for_each(|ended| ended.end_lending());
     }
 }

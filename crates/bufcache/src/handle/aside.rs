@@ -24,14 +24,18 @@ impl Device {
     /// [finish](Load::finish), for example when one read of the device brings many blocks. Gets of
     /// the block wait for the load. Does not wait.
     ///
-    /// Returns `None` if the block is cached or being read, or if no buffer is free. A cache with
-    /// [`Eviction::Adaptive`](crate::Eviction::Adaptive) also refuses the first claim of a block
-    /// while hardly a buffer is free (one in 64 may be) and fewer than one request in eight hits,
-    /// because most blocks would be evicted before they are used. It grants the second claim, if not
+    /// Returns `None` if the block is cached or being read, if no buffer is free, or if other
+    /// devices are attached and this one has its share of the cache in loads that have not ended. A
+    /// cache with [`Eviction::Adaptive`](crate::Eviction::Adaptive) also refuses the first claim of a
+    /// block while hardly a buffer is free (one in 64 may be) and fewer than one request in eight
+    /// hits, because most blocks would be evicted before they are used. It grants the second claim, if not
     /// much else was claimed in between. It stops refusing where that costs the whole cache more than
     /// about one hit in 55 requests, or one in 24 if it has 128 buffers only; a device with few of
     /// the requests may lose half of its hits for a time. A refused claim counts neither as a get nor
     /// as a miss.
+    ///
+    /// The bytes of the load are those that the buffer had before: any, also of another device. The
+    /// caller fills all that it [finishes](Load::finish) with.
     ///
     /// A thread that holds the load and gets the block waits for itself. If it is the thread that
     /// called this method, the get ends with [`GetError::WouldDeadlock`] after as long as the cache
@@ -50,6 +54,9 @@ impl Device {
 
     /// Invalidates blocks, each as [`invalidate`](Self::invalidate) does, but as a future: it does
     /// not block if one is being read. Blocks beyond the end of the device are ignored.
+    ///
+    /// Waits for a writer of a block without an end: for ever, if the awaiting task has an
+    /// [`OwnedWriteGuard`](crate::OwnedWriteGuard) of it.
     ///
     /// Call it after a change of the device. Gets that begin after its end see the change.
     pub fn invalidation(&self, blocks: Range<u64>) -> Invalidation {

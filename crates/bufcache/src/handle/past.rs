@@ -29,13 +29,14 @@ impl Device {
     /// sync](WriteError::Poisoned) may have lost it. If not, a read of the device itself that
     /// begins after this call sees every write whose guard had dropped before it.
     ///
-    /// Does not wait. Looks each block up in the table, unless the cache has no dirty block.
+    /// Does not wait. Looks each block up in the table, unless the cache has no dirty block. Ignores
+    /// blocks beyond the end of the device.
     pub fn is_newer(&self, blocks: Range<u64>) -> bool {
         self.shared.is_newer(&self.source, blocks)
     }
 
     /// Writes the dirty blocks of a range, as [`flush`](Self::flush) writes all. Does not report
-    /// earlier errors.
+    /// earlier errors. Ignores blocks beyond the end of the device.
     ///
     /// # Errors
     ///
@@ -54,7 +55,8 @@ impl Device {
     ///
     /// The error of the device: then each sector of the range is old or new, and dirty blocks stay
     /// dirty. [`WriteError::OutOfRange`]; [`WriteError::Busy`] if a block is being written for
-    /// longer than the cache waits; [`WriteError::Poisoned`] and [`WriteError::Closed`].
+    /// longer than the cache waits; [`WriteError::WouldDeadlock`] if this thread has a write guard of
+    /// a block; [`WriteError::Poisoned`] and [`WriteError::Closed`].
     pub fn write_past(&self, first: u64, bytes: &[u8]) -> Result<(), WriteError> {
         let size = self.block_size() as u64;
         let start = first.checked_mul(size);

@@ -9,7 +9,7 @@ use std::ops::Range;
 use percpu::sync::Arc;
 use percpu::sync::atomic::{AtomicU64, Ordering};
 
-use super::Device;
+use super::{Device, Seen};
 use crate::cache::{Fill, Wipe};
 use crate::dirty::WriteError;
 use crate::error::GetError;
@@ -24,6 +24,13 @@ impl Device {
     ///
     /// The number of threads that make calls of one device is limited, so a device that hangs does
     /// not delay the others. Dropping the future after its first poll does not cancel the call.
+    ///
+    /// At most 16 calls of one device run at the same time. A call that waits for another `call_async`,
+    /// [`create_async`](Self::create_async) or [`close_async`](Self::close_async) of its device
+    /// occupies its thread meanwhile: sixteen of these wait for ever.
+    ///
+    /// The call reports write errors as this handle does. Two calls at the same time may both report
+    /// one error.
     ///
     /// ```
     /// use bufcache::{Cache, MemoryDevice};
@@ -46,9 +53,13 @@ impl Device {
         call: impl FnOnce(Self) -> T + Send + 'static,
     ) -> T {
         let mut device = self.clone();
-        // The call reports the write errors that this handle has not reported.
-        device.seen = AtomicU64::new(self.seen.load(Ordering::Relaxed)); // of one handle
-        call_by(device, call).await
+        // Ordering: Relaxed, here and below; as in `Writes::look`.
+        let seen = Arc::new(AtomicU64::new(self.seen.load(Ordering::Relaxed)));
+        device.seen = Seen::OfCall(Arc::clone(&seen));
+        let result = call_by(device, call).await;
+        // A larger position is that of a later error, which another call has reported meanwhile.
+        self.seen.fetch_max(seen.load(Ordering::Relaxed), Ordering::Relaxed);
+        result
     }
 
     /// [`get_mut`](Self::get_mut) for tasks. The guard may move to other threads.
@@ -70,8 +81,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`get_mut`](Self::get_mut). If all buffers are in use, a thread of the cache waits for
-    /// one.
+    /// As [`get_mut`](Self::get_mut). A thread of the cache waits for a buffer, if all are in use,
+    /// and for [`ReadGuard`](crate::ReadGuard)s of the block; no thread waits for another writer, a
+    /// write-back or a [`Pin`](crate::Pin).
     pub async fn get_mut_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
         let key = self.checked_key(block)?;
         if self.is_cached(block) {
@@ -117,6 +129,24 @@ impl Device {
                 Err(GetError::WouldBlock) => {}
                 locked => return locked.map(|held| own(self.clone(), held)),
             }
+        }
+        // Not on a thread of the cache: of these a device has few, and the guard that this waits for
+        // may drop only after another call of the device. A thread waits for readers, because it
+        // keeps later ones out.
+        let device = self.clone();
+        let wait = async move {
+            let Device { shared, source, class, .. } = &device;
+            let mut since = None;
+            while shared.wait_to_lock(key, &mut since).await? && !shared.must_clean(source) {
+                match shared.try_lock_write(source, key, *class) {
+                    Err(GetError::WouldBlock) => {}
+                    locked => return locked.map(|held| Some(own(device.clone(), held))),
+                }
+            }
+            Ok(None)
+        };
+        if let Some(guard) = run(wait).await? {
+            return Ok(guard);
         }
         let lock = move |device: Self| {
             let held = device.shared.lock_write(&device.source, key, device.class, fill)?;

@@ -4,7 +4,8 @@
 //!
 //! 1. Records are pushed to a list and never removed or freed: a `&Record` is `'static`.
 //! 2. Only the thread that owns a record sets its slots, and only while they are null. The winner
-//!    of the exchange on `owner` owns the record until it stores 0 there.
+//!    of the exchange on `owner` owns the record until it stores 0 there. Another thread clears a
+//!    slot only if its guard was forgotten and the table of its entry is being dropped.
 //! 3. A thread releases a record only if all its slots are null.
 
 use std::cell::Cell;

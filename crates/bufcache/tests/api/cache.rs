@@ -422,6 +422,28 @@ fn more_devices_at_a_time_than_there_are_numbers_are_refused() {
     assert_eq!(cache.stats().reads, 2, "the block of the one that is gone was not found");
 }
 
+/// Such a guard keeps its block for ever, and with it the number of its device.
+#[test]
+fn a_guard_that_was_forgotten_keeps_one_number() {
+    for by_another_thread in [false, true] {
+        let cache = Cache::new(4 * SIZE).unwrap();
+        let attach = || cache.attach(MemoryDevice::new(vec![1; SIZE]), SIZE);
+        let disk = attach().unwrap();
+        let forget = || std::mem::forget(disk.get_mut(0).unwrap());
+        match by_another_thread {
+            true => thread::scope(|scope| scope.spawn(forget).join().unwrap()),
+            false => forget(),
+        }
+        drop(disk);
+        for number in 0..140_000 {
+            let disk = attach().unwrap_or_else(|error| panic!("after {number}: {error}"));
+            if number % 65_534 < 2 {
+                assert_eq!(disk.get(0).unwrap()[0], 1);
+            }
+        }
+    }
+}
+
 /// A get that may not wait is refused only if all buffers are in use.
 #[test]
 fn inv07_a_buffer_is_found_behind_those_in_use() {

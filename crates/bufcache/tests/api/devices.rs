@@ -1,15 +1,16 @@
 //! Devices: those of the system, those that fail, and those that come and go.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use bufcache::{
-    AttachOptions, BlockDevice, BuildError, Cache, Fault, FaultDevice, FileDevice, GetError,
-    MemoryDevice, Operation, Outcome,
+    AttachOptions, BlockDevice, BuildError, Cache, EngineDevice, Fault, FaultDevice, FileDevice,
+    GetError, MemoryDevice, Operation, Outcome,
 };
 
 const SIZE: usize = 4096;
@@ -74,6 +75,85 @@ fn a_file_does_it_all() {
     assert_eq!(device.alignment(), 1);
     let frees = errno(device.zero(32_768, 8192)) != Some(libc::EOPNOTSUPP);
     works(&device, frees);
+}
+
+/// Linux writes at the end of such a file, whatever the offset.
+#[test]
+fn a_file_that_is_open_for_appending_is_refused() {
+    let (path, _) = on_disk();
+    let open = |write| {
+        // SAFETY: `fcntl` with a flag takes no pointer.
+        let set =
+            |file: &File| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, libc::O_APPEND) };
+        let file = OpenOptions::new().read(true).write(write).open(path.path()).unwrap();
+        assert_eq!(set(&file), 0);
+        file
+    };
+    assert_eq!(errno(FileDevice::new(open(true))), Some(libc::EINVAL));
+    assert_eq!(errno(EngineDevice::new(open(true))), Some(libc::EINVAL));
+    assert_eq!(FileDevice::new(open(false)).unwrap().len(), 200_000);
+}
+
+/// A file of one block, of which the third was synced and the fifth was not.
+fn grown() -> (File, Arc<FaultDevice<FileDevice>>, bufcache::Device) {
+    let file = tempfile::tempfile().unwrap();
+    file.write_all_at(&[7; SIZE], 0).unwrap();
+    let device = FileDevice::new(file.try_clone().unwrap()).unwrap();
+    let device = Arc::new(FaultDevice::new(device));
+    device.record().unwrap();
+    let options = AttachOptions::new(SIZE).growing().on_loss(|_| {});
+    let disk = Cache::new(1 << 20).unwrap().attach_with(Arc::clone(&device), options).unwrap();
+    disk.create(2).unwrap().fill(3);
+    disk.sync().unwrap();
+    disk.create(4).unwrap().fill(5);
+    disk.flush().unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 5 * SIZE as u64);
+    (file, device, disk)
+}
+
+#[test]
+fn inv20_a_loss_of_power_leaves_what_was_synced_behind_the_former_end() {
+    let (_file, device, _disk) = grown();
+    let first_of = |bytes: &[u8]| bytes.chunks(SIZE).map(|block| block[0]).collect::<Vec<_>>();
+    let moments = device.moments();
+    let least = device.after_power_cut(moments, |_, _| 0).unwrap();
+    assert_eq!((least.len(), first_of(&least)), (3 * SIZE, vec![7, 0, 3]));
+    let most = device.after_power_cut(moments, |_, versions| versions).unwrap();
+    assert_eq!((most.len(), first_of(&most)), (5 * SIZE, vec![7, 0, 3, 0, 5]));
+    let torn = device.after_power_cut(moments, |sector, _| usize::from(sector == 34)).unwrap();
+    assert_eq!((torn.len(), torn[34 * 512 - 1], torn[34 * 512]), (35 * 512, 0, 5));
+    let before = device.after_power_cut(0, |_, versions| versions).unwrap();
+    assert_eq!(before, [7; SIZE]);
+    // A write that is refused does not extend it, nor do zeros.
+    device.inject_next(Operation::Write, Fault::Error(libc::ENOSPC));
+    device.write(9 * SIZE as u64, &[9; SIZE]).unwrap_err();
+    device.discard(9 * SIZE as u64, SIZE as u64).unwrap();
+    let most = device.after_power_cut(device.moments(), |_, versions| versions).unwrap();
+    assert_eq!(most.len(), 5 * SIZE);
+}
+
+#[test]
+fn inv20_writes_behind_the_former_end_are_given_up() {
+    let (file, device, disk) = grown();
+    device.discard(9 * SIZE as u64, SIZE as u64).unwrap();
+    device.give_up_writes().unwrap();
+    let first = |block: u64| {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, block * SIZE as u64).map(|()| byte[0]).ok()
+    };
+    let there = [0, 1, 2, 3, 4, 5].map(first);
+    assert_eq!(there, [Some(7), Some(0), Some(3), Some(0), Some(0), None]);
+    assert!(disk.sync().is_err());
+}
+
+#[test]
+fn a_file_keeps_its_position() {
+    let (_path, mut file) = on_disk();
+    file.seek(SeekFrom::Start(700)).unwrap();
+    let device = FileDevice::new(file.try_clone().unwrap()).unwrap();
+    let engine_device = EngineDevice::new(file.try_clone().unwrap()).unwrap();
+    assert_eq!((device.len(), engine_device.len()), (200_000, 200_000));
+    assert_eq!(file.stream_position().unwrap(), 700);
 }
 
 #[test]

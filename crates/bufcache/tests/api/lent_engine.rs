@@ -46,6 +46,22 @@ impl World {
     }
 }
 
+#[test]
+fn engines_are_lent_until_their_guards_drop_in_any_order() {
+    let engines = [(); 3].map(|()| Rc::new(Engine::new().unwrap()));
+    let owners = || engines.each_ref().map(Rc::strong_count);
+    let [first, second, third] = engines.each_ref().map(lend_engine);
+    drop(first);
+    assert_eq!(owners(), [1, 2, 2]);
+    drop(third);
+    assert_eq!(owners(), [1, 2, 1]);
+    let again = lend_engine(&engines[1]); // lent twice
+    drop(second);
+    assert_eq!(owners(), [1, 2, 1]);
+    drop(again);
+    assert_eq!(owners(), [1, 1, 1]);
+}
+
 /// Calls it and tells whether it has panicked.
 fn panics(f: impl FnOnce()) -> bool {
     catch_unwind(AssertUnwindSafe(f)).is_err()

@@ -2,6 +2,7 @@
 
 use crate::disk;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -57,6 +58,21 @@ fn inv16_the_log_goes_before_the_blocks() {
     device.sync().unwrap();
     assert_eq!([1, 2, 3].map(|block| on_disk(&disk, block)), [2, 2, 2]);
     assert_eq!(*log.flushes.lock().unwrap(), [9, 7, 9]);
+}
+
+#[test]
+fn inv16_a_log_position_needs_a_log() {
+    let (_cache, device, disk) = with(16, AttachOptions::new(SIZE));
+    let mut guard = device.get_mut(1).unwrap();
+    let set = catch_unwind(AssertUnwindSafe(|| guard.set_lsn(7)));
+    let message = set.unwrap_err();
+    assert_eq!(message.downcast_ref(), Some(&"set_lsn needs AttachOptions::wal"));
+    drop(guard);
+    let mut guard = block_on(device.get_mut_async(1)).unwrap();
+    assert!(catch_unwind(AssertUnwindSafe(|| guard.set_lsn(7))).is_err());
+    drop(guard);
+    device.sync().unwrap();
+    assert_eq!(on_disk(&disk, 1), 1, "unchanged");
 }
 
 /// The number of one block's log is not that of the next block in the same memory.

@@ -224,6 +224,19 @@ fn inv18_nothing_is_written_past_a_cache_whose_device_is_poisoned() {
 }
 
 #[test]
+fn an_empty_bypass_excludes_nothing() {
+    let (_cache, device, _disk) = new();
+    let empty = [3, 3, 5].map(|at| device.try_bypass(at..at).unwrap().expect("no block"));
+    let around = device.try_bypass(0..10).unwrap().expect("no block is excluded");
+    let inside = device.try_bypass(4..4).unwrap().expect("no block");
+    empty.into_iter().for_each(|bypass| bypass.finish(Ok(())).unwrap());
+    assert!(device.try_bypass(9..10).unwrap().is_none(), "the other one goes on");
+    around.finish(Ok(())).unwrap();
+    inside.finish(Ok(())).unwrap();
+    device.discard(0..10).unwrap();
+}
+
+#[test]
 fn zeros_by_the_device_alone_dirty_nothing() {
     let (cache, device, disk) = new();
     fill(&device, 3, 7);

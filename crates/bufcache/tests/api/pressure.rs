@@ -1,5 +1,6 @@
 //! A get that needs a buffer finds one, unless every buffer is pinned, or dirty and cannot be written.
 
+use std::thread;
 use std::time::Duration;
 
 use bufcache::{
@@ -33,6 +34,24 @@ fn inv26_heavy_buffers_that_are_not_pinned_are_evicted() {
         let got = disk.get(640).map(|guard| guard[0]);
         assert_eq!(got, Ok(7), "{eviction:?}");
         assert!((0..640).filter(|&block| disk.is_cached(block)).count() >= 600, "{eviction:?}");
+    }
+}
+
+/// The table of a later cache may have the address of a dropped one.
+#[test]
+fn inv26_a_guard_that_was_forgotten_with_its_cache_keeps_no_buffer_of_another() {
+    for round in 0..20 {
+        let (cache, disk) = full(Eviction::Adaptive, 640);
+        (0..640).for_each(|block| assert_eq!(disk.get_mut(block).err().map(drop), None, "{round}"));
+        let got = thread::scope(|scope| {
+            let other = scope.spawn(|| disk.get_mut(3).map(drop));
+            other.join().unwrap()
+        });
+        assert_eq!(got, Ok(()), "{round}");
+        disk.sync().unwrap();
+        (640..1280).for_each(|block| assert_eq!(disk.get(block).err(), None, "{round}"));
+        (1280..1920).for_each(|block| std::mem::forget(disk.get(block).unwrap()));
+        drop((disk, cache));
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::fs::File;
 use std::io;
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bufcache::{
-    AttachOptions, BlockDevice, Cache, EngineDevice, FaultDevice, FileDevice, GetError,
-    MemoryDevice, WriteError,
+    AttachOptions, BlockDevice, Cache, Device, EngineDevice, Fault, FaultDevice, FileDevice,
+    GetError, MemoryDevice, Operation, WriteError,
 };
 
 const SIZE: usize = 4096;
@@ -69,6 +70,82 @@ fn a_read_only_device_needs_no_sync() {
     assert_eq!(device.get(1).unwrap()[0], 7);
     device.sync().unwrap();
     device.close().unwrap();
+}
+
+/// `io::Error::last_os_error()` has errno 0 behind a library that has set none.
+#[test]
+fn inv17_an_errno_below_one_is_a_failure() {
+    for errno in [0, -1, -22, i32::MIN] {
+        let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; 8 * SIZE])));
+        let cache = Cache::new(1 << 20).unwrap();
+        let options = AttachOptions::new(SIZE).on_loss(|_| {});
+        let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
+        for operation in [Operation::Read, Operation::Write, Operation::Discard] {
+            disk.inject(operation, .., Fault::Error(errno));
+        }
+        assert_eq!(device.get(5).err(), Some(GetError::Io { errno: libc::EIO, block: 5 }));
+        device.create(3).unwrap().fill(2);
+        let io = |block| Err(WriteError::Io { errno: libc::EIO, block });
+        assert_eq!((device.flush(), cache.stats().dirty), (io(3), SIZE), "errno {errno}");
+        assert_eq!(device.write_past(6, &[9; SIZE]), io(6));
+        assert_eq!(device.discard(7..8), io(7));
+        let bypass = device.try_bypass(5..6).unwrap().unwrap();
+        assert_eq!(bypass.finish(Err(io::Error::from_raw_os_error(errno))), io(5));
+        disk.heal();
+        disk.inject_next(Operation::Sync, Fault::Error(errno));
+        assert_eq!(device.sync(), Err(WriteError::Poisoned { errno: libc::EIO }));
+    }
+}
+
+/// A device on another one, whose errors it passes on.
+struct Stacked(Device);
+
+impl BlockDevice for Stacked {
+    fn len(&self) -> u64 {
+        self.0.blocks() * SIZE as u64
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
+        buf.copy_from_slice(&self.0.get(offset / SIZE as u64)?);
+        Ok(buf.len())
+    }
+
+    fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        Ok(self.0.write_past(offset / SIZE as u64, buf)?)
+    }
+
+    fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
+        let size = SIZE as u64;
+        Ok(self.0.zero_by_device(offset / size..(offset + len) / size)?)
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        Ok(self.0.sync()?)
+    }
+}
+
+#[test]
+fn a_device_on_another_one_passes_its_errno_on() {
+    let cache = Cache::new(1 << 20).unwrap();
+    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; 8 * SIZE])));
+    let lower = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    let device = cache.attach(Stacked(lower.clone()), SIZE).unwrap();
+    disk.inject_next(Operation::Read, Fault::Error(libc::ENODATA));
+    assert_eq!(device.get(5).err(), Some(GetError::Io { errno: libc::ENODATA, block: 5 }));
+    disk.inject_next(Operation::Write, Fault::Error(libc::ENOSPC));
+    let full = WriteError::Io { errno: libc::ENOSPC, block: 6 };
+    assert_eq!(device.write_past(6, &[9; SIZE]), Err(full));
+    disk.inject(Operation::Zero, .., Fault::Error(libc::EOPNOTSUPP));
+    device.zero(3..4).unwrap(); // by the cache, as the lower one cannot
+    assert_eq!(device.get(3).unwrap()[0], 0);
+    disk.inject_next(Operation::Sync, Fault::Error(libc::EDQUOT));
+    assert_eq!(device.sync(), Err(WriteError::Poisoned { errno: libc::EDQUOT }));
+    assert_eq!(lower.sync(), Err(WriteError::Poisoned { errno: libc::EDQUOT }));
+    let lost = [&lower, &device].map(|device| device.reset().unwrap());
+    let lost = lost.each_ref().map(|lost| lost.blocks());
+    let one = slice::from_ref(&(6..7));
+    assert_eq!(lost, [&[3..4, 6..7][..], one], "what was written past the cache");
+    device.sync().unwrap();
 }
 
 /// A device whose length changes.

@@ -108,10 +108,19 @@ fn a_thread_that_would_wait_for_itself_is_refused() {
     assert_eq!(device.get_mut(1).unwrap_err(), GetError::WouldDeadlock);
     assert_eq!(device.invalidate(1).unwrap_err(), GetError::WouldDeadlock);
     drop(write);
-    let write = device.get_mut(1).unwrap();
-    assert_eq!(device.sync().unwrap_err(), WriteError::WouldDeadlock { block: 1 });
-    drop(write);
-    device.sync().unwrap();
+    for modified in [true, false] {
+        let mut write = device.get_mut(1).unwrap();
+        let own = Err(WriteError::WouldDeadlock { block: 1 });
+        if modified {
+            assert_eq!(device.sync(), own); // the block is dirty
+            write[0] = 3;
+        }
+        assert_eq!(device.discard(0..3), own);
+        assert_eq!(device.zero(0..3), own);
+        assert_eq!(device.write_past(0, &[0; 3 * SIZE]), own);
+        drop(write);
+        device.sync().unwrap();
+    }
 }
 
 #[test]
