@@ -412,7 +412,7 @@ impl Shared {
         // Only after the marks are off: an evictor that meets a marked buffer moves it to the front again.
         let mut cold = self.cold.lock();
         let Cold { nodes, policy, .. } = &mut *cold;
-        blocks.iter().for_each(|one| policy.evict_next(nodes, one.frame));
+        blocks.iter().rev().for_each(|one| policy.evict_next(nodes, one.frame));
     }
 
     /// The device has refused it.

@@ -243,7 +243,9 @@ impl Shared {
         }
         let mut cold = self.cold.lock();
         let mut freed = 0;
-        for at in 0..victims.len() {
+        // Backwards, because the frame that is freed last is taken first: frames keep their order of
+        // addresses while blocks are evicted in the order of their loads, and the CPU fetches ahead.
+        for at in (0..victims.len()).rev() {
             let frame = victims[at].frame;
             if !in_use[at] {
                 self.give_to(&mut cold, frame);
