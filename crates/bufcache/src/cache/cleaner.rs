@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use percpu::sync::Arc;
 use percpu::sync::atomic::Ordering;
+use percpu::sync::{Arc, coarse_clock};
 
 use super::Shared;
 use super::back::Done;
@@ -38,7 +38,7 @@ impl Default for Limits {
 impl Shared {
     /// Milliseconds of the cache's life.
     pub(super) fn now(&self) -> u64 {
-        self.since.elapsed().as_millis() as u64 // of 580 million years
+        (coarse_clock() - self.since) / 1_000_000
     }
 
     pub(crate) fn dirty_bytes(&self) -> usize {

@@ -33,7 +33,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Arc, WordLock};
+use percpu::sync::{Arc, WordLock, coarse_clock};
 use percpu::{AllocError, PerCpuCounter};
 
 #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -100,7 +100,8 @@ pub(crate) struct Shared {
     order: Order,
     /// How long a miss waits for a buffer, and other calls for a guard.
     pub(crate) patience: Duration,
-    since: Instant,
+    /// The coarse time at which the cache was made.
+    since: u64,
 }
 
 /// The counters. Those that the XFS buffer cache has, too, have its names.
@@ -190,7 +191,7 @@ impl Shared {
             dirty_bytes: AtomicUsize::new(0),
             devices: std::sync::atomic::AtomicUsize::new(0),
             wanting: std::sync::atomic::AtomicUsize::new(0),
-            since: Instant::now(),
+            since: coarse_clock(),
             counters: Counters::new(),
             samples,
             shadows: WordLock::new(shadows),
