@@ -103,6 +103,14 @@ impl Shared {
         now(self.write_back(source, &Task { tries, ..task }, Mode::Thread))
     }
 
+    /// Writes the buffers of a device that would be evicted next if they were not dirty, for a thread
+    /// that needs a buffer. Returns the number.
+    pub(super) fn clean_due(&self, source: &Arc<Source>) -> usize {
+        let tries = Tries::Promising;
+        let task = Task { most: SOME, wait: false, tries, is_due: true, ..Task::all() };
+        now(self.write_back(source, &task, Mode::Thread)).written
+    }
+
     /// Whether so much is dirty that some has to be written before more becomes dirty. If it is less, but
     /// enough to begin, wakes the cleaner.
     pub(super) fn is_too_dirty(&self) -> bool {
