@@ -410,6 +410,11 @@ impl Shared {
             self.unmark_back(self.entry(one.frame), one.frame, DIRTY);
         }
         // Only after the marks are off: an evictor that meets a marked buffer moves it to the front again.
+        step!("write-back: evict the buffers next", self.evict_next(blocks));
+    }
+
+    /// Makes the written buffers that were due for eviction the next victims. Backwards, so that they keep their order.
+    fn evict_next(&self, blocks: &[Going]) {
         let mut cold = self.cold.lock();
         let Cold { nodes, policy, .. } = &mut *cold;
         blocks.iter().rev().for_each(|one| policy.evict_next(nodes, one.frame));
