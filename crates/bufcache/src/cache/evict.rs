@@ -41,8 +41,8 @@ pub(super) const PAUSE: Duration = Duration::from_micros(50);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Search {
     /// In a cache of which less than a sixteenth is clean, ends at the first buffer that would be
-    /// evicted if it were not dirty: the thread that waits writes it, and those behind it. Otherwise
-    /// as `Short`.
+    /// evicted if it were not dirty: the thread that waits writes it, and those that are due after
+    /// it. Otherwise as `Short`.
     UntilDirty,
     /// Ends after [`IN_A_ROW`] buffers that are in use. A thread that waits repeats it.
     Short,
@@ -189,11 +189,10 @@ impl Shared {
             return Ok(());
         }
         // All buffers may be dirty.
-        if wait.search == Search::UntilDirty {
-            if source.is_some_and(|source| self.clean_due(source) > 0) {
-                return Ok(());
+        if wait.search == Search::UntilDirty && self.is_mostly_dirty() {
+            if source.is_none_or(|source| self.clean_due(source) == 0) {
+                wait.search = Search::Short;
             }
-            wait.search = Search::Short;
             return Ok(());
         }
         if self.clean_some_for(source) > 0 {

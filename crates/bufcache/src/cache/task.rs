@@ -144,7 +144,8 @@ impl Shared {
         !header.is_held() && header.tries() == 0
     }
 
-    /// The same for a thread that needs a buffer, from the end of the list that has the next victim.
+    /// The same for a thread that needs a buffer: from the end of the list that has the next victim,
+    /// which stay where they are. The lock is released between a few.
     fn due_blocks(&self, source: &Source, task: &Task) -> Result<Found, WriteError> {
         let mut found = Found::try_new(task.most)?;
         let (mut visits, mut at) = (0..task.most, None);
