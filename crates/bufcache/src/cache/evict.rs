@@ -93,16 +93,17 @@ impl Shared {
     ) -> Option<T> {
         // The visits since the last eviction, and those since a use or a weight was lowered.
         let (mut looked, mut idle) = (0, 0);
+        let is_mostly_dirty = search != Search::Full && self.is_mostly_dirty();
         let (in_a_row, of_one_list, mut of_dead) = match search {
             Search::UntilDirty | Search::Short => {
-                let in_a_row = self.in_a_row();
+                let in_a_row = if is_mostly_dirty { DIRTY_IN_A_ROW } else { IN_A_ROW };
                 // The next list has its turn before the search ends.
                 (in_a_row, Some(in_a_row.div_ceil(4)), LOOKS as usize)
             }
             Search::Full => (usize::MAX, None, usize::MAX),
         };
         let mut looks = Looks::new(of_one_list);
-        looks.until_dirty = search == Search::UntilDirty && self.is_mostly_dirty();
+        looks.until_dirty = search == Search::UntilDirty && is_mostly_dirty;
         loop {
             let mut victims = Batch::new(Victim::NONE);
             (looks.left, looks.lowered) = (LOOKS, false);
@@ -154,11 +155,6 @@ impl Shared {
                 return None;
             }
         }
-    }
-
-    /// Returns the limit of a short search.
-    fn in_a_row(&self) -> usize {
-        if self.is_mostly_dirty() { DIRTY_IN_A_ROW } else { IN_A_ROW }
     }
 
     /// Returns whether less than a sixteenth of the cache is clean.
