@@ -57,8 +57,18 @@ impl Cold {
 
     /// Takes a free frame of that class, if there is one.
     pub(crate) fn take(&mut self, class: u8) -> Option<Frame> {
-        if self.is_over() || (self.free[usize::from(class)].is_empty() && !self.carve(class)) {
+        if self.is_over() {
             return None;
+        }
+        if class == self.chunk {
+            // A chunk of one frame is on no list.
+            let frame = self.take_chunk(class)?;
+            self.nodes.of(frame).class = class;
+            self.chunks[(frame.unit() >> self.chunk) as usize] = 1 << class;
+            return Some(frame);
+        }
+        if self.free[usize::from(class)].is_empty() {
+            self.carve(class)?;
         }
         let free = &mut self.free[usize::from(class)];
         let frame = self.nodes.first(free)?;
@@ -74,25 +84,27 @@ impl Cold {
         !self.is_over() && unused + self.free[usize::from(class)].units > self.limit() / 64
     }
 
-    /// Cuts an unused chunk into frames. Returns whether there was one.
-    fn carve(&mut self, class: u8) -> bool {
+    /// Takes an unused chunk, if there is one. Returns its first frame of that class.
+    fn take_chunk(&mut self, class: u8) -> Option<Frame> {
         if self.in_use == self.limit {
-            return false;
+            return None;
         }
-        let chunk = match self.empty.pop() {
-            Some(chunk) => chunk,
-            None => {
-                self.fresh += 1;
-                self.fresh - 1
-            }
-        };
         self.in_use += 1;
-        for at in (0..1_u32 << self.chunk).step_by(1 << class) {
-            let frame = Frame::new((chunk << self.chunk) + at, class);
+        let chunk = self.empty.pop().unwrap_or_else(|| {
+            self.fresh += 1;
+            self.fresh - 1
+        });
+        Some(Frame::new(chunk << self.chunk, class))
+    }
+
+    /// Cuts an unused chunk into frames. Returns `None` if there is none.
+    fn carve(&mut self, class: u8) -> Option<()> {
+        let first = self.take_chunk(class)?;
+        for frame in self.frames_beside(first) {
             self.nodes.of(frame).class = class;
             self.nodes.push(&mut self.free[usize::from(class)], frame, On::Free);
         }
-        true
+        Some(())
     }
 
     /// Frees a frame that is on no list. Returns whether its memory can be released: its chunk has

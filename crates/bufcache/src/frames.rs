@@ -39,9 +39,12 @@ const UNIT_BITS: u32 = 29;
 /// The largest number of units of a region.
 pub(crate) const MOST_UNITS: usize = (1 << UNIT_BITS) - 1;
 
+/// The largest size class.
+pub(crate) const MOST_CLASS: u8 = (1 << (u32::BITS - UNIT_BITS)) - 1;
+
 impl Frame {
     pub(crate) fn new(unit: u32, class: u8) -> Self {
-        debug_assert!(unit >> UNIT_BITS == 0 && class < 8);
+        debug_assert!(unit >> UNIT_BITS == 0 && class <= MOST_CLASS);
         Self(u32::from(class) << UNIT_BITS | unit)
     }
 

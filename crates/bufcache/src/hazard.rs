@@ -32,7 +32,7 @@ use percpu::sync::atomic::{Ordering, fence};
 use percpu::sync::{check, fence, order, step};
 
 pub(crate) use self::records::Slot;
-use self::records::{MINE, claim, records};
+use self::records::{MINE, Record, claim, records};
 use crate::word::Entry;
 
 /// The pair of fences by which a reader sees the evictor's mark or the evictor sees the reader's
@@ -187,13 +187,23 @@ pub(crate) fn is_left(entry: &Entry, order: Order) -> bool {
 /// [`AllocError`] if this thread has no free slot and there is no memory for another record.
 #[inline(always)]
 pub(crate) fn protect(entry: &Entry, order: Order) -> Result<&'static Slot, AllocError> {
-    let mine = MINE.with(Cell::get);
-    let slot = match mine.and_then(|record| record.free_slot()) {
-        Some(slot) => slot,
+    protect_numbered(entry, order).map(|(slot, _)| slot)
+}
+
+/// As [`protect`], but also returns the number of the slot's record, which is from 0 and unique
+/// among records.
+#[inline(always)]
+pub(crate) fn protect_numbered(
+    entry: &Entry,
+    order: Order,
+) -> Result<(&'static Slot, u32), AllocError> {
+    let of = |record: &'static Record| Some((record.free_slot()?, record.number));
+    let found = match MINE.with(Cell::get).and_then(of) {
+        Some(found) => found,
         None => more_slots()?,
     };
-    slot.set(entry, order);
-    Ok(slot)
+    found.0.set(entry, order);
+    Ok(found)
 }
 
 /// Protects an entry that a pin or a load of the caller keeps by a slot of this thread. Without a
@@ -207,7 +217,7 @@ pub(crate) fn protect_kept(entry: &Entry) -> Result<&'static Slot, AllocError> {
     let mine = MINE.with(Cell::get);
     let slot = match mine.and_then(|record| record.free_slot()) {
         Some(slot) => slot,
-        None => more_slots()?,
+        None => more_slots()?.0,
     };
     // Ordering: Relaxed; the Release in `Entry::unpin`, `publish` or `try_change` carries it to the
     // Acquire by which an evictor or a writer marks the word. Its scan follows.
@@ -234,14 +244,15 @@ pub(crate) fn reserve() -> Result<(), AllocError> {
     }
 }
 
-/// Returns a free slot of this thread's further records, or of a record claimed for it.
+/// Returns a free slot of this thread's further records, or of a record claimed for it, and the
+/// number of that record.
 #[cold]
 #[inline(never)]
-fn more_slots() -> Result<&'static Slot, AllocError> {
+fn more_slots() -> Result<(&'static Slot, u32), AllocError> {
     let mut at = MINE.with(Cell::get);
     while let Some(record) = at {
         if let Some(slot) = record.free_slot() {
-            return Ok(slot);
+            return Ok((slot, record.number));
         }
         at = record.more();
     }
@@ -251,5 +262,6 @@ fn more_slots() -> Result<&'static Slot, AllocError> {
     // Ordering: Relaxed; only this thread, the owner, accesses it.
     new.more.store(behind, Ordering::Relaxed);
     exit::release_at_end(new);
-    new.free_slot().ok_or_else(AllocError::new)
+    let slot = new.free_slot().ok_or_else(AllocError::new)?;
+    Ok((slot, new.number))
 }

@@ -81,6 +81,12 @@ impl Nodes {
         (list.last != NIL).then(|| self.frame(list.last))
     }
 
+    /// Returns the frame that is newer than another one on a list of the policy.
+    pub(crate) fn before(&self, frame: Frame) -> Option<Frame> {
+        let node = &self.0[frame.unit() as usize];
+        (matches!(node.on, On::Policy(_)) && node.prev != NIL).then(|| self.frame(node.prev))
+    }
+
     /// Returns the first frame of a list, the newest.
     pub(crate) fn first(&self, list: &List) -> Option<Frame> {
         (list.first != NIL).then(|| self.frame(list.first))

@@ -50,8 +50,8 @@ impl Device {
 
     #[inline(always)]
     fn get_key(&self, key: Key, reuse: Reuse) -> Result<ReadGuard<'_>, GetError> {
-        if let Some((held, is_sampled)) = self.shared.look_up(key, self.class, reuse) {
-            let is_timed = self.shared.count_get();
+        if let Some((held, is_sampled, record)) = self.shared.look_up(key, self.class, reuse) {
+            let is_timed = self.shared.count_get(record);
             if is_sampled || is_timed {
                 self.shared.note_and_time(key, self.class, is_sampled, is_timed);
             }
@@ -149,8 +149,12 @@ impl Device {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
-        if let Some(held) = self.shared.hit(key, self.class, Reuse::Likely) {
-            self.shared.count_get();
+        let found = self.shared.look_up(key, self.class, Reuse::Likely);
+        if let Some((held, is_sampled, record)) = found {
+            if is_sampled {
+                self.shared.note_hit(key);
+            }
+            self.shared.count_get(record);
             return Ok(ReadGuard::new(self, held));
         }
         self.shared.counters.get.add(1);

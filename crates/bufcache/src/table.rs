@@ -13,11 +13,11 @@
 //!
 //! 1. A key is stored in at most one entry: keys are stored and hidden under the lock of their
 //!    home.
-//! 2. A block that is not in its home bucket is at most `reach` buckets behind it, and the home
-//!    says OVERFLOW.
+//! 2. A block that is not in its home bucket is at most `far` buckets behind it, see
+//!    [`Displaced`], and the home says OVERFLOW.
 
 use percpu::AllocError;
-use percpu::sync::atomic::{AtomicU32, Ordering};
+use percpu::sync::atomic::{AtomicU64, Ordering};
 use percpu::sync::{WordGuard, WordLock, load_own, step};
 
 use crate::frames::Place;
@@ -38,15 +38,46 @@ type Stripe = WordLock<()>;
 #[derive(Debug)]
 pub(crate) struct Table {
     buckets: Array<Bucket>,
-    /// For each bucket, the number of blocks with this home that lie in a later bucket. Changed
-    /// under the lock of the home.
-    displaced: Box<[AtomicU32]>,
+    /// For each bucket, the [`Displaced`] blocks. Changed under the lock of the home.
+    displaced: Box<[Displaced]>,
     stripes: Box<[Stripe]>,
     holds: Holds,
     /// A hash shifted right by this is the number of a bucket.
     shift: u32,
-    /// The largest distance of a block from its home (invariant 2). It only grows.
-    reach: AtomicU32,
+}
+
+/// The blocks of one home that lie in a later bucket: their number in the upper half, and the
+/// largest distance of one since there were none in the lower.
+#[derive(Debug)]
+struct Displaced(AtomicU64);
+
+impl Displaced {
+    const ONE: u64 = 1 << 32;
+
+    /// Returns the largest distance of a block.
+    fn far(&self) -> usize {
+        // Ordering: Relaxed; `OVERFLOW`, which the caller has found, carries the distances of blocks
+        // that were placed before it was set. A block that is placed meanwhile need not be found.
+        (self.0.load(Ordering::Relaxed) % Self::ONE) as usize
+    }
+
+    /// Adds a block. The caller has the lock of the home.
+    fn add(&self, far: usize) {
+        let before = load_own(&self.0);
+        let far = (far as u64).max(before % Self::ONE);
+        // Ordering: Relaxed; the lock of the home carries it to the next holder, and the change to
+        // `OVERFLOW` that follows to `far`.
+        self.0.store((before / Self::ONE + 1) * Self::ONE + far, Ordering::Relaxed);
+    }
+
+    /// Removes a block. Returns whether none is left. The caller has the lock of the home.
+    fn remove(&self) -> bool {
+        let left = load_own(&self.0) - Self::ONE;
+        let is_empty = left < Self::ONE;
+        // Ordering: Relaxed; the lock of the home carries it to the next holder.
+        self.0.store(if is_empty { 0 } else { left }, Ordering::Relaxed);
+        is_empty
+    }
 }
 
 impl Table {
@@ -60,13 +91,12 @@ impl Table {
         let stripes = buckets.min(if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 });
         let mut displaced = Vec::new();
         displaced.try_reserve_exact(buckets).map_err(|_| AllocError::new())?;
-        displaced.extend((0..buckets).map(|_| AtomicU32::new(0)));
+        displaced.extend((0..buckets).map(|_| Displaced(AtomicU64::new(0))));
         Ok(Self {
             buckets: Array::new(buckets, || Bucket([(); WAYS].map(|()| Entry::new())))?,
             displaced: displaced.into(),
             stripes: (0..stripes).map(|_| WordLock::new(())).collect(),
             shift: u64::BITS - buckets.ilog2(),
-            reach: AtomicU32::new(0),
             holds,
         })
     }
@@ -93,10 +123,8 @@ impl Table {
     #[cold]
     #[inline(never)]
     fn find_behind(&self, home: usize, key: Key) -> Option<&Entry> {
-        // Ordering: Relaxed; `OVERFLOW`, which was found before, carries the distances of entries
-        // that were placed before it was set. An entry that is placed meanwhile need not be found.
-        let reach = self.reach.load(Ordering::Relaxed) as usize;
-        (1..=reach).flat_map(|far| &self.bucket(home + far).0).find(|entry| entry.may_be(key))
+        let far = self.displaced[home].far();
+        (1..=far).flat_map(|far| &self.bucket(home + far).0).find(|entry| entry.may_be(key))
     }
 
     fn bucket(&self, number: usize) -> &Bucket {
@@ -170,20 +198,16 @@ impl<'t> Locked<'t> {
                 continue;
             };
             if far > 0 {
-                self.displace(far as u32);
+                self.displace(far);
             }
             return Some((number * WAYS + way) as Place);
         }
         None
     }
 
-    fn displace(&self, far: u32) {
+    fn displace(&self, far: usize) {
         let table = self.table;
-        // Ordering: Relaxed; the change to `OVERFLOW` below carries it to `find_behind`.
-        table.reach.fetch_max(far, Ordering::Relaxed);
-        let displaced = &table.displaced[self.home];
-        // Ordering: Relaxed; the lock of the home carries it to the next holder.
-        displaced.store(load_own(displaced) + 1, Ordering::Relaxed);
+        table.displaced[self.home].add(far);
         let home = &table.buckets[self.home].0[0];
         step!("insert: mark the home of a displaced block", home.change(OVERFLOW, 0));
     }
@@ -197,11 +221,7 @@ impl<'t> Locked<'t> {
         if place as usize / WAYS == self.home {
             return;
         }
-        let displaced = &table.displaced[self.home];
-        let left = load_own(displaced) - 1;
-        // Ordering: Relaxed; the lock of the home carries it to the next holder.
-        displaced.store(left, Ordering::Relaxed);
-        if left == 0 {
+        if table.displaced[self.home].remove() {
             table.buckets[self.home].0[0].change(0, OVERFLOW);
         }
     }

@@ -33,7 +33,7 @@
 use percpu::sync::atomic::{AtomicU64, Ordering};
 use percpu::sync::{check, order, step};
 
-use crate::frames::Frame;
+use crate::frames::{Frame, MOST_CLASS};
 
 /// Names a block by its device and its first sector. 0 names no block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -150,6 +150,15 @@ impl Word {
         self.0 & (VALID | EVICT | IO | STALE | WRITE) == VALID
     }
 
+    /// Returns whether a reader may read the bytes, and the frame has that size class: in one
+    /// comparison, as each hit asks.
+    #[inline(always)]
+    pub(crate) fn is_readable_as(self, class: u8) -> bool {
+        let as_class = |class| u64::from(Frame::new(0, class).0);
+        let asked = VALID | EVICT | IO | STALE | WRITE | as_class(MOST_CLASS);
+        self.0 & asked == VALID | as_class(class)
+    }
+
     pub(crate) fn pins(self) -> u64 {
         (self.0 & PINS) >> 32
     }
@@ -264,7 +273,8 @@ impl Entry {
     /// Counts a hit, unless the count is 3 or the buffer is `NEW`.
     #[inline(always)]
     pub(crate) fn count_hit(&self, word: Word) {
-        if word.0 & NEW == 0 && word.used() < 3 {
+        // `NEW` is above the count, so one comparison asks for both.
+        if word.0 & (NEW | USED_MASK) < USED_MASK {
             // A failed exchange is not repeated: a lost hit does not matter.
             // Ordering: Relaxed; a statistic of the policy.
             let _ = self.word.compare_exchange(

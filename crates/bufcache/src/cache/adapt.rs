@@ -26,7 +26,7 @@ impl Shared {
     /// Passes a hit of a block whose word says `SAMPLED` to the shadows, if the block is in the
     /// sample. Does not write to shared memory.
     #[cold]
-    pub(super) fn note_hit(&self, key: Key) {
+    pub(crate) fn note_hit(&self, key: Key) {
         if !self.samples.takes_hit(key) {
             return;
         }

@@ -430,9 +430,15 @@ impl Shared {
         }
         // After the marks are cleared: an evictor that finds a marked buffer next in turn moves it
         // to the front of its list again.
+        step!("write-back: evict the buffers next", self.evict_next(blocks));
+    }
+
+    /// Makes the written buffers that were due for eviction the next victims, in the order of
+    /// `blocks`.
+    fn evict_next(&self, blocks: &[Going]) {
         let mut cold = self.cold.lock();
         let Cold { nodes, policy, .. } = &mut *cold;
-        blocks.iter().for_each(|one| policy.evict_next(nodes, one.frame));
+        blocks.iter().rev().for_each(|one| policy.evict_next(nodes, one.frame));
     }
 
     /// Notes that the write of a block has failed, and clears its mark. The block stays dirty.

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use percpu::sync::Arc;
 use percpu::sync::atomic::Ordering;
+use percpu::sync::{Arc, coarse_clock};
 
 use super::Shared;
 use super::back::Done;
@@ -40,7 +40,7 @@ impl Default for Limits {
 impl Shared {
     /// Returns the milliseconds since the cache was made.
     pub(super) fn now(&self) -> u64 {
-        self.since.elapsed().as_millis() as u64 // of 580 million years
+        (coarse_clock() - self.since) / 1_000_000
     }
 
     pub(crate) fn dirty_bytes(&self) -> usize {
@@ -106,6 +106,14 @@ impl Shared {
             return done;
         }
         now(self.write_back(source, &Task { tries, ..task }, Mode::Thread))
+    }
+
+    /// Writes the buffers of a device that would be evicted next if they were clean, for a thread that
+    /// needs a buffer. Returns their number.
+    pub(super) fn clean_due(&self, source: &Arc<Source>) -> usize {
+        let tries = Tries::Promising;
+        let task = Task { most: SOME, wait: false, tries, is_due: true, ..Task::all() };
+        now(self.write_back(source, &task, Mode::Thread)).written
     }
 
     /// Returns whether dirty buffers have to be written before another becomes dirty. If fewer are

@@ -27,7 +27,7 @@ use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, STALE, WRITE};
 const BATCH: usize = 8;
 /// The most buffers that one eviction visits under the lock: 64 took 2 us if half were dirty. A
 /// model has one or two.
-const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 24 };
+pub(super) const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 24 };
 /// A short search ends after so many buffers in a row that are in use and were not used lately. A
 /// guess: a pass over so many takes less time than a wait.
 const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 1024 };
@@ -40,6 +40,10 @@ pub(super) const PAUSE: Duration = Duration::from_micros(50);
 /// The number of buffers that a search visits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Search {
+    /// In a cache of which less than a sixteenth is clean, ends at the first buffer that would be
+    /// evicted if it were not dirty: the thread that waits writes it, and those that are due after
+    /// it. Otherwise as `Short`.
+    UntilDirty,
     /// Ends after [`IN_A_ROW`] buffers that are in use. A thread that waits repeats it.
     Short,
     /// Visits every buffer: the search before [`GetError::NoFreeBuffers`].
@@ -57,7 +61,9 @@ pub(super) struct BufferWait {
 
 impl BufferWait {
     pub(super) fn new(patience: Duration) -> Self {
-        Self { since: None, patience, search: Search::Short }
+        // A call that does not wait writes nothing.
+        let search = if patience.is_zero() { Search::Short } else { Search::UntilDirty };
+        Self { since: None, patience, search }
     }
 }
 
@@ -87,15 +93,17 @@ impl Shared {
     ) -> Option<T> {
         // The number of visits since the last eviction, and since a use or a weight was lowered.
         let (mut looked, mut idle) = (0, 0);
+        let is_mostly_dirty = search != Search::Full && self.is_mostly_dirty();
         let (in_a_row, of_one_list, mut of_dead) = match search {
-            Search::Short => {
-                let in_a_row = self.in_a_row();
+            Search::UntilDirty | Search::Short => {
+                let in_a_row = if is_mostly_dirty { DIRTY_IN_A_ROW } else { IN_A_ROW };
                 // A quarter, so that the search gets to the next list before it ends.
                 (in_a_row, Some(in_a_row.div_ceil(4)), LOOKS as usize)
             }
             Search::Full => (usize::MAX, None, usize::MAX),
         };
         let mut looks = Looks::new(of_one_list);
+        looks.until_dirty = search == Search::UntilDirty && is_mostly_dirty;
         loop {
             let mut victims = Batch::new(Victim::NONE);
             (looks.left, looks.lowered) = (LOOKS, false);
@@ -106,6 +114,8 @@ impl Shared {
                     return Some(result);
                 }
                 cold.policy.note_full();
+                // What is dirty in the way of a chunk may be anywhere.
+                looks.until_dirty &= !cold.may_need_chunk(class);
                 let all = cold.policy.len() + cold.scanned.len;
                 looks.pass = looked / all.max(1);
                 self.choose(&mut cold, &mut victims, BATCH, &mut looks);
@@ -136,6 +146,9 @@ impl Shared {
                 looks.start_over();
                 continue;
             }
+            if looks.has_met_dirty {
+                return None;
+            }
             looked += taken as usize;
             idle = if looks.lowered { 0 } else { idle + taken as usize };
             if taken == 0 || idle >= passes * all.min(in_a_row) || looked >= PASSES * all {
@@ -144,10 +157,10 @@ impl Shared {
         }
     }
 
-    /// Returns the limit of a short search.
-    fn in_a_row(&self) -> usize {
+    /// Returns whether less than a sixteenth of the cache is clean.
+    fn is_mostly_dirty(&self) -> bool {
         let room = self.room();
-        if self.dirty_bytes() > room - room / 16 { DIRTY_IN_A_ROW } else { IN_A_ROW }
+        self.dirty_bytes() > room - room / 16
     }
 
     /// Pauses between two searches for a buffer. Dropping a guard is a plain store and wakes
@@ -172,6 +185,12 @@ impl Shared {
             return Ok(());
         }
         // All buffers may be dirty.
+        if wait.search == Search::UntilDirty && self.is_mostly_dirty() {
+            if source.is_none_or(|source| self.clean_due(source) == 0) {
+                wait.search = Search::Short;
+            }
+            return Ok(());
+        }
         if self.clean_some_for(source) > 0 {
             return Ok(());
         }
@@ -244,7 +263,9 @@ impl Shared {
         }
         let mut cold = self.cold.lock();
         let mut freed = 0;
-        for at in 0..victims.len() {
+        // Backwards, because the frame that is freed last is taken first: frames keep their order of
+        // addresses while blocks are evicted in the order of their loads, and the CPU fetches ahead.
+        for at in (0..victims.len()).rev() {
             let frame = victims[at].frame;
             if !in_use[at] {
                 self.give_to(&mut cold, frame);

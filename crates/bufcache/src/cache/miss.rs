@@ -135,13 +135,14 @@ impl Shared {
         let mut wait = BufferWait::new(if want.blocks { self.patience } else { Duration::ZERO });
         let mut rounds = 0_u32;
         loop {
-            if let Some(held) = self.hit(key, want.class, want.reuse) {
+            let found = self.table.find(key);
+            if let Some(held) = found.and_then(|_| self.hit(key, want.class, want.reuse)) {
                 return Ok(Entered::There(held));
             }
             source.check_read(key)?;
             let is_absent =
                 |found: Option<&Entry>| check!("enter: the block is absent", found.is_none());
-            if spare.is_none() && is_absent(self.table.find(key)) {
+            if spare.is_none() && is_absent(found) {
                 if !want.blocks && !self.may_load(source) {
                     return Err(GetError::NoFreeBuffers);
                 }

@@ -33,7 +33,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Arc, WordLock};
+use percpu::sync::{Arc, WordLock, coarse_clock};
 use percpu::{AllocError, PerCpuCounter};
 
 #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -100,7 +100,8 @@ pub(crate) struct Shared {
     order: Order,
     /// How long a miss waits for a buffer, and other calls for a guard.
     pub(crate) patience: Duration,
-    since: Instant,
+    /// The coarse time at which the cache was made.
+    since: u64,
 }
 
 /// The counters. Those that the XFS buffer cache has, too, have its names.
@@ -190,7 +191,7 @@ impl Shared {
             dirty_bytes: AtomicUsize::new(0),
             devices: std::sync::atomic::AtomicUsize::new(0),
             wanting: std::sync::atomic::AtomicUsize::new(0),
-            since: Instant::now(),
+            since: coarse_clock(),
             counters: Counters::new(),
             samples,
             shadows: WordLock::new(shadows),
@@ -206,7 +207,7 @@ impl Shared {
 
     /// Returns the buffer of `key` if it is cached and readable. Wait-free, without a shared write.
     pub(crate) fn hit(&self, key: Key, class: u8, reuse: Reuse) -> Option<Held> {
-        let (held, is_sampled) = self.look_up(key, class, reuse)?;
+        let (held, is_sampled, _) = self.look_up(key, class, reuse)?;
         if is_sampled {
             self.note_hit(key);
         }
@@ -214,19 +215,19 @@ impl Shared {
     }
 
     /// As [`hit`](Self::hit), but returns whether the caller is to call
-    /// [`note_hit`](Self::note_hit).
+    /// [`note_hit`](Self::note_hit), and the number of the slot's record.
     #[inline(always)]
-    pub(crate) fn look_up(&self, key: Key, class: u8, reuse: Reuse) -> Option<(Held, bool)> {
+    pub(crate) fn look_up(&self, key: Key, class: u8, reuse: Reuse) -> Option<(Held, bool, u32)> {
         let entry = self.table.find(key)?;
-        let slot = hazard::protect(entry, self.order).ok()?;
+        let (slot, record) = hazard::protect_numbered(entry, self.order).ok()?;
         if let Some(word) = entry.look(key) {
-            if word.is_readable() && word.frame().class() == class {
+            if word.is_readable_as(class) {
                 if reuse == Reuse::Likely {
                     entry.count_hit(word);
                 }
                 self.frames.reading(word.frame());
                 let is_sampled = word.has(SAMPLED) && reuse == Reuse::Likely;
-                return Some((Held { slot, frame: word.frame() }, is_sampled));
+                return Some((Held { slot, frame: word.frame() }, is_sampled, record));
             }
         }
         slot.clear();
@@ -253,11 +254,11 @@ impl Shared {
         }
     }
 
-    /// Counts a hit, whose buffer a slot of this thread protects. Returns whether it is to be
-    /// timed.
+    /// Counts a hit, whose buffer a slot of this thread's record with that number protects. Returns
+    /// whether it is to be timed.
     #[inline(always)]
-    pub(crate) fn count_get(&self) -> bool {
-        match hazard::number().and_then(|record| self.hits.count(record)) {
+    pub(crate) fn count_get(&self, record: u32) -> bool {
+        match self.hits.count(record) {
             Some(count) => count.is_multiple_of(SAMPLE),
             None => {
                 self.counters.get.add(1);

@@ -3,9 +3,11 @@
 use std::ops::Range;
 
 use super::Shared;
+use super::evict::LOOKS;
 use crate::dirty::WriteError;
 use crate::few::Few;
 use crate::frames::Frame;
+use crate::policy::is_evictable_but_dirty;
 use crate::source::Source;
 use crate::word::{DIRTY, Key};
 
@@ -28,6 +30,8 @@ pub(crate) struct Task {
     pub(crate) wait: bool,
     /// Which blocks it tries to write.
     pub(crate) tries: Tries,
+    /// Only those that would be evicted next if they were not dirty.
+    pub(crate) is_due: bool,
 }
 
 /// Which blocks a task tries to write.
@@ -53,6 +57,7 @@ impl Task {
             durable: false,
             wait: true,
             tries: Tries::All,
+            is_due: false,
         }
     }
 }
@@ -102,6 +107,9 @@ impl Found {
 impl Shared {
     /// Returns the dirty blocks that the task selects, from the dirty list of the device.
     pub(super) fn dirty_blocks(&self, source: &Source, task: &Task) -> Result<Found, WriteError> {
+        if task.is_due {
+            return self.due_blocks(source, task);
+        }
         let (len, mut walk) = {
             let list = source.writes.dirty.lock();
             (list.len(), list.walk())
@@ -118,12 +126,10 @@ impl Shared {
             let mut is_last = false;
             for frame in list.piece(&self.frames, &mut walk) {
                 let key = self.entry(frame).key();
-                let header = self.frames.header(frame);
-                let is_promising = !header.is_held() && header.tries() == 0;
-                if task.tries == Tries::Promising && !is_promising {
+                if task.tries == Tries::Promising && !self.is_promising(frame) {
                     continue;
                 }
-                is_last = header.since() >= task.before
+                is_last = self.frames.header(frame).since() >= task.before
                     || (task.sectors.contains(&key.sector()) && !found.push(Going { key, frame }));
                 if is_last {
                     break;
@@ -131,6 +137,34 @@ impl Shared {
             }
             if is_last {
                 walk.stop();
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns whether a write of a dirty buffer is likely to succeed.
+    fn is_promising(&self, frame: Frame) -> bool {
+        let header = self.frames.header(frame);
+        !header.is_held() && header.tries() == 0
+    }
+
+    /// Returns the dirty blocks that a thread writes when it needs a buffer: those of the device at
+    /// the end of the list that has the next victim. They stay where they are. The lock is released
+    /// after each few visits.
+    fn due_blocks(&self, source: &Source, task: &Task) -> Result<Found, WriteError> {
+        let mut found = Found::try_new(task.most)?;
+        let (mut visits, mut at) = (0..task.most, None);
+        while !visits.is_empty() {
+            let cold = self.cold.lock();
+            for _ in visits.by_ref().take(LOOKS as usize) {
+                let Some(frame) = cold.policy.next_due(&cold.nodes, at) else { return Ok(found) };
+                at = Some(frame);
+                let entry = self.entry(frame);
+                let (word, key) = (entry.word(), entry.key());
+                let is_due = is_evictable_but_dirty(word) && word.used() == 0;
+                if is_due && key.device() == source.id && self.is_promising(frame) {
+                    found.push(Going { key, frame });
+                }
             }
         }
         Ok(found)

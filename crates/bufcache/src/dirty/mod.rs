@@ -37,6 +37,8 @@ pub(crate) struct Writes {
     unsynced: Mutex<Unsynced>,
     /// Set while `unsynced` is not empty.
     has_unsynced: AtomicBool,
+    /// Set while `unsynced` has sectors that were read back.
+    has_reloaded: AtomicBool,
     pub(crate) group: Group,
     pub(crate) excluded: Exclusion,
     pub(crate) options: AttachOptions,
@@ -142,6 +144,10 @@ impl Unsynced {
         self.written.is_empty() && self.syncing.is_empty()
     }
 
+    fn has_reloaded(&self) -> bool {
+        !(self.reloaded.is_empty() && self.syncing_reloaded.is_empty())
+    }
+
     pub(crate) fn touches(&self, sectors: &Range<u64>) -> bool {
         self.written.touches(sectors) || self.syncing.touches(sectors)
     }
@@ -204,6 +210,7 @@ impl Writes {
             dirty: TimedLock::new(DirtyList::new(id), holds),
             unsynced: Mutex::new(Unsynced::default()),
             has_unsynced: AtomicBool::new(false),
+            has_reloaded: AtomicBool::new(false),
             group: Group::new(),
             excluded: Exclusion::new(),
             options,
@@ -296,8 +303,9 @@ impl Writes {
     pub(crate) fn change_unsynced<T>(&self, change: impl FnOnce(&mut Unsynced) -> T) -> T {
         let mut unsynced = self.unsynced.lock();
         let result = change(&mut unsynced);
-        // Ordering: Relaxed; see `has_unsynced`.
+        // Ordering: Relaxed, both; see `has_unsynced` and `forget_load`.
         self.has_unsynced.store(!unsynced.is_empty(), Ordering::Relaxed);
+        self.has_reloaded.store(unsynced.has_reloaded(), Ordering::Relaxed);
         result
     }
 
@@ -316,14 +324,16 @@ impl Writes {
     /// only if the block was written since the last good sync.
     pub(crate) fn note_load(&self, sectors: &Range<u64>) {
         if self.has_unsynced() {
-            self.unsynced.lock().note_load(sectors);
+            self.change_unsynced(|unsynced| unsynced.note_load(sectors));
         }
     }
 
-    /// Notes that the caller overwrites the block as a whole.
+    /// Notes that the caller, which has the block marked `WRITE`, overwrites it as a whole.
     pub(crate) fn forget_load(&self, sectors: &Range<u64>) {
-        if self.has_unsynced() {
-            self.unsynced.lock().forget_load(sectors);
+        // Ordering: Relaxed. An earlier load of the block was noted before its entry was published or
+        // hidden, and the mark, or the lock of the home, carries that to the caller.
+        if self.has_reloaded.load(Ordering::Relaxed) {
+            self.change_unsynced(|unsynced| unsynced.forget_load(sectors));
         }
     }
 

@@ -28,7 +28,7 @@
 use percpu::AllocError;
 
 use super::ghost::Ghost;
-use super::{Buffers, Eviction, Looks, mark};
+use super::{Buffers, Eviction, Looks, is_evictable_but_dirty, mark};
 use crate::frames::Frame;
 use crate::nodes::{List, Nodes, On, Victim};
 use crate::word::{DIRTY, Key, NEW};
@@ -175,19 +175,9 @@ impl Policy {
         buffers: &impl Buffers,
         looks: &mut Looks,
     ) -> Option<Victim> {
-        while looks.left > 0 {
+        while looks.left > 0 && !looks.has_met_dirty {
             looks.left -= 1;
-            let on_probation = self.newer.units + self.older.units;
-            let which =
-                if on_probation < self.probation && looks.has_more(looks.main, self.main.len) {
-                    MAIN
-                } else if !self.older.is_empty() {
-                    OLDER
-                } else if !self.newer.is_empty() {
-                    NEWER
-                } else {
-                    MAIN
-                };
+            let which = self.next_list(looks);
             let list = self.list(which);
             let frame = nodes.last(list)?;
             nodes.remove(list, frame);
@@ -204,6 +194,11 @@ impl Policy {
                 }
                 return Some(buffers.victim(frame, On::Policy(which)));
             }
+            if !stays && looks.until_dirty && is_evictable_but_dirty(entry.word()) {
+                self.put_back(nodes, frame, which);
+                looks.has_met_dirty = true;
+                return None;
+            }
             if which == NEWER {
                 entry.change(0, NEW);
             }
@@ -216,6 +211,32 @@ impl Policy {
             }
         }
         None
+    }
+
+    /// Returns the list that has the next victim.
+    fn next_list(&self, looks: &Looks) -> u8 {
+        let on_probation = self.newer.units + self.older.units;
+        if on_probation < self.probation && looks.has_more(looks.main, self.main.len) {
+            MAIN
+        } else if !self.older.is_empty() {
+            OLDER
+        } else if !self.newer.is_empty() {
+            NEWER
+        } else {
+            MAIN
+        }
+    }
+
+    /// Returns the buffer that would be the next victim, or that would be it after another one.
+    pub(crate) fn next_due(&self, nodes: &Nodes, after: Option<Frame>) -> Option<Frame> {
+        if let Some(frame) = after {
+            return nodes.before(frame);
+        }
+        nodes.last(match self.next_list(&Looks::new(None)) {
+            NEWER => &self.newer,
+            OLDER => &self.older,
+            _ => &self.main,
+        })
     }
 
     /// Inserts a buffer into main, at the back of the order of eviction.

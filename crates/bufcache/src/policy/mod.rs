@@ -71,6 +71,10 @@ pub(crate) struct Looks {
     pub(crate) scanned: usize,
     /// The same of the main list of the policy.
     pub(crate) main: usize,
+    /// Whether the search ends at a buffer that is due for eviction, but dirty.
+    pub(crate) until_dirty: bool,
+    /// Set if it has.
+    pub(crate) has_met_dirty: bool,
     /// Visits of one list after which the search continues on another. `None`: each buffer is
     /// visited once.
     most: Option<usize>,
@@ -78,7 +82,16 @@ pub(crate) struct Looks {
 
 impl Looks {
     pub(crate) fn new(most: Option<usize>) -> Self {
-        Self { pass: 0, left: 0, lowered: false, scanned: 0, main: 0, most }
+        Self {
+            pass: 0,
+            left: 0,
+            lowered: false,
+            scanned: 0,
+            main: 0,
+            until_dirty: false,
+            has_met_dirty: false,
+            most,
+        }
     }
 
     /// Returns whether a buffer of that weight stays, and lowers the weight for the next visit.
@@ -117,11 +130,19 @@ pub(crate) trait Buffers {
     fn victim(&self, frame: Frame, on: On) -> Victim;
 }
 
-/// Returns whether a buffer may be evicted: it is live and clean, and not pinned, loaded or
-/// written.
+/// Returns whether a buffer is live, and not pinned, loaded or written.
+fn is_idle(word: Word) -> bool {
+    word.pins() == 0 && word.has(VALID) && !word.has(IO | EVICT | STALE | WRITE | BACK)
+}
+
+/// Returns whether a buffer may be evicted: it is idle and clean.
 pub(crate) fn is_evictable(word: Word) -> bool {
-    let idle = word.pins() == 0 && word.has(VALID) && !word.has(IO | EVICT | STALE | WRITE | BACK);
-    idle && check!("evict: the buffer is clean", !word.has(DIRTY))
+    is_idle(word) && check!("evict: the buffer is clean", !word.has(DIRTY))
+}
+
+/// Returns whether a buffer may be evicted once it is written.
+pub(crate) fn is_evictable_but_dirty(word: Word) -> bool {
+    is_idle(word) && word.has(DIRTY)
 }
 
 /// Marks a buffer `EVICT` if it may be evicted. Returns whether it is marked. Lock-free.

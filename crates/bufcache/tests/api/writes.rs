@@ -379,6 +379,23 @@ fn inv19_dirty_buffers_are_written_when_their_memory_is_needed() {
     }
 }
 
+/// Those that were dirty longest are used again, and stay.
+#[test]
+fn a_thread_that_needs_a_buffer_writes_those_that_are_evicted_next() {
+    let builder = Cache::builder(256 * SIZE).block_sizes(SIZE, SIZE).eviction(Eviction::Clock);
+    let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(100, 100);
+    let cache = builder.build().unwrap();
+    let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 512])));
+    let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
+    (0..256).for_each(|block| fill(&device, block, 2));
+    (0..32).for_each(|block| drop(device.get(block).unwrap()));
+    fill(&device, 256, 2);
+    let written = (0..256).filter(|&block| on_disk(&disk, block) == 2);
+    assert!(written.eq(32..96));
+    let evicted = (0..256).filter(|&block| !device.is_cached(block));
+    assert!(evicted.eq(32..36), "a batch, of a small cache");
+}
+
 #[test]
 fn discarded_blocks_are_forgotten_and_gone() {
     let (_cache, device, disk) = new();

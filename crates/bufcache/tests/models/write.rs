@@ -32,6 +32,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     #[cfg(offlock_loom)] // too rare in random schedules
     ("reset: one at a time", "write::inv18_two_resets"),
     ("write-back: the device has it", "write::inv17_a_write_that_fails"),
+    ("write-back: evict the buffers next", "write::a_buffer_that_was_due_is_evicted_once_written"),
     ("write-back: the block is not held back", "write::inv16_held_back_and_behind_the_log"),
     ("write-back: the log is durable", "write::inv16_held_back_and_behind_the_log"),
     ("close: refuse writers", "write::inv19_a_creator_against_a_close"),
@@ -353,4 +354,25 @@ fn against_a_close(
     device.close().unwrap();
     let durable = disk.durable(0);
     assert_eq!(durable, writes.join().unwrap());
+}
+
+/// A buffer that is written after an evictor has met it dirty is the next victim, whatever another
+/// evictor does meanwhile.
+#[test]
+fn a_buffer_that_was_due_is_evicted_once_written() {
+    model(|| {
+        let (_disk, device) = of(small(4));
+        let get = |block: u64| drop(device.get(block).unwrap());
+        fill(&device, 0, 1);
+        (1..=4).for_each(get); // the last one needs a buffer: 0 is due, and 1 is evicted
+        assert!(device.is_cached(0));
+        let writes = thread::spawn({
+            let device = device.clone();
+            move || device.flush().unwrap()
+        });
+        get(5);
+        writes.join().unwrap();
+        get(6);
+        assert!(!device.is_cached(0));
+    });
 }

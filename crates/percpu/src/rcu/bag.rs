@@ -11,7 +11,7 @@ use super::backoff::Backoff;
 use super::spin_lock::SpinLock;
 use crate::const_fn::const_fn;
 use crate::sync::cell::UnsafeCell;
-use crate::sync::check;
+use crate::sync::{check, coarse_clock};
 
 /// The 16 bytes that an object contains so that it can be retired by
 /// [`retire_raw`](super::retire_raw).
@@ -119,7 +119,7 @@ impl Segment {
         set_next(head, self.first);
         if self.first.is_null() {
             self.last = head.as_ptr();
-            self.since = clock();
+            self.since = coarse_clock();
         }
         self.first = head.as_ptr();
         self.objects += 1;
@@ -240,15 +240,4 @@ impl Bag {
         self.lock.unlock();
         result
     }
-}
-
-/// Returns the nanoseconds of a coarse monotonic clock. The clock stands still in models.
-pub(super) fn clock() -> u64 {
-    if cfg!(any(offlock_loom, offlock_shuttle)) {
-        return 0;
-    }
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a local variable, valid for the write.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
-    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

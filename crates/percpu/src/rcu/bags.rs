@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use crossbeam_utils::CachePadded;
 
-use super::bag::{Bag, Lists, RetireHead, Segment, clock, next_of, set_next};
+use super::bag::{Bag, Lists, RetireHead, Segment, next_of, set_next};
 use super::bounds::Bounds;
 use super::in_flight::InFlight;
 use crate::const_fn::const_fn;
@@ -17,7 +17,7 @@ use crate::cpu::CpuId;
 use crate::fence;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use crate::sync::native::atomic::{AtomicBool, AtomicU64 as Statistic, Ordering::Relaxed};
-use crate::sync::{cpu, order};
+use crate::sync::{coarse_clock, cpu, order};
 
 /// The number of objects at which a bag is closed.
 ///
@@ -233,7 +233,7 @@ impl Bags {
     #[cold]
     fn is_old(&self, filling: &Segment) -> bool {
         // Ordering: Relaxed; a bound, which publishes no other data.
-        clock().saturating_sub(filling.since) > self.age_bound.load(Relaxed)
+        coarse_clock().saturating_sub(filling.since) > self.age_bound.load(Relaxed)
     }
 
     /// Returns the number of bytes at which a bag is closed: half the bound, because as many bytes
@@ -263,7 +263,7 @@ pub(super) struct Pending {
 impl Bags {
     /// Counts the objects that wait in the bags and in the overflow list.
     pub(super) fn pending(&self) -> Pending {
-        let now = clock();
+        let now = coarse_clock();
         let mut pending = Pending::default();
         let mut add = |objects, bytes, since| {
             pending.objects += objects;
