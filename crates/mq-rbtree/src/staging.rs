@@ -4,7 +4,7 @@
 //!  sender:  claim (tail + 1) ─► write the message ─► publish its slot
 //!                                                        │
 //!  ring     ─────┬──────────┬──────────┬──────────┬──────▼───┬─────
-//!                │ drained  │published │ claimed  │published │ free
+//!                │  taken   │published │ claimed  │published │ free
 //!  ──────────────┴──────────┴▲─────────┴──────────┴──────────┴▲────
 //!                          head (lock)     ▲                 tail
 //!                                   a hole, as the sender behind it reports
@@ -329,7 +329,7 @@ impl<T, P: Copy> Ring<T, P> {
     }
 
     /// Counts the published messages. Returns `None` if they do not all have the priority of the first
-    /// one, or if there is a hole among them. The ring is open, and [`next`](Self::next) has just returned
+    /// one, or if there is a reported hole among them. The ring is open, and [`next`](Self::next) has just returned
     /// the first one.
     ///
     /// The look at each message is remembered, so that later calls begin behind it.
@@ -351,7 +351,8 @@ impl<T, P: Copy> Ring<T, P> {
         matches!(next, Next::Nothing).then_some(at - head)
     }
 
-    /// Returns the slot of a position. If its message is not awaited, only a hole below `upto` is.
+    /// Returns the slot of a position. A hole is waited for if its message is `awaited`, and otherwise if it
+    /// was reported and is below `upto`.
     #[inline(always)]
     fn look(&self, at: u64, awaited: bool, upto: u64) -> Next<P> {
         if self.is_published(at) {

@@ -25,7 +25,8 @@ pub struct LevelStats {
     pub live: usize,
     /// Nodes kept for reuse.
     pub kept: usize,
-    /// How often a priority got its first message with a kept node, or in a bitmap.
+    /// How often a priority got its first message with a kept node, or in a bitmap. Messages that are
+    /// received from the staging ring have no level.
     pub from_cache: u64,
     /// How often the node was allocated before the lock.
     pub from_preload: u64,

@@ -5,14 +5,23 @@ use super::slab::Removed;
 use super::{Core, Levels, Message, Preload};
 
 impl<T, L: Levels> Core<T, L> {
-    /// Returns whether messages of this priority are above all others.
+    /// Returns whether a message of this priority is above all stored ones.
     #[inline(always)]
-    pub(crate) fn is_below(&self, priority: L::Priority) -> bool {
-        let is_below = |level| {
-            // SAFETY: `highest` has just returned the level.
-            L::is_above(priority, unsafe { self.levels.priority(level) })
-        };
-        self.levels.highest().is_none_or(is_below)
+    pub(crate) fn is_next(&self, priority: L::Priority) -> bool {
+        // SAFETY: `highest` has just returned the level.
+        let is_above = |level| L::is_above(priority, unsafe { self.levels.priority(level) });
+        self.levels.highest().is_none_or(is_above)
+    }
+
+    /// Returns whether all messages have this priority, and none is lent. The queue is not empty.
+    #[inline(always)]
+    pub(crate) fn has_only(&mut self, priority: L::Priority) -> bool {
+        let Some(level) = self.levels.highest() else { return false };
+        // SAFETY: `highest` has just returned the level.
+        let len = unsafe { self.levels.fifo(level) }.len as usize;
+        // SAFETY: the level is still in the set: nothing was removed.
+        let highest = unsafe { self.levels.priority(level) };
+        len == self.occupied && !L::is_above(highest, priority) && !L::is_above(priority, highest)
     }
 
     /// Appends a message for whose level memory is stored, and removes the next one without ageing, which

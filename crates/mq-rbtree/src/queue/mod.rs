@@ -210,9 +210,17 @@ impl<T, L: Levels> Queue<T, L> {
     fn stage_refreshed(
         &self,
         ring: &Ring<T, L::Priority>,
-        message: Message<T, L::Priority>,
+        mut message: Message<T, L::Priority>,
     ) -> Result<(), Message<T, L::Priority>> {
-        if ring.refresh() { self.try_stage(ring, message) } else { Err(message) }
+        // Others may claim the room before this thread does, while receivers make more of it. A send that
+        // took the lock then would shut the ring for all senders.
+        while ring.refresh() {
+            message = match self.try_stage(ring, message) {
+                Err(message) if !self.hint.needs_memory() => message,
+                done => return done,
+            };
+        }
+        Err(message)
     }
 
     /// Sends a message that [`send_at_once`](Self::send_at_once) returned, with memory that is allocated

@@ -76,8 +76,8 @@ impl<T, L: Levels> State<T, L> {
         }
     }
 
-    /// Sends a message into the queue, or directly to a waiting thread. `rank` is the sender's
-    /// rank.
+    /// Sends a message into the queue, or directly to a waiting thread. `rank` orders the sender
+    /// among the waiting ones.
     #[inline(always)]
     pub(crate) fn send(
         &mut self,
@@ -159,8 +159,8 @@ impl<T, L: Levels> State<T, L> {
 
     /// Receives the next message of the store and the open ring, whose first message has this priority.
     ///
-    /// Messages of one priority stay in the ring, which has their order, until they are next. They need no
-    /// place in the store, whose cache lines then do not move.
+    /// The ring has the order of messages of one priority already. So they stay there until they are
+    /// next, and nothing of an empty store is written.
     #[inline(always)]
     fn receive_beside(
         &mut self,
@@ -175,20 +175,19 @@ impl<T, L: Levels> State<T, L> {
             let count = alike.map_or(1, |count| count as usize);
             let len = self.core.occupied() + count;
             self.count_depth(len);
-            let is_next = self.core.is_below(priority);
-            let is_next = check!("receive: the stored messages were sent before", is_next);
-            if is_next {
+            let is_next = self.core.is_next(priority);
+            if check!("receive: the stored messages were sent before", is_next) {
                 // SAFETY: the lock is held, and `next` has returned a message.
                 let value = unsafe { ring.take(&mut self.cursor) };
                 return Some(Message { value, priority, bytes: 0 });
             }
-            let slots = ring.slots();
-            if len <= slots {
-                // The ring has room for the whole queue, so no sender needs the slot of a message.
+            // While all messages have one priority and fit into the ring, the store empties. Otherwise the
+            // message behind this one may have another priority, and cost a drain.
+            if len <= ring.slots() && self.core.has_only(priority) {
                 return self.core.pop_with(preload);
             }
-            // A deep store would fill the ring: each receive moves a message, or one of many all of them.
-            if count * 2 <= slots {
+            // Many messages are stored by one drain, before they fill the ring.
+            if count * 2 <= ring.slots() {
                 // SAFETY: the lock is held, and `next` has returned a message.
                 let value = unsafe { ring.take(&mut self.cursor) };
                 let message = Message { value, priority, bytes: 0 };
