@@ -328,9 +328,9 @@ impl<T, P: Copy> Ring<T, P> {
         self.look(cursor.head, true, upto)
     }
 
-    /// Counts the published messages. Returns `None` if they do not all have the priority of the first
-    /// one, or if there is a reported hole among them. The ring is open, and [`next`](Self::next) has just returned
-    /// the first one.
+    /// Counts the published messages, if they all have the priority of the first one, and no reported hole
+    /// is among them; otherwise returns what is behind those. The ring is open, and [`next`](Self::next)
+    /// has just returned the first one.
     ///
     /// The look at each message is remembered, so that later calls begin behind it.
     #[inline(always)]
@@ -338,7 +338,7 @@ impl<T, P: Copy> Ring<T, P> {
         &self,
         cursor: &mut Cursor,
         is_alike: impl Fn(P) -> bool,
-    ) -> Option<u64> {
+    ) -> Result<u64, Next<P>> {
         let head = cursor.head;
         let mut at = cursor.alike.max(head + 1);
         let next = loop {
@@ -348,7 +348,7 @@ impl<T, P: Copy> Ring<T, P> {
             }
         };
         cursor.alike = at;
-        matches!(next, Next::Nothing).then_some(at - head)
+        if let Next::Nothing = next { Ok(at - head) } else { Err(next) }
     }
 
     /// Returns the slot of a position. A hole is waited for if its message is `awaited`, and otherwise if it
@@ -371,6 +371,11 @@ impl<T, P: Copy> Ring<T, P> {
             step!("drain: a hole is waited for", found = Next::Hole);
         }
         found
+    }
+
+    /// Returns whether a reported hole follows the messages that were looked at. The ring is open.
+    pub(crate) fn has_hole(&self, cursor: &Cursor) -> bool {
+        matches!(self.look(cursor.alike.max(cursor.head), false, u64::MAX), Next::Hole)
     }
 
     /// Takes the message of the next slot.

@@ -137,7 +137,7 @@ impl<T, L: Levels> Queue<T, L> {
 }
 
 /// A sender that has claimed a slot is waited for so often, also if the deadline is over.
-const PATIENCE: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 128 };
+pub(super) const PATIENCE: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 128 };
 
 /// The value that a wait without a deadline does not end with.
 #[cold]
@@ -148,7 +148,7 @@ fn without_deadline<R>() -> R {
 /// Waits a moment for a sender to publish its message: it takes some nanoseconds, unless its thread
 /// was stopped.
 #[cold]
-fn wait_for_sender(looks: u32) {
+pub(super) fn wait_for_sender(looks: u32) {
     match looks {
         0..64 if !cfg!(any(offlock_loom, offlock_shuttle)) => hint::spin_loop(),
         _ if looks < PATIENCE || cfg!(any(offlock_loom, offlock_shuttle)) => thread::yield_now(),

@@ -140,6 +140,11 @@ impl<T, L: Levels> State<T, L> {
         }
     }
 
+    /// Returns whether a sender of the open ring must publish its message before a receive.
+    pub(crate) fn awaits_sender(&self, ring: &Ring<T, L::Priority>) -> bool {
+        self.is_idle() && !self.cursor.is_shut() && ring.has_hole(&self.cursor)
+    }
+
     /// Receives the next message of the store and the open ring.
     #[inline(always)]
     fn receive_staged(
@@ -170,7 +175,10 @@ impl<T, L: Levels> State<T, L> {
     ) -> Option<Message<T, L::Priority>> {
         let is_alike = |other| !L::is_above(priority, other) && !L::is_above(other, priority);
         let alike = ring.count_alike(&mut self.cursor, is_alike);
-        let ordered = alike.is_some() && !self.core.is_ageing();
+        if let Err(Next::Hole) = alike {
+            return None;
+        }
+        let ordered = alike.is_ok() && !self.core.is_ageing();
         if check!("receive: drain before the choice", ordered) {
             let count = alike.map_or(1, |count| count as usize);
             let len = self.core.occupied() + count;
