@@ -310,24 +310,6 @@ impl Shared {
         .await
     }
 
-    /// Waits, as a task, for the writer, the write-back or the pin that keeps a cached block from
-    /// being locked. Returns false at once if there is none.
-    pub(crate) async fn wait_to_lock(
-        &self,
-        key: Key,
-        since: &mut Option<Instant>,
-    ) -> Result<bool, GetError> {
-        let Some(word) = self.table.find(key).map(Entry::word) else { return Ok(false) };
-        if word.has(WRITE | BACK) {
-            self.wait_for_mark_as_task(word.frame(), key, since).await?;
-        } else if word.is_readable() && word.pins() > 0 {
-            self.pause_by(Mode::Task, since).await?;
-        } else {
-            return Ok(false);
-        }
-        Ok(true)
-    }
-
     /// Waits, as an operation of its own, until the writer of an entry ends that the caller has
     /// pinned: at most as long as the cache's patience, because the caller's task may have the guard.
     pub(crate) async fn wait_for_writer(&self, place: Place) -> Result<(), GetError> {

@@ -81,9 +81,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`get_mut`](Self::get_mut). A thread of the cache waits for a buffer, if all are in use,
-    /// and for [`ReadGuard`](crate::ReadGuard)s of the block; no thread waits for another writer, a
-    /// write-back or a [`Pin`](crate::Pin).
+    /// As [`get_mut`](Self::get_mut). If all buffers are in use, a thread of the cache waits for
+    /// one.
     pub async fn get_mut_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
         let key = self.checked_key(block)?;
         if self.is_cached(block) {
@@ -129,24 +128,6 @@ impl Device {
                 Err(GetError::WouldBlock) => {}
                 locked => return locked.map(|held| own(self.clone(), held)),
             }
-        }
-        // Not on a thread of the cache: of these a device has few, and the guard that this waits for
-        // may drop only after another call of the device. A thread waits for readers, because it
-        // keeps later ones out.
-        let device = self.clone();
-        let wait = async move {
-            let Device { shared, source, class, .. } = &device;
-            let mut since = None;
-            while shared.wait_to_lock(key, &mut since).await? && !shared.must_clean(source) {
-                match shared.try_lock_write(source, key, *class) {
-                    Err(GetError::WouldBlock) => {}
-                    locked => return locked.map(|held| Some(own(device.clone(), held))),
-                }
-            }
-            Ok(None)
-        };
-        if let Some(guard) = run(wait).await? {
-            return Ok(guard);
         }
         let lock = move |device: Self| {
             let held = device.shared.lock_write(&device.source, key, device.class, fill)?;

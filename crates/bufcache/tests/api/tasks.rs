@@ -5,7 +5,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bufcache::{Cache, Device, Fault, FaultDevice, GetError, MemoryDevice, Operation, WriteError};
 use testkit::WakeCount;
@@ -97,55 +97,6 @@ fn inv17_a_call_is_told_of_a_write_error_once() {
     assert_eq!(sync(&other), Ok(()));
 }
 
-/// Many tasks wait for one block, which its holder keeps until other calls of the device have ended.
-#[test]
-fn inv25_tasks_that_wait_for_a_block_leave_the_threads_to_other_calls() {
-    const TASKS: usize = 64;
-    let (_cache, device, _disk) = new();
-    let locks = |device: Device| -> Got<'_> {
-        Box::pin(async move {
-            let block = device.get_mut_async(0).await;
-            block.map(|mut block| block[0] += 1).err()
-        })
-    };
-    drop(device.get(0).unwrap());
-    for by_pin in [false, true] {
-        let guard = (!by_pin).then(|| block_on(device.get_mut_async(0)).unwrap());
-        let pin = by_pin.then(|| block_on(device.get_async(0)).unwrap());
-        let (tell, told) = std::sync::mpsc::channel();
-        thread::scope(|scope| {
-            for _ in 0..TASKS {
-                let (device, tell) = (device.clone(), tell.clone());
-                scope.spawn(move || {
-                    let mut task = locks(device);
-                    assert!(
-                        task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending()
-                    );
-                    tell.send(()).unwrap();
-                    assert_eq!(block_on(task), None);
-                });
-            }
-            (0..TASKS).for_each(|_| told.recv().unwrap());
-            let began = Instant::now();
-            block_on(device.create_async(1)).unwrap().fill(2);
-            assert_eq!(block_on(device.call_async(|device| device.blocks())), 64);
-            assert!(began.elapsed() < Duration::from_secs(2), "they waited: {:?}", began.elapsed());
-            drop((guard, pin));
-        });
-    }
-    assert_eq!(usize::from(device.get(0).unwrap()[0]), 1 + 2 * TASKS);
-    // The wait is as long as that of a thread.
-    let cache = Cache::builder(16 * SIZE).patience(Duration::from_millis(100)).build().unwrap();
-    let device = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE]), SIZE).unwrap();
-    let guard = block_on(device.get_mut_async(0)).unwrap();
-    assert_eq!(block_on(device.get_mut_async(0)).err(), Some(GetError::Busy));
-    drop(guard);
-    let pin = block_on(device.get_async(0)).unwrap();
-    assert_eq!(block_on(device.get_mut_async(0)).err(), Some(GetError::Busy));
-    drop(pin);
-    drop(block_on(device.get_mut_async(0)).unwrap());
-}
-
 /// A task that gets a block of which it has a guard would wait for itself.
 #[test]
 fn a_task_waits_for_a_writer_no_longer_than_a_thread_does() {
@@ -162,23 +113,20 @@ fn a_task_waits_for_a_writer_no_longer_than_a_thread_does() {
     // Two waits of one task, of which one ends early, leave the other its time.
     let device = &device;
     let get = |block| -> Got<'_> { Box::pin(async move { device.get_async(block).await.err() }) };
-    let lock =
-        |block| -> Got<'_> { Box::pin(async move { device.get_mut_async(block).await.err() }) };
-    for (mut ends, mut waits) in [(get(2), get(1)), (lock(2), lock(1))] {
-        let woken = WakeCount::new();
-        let waker = woken.waker();
-        let mut context = Context::from_waker(&waker);
-        let first = device.get_mut(1).unwrap();
-        let second = block_on(device.get_mut_async(2)).unwrap();
-        assert!(ends.as_mut().poll(&mut context).is_pending());
-        assert!(waits.as_mut().poll(&mut context).is_pending());
-        drop(second);
-        assert_eq!(ends.as_mut().poll(&mut context), Poll::Ready(None));
-        let before = woken.count();
-        wait_for("the end of the patience", || woken.count() > before);
-        assert_eq!(waits.as_mut().poll(&mut context), Poll::Ready(Some(GetError::Busy)));
-        drop(first);
-    }
+    let (mut ends, mut waits) = (get(2), get(1));
+    let woken = WakeCount::new();
+    let waker = woken.waker();
+    let mut context = Context::from_waker(&waker);
+    let first = device.get_mut(1).unwrap();
+    let second = block_on(device.get_mut_async(2)).unwrap();
+    assert!(ends.as_mut().poll(&mut context).is_pending());
+    assert!(waits.as_mut().poll(&mut context).is_pending());
+    drop(second);
+    assert_eq!(ends.as_mut().poll(&mut context), Poll::Ready(None));
+    let before = woken.count();
+    wait_for("the end of the patience", || woken.count() > before);
+    assert_eq!(waits.as_mut().poll(&mut context), Poll::Ready(Some(GetError::Busy)));
+    drop(first);
 }
 
 type Got<'d> = Pin<Box<dyn Future<Output = Option<GetError>> + 'd>>;
