@@ -10,7 +10,7 @@ use percpu::sync::{Futex, WordGuard, hint, step, thread};
 use super::Queue;
 use super::locked::{Access, LockedState};
 use super::state::State;
-use crate::core::{Levels, Preload};
+use crate::core::{Levels, Message, Preload};
 use crate::deadline::{Deadline, Wait};
 
 /// So often a receive that finds the queue locked yields its CPU before it waits for the lock. On a CPU
@@ -107,6 +107,32 @@ impl<T, L: Levels> Queue<T, L> {
         }
     }
 
+    /// Waits a moment for the sender at a hole, and receives a message then. A drain would move the
+    /// messages before the hole, which may stay in the ring, into the store. Returns the guard if no
+    /// sender is waited for any more.
+    #[inline]
+    pub(super) fn receive_at_hole<'q>(
+        &'q self,
+        mut guard: WordGuard<'q, State<T, L>>,
+        preload: &mut Preload<T, L>,
+    ) -> Result<Message<T, L::Priority>, WordGuard<'q, State<T, L>>> {
+        let Some(ring) = self.ring.as_ref().filter(|_| !self.config.time_lock) else {
+            return Err(guard);
+        };
+        for looks in 0..PATIENCE / 2 {
+            if !guard.awaits_sender(ring) {
+                break;
+            }
+            drop(guard);
+            wait_for_sender(looks);
+            guard = self.state.lock();
+            if let Some(message) = guard.fast_receive(Some(ring), &self.config, preload) {
+                return Ok(message);
+            }
+        }
+        Err(guard)
+    }
+
     /// Locks the state to send a message, with the memory that seems to be missing. The ring is shut
     /// and drained. Returns `None` at the deadline.
     pub(crate) fn lock_to_send(
@@ -137,7 +163,7 @@ impl<T, L: Levels> Queue<T, L> {
 }
 
 /// A sender that has claimed a slot is waited for so often, also if the deadline is over.
-pub(super) const PATIENCE: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 128 };
+const PATIENCE: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 128 };
 
 /// The value that a wait without a deadline does not end with.
 #[cold]
@@ -148,7 +174,7 @@ fn without_deadline<R>() -> R {
 /// Waits a moment for a sender to publish its message: it takes some nanoseconds, unless its thread
 /// was stopped.
 #[cold]
-pub(super) fn wait_for_sender(looks: u32) {
+fn wait_for_sender(looks: u32) {
     match looks {
         0..64 if !cfg!(any(offlock_loom, offlock_shuttle)) => hint::spin_loop(),
         _ if looks < PATIENCE || cfg!(any(offlock_loom, offlock_shuttle)) => thread::yield_now(),

@@ -39,7 +39,6 @@ pub use self::builder::Builder;
 use self::config::Config;
 pub(crate) use self::deferred::Deferred;
 use self::deferred::{catch_comparison, drop_and_unwind};
-use self::lock::{PATIENCE, wait_for_sender};
 pub(crate) use self::locked::{Access, LockedState};
 pub(crate) use self::section::Section;
 use self::spin::Spin;
@@ -341,25 +340,14 @@ impl<T, L: Levels> Queue<T, L> {
     #[inline(never)]
     fn receive_locked<'q>(
         &'q self,
-        mut guard: WordGuard<'q, State<T, L>>,
+        guard: WordGuard<'q, State<T, L>>,
         wait: Wait,
     ) -> Result<Received<T, L>, ReceiveError> {
         let mut section = self.section();
-        // The sender at a hole is waited for before the ring is drained: its messages may stay there.
-        if let (Some(ring), false) = (&self.ring, self.config.time_lock) {
-            for looks in 0..PATIENCE / 2 {
-                if !guard.awaits_sender(ring) {
-                    break;
-                }
-                drop(guard);
-                wait_for_sender(looks);
-                guard = self.state.lock();
-                let message = guard.fast_receive(Some(ring), &self.config, &mut section.preload);
-                if let Some(message) = message {
-                    return Ok((message.value, message.priority));
-                }
-            }
-        }
+        let guard = match self.receive_at_hole(guard, &mut section.preload) {
+            Ok(message) => return Ok((message.value, message.priority)),
+            Err(guard) => guard,
+        };
         let (received, position) = {
             let mut state = self.with_hold_timer(guard);
             if !state.drain(u64::MAX) {
