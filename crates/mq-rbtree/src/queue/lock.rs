@@ -20,6 +20,8 @@ use crate::deadline::{Deadline, Wait};
 /// to 74 with 10, 62 to 70 with 40, 62 to 64 with 1,000.
 const YIELDS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { 32 };
 
+type Guard<'q, T, L> = WordGuard<'q, State<T, L>>;
+
 impl<T, L: Levels> Queue<T, L> {
     /// Locks the state for a receive, without the ring's messages.
     #[inline(always)]
@@ -113,9 +115,9 @@ impl<T, L: Levels> Queue<T, L> {
     #[inline]
     pub(super) fn receive_at_hole<'q>(
         &'q self,
-        mut guard: WordGuard<'q, State<T, L>>,
+        mut guard: Guard<'q, T, L>,
         preload: &mut Preload<T, L>,
-    ) -> Result<Message<T, L::Priority>, WordGuard<'q, State<T, L>>> {
+    ) -> Result<Message<T, L::Priority>, Guard<'q, T, L>> {
         let Some(ring) = self.ring.as_ref().filter(|_| !self.config.time_lock) else {
             return Err(guard);
         };
@@ -153,10 +155,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Starts to measure the hold time of a lock that was just taken, if the queue measures it.
     #[inline(always)]
-    pub(super) fn with_hold_timer<'q>(
-        &'q self,
-        guard: WordGuard<'q, State<T, L>>,
-    ) -> LockedState<'q, T, L> {
+    pub(super) fn with_hold_timer<'q>(&'q self, guard: Guard<'q, T, L>) -> LockedState<'q, T, L> {
         let since = if self.config.time_lock { Some(Instant::now()) } else { None };
         LockedState { ring: self.ring.as_ref(), config: &self.config, guard, since }
     }
