@@ -1,7 +1,6 @@
 //! The builder of a queue.
 
 use std::fmt;
-use std::mem;
 use std::num::NonZeroU32;
 
 use percpu::sync::WordLock;
@@ -320,13 +319,12 @@ impl<T, L: Levels> Builder<T, L> {
 /// Returns whether the calling thread may run on several CPUs. Allocates nothing, which
 /// `std::thread::available_parallelism` does, and ends the process without memory.
 fn has_several_cpus() -> bool {
-    // SAFETY: all zero is a valid `cpu_set_t`, a structure of plain numbers.
-    let mut cpus: libc::cpu_set_t = unsafe { mem::zeroed() };
-    // SAFETY: the call writes to a structure of this frame, whose size it gets.
-    let result = unsafe { libc::sched_getaffinity(0, size_of_val(&cpus), &mut cpus) };
-    // The call is refused if the machine has more CPUs than fit into the structure: 1,024.
-    // SAFETY: reads the structure.
-    result != 0 || unsafe { libc::CPU_COUNT(&cpus) } > 1
+    let mut cpus = [0_u64; 16];
+    let mask = cpus.as_mut_ptr().cast::<libc::cpu_set_t>();
+    // SAFETY: the call writes as many bytes as it is told, which `cpus` has.
+    let result = unsafe { libc::sched_getaffinity(0, size_of_val(&cpus), mask) };
+    // The call is refused if the machine has more CPUs than fit into the array: 1,024.
+    result != 0 || cpus.iter().map(|word| word.count_ones()).sum::<u32>() > 1
 }
 
 impl<T, L: Levels> fmt::Debug for Builder<T, L> {
