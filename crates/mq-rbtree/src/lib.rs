@@ -102,8 +102,8 @@
 //!
 //! A send that need not wait takes no lock: it claims a slot of a ring by one compare-exchange and
 //! publishes its message there. Receives, which take the lock, take messages of one priority from the
-//! ring, and otherwise drain the ring into the ordered store. Sends take the lock as well while a thread or task waits, a
-//! [`notify`](Queue::notify) or a [`Readiness`] is armed, or memory is missing; and always in queues
+//! ring, and otherwise drain the ring into the ordered store. Sends take the lock as well while a
+//! thread or task waits, a [`notify`](Queue::notify) or a [`Readiness`] is armed, or memory is missing; and always in queues
 //! with an [`RbTree`], [`measure`](Builder::measure) or [`reserve`](Builder::reserve).
 //!
 //! A sender that is stopped between its claim and its publication, a few instructions, delays the

@@ -13,7 +13,8 @@ impl<T, L: Levels> Core<T, L> {
         self.levels.highest().is_none_or(is_above)
     }
 
-    /// Returns whether all messages have this priority, and none is lent. The queue is not empty.
+    /// Returns whether all stored messages have this priority, which [`is_next`](Self::is_next) is false
+    /// for, and none is lent.
     #[inline(always)]
     pub(crate) fn has_only(&mut self, priority: L::Priority) -> bool {
         let Some(level) = self.levels.highest() else { return false };
@@ -21,7 +22,7 @@ impl<T, L: Levels> Core<T, L> {
         let len = unsafe { self.levels.fifo(level) }.len as usize;
         // SAFETY: the level is still in the set: nothing was removed.
         let highest = unsafe { self.levels.priority(level) };
-        len == self.occupied && !L::is_above(highest, priority) && !L::is_above(priority, highest)
+        len == self.occupied && !L::is_above(highest, priority)
     }
 
     /// Appends a message for whose level memory is stored, and removes the next one without ageing, which

@@ -176,7 +176,7 @@ impl<T, L: Levels> State<T, L> {
         let is_alike = |other| !L::is_above(priority, other) && !L::is_above(other, priority);
         let alike = ring.count_alike(&mut self.cursor, is_alike);
         if let Err(Next::Hole) = alike {
-            return None;
+            return None; // the messages before the hole stay in the ring meanwhile
         }
         let ordered = alike.is_ok() && !self.core.is_ageing();
         if check!("receive: drain before the choice", ordered) {
