@@ -210,6 +210,17 @@ impl Cold {
         self.in_use > self.limit
     }
 
+    /// Returns whether a miss has found the cache full, and not much has become free since.
+    pub(crate) fn is_nearly_full(&self) -> bool {
+        self.policy.is_full()
+            && 16 * (self.policy.units() + self.scanned.units) >= 15 * self.limit()
+    }
+
+    /// Returns the number of buffers that may be evicted.
+    pub(crate) fn buffers(&self) -> usize {
+        self.policy.len() + self.scanned.len
+    }
+
     /// Returns the units of the chunks that are cut into frames.
     pub(crate) fn units_in_use(&self) -> usize {
         (self.in_use as usize) << self.chunk

@@ -23,7 +23,7 @@ use percpu::sync::{WordGuard, WordLock, load_own, step};
 use crate::frames::Place;
 use crate::region::Array;
 use crate::timed::{Holds, Timing};
-use crate::word::{Entry, Key, OVERFLOW, Word};
+use crate::word::{EVICT, Entry, Key, OVERFLOW, SAMPLED, STALE, TAKEN, Word};
 
 /// Entries of a bucket, which is one cache line. Few in a model, which explores the load of each.
 const WAYS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 4 };
@@ -42,6 +42,9 @@ pub(crate) struct Table {
     displaced: Box<[Displaced]>,
     stripes: Box<[Stripe]>,
     holds: Holds,
+    /// The number of entries that are `SAMPLED`. An atomic of `std`, which no model explores,
+    /// because nothing but the choice of the policy depends on it.
+    sampled: std::sync::atomic::AtomicUsize,
     /// A hash shifted right by this is the number of a bucket.
     shift: u32,
 }
@@ -98,6 +101,7 @@ impl Table {
             stripes: (0..stripes).map(|_| WordLock::new(())).collect(),
             shift: u64::BITS - buckets.ilog2(),
             holds,
+            sampled: std::sync::atomic::AtomicUsize::new(0),
         })
     }
 
@@ -160,9 +164,31 @@ impl Table {
         buckets.start.cast()..buckets.end.cast()
     }
 
-    /// Frees an entry that is hidden and that no other thread uses.
+    /// Returns the number of entries that are `SAMPLED`.
+    pub(crate) fn sampled(&self) -> usize {
+        self.sampled.load(Ordering::Relaxed) // a hint
+    }
+
+    /// Marks an entry `SAMPLED`, or not. Does nothing if the entry is being freed.
+    pub(crate) fn set_sampled(&self, entry: &Entry, sampled: bool) {
+        let word = entry.word();
+        let is_live = word.has(TAKEN) && !word.has(EVICT | STALE);
+        let (set, clear) = if sampled { (SAMPLED, 0) } else { (0, SAMPLED) };
+        // If the exchange fails, the block keeps its mark until it is loaded again.
+        if is_live && word.has(SAMPLED) != sampled && entry.try_change(word, set, clear).is_ok() {
+            let change = if sampled { 1 } else { usize::MAX };
+            self.sampled.fetch_add(change, Ordering::Relaxed); // a hint
+        }
+    }
+
+    /// Frees an entry that is hidden and that no other thread uses. It has `EVICT` or `STALE`, so
+    /// `SAMPLED` does not change meanwhile.
     pub(crate) fn free(&self, place: Place) {
-        self.entry(place).free((place as usize).is_multiple_of(WAYS));
+        let entry = self.entry(place);
+        if entry.word().has(SAMPLED) {
+            self.sampled.fetch_sub(1, Ordering::Relaxed); // a hint
+        }
+        entry.free((place as usize).is_multiple_of(WAYS));
     }
 
     /// Returns the entry with that number.
@@ -199,6 +225,9 @@ impl<'t> Locked<'t> {
             };
             if far > 0 {
                 self.displace(far);
+            }
+            if word.has(SAMPLED) {
+                table.sampled.fetch_add(1, Ordering::Relaxed); // a hint
             }
             return Some((number * WAYS + way) as Place);
         }

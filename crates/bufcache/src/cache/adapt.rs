@@ -8,7 +8,7 @@ use crate::frames::Frame;
 use crate::frames::Place;
 use crate::hazard;
 use crate::policy::Samples;
-use crate::word::{Key, NEW, SAMPLED, TAKEN, Word};
+use crate::word::{Key, NEW, SAMPLED, Word};
 
 /// The parts in which the table is scanned once the cache is full. A guess: fewer than the sampled
 /// misses that fill a shadow, and 10 us for each part of a table of a million entries.
@@ -50,16 +50,15 @@ impl Shared {
         let mut changes = false;
         self.samples.drain(|tag| changes |= shadows.request(tag, true));
         changes |= shadows.request(Samples::tag(key), false);
-        if is_full && !shadows.is_settled() {
-            let (units, blocks) = {
-                let cold = self.cold.lock();
-                (cold.limit(), cold.policy.len() + cold.scanned.len)
-            };
-            if let Some(factor) = shadows.settle(units, blocks) {
-                self.samples.open(factor);
+        if is_full && shadows.is_due {
+            let blocks = self.cold.lock().buffers();
+            if let Some(share) = shadows.settle(blocks) {
+                self.samples.open(share);
                 shadows.unmarked = 0..self.table.places();
                 changes = true;
             }
+        } else if is_full && shadows.unmarked.is_empty() {
+            shadows.follow(self.table.sampled());
         }
         self.mark_some(&mut shadows.unmarked);
         // Also while the cache is not full, as after it grows, because a change is reported once.
@@ -86,16 +85,12 @@ impl Shared {
         is_worth
     }
 
-    /// Marks the sampled blocks that were loaded before the cache was full, in one part of the
-    /// table.
+    /// Marks the blocks in the sample, which were loaded before the share of the sample was known,
+    /// in one part of the table.
     fn mark_some(&self, unmarked: &mut Range<Place>) {
         for place in unmarked.by_ref().take(self.table.places().div_ceil(STEPS) as usize) {
             let entry = self.table.entry(place);
-            let word = entry.word();
-            if word.has(TAKEN) && self.samples.takes_hit(entry.key()) {
-                // If this fails, the block is marked at its next load.
-                let _ = entry.try_change(word, SAMPLED, 0);
-            }
+            self.table.set_sampled(entry, self.samples.takes_hit(entry.key()));
         }
     }
 }

@@ -375,7 +375,7 @@ impl Shared {
         };
         self.room.store(self.frames.bytes_of(limit), Ordering::Relaxed); // a hint
         if let Some(shadows) = &mut *self.shadows.lock() {
-            shadows.resize(limit);
+            shadows.resize();
         }
         self.frames.set_huge(self.frames.bytes_of(limit) == self.frames.capacity());
         let mut wait = BufferWait::new(self.patience);
@@ -418,7 +418,7 @@ impl Shared {
                 nodes.push(scanned, frame, On::Scanned);
             }
         }
-        let is_full = policy.is_full();
+        let is_full = cold.is_nearly_full();
         drop(cold);
         self.note_miss(key, reuse, is_full);
     }

@@ -37,7 +37,7 @@ const NEWER: u8 = 0;
 const OLDER: u8 = 1;
 const MAIN: u8 = 2;
 
-/// Ghosts per unit. With one, the trace P3 with room for 5 % has 2 points fewer hits.
+/// Ghosts per buffer. With one, the trace P3 with room for 5 % has 2 points fewer hits.
 const GHOSTS: usize = 2;
 
 /// The lists of a cache, or of a shadow.
@@ -93,19 +93,29 @@ impl Policy {
     /// Notes that a miss has found the cache full.
     pub(crate) fn note_full(&mut self) {
         self.filling = false;
+        self.ghost.resize(self.len() * GHOSTS);
     }
 
     /// Sets the units of the cache.
     pub(crate) fn resize(&mut self, units: usize) {
         self.filling |= units > self.units;
         self.units = units;
-        self.ghost.resize(units * GHOSTS);
         self.set_rule(self.rule);
     }
 
     /// Returns the number of buffers on the lists.
     pub(crate) fn len(&self) -> usize {
         self.newer.len + self.older.len + self.main.len
+    }
+
+    /// Returns the units of the buffers on the lists.
+    pub(crate) fn units(&self) -> usize {
+        self.on_probation() + self.main.units
+    }
+
+    /// Returns the units of the buffers on probation.
+    fn on_probation(&self) -> usize {
+        self.newer.units + self.older.units
     }
 
     fn list(&mut self, which: u8) -> &mut List {
@@ -155,7 +165,8 @@ impl Policy {
 
     /// Returns whether a ghost may enter main. Otherwise main's oldest buffer loses a use.
     fn passes_gate(&mut self, nodes: &mut Nodes, buffers: &impl Buffers) -> bool {
-        if self.rule != Eviction::A2Small {
+        // After a change of the rule, main has room until probation has become small.
+        if self.rule != Eviction::A2Small || self.on_probation() > self.probation {
             return true;
         }
         let Some(oldest) = nodes.last(&self.main) else { return true };
@@ -215,8 +226,7 @@ impl Policy {
 
     /// Returns the list that has the next victim.
     fn next_list(&self, looks: &Looks) -> u8 {
-        let on_probation = self.newer.units + self.older.units;
-        if on_probation < self.probation && looks.has_more(looks.main, self.main.len) {
+        if self.on_probation() < self.probation && looks.has_more(looks.main, self.main.len) {
             MAIN
         } else if !self.older.is_empty() {
             OLDER
@@ -279,6 +289,21 @@ impl Policy {
 #[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
 mod tests {
     use super::*;
+
+    #[test]
+    fn there_are_ghosts_for_the_buffers_of_a_large_size_only() {
+        let mut nodes = Nodes::new(64).unwrap();
+        let mut policy = Policy::new(Eviction::A2, 64).unwrap();
+        for unit in (0..64).step_by(8) {
+            nodes.push(&mut policy.main, Frame::new(unit, 3), On::Policy(MAIN));
+        }
+        policy.note_full();
+        let key = |sector: u64| Key::new(1, sector * 8);
+        (0..16).for_each(|sector| policy.lose(OLDER, key(sector)));
+        assert!(policy.ghost.take(key(0)));
+        (16..40).for_each(|sector| policy.lose(OLDER, key(sector)));
+        assert!(!policy.ghost.take(key(1)), "two for each of the 8 buffers");
+    }
 
     #[test]
     fn a_frame_that_was_cut_to_another_size_is_not_evicted_next() {

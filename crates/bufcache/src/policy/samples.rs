@@ -1,6 +1,7 @@
 //! Hits of sampled blocks, on their way from the threads to the shadows.
 //!
-//! There is a ring for each hazard record, which one thread owns at a time. A hit adds the block's
+//! There is a ring for each of the first hazard records, which one thread owns at a time. Threads
+//! with other records share a few more rings, each with a lock. A hit adds the block's
 //! tag by two plain loads and two plain stores to memory of its thread, and drops it if the ring is
 //! full. The ring has at least as many places as a shadow has blocks: a shorter one loses most of a
 //! long run of hits, and shadows that miss the hits of the rule in force favour the other rules.
@@ -8,19 +9,21 @@
 //! # Invariants
 //!
 //! 1. The tags from `tail` to `head` belong to the thread that drains, the others to the owner of
-//!    the ring.
+//!    the ring, or to the thread that has the ring's lock.
 //! 2. One thread at a time drains, because draining needs the lock of the shadows.
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
-use percpu::sync::{load_own, order};
+use percpu::sync::{WordLock, load_own, order};
 
 use crate::word::Key;
 
-/// The number of rings, and so of threads whose hits are sampled. A guess.
+/// The number of rings with an owner. A guess.
 const RINGS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 64 };
-/// The most hits that one miss takes from a ring. They delay the miss by 4 us.
+/// The number of rings that other threads share. A guess.
+const SHARED: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { 8 };
+/// The most hits that one miss takes from the rings. They delay the miss by 4 us.
 const MOST: u32 = 32;
 
 /// The rings of a cache, and the share of the blocks that is sampled.
@@ -34,7 +37,11 @@ pub(crate) struct Samples {
     planned: u32,
     /// The number of rings used so far. An atomic of `std`, like `share`.
     used: std::sync::atomic::AtomicU32,
+    /// The ring from which the next miss takes hits first. An atomic of `std`, like `share`.
+    next: std::sync::atomic::AtomicU32,
     rings: Box<[Ring]>,
+    /// The locks of the last rings, which are shared.
+    locks: Box<[WordLock<()>]>,
 }
 
 #[derive(Debug)]
@@ -56,7 +63,8 @@ impl Samples {
     /// [`AllocError`] if there is no memory for the rings.
     pub(crate) fn new(blocks: usize, units: usize) -> Result<Self, AllocError> {
         let mut rings = Vec::new();
-        let count = if blocks == 0 { 0 } else { RINGS };
+        let shared = if blocks == 0 { 0 } else { SHARED };
+        let count = if blocks == 0 { 0 } else { RINGS + SHARED };
         // A power of two, because `head` and `tail` wrap at 2^32 and `head % places` must not jump
         // there.
         let places = blocks.next_power_of_two();
@@ -71,13 +79,14 @@ impl Samples {
         let planned = (blocks as f64 / units as f64 * f64::from(u32::MAX)) as u32;
         // A model does not explore `used`, so all rings count as used there.
         let used = if cfg!(any(offlock_loom, offlock_shuttle)) { count as u32 } else { 0 };
-        let [share, used] = [0, used].map(std::sync::atomic::AtomicU32::new);
-        Ok(Self { share, planned, used, rings: rings.into() })
+        let [share, used, next] = [0, used, 0].map(std::sync::atomic::AtomicU32::new);
+        let locks = (0..shared).map(|_| WordLock::new(())).collect();
+        Ok(Self { share, planned, used, next, rings: rings.into(), locks })
     }
 
-    /// Begins to sample hits, of `factor` times as many blocks as planned.
-    pub(crate) fn open(&self, factor: f64) {
-        self.share.store((f64::from(self.planned) * factor) as u32, Ordering::Relaxed); // a hint
+    /// Samples the hits and misses of a share of the blocks, at least of the planned share.
+    pub(crate) fn open(&self, share: f64) {
+        self.share.store((share * f64::from(u32::MAX)) as u32, Ordering::Relaxed); // a hint
     }
 
     /// Returns whether hits of a block are passed to the shadows.
@@ -100,10 +109,22 @@ impl Samples {
         (key.hash() >> 32) as u32
     }
 
-    /// Adds a hit to the ring with that number, which the calling thread owns. Drops the hit if
-    /// there is no such ring or no room in it. Wait-free.
-    pub(crate) fn add(&self, ring: u32, tag: u32) {
-        let Some(Ring { head, tail, tags }) = self.rings.get(ring as usize) else { return };
+    /// Adds a hit of the thread with that hazard record to its ring. Drops the hit if there is no
+    /// room, or if another thread adds to a shared ring. Wait-free.
+    pub(crate) fn add(&self, record: u32, tag: u32) {
+        let owned = (self.rings.len() - self.locks.len()) as u32;
+        if record < owned {
+            return self.push(record, tag);
+        }
+        let Some(at) = record.checked_rem(self.locks.len() as u32) else { return };
+        if let Some(_lock) = self.locks[at as usize].try_lock() {
+            self.push(owned + at, tag);
+        }
+    }
+
+    /// Adds a hit to a ring that is the calling thread's, or that it has locked.
+    fn push(&self, ring: u32, tag: u32) {
+        let Ring { head, tail, tags } = &self.rings[ring as usize];
         let at = load_own(head);
         // Ordering: Acquire pairs with the Release in `drain`; the write below comes after the read
         // of the tag that was at this place.
@@ -121,14 +142,24 @@ impl Samples {
         head.store(at.wrapping_add(1), order!(Release, "add: the tag is written"));
     }
 
-    /// Takes some of the hits of each ring. The caller has the lock of the shadows (invariant 2).
+    /// Takes some of the hits, from another ring first each time. The caller has the lock of the
+    /// shadows (invariant 2).
     pub(crate) fn drain(&self, mut take: impl FnMut(u32)) {
         let used = self.used.load(Ordering::Relaxed) as usize; // a hint
-        for Ring { head, tail, tags } in &self.rings[..used] {
+        // Ordering: Relaxed; a hint.
+        let first = self.next.fetch_add(1, Ordering::Relaxed) as usize % used.max(1);
+        let (before, after) = self.rings[..used].split_at(first);
+        let mut left = MOST;
+        for Ring { head, tail, tags } in after.iter().chain(before) {
+            if left == 0 {
+                break;
+            }
             let from = load_own(tail);
             // Ordering: Acquire pairs with the Release in `add`; it carries the tags.
             let there = head.load(order!(Acquire, "drain: the tag is written")).wrapping_sub(from);
-            let to = from.wrapping_add(there.min(MOST));
+            let taken = there.min(left);
+            left -= taken;
+            let to = from.wrapping_add(taken);
             let mut at = from;
             while at != to {
                 // SAFETY: the place is between `tail` and `head`, so it is this thread's (invariant
@@ -157,5 +188,31 @@ mod tests {
         let mut tags = Vec::new();
         samples.drain(|tag| tags.push(tag));
         assert!(tags.into_iter().eq(1..=20));
+    }
+
+    #[test]
+    fn threads_beyond_the_rings_share_some_and_one_miss_takes_few_hits() {
+        let samples = Samples::new(32, 320).unwrap();
+        let records = [0, 5, RINGS as u32 - 1, RINGS as u32, 1001];
+        for record in records {
+            (0..32).for_each(|tag| samples.add(record, 100 * record + tag));
+        }
+        let drained = || {
+            let mut tags = Vec::new();
+            samples.drain(|tag| tags.push(tag));
+            tags
+        };
+        let mut all = Vec::new();
+        for _ in records {
+            let tags = drained();
+            assert_eq!(tags.len(), MOST as usize);
+            all.extend(tags);
+        }
+        assert!(drained().is_empty());
+        all.sort_unstable();
+        assert!(
+            all.into_iter()
+                .eq(records.iter().flat_map(|at| (0..32).map(move |tag| 100 * at + tag)))
+        );
     }
 }

@@ -35,6 +35,8 @@ const FEWEST_BLOCKS: usize = 16;
 const DECAY: f32 = 0.97;
 /// The factor by which the hits of another rule must exceed those of the rule in force.
 const HYSTERESIS: f32 = 1.03;
+/// The cache is short of hits if it has a smaller part of those of the shadow of its rule. A guess.
+const SHORT: f32 = 0.75;
 /// A cache may refuse blocks if a smaller share of the requests hits than this. A guess: to fill
 /// buffers costs more than the hits save if fewer than one in eight is used again.
 const FEW: f32 = 1.0 / 8.0;
@@ -109,15 +111,11 @@ impl Shadow {
     fn set_room(&mut self, blocks: usize) {
         self.room = blocks.clamp(1, self.blocks.places.len());
         self.policy.resize(self.room);
+        self.evict_to(self.room);
     }
 
-    fn request(&mut self, key: Key) {
-        if let Some(entry) = self.blocks.table.find(key) {
-            entry.count_hit(entry.word());
-            self.hits += 1.0;
-            return;
-        }
-        while self.len() >= self.room {
+    fn evict_to(&mut self, blocks: usize) {
+        while self.len() > blocks {
             self.policy.note_full();
             let mut looks = Looks::new(None);
             looks.left = u32::MAX; // no buffer is pinned here, so the search ends
@@ -129,6 +127,15 @@ impl Shadow {
             self.blocks.table.free(victim.place);
             self.free.push(victim.frame); // within the capacity reserved in `new`
         }
+    }
+
+    fn request(&mut self, key: Key) {
+        if let Some(entry) = self.blocks.table.find(key) {
+            entry.count_hit(entry.word());
+            self.hits += 1.0;
+            return;
+        }
+        self.evict_to(self.room - 1);
         let Some(frame) = self.free.pop() else { return };
         let place = self.blocks.table.lock(key).insert(Word::loading(frame));
         let Some(place) = place else { return self.free.push(frame) };
@@ -147,10 +154,19 @@ pub(crate) struct Shadows {
     rules: usize,
     /// The planned blocks of a shadow.
     planned: usize,
-    /// The blocks of a shadow when the cache was full; 0 before.
-    full: usize,
-    /// The units of the cache when it was full.
-    units: usize,
+    /// The blocks that a shadow was expected to have when the share of the sample was chosen; 0
+    /// before the cache was full.
+    expected: usize,
+    /// The number of sampled blocks in the cache at its last sampled miss, and the sum of these
+    /// numbers over the requests since the last comparison.
+    cached: usize,
+    sum: usize,
+    /// The hits of the rule in force and of the cache after the last comparison.
+    last: (f32, f32),
+    /// The number of comparisons in a row at which the cache was [`SHORT`] of hits.
+    short: u32,
+    /// Whether the share of the sample is to be chosen once the cache is full.
+    pub(crate) is_due: bool,
     /// Requests until the hits are compared.
     left: usize,
     /// The number of requests, and of those that hit in the cache, weighted by [`DECAY`].
@@ -184,8 +200,12 @@ impl Shadows {
             of,
             rules: 0,
             planned: blocks,
-            full: 0,
-            units: 0,
+            expected: 0,
+            cached: 0,
+            sum: 0,
+            last: (0.0, 0.0),
+            short: 0,
+            is_due: true,
             left: blocks,
             requests: 0.0,
             found: 0.0,
@@ -225,36 +245,52 @@ impl Shadows {
 
     /// Returns whether the cache has been full.
     pub(crate) fn is_settled(&self) -> bool {
-        self.full > 0
+        self.expected > 0
     }
 
-    /// Notes that the cache of `units` units is full, with `blocks` blocks.
-    ///
-    /// The number of sampled blocks in each shadow becomes its capacity. The planned number would
-    /// be off by some percent, which decides whether a loop fits.
-    ///
-    /// Returns the factor by which more blocks must be sampled than planned: above 1 if the cache
-    /// has fewer blocks than units. Returns `None` if it has too few blocks, or was full before.
-    pub(crate) fn settle(&mut self, units: usize, blocks: usize) -> Option<f64> {
-        let room = self.planned.min(blocks / PART);
+    /// Notes that the cache is full, with `blocks` blocks. Returns the share of the blocks to
+    /// sample, or `None` if the cache has too few blocks.
+    pub(crate) fn settle(&mut self, blocks: usize) -> Option<f64> {
+        let expected = self.planned.min(blocks / PART);
         // Half of the least number, because the smallest cache has units that are between two
         // blocks.
-        if self.is_settled() || room < FEWEST_BLOCKS / 2 {
+        if expected < FEWEST_BLOCKS / 2 {
             return None;
         }
-        // The number of blocks in the sample as planned.
-        let sampled = self.planned as f64 * blocks as f64 / units as f64;
-        let grows = sampled < self.planned as f64 / 2.0;
-        (self.full, self.units) = (if grows { room } else { self.of[0].len() }, units);
-        self.of.iter_mut().for_each(|shadow| shadow.set_room(self.full));
-        Some(if grows { room as f64 / sampled } else { 1.0 })
+        // Until the sampled blocks are counted. The shadows have all of them if the share is about
+        // as planned.
+        let seen = self.of[0].len();
+        let is_seen = !self.is_settled() && seen.abs_diff(expected) < expected / 4;
+        self.cached = if is_seen { seen } else { expected };
+        (self.expected, self.is_due) = (expected, false);
+        (self.left, self.sum) = (self.planned, 0);
+        self.of.iter_mut().for_each(|shadow| shadow.set_room(self.cached));
+        Some(expected as f64 / blocks as f64)
     }
 
-    /// Sets the units of the cache.
-    pub(crate) fn resize(&mut self, units: usize) {
-        if self.is_settled() {
-            let room = self.full * units / self.units;
-            self.of.iter_mut().for_each(|shadow| shadow.set_room(room));
+    /// Notes the number of sampled blocks in the full cache.
+    ///
+    /// The capacity of each shadow follows it: an expected number is off by some percent, which
+    /// decides whether a loop fits, and each working set has another number.
+    pub(crate) fn follow(&mut self, cached: usize) {
+        self.cached = cached;
+    }
+
+    /// Notes that the cache has another capacity.
+    pub(crate) fn resize(&mut self) {
+        self.is_due = true;
+    }
+
+    /// Forgets the hits of the rule in force if the cache has clearly fewer than its shadow twice in
+    /// a row, so that another rule gets its turn. Then the shadow promises hits that this cache
+    /// does not have, for example because a loop fits in the shadow only.
+    fn check_promise(&mut self) {
+        let rule = &mut self.of[self.rules];
+        let (promised, real) = (rule.hits - self.last.0, self.found - self.last.1);
+        let is_short = promised > FEW * self.planned as f32 && real < SHORT * promised;
+        self.short = if is_short && self.expected > 0 { self.short + 1 } else { 0 };
+        if self.short == 2 {
+            (rule.hits, self.short) = (0.0, 0);
         }
     }
 
@@ -265,12 +301,14 @@ impl Shadows {
         self.of.iter_mut().for_each(|shadow| shadow.request(key));
         self.requests += 1.0;
         self.found += f32::from(u8::from(hit));
+        self.sum += self.cached;
         self.left -= 1;
         if self.left > 0 {
             return false;
         }
         self.left = self.planned;
         let before = (self.rules, self.is_selective);
+        self.check_promise();
         let mut most = HYSTERESIS * self.of[self.rules].hits + 1.0;
         for (at, shadow) in self.of.iter().enumerate() {
             if shadow.hits > most {
@@ -279,10 +317,17 @@ impl Shadows {
         }
         if self.is_settled() {
             self.choose_selection();
+            let room = (self.sum + self.planned / 2) / self.planned;
+            self.of.iter_mut().for_each(|shadow| shadow.set_room(room));
         }
+        self.sum = 0;
         self.of.iter_mut().for_each(|shadow| shadow.hits *= DECAY);
         self.requests *= DECAY;
         self.found *= DECAY;
+        if self.rules != before.0 {
+            self.short = 0;
+        }
+        self.last = (self.of[self.rules].hits, self.found);
         (self.rules, self.is_selective) != before
     }
 }
@@ -291,14 +336,18 @@ impl Shadows {
 mod tests {
     use super::*;
 
-    /// The rule after `requests` of a cache that is full after the first `room` of them.
+    /// The rule after `requests` of a cache that is full after the first `room` of them, and has the
+    /// hits of the shadow of its rule.
     fn rule(room: usize, requests: impl Iterator<Item = u32>) -> Eviction {
         let mut shadows = Shadows::new(room).unwrap();
         for (at, tag) in requests.enumerate() {
             if at == room {
-                assert_eq!(shadows.settle(8 * room, 8 * room), Some(1.0));
+                assert_eq!(shadows.settle(8 * room), Some(1.0 / 8.0));
+                shadows.follow(room);
             }
-            shadows.request(tag, false);
+            let is_there = shadows.of[shadows.rules].blocks.table.find(Key::new(1, tag.into()));
+            let hit = is_there.is_some();
+            shadows.request(tag, hit);
         }
         shadows.rule()
     }
@@ -315,26 +364,46 @@ mod tests {
     }
 
     #[test]
-    fn shadows_have_the_room_of_the_sample_and_follow_a_resize() {
+    fn shadows_have_the_room_of_the_sampled_blocks_in_the_cache() {
         let mut shadows = Shadows::new(64).unwrap();
+        let lens = |shadows: &Shadows| shadows.of.iter().map(Shadow::len).collect::<Vec<_>>();
         (0..70).for_each(|tag| _ = shadows.request(tag, false));
-        assert_eq!(shadows.settle(512, 510), Some(1.0));
-        assert_eq!(shadows.of.iter().map(Shadow::len).collect::<Vec<_>>(), [70; 3]);
-        shadows.resize(256);
-        (100..200).for_each(|tag| _ = shadows.request(tag, false));
-        assert_eq!(shadows.of.iter().map(Shadow::len).collect::<Vec<_>>(), [35; 3]);
+        assert_eq!(shadows.settle(512), Some(1.0 / 8.0));
+        assert!(!shadows.is_due);
+        (0..200).for_each(|tag| _ = shadows.request(tag, false));
+        assert_eq!(lens(&shadows), [70; 3]);
+        shadows.follow(60);
+        (0..128).for_each(|tag| _ = shadows.request(tag, false));
+        assert_eq!(lens(&shadows), [60; 3]);
+        // Another capacity needs another share.
+        shadows.resize();
+        assert!(shadows.is_due && shadows.is_settled());
+        assert_eq!(shadows.settle(256), Some(1.0 / 8.0));
+        assert_eq!(lens(&shadows), [32; 3]);
     }
 
     #[test]
     fn large_blocks_are_sampled_more_often_and_few_tell_nothing() {
         let mut shadows = Shadows::new(256).unwrap();
         (0..4).for_each(|tag| _ = shadows.request(tag, false));
-        assert_eq!(shadows.settle(1 << 16, 50), None, "6 in a shadow");
+        assert_eq!(shadows.settle(50), None, "6 in a shadow");
         assert!(!shadows.is_settled());
         // An eighth of 512 blocks; planned was one in 256.
-        assert_eq!(shadows.settle(1 << 16, 512), Some(32.0));
+        assert_eq!(shadows.settle(512), Some(1.0 / 8.0));
         (0..100).for_each(|tag| _ = shadows.request(tag, false));
         assert_eq!(shadows.of[0].len(), 64);
-        assert_eq!(shadows.settle(1 << 16, 512), None, "it was full before");
+    }
+
+    #[test]
+    fn a_rule_whose_promise_the_cache_does_not_keep_is_replaced() {
+        let mut shadows = Shadows::new(64).unwrap();
+        (0..64).for_each(|tag| _ = shadows.request(tag, false));
+        shadows.settle(512);
+        for round in 0..3 {
+            (0..64).for_each(|tag| _ = shadows.request(tag, round < 2));
+        }
+        assert_eq!(shadows.rule(), Eviction::A2, "one round ended short of hits");
+        (0..64).for_each(|tag| _ = shadows.request(tag, false));
+        assert_ne!(shadows.rule(), Eviction::A2);
     }
 }

@@ -110,3 +110,39 @@ fn inv28_refusals_cost_few_hits_where_each_block_is_used_twice() {
     assert!((60_000..72_000).contains(&most) && refused > 20_000, "{most} {refused}");
     assert!(hits + 600_000 / 128 > most, "{hits} of {most}");
 }
+
+/// The hits in percent of `blocks`, each read if it is not there.
+fn percent(disk: &Device, blocks: impl Iterator<Item = u64> + Clone) -> u64 {
+    100 * read_all(disk, blocks.clone()) / blocks.count() as u64
+}
+
+fn is_good_at_a_loop(disk: &Device, cache: &Cache, name: &str) {
+    let above = BUFFERS * 101 / 100;
+    let percent = percent(disk, (0..60 * BUFFERS).map(|at| at % above));
+    assert!(percent >= 70, "{name}: {percent} % with {:?}", cache.stats().eviction);
+}
+
+#[test]
+fn a_loop_just_above_the_room_hits_after_a_scan_of_other_blocks() {
+    for place in 1..9 {
+        let (cache, disk) = world(40);
+        let scan = 4 * place * BUFFERS..(4 * place + 2) * BUFFERS;
+        read_all(&disk, scan);
+        is_good_at_a_loop(&disk, &cache, &format!("place {place}"));
+    }
+}
+
+#[test]
+fn a_cache_that_was_resized_adapts() {
+    for is_full in [false, true] {
+        let builder = Cache::builder(16 * BUFFERS as usize * SIZE).block_sizes(SIZE, SIZE);
+        let cache = builder.build().unwrap();
+        let disk = MemoryDevice::new(vec![0; 24 * BUFFERS as usize * SIZE]);
+        let disk = cache.attach(disk, SIZE).unwrap();
+        if is_full {
+            read_all(&disk, 4 * BUFFERS..24 * BUFFERS);
+        }
+        cache.resize(BUFFERS as usize * SIZE).unwrap();
+        is_good_at_a_loop(&disk, &cache, &format!("was full: {is_full}"));
+    }
+}
