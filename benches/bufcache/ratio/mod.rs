@@ -107,6 +107,12 @@ pub(crate) fn run_patterns(_plan: &Plan, report: &mut Report) {
     let room = BLOCKS / 5;
     let above = row("loop 1.01 x room", &cycle(room * 101 / 100, REQUESTS), room);
     report.record("B11.loop_just_above.quick_cache", Some(ratio(&above, QUICK_CACHE)));
+    // What a cache learns of a pattern must not depend on the blocks before it.
+    for place in 1..=4 {
+        let scan = (place * 2 * room..(place + 1) * 2 * room).map(|block| block as u32);
+        let keys: Vec<u32> = scan.chain(cycle(room * 101 / 100, REQUESTS)).collect();
+        row("loop after a scan", &keys, room);
+    }
     let once = row("write once read once", &write_once_read_once(room * 9 / 20, REQUESTS), room);
     report.record("B11.write_once_read_once.lru", Some(ratio(&once, LRU)));
     let zigzag = zigzag(BLOCKS, REQUESTS);
