@@ -165,8 +165,9 @@ impl Policy {
 
     /// Returns whether a ghost may enter main. Otherwise main's oldest buffer loses a use.
     fn passes_gate(&mut self, nodes: &mut Nodes, buffers: &impl Buffers) -> bool {
-        // After a change of the rule, main has room until probation has become small.
-        if self.rule != Eviction::A2Small || self.on_probation() > self.probation {
+        // After a change of the rule, main has room until probation has become small. With a room of
+        // probation's part alone, the trace P3 with room for 5 % has 2 points fewer hits.
+        if self.rule != Eviction::A2Small || self.on_probation() > 2 * self.probation {
             return true;
         }
         let Some(oldest) = nodes.last(&self.main) else { return true };

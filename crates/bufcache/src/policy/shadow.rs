@@ -36,7 +36,7 @@ const DECAY: f32 = 0.97;
 /// The factor by which the hits of another rule must exceed those of the rule in force.
 const HYSTERESIS: f32 = 1.03;
 /// The cache is short of hits if it has a smaller part of those of the shadow of its rule. A guess.
-const SHORT: f32 = 0.75;
+const SHORT: f32 = 0.5;
 /// A cache may refuse blocks if a smaller share of the requests hits than this. A guess: to fill
 /// buffers costs more than the hits save if fewer than one in eight is used again.
 const FEW: f32 = 1.0 / 8.0;
@@ -281,15 +281,15 @@ impl Shadows {
         self.is_due = true;
     }
 
-    /// Forgets the hits of the rule in force if the cache has clearly fewer than its shadow twice in
-    /// a row, so that another rule gets its turn. Then the shadow promises hits that this cache
+    /// Forgets the hits of the rule in force if the cache has clearly fewer than its shadow three
+    /// times in a row, so that another rule gets its turn. Then the shadow promises hits that this cache
     /// does not have, for example because a loop fits in the shadow only.
     fn check_promise(&mut self) {
         let rule = &mut self.of[self.rules];
         let (promised, real) = (rule.hits - self.last.0, self.found - self.last.1);
         let is_short = promised > FEW * self.planned as f32 && real < SHORT * promised;
         self.short = if is_short && self.expected > 0 { self.short + 1 } else { 0 };
-        if self.short == 2 {
+        if self.short == 3 {
             (rule.hits, self.short) = (0.0, 0);
         }
     }
@@ -399,10 +399,10 @@ mod tests {
         let mut shadows = Shadows::new(64).unwrap();
         (0..64).for_each(|tag| _ = shadows.request(tag, false));
         shadows.settle(512);
-        for round in 0..3 {
+        for round in 0..4 {
             (0..64).for_each(|tag| _ = shadows.request(tag, round < 2));
         }
-        assert_eq!(shadows.rule(), Eviction::A2, "one round ended short of hits");
+        assert_eq!(shadows.rule(), Eviction::A2, "two rounds ended short of hits");
         (0..64).for_each(|tag| _ = shadows.request(tag, false));
         assert_ne!(shadows.rule(), Eviction::A2);
     }
