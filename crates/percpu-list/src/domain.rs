@@ -98,7 +98,7 @@ impl Domain {
         Self::try_with_policy(policy).unwrap_or_else(|_| crate::out_of_memory::<Inner>())
     }
 
-    /// Creates a domain with a slot for each CPU.
+    /// Creates a domain like [`new`](Self::new), and returns an error if there is no memory.
     ///
     /// Allocates 128 bytes for each slot, and a little more. No other method allocates.
     ///
@@ -109,7 +109,8 @@ impl Domain {
         Self::try_with_policy(SlotPolicy::PerCpu)
     }
 
-    /// Creates a domain whose slots follow `policy`.
+    /// Creates a domain like [`with_policy`](Self::with_policy), and returns an error if there is no
+    /// memory.
     ///
     /// # Errors
     ///
