@@ -13,7 +13,7 @@ use crate::policy::{Eviction, Policy, sampled_blocks};
 
 /// The options of a [`Cache`] to build.
 #[derive(Clone, Debug)]
-#[must_use = "a builder builds nothing until it is asked to"]
+#[must_use = "a builder makes no cache before `build`"]
 pub struct Builder {
     capacity: usize,
     smallest: usize,
@@ -26,7 +26,7 @@ pub struct Builder {
 }
 
 impl Cache {
-    /// A cache of `capacity` bytes, in blocks of 4,096.
+    /// Creates a cache of `capacity` bytes, in blocks of 4,096 bytes.
     ///
     /// # Errors
     ///
@@ -35,7 +35,7 @@ impl Cache {
         Self::builder(capacity).build()
     }
 
-    /// Chooses block sizes and the rest.
+    /// Returns a builder of a cache of `capacity` bytes, to choose block sizes, eviction and limits.
     pub fn builder(capacity: usize) -> Builder {
         Builder::new(capacity)
     }

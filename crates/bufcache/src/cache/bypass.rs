@@ -29,7 +29,7 @@ use crate::word::Key;
 /// A get of one of the blocks waits until [`finish`](Self::finish) or the drop, which counts as a
 /// failed write. A thread that holds a bypass deadlocks if it gets one of the blocks or closes the
 /// device.
-#[must_use = "the blocks are kept from others until this ends"]
+#[must_use = "a drop counts as a failed write: end it with `finish`"]
 pub struct Bypass {
     /// `None` once it has ended.
     source: Option<Operation<Arc<Source>>>,

@@ -43,7 +43,7 @@ use crate::word::{FAILED, IO, Key, WRITE};
 /// any thread: by [`finish`](Self::finish), or by a drop, which fails it with `ECANCELED`. The
 /// threads and tasks that need the block wait for that; if the load is forgotten, they wait for
 /// ever.
-#[must_use = "the block counts as being read until this ends"]
+#[must_use = "a drop fails the read with `ECANCELED`: end it with `finish`"]
 pub struct Load {
     source: Operation<Arc<Source>>,
     key: Key,

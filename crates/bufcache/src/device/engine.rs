@@ -39,7 +39,7 @@ impl EngineDevice {
         Ok(Self { file: SharedFile::new(file.try_clone()?)?, plain: FileDevice::new(file)? })
     }
 
-    /// Without what lies behind so many bytes, as [`FileDevice::up_to`].
+    /// Limits the device to the first `len` bytes, like [`FileDevice::up_to`].
     pub fn up_to(mut self, len: u64) -> Self {
         self.plain = self.plain.up_to(len);
         self

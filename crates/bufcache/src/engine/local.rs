@@ -139,7 +139,7 @@ pub fn lend_engine(engine: &Rc<Engine>) -> LentEngine {
     LentEngine { number, _thread: PhantomData }
 }
 
-/// From [`lend_engine`].
+/// Lends an engine to the calls of the cache on this thread until dropped. From [`lend_engine`].
 #[must_use = "the engine is lent only while the guard lives"]
 pub struct LentEngine {
     number: u64,

@@ -80,7 +80,7 @@ impl Device {
 /// number of blocks that were cached.
 ///
 /// Dropping it early leaves the remaining blocks cached.
-#[must_use = "nothing is forgotten until it is polled"]
+#[must_use = "no block is invalidated until this is polled"]
 pub struct Invalidation {
     device: Device,
     /// The blocks that are left; all of them if the table is walked.
