@@ -149,7 +149,11 @@ impl<T, L: Levels> Queue<T, L> {
     }
 
     /// Spins until a message comes through the ring. Returns `None` if the thread is to sleep.
-    pub(super) fn spin_to_receive(&self, wait: Wait, mut position: u64) -> Option<Message<T, L::Priority>> {
+    pub(super) fn spin_to_receive(
+        &self,
+        wait: Wait,
+        mut position: u64,
+    ) -> Option<Message<T, L::Priority>> {
         let ring = self.ring.as_ref()?;
         while !wait.is_over() && self.spin.until(wait, 2, |_| ring.was_published(position)) {
             let mut preload = Preload::new();

@@ -78,7 +78,11 @@ fn inv22_batches_end_at_their_deadline_beside_a_stopped_sender() {
     assert_eq!(queue.receive_batch(&mut out, 2, soon()), Err(ReceiveError::Timeout));
     let mut batch = (3..=10).map(|n| (n, 1)).collect();
     let refused = queue.send_batch(&mut batch, soon()).unwrap_err();
-    assert_eq!((refused.sent, refused.reason), (6, SendRefused::Timeout), "of 8 places 2 are taken");
+    assert_eq!(
+        (refused.sent, refused.reason),
+        (6, SendRefused::Timeout),
+        "of 8 places 2 are taken"
+    );
     assert_eq!(batch, [(9, 1), (10, 1)]);
     publish();
     assert_eq!(queue.receive_batch(&mut out, 2, soon()), Ok(2));
