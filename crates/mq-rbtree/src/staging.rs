@@ -426,6 +426,20 @@ impl<T, P: Copy> Ring<T, P> {
         }
     }
 
+    /// Lets senders claim again after a shut whose drain has met a hole. Does nothing if the ring is open
+    /// or drained.
+    ///
+    /// No position was used since the shut: messages are sent under the lock only if the ring is drained.
+    pub(crate) fn open_undrained(&self, cursor: &mut Cursor) {
+        if cursor.shut && cursor.head < cursor.end {
+            debug_assert_eq!(cursor.from, cursor.end);
+            cursor.shut = false;
+            // Ordering: Relaxed; it continues the release sequence of `reopen`, whose stamps are still the
+            // last ones.
+            self.senders.0.tail.fetch_and(!SHUT, Ordering::Relaxed);
+        }
+    }
+
     /// Lets senders claim again. The ring is shut and drained.
     #[inline]
     pub(crate) fn reopen(&self, cursor: &mut Cursor) {

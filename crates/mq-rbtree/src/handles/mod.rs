@@ -19,6 +19,7 @@ pub use self::queue_ref::QueueHandle;
 pub(crate) use self::queue_ref::QueueRef;
 
 use crate::core::{Bitmap, Levels};
+use crate::deadline::{Deadline, Wait};
 use crate::error::BuildError;
 use crate::queue::{Builder, Queue};
 use crate::try_arc::TryArc;
@@ -165,7 +166,10 @@ impl<T, L: Levels> Drop for Receiver<T, L> {
             // One by one: this neither holds the lock for long nor needs memory for all messages. A
             // panic in the drop of one waits until all are dropped.
             let mut panic = None;
-            while let Ok(message) = self.shared.queue.try_receive() {
+            // What is behind a sender that is stopped between its claim and its publication is left to the
+            // drop of the queue.
+            let past = Wait::until(Deadline::PAST);
+            while let Ok(message) = self.shared.queue.receive_with(past) {
                 if let Err(caught) = catch_unwind(AssertUnwindSafe(|| drop(message))) {
                     panic.replace(caught).into_iter().for_each(drop_payload);
                 }
@@ -176,5 +180,28 @@ impl<T, L: Levels> Drop for Receiver<T, L> {
                 None => {}
             }
         }
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use std::sync::Arc;
+
+    use crate::Queue;
+
+    /// The drop of the last receiver leaves the messages behind a stopped sender to that of the queue.
+    #[test]
+    fn inv22_the_last_receiver_does_not_wait_for_a_stopped_sender() {
+        let message = Arc::new(());
+        let (sender, receiver) = Queue::builder(8).channel().unwrap();
+        (0..8).for_each(|_| sender.try_send(Arc::clone(&message), 0).unwrap());
+        receiver.drain();
+        sender.try_send(Arc::clone(&message), 5).unwrap();
+        let publish = sender.shared.queue.claim(Arc::clone(&message), 5).unwrap();
+        sender.try_send(Arc::clone(&message), 9).unwrap();
+        drop(receiver);
+        publish();
+        drop(sender);
+        assert_eq!(Arc::strong_count(&message), 1);
     }
 }

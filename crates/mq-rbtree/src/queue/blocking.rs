@@ -149,7 +149,11 @@ impl<T, L: Levels> Queue<T, L> {
     }
 
     /// Spins until a message comes through the ring. Returns `None` if the thread is to sleep.
-    fn spin_to_receive(&self, wait: Wait, mut position: u64) -> Option<Message<T, L::Priority>> {
+    pub(super) fn spin_to_receive(
+        &self,
+        wait: Wait,
+        mut position: u64,
+    ) -> Option<Message<T, L::Priority>> {
         let ring = self.ring.as_ref()?;
         while !wait.is_over() && self.spin.until(wait, 2, |_| ring.was_published(position)) {
             let mut preload = Preload::new();
@@ -159,7 +163,8 @@ impl<T, L: Levels> Queue<T, L> {
                 guard.counters.receive_waits += 1;
                 return message;
             }
-            if guard.cursor.is_shut() {
+            // The message of `position` stays published while a later sender is waited for.
+            if guard.cursor.is_shut() || guard.awaits_sender(ring) {
                 return None;
             }
             position = guard.cursor.accepted();

@@ -80,8 +80,8 @@ impl<T, L: Levels> Queue<T, L> {
         self.lock_undrained().counters.timeouts += 1;
     }
 
-    /// Locks the state for an access. Returns `None` if a sender is waited for at the deadline, and also
-    /// for a moment of patience if the deadline is in the past.
+    /// Locks the state for an access. Returns `None` if a sender is waited for at the deadline, or after
+    /// [`SPINS`] looks if the deadline is in the past.
     pub(crate) fn lock_until(
         &self,
         access: Access,
@@ -96,7 +96,8 @@ impl<T, L: Levels> Queue<T, L> {
             if state.drain(upto) || (access == Access::Send && state.closed) {
                 return Some(state);
             }
-            if looks >= PATIENCE && deadline.is_some_and(Deadline::is_over) {
+            if looks >= SPINS && deadline.is_some_and(Deadline::is_over) {
+                step!("lock: open the undrained ring", state.open_undrained());
                 return None;
             }
             if looks == 0 && access == Access::Receive {
@@ -104,7 +105,7 @@ impl<T, L: Levels> Queue<T, L> {
                 upto = state.reported();
             }
             drop(state);
-            wait_for_sender(looks);
+            wait_for_sender(looks, deadline.is_some());
             looks += 1;
         }
     }
@@ -121,12 +122,12 @@ impl<T, L: Levels> Queue<T, L> {
         let Some(ring) = self.ring.as_ref().filter(|_| !self.config.time_lock) else {
             return Err(guard);
         };
-        for looks in 0..PATIENCE / 2 {
+        for looks in 0..SPINS_AT_HOLE {
             if !guard.awaits_sender(ring) {
                 break;
             }
             drop(guard);
-            wait_for_sender(looks);
+            wait_for_sender(looks, false);
             guard = self.state.lock();
             if let Some(message) = guard.fast_receive(Some(ring), &self.config, preload) {
                 return Ok(message);
@@ -161,8 +162,13 @@ impl<T, L: Levels> Queue<T, L> {
     }
 }
 
-/// A sender that has claimed a slot is waited for so often, also if the deadline is over.
-const PATIENCE: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 128 };
+/// A sender that has claimed a slot is looked for so often without a yield or sleep, also if the deadline
+/// is over: three microseconds.
+const SPINS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 64 };
+/// The looks of a receive before it drains the ring.
+const SPINS_AT_HOLE: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { SPINS };
+/// Then a thread without a deadline yields its CPU so often before it sleeps.
+const YIELDS_TO_SENDER: u32 = 64;
 
 /// The value that a wait without a deadline does not end with.
 #[cold]
@@ -173,10 +179,17 @@ fn without_deadline<R>() -> R {
 /// Waits a moment for a sender to publish its message: it takes some nanoseconds, unless its thread
 /// was stopped.
 #[cold]
-fn wait_for_sender(looks: u32) {
-    match looks {
-        0..64 if !cfg!(any(offlock_loom, offlock_shuttle)) => hint::spin_loop(),
-        _ if looks < PATIENCE || cfg!(any(offlock_loom, offlock_shuttle)) => thread::yield_now(),
-        _ => _ = Futex::new().wait_for(0, Duration::from_micros(50)),
+fn wait_for_sender(looks: u32, has_deadline: bool) {
+    if cfg!(any(offlock_loom, offlock_shuttle)) {
+        return thread::yield_now();
     }
+    let Some(looks) = looks.checked_sub(SPINS) else { return hint::spin_loop() };
+    // Beside a busy thread, each yield takes that thread's time slice, some milliseconds, which a deadline
+    // could miss.
+    if !has_deadline && looks < YIELDS_TO_SENDER {
+        return thread::yield_now();
+    }
+    // Each pause is longer than the one before, so that a deadline is missed by a part of the wait.
+    let pause = Duration::from_micros(50) * (looks + 1).min(20);
+    Futex::new().wait_for(0, pause);
 }

@@ -242,11 +242,17 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     pub(crate) fn leave_ring(&mut self, ring: &Ring<T, L::Priority>, config: &Config<T, L>) {
         self.set_room(ring, config);
-        let quiet = self.is_idle() && self.notification.is_none() && !self.closed;
-        let quiet = check!("leave: open the quiet ring only", quiet);
+        let quiet = check!("leave: open the quiet ring only", self.may_open());
         if quiet && self.cursor.is_drained() {
             ring.reopen(&mut self.cursor);
         }
+    }
+
+    /// Returns whether senders may use the ring: no thread or task waits or is to be notified, and the
+    /// queue is not closed.
+    #[inline(always)]
+    pub(super) fn may_open(&self) -> bool {
+        self.is_idle() && self.notification.is_none() && !self.closed
     }
 
     /// Returns whether no thread or task waits and no notifier is armed.

@@ -38,6 +38,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ),
     ("leave: open the quiet ring only", "staging::inv22_a_waiting_receiver_gets_a_staged_message"),
     ("lock: shut the ring", "staging::inv22_a_waiting_receiver_gets_a_staged_message"),
+    ("lock: open the undrained ring", "staging::inv22_receives_that_give_up_open_the_ring"),
     ("close: shut the ring", "staging::inv22_close_races_two_claims"),
 ];
 
@@ -212,6 +213,26 @@ fn inv22_a_staged_message_beats_the_deadline() {
         let got = receiver.join().unwrap();
         assert_eq!(queue.stats().timeouts, 1 - got);
         assert_eq!(finish(&queue), 1 - got);
+    });
+}
+
+/// A sender is stopped between its claim and its publication, and two receives give up. Later sends take
+/// no lock.
+#[test]
+fn inv22_receives_that_give_up_open_the_ring() {
+    thoroughly(|| {
+        let queue = warm(2);
+        let first = queue.claim(Payload::new(1), 0).unwrap();
+        let receiver = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || received(queue.receive_with(soon()), ReceiveError::Timeout)
+        });
+        assert_eq!(received(queue.receive_with(soon()), ReceiveError::Timeout), 0);
+        assert_eq!(receiver.join().unwrap(), 0);
+        let second = queue.claim(Payload::new(2), 0).expect("the ring is open");
+        second();
+        first();
+        assert_eq!(finish(&queue), 2);
     });
 }
 
