@@ -32,9 +32,9 @@ mod write;
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use percpu::AllocError;
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Arc, WordLock, coarse_clock};
-use percpu::{AllocError, PerCpuCounter};
 
 #[cfg(any(offlock_loom, offlock_shuttle))]
 pub(crate) use self::aside::begin_to_read;
@@ -46,7 +46,7 @@ use self::load::AllWakers;
 pub use self::load::Load;
 pub(crate) use self::miss::{Entered, Want};
 use self::pool::Pool;
-use self::timer::{HAS_TIME, Timer};
+use self::timer::Timer;
 pub(crate) use self::wipe::Wipe;
 pub(crate) use self::write::{Fill, Got};
 use crate::cold::Cold;
@@ -57,6 +57,7 @@ use crate::hazard::{self, Order, Slot};
 use crate::ids::{Identity, Ids};
 use crate::nodes::{On, Victim};
 use crate::policy::{Buffers, Eviction, Policy, Samples, Shadows};
+use crate::stats::Counter;
 use crate::table::Table;
 use crate::tally::Tally;
 use crate::timed::{Holds, TimedLock};
@@ -108,23 +109,23 @@ pub(crate) struct Shared {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     /// Gets, except for hits that `hits` counts.
-    pub(crate) get: PerCpuCounter,
-    pub(crate) create: PerCpuCounter,
-    pub(crate) page_retries: PerCpuCounter,
-    pub(crate) get_locked_waited: PerCpuCounter,
-    pub(crate) busy_locked: PerCpuCounter,
-    pub(crate) miss_locked: PerCpuCounter,
-    pub(crate) get_read: PerCpuCounter,
-    pub(crate) evictions: PerCpuCounter,
+    pub(crate) get: Counter,
+    pub(crate) create: Counter,
+    pub(crate) page_retries: Counter,
+    pub(crate) get_locked_waited: Counter,
+    pub(crate) busy_locked: Counter,
+    pub(crate) miss_locked: Counter,
+    pub(crate) get_read: Counter,
+    pub(crate) evictions: Counter,
     /// Blocks written to devices, and the calls that wrote them.
-    pub(crate) written: PerCpuCounter,
-    pub(crate) write_calls: PerCpuCounter,
+    pub(crate) written: Counter,
+    pub(crate) write_calls: Counter,
     /// Syncs of devices.
-    pub(crate) syncs: PerCpuCounter,
+    pub(crate) syncs: Counter,
     /// Ranges whose readahead was dropped.
-    pub(crate) ahead_dropped: PerCpuCounter,
+    pub(crate) ahead_dropped: Counter,
     /// Claims of blocks that were not worth a buffer.
-    pub(crate) claims_refused: PerCpuCounter,
+    pub(crate) claims_refused: Counter,
 }
 
 /// Whether a block is likely to be used again.
@@ -139,7 +140,8 @@ impl Counters {
     /// allocates nothing.
     fn new() -> Self {
         let all = Self::default();
-        let of_a_miss = [
+        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        for counter in [
             &all.get,
             &all.create,
             &all.page_retries,
@@ -153,10 +155,8 @@ impl Counters {
             &all.syncs,
             &all.ahead_dropped,
             &all.claims_refused,
-        ];
-        if HAS_TIME {
-            // Without memory a counter is only slower.
-            of_a_miss.into_iter().for_each(|counter| _ = counter.reserve());
+        ] {
+            let _ = counter.reserve(); // without memory a counter is only slower
         }
         all
     }
