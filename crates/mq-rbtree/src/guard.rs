@@ -25,7 +25,6 @@ use crate::error::ReceiveError;
 use crate::futures::ReceiveFuture;
 use crate::parker::Parker;
 use crate::queue::{Access, LockedState, Queue, Received, Section};
-use crate::try_arc::TryArc;
 
 /// A received message that goes back into the queue unless it is [accepted](Self::accept).
 ///
@@ -221,7 +220,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     fn wait_to_lend(&self, wait: Wait) -> Guarded<'_, T, L> {
         let parker = Parker::current();
-        let waker = parker.clone().map_or_else(|| Waker::noop().clone(), TryArc::into_waker);
+        let waker = parker.clone().map_or_else(|| Waker::noop().clone(), Parker::into_waker);
         let mut polled = Poll::Pending;
         let interrupted = {
             let mut receive = pin!(self.receive_async().urgency(wait.urgency_level()));

@@ -32,6 +32,7 @@ use std::cmp::Reverse;
 use std::ptr::NonNull;
 use std::task::Waker;
 
+use percpu::alloc::TryArc;
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::{order, step};
@@ -39,7 +40,6 @@ use percpu::sync::{order, step};
 use crate::core::Message;
 use crate::deadline::Wait;
 use crate::parker::Parker;
-use crate::try_arc::TryArc;
 
 /// The thread polls its state, and will park if that does not change soon.
 const SPINNING: u32 = 0;

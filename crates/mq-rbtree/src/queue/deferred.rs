@@ -4,12 +4,12 @@ use std::any::Any;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use percpu::alloc::TryArc;
 use percpu::panics::drop_payload;
 use percpu::sync::step;
 
 use crate::core::Levels;
 use crate::event::EventNotifier;
-use crate::try_arc::TryArc;
 use crate::waiter::Wake;
 
 /// The most wake-ups of one lock section. A thread that has more to wake locks again.

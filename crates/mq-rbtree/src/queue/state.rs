@@ -17,6 +17,7 @@
 use std::ptr::NonNull;
 
 use percpu::AllocError;
+use percpu::alloc::TryArc;
 use percpu::sync::{check, step};
 
 use super::config::Config;
@@ -27,7 +28,6 @@ use crate::error::{ReceiveError, SendRefused};
 use crate::event::EventNotifier;
 use crate::staging::{Cursor, Next, Ring};
 use crate::stats::Counters;
-use crate::try_arc::TryArc;
 use crate::waiter::{Demand, Rank, WaitList, Waiter};
 
 pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
