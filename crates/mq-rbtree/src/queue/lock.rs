@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use percpu::sync::{Futex, WordGuard, hint, step, thread};
+use percpu::sync::{Futex, WordGuard, check, hint, step, thread};
 
 use super::Queue;
 use super::locked::{Access, LockedState};
@@ -121,16 +121,17 @@ impl<T, L: Levels> Queue<T, L> {
         let Some(ring) = self.ring.as_ref().filter(|_| !self.config.time_lock) else {
             return Err(guard);
         };
-        for looks in 0..PATIENCE / 2 {
-            if !guard.awaits_sender(ring) {
-                break;
-            }
+        let mut looks = 0;
+        while check!("receive: a bounded wait at a hole", looks < LOOKS_AT_HOLE)
+            && guard.awaits_sender(ring)
+        {
             drop(guard);
             wait_for_sender(looks);
             guard = self.state.lock();
             if let Some(message) = guard.fast_receive(Some(ring), &self.config, preload) {
                 return Ok(message);
             }
+            looks += 1;
         }
         Err(guard)
     }
@@ -163,6 +164,9 @@ impl<T, L: Levels> Queue<T, L> {
 
 /// A sender that has claimed a slot is waited for so often, also if the deadline is over.
 const PATIENCE: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 128 };
+
+/// So often a receive looks at a hole again before it drains the ring.
+const LOOKS_AT_HOLE: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 64 };
 
 /// The value that a wait without a deadline does not end with.
 #[cold]
