@@ -294,7 +294,7 @@ impl<T, L: Levels> State<T, L> {
         };
         let waiting = !self.senders.is_empty() || self.armed != 0;
         if waiting {
-            step!("receive: serve the waiting senders", self.serve_waiters_of(section, false));
+            step!("receive: serve the waiting senders", self.serve_waiters_with(section, false));
         }
         Some(message)
     }
