@@ -255,7 +255,6 @@ mod quota;
 mod readiness;
 mod staging;
 mod stats;
-mod try_arc;
 mod waiter;
 
 pub use self::core::{Bitmap, Core, Levels, PRIORITIES, RbTree};

@@ -1,13 +1,21 @@
-//! Fallible allocation, until `Box::try_new` is stable.
+//! Fallible allocation, until `Box::try_new` and `Arc::try_new` are stable.
 //!
 //! ```
-//! let boxed = offlock_percpu::alloc::try_box(7).expect("out of memory");
+//! use offlock_percpu::alloc::{TryArc, try_box};
+//!
+//! let boxed = try_box(7).expect("out of memory");
 //! assert_eq!(*boxed, 7);
+//! let shared = TryArc::try_new(7)?;
+//! assert_eq!(*shared.clone(), 7);
+//! # Ok::<(), offlock_percpu::AllocError>(())
 //! ```
+
+mod try_arc;
 
 use std::alloc::{Layout, alloc};
 use std::ptr::NonNull;
 
+pub use self::try_arc::TryArc;
 use crate::error::AllocError;
 
 /// Allocates uninitialised memory for one `T`. A zero-sized `T` does not compile.

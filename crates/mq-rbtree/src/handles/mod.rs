@@ -10,6 +10,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
 
+use percpu::alloc::TryArc;
 use percpu::panics::drop_payload;
 use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
 use percpu::sync::{check, step};
@@ -22,7 +23,6 @@ use crate::core::{Bitmap, Levels};
 use crate::deadline::{Deadline, Wait};
 use crate::error::BuildError;
 use crate::queue::{Builder, Queue};
-use crate::try_arc::TryArc;
 
 /// The sending side of a queue: see [`Builder::channel`](crate::Builder::channel).
 ///

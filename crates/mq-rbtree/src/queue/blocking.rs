@@ -27,8 +27,8 @@ impl<T, L: Levels> Queue<T, L> {
     ) -> Result<(), SendError<T>> {
         let mut reason = SendRefused::Timeout;
         let (mut message, demand) = self.with_demand(message);
-        let lines = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
-        let waiter = &lines.as_ref().get_ref().0;
+        let aligned = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
+        let waiter = &aligned.as_ref().get_ref().0;
         let node = NonNull::from(waiter);
         loop {
             let mut section = self.section();
@@ -42,10 +42,10 @@ impl<T, L: Levels> Queue<T, L> {
             // SAFETY: the node is on no list, and the lock is held.
             let rank = unsafe { Waiter::inner_of(node) }.rank();
             match state.send(message, rank, &mut section) {
-                Err((back, SendRefused::Full)) => message = back,
-                put => {
+                Err((refused, SendRefused::Full)) => message = refused,
+                sent => {
                     drop(state);
-                    return self.finish_send(put, &mut section.deferred);
+                    return self.finish_send(sent, &mut section.deferred);
                 }
             }
             waiter.reset();
@@ -71,22 +71,22 @@ impl<T, L: Levels> Queue<T, L> {
             let state = self.unlist(ended, |state| unsafe { state.senders.remove(node) });
             // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
             // invariant 1 of the waiters its message belongs to this thread now.
-            let Some(back) = (unsafe { Waiter::inner_of(node) }).message.take() else {
+            let Some(unsent) = (unsafe { Waiter::inner_of(node) }).message.take() else {
                 return Ok(());
             };
             let Some(state) = state else {
-                message = back;
+                message = unsent;
                 continue;
             };
             // SAFETY: the node is off its list, so this thread alone uses it.
             let rank = unsafe { Waiter::inner_of(node) }.rank();
-            return self.send_at_deadline(back, rank, self.section(), state, reason);
+            return self.send_at_deadline(unsent, rank, self.section(), state, reason);
         }
     }
 
     /// Continues a receive that found no message.
     ///
-    /// The message of `position` would be the next of the open ring.
+    /// `position` is where the next message of the open ring will be published; a shut ring has none.
     #[cold]
     pub(super) fn wait_to_receive(
         &self,
@@ -97,10 +97,10 @@ impl<T, L: Levels> Queue<T, L> {
         if let Some(message) = position.and_then(|position| self.spin_to_receive(wait, position)) {
             return Ok((message.value, message.priority));
         }
-        // While others wait, messages do not come through the ring: the thread spins on its node.
+        // Without a position, messages do not come through the ring: the thread spins on its node.
         let has_spun = position.is_some();
-        let lines = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
-        let waiter = &lines.as_ref().get_ref().0;
+        let aligned = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
+        let waiter = &aligned.as_ref().get_ref().0;
         let node = NonNull::from(waiter);
         loop {
             let mut section = self.section();
@@ -175,14 +175,14 @@ impl<T, L: Levels> Queue<T, L> {
     /// Spins until a full queue has room. Returns false if the thread is to take the lock: to sleep,
     /// or because it is not room that is missing.
     pub(super) fn spin_for_room(&self, ring: &Ring<T, L::Priority>, wait: Wait) -> bool {
-        let most = self.config.max_messages;
-        if wait.is_over() || ring.room(most) != Some(0) {
+        let max_messages = self.config.max_messages;
+        if wait.is_over() || ring.room(max_messages) != Some(0) {
             return false;
         }
-        // With the first free place alone, each message would move the lines of the room.
-        let enough = (most as u64 / 4).clamp(1, 1024);
+        // Senders that went on at the first free place would move the lines of the room for each message.
+        let min_room = (max_messages as u64 / 4).clamp(1, 1024);
         self.room_spin.until(wait, 8, |spun| {
-            ring.room(most).is_none_or(|room| room >= enough || (room > 0 && spun >= 256))
+            ring.room(max_messages).is_none_or(|room| room >= min_room || (room > 0 && spun >= 256))
         })
     }
 
@@ -213,10 +213,10 @@ impl<T, L: Levels> Queue<T, L> {
         remove(&mut state).then_some(state)
     }
 
-    /// Completes a send at its deadline, or after a signal, as `late` says. The sender, a thread or a
-    /// task, is on no list.
+    /// Completes a send whose wait has ended by its deadline or by a signal, for which `end_reason` is the
+    /// error. The sender, a thread or a task, is on no list.
     ///
-    /// It succeeds if there is room now: room of a task that has a permit and has not polled yet. It
+    /// It succeeds if there is room now: a task may have a permit for it, and not have polled yet. It
     /// tries before the senders behind it are served, in the lock section that took it off its list:
     /// they would take its room, and a panic of their wakers would lose its message.
     pub(crate) fn send_at_deadline(
@@ -225,37 +225,37 @@ impl<T, L: Levels> Queue<T, L> {
         rank: Rank,
         mut section: Section<'_, T, L>,
         mut state: LockedState<'_, T, L>,
-        late: SendRefused,
+        end_reason: SendRefused,
     ) -> Result<(), SendError<T>> {
-        let put = state.send(message, rank, &mut section);
-        let timed_out = matches!(put, Err((_, SendRefused::Full))) && late == SendRefused::Timeout;
+        let sent = state.send(message, rank, &mut section);
+        let timed_out =
+            matches!(sent, Err((_, SendRefused::Full))) && end_reason == SendRefused::Timeout;
         state.counters.timeouts += u64::from(timed_out);
         // The room that this sender needed may have blocked the senders behind it.
         step!("send timed out: serve the other senders", state.serve_waiters(&mut section));
         drop(state);
-        let put = put.map_err(|(message, reason)| match reason {
-            SendRefused::Full => (message, late),
+        let sent = sent.map_err(|(message, reason)| match reason {
+            SendRefused::Full => (message, end_reason),
             _ => (message, reason),
         });
-        self.finish_send(put, &mut section.deferred)
+        self.finish_send(sent, &mut section.deferred)
     }
 
-    /// Completes a receive at its deadline, or after a signal, as `late` says. The receiver, a thread
-    /// or a task, is on no list.
+    /// Completes a receive whose wait has ended by its deadline or by a signal, for which `end_reason` is
+    /// the error. The receiver, a thread or a task, is on no list.
     ///
-    /// It succeeds if there is a message now: that of a task that has a permit and has not polled
-    /// yet.
+    /// It succeeds if there is a message now: a task may have a permit for it, and not have polled yet.
     pub(crate) fn receive_at_deadline(
         &self,
         mut section: Section<'_, T, L>,
         mut state: LockedState<'_, T, L>,
-        late: ReceiveError,
+        end_reason: ReceiveError,
     ) -> Result<Received<T, L>, ReceiveError> {
         let received = state.receive(&mut section);
-        let timed_out = received.is_none() && late == ReceiveError::Timeout;
+        let timed_out = received.is_none() && end_reason == ReceiveError::Timeout;
         state.counters.timeouts += u64::from(timed_out);
         drop(state);
         self.run_deferred(&mut section.deferred);
-        received.unwrap_or(Err(late))
+        received.unwrap_or(Err(end_reason))
     }
 }

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use percpu::sync::{Futex, WordGuard, hint, step, thread};
+use percpu::sync::{Futex, WordGuard, check, hint, step, thread};
 
 use super::Queue;
 use super::locked::{Access, LockedState};
@@ -122,16 +122,17 @@ impl<T, L: Levels> Queue<T, L> {
         let Some(ring) = self.ring.as_ref().filter(|_| !self.config.time_lock) else {
             return Err(guard);
         };
-        for looks in 0..SPINS_AT_HOLE {
-            if !guard.awaits_sender(ring) {
-                break;
-            }
+        let mut looks = 0;
+        while check!("receive: a bounded wait at a hole", looks < SPINS)
+            && guard.awaits_sender(ring)
+        {
             drop(guard);
             wait_for_sender(looks, false);
             guard = self.state.lock();
             if let Some(message) = guard.fast_receive(Some(ring), &self.config, preload) {
                 return Ok(message);
             }
+            looks += 1;
         }
         Err(guard)
     }
@@ -165,8 +166,6 @@ impl<T, L: Levels> Queue<T, L> {
 /// A sender that has claimed a slot is looked for so often without a yield or sleep, also if the deadline
 /// is over: three microseconds.
 const SPINS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 64 };
-/// The looks of a receive before it drains the ring.
-const SPINS_AT_HOLE: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { SPINS };
 /// Then a thread without a deadline yields its CPU so often before it sleeps.
 const YIELDS_TO_SENDER: u32 = 64;
 

@@ -37,7 +37,7 @@ impl<T, L: Levels> LockedState<'_, T, L> {
 
     /// Drains the ring: see [`State::drain`].
     #[inline]
-    pub(super) fn drain(&mut self, upto: u64) -> bool {
+    pub(crate) fn drain(&mut self, upto: u64) -> bool {
         match self.ring {
             Some(ring) => self.guard.drain(ring, upto),
             None => true,

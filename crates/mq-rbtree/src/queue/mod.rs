@@ -32,7 +32,7 @@ use std::fmt;
 use std::mem;
 
 use percpu::alloc::try_box;
-use percpu::sync::{WordGuard, WordLock, step};
+use percpu::sync::{WordGuard, WordLock, check, step};
 
 pub use self::builder::Builder;
 
@@ -350,7 +350,7 @@ impl<T, L: Levels> Queue<T, L> {
         };
         let (received, position) = {
             let mut state = self.with_hold_timer(guard);
-            if !state.drain(u64::MAX) {
+            if !check!("receive: wait for the sender at a hole", state.drain(u64::MAX)) {
                 drop(state);
                 let Some(locked) = self.lock_until(Access::Receive, wait.deadline()) else {
                     self.count_timeout();

@@ -17,6 +17,7 @@
 use std::ptr::NonNull;
 
 use percpu::AllocError;
+use percpu::alloc::TryArc;
 use percpu::sync::{check, step};
 
 use super::config::Config;
@@ -27,7 +28,6 @@ use crate::error::{ReceiveError, SendRefused};
 use crate::event::EventNotifier;
 use crate::staging::{Cursor, Next, Ring};
 use crate::stats::Counters;
-use crate::try_arc::TryArc;
 use crate::waiter::{Demand, Rank, WaitList, Waiter};
 
 pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
@@ -300,7 +300,7 @@ impl<T, L: Levels> State<T, L> {
         };
         let waiting = !self.senders.is_empty() || self.armed != 0;
         if waiting {
-            step!("receive: serve the waiting senders", self.serve_waiters_of(section, false));
+            step!("receive: serve the waiting senders", self.serve_waiters_with(section, false));
         }
         Some(message)
     }

@@ -3,6 +3,7 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::future::{Future, ready};
+use std::hint::spin_loop;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
@@ -209,7 +210,11 @@ fn inv22_a_deadline_ends_beside_busy_threads() {
     thread::scope(|scope| {
         pin_to(&[0]); // the threads below as well
         for _ in 0..3 {
-            scope.spawn(|| while !stop.load(Relaxed) {});
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    spin_loop();
+                }
+            });
         }
         // The scheduler takes the CPU away during some of them, but not during each one.
         let past = Wait::at_most(Duration::ZERO);

@@ -2,21 +2,21 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
+use std::process;
 use std::ptr::NonNull;
 
-use percpu::AllocError;
-use percpu::alloc::try_box;
-use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{fence, order};
+use super::try_box;
+use crate::error::AllocError;
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::quarantine::{self, Watched};
+use crate::sync::{fence, order};
 
 /// A reference to a value that is dropped with its last reference.
 #[derive(Debug)]
-pub(crate) struct TryArc<T>(NonNull<Counted<T>>);
+pub struct TryArc<T>(NonNull<Watched<Counted<T>>>);
 
 struct Counted<T> {
-    /// The references. 2^63 of them do not fit into memory, and a leaked one takes longer than a
-    /// nanosecond.
-    count: AtomicUsize,
+    references: AtomicUsize,
     value: T,
 }
 
@@ -27,16 +27,40 @@ unsafe impl<T: Send + Sync> Sync for TryArc<T> {}
 
 impl<T> TryArc<T> {
     /// Allocates memory for the value, and moves it there.
-    pub(crate) fn try_new(value: T) -> Result<Self, AllocError> {
-        let counted = try_box(Counted { count: AtomicUsize::new(1), value });
+    ///
+    /// # Errors
+    ///
+    /// [`AllocError`] if the allocation fails; the value is dropped.
+    pub fn try_new(value: T) -> Result<Self, AllocError> {
+        let counted = try_box(Watched::new(Counted { references: AtomicUsize::new(1), value }));
         counted
             .map(|counted| Self(NonNull::from(Box::leak(counted))))
             .map_err(|_| AllocError::new())
     }
 
+    #[inline(always)]
+    fn counted(&self) -> &Counted<T> {
+        // SAFETY: this reference is counted, so the memory is alive, and only shared.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Returns whether both are references to the same value.
+    #[must_use]
+    pub fn ptr_eq(this: &Self, other: &Self) -> bool {
+        this.0 == other.0
+    }
+
+    /// Returns the number of references. Other threads may change it at any time.
+    #[must_use]
+    pub fn references(this: &Self) -> usize {
+        // Ordering: Relaxed; the number says nothing about the value.
+        this.counted().references.load(Ordering::Relaxed)
+    }
+
     /// Turns the reference into a pointer. [`from_raw`](Self::from_raw) turns it back.
-    pub(crate) fn into_raw(self) -> *const () {
-        ManuallyDrop::new(self).0.as_ptr().cast_const().cast()
+    #[must_use = "the value leaks unless `from_raw` turns the pointer back"]
+    pub fn into_raw(this: Self) -> *const () {
+        ManuallyDrop::new(this).0.as_ptr().cast_const().cast()
     }
 
     /// Turns a pointer back into the reference.
@@ -45,7 +69,8 @@ impl<T> TryArc<T> {
     ///
     /// [`into_raw`](Self::into_raw) of this type has returned the pointer. It is the only call for it, or
     /// the result is never dropped.
-    pub(crate) unsafe fn from_raw(raw: *const ()) -> Self {
+    #[must_use]
+    pub unsafe fn from_raw(raw: *const ()) -> Self {
         // SAFETY: the caller guarantees a pointer of `into_raw`, which is not null.
         Self(unsafe { NonNull::new_unchecked(raw.cast_mut().cast()) })
     }
@@ -56,18 +81,17 @@ impl<T> Deref for TryArc<T> {
 
     #[inline(always)]
     fn deref(&self) -> &T {
-        // SAFETY: this reference is counted, so the memory is alive, and only shared.
-        &unsafe { self.0.as_ref() }.value
+        &self.counted().value
     }
 }
 
 impl<T> Clone for TryArc<T> {
     #[inline]
     fn clone(&self) -> Self {
-        // SAFETY: this reference is counted, so the memory is alive, and only shared.
-        let counted = unsafe { self.0.as_ref() };
         // Ordering: Relaxed; this reference keeps the count above 0, and the count publishes nothing.
-        counted.count.fetch_add(1, Ordering::Relaxed);
+        if self.counted().references.fetch_add(1, Ordering::Relaxed) > isize::MAX as usize {
+            process::abort(); // like `Arc`, because so many forgotten clones could overflow the count
+        }
         Self(self.0)
     }
 }
@@ -75,17 +99,18 @@ impl<T> Clone for TryArc<T> {
 impl<T> Drop for TryArc<T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: this reference is counted, so the memory is alive, and only shared.
-        let counted = unsafe { self.0.as_ref() };
         let release = order!(Release, "reference drop: after its last use");
         // Ordering: Release pairs with the Acquire fence below in the drop of the last reference; it
         // carries the uses of the value through this one.
-        if counted.count.fetch_sub(1, release) == 1 {
+        if self.counted().references.fetch_sub(1, release) == 1 {
             // Ordering: Acquire fence, pairs with the Release of the other references' drops; it carries
             // the uses of the value through them.
             fence!(Acquire, "reference free: after the uses of the others");
             // SAFETY: `try_new` has leaked the box, and this was the last reference.
-            drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+            quarantine::free(unsafe { Box::from_raw(self.0.as_ptr()) });
         }
     }
 }
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests;
