@@ -44,7 +44,7 @@ pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
 pub(crate) use self::cleaner::Limits;
 use self::load::AllWakers;
 pub use self::load::Load;
-pub(crate) use self::miss::{Entered, Want};
+pub(crate) use self::miss::{Entered, Wait, Want};
 use self::pool::Pool;
 use self::timer::{HAS_TIME, Timer};
 pub(crate) use self::wipe::Wipe;
