@@ -13,7 +13,7 @@ use percpu::sync::atomic::{Ordering, fence};
 use percpu::sync::{Arc, check, hint, step, thread};
 
 use super::evict::{BufferWait, Search};
-use super::write::{Fill, Got};
+use super::write::{Fill, Got, Wait, Want};
 use super::{Held, Reuse, Shared};
 use crate::engine::{turn_engine, wait_by_engine};
 use crate::error::{Failure, GetError};
@@ -77,27 +77,6 @@ pub(crate) enum Entered {
     Locked(Held),
     /// The block is being discarded.
     Excluded,
-}
-
-/// A request for a block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Want {
-    pub(crate) class: u8,
-    pub(crate) reuse: Reuse,
-    /// The contents of a block that was not cached.
-    pub(crate) fill: Fill,
-    pub(crate) wait: Wait,
-}
-
-/// What a requester of a block blocks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wait {
-    /// A buffer, the load of the block, and its writer.
-    Block,
-    /// A buffer and the load, by a thread that serves a task: the task waits for the writer.
-    Load,
-    /// Nothing.
-    None,
 }
 
 impl Shared {

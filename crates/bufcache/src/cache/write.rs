@@ -15,8 +15,8 @@
 //! A reader that waits for a writer pins the entry, which keeps the entry's block; the next writer
 //! waits for the pin. A thread that waits for a write-back (`BACK`), or waits for a writer in order
 //! to write, has neither slot nor pin: it sets `WAITED`, sleeps at the frame, and looks the block
-//! up again. A task that waits in order to write does the same with its waker, also for the last pin.
-//! For guards of readers, whose drop wakes nothing, a thread of the cache waits in its place.
+//! up again. The first task [in line](super::line) does the same with its waker, also for the last
+//! pin. For guards of readers, whose drop wakes nothing, a thread of the cache waits in its place.
 
 use std::future::poll_fn;
 use std::mem;
@@ -27,7 +27,7 @@ use percpu::sync::{Arc, check, hint, step, thread};
 
 use super::evict::PAUSE;
 use super::timer::HAS_TIME;
-use super::{Held, Reuse, Shared, Wait, Want};
+use super::{Held, Reuse, Shared};
 use crate::engine::turn_engine;
 use crate::error::GetError;
 use crate::frames::{Frame, Place};
@@ -43,6 +43,27 @@ pub(crate) enum Fill {
     Read,
     /// Any bytes; the caller overwrites them.
     Caller,
+}
+
+/// A request for a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Want {
+    pub(crate) class: u8,
+    pub(crate) reuse: Reuse,
+    /// The contents of a block that was not cached.
+    pub(crate) fill: Fill,
+    pub(crate) wait: Wait,
+}
+
+/// What a requester of a block blocks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// A buffer, the load of the block, and its writer.
+    Block,
+    /// A buffer and the load, by a thread that serves a task: the task waits for the writer.
+    Load,
+    /// Nothing.
+    None,
 }
 
 /// The buffer that a miss returns.
@@ -131,11 +152,16 @@ impl Shared {
             if let Ok(held) = self.lock_once(source, key, want, since)? {
                 return Ok(Some(held));
             }
-            if self.table.find(key).is_some_and(|entry| is_kept(entry.word())) {
+            if self.is_kept(key) {
                 return Ok(None);
             }
             self.pause(&mut rounds, since)?;
         }
+    }
+
+    /// Returns whether a writer, a write-back or a pin keeps a task from locking a block.
+    pub(crate) fn is_kept(&self, key: Key) -> bool {
+        self.table.find(key).is_some_and(|entry| is_kept(entry.word()))
     }
 
     /// Tries to lock the buffer of a block. Blocks as a miss does, and for guards of readers.
@@ -366,7 +392,7 @@ impl Shared {
     }
 
     /// Wakes an operation after that time. A time beyond the clock's range needs no timer.
-    fn wake_after(&self, left: Duration, waker: &Waker) {
+    pub(super) fn wake_after(&self, left: Duration, waker: &Waker) {
         if let Some(end) = Instant::now().checked_add(left).filter(|_| HAS_TIME) {
             self.timer.add(end, waker);
         }

@@ -126,7 +126,7 @@ impl Device {
             }
             guard
         };
-        let mut since = None;
+        let (mut since, mut in_line) = (None, None);
         loop {
             // If too much is dirty, the blocking call writes some of it first.
             if !self.shared.must_clean(&self.source) {
@@ -139,6 +139,10 @@ impl Device {
                 }
             }
             // Not on a thread of the cache: the holder may need one to go on, and there are few.
+            if in_line.is_none() && self.shared.is_kept(key) {
+                in_line = Some(self.shared.stand_in_line(key, &mut since).await?);
+                continue;
+            }
             if self.shared.wait_to_lock(key, &mut since).await? {
                 continue;
             }

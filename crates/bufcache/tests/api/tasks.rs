@@ -8,7 +8,10 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use bufcache::{Cache, Device, Fault, FaultDevice, GetError, MemoryDevice, Operation, WriteError};
+use bufcache::{
+    Cache, Device, Fault, FaultDevice, GetError, MemoryDevice, Operation, OwnedWriteGuard,
+    WriteError,
+};
 use testkit::WakeCount;
 use testkit::block_on;
 use testkit::wait::wait_for;
@@ -257,6 +260,30 @@ fn inv23_a_writer_that_is_gone_leaves_the_block_to_the_next() {
     drop(tasks);
     assert_eq!(Arc::strong_count(&woken[2]), 1);
     assert_eq!(device.get(0).unwrap()[0], 2);
+}
+
+/// The drop of a guard wakes the task that is next, not each task that waits.
+#[test]
+fn tasks_get_a_block_in_the_order_in_which_they_came() {
+    const TASKS: usize = 50;
+    let (_cache, device, _disk) = new();
+    let mut held = block_on(device.create_async(0)).unwrap();
+    type Locks<'d> = Pin<Box<dyn Future<Output = Result<OwnedWriteGuard, GetError>> + 'd>>;
+    let new = |_| -> (Locks<'_>, _) { (Box::pin(device.get_mut_async(0)), WakeCount::new()) };
+    let mut tasks: Vec<_> = (0..TASKS).map(new).collect();
+    let poll = |(task, woken): &mut (Locks<'_>, Arc<WakeCount>)| {
+        task.as_mut().poll(&mut Context::from_waker(&woken.waker()))
+    };
+    assert!(tasks.iter_mut().all(|task| poll(task).is_pending()));
+    for at in 0..TASKS {
+        drop(held);
+        let Poll::Ready(guard) = poll(&mut tasks[at]) else { panic!("task {at} waits") };
+        held = guard.unwrap();
+        let next = tasks.get_mut(at + 1);
+        assert!(next.is_none_or(|next| next.1.count() == 1 && poll(next).is_pending()));
+    }
+    let counts: usize = tasks.iter().map(|(_, woken)| woken.count()).sum();
+    assert_eq!(counts, 2 * TASKS - 1); // each as the next, and when it has the block
 }
 
 /// A task waits as long as a thread for a guard or a pin, and no longer for that of a buffer that is

@@ -31,6 +31,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     #[cfg(offlock_loom)] // too rare in random schedules
     ("wait: the block is kept", "task::inv15_a_task_that_waits_for_a_writer"),
     ("unpin: wake the tasks that wait to write", "task::inv15_a_task_that_waits_for_a_pin"),
+    ("line: wake the next", "task::inv23_a_writer_that_is_gone_leaves_the_line"),
     ("wait: forget the task", "task::inv23_a_writer_that_is_gone"),
     ("pool: tell a thread", "task::inv12_a_task_is_told_of_a_load_that_panics"),
 ];
@@ -298,6 +299,27 @@ fn inv23_a_writer_that_is_gone() {
         drop(held);
         look(&block_on(world.disk.get_mut_async(1)).unwrap(), 1);
         world.read(1);
+        world.end();
+    });
+}
+
+/// The task behind it is woken.
+#[test]
+fn inv23_a_writer_that_is_gone_leaves_the_line() {
+    model(|| {
+        let world = World::new(2);
+        let alarm = Arc::new(Alarm::default());
+        let held = world.disk.get(1).unwrap().pin().unwrap();
+        let mut gone = Box::pin(world.disk.get_mut_async(1));
+        assert!(begin(&mut gone, &alarm));
+        let disk = world.disk.clone();
+        let waits = thread::spawn(move || look(&block_on(disk.get_mut_async(1)).unwrap(), 1));
+        thread::yield_now();
+        dawdle();
+        drop(held); // which wakes the first
+        assert_eq!(alarm.bell.load(), 1);
+        drop(gone);
+        waits.join().unwrap();
         world.end();
     });
 }
