@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use percpu::sync::Arc;
 
-use crate::cache::{Entered, Fill, Got, Reuse, Want};
+use crate::cache::{Entered, Fill, Got, Reuse, Wait, Want};
 use crate::error::GetError;
 use crate::guard::{Pin, ReadGuard, Uncached};
 use crate::handle::Device;
@@ -129,7 +129,7 @@ impl Device {
     fn pin(&self, key: Key) -> Result<Option<Pin>, GetError> {
         let shared = &self.shared;
         let (reuse, fill) = (Reuse::Likely, Fill::Read);
-        let want = Want { class: self.class, reuse, fill, blocks: false };
+        let want = Want { class: self.class, reuse, fill, wait: Wait::None };
         let place = match shared.enter(&self.source, key, want)? {
             Entered::Pinned(place) => place,
             Entered::There(held) | Entered::Locked(held) => shared.pin_held(held)?,

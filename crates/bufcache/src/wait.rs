@@ -206,6 +206,19 @@ struct Awaited<T> {
     waker: Option<Waker>,
 }
 
+impl Wake for Reply<()> {
+    fn wake(self: Arc<Self>) {
+        self.end(Ok(()));
+    }
+}
+
+impl Reply<()> {
+    /// Returns a waker that ends this reply. It is equal to no other's.
+    pub(crate) fn waker(self: &Arc<Self>) -> Waker {
+        Waker::from(Arc::clone(self))
+    }
+}
+
 impl<T> Reply<T> {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self(Mutex::new(Awaited { result: None, waker: None })))

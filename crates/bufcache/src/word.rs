@@ -8,7 +8,7 @@
 //! | state of the word | flags | found by lookups |
 //! |---|---|---|
 //! | free | none (or `OVERFLOW`, which belongs to the bucket) | no |
-//! | loading | `TAKEN IO` | yes: the lookup waits |
+//! | loading | `TAKEN IO`, and `WRITE` if a thread creates it | yes: the lookup waits |
 //! | live | `TAKEN VALID`, and `NEW`, `DIRTY` or not | yes: a hit |
 //! | being written by a thread | `TAKEN VALID WRITE` | yes: the lookup waits |
 //! | being written back | `TAKEN VALID DIRTY BACK` | yes: a hit, for reading |
@@ -95,7 +95,7 @@ pub(crate) const WRITE: u64 = 1 << 58;
 pub(crate) const DIRTY: u64 = 1 << 59;
 /// The bytes are being written to the device.
 pub(crate) const BACK: u64 = 1 << 60;
-/// A thread sleeps until `WRITE` or `BACK` is cleared.
+/// A thread or task waits until `WRITE` or `BACK` is cleared; a task may wait for the last pin too.
 pub(crate) const WAITED: u64 = 1 << 61;
 /// While `WRITE` is set: a guard became a pin. The scan of the slots does not find that reader.
 pub(crate) const HELD: u64 = 1 << 62;

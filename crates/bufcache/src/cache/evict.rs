@@ -21,7 +21,7 @@ use crate::hazard;
 use crate::nodes::{On, Victim};
 use crate::policy::{Buffers, Looks, PASSES, mark};
 use crate::source::Source;
-use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, STALE, WRITE};
+use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, STALE, WAITED, WRITE};
 
 /// The most buffers of one eviction, with one fence and one scan. A guess.
 const BATCH: usize = 8;
@@ -509,7 +509,7 @@ impl Shared {
                 slot = Some(hazard::protect(entry, self.order)?)
             );
             let clear = || slot.inspect(|slot| slot.clear());
-            if entry.try_change(word, STALE, DIRTY).is_err() {
+            if entry.try_change(word, STALE, DIRTY | WAITED).is_err() {
                 clear();
                 continue;
             }
@@ -521,6 +521,7 @@ impl Shared {
             }
             self.move_to_dead(frame);
             clear();
+            self.wake_if(word.has(WAITED), frame); // for pins: the next buffer of the block has none
             self.free_last_dead();
             return Ok(Some(true));
         }

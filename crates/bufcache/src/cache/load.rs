@@ -245,11 +245,11 @@ impl Wakers {
             let at = waiting.iter().position(|(of, _)| *of == frame)?;
             // Ordering: Relaxed, here and in `add`; see `is_empty`.
             self.len.store(waiting.len() - 1, Ordering::Relaxed);
-            Some((waiting.swap_remove(at).1, left))
+            Some((waiting.remove(at).1, left))
         };
         // One by one and without the lock, because a waker is foreign code. At most as many as were
-        // on the list at first, because the frame may have another load by now, and the tasks that
-        // are woken early add their wakers again.
+        // on the list at first, and in order: the frame may have another load by now, and the tasks
+        // that are woken early add their wakers again, behind those that were not woken.
         let mut most = usize::MAX;
         while most > 0 {
             let Some((waker, left)) = take() else { return };
@@ -257,6 +257,17 @@ impl Wakers {
             // A waker that panics must not keep the other tasks asleep.
             let _ = contain(|| waker.wake());
         }
+    }
+
+    /// Takes a waker off the list, if it is there.
+    pub(super) fn remove(&self, frame: Frame, waker: &Waker) {
+        let mut waiting = self.list.lock();
+        let is_it = |(of, known): &(Frame, Waker)| *of == frame && known.will_wake(waker);
+        let at = waiting.iter().position(is_it);
+        let removed = at.map(|at| waiting.remove(at));
+        self.len.store(waiting.len(), Ordering::Relaxed);
+        drop(waiting);
+        drop(removed); // foreign code: not under the lock
     }
 
     pub(super) fn add(&self, frame: Frame, waker: &Waker) -> Result<(), GetError> {
@@ -361,5 +372,34 @@ impl Shared {
     /// Returns the frame of an entry that the caller has pinned.
     pub(crate) fn frame_at(&self, place: Place) -> Frame {
         self.table.entry(place).word().frame()
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use std::task::Wake;
+
+    use super::*;
+
+    /// Adds another task's waker, as a task does that is woken while the list is worked off.
+    struct Adds(Arc<Wakers>, Option<Waker>);
+
+    impl Wake for Adds {
+        fn wake(self: Arc<Self>) {
+            self.1.iter().for_each(|other| self.0.add(Frame(1), other).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_task_that_comes_late_takes_the_wake_up_of_no_other() {
+        let wakers = Arc::new(Wakers::new());
+        let task = |adds| Waker::from(Arc::new(Adds(Arc::clone(&wakers), adds)));
+        let late = task(None);
+        for waker in [task(Some(late.clone())), task(None), task(None)] {
+            wakers.add(Frame(1), &waker).unwrap();
+        }
+        wakers.wake(Frame(1));
+        let left = wakers.list.lock();
+        assert!(left.len() == 1 && left[0].1.will_wake(&late), "{} are left", left.len());
     }
 }

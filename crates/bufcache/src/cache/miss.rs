@@ -13,7 +13,7 @@ use percpu::sync::atomic::{Ordering, fence};
 use percpu::sync::{Arc, check, hint, step, thread};
 
 use super::evict::{BufferWait, Search};
-use super::write::{Fill, Got};
+use super::write::{Fill, Got, Wait, Want};
 use super::{Held, Reuse, Shared};
 use crate::engine::{turn_engine, wait_by_engine};
 use crate::error::{Failure, GetError};
@@ -21,7 +21,7 @@ use crate::frames::Frame;
 use crate::frames::Place;
 use crate::hazard;
 use crate::source::Source;
-use crate::word::{Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE, Word};
+use crate::word::{BACK, Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE, Word};
 
 /// A frame that this thread owns. Its drop gives the frame back.
 pub(super) struct Spare<'c> {
@@ -79,17 +79,6 @@ pub(crate) enum Entered {
     Excluded,
 }
 
-/// A request for a block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Want {
-    pub(crate) class: u8,
-    pub(crate) reuse: Reuse,
-    /// The contents of a block that was not cached.
-    pub(crate) fill: Fill,
-    /// Whether the calling thread waits for a buffer and for the block. A task does not.
-    pub(crate) blocks: bool,
-}
-
 impl Shared {
     /// Returns the buffer of a block, read from the device if it is not cached.
     #[cold]
@@ -102,7 +91,17 @@ impl Shared {
         reuse: Reuse,
         fill: Fill,
     ) -> Result<Got, GetError> {
-        let want = Want { class, reuse, fill, blocks: true };
+        self.miss_as(source, key, Want { class, reuse, fill, wait: Wait::Block })
+    }
+
+    /// Does the work of [`miss`](Self::miss). With [`Wait::Load`] it fails with
+    /// [`GetError::WouldBlock`] if a writer has the block.
+    pub(super) fn miss_as(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        want: Want,
+    ) -> Result<Got, GetError> {
         let mut rounds = 0;
         loop {
             match self.enter(source, key, want)? {
@@ -110,7 +109,7 @@ impl Shared {
                 Entered::Locked(held) => return Ok(Got::Locked(held)),
                 Entered::Pinned(place) => {
                     let entry = self.table.entry(place);
-                    return self.wait_for_load(source, key, entry).map(Got::Shared);
+                    return self.wait_for_load(source, key, entry, want.wait).map(Got::Shared);
                 }
                 // The discard may be on this thread's engine.
                 Entered::Excluded if turn_engine() => self.wait_a_moment(&mut rounds),
@@ -132,7 +131,8 @@ impl Shared {
         hazard::reserve()?;
         self.note_want(source);
         let mut spare = None;
-        let mut wait = BufferWait::new(if want.blocks { self.patience } else { Duration::ZERO });
+        let blocks = want.wait != Wait::None;
+        let mut wait = BufferWait::new(if blocks { self.patience } else { Duration::ZERO });
         let mut rounds = 0_u32;
         loop {
             let found = self.table.find(key);
@@ -143,7 +143,7 @@ impl Shared {
             let is_absent =
                 |found: Option<&Entry>| check!("enter: the block is absent", found.is_none());
             if spare.is_none() && is_absent(found) {
-                if !want.blocks && !self.may_load(source) {
+                if !blocks && !self.may_load(source) {
                     return Err(GetError::NoFreeBuffers);
                 }
                 spare = self.spare(want.class, wait.search);
@@ -165,6 +165,9 @@ impl Shared {
                 let is_read = want.fill == Fill::Read;
                 if is_read {
                     step!("enter: pin it for the requester", word = word.pinned_once_more());
+                } else {
+                    // From the first: a thread that waits for loads only does not wait for this.
+                    word = word.with(WRITE);
                 }
                 let Some(place) = home.insert(word) else {
                     // The table has twice as many entries as buffers, but entries that are being
@@ -180,7 +183,7 @@ impl Shared {
                     return self.create(source, key, frame).map(Entered::Locked);
                 }
                 let pinned = Pinned::new(self, self.table.entry(place));
-                self.begin(source, key, frame, want.reuse, want.blocks);
+                self.begin(source, key, frame, want.reuse, blocks);
                 pinned.into_pin();
                 return Ok(Entered::Pinned(place));
             }
@@ -190,7 +193,7 @@ impl Shared {
             self.check_class(word, want.class)?;
             // This thread has a write guard, or is a verifier or device that gets its own block. A
             // task does not block the thread.
-            if is_marked && want.blocks && hazard::protected_by_me(entry) > 0 {
+            if is_marked && blocks && hazard::protected_by_me(entry) > 0 {
                 return Err(GetError::WouldDeadlock);
             }
             if is_marked && word.pins() == MOST_PINS {
@@ -310,12 +313,18 @@ impl Shared {
     }
 
     /// Sleeps until the load or write of an entry ends that this thread has pinned, and returns its
-    /// buffer.
-    fn wait_for_load(&self, source: &Source, key: Key, entry: &Entry) -> Result<Held, GetError> {
+    /// buffer. With [`Wait::Load`] it fails with [`GetError::WouldBlock`] where a writer has it.
+    fn wait_for_load(
+        &self,
+        source: &Source,
+        key: Key,
+        entry: &Entry,
+        wait: Wait,
+    ) -> Result<Held, GetError> {
         let _pinned = Pinned::new(self, entry);
         let frame = entry.word().frame();
         if entry.word().has(IO | WRITE) {
-            self.sleep_for_load(entry)?;
+            self.sleep_for_load(entry, wait)?;
         }
         if entry.word().has(FAILED) {
             let failure = Failure::from_code(self.frames.header(frame).failure());
@@ -328,7 +337,7 @@ impl Shared {
     }
 
     /// Sleeps until an entry is neither loaded nor written.
-    fn sleep_for_load(&self, entry: &Entry) -> Result<(), GetError> {
+    fn sleep_for_load(&self, entry: &Entry, wait: Wait) -> Result<(), GetError> {
         let header = self.frames.header(entry.word().frame());
         let mut since = None;
         if header.is_claimed_by_me() {
@@ -349,6 +358,9 @@ impl Shared {
             let word = entry.word();
             if !word.has(IO | WRITE) {
                 return Ok(());
+            }
+            if word.has(WRITE) && wait == Wait::Load {
+                return Err(GetError::WouldBlock);
             }
             if word.has(WRITE) {
                 // The writer may wait for a guard of this thread, so the wait is bounded.
@@ -386,6 +398,12 @@ impl Shared {
             let frame = left.frame();
             self.table.free(self.frames.header(frame).place());
             self.give(frame);
+        } else if left.pins() == 0 && left.has(WAITED) && !left.has(WRITE | BACK) {
+            // In this state nothing keeps the block, so no waiter needs the flag, whichever block has
+            // the entry by now: the thread that dropped its last pin wakes them.
+            let _ = entry.try_change(left, 0, WAITED);
+            let wakers = self.wakers.of(left.frame());
+            step!("unpin: wake the tasks that wait to write", wakers.wake(left.frame()));
         }
     }
 }

@@ -18,6 +18,7 @@ mod close;
 mod completion;
 mod evict;
 mod fairness;
+mod line;
 mod load;
 mod miss;
 mod past;
@@ -42,13 +43,14 @@ pub(crate) use self::aside::{Forget, begin_to_forget};
 pub use self::bypass::Bypass;
 pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
 pub(crate) use self::cleaner::Limits;
+use self::line::Line;
 use self::load::AllWakers;
 pub use self::load::Load;
-pub(crate) use self::miss::{Entered, Want};
+pub(crate) use self::miss::Entered;
 use self::pool::Pool;
 use self::timer::Timer;
 pub(crate) use self::wipe::Wipe;
-pub(crate) use self::write::{Fill, Got};
+pub(crate) use self::write::{Fill, Got, Wait, Want};
 use crate::cold::Cold;
 use crate::contain::contain;
 use crate::error::{BuildError, GetError};
@@ -76,6 +78,7 @@ pub(crate) struct Shared {
     /// The numbers and identities of the devices.
     ids: WordLock<Ids>,
     wakers: AllWakers,
+    line: Line,
     pool: Pool,
     timer: Timer,
     dirty_bytes: AtomicUsize,
@@ -185,6 +188,7 @@ impl Shared {
             cold: TimedLock::new(cold, holds.clone()),
             ids: WordLock::new(Ids::new()),
             wakers: AllWakers::new(),
+            line: Line::new(),
             room: AtomicUsize::new(room),
             pool: Pool::new(limits),
             timer: Timer::new(),

@@ -15,12 +15,13 @@
 //! A reader that waits for a writer pins the entry, which keeps the entry's block; the next writer
 //! waits for the pin. A thread that waits for a write-back (`BACK`), or waits for a writer in order
 //! to write, has neither slot nor pin: it sets `WAITED`, sleeps at the frame, and looks the block
-//! up again.
+//! up again. The first task [in line](super::line) does the same with its waker, also for the last
+//! pin. For guards of readers, whose drop wakes nothing, a thread of the cache waits in its place.
 
 use std::future::poll_fn;
 use std::mem;
-use std::task::Poll;
-use std::time::Instant;
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
 
 use percpu::sync::{Arc, check, hint, step, thread};
 
@@ -32,8 +33,8 @@ use crate::error::GetError;
 use crate::frames::{Frame, Place};
 use crate::hazard;
 use crate::source::Source;
-use crate::wait::Mode;
-use crate::word::{BACK, DIRTY, Entry, HELD, Key, WAITED, WRITE};
+use crate::wait::{Mode, Reply};
+use crate::word::{BACK, DIRTY, Entry, HELD, Key, WAITED, WRITE, Word};
 
 /// The contents of a block that was not cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +43,27 @@ pub(crate) enum Fill {
     Read,
     /// Any bytes; the caller overwrites them.
     Caller,
+}
+
+/// A request for a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Want {
+    pub(crate) class: u8,
+    pub(crate) reuse: Reuse,
+    /// The contents of a block that was not cached.
+    pub(crate) fill: Fill,
+    pub(crate) wait: Wait,
+}
+
+/// What a requester of a block blocks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// A buffer, the load of the block, and its writer.
+    Block,
+    /// A buffer and the load, by a thread that serves a task: the task waits for the writer.
+    Load,
+    /// Nothing.
+    None,
 }
 
 /// The buffer that a miss returns.
@@ -64,6 +86,31 @@ enum Obstacle {
     Closing,
 }
 
+/// The registration of a task that waits for a frame.
+struct Waiter<'c> {
+    cache: &'c Shared,
+    frame: Frame,
+    waker: Waker,
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        let Self { cache, frame, waker } = self;
+        step!("wait: forget the task", cache.wakers.of(*frame).remove(*frame, waker));
+        cache.timer.remove(waker);
+    }
+}
+
+/// Returns whether a writer or a write-back has a buffer.
+fn is_marked(word: Word) -> bool {
+    word.has(WRITE | BACK)
+}
+
+/// Returns whether a writer, a write-back or a pin keeps other threads from locking a buffer.
+fn is_kept(word: Word) -> bool {
+    is_marked(word) || (word.is_readable() && word.pins() > 0)
+}
+
 impl Shared {
     /// Locks the buffer of a block for writing. Blocks as a miss does, and for the guards of the
     /// block.
@@ -76,41 +123,79 @@ impl Shared {
     ) -> Result<Held, GetError> {
         source.check_write()?;
         self.limit_dirty(source, key)?;
-        let mut since = None;
+        let want = Want { class, reuse: Reuse::Likely, fill, wait: Wait::Block };
+        let (mut rounds, mut since) = (0, None);
+        loop {
+            match self.lock_once(source, key, want, &mut since)? {
+                Ok(held) => return Ok(held),
+                Err(Obstacle::Marked(frame)) => self.wait_for_mark(frame, key, &mut since)?,
+                Err(_) => self.pause(&mut rounds, &mut since)?,
+            }
+        }
+    }
+
+    /// Does the work of [`lock_write`](Self::lock_write) for a task, which waits for the holder of
+    /// the block itself: returns `None` if a writer, a write-back or a pin keeps the block.
+    pub(crate) fn lock_write_unless_kept(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        class: u8,
+        fill: Fill,
+        since: &mut Option<Instant>,
+    ) -> Result<Option<Held>, GetError> {
+        source.check_write()?;
+        self.limit_dirty(source, key)?;
+        let want = Want { class, reuse: Reuse::Likely, fill, wait: Wait::Load };
         let mut rounds = 0;
         loop {
-            let held = match self.hit(key, class, Reuse::Likely) {
-                Some(held) => held,
-                None => match self.miss(source, key, class, Reuse::Likely, fill) {
-                    Ok(Got::Locked(held)) => return Ok(held),
-                    Ok(Got::Shared(held)) => held,
-                    // Another thread's read of the block failed, which this one overwrites.
-                    Err(error) if fill == Fill::Caller && error.is_of_a_read() => {
-                        self.pause(&mut rounds, &mut since)?;
-                        continue;
-                    }
-                    Err(error) => return Err(error),
-                },
-            };
-            let obstacle = match self.mark_write(source, &held) {
-                Ok(()) => match self.wait_for_readers(held, &mut since)? {
-                    Some(held) => return Ok(held),
-                    None => {
-                        self.pause(&mut rounds, &mut since)?;
-                        continue;
-                    }
-                },
-                Err(obstacle) => obstacle,
-            };
-            held.slot.clear();
-            match obstacle {
-                Obstacle::Own => return Err(GetError::WouldDeadlock),
-                Obstacle::Closing => return Err(GetError::Closed),
-                Obstacle::Marked(frame) => {
-                    self.wait_for_mark(frame, key, &mut since)?;
-                }
-                Obstacle::Passing => self.pause(&mut rounds, &mut since)?,
+            if let Ok(held) = self.lock_once(source, key, want, since)? {
+                return Ok(Some(held));
             }
+            if self.is_kept(key) {
+                return Ok(None);
+            }
+            self.pause(&mut rounds, since)?;
+        }
+    }
+
+    /// Returns whether a writer, a write-back or a pin keeps a task from locking a block.
+    pub(crate) fn is_kept(&self, key: Key) -> bool {
+        self.table.find(key).is_some_and(|entry| is_kept(entry.word()))
+    }
+
+    /// Tries to lock the buffer of a block. Blocks as a miss does, and for guards of readers.
+    fn lock_once(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        want: Want,
+        since: &mut Option<Instant>,
+    ) -> Result<Result<Held, Obstacle>, GetError> {
+        let held = match self.hit(key, want.class, want.reuse) {
+            Some(held) => held,
+            None => match self.miss_as(source, key, want) {
+                Ok(Got::Locked(held)) => return Ok(Ok(held)),
+                Ok(Got::Shared(held)) => held,
+                Err(GetError::WouldBlock) => return Ok(Err(Obstacle::Passing)), // it is kept
+                // Another thread's read of the block failed, which this one overwrites.
+                Err(error) if want.fill == Fill::Caller && error.is_of_a_read() => {
+                    return Ok(Err(Obstacle::Passing));
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        let obstacle = match self.mark_write(source, &held) {
+            Ok(()) => {
+                return Ok(self.wait_for_readers(held, since)?.ok_or(Obstacle::Passing));
+            }
+            Err(obstacle) => obstacle,
+        };
+        held.slot.clear();
+        match obstacle {
+            Obstacle::Own => Err(GetError::WouldDeadlock),
+            Obstacle::Closing => Err(GetError::Closed),
+            obstacle => Ok(Err(obstacle)),
         }
     }
 
@@ -248,7 +333,7 @@ impl Shared {
         before.has(WAITED) || (before.has(WRITE) && before.pins() > 0)
     }
 
-    fn wake_if(&self, waits: bool, frame: Frame) {
+    pub(super) fn wake_if(&self, waits: bool, frame: Frame) {
         if waits {
             // The frame may belong to another block by now: then the wake-up is spurious.
             step!("write: wake the waiters", self.wake_waiters(frame));
@@ -272,11 +357,45 @@ impl Shared {
         let header = self.frames.header(frame);
         let seen = header.loaded.load();
         let Some(entry) = self.table.find(key) else { return Ok(()) };
-        if !self.set_waited(entry, frame) {
+        if !self.set_waited(entry, frame, is_marked) {
             return Ok(());
         }
         header.sleep(seen, left);
         Ok(())
+    }
+
+    /// Waits, as a task, for the writer, the write-back or the last pin that keeps a cached block
+    /// from being locked. Returns whether there was one. May return early, so the caller looks the
+    /// block up again. If the future is dropped, its waker is forgotten.
+    pub(crate) async fn wait_to_lock(
+        &self,
+        key: Key,
+        since: &mut Option<Instant>,
+    ) -> Result<bool, GetError> {
+        let Some(word) = self.table.find(key).map(Entry::word).filter(|&word| is_kept(word)) else {
+            return Ok(false);
+        };
+        let (frame, left) = (word.frame(), self.time_left(since)?);
+        let woken = Reply::new();
+        // A waker of its own: one task may wait for several blocks, and drop one of the futures.
+        let waiter = Waiter { cache: self, frame, waker: woken.waker() };
+        self.wakers.of(frame).add(frame, &waiter.waker)?;
+        // With the waker on the list: either this finds that the block is free, or the thread that
+        // frees it finds `WAITED`.
+        let entry = self.table.find(key);
+        let waits = entry.is_some_and(|entry| self.set_waited(entry, frame, is_kept));
+        if check!("wait: the block is kept", waits) {
+            self.wake_after(left, &waiter.waker);
+            let _ = woken.wait().await;
+        }
+        Ok(true)
+    }
+
+    /// Wakes an operation after that time. A time beyond the clock's range needs no timer.
+    pub(super) fn wake_after(&self, left: Duration, waker: &Waker) {
+        if let Some(end) = Instant::now().checked_add(left).filter(|_| HAS_TIME) {
+            self.timer.add(end, waker);
+        }
     }
 
     /// [`wait_for_mark`](Self::wait_for_mark) for a task.
@@ -296,15 +415,12 @@ impl Shared {
             let wakers = self.wakers.of(frame);
             wakers.add(frame, context.waker())?;
             let entry = self.table.find(key);
-            if !entry.is_some_and(|entry| self.set_waited(entry, frame)) {
+            if !entry.is_some_and(|entry| self.set_waited(entry, frame, is_marked)) {
                 // The mark may be cleared already, and that may have woken another task.
                 wakers.wake(frame);
                 return Poll::Ready(Ok(()));
             }
-            // A time beyond the clock's range needs no timer.
-            if let Some(end) = Instant::now().checked_add(left).filter(|_| HAS_TIME) {
-                self.timer.add(end, context.waker());
-            }
+            self.wake_after(left, context.waker());
             Poll::Pending
         })
         .await
@@ -323,9 +439,8 @@ impl Shared {
                 self.timer.remove(context.waker());
                 return polled;
             }
-            // A time beyond the clock's range needs no timer.
-            match self.time_left(&mut since).map(|left| Instant::now().checked_add(left)) {
-                Ok(end) => end.into_iter().for_each(|end| self.timer.add(end, context.waker())),
+            match self.time_left(&mut since) {
+                Ok(left) => self.wake_after(left, context.waker()),
                 Err(error) => return Poll::Ready(Err(error)),
             }
             polled
@@ -356,21 +471,18 @@ impl Shared {
         Ok(())
     }
 
-    /// Sets `WAITED` on an entry with `WRITE` or `BACK`, so that the end of the mark wakes the
-    /// caller. Returns whether it did.
-    fn set_waited(&self, entry: &Entry, frame: Frame) -> bool {
+    /// Sets `WAITED` on an entry whose word is `waited_for`, so that the end of its mark or its last
+    /// pin wakes the caller. Returns whether it did.
+    fn set_waited(&self, entry: &Entry, frame: Frame, waited_for: fn(Word) -> bool) -> bool {
         let word = entry.word();
         word.frame() == frame
-            && word.has(WRITE | BACK)
+            && waited_for(word)
             && (word.has(WAITED) || entry.try_change(word, WAITED, 0).is_ok())
     }
 
     /// Returns the rest of the cache's patience. The first call of a wait stores its begin in
     /// `since`.
-    pub(super) fn time_left(
-        &self,
-        since: &mut Option<Instant>,
-    ) -> Result<std::time::Duration, GetError> {
+    pub(super) fn time_left(&self, since: &mut Option<Instant>) -> Result<Duration, GetError> {
         let waited = since.get_or_insert_with(Instant::now).elapsed();
         self.patience.checked_sub(waited).filter(|left| !left.is_zero()).ok_or(GetError::Busy)
     }

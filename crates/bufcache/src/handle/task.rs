@@ -3,6 +3,9 @@
 //! The steps of a write-back, a sync or a discard run on the threads that end the step before. A
 //! thread of the cache makes other calls that may block, and then wakes the task. A future begins
 //! its call when it is first polled. Dropping it does not cancel the call.
+//!
+//! The wait for the holder of a block is no call: these threads are few, and the holder may need
+//! one to go on. Dropping the future ends that wait.
 
 use std::ops::Range;
 
@@ -81,8 +84,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`get_mut`](Self::get_mut). If all buffers are in use, a thread of the cache waits for
-    /// one.
+    /// As [`get_mut`](Self::get_mut). No thread waits for a write guard, a write-back or a
+    /// [`Pin`](crate::Pin) of the block. A thread of the cache waits for a
+    /// [`ReadGuard`](crate::ReadGuard) of it, and for a buffer if all are in use.
     pub async fn get_mut_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
         let key = self.checked_key(block)?;
         if self.is_cached(block) {
@@ -122,18 +126,37 @@ impl Device {
             }
             guard
         };
-        // If too much is dirty, the blocking call writes some of it first.
-        if !self.shared.must_clean(&self.source) {
-            match self.shared.try_lock_write(&self.source, key, self.class) {
-                Err(GetError::WouldBlock) => {}
-                locked => return locked.map(|held| own(self.clone(), held)),
+        let (mut since, mut in_line) = (None, None);
+        loop {
+            // If too much is dirty, the blocking call writes some of it first.
+            if !self.shared.must_clean(&self.source) {
+                match self.shared.try_lock_write(&self.source, key, self.class) {
+                    Err(GetError::WouldBlock) => {}
+                    // A get of this thread may wake the task when it drops its pin, and the waker
+                    // may poll it there: the slot is that of the get, not of a guard of the task.
+                    Err(GetError::WouldDeadlock) if since.is_some() => {}
+                    locked => return locked.map(|held| own(self.clone(), held)),
+                }
+            }
+            // Not on a thread of the cache: the holder may need one to go on, and there are few.
+            if in_line.is_none() && self.shared.is_kept(key) {
+                in_line = Some(self.shared.stand_in_line(key, &mut since).await?);
+                continue;
+            }
+            if self.shared.wait_to_lock(key, &mut since).await? {
+                continue;
+            }
+            let lock = move |device: Self| {
+                let Self { shared, source, class, .. } = &device;
+                let held = shared.lock_write_unless_kept(source, key, *class, fill, &mut since);
+                (held.map(|held| held.map(|held| own(device, held))), since)
+            };
+            let (locked, begun) = self.call_async(lock).await;
+            since = begun;
+            if let Some(guard) = locked? {
+                return Ok(guard);
             }
         }
-        let lock = move |device: Self| {
-            let held = device.shared.lock_write(&device.source, key, device.class, fill)?;
-            Ok(own(device, held))
-        };
-        self.call_async(lock).await
     }
 
     /// [`flush`](Self::flush) for tasks.
