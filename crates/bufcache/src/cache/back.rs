@@ -26,7 +26,7 @@ use percpu::sync::{Arc, check, step};
 use super::Shared;
 use super::changes::DeviceWrite;
 use super::completion::{Batch, Outcome, RUNS};
-use super::task::{Going, Task, Tries};
+use super::selection::{Going, Include, Selection};
 use crate::cold::Cold;
 use crate::contain::contain;
 use crate::dirty::{DirtyList, WriteError, errno_of};
@@ -64,7 +64,7 @@ impl Done {
 /// The marked blocks that are written next, in the order of the device.
 struct Window<'t> {
     blocks: Few<Going, WINDOW>,
-    task: &'t Task,
+    selection: &'t Selection,
     mode: Mode,
     done: Done,
     /// Set once the wait for a block that another thread had marked, or that was held back, has
@@ -87,15 +87,20 @@ enum Kept {
 }
 
 impl Shared {
-    /// Writes the dirty blocks that `task` selects. A block that fails does not keep the others
+    /// Writes the dirty blocks that `selection` names. A block that fails does not keep the others
     /// from being written.
-    pub(crate) async fn write_back(&self, source: &Arc<Source>, task: &Task, mode: Mode) -> Done {
+    pub(crate) async fn write_back(
+        &self,
+        source: &Arc<Source>,
+        selection: &Selection,
+        mode: Mode,
+    ) -> Done {
         let mut done = Done::default();
         let Some(_operation) = Operation::begin(&**source) else {
             done.fail(WriteError::Closed);
             return done;
         };
-        let mut found = match self.dirty_blocks(source, task) {
+        let mut found = match self.dirty_blocks(source, selection) {
             Ok(found) => found,
             Err(error) => {
                 done.fail(error);
@@ -105,7 +110,7 @@ impl Shared {
         let found = found.all();
         found.sort_unstable_by_key(|going| going.key.sector());
         let blocks = Few::new(Going::NONE);
-        let mut window = Window { blocks, task, mode, done, gave_up: false };
+        let mut window = Window { blocks, selection, mode, done, gave_up: false };
         for &next in &*found {
             if let Some(errno) = source.writes.poisoned() {
                 // The sync or durable write that needs these blocks can no longer succeed, even if
@@ -126,11 +131,11 @@ impl Shared {
     async fn add_to_window(&self, source: &Arc<Source>, window: &mut Window<'_>, next: Going) {
         let (mode, mut since, mut flushed) = (window.mode, None, 0);
         loop {
-            let kept = match self.begin_back(source, window.task, next, flushed) {
+            let kept = match self.begin_back(source, window.selection, next, flushed) {
                 Ok(()) => return window.blocks.push(next),
                 Err(Kept::Clean) => return,
                 Err(Kept::Because(error)) => return window.done.fail(error),
-                Err(Kept::Marked | Kept::Held) if !window.task.wait => {
+                Err(Kept::Marked | Kept::Held) if !window.selection.wait => {
                     window.done.overlapped |= self.entry(next.frame).word().has(BACK);
                     return;
                 }
@@ -180,12 +185,12 @@ impl Shared {
     fn begin_back(
         &self,
         source: &Arc<Source>,
-        task: &Task,
+        selection: &Selection,
         going: Going,
         flushed: u64,
     ) -> Result<(), Kept> {
         let entry = self.mark_back(going)?;
-        let may_go = self.may_go(source, task, going, flushed);
+        let may_go = self.may_go(source, selection, going, flushed);
         if may_go.is_err() {
             self.unmark_back(entry, going.frame, 0);
             self.drop_if_abandoned(source, going.key);
@@ -210,7 +215,7 @@ impl Shared {
                 Err(now) => word = now,
             }
         }
-        // The frame may belong to another block by now, which is not in the task.
+        // The frame may belong to another block by now, which is not selected.
         if entry.key() != going.key {
             self.unmark_back(entry, going.frame, 0);
             return Err(Kept::Clean);
@@ -222,13 +227,19 @@ impl Shared {
     ///
     /// While `BACK` is set no hold is added and no log position is raised, because both need
     /// `WRITE`. So a positive answer stays true.
-    fn may_go(&self, source: &Source, task: &Task, going: Going, flushed: u64) -> Result<(), Kept> {
+    fn may_go(
+        &self,
+        source: &Source,
+        selection: &Selection,
+        going: Going,
+        flushed: u64,
+    ) -> Result<(), Kept> {
         let header = self.frames.header(going.frame);
         let options = &source.writes.options;
         if !check!("write-back: the block is not held back", !header.is_held()) {
             return Err(Kept::Held);
         }
-        if header.tries() == u32::MAX && task.tries != Tries::All {
+        if header.tries() == u32::MAX && selection.include != Include::All {
             return Err(Kept::Held);
         }
         let lsn = header.lsn();
@@ -284,15 +295,16 @@ impl Shared {
     /// Writes the blocks of the window and empties it. Adjacent blocks are one operation; if that
     /// fails, each of them is written alone, unless the write is durable.
     async fn write_window(&self, source: &Arc<Source>, window: &mut Window<'_>) {
-        let (task, mode) = (window.task, window.mode);
+        let (selection, mode) = (window.selection, window.mode);
         let mut left = &window.blocks[..];
         let mut done = window.done;
         while !left.is_empty() {
             let mut results = [const { None }; RUNS];
             // Registered before the write, and ended after a failed block has poisoned the device:
             // a sync that runs beside this write then sees the failure.
-            let writing = task.durable.then(|| source.writes.group.begin_write());
-            let given = self.give_to_device(source, left, (task.durable, mode), &mut results).await;
+            let writing = selection.durable.then(|| source.writes.group.begin_write());
+            let given =
+                self.give_to_device(source, left, (selection.durable, mode), &mut results).await;
             let (now, behind) = left.split_at(given);
             let runs = || now.chunk_by(|a, b| self.is_next(source, *a, *b)).zip(results);
             for (run, result) in runs() {
@@ -301,22 +313,24 @@ impl Shared {
                     // A failed durable write is not repeated: it may have consumed the kernel's
                     // single error report, and the repetition could then succeed although bytes are
                     // lost.
-                    Some(Err(errno)) if run.len() == 1 || task.durable => {
+                    Some(Err(errno)) if run.len() == 1 || selection.durable => {
                         for &one in run {
-                            done.fail(self.fail_back(source, one, task, errno));
+                            done.fail(self.fail_back(source, one, selection, errno));
                         }
                     }
                     _ => {
                         for &one in run {
                             let mut result = [None];
-                            let how = (task.durable, mode);
+                            let how = (selection.durable, mode);
                             self.give_to_device(source, &[one], how, &mut result).await;
                             match result[0].unwrap_or(Err(None)) {
                                 Ok(()) => {
-                                    self.finish(source, &[one], task.durable);
+                                    self.finish(source, &[one], selection.durable);
                                     done.written += 1;
                                 }
-                                Err(errno) => done.fail(self.fail_back(source, one, task, errno)),
+                                Err(errno) => {
+                                    done.fail(self.fail_back(source, one, selection, errno))
+                                }
                             }
                         }
                     }
@@ -339,7 +353,7 @@ impl Shared {
             if !written.is_empty() {
                 self.finish(source, &written, durable);
             }
-            if task.durable && !durable {
+            if selection.durable && !durable {
                 let errno = source.writes.poisoned().unwrap_or(libc::EIO);
                 done.fail(WriteError::Poisoned { errno });
             }
@@ -447,18 +461,18 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         going: Going,
-        task: &Task,
+        selection: &Selection,
         errno: Option<i32>,
     ) -> WriteError {
         let block = source.block(going.key);
         let number = errno.unwrap_or(libc::EIO);
         source.writes.record(number);
         source.writes.load.set_failing(number);
-        if task.durable {
+        if selection.durable {
             source.writes.poison(number);
         }
         let header = self.frames.header(going.frame);
-        if task.tries != Tries::All {
+        if selection.include != Include::All {
             let rule = source.writes.options.rule(number);
             let life = self.now().saturating_sub(header.since());
             if header.count_try() >= rule.retries || u128::from(life) >= rule.within.as_millis() {

@@ -25,7 +25,7 @@ use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, thread};
 
 use super::Shared;
-use super::task::Tries;
+use super::selection::Include;
 use crate::engine::turn_engine;
 use crate::error::GetError;
 use crate::source::Source;
@@ -80,8 +80,8 @@ impl Shared {
         let mut since = None;
         while !self.may_dirty(source, key) {
             let load = &source.writes.load;
-            let tries = if load.failing().is_some() { Tries::All } else { Tries::Most };
-            let done = self.clean_some_of(source, tries);
+            let include = if load.failing().is_some() { Include::All } else { Include::NotGivenUp };
+            let done = self.clean_some_of(source, include);
             if done.written > 0 {
                 continue;
             }
@@ -141,7 +141,7 @@ impl Shared {
                     return 0;
                 }
                 self.hurry_cleaner();
-                self.clean_some_of(source, Tries::Most).written
+                self.clean_some_of(source, Include::NotGivenUp).written
             }
             _ => self.clean_some(),
         }

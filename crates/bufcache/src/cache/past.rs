@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use percpu::sync::Arc;
 
-use super::task::Task;
+use super::selection::Selection;
 use super::{Held, Shared};
 use crate::dirty::WriteError;
 use crate::error::GetError;
@@ -89,8 +89,8 @@ impl Shared {
         blocks: Range<u64>,
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
-        let task = Task { sectors: source.sectors_of(blocks), ..Task::all() };
-        let done = now(self.write_back(source, &task, Mode::Thread));
+        let selection = Selection { sectors: source.sectors_of(blocks), ..Selection::all() };
+        let done = now(self.write_back(source, &selection, Mode::Thread));
         self.check_sync(source)?;
         done.error.map_or(Ok(()), Err)
     }

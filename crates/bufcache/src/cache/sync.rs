@@ -15,7 +15,7 @@ use percpu::sync::{Arc, check, step};
 use super::Shared;
 use super::changes::DeviceSync;
 use super::completion::Batch;
-use super::task::Task;
+use super::selection::Selection;
 use crate::contain::contain;
 use crate::dirty::{Extents, Unsynced, WriteError};
 use crate::error::GetError;
@@ -48,7 +48,7 @@ impl Shared {
         source: &Arc<Source>,
         mode: Mode,
     ) -> Result<(), WriteError> {
-        let done = self.write_back(source, &Task::all(), mode).await;
+        let done = self.write_back(source, &Selection::all(), mode).await;
         self.check_poison(source)?;
         done.error.map_or(Ok(()), Err)
     }
@@ -121,8 +121,8 @@ impl Shared {
         self.check_sync(source)?;
         let losses = source.writes.group.losses();
         let sectors = source.sectors_of(blocks);
-        let task = Task { sectors: sectors.clone(), durable: true, ..Task::all() };
-        let done = self.write_back(source, &task, mode).await;
+        let selection = Selection { sectors: sectors.clone(), durable: true, ..Selection::all() };
+        let done = self.write_back(source, &selection, mode).await;
         self.check_poison(source)?;
         if let Some(error) = done.error {
             return Err(error);

@@ -17,7 +17,7 @@ const FEW: usize = 64;
 
 /// Which dirty blocks of a device a write-back writes, and how.
 #[derive(Clone, Debug)]
-pub(crate) struct Task {
+pub(crate) struct Selection {
     /// Only blocks in this range.
     pub(crate) sectors: Range<u64>,
     /// The most blocks. If there are more, the oldest are taken.
@@ -28,27 +28,27 @@ pub(crate) struct Task {
     pub(crate) durable: bool,
     /// Waits for blocks that are marked or held back.
     pub(crate) wait: bool,
-    /// Which blocks it tries to write.
-    pub(crate) tries: Tries,
+    /// Whether blocks are included whose write may fail.
+    pub(crate) include: Include,
     /// Only those that would be evicted next if they were not dirty.
     pub(crate) is_due: bool,
 }
 
-/// Which blocks a task tries to write.
+/// Whether a write-back includes blocks whose write may fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tries {
-    /// Blocks that are not held back and whose write has not failed. If a task has few blocks,
+pub(crate) enum Include {
+    /// Blocks that are not held back and whose write has not failed. With a limit of few blocks,
     /// older ones that cannot be written do not take the places of others.
     Promising,
-    /// All blocks but those that the cleaner has given up. A failure counts as a try, after some of
-    /// which the cleaner gives the block up.
-    Most,
-    /// All blocks, for an explicit flush or sync. A failure does not count as a try.
+    /// All blocks but those that the cleaner has given up, which it does after some failures. A
+    /// failure counts.
+    NotGivenUp,
+    /// All blocks, for an explicit flush or sync. A failure does not count.
     All,
 }
 
-impl Task {
-    /// Returns a task for all blocks that are dirty now.
+impl Selection {
+    /// Returns a selection of all blocks that are dirty now.
     pub(crate) fn all() -> Self {
         Self {
             sectors: 0..u64::MAX,
@@ -56,7 +56,7 @@ impl Task {
             before: u64::MAX,
             durable: false,
             wait: true,
-            tries: Tries::All,
+            include: Include::All,
             is_due: false,
         }
     }
@@ -73,7 +73,7 @@ impl Going {
     pub(super) const NONE: Self = Self { key: Key::NONE, frame: Frame(0) };
 }
 
-/// The dirty blocks that a task selects.
+/// The selected dirty blocks.
 pub(super) struct Found {
     few: Few<Going, FEW>,
     /// All of them, if `most` is above `FEW`.
@@ -105,32 +105,38 @@ impl Found {
 }
 
 impl Shared {
-    /// Returns the dirty blocks that the task selects, from the dirty list of the device.
-    pub(super) fn dirty_blocks(&self, source: &Source, task: &Task) -> Result<Found, WriteError> {
-        if task.is_due {
-            return self.due_blocks(source, task);
+    /// Returns the selected blocks of the device.
+    pub(super) fn dirty_blocks(
+        &self,
+        source: &Source,
+        selection: &Selection,
+    ) -> Result<Found, WriteError> {
+        if selection.is_due {
+            return self.due_blocks(source, selection);
         }
         let (len, mut walk) = {
             let list = source.writes.dirty.lock();
             (list.len(), list.walk())
         };
-        let blocks = task.sectors.end.saturating_sub(task.sectors.start) >> (source.shift - 9);
-        if blocks < len as u64 && task.before == u64::MAX {
-            return self.dirty_of(source, task, blocks as usize);
+        let blocks =
+            selection.sectors.end.saturating_sub(selection.sectors.start) >> (source.shift - 9);
+        if blocks < len as u64 && selection.before == u64::MAX {
+            return self.dirty_of(source, selection, blocks as usize);
         }
         // Allocates without the lock. The length suffices, because the walk leaves out blocks that
         // became dirty after its begin.
-        let mut found = Found::try_new(len.min(task.most))?;
+        let mut found = Found::try_new(len.min(selection.most))?;
         while found.most > 0 && !walk.is_over() {
             let list = source.writes.dirty.lock();
             let mut is_last = false;
             for frame in list.piece(&self.frames, &mut walk) {
                 let key = self.entry(frame).key();
-                if task.tries == Tries::Promising && !self.is_promising(frame) {
+                if selection.include == Include::Promising && !self.is_promising(frame) {
                     continue;
                 }
-                is_last = self.frames.header(frame).since() >= task.before
-                    || (task.sectors.contains(&key.sector()) && !found.push(Going { key, frame }));
+                is_last = self.frames.header(frame).since() >= selection.before
+                    || (selection.sectors.contains(&key.sector())
+                        && !found.push(Going { key, frame }));
                 if is_last {
                     break;
                 }
@@ -151,9 +157,9 @@ impl Shared {
     /// Returns the dirty blocks that a thread writes when it needs a buffer: those of the device at
     /// the end of the list that has the next victim. They stay where they are. The lock is released
     /// after each few visits.
-    fn due_blocks(&self, source: &Source, task: &Task) -> Result<Found, WriteError> {
-        let mut found = Found::try_new(task.most)?;
-        let (mut visits, mut at) = (0..task.most, None);
+    fn due_blocks(&self, source: &Source, selection: &Selection) -> Result<Found, WriteError> {
+        let mut found = Found::try_new(selection.most)?;
+        let (mut visits, mut at) = (0..selection.most, None);
         while !visits.is_empty() {
             let cold = self.cold.lock();
             for _ in visits.by_ref().take(LOOKS as usize) {
@@ -172,9 +178,14 @@ impl Shared {
 
     /// Does the work of [`dirty_blocks`](Self::dirty_blocks) for a range of fewer blocks than the
     /// dirty list has: looks up each block of the range.
-    fn dirty_of(&self, source: &Source, task: &Task, blocks: usize) -> Result<Found, WriteError> {
-        let mut found = Found::try_new(blocks.min(task.most))?;
-        for sector in task.sectors.clone().step_by(1 << (source.shift - 9)) {
+    fn dirty_of(
+        &self,
+        source: &Source,
+        selection: &Selection,
+        blocks: usize,
+    ) -> Result<Found, WriteError> {
+        let mut found = Found::try_new(blocks.min(selection.most))?;
+        for sector in selection.sectors.clone().step_by(1 << (source.shift - 9)) {
             let key = Key::new(source.id, sector);
             let word = self.table.find(key).and_then(|entry| entry.look(key));
             let Some(word) = word.filter(|word| word.has(DIRTY)) else { continue };
