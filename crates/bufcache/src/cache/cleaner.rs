@@ -7,7 +7,7 @@ use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, coarse_clock};
 
 use super::Shared;
-use super::back::Done;
+use super::back::Summary;
 use super::selection::{Include, Selection};
 use crate::source::Source;
 use crate::wait::{Mode, now};
@@ -100,12 +100,12 @@ impl Shared {
 
     /// Writes a few buffers of one device: those whose write is likely to succeed, or if none of
     /// these was written, those that `include` allows.
-    pub(super) fn clean_some_of(&self, source: &Arc<Source>, include: Include) -> Done {
+    pub(super) fn clean_some_of(&self, source: &Arc<Source>, include: Include) -> Summary {
         let selection =
             Selection { most: SOME, wait: false, include: Include::Promising, ..Selection::all() };
-        let done = now(self.write_back(source, &selection, Mode::Thread));
-        if done.written > 0 {
-            return done;
+        let summary = now(self.write_back(source, &selection, Mode::Thread));
+        if summary.written > 0 {
+            return summary;
         }
         now(self.write_back(source, &Selection { include, ..selection }, Mode::Thread))
     }

@@ -81,14 +81,14 @@ impl Shared {
         while !self.may_dirty(source, key) {
             let load = &source.writes.load;
             let include = if load.failing().is_some() { Include::All } else { Include::NotGivenUp };
-            let done = self.clean_some_of(source, include);
-            if done.written > 0 {
+            let summary = self.clean_some_of(source, include);
+            if summary.written > 0 {
                 continue;
             }
             source.check_write()?;
             let is_over = since.get_or_insert_with(Instant::now).elapsed() >= self.patience;
             // The result of another thread's write shows whether the device still fails.
-            let is_told = done.error.is_some() || !done.overlapped || is_over;
+            let is_told = summary.error.is_some() || !summary.overlapped || is_over;
             if let Some(errno) = load.failing().filter(|_| is_told) {
                 return Err(GetError::Io { errno, block: source.block(key) });
             }

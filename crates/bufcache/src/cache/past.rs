@@ -90,8 +90,8 @@ impl Shared {
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
         let selection = Selection { sectors: source.sectors_of(blocks), ..Selection::all() };
-        let done = now(self.write_back(source, &selection, Mode::Thread));
+        let summary = now(self.write_back(source, &selection, Mode::Thread));
         self.check_sync(source)?;
-        done.error.map_or(Ok(()), Err)
+        summary.error.map_or(Ok(()), Err)
     }
 }

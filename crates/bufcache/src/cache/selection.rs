@@ -64,43 +64,43 @@ impl Selection {
 
 /// A dirty block to be written.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Going {
+pub(super) struct DirtyBlock {
     pub(super) key: Key,
     pub(super) frame: Frame,
 }
 
-impl Going {
+impl DirtyBlock {
     pub(super) const NONE: Self = Self { key: Key::NONE, frame: Frame(0) };
 }
 
 /// The selected dirty blocks.
-pub(super) struct Found {
-    few: Few<Going, FEW>,
+pub(super) struct DirtyBlocks {
+    inline: Few<DirtyBlock, FEW>,
     /// All of them, if `most` is above `FEW`.
-    many: Vec<Going>,
+    heap: Vec<DirtyBlock>,
     most: usize,
 }
 
-impl Found {
+impl DirtyBlocks {
     fn try_new(most: usize) -> Result<Self, WriteError> {
-        let mut many = Vec::new();
+        let mut heap = Vec::new();
         if most > FEW {
-            many.try_reserve_exact(most).map_err(|_| WriteError::NoMemory)?;
+            heap.try_reserve_exact(most).map_err(|_| WriteError::NoMemory)?;
         }
-        Ok(Self { few: Few::new(Going::NONE), many, most })
+        Ok(Self { inline: Few::new(DirtyBlock::NONE), heap, most })
     }
 
     /// Adds a block. Returns whether there is room for another.
-    fn push(&mut self, going: Going) -> bool {
+    fn push(&mut self, dirty: DirtyBlock) -> bool {
         match self.most {
-            0..=FEW => self.few.push(going),
-            _ => self.many.push(going),
+            0..=FEW => self.inline.push(dirty),
+            _ => self.heap.push(dirty),
         }
-        self.all().len() < self.most
+        self.as_mut_slice().len() < self.most
     }
 
-    pub(super) fn all(&mut self) -> &mut [Going] {
-        if self.most > FEW { &mut self.many } else { &mut self.few }
+    pub(super) fn as_mut_slice(&mut self) -> &mut [DirtyBlock] {
+        if self.most > FEW { &mut self.heap } else { &mut self.inline }
     }
 }
 
@@ -110,7 +110,7 @@ impl Shared {
         &self,
         source: &Source,
         selection: &Selection,
-    ) -> Result<Found, WriteError> {
+    ) -> Result<DirtyBlocks, WriteError> {
         if selection.is_due {
             return self.due_blocks(source, selection);
         }
@@ -118,15 +118,15 @@ impl Shared {
             let list = source.writes.dirty.lock();
             (list.len(), list.walk())
         };
-        let blocks =
+        let count =
             selection.sectors.end.saturating_sub(selection.sectors.start) >> (source.shift - 9);
-        if blocks < len as u64 && selection.before == u64::MAX {
-            return self.dirty_of(source, selection, blocks as usize);
+        if count < len as u64 && selection.before == u64::MAX {
+            return self.dirty_blocks_in_range(source, selection, count as usize);
         }
         // Allocates without the lock. The length suffices, because the walk leaves out blocks that
         // became dirty after its begin.
-        let mut found = Found::try_new(len.min(selection.most))?;
-        while found.most > 0 && !walk.is_over() {
+        let mut blocks = DirtyBlocks::try_new(len.min(selection.most))?;
+        while blocks.most > 0 && !walk.is_over() {
             let list = source.writes.dirty.lock();
             let mut is_last = false;
             for frame in list.piece(&self.frames, &mut walk) {
@@ -136,7 +136,7 @@ impl Shared {
                 }
                 is_last = self.frames.header(frame).since() >= selection.before
                     || (selection.sectors.contains(&key.sector())
-                        && !found.push(Going { key, frame }));
+                        && !blocks.push(DirtyBlock { key, frame }));
                 if is_last {
                     break;
                 }
@@ -145,7 +145,7 @@ impl Shared {
                 walk.stop();
             }
         }
-        Ok(found)
+        Ok(blocks)
     }
 
     /// Returns whether a write of a dirty buffer is likely to succeed.
@@ -157,42 +157,46 @@ impl Shared {
     /// Returns the dirty blocks that a thread writes when it needs a buffer: those of the device at
     /// the end of the list that has the next victim. They stay where they are. The lock is released
     /// after each few visits.
-    fn due_blocks(&self, source: &Source, selection: &Selection) -> Result<Found, WriteError> {
-        let mut found = Found::try_new(selection.most)?;
+    fn due_blocks(
+        &self,
+        source: &Source,
+        selection: &Selection,
+    ) -> Result<DirtyBlocks, WriteError> {
+        let mut blocks = DirtyBlocks::try_new(selection.most)?;
         let (mut visits, mut at) = (0..selection.most, None);
         while !visits.is_empty() {
             let cold = self.cold.lock();
             for _ in visits.by_ref().take(LOOKS as usize) {
-                let Some(frame) = cold.policy.next_due(&cold.nodes, at) else { return Ok(found) };
+                let Some(frame) = cold.policy.next_due(&cold.nodes, at) else { return Ok(blocks) };
                 at = Some(frame);
                 let entry = self.entry(frame);
                 let (word, key) = (entry.word(), entry.key());
                 let is_due = is_evictable_but_dirty(word) && word.used() == 0;
                 if is_due && key.device() == source.id && self.is_promising(frame) {
-                    found.push(Going { key, frame });
+                    blocks.push(DirtyBlock { key, frame });
                 }
             }
         }
-        Ok(found)
+        Ok(blocks)
     }
 
     /// Does the work of [`dirty_blocks`](Self::dirty_blocks) for a range of fewer blocks than the
     /// dirty list has: looks up each block of the range.
-    fn dirty_of(
+    fn dirty_blocks_in_range(
         &self,
         source: &Source,
         selection: &Selection,
-        blocks: usize,
-    ) -> Result<Found, WriteError> {
-        let mut found = Found::try_new(blocks.min(selection.most))?;
+        count: usize,
+    ) -> Result<DirtyBlocks, WriteError> {
+        let mut blocks = DirtyBlocks::try_new(count.min(selection.most))?;
         for sector in selection.sectors.clone().step_by(1 << (source.shift - 9)) {
             let key = Key::new(source.id, sector);
             let word = self.table.find(key).and_then(|entry| entry.look(key));
             let Some(word) = word.filter(|word| word.has(DIRTY)) else { continue };
-            if found.most == 0 || !found.push(Going { key, frame: word.frame() }) {
+            if blocks.most == 0 || !blocks.push(DirtyBlock { key, frame: word.frame() }) {
                 break;
             }
         }
-        Ok(found)
+        Ok(blocks)
     }
 }

@@ -48,9 +48,9 @@ impl Shared {
         source: &Arc<Source>,
         mode: Mode,
     ) -> Result<(), WriteError> {
-        let done = self.write_back(source, &Selection::all(), mode).await;
+        let summary = self.write_back(source, &Selection::all(), mode).await;
         self.check_poison(source)?;
-        done.error.map_or(Ok(()), Err)
+        summary.error.map_or(Ok(()), Err)
     }
 
     /// Makes all blocks durable that were dirtied before this call.
@@ -122,9 +122,9 @@ impl Shared {
         let losses = source.writes.group.losses();
         let sectors = source.sectors_of(blocks);
         let selection = Selection { sectors: sectors.clone(), durable: true, ..Selection::all() };
-        let done = self.write_back(source, &selection, mode).await;
+        let summary = self.write_back(source, &selection, mode).await;
         self.check_poison(source)?;
-        if let Some(error) = done.error {
+        if let Some(error) = summary.error {
             return Err(error);
         }
         // Another thread may have written some of the blocks without FUA.

@@ -243,8 +243,8 @@ impl Writes {
     /// Ends the poisoning, by a reset.
     pub(crate) fn forgive(&self) {
         // Ordering: Release pairs with the Acquire in `poisoned`; it carries the blocks that the
-        // reset has made dirty, for `is_newer` and `dirty_of`, which take no lock. A thread that
-        // still finds the errno acts as before the reset.
+        // reset has made dirty, for `is_newer` and `dirty_blocks_in_range`, which take no lock. A
+        // thread that still finds the errno acts as before the reset.
         self.poison.store(0, order!(Release, "forgive: the blocks are dirty before"));
     }
 
