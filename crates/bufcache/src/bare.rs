@@ -10,7 +10,7 @@ use crate::frames::Frame;
 use crate::hazard::{self, Order};
 use crate::in_flight::InFlight;
 use crate::policy::{Samples, mark};
-use crate::wait::{Mode, now};
+use crate::wait::{Mode, poll_ready};
 use crate::word::{BACK, Entry, Key, STALE, WRITE, Word};
 
 /// A block that is there, and its bytes.
@@ -311,7 +311,7 @@ impl BareGroup {
 
     /// Whether a sync that began after this call has succeeded.
     pub fn join(&self, sync: impl FnOnce() -> bool) -> bool {
-        now(self.0.join(Mode::Thread, self.0.losses(), async { sync() }, || ()))
+        poll_ready(self.0.join(Mode::Thread, self.0.losses(), async { sync() }, || ()))
     }
 }
 
@@ -336,7 +336,7 @@ impl BareWrites {
         let losses = self.0.group.losses();
         write();
         let sync = async { self.0.poisoned().is_none() && self.is_told_well(device) };
-        now(self.0.group.join(Mode::Thread, losses, sync, || ()))
+        poll_ready(self.0.group.join(Mode::Thread, losses, sync, || ()))
     }
 
     /// As `Shared::reset` ends.
@@ -353,7 +353,7 @@ impl BareWrites {
     pub fn write_durable(&self, device: impl FnOnce() -> bool) -> bool {
         let writing = self.0.group.begin_write();
         let is_told_well = self.is_told_well(device);
-        now(writing.end(Mode::Thread)) && is_told_well
+        poll_ready(writing.end(Mode::Thread)) && is_told_well
     }
 
     fn is_told_well(&self, device: impl FnOnce() -> bool) -> bool {

@@ -91,12 +91,12 @@ impl Bell {
     }
 }
 
-/// Runs a future that waits in [`Mode::Thread`].
+/// Polls a future that waits in [`Mode::Thread`], and returns its output.
 ///
 /// # Panics
 ///
 /// Panics if the future is not ready (invariant 1 of this module).
-pub(crate) fn now<F: Future>(future: F) -> F::Output {
+pub(crate) fn poll_ready<F: Future>(future: F) -> F::Output {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
         Poll::Pending => unreachable!("it waits by blocking the thread"),

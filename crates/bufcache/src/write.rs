@@ -8,7 +8,7 @@ use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::WriteGuard;
 use crate::handle::Device;
-use crate::wait::{Mode, now};
+use crate::wait::{Mode, poll_ready};
 use crate::word::Key;
 
 impl Device {
@@ -76,7 +76,7 @@ impl Device {
     /// The first error; its block stays dirty. Each handle gets an error of another call or of the
     /// cleaner once.
     pub fn flush(&self) -> Result<(), WriteError> {
-        let result = now(self.shared.flush(&self.source, Mode::Thread));
+        let result = poll_ready(self.shared.flush(&self.source, Mode::Thread));
         self.or_earlier(result)
     }
 
@@ -89,7 +89,7 @@ impl Device {
     /// As [`flush`](Self::flush); [`WriteError::Poisoned`] if the sync of the device fails, and
     /// from then on until a [`reset`](Self::reset).
     pub fn sync(&self) -> Result<(), WriteError> {
-        let result = now(self.shared.sync(&self.source, Mode::Thread));
+        let result = poll_ready(self.shared.sync(&self.source, Mode::Thread));
         self.or_earlier(result)
     }
 
@@ -100,7 +100,7 @@ impl Device {
     ///
     /// As [`sync`](Self::sync): a durable write that fails poisons the device, too.
     pub fn write_through(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        let result = now(self.shared.write_through(&self.source, blocks, Mode::Thread));
+        let result = poll_ready(self.shared.write_through(&self.source, blocks, Mode::Thread));
         self.or_earlier(result)
     }
 
@@ -114,7 +114,7 @@ impl Device {
     /// [`WriteError::WouldDeadlock`] if this thread has a write guard of a block.
     pub fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
-        now(self.shared.wipe(&self.source, blocks, Wipe::Discard, Mode::Thread))
+        poll_ready(self.shared.wipe(&self.source, blocks, Wipe::Discard, Mode::Thread))
     }
 
     /// Zeroes whole blocks: on the device if it can, and otherwise in the cache.

@@ -10,7 +10,7 @@ use super::Shared;
 use super::back::Summary;
 use super::selection::{Include, Selection};
 use crate::source::Source;
-use crate::wait::{Mode, now};
+use crate::wait::{Mode, poll_ready};
 
 /// The most buffers that a thread writes if it needs one. A guess: enough that the next few misses
 /// find clean ones.
@@ -58,8 +58,8 @@ impl Shared {
         let selection =
             Selection { before, wait: false, include: Include::NotGivenUp, ..Selection::all() };
         // The device remembers an error for its handles.
-        now(self.write_back(source, &selection, Mode::Thread));
-        now(self.limit_extents(source, Mode::Thread));
+        poll_ready(self.write_back(source, &selection, Mode::Thread));
+        poll_ready(self.limit_extents(source, Mode::Thread));
     }
 
     /// Syncs a device if its unsynced sectors are in so many ranges that these take much memory. A
@@ -88,7 +88,8 @@ impl Shared {
             let selection = Selection { most: SOME, wait: false, include, ..Selection::all() };
             let mut at = 0;
             while let Some(source) = self.pool.dirty(at) {
-                let written = now(self.write_back(&source, &selection, Mode::Thread)).written;
+                let written =
+                    poll_ready(self.write_back(&source, &selection, Mode::Thread)).written;
                 if written > 0 {
                     return written;
                 }
@@ -103,11 +104,11 @@ impl Shared {
     pub(super) fn clean_some_of(&self, source: &Arc<Source>, include: Include) -> Summary {
         let selection =
             Selection { most: SOME, wait: false, include: Include::Promising, ..Selection::all() };
-        let summary = now(self.write_back(source, &selection, Mode::Thread));
+        let summary = poll_ready(self.write_back(source, &selection, Mode::Thread));
         if summary.written > 0 {
             return summary;
         }
-        now(self.write_back(source, &Selection { include, ..selection }, Mode::Thread))
+        poll_ready(self.write_back(source, &Selection { include, ..selection }, Mode::Thread))
     }
 
     /// Writes the buffers of a device that would be evicted next if they were clean, for a thread that
@@ -116,7 +117,7 @@ impl Shared {
         let include = Include::Promising;
         let selection =
             Selection { most: SOME, wait: false, include, is_due: true, ..Selection::all() };
-        now(self.write_back(source, &selection, Mode::Thread)).written
+        poll_ready(self.write_back(source, &selection, Mode::Thread)).written
     }
 
     /// Returns whether dirty buffers have to be written before another becomes dirty. If fewer are

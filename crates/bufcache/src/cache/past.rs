@@ -11,7 +11,7 @@ use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::hazard;
 use crate::source::Source;
-use crate::wait::{Mode, now};
+use crate::wait::{Mode, poll_ready};
 use crate::word::{DIRTY, Key};
 
 impl Shared {
@@ -90,7 +90,7 @@ impl Shared {
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
         let selection = Selection { sectors: source.sectors_of(blocks), ..Selection::all() };
-        let summary = now(self.write_back(source, &selection, Mode::Thread));
+        let summary = poll_ready(self.write_back(source, &selection, Mode::Thread));
         self.check_sync(source)?;
         summary.error.map_or(Ok(()), Err)
     }
