@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use crate::cache::Held;
+use crate::cache::Protected;
 use crate::error::GetError;
 use crate::frames::Frame;
 use crate::handle::Device;
@@ -29,7 +29,7 @@ pub struct ReadGuard<'d> {
 
 impl<'d> ReadGuard<'d> {
     #[inline(always)]
-    pub(crate) fn new(device: &'d Device, Held { slot, frame }: Held) -> Self {
+    pub(crate) fn new(device: &'d Device, Protected { slot, frame }: Protected) -> Self {
         Self { device, slot, bytes: device.shared.frames.bytes(frame) }
     }
 
@@ -158,7 +158,7 @@ pub struct WriteGuard<'d> {
 }
 
 impl<'d> WriteGuard<'d> {
-    pub(crate) fn new(device: &'d Device, Held { slot, frame }: Held) -> Self {
+    pub(crate) fn new(device: &'d Device, Protected { slot, frame }: Protected) -> Self {
         let bytes = device.shared.frames.bytes(frame);
         Self { device, slot, frame, bytes, modified: false }
     }
@@ -166,10 +166,10 @@ impl<'d> WriteGuard<'d> {
 
 impl Drop for WriteGuard<'_> {
     fn drop(&mut self) {
-        let held = Held { slot: self.slot, frame: self.frame };
+        let buffer = Protected { slot: self.slot, frame: self.frame };
         let shared = &self.device.shared;
         shared.frames.writing(self.frame);
-        shared.unlock_write(&self.device.source, held, self.modified);
+        shared.unlock_write(&self.device.source, buffer, self.modified);
     }
 }
 
@@ -198,7 +198,7 @@ unsafe impl Send for OwnedWriteGuard {}
 unsafe impl Sync for OwnedWriteGuard {}
 
 impl OwnedWriteGuard {
-    pub(crate) fn new(device: Device, Held { slot, frame }: Held) -> Self {
+    pub(crate) fn new(device: Device, Protected { slot, frame }: Protected) -> Self {
         let bytes = device.shared.frames.bytes(frame);
         slot.clear(); // the mark keeps the buffer
         Self { device, frame, bytes, modified: false }

@@ -32,8 +32,8 @@ impl Device {
     pub fn get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let held = self.shared.lock_write(&self.source, key, self.class, Fill::Read)?;
-        Ok(WriteGuard::new(self, held))
+        let buffer = self.shared.lock_write(&self.source, key, self.class, Fill::Read)?;
+        Ok(WriteGuard::new(self, buffer))
     }
 
     /// As [`get_mut`](Self::get_mut), if the block is cached and the call need not wait.
@@ -44,10 +44,11 @@ impl Device {
     pub fn try_get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let held = self.shared.try_lock_write(&self.source, key, self.class).inspect_err(|_| {
-            self.shared.counters.busy_locked.add(1);
-        })?;
-        Ok(WriteGuard::new(self, held))
+        let buffer =
+            self.shared.try_lock_write(&self.source, key, self.class).inspect_err(|_| {
+                self.shared.counters.busy_locked.add(1);
+            })?;
+        Ok(WriteGuard::new(self, buffer))
     }
 
     /// Returns an exclusive guard of a block of zeros, whatever it was before. Does not read the
@@ -59,9 +60,9 @@ impl Device {
     pub fn create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let held = self.shared.lock_write(&self.source, key, self.class, Fill::Caller)?;
+        let buffer = self.shared.lock_write(&self.source, key, self.class, Fill::Caller)?;
         self.source.writes.forget_load(&self.source.sectors(key));
-        let mut guard = WriteGuard::new(self, held);
+        let mut guard = WriteGuard::new(self, buffer);
         guard.fill(0);
         Ok(guard)
     }

@@ -450,16 +450,16 @@ impl Shared {
     }
 
     /// Invalidates a block as [`invalidate`](Self::invalidate) does, unless its word has one of the
-    /// flags `kept`. Returns whether it was invalidated.
+    /// `flags`. Returns whether it was invalidated.
     fn invalidate_unless(
         &self,
         source: Option<&Arc<Source>>,
         key: Key,
-        kept: u64,
+        flags: u64,
     ) -> Result<bool, GetError> {
         let (mut rounds, mut since) = (0, None);
         loop {
-            let was_there = self.try_invalidate(source, key, kept)?;
+            let was_there = self.try_invalidate(source, key, flags)?;
             if check!("invalidate: nothing is to be waited for", was_there.is_some()) {
                 return Ok(was_there.unwrap_or_default());
             }
@@ -478,20 +478,20 @@ impl Shared {
         }
     }
 
-    /// Invalidates a block, unless its word has one of the flags `kept`. Returns whether it was
+    /// Invalidates a block, unless its word has one of the `flags`. Returns whether it was
     /// invalidated, or `None` if that has to wait.
     pub(super) fn try_invalidate(
         &self,
         source: Option<&Arc<Source>>,
         key: Key,
-        kept: u64,
+        flags: u64,
     ) -> Result<Option<bool>, GetError> {
         hazard::reserve()?;
         loop {
             let home = self.table.lock(key);
             let Some(entry) = home.find() else { return Ok(Some(false)) };
             let word = entry.word();
-            if word.has(kept) {
+            if word.has(flags) {
                 return Ok(Some(false));
             }
             if word.has(IO | WRITE) && hazard::protected_by_me(entry) > 0 {

@@ -14,7 +14,7 @@ use percpu::sync::{Arc, check, hint, step, thread};
 
 use super::evict::{BufferWait, Search};
 use super::write::{Fill, Got, Wait, Want};
-use super::{Held, Reuse, Shared};
+use super::{Protected, Reuse, Shared};
 use crate::engine::{turn_engine, wait_by_engine};
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
@@ -69,12 +69,12 @@ impl Drop for Spare<'_> {
 #[must_use = "it may be pinned"]
 pub(crate) enum Entered {
     /// The buffer is cached, and a slot of the caller protects it.
-    There(Held),
+    Cached(Protected),
     /// The number of an entry that is pinned for the caller. The block is being read or written, or
     /// its load has just ended.
     Pinned(Place),
     /// The block was not cached. The caller fills the buffer.
-    Locked(Held),
+    Locked(Protected),
     /// The block is being discarded.
     Excluded,
 }
@@ -105,8 +105,8 @@ impl Shared {
         let mut rounds = 0;
         loop {
             match self.enter(source, key, want)? {
-                Entered::There(held) => return Ok(Got::Shared(held)),
-                Entered::Locked(held) => return Ok(Got::Locked(held)),
+                Entered::Cached(buffer) => return Ok(Got::Shared(buffer)),
+                Entered::Locked(buffer) => return Ok(Got::Locked(buffer)),
                 Entered::Pinned(place) => {
                     let entry = self.table.entry(place);
                     return self.wait_for_load(source, key, entry, want.wait).map(Got::Shared);
@@ -136,8 +136,8 @@ impl Shared {
         let mut rounds = 0_u32;
         loop {
             let found = self.table.find(key);
-            if let Some(held) = found.and_then(|_| self.hit(key, want.class, want.reuse)) {
-                return Ok(Entered::There(held));
+            if let Some(buffer) = found.and_then(|_| self.hit(key, want.class, want.reuse)) {
+                return Ok(Entered::Cached(buffer));
             }
             source.check_read(key)?;
             let is_absent =
@@ -265,7 +265,12 @@ impl Shared {
 
     /// Locks an entry that was just inserted, for the caller to fill. The bytes are those of an
     /// earlier block.
-    pub(super) fn create(&self, source: &Source, key: Key, frame: Frame) -> Result<Held, GetError> {
+    pub(super) fn create(
+        &self,
+        source: &Source,
+        key: Key,
+        frame: Frame,
+    ) -> Result<Protected, GetError> {
         let entry = self.entry(frame);
         let slot = match hazard::protect_kept(entry) {
             Ok(slot) => slot,
@@ -283,7 +288,7 @@ impl Shared {
             return Err(self.fail(source, key, frame, Failure::Closed, 0));
         }
         entry.publish_locked();
-        Ok(Held { slot, frame })
+        Ok(Protected { slot, frame })
     }
 
     /// Removes the entry of a failed load, and wakes its waiters. The calling thread has `own` pins
@@ -320,7 +325,7 @@ impl Shared {
         key: Key,
         entry: &Entry,
         wait: Wait,
-    ) -> Result<Held, GetError> {
+    ) -> Result<Protected, GetError> {
         let _pinned = Pinned::new(self, entry);
         let frame = entry.word().frame();
         if entry.word().has(IO | WRITE) {
@@ -333,7 +338,7 @@ impl Shared {
         // The pin keeps the entry until the slot is visible: `unpin` orders the two.
         let slot = hazard::protect_kept(entry).map_err(GetError::from);
         self.frames.reading(frame);
-        slot.map(|slot| Held { slot, frame })
+        slot.map(|slot| Protected { slot, frame })
     }
 
     /// Sleeps until an entry is neither loaded nor written.
@@ -378,7 +383,10 @@ impl Shared {
     }
 
     /// Converts the protection by a slot into a pin. Returns the number of the entry.
-    pub(crate) fn pin_held(&self, Held { slot, frame }: Held) -> Result<Place, GetError> {
+    pub(crate) fn pin_protected(
+        &self,
+        Protected { slot, frame }: Protected,
+    ) -> Result<Place, GetError> {
         let pinned = self.entry(frame).pin();
         let place = self.frames.header(frame).place();
         slot.clear();

@@ -166,7 +166,7 @@ impl Counters {
 }
 
 /// A buffer that a slot of this thread protects.
-pub(crate) struct Held {
+pub(crate) struct Protected {
     pub(crate) slot: &'static Slot,
     pub(crate) frame: Frame,
 }
@@ -210,18 +210,23 @@ impl Shared {
     }
 
     /// Returns the buffer of `key` if it is cached and readable. Wait-free, without a shared write.
-    pub(crate) fn hit(&self, key: Key, class: u8, reuse: Reuse) -> Option<Held> {
-        let (held, is_sampled, _) = self.look_up(key, class, reuse)?;
+    pub(crate) fn hit(&self, key: Key, class: u8, reuse: Reuse) -> Option<Protected> {
+        let (buffer, is_sampled, _) = self.look_up(key, class, reuse)?;
         if is_sampled {
             self.note_hit(key);
         }
-        Some(held)
+        Some(buffer)
     }
 
     /// As [`hit`](Self::hit), but returns whether the caller is to call
     /// [`note_hit`](Self::note_hit), and the number of the slot's record.
     #[inline(always)]
-    pub(crate) fn look_up(&self, key: Key, class: u8, reuse: Reuse) -> Option<(Held, bool, u32)> {
+    pub(crate) fn look_up(
+        &self,
+        key: Key,
+        class: u8,
+        reuse: Reuse,
+    ) -> Option<(Protected, bool, u32)> {
         let entry = self.table.find(key)?;
         let (slot, record) = hazard::protect_numbered(entry, self.order).ok()?;
         if let Some(word) = entry.look(key) {
@@ -231,7 +236,7 @@ impl Shared {
                 }
                 self.frames.reading(word.frame());
                 let is_sampled = word.has(SAMPLED) && reuse == Reuse::Likely;
-                return Some((Held { slot, frame: word.frame() }, is_sampled, record));
+                return Some((Protected { slot, frame: word.frame() }, is_sampled, record));
             }
         }
         slot.clear();
@@ -286,9 +291,9 @@ impl Shared {
     /// Looks a block up again, and measures the time.
     fn time_a_hit(&self, key: Key, class: u8) {
         let began = Instant::now();
-        if let Some(held) = self.hit(key, class, Reuse::None) {
+        if let Some(buffer) = self.hit(key, class, Reuse::None) {
             self.hit_times.add(began);
-            held.slot.clear();
+            buffer.slot.clear();
         }
     }
 

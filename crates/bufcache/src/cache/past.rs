@@ -6,7 +6,7 @@ use std::ops::Range;
 use percpu::sync::Arc;
 
 use super::selection::Selection;
-use super::{Held, Shared};
+use super::{Protected, Shared};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::hazard;
@@ -22,7 +22,7 @@ impl Shared {
         source: &Arc<Source>,
         key: Key,
         class: u8,
-    ) -> Result<Held, GetError> {
+    ) -> Result<Protected, GetError> {
         let refused = |error| {
             self.counters.get.add(1);
             self.counters.busy_locked.add(1);
@@ -33,9 +33,9 @@ impl Shared {
             return Err(refused(GetError::WouldBlock));
         }
         match self.try_lock_write(source, key, class) {
-            Ok(held) => {
+            Ok(buffer) => {
                 self.counters.get.add(1);
-                return Ok(held);
+                return Ok(buffer);
             }
             Err(GetError::WouldBlock) if !self.is_cached(key) => {}
             Err(error) => return Err(refused(error)),

@@ -27,14 +27,14 @@ use percpu::sync::{Arc, check, hint, step, thread};
 
 use super::evict::PAUSE;
 use super::timer::HAS_TIME;
-use super::{Held, Reuse, Shared};
+use super::{Protected, Reuse, Shared};
 use crate::engine::turn_engine;
 use crate::error::GetError;
 use crate::frames::{Frame, Place};
 use crate::hazard;
 use crate::source::Source;
 use crate::wait::{Mode, Reply};
-use crate::word::{BACK, DIRTY, Entry, HELD, Key, WAITED, WRITE, Word};
+use crate::word::{BACK, DIRTY, Entry, Key, READER_PIN, WAITED, WRITE, Word};
 
 /// The contents of a block that was not cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +69,9 @@ pub(crate) enum Wait {
 /// The buffer that a miss returns.
 pub(crate) enum Got {
     /// To be read.
-    Shared(Held),
+    Shared(Protected),
     /// To be filled by the caller, as its writer: the block was not cached and is not read.
-    Locked(Held),
+    Locked(Protected),
 }
 
 /// Why the caller does not get the lock now.
@@ -107,7 +107,7 @@ fn is_marked(word: Word) -> bool {
 }
 
 /// Returns whether a writer, a write-back or a pin keeps other threads from locking a buffer.
-fn is_kept(word: Word) -> bool {
+fn is_marked_or_pinned(word: Word) -> bool {
     is_marked(word) || (word.is_readable() && word.pins() > 0)
 }
 
@@ -120,14 +120,14 @@ impl Shared {
         key: Key,
         class: u8,
         fill: Fill,
-    ) -> Result<Held, GetError> {
+    ) -> Result<Protected, GetError> {
         source.check_write()?;
         self.limit_dirty(source, key)?;
         let want = Want { class, reuse: Reuse::Likely, fill, wait: Wait::Block };
         let (mut rounds, mut since) = (0, None);
         loop {
             match self.lock_once(source, key, want, &mut since)? {
-                Ok(held) => return Ok(held),
+                Ok(buffer) => return Ok(buffer),
                 Err(Obstacle::Marked(frame)) => self.wait_for_mark(frame, key, &mut since)?,
                 Err(_) => self.pause(&mut rounds, &mut since)?,
             }
@@ -136,23 +136,23 @@ impl Shared {
 
     /// Does the work of [`lock_write`](Self::lock_write) for a task, which waits for the holder of
     /// the block itself: returns `None` if a writer, a write-back or a pin keeps the block.
-    pub(crate) fn lock_write_unless_kept(
+    pub(crate) fn lock_write_for_task(
         &self,
         source: &Arc<Source>,
         key: Key,
         class: u8,
         fill: Fill,
         since: &mut Option<Instant>,
-    ) -> Result<Option<Held>, GetError> {
+    ) -> Result<Option<Protected>, GetError> {
         source.check_write()?;
         self.limit_dirty(source, key)?;
         let want = Want { class, reuse: Reuse::Likely, fill, wait: Wait::Load };
         let mut rounds = 0;
         loop {
-            if let Ok(held) = self.lock_once(source, key, want, since)? {
-                return Ok(Some(held));
+            if let Ok(buffer) = self.lock_once(source, key, want, since)? {
+                return Ok(Some(buffer));
             }
-            if self.is_kept(key) {
+            if self.is_marked_or_pinned(key) {
                 return Ok(None);
             }
             self.pause(&mut rounds, since)?;
@@ -160,8 +160,8 @@ impl Shared {
     }
 
     /// Returns whether a writer, a write-back or a pin keeps a task from locking a block.
-    pub(crate) fn is_kept(&self, key: Key) -> bool {
-        self.table.find(key).is_some_and(|entry| is_kept(entry.word()))
+    pub(crate) fn is_marked_or_pinned(&self, key: Key) -> bool {
+        self.table.find(key).is_some_and(|entry| is_marked_or_pinned(entry.word()))
     }
 
     /// Tries to lock the buffer of a block. Blocks as a miss does, and for guards of readers.
@@ -171,13 +171,13 @@ impl Shared {
         key: Key,
         want: Want,
         since: &mut Option<Instant>,
-    ) -> Result<Result<Held, Obstacle>, GetError> {
-        let held = match self.hit(key, want.class, want.reuse) {
-            Some(held) => held,
+    ) -> Result<Result<Protected, Obstacle>, GetError> {
+        let buffer = match self.hit(key, want.class, want.reuse) {
+            Some(buffer) => buffer,
             None => match self.miss_as(source, key, want) {
-                Ok(Got::Locked(held)) => return Ok(Ok(held)),
-                Ok(Got::Shared(held)) => held,
-                Err(GetError::WouldBlock) => return Ok(Err(Obstacle::Passing)), // it is kept
+                Ok(Got::Locked(buffer)) => return Ok(Ok(buffer)),
+                Ok(Got::Shared(buffer)) => buffer,
+                Err(GetError::WouldBlock) => return Ok(Err(Obstacle::Passing)), // a writer has it
                 // Another thread's read of the block failed, which this one overwrites.
                 Err(error) if want.fill == Fill::Caller && error.is_of_a_read() => {
                     return Ok(Err(Obstacle::Passing));
@@ -185,13 +185,13 @@ impl Shared {
                 Err(error) => return Err(error),
             },
         };
-        let obstacle = match self.mark_write(source, &held) {
+        let obstacle = match self.mark_write(source, &buffer) {
             Ok(()) => {
-                return Ok(self.wait_for_readers(held, since)?.ok_or(Obstacle::Passing));
+                return Ok(self.wait_for_readers(buffer, since)?.ok_or(Obstacle::Passing));
             }
             Err(obstacle) => obstacle,
         };
-        held.slot.clear();
+        buffer.slot.clear();
         match obstacle {
             Obstacle::Own => Err(GetError::WouldDeadlock),
             Obstacle::Closing => Err(GetError::Closed),
@@ -205,18 +205,18 @@ impl Shared {
         source: &Arc<Source>,
         key: Key,
         class: u8,
-    ) -> Result<Held, GetError> {
+    ) -> Result<Protected, GetError> {
         source.check_write()?;
         if !self.may_dirty(source, key) {
             return Err(GetError::WouldBlock);
         }
-        let Some(held) = self.hit(key, class, Reuse::Likely) else {
+        let Some(buffer) = self.hit(key, class, Reuse::Likely) else {
             return Err(GetError::WouldBlock);
         };
-        match self.mark_write(source, &held) {
+        match self.mark_write(source, &buffer) {
             Ok(()) => {}
             Err(obstacle) => {
-                held.slot.clear();
+                buffer.slot.clear();
                 return Err(match obstacle {
                     Obstacle::Own => GetError::WouldDeadlock,
                     Obstacle::Closing => GetError::Closed,
@@ -224,23 +224,23 @@ impl Shared {
                 });
             }
         }
-        if self.is_read_by_others(&held) || self.is_held(&held) {
-            self.unlock_write(source, held, false);
+        if self.is_read_by_others(&buffer) || self.has_reader_pin(&buffer) {
+            self.unlock_write(source, buffer, false);
             return Err(GetError::WouldBlock);
         }
-        self.frames.writing(held.frame);
-        Ok(held)
+        self.frames.writing(buffer.frame);
+        Ok(buffer)
     }
 
     /// Sets `WRITE` on the entry that the caller's slot protects.
-    fn mark_write(&self, source: &Source, held: &Held) -> Result<(), Obstacle> {
-        let entry = self.entry(held.frame);
+    fn mark_write(&self, source: &Source, buffer: &Protected) -> Result<(), Obstacle> {
+        let entry = self.entry(buffer.frame);
         if hazard::protected_by_me(entry) > 1 {
             return Err(Obstacle::Own);
         }
         let word = entry.word();
         if !check!("write: no write or write-back runs", !word.has(BACK | WRITE)) {
-            return Err(Obstacle::Marked(held.frame));
+            return Err(Obstacle::Marked(buffer.frame));
         }
         if !word.is_readable() || word.pins() > 0 {
             return Err(Obstacle::Passing);
@@ -251,52 +251,52 @@ impl Shared {
         // `WRITE`.
         step!("write: the mark is set before the scan", self.order.barrier());
         if source.writes.refuses_writers() {
-            self.end_marks(entry, held.frame, WRITE, 0);
+            self.end_marks(entry, buffer.frame, WRITE, 0);
             return Err(Obstacle::Closing);
         }
         Ok(())
     }
 
-    fn is_read_by_others(&self, held: &Held) -> bool {
-        let is_read = hazard::is_protected_by_others(self.entry(held.frame), held.slot);
+    fn is_read_by_others(&self, buffer: &Protected) -> bool {
+        let is_read = hazard::is_protected_by_others(self.entry(buffer.frame), buffer.slot);
         !check!("write: no reader is left", !is_read)
     }
 
     /// Returns whether a guard has become a pin since the mark. The caller has found no slot that
     /// names the entry.
-    fn is_held(&self, held: &Held) -> bool {
-        self.entry(held.frame).word().has(HELD)
+    fn has_reader_pin(&self, buffer: &Protected) -> bool {
+        self.entry(buffer.frame).word().has(READER_PIN)
     }
 
     /// Waits for the readers that came before the mark. Returns `None`, with the mark cleared, if
     /// one of them keeps a pin.
     fn wait_for_readers(
         &self,
-        held: Held,
+        buffer: Protected,
         since: &mut Option<Instant>,
-    ) -> Result<Option<Held>, GetError> {
+    ) -> Result<Option<Protected>, GetError> {
         let mut rounds = 0;
-        while self.is_read_by_others(&held) {
+        while self.is_read_by_others(&buffer) {
             if let Err(error) = self.pause(&mut rounds, since) {
-                self.unmark_write(held, 0);
+                self.unmark_write(buffer, 0);
                 return Err(error);
             }
         }
-        if self.is_held(&held) {
-            self.unmark_write(held, 0);
+        if self.has_reader_pin(&buffer) {
+            self.unmark_write(buffer, 0);
             return Ok(None);
         }
-        self.frames.writing(held.frame);
-        Ok(Some(held))
+        self.frames.writing(buffer.frame);
+        Ok(Some(buffer))
     }
 
     /// Unlocks a buffer, which becomes dirty if it was `modified`.
-    pub(crate) fn unlock_write(&self, source: &Arc<Source>, held: Held, modified: bool) {
-        let waits = self.publish_write(source, held.frame, modified);
-        held.slot.clear();
+    pub(crate) fn unlock_write(&self, source: &Arc<Source>, buffer: Protected, modified: bool) {
+        let waits = self.publish_write(source, buffer.frame, modified);
+        buffer.slot.clear();
         // After the slot is cleared: a woken operation may run on this thread, and would wait for
         // it.
-        self.wake_if(waits, held.frame);
+        self.wake_if(waits, buffer.frame);
     }
 
     /// Unlocks a buffer that no slot names; the mark alone keeps it from eviction.
@@ -314,7 +314,7 @@ impl Shared {
         self.take_marks(entry, WRITE, if modified { DIRTY } else { 0 })
     }
 
-    fn unmark_write(&self, Held { slot, frame }: Held, set: u64) {
+    fn unmark_write(&self, Protected { slot, frame }: Protected, set: u64) {
         let waits = self.take_marks(self.entry(frame), WRITE, set);
         slot.clear();
         self.wake_if(waits, frame); // after the slot is cleared: see `unlock_write`
@@ -328,8 +328,8 @@ impl Shared {
 
     /// Clears marks of the caller. Returns whether a thread or task waits for that.
     fn take_marks(&self, entry: &Entry, marks: u64, set: u64) -> bool {
-        let held = if marks & WRITE != 0 { HELD } else { 0 };
-        let before = entry.change(set, marks | WAITED | held);
+        let reader_pin = if marks & WRITE != 0 { READER_PIN } else { 0 };
+        let before = entry.change(set, marks | WAITED | reader_pin);
         before.has(WAITED) || (before.has(WRITE) && before.pins() > 0)
     }
 
@@ -372,7 +372,9 @@ impl Shared {
         key: Key,
         since: &mut Option<Instant>,
     ) -> Result<bool, GetError> {
-        let Some(word) = self.table.find(key).map(Entry::word).filter(|&word| is_kept(word)) else {
+        let Some(word) =
+            self.table.find(key).map(Entry::word).filter(|&word| is_marked_or_pinned(word))
+        else {
             return Ok(false);
         };
         let (frame, left) = (word.frame(), self.time_left(since)?);
@@ -383,7 +385,7 @@ impl Shared {
         // With the waker on the list: either this finds that the block is free, or the thread that
         // frees it finds `WAITED`.
         let entry = self.table.find(key);
-        let waits = entry.is_some_and(|entry| self.set_waited(entry, frame, is_kept));
+        let waits = entry.is_some_and(|entry| self.set_waited(entry, frame, is_marked_or_pinned));
         if check!("wait: the block is kept", waits) {
             self.wake_after(left, &waiter.waker);
             let _ = woken.wait().await;

@@ -117,9 +117,9 @@ impl Device {
     async fn lock_async(&self, key: Key, fill: Fill) -> Result<OwnedWriteGuard, GetError> {
         // On the thread that took the lock: if the task is gone, the guard's drop unlocks the
         // buffer.
-        let own = move |device: Self, held| {
+        let own = move |device: Self, buffer| {
             let source = Arc::clone(&device.source);
-            let mut guard = OwnedWriteGuard::new(device, held);
+            let mut guard = OwnedWriteGuard::new(device, buffer);
             if fill == Fill::Caller {
                 source.writes.forget_load(&source.sectors(key));
                 guard.fill(0);
@@ -135,11 +135,11 @@ impl Device {
                     // A get of this thread may wake the task when it drops its pin, and the waker
                     // may poll it there: the slot is that of the get, not of a guard of the task.
                     Err(GetError::WouldDeadlock) if since.is_some() => {}
-                    locked => return locked.map(|held| own(self.clone(), held)),
+                    locked => return locked.map(|buffer| own(self.clone(), buffer)),
                 }
             }
             // Not on a thread of the cache: the holder may need one to go on, and there are few.
-            if in_line.is_none() && self.shared.is_kept(key) {
+            if in_line.is_none() && self.shared.is_marked_or_pinned(key) {
                 in_line = Some(self.shared.stand_in_line(key, &mut since).await?);
                 continue;
             }
@@ -148,8 +148,8 @@ impl Device {
             }
             let lock = move |device: Self| {
                 let Self { shared, source, class, .. } = &device;
-                let held = shared.lock_write_unless_kept(source, key, *class, fill, &mut since);
-                (held.map(|held| held.map(|held| own(device, held))), since)
+                let locked = shared.lock_write_for_task(source, key, *class, fill, &mut since);
+                (locked.map(|buffer| buffer.map(|buffer| own(device, buffer))), since)
             };
             let (locked, begun) = self.call_async(lock).await;
             since = begun;
