@@ -4,7 +4,7 @@
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::thread;
 
-use crate::cache::{begin_to_forget, begin_to_read};
+use crate::cache::{order_claim, order_invalidation};
 use crate::dirty::{AttachOptions, Group, Writes};
 use crate::frames::Frame;
 use crate::hazard::{self, Order};
@@ -71,7 +71,7 @@ impl Bare {
     /// Claims a load, as a miss does, and fills the buffer with what `device` has.
     pub fn claim(&self, device: impl FnOnce() -> u64) {
         assert!(self.entry.take(Self::key(), Word::loading(Frame::new(0, 0))));
-        begin_to_read();
+        order_claim();
         self.load(device());
     }
 
@@ -96,7 +96,7 @@ impl Bare {
 
     /// The first step of a thread that has changed the device. Returns whether there is nothing to forget.
     pub fn is_absent(&self) -> bool {
-        begin_to_forget();
+        order_invalidation();
         !self.entry.may_be(Self::key())
     }
 

@@ -38,8 +38,8 @@ use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Arc, WordLock, coarse_clock};
 
 #[cfg(any(offlock_loom, offlock_shuttle))]
-pub(crate) use self::aside::begin_to_read;
-pub(crate) use self::aside::{Forget, begin_to_forget};
+pub(crate) use self::aside::order_claim;
+pub(crate) use self::aside::{Attempt, order_invalidation};
 pub use self::bypass::Bypass;
 pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
 pub(crate) use self::cleaner::Limits;

@@ -14,7 +14,7 @@ use percpu::sync::{Arc, check, step, thread};
 use super::changes::{DeviceRange, DeviceWrite};
 use super::completion::{Batch, Outcome};
 use super::miss::Pinned;
-use super::{Forget, Shared};
+use super::{Attempt, Shared};
 use crate::contain::contain;
 use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
@@ -194,13 +194,13 @@ impl Shared {
 
     /// Waits until a block is neither read nor evicted.
     async fn wait_for_load_as_task(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
-        match self.forget(source, key)? {
-            Forget::Done(_) => Ok(()),
-            Forget::Loading(place) => {
+        match self.invalidate_or_pin(source, key)? {
+            Attempt::NotCached(_) => Ok(()),
+            Attempt::Pinned(place) => {
                 let _pinned = Pinned::new(self, self.table.entry(place));
                 poll_fn(|context| self.poll_marks(place, IO, context)).await
             }
-            Forget::Busy => self.pause_by(Mode::Task, &mut None).await,
+            Attempt::Busy => self.pause_by(Mode::Task, &mut None).await,
         }
     }
 
