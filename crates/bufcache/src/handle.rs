@@ -158,7 +158,7 @@ impl Cache {
     /// Returns a snapshot of the counters.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
-        CacheStats::of(&self.shared)
+        CacheStats::collect(&self.shared)
     }
 }
 

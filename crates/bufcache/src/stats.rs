@@ -77,7 +77,7 @@ pub struct CacheStats {
 }
 
 impl CacheStats {
-    pub(crate) fn of(shared: &Shared) -> Self {
+    pub(crate) fn collect(shared: &Shared) -> Self {
         let counters = &shared.counters;
         let value = |counter: &Counter| counter.sum().max(0) as u64;
         // A get is counted before its miss. So misses are read first: a get in between appears as a

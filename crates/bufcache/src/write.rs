@@ -180,7 +180,7 @@ impl Device {
     }
 
     pub(crate) fn or_earlier(&self, result: Result<(), WriteError>) -> Result<(), WriteError> {
-        let earlier = self.source.writes.look(&self.seen);
+        let earlier = self.source.writes.take_new_error(&self.seen);
         match (result, earlier) {
             (Ok(()), Some(errno)) => Err(WriteError::Earlier { errno }),
             (result, _) => result,

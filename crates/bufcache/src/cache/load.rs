@@ -199,14 +199,14 @@ const LISTS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64
 
 /// The wakers of tasks that wait for loads or writes, in [`LISTS`] lists by frame.
 #[derive(Debug)]
-pub(super) struct AllWakers(Box<[Wakers]>);
+pub(super) struct WakerLists(Box<[WakerList]>);
 
-impl AllWakers {
+impl WakerLists {
     pub(super) fn new() -> Self {
-        Self((0..LISTS).map(|_| Wakers::new()).collect())
+        Self((0..LISTS).map(|_| WakerList::new()).collect())
     }
 
-    pub(super) fn of(&self, frame: Frame) -> &Wakers {
+    pub(super) fn list(&self, frame: Frame) -> &WakerList {
         // Uses the upper bits as well, because the frames of large blocks begin at every 128th
         // unit.
         let unit = frame.unit() as usize;
@@ -216,13 +216,13 @@ impl AllWakers {
 
 #[derive(Debug)]
 #[repr(align(64))]
-pub(super) struct Wakers {
+pub(super) struct WakerList {
     list: WordLock<Vec<(Frame, Waker)>>,
     /// The length of the list, for threads without the lock.
     len: AtomicUsize,
 }
 
-impl Wakers {
+impl WakerList {
     fn new() -> Self {
         Self { list: WordLock::new(Vec::new()), len: AtomicUsize::new(0) }
     }
@@ -319,13 +319,13 @@ impl Shared {
     }
 
     pub(super) fn has_wakers(&self, frame: Frame) -> bool {
-        !self.wakers.of(frame).is_empty()
+        !self.wakers.list(frame).is_empty()
     }
 
     /// Wakes the threads and tasks that wait for a frame. Its entry has changed before.
     pub(super) fn wake_waiters(&self, frame: Frame) {
         self.wake_threads(frame);
-        step!("load: wake the tasks", self.wakers.of(frame).wake(frame));
+        step!("load: wake the tasks", self.wakers.list(frame).wake(frame));
     }
 
     /// Wakes the threads that sleep for a frame, which then look at the entry again.
@@ -346,7 +346,7 @@ impl Shared {
         let entry = self.table.entry(place);
         if entry.word().has(marks) {
             let frame = entry.word().frame();
-            let wakers = self.wakers.of(frame);
+            let wakers = self.wakers.list(frame);
             wakers.add(frame, context.waker())?;
             if check!("poll: the marks are there still", entry.word().has(marks)) {
                 return Poll::Pending;
@@ -382,7 +382,7 @@ mod tests {
     use super::*;
 
     /// Adds another task's waker, as a task does that is woken while the list is worked off.
-    struct Adds(Arc<Wakers>, Option<Waker>);
+    struct Adds(Arc<WakerList>, Option<Waker>);
 
     impl Wake for Adds {
         fn wake(self: Arc<Self>) {
@@ -392,7 +392,7 @@ mod tests {
 
     #[test]
     fn a_task_that_comes_late_takes_the_wake_up_of_no_other() {
-        let wakers = Arc::new(Wakers::new());
+        let wakers = Arc::new(WakerList::new());
         let task = |adds| Waker::from(Arc::new(Adds(Arc::clone(&wakers), adds)));
         let late = task(None);
         for waker in [task(Some(late.clone())), task(None), task(None)] {

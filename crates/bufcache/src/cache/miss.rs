@@ -410,7 +410,7 @@ impl Shared {
             // In this state nothing keeps the block, so no waiter needs the flag, whichever block has
             // the entry by now: the thread that dropped its last pin wakes them.
             let _ = entry.try_change(left, 0, WAITED);
-            let wakers = self.wakers.of(left.frame());
+            let wakers = self.wakers.list(left.frame());
             step!("unpin: wake the tasks that wait to write", wakers.wake(left.frame()));
         }
     }

@@ -44,8 +44,8 @@ pub use self::bypass::Bypass;
 pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
 pub(crate) use self::cleaner::Limits;
 use self::line::Line;
-use self::load::AllWakers;
 pub use self::load::Load;
+use self::load::WakerLists;
 pub(crate) use self::miss::Entered;
 use self::pool::Pool;
 use self::timer::Timer;
@@ -77,7 +77,7 @@ pub(crate) struct Shared {
     cold: TimedLock<Cold>,
     /// The numbers and identities of the devices.
     ids: WordLock<Ids>,
-    wakers: AllWakers,
+    wakers: WakerLists,
     line: Line,
     pool: Pool,
     timer: Timer,
@@ -187,7 +187,7 @@ impl Shared {
             frames,
             cold: TimedLock::new(cold, holds.clone()),
             ids: WordLock::new(Ids::new()),
-            wakers: AllWakers::new(),
+            wakers: WakerLists::new(),
             line: Line::new(),
             room: AtomicUsize::new(room),
             pool: Pool::new(limits),

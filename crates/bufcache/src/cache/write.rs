@@ -96,7 +96,7 @@ struct Waiter<'c> {
 impl Drop for Waiter<'_> {
     fn drop(&mut self) {
         let Self { cache, frame, waker } = self;
-        step!("wait: forget the task", cache.wakers.of(*frame).remove(*frame, waker));
+        step!("wait: forget the task", cache.wakers.list(*frame).remove(*frame, waker));
         cache.timer.remove(waker);
     }
 }
@@ -381,7 +381,7 @@ impl Shared {
         let woken = Reply::new();
         // A waker of its own: one task may wait for several blocks, and drop one of the futures.
         let waiter = Waiter { cache: self, frame, waker: woken.waker() };
-        self.wakers.of(frame).add(frame, &waiter.waker)?;
+        self.wakers.list(frame).add(frame, &waiter.waker)?;
         // With the waker on the list: either this finds that the block is free, or the thread that
         // frees it finds `WAITED`.
         let entry = self.table.find(key);
@@ -414,7 +414,7 @@ impl Shared {
                 self.timer.remove(context.waker());
                 return Poll::Ready(Ok(()));
             }
-            let wakers = self.wakers.of(frame);
+            let wakers = self.wakers.list(frame);
             wakers.add(frame, context.waker())?;
             let entry = self.table.find(key);
             if !entry.is_some_and(|entry| self.set_waited(entry, frame, is_marked)) {

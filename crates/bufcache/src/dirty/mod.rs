@@ -288,7 +288,7 @@ impl Writes {
 
     /// Moves a handle's position to the last error. Returns its errno if the handle had not seen
     /// it.
-    pub(crate) fn look(&self, handle: &AtomicU64) -> Option<i32> {
+    pub(crate) fn take_new_error(&self, handle: &AtomicU64) -> Option<i32> {
         let now = self.seen_now();
         // Ordering: Relaxed; the swap reports an error to one of two concurrent calls.
         (handle.swap(now, Ordering::Relaxed) != now).then_some((now & 0x7fff_ffff) as i32)

@@ -32,7 +32,7 @@ impl Local {
     }
 
     /// What this thread has of the engine; new, if that is not lent now. It counts what was begun before.
-    fn of(engine: &Rc<Engine>) -> Rc<Self> {
+    fn for_engine(engine: &Rc<Engine>) -> Rc<Self> {
         let lent = LENT.with_borrow(|lent| {
             let mut lent = lent.iter().map(|(_, local)| local);
             lent.find(|local| Rc::ptr_eq(&local.engine, engine)).cloned()
@@ -128,7 +128,7 @@ pub(crate) fn write_engine() -> Option<Rc<Local>> {
 /// a [`Plug`](aio_reap::Plug). All that holds, too, for an engine that was lent before, until its operations of caches
 /// have ended. If the program's requests leave no slot, a thread of the cache does the work.
 pub fn lend_engine(engine: &Rc<Engine>) -> LentEngine {
-    let new = Local::of(engine);
+    let new = Local::for_engine(engine);
     let before = lent_engine();
     let number = LENT.with_borrow_mut(|lent| {
         let number = lent.last().map_or(0, |(number, _)| number + 1);

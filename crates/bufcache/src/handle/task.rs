@@ -56,7 +56,7 @@ impl Device {
         call: impl FnOnce(Self) -> T + Send + 'static,
     ) -> T {
         let mut device = self.clone();
-        // Ordering: Relaxed, here and below; as in `Writes::look`.
+        // Ordering: Relaxed, here and below; as in `Writes::take_new_error`.
         let seen = Arc::new(AtomicU64::new(self.seen.load(Ordering::Relaxed)));
         device.seen = Seen::OfCall(Arc::clone(&seen));
         let result = call_by(device, call).await;
