@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::cache::{Fill, Wipe};
+use crate::cache::{Fill, Overwrite};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::WriteGuard;
@@ -115,7 +115,7 @@ impl Device {
     /// [`WriteError::WouldDeadlock`] if this thread has a write guard of a block.
     pub fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
-        poll_ready(self.shared.wipe(&self.source, blocks, Wipe::Discard, Mode::Thread))
+        poll_ready(self.shared.overwrite(&self.source, blocks, Overwrite::Discard, Mode::Thread))
     }
 
     /// Zeroes whole blocks: on the device if it can, and otherwise in the cache.

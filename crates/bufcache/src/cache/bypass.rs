@@ -1,7 +1,7 @@
 //! Bypasses: the caller writes blocks to the device by its own means, while the cache excludes
 //! them. A bypass begins and ends without a wait.
 //!
-//! The blocks are treated as in a [discard](super::wipe): their range is excluded, clean buffers
+//! The blocks are treated as in a [discard](super::overwrite): their range is excluded, clean buffers
 //! are invalidated, and dirty ones are marked, and dropped once the device has the new bytes.
 
 use std::fmt;
@@ -12,7 +12,7 @@ use std::ops::Range;
 use percpu::sync::Arc;
 
 use super::Shared;
-use super::wipe::Aside;
+use super::overwrite::Marked;
 use crate::dirty::{WriteError, errno_of};
 use crate::error::GetError;
 use crate::hazard;
@@ -34,7 +34,7 @@ pub struct Bypass {
     /// `None` once it has ended.
     source: Option<Operation<Arc<Source>>>,
     sectors: Range<u64>,
-    aside: Aside,
+    marked: Marked,
     /// Set once the holder may have begun to write.
     is_begun: bool,
     /// Not `Send`, because its end needs the slots that this thread has reserved.
@@ -63,14 +63,14 @@ impl Bypass {
             source.writes.change_unsynced(|unsynced| unsynced.written.insert(self.sectors.clone()));
         }
         if let Err(error) = result {
-            shared.put_back(&source, &self.aside);
+            shared.unmark_all(&source, &self.marked);
             let block = source.block(Key::new(source.id, self.sectors.start));
             return Err(WriteError::Io { errno: errno_of(&error), block });
         }
         source.writes.load.set_succeeding();
         shared.counters.write_calls.add(1);
-        let aside = self.aside.iter();
-        aside.for_each(|&(key, frame)| shared.drop_marked(&source, key, frame));
+        let marked = self.marked.iter();
+        marked.for_each(|&(key, frame)| shared.drop_marked(&source, key, frame));
         Ok(())
     }
 }
@@ -122,16 +122,16 @@ impl Shared {
         if !source.writes.excluded.try_enter(&sectors) {
             return Ok(None);
         }
-        let (aside, is_begun) = (Aside::new(), false);
+        let (marked, is_begun) = (Marked::new(), false);
         let source_of = Some(operation);
         let mut bypass =
-            Bypass { source: source_of, sectors, aside, is_begun, _thread: PhantomData };
+            Bypass { source: source_of, sectors, marked, is_begun, _thread: PhantomData };
         if source.writes.refuses_writers() {
             return Err(WriteError::Closed); // the drop of `bypass` changes nothing
         }
         for key in blocks.filter_map(|block| source.key(block)) {
-            if self.set_aside(source, key, Mode::Thread, &mut bypass.aside).is_err() {
-                return Ok(None); // the drop of `bypass` puts the marked blocks back
+            if self.invalidate_or_mark(source, key, Mode::Thread, &mut bypass.marked).is_err() {
+                return Ok(None); // the drop of `bypass` unmarks the blocks
             }
         }
         // Before the write: whether it succeeds or not, the old bytes may be gone.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Device;
-use crate::cache::{Bypass, Wipe};
+use crate::cache::{Bypass, Overwrite};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::WriteGuard;
@@ -65,7 +65,12 @@ impl Device {
         let fits = |&end: &u64| end == len || (end < len && end.is_multiple_of(size));
         let Some(end) = end.filter(fits) else { return Err(WriteError::OutOfRange) };
         let blocks = first..end.div_ceil(size);
-        poll_ready(self.shared.wipe(&self.source, blocks, Wipe::Write(bytes), Mode::Thread))
+        poll_ready(self.shared.overwrite(
+            &self.source,
+            blocks,
+            Overwrite::Write(bytes),
+            Mode::Thread,
+        ))
     }
 
     /// Excludes whole blocks from the cache while the caller writes them to the device itself. As
@@ -104,6 +109,6 @@ impl Device {
     /// As [`zero`](Self::zero), and `EOPNOTSUPP` if the device cannot; then nothing is changed.
     pub fn zero_by_device(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
-        poll_ready(self.shared.wipe(&self.source, blocks, Wipe::Zero, Mode::Thread))
+        poll_ready(self.shared.overwrite(&self.source, blocks, Overwrite::Zero, Mode::Thread))
     }
 }

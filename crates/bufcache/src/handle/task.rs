@@ -13,7 +13,7 @@ use percpu::sync::Arc;
 use percpu::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Device, Seen};
-use crate::cache::{Fill, Wipe};
+use crate::cache::{Fill, Overwrite};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::OwnedWriteGuard;
@@ -199,7 +199,7 @@ impl Device {
     ///
     /// As [`discard`](Self::discard).
     pub async fn discard_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        self.wipe_async(blocks, Wipe::Discard).await
+        self.overwrite_async(blocks, Overwrite::Discard).await
     }
 
     /// [`zero`](Self::zero) for tasks.
@@ -208,17 +208,21 @@ impl Device {
     ///
     /// As [`zero`](Self::zero).
     pub async fn zero_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        match self.wipe_async(blocks.clone(), Wipe::Zero).await {
+        match self.overwrite_async(blocks.clone(), Overwrite::Zero).await {
             Err(WriteError::Io { errno: libc::EOPNOTSUPP, .. }) => {}
             result => return result,
         }
         call_by(self.clone(), move |device| device.zero_by_cache(blocks)).await
     }
 
-    async fn wipe_async(&self, blocks: Range<u64>, how: Wipe<'static>) -> Result<(), WriteError> {
+    async fn overwrite_async(
+        &self,
+        blocks: Range<u64>,
+        how: Overwrite<'static>,
+    ) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
         let source = Arc::clone(&self.source);
-        run(async move { source.cache.wipe(&source, blocks, how, Mode::Task).await }).await
+        run(async move { source.cache.overwrite(&source, blocks, how, Mode::Task).await }).await
     }
 
     /// [`close`](Self::close) for tasks. Dropping the future does not cancel the close. If that
