@@ -9,7 +9,7 @@ use aio_reap::{AllocateMode, BufList, IoBuf, IoBufMut, Reply, Request, RequestEr
 
 use super::{BlockDevice, FileDevice};
 use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
-use crate::engine::{Local, lent_engine, write_engine};
+use crate::engine::{ThreadEngine, lent_engine, write_engine};
 
 /// A file or block device, as [`FileDevice`], whose operations for tasks, and readahead, are made by the
 /// [`Engine`](aio_reap::Engine) that their thread has [lent](crate::lend_engine): they block no thread, and many are
@@ -53,17 +53,18 @@ impl EngineDevice {
         };
         let file = local.engine.attach_shared(&self.file);
         let request = local.engine.allocate(&file, mode, range.offset(), range.len());
-        let begun = begin(&local, request, range, |range, result| end_range(range, answer(result)));
+        let begun =
+            begin(&local, request, range, |range, result| end_range(range, device_result(result)));
         begun.err().into_iter().for_each(DeviceRange::defer);
     }
 }
 
 /// A load in the engine's hands.
-struct Target(Load);
+struct LoadBuf(Load);
 
 // SAFETY: the bytes are a frame's, which does not move with the load, is initialised, and is the
 // load's alone until it ends.
-unsafe impl IoBuf for Target {
+unsafe impl IoBuf for LoadBuf {
     fn as_ptr(&self) -> *const u8 {
         <[u8]>::as_ptr(&self.0)
     }
@@ -74,7 +75,7 @@ unsafe impl IoBuf for Target {
 }
 
 // SAFETY: as above; the same address.
-unsafe impl IoBufMut for Target {
+unsafe impl IoBufMut for LoadBuf {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         <[u8]>::as_mut_ptr(&mut self.0)
     }
@@ -83,19 +84,19 @@ unsafe impl IoBufMut for Target {
 /// Gives a request to an engine, which ends an operation of the device with its result. A refused request comes back
 /// as its operation.
 fn begin<B: 'static, R: Reply<B> + 'static, T: 'static>(
-    local: &Local,
+    local: &ThreadEngine,
     request: Request<'_, B, R>,
     operation: T,
     end: impl FnOnce(T, Result<R, RequestError>) + 'static,
 ) -> Result<(), T> {
     // Kept here as well, as a refused request drops its callback.
-    let kept = Rc::new(Cell::new(Some(operation)));
-    let in_flight = local.count();
+    let slot = Rc::new(Cell::new(Some(operation)));
+    let in_flight = local.begin_operation();
     let begun = request.inner_callback({
-        let kept = Rc::clone(&kept);
+        let slot = Rc::clone(&slot);
         move |result, _| {
             in_flight.set(in_flight.get() - 1);
-            if let Some(operation) = kept.take() {
+            if let Some(operation) = slot.take() {
                 end(operation, result);
             }
         }
@@ -104,13 +105,13 @@ fn begin<B: 'static, R: Reply<B> + 'static, T: 'static>(
         Ok(_) => Ok(()),
         Err(_) => {
             local.in_flight.set(local.in_flight.get() - 1);
-            kept.take().map_or(Ok(()), Err)
+            slot.take().map_or(Ok(()), Err)
         }
     }
 }
 
 /// What the device says, by an engine; `None` where the engine ends, which is no error of the device.
-fn answer<R>(result: Result<R, RequestError>) -> Option<io::Result<()>> {
+fn device_result<R>(result: Result<R, RequestError>) -> Option<io::Result<()>> {
     match result {
         Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => None,
         result => Some(result.map(drop).map_err(io::Error::from)),
@@ -140,14 +141,14 @@ fn end_sync(sync: DeviceSync, result: Option<io::Result<()>>) {
 
 /// Bytes of a write, which stay where they are until the write ends.
 #[derive(Clone, Copy)]
-struct Part {
+struct WriteBuf {
     at: *const u8,
     len: usize,
 }
 
 // SAFETY: the bytes are initialised, and neither change nor go before the `DeviceWrite` ends, which the request's
 // callback has.
-unsafe impl IoBuf for Part {
+unsafe impl IoBuf for WriteBuf {
     fn as_ptr(&self) -> *const u8 {
         self.at
     }
@@ -185,9 +186,9 @@ impl BlockDevice for EngineDevice {
         };
         let file = local.engine.attach_shared(&self.file);
         let offset = load.offset();
-        let in_flight = local.count();
-        let request = local.engine.read(&file, Target(load), offset);
-        let begun = request.inner_callback(move |result, Target(load)| {
+        let in_flight = local.begin_operation();
+        let request = local.engine.read(&file, LoadBuf(load), offset);
+        let begun = request.inner_callback(move |result, LoadBuf(load)| {
             in_flight.set(in_flight.get() - 1);
             match result {
                 // The engine ends, which is no error of the device.
@@ -230,7 +231,7 @@ impl BlockDevice for EngineDevice {
         let Some(local) = local else { return write.defer() };
         let file = local.engine.attach_shared(&self.file);
         let parts = write.parts().iter();
-        let parts = parts.map(|part| Part { at: part.as_ptr(), len: part.len() }).collect();
+        let parts = parts.map(|part| WriteBuf { at: part.as_ptr(), len: part.len() }).collect();
         let Ok(list) = BufList::new(parts) else { return write.defer() };
         let request = local.engine.write_vectored(&file, list, write.offset());
         // Not the engine itself, which ends when its owners let it go.
@@ -238,12 +239,12 @@ impl BlockDevice for EngineDevice {
         // Not the file either, which is closed before the end of the write is told.
         let file = write.is_durable().then_some(file);
         let begun = begin(&local, request, write, move |write, result| {
-            let result = answer(result);
+            let result = device_result(result);
             let file = file.filter(|_| matches!(result, Some(Ok(()))));
             let Some(file) = file else { return end_write(write, result) };
             let Some(local) = sync_by.upgrade() else { return write.defer() };
             let sync = local.engine.fdatasync(&file);
-            let end = |write, result| end_write(write, answer(result));
+            let end = |write, result| end_write(write, device_result(result));
             begin(&local, sync, write, end).err().into_iter().for_each(DeviceWrite::defer);
         });
         begun.err().into_iter().for_each(DeviceWrite::defer);
@@ -263,7 +264,8 @@ impl BlockDevice for EngineDevice {
         };
         let file = local.engine.attach_shared(&self.file);
         let request = local.engine.fdatasync(&file);
-        let begun = begin(&local, request, sync, |sync, result| end_sync(sync, answer(result)));
+        let begun =
+            begin(&local, request, sync, |sync, result| end_sync(sync, device_result(result)));
         begun.err().into_iter().for_each(DeviceSync::defer);
     }
 

@@ -20,13 +20,13 @@ use std::time::Duration;
 use aio_reap::Engine;
 
 /// What a thread reads by.
-pub(crate) struct Local {
+pub(crate) struct ThreadEngine {
     pub(crate) engine: Rc<Engine>,
     /// Operations of caches that the engine has.
     pub(crate) in_flight: Rc<Cell<usize>>,
 }
 
-impl Local {
+impl ThreadEngine {
     fn new(engine: Rc<Engine>, in_flight: Rc<Cell<usize>>) -> Rc<Self> {
         Rc::new(Self { engine, in_flight })
     }
@@ -40,7 +40,7 @@ impl Local {
         if let Some(local) = lent {
             return local;
         }
-        let in_flight = NOT_LENT.with_borrow(|known| {
+        let in_flight = INACTIVE.with_borrow(|known| {
             let same = known.iter().find(|(other, _)| ptr::eq(other.as_ptr(), Rc::as_ptr(engine)));
             same.map(|(_, in_flight)| Rc::clone(in_flight))
         });
@@ -48,8 +48,8 @@ impl Local {
     }
 
     /// Notes what the engine has, which is lent no more: waits turn it all the same.
-    fn end_lending(&self) {
-        let _ended = NOT_LENT.try_with(|known| {
+    fn note_inactive(&self) {
+        let _ended = INACTIVE.try_with(|known| {
             let mut known = known.borrow_mut();
             known.retain(|(other, in_flight)| {
                 let is_other = !ptr::eq(other.as_ptr(), Rc::as_ptr(&self.engine));
@@ -62,43 +62,43 @@ impl Local {
     }
 
     /// Counts an operation. Returns the count, for its end.
-    pub(crate) fn count(&self) -> Rc<Cell<usize>> {
+    pub(crate) fn begin_operation(&self) -> Rc<Cell<usize>> {
         self.in_flight.set(self.in_flight.get() + 1);
         Rc::clone(&self.in_flight)
     }
 }
 
-type NotLent = (rc::Weak<Engine>, Rc<Cell<usize>>);
+type Inactive = (rc::Weak<Engine>, Rc<Cell<usize>>);
 
 thread_local! {
     /// The engines that are lent, with the numbers of their guards, ascending. The thread uses the last one.
-    static LENT: RefCell<Vec<(u64, Rc<Local>)>> = const { RefCell::new(Vec::new()) };
+    static LENT: RefCell<Vec<(u64, Rc<ThreadEngine>)>> = const { RefCell::new(Vec::new()) };
     /// Engines that were lent, with their operations of caches. An engine may be there and be lent again.
-    static NOT_LENT: RefCell<Vec<NotLent>> = const { RefCell::new(Vec::new()) };
+    static INACTIVE: RefCell<Vec<Inactive>> = const { RefCell::new(Vec::new()) };
 }
 
 /// The `at`th engine, or a later one, that is not lent now and has operations of a cache; and the number behind it.
-fn not_lent(at: usize) -> Option<(usize, Rc<Engine>)> {
+fn next_busy_inactive(at: usize) -> Option<(usize, Rc<Engine>)> {
     let lent = lent_engine();
     let is_lent =
         |engine: &Rc<Engine>| lent.as_ref().is_some_and(|local| Rc::ptr_eq(&local.engine, engine));
-    let find = |known: &RefCell<Vec<NotLent>>| {
+    let find = |known: &RefCell<Vec<Inactive>>| {
         let known = known.borrow();
         known.iter().enumerate().skip(at).find_map(|(at, (engine, in_flight))| {
             let engine = engine.upgrade().filter(|engine| in_flight.get() > 0 && !is_lent(engine));
             engine.map(|engine| (at + 1, engine))
         })
     };
-    NOT_LENT.try_with(find).ok().flatten()
+    INACTIVE.try_with(find).ok().flatten()
 }
 
 /// The thread's engine; none while the thread ends.
-pub(crate) fn lent_engine() -> Option<Rc<Local>> {
+pub(crate) fn lent_engine() -> Option<Rc<ThreadEngine>> {
     LENT.try_with(|lent| lent.borrow().last().map(|(_, local)| Rc::clone(local))).ok().flatten()
 }
 
 /// The thread's engine, if it reads blocks of a cache: another thread may wait for these, or this one.
-fn reading() -> Option<Rc<Local>> {
+fn busy_engine() -> Option<Rc<ThreadEngine>> {
     lent_engine().filter(|local| local.in_flight.get() > 0)
 }
 
@@ -107,16 +107,16 @@ thread_local! {
     ///
     /// They do not use the lent engine: a thread need not have one, and its slots may be taken by the program's
     /// requests, whose completions no wait inside the cache delivers.
-    static FOR_WRITES: OnceCell<Option<Rc<Local>>> = const { OnceCell::new() };
+    static WRITE_ENGINE: OnceCell<Option<Rc<ThreadEngine>>> = const { OnceCell::new() };
 }
 
-pub(crate) fn write_engine() -> Option<Rc<Local>> {
+pub(crate) fn write_engine() -> Option<Rc<ThreadEngine>> {
     let new = || {
         let engine = Engine::new().ok()?;
         mem::forget(engine.plug()); // only waits submit, all that was begun at once
-        Some(Local::new(Rc::new(engine), Rc::default()))
+        Some(ThreadEngine::new(Rc::new(engine), Rc::default()))
     };
-    FOR_WRITES.try_with(|own| own.get_or_init(new).clone()).ok().flatten()
+    WRITE_ENGINE.try_with(|own| own.get_or_init(new).clone()).ok().flatten()
 }
 
 /// Lets this thread read [`EngineDevice`](crate::EngineDevice)s by the engine, until the guard drops. Of several
@@ -128,14 +128,14 @@ pub(crate) fn write_engine() -> Option<Rc<Local>> {
 /// a [`Plug`](aio_reap::Plug). All that holds, too, for an engine that was lent before, until its operations of caches
 /// have ended. If the program's requests leave no slot, a thread of the cache does the work.
 pub fn lend_engine(engine: &Rc<Engine>) -> LentEngine {
-    let new = Local::for_engine(engine);
+    let new = ThreadEngine::for_engine(engine);
     let before = lent_engine();
     let number = LENT.with_borrow_mut(|lent| {
         let number = lent.last().map_or(0, |(number, _)| number + 1);
         lent.push((number, new));
         number
     });
-    before.iter().for_each(|before| before.end_lending());
+    before.iter().for_each(|before| before.note_inactive());
     LentEngine { number, _thread: PhantomData }
 }
 
@@ -154,7 +154,7 @@ impl Drop for LentEngine {
             let at = lent.iter().position(|(number, _)| *number == self.number)?;
             Some(lent.remove(at).1)
         });
-        ended.iter().flatten().for_each(|ended| ended.end_lending());
+        ended.iter().flatten().for_each(|ended| ended.note_inactive());
     }
 }
 
@@ -168,7 +168,7 @@ impl fmt::Debug for LentEngine {
 /// at once where the thread has no engine, or the kernel refuses to wait.
 #[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "`lent` is in a model"))]
 pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
-    while not_lent(0).is_some() {
+    while next_busy_inactive(0).is_some() {
         // No wait has several engines, so this looks again and again; until only the lent one has operations.
         if done(&mut Context::from_waker(Waker::noop())) {
             return;
@@ -176,17 +176,17 @@ pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
         turn_engine();
         thread::sleep(Duration::from_micros(50));
     }
-    let Some(local) = reading() else { return };
+    let Some(local) = busy_engine() else { return };
     let wait = poll_fn(|context| if done(context) { Poll::Ready(()) } else { Poll::Pending });
     let _ = local.engine.block_on_inner(wait);
 }
 
 /// Lets this thread's engine go on. Returns whether it has operations of a cache.
 pub(crate) fn turn_engine() -> bool {
-    let reading = reading();
-    reading.iter().for_each(|local| _ = local.engine.turn_inner());
-    let (mut any, mut at) = (reading.is_some(), 0);
-    while let Some((next, engine)) = not_lent(at) {
+    let lent = busy_engine();
+    lent.iter().for_each(|local| _ = local.engine.turn_inner());
+    let (mut any, mut at) = (lent.is_some(), 0);
+    while let Some((next, engine)) = next_busy_inactive(at) {
         engine.turn_inner();
         (any, at) = (true, next);
     }
@@ -196,7 +196,7 @@ pub(crate) fn turn_engine() -> bool {
 /// Waits until a write ends that is in the engine of this thread for writes. Returns false at once if none is.
 #[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "a model has no engine"))]
 pub(crate) fn wait_for_writes() -> bool {
-    let known = FOR_WRITES.try_with(|own| own.get().cloned().flatten()).ok().flatten();
+    let known = WRITE_ENGINE.try_with(|own| own.get().cloned().flatten()).ok().flatten();
     let Some(local) = known.filter(|local| local.in_flight.get() > 0) else { return false };
     // The kernel refuses to wait where a descriptor of the engine was closed from outside. It may have the bytes
     // all the same.

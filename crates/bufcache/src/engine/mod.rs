@@ -12,7 +12,7 @@ pub(crate) use self::lent::{turn_engine, wait_by_engine};
 #[cfg(feature = "aio-reap")]
 pub use self::local::{LentEngine, lend_engine};
 #[cfg(feature = "aio-reap")]
-pub(crate) use self::local::{Local, lent_engine, write_engine};
+pub(crate) use self::local::{ThreadEngine, lent_engine, write_engine};
 #[cfg(all(feature = "aio-reap", not(any(offlock_loom, offlock_shuttle))))]
 pub(crate) use self::local::{turn_engine, wait_by_engine, wait_for_writes};
 #[cfg(not(feature = "aio-reap"))]
