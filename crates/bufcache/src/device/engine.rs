@@ -1,4 +1,4 @@
-//! A file whose operations are begun by engines.
+//! A device on a file whose operations run on I/O engines.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -11,20 +11,21 @@ use super::{BlockDevice, FileDevice};
 use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
 use crate::engine::{ThreadEngine, lent_engine, write_engine};
 
-/// A file or block device, as [`FileDevice`], whose operations for tasks, and readahead, are made by the
-/// [`Engine`](aio_reap::Engine) that their thread has [lent](crate::lend_engine): they block no thread, and many are
-/// in flight at once.
+/// A file or block device, as [`FileDevice`]. Readahead, and the operations that tasks begin, use
+/// the [`Engine`](aio_reap::Engine) that the thread has [lent](crate::lend_engine): they block no
+/// thread, and many are in flight at once.
 ///
-/// Without a lent engine the cache's own threads call the file for tasks. A thread that waits for a block reads it by a
-/// system call. A thread that waits for a write-back to a file with `O_DIRECT` gives many blocks at once to an engine
-/// that it keeps for that; its other writes, and its syncs, are system calls.
+/// Without a lent engine, threads of the cache make these operations by system calls. A thread that
+/// waits for a block reads it by a system call. A thread that waits for a write-back to a file with
+/// `O_DIRECT` submits many blocks at once to an engine that it keeps for this purpose; its other
+/// writes, and its syncs, are system calls.
 ///
-/// What is in a thread's engine ends when that thread waits for a block, or turns its engine: as with all
-/// of an engine, it should do so soon.
+/// An operation on a thread's engine ends when that thread waits for a block or turns the engine,
+/// as every request of an engine does. So the thread should turn it soon.
 #[derive(Debug)]
 pub struct EngineDevice {
-    /// A thread's engine has it only while it has an operation on it: no idle thread keeps a descriptor of a dropped
-    /// device.
+    /// An engine refers to the file only during an operation, so no idle thread keeps a descriptor
+    /// of a dropped device open.
     file: SharedFile,
     plain: FileDevice,
 }
@@ -34,7 +35,8 @@ impl EngineDevice {
     ///
     /// # Errors
     ///
-    /// As [`FileDevice::new`], also for `O_APPEND`, and where no second descriptor can be had.
+    /// Those of [`FileDevice::new`]; those of `aio_reap::SharedFile::new`; and the error of the
+    /// system call that duplicates the descriptor.
     pub fn new(file: File) -> io::Result<Self> {
         Ok(Self { file: SharedFile::new(file.try_clone()?)?, plain: FileDevice::new(file)? })
     }
@@ -59,11 +61,11 @@ impl EngineDevice {
     }
 }
 
-/// A load in the engine's hands.
+/// The buffer of a load that an engine fills.
 struct LoadBuf(Load);
 
-// SAFETY: the bytes are a frame's, which does not move with the load, is initialised, and is the
-// load's alone until it ends.
+// SAFETY: the bytes are those of a frame. They are initialised, do not move with the load, and
+// belong to the load alone until it ends.
 unsafe impl IoBuf for LoadBuf {
     fn as_ptr(&self) -> *const u8 {
         <[u8]>::as_ptr(&self.0)
@@ -81,15 +83,15 @@ unsafe impl IoBufMut for LoadBuf {
     }
 }
 
-/// Gives a request to an engine, which ends an operation of the device with its result. A refused request comes back
-/// as its operation.
+/// Submits a request. Its completion calls `end` with `operation` and the result. If the engine
+/// refuses the request, returns the operation.
 fn begin<B: 'static, R: Reply<B> + 'static, T: 'static>(
     local: &ThreadEngine,
     request: Request<'_, B, R>,
     operation: T,
     end: impl FnOnce(T, Result<R, RequestError>) + 'static,
 ) -> Result<(), T> {
-    // Kept here as well, as a refused request drops its callback.
+    // Shared with the callback, because the engine drops the callback of a refused request.
     let slot = Rc::new(Cell::new(Some(operation)));
     let in_flight = local.begin_operation();
     let begun = request.inner_callback({
@@ -110,7 +112,8 @@ fn begin<B: 'static, R: Reply<B> + 'static, T: 'static>(
     }
 }
 
-/// What the device says, by an engine; `None` where the engine ends, which is no error of the device.
+/// Returns the result of the device. `None` if the engine has ended, which is no error of the
+/// device.
 fn device_result<R>(result: Result<R, RequestError>) -> Option<io::Result<()>> {
     match result {
         Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => None,
@@ -139,15 +142,15 @@ fn end_sync(sync: DeviceSync, result: Option<io::Result<()>>) {
     }
 }
 
-/// Bytes of a write, which stay where they are until the write ends.
+/// One part of a write.
 #[derive(Clone, Copy)]
 struct WriteBuf {
     at: *const u8,
     len: usize,
 }
 
-// SAFETY: the bytes are initialised, and neither change nor go before the `DeviceWrite` ends, which the request's
-// callback has.
+// SAFETY: the bytes are initialised, and neither change nor are freed before the `DeviceWrite`
+// ends. The callback of the request owns the `DeviceWrite`.
 unsafe impl IoBuf for WriteBuf {
     fn as_ptr(&self) -> *const u8 {
         self.at
@@ -180,7 +183,7 @@ impl BlockDevice for EngineDevice {
     }
 
     fn begin_read(&self, load: Load) {
-        // A thread that waits anyway reads by a system call: the engine would add a submission and a wait.
+        // A thread that blocks reads by a system call: an engine would add a submission and a wait.
         let Some(local) = lent_engine().filter(|_| !load.is_blocking()) else {
             return load.defer();
         };
@@ -191,7 +194,7 @@ impl BlockDevice for EngineDevice {
         let begun = request.inner_callback(move |result, LoadBuf(load)| {
             in_flight.set(in_flight.get() - 1);
             match result {
-                // The engine ends, which is no error of the device.
+                // The engine has ended, which is no error of the device.
                 Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => load.defer(),
                 result => load.finish(result.map_err(Into::into)),
             }
@@ -219,9 +222,9 @@ impl BlockDevice for EngineDevice {
     }
 
     fn begin_write(&self, write: DeviceWrite) {
-        // A thread that waits calls the system for a durable write, for one alone, and for a buffered one:
-        // that is a copy. Where the file system does not begin it without a wait, as ext4, a ring gives each
-        // write to a kernel thread.
+        // A thread that blocks makes a durable, single or buffered write by a system call. A
+        // buffered write only copies, and if the file system cannot begin it without a wait, as
+        // ext4 cannot, a ring passes each write to a kernel thread.
         let is_call = || write.is_durable() || write.is_alone() || self.alignment() == 1;
         let local = match write.is_blocking() {
             true if is_call() => None,
@@ -234,9 +237,10 @@ impl BlockDevice for EngineDevice {
         let parts = parts.map(|part| WriteBuf { at: part.as_ptr(), len: part.len() }).collect();
         let Ok(list) = BufList::new(parts) else { return write.defer() };
         let request = local.engine.write_vectored(&file, list, write.offset());
-        // Not the engine itself, which ends when its owners let it go.
+        // A weak reference, because the callback lies in the engine, which ends with its last
+        // owner.
         let sync_by = Rc::downgrade(&local);
-        // Not the file either, which is closed before the end of the write is told.
+        // Only a durable write keeps the file: the others close it before they report their end.
         let file = write.is_durable().then_some(file);
         let begun = begin(&local, request, write, move |write, result| {
             let result = device_result(result);

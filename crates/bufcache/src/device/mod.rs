@@ -22,8 +22,8 @@ use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
 /// Its methods are called with no lock of the cache held. They may block, and may panic: the block
 /// then counts as not read. A device that asks the cache for the block it is reading is told
 /// [`GetError::WouldDeadlock`](crate::GetError::WouldDeadlock); one that is writing, discarding or
-/// syncing must not ask the cache for the same blocks, or to sync, close or reset it: that waits for
-/// itself.
+/// syncing must not ask the cache for the same blocks, or to sync, close or reset it: that waits
+/// for itself.
 ///
 /// The operations that a device begins ([`begin_read`](Self::begin_read) and the others) belong to
 /// the device that is attached, at their offsets in it: `defer` has that device's blocking methods
@@ -147,9 +147,9 @@ pub trait BlockDevice: Send + Sync + 'static {
         write.defer();
     }
 
-    /// How many writes a write-back [begins](Self::begin_write) before it waits for their ends: up to 256.
-    /// Asked for when it is attached. The default keeps a disk busy and lets reads pass; a guess. A device
-    /// whose answers take long wants more.
+    /// How many writes a write-back [begins](Self::begin_write) before it waits for their ends: up
+    /// to 256. Asked for when it is attached. The default keeps a disk busy and lets reads pass; a
+    /// guess. A device whose answers take long wants more.
     fn write_depth(&self) -> usize {
         32
     }

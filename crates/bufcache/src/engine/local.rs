@@ -1,10 +1,12 @@
-//! The engines of a thread: the one that a program lends, and the one that the thread keeps for its writes.
+//! The engines of a thread: those that the program lends, and one that the thread keeps for its
+//! write-backs.
 //!
-//! # Loads that are crossed
+//! # Crossed loads
 //!
-//! A thread that waits for a load turns its own engine meanwhile, if that has loads: another thread may wait for
-//! these, and no other thread reaps them. A load that ends wakes the engines of the threads that wait for it.
-//! So loads that are crossed end, whatever plugs their threads hold: a wait submits first.
+//! Two threads may each wait for a load on the engine of the other, which only that other thread
+//! reaps. So a thread that waits for a load turns its own engine meanwhile, if the engine has
+//! operations of a cache, and the end of a load wakes the engines of the threads that wait for it.
+//! A turn submits first, even behind a plug.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
@@ -19,10 +21,10 @@ use std::time::Duration;
 
 use aio_reap::Engine;
 
-/// What a thread reads by.
+/// An engine of this thread, and the number of its operations.
 pub(crate) struct ThreadEngine {
     pub(crate) engine: Rc<Engine>,
-    /// Operations of caches that the engine has.
+    /// The number of operations of caches on the engine.
     pub(crate) in_flight: Rc<Cell<usize>>,
 }
 
@@ -31,7 +33,8 @@ impl ThreadEngine {
         Rc::new(Self { engine, in_flight })
     }
 
-    /// What this thread has of the engine; new, if that is not lent now. It counts what was begun before.
+    /// Returns this thread's record of an engine, or a new one if the engine is not lent now. A new
+    /// record goes on with the count of an inactive engine.
     fn for_engine(engine: &Rc<Engine>) -> Rc<Self> {
         let lent = LENT.with_borrow(|lent| {
             let mut lent = lent.iter().map(|(_, local)| local);
@@ -47,7 +50,7 @@ impl ThreadEngine {
         Self::new(Rc::clone(engine), in_flight.unwrap_or_default())
     }
 
-    /// Notes what the engine has, which is lent no more: waits turn it all the same.
+    /// Adds the engine to `INACTIVE` if it has operations, so that waits still turn it.
     fn note_inactive(&self) {
         let _ended = INACTIVE.try_with(|known| {
             let mut known = known.borrow_mut();
@@ -61,7 +64,7 @@ impl ThreadEngine {
         });
     }
 
-    /// Counts an operation. Returns the count, for its end.
+    /// Counts an operation. Returns the counter, which the end of the operation lowers.
     pub(crate) fn begin_operation(&self) -> Rc<Cell<usize>> {
         self.in_flight.set(self.in_flight.get() + 1);
         Rc::clone(&self.in_flight)
@@ -71,13 +74,14 @@ impl ThreadEngine {
 type Inactive = (rc::Weak<Engine>, Rc<Cell<usize>>);
 
 thread_local! {
-    /// The engines that are lent, with the numbers of their guards, ascending. The thread uses the last one.
+    /// The lent engines with the numbers of their guards, ascending. The thread uses the last.
     static LENT: RefCell<Vec<(u64, Rc<ThreadEngine>)>> = const { RefCell::new(Vec::new()) };
-    /// Engines that were lent, with their operations of caches. An engine may be there and be lent again.
+    /// Engines that were in use, with the numbers of their operations. One may be in use again.
     static INACTIVE: RefCell<Vec<Inactive>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The `at`th engine, or a later one, that is not lent now and has operations of a cache; and the number behind it.
+/// Returns the first engine in `INACTIVE` from index `at` on that is not in use and has operations
+/// of a cache, and the index after it.
 fn next_busy_inactive(at: usize) -> Option<(usize, Rc<Engine>)> {
     let lent = lent_engine();
     let is_lent =
@@ -92,41 +96,44 @@ fn next_busy_inactive(at: usize) -> Option<(usize, Rc<Engine>)> {
     INACTIVE.try_with(find).ok().flatten()
 }
 
-/// The thread's engine; none while the thread ends.
+/// Returns the lent engine that this thread uses. `None` while the thread ends.
 pub(crate) fn lent_engine() -> Option<Rc<ThreadEngine>> {
     LENT.try_with(|lent| lent.borrow().last().map(|(_, local)| Rc::clone(local))).ok().flatten()
 }
 
-/// The thread's engine, if it reads blocks of a cache: another thread may wait for these, or this one.
+/// Returns the lent engine that this thread uses, if it has operations of a cache.
 fn busy_engine() -> Option<Rc<ThreadEngine>> {
     lent_engine().filter(|local| local.in_flight.get() > 0)
 }
 
 thread_local! {
-    /// The engine that this thread keeps for the writes that it waits for; `None` where there can be none.
+    /// The engine for the writes that this thread waits for. `None` if the system refused one.
     ///
-    /// They do not use the lent engine: a thread need not have one, and its slots may be taken by the program's
-    /// requests, whose completions no wait inside the cache delivers.
+    /// Not the lent engine: a thread need not have one, and requests of the program may occupy its
+    /// slots, whose completions no wait inside the cache delivers.
     static WRITE_ENGINE: OnceCell<Option<Rc<ThreadEngine>>> = const { OnceCell::new() };
 }
 
+/// Returns the engine for the writes that this thread waits for, which the first call makes.
 pub(crate) fn write_engine() -> Option<Rc<ThreadEngine>> {
     let new = || {
         let engine = Engine::new().ok()?;
-        mem::forget(engine.plug()); // only waits submit, all that was begun at once
+        mem::forget(engine.plug()); // only a wait submits, and all pending requests at once
         Some(ThreadEngine::new(Rc::new(engine), Rc::default()))
     };
     WRITE_ENGINE.try_with(|own| own.get_or_init(new).clone()).ok().flatten()
 }
 
-/// Lets this thread read [`EngineDevice`](crate::EngineDevice)s by the engine, until the guard drops. Of several
-/// engines that are lent, the thread uses the one that was lent last. Their guards may drop in any order.
+/// Makes [`EngineDevice`](crate::EngineDevice)s use the engine for readahead, and for operations
+/// that tasks begin on this thread, until the guard drops. Of several lent engines, the thread uses
+/// the one that was lent last. The guards may drop in any order.
 ///
-/// A call that waits turns the engine only if the engine has operations of a cache, and then delivers only these.
-/// No callback of the program runs inside a call of the cache, and no task is woken by a completion of the
-/// program's: they wait for the thread's next own turn of the engine. The call submits what is pending, also behind
-/// a [`Plug`](aio_reap::Plug). All that holds, too, for an engine that was lent before, until its operations of caches
-/// have ended. If the program's requests leave no slot, a thread of the cache does the work.
+/// A call of the cache that waits turns the engine if the engine has operations of a cache, and
+/// delivers the completions of these only. Completions of the program's own requests wait for the
+/// next turn by the program: inside a call of the cache they run no callback and wake no task. The
+/// turn submits all pending requests, even behind a [`Plug`](aio_reap::Plug). The same holds for an
+/// engine that was lent before, until its operations of caches have ended. If the requests of the
+/// program leave no slot, a thread of the cache makes the operation.
 pub fn lend_engine(engine: &Rc<Engine>) -> LentEngine {
     let new = ThreadEngine::for_engine(engine);
     let before = lent_engine();
@@ -139,7 +146,7 @@ pub fn lend_engine(engine: &Rc<Engine>) -> LentEngine {
     LentEngine { number, _thread: PhantomData }
 }
 
-/// Lends an engine to the calls of the cache on this thread until dropped. From [`lend_engine`].
+/// The guard of an engine that is lent to this thread's calls of the cache, from [`lend_engine`].
 #[must_use = "the engine is lent only while the guard lives"]
 pub struct LentEngine {
     number: u64,
@@ -148,7 +155,7 @@ pub struct LentEngine {
 
 impl Drop for LentEngine {
     fn drop(&mut self) {
-        // What it takes may be the last handle of the engine: not dropped under the borrow.
+        // Perhaps the last handle of the engine, so it is not dropped under the borrow.
         let ended = LENT.try_with(|lent| {
             let mut lent = lent.borrow_mut();
             let at = lent.iter().position(|(number, _)| *number == self.number)?;
@@ -164,12 +171,12 @@ impl fmt::Debug for LentEngine {
     }
 }
 
-/// Turns this thread's engine until `done`, which it tells a waker that is to be called then. Returns
-/// at once where the thread has no engine, or the kernel refuses to wait.
+/// Turns this thread's engines until `done` returns true. `done` gets the context whose waker ends
+/// the sleep. Returns early if no engine has operations of a cache, or the kernel refuses to wait.
 #[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "`lent` is in a model"))]
 pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
     while next_busy_inactive(0).is_some() {
-        // No wait has several engines, so this looks again and again; until only the lent one has operations.
+        // A thread can sleep on one engine only, so it polls while inactive ones have operations.
         if done(&mut Context::from_waker(Waker::noop())) {
             return;
         }
@@ -181,7 +188,7 @@ pub(crate) fn wait_by_engine(mut done: impl FnMut(&mut Context<'_>) -> bool) {
     let _ = local.engine.block_on_inner(wait);
 }
 
-/// Lets this thread's engine go on. Returns whether it has operations of a cache.
+/// Turns this thread's engines once, without a wait. Returns whether one had operations of a cache.
 pub(crate) fn turn_engine() -> bool {
     let lent = busy_engine();
     lent.iter().for_each(|local| _ = local.engine.turn_inner());
@@ -193,13 +200,14 @@ pub(crate) fn turn_engine() -> bool {
     any
 }
 
-/// Waits until a write ends that is in the engine of this thread for writes. Returns false at once if none is.
+/// Waits until a write on this thread's engine for writes ends. Returns false at once if it has
+/// none.
 #[cfg_attr(any(offlock_loom, offlock_shuttle), expect(dead_code, reason = "a model has no engine"))]
 pub(crate) fn wait_for_writes() -> bool {
     let known = WRITE_ENGINE.try_with(|own| own.get().cloned().flatten()).ok().flatten();
     let Some(local) = known.filter(|local| local.in_flight.get() > 0) else { return false };
-    // The kernel refuses to wait where a descriptor of the engine was closed from outside. It may have the bytes
-    // all the same.
+    // The kernel refuses to wait if a descriptor of the engine was closed from outside. The write
+    // may still be in flight, and the bytes must stay until it ends.
     if local.engine.wait(None).is_err() {
         thread::sleep(Duration::from_millis(1));
     }
