@@ -121,7 +121,7 @@ impl Drop for Pin {
     fn drop(&mut self) {
         let shared = &self.device.shared;
         // The bytes of a load that is not over were not read through this pin.
-        if cfg!(offlock_loom) && shared.is_over(self.place) {
+        if cfg!(offlock_loom) && shared.has_ended(self.place) {
             shared.frames.reading_at(self.bytes);
         }
         shared.unpin_place(self.place);

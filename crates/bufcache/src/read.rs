@@ -111,7 +111,7 @@ impl Device {
             poll_fn(|context| excluded.poll_gone(key.sector(), context)).await;
         };
         poll_fn(|context| self.shared.poll_marks(pin.place, IO, context)).await?;
-        let pin = match self.shared.is_over(pin.place) {
+        let pin = match self.shared.has_ended(pin.place) {
             true => pin,
             false => run(wait_for_writer(pin)).await?,
         };

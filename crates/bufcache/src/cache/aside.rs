@@ -78,7 +78,7 @@ impl Shared {
 
     /// Returns the next cached block of a device within `sectors`, from the entry `place` on, and
     /// the number of the entry after it.
-    pub(crate) fn next_of(
+    pub(crate) fn next_cached(
         &self,
         device: u16,
         sectors: &Range<u64>,
@@ -91,7 +91,7 @@ impl Shared {
         })
     }
 
-    /// Returns the number of entries that [`next_of`](Self::next_of) visits.
+    /// Returns the number of entries that [`next_cached`](Self::next_cached) visits.
     pub(crate) fn places(&self) -> Place {
         self.table.places()
     }

@@ -131,7 +131,7 @@ impl Shared {
     async fn add_to_window(&self, source: &Arc<Source>, window: &mut Window<'_>, next: DirtyBlock) {
         let (mode, mut since, mut flushed) = (window.mode, None, 0);
         loop {
-            let obstacle = match self.begin_back(source, window.selection, next, flushed) {
+            let obstacle = match self.mark_if_writable(source, window.selection, next, flushed) {
                 Ok(()) => return window.blocks.push(next),
                 Err(Obstacle::Clean) => return,
                 Err(Obstacle::Refused(error)) => return window.summary.fail(error),
@@ -182,7 +182,7 @@ impl Shared {
     }
 
     /// Marks a dirty block if it may be written now. The log is durable up to `flushed`.
-    fn begin_back(
+    fn mark_if_writable(
         &self,
         source: &Arc<Source>,
         selection: &Selection,
@@ -304,7 +304,7 @@ impl Shared {
             // a sync that runs beside this write then sees the failure.
             let writing = selection.durable.then(|| source.writes.group.begin_write());
             let given =
-                self.give_to_device(source, left, (selection.durable, mode), &mut results).await;
+                self.write_runs(source, left, (selection.durable, mode), &mut results).await;
             let (now, behind) = left.split_at(given);
             let runs = || now.chunk_by(|a, b| self.is_next(source, *a, *b)).zip(results);
             for (run, result) in runs() {
@@ -315,21 +315,21 @@ impl Shared {
                     // lost.
                     Some(Err(errno)) if run.len() == 1 || selection.durable => {
                         for &one in run {
-                            summary.fail(self.fail_back(source, one, selection, errno));
+                            summary.fail(self.fail_write(source, one, selection, errno));
                         }
                     }
                     _ => {
                         for &one in run {
                             let mut result = [None];
                             let how = (selection.durable, mode);
-                            self.give_to_device(source, &[one], how, &mut result).await;
+                            self.write_runs(source, &[one], how, &mut result).await;
                             match result[0].unwrap_or(Err(None)) {
                                 Ok(()) => {
                                     self.finish(source, &[one], selection.durable);
                                     summary.written += 1;
                                 }
                                 Err(errno) => {
-                                    summary.fail(self.fail_back(source, one, selection, errno))
+                                    summary.fail(self.fail_write(source, one, selection, errno))
                                 }
                             }
                         }
@@ -371,7 +371,7 @@ impl Shared {
     /// Writes the first runs of adjacent blocks, as many as the device takes at a time, and waits
     /// for them. Stores the outcome of each run in `results`. Returns the number of blocks of these
     /// runs.
-    async fn give_to_device(
+    async fn write_runs(
         &self,
         source: &Arc<Source>,
         blocks: &[DirtyBlock],
@@ -457,7 +457,7 @@ impl Shared {
 
     /// Notes that the write of a block has failed, and clears its mark. The block stays dirty.
     /// Returns the error to report.
-    fn fail_back(
+    fn fail_write(
         &self,
         source: &Arc<Source>,
         dirty: DirtyBlock,
@@ -488,7 +488,7 @@ impl Shared {
     }
 
     fn unmark_back(&self, entry: &Entry, frame: Frame, clear: u64) {
-        self.end_marks(entry, frame, BACK | clear, 0);
+        self.clear_marks_and_wake(entry, frame, BACK | clear, 0);
     }
 
     /// Puts a buffer on the dirty list. The caller has marked its entry `WRITE`, and sets `DIRTY`

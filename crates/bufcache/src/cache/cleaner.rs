@@ -87,7 +87,7 @@ impl Shared {
         for include in [Include::Promising, Include::NotGivenUp] {
             let selection = Selection { most: SOME, wait: false, include, ..Selection::all() };
             let mut at = 0;
-            while let Some(source) = self.pool.dirty(at) {
+            while let Some(source) = self.pool.nth_dirty(at) {
                 let written =
                     poll_ready(self.write_back(&source, &selection, Mode::Thread)).written;
                 if written > 0 {

@@ -90,7 +90,7 @@ impl Shared {
 
     /// Writes the dirty blocks of a device without handles, and syncs it. Drops blocks that cannot
     /// be written, and returns the error.
-    pub(crate) fn let_go(&self, source: &Arc<Source>) -> Result<(), WriteError> {
+    pub(crate) fn flush_orphan(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         let idle = {
             let dirty = source.writes.dirty.lock().is_empty();
             dirty && source.writes.unsynced(|unsynced| unsynced.is_empty())
@@ -127,7 +127,7 @@ impl Shared {
         if !source.in_flight.is_abandoned() {
             return;
         }
-        // `let_go` has reported the loss of the block, and has taken it off the dirty list. In the
+        // `flush_orphan` has reported the loss of the block, and has taken it off the dirty list. In the
         // cache it would stay dirty and keep its frame for ever.
         if !matches!(self.try_invalidate(Some(source), key, 0), Ok(Some(_))) {
             // The thread that ends an operation of the device must not wait for a reader or an

@@ -379,7 +379,7 @@ impl Shared {
         }
         self.frames.set_huge(self.frames.bytes_of(limit) == self.frames.capacity());
         let mut wait = BufferWait::new(self.patience);
-        let fits = |cold: &mut Cold| (!cold.is_over()).then_some(());
+        let fits = |cold: &mut Cold| (!cold.exceeds_limit()).then_some(());
         while self.evict_until(0, wait.search, fits).is_none() {
             self.wait_for_buffers(None, &mut wait)?;
         }

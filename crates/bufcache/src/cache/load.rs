@@ -85,7 +85,7 @@ impl Load {
             return self.read_here(1);
         }
         let (cache, frame) = (Arc::clone(&self.source.cache), self.frame);
-        match cache.pool.read(self) {
+        match cache.pool.queue_load(self) {
             Ok(false) => {}
             Ok(true) => step!("defer: wake those who may read it", cache.wake_threads(frame)),
             // No thread can be started.
@@ -365,7 +365,7 @@ impl Shared {
     }
 
     /// Returns whether no load and no writer has an entry that the caller has pinned.
-    pub(crate) fn is_over(&self, place: Place) -> bool {
+    pub(crate) fn has_ended(&self, place: Place) -> bool {
         !self.table.entry(place).word().has(IO | WRITE)
     }
 

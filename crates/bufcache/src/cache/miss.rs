@@ -91,12 +91,12 @@ impl Shared {
         reuse: Reuse,
         fill: Fill,
     ) -> Result<Got, GetError> {
-        self.miss_as(source, key, Want { class, reuse, fill, wait: Wait::Block })
+        self.miss_with(source, key, Want { class, reuse, fill, wait: Wait::Block })
     }
 
     /// Does the work of [`miss`](Self::miss). With [`Wait::Load`] it fails with
     /// [`GetError::WouldBlock`] if a writer has the block.
-    pub(super) fn miss_as(
+    pub(super) fn miss_with(
         &self,
         source: &Arc<Source>,
         key: Key,

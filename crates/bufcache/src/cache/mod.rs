@@ -258,7 +258,7 @@ impl Shared {
     /// Makes a call for a device on a thread of the cache, or on this one if no thread can be
     /// started.
     pub(crate) fn call_blocking(&self, device: u16, call: impl FnOnce() + Send + 'static) {
-        if let Err(call) = self.pool.call(device, Box::new(call)) {
+        if let Err(call) = self.pool.queue_call(device, Box::new(call)) {
             call();
         }
     }

@@ -153,8 +153,8 @@ impl Shared {
     ) -> Result<Marked, WriteError> {
         let end = blocks.end.min(source.blocks);
         let sectors = source.sectors_of(blocks.clone());
-        let few = end - blocks.start <= self.frames.units() as u64;
-        if !few {
+        let is_short = end - blocks.start <= self.frames.units() as u64;
+        if !is_short {
             // More blocks than the table has entries, so the table is searched. A thread that is
             // inserting a block holds the lock of a home, so each of these is taken once before.
             self.table.pass_all_locks();
@@ -162,7 +162,7 @@ impl Shared {
         let (mut marked, mut since) = (Marked::new(), None);
         loop {
             let mut one = |key| self.invalidate_or_mark(source, key, mode, &mut marked);
-            let obstacle = if few {
+            let obstacle = if is_short {
                 (blocks.start..end)
                     .filter_map(|block| source.key(block))
                     .find_map(|key| one(key).err())
@@ -244,7 +244,7 @@ impl Shared {
     /// Clears the marks. The blocks stay dirty, unless the last handle of the device is dropped.
     pub(super) fn unmark_all(&self, source: &Arc<Source>, marked: &Marked) {
         for &(key, frame) in marked {
-            self.end_marks(self.entry(frame), frame, BACK, 0);
+            self.clear_marks_and_wake(self.entry(frame), frame, BACK, 0);
             self.drop_if_abandoned(source, key);
         }
     }

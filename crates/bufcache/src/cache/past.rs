@@ -66,7 +66,7 @@ impl Shared {
                 .any(|key| self.is_dirty(key));
         }
         let mut place = 0;
-        while let Some((key, next)) = self.next_of(source.id, &sectors, place) {
+        while let Some((key, next)) = self.next_cached(source.id, &sectors, place) {
             if self.is_dirty(key) {
                 return true;
             }

@@ -253,16 +253,16 @@ impl Shared {
                     // Tested under the mark, so that the block is neither evicted nor loaded
                     // meanwhile.
                     if is_there && !is_copy() {
-                        self.end_marks(entry, word.frame(), WRITE, 0);
+                        self.clear_marks_and_wake(entry, word.frame(), WRITE, 0);
                         self.invalidate_clean(source, key)?;
                         return Ok(false);
                     }
                     if is_there {
                         self.list_dirty(source, word.frame());
-                        self.end_marks(entry, word.frame(), WRITE, DIRTY);
+                        self.clear_marks_and_wake(entry, word.frame(), WRITE, DIRTY);
                         return Ok(true);
                     }
-                    self.end_marks(entry, word.frame(), WRITE, 0);
+                    self.clear_marks_and_wake(entry, word.frame(), WRITE, 0);
                 }
             }
             self.pause(&mut rounds, &mut since)?;

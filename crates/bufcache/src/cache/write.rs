@@ -174,7 +174,7 @@ impl Shared {
     ) -> Result<Result<Protected, Obstacle>, GetError> {
         let buffer = match self.hit(key, want.class, want.reuse) {
             Some(buffer) => buffer,
-            None => match self.miss_as(source, key, want) {
+            None => match self.miss_with(source, key, want) {
                 Ok(Got::Locked(buffer)) => return Ok(Ok(buffer)),
                 Ok(Got::Shared(buffer)) => buffer,
                 Err(GetError::WouldBlock) => return Ok(Err(Obstacle::Passing)), // a writer has it
@@ -251,7 +251,7 @@ impl Shared {
         // `WRITE`.
         step!("write: the mark is set before the scan", self.order.barrier());
         if source.writes.refuses_writers() {
-            self.end_marks(entry, buffer.frame, WRITE, 0);
+            self.clear_marks_and_wake(entry, buffer.frame, WRITE, 0);
             return Err(Obstacle::Closing);
         }
         Ok(())
@@ -311,23 +311,23 @@ impl Shared {
         if modified && !entry.word().has(DIRTY) {
             self.list_dirty(source, frame);
         }
-        self.take_marks(entry, WRITE, if modified { DIRTY } else { 0 })
+        self.clear_marks(entry, WRITE, if modified { DIRTY } else { 0 })
     }
 
     fn unmark_write(&self, Protected { slot, frame }: Protected, set: u64) {
-        let waits = self.take_marks(self.entry(frame), WRITE, set);
+        let waits = self.clear_marks(self.entry(frame), WRITE, set);
         slot.clear();
         self.wake_if(waits, frame); // after the slot is cleared: see `unlock_write`
     }
 
     /// Clears marks of the caller, and wakes the threads and tasks that wait for that.
-    pub(super) fn end_marks(&self, entry: &Entry, frame: Frame, marks: u64, set: u64) {
-        let waits = self.take_marks(entry, marks, set);
+    pub(super) fn clear_marks_and_wake(&self, entry: &Entry, frame: Frame, marks: u64, set: u64) {
+        let waits = self.clear_marks(entry, marks, set);
         self.wake_if(waits, frame);
     }
 
     /// Clears marks of the caller. Returns whether a thread or task waits for that.
-    fn take_marks(&self, entry: &Entry, marks: u64, set: u64) -> bool {
+    fn clear_marks(&self, entry: &Entry, marks: u64, set: u64) -> bool {
         let reader_pin = if marks & WRITE != 0 { READER_PIN } else { 0 };
         let before = entry.change(set, marks | WAITED | reader_pin);
         before.has(WAITED) || (before.has(WRITE) && before.pins() > 0)

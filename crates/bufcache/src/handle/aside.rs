@@ -114,7 +114,7 @@ impl Invalidation {
         if let Some(place) = walk {
             let by = source.shift - SECTOR;
             let sectors = left.start << by..left.end << by;
-            let (key, next) = shared.next_of(source.id, &sectors, *place)?;
+            let (key, next) = shared.next_cached(source.id, &sectors, *place)?;
             *place = next;
             return Some(key);
         }
