@@ -1,8 +1,9 @@
 //! Bypasses: the caller writes blocks to the device by its own means, while the cache excludes
 //! them. A bypass begins and ends without a wait.
 //!
-//! The blocks are treated as in a [discard](super::overwrite): their range is excluded, clean buffers
-//! are invalidated, and dirty ones are marked, and dropped once the device has the new bytes.
+//! The blocks are treated as in a [discard](super::overwrite): their range is excluded, clean
+//! buffers are invalidated, and dirty ones are marked, and dropped once the device has the new
+//! bytes.
 
 use std::fmt;
 use std::io;

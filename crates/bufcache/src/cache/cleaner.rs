@@ -111,8 +111,8 @@ impl Shared {
         poll_ready(self.write_back(source, &Selection { include, ..selection }, Mode::Thread))
     }
 
-    /// Writes the buffers of a device that would be evicted next if they were clean, for a thread that
-    /// needs a buffer. Returns their number.
+    /// Writes the buffers of a device that would be evicted next if they were clean, for a thread
+    /// that needs a buffer. Returns their number.
     pub(super) fn clean_due(&self, source: &Arc<Source>) -> usize {
         let include = Include::Promising;
         let selection =

@@ -127,8 +127,8 @@ impl Shared {
         if !source.in_flight.is_abandoned() {
             return;
         }
-        // `flush_orphan` has reported the loss of the block, and has taken it off the dirty list. In the
-        // cache it would stay dirty and keep its frame for ever.
+        // `flush_orphan` has reported the loss of the block, and has taken it off the dirty list.
+        // In the cache it would stay dirty and keep its frame for ever.
         if !matches!(self.try_invalidate(Some(source), key, 0), Ok(Some(_))) {
             // The thread that ends an operation of the device must not wait for a reader or an
             // evictor.

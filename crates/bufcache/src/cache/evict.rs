@@ -31,8 +31,8 @@ pub(super) const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } 
 /// A short search ends after so many buffers in a row that are in use and were not used lately. A
 /// guess: a pass over so many takes less time than a wait.
 const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 1024 };
-/// The same for a cache of which less than a sixteenth is clean: the thread that waits then writes
-/// 64 buffers, and its next search finds these after as many visits.
+/// The same for a cache of which less than a sixteenth is clean. The thread that waits then writes
+/// 64 buffers, and its next search finds them after 64 visits.
 const DIRTY_IN_A_ROW: usize = IN_A_ROW.div_ceil(16);
 /// The pause between two searches if all buffers are in use. A guess: longer than most guards live.
 pub(super) const PAUSE: Duration = Duration::from_micros(50);
@@ -114,7 +114,8 @@ impl Shared {
                     return Some(result);
                 }
                 cold.policy.note_full();
-                // What is dirty in the way of a chunk may be anywhere.
+                // The dirty buffers that keep a chunk from being freed may be anywhere on the
+                // lists.
                 looks.until_dirty &= !cold.may_need_chunk(class);
                 let all = cold.policy.len() + cold.scanned.len;
                 looks.pass = looked / all.max(1);
@@ -263,8 +264,8 @@ impl Shared {
         }
         let mut cold = self.cold.lock();
         let mut freed = 0;
-        // Backwards, because the frame that is freed last is taken first: frames keep their order of
-        // addresses while blocks are evicted in the order of their loads, and the CPU fetches ahead.
+        // Backwards, because the frame freed last is taken first: so blocks that are loaded one
+        // after another get ascending addresses again, which the CPU prefetches.
         for at in (0..victims.len()).rev() {
             let frame = victims[at].frame;
             if !in_use[at] {
@@ -521,7 +522,8 @@ impl Shared {
             }
             self.move_to_dead(frame);
             clear();
-            self.wake_if(word.has(WAITED), frame); // for pins: the next buffer of the block has none
+            // Also those that wait for pins of this buffer: the next buffer of the block has none.
+            self.wake_if(word.has(WAITED), frame);
             self.free_last_dead();
             return Ok(Some(true));
         }

@@ -33,8 +33,8 @@ use crate::word::Key;
 
 /// A device may have the cache's size divided by this dirty, whatever the others have. A guess.
 const FLOOR: usize = 64;
-/// The most devices without a request for a buffer for which a share is kept. A guess: so several
-/// devices that hang leave a part of the cache, and many idle ones cost a busy one only so much.
+/// A share is reserved for at most this many devices that have not asked for a buffer. A guess:
+/// several hung devices leave a part of the cache, and many idle ones cost a busy one little.
 const QUIET: usize = 3;
 
 impl Shared {
@@ -93,7 +93,8 @@ impl Shared {
                 return Err(GetError::Io { errno, block: source.block(key) });
             }
             if !load.is_writing() {
-                return Ok(()); // they are held back, by a user or behind the log: the device is not stuck
+                // The user or the log holds the blocks back: the device does not hang.
+                return Ok(());
             }
             if is_over {
                 return Err(GetError::NoFreeBuffers);

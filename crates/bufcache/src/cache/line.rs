@@ -1,7 +1,7 @@
 //! Tasks in line for the lock of a block.
 //!
-//! The end of a write wakes all that wait for its frame. So of many tasks only the first waits for
-//! that, and each other waits for the tasks before it to leave the line.
+//! The end of a write wakes every waiter of the frame. So only the first task in line waits for it,
+//! and each other task waits until it is the first.
 
 use std::task::Waker;
 use std::time::Instant;

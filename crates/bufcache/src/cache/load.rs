@@ -101,7 +101,7 @@ impl Load {
         self.end(result, 0);
     }
 
-    /// Ends the load. The calling thread has `own` of the other pins, and need not be woken.
+    /// Ends the load. `own` of the other pins belong to the calling thread, which needs no wake-up.
     fn end(self, result: io::Result<usize>, own: u64) {
         let (source, key, frame) = self.into_parts();
         let mut bytes = source.cache.frames.bytes(frame);
@@ -116,8 +116,8 @@ impl Load {
         }
     }
 
-    /// Reads the block on this thread, which has `own` of the other pins. Each waiter gets a panic
-    /// of the device as an error.
+    /// Reads the block on this thread, to which `own` of the other pins belong. Each waiter gets a
+    /// panic of the device as an error.
     pub(super) fn read_here(self, own: u64) {
         let slot = self.source.cache.protect_own(self.frame);
         let mut bytes = self.source.cache.frames.bytes(self.frame);
@@ -247,9 +247,9 @@ impl WakerList {
             self.len.store(waiting.len() - 1, Ordering::Relaxed);
             Some((waiting.remove(at).1, left))
         };
-        // One by one and without the lock, because a waker is foreign code. At most as many as were
-        // on the list at first, and in order: the frame may have another load by now, and the tasks
-        // that are woken early add their wakers again, behind those that were not woken.
+        // One by one and without the lock, because a waker is foreign code. In order, and at most
+        // as many as were on the list at first: the frame may have another load by now, whose tasks
+        // wake spuriously and add their wakers again, behind those that were not woken.
         let mut most = usize::MAX;
         while most > 0 {
             let Some((waker, left)) = take() else { return };
@@ -309,8 +309,8 @@ impl Shared {
         let _ = contain(|| source.device.begin_read(load));
     }
 
-    /// Makes a loaded buffer readable, and wakes the waiters. The calling thread has `own` of the
-    /// pins, and each waiter has one.
+    /// Makes a loaded buffer readable, and wakes the waiters. `own` of the pins belong to the
+    /// calling thread, and one to each waiter.
     fn publish(&self, frame: Frame, own: u64) {
         self.frames.writing(frame); // the load has written until now
         if self.entry(frame).publish().pins() > own || self.has_wakers(frame) {
@@ -357,14 +357,14 @@ impl Shared {
         Poll::Ready(Ok(()))
     }
 
-    /// Returns why the load of an entry failed that the caller has pinned. `None` if it succeeded.
+    /// Returns why a load failed, whose entry the caller has pinned. `None` if it succeeded.
     pub(crate) fn failure(&self, place: Place) -> Option<Failure> {
         let word = self.table.entry(place).word();
         let header = self.frames.header(word.frame());
         word.has(FAILED).then(|| Failure::from_code(header.failure()))
     }
 
-    /// Returns whether no load and no writer has an entry that the caller has pinned.
+    /// Returns whether the load or write of an entry has ended. The caller has pinned the entry.
     pub(crate) fn has_ended(&self, place: Place) -> bool {
         !self.table.entry(place).word().has(IO | WRITE)
     }

@@ -166,7 +166,7 @@ impl Shared {
                 if is_read {
                     step!("enter: pin it for the requester", word = word.pinned_once_more());
                 } else {
-                    // From the first: a thread that waits for loads only does not wait for this.
+                    // Before the insertion: a thread that waits for loads only must not wait for it.
                     word = word.with(WRITE);
                 }
                 let Some(place) = home.insert(word) else {
@@ -278,7 +278,7 @@ impl Shared {
         };
         self.admit(frame, key, Reuse::Likely);
         self.frames.writing(frame);
-        // Before other threads can lock it: a block that is refused here was never cached.
+        // Before the block becomes readable: one that is refused here was never cached.
         entry.change(WRITE, 0);
         // Ordering: SeqCst fence, against the fence in `Shared::close`: this thread finds the stage
         // `Closing`, or the closer finds `WRITE` and waits.
@@ -317,8 +317,9 @@ impl Shared {
         failure.of(source.block(key))
     }
 
-    /// Sleeps until the load or write of an entry ends that this thread has pinned, and returns its
-    /// buffer. With [`Wait::Load`] it fails with [`GetError::WouldBlock`] where a writer has it.
+    /// Sleeps until the load or write of an entry ends, which this thread has pinned. Returns the
+    /// buffer. With [`Wait::Load`] it fails with [`GetError::WouldBlock`] if a writer has the
+    /// block.
     fn wait_for_load(
         &self,
         source: &Source,
@@ -407,8 +408,8 @@ impl Shared {
             self.table.free(self.frames.header(frame).place());
             self.give(frame);
         } else if left.pins() == 0 && left.has(WAITED) && !left.has(WRITE | BACK) {
-            // In this state nothing keeps the block, so no waiter needs the flag, whichever block has
-            // the entry by now: the thread that dropped its last pin wakes them.
+            // Without pins and marks the block can be locked, so no waiter needs the flag. If the
+            // entry is another block's by now, the thread that dropped its last pin wakes its waiters.
             let _ = entry.try_change(left, 0, WAITED);
             let wakers = self.wakers.list(left.frame());
             step!("unpin: wake the tasks that wait to write", wakers.wake(left.frame()));

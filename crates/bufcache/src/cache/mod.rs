@@ -276,7 +276,8 @@ impl Shared {
         }
     }
 
-    /// Does what few hits need. One function, because with two a hit would spill a register.
+    /// Samples or times a hit, which few hits need. One function, because two calls would make
+    /// every hit spill a register.
     #[cold]
     #[inline(never)]
     pub(crate) fn note_and_time(&self, key: Key, class: u8, is_sampled: bool, is_timed: bool) {
@@ -382,7 +383,7 @@ impl Shared {
         self.frames.bytes_of(units)
     }
 
-    /// Returns the rule of eviction in force.
+    /// Returns the eviction policy in use.
     pub(crate) fn eviction(&self) -> Eviction {
         self.cold.lock().policy.rule()
     }

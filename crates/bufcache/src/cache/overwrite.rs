@@ -1,9 +1,9 @@
 //! Discards, zeroes and writes past the cache.
 //!
 //! The range is [excluded](crate::dirty::Exclusion) first, so that no block of it is inserted.
-//! Clean blocks are invalidated. Dirty blocks get the mark of a write-back, by which they neither
-//! change nor leave, and are dropped once the device has succeeded. If the device fails, they are
-//! dirty as before.
+//! Clean blocks are invalidated. Dirty blocks get the mark of a write-back, so that they neither
+//! change nor leave the cache, and are dropped once the device has succeeded. If the device fails,
+//! they stay dirty.
 
 use std::future::poll_fn;
 use std::io::IoSlice;
@@ -64,7 +64,7 @@ impl Shared {
             return Err(WriteError::Closed); // otherwise the close waits for the exclusion
         }
         let marked = self.invalidate_or_mark_all(source, blocks, mode).await?;
-        // The old contents may be lost whether it succeeds or not.
+        // Before the operation, because it may lose the old contents even if it fails.
         let new = source.writes.change_unsynced(|unsynced| {
             let mut new = Extents::default();
             new.insert(sectors.clone());
@@ -77,7 +77,7 @@ impl Shared {
         let offset = sectors.start << 9;
         let len = (sectors.end << 9).min(source.len()) - offset;
         let result = self.overwrite_on_device(source, (offset, len), how, mode).await;
-        // After the wait this may run on another thread, which has no slot yet.
+        // After the wait this may run on another thread, which has reserved no slot yet.
         while hazard::reserve().is_err() {
             let _ = self.pause_by(mode, &mut None).await;
         }

@@ -347,7 +347,7 @@ impl Pool {
         }
     }
 
-    /// Makes sure that a thread waits for a job. Returns whether one does.
+    /// Starts a thread if none waits for a job. Returns whether one waits now.
     fn ensure_idle_thread(&self, state: &mut State) -> bool {
         Queue::ensure_idle_thread(&self.queue, state, self.limits)
     }

@@ -11,8 +11,8 @@ use crate::policy::is_evictable_but_dirty;
 use crate::source::Source;
 use crate::word::{DIRTY, Key};
 
-/// Up to this many blocks are found without an allocation. A thread that needs a buffer writes no
-/// more.
+/// The most blocks that a selection returns without an allocation. A thread that needs a buffer
+/// writes at most as many.
 const FEW: usize = 64;
 
 /// Which dirty blocks of a device a write-back writes, and how.
@@ -154,9 +154,8 @@ impl Shared {
         !header.is_held() && header.tries() == 0
     }
 
-    /// Returns the dirty blocks that a thread writes when it needs a buffer: those of the device at
-    /// the end of the list that has the next victim. They stay where they are. The lock is released
-    /// after each few visits.
+    /// Returns the dirty blocks of the device that would be evicted next, from the end of the list
+    /// that has the next victim. They stay on it. Releases the lock after a few visits each.
     fn due_blocks(
         &self,
         source: &Source,

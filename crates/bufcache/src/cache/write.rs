@@ -428,8 +428,9 @@ impl Shared {
         .await
     }
 
-    /// Waits, as an operation of its own, until the writer of an entry ends that the caller has
-    /// pinned: at most as long as the cache's patience, because the caller's task may have the guard.
+    /// Waits, as an operation of its own, until the writer of an entry ends. The caller has pinned
+    /// the entry. The cache's patience limits the wait, because the caller's task may have the
+    /// guard.
     pub(crate) async fn wait_for_writer(&self, place: Place) -> Result<(), GetError> {
         let mut since = None;
         poll_fn(|context| {
@@ -473,8 +474,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Sets `WAITED` on an entry whose word is `waited_for`, so that the end of its mark or its last
-    /// pin wakes the caller. Returns whether it did.
+    /// Sets `WAITED` on an entry if `waited_for` holds for its word, so that the end of the mark or
+    /// of the last pin wakes the caller. Returns whether the flag is set.
     fn set_waited(&self, entry: &Entry, frame: Frame, waited_for: fn(Word) -> bool) -> bool {
         let word = entry.word();
         word.frame() == frame

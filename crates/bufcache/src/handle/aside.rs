@@ -14,7 +14,7 @@ use crate::error::GetError;
 use crate::frames::Place;
 use crate::word::{IO, Key, WRITE};
 
-/// Log of a sector's bytes.
+/// The binary logarithm of the size of a sector in bytes.
 const SECTOR: u32 = 9;
 /// Retries of a block that another thread takes apart, before the task yields. A guess.
 const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 16 };
