@@ -166,7 +166,7 @@ impl Shared {
                 if is_read {
                     step!("enter: pin it for the requester", word = word.pinned_once_more());
                 } else {
-                    // Before the insertion: a thread that waits for loads only must not wait for it.
+                    // Before the insertion: a thread that waits for loads only must not wait here.
                     word = word.with(WRITE);
                 }
                 let Some(place) = home.insert(word) else {
@@ -409,7 +409,7 @@ impl Shared {
             self.give(frame);
         } else if left.pins() == 0 && left.has(WAITED) && !left.has(WRITE | BACK) {
             // Without pins and marks the block can be locked, so no waiter needs the flag. If the
-            // entry is another block's by now, the thread that dropped its last pin wakes its waiters.
+            // entry is another block's by now, the drop of that block's last pin wakes its waiters.
             let _ = entry.try_change(left, 0, WAITED);
             let wakers = self.wakers.list(left.frame());
             step!("unpin: wake the tasks that wait to write", wakers.wake(left.frame()));

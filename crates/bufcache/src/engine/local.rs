@@ -96,7 +96,7 @@ fn next_busy_inactive(at: usize) -> Option<(usize, Rc<Engine>)> {
     INACTIVE.try_with(find).ok().flatten()
 }
 
-/// Returns the lent engine that this thread uses. `None` while the thread ends.
+/// Returns the lent engine that this thread uses. `None` without one, and while the thread ends.
 pub(crate) fn lent_engine() -> Option<Rc<ThreadEngine>> {
     LENT.try_with(|lent| lent.borrow().last().map(|(_, local)| Rc::clone(local))).ok().flatten()
 }
@@ -109,8 +109,8 @@ fn busy_engine() -> Option<Rc<ThreadEngine>> {
 thread_local! {
     /// The engine for the writes that this thread waits for. `None` if the system refused one.
     ///
-    /// Not the lent engine: a thread need not have one, and requests of the program may occupy its
-    /// slots, whose completions no wait inside the cache delivers.
+    /// Not the lent engine: there may be none, and its slots may be full of requests of the
+    /// program, whose completions no wait inside the cache delivers.
     static WRITE_ENGINE: OnceCell<Option<Rc<ThreadEngine>>> = const { OnceCell::new() };
 }
 
