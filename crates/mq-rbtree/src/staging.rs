@@ -36,8 +36,8 @@
 //! 4. In the open ring, the number of each slot is that of the last position of this slot below the
 //!    tail, or of the one a lap before. `reopen` sees to it for the positions sent under the lock.
 //! 5. While the ring is shut no position is claimed, and `Cursor::end` is the first one not claimed.
-//! 6. The slots from `Cursor::head` to below `Cursor::alike` are published, and their messages have one
-//!    priority.
+//! 6. The slots from `Cursor::head` to below `Cursor::alike_end` are published, and their messages have
+//!    one priority.
 
 use std::mem::MaybeUninit;
 
@@ -105,12 +105,12 @@ pub(crate) struct Cursor {
     /// and of those sent under the lock.
     head: u64,
     /// The end of the messages at the head that have one priority, as far as they were looked at.
-    alike: u64,
+    alike_end: u64,
     /// In a shut ring, the first position that is not claimed. A queue without a ring is as one that
     /// is shut for ever.
     end: u64,
     /// The end of the ring when it was shut. Later positions belong to messages sent under the lock.
-    from: u64,
+    shut_at: u64,
     shut: bool,
 }
 
@@ -128,7 +128,7 @@ pub(crate) enum Next<P> {
 impl Cursor {
     /// Returns the cursor of a new ring, which is open, or of a queue without one.
     pub(crate) fn new(has_ring: bool) -> Self {
-        Self { head: 0, alike: 0, end: 0, from: 0, shut: !has_ring }
+        Self { head: 0, alike_end: 0, end: 0, shut_at: 0, shut: !has_ring }
     }
 
     /// Returns the number of messages taken from the ring or sent under the lock.
@@ -221,12 +221,12 @@ impl<T, P: Copy> Ring<T, P> {
             if at >= limit.load(acquire) {
                 return None;
             }
-            let opened = order!(Acquire, "claim: the slots are stamped");
+            let acquire = order!(Acquire, "claim: the slots are stamped");
             // Ordering: Acquire on success pairs with the Release in `reopen`; it carries the stamps,
             // which the sender's own must follow. Later claims continue its release sequence. The
             // messages are in the order of the exchanges on this one word. Relaxed on failure;
             // nothing is read by it.
-            match tail.compare_exchange_weak(at, at + 1, opened, Ordering::Relaxed) {
+            match tail.compare_exchange_weak(at, at + 1, acquire, Ordering::Relaxed) {
                 Ok(_) => return Some(at),
                 Err(now) => at = now,
             }
@@ -320,12 +320,12 @@ impl<T, P: Copy> Ring<T, P> {
     #[inline(always)]
     pub(crate) fn next(&self, cursor: &Cursor, upto: u64) -> Next<P> {
         if !cursor.shut {
-            return self.look(cursor.head, false, upto);
+            return self.peek_at(cursor.head, false, upto);
         }
         if cursor.head >= cursor.end {
             return Next::Nothing;
         }
-        self.look(cursor.head, true, upto)
+        self.peek_at(cursor.head, true, upto)
     }
 
     /// Counts the published messages, if they all have the priority of the first one, and no reported hole
@@ -340,21 +340,21 @@ impl<T, P: Copy> Ring<T, P> {
         is_alike: impl Fn(P) -> bool,
     ) -> Result<u64, Next<P>> {
         let head = cursor.head;
-        let mut at = cursor.alike.max(head + 1);
+        let mut at = cursor.alike_end.max(head + 1);
         let next = loop {
-            match self.look(at, false, u64::MAX) {
+            match self.peek_at(at, false, u64::MAX) {
                 Next::Message(priority) if is_alike(priority) => at += 1,
                 next => break next,
             }
         };
-        cursor.alike = at;
+        cursor.alike_end = at;
         if let Next::Nothing = next { Ok(at - head) } else { Err(next) }
     }
 
     /// Returns the slot of a position. A hole is waited for if its message is `awaited`, and otherwise if it
     /// was reported and is below `upto`.
     #[inline(always)]
-    fn look(&self, at: u64, awaited: bool, upto: u64) -> Next<P> {
+    fn peek_at(&self, at: u64, awaited: bool, upto: u64) -> Next<P> {
         if self.is_published(at) {
             // SAFETY: the slot is published, so its priority is written; by invariant 1 no thread
             // writes it before this one has moved the cursor. A `MaybeUninit<P>` has the layout of
@@ -375,7 +375,7 @@ impl<T, P: Copy> Ring<T, P> {
 
     /// Returns whether a reported hole follows the messages that were looked at. The ring is open.
     pub(crate) fn has_hole(&self, cursor: &Cursor) -> bool {
-        matches!(self.look(cursor.alike.max(cursor.head), false, u64::MAX), Next::Hole)
+        matches!(self.peek_at(cursor.alike_end.max(cursor.head), false, u64::MAX), Next::Hole)
     }
 
     /// Takes the message of the next slot.
@@ -399,12 +399,12 @@ impl<T, P: Copy> Ring<T, P> {
     pub(crate) fn set_room(&self, cursor: &Cursor, len: usize, most: usize) {
         let departed = cursor.head - len as u64;
         let limit = (departed + most as u64).min(cursor.head + self.mask + 1);
-        let Room { limit: told, departed: told_departed } = &self.room.0;
+        let room = &self.room.0;
         // Ordering: Relaxed; a hint for senders that wait.
-        told_departed.store(departed, Ordering::Relaxed);
+        room.departed.store(departed, Ordering::Relaxed);
         // Ordering: Release pairs with the Acquire in `refresh`; it carries the free slots: the
         // messages were read.
-        told.store(limit, order!(Release, "room: the slots are free"));
+        room.limit.store(limit, order!(Release, "room: the slots are free"));
     }
 
     /// Shuts the new ring, as if so many messages had been sent under the lock and had left.
@@ -422,7 +422,7 @@ impl<T, P: Copy> Ring<T, P> {
             // the claims.
             let tail = self.senders.0.tail.fetch_or(SHUT, Ordering::Relaxed);
             (cursor.shut, cursor.end) = (true, tail & !SHUT);
-            cursor.from = cursor.end;
+            cursor.shut_at = cursor.end;
         }
     }
 
@@ -432,7 +432,7 @@ impl<T, P: Copy> Ring<T, P> {
     /// No position was used since the shut: messages are sent under the lock only if the ring is drained.
     pub(crate) fn open_undrained(&self, cursor: &mut Cursor) {
         if cursor.shut && cursor.head < cursor.end {
-            debug_assert_eq!(cursor.from, cursor.end);
+            debug_assert_eq!(cursor.shut_at, cursor.end);
             cursor.shut = false;
             // Ordering: Relaxed; it continues the release sequence of `reopen`, whose stamps are still the
             // last ones.
@@ -448,7 +448,7 @@ impl<T, P: Copy> Ring<T, P> {
         // The slots of the messages sent under the lock are stamped as if these had gone through the
         // ring, so that no sequence number is more than a lap old: numbers are compared modulo 2^32.
         let lap = self.mask + 1;
-        for at in cursor.from.max(cursor.head.saturating_sub(lap))..cursor.head {
+        for at in cursor.shut_at.max(cursor.head.saturating_sub(lap))..cursor.head {
             // Ordering: Relaxed; the Release below publishes it.
             self.slot(at).sequence.store(sequence(at), Ordering::Relaxed);
         }

@@ -58,12 +58,12 @@ impl<T, L: Levels> Queue<T, L> {
             step!(
                 "send: register in the lock section of the check",
                 // SAFETY: the lock is held, and the node is on no list. It is pinned in this frame, which
-                // it leaves only when it is off this list: `sleep` has seen the end of the wait, or
-                // `unlist` has run.
+                // it leaves only when it is off this list: `spin_then_sleep` has seen the end of the wait,
+                // or `unlist` has run.
                 unsafe { state.senders.add(node, None) }
             );
             drop(state);
-            let ended = self.sleep(waiter, wait, self.ring.is_some());
+            let ended = self.spin_then_sleep(waiter, wait, self.ring.is_some());
             if ended == WaitEnd::Interrupted {
                 (reason, wait) = (SendRefused::Interrupted, wait.ended());
             }
@@ -120,14 +120,14 @@ impl<T, L: Levels> Queue<T, L> {
             step!(
                 "receive: register in the lock section of the check",
                 // SAFETY: the lock is held, and the node is on no list. It is pinned in this frame, which
-                // it leaves only when it is off this list: `sleep` has seen the end of the wait, or
-                // `unlist` has run.
+                // it leaves only when it is off this list: `spin_then_sleep` has seen the end of the wait,
+                // or `unlist` has run.
                 unsafe { state.receivers.add(node, None) }
             );
             drop(state);
             // Wakes a sender whose message found no memory, before this thread sleeps.
             self.run_deferred(&mut section.deferred);
-            let ended = self.sleep(waiter, wait, has_spun);
+            let ended = self.spin_then_sleep(waiter, wait, has_spun);
             if ended == WaitEnd::Interrupted {
                 (reason, wait) = (ReceiveError::Interrupted, wait.ended());
             }
@@ -188,7 +188,12 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Waits until the node is off its list, or until the deadline. Does not spin if the deadline
     /// is over, or if the thread has spun on the ring before.
-    fn sleep(&self, waiter: &Waiter<T, L::Priority>, wait: Wait, has_spun: bool) -> WaitEnd {
+    fn spin_then_sleep(
+        &self,
+        waiter: &Waiter<T, L::Priority>,
+        wait: Wait,
+        has_spun: bool,
+    ) -> WaitEnd {
         let spins = !has_spun && !wait.is_over();
         if spins && self.spin.until(wait, 1, |_| waiter.poll_end().is_some()) {
             if let Some(ended) = waiter.poll_end() {

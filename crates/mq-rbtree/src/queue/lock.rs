@@ -25,7 +25,7 @@ type Guard<'q, T, L> = WordGuard<'q, State<T, L>>;
 impl<T, L: Levels> Queue<T, L> {
     /// Locks the state for a receive, without the ring's messages.
     #[inline(always)]
-    pub(super) fn lock_to_receive(&self, wait: &Wait) -> WordGuard<'_, State<T, L>> {
+    pub(super) fn lock_yielding(&self, wait: &Wait) -> Guard<'_, T, L> {
         // Without a ring the senders take the lock as well.
         if YIELDS == 0 || self.ring.is_none() {
             return self.state.lock();
@@ -37,7 +37,7 @@ impl<T, L: Levels> Queue<T, L> {
     /// sender on this CPU, which takes no lock, does more for the queue than a receiver that spins.
     #[cold]
     #[inline(never)]
-    fn lock_after_yields(&self, wait: &Wait) -> WordGuard<'_, State<T, L>> {
+    fn lock_after_yields(&self, wait: &Wait) -> Guard<'_, T, L> {
         for _ in 0..YIELDS {
             // Beside a busy thread, each yield takes that thread's time slice, some milliseconds.
             // A call that does not wait for messages has no deadline that this could miss.

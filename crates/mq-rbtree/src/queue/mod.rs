@@ -325,7 +325,7 @@ impl<T, L: Levels> Queue<T, L> {
     #[inline]
     fn receive_by(&self, wait: &Wait) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
-        let mut guard = self.lock_to_receive(wait);
+        let mut guard = self.lock_yielding(wait);
         if !self.config.time_lock {
             let (ring, config) = (self.ring.as_ref(), &self.config);
             if let Some(message) = guard.fast_receive(ring, config, &mut preload) {

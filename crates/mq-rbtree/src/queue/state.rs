@@ -156,7 +156,7 @@ impl<T, L: Levels> State<T, L> {
         let message = match ring.next(&self.cursor, u64::MAX) {
             Next::Hole => return None,
             Next::Nothing => self.core.pop_with(preload)?,
-            Next::Message(priority) => self.receive_beside(ring, priority, preload)?,
+            Next::Message(priority) => self.choose_and_receive(ring, priority, preload)?,
         };
         self.set_room(ring, config);
         Some(message)
@@ -167,7 +167,7 @@ impl<T, L: Levels> State<T, L> {
     /// The ring has the order of messages of one priority already. So they stay there until they are
     /// next, and nothing of an empty store is written.
     #[inline(always)]
-    fn receive_beside(
+    fn choose_and_receive(
         &mut self,
         ring: &Ring<T, L::Priority>,
         priority: L::Priority,
@@ -343,8 +343,8 @@ impl<T, L: Levels> State<T, L> {
         section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
         let Message { priority, bytes, .. } = message;
-        let enter = || self.level_for_send(priority, bytes, rank, section);
-        let level = match catch_comparison::<L, _>(enter) {
+        let find_level = || self.level_for_send(priority, bytes, rank, section);
+        let level = match catch_comparison::<L, _>(find_level) {
             Ok(Ok(level)) => level,
             Ok(Err(reason)) => return Err((message, reason)),
             Err(panic) => {
