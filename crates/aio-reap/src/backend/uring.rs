@@ -54,8 +54,8 @@ pub(crate) struct Uring {
     cancels: usize,
     max_cancels: usize,
     /// The eventfd that the kernel signals when it defers work. `Some` with `DEFER_TASKRUN`.
-    deferred: Option<OwnedFd>,
-    /// The descriptor may be polled, so each turn clears `deferred` by a system call.
+    notifier: Option<OwnedFd>,
+    /// The descriptor may be polled, so each turn clears `notifier` by a system call.
     watched: bool,
     /// Whether the tables of registered files and buffers exist.
     has_files: bool,
@@ -164,7 +164,7 @@ impl Uring {
             cancels_queued: 0,
             cancels: 0,
             max_cancels,
-            deferred: notifier,
+            notifier,
             watched: false,
             has_files: false,
             has_buffers: false,
@@ -173,7 +173,7 @@ impl Uring {
 
     /// Returns the descriptor that is readable when completions are visible or wait to be posted.
     fn wake_fd(&self) -> RawFd {
-        self.deferred.as_ref().map_or(self.ring.as_raw_fd(), AsRawFd::as_raw_fd)
+        self.notifier.as_ref().map_or(self.ring.as_raw_fd(), AsRawFd::as_raw_fd)
     }
 
     fn poll(&mut self, timeout: Option<Duration>) -> io::Result<()> {
@@ -186,7 +186,7 @@ impl Uring {
     #[inline]
     fn enter(&mut self, wanted: u32) -> io::Result<usize> {
         let queue = &mut self.queue;
-        let pull = wanted > 0 || self.deferred.is_some();
+        let pull = wanted > 0 || self.notifier.is_some();
         let pull = pull || queue.taskrun() || queue.cq_overflow();
         let flags = if pull { ENTER_GETEVENTS } else { 0 };
         let count = self.cancels_queued + self.backlog; // at most the size of the ring
@@ -202,8 +202,8 @@ impl Uring {
         let mut room = budget;
         // The kernel does deferred work in small batches. The flag is set while some is left.
         for _ in 0..MAX_ENTERS {
-            let look = self.deferred.is_some() || self.ring.completion().is_empty();
-            if look && self.queue.taskrun() {
+            let check_flag = self.notifier.is_some() || self.ring.completion().is_empty();
+            if check_flag && self.queue.taskrun() {
                 self.run_task_work();
             }
             let mut queue = self.ring.completion();
@@ -217,7 +217,7 @@ impl Uring {
                 each(RawCompletion { user_data: entry.user_data(), result: entry.result() });
             }
             drop(queue);
-            if self.deferred.is_none() || room == 0 || !self.queue.taskrun() {
+            if self.notifier.is_none() || room == 0 || !self.queue.taskrun() {
                 break;
             }
         }
@@ -405,7 +405,7 @@ impl Backend for Uring {
     fn acknowledge(&mut self) {
         // The ring's own descriptor is readable while completions are visible, and needs no
         // clearing.
-        if let (Some(notifier), true) = (&self.deferred, self.watched) {
+        if let (Some(notifier), true) = (&self.notifier, self.watched) {
             sys::drain(notifier);
         }
     }

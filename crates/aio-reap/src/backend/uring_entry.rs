@@ -160,8 +160,8 @@ mod tests {
                 };
                 let (ours, theirs) =
                     (words(plain_entry(sub.user_data, &op, done).unwrap()), words(entry(sub)));
-                let ignored = if kind == Kind::Nop { 0xffff_ffff } else { u64::MAX };
-                assert_eq!(ours[0] & ignored & !0xff00, theirs[0] & ignored & !0xff00);
+                let compared = if kind == Kind::Nop { 0xffff_ffff } else { u64::MAX };
+                assert_eq!(ours[0] & compared & !0xff00, theirs[0] & compared & !0xff00);
                 assert_eq!(ours[1..], theirs[1..], "{kind:?} {fd}");
                 assert!(kind == Kind::Nop || ours[0] == theirs[0]);
             }

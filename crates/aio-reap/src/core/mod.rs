@@ -118,7 +118,7 @@ impl Core {
     /// case the call that runs the callback, or the kick that it arms, submits them.
     pub(crate) fn flush_unless_held(&self, scope: Scope) {
         if self.plugs.get() == 0 && !self.dispatching.get() {
-            let _held = (scope == Scope::Inner).then(|| Held::new(self));
+            let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
             self.round(self.reap_mode.get().after_submit(), scope, false);
         }
     }
@@ -312,12 +312,12 @@ impl Core {
     }
 
     pub(crate) fn turn(&self, scope: Scope) -> Turn {
-        let _held = (scope == Scope::Inner).then(|| Held::new(self));
-        self.turn_and(scope, false)
+        let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
+        self.turn_with(scope, false)
     }
 
     /// Turns the engine. With `sleep` the submission may wait for a completion.
-    fn turn_and(&self, scope: Scope, sleep: bool) -> Turn {
+    fn turn_with(&self, scope: Scope, sleep: bool) -> Turn {
         self.wake_fd.clear();
         if self.registry.has_returned() {
             self.unregister_returned();
@@ -415,16 +415,16 @@ impl Drop for Rearm<'_> {
 
 /// On drop, kicks if an inner turn has held something, so that a turn that delivers all follows. Not
 /// after each inner turn, because the kick would end the sleep of the next one.
-struct Held<'c>(&'c Core);
+struct InnerTurn<'c>(&'c Core);
 
-impl<'c> Held<'c> {
+impl<'c> InnerTurn<'c> {
     fn new(core: &'c Core) -> Self {
         core.inner_turns.set(core.inner_turns.get() + 1);
         Self(core)
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for InnerTurn<'_> {
     fn drop(&mut self) {
         self.0.inner_turns.set(self.0.inner_turns.get() - 1);
         let state = self.0.state.borrow(); // user code never runs under a borrow
