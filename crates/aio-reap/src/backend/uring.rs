@@ -75,7 +75,7 @@ impl Ring {
     ///
     /// The result is not used after the next call, nor after `self` is dropped.
     unsafe fn queue(&self) -> ManuallyDrop<SubmissionQueue<'static>> {
-        // SAFETY: the ring was leaked, and by the contract of this function is not freed before.
+        // SAFETY: the ring was leaked, and by the contract of this function outlives the result's uses.
         let ring: &'static IoUring = unsafe { self.0.as_ref() };
         // SAFETY: by the contract of this function an older queue is not used again.
         ManuallyDrop::new(unsafe { ring.submission_shared() })
@@ -319,8 +319,8 @@ fn first_supported<T>(
 }
 
 impl Backend for Uring {
-    /// Entries of an older submission come first, and one of a cancellation would be counted as a
-    /// staged one.
+    /// Refuses while the kernel has entries to consume. Those of an older submission come first, and
+    /// that of a cancellation would be counted as a staged one.
     fn can_stage(&self) -> bool {
         self.backlog + self.cancels_queued == 0
     }
@@ -347,7 +347,7 @@ impl Backend for Uring {
         self.reap_each(budget, each);
     }
 
-    /// Not the default, so that the processing of a completion is inlined into the loop.
+    /// Replaces the default, so that the processing of a completion is inlined into the loop.
     fn reap_into(&mut self, budget: usize, completions: &mut CompletionState, now: u64) -> usize {
         self.reap_each(budget, |completion| completions.complete(completion, now))
     }
@@ -358,7 +358,7 @@ impl Backend for Uring {
                 let count = (self.cancels_queued + self.backlog) as u32;
                 self.registered.enter(count, 1, ENTER_GETEVENTS).map(drop)
             }
-            // EXT_ARG (5.11) would need one call; a poll works on every kernel.
+            // With DEFER_TASKRUN, an enter with EXT_ARG would save system calls.
             Some(_) => return self.poll(timeout),
         };
         self.queue.sync(); // sees what the kernel has consumed
@@ -374,8 +374,8 @@ impl Backend for Uring {
         }
     }
 
-    /// Refuses while requests are in the ring that the kernel has not consumed, because the number
-    /// of consumed entries would not show which entries they are.
+    /// Refuses while the kernel has requests in the ring to consume, because the number of consumed
+    /// entries would not show which entries they are.
     fn cancel(&mut self, user_data: u64) -> bool {
         if self.backlog > 0 || self.cancels == self.max_cancels {
             return false;

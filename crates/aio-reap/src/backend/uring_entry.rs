@@ -10,8 +10,8 @@ use crate::raw::Sub;
 use crate::slab::Batch;
 use crate::statx::STATX_MASK;
 
-/// Builds the entry of a plain transfer, the most frequent request, of which `done` bytes were
-/// moved before. The entry is built in registers.
+/// Builds, in registers, the entry of a no-op or a plain transfer, the most frequent requests, of which
+/// `done` bytes were moved before. Returns `None` for any other request.
 #[inline(always)]
 fn plain_entry(user_data: u64, op: &Op, done: u64) -> Option<squeue::Entry> {
     let Op { kind, memory, fd, ptr, len, offset, .. } = *op;

@@ -33,7 +33,7 @@ pub(crate) struct Core {
     pub(crate) registry: Rc<Registry>,
     pub(crate) reap_mode: Cell<ReapMode>,
     plugs: Cell<usize>,
-    /// A callback or a wake-up is running in a caller of the current function.
+    /// User code, such as a callback, is running in a caller of the current function.
     dispatching: Cell<bool>,
     /// The number of inner turns and waits among the callers of the current function.
     inner_turns: Cell<usize>,
@@ -123,7 +123,7 @@ impl Core {
         }
     }
 
-    /// Performs the actions that are due. The next round delivers a request that is cancelled here.
+    /// Performs the due actions of deadlines. The next round delivers a request cancelled here.
     #[cold]
     fn expire(&self, scope: Scope) {
         let now = self.instant();
@@ -216,13 +216,13 @@ impl Core {
         }
     }
 
-    /// Performs one submission, one reap (with `reap`) and the delivery (with `deliver`). Returns
-    /// the number of completions delivered.
+    /// Performs one submission, one reap (with `reap`) and the delivery of `scope`. Returns the number
+    /// of completions delivered.
     ///
     /// It does not loop, because it would never return on a device that completes inside submit.
     /// With `sleep` the submission may wait for a completion.
     fn round(&self, reap: bool, scope: Scope, sleep: bool) -> usize {
-        // Also in a turn that an inner callback makes.
+        // Whether this is an inner turn, or a turn that a callback in one makes.
         let holds = match scope {
             Scope::Nothing => self.inner_turns.get() > 0,
             Scope::Inner => true,
@@ -236,7 +236,7 @@ impl Core {
             }
             state.retry_remote_cancels();
             state.update_stage_limit();
-            // What is in queues is reported by the next turn that is not an inner one.
+            // The next turn that is not an inner one reports the completions in queues.
             let enqueued = if holds { 0 } else { state.take_enqueued() };
             if state.can_only_wait() {
                 // The usual case: no callback is ready and no work is left.
@@ -262,7 +262,7 @@ impl Core {
         delivered
     }
 
-    /// Wakes what inner turns have held.
+    /// Calls the wakers that inner turns have held back.
     fn wake_held(&self) {
         for waker in mem::take(&mut self.state.borrow_mut().held_wakes) {
             let _guard = self.dispatching();
@@ -373,7 +373,7 @@ impl Core {
         true
     }
 
-    /// Called when an operation is dropped. Its request keeps the buffer until the completion.
+    /// Detaches a request from its dropped operation. The request keeps its buffer until it completes.
     pub(crate) fn orphan(&self, index: Index) {
         let mut state = self.state.borrow_mut();
         let completions = &mut state.completions;
@@ -413,8 +413,8 @@ impl Drop for Rearm<'_> {
     }
 }
 
-/// On drop, kicks if an inner turn has held something, so that a turn that delivers all follows. Not
-/// after each inner turn, because the kick would end the sleep of the next one.
+/// Counts an inner turn or wait. Its drop kicks if a turn that delivers all has work, and not always,
+/// because the kick would end the sleep of the next inner turn.
 struct InnerTurn<'c>(&'c Core);
 
 impl<'c> InnerTurn<'c> {

@@ -37,7 +37,7 @@ impl Core {
         waker: Option<&BlockOnWaker>,
     ) -> io::Result<Turn> {
         let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
-        // Otherwise the sleep may have to end without a completion.
+        // The submission may sleep if only a completion can end the wait.
         let sleep = timeout.is_none() && waker.is_none() && !self.reap_mode.get().peeks();
         loop {
             let turn = self.turn_with(scope, sleep);
