@@ -184,10 +184,9 @@ fn wait_for_sender(looks: u32, has_deadline: bool) {
     let Some(looks) = looks.checked_sub(SPINS) else { return hint::spin_loop() };
     // Beside a busy thread on this CPU, each yield lasts for its time slice, some milliseconds. It would
     // miss the deadline.
-    if !has_deadline && looks < YIELDS_TO_SENDER {
-        return thread::yield_now();
-    }
-    // With a deadline the pauses grow from 50 us to 1 ms: it is missed by a part of the wait.
+    let yields = if has_deadline { 0 } else { YIELDS_TO_SENDER };
+    let Some(looks) = looks.checked_sub(yields) else { return thread::yield_now() };
+    // The pauses grow from 50 us to 1 ms: a deadline is missed by a part of the wait.
     let pause = Duration::from_micros(50) * (looks + 1).min(20);
     Futex::new().wait_for(0, pause);
 }

@@ -113,9 +113,8 @@ impl<T, L: Levels> State<T, L> {
         priority: L::Priority,
         bytes: u32,
     ) -> Option<L::Level> {
-        let idle = self.is_idle() && !self.closed && self.notification.is_none();
         // With `fair_bytes`, the room of a permit is not free.
-        let idle = idle && self.send_permits == 0;
+        let idle = self.may_open() && self.send_permits == 0;
         let demand = || config.demand(priority, bytes);
         let room = idle && config.has_room(self.core.occupied(), self.core.bytes(), demand());
         if room { self.core.get_or_insert_level_no_alloc(priority) } else { None }
