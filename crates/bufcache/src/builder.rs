@@ -58,6 +58,9 @@ impl Builder {
     /// Sets the block sizes with which devices may be attached: the powers of two from `smallest`
     /// to `largest`, within 512 to 65,536. Only 4,096 by default. The memory is cut into chunks of
     /// the largest size, each with blocks of one size.
+    ///
+    /// A chunk gets blocks of another size once none of its buffers is in use, so one pinned block
+    /// holds its chunk.
     pub fn block_sizes(mut self, smallest: usize, largest: usize) -> Self {
         (self.smallest, self.largest) = (smallest, largest);
         self

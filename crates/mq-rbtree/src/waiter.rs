@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A thread that waits to receive gets its message stored into its node. A thread that waits to
-//! send has its message in its node, from which a receiver takes it. A task gets a permit: the
+//! send has its message in its node, from which another thread moves it. A task gets a permit: the
 //! message or the room stays in the queue, and the task is woken to poll again. A message is never
 //! stored into the node of a task, because a dropped future could only put it back behind younger
 //! messages.
@@ -25,8 +25,8 @@
 //!    the last access to the node by the thread that makes it. The parker or waker was cloned or
 //!    moved out of the node before, because the waiting thread may be gone after the store.
 //! 4. `parker` is set before the state becomes `PARKED`, and stays until the thread has left. It is
-//!    not read in any other state. So ending the wait of a spinning thread touches one cache line
-//!    of its node, if the message fits, and no other memory of that thread.
+//!    not read in any other state. So ending the wait of a spinning thread touches no memory of that
+//!    thread but its node.
 
 use std::cmp::Reverse;
 use std::ptr::NonNull;
@@ -224,7 +224,7 @@ impl<T, P: Copy> Waiter<T, P> {
     /// The caller holds the queue's lock and has taken `node` off a list in this section.
     pub(crate) unsafe fn end_wait(node: NonNull<Self>, ended: WaitEnd) -> Option<Wakeup> {
         // SAFETY: by invariant 2 the node is alive: its thread has not read the end of its wait, which is
-        // stored below, and it or the future takes the lock before it leaves without that.
+        // stored below, and without that end the thread or future leaves only under the lock.
         let waiter = unsafe { node.as_ref() };
         // SAFETY: the caller holds the lock, and this is the only reference.
         if let Some(waker) = unsafe { Self::inner_of(node) }.waker.take() {
@@ -233,9 +233,8 @@ impl<T, P: Copy> Waiter<T, P> {
         let state = if ended == WaitEnd::Completed { COMPLETED } else { RETRY };
         let release = order!(Release, "end: after the last use of the node");
         let acquire = order!(Acquire, "end: before the parker is used");
-        // Ordering: Release on success pairs with the Acquire in `poll_end` and on failure in
-        // `sleep`; it carries `message`. Acquire on failure pairs with the Release in `sleep`; it
-        // carries `parker`.
+        // Ordering: Release on success pairs with the Acquire in `poll_end`; it carries `message`.
+        // Acquire on failure pairs with the Release in `sleep`; it carries `parker`.
         let exchanged = waiter.state.compare_exchange(SPINNING, state, release, acquire);
         if exchanged.is_ok() {
             return None; // the exchange was the last access to the node
@@ -246,7 +245,7 @@ impl<T, P: Copy> Waiter<T, P> {
         // Ordering: Release pairs with the Acquire in `poll_end`; it carries `message`. A store
         // would suffice; loom needs an exchange.
         step!("end: store the result for the parked thread", waiter.state.swap(state, release));
-        // The swap was the last access to the node; `parker` is a reference of our own.
+        // The swap was the last access to the node; `parker` is a clone.
         parker.map(Wakeup::Thread)
     }
 }

@@ -28,7 +28,7 @@ pub fn try_alloc<T>() -> Result<NonNull<T>, AllocError> {
         assert!(size_of::<T>() != 0);
         Layout::new::<T>()
     };
-    // SAFETY: the assertion above: the size is not 0.
+    // SAFETY: by the assertion above the size is not 0.
     let at = unsafe { alloc(layout) };
     NonNull::new(at.cast()).ok_or_else(AllocError::new)
 }
@@ -43,7 +43,7 @@ pub fn try_box<T>(value: T) -> Result<Box<T>, T> {
     if layout.size() == 0 {
         return Ok(Box::new(value)); // does not allocate
     }
-    // SAFETY: a size of 0 returned above.
+    // SAFETY: the size is not 0, for which the function returned above.
     let at = unsafe { alloc(layout) }.cast::<T>();
     if at.is_null() {
         return Err(value);

@@ -54,8 +54,8 @@ pub(crate) struct Uring {
     cancels: usize,
     max_cancels: usize,
     /// The eventfd that the kernel signals when it defers work. `Some` with `DEFER_TASKRUN`.
-    deferred: Option<OwnedFd>,
-    /// The descriptor may be polled, so each turn clears `deferred` by a system call.
+    notifier: Option<OwnedFd>,
+    /// The descriptor may be polled, so each turn clears `notifier` by a system call.
     watched: bool,
     /// Whether the tables of registered files and buffers exist.
     has_files: bool,
@@ -75,7 +75,7 @@ impl Ring {
     ///
     /// The result is not used after the next call, nor after `self` is dropped.
     unsafe fn queue(&self) -> ManuallyDrop<SubmissionQueue<'static>> {
-        // SAFETY: the ring was leaked, and by the contract of this function is not freed before.
+        // SAFETY: the ring was leaked, and by the contract of this function outlives the result's uses.
         let ring: &'static IoUring = unsafe { self.0.as_ref() };
         // SAFETY: by the contract of this function an older queue is not used again.
         ManuallyDrop::new(unsafe { ring.submission_shared() })
@@ -164,7 +164,7 @@ impl Uring {
             cancels_queued: 0,
             cancels: 0,
             max_cancels,
-            deferred: notifier,
+            notifier,
             watched: false,
             has_files: false,
             has_buffers: false,
@@ -173,7 +173,7 @@ impl Uring {
 
     /// Returns the descriptor that is readable when completions are visible or wait to be posted.
     fn wake_fd(&self) -> RawFd {
-        self.deferred.as_ref().map_or(self.ring.as_raw_fd(), AsRawFd::as_raw_fd)
+        self.notifier.as_ref().map_or(self.ring.as_raw_fd(), AsRawFd::as_raw_fd)
     }
 
     fn poll(&mut self, timeout: Option<Duration>) -> io::Result<()> {
@@ -186,7 +186,7 @@ impl Uring {
     #[inline]
     fn enter(&mut self, wanted: u32) -> io::Result<usize> {
         let queue = &mut self.queue;
-        let pull = wanted > 0 || self.deferred.is_some();
+        let pull = wanted > 0 || self.notifier.is_some();
         let pull = pull || queue.taskrun() || queue.cq_overflow();
         let flags = if pull { ENTER_GETEVENTS } else { 0 };
         let count = self.cancels_queued + self.backlog; // at most the size of the ring
@@ -202,8 +202,8 @@ impl Uring {
         let mut room = budget;
         // The kernel does deferred work in small batches. The flag is set while some is left.
         for _ in 0..MAX_ENTERS {
-            let look = self.deferred.is_some() || self.ring.completion().is_empty();
-            if look && self.queue.taskrun() {
+            let check_flag = self.notifier.is_some() || self.ring.completion().is_empty();
+            if check_flag && self.queue.taskrun() {
                 self.run_task_work();
             }
             let mut queue = self.ring.completion();
@@ -217,7 +217,7 @@ impl Uring {
                 each(RawCompletion { user_data: entry.user_data(), result: entry.result() });
             }
             drop(queue);
-            if self.deferred.is_none() || room == 0 || !self.queue.taskrun() {
+            if self.notifier.is_none() || room == 0 || !self.queue.taskrun() {
                 break;
             }
         }
@@ -319,8 +319,8 @@ fn first_supported<T>(
 }
 
 impl Backend for Uring {
-    /// Entries of an older submission come first, and one of a cancellation would be counted as a
-    /// staged one.
+    /// Refuses while the kernel has entries to consume. Those of an older submission come first, and
+    /// that of a cancellation would be counted as a staged one.
     fn can_stage(&self) -> bool {
         self.backlog + self.cancels_queued == 0
     }
@@ -347,7 +347,7 @@ impl Backend for Uring {
         self.reap_each(budget, each);
     }
 
-    /// Not the default, so that the processing of a completion is inlined into the loop.
+    /// Replaces the default, so that the processing of a completion is inlined into the loop.
     fn reap_into(&mut self, budget: usize, completions: &mut CompletionState, now: u64) -> usize {
         self.reap_each(budget, |completion| completions.complete(completion, now))
     }
@@ -358,7 +358,7 @@ impl Backend for Uring {
                 let count = (self.cancels_queued + self.backlog) as u32;
                 self.registered.enter(count, 1, ENTER_GETEVENTS).map(drop)
             }
-            // EXT_ARG (5.11) would need one call; a poll works on every kernel.
+            // With DEFER_TASKRUN, an enter with EXT_ARG would save system calls.
             Some(_) => return self.poll(timeout),
         };
         self.queue.sync(); // sees what the kernel has consumed
@@ -374,8 +374,8 @@ impl Backend for Uring {
         }
     }
 
-    /// Refuses while requests are in the ring that the kernel has not consumed, because the number
-    /// of consumed entries would not show which entries they are.
+    /// Refuses while the kernel has requests in the ring to consume, because the number of consumed
+    /// entries would not show which entries they are.
     fn cancel(&mut self, user_data: u64) -> bool {
         if self.backlog > 0 || self.cancels == self.max_cancels {
             return false;
@@ -405,7 +405,7 @@ impl Backend for Uring {
     fn acknowledge(&mut self) {
         // The ring's own descriptor is readable while completions are visible, and needs no
         // clearing.
-        if let (Some(notifier), true) = (&self.deferred, self.watched) {
+        if let (Some(notifier), true) = (&self.notifier, self.watched) {
             sys::drain(notifier);
         }
     }

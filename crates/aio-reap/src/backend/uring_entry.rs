@@ -10,8 +10,8 @@ use crate::raw::Sub;
 use crate::slab::Batch;
 use crate::statx::STATX_MASK;
 
-/// Builds the entry of a plain transfer, the most frequent request, of which `done` bytes were
-/// moved before. The entry is built in registers.
+/// Builds, in registers, the entry of a no-op or a plain transfer, the most frequent requests, of which
+/// `done` bytes were moved before. Returns `None` for any other request.
 #[inline(always)]
 fn plain_entry(user_data: u64, op: &Op, done: u64) -> Option<squeue::Entry> {
     let Op { kind, memory, fd, ptr, len, offset, .. } = *op;
@@ -160,8 +160,8 @@ mod tests {
                 };
                 let (ours, theirs) =
                     (words(plain_entry(sub.user_data, &op, done).unwrap()), words(entry(sub)));
-                let ignored = if kind == Kind::Nop { 0xffff_ffff } else { u64::MAX };
-                assert_eq!(ours[0] & ignored & !0xff00, theirs[0] & ignored & !0xff00);
+                let compared = if kind == Kind::Nop { 0xffff_ffff } else { u64::MAX };
+                assert_eq!(ours[0] & compared & !0xff00, theirs[0] & compared & !0xff00);
                 assert_eq!(ours[1..], theirs[1..], "{kind:?} {fd}");
                 assert!(kind == Kind::Nop || ours[0] == theirs[0]);
             }

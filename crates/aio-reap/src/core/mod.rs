@@ -33,7 +33,7 @@ pub(crate) struct Core {
     pub(crate) registry: Rc<Registry>,
     pub(crate) reap_mode: Cell<ReapMode>,
     plugs: Cell<usize>,
-    /// A callback or a wake-up is running in a caller of the current function.
+    /// User code, such as a callback, is running in a caller of the current function.
     dispatching: Cell<bool>,
     /// The number of inner turns and waits among the callers of the current function.
     inner_turns: Cell<usize>,
@@ -118,12 +118,12 @@ impl Core {
     /// case the call that runs the callback, or the kick that it arms, submits them.
     pub(crate) fn flush_unless_held(&self, scope: Scope) {
         if self.plugs.get() == 0 && !self.dispatching.get() {
-            let _held = (scope == Scope::Inner).then(|| Held::new(self));
+            let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
             self.round(self.reap_mode.get().after_submit(), scope, false);
         }
     }
 
-    /// Performs the actions that are due. The next round delivers a request that is cancelled here.
+    /// Performs the due actions of deadlines. The next round delivers a request cancelled here.
     #[cold]
     fn expire(&self, scope: Scope) {
         let now = self.instant();
@@ -216,13 +216,13 @@ impl Core {
         }
     }
 
-    /// Performs one submission, one reap (with `reap`) and the delivery (with `deliver`). Returns
-    /// the number of completions delivered.
+    /// Performs one submission, one reap (with `reap`) and the delivery of `scope`. Returns the number
+    /// of completions delivered.
     ///
     /// It does not loop, because it would never return on a device that completes inside submit.
     /// With `sleep` the submission may wait for a completion.
     fn round(&self, reap: bool, scope: Scope, sleep: bool) -> usize {
-        // Also in a turn that an inner callback makes.
+        // Whether this is an inner turn, or a turn that a callback in one makes.
         let holds = match scope {
             Scope::Nothing => self.inner_turns.get() > 0,
             Scope::Inner => true,
@@ -236,7 +236,7 @@ impl Core {
             }
             state.retry_remote_cancels();
             state.update_stage_limit();
-            // What is in queues is reported by the next turn that is not an inner one.
+            // The next turn that is not an inner one reports the completions in queues.
             let enqueued = if holds { 0 } else { state.take_enqueued() };
             if state.can_only_wait() {
                 // The usual case: no callback is ready and no work is left.
@@ -262,7 +262,7 @@ impl Core {
         delivered
     }
 
-    /// Wakes what inner turns have held.
+    /// Calls the wakers that inner turns have held back.
     fn wake_held(&self) {
         for waker in mem::take(&mut self.state.borrow_mut().held_wakes) {
             let _guard = self.dispatching();
@@ -312,12 +312,12 @@ impl Core {
     }
 
     pub(crate) fn turn(&self, scope: Scope) -> Turn {
-        let _held = (scope == Scope::Inner).then(|| Held::new(self));
-        self.turn_and(scope, false)
+        let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
+        self.turn_with(scope, false)
     }
 
     /// Turns the engine. With `sleep` the submission may wait for a completion.
-    fn turn_and(&self, scope: Scope, sleep: bool) -> Turn {
+    fn turn_with(&self, scope: Scope, sleep: bool) -> Turn {
         self.wake_fd.clear();
         if self.registry.has_returned() {
             self.unregister_returned();
@@ -373,7 +373,7 @@ impl Core {
         true
     }
 
-    /// Called when an operation is dropped. Its request keeps the buffer until the completion.
+    /// Detaches a request from its dropped operation. The request keeps its buffer until it completes.
     pub(crate) fn orphan(&self, index: Index) {
         let mut state = self.state.borrow_mut();
         let completions = &mut state.completions;
@@ -413,18 +413,18 @@ impl Drop for Rearm<'_> {
     }
 }
 
-/// On drop, kicks if an inner turn has held something, so that a turn that delivers all follows. Not
-/// after each inner turn, because the kick would end the sleep of the next one.
-struct Held<'c>(&'c Core);
+/// Counts an inner turn or wait. Its drop kicks if a turn that delivers all has work, and not always,
+/// because the kick would end the sleep of the next inner turn.
+struct InnerTurn<'c>(&'c Core);
 
-impl<'c> Held<'c> {
+impl<'c> InnerTurn<'c> {
     fn new(core: &'c Core) -> Self {
         core.inner_turns.set(core.inner_turns.get() + 1);
         Self(core)
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for InnerTurn<'_> {
     fn drop(&mut self) {
         self.0.inner_turns.set(self.0.inner_turns.get() - 1);
         let state = self.0.state.borrow(); // user code never runs under a borrow

@@ -4,7 +4,7 @@ use std::cell::RefMut;
 use std::io;
 use std::time::Duration;
 
-use super::{Core, Held};
+use super::{Core, InnerTurn};
 use crate::backend::Backend;
 use crate::drive::{self, Served};
 use crate::reap::Spin;
@@ -26,7 +26,7 @@ impl Core {
 
     /// Waits for the waker like [`wait`](Self::wait), but delivers inner requests only.
     pub(crate) fn wait_inner(&self, waker: &BlockOnWaker) -> io::Result<Turn> {
-        let _held = Held::new(self);
+        let _inner = InnerTurn::new(self);
         self.wait_for(Scope::Inner, None, Some(waker))
     }
 
@@ -37,10 +37,10 @@ impl Core {
         waker: Option<&BlockOnWaker>,
     ) -> io::Result<Turn> {
         let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
-        // Otherwise the sleep may have to end without a completion.
+        // The submission may sleep if only a completion can end the wait.
         let sleep = timeout.is_none() && waker.is_none() && !self.reap_mode.get().peeks();
         loop {
-            let turn = self.turn_and(scope, sleep);
+            let turn = self.turn_with(scope, sleep);
             // `turn` may have cleared the waker's kick, so the flag is checked between the turn and
             // the sleep.
             if turn.delivered > 0 || waker.map_or(turn.is_idle(), BlockOnWaker::is_woken) {
@@ -65,7 +65,7 @@ impl Core {
         loop {
             // Before the turn, as in `drive::serve`: the turn takes what the last remote sent.
             let alone = !self.state.borrow().has_remotes();
-            let turn = self.turn_and(Scope::All, false);
+            let turn = self.turn_with(Scope::All, false);
             // A sleep that finds a completion does not handle pending signals, this one does.
             let signal = mask.map(|_| sys::poll_with_mask(&[], Some(Duration::ZERO), mask));
             let left = deadline.map(|at| at.saturating_duration_since(self.instant()));
@@ -81,7 +81,7 @@ impl Core {
             }
             let state = self.state.borrow_mut();
             let left = state.deadlines.shorten(left, || state.backend.instant());
-            if self.sleeps_before(state, left, Scope::All) {
+            if self.prepare_sleep(state, left, Scope::All) {
                 self.wake_fd.wait_with_mask(left, mask)?;
             }
         }
@@ -133,11 +133,11 @@ impl Core {
         if state.in_kernel() > 0 && waker.is_none() && state.inbox.is_none() {
             return state.wait(timeout);
         }
-        if self.sleeps_before(state, timeout, scope) { self.wake_fd.wait(timeout) } else { Ok(()) }
+        if self.prepare_sleep(state, timeout, scope) { self.wake_fd.wait(timeout) } else { Ok(()) }
     }
 
     /// Prepares a sleep on the descriptors. Returns false if there is work instead.
-    fn sleeps_before(
+    fn prepare_sleep(
         &self,
         mut state: RefMut<'_, State>,
         timeout: Option<Duration>,

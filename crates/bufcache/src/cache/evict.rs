@@ -104,10 +104,12 @@ impl Shared {
         };
         let mut looks = Looks::new(of_one_list);
         looks.until_dirty = search == Search::UntilDirty && is_mostly_dirty;
+        // Cleared when a large buffer was in use: the search would come to it again.
+        let mut prefers_large = true;
         loop {
             let mut victims = Batch::new(Victim::NONE);
             (looks.left, looks.lowered) = (LOOKS, false);
-            let (mut chunk, mut passes) = (None, 1);
+            let (mut chunk, mut passes, mut is_large) = (None, 1, false);
             let all = {
                 let mut cold = self.cold.lock();
                 if let Some(result) = done(&mut cold) {
@@ -122,7 +124,11 @@ impl Shared {
                 self.choose(&mut cold, &mut victims, BATCH, &mut looks);
                 if cold.may_need_chunk(class) {
                     passes = 2; // the first is choosy
-                    if are_smaller_than(&victims, cold.wanted(class)) {
+                    let wanted = cold.wanted(class);
+                    is_large = prefers_large
+                        && are_smaller_than(&victims, wanted)
+                        && self.choose_large(&mut cold, &mut victims, wanted);
+                    if are_smaller_than(&victims, wanted) {
                         let choosy = looked < all.min(IN_A_ROW).min(in_a_row);
                         chunk = self.choose_chunk(&mut cold, &mut victims, choosy, &mut looks);
                     }
@@ -138,13 +144,16 @@ impl Shared {
                 if freed > 0 {
                     (looked, idle) = (0, 0);
                     looks.start_over();
+                    prefers_large = true;
                     continue;
                 }
             }
+            prefers_large &= !is_large;
             let dead = std::mem::replace(&mut of_dead, LOOKS as usize);
             if self.free_marked(victims, &mut looks) + self.free_dead(dead) > 0 {
                 (looked, idle) = (0, 0);
                 looks.start_over();
+                prefers_large = true;
                 continue;
             }
             if looks.has_met_dirty {
@@ -207,12 +216,17 @@ impl Shared {
 
     /// Takes a few buffers to evict off the lists.
     fn choose(&self, cold: &mut Cold, victims: &mut Batch, most: usize, looks: &mut Looks) {
-        // Fewer in a small cache, of which a whole batch would be a large part.
-        let most = most.min((cold.limit() / 64).clamp(1, BATCH));
+        // Fewer in a small cache, of which a whole batch would be a large part. Large buffers count
+        // by their units.
+        let most_units = cold.limit() / 64;
+        let mut units = 0;
+        let is_done = |victims: &Batch, units: usize| {
+            victims.len() >= most.min(BATCH) || (units > 0 && units >= most_units)
+        };
         let Cold { nodes, policy, scanned, .. } = cold;
         // First the buffers that were read once. Buffers in use go to the front of the list.
         while looks.left > 0 && looks.has_more(looks.scanned, scanned.len) {
-            if victims.len() == most {
+            if is_done(victims, units) {
                 return;
             }
             looks.left -= 1;
@@ -226,14 +240,16 @@ impl Shared {
                 policy.insert(nodes, self, frame, entry.key());
             } else if mark(entry) {
                 victims.push(self.victim(frame, On::Scanned));
+                units += 1 << frame.class();
             } else {
                 nodes.push(scanned, frame, On::Scanned);
                 looks.scanned += 1;
             }
         }
-        while victims.len() < most {
+        while !is_done(victims, units) {
             let Some(victim) = policy.pick(nodes, self, looks) else { break };
             victims.push(victim);
+            units += 1 << victim.frame.class();
         }
     }
 

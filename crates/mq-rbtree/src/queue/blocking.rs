@@ -58,19 +58,19 @@ impl<T, L: Levels> Queue<T, L> {
             step!(
                 "send: register in the lock section of the check",
                 // SAFETY: the lock is held, and the node is on no list. It is pinned in this frame, which
-                // it leaves only when it is off this list: `sleep` has seen the end of the wait, or
-                // `unlist` has run.
+                // it leaves only when it is off this list: `spin_then_sleep` has seen the end of the wait,
+                // or `unlist` has run.
                 unsafe { state.senders.add(node, None) }
             );
             drop(state);
-            let ended = self.sleep(waiter, wait, self.ring.is_some());
+            let ended = self.spin_then_sleep(waiter, wait, self.ring.is_some());
             if ended == WaitEnd::Interrupted {
                 (reason, wait) = (SendRefused::Interrupted, wait.ended());
             }
             // SAFETY: the node is alive, and no other list ever had it.
             let state = self.unlist(ended, |state| unsafe { state.senders.remove(node) });
-            // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
-            // invariant 1 of the waiters its message belongs to this thread now.
+            // SAFETY: the node is off its list: `spin_then_sleep` has seen the end of the wait, or
+            // `unlist` has run. By invariant 1 of the waiters its message belongs to this thread now.
             let Some(unsent) = (unsafe { Waiter::inner_of(node) }).message.take() else {
                 return Ok(());
             };
@@ -97,7 +97,7 @@ impl<T, L: Levels> Queue<T, L> {
         if let Some(message) = position.and_then(|position| self.spin_to_receive(wait, position)) {
             return Ok((message.value, message.priority));
         }
-        // Without a position, messages do not come through the ring: the thread spins on its node.
+        // Without a position messages are sent under the lock, and the thread spins on its node.
         let has_spun = position.is_some();
         let aligned = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
         let waiter = &aligned.as_ref().get_ref().0;
@@ -120,21 +120,21 @@ impl<T, L: Levels> Queue<T, L> {
             step!(
                 "receive: register in the lock section of the check",
                 // SAFETY: the lock is held, and the node is on no list. It is pinned in this frame, which
-                // it leaves only when it is off this list: `sleep` has seen the end of the wait, or
-                // `unlist` has run.
+                // it leaves only when it is off this list: `spin_then_sleep` has seen the end of the wait,
+                // or `unlist` has run.
                 unsafe { state.receivers.add(node, None) }
             );
             drop(state);
             // Wakes a sender whose message found no memory, before this thread sleeps.
             self.run_deferred(&mut section.deferred);
-            let ended = self.sleep(waiter, wait, has_spun);
+            let ended = self.spin_then_sleep(waiter, wait, has_spun);
             if ended == WaitEnd::Interrupted {
                 (reason, wait) = (ReceiveError::Interrupted, wait.ended());
             }
             // SAFETY: the node is alive, and no other list ever had it.
             let state = self.unlist(ended, |state| unsafe { state.receivers.remove(node) });
-            // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
-            // invariant 1 of the waiters its message belongs to this thread now.
+            // SAFETY: the node is off its list: `spin_then_sleep` has seen the end of the wait, or
+            // `unlist` has run. By invariant 1 of the waiters its message belongs to this thread now.
             let message = unsafe { Waiter::inner_of(node) }.message.take();
             step!(
                 "receive: a message beats the deadline",
@@ -163,7 +163,7 @@ impl<T, L: Levels> Queue<T, L> {
                 guard.counters.receive_waits += 1;
                 return message;
             }
-            // The message of `position` stays published while a later sender is waited for.
+            // At a later hole the message of `position` stays published, so `until` would return at once.
             if guard.cursor.is_shut() || guard.awaits_sender(ring) {
                 return None;
             }
@@ -172,23 +172,29 @@ impl<T, L: Levels> Queue<T, L> {
         None
     }
 
-    /// Spins until a full queue has room. Returns false if the thread is to take the lock: to sleep,
-    /// or because it is not room that is missing.
+    /// Spins until a full queue has room. Returns false if the thread is to take the lock: to sleep, or
+    /// because the ring is shut or memory is missing.
     pub(super) fn spin_for_room(&self, ring: &Ring<T, L::Priority>, wait: Wait) -> bool {
         let max_messages = self.config.max_messages;
         if wait.is_over() || ring.room(max_messages) != Some(0) {
             return false;
         }
-        // Senders that went on at the first free place would move the lines of the room for each message.
+        // A sender that went on at the first free slot would move the cache line of the room for each
+        // message.
         let min_room = (max_messages as u64 / 4).clamp(1, 1024);
         self.room_spin.until(wait, 8, |spun| {
             ring.room(max_messages).is_none_or(|room| room >= min_room || (room > 0 && spun >= 256))
         })
     }
 
-    /// Waits until the node is off its list, or until the deadline. Does not spin if the deadline
-    /// is over, or if the thread has spun on the ring before.
-    fn sleep(&self, waiter: &Waiter<T, L::Priority>, wait: Wait, has_spun: bool) -> WaitEnd {
+    /// Waits until another thread ends the wait, or until the deadline or a signal. Does not spin if the
+    /// deadline is over, or if the operation spins on the ring instead (`has_spun`).
+    fn spin_then_sleep(
+        &self,
+        waiter: &Waiter<T, L::Priority>,
+        wait: Wait,
+        has_spun: bool,
+    ) -> WaitEnd {
         let spins = !has_spun && !wait.is_over();
         if spins && self.spin.until(wait, 1, |_| waiter.poll_end().is_some()) {
             if let Some(ended) = waiter.poll_end() {
@@ -198,9 +204,8 @@ impl<T, L: Levels> Queue<T, L> {
         waiter.sleep(wait)
     }
 
-    /// Locks, and takes the node of a wait that ended by itself off its list. Returns `None` if another
-    /// thread has ended the wait, or has taken the node off before. The caller serves the waiters
-    /// behind it before the unlock.
+    /// Locks, and takes the node off its list after a deadline or a signal. Returns `None` if another
+    /// thread has ended the wait before.
     fn unlist(
         &self,
         ended: WaitEnd,
@@ -217,8 +222,8 @@ impl<T, L: Levels> Queue<T, L> {
     /// error. The sender, a thread or a task, is on no list.
     ///
     /// It succeeds if there is room now: a task may have a permit for it, and not have polled yet. It
-    /// tries before the senders behind it are served, in the lock section that took it off its list:
-    /// they would take its room, and a panic of their wakers would lose its message.
+    /// tries in the lock section that took it off its list, and before the senders behind it are served.
+    /// Otherwise they would take its room, and a panic of their wakers would lose its message.
     pub(crate) fn send_at_deadline(
         &self,
         message: Message<T, L::Priority>,

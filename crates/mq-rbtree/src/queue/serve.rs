@@ -40,8 +40,8 @@ impl<T, L: Levels> State<T, L> {
         self.serve_waiters_with(section, self.core.is_empty());
     }
 
-    /// Restores the invariants. If other threads last saw the queue empty (`was_empty`), the message of a
-    /// waiting sender may be the first one, and is notified.
+    /// Restores the invariants. `was_empty` tells that other threads last saw the queue empty: a message
+    /// of a waiting sender is then a first message, for which the notification is due.
     #[cold]
     #[inline(never)]
     pub(super) fn serve_waiters_with(
@@ -119,7 +119,7 @@ impl<T, L: Levels> State<T, L> {
             section.deferred.wake(unsafe { grant_permit(node) });
             return;
         }
-        // If a comparison panics, the receiver tries again by itself, as the sender in
+        // If a comparison panics, the receiver repeats it on its own thread, as the sender does in
         // `serve_sender`.
         let pop = || self.core.pop_with(&mut section.preload);
         match catch_comparison::<L, _>(pop) {
@@ -161,7 +161,7 @@ impl<T, L: Levels> State<T, L> {
             return;
         }
         // If a comparison panics, nothing has changed. The sender repeats the comparison and the
-        // panic by itself: the calling thread may be returning a message.
+        // panic on its own thread: the calling thread may be returning a message.
         let find_level = || {
             demand
                 .map(|demand| self.core.get_or_insert_level(demand.priority, &mut section.preload))
@@ -212,7 +212,7 @@ impl<T, L: Levels> State<T, L> {
         config: &Config<T, L>,
     ) -> Option<Node<T, L::Priority>> {
         if self.closed {
-            return None; // every waiter is about to be dismissed
+            return None; // every waiting sender is about to be dismissed
         }
         let len = self.core.occupied() + self.send_permits;
         let bytes = self.core.bytes() + self.send_permit_bytes;
@@ -239,8 +239,8 @@ impl<T, L: Levels> State<T, L> {
         self.send_permit_bytes -= u64::from(bytes);
     }
 
-    /// Takes one waiter of a closed queue off its list, to try again and see that. A receiver waits
-    /// on while messages are in guards. Returns false if there is none.
+    /// Ends the wait of one waiter of a closed queue, which tries again and finds the queue closed. A
+    /// receiver waits on while messages are in guards. Returns false if there is none to dismiss.
     pub(crate) fn dismiss_one(&mut self, deferred: &mut Deferred) -> bool {
         let node = if let Some(node) = self.receivers.first().filter(|_| self.has_ended()) {
             // SAFETY: the node is the first of this list.

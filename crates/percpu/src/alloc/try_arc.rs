@@ -1,4 +1,4 @@
-//! A shared reference whose allocation may fail, which that of an `Arc` may not.
+//! An `Arc` whose constructor returns an error if memory is exhausted.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
@@ -11,7 +11,7 @@ use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::quarantine::{self, Watched};
 use crate::sync::{fence, order};
 
-/// A reference to a value that is dropped with its last reference.
+/// A counted reference to a shared value. The drop of the last one drops the value.
 #[derive(Debug)]
 pub struct TryArc<T>(NonNull<Watched<Counted<T>>>);
 
@@ -67,8 +67,8 @@ impl<T> TryArc<T> {
     ///
     /// # Safety
     ///
-    /// [`into_raw`](Self::into_raw) of this type has returned the pointer. It is the only call for it, or
-    /// the result is never dropped.
+    /// [`into_raw`](Self::into_raw) of this type has returned the pointer. At most one of the references
+    /// that are made of it is dropped, and none is used after that drop.
     #[must_use]
     pub unsafe fn from_raw(raw: *const ()) -> Self {
         // SAFETY: the caller guarantees a pointer of `into_raw`, which is not null.
