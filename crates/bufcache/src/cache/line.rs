@@ -70,7 +70,9 @@ impl Shared {
         let woken = Reply::new();
         let in_line = InLine { cache: self, key, waker: woken.waker() };
         if !self.line.join(key, &in_line.waker) {
-            self.wake_after(left, &in_line.waker);
+            // The task before may be polled no more, and have no interest in the block: this one does
+            // not wait for it until the end of its patience.
+            self.wake_after(left / 4, &in_line.waker);
             let _ = woken.wait().await;
             self.time_left(since)?;
         }

@@ -286,6 +286,22 @@ fn tasks_get_a_block_in_the_order_in_which_they_came() {
     assert_eq!(counts, 2 * TASKS - 1); // each as the next, and when it has the block
 }
 
+/// The first task in line is polled no more. The next one gets the block before its patience is over.
+#[test]
+fn a_task_that_is_not_polled_keeps_the_block_from_no_other() {
+    let (_cache, device, _disk) = new();
+    let held = block_on(device.create_async(0)).unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    let [mut first, mut second] = [(); 2].map(|()| count_at(&device, 0));
+    assert!(first.as_mut().poll(&mut context).is_pending());
+    assert!(second.as_mut().poll(&mut context).is_pending());
+    drop(held);
+    let began = Instant::now();
+    assert_eq!(block_on(second), None);
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert_eq!(block_on(first), None);
+}
+
 /// A task waits as long as a thread for a guard or a pin, and no longer for that of a buffer that is
 /// not the block's any more.
 #[test]
