@@ -35,6 +35,7 @@ use crate::frames::Frame;
 use crate::frames::Place;
 use crate::hazard::{self, Slot};
 use crate::source::{Operation, Source};
+use crate::wait::wake;
 use crate::word::{FAILED, IO, Key, WRITE};
 
 /// A read of a block: an offset on the device, and the buffer, which belongs to the load alone.
@@ -254,8 +255,7 @@ impl WakerList {
         while most > 0 {
             let Some((waker, left)) = take() else { return };
             most = most.min(left) - 1;
-            // A waker that panics must not keep the other tasks asleep.
-            let _ = contain(|| waker.wake());
+            wake(waker);
         }
     }
 

@@ -348,6 +348,24 @@ impl Wake for Inline {
     }
 }
 
+/// Each of many tasks is polled where the one before drops its guard: not all of them on one stack.
+#[test]
+fn tasks_that_are_polled_where_they_are_woken_do_not_overflow_the_stack() {
+    const TASKS: usize = 20_000;
+    let builder = Cache::builder(16 * SIZE).patience(Duration::from_secs(600));
+    let cache = builder.build().unwrap();
+    let device = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE]), SIZE).unwrap();
+    let pin = block_on(device.get_async(0)).unwrap();
+    let (tell, told) = channel();
+    for _ in 0..TASKS {
+        let (device, tell) = (device.clone(), tell.clone());
+        let locks = async move { tell.send(device.get_mut_async(0).await.err()).unwrap() };
+        Arc::new(Inline(Mutex::new((Some(Box::pin(locks)), false)))).wake();
+    }
+    drop(pin);
+    (0..TASKS).for_each(|_| assert_eq!(told.recv().unwrap(), None));
+}
+
 /// A thread that waited for the block by a pin has it when the drop of that pin wakes the task: that
 /// is no guard of the task's own.
 #[test]
