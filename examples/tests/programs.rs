@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -71,6 +72,79 @@ fn the_hits_of_a_trace_are_printed_and_drawn() -> Outcome {
     let of = |name: &str| names.iter().position(|there| there == name).map(|at| hits[at].as_str());
     assert_eq!((of("LRU"), of("OPT")), (Some("0.0"), Some("47.5")), "{printed}");
     assert!(fs::read_to_string(&picture)?.starts_with("<svg"));
+    Ok(())
+}
+
+#[test]
+fn the_gain_of_each_part_of_the_policy_is_printed() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let (trace, picture) = (folder.path().join("mixed.lirs"), folder.path().join("hits.svg"));
+    // A loop of 1,000 blocks between those of a scan, of which each comes twice.
+    let keys: String = (0..40_000)
+        .map(|at| format!("{}\n", if at % 2 == 0 { at / 2 % 1_000 } else { 1_000 + at / 4 }))
+        .collect();
+    fs::write(&trace, keys)?;
+    let mut command = Command::new(program("bufcache_hits")?);
+    let printed = output(command.args([&trace, &picture]).arg("--parts"))?;
+    // The columns of the rooms of 550 and 1,100 blocks.
+    let row = |first: &str| -> Option<[f64; 2]> {
+        let rest = printed.lines().find_map(|line| line.strip_prefix(first))?;
+        let numbers: Vec<f64> =
+            rest.split_whitespace().map_while(|word| word.parse().ok()).collect();
+        numbers.get(5..7)?.try_into().ok()
+    };
+    assert_eq!(row("gains in points, by blocks"), Some([550.0, 1100.0]), "{printed}");
+    let gains = |part| row(part).ok_or_else(|| format!("no {part:?} in\n{printed}"));
+    assert!(gains("adaptive, over clock")?[0] > 10.0, "{printed}");
+    for (part, least) in [
+        ("A2: main is filled first", 0.5),
+        ("A2: early hits do not count", 10.0),
+        ("A2Small: a tenth of the probation", 0.5),
+    ] {
+        assert!(gains(part)?[0] > least, "{part}: {printed}");
+    }
+    for part in ["A2 simulated, over the cache's", "A2Small simulated, over the cache's"] {
+        let far = gains(part)?;
+        assert!(far.iter().all(|points| points.abs() < 1.0), "{printed}");
+    }
+    Ok(())
+}
+
+#[test]
+fn what_keeps_a_trace_from_its_replay_is_told_in_a_sentence() -> Outcome {
+    let folder = tempfile::tempdir()?;
+    let (trace, picture) = (folder.path().join("bad.lirs"), folder.path().join("hits.svg"));
+    let fails = |trace: &Path, picture: &Path| -> Result<String, Box<dyn Error>> {
+        let output = Command::new(program("bufcache_hits")?).args([trace, picture]).output()?;
+        assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), &[][..]));
+        Ok(String::from_utf8(output.stderr)?)
+    };
+    let named = trace.display();
+    for (text, error) in [
+        (
+            "7\n0 100000000000 0 0\n",
+            ":2: 100000000000 requests after 1 exceed the limit of 67108864",
+        ),
+        ("0 18446744073709551615 0 0\n", ":1: 18446744073709551615 requests after 0 exceed"),
+        (
+            "# one\n  # two\n1 2\n",
+            ":3: \"1 2\" is neither one number of 64 bits nor four of them\n",
+        ),
+        ("# nothing\n", " has no requests\n"),
+    ] {
+        fs::write(&trace, text)?;
+        let said = fails(&trace, &picture)?;
+        assert!(said.starts_with(&format!("bufcache_hits: {named}{error}")), "{said}");
+        assert!(!picture.exists(), "it was not replayed");
+    }
+    // The picture is created before the replay: this one would take minutes.
+    fs::write(&trace, "0 1000000 0 0\n".repeat(4))?;
+    let picture = folder.path().join("missing").join("hits.svg");
+    let begin = Instant::now();
+    let expected =
+        format!("bufcache_hits: {}: No such file or directory (os error 2)\n", picture.display());
+    assert_eq!(fails(&trace, &picture)?, expected);
+    assert!(begin.elapsed() < Duration::from_secs(60));
     Ok(())
 }
 

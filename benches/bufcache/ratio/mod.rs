@@ -14,7 +14,7 @@ use std::thread;
 use bufcache::Eviction;
 use harness::{Plan, Random, Report};
 use recordings::xfsbuf::{CREATE8, UNLINK8};
-use testkit::traces::{Trace, in_folder};
+use testkit::traces::{Trace, TraceError, in_folder};
 
 use crate::keys::{cycle, shifting_zipf, write_once_read_once, zigzag, zipf, zipf_and_scans};
 use crate::ours::OPEN;
@@ -44,10 +44,8 @@ pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     }
     let mut found = 0;
     if let Some(folder) = std::env::var_os("OFFLOCK_TRACES").filter(|folder| !folder.is_empty()) {
-        let paths = in_folder(folder.as_ref())
-            .unwrap_or_else(|error| panic!("{}: {error}", folder.to_string_lossy()));
-        for path in paths {
-            let trace = Trace::read(&path).unwrap_or_else(|error| panic!("{error}"));
+        for path in in_folder(folder.as_ref()).unwrap_or_else(|error| fail(&error)) {
+            let trace = Trace::read(&path).unwrap_or_else(|error| fail(&error));
             let of_trace = rows(&trace);
             if PAPER.contains(&trace.name.as_str()) {
                 gaps.extend(of_trace);
@@ -63,6 +61,12 @@ pub(crate) fn run(_plan: &Plan, report: &mut Report) {
     } else {
         println!("# not measured: OFFLOCK_TRACES names no folder with OLTP and P3");
     }
+}
+
+/// Ends the bench because `OFFLOCK_TRACES` cannot be used.
+fn fail(error: &TraceError) -> ! {
+    eprintln!("OFFLOCK_TRACES: {error}");
+    std::process::exit(1)
 }
 
 /// Prints what each policy makes of the trace. Returns how far ours is behind the best peer.

@@ -339,7 +339,8 @@ impl AlignedBuf {
         self.layout.size()
     }
 
-    /// Changes the length. Bytes past the old length keep their values (at first zero).
+    /// Changes the length in bytes, up to [`capacity`](Self::capacity). Bytes past the old length
+    /// keep their values (at first zero).
     ///
     /// # Panics
     ///

@@ -143,7 +143,7 @@ impl PoolBuf {
         self.pool.size
     }
 
-    /// Changes the length. The bytes stay.
+    /// Changes the length in bytes, up to [`capacity`](Self::capacity). The bytes stay.
     ///
     /// # Panics
     ///

@@ -91,12 +91,12 @@ impl Engine {
         &self.fallbacks
     }
 
-    /// Returns the reap mode.
+    /// Returns the times at which this engine looks for completions.
     pub fn reap_mode(&self) -> ReapMode {
         self.core.reap_mode.get()
     }
 
-    /// Sets the reap mode, from the next call on.
+    /// Sets the times at which this engine looks for completions, from the next call on.
     pub fn set_reap_mode(&self, mode: ReapMode) {
         self.core.reap_mode.set(mode);
     }

@@ -4,13 +4,13 @@
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::thread;
 
-use crate::cache::{begin_to_forget, begin_to_read};
+use crate::cache::{order_claim, order_invalidation};
 use crate::dirty::{AttachOptions, Group, Writes};
 use crate::frames::Frame;
 use crate::hazard::{self, Order};
 use crate::in_flight::InFlight;
 use crate::policy::{Samples, mark};
-use crate::wait::{Mode, now};
+use crate::wait::{Mode, poll_ready};
 use crate::word::{BACK, Entry, Key, STALE, WRITE, Word};
 
 /// A block that is there, and its bytes.
@@ -71,7 +71,7 @@ impl Bare {
     /// Claims a load, as a miss does, and fills the buffer with what `device` has.
     pub fn claim(&self, device: impl FnOnce() -> u64) {
         assert!(self.entry.take(Self::key(), Word::loading(Frame::new(0, 0))));
-        begin_to_read();
+        order_claim();
         self.load(device());
     }
 
@@ -96,7 +96,7 @@ impl Bare {
 
     /// The first step of a thread that has changed the device. Returns whether there is nothing to forget.
     pub fn is_absent(&self) -> bool {
-        begin_to_forget();
+        order_invalidation();
         !self.entry.may_be(Self::key())
     }
 
@@ -311,7 +311,7 @@ impl BareGroup {
 
     /// Whether a sync that began after this call has succeeded.
     pub fn join(&self, sync: impl FnOnce() -> bool) -> bool {
-        now(self.0.join(Mode::Thread, self.0.losses(), async { sync() }, || ()))
+        poll_ready(self.0.join(Mode::Thread, self.0.losses(), async { sync() }, || ()))
     }
 }
 
@@ -336,7 +336,7 @@ impl BareWrites {
         let losses = self.0.group.losses();
         write();
         let sync = async { self.0.poisoned().is_none() && self.is_told_well(device) };
-        now(self.0.group.join(Mode::Thread, losses, sync, || ()))
+        poll_ready(self.0.group.join(Mode::Thread, losses, sync, || ()))
     }
 
     /// As `Shared::reset` ends.
@@ -353,7 +353,7 @@ impl BareWrites {
     pub fn write_durable(&self, device: impl FnOnce() -> bool) -> bool {
         let writing = self.0.group.begin_write();
         let is_told_well = self.is_told_well(device);
-        now(writing.end(Mode::Thread)) && is_told_well
+        poll_ready(writing.end(Mode::Thread)) && is_told_well
     }
 
     fn is_told_well(&self, device: impl FnOnce() -> bool) -> bool {

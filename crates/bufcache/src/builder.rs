@@ -13,7 +13,7 @@ use crate::policy::{Eviction, Policy, sampled_blocks};
 
 /// The options of a [`Cache`] to build.
 #[derive(Clone, Debug)]
-#[must_use = "a builder builds nothing until it is asked to"]
+#[must_use = "a builder makes no cache before `build`"]
 pub struct Builder {
     capacity: usize,
     smallest: usize,
@@ -26,7 +26,7 @@ pub struct Builder {
 }
 
 impl Cache {
-    /// A cache of `capacity` bytes, in blocks of 4,096.
+    /// Creates a cache of `capacity` bytes, in blocks of 4,096 bytes.
     ///
     /// # Errors
     ///
@@ -35,7 +35,7 @@ impl Cache {
         Self::builder(capacity).build()
     }
 
-    /// Chooses block sizes and the rest.
+    /// Returns a builder of a cache of `capacity` bytes, to choose block sizes, eviction and limits.
     pub fn builder(capacity: usize) -> Builder {
         Builder::new(capacity)
     }
@@ -58,6 +58,9 @@ impl Builder {
     /// Sets the block sizes with which devices may be attached: the powers of two from `smallest`
     /// to `largest`, within 512 to 65,536. Only 4,096 by default. The memory is cut into chunks of
     /// the largest size, each with blocks of one size.
+    ///
+    /// A chunk gets blocks of another size once none of its buffers is in use, so one pinned block
+    /// holds its chunk.
     pub fn block_sizes(mut self, smallest: usize, largest: usize) -> Self {
         (self.smallest, self.largest) = (smallest, largest);
         self

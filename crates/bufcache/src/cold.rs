@@ -57,7 +57,7 @@ impl Cold {
 
     /// Takes a free frame of that class, if there is one.
     pub(crate) fn take(&mut self, class: u8) -> Option<Frame> {
-        if self.is_over() {
+        if self.exceeds_limit() {
             return None;
         }
         if class == self.chunk {
@@ -81,7 +81,7 @@ impl Cold {
     /// batches of as many at most, by each thread that misses.
     pub(crate) fn has_room(&self, class: u8) -> bool {
         let unused = (self.limit.saturating_sub(self.in_use) as usize) << self.chunk;
-        !self.is_over() && unused + self.free[usize::from(class)].units > self.limit() / 64
+        !self.exceeds_limit() && unused + self.free[usize::from(class)].units > self.limit() / 64
     }
 
     /// Takes an unused chunk, if there is one. Returns its first frame of that class.
@@ -126,7 +126,7 @@ impl Cold {
                 self.nodes.remove(free, other);
             }
         }
-        let over = self.is_over();
+        let over = self.exceeds_limit();
         self.in_use -= 1;
         self.empty.push(chunk); // within the capacity reserved in `new`
         over
@@ -172,13 +172,13 @@ impl Cold {
 
     /// Returns whether a frame of that class may need a whole chunk that has smaller frames.
     pub(crate) fn may_need_chunk(&self, class: u8) -> bool {
-        class > 0 || (self.chunk > 0 && self.is_over())
+        class > 0 || (self.chunk > 0 && self.exceeds_limit())
     }
 
     /// Returns the class of the frames to evict for one of `class`: whole chunks if the cache is
     /// over its limit.
     pub(crate) fn wanted(&self, class: u8) -> u8 {
-        if self.is_over() { self.chunk } else { class }
+        if self.exceeds_limit() { self.chunk } else { class }
     }
 
     /// Returns all frames of the chunk of `frame`.
@@ -206,7 +206,7 @@ impl Cold {
     }
 
     /// Returns whether more chunks are in use than the limit.
-    pub(crate) fn is_over(&self) -> bool {
+    pub(crate) fn exceeds_limit(&self) -> bool {
         self.in_use > self.limit
     }
 

@@ -49,7 +49,12 @@ pub enum GetError {
     },
     /// The call would have to wait, and was asked not to.
     WouldBlock,
-    /// All buffers were in use for as long as the cache waits for one.
+    /// No buffer of that size became free for as long as the cache waits for one: each was in use,
+    /// or dirty and could not be written.
+    ///
+    /// A large block needs a whole chunk, memory of the size of the largest blocks. One buffer in
+    /// use holds its chunk: a pinned block of 512 bytes in each of them is enough to refuse a block
+    /// of 64 KiB, while small blocks still find buffers.
     NoFreeBuffers,
     /// Another thread wrote the block, or read the block that this call was to write, for as long
     /// as the cache waits.
@@ -124,7 +129,7 @@ impl fmt::Display for GetError {
             }
             Self::WouldBlock => f.write_str("the call would have to wait"),
             Self::NoFreeBuffers => {
-                f.write_str("every buffer was in use for as long as the cache waits")
+                f.write_str("no buffer of that size became free for as long as the cache waits")
             }
             Self::Busy => f.write_str("the block was in use for as long as the cache waits"),
             Self::WouldDeadlock => {

@@ -158,7 +158,7 @@ impl Cache {
     /// Returns a snapshot of the counters.
     #[must_use]
     pub fn stats(&self) -> CacheStats {
-        CacheStats::of(&self.shared)
+        CacheStats::collect(&self.shared)
     }
 }
 
@@ -217,9 +217,9 @@ struct Alive(Arc<Source>);
 
 impl Drop for Alive {
     fn drop(&mut self) {
-        let let_go = self.0.cache.let_go(&self.0);
+        let flushed = self.0.cache.flush_orphan(&self.0);
         self.0.cache.detach_source(&self.0);
-        if let Err(error) = let_go {
+        if let Err(error) = flushed {
             self.0.writes.options.tell_loss(error);
         }
     }

@@ -72,6 +72,11 @@ impl Nodes {
         &mut self.0[frame.unit() as usize]
     }
 
+    /// Returns the list that a frame is on.
+    pub(crate) fn on(&self, frame: Frame) -> On {
+        self.0[frame.unit() as usize].on
+    }
+
     fn frame(&self, unit: u32) -> Frame {
         Frame::new(unit, self.0[unit as usize].class)
     }

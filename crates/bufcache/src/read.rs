@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use percpu::sync::Arc;
 
-use crate::cache::{Entered, Fill, Got, Reuse, Want};
+use crate::cache::{Entered, Fill, Got, Reuse, Wait, Want};
 use crate::error::GetError;
 use crate::guard::{Pin, ReadGuard, Uncached};
 use crate::handle::Device;
@@ -50,20 +50,20 @@ impl Device {
 
     #[inline(always)]
     fn get_key(&self, key: Key, reuse: Reuse) -> Result<ReadGuard<'_>, GetError> {
-        if let Some((held, is_sampled, record)) = self.shared.look_up(key, self.class, reuse) {
+        if let Some((buffer, is_sampled, record)) = self.shared.look_up(key, self.class, reuse) {
             let is_timed = self.shared.count_get(record);
             if is_sampled || is_timed {
                 self.shared.note_and_time(key, self.class, is_sampled, is_timed);
             }
-            return Ok(ReadGuard::new(self, held));
+            return Ok(ReadGuard::new(self, buffer));
         }
         self.shared.counters.get.add(1);
         let began = Instant::now();
-        let held = match self.shared.miss(&self.source, key, self.class, reuse, Fill::Read)? {
-            Got::Shared(held) | Got::Locked(held) => held,
+        let buffer = match self.shared.miss(&self.source, key, self.class, reuse, Fill::Read)? {
+            Got::Shared(buffer) | Got::Locked(buffer) => buffer,
         };
         self.shared.miss_times.add(began);
-        Ok(ReadGuard::new(self, held))
+        Ok(ReadGuard::new(self, buffer))
     }
 
     /// Begins to read blocks that are not cached, for later gets. Ignores blocks beyond the end of
@@ -111,7 +111,7 @@ impl Device {
             poll_fn(|context| excluded.poll_gone(key.sector(), context)).await;
         };
         poll_fn(|context| self.shared.poll_marks(pin.place, IO, context)).await?;
-        let pin = match self.shared.is_over(pin.place) {
+        let pin = match self.shared.has_ended(pin.place) {
             true => pin,
             false => run(wait_for_writer(pin)).await?,
         };
@@ -129,10 +129,10 @@ impl Device {
     fn pin(&self, key: Key) -> Result<Option<Pin>, GetError> {
         let shared = &self.shared;
         let (reuse, fill) = (Reuse::Likely, Fill::Read);
-        let want = Want { class: self.class, reuse, fill, blocks: false };
+        let want = Want { class: self.class, reuse, fill, wait: Wait::None };
         let place = match shared.enter(&self.source, key, want)? {
             Entered::Pinned(place) => place,
-            Entered::There(held) | Entered::Locked(held) => shared.pin_held(held)?,
+            Entered::Cached(buffer) | Entered::Locked(buffer) => shared.pin_protected(buffer)?,
             Entered::Excluded => return Ok(None),
         };
         let bytes = shared.frames.bytes(shared.frame_at(place));
@@ -150,12 +150,12 @@ impl Device {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
         let found = self.shared.look_up(key, self.class, Reuse::Likely);
-        if let Some((held, is_sampled, record)) = found {
+        if let Some((buffer, is_sampled, record)) = found {
             if is_sampled {
                 self.shared.note_hit(key);
             }
             self.shared.count_get(record);
-            return Ok(ReadGuard::new(self, held));
+            return Ok(ReadGuard::new(self, buffer));
         }
         self.shared.counters.get.add(1);
         self.shared.counters.busy_locked.add(1);

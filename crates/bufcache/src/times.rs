@@ -28,14 +28,14 @@ fn largest(bucket: usize) -> u64 {
 /// A histogram to which all threads add.
 #[derive(Debug)]
 pub(crate) struct Counts {
-    of: Box<[AtomicU64]>,
+    buckets: Box<[AtomicU64]>,
     /// The time of reading the clock, measured once, because a third read would be a tenth of a
     /// miss.
-    look: Duration,
+    clock_time: Duration,
 }
 
 /// Returns the shortest time of a few reads of the clock.
-fn look() -> Duration {
+fn clock_time() -> Duration {
     (0..16).map(|_| Instant::now().elapsed()).min().unwrap_or_default()
 }
 
@@ -43,15 +43,15 @@ impl Counts {
     pub(crate) fn new() -> Self {
         // A model measures no time, and each atomic of a model costs much memory.
         let buckets = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { BUCKETS };
-        let look = if buckets > 0 { look() } else { Duration::ZERO };
-        Self { of: (0..buckets).map(|_| AtomicU64::new(0)).collect(), look }
+        let clock_time = if buckets > 0 { clock_time() } else { Duration::ZERO };
+        Self { buckets: (0..buckets).map(|_| AtomicU64::new(0)).collect(), clock_time }
     }
 
     /// Adds the time since `since`, less the time of reading the clock.
     pub(crate) fn add(&self, since: Instant) {
-        let time = since.elapsed().saturating_sub(self.look);
+        let time = since.elapsed().saturating_sub(self.clock_time);
         let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        if let Some(count) = self.of.get(bucket(nanoseconds)) {
+        if let Some(count) = self.buckets.get(bucket(nanoseconds)) {
             // Ordering: Relaxed; a statistic.
             count.fetch_add(1, Ordering::Relaxed);
         }
@@ -59,7 +59,7 @@ impl Counts {
 
     pub(crate) fn snapshot(&self) -> Histogram {
         // Ordering: Relaxed; a statistic, each count by itself.
-        Histogram(self.of.iter().map(|count| count.load(Ordering::Relaxed)).collect())
+        Histogram(self.buckets.iter().map(|count| count.load(Ordering::Relaxed)).collect())
     }
 }
 

@@ -15,11 +15,13 @@
 //!    came during a poll.
 //! 3. A running future goes on without the task that began it. It is dropped only when it is ready.
 
+use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::mem;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
 
 use percpu::sync::{Futex, Mutex, check, step};
 
@@ -91,25 +93,45 @@ impl Bell {
     }
 }
 
-/// Runs a future that waits in [`Mode::Thread`].
+/// Polls a future that waits in [`Mode::Thread`], and returns its output.
 ///
 /// # Panics
 ///
 /// Panics if the future is not ready (invariant 1 of this module).
-pub(crate) fn now<F: Future>(future: F) -> F::Output {
+pub(crate) fn poll_ready<F: Future>(future: F) -> F::Output {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => output,
         Poll::Pending => unreachable!("it waits by blocking the thread"),
     }
 }
 
-/// Wakes the threads and tasks of these wakers. The caller holds no lock, because wakers are
-/// foreign code.
+/// The most wake-ups inside each other on one stack.
+const MOST_NESTED: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { u32::MAX } else { 64 };
+
+thread_local! {
+    static NESTED: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Wakes a task or thread. The caller holds no lock, because a waker is foreign code; it may panic.
+pub(crate) fn wake(waker: Waker) {
+    // A waker may poll its task on this thread, and the poll may wake the next task in line.
+    let nested = NESTED.get();
+    let _ = contain(|| {
+        if nested >= MOST_NESTED {
+            let other = waker.clone();
+            if thread::Builder::new().spawn(move || wake(other)).is_ok() {
+                return;
+            }
+        }
+        NESTED.set(nested + 1);
+        waker.wake();
+    });
+    NESTED.set(nested);
+}
+
+/// Wakes the threads and tasks of these wakers. The caller holds no lock.
 pub(crate) fn wake_all(wakers: impl IntoIterator<Item = Waker>) {
-    for waker in wakers {
-        // A waker that panics must not keep the others asleep.
-        let _ = contain(|| waker.wake());
-    }
+    wakers.into_iter().for_each(wake);
 }
 
 /// Adds a waker to a list, unless the list has one that wakes the same task.
@@ -204,6 +226,19 @@ pub(crate) struct Reply<T>(Mutex<Awaited<T>>);
 struct Awaited<T> {
     result: Option<Result<T, Panicked>>,
     waker: Option<Waker>,
+}
+
+impl Wake for Reply<()> {
+    fn wake(self: Arc<Self>) {
+        self.end(Ok(()));
+    }
+}
+
+impl Reply<()> {
+    /// Returns a waker that ends this reply. It is equal to no other's.
+    pub(crate) fn waker(self: &Arc<Self>) -> Waker {
+        Waker::from(Arc::clone(self))
+    }
 }
 
 impl<T> Reply<T> {

@@ -8,7 +8,7 @@
 //! | state of the word | flags | found by lookups |
 //! |---|---|---|
 //! | free | none (or `OVERFLOW`, which belongs to the bucket) | no |
-//! | loading | `TAKEN IO` | yes: the lookup waits |
+//! | loading | `TAKEN IO`, and `WRITE` if a thread creates it | yes: the lookup waits |
 //! | live | `TAKEN VALID`, and `NEW`, `DIRTY` or not | yes: a hit |
 //! | being written by a thread | `TAKEN VALID WRITE` | yes: the lookup waits |
 //! | being written back | `TAKEN VALID DIRTY BACK` | yes: a hit, for reading |
@@ -22,9 +22,9 @@
 //! 2. The evictor sets `EVICT` by a compare-exchange on a word without pins, `IO`, `WRITE`, `DIRTY`
 //!    and `BACK`. It may take the buffer apart once no hazard slot names the entry.
 //! 3. A writer sets `WRITE` on a readable word without pins and `BACK`. It may write the bytes once
-//!    no slot but its own names the entry and `HELD` is not set. While `WRITE` is set, a new pin
-//!    belongs to a thread that waits for the write to end; a pin converted from a guard belongs to
-//!    a reader, and sets `HELD`.
+//!    no slot but its own names the entry and `READER_PIN` is not set. While `WRITE` is set, a new
+//!    pin belongs to a thread that waits for the write to end; a pin converted from a guard belongs
+//!    to a reader, and sets `READER_PIN`.
 //! 4. Write-back sets `BACK` on a readable word that is `DIRTY`. No thread writes the bytes until
 //!    `BACK` is cleared, so the device may read them.
 //! 5. Pins and `used` change by read-modify-writes in any state that allows it. The frame of a
@@ -95,10 +95,10 @@ pub(crate) const WRITE: u64 = 1 << 58;
 pub(crate) const DIRTY: u64 = 1 << 59;
 /// The bytes are being written to the device.
 pub(crate) const BACK: u64 = 1 << 60;
-/// A thread sleeps until `WRITE` or `BACK` is cleared.
+/// A thread or task waits until `WRITE` or `BACK` is cleared; a task may wait for the last pin too.
 pub(crate) const WAITED: u64 = 1 << 61;
 /// While `WRITE` is set: a guard became a pin. The scan of the slots does not find that reader.
-pub(crate) const HELD: u64 = 1 << 62;
+pub(crate) const READER_PIN: u64 = 1 << 62;
 /// Hits of the block are passed to the shadows of the policy.
 ///
 /// It is the sign bit of the word, so a hit tests it with one instruction and need not compute the
@@ -323,10 +323,10 @@ impl Entry {
                 return Err(TooManyPins);
             }
             let unmarked = check!("pin: no writer waits for the slot", !seen.has(WRITE));
-            let next = (seen.0 + PIN) | if unmarked { 0 } else { HELD };
+            let next = (seen.0 + PIN) | if unmarked { 0 } else { READER_PIN };
             // Ordering: Relaxed; the lookup that set the slot carried the bytes. The Release in
-            // `Slot::clear` carries `HELD` and the pin to the writer or evictor, which scans the
-            // slots before it loads the word.
+            // `Slot::clear` carries `READER_PIN` and the pin to the writer or evictor, which scans
+            // the slots before it loads the word.
             let order = Ordering::Relaxed;
             match self.word.compare_exchange(seen.0, next, order, order) {
                 Ok(_) => return Ok(()),

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::cache::{Fill, Wipe};
+use crate::cache::{Fill, Overwrite};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::WriteGuard;
 use crate::handle::Device;
-use crate::wait::{Mode, now};
+use crate::wait::{Mode, poll_ready};
 use crate::word::Key;
 
 impl Device {
@@ -32,8 +32,8 @@ impl Device {
     pub fn get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let held = self.shared.lock_write(&self.source, key, self.class, Fill::Read)?;
-        Ok(WriteGuard::new(self, held))
+        let buffer = self.shared.lock_write(&self.source, key, self.class, Fill::Read)?;
+        Ok(WriteGuard::new(self, buffer))
     }
 
     /// As [`get_mut`](Self::get_mut), if the block is cached and the call need not wait.
@@ -44,10 +44,11 @@ impl Device {
     pub fn try_get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let held = self.shared.try_lock_write(&self.source, key, self.class).inspect_err(|_| {
-            self.shared.counters.busy_locked.add(1);
-        })?;
-        Ok(WriteGuard::new(self, held))
+        let buffer =
+            self.shared.try_lock_write(&self.source, key, self.class).inspect_err(|_| {
+                self.shared.counters.busy_locked.add(1);
+            })?;
+        Ok(WriteGuard::new(self, buffer))
     }
 
     /// Returns an exclusive guard of a block of zeros, whatever it was before. Does not read the
@@ -59,9 +60,9 @@ impl Device {
     pub fn create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let held = self.shared.lock_write(&self.source, key, self.class, Fill::Caller)?;
+        let buffer = self.shared.lock_write(&self.source, key, self.class, Fill::Caller)?;
         self.source.writes.forget_load(&self.source.sectors(key));
-        let mut guard = WriteGuard::new(self, held);
+        let mut guard = WriteGuard::new(self, buffer);
         guard.fill(0);
         Ok(guard)
     }
@@ -76,7 +77,7 @@ impl Device {
     /// The first error; its block stays dirty. Each handle gets an error of another call or of the
     /// cleaner once.
     pub fn flush(&self) -> Result<(), WriteError> {
-        let result = now(self.shared.flush(&self.source, Mode::Thread));
+        let result = poll_ready(self.shared.flush(&self.source, Mode::Thread));
         self.or_earlier(result)
     }
 
@@ -89,7 +90,7 @@ impl Device {
     /// As [`flush`](Self::flush); [`WriteError::Poisoned`] if the sync of the device fails, and
     /// from then on until a [`reset`](Self::reset).
     pub fn sync(&self) -> Result<(), WriteError> {
-        let result = now(self.shared.sync(&self.source, Mode::Thread));
+        let result = poll_ready(self.shared.sync(&self.source, Mode::Thread));
         self.or_earlier(result)
     }
 
@@ -100,7 +101,7 @@ impl Device {
     ///
     /// As [`sync`](Self::sync): a durable write that fails poisons the device, too.
     pub fn write_through(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        let result = now(self.shared.write_through(&self.source, blocks, Mode::Thread));
+        let result = poll_ready(self.shared.write_through(&self.source, blocks, Mode::Thread));
         self.or_earlier(result)
     }
 
@@ -114,7 +115,7 @@ impl Device {
     /// [`WriteError::WouldDeadlock`] if this thread has a write guard of a block.
     pub fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
-        now(self.shared.wipe(&self.source, blocks, Wipe::Discard, Mode::Thread))
+        poll_ready(self.shared.overwrite(&self.source, blocks, Overwrite::Discard, Mode::Thread))
     }
 
     /// Zeroes whole blocks: on the device if it can, and otherwise in the cache.
@@ -179,7 +180,7 @@ impl Device {
     }
 
     pub(crate) fn or_earlier(&self, result: Result<(), WriteError>) -> Result<(), WriteError> {
-        let earlier = self.source.writes.look(&self.seen);
+        let earlier = self.source.writes.take_new_error(&self.seen);
         match (result, earlier) {
             (Ok(()), Some(errno)) => Err(WriteError::Earlier { errno }),
             (result, _) => result,

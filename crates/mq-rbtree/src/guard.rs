@@ -25,7 +25,6 @@ use crate::error::ReceiveError;
 use crate::futures::ReceiveFuture;
 use crate::parker::Parker;
 use crate::queue::{Access, LockedState, Queue, Received, Section};
-use crate::try_arc::TryArc;
 
 /// A received message that goes back into the queue unless it is [accepted](Self::accept).
 ///
@@ -96,6 +95,9 @@ impl<'q, T, L: Levels> MessageGuard<'q, T, L> {
         let (queue, mut section) = (self.queue, self.section());
         let value = {
             let mut state = queue.lock_undrained();
+            // The messages of the ring were in the queue beside this one: the drain counts their peak.
+            // Those behind a hole are counted later, so that an accept waits for no sender.
+            state.drain(u64::MAX);
             self.accepted = true;
             // SAFETY: `lend` of this queue has returned the message, and by `accepted` this is the
             // last use of it.
@@ -221,7 +223,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     fn wait_to_lend(&self, wait: Wait) -> Guarded<'_, T, L> {
         let parker = Parker::current();
-        let waker = parker.clone().map_or_else(|| Waker::noop().clone(), TryArc::into_waker);
+        let waker = parker.clone().map_or_else(|| Waker::noop().clone(), Parker::into_waker);
         let mut polled = Poll::Pending;
         let interrupted = {
             let mut receive = pin!(self.receive_async().urgency(wait.urgency_level()));

@@ -109,8 +109,9 @@
 //! A sender that is stopped between its claim and its publication, a few instructions, delays the
 //! receives that come to its slot, and all operations if the queue is full or a thread begins to
 //! wait: also [`try_send`](Queue::try_send), [`try_receive`](Queue::try_receive) and
-//! [`len`](Queue::len). Deadlines still end such a wait, with `Timeout`; tasks poll again; and
-//! [`close`](Queue::close) and the drop of a future do not wait.
+//! [`len`](Queue::len). Deadlines still end such a wait, with `Timeout`; signals do not, also with
+//! [`interruptible`](Wait::interruptible); tasks, and threads that receive guards, poll again at once;
+//! and [`close`](Queue::close) and the drop of a future do not wait, that of the last receiver 50 ms.
 //!
 //! The lock is neither fair nor recursive. A thread that finds it locked tries again ten times,
 //! after pauses that double up to some microseconds, and then sleeps. So each of two threads that
@@ -254,7 +255,6 @@ mod quota;
 mod readiness;
 mod staging;
 mod stats;
-mod try_arc;
 mod waiter;
 
 pub use self::core::{Bitmap, Core, Levels, PRIORITIES, RbTree};

@@ -5,10 +5,10 @@ use std::mem::ManuallyDrop;
 use std::task::{RawWaker, RawWakerVTable, Waker};
 use std::time::Duration;
 
+use percpu::alloc::TryArc;
 use percpu::sync::{Futex, step};
 
 use crate::deadline::{Wait, sleep};
-use crate::try_arc::TryArc;
 
 /// The futex of one thread. A waking thread holds a reference of its own, because the sleeping
 /// thread may exit as soon as it sees the end of its wait.
@@ -75,19 +75,17 @@ impl Parker {
         self.woken.advance();
         self.woken.wake_one();
     }
-}
 
-impl TryArc<Parker> {
     /// Returns a waker that wakes the thread. Allocates nothing.
-    pub(crate) fn into_waker(self) -> Waker {
+    pub(crate) fn into_waker(this: TryArc<Self>) -> Waker {
         // SAFETY: each function of the table keeps the contract of its name: the data is the reference
         // that the waker owns.
-        unsafe { Waker::from_raw(into_raw_waker(self)) }
+        unsafe { Waker::from_raw(into_raw_waker(this)) }
     }
 }
 
 fn into_raw_waker(parker: TryArc<Parker>) -> RawWaker {
-    RawWaker::new(parker.into_raw(), &VTABLE)
+    RawWaker::new(TryArc::into_raw(parker), &VTABLE)
 }
 
 /// Returns the reference of a waker that keeps it.

@@ -13,12 +13,12 @@ use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 
+use percpu::alloc::TryArc;
 use percpu::sync::step;
 
 use crate::error::gives_back;
 use crate::event::{EventNotifier, Interest};
 use crate::handles::QueueHandle;
-use crate::try_arc::TryArc;
 
 /// A [`Readiness`] was refused: carries the queue and the reason.
 ///

@@ -25,19 +25,19 @@
 //!
 //! Every accepted message takes a position, also one sent under the lock. So the limit of claims,
 //! which is the number of messages that have left plus the capacity, never decreases: a sender with
-//! an outdated limit is refused too early, and never admitted too late.
+//! an outdated limit is refused too early, and never admitted beyond the limit.
 //!
 //! # Invariants
 //!
 //! 1. The thread that claimed a position writes its slot until it publishes it. Then the holder of
-//!    the lock reads the message, once, before it raises the limit by a whole lap.
+//!    the lock reads the message, once, before it raises the limit above the slot's next position.
 //! 2. If a slot is published, each unpublished slot before it is below `hole`.
-//! 3. Claimed positions are below the limit, which the lock's holder has room, memory and slots for.
+//! 3. Claimed positions are below the limit, up to which the queue has room, memory and slots.
 //! 4. In the open ring, the number of each slot is that of the last position of this slot below the
 //!    tail, or of the one a lap before. `reopen` sees to it for the positions sent under the lock.
 //! 5. While the ring is shut no position is claimed, and `Cursor::end` is the first one not claimed.
-//! 6. The slots from `Cursor::head` to below `Cursor::alike` are published, and their messages have one
-//!    priority.
+//! 6. The slots from `Cursor::head` to below `Cursor::alike_end` are published, and their messages have
+//!    one priority.
 
 use std::mem::MaybeUninit;
 
@@ -55,7 +55,7 @@ const MAX_BYTES: usize = 64 << 10;
 
 #[repr(C)]
 struct Slot<T, P> {
-    /// The low half of the position of its message, plus 1.
+    /// The low half of the position of its message, plus 1; 0 before the first message.
     sequence: AtomicU32,
     priority: UnsafeCell<MaybeUninit<P>>,
     value: UnsafeCell<MaybeUninit<T>>,
@@ -104,20 +104,21 @@ pub(crate) struct Cursor {
     /// The position of the next message to take from the ring: the number of messages taken so far,
     /// and of those sent under the lock.
     head: u64,
-    /// The end of the messages at the head that have one priority, as far as they were looked at.
-    alike: u64,
-    /// In a shut ring, the first position that is not claimed. A queue without a ring is as one that
-    /// is shut for ever.
+    /// The end of the messages at the head that have one priority, as far as they were counted.
+    alike_end: u64,
+    /// In a shut ring, the first position that is not claimed. A queue without a ring has the cursor
+    /// of a ring that is never opened.
     end: u64,
-    /// The end of the ring when it was shut. Later positions belong to messages sent under the lock.
-    from: u64,
+    /// The value of `end` when the ring was shut. Positions from it on belong to messages that were
+    /// sent under the lock.
+    shut_at: u64,
     shut: bool,
 }
 
 /// The next slot, as the holder of the lock finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next<P> {
-    /// No message that must be seen now.
+    /// No published message, and no hole to wait for.
     Nothing,
     /// A message of this priority.
     Message(P),
@@ -128,7 +129,7 @@ pub(crate) enum Next<P> {
 impl Cursor {
     /// Returns the cursor of a new ring, which is open, or of a queue without one.
     pub(crate) fn new(has_ring: bool) -> Self {
-        Self { head: 0, alike: 0, end: 0, from: 0, shut: !has_ring }
+        Self { head: 0, alike_end: 0, end: 0, shut_at: 0, shut: !has_ring }
     }
 
     /// Returns the number of messages taken from the ring or sent under the lock.
@@ -221,12 +222,12 @@ impl<T, P: Copy> Ring<T, P> {
             if at >= limit.load(acquire) {
                 return None;
             }
-            let opened = order!(Acquire, "claim: the slots are stamped");
+            let acquire = order!(Acquire, "claim: the slots are stamped");
             // Ordering: Acquire on success pairs with the Release in `reopen`; it carries the stamps,
             // which the sender's own must follow. Later claims continue its release sequence. The
             // messages are in the order of the exchanges on this one word. Relaxed on failure;
             // nothing is read by it.
-            match tail.compare_exchange_weak(at, at + 1, opened, Ordering::Relaxed) {
+            match tail.compare_exchange_weak(at, at + 1, acquire, Ordering::Relaxed) {
                 Ok(_) => return Some(at),
                 Err(now) => at = now,
             }
@@ -252,8 +253,7 @@ impl<T, P: Copy> Ring<T, P> {
         // and stops; B claims 1, reports the hole and publishes; C claims 2, finds 1 published, returns,
         // and receives: nothing would order B's report before C's look at `hole`.
         let before = self.slot(position.wrapping_sub(1)).sequence.load(acquire);
-        // The number is at most a lap old, and a slot that has gone a lap further is published as
-        // well.
+        // By invariant 4 the number is at most a lap old. A slot that is a lap ahead was published.
         if (before.wrapping_sub(position as u32) as i32) < 0 {
             step!("publish: report the hole", self.report_hole(position));
         }
@@ -285,8 +285,8 @@ impl<T, P: Copy> Ring<T, P> {
         tail.load(Ordering::Relaxed) < now
     }
 
-    /// Returns the number of messages that could be sent now, as the holder of the lock has told
-    /// last, or `None` if the ring is shut.
+    /// Returns the number of messages that could be sent now, by the room that was published last, or
+    /// `None` if the ring is shut.
     #[inline]
     pub(crate) fn room(&self, max_messages: usize) -> Option<u64> {
         // Ordering: Relaxed, all; a hint for a thread that waits.
@@ -312,27 +312,27 @@ impl<T, P: Copy> Ring<T, P> {
 
     /// Returns the position below which holes are reported so far.
     pub(crate) fn reported(&self) -> u64 {
-        // Ordering: Relaxed; as in `next`.
+        // Ordering: Relaxed; as in `peek_at`.
         self.hole.0.load(Ordering::Relaxed)
     }
 
-    /// Returns the next slot. In the open ring only holes below `upto` are waited for.
+    /// Returns the next slot. In the open ring only reported holes below `upto` are waited for.
     #[inline(always)]
     pub(crate) fn next(&self, cursor: &Cursor, upto: u64) -> Next<P> {
         if !cursor.shut {
-            return self.look(cursor.head, false, upto);
+            return self.peek_at(cursor.head, false, upto);
         }
         if cursor.head >= cursor.end {
             return Next::Nothing;
         }
-        self.look(cursor.head, true, upto)
+        self.peek_at(cursor.head, true, upto)
     }
 
-    /// Counts the published messages, if they all have the priority of the first one, and no reported hole
-    /// is among them; otherwise returns what is behind those. The ring is open, and [`next`](Self::next)
-    /// has just returned the first one.
+    /// Counts the messages at the head that have the priority of the first one. Returns the slot behind
+    /// them instead if it is a reported hole or has another priority. The ring is open, and
+    /// [`next`](Self::next) has just returned the first message.
     ///
-    /// The look at each message is remembered, so that later calls begin behind it.
+    /// `cursor` remembers the messages that were counted, so that the next call begins behind them.
     #[inline(always)]
     pub(crate) fn count_alike(
         &self,
@@ -340,21 +340,21 @@ impl<T, P: Copy> Ring<T, P> {
         is_alike: impl Fn(P) -> bool,
     ) -> Result<u64, Next<P>> {
         let head = cursor.head;
-        let mut at = cursor.alike.max(head + 1);
+        let mut at = cursor.alike_end.max(head + 1);
         let next = loop {
-            match self.look(at, false, u64::MAX) {
+            match self.peek_at(at, false, u64::MAX) {
                 Next::Message(priority) if is_alike(priority) => at += 1,
                 next => break next,
             }
         };
-        cursor.alike = at;
+        cursor.alike_end = at;
         if let Next::Nothing = next { Ok(at - head) } else { Err(next) }
     }
 
     /// Returns the slot of a position. A hole is waited for if its message is `awaited`, and otherwise if it
     /// was reported and is below `upto`.
     #[inline(always)]
-    fn look(&self, at: u64, awaited: bool, upto: u64) -> Next<P> {
+    fn peek_at(&self, at: u64, awaited: bool, upto: u64) -> Next<P> {
         if self.is_published(at) {
             // SAFETY: the slot is published, so its priority is written; by invariant 1 no thread
             // writes it before this one has moved the cursor. A `MaybeUninit<P>` has the layout of
@@ -373,9 +373,9 @@ impl<T, P: Copy> Ring<T, P> {
         found
     }
 
-    /// Returns whether a reported hole follows the messages that were looked at. The ring is open.
+    /// Returns whether a reported hole follows the messages that were counted. The ring is open.
     pub(crate) fn has_hole(&self, cursor: &Cursor) -> bool {
-        matches!(self.look(cursor.alike.max(cursor.head), false, u64::MAX), Next::Hole)
+        matches!(self.peek_at(cursor.alike_end.max(cursor.head), false, u64::MAX), Next::Hole)
     }
 
     /// Takes the message of the next slot.
@@ -393,21 +393,21 @@ impl<T, P: Copy> Ring<T, P> {
         slot.value.with(|own| unsafe { own.cast::<T>().read() })
     }
 
-    /// Publishes the room of the queue to the senders: of the messages taken from the ring, the store has
-    /// `len`, and the queue may have `most`.
+    /// Publishes the room of the queue to the senders. `len` of the [accepted](Cursor::accepted)
+    /// messages are in the queue, which may have `most`.
     #[inline(always)]
     pub(crate) fn set_room(&self, cursor: &Cursor, len: usize, most: usize) {
         let departed = cursor.head - len as u64;
         let limit = (departed + most as u64).min(cursor.head + self.mask + 1);
-        let Room { limit: told, departed: told_departed } = &self.room.0;
+        let room = &self.room.0;
         // Ordering: Relaxed; a hint for senders that wait.
-        told_departed.store(departed, Ordering::Relaxed);
+        room.departed.store(departed, Ordering::Relaxed);
         // Ordering: Release pairs with the Acquire in `refresh`; it carries the free slots: the
         // messages were read.
-        told.store(limit, order!(Release, "room: the slots are free"));
+        room.limit.store(limit, order!(Release, "room: the slots are free"));
     }
 
-    /// Shuts the new ring, as if so many messages had been sent under the lock and had left.
+    /// Shuts the new ring, as if `position` messages had been sent under the lock and had left.
     #[cfg(test)]
     pub(crate) fn start_at(&self, cursor: &mut Cursor, position: u64) {
         self.shut(cursor);
@@ -422,7 +422,21 @@ impl<T, P: Copy> Ring<T, P> {
             // the claims.
             let tail = self.senders.0.tail.fetch_or(SHUT, Ordering::Relaxed);
             (cursor.shut, cursor.end) = (true, tail & !SHUT);
-            cursor.from = cursor.end;
+            cursor.shut_at = cursor.end;
+        }
+    }
+
+    /// Lets senders claim again after a shut whose drain has met a hole. Does nothing if the ring is open
+    /// or drained.
+    ///
+    /// No position was used since the shut: messages are sent under the lock only if the ring is drained.
+    pub(crate) fn open_undrained(&self, cursor: &mut Cursor) {
+        if cursor.shut && cursor.head < cursor.end {
+            debug_assert_eq!(cursor.shut_at, cursor.end);
+            cursor.shut = false;
+            // Ordering: Relaxed; it continues the release sequence of `reopen`, whose stamps are still the
+            // last ones.
+            self.senders.0.tail.fetch_and(!SHUT, Ordering::Relaxed);
         }
     }
 
@@ -434,7 +448,7 @@ impl<T, P: Copy> Ring<T, P> {
         // The slots of the messages sent under the lock are stamped as if these had gone through the
         // ring, so that no sequence number is more than a lap old: numbers are compared modulo 2^32.
         let lap = self.mask + 1;
-        for at in cursor.from.max(cursor.head.saturating_sub(lap))..cursor.head {
+        for at in cursor.shut_at.max(cursor.head.saturating_sub(lap))..cursor.head {
             // Ordering: Relaxed; the Release below publishes it.
             self.slot(at).sequence.store(sequence(at), Ordering::Relaxed);
         }

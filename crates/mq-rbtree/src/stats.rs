@@ -54,7 +54,9 @@ pub struct QueueStats {
     pub depth: usize,
     /// Bytes of those messages and of those in guards, as measured.
     pub bytes: u64,
-    /// The most messages that were in the queue and in guards at one time.
+    /// The most messages that were in the queue and in guards at one time. Messages handed to a waiting
+    /// thread were not in the queue. A message that is sent behind an unfinished send is counted when that
+    /// send has finished, without the guards that were accepted before.
     pub peak: usize,
     /// Messages accepted.
     pub sent: u64,

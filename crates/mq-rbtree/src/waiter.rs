@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A thread that waits to receive gets its message stored into its node. A thread that waits to
-//! send has its message in its node, from which a receiver takes it. A task gets a permit: the
+//! send has its message in its node, from which another thread moves it. A task gets a permit: the
 //! message or the room stays in the queue, and the task is woken to poll again. A message is never
 //! stored into the node of a task, because a dropped future could only put it back behind younger
 //! messages.
@@ -25,13 +25,14 @@
 //!    the last access to the node by the thread that makes it. The parker or waker was cloned or
 //!    moved out of the node before, because the waiting thread may be gone after the store.
 //! 4. `parker` is set before the state becomes `PARKED`, and stays until the thread has left. It is
-//!    not read in any other state. So ending the wait of a spinning thread touches one cache line
-//!    of its node, if the message fits, and no other memory of that thread.
+//!    not read in any other state. So ending the wait of a spinning thread touches no memory of that
+//!    thread but its node.
 
 use std::cmp::Reverse;
 use std::ptr::NonNull;
 use std::task::Waker;
 
+use percpu::alloc::TryArc;
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::{order, step};
@@ -39,7 +40,6 @@ use percpu::sync::{order, step};
 use crate::core::Message;
 use crate::deadline::Wait;
 use crate::parker::Parker;
-use crate::try_arc::TryArc;
 
 /// The thread polls its state, and will park if that does not change soon.
 const SPINNING: u32 = 0;
@@ -52,12 +52,12 @@ const RETRY: u32 = 3;
 
 /// A thread or task to wake after the unlock.
 #[derive(Debug)]
-pub(crate) enum Wake {
+pub(crate) enum Wakeup {
     Thread(TryArc<Parker>),
     Task(Waker),
 }
 
-impl Wake {
+impl Wakeup {
     pub(crate) fn wake(self) {
         match self {
             Self::Thread(parker) => parker.unpark(),
@@ -84,13 +84,14 @@ pub(crate) struct Demand<P> {
     pub(crate) len_limit: usize,
 }
 
-/// The position of a waiter: the least comes first.
+/// The place of a waiter in its list: by urgency, the highest first, then by ticket. The least rank comes
+/// first.
 pub(crate) type Rank = (Reverse<u8>, u64);
 
 /// The ticket of a waiter that was never listed, which is behind all listed ones of its urgency.
 const NO_TICKET: u64 = u64::MAX;
 
-/// Returns the position of an operation that is not on the list.
+/// Returns the rank of an operation that was never listed: behind all waiters of its urgency.
 pub(crate) fn rank_of_new(urgency: u8) -> Rank {
     (Reverse(urgency), NO_TICKET)
 }
@@ -182,26 +183,26 @@ impl<T, P: Copy> Waiter<T, P> {
     /// `Interrupted` leave the node on its list.
     #[cold]
     pub(crate) fn sleep(&self, wait: Wait) -> WaitEnd {
-        let is_over = || self.poll_end().is_some();
-        let early = |interrupted| match interrupted {
+        let has_ended = || self.poll_end().is_some();
+        let ended_by_itself = |interrupted| match interrupted {
             true => WaitEnd::Interrupted,
             false => WaitEnd::TimedOut,
         };
         let Some(parker) = Parker::current() else {
-            let interrupted = Parker::poll(wait, is_over); // in the state `SPINNING`
-            return self.poll_end().unwrap_or(early(interrupted));
+            let interrupted = Parker::poll(wait, has_ended); // in the state `SPINNING`
+            return self.poll_end().unwrap_or(ended_by_itself(interrupted));
         };
-        self.parker.with_mut(|own| {
+        self.parker.with_mut(|field| {
             // SAFETY: by invariant 4 no other thread reads `parker`, because the state is not
             // `PARKED` yet.
-            unsafe { *own = Some(parker.clone()) }
+            unsafe { *field = Some(parker.clone()) }
         });
         let release = order!(Release, "park: the parker is set");
         // Ordering: Release on success pairs with the Acquire in `end_wait`; it carries `parker`.
         // Relaxed on failure; `poll_end` loads the end again.
         let parked = self.state.compare_exchange(SPINNING, PARKED, release, Ordering::Relaxed);
-        let interrupted = parked.is_ok() && parker.park(wait, is_over);
-        self.poll_end().unwrap_or(early(interrupted))
+        let interrupted = parked.is_ok() && parker.park(wait, has_ended);
+        self.poll_end().unwrap_or(ended_by_itself(interrupted))
     }
 
     /// Returns how the wait ended, or `None` while it lasts.
@@ -221,20 +222,19 @@ impl<T, P: Copy> Waiter<T, P> {
     /// # Safety
     ///
     /// The caller holds the queue's lock and has taken `node` off a list in this section.
-    pub(crate) unsafe fn end_wait(node: NonNull<Self>, ended: WaitEnd) -> Option<Wake> {
+    pub(crate) unsafe fn end_wait(node: NonNull<Self>, ended: WaitEnd) -> Option<Wakeup> {
         // SAFETY: by invariant 2 the node is alive: its thread has not read the end of its wait, which is
-        // stored below, and it or the future takes the lock before it leaves without that.
+        // stored below, and without that end the thread or future leaves only under the lock.
         let waiter = unsafe { node.as_ref() };
         // SAFETY: the caller holds the lock, and this is the only reference.
         if let Some(waker) = unsafe { Self::inner_of(node) }.waker.take() {
-            return Some(Wake::Task(waker)); // a task uses its node only under the lock
+            return Some(Wakeup::Task(waker)); // a task uses its node only under the lock
         }
         let state = if ended == WaitEnd::Completed { COMPLETED } else { RETRY };
         let release = order!(Release, "end: after the last use of the node");
         let acquire = order!(Acquire, "end: before the parker is used");
-        // Ordering: Release on success pairs with the Acquire in `poll_end` and on failure in
-        // `sleep`; it carries `message`. Acquire on failure pairs with the Release in `sleep`; it
-        // carries `parker`.
+        // Ordering: Release on success pairs with the Acquire in `poll_end`; it carries `message`.
+        // Acquire on failure pairs with the Release in `sleep`; it carries `parker`.
         let exchanged = waiter.state.compare_exchange(SPINNING, state, release, acquire);
         if exchanged.is_ok() {
             return None; // the exchange was the last access to the node
@@ -245,8 +245,8 @@ impl<T, P: Copy> Waiter<T, P> {
         // Ordering: Release pairs with the Acquire in `poll_end`; it carries `message`. A store
         // would suffice; loom needs an exchange.
         step!("end: store the result for the parked thread", waiter.state.swap(state, release));
-        // The swap was the last access to the node; `parker` is a reference of our own.
-        parker.map(Wake::Thread)
+        // The swap was the last access to the node; `parker` is a clone.
+        parker.map(Wakeup::Thread)
     }
 }
 
@@ -365,20 +365,20 @@ impl<T, P: Copy> WaitList<T, P> {
     ///
     /// Panics with the property that is violated.
     pub(crate) fn validate(&self) {
-        let (mut last, mut before, mut count) = (None, None, 0);
+        let (mut last, mut prev, mut count) = (None, None, 0);
         for (node, inner) in self.iter() {
             assert!(inner.listed && !inner.permit, "a waiter on the list");
-            assert_eq!(inner.prev, before, "the links of waiters");
+            assert_eq!(inner.prev, prev, "the links of waiters");
             assert!(last.is_none_or(|last| last < inner.rank()), "the order of waiters");
-            (last, before, count) = (Some(inner.rank()), Some(node), count + 1);
+            (last, prev, count) = (Some(inner.rank()), Some(node), count + 1);
             assert!(count <= self.len, "more waiters than counted");
         }
-        assert_eq!((count, before), (self.len, self.last), "the list of waiters");
+        assert_eq!((count, prev), (self.len, self.last), "the list of waiters");
     }
 }
 
 impl<T, P> Inner<T, P> {
-    /// Returns the position of the waiter, also while it is on no list.
+    /// Returns the rank of the waiter, also while it is on no list.
     pub(crate) fn rank(&self) -> Rank {
         (Reverse(self.urgency), self.ticket)
     }

@@ -6,6 +6,7 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::future::Future;
+use std::hint::spin_loop;
 use std::pin::pin;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -221,6 +222,32 @@ impl<L: Keyed> Recorder<'_, L> {
             _ => self.receive(|queue| poll_some(queue.receive_async(), polls)),
         }
     }
+
+    /// Sends without a wait. Often the thread pauses between its claim of a slot and its publication.
+    fn send_at_once(&mut self, rng: &mut Rng, value: u64) {
+        let priority = rng.usize(..4) as u32;
+        let (pauses, pause) = (rng.usize(..4) > 0, rng.usize(..600));
+        self.send(value, priority, |queue| {
+            let claimed = if pauses { queue.claim(value, L::key(priority)) } else { None };
+            let Some(publish) = claimed else {
+                let sent = queue.try_send(value, L::key(priority));
+                return Some(sent.map_err(|refused| refused.reason));
+            };
+            (0..pause).for_each(|_| spin_loop());
+            if pause % 4 == 0 {
+                thread::yield_now();
+            }
+            publish();
+            Some(Ok(()))
+        });
+    }
+
+    fn receive_at_once(&mut self, rng: &mut Rng) {
+        match rng.usize(..8) {
+            0 => self.receive(|queue| poll_some(queue.receive_async(), 0)),
+            _ => self.try_receive(),
+        }
+    }
 }
 
 fn wait(rng: &mut Rng) -> Wait {
@@ -254,6 +281,10 @@ fn record<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize)
         builder = builder.reserve(L::key(URGENT), KEPT);
     }
     let queue = builder.build().unwrap();
+    // The memory is there: messages come through the ring, unless a thread waits.
+    (0..MAX as u64).for_each(|value| queue.try_send(value, L::key(URGENT)).unwrap());
+    queue.drain();
+    let waits = rng.usize(..2) == 0;
     let threads = 3 + rng.usize(..THREADS - 2);
     let closes = rng.usize(..3) == 0;
     let (tickets, done) = (AtomicUsize::new(0), AtomicUsize::new(0));
@@ -264,9 +295,12 @@ fn record<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize)
         let mut recorder = recorder(me);
         start.wait();
         for serial in 0..each {
+            let value = (me * each + serial) as u64;
             match rng.usize(..32) {
-                0..15 => recorder.send_somehow(&mut rng, (me * each + serial) as u64),
-                15..30 => recorder.receive_somehow(&mut rng),
+                0..15 if waits => recorder.send_somehow(&mut rng, value),
+                0..15 => recorder.send_at_once(&mut rng, value),
+                15..30 if waits => recorder.receive_somehow(&mut rng),
+                15..30 => recorder.receive_at_once(&mut rng),
                 30 => recorder.record(Op::Len(None), |queue| Some(Op::Len(Some(queue.len())))),
                 _ => recorder.record(Op::Drain(None), |queue| {
                     let all = queue.drain().into_iter();
@@ -327,10 +361,11 @@ fn checked<L: Keyed, const MAX: usize, const KEPT: usize>(seed: u64, each: usize
 }
 
 fn histories<L: Keyed>(seed: u64, each: usize) -> usize {
-    let actions = match seed % 4 {
+    let actions = match seed % 5 {
         0 => checked::<L, 1, 0>(seed, each),
         1 => checked::<L, 2, 0>(seed, each),
         2 => checked::<L, 3, 0>(seed, each),
+        3 => checked::<L, 8, 0>(seed, each),
         _ => checked::<L, 3, 1>(seed, each),
     };
     actions.len() / 2

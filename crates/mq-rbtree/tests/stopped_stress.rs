@@ -6,6 +6,7 @@
 //! holds the sender until some receives have ended: without their deadlines that would be never.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+use std::future::ready;
 use std::hint::spin_loop;
 use std::io;
 use std::ptr::{self, null_mut};
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
 
+use testkit::block_on::block_on;
 use testkit::watchdog::watched;
 
 /// Long, so that a good part of the stops comes between a claim and its publication.
@@ -161,8 +163,13 @@ fn receive(
         let wait = Wait::at_most(Duration::from_micros(200));
         calls += 1;
         // Batches, so that the senders rarely wait.
-        let got = match calls % 4 {
+        let got = match calls % 8 {
             0 => queue.receive_with(wait).map(|message| out.push(message)),
+            1 => queue.receive_guard_with(wait).map(|guard| out.push(guard.accept())),
+            2 => {
+                let task = queue.receive_async().until(ready(()));
+                block_on(task).map(|message| out.push(message))
+            }
             _ => queue.receive_batch(&mut out, 64, wait).map(drop),
         };
         page.receives.fetch_add(1, SeqCst);

@@ -1,16 +1,11 @@
 //! A domain: the locks of the slots, which lists share.
 
 use std::fmt;
-use std::process;
-use std::ptr::NonNull;
 
+use percpu::alloc::TryArc;
 use percpu::lglock::{GlobalGuard, LgLock, LocalGuard, LockError, PairGuard};
-use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::quarantine::{self, Watched};
-use percpu::sync::{cpu, order};
+use percpu::sync::cpu;
 use percpu::{AllocError, CpuId, NodeId, topology};
-
-use percpu::alloc::try_box;
 
 /// How CPUs map to slots. Each slot has a lock and, for every list, an array.
 ///
@@ -53,21 +48,12 @@ pub enum SlotPolicy {
 /// # drop(entry);
 /// # Ok::<(), percpu_list::InsertError<u32>>(())
 /// ```
+#[derive(Clone)]
 pub struct Domain {
-    /// Lives until the last of its `refs` is dropped, of which this is one. It is not an `Arc`,
-    /// because making one aborts the process if memory is out.
-    inner: NonNull<Watched<Inner>>,
+    inner: TryArc<Inner>,
 }
 
-// SAFETY: a domain is a reference to `Inner`, which is `Send` and `Sync`, and any thread may drop
-// the last one.
-unsafe impl Send for Domain {}
-// SAFETY: `&Domain` gives `&Inner`, which is `Sync`, and clones, which are `Send`.
-unsafe impl Sync for Domain {}
-
 struct Inner {
-    /// The number of `Domain`s that point here.
-    refs: AtomicUsize,
     locks: LgLock<()>,
     policy: SlotPolicy,
     /// The slot of each CPU. `None` if every CPU has its own.
@@ -98,7 +84,7 @@ impl Domain {
         Self::try_with_policy(policy).unwrap_or_else(|_| crate::out_of_memory::<Inner>())
     }
 
-    /// Creates a domain with a slot for each CPU.
+    /// Creates a domain like [`new`](Self::new), and returns an error if there is no memory.
     ///
     /// Allocates 128 bytes for each slot, and a little more. No other method allocates.
     ///
@@ -109,7 +95,8 @@ impl Domain {
         Self::try_with_policy(SlotPolicy::PerCpu)
     }
 
-    /// Creates a domain whose slots follow `policy`.
+    /// Creates a domain like [`with_policy`](Self::with_policy), and returns an error if there is no
+    /// memory.
     ///
     /// # Errors
     ///
@@ -137,40 +124,32 @@ impl Domain {
             SlotPolicy::Fixed(_) => SlotPolicy::Fixed(count),
             other => other,
         };
-        let inner = Inner { refs: AtomicUsize::new(1), locks, policy, slots, nodes };
-        let inner = try_box(Watched::new(inner)).map_err(|_| AllocError::new())?;
-        Ok(Self { inner: NonNull::from(Box::leak(inner)) })
-    }
-
-    #[inline(always)]
-    fn inner(&self) -> &Inner {
-        // SAFETY: `self` is one of the `refs`, so `Inner` lives as long as `self`.
-        unsafe { self.inner.as_ref() }
+        Ok(Self { inner: TryArc::try_new(Inner { locks, policy, slots, nodes })? })
     }
 
     /// Returns how CPUs map to slots. A fixed number is the actual number of slots.
     #[must_use]
     pub fn policy(&self) -> SlotPolicy {
-        self.inner().policy
+        self.inner.policy
     }
 
     /// Returns the number of slots.
     #[must_use]
     pub fn slots(&self) -> usize {
-        self.inner().locks.capacity()
+        self.inner.locks.capacity()
     }
 
     /// Returns whether both are the same domain.
     #[inline(always)]
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        self.inner == other.inner
+        TryArc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// Returns the slot of the CPU that the calling thread runs on.
     #[inline(always)]
     pub(crate) fn current_slot(&self) -> CpuId {
         let cpu = cpu::current();
-        match &self.inner().slots {
+        match &self.inner.slots {
             None => cpu,
             Some(slots) => CpuId::new(slots[cpu.index()]),
         }
@@ -182,34 +161,34 @@ impl Domain {
         if cpu.index() >= cpu::possible() {
             return Err(LockError::NoSuchCpu(cpu));
         }
-        Ok(self.inner().slots.as_ref().map_or(cpu, |slots| CpuId::new(slots[cpu.index()])))
+        Ok(self.inner.slots.as_ref().map_or(cpu, |slots| CpuId::new(slots[cpu.index()])))
     }
 
     /// Returns whether all CPUs of two different slots are on one node.
     pub(crate) fn same_node(&self, a: CpuId, b: CpuId) -> bool {
-        let node = |slot: CpuId| self.inner().nodes.get(slot.index()).copied().flatten();
+        let node = |slot: CpuId| self.inner.nodes.get(slot.index()).copied().flatten();
         node(a).is_some() && node(a) == node(b)
     }
 
     /// Locks a slot, and returns whether another thread held it. Blocks in that case.
     #[inline(always)]
     pub(crate) fn lock(&self, slot: CpuId) -> Result<(LocalGuard<'_, ()>, bool), LockError> {
-        self.inner().locks.local_on_counted(slot)
+        self.inner.locks.local_on_counted(slot)
     }
 
     /// Locks a slot if it is free. Never blocks.
     pub(crate) fn try_lock(&self, slot: CpuId) -> Result<LocalGuard<'_, ()>, LockError> {
-        self.inner().locks.try_local_on(slot)
+        self.inner.locks.try_local_on(slot)
     }
 
     /// Locks two different slots, in ascending order.
     pub(crate) fn lock_pair(&self, a: CpuId, b: CpuId) -> Result<PairGuard<'_, ()>, LockError> {
-        self.inner().locks.pair(a, b)
+        self.inner.locks.pair(a, b)
     }
 
     /// Locks all slots, in ascending order.
     pub(crate) fn lock_all(&self) -> Result<GlobalGuard<'_, ()>, LockError> {
-        self.inner().locks.global()
+        self.inner.locks.global()
     }
 }
 
@@ -252,29 +231,6 @@ impl PartialEq for Domain {
 }
 
 impl Eq for Domain {}
-
-impl Clone for Domain {
-    fn clone(&self) -> Self {
-        // Ordering: Relaxed; `self` keeps `Inner` alive, and the count publishes nothing.
-        if self.inner().refs.fetch_add(1, Ordering::Relaxed) > isize::MAX as usize {
-            process::abort(); // like `Arc`, because so many forgotten clones could overflow the count
-        }
-        Self { inner: self.inner }
-    }
-}
-
-impl Drop for Domain {
-    fn drop(&mut self) {
-        // Ordering: AcqRel. Release pairs with the Acquire in the drop of the last reference; it
-        // carries the uses of `Inner` through `self`. Acquire pairs with the Release in the other
-        // drops; it carries their uses, before `Inner` is freed.
-        let order = order!(AcqRel, "drop a domain: after the uses by other references");
-        if self.inner().refs.fetch_sub(1, order) == 1 {
-            // SAFETY: this was the last reference, and the pointer is from `Box::leak`.
-            quarantine::free(unsafe { Box::from_raw(self.inner.as_ptr()) });
-        }
-    }
-}
 
 impl Default for Domain {
     fn default() -> Self {
@@ -412,8 +368,7 @@ mod tests {
     #[test]
     fn clones_and_lists_count_as_references() {
         let domain = Domain::new();
-        // Ordering: Relaxed; the end of the scope orders the threads' changes before the last load.
-        let refs = || domain.inner().refs.load(Ordering::Relaxed);
+        let refs = || TryArc::references(&domain.inner);
         assert!(refs() == 1 && !domain.is_same(&Domain::new()));
         let clone = domain.clone();
         assert!(clone.is_same(&domain) && refs() == 2);

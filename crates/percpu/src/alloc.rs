@@ -1,13 +1,21 @@
-//! Fallible allocation, until `Box::try_new` is stable.
+//! Fallible allocation, until `Box::try_new` and `Arc::try_new` are stable.
 //!
 //! ```
-//! let boxed = offlock_percpu::alloc::try_box(7).expect("out of memory");
+//! use offlock_percpu::alloc::{TryArc, try_box};
+//!
+//! let boxed = try_box(7).expect("out of memory");
 //! assert_eq!(*boxed, 7);
+//! let shared = TryArc::try_new(7)?;
+//! assert_eq!(*shared.clone(), 7);
+//! # Ok::<(), offlock_percpu::AllocError>(())
 //! ```
+
+mod try_arc;
 
 use std::alloc::{Layout, alloc};
 use std::ptr::NonNull;
 
+pub use self::try_arc::TryArc;
 use crate::error::AllocError;
 
 /// Allocates uninitialised memory for one `T`. A zero-sized `T` does not compile.
@@ -20,7 +28,7 @@ pub fn try_alloc<T>() -> Result<NonNull<T>, AllocError> {
         assert!(size_of::<T>() != 0);
         Layout::new::<T>()
     };
-    // SAFETY: the assertion above: the size is not 0.
+    // SAFETY: by the assertion above the size is not 0.
     let at = unsafe { alloc(layout) };
     NonNull::new(at.cast()).ok_or_else(AllocError::new)
 }
@@ -35,7 +43,7 @@ pub fn try_box<T>(value: T) -> Result<Box<T>, T> {
     if layout.size() == 0 {
         return Ok(Box::new(value)); // does not allocate
     }
-    // SAFETY: a size of 0 returned above.
+    // SAFETY: the size is not 0, for which the function returned above.
     let at = unsafe { alloc(layout) }.cast::<T>();
     if at.is_null() {
         return Err(value);

@@ -115,7 +115,7 @@ pub struct RseqUnavailable {
 }
 
 impl RseqUnavailable {
-    /// Returns the reason.
+    /// Returns the reason why this process runs no rseq sections.
     #[must_use]
     pub fn reason(&self) -> Sections {
         self.reason

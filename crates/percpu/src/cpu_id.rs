@@ -25,7 +25,7 @@ impl CpuId {
         Self(id)
     }
 
-    /// Returns the number.
+    /// Returns the number of the CPU.
     #[inline]
     #[must_use]
     pub const fn get(self) -> u32 {

@@ -80,7 +80,7 @@ impl_error! { [] AllocError { _ => ENOMEM, "out of memory"; } }
 pub struct NewError<T>(pub T);
 
 impl<T> NewError<T> {
-    /// Returns the value.
+    /// Returns the value for which there was no memory.
     pub fn into_inner(self) -> T {
         self.0
     }

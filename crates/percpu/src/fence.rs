@@ -78,8 +78,8 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// The fence of the frequent side. See the page of the [module](self). A load and a well-predicted
-/// branch are the only instructions.
+/// Orders accesses on the frequent side, against a [`heavy`] fence on the rare side: see the
+/// [module](self). A load and a well-predicted branch are the only instructions.
 #[inline(always)]
 pub fn light() {
     imp::light();
@@ -95,7 +95,8 @@ pub(crate) fn compiler_fence() {
     crate::sync::native::atomic::compiler_fence(Ordering::SeqCst);
 }
 
-/// The fence of the rare side. See the page of the [module](self).
+/// Orders accesses on the rare side, against the [`light`] fences of every thread: see the
+/// [module](self).
 ///
 /// Wait-free in user space: a system call. The kernel interrupts each other CPU that runs a thread of
 /// this process, which takes some microseconds, and tens of them in a virtual machine.

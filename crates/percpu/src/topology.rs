@@ -33,7 +33,7 @@ pub struct NodeId(u32);
 const MAX_NODES: u32 = 1_024;
 
 impl NodeId {
-    /// Returns the number.
+    /// Returns the number of the node.
     #[must_use]
     pub const fn get(self) -> u32 {
         self.0

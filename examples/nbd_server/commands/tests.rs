@@ -9,8 +9,10 @@ use aio_reap_test::scripted::Script;
 use bufcache::{BlockDevice, Fault, FaultDevice, FileDevice, Operation};
 use nbd_protocol::CommandFlags;
 
+use super::read::MAX_COPIED;
 use super::*;
 use crate::blocks::{Backing, Blocks};
+use crate::memory::ALIGN;
 
 type Faulty = Arc<FaultDevice<FileDevice>>;
 

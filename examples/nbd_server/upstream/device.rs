@@ -75,28 +75,19 @@ impl NbdDevice {
 
     /// Returns the counters. Each is exact, but they are not read at one instant.
     pub(crate) fn stats(&self) -> UpstreamStats {
-        let Counters {
-            requests,
-            lane_requests,
-            connects,
-            losses,
-            protocol_errors,
-            resent,
-            replayed,
-            poisoned,
-        } = &self.shared.stats;
+        let counters = &self.shared.stats;
         // Ordering: Relaxed; statistics. The losses are loaded with Acquire, which pairs with the
         // Release in `count_loss`.
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         UpstreamStats {
-            requests: get(requests),
-            lane_requests: get(lane_requests),
-            connects: get(connects),
-            losses: losses.load(Ordering::Acquire),
-            protocol_errors: get(protocol_errors),
-            resent: get(resent),
-            replayed: get(replayed),
-            poisoned: poisoned.load(Ordering::Relaxed),
+            requests: get(&counters.requests),
+            lane_requests: get(&counters.lane_requests),
+            connects: get(&counters.connects),
+            losses: counters.losses.load(Ordering::Acquire),
+            protocol_errors: get(&counters.protocol_errors),
+            resent: get(&counters.resent),
+            replayed: get(&counters.replayed),
+            poisoned: counters.poisoned.load(Ordering::Relaxed),
         }
     }
 

@@ -30,6 +30,7 @@ mod registered_ring;
 pub(crate) mod ring;
 pub(crate) mod threads;
 pub(crate) mod uring;
+mod uring_entry;
 
 pub(crate) use device::Device;
 

@@ -11,24 +11,23 @@
 //! eventfd when there is deferred work, before its completions are posted.
 
 use std::io;
-use std::mem::{self, ManuallyDrop};
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::time::Duration;
 
 use io_uring::cqueue::CompletionQueue;
-use io_uring::squeue::{PushError, SubmissionQueue};
-use io_uring::{IoUring, Probe, opcode, squeue, types};
+use io_uring::squeue::SubmissionQueue;
+use io_uring::{IoUring, Probe, opcode};
 
 use super::Backend;
 use super::registered_ring::{ENTER_GETEVENTS, RegisteredRing};
+use super::uring_entry::{push, push_all};
 use crate::completion_state::CompletionState;
-use crate::op::{Kind, MAX_TRANSFER, Memory, MemoryKind, Op};
 use crate::raw::{RawCompletion, Stop, Sub, Submitted};
 use crate::registry::{MAX_BUFFERS, MAX_FILES};
 use crate::slab::Batch;
-use crate::statx::STATX_MASK;
 use crate::sys;
 
 /// The user data of cancellations. No slot has it, because indices are below 2^24.
@@ -55,8 +54,8 @@ pub(crate) struct Uring {
     cancels: usize,
     max_cancels: usize,
     /// The eventfd that the kernel signals when it defers work. `Some` with `DEFER_TASKRUN`.
-    deferred: Option<OwnedFd>,
-    /// The descriptor may be polled, so each turn clears `deferred` by a system call.
+    notifier: Option<OwnedFd>,
+    /// The descriptor may be polled, so each turn clears `notifier` by a system call.
     watched: bool,
     /// Whether the tables of registered files and buffers exist.
     has_files: bool,
@@ -76,7 +75,7 @@ impl Ring {
     ///
     /// The result is not used after the next call, nor after `self` is dropped.
     unsafe fn queue(&self) -> ManuallyDrop<SubmissionQueue<'static>> {
-        // SAFETY: the ring was leaked, and by the contract of this function is not freed before.
+        // SAFETY: the ring was leaked, and by the contract of this function outlives the result's uses.
         let ring: &'static IoUring = unsafe { self.0.as_ref() };
         // SAFETY: by the contract of this function an older queue is not used again.
         ManuallyDrop::new(unsafe { ring.submission_shared() })
@@ -165,7 +164,7 @@ impl Uring {
             cancels_queued: 0,
             cancels: 0,
             max_cancels,
-            deferred: notifier,
+            notifier,
             watched: false,
             has_files: false,
             has_buffers: false,
@@ -174,7 +173,7 @@ impl Uring {
 
     /// Returns the descriptor that is readable when completions are visible or wait to be posted.
     fn wake_fd(&self) -> RawFd {
-        self.deferred.as_ref().map_or(self.ring.as_raw_fd(), AsRawFd::as_raw_fd)
+        self.notifier.as_ref().map_or(self.ring.as_raw_fd(), AsRawFd::as_raw_fd)
     }
 
     fn poll(&mut self, timeout: Option<Duration>) -> io::Result<()> {
@@ -187,7 +186,7 @@ impl Uring {
     #[inline]
     fn enter(&mut self, wanted: u32) -> io::Result<usize> {
         let queue = &mut self.queue;
-        let pull = wanted > 0 || self.deferred.is_some();
+        let pull = wanted > 0 || self.notifier.is_some();
         let pull = pull || queue.taskrun() || queue.cq_overflow();
         let flags = if pull { ENTER_GETEVENTS } else { 0 };
         let count = self.cancels_queued + self.backlog; // at most the size of the ring
@@ -203,8 +202,8 @@ impl Uring {
         let mut room = budget;
         // The kernel does deferred work in small batches. The flag is set while some is left.
         for _ in 0..MAX_ENTERS {
-            let look = self.deferred.is_some() || self.ring.completion().is_empty();
-            if look && self.queue.taskrun() {
+            let check_flag = self.notifier.is_some() || self.ring.completion().is_empty();
+            if check_flag && self.queue.taskrun() {
                 self.run_task_work();
             }
             let mut queue = self.ring.completion();
@@ -218,7 +217,7 @@ impl Uring {
                 each(RawCompletion { user_data: entry.user_data(), result: entry.result() });
             }
             drop(queue);
-            if self.deferred.is_none() || room == 0 || !self.queue.taskrun() {
+            if self.notifier.is_none() || room == 0 || !self.queue.taskrun() {
                 break;
             }
         }
@@ -319,136 +318,9 @@ fn first_supported<T>(
     setup(*last)
 }
 
-/// Builds the entry of a plain transfer, the most frequent request, of which `done` bytes were
-/// moved before. The entry is built in registers.
-#[inline(always)]
-fn plain_entry(user_data: u64, op: &Op, done: u64) -> Option<squeue::Entry> {
-    let Op { kind, memory, fd, ptr, len, offset, .. } = *op;
-    let opcode = match kind {
-        Kind::Nop => opcode::Nop::CODE,
-        Kind::Read => opcode::Read::CODE,
-        Kind::Write => opcode::Write::CODE,
-        _ => return None,
-    };
-    if memory != Memory::PLAIN {
-        return None;
-    }
-    let (fd, flags) = match fd {
-        0.. => (fd, 0),
-        _ => (!fd, squeue::Flags::FIXED_FILE.bits()),
-    };
-    let [a, b, c, d] = fd.to_ne_bytes();
-    // The fields of `struct io_uring_sqe` (ABI): opcode, flags, ioprio, fd; off; addr; len,
-    // rw_flags.
-    let first = u64::from_ne_bytes([opcode, flags, 0, 0, a, b, c, d]);
-    let len = (len - done).min(MAX_TRANSFER as u64);
-    let [a, b, c, d] = (len as u32).to_ne_bytes();
-    let third = u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]);
-    let addr = ptr.expose_provenance() as u64 + done;
-    let words = [first, offset.wrapping_add(done), addr, third, user_data, 0, 0, 0];
-    // SAFETY: an `Entry` is 64 bytes of numbers with the kernel's layout, for which every value is
-    // valid.
-    Some(unsafe { mem::transmute::<[u64; 8], squeue::Entry>(words) })
-}
-
-fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
-    let Op { kind, memory, fd, ptr, len, offset, .. } = op;
-    // The number of a registered file is stored as its complement.
-    let (fd, flags) = match fd {
-        _ if kind.manages_files() => (types::Fd(fd), squeue::Flags::empty()),
-        0.. => (types::Fd(fd), squeue::Flags::empty()),
-        _ => (types::Fd(!fd), squeue::Flags::FIXED_FILE),
-    };
-    let entry = match kind {
-        Kind::Nop => opcode::Nop::new().build(),
-        // The length of a transfer fits in 32 bits: `Op::rest` cut it to the kernel's limit.
-        Kind::Read => match memory.kind() {
-            MemoryKind::Plain => opcode::Read::new(fd, ptr, len as u32).offset(offset).build(),
-            MemoryKind::Registered(number) => {
-                opcode::ReadFixed::new(fd, ptr, len as u32, number).offset(offset).build()
-            }
-            MemoryKind::Vectors(count) => {
-                opcode::Readv::new(fd, ptr.cast(), count.into()).offset(offset).build()
-            }
-        },
-        Kind::Write => match memory.kind() {
-            MemoryKind::Plain => opcode::Write::new(fd, ptr, len as u32).offset(offset).build(),
-            MemoryKind::Registered(number) => {
-                opcode::WriteFixed::new(fd, ptr, len as u32, number).offset(offset).build()
-            }
-            MemoryKind::Vectors(count) => {
-                opcode::Writev::new(fd, ptr.cast(), count.into()).offset(offset).build()
-            }
-        },
-        Kind::Fsync => opcode::Fsync::new(fd).build(),
-        Kind::Fdatasync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
-        Kind::Reserve | Kind::PunchHole | Kind::ZeroRange => {
-            let flags = kind.fallocate_flags().unwrap_or(0);
-            opcode::Fallocate::new(fd, len).offset(offset).mode(flags).build()
-        }
-        Kind::WillNeed => {
-            // The length in the entry has 32 bits. Advice for a shorter range is still useful.
-            let len = len.min(u64::from(u32::MAX)) as libc::off_t;
-            opcode::Fadvise::new(fd, len, libc::POSIX_FADV_WILLNEED).offset(offset).build()
-        }
-        Kind::Open => opcode::OpenAt::new(fd, ptr.cast_const().cast())
-            .flags(op.flags())
-            .mode(op.mode())
-            .build(),
-        Kind::Statx => {
-            let result = op.stat_address().cast::<types::statx>();
-            opcode::Statx::new(fd, ptr.cast_const().cast(), result)
-                .flags(op.flags())
-                .mask(STATX_MASK)
-                .build()
-        }
-        Kind::Unlink => {
-            opcode::UnlinkAt::new(fd, ptr.cast_const().cast()).flags(op.flags()).build()
-        }
-        Kind::Close => opcode::Close::new(fd).build(),
-    };
-    entry.flags(flags).user_data(user_data)
-}
-
-/// Pushes as many requests as the ring has room for. Returns their number.
-fn push_all(queue: &mut SubmissionQueue<'_>, mut batch: Batch<'_>) -> usize {
-    let mut pushed = 0;
-    while let Some((user_data, slot)) = batch.next_slot() {
-        if push(queue, user_data, &slot.op, slot.result.done).is_err() {
-            break;
-        }
-        pushed += 1;
-    }
-    pushed
-}
-
-/// Pushes the entry of a request. Each kind of entry has its own push, because an entry that came
-/// from either path would be passed on the stack.
-#[inline(always)]
-fn push(
-    queue: &mut SubmissionQueue<'_>,
-    user_data: u64,
-    op: &Op,
-    done: u64,
-) -> Result<(), PushError> {
-    match plain_entry(user_data, op, done) {
-        // SAFETY: by contract 2 of `backend` the buffer and the descriptor are valid until the
-        // completion.
-        Some(entry) => unsafe { queue.push(&entry) },
-        None => push_other(queue, Sub { user_data, op: op.rest(done) }),
-    }
-}
-
-#[inline(never)]
-fn push_other(queue: &mut SubmissionQueue<'_>, request: Sub) -> Result<(), PushError> {
-    // SAFETY: by contract 2 of `backend` the buffer and the descriptor are valid until the
-    // completion.
-    unsafe { queue.push(&entry(request)) }
-}
-
 impl Backend for Uring {
-    /// Entries of an older submission come first, and one of a cancellation would be counted as a
-    /// staged one.
+    /// Refuses while the kernel has entries to consume. Those of an older submission come first, and
+    /// that of a cancellation would be counted as a staged one.
     fn can_stage(&self) -> bool {
         self.backlog + self.cancels_queued == 0
     }
@@ -475,7 +347,7 @@ impl Backend for Uring {
         self.reap_each(budget, each);
     }
 
-    /// Not the default, so that the processing of a completion is inlined into the loop.
+    /// Replaces the default, so that the processing of a completion is inlined into the loop.
     fn reap_into(&mut self, budget: usize, completions: &mut CompletionState, now: u64) -> usize {
         self.reap_each(budget, |completion| completions.complete(completion, now))
     }
@@ -486,7 +358,7 @@ impl Backend for Uring {
                 let count = (self.cancels_queued + self.backlog) as u32;
                 self.registered.enter(count, 1, ENTER_GETEVENTS).map(drop)
             }
-            // EXT_ARG (5.11) would need one call; a poll works on every kernel.
+            // With DEFER_TASKRUN, an enter with EXT_ARG would save system calls.
             Some(_) => return self.poll(timeout),
         };
         self.queue.sync(); // sees what the kernel has consumed
@@ -502,8 +374,8 @@ impl Backend for Uring {
         }
     }
 
-    /// Refuses while requests are in the ring that the kernel has not consumed, because the number
-    /// of consumed entries would not show which entries they are.
+    /// Refuses while the kernel has requests in the ring to consume, because the number of consumed
+    /// entries would not show which entries they are.
     fn cancel(&mut self, user_data: u64) -> bool {
         if self.backlog > 0 || self.cancels == self.max_cancels {
             return false;
@@ -533,7 +405,7 @@ impl Backend for Uring {
     fn acknowledge(&mut self) {
         // The ring's own descriptor is readable while completions are visible, and needs no
         // clearing.
-        if let (Some(notifier), true) = (&self.deferred, self.watched) {
+        if let (Some(notifier), true) = (&self.notifier, self.watched) {
             sys::drain(notifier);
         }
     }
@@ -577,33 +449,6 @@ impl Backend for Uring {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// Compares with the entry that the io-uring crate builds for the same request.
-    #[test]
-    fn entries_of_transfers_are_those_of_the_crate() {
-        let mut bytes = [0u8; 100];
-        for kind in [Kind::Nop, Kind::Read, Kind::Write] {
-            for fd in [0, 7, i32::MAX, !0, !5] {
-                let mut op = Op { kind, fd, ..Op::NOP };
-                if kind != Kind::Nop {
-                    (op.ptr, op.len, op.offset) = (bytes.as_mut_ptr(), 100, 1 << 40 | 5);
-                }
-                let sub = Sub { user_data: 0x0123_4567_89ab_cdef, op };
-                let done = if kind == Kind::Nop { 0 } else { 37 };
-                let sub = Sub { op: op.rest(done), ..sub };
-                let words = |entry| {
-                    // SAFETY: an `Entry` is 64 bytes of numbers, all of them initialised.
-                    unsafe { mem::transmute::<squeue::Entry, [u64; 8]>(entry) }
-                };
-                let (ours, theirs) =
-                    (words(plain_entry(sub.user_data, &op, done).unwrap()), words(entry(sub)));
-                let ignored = if kind == Kind::Nop { 0xffff_ffff } else { u64::MAX };
-                assert_eq!(ours[0] & ignored & !0xff00, theirs[0] & ignored & !0xff00);
-                assert_eq!(ours[1..], theirs[1..], "{kind:?} {fd}");
-                assert!(kind == Kind::Nop || ours[0] == theirs[0]);
-            }
-        }
-    }
 
     /// Simulates a kernel that knows `known` sets of flags, the smallest first.
     fn older_kernel(flags: &[Flags], known: usize, errno: i32) -> (usize, io::Result<usize>) {

@@ -4,10 +4,10 @@
 //! that requests read or write, and the completed requests. Concurrent requests never conflict, so
 //! the bytes do not depend on the order of completions.
 
+mod image;
+
 use std::cell::{Cell, RefCell};
-use std::fs;
 use std::future::Future;
-use std::os::unix::fs::FileExt;
 use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
@@ -18,13 +18,9 @@ use aio_reap::{
 use aio_reap_test::Build;
 use aio_reap_test::scripted::{Cancel, Script, SubmitStep, Transfer};
 
-/// The size in bytes of the part of the file that one lock of the model covers.
-const CELL: usize = 32;
-/// The length of the file. Reads go beyond it, and it is not a multiple of the cell size.
-const CELLS: usize = 70;
-const FILE_LEN: usize = 64 * CELL - 10;
-/// The bytes in the buffer of a read before it, and in a freed buffer.
-const FRESH: u8 = 0xee;
+use image::{Access, CELL, FILE_LEN, FRESH, Image, Kind};
+
+/// The bytes in a freed buffer.
 const FREED: u8 = 0xdd;
 
 /// Runs one input. Returns the number of steps.
@@ -107,19 +103,9 @@ impl Input<'_> {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Kind {
-    Read { zero_fill: bool },
-    Write,
-    Punch,
-    Other,
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    kind: Kind,
-    at: usize,
-    len: usize,
+    access: Access,
     /// Its result was delivered, or its operation was dropped and its buffer was freed.
     done: bool,
     /// It may end with ECANCELED.
@@ -132,11 +118,7 @@ struct World {
     engine: Weak<Engine>,
     script: Script,
     file: File,
-    /// The same file, to read it without the engine.
-    raw: fs::File,
-    image: RefCell<Vec<u8>>,
-    /// For each cell, the number of requests that read it, or -1 while one writes it.
-    locks: RefCell<Vec<i32>>,
+    image: Image,
     ledger: RefCell<Vec<Entry>>,
     reads_and_writes: RefCell<Vec<(usize, Operation<Buf>)>>,
     others: RefCell<Vec<(usize, Operation<()>)>>,
@@ -195,16 +177,12 @@ impl Drop for Buf {
 
 impl World {
     fn new(engine: &Rc<Engine>, script: Script) -> Rc<Self> {
-        let raw = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile()).unwrap();
-        let image: Vec<u8> = (0..FILE_LEN).map(|at| (at * 7 + at / 251) as u8).collect();
-        raw.write_all_at(&image, 0).unwrap();
+        let image = Image::new();
         Rc::new(Self {
             engine: Rc::downgrade(engine),
             script,
-            file: engine.attach(raw.try_clone().unwrap()).unwrap(),
-            raw,
-            image: RefCell::new(image),
-            locks: RefCell::new(vec![0; CELLS]),
+            file: engine.attach(image.raw.try_clone().unwrap()).unwrap(),
+            image,
             ledger: RefCell::default(),
             reads_and_writes: RefCell::default(),
             others: RefCell::default(),
@@ -231,13 +209,14 @@ impl World {
             6 if at + len <= FILE_LEN && len > 0 => Kind::Punch,
             _ => Kind::Other,
         };
-        let mut entry = Entry { kind, at, len, done: false, cancelled: false, ignored: false };
-        if kind != Kind::Other && !self.lock(&entry) {
-            entry.kind = Kind::Other;
+        let mut access = Access { kind, at, len };
+        if kind != Kind::Other && !self.image.lock(&access) {
+            access.kind = Kind::Other;
         }
         let id = self.ledger.borrow().len();
+        let entry = Entry { access, done: false, cancelled: false, ignored: false };
         self.ledger.borrow_mut().push(entry);
-        match entry.kind {
+        match access.kind {
             Kind::Read { zero_fill } => {
                 let request = engine.read(&self.file, self.buf(id, vec![FRESH; len]), at as u64);
                 let request = if zero_fill { request.zero_fill() } else { request };
@@ -317,13 +296,10 @@ impl World {
 
     fn refused(&self, id: usize) {
         self.accepted.set(self.accepted.get() - 1);
-        let entry = {
-            let mut ledger = self.ledger.borrow_mut();
-            assert!(!ledger[id].done, "refused and delivered");
-            ledger[id].ignored = true;
-            ledger[id]
-        };
-        self.unlock(&entry);
+        let entry = &mut self.ledger.borrow_mut()[id];
+        assert!(!entry.done, "refused and delivered");
+        entry.ignored = true;
+        self.image.unlock(&entry.access);
     }
 
     /// The actions of a callback after it has checked its result.
@@ -464,7 +440,6 @@ impl World {
             ledger[id].done = true;
             ledger[id]
         };
-        let Entry { kind, at, len, .. } = entry;
         if let Some(Err(error)) = result {
             let retried = matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EINTR));
             let cancelled = error.raw_os_error() == Some(libc::ECANCELED) && entry.cancelled;
@@ -474,89 +449,10 @@ impl World {
                 let left = self.failures.get().checked_sub(1);
                 self.failures.set(left.expect("more errors than the script caused"));
             }
+            self.image.check_count(&entry.access, error.transferred(), bytes);
         }
-        let moved = match result {
-            Some(Ok(moved)) => Some(*moved),
-            _ => None,
-        };
-        let mut image = self.image.borrow_mut();
-        if let Some(Err(error)) = result {
-            self.check_count(&entry, error.transferred(), bytes, &image);
-        }
-        match (kind, moved) {
-            (Kind::Read { zero_fill }, Some(moved)) => {
-                let there = len.min(FILE_LEN.saturating_sub(at));
-                assert_eq!(moved, if zero_fill { len } else { there }, "{entry:?}");
-                assert!(bytes[..there] == image[at.min(FILE_LEN)..][..there], "{entry:?}");
-                let rest = if zero_fill { 0 } else { FRESH };
-                assert!(bytes[there..].iter().all(|&byte| byte == rest), "{entry:?}");
-            }
-            (Kind::Write | Kind::Punch, _) => {
-                let mut now = vec![0; len];
-                self.raw.read_exact_at(&mut now, at as u64).unwrap();
-                let zeros = vec![0; len];
-                let new = if kind == Kind::Write { bytes } else { &zeros };
-                // A prefix is new, and the rest is as before. All of it is new if the write
-                // succeeded.
-                let moved_prefix = (0..=len)
-                    .rev()
-                    .find(|&n| now[..n] == new[..n] && now[n..] == image[at..at + len][n..]);
-                let whole = if kind == Kind::Write { len } else { 0 };
-                match moved {
-                    Some(moved) => {
-                        assert_eq!((moved, moved_prefix), (whole, Some(len)), "{entry:?}");
-                    }
-                    None => assert!(moved_prefix.is_some(), "{entry:?}"),
-                }
-                image[at..at + len].copy_from_slice(&now);
-            }
-            (Kind::Other, Some(moved)) => assert_eq!(moved, 0),
-            (Kind::Read { .. } | Kind::Other, None) => {}
-        }
-        drop(image);
-        self.unlock(&entry);
-    }
-
-    /// Checks that a failed request has moved exactly as many bytes as its error reports.
-    fn check_count(&self, entry: &Entry, count: usize, bytes: &[u8], image: &[u8]) {
-        let Entry { kind, at, len, .. } = *entry;
-        match kind {
-            Kind::Read { .. } => {
-                assert!(bytes[..count] == image[at.min(FILE_LEN)..][..count], "{entry:?}");
-                assert!(bytes[count..].iter().all(|&byte| byte == FRESH), "{entry:?}");
-            }
-            Kind::Write => {
-                let mut now = vec![0; len];
-                self.raw.read_exact_at(&mut now, at as u64).unwrap();
-                assert!(now[..count] == bytes[..count], "{entry:?}");
-                assert!(now[count..] == image[at..at + len][count..], "{entry:?}");
-            }
-            Kind::Punch | Kind::Other => assert_eq!(count, 0, "{entry:?}"),
-        }
-    }
-
-    fn cells(entry: &Entry) -> std::ops::Range<usize> {
-        (entry.at / CELL).min(CELLS)..(entry.at + entry.len).div_ceil(CELL).min(CELLS)
-    }
-
-    fn lock(&self, entry: &Entry) -> bool {
-        let mut locks = self.locks.borrow_mut();
-        let cells = &mut locks[Self::cells(entry)];
-        let read = matches!(entry.kind, Kind::Read { .. });
-        let free = cells.iter().all(|&lock| if read { lock >= 0 } else { lock == 0 });
-        if free {
-            cells.iter_mut().for_each(|lock| *lock += if read { 1 } else { -1 });
-        }
-        free
-    }
-
-    fn unlock(&self, entry: &Entry) {
-        let change = match entry.kind {
-            Kind::Other => return,
-            Kind::Read { .. } => -1,
-            Kind::Write | Kind::Punch => 1,
-        };
-        self.locks.borrow_mut()[Self::cells(entry)].iter_mut().for_each(|lock| *lock += change);
+        let moved = result.and_then(|result| result.as_ref().ok()).copied();
+        self.image.complete(&entry.access, moved, bytes);
     }
 
     /// Checks that the numbers of the engine, the device and the model agree.
@@ -589,10 +485,7 @@ impl World {
             assert!(entry.done || entry.ignored, "lost: {entry:?}");
         }
         assert_eq!(self.buffers.get(), 0, "buffers left");
-        let mut now = vec![0; FILE_LEN];
-        self.raw.read_exact_at(&mut now, 0).unwrap();
-        assert!(now == *self.image.borrow(), "the file differs from the model");
-        assert_eq!(self.raw.metadata().unwrap().len(), FILE_LEN as u64);
+        self.image.check_file();
         self.ended.set(true);
     }
 }

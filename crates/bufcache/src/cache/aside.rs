@@ -13,11 +13,11 @@ use crate::source::Source;
 use crate::word::{IO, Key, MOST_PINS, WRITE};
 
 /// The result of one attempt to invalidate a block.
-pub(crate) enum Forget {
+pub(crate) enum Attempt {
     /// The block is not cached any more. `true` if it was.
-    Done(bool),
+    NotCached(bool),
     /// The block is being loaded or written. The entry is pinned for the caller.
-    Loading(Place),
+    Pinned(Place),
     /// Another thread takes the buffer apart, or has just done so.
     Busy,
 }
@@ -48,23 +48,27 @@ impl Shared {
         self.frames.writing(frame);
         self.counters.get_read.add(1);
         source.note_load(key);
-        begin_to_read();
+        order_claim();
         Ok(Some(load))
     }
 
     /// Invalidates a block, unless that has to wait.
-    pub(crate) fn forget(&self, source: &Arc<Source>, key: Key) -> Result<Forget, GetError> {
+    pub(crate) fn invalidate_or_pin(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+    ) -> Result<Attempt, GetError> {
         if let Some(was_there) = self.try_invalidate(Some(source), key, 0)? {
-            return Ok(Forget::Done(was_there));
+            return Ok(Attempt::NotCached(was_there));
         }
         let home = self.table.lock(key);
-        let Some(entry) = home.find() else { return Ok(Forget::Busy) };
+        let Some(entry) = home.find() else { return Ok(Attempt::Busy) };
         let word = entry.word();
         if !word.has(IO | WRITE) || word.pins() == MOST_PINS || entry.try_pin(word).is_err() {
-            return Ok(Forget::Busy);
+            return Ok(Attempt::Busy);
         }
         drop(home);
-        Ok(Forget::Loading(self.frames.header(word.frame()).place()))
+        Ok(Attempt::Pinned(self.frames.header(word.frame()).place()))
     }
 
     /// Returns whether the block still has the entry at `place`, which the caller has pinned.
@@ -74,7 +78,7 @@ impl Shared {
 
     /// Returns the next cached block of a device within `sectors`, from the entry `place` on, and
     /// the number of the entry after it.
-    pub(crate) fn next_of(
+    pub(crate) fn next_cached(
         &self,
         device: u16,
         sectors: &Range<u64>,
@@ -87,23 +91,23 @@ impl Shared {
         })
     }
 
-    /// Returns the number of entries that [`next_of`](Self::next_of) visits.
+    /// Returns the number of entries that [`next_cached`](Self::next_cached) visits.
     pub(crate) fn places(&self) -> Place {
         self.table.places()
     }
 }
 
 /// Orders the insertion of an entry before the read of the device.
-pub(crate) fn begin_to_read() {
-    // Ordering: SeqCst pairs with the fence in `begin_to_forget`. If this one is first, the
+pub(crate) fn order_claim() {
+    // Ordering: SeqCst pairs with the fence in `order_invalidation`. If this one is first, the
     // invalidation finds the entry and waits for the load; if not, the caller reads the device
     // after the change.
     fence!(SeqCst, "claim: the entry is inserted before the read");
 }
 
 /// Orders a change of the device before the lookups of the blocks to invalidate.
-pub(crate) fn begin_to_forget() {
-    // Ordering: SeqCst pairs with the fence in `begin_to_read`. If this one is first, the caller of
+pub(crate) fn order_invalidation() {
+    // Ordering: SeqCst pairs with the fence in `order_claim`. If this one is first, the caller of
     // that one reads the device after the change; if not, the lookup finds its entry.
     fence!(SeqCst, "invalidate: the device is changed before the lookup");
 }

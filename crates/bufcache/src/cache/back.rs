@@ -26,7 +26,7 @@ use percpu::sync::{Arc, check, step};
 use super::Shared;
 use super::changes::DeviceWrite;
 use super::completion::{Batch, Outcome, RUNS};
-use super::task::{Going, Task, Tries};
+use super::selection::{DirtyBlock, Include, Selection};
 use crate::cold::Cold;
 use crate::contain::contain;
 use crate::dirty::{DirtyList, WriteError, errno_of};
@@ -46,7 +46,7 @@ const TOGETHER: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else {
 
 /// The result of a write-back.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Done {
+pub(crate) struct Summary {
     /// The number of blocks written.
     pub(crate) written: usize,
     /// Set if a block was left out because another thread was writing it to the device.
@@ -55,7 +55,7 @@ pub(crate) struct Done {
     pub(crate) error: Option<WriteError>,
 }
 
-impl Done {
+impl Summary {
     fn fail(&mut self, error: WriteError) {
         self.error.get_or_insert(error);
     }
@@ -63,54 +63,59 @@ impl Done {
 
 /// The marked blocks that are written next, in the order of the device.
 struct Window<'t> {
-    blocks: Few<Going, WINDOW>,
-    task: &'t Task,
+    blocks: Few<DirtyBlock, WINDOW>,
+    selection: &'t Selection,
     mode: Mode,
-    done: Done,
+    summary: Summary,
     /// Set once the wait for a block that another thread had marked, or that was held back, has
     /// timed out. The write-back does not wait for such a block again.
     gave_up: bool,
 }
 
 /// Why a block is not written now.
-enum Kept {
+enum Obstacle {
     /// The block is clean, or has left the cache.
     Clean,
     /// The block has `WRITE` or `BACK`: a thread modifies it, or writes it to the device.
     Marked,
     /// The program holds the block back, or the cleaner has given it up.
-    Held,
+    HeldBack,
     /// The log must be durable up to this position first.
     Log(u64),
     /// A callback has refused the block, or has panicked.
-    Because(WriteError),
+    Refused(WriteError),
 }
 
 impl Shared {
-    /// Writes the dirty blocks that `task` selects. A block that fails does not keep the others
+    /// Writes the dirty blocks that `selection` names. A block that fails does not keep the others
     /// from being written.
-    pub(crate) async fn write_back(&self, source: &Arc<Source>, task: &Task, mode: Mode) -> Done {
-        let mut done = Done::default();
+    pub(crate) async fn write_back(
+        &self,
+        source: &Arc<Source>,
+        selection: &Selection,
+        mode: Mode,
+    ) -> Summary {
+        let mut summary = Summary::default();
         let Some(_operation) = Operation::begin(&**source) else {
-            done.fail(WriteError::Closed);
-            return done;
+            summary.fail(WriteError::Closed);
+            return summary;
         };
-        let mut found = match self.dirty_blocks(source, task) {
+        let mut found = match self.dirty_blocks(source, selection) {
             Ok(found) => found,
             Err(error) => {
-                done.fail(error);
-                return done;
+                summary.fail(error);
+                return summary;
             }
         };
-        let found = found.all();
-        found.sort_unstable_by_key(|going| going.key.sector());
-        let blocks = Few::new(Going::NONE);
-        let mut window = Window { blocks, task, mode, done, gave_up: false };
+        let found = found.as_mut_slice();
+        found.sort_unstable_by_key(|dirty| dirty.key.sector());
+        let blocks = Few::new(DirtyBlock::NONE);
+        let mut window = Window { blocks, selection, mode, summary, gave_up: false };
         for &next in &*found {
             if let Some(errno) = source.writes.poisoned() {
                 // The sync or durable write that needs these blocks can no longer succeed, even if
                 // a reset ends the poisoning meanwhile.
-                window.done.fail(WriteError::Poisoned { errno });
+                window.summary.fail(WriteError::Poisoned { errno });
                 break;
             }
             if window.blocks.len() == WINDOW {
@@ -119,50 +124,50 @@ impl Shared {
             self.add_to_window(source, &mut window, next).await;
         }
         self.write_window(source, &mut window).await;
-        window.done
+        window.summary
     }
 
     /// Marks a block and adds it to the window. If that has to wait, writes the window first.
-    async fn add_to_window(&self, source: &Arc<Source>, window: &mut Window<'_>, next: Going) {
+    async fn add_to_window(&self, source: &Arc<Source>, window: &mut Window<'_>, next: DirtyBlock) {
         let (mode, mut since, mut flushed) = (window.mode, None, 0);
         loop {
-            let kept = match self.begin_back(source, window.task, next, flushed) {
+            let obstacle = match self.mark_if_writable(source, window.selection, next, flushed) {
                 Ok(()) => return window.blocks.push(next),
-                Err(Kept::Clean) => return,
-                Err(Kept::Because(error)) => return window.done.fail(error),
-                Err(Kept::Marked | Kept::Held) if !window.task.wait => {
-                    window.done.overlapped |= self.entry(next.frame).word().has(BACK);
+                Err(Obstacle::Clean) => return,
+                Err(Obstacle::Refused(error)) => return window.summary.fail(error),
+                Err(Obstacle::Marked | Obstacle::HeldBack) if !window.selection.wait => {
+                    window.summary.overlapped |= self.entry(next.frame).word().has(BACK);
                     return;
                 }
-                Err(Kept::Marked | Kept::Held)
+                Err(Obstacle::Marked | Obstacle::HeldBack)
                     if check!("write-back: a wait has timed out", window.gave_up) =>
                 {
                     return;
                 }
-                Err(kept) => kept,
+                Err(obstacle) => obstacle,
             };
             self.write_window(source, window).await;
             let of_wait = |error| WriteError::of_wait(error, source.block(next.key));
-            let waited = match kept {
-                Kept::Log(number) => {
+            let waited = match obstacle {
+                Obstacle::Log(number) => {
                     flushed = number;
                     self.flush_log(source, next, number, mode).await
                 }
-                Kept::Held => self.pause_by(mode, &mut since).await.map_err(of_wait),
-                _ => self.wait_to_go(next, mode, &mut since).await.map_err(of_wait),
+                Obstacle::HeldBack => self.pause_by(mode, &mut since).await.map_err(of_wait),
+                _ => self.wait_until_unmarked(next, mode, &mut since).await.map_err(of_wait),
             };
             if let Err(error) = waited {
                 window.gave_up |= matches!(error, WriteError::Busy { .. });
-                return window.done.fail(error);
+                return window.summary.fail(error);
             }
         }
     }
 
     /// Waits for the end of a write or write-back of the block by another thread. May return early:
     /// the caller tries again.
-    async fn wait_to_go(
+    async fn wait_until_unmarked(
         &self,
-        Going { key, frame }: Going,
+        DirtyBlock { key, frame }: DirtyBlock,
         mode: Mode,
         since: &mut Option<Instant>,
     ) -> Result<(), GetError> {
@@ -177,43 +182,43 @@ impl Shared {
     }
 
     /// Marks a dirty block if it may be written now. The log is durable up to `flushed`.
-    fn begin_back(
+    fn mark_if_writable(
         &self,
         source: &Arc<Source>,
-        task: &Task,
-        going: Going,
+        selection: &Selection,
+        dirty: DirtyBlock,
         flushed: u64,
-    ) -> Result<(), Kept> {
-        let entry = self.mark_back(going)?;
-        let may_go = self.may_go(source, task, going, flushed);
-        if may_go.is_err() {
-            self.unmark_back(entry, going.frame, 0);
-            self.drop_if_abandoned(source, going.key);
+    ) -> Result<(), Obstacle> {
+        let entry = self.mark_back(dirty)?;
+        let may_write = self.may_write(source, selection, dirty, flushed);
+        if may_write.is_err() {
+            self.unmark_back(entry, dirty.frame, 0);
+            self.drop_if_abandoned(source, dirty.key);
         }
-        may_go
+        may_write
     }
 
     /// Sets `BACK` on the entry of a dirty block.
-    fn mark_back(&self, going: Going) -> Result<&Entry, Kept> {
-        let entry = self.entry(going.frame);
+    fn mark_back(&self, dirty: DirtyBlock) -> Result<&Entry, Obstacle> {
+        let entry = self.entry(dirty.frame);
         let mut word = entry.word();
         loop {
-            if word.has(WRITE | BACK) && entry.key() == going.key {
-                return Err(Kept::Marked);
+            if word.has(WRITE | BACK) && entry.key() == dirty.key {
+                return Err(Obstacle::Marked);
             }
-            let ready = word.has(VALID) && word.has(DIRTY) && word.frame() == going.frame;
+            let ready = word.has(VALID) && word.has(DIRTY) && word.frame() == dirty.frame;
             if !ready || word.has(WRITE | BACK | EVICT | IO | STALE) {
-                return Err(Kept::Clean);
+                return Err(Obstacle::Clean);
             }
             match entry.try_change(word, BACK, 0) {
                 Ok(()) => break,
                 Err(now) => word = now,
             }
         }
-        // The frame may belong to another block by now, which is not in the task.
-        if entry.key() != going.key {
-            self.unmark_back(entry, going.frame, 0);
-            return Err(Kept::Clean);
+        // The frame may belong to another block by now, which is not selected.
+        if entry.key() != dirty.key {
+            self.unmark_back(entry, dirty.frame, 0);
+            return Err(Obstacle::Clean);
         }
         Ok(entry)
     }
@@ -222,35 +227,41 @@ impl Shared {
     ///
     /// While `BACK` is set no hold is added and no log position is raised, because both need
     /// `WRITE`. So a positive answer stays true.
-    fn may_go(&self, source: &Source, task: &Task, going: Going, flushed: u64) -> Result<(), Kept> {
-        let header = self.frames.header(going.frame);
+    fn may_write(
+        &self,
+        source: &Source,
+        selection: &Selection,
+        dirty: DirtyBlock,
+        flushed: u64,
+    ) -> Result<(), Obstacle> {
+        let header = self.frames.header(dirty.frame);
         let options = &source.writes.options;
         if !check!("write-back: the block is not held back", !header.is_held()) {
-            return Err(Kept::Held);
+            return Err(Obstacle::HeldBack);
         }
-        if header.tries() == u32::MAX && task.tries != Tries::All {
-            return Err(Kept::Held);
+        if header.tries() == u32::MAX && selection.include != Include::All {
+            return Err(Obstacle::HeldBack);
         }
         let lsn = header.lsn();
         let is_flushed = check!("write-back: the log was flushed that far", lsn <= flushed);
         if let Some(wal) = options.wal.as_ref().filter(|_| !is_flushed) {
             let durable = contain(|| wal.durable());
-            let block = source.block(going.key);
+            let block = source.block(dirty.key);
             match durable {
                 Ok(durable) if check!("write-back: the log is durable", durable >= lsn) => {}
-                Ok(_) => return Err(Kept::Log(lsn)),
-                Err(_) => return Err(Kept::Because(WriteError::Panicked { block })),
+                Ok(_) => return Err(Obstacle::Log(lsn)),
+                Err(_) => return Err(Obstacle::Refused(WriteError::Panicked { block })),
             }
         }
         if let Some(look) = &options.before_write {
-            let block = source.block(going.key);
+            let block = source.block(dirty.key);
             // SAFETY: by rules 4 and 5 of `word`: while `BACK` is set no thread writes the bytes,
             // and the entry keeps its frame.
-            let bytes = unsafe { self.frames.bytes(going.frame).as_ref() };
+            let bytes = unsafe { self.frames.bytes(dirty.frame).as_ref() };
             match contain(|| look(block, bytes)) {
                 Ok(true) => {}
-                Ok(false) => return Err(Kept::Because(WriteError::Verify { block })),
-                Err(_) => return Err(Kept::Because(WriteError::Panicked { block })),
+                Ok(false) => return Err(Obstacle::Refused(WriteError::Verify { block })),
+                Err(_) => return Err(Obstacle::Refused(WriteError::Panicked { block })),
             }
         }
         Ok(())
@@ -261,12 +272,12 @@ impl Shared {
     async fn flush_log(
         &self,
         source: &Arc<Source>,
-        going: Going,
+        dirty: DirtyBlock,
         number: u64,
         mode: Mode,
     ) -> Result<(), WriteError> {
         let Some(wal) = &source.writes.options.wal else { return Ok(()) };
-        let block = source.block(going.key);
+        let block = source.block(dirty.key);
         let flushed = match mode {
             Mode::Thread => contain(|| wal.flush(number)),
             Mode::Task => {
@@ -284,15 +295,16 @@ impl Shared {
     /// Writes the blocks of the window and empties it. Adjacent blocks are one operation; if that
     /// fails, each of them is written alone, unless the write is durable.
     async fn write_window(&self, source: &Arc<Source>, window: &mut Window<'_>) {
-        let (task, mode) = (window.task, window.mode);
+        let (selection, mode) = (window.selection, window.mode);
         let mut left = &window.blocks[..];
-        let mut done = window.done;
+        let mut summary = window.summary;
         while !left.is_empty() {
             let mut results = [const { None }; RUNS];
             // Registered before the write, and ended after a failed block has poisoned the device:
             // a sync that runs beside this write then sees the failure.
-            let writing = task.durable.then(|| source.writes.group.begin_write());
-            let given = self.give_to_device(source, left, (task.durable, mode), &mut results).await;
+            let writing = selection.durable.then(|| source.writes.group.begin_write());
+            let given =
+                self.write_runs(source, left, (selection.durable, mode), &mut results).await;
             let (now, behind) = left.split_at(given);
             let runs = || now.chunk_by(|a, b| self.is_next(source, *a, *b)).zip(results);
             for (run, result) in runs() {
@@ -301,22 +313,24 @@ impl Shared {
                     // A failed durable write is not repeated: it may have consumed the kernel's
                     // single error report, and the repetition could then succeed although bytes are
                     // lost.
-                    Some(Err(errno)) if run.len() == 1 || task.durable => {
+                    Some(Err(errno)) if run.len() == 1 || selection.durable => {
                         for &one in run {
-                            done.fail(self.fail_back(source, one, task, errno));
+                            summary.fail(self.fail_write(source, one, selection, errno));
                         }
                     }
                     _ => {
                         for &one in run {
                             let mut result = [None];
-                            let how = (task.durable, mode);
-                            self.give_to_device(source, &[one], how, &mut result).await;
+                            let how = (selection.durable, mode);
+                            self.write_runs(source, &[one], how, &mut result).await;
                             match result[0].unwrap_or(Err(None)) {
                                 Ok(()) => {
-                                    self.finish(source, &[one], task.durable);
-                                    done.written += 1;
+                                    self.finish(source, &[one], selection.durable);
+                                    summary.written += 1;
                                 }
-                                Err(errno) => done.fail(self.fail_back(source, one, task, errno)),
+                                Err(errno) => {
+                                    summary.fail(self.fail_write(source, one, selection, errno))
+                                }
                             }
                         }
                     }
@@ -327,51 +341,51 @@ impl Shared {
                 None => false,
             };
             let has_run = |result| check!("write-back: the device has it", result == Some(Ok(())));
-            let mut written = Few::<_, TOGETHER>::new(Going::NONE);
+            let mut written = Few::<_, TOGETHER>::new(DirtyBlock::NONE);
             for &one in runs().filter(|(_, result)| has_run(*result)).flat_map(|(run, _)| run) {
                 if written.len() == TOGETHER {
                     self.finish(source, &written, durable);
                     written.clear();
                 }
                 written.push(one);
-                done.written += 1;
+                summary.written += 1;
             }
             if !written.is_empty() {
                 self.finish(source, &written, durable);
             }
-            if task.durable && !durable {
+            if selection.durable && !durable {
                 let errno = source.writes.poisoned().unwrap_or(libc::EIO);
-                done.fail(WriteError::Poisoned { errno });
+                summary.fail(WriteError::Poisoned { errno });
             }
             left = behind;
         }
-        window.done = done;
+        window.summary = summary;
         window.blocks.clear();
     }
 
     /// Returns whether `next` begins on the device where `one` ends.
-    fn is_next(&self, source: &Source, one: Going, next: Going) -> bool {
+    fn is_next(&self, source: &Source, one: DirtyBlock, next: DirtyBlock) -> bool {
         source.sectors(one.key).end == next.key.sector()
     }
 
     /// Writes the first runs of adjacent blocks, as many as the device takes at a time, and waits
     /// for them. Stores the outcome of each run in `results`. Returns the number of blocks of these
     /// runs.
-    async fn give_to_device(
+    async fn write_runs(
         &self,
         source: &Arc<Source>,
-        blocks: &[Going],
+        blocks: &[DirtyBlock],
         (durable, mode): (bool, Mode),
         results: &mut [Option<Outcome>],
     ) -> usize {
         let mut parts = [IoSlice::new(&[]); WINDOW];
-        for (part, going) in parts.iter_mut().zip(blocks) {
-            self.frames.reading(going.frame);
+        for (part, dirty) in parts.iter_mut().zip(blocks) {
+            self.frames.reading(dirty.frame);
             // SAFETY: by rules 4 and 5 of `word`: while `BACK` is set no thread writes the bytes,
             // and the entry keeps its frame.
-            let bytes = unsafe { self.frames.bytes(going.frame).as_ref() };
+            let bytes = unsafe { self.frames.bytes(dirty.frame).as_ref() };
             // The last block may extend beyond the end of the device.
-            let left = source.len().saturating_sub(Source::offset(going.key));
+            let left = source.len().saturating_sub(Source::offset(dirty.key));
             *part = IoSlice::new(&bytes[..left.min(bytes.len() as u64) as usize]);
         }
         let batch = Batch::new(source, mode);
@@ -406,8 +420,8 @@ impl Shared {
 
     /// Makes blocks clean that the device has written. There is at least one, and they are in the
     /// order of the device.
-    fn finish(&self, source: &Arc<Source>, blocks: &[Going], durable: bool) {
-        let sectors = |run: &[Going]| {
+    fn finish(&self, source: &Arc<Source>, blocks: &[DirtyBlock], durable: bool) {
+        let sectors = |run: &[DirtyBlock]| {
             run.first()
                 .zip(run.last())
                 .map(|(first, last)| source.sectors(first.key).start..source.sectors(last.key).end)
@@ -435,7 +449,7 @@ impl Shared {
 
     /// Makes the written buffers that were due for eviction the next victims, in the order of
     /// `blocks`.
-    fn evict_next(&self, blocks: &[Going]) {
+    fn evict_next(&self, blocks: &[DirtyBlock]) {
         let mut cold = self.cold.lock();
         let Cold { nodes, policy, .. } = &mut *cold;
         blocks.iter().rev().for_each(|one| policy.evict_next(nodes, one.frame));
@@ -443,30 +457,30 @@ impl Shared {
 
     /// Notes that the write of a block has failed, and clears its mark. The block stays dirty.
     /// Returns the error to report.
-    fn fail_back(
+    fn fail_write(
         &self,
         source: &Arc<Source>,
-        going: Going,
-        task: &Task,
+        dirty: DirtyBlock,
+        selection: &Selection,
         errno: Option<i32>,
     ) -> WriteError {
-        let block = source.block(going.key);
+        let block = source.block(dirty.key);
         let number = errno.unwrap_or(libc::EIO);
         source.writes.record(number);
         source.writes.load.set_failing(number);
-        if task.durable {
+        if selection.durable {
             source.writes.poison(number);
         }
-        let header = self.frames.header(going.frame);
-        if task.tries != Tries::All {
+        let header = self.frames.header(dirty.frame);
+        if selection.include != Include::All {
             let rule = source.writes.options.rule(number);
             let life = self.now().saturating_sub(header.since());
             if header.count_try() >= rule.retries || u128::from(life) >= rule.within.as_millis() {
                 header.give_up();
             }
         }
-        self.unmark_back(self.entry(going.frame), going.frame, 0);
-        self.drop_if_abandoned(source, going.key);
+        self.unmark_back(self.entry(dirty.frame), dirty.frame, 0);
+        self.drop_if_abandoned(source, dirty.key);
         match errno {
             Some(errno) => WriteError::Io { errno, block },
             None => WriteError::Panicked { block },
@@ -474,7 +488,7 @@ impl Shared {
     }
 
     fn unmark_back(&self, entry: &Entry, frame: Frame, clear: u64) {
-        self.end_marks(entry, frame, BACK | clear, 0);
+        self.clear_marks_and_wake(entry, frame, BACK | clear, 0);
     }
 
     /// Puts a buffer on the dirty list. The caller has marked its entry `WRITE`, and sets `DIRTY`

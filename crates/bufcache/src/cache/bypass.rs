@@ -1,8 +1,9 @@
 //! Bypasses: the caller writes blocks to the device by its own means, while the cache excludes
 //! them. A bypass begins and ends without a wait.
 //!
-//! The blocks are treated as in a [discard](super::wipe): their range is excluded, clean buffers
-//! are invalidated, and dirty ones are marked, and dropped once the device has the new bytes.
+//! The blocks are treated as in a [discard](super::overwrite): their range is excluded, clean
+//! buffers are invalidated, and dirty ones are marked, and dropped once the device has the new
+//! bytes.
 
 use std::fmt;
 use std::io;
@@ -12,7 +13,7 @@ use std::ops::Range;
 use percpu::sync::Arc;
 
 use super::Shared;
-use super::wipe::Aside;
+use super::overwrite::Marked;
 use crate::dirty::{WriteError, errno_of};
 use crate::error::GetError;
 use crate::hazard;
@@ -29,12 +30,12 @@ use crate::word::Key;
 /// A get of one of the blocks waits until [`finish`](Self::finish) or the drop, which counts as a
 /// failed write. A thread that holds a bypass deadlocks if it gets one of the blocks or closes the
 /// device.
-#[must_use = "the blocks are kept from others until this ends"]
+#[must_use = "a drop counts as a failed write: end it with `finish`"]
 pub struct Bypass {
     /// `None` once it has ended.
     source: Option<Operation<Arc<Source>>>,
     sectors: Range<u64>,
-    aside: Aside,
+    marked: Marked,
     /// Set once the holder may have begun to write.
     is_begun: bool,
     /// Not `Send`, because its end needs the slots that this thread has reserved.
@@ -63,14 +64,14 @@ impl Bypass {
             source.writes.change_unsynced(|unsynced| unsynced.written.insert(self.sectors.clone()));
         }
         if let Err(error) = result {
-            shared.put_back(&source, &self.aside);
+            shared.unmark_all(&source, &self.marked);
             let block = source.block(Key::new(source.id, self.sectors.start));
             return Err(WriteError::Io { errno: errno_of(&error), block });
         }
         source.writes.load.set_succeeding();
         shared.counters.write_calls.add(1);
-        let aside = self.aside.iter();
-        aside.for_each(|&(key, frame)| shared.drop_marked(&source, key, frame));
+        let marked = self.marked.iter();
+        marked.for_each(|&(key, frame)| shared.drop_marked(&source, key, frame));
         Ok(())
     }
 }
@@ -122,16 +123,16 @@ impl Shared {
         if !source.writes.excluded.try_enter(&sectors) {
             return Ok(None);
         }
-        let (aside, is_begun) = (Aside::new(), false);
+        let (marked, is_begun) = (Marked::new(), false);
         let source_of = Some(operation);
         let mut bypass =
-            Bypass { source: source_of, sectors, aside, is_begun, _thread: PhantomData };
+            Bypass { source: source_of, sectors, marked, is_begun, _thread: PhantomData };
         if source.writes.refuses_writers() {
             return Err(WriteError::Closed); // the drop of `bypass` changes nothing
         }
         for key in blocks.filter_map(|block| source.key(block)) {
-            if self.set_aside(source, key, Mode::Thread, &mut bypass.aside).is_err() {
-                return Ok(None); // the drop of `bypass` puts the marked blocks back
+            if self.invalidate_or_mark(source, key, Mode::Thread, &mut bypass.marked).is_err() {
+                return Ok(None); // the drop of `bypass` unmarks the blocks
             }
         }
         // Before the write: whether it succeeds or not, the old bytes may be gone.

@@ -14,7 +14,7 @@ use super::completion::{Batch, Completion};
 /// The device that [begins](crate::BlockDevice::begin_write) the write owns it and ends it once, in
 /// any thread: by [`finish`](Self::finish), or by a drop, which fails it with `ECANCELED`. If it is
 /// forgotten, the issuer waits for ever.
-#[must_use = "the blocks count as being written until this ends"]
+#[must_use = "a drop fails the write with `ECANCELED`: end it with `finish`"]
 pub struct DeviceWrite {
     completion: Completion,
     offset: u64,
@@ -121,7 +121,7 @@ fn defer<T: Send + 'static>(operation: T, completion: fn(&T) -> &Completion, cal
 
 /// A discard or zeroing of a range, owned by the device that begins it. Ends as a [`DeviceWrite`]
 /// does.
-#[must_use = "the range is kept from others until this ends"]
+#[must_use = "a drop fails the operation with `ECANCELED`: end it with `finish`"]
 pub struct DeviceRange {
     completion: Completion,
     offset: u64,
@@ -186,7 +186,7 @@ impl fmt::Debug for DeviceRange {
 }
 
 /// A sync, owned by the device that begins it. Ends as a [`DeviceWrite`] does.
-#[must_use = "the device counts as being synced until this ends"]
+#[must_use = "a drop fails the sync with `ECANCELED`: end it with `finish`"]
 pub struct DeviceSync {
     completion: Completion,
 }

@@ -7,10 +7,10 @@ use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, coarse_clock};
 
 use super::Shared;
-use super::back::Done;
-use super::task::{Task, Tries};
+use super::back::Summary;
+use super::selection::{Include, Selection};
 use crate::source::Source;
-use crate::wait::{Mode, now};
+use crate::wait::{Mode, poll_ready};
 
 /// The most buffers that a thread writes if it needs one. A guess: enough that the next few misses
 /// find clean ones.
@@ -55,10 +55,11 @@ impl Shared {
             _ if urgent => u64::MAX,
             age => self.now().saturating_sub(u64::try_from(age).unwrap_or(u64::MAX)),
         };
-        let task = Task { before, wait: false, tries: Tries::Most, ..Task::all() };
+        let selection =
+            Selection { before, wait: false, include: Include::NotGivenUp, ..Selection::all() };
         // The device remembers an error for its handles.
-        now(self.write_back(source, &task, Mode::Thread));
-        now(self.limit_extents(source, Mode::Thread));
+        poll_ready(self.write_back(source, &selection, Mode::Thread));
+        poll_ready(self.limit_extents(source, Mode::Thread));
     }
 
     /// Syncs a device if its unsynced sectors are in so many ranges that these take much memory. A
@@ -83,11 +84,12 @@ impl Shared {
         if self.dirty_bytes() == 0 {
             return 0;
         }
-        for tries in [Tries::Promising, Tries::Most] {
-            let task = Task { most: SOME, wait: false, tries, ..Task::all() };
+        for include in [Include::Promising, Include::NotGivenUp] {
+            let selection = Selection { most: SOME, wait: false, include, ..Selection::all() };
             let mut at = 0;
-            while let Some(source) = self.pool.dirty(at) {
-                let written = now(self.write_back(&source, &task, Mode::Thread)).written;
+            while let Some(source) = self.pool.nth_dirty(at) {
+                let written =
+                    poll_ready(self.write_back(&source, &selection, Mode::Thread)).written;
                 if written > 0 {
                     return written;
                 }
@@ -98,22 +100,24 @@ impl Shared {
     }
 
     /// Writes a few buffers of one device: those whose write is likely to succeed, or if none of
-    /// these was written, those that `tries` allows.
-    pub(super) fn clean_some_of(&self, source: &Arc<Source>, tries: Tries) -> Done {
-        let task = Task { most: SOME, wait: false, tries: Tries::Promising, ..Task::all() };
-        let done = now(self.write_back(source, &task, Mode::Thread));
-        if done.written > 0 {
-            return done;
+    /// these was written, those that `include` allows.
+    pub(super) fn clean_some_of(&self, source: &Arc<Source>, include: Include) -> Summary {
+        let selection =
+            Selection { most: SOME, wait: false, include: Include::Promising, ..Selection::all() };
+        let summary = poll_ready(self.write_back(source, &selection, Mode::Thread));
+        if summary.written > 0 {
+            return summary;
         }
-        now(self.write_back(source, &Task { tries, ..task }, Mode::Thread))
+        poll_ready(self.write_back(source, &Selection { include, ..selection }, Mode::Thread))
     }
 
-    /// Writes the buffers of a device that would be evicted next if they were clean, for a thread that
-    /// needs a buffer. Returns their number.
+    /// Writes the buffers of a device that would be evicted next if they were clean, for a thread
+    /// that needs a buffer. Returns their number.
     pub(super) fn clean_due(&self, source: &Arc<Source>) -> usize {
-        let tries = Tries::Promising;
-        let task = Task { most: SOME, wait: false, tries, is_due: true, ..Task::all() };
-        now(self.write_back(source, &task, Mode::Thread)).written
+        let include = Include::Promising;
+        let selection =
+            Selection { most: SOME, wait: false, include, is_due: true, ..Selection::all() };
+        poll_ready(self.write_back(source, &selection, Mode::Thread)).written
     }
 
     /// Returns whether dirty buffers have to be written before another becomes dirty. If fewer are

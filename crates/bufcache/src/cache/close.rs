@@ -19,7 +19,7 @@ use super::Shared;
 use crate::dirty::{Stage, WriteError};
 use crate::hazard;
 use crate::source::Source;
-use crate::wait::{Mode, now};
+use crate::wait::{Mode, poll_ready};
 use crate::word::{BACK, Key, WRITE};
 
 impl Shared {
@@ -53,7 +53,7 @@ impl Shared {
     /// Waits for the writes, discards and zeroes that began before writers were refused.
     fn wait_for_writers(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         // No discard or zero runs once the whole device is excluded.
-        drop(now(source.writes.excluded.enter(0..u64::MAX, Mode::Thread)));
+        drop(poll_ready(source.writes.excluded.enter(0..u64::MAX, Mode::Thread)));
         let mut since = None;
         for place in 0..self.table.places() {
             let entry = self.table.entry(place);
@@ -90,7 +90,7 @@ impl Shared {
 
     /// Writes the dirty blocks of a device without handles, and syncs it. Drops blocks that cannot
     /// be written, and returns the error.
-    pub(crate) fn let_go(&self, source: &Arc<Source>) -> Result<(), WriteError> {
+    pub(crate) fn flush_orphan(&self, source: &Arc<Source>) -> Result<(), WriteError> {
         let idle = {
             let dirty = source.writes.dirty.lock().is_empty();
             dirty && source.writes.unsynced(|unsynced| unsynced.is_empty())
@@ -100,8 +100,8 @@ impl Shared {
         }
         let losses = source.writes.group.losses();
         // Also of a closed device, because a reset may have dirtied blocks.
-        let flushed = now(self.flush_even_closed(source, Mode::Thread));
-        let synced = now(self.sync_device(source, losses, Mode::Thread)).and(flushed);
+        let flushed = poll_ready(self.flush_even_closed(source, Mode::Thread));
+        let synced = poll_ready(self.sync_device(source, losses, Mode::Thread)).and(flushed);
         // A write-back that fails from now on drops its block, or has cleared the block's mark
         // before the loop below looks at it, which then drops the block.
         source.in_flight.abandon();
@@ -127,8 +127,8 @@ impl Shared {
         if !source.in_flight.is_abandoned() {
             return;
         }
-        // `let_go` has reported the loss of the block, and has taken it off the dirty list. In the
-        // cache it would stay dirty and keep its frame for ever.
+        // `flush_orphan` has reported the loss of the block, and has taken it off the dirty list.
+        // In the cache it would stay dirty and keep its frame for ever.
         if !matches!(self.try_invalidate(Some(source), key, 0), Ok(Some(_))) {
             // The thread that ends an operation of the device must not wait for a reader or an
             // evictor.

@@ -36,7 +36,7 @@ use crate::wait::{Mode, wake_all};
 pub(super) const RUNS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 256 };
 /// The result of an operation whose device has panicked.
 const PANICKED: i32 = -1;
-/// The flag of `State::left` by which the issuer counts.
+/// The flag of `State::left` that is set while the issuer counts as one more operation.
 const ISSUER: usize = 1 << 31;
 /// The value of `State::left` once all operations have ended and none of them accesses the batch
 /// any more.

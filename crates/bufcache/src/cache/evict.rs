@@ -21,7 +21,7 @@ use crate::hazard;
 use crate::nodes::{On, Victim};
 use crate::policy::{Buffers, Looks, PASSES, mark};
 use crate::source::Source;
-use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, STALE, WRITE};
+use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, STALE, WAITED, WRITE};
 
 /// The most buffers of one eviction, with one fence and one scan. A guess.
 const BATCH: usize = 8;
@@ -31,8 +31,8 @@ pub(super) const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } 
 /// A short search ends after so many buffers in a row that are in use and were not used lately. A
 /// guess: a pass over so many takes less time than a wait.
 const IN_A_ROW: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 1024 };
-/// The same for a cache of which less than a sixteenth is clean: the thread that waits then writes
-/// 64 buffers, and its next search finds these after as many visits.
+/// The same for a cache of which less than a sixteenth is clean. The thread that waits then writes
+/// 64 buffers, and its next search finds them after 64 visits.
 const DIRTY_IN_A_ROW: usize = IN_A_ROW.div_ceil(16);
 /// The pause between two searches if all buffers are in use. A guess: longer than most guards live.
 pub(super) const PAUSE: Duration = Duration::from_micros(50);
@@ -104,24 +104,31 @@ impl Shared {
         };
         let mut looks = Looks::new(of_one_list);
         looks.until_dirty = search == Search::UntilDirty && is_mostly_dirty;
+        // Cleared when a large buffer was in use: the search would come to it again.
+        let mut prefers_large = true;
         loop {
             let mut victims = Batch::new(Victim::NONE);
             (looks.left, looks.lowered) = (LOOKS, false);
-            let (mut chunk, mut passes) = (None, 1);
+            let (mut chunk, mut passes, mut is_large) = (None, 1, false);
             let all = {
                 let mut cold = self.cold.lock();
                 if let Some(result) = done(&mut cold) {
                     return Some(result);
                 }
                 cold.policy.note_full();
-                // What is dirty in the way of a chunk may be anywhere.
+                // The dirty buffers that keep a chunk from being freed may be anywhere on the
+                // lists.
                 looks.until_dirty &= !cold.may_need_chunk(class);
                 let all = cold.policy.len() + cold.scanned.len;
                 looks.pass = looked / all.max(1);
                 self.choose(&mut cold, &mut victims, BATCH, &mut looks);
                 if cold.may_need_chunk(class) {
                     passes = 2; // the first is choosy
-                    if are_smaller_than(&victims, cold.wanted(class)) {
+                    let wanted = cold.wanted(class);
+                    is_large = prefers_large
+                        && are_smaller_than(&victims, wanted)
+                        && self.choose_large(&mut cold, &mut victims, wanted);
+                    if are_smaller_than(&victims, wanted) {
                         let choosy = looked < all.min(IN_A_ROW).min(in_a_row);
                         chunk = self.choose_chunk(&mut cold, &mut victims, choosy, &mut looks);
                     }
@@ -137,13 +144,16 @@ impl Shared {
                 if freed > 0 {
                     (looked, idle) = (0, 0);
                     looks.start_over();
+                    prefers_large = true;
                     continue;
                 }
             }
+            prefers_large &= !is_large;
             let dead = std::mem::replace(&mut of_dead, LOOKS as usize);
             if self.free_marked(victims, &mut looks) + self.free_dead(dead) > 0 {
                 (looked, idle) = (0, 0);
                 looks.start_over();
+                prefers_large = true;
                 continue;
             }
             if looks.has_met_dirty {
@@ -206,12 +216,17 @@ impl Shared {
 
     /// Takes a few buffers to evict off the lists.
     fn choose(&self, cold: &mut Cold, victims: &mut Batch, most: usize, looks: &mut Looks) {
-        // Fewer in a small cache, of which a whole batch would be a large part.
-        let most = most.min((cold.limit() / 64).clamp(1, BATCH));
+        // Fewer in a small cache, of which a whole batch would be a large part. Large buffers count
+        // by their units.
+        let most_units = cold.limit() / 64;
+        let mut units = 0;
+        let is_done = |victims: &Batch, units: usize| {
+            victims.len() >= most.min(BATCH) || (units > 0 && units >= most_units)
+        };
         let Cold { nodes, policy, scanned, .. } = cold;
         // First the buffers that were read once. Buffers in use go to the front of the list.
         while looks.left > 0 && looks.has_more(looks.scanned, scanned.len) {
-            if victims.len() == most {
+            if is_done(victims, units) {
                 return;
             }
             looks.left -= 1;
@@ -225,14 +240,16 @@ impl Shared {
                 policy.insert(nodes, self, frame, entry.key());
             } else if mark(entry) {
                 victims.push(self.victim(frame, On::Scanned));
+                units += 1 << frame.class();
             } else {
                 nodes.push(scanned, frame, On::Scanned);
                 looks.scanned += 1;
             }
         }
-        while victims.len() < most {
+        while !is_done(victims, units) {
             let Some(victim) = policy.pick(nodes, self, looks) else { break };
             victims.push(victim);
+            units += 1 << victim.frame.class();
         }
     }
 
@@ -263,8 +280,8 @@ impl Shared {
         }
         let mut cold = self.cold.lock();
         let mut freed = 0;
-        // Backwards, because the frame that is freed last is taken first: frames keep their order of
-        // addresses while blocks are evicted in the order of their loads, and the CPU fetches ahead.
+        // Backwards, because the frame freed last is taken first: so blocks that are loaded one
+        // after another get ascending addresses again, which the CPU prefetches.
         for at in (0..victims.len()).rev() {
             let frame = victims[at].frame;
             if !in_use[at] {
@@ -379,7 +396,7 @@ impl Shared {
         }
         self.frames.set_huge(self.frames.bytes_of(limit) == self.frames.capacity());
         let mut wait = BufferWait::new(self.patience);
-        let fits = |cold: &mut Cold| (!cold.is_over()).then_some(());
+        let fits = |cold: &mut Cold| (!cold.exceeds_limit()).then_some(());
         while self.evict_until(0, wait.search, fits).is_none() {
             self.wait_for_buffers(None, &mut wait)?;
         }
@@ -450,16 +467,16 @@ impl Shared {
     }
 
     /// Invalidates a block as [`invalidate`](Self::invalidate) does, unless its word has one of the
-    /// flags `kept`. Returns whether it was invalidated.
+    /// `flags`. Returns whether it was invalidated.
     fn invalidate_unless(
         &self,
         source: Option<&Arc<Source>>,
         key: Key,
-        kept: u64,
+        flags: u64,
     ) -> Result<bool, GetError> {
         let (mut rounds, mut since) = (0, None);
         loop {
-            let was_there = self.try_invalidate(source, key, kept)?;
+            let was_there = self.try_invalidate(source, key, flags)?;
             if check!("invalidate: nothing is to be waited for", was_there.is_some()) {
                 return Ok(was_there.unwrap_or_default());
             }
@@ -478,20 +495,20 @@ impl Shared {
         }
     }
 
-    /// Invalidates a block, unless its word has one of the flags `kept`. Returns whether it was
+    /// Invalidates a block, unless its word has one of the `flags`. Returns whether it was
     /// invalidated, or `None` if that has to wait.
     pub(super) fn try_invalidate(
         &self,
         source: Option<&Arc<Source>>,
         key: Key,
-        kept: u64,
+        flags: u64,
     ) -> Result<Option<bool>, GetError> {
         hazard::reserve()?;
         loop {
             let home = self.table.lock(key);
             let Some(entry) = home.find() else { return Ok(Some(false)) };
             let word = entry.word();
-            if word.has(kept) {
+            if word.has(flags) {
                 return Ok(Some(false));
             }
             if word.has(IO | WRITE) && hazard::protected_by_me(entry) > 0 {
@@ -509,7 +526,7 @@ impl Shared {
                 slot = Some(hazard::protect(entry, self.order)?)
             );
             let clear = || slot.inspect(|slot| slot.clear());
-            if entry.try_change(word, STALE, DIRTY).is_err() {
+            if entry.try_change(word, STALE, DIRTY | WAITED).is_err() {
                 clear();
                 continue;
             }
@@ -521,6 +538,8 @@ impl Shared {
             }
             self.move_to_dead(frame);
             clear();
+            // Also those that wait for pins of this buffer: the next buffer of the block has none.
+            self.wake_if(word.has(WAITED), frame);
             self.free_last_dead();
             return Ok(Some(true));
         }

@@ -25,7 +25,7 @@ use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, thread};
 
 use super::Shared;
-use super::task::Tries;
+use super::selection::Include;
 use crate::engine::turn_engine;
 use crate::error::GetError;
 use crate::source::Source;
@@ -33,8 +33,8 @@ use crate::word::Key;
 
 /// A device may have the cache's size divided by this dirty, whatever the others have. A guess.
 const FLOOR: usize = 64;
-/// The most devices without a request for a buffer for which a share is kept. A guess: so several
-/// devices that hang leave a part of the cache, and many idle ones cost a busy one only so much.
+/// A share is reserved for at most this many devices that have not asked for a buffer. A guess:
+/// several hung devices leave a part of the cache, and many idle ones cost a busy one little.
 const QUIET: usize = 3;
 
 impl Shared {
@@ -80,20 +80,21 @@ impl Shared {
         let mut since = None;
         while !self.may_dirty(source, key) {
             let load = &source.writes.load;
-            let tries = if load.failing().is_some() { Tries::All } else { Tries::Most };
-            let done = self.clean_some_of(source, tries);
-            if done.written > 0 {
+            let include = if load.failing().is_some() { Include::All } else { Include::NotGivenUp };
+            let summary = self.clean_some_of(source, include);
+            if summary.written > 0 {
                 continue;
             }
             source.check_write()?;
             let is_over = since.get_or_insert_with(Instant::now).elapsed() >= self.patience;
             // The result of another thread's write shows whether the device still fails.
-            let is_told = done.error.is_some() || !done.overlapped || is_over;
+            let is_told = summary.error.is_some() || !summary.overlapped || is_over;
             if let Some(errno) = load.failing().filter(|_| is_told) {
                 return Err(GetError::Io { errno, block: source.block(key) });
             }
             if !load.is_writing() {
-                return Ok(()); // they are held back, by a user or behind the log: the device is not stuck
+                // The user or the log holds the blocks back: the device does not hang.
+                return Ok(());
             }
             if is_over {
                 return Err(GetError::NoFreeBuffers);
@@ -141,7 +142,7 @@ impl Shared {
                     return 0;
                 }
                 self.hurry_cleaner();
-                self.clean_some_of(source, Tries::Most).written
+                self.clean_some_of(source, Include::NotGivenUp).written
             }
             _ => self.clean_some(),
         }

@@ -35,6 +35,7 @@ use crate::frames::Frame;
 use crate::frames::Place;
 use crate::hazard::{self, Slot};
 use crate::source::{Operation, Source};
+use crate::wait::wake;
 use crate::word::{FAILED, IO, Key, WRITE};
 
 /// A read of a block: an offset on the device, and the buffer, which belongs to the load alone.
@@ -43,7 +44,7 @@ use crate::word::{FAILED, IO, Key, WRITE};
 /// any thread: by [`finish`](Self::finish), or by a drop, which fails it with `ECANCELED`. The
 /// threads and tasks that need the block wait for that; if the load is forgotten, they wait for
 /// ever.
-#[must_use = "the block counts as being read until this ends"]
+#[must_use = "a drop fails the read with `ECANCELED`: end it with `finish`"]
 pub struct Load {
     source: Operation<Arc<Source>>,
     key: Key,
@@ -85,7 +86,7 @@ impl Load {
             return self.read_here(1);
         }
         let (cache, frame) = (Arc::clone(&self.source.cache), self.frame);
-        match cache.pool.read(self) {
+        match cache.pool.queue_load(self) {
             Ok(false) => {}
             Ok(true) => step!("defer: wake those who may read it", cache.wake_threads(frame)),
             // No thread can be started.
@@ -101,7 +102,7 @@ impl Load {
         self.end(result, 0);
     }
 
-    /// Ends the load. The calling thread has `own` of the other pins, and need not be woken.
+    /// Ends the load. `own` of the other pins belong to the calling thread, which needs no wake-up.
     fn end(self, result: io::Result<usize>, own: u64) {
         let (source, key, frame) = self.into_parts();
         let mut bytes = source.cache.frames.bytes(frame);
@@ -116,8 +117,8 @@ impl Load {
         }
     }
 
-    /// Reads the block on this thread, which has `own` of the other pins. Each waiter gets a panic
-    /// of the device as an error.
+    /// Reads the block on this thread, to which `own` of the other pins belong. Each waiter gets a
+    /// panic of the device as an error.
     pub(super) fn read_here(self, own: u64) {
         let slot = self.source.cache.protect_own(self.frame);
         let mut bytes = self.source.cache.frames.bytes(self.frame);
@@ -199,14 +200,14 @@ const LISTS: usize = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64
 
 /// The wakers of tasks that wait for loads or writes, in [`LISTS`] lists by frame.
 #[derive(Debug)]
-pub(super) struct AllWakers(Box<[Wakers]>);
+pub(super) struct WakerLists(Box<[WakerList]>);
 
-impl AllWakers {
+impl WakerLists {
     pub(super) fn new() -> Self {
-        Self((0..LISTS).map(|_| Wakers::new()).collect())
+        Self((0..LISTS).map(|_| WakerList::new()).collect())
     }
 
-    pub(super) fn of(&self, frame: Frame) -> &Wakers {
+    pub(super) fn list(&self, frame: Frame) -> &WakerList {
         // Uses the upper bits as well, because the frames of large blocks begin at every 128th
         // unit.
         let unit = frame.unit() as usize;
@@ -216,13 +217,13 @@ impl AllWakers {
 
 #[derive(Debug)]
 #[repr(align(64))]
-pub(super) struct Wakers {
+pub(super) struct WakerList {
     list: WordLock<Vec<(Frame, Waker)>>,
     /// The length of the list, for threads without the lock.
     len: AtomicUsize,
 }
 
-impl Wakers {
+impl WakerList {
     fn new() -> Self {
         Self { list: WordLock::new(Vec::new()), len: AtomicUsize::new(0) }
     }
@@ -245,18 +246,28 @@ impl Wakers {
             let at = waiting.iter().position(|(of, _)| *of == frame)?;
             // Ordering: Relaxed, here and in `add`; see `is_empty`.
             self.len.store(waiting.len() - 1, Ordering::Relaxed);
-            Some((waiting.swap_remove(at).1, left))
+            Some((waiting.remove(at).1, left))
         };
-        // One by one and without the lock, because a waker is foreign code. At most as many as were
-        // on the list at first, because the frame may have another load by now, and the tasks that
-        // are woken early add their wakers again.
+        // One by one and without the lock, because a waker is foreign code. In order, and at most
+        // as many as were on the list at first: the frame may have another load by now, whose tasks
+        // wake spuriously and add their wakers again, behind those that were not woken.
         let mut most = usize::MAX;
         while most > 0 {
             let Some((waker, left)) = take() else { return };
             most = most.min(left) - 1;
-            // A waker that panics must not keep the other tasks asleep.
-            let _ = contain(|| waker.wake());
+            wake(waker);
         }
+    }
+
+    /// Takes a waker off the list, if it is there.
+    pub(super) fn remove(&self, frame: Frame, waker: &Waker) {
+        let mut waiting = self.list.lock();
+        let is_it = |(of, known): &(Frame, Waker)| *of == frame && known.will_wake(waker);
+        let at = waiting.iter().position(is_it);
+        let removed = at.map(|at| waiting.remove(at));
+        self.len.store(waiting.len(), Ordering::Relaxed);
+        drop(waiting);
+        drop(removed); // foreign code: not under the lock
     }
 
     pub(super) fn add(&self, frame: Frame, waker: &Waker) -> Result<(), GetError> {
@@ -298,8 +309,8 @@ impl Shared {
         let _ = contain(|| source.device.begin_read(load));
     }
 
-    /// Makes a loaded buffer readable, and wakes the waiters. The calling thread has `own` of the
-    /// pins, and each waiter has one.
+    /// Makes a loaded buffer readable, and wakes the waiters. `own` of the pins belong to the
+    /// calling thread, and one to each waiter.
     fn publish(&self, frame: Frame, own: u64) {
         self.frames.writing(frame); // the load has written until now
         if self.entry(frame).publish().pins() > own || self.has_wakers(frame) {
@@ -308,13 +319,13 @@ impl Shared {
     }
 
     pub(super) fn has_wakers(&self, frame: Frame) -> bool {
-        !self.wakers.of(frame).is_empty()
+        !self.wakers.list(frame).is_empty()
     }
 
     /// Wakes the threads and tasks that wait for a frame. Its entry has changed before.
     pub(super) fn wake_waiters(&self, frame: Frame) {
         self.wake_threads(frame);
-        step!("load: wake the tasks", self.wakers.of(frame).wake(frame));
+        step!("load: wake the tasks", self.wakers.list(frame).wake(frame));
     }
 
     /// Wakes the threads that sleep for a frame, which then look at the entry again.
@@ -335,7 +346,7 @@ impl Shared {
         let entry = self.table.entry(place);
         if entry.word().has(marks) {
             let frame = entry.word().frame();
-            let wakers = self.wakers.of(frame);
+            let wakers = self.wakers.list(frame);
             wakers.add(frame, context.waker())?;
             if check!("poll: the marks are there still", entry.word().has(marks)) {
                 return Poll::Pending;
@@ -346,20 +357,49 @@ impl Shared {
         Poll::Ready(Ok(()))
     }
 
-    /// Returns why the load of an entry failed that the caller has pinned. `None` if it succeeded.
+    /// Returns why a load failed, whose entry the caller has pinned. `None` if it succeeded.
     pub(crate) fn failure(&self, place: Place) -> Option<Failure> {
         let word = self.table.entry(place).word();
         let header = self.frames.header(word.frame());
         word.has(FAILED).then(|| Failure::from_code(header.failure()))
     }
 
-    /// Returns whether no load and no writer has an entry that the caller has pinned.
-    pub(crate) fn is_over(&self, place: Place) -> bool {
+    /// Returns whether the load or write of an entry has ended. The caller has pinned the entry.
+    pub(crate) fn has_ended(&self, place: Place) -> bool {
         !self.table.entry(place).word().has(IO | WRITE)
     }
 
     /// Returns the frame of an entry that the caller has pinned.
     pub(crate) fn frame_at(&self, place: Place) -> Frame {
         self.table.entry(place).word().frame()
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use std::task::Wake;
+
+    use super::*;
+
+    /// Adds another task's waker, as a task does that is woken while the list is worked off.
+    struct Adds(Arc<WakerList>, Option<Waker>);
+
+    impl Wake for Adds {
+        fn wake(self: Arc<Self>) {
+            self.1.iter().for_each(|other| self.0.add(Frame(1), other).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_task_that_comes_late_takes_the_wake_up_of_no_other() {
+        let wakers = Arc::new(WakerList::new());
+        let task = |adds| Waker::from(Arc::new(Adds(Arc::clone(&wakers), adds)));
+        let late = task(None);
+        for waker in [task(Some(late.clone())), task(None), task(None)] {
+            wakers.add(Frame(1), &waker).unwrap();
+        }
+        wakers.wake(Frame(1));
+        let left = wakers.list.lock();
+        assert!(left.len() == 1 && left[0].1.will_wake(&late), "{} are left", left.len());
     }
 }

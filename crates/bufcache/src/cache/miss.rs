@@ -13,15 +13,15 @@ use percpu::sync::atomic::{Ordering, fence};
 use percpu::sync::{Arc, check, hint, step, thread};
 
 use super::evict::{BufferWait, Search};
-use super::write::{Fill, Got};
-use super::{Held, Reuse, Shared};
+use super::write::{Fill, Got, Wait, Want};
+use super::{Protected, Reuse, Shared};
 use crate::engine::{turn_engine, wait_by_engine};
 use crate::error::{Failure, GetError};
 use crate::frames::Frame;
 use crate::frames::Place;
 use crate::hazard;
 use crate::source::Source;
-use crate::word::{Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE, Word};
+use crate::word::{BACK, Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE, Word};
 
 /// A frame that this thread owns. Its drop gives the frame back.
 pub(super) struct Spare<'c> {
@@ -69,25 +69,14 @@ impl Drop for Spare<'_> {
 #[must_use = "it may be pinned"]
 pub(crate) enum Entered {
     /// The buffer is cached, and a slot of the caller protects it.
-    There(Held),
+    Cached(Protected),
     /// The number of an entry that is pinned for the caller. The block is being read or written, or
     /// its load has just ended.
     Pinned(Place),
     /// The block was not cached. The caller fills the buffer.
-    Locked(Held),
+    Locked(Protected),
     /// The block is being discarded.
     Excluded,
-}
-
-/// A request for a block.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Want {
-    pub(crate) class: u8,
-    pub(crate) reuse: Reuse,
-    /// The contents of a block that was not cached.
-    pub(crate) fill: Fill,
-    /// Whether the calling thread waits for a buffer and for the block. A task does not.
-    pub(crate) blocks: bool,
 }
 
 impl Shared {
@@ -102,15 +91,25 @@ impl Shared {
         reuse: Reuse,
         fill: Fill,
     ) -> Result<Got, GetError> {
-        let want = Want { class, reuse, fill, blocks: true };
+        self.miss_with(source, key, Want { class, reuse, fill, wait: Wait::Block })
+    }
+
+    /// Does the work of [`miss`](Self::miss). With [`Wait::Load`] it fails with
+    /// [`GetError::WouldBlock`] if a writer has the block.
+    pub(super) fn miss_with(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        want: Want,
+    ) -> Result<Got, GetError> {
         let mut rounds = 0;
         loop {
             match self.enter(source, key, want)? {
-                Entered::There(held) => return Ok(Got::Shared(held)),
-                Entered::Locked(held) => return Ok(Got::Locked(held)),
+                Entered::Cached(buffer) => return Ok(Got::Shared(buffer)),
+                Entered::Locked(buffer) => return Ok(Got::Locked(buffer)),
                 Entered::Pinned(place) => {
                     let entry = self.table.entry(place);
-                    return self.wait_for_load(source, key, entry).map(Got::Shared);
+                    return self.wait_for_load(source, key, entry, want.wait).map(Got::Shared);
                 }
                 // The discard may be on this thread's engine.
                 Entered::Excluded if turn_engine() => self.wait_a_moment(&mut rounds),
@@ -132,18 +131,19 @@ impl Shared {
         hazard::reserve()?;
         self.note_want(source);
         let mut spare = None;
-        let mut wait = BufferWait::new(if want.blocks { self.patience } else { Duration::ZERO });
+        let blocks = want.wait != Wait::None;
+        let mut wait = BufferWait::new(if blocks { self.patience } else { Duration::ZERO });
         let mut rounds = 0_u32;
         loop {
             let found = self.table.find(key);
-            if let Some(held) = found.and_then(|_| self.hit(key, want.class, want.reuse)) {
-                return Ok(Entered::There(held));
+            if let Some(buffer) = found.and_then(|_| self.hit(key, want.class, want.reuse)) {
+                return Ok(Entered::Cached(buffer));
             }
             source.check_read(key)?;
             let is_absent =
                 |found: Option<&Entry>| check!("enter: the block is absent", found.is_none());
             if spare.is_none() && is_absent(found) {
-                if !want.blocks && !self.may_load(source) {
+                if !blocks && !self.may_load(source) {
                     return Err(GetError::NoFreeBuffers);
                 }
                 spare = self.spare(want.class, wait.search);
@@ -165,6 +165,9 @@ impl Shared {
                 let is_read = want.fill == Fill::Read;
                 if is_read {
                     step!("enter: pin it for the requester", word = word.pinned_once_more());
+                } else {
+                    // Before the insertion: a thread that waits for loads only must not wait here.
+                    word = word.with(WRITE);
                 }
                 let Some(place) = home.insert(word) else {
                     // The table has twice as many entries as buffers, but entries that are being
@@ -180,7 +183,7 @@ impl Shared {
                     return self.create(source, key, frame).map(Entered::Locked);
                 }
                 let pinned = Pinned::new(self, self.table.entry(place));
-                self.begin(source, key, frame, want.reuse, want.blocks);
+                self.begin(source, key, frame, want.reuse, blocks);
                 pinned.into_pin();
                 return Ok(Entered::Pinned(place));
             }
@@ -190,7 +193,7 @@ impl Shared {
             self.check_class(word, want.class)?;
             // This thread has a write guard, or is a verifier or device that gets its own block. A
             // task does not block the thread.
-            if is_marked && want.blocks && hazard::protected_by_me(entry) > 0 {
+            if is_marked && blocks && hazard::protected_by_me(entry) > 0 {
                 return Err(GetError::WouldDeadlock);
             }
             if is_marked && word.pins() == MOST_PINS {
@@ -262,7 +265,12 @@ impl Shared {
 
     /// Locks an entry that was just inserted, for the caller to fill. The bytes are those of an
     /// earlier block.
-    pub(super) fn create(&self, source: &Source, key: Key, frame: Frame) -> Result<Held, GetError> {
+    pub(super) fn create(
+        &self,
+        source: &Source,
+        key: Key,
+        frame: Frame,
+    ) -> Result<Protected, GetError> {
         let entry = self.entry(frame);
         let slot = match hazard::protect_kept(entry) {
             Ok(slot) => slot,
@@ -270,7 +278,7 @@ impl Shared {
         };
         self.admit(frame, key, Reuse::Likely);
         self.frames.writing(frame);
-        // Before other threads can lock it: a block that is refused here was never cached.
+        // Before the block becomes readable: one that is refused here was never cached.
         entry.change(WRITE, 0);
         // Ordering: SeqCst fence, against the fence in `Shared::close`: this thread finds the stage
         // `Closing`, or the closer finds `WRITE` and waits.
@@ -280,7 +288,7 @@ impl Shared {
             return Err(self.fail(source, key, frame, Failure::Closed, 0));
         }
         entry.publish_locked();
-        Ok(Held { slot, frame })
+        Ok(Protected { slot, frame })
     }
 
     /// Removes the entry of a failed load, and wakes its waiters. The calling thread has `own` pins
@@ -309,13 +317,20 @@ impl Shared {
         failure.of(source.block(key))
     }
 
-    /// Sleeps until the load or write of an entry ends that this thread has pinned, and returns its
-    /// buffer.
-    fn wait_for_load(&self, source: &Source, key: Key, entry: &Entry) -> Result<Held, GetError> {
+    /// Sleeps until the load or write of an entry ends, which this thread has pinned. Returns the
+    /// buffer. With [`Wait::Load`] it fails with [`GetError::WouldBlock`] if a writer has the
+    /// block.
+    fn wait_for_load(
+        &self,
+        source: &Source,
+        key: Key,
+        entry: &Entry,
+        wait: Wait,
+    ) -> Result<Protected, GetError> {
         let _pinned = Pinned::new(self, entry);
         let frame = entry.word().frame();
         if entry.word().has(IO | WRITE) {
-            self.sleep_for_load(entry)?;
+            self.sleep_for_load(entry, wait)?;
         }
         if entry.word().has(FAILED) {
             let failure = Failure::from_code(self.frames.header(frame).failure());
@@ -324,11 +339,11 @@ impl Shared {
         // The pin keeps the entry until the slot is visible: `unpin` orders the two.
         let slot = hazard::protect_kept(entry).map_err(GetError::from);
         self.frames.reading(frame);
-        slot.map(|slot| Held { slot, frame })
+        slot.map(|slot| Protected { slot, frame })
     }
 
     /// Sleeps until an entry is neither loaded nor written.
-    fn sleep_for_load(&self, entry: &Entry) -> Result<(), GetError> {
+    fn sleep_for_load(&self, entry: &Entry, wait: Wait) -> Result<(), GetError> {
         let header = self.frames.header(entry.word().frame());
         let mut since = None;
         if header.is_claimed_by_me() {
@@ -350,6 +365,9 @@ impl Shared {
             if !word.has(IO | WRITE) {
                 return Ok(());
             }
+            if word.has(WRITE) && wait == Wait::Load {
+                return Err(GetError::WouldBlock);
+            }
             if word.has(WRITE) {
                 // The writer may wait for a guard of this thread, so the wait is bounded.
                 let left = self.time_left(&mut since)?;
@@ -366,7 +384,10 @@ impl Shared {
     }
 
     /// Converts the protection by a slot into a pin. Returns the number of the entry.
-    pub(crate) fn pin_held(&self, Held { slot, frame }: Held) -> Result<Place, GetError> {
+    pub(crate) fn pin_protected(
+        &self,
+        Protected { slot, frame }: Protected,
+    ) -> Result<Place, GetError> {
         let pinned = self.entry(frame).pin();
         let place = self.frames.header(frame).place();
         slot.clear();
@@ -386,6 +407,12 @@ impl Shared {
             let frame = left.frame();
             self.table.free(self.frames.header(frame).place());
             self.give(frame);
+        } else if left.pins() == 0 && left.has(WAITED) && !left.has(WRITE | BACK) {
+            // Without pins and marks the block can be locked, so no waiter needs the flag. If the
+            // entry is another block's by now, the drop of that block's last pin wakes its waiters.
+            let _ = entry.try_change(left, 0, WAITED);
+            let wakers = self.wakers.list(left.frame());
+            step!("unpin: wake the tasks that wait to write", wakers.wake(left.frame()));
         }
     }
 }

@@ -18,37 +18,39 @@ mod close;
 mod completion;
 mod evict;
 mod fairness;
+mod line;
 mod load;
 mod miss;
+mod overwrite;
 mod past;
 mod pool;
 mod reclaim;
+mod selection;
 mod sync;
-mod task;
 mod timer;
-mod wipe;
 mod write;
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use percpu::AllocError;
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Arc, WordLock, coarse_clock};
-use percpu::{AllocError, PerCpuCounter};
 
 #[cfg(any(offlock_loom, offlock_shuttle))]
-pub(crate) use self::aside::begin_to_read;
-pub(crate) use self::aside::{Forget, begin_to_forget};
+pub(crate) use self::aside::order_claim;
+pub(crate) use self::aside::{Attempt, order_invalidation};
 pub use self::bypass::Bypass;
 pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
 pub(crate) use self::cleaner::Limits;
-use self::load::AllWakers;
+use self::line::Line;
 pub use self::load::Load;
-pub(crate) use self::miss::{Entered, Want};
+use self::load::WakerLists;
+pub(crate) use self::miss::Entered;
+pub(crate) use self::overwrite::Overwrite;
 use self::pool::Pool;
-use self::timer::{HAS_TIME, Timer};
-pub(crate) use self::wipe::Wipe;
-pub(crate) use self::write::{Fill, Got};
+use self::timer::Timer;
+pub(crate) use self::write::{Fill, Got, Wait, Want};
 use crate::cold::Cold;
 use crate::contain::contain;
 use crate::error::{BuildError, GetError};
@@ -57,6 +59,7 @@ use crate::hazard::{self, Order, Slot};
 use crate::ids::{Identity, Ids};
 use crate::nodes::{On, Victim};
 use crate::policy::{Buffers, Eviction, Policy, Samples, Shadows};
+use crate::stats::Counter;
 use crate::table::Table;
 use crate::tally::Tally;
 use crate::timed::{Holds, TimedLock};
@@ -74,7 +77,8 @@ pub(crate) struct Shared {
     cold: TimedLock<Cold>,
     /// The numbers and identities of the devices.
     ids: WordLock<Ids>,
-    wakers: AllWakers,
+    wakers: WakerLists,
+    line: Line,
     pool: Pool,
     timer: Timer,
     dirty_bytes: AtomicUsize,
@@ -108,23 +112,23 @@ pub(crate) struct Shared {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     /// Gets, except for hits that `hits` counts.
-    pub(crate) get: PerCpuCounter,
-    pub(crate) create: PerCpuCounter,
-    pub(crate) page_retries: PerCpuCounter,
-    pub(crate) get_locked_waited: PerCpuCounter,
-    pub(crate) busy_locked: PerCpuCounter,
-    pub(crate) miss_locked: PerCpuCounter,
-    pub(crate) get_read: PerCpuCounter,
-    pub(crate) evictions: PerCpuCounter,
+    pub(crate) get: Counter,
+    pub(crate) create: Counter,
+    pub(crate) page_retries: Counter,
+    pub(crate) get_locked_waited: Counter,
+    pub(crate) busy_locked: Counter,
+    pub(crate) miss_locked: Counter,
+    pub(crate) get_read: Counter,
+    pub(crate) evictions: Counter,
     /// Blocks written to devices, and the calls that wrote them.
-    pub(crate) written: PerCpuCounter,
-    pub(crate) write_calls: PerCpuCounter,
+    pub(crate) written: Counter,
+    pub(crate) write_calls: Counter,
     /// Syncs of devices.
-    pub(crate) syncs: PerCpuCounter,
+    pub(crate) syncs: Counter,
     /// Ranges whose readahead was dropped.
-    pub(crate) ahead_dropped: PerCpuCounter,
+    pub(crate) ahead_dropped: Counter,
     /// Claims of blocks that were not worth a buffer.
-    pub(crate) claims_refused: PerCpuCounter,
+    pub(crate) claims_refused: Counter,
 }
 
 /// Whether a block is likely to be used again.
@@ -139,7 +143,8 @@ impl Counters {
     /// allocates nothing.
     fn new() -> Self {
         let all = Self::default();
-        let of_a_miss = [
+        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
+        for counter in [
             &all.get,
             &all.create,
             &all.page_retries,
@@ -153,17 +158,15 @@ impl Counters {
             &all.syncs,
             &all.ahead_dropped,
             &all.claims_refused,
-        ];
-        if HAS_TIME {
-            // Without memory a counter is only slower.
-            of_a_miss.into_iter().for_each(|counter| _ = counter.reserve());
+        ] {
+            let _ = counter.reserve(); // without memory a counter is only slower
         }
         all
     }
 }
 
 /// A buffer that a slot of this thread protects.
-pub(crate) struct Held {
+pub(crate) struct Protected {
     pub(crate) slot: &'static Slot,
     pub(crate) frame: Frame,
 }
@@ -184,7 +187,8 @@ impl Shared {
             frames,
             cold: TimedLock::new(cold, holds.clone()),
             ids: WordLock::new(Ids::new()),
-            wakers: AllWakers::new(),
+            wakers: WakerLists::new(),
+            line: Line::new(),
             room: AtomicUsize::new(room),
             pool: Pool::new(limits),
             timer: Timer::new(),
@@ -206,18 +210,23 @@ impl Shared {
     }
 
     /// Returns the buffer of `key` if it is cached and readable. Wait-free, without a shared write.
-    pub(crate) fn hit(&self, key: Key, class: u8, reuse: Reuse) -> Option<Held> {
-        let (held, is_sampled, _) = self.look_up(key, class, reuse)?;
+    pub(crate) fn hit(&self, key: Key, class: u8, reuse: Reuse) -> Option<Protected> {
+        let (buffer, is_sampled, _) = self.look_up(key, class, reuse)?;
         if is_sampled {
             self.note_hit(key);
         }
-        Some(held)
+        Some(buffer)
     }
 
     /// As [`hit`](Self::hit), but returns whether the caller is to call
     /// [`note_hit`](Self::note_hit), and the number of the slot's record.
     #[inline(always)]
-    pub(crate) fn look_up(&self, key: Key, class: u8, reuse: Reuse) -> Option<(Held, bool, u32)> {
+    pub(crate) fn look_up(
+        &self,
+        key: Key,
+        class: u8,
+        reuse: Reuse,
+    ) -> Option<(Protected, bool, u32)> {
         let entry = self.table.find(key)?;
         let (slot, record) = hazard::protect_numbered(entry, self.order).ok()?;
         if let Some(word) = entry.look(key) {
@@ -227,7 +236,7 @@ impl Shared {
                 }
                 self.frames.reading(word.frame());
                 let is_sampled = word.has(SAMPLED) && reuse == Reuse::Likely;
-                return Some((Held { slot, frame: word.frame() }, is_sampled, record));
+                return Some((Protected { slot, frame: word.frame() }, is_sampled, record));
             }
         }
         slot.clear();
@@ -249,7 +258,7 @@ impl Shared {
     /// Makes a call for a device on a thread of the cache, or on this one if no thread can be
     /// started.
     pub(crate) fn call_blocking(&self, device: u16, call: impl FnOnce() + Send + 'static) {
-        if let Err(call) = self.pool.call(device, Box::new(call)) {
+        if let Err(call) = self.pool.queue_call(device, Box::new(call)) {
             call();
         }
     }
@@ -267,7 +276,8 @@ impl Shared {
         }
     }
 
-    /// Does what few hits need. One function, because with two a hit would spill a register.
+    /// Samples or times a hit, which few hits need. One function, because two calls would make
+    /// every hit spill a register.
     #[cold]
     #[inline(never)]
     pub(crate) fn note_and_time(&self, key: Key, class: u8, is_sampled: bool, is_timed: bool) {
@@ -282,9 +292,9 @@ impl Shared {
     /// Looks a block up again, and measures the time.
     fn time_a_hit(&self, key: Key, class: u8) {
         let began = Instant::now();
-        if let Some(held) = self.hit(key, class, Reuse::None) {
+        if let Some(buffer) = self.hit(key, class, Reuse::None) {
             self.hit_times.add(began);
-            held.slot.clear();
+            buffer.slot.clear();
         }
     }
 
@@ -373,7 +383,7 @@ impl Shared {
         self.frames.bytes_of(units)
     }
 
-    /// Returns the rule of eviction in force.
+    /// Returns the eviction policy in use.
     pub(crate) fn eviction(&self) -> Eviction {
         self.cold.lock().policy.rule()
     }

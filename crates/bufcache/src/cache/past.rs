@@ -5,13 +5,13 @@ use std::ops::Range;
 
 use percpu::sync::Arc;
 
-use super::task::Task;
-use super::{Held, Shared};
+use super::selection::Selection;
+use super::{Protected, Shared};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::hazard;
 use crate::source::Source;
-use crate::wait::{Mode, now};
+use crate::wait::{Mode, poll_ready};
 use crate::word::{DIRTY, Key};
 
 impl Shared {
@@ -22,7 +22,7 @@ impl Shared {
         source: &Arc<Source>,
         key: Key,
         class: u8,
-    ) -> Result<Held, GetError> {
+    ) -> Result<Protected, GetError> {
         let refused = |error| {
             self.counters.get.add(1);
             self.counters.busy_locked.add(1);
@@ -33,9 +33,9 @@ impl Shared {
             return Err(refused(GetError::WouldBlock));
         }
         match self.try_lock_write(source, key, class) {
-            Ok(held) => {
+            Ok(buffer) => {
                 self.counters.get.add(1);
-                return Ok(held);
+                return Ok(buffer);
             }
             Err(GetError::WouldBlock) if !self.is_cached(key) => {}
             Err(error) => return Err(refused(error)),
@@ -66,7 +66,7 @@ impl Shared {
                 .any(|key| self.is_dirty(key));
         }
         let mut place = 0;
-        while let Some((key, next)) = self.next_of(source.id, &sectors, place) {
+        while let Some((key, next)) = self.next_cached(source.id, &sectors, place) {
             if self.is_dirty(key) {
                 return true;
             }
@@ -89,9 +89,9 @@ impl Shared {
         blocks: Range<u64>,
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
-        let task = Task { sectors: source.sectors_of(blocks), ..Task::all() };
-        let done = now(self.write_back(source, &task, Mode::Thread));
+        let selection = Selection { sectors: source.sectors_of(blocks), ..Selection::all() };
+        let summary = poll_ready(self.write_back(source, &selection, Mode::Thread));
         self.check_sync(source)?;
-        done.error.map_or(Ok(()), Err)
+        summary.error.map_or(Ok(()), Err)
     }
 }

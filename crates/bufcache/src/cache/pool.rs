@@ -240,9 +240,9 @@ impl Pool {
     /// # Errors
     ///
     /// The load, if no thread can be started or there is no memory to queue it.
-    pub(super) fn read(&self, load: Load) -> Result<bool, Load> {
+    pub(super) fn queue_load(&self, load: Load) -> Result<bool, Load> {
         let mut state = self.queue.state.lock();
-        let has_thread = self.call_thread(&mut state) || state.threads > 0;
+        let has_thread = self.ensure_idle_thread(&mut state) || state.threads > 0;
         let work = state.work(load.device());
         if !has_thread || work.loads.try_reserve(1).is_err() {
             return Err(load);
@@ -283,9 +283,9 @@ impl Pool {
     /// # Errors
     ///
     /// The call, if no thread can be started or there is no memory to queue it.
-    pub(super) fn call(&self, device: u16, call: Call) -> Result<(), Call> {
+    pub(super) fn queue_call(&self, device: u16, call: Call) -> Result<(), Call> {
         let mut state = self.queue.state.lock();
-        let has_thread = self.call_thread(&mut state) || state.threads > 0;
+        let has_thread = self.ensure_idle_thread(&mut state) || state.threads > 0;
         let work = state.work(device);
         if !has_thread || work.calls.try_reserve(1).is_err() {
             return Err(call);
@@ -306,7 +306,7 @@ impl Pool {
         let tell = HAS_ROUNDS && !state.timed;
         if tell {
             // If no thread can be started, a sync or a thread that needs memory writes the buffers.
-            self.call_thread(&mut state);
+            self.ensure_idle_thread(&mut state);
         }
         drop(state);
         if tell {
@@ -329,7 +329,7 @@ impl Pool {
     }
 
     /// Returns the `at`th device with dirty buffers.
-    pub(super) fn dirty(&self, at: usize) -> Option<Arc<Source>> {
+    pub(super) fn nth_dirty(&self, at: usize) -> Option<Arc<Source>> {
         let state = self.queue.state.lock();
         state.devices.iter().filter_map(|work| work.dirty.clone()).nth(at)
     }
@@ -347,9 +347,9 @@ impl Pool {
         }
     }
 
-    /// Makes sure that a thread waits for a job. Returns whether one does.
-    fn call_thread(&self, state: &mut State) -> bool {
-        Queue::call_thread(&self.queue, state, self.limits)
+    /// Starts a thread if none waits for a job. Returns whether one waits now.
+    fn ensure_idle_thread(&self, state: &mut State) -> bool {
+        Queue::ensure_idle_thread(&self.queue, state, self.limits)
     }
 }
 
@@ -363,7 +363,7 @@ impl Drop for Pool {
 }
 
 impl Queue {
-    fn call_thread(queue: &Arc<Self>, state: &mut State, limits: Limits) -> bool {
+    fn ensure_idle_thread(queue: &Arc<Self>, state: &mut State, limits: Limits) -> bool {
         if state.idle > 0 {
             return true;
         }
@@ -379,7 +379,7 @@ impl Queue {
         let mut state = queue.state.lock();
         state.idle -= 1;
         while let Some((id, job)) = queue.next_job(&mut state) {
-            if state.needs_another(id) && Self::call_thread(queue, &mut state, limits) {
+            if state.needs_another(id) && Self::ensure_idle_thread(queue, &mut state, limits) {
                 queue.changed.notify_one();
             }
             drop(state);

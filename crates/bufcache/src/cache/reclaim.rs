@@ -1,9 +1,15 @@
-//! Reclaims a whole chunk for a large block if small blocks have all the memory.
+//! Makes room for a large block where the policy's next victims are small.
 //!
 //! A chunk has frames of one size, and can have another size only once all of them are free. The
 //! victims that the policy picks one by one lie in different chunks, so nearly all buffers would be
-//! evicted before a chunk is free. Instead the policy's victims name the candidate chunks, and the
-//! buffers of the least used one are evicted together, or none of them is.
+//! evicted before a chunk is free.
+//!
+//! So a large buffer is evicted if one is among the next victims: as many as would make room for
+//! the block if they lay side by side. The small ones before it stay due, for the next small
+//! blocks. Only if there is none, small blocks have kept more than their share of the memory, and
+//! lose a chunk: the policy's victims name the candidate chunks, and the buffers of the least used
+//! one are evicted together, or none of them is. Most of these were not due. If each large block
+//! took a chunk, the small ones would have fewer hits than with least recently used by bytes.
 
 use super::Shared;
 use super::evict::Batch;
@@ -12,7 +18,7 @@ use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::nodes::{On, Victim};
-use crate::policy::{Looks, is_evictable, mark};
+use crate::policy::{Buffers, Looks, is_evictable, mark};
 use crate::word::{EVICT, NEW};
 
 /// The largest number of frames of a chunk.
@@ -27,6 +33,36 @@ fn buffers(chunk: &Chunk) -> impl Iterator<Item = &Victim> {
 }
 
 impl Shared {
+    /// Replaces victims that are smaller than the frames of `class` by a large enough buffer that
+    /// comes up after them, and puts them back as the next victims. Returns whether there is one.
+    pub(super) fn choose_large(&self, cold: &mut Cold, victims: &mut Batch, class: u8) -> bool {
+        let mut next = cold.policy.next_due(&cold.nodes, None);
+        // As many of the smallest as the frame has units.
+        for _ in 0..1 << class {
+            let Some(frame) = next else { return false };
+            let entry = self.entry(frame);
+            if frame.class() >= class
+                && cold.nodes.of(frame).weight == 0
+                && entry.word().used() == 0
+                && mark(entry)
+            {
+                let on = cold.nodes.of(frame).on;
+                cold.withdraw(frame);
+                if let On::Policy(list) = on {
+                    cold.policy.lose(list, entry.key());
+                }
+                for victim in victims.iter().rev() {
+                    self.spare_victim(cold, *victim, None);
+                }
+                victims.clear();
+                victims.push(self.victim(frame, on));
+                return true;
+            }
+            next = cold.policy.due_after(&cold.nodes, frame);
+        }
+        false
+    }
+
     /// Takes the least used chunk of those that the victims lie in, and empties `victims`.
     ///
     /// The other victims are put back as the next to be evicted. If no chunk can be taken, or if

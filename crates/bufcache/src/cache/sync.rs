@@ -15,7 +15,7 @@ use percpu::sync::{Arc, check, step};
 use super::Shared;
 use super::changes::DeviceSync;
 use super::completion::Batch;
-use super::task::Task;
+use super::selection::Selection;
 use crate::contain::contain;
 use crate::dirty::{Extents, Unsynced, WriteError};
 use crate::error::GetError;
@@ -48,9 +48,9 @@ impl Shared {
         source: &Arc<Source>,
         mode: Mode,
     ) -> Result<(), WriteError> {
-        let done = self.write_back(source, &Task::all(), mode).await;
+        let summary = self.write_back(source, &Selection::all(), mode).await;
         self.check_poison(source)?;
-        done.error.map_or(Ok(()), Err)
+        summary.error.map_or(Ok(()), Err)
     }
 
     /// Makes all blocks durable that were dirtied before this call.
@@ -121,10 +121,10 @@ impl Shared {
         self.check_sync(source)?;
         let losses = source.writes.group.losses();
         let sectors = source.sectors_of(blocks);
-        let task = Task { sectors: sectors.clone(), durable: true, ..Task::all() };
-        let done = self.write_back(source, &task, mode).await;
+        let selection = Selection { sectors: sectors.clone(), durable: true, ..Selection::all() };
+        let summary = self.write_back(source, &selection, mode).await;
         self.check_poison(source)?;
-        if let Some(error) = done.error {
+        if let Some(error) = summary.error {
             return Err(error);
         }
         // Another thread may have written some of the blocks without FUA.
@@ -253,16 +253,16 @@ impl Shared {
                     // Tested under the mark, so that the block is neither evicted nor loaded
                     // meanwhile.
                     if is_there && !is_copy() {
-                        self.end_marks(entry, word.frame(), WRITE, 0);
+                        self.clear_marks_and_wake(entry, word.frame(), WRITE, 0);
                         self.invalidate_clean(source, key)?;
                         return Ok(false);
                     }
                     if is_there {
                         self.list_dirty(source, word.frame());
-                        self.end_marks(entry, word.frame(), WRITE, DIRTY);
+                        self.clear_marks_and_wake(entry, word.frame(), WRITE, DIRTY);
                         return Ok(true);
                     }
-                    self.end_marks(entry, word.frame(), WRITE, 0);
+                    self.clear_marks_and_wake(entry, word.frame(), WRITE, 0);
                 }
             }
             self.pause(&mut rounds, &mut since)?;

@@ -1,5 +1,5 @@
-//! Wakes tasks' operations at a time: for waits with a timeout, and for waits on events that wake
-//! nothing, such as the drop of a guard.
+//! Wakes operations of tasks at a given time: for waits with a timeout, and for waits on events
+//! that wake nothing, such as the drop of a guard.
 
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,9 @@ use percpu::sync::{Arc, Condvar, Mutex, spawn, thread};
 
 use crate::wait::wake_all;
 
-/// Whether time passes, which it does not in a model.
+/// False in a model, in which no time passes.
 pub(super) const HAS_TIME: bool = !cfg!(any(offlock_loom, offlock_shuttle));
-/// The thread ends after so long without work. A guess.
+/// The thread ends after this time without work. A guess.
 const IDLE: Duration = Duration::from_secs(1);
 
 /// Starts a thread while an operation waits for a time.

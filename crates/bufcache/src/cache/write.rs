@@ -15,25 +15,26 @@
 //! A reader that waits for a writer pins the entry, which keeps the entry's block; the next writer
 //! waits for the pin. A thread that waits for a write-back (`BACK`), or waits for a writer in order
 //! to write, has neither slot nor pin: it sets `WAITED`, sleeps at the frame, and looks the block
-//! up again.
+//! up again. The first task [in line](super::line) does the same with its waker, also for the last
+//! pin. For guards of readers, whose drop wakes nothing, a thread of the cache waits in its place.
 
 use std::future::poll_fn;
 use std::mem;
-use std::task::Poll;
-use std::time::Instant;
+use std::task::{Poll, Waker};
+use std::time::{Duration, Instant};
 
 use percpu::sync::{Arc, check, hint, step, thread};
 
 use super::evict::PAUSE;
 use super::timer::HAS_TIME;
-use super::{Held, Reuse, Shared};
+use super::{Protected, Reuse, Shared};
 use crate::engine::turn_engine;
 use crate::error::GetError;
 use crate::frames::{Frame, Place};
 use crate::hazard;
 use crate::source::Source;
-use crate::wait::Mode;
-use crate::word::{BACK, DIRTY, Entry, HELD, Key, WAITED, WRITE};
+use crate::wait::{Mode, Reply};
+use crate::word::{BACK, DIRTY, Entry, Key, READER_PIN, WAITED, WRITE, Word};
 
 /// The contents of a block that was not cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,12 +45,33 @@ pub(crate) enum Fill {
     Caller,
 }
 
+/// A request for a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Want {
+    pub(crate) class: u8,
+    pub(crate) reuse: Reuse,
+    /// The contents of a block that was not cached.
+    pub(crate) fill: Fill,
+    pub(crate) wait: Wait,
+}
+
+/// What a requester of a block blocks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// A buffer, the load of the block, and its writer.
+    Block,
+    /// A buffer and the load, by a thread that serves a task: the task waits for the writer.
+    Load,
+    /// Nothing.
+    None,
+}
+
 /// The buffer that a miss returns.
 pub(crate) enum Got {
     /// To be read.
-    Shared(Held),
+    Shared(Protected),
     /// To be filled by the caller, as its writer: the block was not cached and is not read.
-    Locked(Held),
+    Locked(Protected),
 }
 
 /// Why the caller does not get the lock now.
@@ -64,6 +86,31 @@ enum Obstacle {
     Closing,
 }
 
+/// The registration of a task that waits for a frame.
+struct Waiter<'c> {
+    cache: &'c Shared,
+    frame: Frame,
+    waker: Waker,
+}
+
+impl Drop for Waiter<'_> {
+    fn drop(&mut self) {
+        let Self { cache, frame, waker } = self;
+        step!("wait: forget the task", cache.wakers.list(*frame).remove(*frame, waker));
+        cache.timer.remove(waker);
+    }
+}
+
+/// Returns whether a writer or a write-back has a buffer.
+fn is_marked(word: Word) -> bool {
+    word.has(WRITE | BACK)
+}
+
+/// Returns whether a writer, a write-back or a pin keeps other threads from locking a buffer.
+fn is_marked_or_pinned(word: Word) -> bool {
+    is_marked(word) || (word.is_readable() && word.pins() > 0)
+}
+
 impl Shared {
     /// Locks the buffer of a block for writing. Blocks as a miss does, and for the guards of the
     /// block.
@@ -73,44 +120,82 @@ impl Shared {
         key: Key,
         class: u8,
         fill: Fill,
-    ) -> Result<Held, GetError> {
+    ) -> Result<Protected, GetError> {
         source.check_write()?;
         self.limit_dirty(source, key)?;
-        let mut since = None;
+        let want = Want { class, reuse: Reuse::Likely, fill, wait: Wait::Block };
+        let (mut rounds, mut since) = (0, None);
+        loop {
+            match self.lock_once(source, key, want, &mut since)? {
+                Ok(buffer) => return Ok(buffer),
+                Err(Obstacle::Marked(frame)) => self.wait_for_mark(frame, key, &mut since)?,
+                Err(_) => self.pause(&mut rounds, &mut since)?,
+            }
+        }
+    }
+
+    /// Does the work of [`lock_write`](Self::lock_write) for a task, which waits for the holder of
+    /// the block itself: returns `None` if a writer, a write-back or a pin keeps the block.
+    pub(crate) fn lock_write_for_task(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        class: u8,
+        fill: Fill,
+        since: &mut Option<Instant>,
+    ) -> Result<Option<Protected>, GetError> {
+        source.check_write()?;
+        self.limit_dirty(source, key)?;
+        let want = Want { class, reuse: Reuse::Likely, fill, wait: Wait::Load };
         let mut rounds = 0;
         loop {
-            let held = match self.hit(key, class, Reuse::Likely) {
-                Some(held) => held,
-                None => match self.miss(source, key, class, Reuse::Likely, fill) {
-                    Ok(Got::Locked(held)) => return Ok(held),
-                    Ok(Got::Shared(held)) => held,
-                    // Another thread's read of the block failed, which this one overwrites.
-                    Err(error) if fill == Fill::Caller && error.is_of_a_read() => {
-                        self.pause(&mut rounds, &mut since)?;
-                        continue;
-                    }
-                    Err(error) => return Err(error),
-                },
-            };
-            let obstacle = match self.mark_write(source, &held) {
-                Ok(()) => match self.wait_for_readers(held, &mut since)? {
-                    Some(held) => return Ok(held),
-                    None => {
-                        self.pause(&mut rounds, &mut since)?;
-                        continue;
-                    }
-                },
-                Err(obstacle) => obstacle,
-            };
-            held.slot.clear();
-            match obstacle {
-                Obstacle::Own => return Err(GetError::WouldDeadlock),
-                Obstacle::Closing => return Err(GetError::Closed),
-                Obstacle::Marked(frame) => {
-                    self.wait_for_mark(frame, key, &mut since)?;
-                }
-                Obstacle::Passing => self.pause(&mut rounds, &mut since)?,
+            if let Ok(buffer) = self.lock_once(source, key, want, since)? {
+                return Ok(Some(buffer));
             }
+            if self.is_marked_or_pinned(key) {
+                return Ok(None);
+            }
+            self.pause(&mut rounds, since)?;
+        }
+    }
+
+    /// Returns whether a writer, a write-back or a pin keeps a task from locking a block.
+    pub(crate) fn is_marked_or_pinned(&self, key: Key) -> bool {
+        self.table.find(key).is_some_and(|entry| is_marked_or_pinned(entry.word()))
+    }
+
+    /// Tries to lock the buffer of a block. Blocks as a miss does, and for guards of readers.
+    fn lock_once(
+        &self,
+        source: &Arc<Source>,
+        key: Key,
+        want: Want,
+        since: &mut Option<Instant>,
+    ) -> Result<Result<Protected, Obstacle>, GetError> {
+        let buffer = match self.hit(key, want.class, want.reuse) {
+            Some(buffer) => buffer,
+            None => match self.miss_with(source, key, want) {
+                Ok(Got::Locked(buffer)) => return Ok(Ok(buffer)),
+                Ok(Got::Shared(buffer)) => buffer,
+                Err(GetError::WouldBlock) => return Ok(Err(Obstacle::Passing)), // a writer has it
+                // Another thread's read of the block failed, which this one overwrites.
+                Err(error) if want.fill == Fill::Caller && error.is_of_a_read() => {
+                    return Ok(Err(Obstacle::Passing));
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        let obstacle = match self.mark_write(source, &buffer) {
+            Ok(()) => {
+                return Ok(self.wait_for_readers(buffer, since)?.ok_or(Obstacle::Passing));
+            }
+            Err(obstacle) => obstacle,
+        };
+        buffer.slot.clear();
+        match obstacle {
+            Obstacle::Own => Err(GetError::WouldDeadlock),
+            Obstacle::Closing => Err(GetError::Closed),
+            obstacle => Ok(Err(obstacle)),
         }
     }
 
@@ -120,18 +205,18 @@ impl Shared {
         source: &Arc<Source>,
         key: Key,
         class: u8,
-    ) -> Result<Held, GetError> {
+    ) -> Result<Protected, GetError> {
         source.check_write()?;
         if !self.may_dirty(source, key) {
             return Err(GetError::WouldBlock);
         }
-        let Some(held) = self.hit(key, class, Reuse::Likely) else {
+        let Some(buffer) = self.hit(key, class, Reuse::Likely) else {
             return Err(GetError::WouldBlock);
         };
-        match self.mark_write(source, &held) {
+        match self.mark_write(source, &buffer) {
             Ok(()) => {}
             Err(obstacle) => {
-                held.slot.clear();
+                buffer.slot.clear();
                 return Err(match obstacle {
                     Obstacle::Own => GetError::WouldDeadlock,
                     Obstacle::Closing => GetError::Closed,
@@ -139,23 +224,23 @@ impl Shared {
                 });
             }
         }
-        if self.is_read_by_others(&held) || self.is_held(&held) {
-            self.unlock_write(source, held, false);
+        if self.is_read_by_others(&buffer) || self.has_reader_pin(&buffer) {
+            self.unlock_write(source, buffer, false);
             return Err(GetError::WouldBlock);
         }
-        self.frames.writing(held.frame);
-        Ok(held)
+        self.frames.writing(buffer.frame);
+        Ok(buffer)
     }
 
     /// Sets `WRITE` on the entry that the caller's slot protects.
-    fn mark_write(&self, source: &Source, held: &Held) -> Result<(), Obstacle> {
-        let entry = self.entry(held.frame);
+    fn mark_write(&self, source: &Source, buffer: &Protected) -> Result<(), Obstacle> {
+        let entry = self.entry(buffer.frame);
         if hazard::protected_by_me(entry) > 1 {
             return Err(Obstacle::Own);
         }
         let word = entry.word();
         if !check!("write: no write or write-back runs", !word.has(BACK | WRITE)) {
-            return Err(Obstacle::Marked(held.frame));
+            return Err(Obstacle::Marked(buffer.frame));
         }
         if !word.is_readable() || word.pins() > 0 {
             return Err(Obstacle::Passing);
@@ -166,52 +251,52 @@ impl Shared {
         // `WRITE`.
         step!("write: the mark is set before the scan", self.order.barrier());
         if source.writes.refuses_writers() {
-            self.end_marks(entry, held.frame, WRITE, 0);
+            self.clear_marks_and_wake(entry, buffer.frame, WRITE, 0);
             return Err(Obstacle::Closing);
         }
         Ok(())
     }
 
-    fn is_read_by_others(&self, held: &Held) -> bool {
-        let is_read = hazard::is_protected_by_others(self.entry(held.frame), held.slot);
+    fn is_read_by_others(&self, buffer: &Protected) -> bool {
+        let is_read = hazard::is_protected_by_others(self.entry(buffer.frame), buffer.slot);
         !check!("write: no reader is left", !is_read)
     }
 
     /// Returns whether a guard has become a pin since the mark. The caller has found no slot that
     /// names the entry.
-    fn is_held(&self, held: &Held) -> bool {
-        self.entry(held.frame).word().has(HELD)
+    fn has_reader_pin(&self, buffer: &Protected) -> bool {
+        self.entry(buffer.frame).word().has(READER_PIN)
     }
 
     /// Waits for the readers that came before the mark. Returns `None`, with the mark cleared, if
     /// one of them keeps a pin.
     fn wait_for_readers(
         &self,
-        held: Held,
+        buffer: Protected,
         since: &mut Option<Instant>,
-    ) -> Result<Option<Held>, GetError> {
+    ) -> Result<Option<Protected>, GetError> {
         let mut rounds = 0;
-        while self.is_read_by_others(&held) {
+        while self.is_read_by_others(&buffer) {
             if let Err(error) = self.pause(&mut rounds, since) {
-                self.unmark_write(held, 0);
+                self.unmark_write(buffer, 0);
                 return Err(error);
             }
         }
-        if self.is_held(&held) {
-            self.unmark_write(held, 0);
+        if self.has_reader_pin(&buffer) {
+            self.unmark_write(buffer, 0);
             return Ok(None);
         }
-        self.frames.writing(held.frame);
-        Ok(Some(held))
+        self.frames.writing(buffer.frame);
+        Ok(Some(buffer))
     }
 
     /// Unlocks a buffer, which becomes dirty if it was `modified`.
-    pub(crate) fn unlock_write(&self, source: &Arc<Source>, held: Held, modified: bool) {
-        let waits = self.publish_write(source, held.frame, modified);
-        held.slot.clear();
+    pub(crate) fn unlock_write(&self, source: &Arc<Source>, buffer: Protected, modified: bool) {
+        let waits = self.publish_write(source, buffer.frame, modified);
+        buffer.slot.clear();
         // After the slot is cleared: a woken operation may run on this thread, and would wait for
         // it.
-        self.wake_if(waits, held.frame);
+        self.wake_if(waits, buffer.frame);
     }
 
     /// Unlocks a buffer that no slot names; the mark alone keeps it from eviction.
@@ -226,29 +311,29 @@ impl Shared {
         if modified && !entry.word().has(DIRTY) {
             self.list_dirty(source, frame);
         }
-        self.take_marks(entry, WRITE, if modified { DIRTY } else { 0 })
+        self.clear_marks(entry, WRITE, if modified { DIRTY } else { 0 })
     }
 
-    fn unmark_write(&self, Held { slot, frame }: Held, set: u64) {
-        let waits = self.take_marks(self.entry(frame), WRITE, set);
+    fn unmark_write(&self, Protected { slot, frame }: Protected, set: u64) {
+        let waits = self.clear_marks(self.entry(frame), WRITE, set);
         slot.clear();
         self.wake_if(waits, frame); // after the slot is cleared: see `unlock_write`
     }
 
     /// Clears marks of the caller, and wakes the threads and tasks that wait for that.
-    pub(super) fn end_marks(&self, entry: &Entry, frame: Frame, marks: u64, set: u64) {
-        let waits = self.take_marks(entry, marks, set);
+    pub(super) fn clear_marks_and_wake(&self, entry: &Entry, frame: Frame, marks: u64, set: u64) {
+        let waits = self.clear_marks(entry, marks, set);
         self.wake_if(waits, frame);
     }
 
     /// Clears marks of the caller. Returns whether a thread or task waits for that.
-    fn take_marks(&self, entry: &Entry, marks: u64, set: u64) -> bool {
-        let held = if marks & WRITE != 0 { HELD } else { 0 };
-        let before = entry.change(set, marks | WAITED | held);
+    fn clear_marks(&self, entry: &Entry, marks: u64, set: u64) -> bool {
+        let reader_pin = if marks & WRITE != 0 { READER_PIN } else { 0 };
+        let before = entry.change(set, marks | WAITED | reader_pin);
         before.has(WAITED) || (before.has(WRITE) && before.pins() > 0)
     }
 
-    fn wake_if(&self, waits: bool, frame: Frame) {
+    pub(super) fn wake_if(&self, waits: bool, frame: Frame) {
         if waits {
             // The frame may belong to another block by now: then the wake-up is spurious.
             step!("write: wake the waiters", self.wake_waiters(frame));
@@ -272,11 +357,47 @@ impl Shared {
         let header = self.frames.header(frame);
         let seen = header.loaded.load();
         let Some(entry) = self.table.find(key) else { return Ok(()) };
-        if !self.set_waited(entry, frame) {
+        if !self.set_waited(entry, frame, is_marked) {
             return Ok(());
         }
         header.sleep(seen, left);
         Ok(())
+    }
+
+    /// Waits, as a task, for the writer, the write-back or the last pin that keeps a cached block
+    /// from being locked. Returns whether there was one. May return early, so the caller looks the
+    /// block up again. If the future is dropped, its waker is forgotten.
+    pub(crate) async fn wait_to_lock(
+        &self,
+        key: Key,
+        since: &mut Option<Instant>,
+    ) -> Result<bool, GetError> {
+        let Some(word) =
+            self.table.find(key).map(Entry::word).filter(|&word| is_marked_or_pinned(word))
+        else {
+            return Ok(false);
+        };
+        let (frame, left) = (word.frame(), self.time_left(since)?);
+        let woken = Reply::new();
+        // A waker of its own: one task may wait for several blocks, and drop one of the futures.
+        let waiter = Waiter { cache: self, frame, waker: woken.waker() };
+        self.wakers.list(frame).add(frame, &waiter.waker)?;
+        // With the waker on the list: either this finds that the block is free, or the thread that
+        // frees it finds `WAITED`.
+        let entry = self.table.find(key);
+        let waits = entry.is_some_and(|entry| self.set_waited(entry, frame, is_marked_or_pinned));
+        if check!("wait: the block is kept", waits) {
+            self.wake_after(left, &waiter.waker);
+            let _ = woken.wait().await;
+        }
+        Ok(true)
+    }
+
+    /// Wakes an operation after that time. A time beyond the clock's range needs no timer.
+    pub(super) fn wake_after(&self, left: Duration, waker: &Waker) {
+        if let Some(end) = Instant::now().checked_add(left).filter(|_| HAS_TIME) {
+            self.timer.add(end, waker);
+        }
     }
 
     /// [`wait_for_mark`](Self::wait_for_mark) for a task.
@@ -293,25 +414,23 @@ impl Shared {
                 self.timer.remove(context.waker());
                 return Poll::Ready(Ok(()));
             }
-            let wakers = self.wakers.of(frame);
+            let wakers = self.wakers.list(frame);
             wakers.add(frame, context.waker())?;
             let entry = self.table.find(key);
-            if !entry.is_some_and(|entry| self.set_waited(entry, frame)) {
+            if !entry.is_some_and(|entry| self.set_waited(entry, frame, is_marked)) {
                 // The mark may be cleared already, and that may have woken another task.
                 wakers.wake(frame);
                 return Poll::Ready(Ok(()));
             }
-            // A time beyond the clock's range needs no timer.
-            if let Some(end) = Instant::now().checked_add(left).filter(|_| HAS_TIME) {
-                self.timer.add(end, context.waker());
-            }
+            self.wake_after(left, context.waker());
             Poll::Pending
         })
         .await
     }
 
-    /// Waits, as an operation of its own, until the writer of an entry ends that the caller has
-    /// pinned: at most as long as the cache's patience, because the caller's task may have the guard.
+    /// Waits, as an operation of its own, until the writer of an entry ends. The caller has pinned
+    /// the entry. The cache's patience limits the wait, because the caller's task may have the
+    /// guard.
     pub(crate) async fn wait_for_writer(&self, place: Place) -> Result<(), GetError> {
         let mut since = None;
         poll_fn(|context| {
@@ -323,9 +442,8 @@ impl Shared {
                 self.timer.remove(context.waker());
                 return polled;
             }
-            // A time beyond the clock's range needs no timer.
-            match self.time_left(&mut since).map(|left| Instant::now().checked_add(left)) {
-                Ok(end) => end.into_iter().for_each(|end| self.timer.add(end, context.waker())),
+            match self.time_left(&mut since) {
+                Ok(left) => self.wake_after(left, context.waker()),
                 Err(error) => return Poll::Ready(Err(error)),
             }
             polled
@@ -356,21 +474,18 @@ impl Shared {
         Ok(())
     }
 
-    /// Sets `WAITED` on an entry with `WRITE` or `BACK`, so that the end of the mark wakes the
-    /// caller. Returns whether it did.
-    fn set_waited(&self, entry: &Entry, frame: Frame) -> bool {
+    /// Sets `WAITED` on an entry if `waited_for` holds for its word, so that the end of the mark or
+    /// of the last pin wakes the caller. Returns whether the flag is set.
+    fn set_waited(&self, entry: &Entry, frame: Frame, waited_for: fn(Word) -> bool) -> bool {
         let word = entry.word();
         word.frame() == frame
-            && word.has(WRITE | BACK)
+            && waited_for(word)
             && (word.has(WAITED) || entry.try_change(word, WAITED, 0).is_ok())
     }
 
     /// Returns the rest of the cache's patience. The first call of a wait stores its begin in
     /// `since`.
-    pub(super) fn time_left(
-        &self,
-        since: &mut Option<Instant>,
-    ) -> Result<std::time::Duration, GetError> {
+    pub(super) fn time_left(&self, since: &mut Option<Instant>) -> Result<Duration, GetError> {
         let waited = since.get_or_insert_with(Instant::now).elapsed();
         self.patience.checked_sub(waited).filter(|left| !left.is_zero()).ok_or(GetError::Busy)
     }

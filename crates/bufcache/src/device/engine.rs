@@ -1,4 +1,4 @@
-//! A file whose operations are begun by engines.
+//! A device on a file whose operations run on I/O engines.
 
 use std::cell::Cell;
 use std::fs::File;
@@ -9,22 +9,23 @@ use aio_reap::{AllocateMode, BufList, IoBuf, IoBufMut, Reply, Request, RequestEr
 
 use super::{BlockDevice, FileDevice};
 use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
-use crate::engine::{Local, lent_engine, write_engine};
+use crate::engine::{ThreadEngine, lent_engine, write_engine};
 
-/// A file or block device, as [`FileDevice`], whose operations for tasks, and readahead, are made by the
-/// [`Engine`](aio_reap::Engine) that their thread has [lent](crate::lend_engine): they block no thread, and many are
-/// in flight at once.
+/// A file or block device, as [`FileDevice`]. Readahead, and the operations that tasks begin, use
+/// the [`Engine`](aio_reap::Engine) that the thread has [lent](crate::lend_engine): they block no
+/// thread, and many are in flight at once.
 ///
-/// Without a lent engine the cache's own threads call the file for tasks. A thread that waits for a block reads it by a
-/// system call. A thread that waits for a write-back to a file with `O_DIRECT` gives many blocks at once to an engine
-/// that it keeps for that; its other writes, and its syncs, are system calls.
+/// Without a lent engine, threads of the cache make these operations by system calls. A thread that
+/// waits for a block reads it by a system call. A thread that waits for a write-back to a file with
+/// `O_DIRECT` submits many blocks at once to an engine that it keeps for this purpose; its other
+/// writes, and its syncs, are system calls.
 ///
-/// What is in a thread's engine ends when that thread waits for a block, or turns its engine: as with all
-/// of an engine, it should do so soon.
+/// An operation on a thread's engine ends when that thread waits for a block or turns the engine,
+/// as every request of an engine does. So the thread should turn it soon.
 #[derive(Debug)]
 pub struct EngineDevice {
-    /// A thread's engine has it only while it has an operation on it: no idle thread keeps a descriptor of a dropped
-    /// device.
+    /// An engine refers to the file only during an operation, so no idle thread keeps a descriptor
+    /// of a dropped device open.
     file: SharedFile,
     plain: FileDevice,
 }
@@ -34,12 +35,13 @@ impl EngineDevice {
     ///
     /// # Errors
     ///
-    /// As [`FileDevice::new`], also for `O_APPEND`, and where no second descriptor can be had.
+    /// Those of [`FileDevice::new`]; those of `aio_reap::SharedFile::new`; and the error of the
+    /// system call that duplicates the descriptor.
     pub fn new(file: File) -> io::Result<Self> {
         Ok(Self { file: SharedFile::new(file.try_clone()?)?, plain: FileDevice::new(file)? })
     }
 
-    /// Without what lies behind so many bytes, as [`FileDevice::up_to`].
+    /// Limits the device to the first `len` bytes, like [`FileDevice::up_to`].
     pub fn up_to(mut self, len: u64) -> Self {
         self.plain = self.plain.up_to(len);
         self
@@ -53,17 +55,18 @@ impl EngineDevice {
         };
         let file = local.engine.attach_shared(&self.file);
         let request = local.engine.allocate(&file, mode, range.offset(), range.len());
-        let begun = begin(&local, request, range, |range, result| end_range(range, answer(result)));
+        let begun =
+            begin(&local, request, range, |range, result| end_range(range, device_result(result)));
         begun.err().into_iter().for_each(DeviceRange::defer);
     }
 }
 
-/// A load in the engine's hands.
-struct Target(Load);
+/// The buffer of a load that an engine fills.
+struct LoadBuf(Load);
 
-// SAFETY: the bytes are a frame's, which does not move with the load, is initialised, and is the
-// load's alone until it ends.
-unsafe impl IoBuf for Target {
+// SAFETY: the bytes are those of a frame. They are initialised, do not move with the load, and
+// belong to the load alone until it ends.
+unsafe impl IoBuf for LoadBuf {
     fn as_ptr(&self) -> *const u8 {
         <[u8]>::as_ptr(&self.0)
     }
@@ -74,28 +77,28 @@ unsafe impl IoBuf for Target {
 }
 
 // SAFETY: as above; the same address.
-unsafe impl IoBufMut for Target {
+unsafe impl IoBufMut for LoadBuf {
     fn as_mut_ptr(&mut self) -> *mut u8 {
         <[u8]>::as_mut_ptr(&mut self.0)
     }
 }
 
-/// Gives a request to an engine, which ends an operation of the device with its result. A refused request comes back
-/// as its operation.
+/// Submits a request. Its completion calls `end` with `operation` and the result. If the engine
+/// refuses the request, returns the operation.
 fn begin<B: 'static, R: Reply<B> + 'static, T: 'static>(
-    local: &Local,
+    local: &ThreadEngine,
     request: Request<'_, B, R>,
     operation: T,
     end: impl FnOnce(T, Result<R, RequestError>) + 'static,
 ) -> Result<(), T> {
-    // Kept here as well, as a refused request drops its callback.
-    let kept = Rc::new(Cell::new(Some(operation)));
-    let in_flight = local.count();
+    // Shared with the callback, because the engine drops the callback of a refused request.
+    let slot = Rc::new(Cell::new(Some(operation)));
+    let in_flight = local.begin_operation();
     let begun = request.inner_callback({
-        let kept = Rc::clone(&kept);
+        let slot = Rc::clone(&slot);
         move |result, _| {
             in_flight.set(in_flight.get() - 1);
-            if let Some(operation) = kept.take() {
+            if let Some(operation) = slot.take() {
                 end(operation, result);
             }
         }
@@ -104,13 +107,14 @@ fn begin<B: 'static, R: Reply<B> + 'static, T: 'static>(
         Ok(_) => Ok(()),
         Err(_) => {
             local.in_flight.set(local.in_flight.get() - 1);
-            kept.take().map_or(Ok(()), Err)
+            slot.take().map_or(Ok(()), Err)
         }
     }
 }
 
-/// What the device says, by an engine; `None` where the engine ends, which is no error of the device.
-fn answer<R>(result: Result<R, RequestError>) -> Option<io::Result<()>> {
+/// Returns the result of the device. `None` if the engine has ended, which is no error of the
+/// device.
+fn device_result<R>(result: Result<R, RequestError>) -> Option<io::Result<()>> {
     match result {
         Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => None,
         result => Some(result.map(drop).map_err(io::Error::from)),
@@ -138,16 +142,16 @@ fn end_sync(sync: DeviceSync, result: Option<io::Result<()>>) {
     }
 }
 
-/// Bytes of a write, which stay where they are until the write ends.
+/// One part of a write.
 #[derive(Clone, Copy)]
-struct Part {
+struct WriteBuf {
     at: *const u8,
     len: usize,
 }
 
-// SAFETY: the bytes are initialised, and neither change nor go before the `DeviceWrite` ends, which the request's
-// callback has.
-unsafe impl IoBuf for Part {
+// SAFETY: the bytes are initialised, and neither change nor are freed before the `DeviceWrite`
+// ends. The callback of the request owns the `DeviceWrite`.
+unsafe impl IoBuf for WriteBuf {
     fn as_ptr(&self) -> *const u8 {
         self.at
     }
@@ -179,18 +183,18 @@ impl BlockDevice for EngineDevice {
     }
 
     fn begin_read(&self, load: Load) {
-        // A thread that waits anyway reads by a system call: the engine would add a submission and a wait.
+        // A thread that blocks reads by a system call: an engine would add a submission and a wait.
         let Some(local) = lent_engine().filter(|_| !load.is_blocking()) else {
             return load.defer();
         };
         let file = local.engine.attach_shared(&self.file);
         let offset = load.offset();
-        let in_flight = local.count();
-        let request = local.engine.read(&file, Target(load), offset);
-        let begun = request.inner_callback(move |result, Target(load)| {
+        let in_flight = local.begin_operation();
+        let request = local.engine.read(&file, LoadBuf(load), offset);
+        let begun = request.inner_callback(move |result, LoadBuf(load)| {
             in_flight.set(in_flight.get() - 1);
             match result {
-                // The engine ends, which is no error of the device.
+                // The engine has ended, which is no error of the device.
                 Err(error) if error.raw_os_error() == Some(libc::ECANCELED) => load.defer(),
                 result => load.finish(result.map_err(Into::into)),
             }
@@ -218,9 +222,9 @@ impl BlockDevice for EngineDevice {
     }
 
     fn begin_write(&self, write: DeviceWrite) {
-        // A thread that waits calls the system for a durable write, for one alone, and for a buffered one:
-        // that is a copy. Where the file system does not begin it without a wait, as ext4, a ring gives each
-        // write to a kernel thread.
+        // A thread that blocks makes a durable, single or buffered write by a system call. A
+        // buffered write only copies, and if the file system cannot begin it without a wait, as
+        // ext4 cannot, a ring passes each write to a kernel thread.
         let is_call = || write.is_durable() || write.is_alone() || self.alignment() == 1;
         let local = match write.is_blocking() {
             true if is_call() => None,
@@ -230,20 +234,21 @@ impl BlockDevice for EngineDevice {
         let Some(local) = local else { return write.defer() };
         let file = local.engine.attach_shared(&self.file);
         let parts = write.parts().iter();
-        let parts = parts.map(|part| Part { at: part.as_ptr(), len: part.len() }).collect();
+        let parts = parts.map(|part| WriteBuf { at: part.as_ptr(), len: part.len() }).collect();
         let Ok(list) = BufList::new(parts) else { return write.defer() };
         let request = local.engine.write_vectored(&file, list, write.offset());
-        // Not the engine itself, which ends when its owners let it go.
+        // A weak reference, because the callback lies in the engine, which ends with its last
+        // owner.
         let sync_by = Rc::downgrade(&local);
-        // Not the file either, which is closed before the end of the write is told.
+        // Only a durable write keeps the file: the others close it before they report their end.
         let file = write.is_durable().then_some(file);
         let begun = begin(&local, request, write, move |write, result| {
-            let result = answer(result);
+            let result = device_result(result);
             let file = file.filter(|_| matches!(result, Some(Ok(()))));
             let Some(file) = file else { return end_write(write, result) };
             let Some(local) = sync_by.upgrade() else { return write.defer() };
             let sync = local.engine.fdatasync(&file);
-            let end = |write, result| end_write(write, answer(result));
+            let end = |write, result| end_write(write, device_result(result));
             begin(&local, sync, write, end).err().into_iter().for_each(DeviceWrite::defer);
         });
         begun.err().into_iter().for_each(DeviceWrite::defer);
@@ -263,7 +268,8 @@ impl BlockDevice for EngineDevice {
         };
         let file = local.engine.attach_shared(&self.file);
         let request = local.engine.fdatasync(&file);
-        let begun = begin(&local, request, sync, |sync, result| end_sync(sync, answer(result)));
+        let begun =
+            begin(&local, request, sync, |sync, result| end_sync(sync, device_result(result)));
         begun.err().into_iter().for_each(DeviceSync::defer);
     }
 

@@ -174,8 +174,8 @@ impl<D: BlockDevice> FaultDevice<D> {
     /// of the sector and the number of versions, from the durable one to the last. It returns the
     /// version that survives; a value that is too large is the last.
     ///
-    /// If a surviving write has extended the device, the contents are longer than those at the begin
-    /// of the recording, with zeros where nothing was written.
+    /// If a surviving write has extended the device, the contents are longer than those at the
+    /// begin of the recording, with zeros where nothing was written.
     pub fn after_power_cut(
         &self,
         moments: u64,

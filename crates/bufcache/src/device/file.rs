@@ -33,8 +33,8 @@ impl FileDevice {
     /// # Errors
     ///
     /// The error of a system call that asks for the size or for the flags of the file. `EINVAL` for
-    /// a file that is open for writing with `O_APPEND`, by which the system would write each block at
-    /// the end of the file.
+    /// a file that is open for writing with `O_APPEND`, by which the system would write each block
+    /// at the end of the file.
     pub fn new(mut file: File) -> io::Result<Self> {
         // SAFETY: `F_GETFL` takes no pointer.
         let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
@@ -93,7 +93,7 @@ impl FileDevice {
 
     /// Returns how many bytes of a short transfer of `done` bytes count: a direct transfer
     /// continues at a multiple of its alignment.
-    fn whole(&self, done: usize) -> usize {
+    fn whole_units(&self, done: usize) -> usize {
         done & !(self.alignment - 1)
     }
 
@@ -105,10 +105,10 @@ impl FileDevice {
     ) -> io::Result<usize> {
         let mut done = 0;
         while done < buf.len() {
-            let count = again(|| read(offset + done as u64, &mut buf[done..]))?;
+            let count = retry_interrupted(|| read(offset + done as u64, &mut buf[done..]))?;
             done += count;
             // A direct read ends inside a sector only at the end of the file.
-            if count == 0 || self.whole(done) != done {
+            if count == 0 || self.whole_units(done) != done {
                 break;
             }
         }
@@ -131,9 +131,9 @@ impl FileDevice {
         }
         let mut done = 0;
         while done < buf.len() {
-            match again(|| write(offset + done as u64, &buf[done..]))? {
+            match retry_interrupted(|| write(offset + done as u64, &buf[done..]))? {
                 count if count == buf.len() - done => break,
-                count => match self.whole(count) {
+                count => match self.whole_units(count) {
                     0 => return Err(io::Error::from_raw_os_error(libc::ENOSPC)),
                     whole => done += whole,
                 },
@@ -152,7 +152,7 @@ impl FileDevice {
         let (offset, len) = (signed(offset)?, signed(len)?);
         let mode = mode | libc::FALLOC_FL_KEEP_SIZE;
         let fd = self.file.as_raw_fd();
-        again(|| {
+        retry_interrupted(|| {
             // SAFETY: `fallocate` takes no pointer.
             let result = unsafe { libc::fallocate(fd, mode, offset, len) };
             check(result).map(drop)
@@ -193,7 +193,7 @@ impl FileDevice {
         }
         let (mut at, mut left) = (offset, parts);
         while let Some(first) = left.first() {
-            let mut done = self.whole(again(|| many(at, left))?);
+            let mut done = self.whole_units(retry_interrupted(|| many(at, left))?);
             if done == 0 && !first.is_empty() {
                 return Err(io::Error::from_raw_os_error(libc::ENOSPC));
             }
@@ -263,7 +263,7 @@ impl BlockDevice for FileDevice {
     }
 
     fn sync(&self) -> io::Result<()> {
-        again(|| self.file.sync_data())
+        retry_interrupted(|| self.file.sync_data())
     }
 }
 
@@ -298,7 +298,7 @@ fn check(result: i32) -> io::Result<i32> {
 }
 
 /// Repeats the call while a signal interrupts it.
-fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+fn retry_interrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -1,4 +1,4 @@
-//! What is cached: anything that has blocks.
+//! The devices whose blocks are cached.
 
 #[cfg(feature = "aio-reap")]
 mod engine;
@@ -17,98 +17,98 @@ pub use self::memory::MemoryDevice;
 pub use self::power::{Operation, Outcome, Recorded};
 use crate::cache::{DeviceRange, DeviceSync, DeviceWrite, Load};
 
-/// Something with blocks, used by many threads at once.
+/// A device with blocks, which many threads use at once.
 ///
-/// Its methods are called with no lock of the cache held. They may block, and may panic: the block
-/// then counts as not read. A device that asks the cache for the block it is reading is told
-/// [`GetError::WouldDeadlock`](crate::GetError::WouldDeadlock); one that is writing, discarding or
-/// syncing must not ask the cache for the same blocks, or to sync, close or reset it: that waits for
-/// itself.
+/// The cache calls its methods with no lock held. They may block. They may panic, which fails the
+/// operation. A device that gets the block that it is reading from the cache receives
+/// [`GetError::WouldDeadlock`](crate::GetError::WouldDeadlock). One that is writing, discarding or
+/// syncing must not ask the cache for the same blocks, or to sync, close or reset it: that waits
+/// for itself.
 ///
-/// The operations that a device begins ([`begin_read`](Self::begin_read) and the others) belong to
-/// the device that is attached, at their offsets in it: `defer` has that device's blocking methods
-/// called. A wrapper may hand them on to the device inside it only if the offsets are the same
-/// there. One that shifts them leaves the methods out, and shifts in the blocking ones.
+/// The operations that [`begin_read`](Self::begin_read) and the other `begin_` methods receive have
+/// offsets of the attached device, and their `defer` calls the blocking methods of that device. A
+/// wrapper may pass them to an inner device only if the offsets are the same there. A wrapper that
+/// shifts offsets implements the blocking methods only.
 ///
 /// A read-only device needs [`len`](Self::len) and [`read`](Self::read). The other methods return
 /// `EROFS` by default, or `EOPNOTSUPP` where the cache has another way to the same result.
 pub trait BlockDevice: Send + Sync + 'static {
-    /// How many bytes it has. Asked for when it is attached.
+    /// Returns the length in bytes. Called when the device is attached.
     fn len(&self) -> u64;
 
-    /// Whether there is nothing in it.
+    /// Returns whether the length is 0.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What it is on this system, the same at each call: a cache refuses a second device with the
-    /// same, of whatever block size, as it would have two buffers of each byte, of which one is
-    /// old. `None`: the program that attaches it has to prevent that.
+    /// Returns what identifies the device on this system, always the same. A cache refuses a second
+    /// device with the same identity, because it would have two buffers of each byte, one of them
+    /// outdated. For a device without an identity the program must prevent that.
     ///
-    /// Of a file that is the number of its file system and its own; of a block device, its number
-    /// and the largest there is.
+    /// For a file, it is the number of the file system and the inode; for a block device, the
+    /// number of the device and `u64::MAX`.
     fn identity(&self) -> Option<(u64, u64)> {
         None
     }
 
-    /// Whether it takes no changes. Asked for when it is attached: then writers are refused at
-    /// once, with [`GetError::ReadOnly`](crate::GetError::ReadOnly), and not when a block is
-    /// written back. The cache never calls [`sync`](Self::sync) of such a device.
+    /// Returns whether the device cannot be changed. Called when it is attached. The cache refuses
+    /// writers of a read-only device with [`GetError::ReadOnly`](crate::GetError::ReadOnly), and
+    /// never calls its [`sync`](Self::sync).
     fn is_read_only(&self) -> bool {
         false
     }
 
-    /// What offsets, lengths and the addresses of buffers must be multiples of, in bytes: a power
-    /// of two. Blocks may be as small as that.
+    /// Returns the alignment in bytes that offsets, lengths and addresses of buffers need: a power
+    /// of two. It is the smallest possible block size.
     fn alignment(&self) -> usize {
         1
     }
 
-    /// Reads at `offset` and says how much: less than `buf` has only at the end of the device.
+    /// Reads bytes at `offset`. Returns their number, less than the length of `buf` only at the end
+    /// of the device.
     ///
-    /// `offset` and the length are multiples of the block size it was attached with, and `buf` is
+    /// `offset` and the length are multiples of the block size of the attached device, and `buf` is
     /// aligned to it.
     ///
     /// # Errors
     ///
-    /// The device's. `Interrupted` is tried again.
+    /// Those of the device. The cache retries after `Interrupted`.
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize>;
 
-    /// Begins to read a block, and returns without waiting: the [`Load`] [ends](Load::finish) when
-    /// the bytes are there, in any thread.
+    /// Begins to read a block, and returns without a wait. Any thread [ends](Load::finish) the
+    /// [`Load`] once the bytes are there.
     ///
-    /// A device without a way of its own leaves it out: then a thread of the cache calls
-    /// [`read`](Self::read), or the calling thread where that [blocks](Load::is_blocking) for the
-    /// block anyway.
+    /// By default a thread of the cache calls [`read`](Self::read), or the calling thread if it
+    /// [blocks](Load::is_blocking) for the block anyway.
     fn begin_read(&self, load: Load) {
         load.defer();
     }
 
-    /// Writes all of `buf`, which ends where the device does at the latest. It is there for every
-    /// read from then on; after a loss of power it is once a [`sync`](Self::sync) that began later
-    /// has succeeded.
+    /// Writes all of `buf`, which does not extend beyond the end of the device. Later reads return
+    /// the bytes. They survive a power loss once a [`sync`](Self::sync) that began later has
+    /// succeeded.
     ///
     /// # Errors
     ///
-    /// The device's; then any of the sectors may have been written.
+    /// Those of the device. Any of the sectors may have been written then.
     fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         let _ = (offset, buf);
         Err(read_only())
     }
 
-    /// The same, and what it wrote is there after a loss of power (FUA). Writes, and
-    /// [syncs](Self::sync), where a device has no better way.
+    /// Writes all of `buf` durably (FUA): once this returns, the bytes survive a power loss. By
+    /// default a [`write`](Self::write) and a [`sync`](Self::sync).
     ///
     /// # Errors
     ///
-    /// As [`write`](Self::write), and as [`sync`](Self::sync).
+    /// As [`write`](Self::write) and [`sync`](Self::sync).
     fn write_durable(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
         self.write(offset, buf)?;
         self.sync()
     }
 
-    /// Writes parts that lie one behind the other on the device, as [`write`](Self::write) each,
-    /// which is what it does unless a device has a better way.
+    /// Writes parts that are adjacent on the device. By default [`write`](Self::write)s each of
+    /// them.
     ///
     /// # Errors
     ///
@@ -122,7 +122,7 @@ pub trait BlockDevice: Send + Sync + 'static {
         Ok(())
     }
 
-    /// The same, durable when it returns.
+    /// Writes parts that are adjacent on the device durably (FUA).
     ///
     /// # Errors
     ///
@@ -135,21 +135,19 @@ pub trait BlockDevice: Send + Sync + 'static {
         self.sync()
     }
 
-    /// Begins to write, and returns without waiting: the [`DeviceWrite`]
-    /// [ends](DeviceWrite::finish) in any thread, and several may be under way, which do not
-    /// overlap.
+    /// Begins to write, and returns without a wait. Any thread [ends](DeviceWrite::finish) the
+    /// [`DeviceWrite`]. Several writes may be in flight, which do not overlap.
     ///
-    /// A device without a way of its own leaves it out: then
-    /// [`write_vectored`](Self::write_vectored), or the durable one, is called by the calling
-    /// thread if that [blocks](DeviceWrite::is_blocking) for the write anyway, otherwise by a
-    /// thread of the cache. So it is with the other changes.
+    /// By default a thread of the cache calls [`write_vectored`](Self::write_vectored) or the
+    /// durable form, or the calling thread if it [blocks](DeviceWrite::is_blocking) for the write
+    /// anyway. This holds for the other `begin_` methods, too.
     fn begin_write(&self, write: DeviceWrite) {
         write.defer();
     }
 
-    /// How many writes a write-back [begins](Self::begin_write) before it waits for their ends: up to 256.
-    /// Asked for when it is attached. The default keeps a disk busy and lets reads pass; a guess. A device
-    /// whose answers take long wants more.
+    /// Returns the number of writes, at most 256, that a write-back [begins](Self::begin_write)
+    /// before it waits for their ends. Called when the device is attached. The default, a guess,
+    /// keeps a disk busy and lets reads pass. A device with a long latency needs more.
     fn write_depth(&self) -> usize {
         32
     }
@@ -169,40 +167,39 @@ pub trait BlockDevice: Send + Sync + 'static {
         sync.defer();
     }
 
-    /// Lets bytes read as zeros, and keeps room for them. As a write it is durable after a sync.
+    /// Zeroes bytes, and keeps space for them. Like a write it is durable after a sync.
     ///
     /// # Errors
     ///
-    /// The device's; `EOPNOTSUPP` where zeros have to be written, and it has done nothing.
-    /// `Interrupted` is tried again.
+    /// Those of the device. `EOPNOTSUPP` if the device cannot do it and has changed nothing. The
+    /// cache retries after `Interrupted`.
     fn zero(&self, offset: u64, len: u64) -> io::Result<()> {
         let _ = (offset, len);
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
 
-    /// Gives up bytes (TRIM): they read as zeros, and nothing need be kept for them.
+    /// Discards bytes (TRIM): they read as zeros, and the device may free their space.
     ///
     /// # Errors
     ///
-    /// The device's; `EOPNOTSUPP` where it cannot, and has done nothing.
-    /// `Interrupted` is tried again.
+    /// As [`zero`](Self::zero).
     fn discard(&self, offset: u64, len: u64) -> io::Result<()> {
         let _ = (offset, len);
         Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
 
-    /// Makes durable what was written by calls that had returned when this one began.
+    /// Makes the changes durable whose calls had returned when this one began.
     ///
     /// # Errors
     ///
-    /// The device's: none of that need ever become durable then, whatever a later call says.
-    /// `Interrupted` is tried again, and nothing is given up for it.
+    /// Those of the device. These changes may then be lost, even if a later sync succeeds. The
+    /// cache retries after `Interrupted`, which loses nothing.
     fn sync(&self) -> io::Result<()> {
         Err(read_only())
     }
 }
 
-/// What a device says to a change that takes none.
+/// Returns the error of a change of a read-only device.
 fn read_only() -> io::Error {
     io::Error::from_raw_os_error(libc::EROFS)
 }

@@ -178,12 +178,12 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::wait::now;
+    use crate::wait::poll_ready;
 
     #[test]
     fn a_large_range_is_not_overtaken_by_small_ones() {
         let all = Exclusion::new();
-        let first = now(all.enter(0..10, Mode::Thread));
+        let first = poll_ready(all.enter(0..10, Mode::Thread));
         let wide_is_over = AtomicBool::new(false);
         let waiting = |count| {
             while all.state.lock().waiting.len() < count {
@@ -192,17 +192,17 @@ mod tests {
         };
         thread::scope(|scope| {
             scope.spawn(|| {
-                let wide = now(all.enter(0..100, Mode::Thread));
+                let wide = poll_ready(all.enter(0..100, Mode::Thread));
                 wide_is_over.store(true, Ordering::SeqCst);
                 drop(wide);
             });
             waiting(1);
             scope.spawn(|| {
-                let little = now(all.enter(50..60, Mode::Thread));
+                let little = poll_ready(all.enter(50..60, Mode::Thread));
                 assert!(wide_is_over.load(Ordering::SeqCst), "overtaken");
                 drop(little);
             });
-            drop(now(all.enter(200..300, Mode::Thread))); // overlaps no other range
+            drop(poll_ready(all.enter(200..300, Mode::Thread))); // overlaps no other range
             for _ in 0..1000 {
                 thread::yield_now();
                 if all.state.lock().waiting.len() == 2 {

@@ -243,8 +243,8 @@ impl Writes {
     /// Ends the poisoning, by a reset.
     pub(crate) fn forgive(&self) {
         // Ordering: Release pairs with the Acquire in `poisoned`; it carries the blocks that the
-        // reset has made dirty, for `is_newer` and `dirty_of`, which take no lock. A thread that
-        // still finds the errno acts as before the reset.
+        // reset has made dirty, for `is_newer` and `dirty_blocks_in_range`, which take no lock. A
+        // thread that still finds the errno acts as before the reset.
         self.poison.store(0, order!(Release, "forgive: the blocks are dirty before"));
     }
 
@@ -288,7 +288,7 @@ impl Writes {
 
     /// Moves a handle's position to the last error. Returns its errno if the handle had not seen
     /// it.
-    pub(crate) fn look(&self, handle: &AtomicU64) -> Option<i32> {
+    pub(crate) fn take_new_error(&self, handle: &AtomicU64) -> Option<i32> {
         let now = self.seen_now();
         // Ordering: Relaxed; the swap reports an error to one of two concurrent calls.
         (handle.swap(now, Ordering::Relaxed) != now).then_some((now & 0x7fff_ffff) as i32)

@@ -47,7 +47,7 @@ impl ErrorRule {
 }
 
 /// How a device is attached; see [`Cache::attach_with`](crate::Cache::attach_with).
-#[must_use]
+#[must_use = "options do nothing until a device is attached with them"]
 pub struct AttachOptions {
     pub(crate) block_size: usize,
     pub(crate) grows: bool,

@@ -19,7 +19,7 @@ type Read = Box<dyn FnOnce()>;
 struct Engine {
     begun: RefCell<VecDeque<Read>>,
     bell: Arc<Bell>,
-    /// Its waits poll once and fail, as where the kernel refuses to wait.
+    /// Its waits poll once and fail, as if the kernel refused to wait.
     fails: bool,
 }
 
@@ -36,7 +36,7 @@ thread_local! {
     static LENT: RefCell<Option<Rc<Engine>>> = RefCell::new(None);
 }
 
-/// The guard of a lent engine. The thread has the engine until it drops.
+/// The guard of a lent engine. The thread has the engine until the guard drops.
 #[derive(Debug)]
 #[must_use = "the engine is lent only while the guard lives"]
 pub struct Lent(PhantomData<*const ()>);
@@ -80,7 +80,7 @@ pub fn is_lent() -> bool {
     engine().is_some()
 }
 
-/// Passes a read to this thread's engine, which makes it in a later turn.
+/// Queues a read on this thread's engine, which makes it in a later turn.
 ///
 /// # Panics
 ///
@@ -92,7 +92,8 @@ pub fn begin(read: impl FnOnce() + 'static) {
 
 impl Engine {
     fn turn(&self) -> bool {
-        let read = self.begun.borrow_mut().pop_front(); // ends the borrow, because `read` may begin reads
+        // Ends the borrow, because `read` may begin reads.
+        let read = self.begun.borrow_mut().pop_front();
         read.map(|read| read()).is_some()
     }
 }

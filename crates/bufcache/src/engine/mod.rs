@@ -1,4 +1,4 @@
-//! What of a thread's engine the cache needs: a thread that waits lets it go on.
+//! The I/O engines of a thread, which the thread turns while it waits.
 
 #[cfg(feature = "aio-reap")]
 mod local;
@@ -12,13 +12,13 @@ pub(crate) use self::lent::{turn_engine, wait_by_engine};
 #[cfg(feature = "aio-reap")]
 pub use self::local::{LentEngine, lend_engine};
 #[cfg(feature = "aio-reap")]
-pub(crate) use self::local::{Local, lent_engine, write_engine};
+pub(crate) use self::local::{ThreadEngine, lent_engine, write_engine};
 #[cfg(all(feature = "aio-reap", not(any(offlock_loom, offlock_shuttle))))]
 pub(crate) use self::local::{turn_engine, wait_by_engine, wait_for_writes};
 #[cfg(not(feature = "aio-reap"))]
 pub(crate) use self::none::{turn_engine, wait_by_engine};
 
-/// A thread has no engine.
+/// Without the feature no thread has an engine.
 #[cfg(not(feature = "aio-reap"))]
 mod none {
     use std::task::Context;
@@ -30,7 +30,7 @@ mod none {
     pub(crate) fn wait_by_engine(_: impl FnMut(&mut Context<'_>) -> bool) {}
 }
 
-/// No thread has begun a write of its own.
+/// Without the feature, and in a model, no thread has an engine for writes.
 #[cfg(any(not(feature = "aio-reap"), offlock_loom, offlock_shuttle))]
 pub(crate) fn wait_for_writes() -> bool {
     false

@@ -9,12 +9,12 @@ use std::task::{Context, Poll, ready};
 use percpu::sync::{hint, step};
 
 use super::Device;
-use crate::cache::{Forget, Load, begin_to_forget};
+use crate::cache::{Attempt, Load, order_invalidation};
 use crate::error::GetError;
 use crate::frames::Place;
 use crate::word::{IO, Key, WRITE};
 
-/// Log of a sector's bytes.
+/// The binary logarithm of the size of a sector in bytes.
 const SECTOR: u32 = 9;
 /// Retries of a block that another thread takes apart, before the task yields. A guess.
 const LOOKS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 16 };
@@ -71,7 +71,7 @@ impl Device {
             begun: false,
             again: None,
             waiting: None,
-            forgotten: 0,
+            invalidated: 0,
         }
     }
 }
@@ -80,7 +80,7 @@ impl Device {
 /// number of blocks that were cached.
 ///
 /// Dropping it early leaves the remaining blocks cached.
-#[must_use = "nothing is forgotten until it is polled"]
+#[must_use = "no block is invalidated until this is polled"]
 pub struct Invalidation {
     device: Device,
     /// The blocks that are left; all of them if the table is walked.
@@ -92,7 +92,7 @@ pub struct Invalidation {
     again: Option<Key>,
     /// The block whose load or write this waits for, and its pin.
     waiting: Option<(Key, Waiting)>,
-    forgotten: u64,
+    invalidated: u64,
 }
 
 /// A pin on an entry.
@@ -114,7 +114,7 @@ impl Invalidation {
         if let Some(place) = walk {
             let by = source.shift - SECTOR;
             let sectors = left.start << by..left.end << by;
-            let (key, next) = shared.next_of(source.id, &sectors, *place)?;
+            let (key, next) = shared.next_cached(source.id, &sectors, *place)?;
             *place = next;
             return Some(key);
         }
@@ -132,7 +132,7 @@ impl Future for Invalidation {
         let this = &mut *self;
         if !this.begun {
             this.begun = true;
-            begin_to_forget();
+            order_invalidation();
         }
         loop {
             let mut next = this.again.take();
@@ -144,21 +144,21 @@ impl Future for Invalidation {
                 this.waiting = None;
             }
             let Some(key) = next.or_else(|| this.next()) else {
-                return Poll::Ready(Ok(this.forgotten));
+                return Poll::Ready(Ok(this.invalidated));
             };
             let mut looks = 0;
             match loop {
-                match this.device.shared.forget(&this.device.source, key)? {
-                    Forget::Busy if looks < LOOKS => looks += 1,
-                    forgotten => break forgotten,
+                match this.device.shared.invalidate_or_pin(&this.device.source, key)? {
+                    Attempt::Busy if looks < LOOKS => looks += 1,
+                    attempt => break attempt,
                 }
                 hint::spin_loop();
             } {
-                Forget::Done(was_there) => this.forgotten += u64::from(was_there),
-                Forget::Loading(place) => {
+                Attempt::NotCached(was_there) => this.invalidated += u64::from(was_there),
+                Attempt::Pinned(place) => {
                     this.waiting = Some((key, Waiting { device: this.device.clone(), place }));
                 }
-                Forget::Busy => step!("invalidation: look again at a busy block", {
+                Attempt::Busy => step!("invalidation: look again at a busy block", {
                     this.again = Some(key);
                     context.waker().wake_by_ref();
                     return Poll::Pending;

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::Device;
-use crate::cache::{Bypass, Wipe};
+use crate::cache::{Bypass, Overwrite};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::WriteGuard;
-use crate::wait::{Mode, now};
+use crate::wait::{Mode, poll_ready};
 
 impl Device {
     /// Makes a block of zeros as [`create`](Self::create) does, if that needs no wait: for a
@@ -18,9 +18,9 @@ impl Device {
     /// As [`create`](Self::create), and [`GetError::WouldBlock`] if the call would wait.
     pub fn try_create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
-        let held = self.shared.try_create(&self.source, key, self.class)?;
+        let buffer = self.shared.try_create(&self.source, key, self.class)?;
         self.source.writes.forget_load(&self.source.sectors(key));
-        let mut guard = WriteGuard::new(self, held);
+        let mut guard = WriteGuard::new(self, buffer);
         guard.fill(0);
         Ok(guard)
     }
@@ -65,7 +65,12 @@ impl Device {
         let fits = |&end: &u64| end == len || (end < len && end.is_multiple_of(size));
         let Some(end) = end.filter(fits) else { return Err(WriteError::OutOfRange) };
         let blocks = first..end.div_ceil(size);
-        now(self.shared.wipe(&self.source, blocks, Wipe::Write(bytes), Mode::Thread))
+        poll_ready(self.shared.overwrite(
+            &self.source,
+            blocks,
+            Overwrite::Write(bytes),
+            Mode::Thread,
+        ))
     }
 
     /// Excludes whole blocks from the cache while the caller writes them to the device itself. As
@@ -104,6 +109,6 @@ impl Device {
     /// As [`zero`](Self::zero), and `EOPNOTSUPP` if the device cannot; then nothing is changed.
     pub fn zero_by_device(&self, blocks: Range<u64>) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
-        now(self.shared.wipe(&self.source, blocks, Wipe::Zero, Mode::Thread))
+        poll_ready(self.shared.overwrite(&self.source, blocks, Overwrite::Zero, Mode::Thread))
     }
 }

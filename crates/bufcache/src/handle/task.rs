@@ -3,6 +3,9 @@
 //! The steps of a write-back, a sync or a discard run on the threads that end the step before. A
 //! thread of the cache makes other calls that may block, and then wakes the task. A future begins
 //! its call when it is first polled. Dropping it does not cancel the call.
+//!
+//! The wait for the holder of a block is no call: these threads are few, and the holder may need
+//! one to go on. Dropping the future ends that wait.
 
 use std::ops::Range;
 
@@ -10,7 +13,7 @@ use percpu::sync::Arc;
 use percpu::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Device, Seen};
-use crate::cache::{Fill, Wipe};
+use crate::cache::{Fill, Overwrite};
 use crate::dirty::WriteError;
 use crate::error::GetError;
 use crate::guard::OwnedWriteGuard;
@@ -53,7 +56,7 @@ impl Device {
         call: impl FnOnce(Self) -> T + Send + 'static,
     ) -> T {
         let mut device = self.clone();
-        // Ordering: Relaxed, here and below; as in `Writes::look`.
+        // Ordering: Relaxed, here and below; as in `Writes::take_new_error`.
         let seen = Arc::new(AtomicU64::new(self.seen.load(Ordering::Relaxed)));
         device.seen = Seen::OfCall(Arc::clone(&seen));
         let result = call_by(device, call).await;
@@ -81,8 +84,10 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// As [`get_mut`](Self::get_mut). If all buffers are in use, a thread of the cache waits for
-    /// one.
+    /// As [`get_mut`](Self::get_mut): [`GetError::Busy`] also if the tasks in line before keep the
+    /// block for longer than the patience in all. No thread waits for a write guard, a write-back or a
+    /// [`Pin`](crate::Pin) of the block. A thread of the cache waits for a
+    /// [`ReadGuard`](crate::ReadGuard) of it, and for a buffer if all are in use.
     pub async fn get_mut_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
         let key = self.checked_key(block)?;
         if self.is_cached(block) {
@@ -113,27 +118,46 @@ impl Device {
     async fn lock_async(&self, key: Key, fill: Fill) -> Result<OwnedWriteGuard, GetError> {
         // On the thread that took the lock: if the task is gone, the guard's drop unlocks the
         // buffer.
-        let own = move |device: Self, held| {
+        let own = move |device: Self, buffer| {
             let source = Arc::clone(&device.source);
-            let mut guard = OwnedWriteGuard::new(device, held);
+            let mut guard = OwnedWriteGuard::new(device, buffer);
             if fill == Fill::Caller {
                 source.writes.forget_load(&source.sectors(key));
                 guard.fill(0);
             }
             guard
         };
-        // If too much is dirty, the blocking call writes some of it first.
-        if !self.shared.must_clean(&self.source) {
-            match self.shared.try_lock_write(&self.source, key, self.class) {
-                Err(GetError::WouldBlock) => {}
-                locked => return locked.map(|held| own(self.clone(), held)),
+        let (mut since, mut in_line) = (None, None);
+        loop {
+            // If too much is dirty, the blocking call writes some of it first.
+            if !self.shared.must_clean(&self.source) {
+                match self.shared.try_lock_write(&self.source, key, self.class) {
+                    Err(GetError::WouldBlock) => {}
+                    // A get of this thread may wake the task when it drops its pin, and the waker
+                    // may poll it there: the slot is that of the get, not of a guard of the task.
+                    Err(GetError::WouldDeadlock) if since.is_some() => {}
+                    locked => return locked.map(|buffer| own(self.clone(), buffer)),
+                }
+            }
+            // Not on a thread of the cache: the holder may need one to go on, and there are few.
+            if in_line.is_none() && self.shared.is_marked_or_pinned(key) {
+                in_line = Some(self.shared.stand_in_line(key, &mut since).await?);
+                continue;
+            }
+            if self.shared.wait_to_lock(key, &mut since).await? {
+                continue;
+            }
+            let lock = move |device: Self| {
+                let Self { shared, source, class, .. } = &device;
+                let locked = shared.lock_write_for_task(source, key, *class, fill, &mut since);
+                (locked.map(|buffer| buffer.map(|buffer| own(device, buffer))), since)
+            };
+            let (locked, begun) = self.call_async(lock).await;
+            since = begun;
+            if let Some(guard) = locked? {
+                return Ok(guard);
             }
         }
-        let lock = move |device: Self| {
-            let held = device.shared.lock_write(&device.source, key, device.class, fill)?;
-            Ok(own(device, held))
-        };
-        self.call_async(lock).await
     }
 
     /// [`flush`](Self::flush) for tasks.
@@ -176,7 +200,7 @@ impl Device {
     ///
     /// As [`discard`](Self::discard).
     pub async fn discard_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        self.wipe_async(blocks, Wipe::Discard).await
+        self.overwrite_async(blocks, Overwrite::Discard).await
     }
 
     /// [`zero`](Self::zero) for tasks.
@@ -185,17 +209,21 @@ impl Device {
     ///
     /// As [`zero`](Self::zero).
     pub async fn zero_async(&self, blocks: Range<u64>) -> Result<(), WriteError> {
-        match self.wipe_async(blocks.clone(), Wipe::Zero).await {
+        match self.overwrite_async(blocks.clone(), Overwrite::Zero).await {
             Err(WriteError::Io { errno: libc::EOPNOTSUPP, .. }) => {}
             result => return result,
         }
         call_by(self.clone(), move |device| device.zero_by_cache(blocks)).await
     }
 
-    async fn wipe_async(&self, blocks: Range<u64>, how: Wipe<'static>) -> Result<(), WriteError> {
+    async fn overwrite_async(
+        &self,
+        blocks: Range<u64>,
+        how: Overwrite<'static>,
+    ) -> Result<(), WriteError> {
         self.check_range(&blocks)?;
         let source = Arc::clone(&self.source);
-        run(async move { source.cache.wipe(&source, blocks, how, Mode::Task).await }).await
+        run(async move { source.cache.overwrite(&source, blocks, how, Mode::Task).await }).await
     }
 
     /// [`close`](Self::close) for tasks. Dropping the future does not cancel the close. If that

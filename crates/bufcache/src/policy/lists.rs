@@ -250,6 +250,16 @@ impl Policy {
         })
     }
 
+    /// Returns the buffer that would be evicted after another one of the policy, without regard to
+    /// uses: on its list, or on the lists that follow if their turn comes.
+    pub(crate) fn due_after(&self, nodes: &Nodes, frame: Frame) -> Option<Frame> {
+        nodes.before(frame).or_else(|| match nodes.on(frame) {
+            On::Policy(OLDER) => nodes.last(&self.newer).or_else(|| nodes.last(&self.main)),
+            On::Policy(NEWER) => nodes.last(&self.main),
+            _ => None,
+        })
+    }
+
     /// Inserts a buffer into main, at the back of the order of eviction.
     pub(crate) fn keep(&mut self, nodes: &mut Nodes, frame: Frame) {
         nodes.push(&mut self.main, frame, On::Policy(MAIN));

@@ -1,6 +1,7 @@
 //! Blocks of several sizes in one memory: what a large one costs the small ones.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -233,5 +234,81 @@ fn a_large_block_finds_a_chunk_on_probation() {
             assert!(large.claim(100).unwrap().is_some(), "{eviction:?}: {idle}");
             drop(held);
         }
+    }
+}
+
+/// Nine of ten requests are for blocks of 512 bytes, and the large ones have most of the memory.
+#[test]
+fn two_sizes_have_the_hits_of_least_recently_used_by_bytes() {
+    const SIZES: [usize; 2] = [512, LARGE];
+    const BYTES: usize = 16 << 20;
+    const REQUESTS: u64 = 50_000;
+    for room in [8 * LARGE, 32 * LARGE] {
+        let mut state = 7_u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 11) as f64 / (1_u64 << 53) as f64
+        };
+        let requests: Vec<(usize, u64)> = (0..REQUESTS)
+            .map(|_| {
+                let of = usize::from(random() < 0.1);
+                // By Zipf with the exponent 1, about; 0 to below the number of blocks.
+                (of, ((BYTES / SIZES[of]) as f64).powf(random()) as u64 - 1)
+            })
+            .collect();
+        let mut oldest_first = VecDeque::new();
+        let (mut bytes, mut least) = (0, 0_u64);
+        for block in &requests {
+            if let Some(at) = oldest_first.iter().position(|there| there == block) {
+                oldest_first.remove(at);
+                least += 1;
+            } else {
+                bytes += SIZES[block.0];
+            }
+            oldest_first.push_back(*block);
+            while bytes > room {
+                bytes -= SIZES[oldest_first.pop_front().unwrap().0];
+            }
+        }
+        for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::A2Small, Eviction::Clock] {
+            let builder = Cache::builder(room).block_sizes(SIZES[0], SIZES[1]);
+            let cache = builder.eviction(eviction).build().unwrap();
+            let devices =
+                SIZES.map(|size| cache.attach(MemoryDevice::new(vec![0; BYTES]), size).unwrap());
+            requests.iter().for_each(|&(of, block)| drop(devices[of].get(block).unwrap()));
+            let hits = REQUESTS - cache.stats().misses;
+            assert!(hits * 100 >= least * 98, "{eviction:?}, {room}: {hits}, not {least}");
+        }
+    }
+}
+
+/// A search that meets a large block in use goes on to the chunks of small ones.
+#[test]
+fn a_large_block_finds_a_chunk_of_small_ones_beside_large_ones_in_use() {
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::A2Small, Eviction::Clock] {
+        for larges in 1..4 {
+            let builder = Cache::builder((larges + 1) * LARGE).block_sizes(SMALL, LARGE);
+            let builder = builder.eviction(eviction).patience(Duration::ZERO);
+            let cache = builder.build().unwrap();
+            let large = cache.attach(MemoryDevice::new(vec![1; 8 * LARGE]), LARGE).unwrap();
+            let small = cache.attach(MemoryDevice::new(vec![2; LARGE]), SMALL).unwrap();
+            let guards: Vec<_> =
+                (0..larges).map(|block| large.get(block as u64).unwrap()).collect();
+            (0..CHUNK).for_each(|block| drop(small.get(block).unwrap()));
+            assert_eq!(large.get(7).map(|guard| guard[0]), Ok(1), "{eviction:?}: {larges}");
+            assert!(guards.iter().all(|guard| guard[0] == 1));
+        }
+    }
+}
+
+/// A batch of victims is a small part of the cache, also in bytes.
+#[test]
+fn a_large_block_evicts_one_large_block_of_a_few() {
+    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::A2Small, Eviction::Clock] {
+        let builder = Cache::builder(8 * LARGE).block_sizes(512, LARGE).eviction(eviction);
+        let cache = builder.build().unwrap();
+        let large = cache.attach(MemoryDevice::new(vec![1; 16 * LARGE]), LARGE).unwrap();
+        (0..12).for_each(|block| drop(large.get(block).unwrap()));
+        assert_eq!(cache.stats().evictions, 4, "{eviction:?}");
     }
 }

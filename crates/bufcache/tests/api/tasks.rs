@@ -2,12 +2,16 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Barrier, Mutex};
+use std::task::{Context, Poll, Wake, Waker};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use bufcache::{Cache, Device, Fault, FaultDevice, GetError, MemoryDevice, Operation, WriteError};
+use bufcache::{
+    Cache, Device, Fault, FaultDevice, GetError, MemoryDevice, Operation, OwnedWriteGuard,
+    WriteError,
+};
 use testkit::WakeCount;
 use testkit::block_on;
 use testkit::wait::wait_for;
@@ -131,6 +135,259 @@ fn a_task_waits_for_a_writer_no_longer_than_a_thread_does() {
 
 type Got<'d> = Pin<Box<dyn Future<Output = Option<GetError>> + 'd>>;
 
+/// Locks a block as a task, and counts there.
+fn count_at(device: &Device, block: u64) -> Got<'_> {
+    Box::pin(async move {
+        match device.get_mut_async(block).await {
+            Ok(mut guard) => guard[0] += 1,
+            Err(error) => return Some(error),
+        }
+        None
+    })
+}
+
+/// More tasks than a device has threads for calls wait for one block: the calls of its holder run.
+#[test]
+fn inv25_tasks_that_wait_for_a_block_leave_the_threads_to_its_holder() {
+    const TASKS: usize = 40;
+    let (_cache, device, _disk) = new();
+    drop(device.get(0).unwrap());
+    let calls = || {
+        let began = Instant::now();
+        block_on(device.create_async(1)).unwrap().fill(2);
+        assert_eq!(block_on(device.call_async(|device| device.blocks())), 64);
+        assert_eq!(block_on(device.get_async(2)).unwrap()[0], 1);
+        assert!(began.elapsed() < Duration::from_secs(2), "they waited: {:?}", began.elapsed());
+    };
+    for by_pin in [false, true] {
+        let hold = || {
+            let guard = (!by_pin).then(|| block_on(device.get_mut_async(0)).unwrap());
+            (guard, by_pin.then(|| block_on(device.get_async(0)).unwrap()))
+        };
+        // All on this thread.
+        let held = hold();
+        let woken = WakeCount::new();
+        let waker = woken.waker();
+        let mut context = Context::from_waker(&waker);
+        let mut tasks: Vec<_> = (0..TASKS).map(|_| count_at(&device, 0)).collect();
+        assert!(tasks.iter_mut().all(|task| task.as_mut().poll(&mut context).is_pending()));
+        calls();
+        drop(held);
+        assert!(woken.count() >= 1);
+        assert!(tasks.into_iter().all(|task| block_on(task).is_none()));
+        // Each on a thread of its own, beside threads that block.
+        let held = hold();
+        let (tell, told) = channel();
+        thread::scope(|scope| {
+            for _ in 0..TASKS {
+                let (device, tell) = (device.clone(), tell.clone());
+                scope.spawn(move || {
+                    let mut task = count_at(&device, 0);
+                    let mut context = Context::from_waker(Waker::noop());
+                    assert!(task.as_mut().poll(&mut context).is_pending());
+                    tell.send(()).unwrap();
+                    assert_eq!(block_on(task), None);
+                });
+            }
+            for _ in 0..4 {
+                scope.spawn(|| device.get_mut(0).unwrap()[0] += 1);
+            }
+            (0..TASKS).for_each(|_| told.recv().unwrap());
+            calls();
+            drop(held);
+        });
+    }
+    assert_eq!(usize::from(device.get(0).unwrap()[0]), 1 + 4 * TASKS + 2 * 4);
+}
+
+/// Tasks have asked the threads for a block that is not cached. The first that gets it creates
+/// another while the threads serve the rest.
+#[test]
+fn inv25_tasks_that_create_a_block_leave_the_threads_to_its_holder() {
+    const TASKS: usize = 40;
+    const CALLS: usize = 16;
+    let (_cache, device, _disk) = new();
+    let gate = Arc::new(Barrier::new(CALLS + 1));
+    for _ in 0..CALLS {
+        let gate = Arc::clone(&gate);
+        begin(device.call_async(move |_| gate.wait().is_leader()));
+    }
+    let (tell, told) = channel();
+    let begun = thread::scope(|scope| {
+        for _ in 0..TASKS {
+            let (device, tell) = (&device, tell.clone());
+            scope.spawn(move || {
+                let mut task = pin!(async {
+                    let mut guard = device.create_async(0).await.unwrap();
+                    device.create_async(1).await.unwrap().fill(2);
+                    guard.fill(1);
+                });
+                let mut context = Context::from_waker(Waker::noop());
+                assert!(task.as_mut().poll(&mut context).is_pending());
+                tell.send(()).unwrap();
+                block_on(task);
+            });
+        }
+        (0..TASKS).for_each(|_| told.recv().unwrap());
+        gate.wait();
+        Instant::now()
+    });
+    assert!(begun.elapsed() < Duration::from_secs(2), "they waited: {:?}", begun.elapsed());
+    assert_eq!(device.get(0).unwrap()[SIZE - 1], 1);
+}
+
+/// A task that is gone keeps neither the wake-up of the others, if it was woken, nor its waker.
+#[test]
+fn inv23_a_writer_that_is_gone_leaves_the_block_to_the_next() {
+    let (_cache, device, _disk) = new();
+    let woken: [Arc<WakeCount>; 3] = std::array::from_fn(|_| WakeCount::new());
+    let mut tasks: Vec<_> = woken.iter().map(|_| count_at(&device, 0)).collect();
+    let poll = |task: &mut Got<'_>, woken: &Arc<WakeCount>| {
+        task.as_mut().poll(&mut Context::from_waker(&woken.waker()))
+    };
+    drop(device.get(0).unwrap());
+    let pin = block_on(device.get_async(0)).unwrap();
+    for (task, woken) in tasks.iter_mut().zip(&woken) {
+        assert!(poll(task, woken).is_pending());
+    }
+    drop(tasks.remove(0)); // before it is woken
+    assert_eq!(Arc::strong_count(&woken[0]), 1);
+    drop(pin);
+    assert_eq!((woken[0].count(), woken[1].count()), (0, 1));
+    drop(tasks.remove(0)); // after that
+    assert_eq!(Arc::strong_count(&woken[1]), 1);
+    assert_eq!(poll(&mut tasks[0], &woken[2]), Poll::Ready(None));
+    drop(tasks);
+    assert_eq!(Arc::strong_count(&woken[2]), 1);
+    assert_eq!(device.get(0).unwrap()[0], 2);
+}
+
+/// The drop of a guard wakes the task that is next, not each task that waits.
+#[test]
+fn tasks_get_a_block_in_the_order_in_which_they_came() {
+    const TASKS: usize = 50;
+    let (_cache, device, _disk) = new();
+    let mut held = block_on(device.create_async(0)).unwrap();
+    type Locks<'d> = Pin<Box<dyn Future<Output = Result<OwnedWriteGuard, GetError>> + 'd>>;
+    let new = |_| -> (Locks<'_>, _) { (Box::pin(device.get_mut_async(0)), WakeCount::new()) };
+    let mut tasks: Vec<_> = (0..TASKS).map(new).collect();
+    let poll = |(task, woken): &mut (Locks<'_>, Arc<WakeCount>)| {
+        task.as_mut().poll(&mut Context::from_waker(&woken.waker()))
+    };
+    assert!(tasks.iter_mut().all(|task| poll(task).is_pending()));
+    for at in 0..TASKS {
+        drop(held);
+        let Poll::Ready(guard) = poll(&mut tasks[at]) else { panic!("task {at} waits") };
+        held = guard.unwrap();
+        let next = tasks.get_mut(at + 1);
+        assert!(next.is_none_or(|next| next.1.count() == 1 && poll(next).is_pending()));
+    }
+    let counts: usize = tasks.iter().map(|(_, woken)| woken.count()).sum();
+    assert_eq!(counts, 2 * TASKS - 1); // each as the next, and when it has the block
+}
+
+/// The first task in line is polled no more. The next one gets the block before its patience is over.
+#[test]
+fn a_task_that_is_not_polled_keeps_the_block_from_no_other() {
+    let (_cache, device, _disk) = new();
+    let held = block_on(device.create_async(0)).unwrap();
+    let mut context = Context::from_waker(Waker::noop());
+    let [mut first, mut second] = [(); 2].map(|()| count_at(&device, 0));
+    assert!(first.as_mut().poll(&mut context).is_pending());
+    assert!(second.as_mut().poll(&mut context).is_pending());
+    drop(held);
+    let began = Instant::now();
+    assert_eq!(block_on(second), None);
+    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert_eq!(block_on(first), None);
+}
+
+/// A task waits as long as a thread for a guard or a pin, and no longer for that of a buffer that is
+/// not the block's any more.
+#[test]
+fn a_task_waits_to_write_as_long_as_a_thread_does() {
+    let builder = Cache::builder(16 * SIZE).patience(Duration::from_millis(100));
+    let cache = builder.build().unwrap();
+    let device = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE]), SIZE).unwrap();
+    let guard = block_on(device.get_mut_async(0)).unwrap();
+    assert_eq!(block_on(count_at(&device, 0)), Some(GetError::Busy));
+    drop(guard);
+    let pin = block_on(device.get_async(0)).unwrap();
+    assert_eq!(block_on(count_at(&device, 0)), Some(GetError::Busy));
+    let woken = WakeCount::new();
+    let waker = woken.waker();
+    let mut context = Context::from_waker(&waker);
+    let mut task = count_at(&device, 0);
+    assert!(task.as_mut().poll(&mut context).is_pending());
+    device.invalidate(0).unwrap();
+    assert_eq!(woken.count(), 1);
+    assert_eq!(block_on(task), None);
+    assert_eq!((pin[0], device.get(0).unwrap()[0]), (1, 2));
+}
+
+type Boxed = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A future that each wake-up polls, on its own thread; and whether one came during a poll.
+struct Inline(Mutex<(Option<Boxed>, bool)>);
+
+impl Wake for Inline {
+    fn wake(self: Arc<Self>) {
+        let mut state = self.0.lock().unwrap();
+        state.1 = true;
+        let Some(mut future) = state.0.take() else { return };
+        let waker = Waker::from(Arc::clone(&self));
+        while state.1 {
+            state.1 = false;
+            drop(state);
+            if future.as_mut().poll(&mut Context::from_waker(&waker)).is_ready() {
+                return;
+            }
+            state = self.0.lock().unwrap();
+        }
+        state.0 = Some(future);
+    }
+}
+
+/// Each of many tasks is polled where the one before drops its guard: not all of them on one stack.
+#[test]
+fn tasks_that_are_polled_where_they_are_woken_do_not_overflow_the_stack() {
+    const TASKS: usize = 20_000;
+    let builder = Cache::builder(16 * SIZE).patience(Duration::from_secs(600));
+    let cache = builder.build().unwrap();
+    let device = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE]), SIZE).unwrap();
+    let pin = block_on(device.get_async(0)).unwrap();
+    let (tell, told) = channel();
+    for _ in 0..TASKS {
+        let (device, tell) = (device.clone(), tell.clone());
+        let locks = async move { tell.send(device.get_mut_async(0).await.err()).unwrap() };
+        Arc::new(Inline(Mutex::new((Some(Box::pin(locks)), false)))).wake();
+    }
+    drop(pin);
+    (0..TASKS).for_each(|_| assert_eq!(told.recv().unwrap(), None));
+}
+
+/// A thread that waited for the block by a pin has it when the drop of that pin wakes the task: that
+/// is no guard of the task's own.
+#[test]
+fn a_writer_is_not_refused_where_a_reader_wakes_it() {
+    let (cache, device, _disk) = new();
+    for round in 0..50 {
+        let guard = device.create(0).unwrap();
+        thread::scope(|scope| {
+            let waited = cache.stats().waited;
+            let reads = scope.spawn(|| drop(device.get(0).unwrap()));
+            wait_for("the reader", || cache.stats().waited > waited);
+            let (tell, told) = channel();
+            let device = device.clone();
+            let locks = async move { tell.send(device.get_mut_async(0).await.err()).unwrap() };
+            Arc::new(Inline(Mutex::new((Some(Box::pin(locks)), false)))).wake();
+            drop(guard);
+            assert_eq!(told.recv().unwrap(), None, "round {round}");
+            reads.join().unwrap();
+        });
+    }
+}
+
 #[test]
 fn inv23_a_call_goes_on_when_its_task_is_gone() {
     let (cache, device, disk) = new();
@@ -184,7 +441,7 @@ fn inv25_calls_of_a_device_that_hangs_delay_no_other() {
         begin(device.sync_async());
     }
     let other = cache.attach(MemoryDevice::new(vec![1; 64 * SIZE]), SIZE).unwrap();
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     block_on(async {
         other.create_async(1).await.unwrap().fill(2);
         other.sync_async().await.unwrap();

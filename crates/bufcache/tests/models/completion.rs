@@ -11,7 +11,9 @@ use std::task::{Context, Poll, Waker};
 use bufcache::{
     AttachOptions, BlockDevice, Cache, DeviceSync, DeviceWrite, Eviction, WriteError, lent,
 };
-use percpu::sync::{Mutex, model, thread};
+#[cfg(offlock_shuttle)]
+use percpu::sync::model;
+use percpu::sync::{Mutex, thread};
 
 use super::task::block_on;
 use super::world::{BLOCKS, LONG, SIZE, thoroughly};
@@ -172,19 +174,22 @@ impl Drop for Own {
 }
 
 /// A device that another thread syncs, and that its issuer lets go then.
-struct Owned(Arc<Elsewhere>, Own);
+struct Owned {
+    inner: Arc<Elsewhere>,
+    _own: Own,
+}
 
 impl BlockDevice for Owned {
     fn len(&self) -> u64 {
-        self.0.len()
+        self.inner.len()
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<usize> {
-        self.0.read(offset, buf)
+        self.inner.read(offset, buf)
     }
 
     fn begin_sync(&self, sync: DeviceSync) {
-        self.0.begin_sync(sync);
+        self.inner.begin_sync(sync);
     }
 }
 
@@ -196,7 +201,8 @@ fn inv23_a_device_does_not_go_in_the_thread_that_ends_a_sync() {
         let cache = Cache::builder(SIZE).block_sizes(SIZE, SIZE).patience(LONG);
         let cache = cache.eviction(Eviction::Clock).build().unwrap();
         let options = AttachOptions::new(SIZE).on_loss(|_| {});
-        let disk = cache.attach_with(Owned(Arc::clone(&elsewhere), own), options).unwrap();
+        let disk =
+            cache.attach_with(Owned { inner: Arc::clone(&elsewhere), _own: own }, options).unwrap();
         assert!(disk.sync().is_err());
         drop((disk, cache));
         join(&elsewhere);

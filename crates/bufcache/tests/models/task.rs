@@ -28,6 +28,11 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("pool: tell a thread of a call", "task::inv23_calls_of_tasks"),
     ("call: wake the task", "task::inv23_calls_of_tasks"),
     ("defer: wake those who may read it", "task::inv02_a_verifier_needs_a_block_that_is_queued"),
+    #[cfg(offlock_loom)] // too rare in random schedules
+    ("wait: the block is kept", "task::inv15_a_task_that_waits_for_a_writer"),
+    ("unpin: wake the tasks that wait to write", "task::inv15_a_task_that_waits_for_a_pin"),
+    ("line: wake the next", "task::inv23_a_writer_that_is_gone_leaves_the_line"),
+    ("wait: forget the task", "task::inv23_a_writer_that_is_gone"),
     ("pool: tell a thread", "task::inv12_a_task_is_told_of_a_load_that_panics"),
 ];
 
@@ -282,19 +287,80 @@ fn inv23_calls_of_tasks() {
     });
 }
 
-/// A task that wants to write waits for a reader and is gone. Its guard, if there is one, goes as well. More than
-/// loom does in a minute.
-#[cfg(offlock_shuttle)]
+/// A task that wants to write waits for a reader and is gone.
 #[test]
 fn inv23_a_writer_that_is_gone() {
-    model(|| {
+    thoroughly(|| {
         let world = World::new(2);
         let alarm = Arc::new(Alarm::default());
         let held = world.disk.get(1).unwrap().pin().unwrap(); // a guard of this thread is refused at once
         assert!(begin(&mut Box::pin(world.disk.get_mut_async(1)), &alarm));
+        assert_eq!(Arc::strong_count(&alarm), 1, "its waker is kept");
         drop(held);
         look(&block_on(world.disk.get_mut_async(1)).unwrap(), 1);
         world.read(1);
+        world.end();
+    });
+}
+
+/// The task behind it is woken.
+#[test]
+fn inv23_a_writer_that_is_gone_leaves_the_line() {
+    model(|| {
+        let world = World::new(2);
+        let alarm = Arc::new(Alarm::default());
+        let held = world.disk.get(1).unwrap().pin().unwrap();
+        let mut gone = Box::pin(world.disk.get_mut_async(1));
+        assert!(begin(&mut gone, &alarm));
+        let disk = world.disk.clone();
+        let waits = thread::spawn(move || look(&block_on(disk.get_mut_async(1)).unwrap(), 1));
+        thread::yield_now();
+        dawdle();
+        drop(held); // which wakes the first
+        assert_eq!(alarm.bell.load(), 1);
+        drop(gone);
+        waits.join().unwrap();
+        world.end();
+    });
+}
+
+#[test]
+fn inv15_a_task_that_waits_for_a_writer() {
+    thoroughly(|| waits_to_write(|disk| block_on(disk.get_mut_async(1)).unwrap()));
+}
+
+#[test]
+fn inv15_a_task_that_waits_for_a_pin() {
+    thoroughly(|| waits_to_write(|disk| disk.get(1).unwrap().pin().unwrap()));
+}
+
+/// A task waits until this thread drops what it holds of a block, whose bytes the checker watches.
+fn waits_to_write<T>(hold: impl Fn(&Device) -> T) {
+    let world = World::new(2);
+    world.read(1);
+    let held = hold(&world.disk);
+    let disk = world.disk.clone();
+    let waits = thread::spawn(move || look(&block_on(disk.get_mut_async(1)).unwrap(), 1));
+    thread::yield_now(); // it is the other's turn, which a checker need not find
+    dawdle();
+    drop(held);
+    waits.join().unwrap();
+    world.end();
+}
+
+/// The thread that makes the calls of a device serves the holder of a block, not the task that waits for it.
+#[cfg(offlock_shuttle)] // more than loom does in a minute
+#[test]
+fn inv25_a_task_that_waits_for_a_creator() {
+    model(|| {
+        let world = World::with(2, AttachOptions::new(SIZE).on_loss(|_| {})); // of what it created
+        let disk = world.disk.clone();
+        let waits = thread::spawn(move || drop(block_on(disk.create_async(1)).unwrap()));
+        thread::yield_now();
+        let held = world.disk.create(1).unwrap();
+        block_on(world.disk.call_async(|_| ()));
+        drop(held);
+        waits.join().unwrap();
         world.end();
     });
 }

@@ -21,11 +21,11 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::{self, NonNull};
 
 use percpu::AllocError;
+use percpu::alloc::TryArc;
 use percpu::sync::atomic::{AtomicU32, Ordering};
 use percpu::sync::check;
 
 use super::fifo::NIL;
-use crate::try_arc::TryArc;
 
 /// Slots in the first chunk; a guess. Models have few, so that they fill it.
 const FIRST_CHUNK: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 2 } else { 64 };

@@ -9,7 +9,9 @@ mod queue_ref;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
+use std::time::Duration;
 
+use percpu::alloc::TryArc;
 use percpu::panics::drop_payload;
 use percpu::sync::atomic::{AtomicUsize, Ordering, fence};
 use percpu::sync::{check, step};
@@ -19,9 +21,9 @@ pub use self::queue_ref::QueueHandle;
 pub(crate) use self::queue_ref::QueueRef;
 
 use crate::core::{Bitmap, Levels};
+use crate::deadline::Wait;
 use crate::error::BuildError;
 use crate::queue::{Builder, Queue};
-use crate::try_arc::TryArc;
 
 /// The sending side of a queue: see [`Builder::channel`](crate::Builder::channel).
 ///
@@ -58,7 +60,8 @@ pub struct Sender<T, L: Levels = Bitmap> {
 /// The receiving side of a queue: see [`Builder::channel`](crate::Builder::channel).
 ///
 /// Clones are receivers of the same queue; each message goes to one of them. When the last receiver
-/// is dropped the queue closes, and its messages are dropped.
+/// is dropped the queue closes, and its messages are dropped; those behind a sender that is stopped
+/// between its claim and its publication for 50 ms, when the last sender is dropped.
 ///
 /// ```
 /// use mq_rbtree::{Queue, ReceiveError};
@@ -158,6 +161,10 @@ impl<T, L: Levels> Drop for Sender<T, L> {
     }
 }
 
+/// So long the drop of the last receiver waits for a sender that is stopped between its claim and its
+/// publication: some time slices, as a sender that was preempted needs.
+const FOR_A_SENDER: Duration = Duration::from_millis(50);
+
 impl<T, L: Levels> Drop for Receiver<T, L> {
     fn drop(&mut self) {
         if was_last(&self.shared.receivers) {
@@ -165,7 +172,7 @@ impl<T, L: Levels> Drop for Receiver<T, L> {
             // One by one: this neither holds the lock for long nor needs memory for all messages. A
             // panic in the drop of one waits until all are dropped.
             let mut panic = None;
-            while let Ok(message) = self.shared.queue.try_receive() {
+            while let Ok(message) = self.shared.queue.receive_with(Wait::at_most(FOR_A_SENDER)) {
                 if let Err(caught) = catch_unwind(AssertUnwindSafe(|| drop(message))) {
                     panic.replace(caught).into_iter().for_each(drop_payload);
                 }
@@ -176,5 +183,51 @@ impl<T, L: Levels> Drop for Receiver<T, L> {
                 None => {}
             }
         }
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests {
+    use std::sync::Arc;
+    use std::thread;
+    use std::time::Duration;
+
+    use crate::Queue;
+
+    fn drops_the_last_receiver(publish_during_the_drop: bool) {
+        let message = Arc::new(());
+        let (sender, receiver) = Queue::builder(8).channel().unwrap();
+        (0..8).for_each(|_| sender.try_send(Arc::clone(&message), 0).unwrap());
+        receiver.drain();
+        sender.try_send(Arc::clone(&message), 5).unwrap();
+        let mut publish = sender.shared.queue.claim(Arc::clone(&message), 5);
+        sender.try_send(Arc::clone(&message), 9).unwrap();
+        thread::scope(|scope| {
+            if publish_during_the_drop {
+                let publish = publish.take().unwrap();
+                scope.spawn(|| {
+                    thread::sleep(Duration::from_millis(5));
+                    publish();
+                });
+            }
+            drop(receiver);
+        });
+        if publish_during_the_drop {
+            assert_eq!(Arc::strong_count(&message), 1, "the drop has dropped all messages");
+        }
+        publish.into_iter().for_each(|publish| publish());
+        drop(sender);
+        assert_eq!(Arc::strong_count(&message), 1);
+    }
+
+    #[test]
+    fn the_drop_of_the_last_receiver_waits_for_a_sender_that_was_preempted() {
+        drops_the_last_receiver(true);
+    }
+
+    /// The messages behind such a sender are left to the drop of the queue.
+    #[test]
+    fn inv22_the_drop_of_the_last_receiver_ends_beside_a_stopped_sender() {
+        drops_the_last_receiver(false);
     }
 }

@@ -27,8 +27,8 @@ impl<T, L: Levels> Queue<T, L> {
     ) -> Result<(), SendError<T>> {
         let mut reason = SendRefused::Timeout;
         let (mut message, demand) = self.with_demand(message);
-        let lines = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
-        let waiter = &lines.as_ref().get_ref().0;
+        let aligned = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
+        let waiter = &aligned.as_ref().get_ref().0;
         let node = NonNull::from(waiter);
         loop {
             let mut section = self.section();
@@ -42,10 +42,10 @@ impl<T, L: Levels> Queue<T, L> {
             // SAFETY: the node is on no list, and the lock is held.
             let rank = unsafe { Waiter::inner_of(node) }.rank();
             match state.send(message, rank, &mut section) {
-                Err((back, SendRefused::Full)) => message = back,
-                put => {
+                Err((refused, SendRefused::Full)) => message = refused,
+                sent => {
                     drop(state);
-                    return self.finish_send(put, &mut section.deferred);
+                    return self.finish_send(sent, &mut section.deferred);
                 }
             }
             waiter.reset();
@@ -58,35 +58,35 @@ impl<T, L: Levels> Queue<T, L> {
             step!(
                 "send: register in the lock section of the check",
                 // SAFETY: the lock is held, and the node is on no list. It is pinned in this frame, which
-                // it leaves only when it is off this list: `sleep` has seen the end of the wait, or
-                // `unlist` has run.
+                // it leaves only when it is off this list: `spin_then_sleep` has seen the end of the wait,
+                // or `unlist` has run.
                 unsafe { state.senders.add(node, None) }
             );
             drop(state);
-            let ended = self.sleep(waiter, wait, self.ring.is_some());
+            let ended = self.spin_then_sleep(waiter, wait, self.ring.is_some());
             if ended == WaitEnd::Interrupted {
                 (reason, wait) = (SendRefused::Interrupted, wait.ended());
             }
             // SAFETY: the node is alive, and no other list ever had it.
             let state = self.unlist(ended, |state| unsafe { state.senders.remove(node) });
-            // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
-            // invariant 1 of the waiters its message belongs to this thread now.
-            let Some(back) = (unsafe { Waiter::inner_of(node) }).message.take() else {
+            // SAFETY: the node is off its list: `spin_then_sleep` has seen the end of the wait, or
+            // `unlist` has run. By invariant 1 of the waiters its message belongs to this thread now.
+            let Some(unsent) = (unsafe { Waiter::inner_of(node) }).message.take() else {
                 return Ok(());
             };
             let Some(state) = state else {
-                message = back;
+                message = unsent;
                 continue;
             };
             // SAFETY: the node is off its list, so this thread alone uses it.
             let rank = unsafe { Waiter::inner_of(node) }.rank();
-            return self.send_at_deadline(back, rank, self.section(), state, reason);
+            return self.send_at_deadline(unsent, rank, self.section(), state, reason);
         }
     }
 
     /// Continues a receive that found no message.
     ///
-    /// The message of `position` would be the next of the open ring.
+    /// `position` is where the next message of the open ring will be published; a shut ring has none.
     #[cold]
     pub(super) fn wait_to_receive(
         &self,
@@ -97,10 +97,10 @@ impl<T, L: Levels> Queue<T, L> {
         if let Some(message) = position.and_then(|position| self.spin_to_receive(wait, position)) {
             return Ok((message.value, message.priority));
         }
-        // While others wait, messages do not come through the ring: the thread spins on its node.
+        // Without a position messages are sent under the lock, and the thread spins on its node.
         let has_spun = position.is_some();
-        let lines = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
-        let waiter = &lines.as_ref().get_ref().0;
+        let aligned = pin!(CacheAligned(Waiter::new(wait.urgency_level())));
+        let waiter = &aligned.as_ref().get_ref().0;
         let node = NonNull::from(waiter);
         loop {
             let mut section = self.section();
@@ -120,21 +120,21 @@ impl<T, L: Levels> Queue<T, L> {
             step!(
                 "receive: register in the lock section of the check",
                 // SAFETY: the lock is held, and the node is on no list. It is pinned in this frame, which
-                // it leaves only when it is off this list: `sleep` has seen the end of the wait, or
-                // `unlist` has run.
+                // it leaves only when it is off this list: `spin_then_sleep` has seen the end of the wait,
+                // or `unlist` has run.
                 unsafe { state.receivers.add(node, None) }
             );
             drop(state);
             // Wakes a sender whose message found no memory, before this thread sleeps.
             self.run_deferred(&mut section.deferred);
-            let ended = self.sleep(waiter, wait, has_spun);
+            let ended = self.spin_then_sleep(waiter, wait, has_spun);
             if ended == WaitEnd::Interrupted {
                 (reason, wait) = (ReceiveError::Interrupted, wait.ended());
             }
             // SAFETY: the node is alive, and no other list ever had it.
             let state = self.unlist(ended, |state| unsafe { state.receivers.remove(node) });
-            // SAFETY: the node is off its list, because `poll_end` said so or `unlist` returned. By
-            // invariant 1 of the waiters its message belongs to this thread now.
+            // SAFETY: the node is off its list: `spin_then_sleep` has seen the end of the wait, or
+            // `unlist` has run. By invariant 1 of the waiters its message belongs to this thread now.
             let message = unsafe { Waiter::inner_of(node) }.message.take();
             step!(
                 "receive: a message beats the deadline",
@@ -149,7 +149,11 @@ impl<T, L: Levels> Queue<T, L> {
     }
 
     /// Spins until a message comes through the ring. Returns `None` if the thread is to sleep.
-    fn spin_to_receive(&self, wait: Wait, mut position: u64) -> Option<Message<T, L::Priority>> {
+    pub(super) fn spin_to_receive(
+        &self,
+        wait: Wait,
+        mut position: u64,
+    ) -> Option<Message<T, L::Priority>> {
         let ring = self.ring.as_ref()?;
         while !wait.is_over() && self.spin.until(wait, 2, |_| ring.was_published(position)) {
             let mut preload = Preload::new();
@@ -159,7 +163,8 @@ impl<T, L: Levels> Queue<T, L> {
                 guard.counters.receive_waits += 1;
                 return message;
             }
-            if guard.cursor.is_shut() {
+            // At a later hole the message of `position` stays published, so `until` would return at once.
+            if guard.cursor.is_shut() || guard.awaits_sender(ring) {
                 return None;
             }
             position = guard.cursor.accepted();
@@ -167,23 +172,29 @@ impl<T, L: Levels> Queue<T, L> {
         None
     }
 
-    /// Spins until a full queue has room. Returns false if the thread is to take the lock: to sleep,
-    /// or because it is not room that is missing.
+    /// Spins until a full queue has room. Returns false if the thread is to take the lock: to sleep, or
+    /// because the ring is shut or memory is missing.
     pub(super) fn spin_for_room(&self, ring: &Ring<T, L::Priority>, wait: Wait) -> bool {
-        let most = self.config.max_messages;
-        if wait.is_over() || ring.room(most) != Some(0) {
+        let max_messages = self.config.max_messages;
+        if wait.is_over() || ring.room(max_messages) != Some(0) {
             return false;
         }
-        // With the first free place alone, each message would move the lines of the room.
-        let enough = (most as u64 / 4).clamp(1, 1024);
+        // A sender that went on at the first free slot would move the cache line of the room for each
+        // message.
+        let min_room = (max_messages as u64 / 4).clamp(1, 1024);
         self.room_spin.until(wait, 8, |spun| {
-            ring.room(most).is_none_or(|room| room >= enough || (room > 0 && spun >= 256))
+            ring.room(max_messages).is_none_or(|room| room >= min_room || (room > 0 && spun >= 256))
         })
     }
 
-    /// Waits until the node is off its list, or until the deadline. Does not spin if the deadline
-    /// is over, or if the thread has spun on the ring before.
-    fn sleep(&self, waiter: &Waiter<T, L::Priority>, wait: Wait, has_spun: bool) -> WaitEnd {
+    /// Waits until another thread ends the wait, or until the deadline or a signal. Does not spin if the
+    /// deadline is over, or if the operation spins on the ring instead (`has_spun`).
+    fn spin_then_sleep(
+        &self,
+        waiter: &Waiter<T, L::Priority>,
+        wait: Wait,
+        has_spun: bool,
+    ) -> WaitEnd {
         let spins = !has_spun && !wait.is_over();
         if spins && self.spin.until(wait, 1, |_| waiter.poll_end().is_some()) {
             if let Some(ended) = waiter.poll_end() {
@@ -193,9 +204,8 @@ impl<T, L: Levels> Queue<T, L> {
         waiter.sleep(wait)
     }
 
-    /// Locks, and takes the node of a wait that ended by itself off its list. Returns `None` if another
-    /// thread has ended the wait, or has taken the node off before. The caller serves the waiters
-    /// behind it before the unlock.
+    /// Locks, and takes the node off its list after a deadline or a signal. Returns `None` if another
+    /// thread has ended the wait before.
     fn unlist(
         &self,
         ended: WaitEnd,
@@ -208,49 +218,49 @@ impl<T, L: Levels> Queue<T, L> {
         remove(&mut state).then_some(state)
     }
 
-    /// Completes a send at its deadline, or after a signal, as `late` says. The sender, a thread or a
-    /// task, is on no list.
+    /// Completes a send whose wait has ended by its deadline or by a signal, for which `end_reason` is the
+    /// error. The sender, a thread or a task, is on no list.
     ///
-    /// It succeeds if there is room now: room of a task that has a permit and has not polled yet. It
-    /// tries before the senders behind it are served, in the lock section that took it off its list:
-    /// they would take its room, and a panic of their wakers would lose its message.
+    /// It succeeds if there is room now: a task may have a permit for it, and not have polled yet. It
+    /// tries in the lock section that took it off its list, and before the senders behind it are served.
+    /// Otherwise they would take its room, and a panic of their wakers would lose its message.
     pub(crate) fn send_at_deadline(
         &self,
         message: Message<T, L::Priority>,
         rank: Rank,
         mut section: Section<'_, T, L>,
         mut state: LockedState<'_, T, L>,
-        late: SendRefused,
+        end_reason: SendRefused,
     ) -> Result<(), SendError<T>> {
-        let put = state.send(message, rank, &mut section);
-        let timed_out = matches!(put, Err((_, SendRefused::Full))) && late == SendRefused::Timeout;
+        let sent = state.send(message, rank, &mut section);
+        let timed_out =
+            matches!(sent, Err((_, SendRefused::Full))) && end_reason == SendRefused::Timeout;
         state.counters.timeouts += u64::from(timed_out);
         // The room that this sender needed may have blocked the senders behind it.
         step!("send timed out: serve the other senders", state.serve_waiters(&mut section));
         drop(state);
-        let put = put.map_err(|(message, reason)| match reason {
-            SendRefused::Full => (message, late),
+        let sent = sent.map_err(|(message, reason)| match reason {
+            SendRefused::Full => (message, end_reason),
             _ => (message, reason),
         });
-        self.finish_send(put, &mut section.deferred)
+        self.finish_send(sent, &mut section.deferred)
     }
 
-    /// Completes a receive at its deadline, or after a signal, as `late` says. The receiver, a thread
-    /// or a task, is on no list.
+    /// Completes a receive whose wait has ended by its deadline or by a signal, for which `end_reason` is
+    /// the error. The receiver, a thread or a task, is on no list.
     ///
-    /// It succeeds if there is a message now: that of a task that has a permit and has not polled
-    /// yet.
+    /// It succeeds if there is a message now: a task may have a permit for it, and not have polled yet.
     pub(crate) fn receive_at_deadline(
         &self,
         mut section: Section<'_, T, L>,
         mut state: LockedState<'_, T, L>,
-        late: ReceiveError,
+        end_reason: ReceiveError,
     ) -> Result<Received<T, L>, ReceiveError> {
         let received = state.receive(&mut section);
-        let timed_out = received.is_none() && late == ReceiveError::Timeout;
+        let timed_out = received.is_none() && end_reason == ReceiveError::Timeout;
         state.counters.timeouts += u64::from(timed_out);
         drop(state);
         self.run_deferred(&mut section.deferred);
-        received.unwrap_or(Err(late))
+        received.unwrap_or(Err(end_reason))
     }
 }

@@ -4,16 +4,16 @@ use std::any::Any;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
+use percpu::alloc::TryArc;
 use percpu::panics::drop_payload;
 use percpu::sync::step;
 
 use crate::core::Levels;
 use crate::event::EventNotifier;
-use crate::try_arc::TryArc;
-use crate::waiter::Wake;
+use crate::waiter::Wakeup;
 
 /// The most wake-ups of one lock section. A thread that has more to wake locks again.
-const MAX_WAKES: usize = 4;
+const MAX_WAKEUPS: usize = 4;
 
 /// The payload of a panic.
 pub(super) type Panic = Box<dyn Any + Send>;
@@ -33,7 +33,7 @@ pub(crate) struct Deferred {
 
 #[derive(Default)]
 struct Actions {
-    wakes: [Option<Wake>; MAX_WAKES],
+    wakeups: [Option<Wakeup>; MAX_WAKEUPS],
     count: usize,
     notification: Option<Notification>,
     notifiers: [Option<TryArc<EventNotifier>>; 2],
@@ -56,15 +56,15 @@ impl Deferred {
 
     /// Returns whether there is room for another wake-up.
     pub(crate) fn has_room(&self) -> bool {
-        let full = |full: &Actions| full.count == MAX_WAKES || full.discarded.is_some();
+        let full = |full: &Actions| full.count == MAX_WAKEUPS || full.discarded.is_some();
         !self.actions.as_ref().is_some_and(full)
     }
 
     /// Adds a wake-up. The caller has checked that there is room.
-    pub(crate) fn wake(&mut self, wake: Option<Wake>) {
-        if wake.is_some() {
+    pub(crate) fn wake(&mut self, wakeup: Option<Wakeup>) {
+        if wakeup.is_some() {
             let actions = self.actions();
-            actions.wakes[actions.count] = wake;
+            actions.wakeups[actions.count] = wakeup;
             actions.count += 1;
         }
     }
@@ -128,7 +128,8 @@ impl Deferred {
     #[inline(never)]
     fn run_all(&mut self) {
         let actions = mem::take(self.actions());
-        let Actions { wakes, mut notification, notifiers, mut panic, mut discarded, .. } = actions;
+        let Actions { wakeups, mut notification, notifiers, mut panic, mut discarded, .. } =
+            actions;
         for notifier in notifiers.into_iter().flatten() {
             notifier.signal();
         }
@@ -138,12 +139,12 @@ impl Deferred {
             (Err(caught), None) => panic = Some(caught),
             (Err(caught), Some(_)) => drop_payload(caught),
         };
-        for wake in wakes.into_iter().flatten() {
-            match wake {
-                Wake::Thread(_) => wake.wake(),
-                Wake::Task(_) => {
-                    let mut wake = Some(wake);
-                    call(&mut || wake.take().into_iter().for_each(Wake::wake));
+        for wakeup in wakeups.into_iter().flatten() {
+            match wakeup {
+                Wakeup::Thread(_) => wakeup.wake(),
+                Wakeup::Task(_) => {
+                    let mut wakeup = Some(wakeup);
+                    call(&mut || wakeup.take().into_iter().for_each(Wakeup::wake));
                 }
             }
         }

@@ -40,7 +40,7 @@ impl<T, L: Levels> State<T, L> {
         if self.core.len() == 1 {
             self.notify_unless_awaited(&mut section.deferred);
         }
-        step!("guard dropped: wake a receiver", self.serve_waiters_of(section, false));
+        step!("guard dropped: wake a receiver", self.serve_waiters_with(section, false));
         None
     }
 

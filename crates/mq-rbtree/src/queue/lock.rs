@@ -1,11 +1,11 @@
-//! The ways to lock a queue: with or without the messages of the ring, and up to a deadline.
+//! The ways to lock a queue: with or without a drain of the ring, and up to a deadline.
 //!
 //! A thread that drains the ring may have to wait for a sender between its claim and its publication.
 //! It waits without the lock.
 
 use std::time::{Duration, Instant};
 
-use percpu::sync::{Futex, WordGuard, hint, step, thread};
+use percpu::sync::{Futex, WordGuard, check, hint, step, thread};
 
 use super::Queue;
 use super::locked::{Access, LockedState};
@@ -13,8 +13,8 @@ use super::state::State;
 use crate::core::{Levels, Message, Preload};
 use crate::deadline::{Deadline, Wait};
 
-/// So often a receive that finds the queue locked yields its CPU before it waits for the lock. On a CPU
-/// that has no other thread to run, that takes about as long as the lock's own pauses.
+/// The yields of a receive that finds the queue locked, before it waits for the lock. On a CPU that has
+/// no other thread to run, they take about as long as the lock's own pauses.
 ///
 /// Measured, four senders and four receivers on two CPUs: 86 to 90 ns for a message without a yield, 67
 /// to 74 with 10, 62 to 70 with 40, 62 to 64 with 1,000.
@@ -23,9 +23,9 @@ const YIELDS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 0 } else { 32 
 type Guard<'q, T, L> = WordGuard<'q, State<T, L>>;
 
 impl<T, L: Levels> Queue<T, L> {
-    /// Locks the state for a receive, without the ring's messages.
+    /// Locks the state for a receive, without a drain. Yields the CPU before it waits for the lock.
     #[inline(always)]
-    pub(super) fn lock_to_receive(&self, wait: &Wait) -> WordGuard<'_, State<T, L>> {
+    pub(super) fn lock_yielding(&self, wait: &Wait) -> Guard<'_, T, L> {
         // Without a ring the senders take the lock as well.
         if YIELDS == 0 || self.ring.is_none() {
             return self.state.lock();
@@ -33,13 +33,13 @@ impl<T, L: Levels> Queue<T, L> {
         self.state.try_lock().unwrap_or_else(|| self.lock_after_yields(wait))
     }
 
-    /// Locks the state for a receive beside another one. The messages are with that one's CPU, and a
+    /// Locks the state for a receive beside another one, whose CPU has the messages in its cache. A
     /// sender on this CPU, which takes no lock, does more for the queue than a receiver that spins.
     #[cold]
     #[inline(never)]
-    fn lock_after_yields(&self, wait: &Wait) -> WordGuard<'_, State<T, L>> {
+    fn lock_after_yields(&self, wait: &Wait) -> Guard<'_, T, L> {
         for _ in 0..YIELDS {
-            // Beside a busy thread, each yield takes that thread's time slice, some milliseconds.
+            // Beside a busy thread on this CPU, each yield lasts for its time slice, some milliseconds.
             // A call that does not wait for messages has no deadline that this could miss.
             if wait.is_over() {
                 break;
@@ -60,7 +60,7 @@ impl<T, L: Levels> Queue<T, L> {
 
     /// Locks the state, and drains the ring: each message whose send has returned is in the store.
     ///
-    /// Like all functions that drain, it waits for a sender between its claim and its publication.
+    /// Like [`lock_shut`](Self::lock_shut), it waits for a sender between its claim and its publication.
     #[inline]
     pub(crate) fn lock(&self) -> LockedState<'_, T, L> {
         self.lock_until(Access::Receive, None).unwrap_or_else(without_deadline)
@@ -73,15 +73,15 @@ impl<T, L: Levels> Queue<T, L> {
         self.lock_until(Access::Wait, None).unwrap_or_else(without_deadline)
     }
 
-    /// Counts an operation that has timed out. An interrupted one is not counted, although it ends
-    /// by a deadline in the past.
+    /// Counts an operation that has timed out. Callers do not count an interrupted one, although its
+    /// deadline is then in the past.
     #[cold]
     pub(crate) fn count_timeout(&self) {
         self.lock_undrained().counters.timeouts += 1;
     }
 
-    /// Locks the state for an access. Returns `None` if a sender is waited for at the deadline, and also
-    /// for a moment of patience if the deadline is in the past.
+    /// Locks the state and drains the ring; shuts it first, except for [`Access::Receive`]. Returns `None`
+    /// if a hole is left after the deadline and [`SPINS`] looks.
     pub(crate) fn lock_until(
         &self,
         access: Access,
@@ -96,22 +96,23 @@ impl<T, L: Levels> Queue<T, L> {
             if state.drain(upto) || (access == Access::Send && state.closed) {
                 return Some(state);
             }
-            if looks >= PATIENCE && deadline.is_some_and(Deadline::is_over) {
+            if looks >= SPINS && deadline.is_some_and(Deadline::is_over) {
+                step!("lock: open the undrained ring", state.open_undrained());
                 return None;
             }
             if looks == 0 && access == Access::Receive {
-                // Holes before later sends would delay a receive without bound.
+                // A receive that waited for holes reported later might never end.
                 upto = state.reported();
             }
             drop(state);
-            wait_for_sender(looks);
+            wait_for_sender(looks, deadline.is_some());
             looks += 1;
         }
     }
 
     /// Waits a moment for the sender at a hole, and receives a message then. A drain would move the
     /// messages before the hole, which may stay in the ring, into the store. Returns the guard if no
-    /// sender is waited for any more.
+    /// hole is left, or after [`SPINS`] looks.
     #[inline]
     pub(super) fn receive_at_hole<'q>(
         &'q self,
@@ -121,22 +122,23 @@ impl<T, L: Levels> Queue<T, L> {
         let Some(ring) = self.ring.as_ref().filter(|_| !self.config.time_lock) else {
             return Err(guard);
         };
-        for looks in 0..PATIENCE / 2 {
-            if !guard.awaits_sender(ring) {
-                break;
-            }
+        let mut looks = 0;
+        while check!("receive: a bounded wait at a hole", looks < SPINS)
+            && guard.awaits_sender(ring)
+        {
             drop(guard);
-            wait_for_sender(looks);
+            wait_for_sender(looks, false);
             guard = self.state.lock();
             if let Some(message) = guard.fast_receive(Some(ring), &self.config, preload) {
                 return Ok(message);
             }
+            looks += 1;
         }
         Err(guard)
     }
 
-    /// Locks the state to send a message, with the memory that seems to be missing. The ring is shut
-    /// and drained. Returns `None` at the deadline.
+    /// Allocates the memory that seems to be missing, and locks the state to send a message. The ring is
+    /// shut, and drained unless the queue is closed. Returns `None` at the deadline.
     pub(crate) fn lock_to_send(
         &self,
         preload: &mut Preload<T, L>,
@@ -149,7 +151,7 @@ impl<T, L: Levels> Queue<T, L> {
             if preloaded || !self.hint.needs_slot() {
                 return Some(state);
             }
-            preloaded = true; // the messages of the ring took the slots
+            preloaded = true; // the drained messages took the slots
         }
     }
 
@@ -161,22 +163,30 @@ impl<T, L: Levels> Queue<T, L> {
     }
 }
 
-/// A sender that has claimed a slot is waited for so often, also if the deadline is over.
-const PATIENCE: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 128 };
+/// The looks at a hole without a yield or a sleep, also if the deadline is over: three microseconds.
+const SPINS: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { 1 } else { 64 };
+/// The yields after them, before a thread without a deadline sleeps.
+const YIELDS_TO_SENDER: u32 = 64;
 
-/// The value that a wait without a deadline does not end with.
+/// Panics in place of the result of a timeout.
 #[cold]
 fn without_deadline<R>() -> R {
     unreachable!("a wait without a deadline timed out")
 }
 
-/// Waits a moment for a sender to publish its message: it takes some nanoseconds, unless its thread
-/// was stopped.
+/// Waits a moment for a sender to publish its message. The sender takes some nanoseconds, unless its
+/// thread was stopped.
 #[cold]
-fn wait_for_sender(looks: u32) {
-    match looks {
-        0..64 if !cfg!(any(offlock_loom, offlock_shuttle)) => hint::spin_loop(),
-        _ if looks < PATIENCE || cfg!(any(offlock_loom, offlock_shuttle)) => thread::yield_now(),
-        _ => _ = Futex::new().wait_for(0, Duration::from_micros(50)),
+fn wait_for_sender(looks: u32, has_deadline: bool) {
+    if cfg!(any(offlock_loom, offlock_shuttle)) {
+        return thread::yield_now();
     }
+    let Some(looks) = looks.checked_sub(SPINS) else { return hint::spin_loop() };
+    // Beside a busy thread on this CPU, each yield lasts for its time slice, some milliseconds. It would
+    // miss the deadline.
+    let yields = if has_deadline { 0 } else { YIELDS_TO_SENDER };
+    let Some(looks) = looks.checked_sub(yields) else { return thread::yield_now() };
+    // The pauses grow from 50 us to 1 ms: a deadline is missed by a part of the wait.
+    let pause = Duration::from_micros(50) * (looks + 1).min(20);
+    Futex::new().wait_for(0, pause);
 }

@@ -26,9 +26,18 @@ impl<T, L: Levels> LockedState<'_, T, L> {
         }
     }
 
+    /// Opens a ring that could not be drained, if no thread or task waits or is to be notified.
+    pub(super) fn open_undrained(&mut self) {
+        if let Some(ring) = self.ring {
+            if self.guard.may_open() {
+                ring.open_undrained(&mut self.guard.cursor);
+            }
+        }
+    }
+
     /// Drains the ring: see [`State::drain`].
     #[inline]
-    pub(super) fn drain(&mut self, upto: u64) -> bool {
+    pub(crate) fn drain(&mut self, upto: u64) -> bool {
         match self.ring {
             Some(ring) => self.guard.drain(ring, upto),
             None => true,

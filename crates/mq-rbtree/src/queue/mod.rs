@@ -32,7 +32,7 @@ use std::fmt;
 use std::mem;
 
 use percpu::alloc::try_box;
-use percpu::sync::{WordGuard, WordLock, step};
+use percpu::sync::{WordGuard, WordLock, check, step};
 
 pub use self::builder::Builder;
 
@@ -203,8 +203,8 @@ impl<T, L: Levels> Queue<T, L> {
         Ok(())
     }
 
-    /// Stages a message after a look at the room that the holder of the lock has told. The first send
-    /// that finds no room learns of it for those that follow.
+    /// Stages a message in the room that was published last. The first send that finds no room copies it
+    /// for the senders that follow.
     #[cold]
     #[inline(never)]
     fn stage_refreshed(
@@ -212,8 +212,8 @@ impl<T, L: Levels> Queue<T, L> {
         ring: &Ring<T, L::Priority>,
         mut message: Message<T, L::Priority>,
     ) -> Result<(), Message<T, L::Priority>> {
-        // Others may claim the room before this thread does, while receivers make more of it. A send that
-        // took the lock then would shut the ring for all senders.
+        // Other senders may claim the room before this one does, while receivers make more of it. A send
+        // that took the lock then would shut the ring for all senders.
         while ring.refresh() {
             message = match self.try_stage(ring, message) {
                 Err(message) if !self.hint.needs_memory() => message,
@@ -325,7 +325,7 @@ impl<T, L: Levels> Queue<T, L> {
     #[inline]
     fn receive_by(&self, wait: &Wait) -> Result<Received<T, L>, ReceiveError> {
         let mut preload = Preload::new();
-        let mut guard = self.lock_to_receive(wait);
+        let mut guard = self.lock_yielding(wait);
         if !self.config.time_lock {
             let (ring, config) = (self.ring.as_ref(), &self.config);
             if let Some(message) = guard.fast_receive(ring, config, &mut preload) {
@@ -350,7 +350,7 @@ impl<T, L: Levels> Queue<T, L> {
         };
         let (received, position) = {
             let mut state = self.with_hold_timer(guard);
-            if !state.drain(u64::MAX) {
+            if !check!("receive: wait for the sender at a hole", state.drain(u64::MAX)) {
                 drop(state);
                 let Some(locked) = self.lock_until(Access::Receive, wait.deadline()) else {
                     self.count_timeout();

@@ -8,27 +8,27 @@ use super::section::Section;
 use super::state::{Node, State};
 use crate::core::{Levels, Message};
 use crate::event::Interest;
-use crate::waiter::{WaitEnd, Waiter, Wake};
+use crate::waiter::{WaitEnd, Waiter, Wakeup};
 
 impl<T, L: Levels> State<T, L> {
     /// Ends the wait of a receiving thread with a message. `deferred` has room.
     ///
     /// # Safety
     ///
-    /// `thread` is on the list of receivers, and belongs to a thread.
+    /// `receiver` is on the list of receivers, and belongs to a thread.
     pub(super) unsafe fn hand_over(
         &mut self,
-        thread: Node<T, L::Priority>,
+        receiver: Node<T, L::Priority>,
         message: Message<T, L::Priority>,
         deferred: &mut Deferred,
     ) {
         // SAFETY: the caller guarantees that the node is on this list.
-        unsafe { self.receivers.remove(thread) };
+        unsafe { self.receivers.remove(receiver) };
         // SAFETY: the thread does not leave before `end_wait` below. `&mut self` excludes other threads,
         // and the reference ends in this line.
-        unsafe { Waiter::inner_of(thread) }.message = Some(message);
+        unsafe { Waiter::inner_of(receiver) }.message = Some(message);
         // SAFETY: the node was taken off its list above.
-        deferred.wake(unsafe { Waiter::end_wait(thread, WaitEnd::Completed) });
+        deferred.wake(unsafe { Waiter::end_wait(receiver, WaitEnd::Completed) });
         self.counters.handed_over += 1;
     }
 
@@ -37,13 +37,14 @@ impl<T, L: Levels> State<T, L> {
     #[cold]
     #[inline(never)]
     pub(crate) fn serve_waiters(&mut self, section: &mut Section<'_, T, L>) {
-        self.serve_waiters_of(section, self.core.is_empty());
+        self.serve_waiters_with(section, self.core.is_empty());
     }
 
-    /// Restores the invariants. `was_empty` tells whether other threads last saw the queue empty.
+    /// Restores the invariants. `was_empty` tells that other threads last saw the queue empty: a message
+    /// of a waiting sender is then a first message, for which the notification is due.
     #[cold]
     #[inline(never)]
-    pub(super) fn serve_waiters_of(
+    pub(super) fn serve_waiters_with(
         &mut self,
         section: &mut Section<'_, T, L>,
         mut was_empty: bool,
@@ -60,8 +61,8 @@ impl<T, L: Levels> State<T, L> {
             } else {
                 None
             };
-            let dismissed = !self.has_ended() || self.receivers.is_empty();
-            if receiver.is_none() && sender.is_none() && dismissed {
+            let all_dismissed = !self.has_ended() || self.receivers.is_empty();
+            if receiver.is_none() && sender.is_none() && all_dismissed {
                 break;
             }
             if !section.deferred.has_room() {
@@ -118,7 +119,7 @@ impl<T, L: Levels> State<T, L> {
             section.deferred.wake(unsafe { grant_permit(node) });
             return;
         }
-        // If a comparison panics, the receiver tries again by itself, as the sender in
+        // If a comparison panics, the receiver repeats it on its own thread, as the sender does in
         // `serve_sender`.
         let pop = || self.core.pop_with(&mut section.preload);
         match catch_comparison::<L, _>(pop) {
@@ -160,12 +161,12 @@ impl<T, L: Levels> State<T, L> {
             return;
         }
         // If a comparison panics, nothing has changed. The sender repeats the comparison and the
-        // panic by itself: the calling thread may be returning a message.
-        let enter = || {
+        // panic on its own thread: the calling thread may be returning a message.
+        let find_level = || {
             demand
                 .map(|demand| self.core.get_or_insert_level(demand.priority, &mut section.preload))
         };
-        let level = match catch_comparison::<L, _>(enter) {
+        let level = match catch_comparison::<L, _>(find_level) {
             Ok(level) => level,
             Err(panic) => {
                 section.deferred.discard(panic);
@@ -175,14 +176,14 @@ impl<T, L: Levels> State<T, L> {
         // SAFETY: the node is on this list.
         unsafe { self.senders.remove(node) };
         // SAFETY: as above; the list uses the node no more.
-        let slot = &mut unsafe { Waiter::inner_of(node) }.message;
-        let ended = match (level, slot.take()) {
+        let in_node = &mut unsafe { Waiter::inner_of(node) }.message;
+        let ended = match (level, in_node.take()) {
             (Some(Ok(level)), Some(message)) => {
                 // SAFETY: the level has just been returned, and only the list was changed since.
                 match unsafe { self.core.push_to_level(level, message, &mut section.preload) } {
                     Ok(()) => WaitEnd::Completed,
                     Err(message) => {
-                        *slot = Some(message);
+                        *in_node = Some(message);
                         WaitEnd::Retry
                     }
                 }
@@ -190,7 +191,7 @@ impl<T, L: Levels> State<T, L> {
             // Memory is missing, or the comparison panicked. The sender retries with memory of its own,
             // and reports the error or repeats the panic on its own thread.
             (_, message) => {
-                *slot = message;
+                *in_node = message;
                 WaitEnd::Retry
             }
         };
@@ -211,7 +212,7 @@ impl<T, L: Levels> State<T, L> {
         config: &Config<T, L>,
     ) -> Option<Node<T, L::Priority>> {
         if self.closed {
-            return None; // every waiter is about to be dismissed
+            return None; // every waiting sender is about to be dismissed
         }
         let len = self.core.occupied() + self.send_permits;
         let bytes = self.core.bytes() + self.send_permit_bytes;
@@ -238,8 +239,8 @@ impl<T, L: Levels> State<T, L> {
         self.send_permit_bytes -= u64::from(bytes);
     }
 
-    /// Takes one waiter of a closed queue off its list, to try again and see that. A receiver waits
-    /// on while messages are in guards. Returns false if there is none.
+    /// Ends the wait of one waiter of a closed queue, which tries again and finds the queue closed. A
+    /// receiver waits on while messages are in guards. Returns false if there is none to dismiss.
     pub(crate) fn dismiss_one(&mut self, deferred: &mut Deferred) -> bool {
         let node = if let Some(node) = self.receivers.first().filter(|_| self.has_ended()) {
             // SAFETY: the node is the first of this list.
@@ -281,7 +282,7 @@ impl<T, L: Levels> State<T, L> {
 /// # Safety
 ///
 /// The node was taken off a list of the state in the lock section of the caller.
-unsafe fn grant_permit<T, P: Copy>(node: Node<T, P>) -> Option<Wake> {
+unsafe fn grant_permit<T, P: Copy>(node: Node<T, P>) -> Option<Wakeup> {
     // SAFETY: the node's future takes the lock before it is dropped. The caller holds the lock, and the
     // reference ends in this line.
     unsafe { Waiter::inner_of(node) }.permit = true;

@@ -10,13 +10,14 @@
 //!
 //! 1. If a thread or task waits to receive, there are no more messages than receive permits.
 //! 2. If a thread or task waits to send, its message has no room beside the room of the send
-//!    permits.
+//!    permits, or a sender before it blocks it: see `first_admissible_sender`.
 //! 3. If the queue is closed, no thread or task waits to send. If also no message is in a guard, none
 //!    waits to receive.
 
 use std::ptr::NonNull;
 
 use percpu::AllocError;
+use percpu::alloc::TryArc;
 use percpu::sync::{check, step};
 
 use super::config::Config;
@@ -27,7 +28,6 @@ use crate::error::{ReceiveError, SendRefused};
 use crate::event::EventNotifier;
 use crate::staging::{Cursor, Next, Ring};
 use crate::stats::Counters;
-use crate::try_arc::TryArc;
 use crate::waiter::{Demand, Rank, WaitList, Waiter};
 
 pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
@@ -104,7 +104,7 @@ impl<T, L: Levels> State<T, L> {
     /// Returns the level to which a message can be appended at once.
     ///
     /// Returns `None` if a thread waits or is to be notified, if the queue is closed, or if room or memory
-    /// is missing; then nothing has changed. The caller appends a message before it calls anything else:
+    /// is missing; then nothing has changed. The caller appends a message before any other call, because
     /// a new level is empty.
     #[inline(always)]
     pub(crate) fn level_at_once(
@@ -113,16 +113,15 @@ impl<T, L: Levels> State<T, L> {
         priority: L::Priority,
         bytes: u32,
     ) -> Option<L::Level> {
-        let idle = self.is_idle() && !self.closed && self.notification.is_none();
         // With `fair_bytes`, the room of a permit is not free.
-        let idle = idle && self.send_permits == 0;
+        let idle = self.may_open() && self.send_permits == 0;
         let demand = || config.demand(priority, bytes);
         let room = idle && config.has_room(self.core.occupied(), self.core.bytes(), demand());
         if room { self.core.get_or_insert_level_no_alloc(priority) } else { None }
     }
 
-    /// Receives the next message, unless a thread waits or is to be notified, or a sender must
-    /// publish its message first; then no message was taken.
+    /// Receives the next message. Returns `None` if there is none, if a thread or task waits or a
+    /// notifier is armed, or if a sender must publish its message first.
     #[inline(always)]
     pub(crate) fn fast_receive(
         &mut self,
@@ -140,7 +139,7 @@ impl<T, L: Levels> State<T, L> {
         }
     }
 
-    /// Returns whether a sender of the open ring must publish its message before a receive.
+    /// Returns whether a sender must publish its message in the open ring before a receive goes on.
     pub(crate) fn awaits_sender(&self, ring: &Ring<T, L::Priority>) -> bool {
         self.is_idle() && !self.cursor.is_shut() && ring.has_hole(&self.cursor)
     }
@@ -156,7 +155,7 @@ impl<T, L: Levels> State<T, L> {
         let message = match ring.next(&self.cursor, u64::MAX) {
             Next::Hole => return None,
             Next::Nothing => self.core.pop_with(preload)?,
-            Next::Message(priority) => self.receive_beside(ring, priority, preload)?,
+            Next::Message(priority) => self.choose_and_receive(ring, priority, preload)?,
         };
         self.set_room(ring, config);
         Some(message)
@@ -164,10 +163,10 @@ impl<T, L: Levels> State<T, L> {
 
     /// Receives the next message of the store and the open ring, whose first message has this priority.
     ///
-    /// The ring has the order of messages of one priority already. So they stay there until they are
-    /// next, and nothing of an empty store is written.
+    /// Messages of one priority have their order in the ring already. So they stay there until they are
+    /// next, and an empty store is not written.
     #[inline(always)]
-    fn receive_beside(
+    fn choose_and_receive(
         &mut self,
         ring: &Ring<T, L::Priority>,
         priority: L::Priority,
@@ -176,7 +175,7 @@ impl<T, L: Levels> State<T, L> {
         let is_alike = |other| !L::is_above(priority, other) && !L::is_above(other, priority);
         let alike = ring.count_alike(&mut self.cursor, is_alike);
         if let Err(Next::Hole) = alike {
-            return None; // the messages before the hole stay in the ring meanwhile
+            return None; // the messages before the hole stay in the ring
         }
         let ordered = alike.is_ok() && !self.core.is_ageing();
         if check!("receive: drain before the choice", ordered) {
@@ -189,12 +188,12 @@ impl<T, L: Levels> State<T, L> {
                 let value = unsafe { ring.take(&mut self.cursor) };
                 return Some(Message { value, priority, bytes: 0 });
             }
-            // While all messages have one priority and fit into the ring, the store empties. Otherwise the
-            // message behind this one may have another priority, and cost a drain.
+            // While all messages have one priority and fit into the ring, receives empty the store.
+            // Otherwise a message of another priority may follow, and each one would cost a drain.
             if len <= ring.slots() && self.core.has_only(priority) {
                 return self.core.pop_with(preload);
             }
-            // Many messages are stored by one drain, before they fill the ring.
+            // More messages are stored by one drain, before they fill the ring.
             if count * 2 <= ring.slots() {
                 // SAFETY: the lock is held, and `next` has returned a message.
                 let value = unsafe { ring.take(&mut self.cursor) };
@@ -211,7 +210,7 @@ impl<T, L: Levels> State<T, L> {
     #[inline(never)]
     pub(crate) fn drain(&mut self, ring: &Ring<T, L::Priority>, upto: u64) -> bool {
         let mut complete = true;
-        // Senders may go on meanwhile, but no message beyond a whole ring was sent before the call.
+        // Senders may go on meanwhile; at most a whole ring of messages was sent before the call.
         for _ in 0..ring.slots() {
             match ring.next(&self.cursor, upto) {
                 Next::Nothing => break,
@@ -242,11 +241,17 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     pub(crate) fn leave_ring(&mut self, ring: &Ring<T, L::Priority>, config: &Config<T, L>) {
         self.set_room(ring, config);
-        let quiet = self.is_idle() && self.notification.is_none() && !self.closed;
-        let quiet = check!("leave: open the quiet ring only", quiet);
+        let quiet = check!("leave: open the quiet ring only", self.may_open());
         if quiet && self.cursor.is_drained() {
             ring.reopen(&mut self.cursor);
         }
+    }
+
+    /// Returns whether senders may use the ring: no thread or task waits or is to be notified, and the
+    /// queue is not closed.
+    #[inline(always)]
+    pub(super) fn may_open(&self) -> bool {
+        self.is_idle() && self.notification.is_none() && !self.closed
     }
 
     /// Returns whether no thread or task waits and no notifier is armed.
@@ -294,7 +299,7 @@ impl<T, L: Levels> State<T, L> {
         };
         let waiting = !self.senders.is_empty() || self.armed != 0;
         if waiting {
-            step!("receive: serve the waiting senders", self.serve_waiters_of(section, false));
+            step!("receive: serve the waiting senders", self.serve_waiters_with(section, false));
         }
         Some(message)
     }
@@ -337,8 +342,8 @@ impl<T, L: Levels> State<T, L> {
         section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
         let Message { priority, bytes, .. } = message;
-        let enter = || self.level_for_send(priority, bytes, rank, section);
-        let level = match catch_comparison::<L, _>(enter) {
+        let find_level = || self.level_for_send(priority, bytes, rank, section);
+        let level = match catch_comparison::<L, _>(find_level) {
             Ok(Ok(level)) => level,
             Ok(Err(reason)) => return Err((message, reason)),
             Err(panic) => {
@@ -395,8 +400,8 @@ impl<T, L: Levels> State<T, L> {
             if inner.rank() > rank {
                 return false;
             }
-            // A waiter that fits here is about to be served, or only a reserve keeps it out;
-            // neither is overtaken, as in `first_admissible_sender`.
+            // A waiter that fits here is about to be served, or only a reserve keeps it out.
+            // Neither holds up this send, as in `first_admissible_sender`.
             let fits = |theirs| config.fits_without_reserves(len, bytes, theirs);
             if !inner.demand.is_some_and(fits) {
                 return true;
@@ -413,14 +418,13 @@ impl<T, L: Levels> State<T, L> {
         rank: Rank,
         section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
-        // Without messages in guards, there is room.
+        // An empty queue without messages in guards has room.
         if self.core.occupied() == 0 {
             let first = self.receivers.iter().next().filter(|(_, inner)| !inner.is_task());
             if let Some((thread, _)) = first {
                 // SAFETY: the node is the first of the list, and belongs to a thread.
                 unsafe { self.hand_over(thread, message, &mut section.deferred) };
-                // This comes after the hand-over: the counters are on other cache lines, and the
-                // receiver need not wait for them.
+                // After the hand-over, so that the receiver need not wait for it.
                 self.cursor.accept();
                 return Ok(());
             }

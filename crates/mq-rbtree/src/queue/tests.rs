@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Queue;
 use super::spin::Spin;
@@ -70,6 +70,21 @@ fn inv21_a_spinning_receiver_sees_a_batch() {
     assert_eq!(queue.send_batch(&mut batch, Wait::NO), Ok(3));
     let ring = queue.ring.as_ref().unwrap();
     assert!((next..next + 3).all(|position| ring.was_published(position)));
+}
+
+/// The message that a receiver spins for stays published while the sender behind it is waited for.
+#[test]
+fn inv22_a_receiver_does_not_spin_at_a_hole() {
+    let queue = used(100);
+    let position = queue.lock().cursor.accepted();
+    queue.try_send(1, 0).unwrap();
+    let publish = queue.claim(2, 0).unwrap();
+    queue.try_send(3, 0).unwrap();
+    let (begin, wait) = (Instant::now(), Wait::at_most(Duration::from_secs(2)));
+    assert!(queue.spin_to_receive(wait, position).is_none());
+    assert!(begin.elapsed() < Duration::from_secs(1));
+    publish();
+    assert_eq!(queue.drain(), [(1, 0), (2, 0), (3, 0)]);
 }
 
 /// A wait that ends while its thread spins is counted, and one that does not shortens the next.

@@ -47,6 +47,30 @@ fn inv25_a_message_goes_back_in_front_of_newer_ones() {
     goes_in_front(&Queue::with_keys(8).unwrap());
 }
 
+fn counts_the_peak<L: Levels<Priority = u32>>(queue: &Queue<&str, L>) {
+    let counts = || (queue.stats().peak, queue.stats().depth, queue.stats().guarded);
+    queue.send("a", 5).unwrap();
+    let guard = queue.try_receive_guard().unwrap();
+    queue.send("b", 5).unwrap();
+    queue.send("c", 5).unwrap();
+    // No operation has looked at the queue since the sends.
+    assert_eq!(guard.accept(), ("a", 5));
+    assert_eq!(counts(), (3, 2, 0));
+    let guard = queue.try_receive_guard().unwrap();
+    queue.send("d", 5).unwrap();
+    drop(guard); // the message comes back, and is counted once
+    assert_eq!(counts(), (3, 3, 0));
+    let _guard = queue.try_receive_guard().unwrap();
+    queue.send("e", 5).unwrap();
+    assert_eq!(counts(), (4, 3, 1));
+}
+
+#[test]
+fn the_peak_is_of_the_messages_in_the_queue_and_in_guards_together() {
+    counts_the_peak(&Queue::new(8).unwrap()); // through the ring
+    counts_the_peak(&Queue::with_keys(8).unwrap());
+}
+
 #[test]
 fn inv25_a_message_keeps_its_place_and_its_bytes() {
     let builder = Queue::<String>::builder(3).measure(String::len).max_bytes(10).reserve(7, 1);

@@ -21,6 +21,7 @@ mod panics;
 mod promises;
 mod queue_model;
 mod queues;
+mod reentry;
 mod stalled;
 mod timed;
 mod tree;

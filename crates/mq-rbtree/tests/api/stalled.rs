@@ -3,6 +3,7 @@
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::future::{Future, ready};
+use std::hint::spin_loop;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, mpsc};
@@ -13,6 +14,7 @@ use std::time::{Duration, Instant};
 use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
 
 use testkit::WakeCount;
+use testkit::pin::pin_to;
 
 /// Creates an empty queue that has the memory for `max` messages.
 fn warm(max: usize) -> Queue<u64> {
@@ -75,14 +77,19 @@ fn inv22_batches_end_at_their_deadline_beside_a_stopped_sender() {
     assert!(!queue.is_closed());
     let mut out = Vec::new();
     assert_eq!(queue.receive_batch(&mut out, 2, soon()), Err(ReceiveError::Timeout));
-    let mut batch = [(3, 1), (4, 1)].into();
+    let mut batch = (3..=10).map(|n| (n, 1)).collect();
     let refused = queue.send_batch(&mut batch, soon()).unwrap_err();
-    assert_eq!((refused.sent, refused.reason), (0, SendRefused::Timeout));
-    assert_eq!(batch, [(3, 1), (4, 1)]);
+    assert_eq!(
+        (refused.sent, refused.reason),
+        (6, SendRefused::Timeout),
+        "of 8 places 2 are taken"
+    );
+    assert_eq!(batch, [(9, 1), (10, 1)]);
     publish();
+    assert_eq!(queue.receive_batch(&mut out, 2, soon()), Ok(2));
     assert_eq!(queue.send_batch(&mut batch, soon()), Ok(2));
-    assert_eq!(queue.receive_batch(&mut out, 8, soon()), Ok(4));
-    assert_eq!(out, [(2, 9), (1, 5), (3, 1), (4, 1)]);
+    assert_eq!(queue.receive_batch(&mut out, 10, soon()), Ok(8));
+    assert!(out.iter().copied().eq([(2, 9), (1, 5)].into_iter().chain((3..=10).map(|n| (n, 1)))));
     assert_eq!(queue.stats().timeouts, 2);
     queue.validate();
 }
@@ -175,6 +182,51 @@ fn inv22_a_receive_does_not_wait_for_later_holes() {
     });
     assert_eq!(queue.drain(), [(1, 5), (3, 5), (4, 4)]);
     queue.validate();
+}
+
+/// A receive that gives up, of a thread or of a task, does not make later sends take the lock: they need
+/// not wait for the stopped sender.
+#[test]
+fn inv22_a_receive_that_gives_up_lets_senders_go_on() {
+    let queue = warm(8);
+    let publish = queue.claim(1, 5).unwrap();
+    assert_eq!(queue.receive_with(soon()), Err(ReceiveError::Timeout));
+    let second = queue.claim(2, 5).expect("the ring is open");
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(pin!(queue.receive_async()).poll(&mut cx).is_pending());
+    queue.try_send(3, 9).unwrap();
+    second();
+    publish();
+    assert_eq!(queue.drain(), [(3, 9), (1, 5), (2, 5)]);
+    queue.validate();
+}
+
+/// Threads that compute on the CPU of the receiver do not delay it by their time slices.
+#[test]
+fn inv22_a_deadline_ends_beside_busy_threads() {
+    let queue = warm(8);
+    let publish = queue.claim(1, 5).unwrap();
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        pin_to(&[0]); // the threads below as well
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while !stop.load(Relaxed) {
+                    spin_loop();
+                }
+            });
+        }
+        // The scheduler takes the CPU away during some of them, but not during each one.
+        let receives = [(); 5].map(|()| {
+            let begin = Instant::now();
+            (queue.receive_with(Wait::at_most(Duration::ZERO)), begin.elapsed())
+        });
+        stop.store(true, Relaxed);
+        assert!(receives.iter().all(|(got, _)| *got == Err(ReceiveError::Timeout)));
+        let shortest = receives.iter().map(|(_, time)| *time).min();
+        assert!(shortest < Some(Duration::from_millis(50)), "{shortest:?}");
+    });
+    publish();
 }
 
 #[test]

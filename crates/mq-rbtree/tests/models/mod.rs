@@ -13,7 +13,6 @@ mod mixed;
 mod mutants;
 mod notify;
 mod payload;
-mod references;
 mod ring;
 mod staging;
 mod tasks;

@@ -2,7 +2,7 @@
 
 use testkit::planted::Planted;
 
-use super::{closing, guards, memory, notify, references, staging, tasks, threads};
+use super::{closing, guards, memory, notify, staging, tasks, threads};
 
 const PLANTED: Planted = Planted {
     mutants: &[
@@ -10,12 +10,11 @@ const PLANTED: Planted = Planted {
         guards::MUTANTS,
         memory::MUTANTS,
         notify::MUTANTS,
-        references::MUTANTS,
         staging::MUTANTS,
         tasks::MUTANTS,
         threads::MUTANTS,
     ],
-    loom_only: &[references::LOOM_ONLY, staging::LOOM_ONLY, threads::LOOM_ONLY],
+    loom_only: &[staging::LOOM_ONLY, threads::LOOM_ONLY],
     root: env!("CARGO_MANIFEST_DIR"),
     dirs: &["src", "tests/models"],
 };

@@ -119,7 +119,37 @@ fn inv22_a_claim_races_the_shut() {
     });
 }
 
-/// As above, in a ring that was shut for more positions than a sequence number tells apart.
+/// A ring whose drain has met a hole is opened again, beside a sender that claims: no message is lost.
+#[test]
+fn inv22_a_ring_with_a_hole_is_opened() {
+    thoroughly(|| {
+        let (ring, mut cursor) = ring();
+        assert_eq!(ring.claim(), Some(0));
+        let stopped = thread::spawn({
+            let ring = Arc::clone(&ring);
+            // SAFETY: the position was claimed for this thread, which alone publishes it.
+            move || unsafe { ring.publish(0, 1, 0) }
+        });
+        let sender = thread::spawn({
+            let ring = Arc::clone(&ring);
+            move || send(&ring, 2)
+        });
+        ring.shut(&mut cursor);
+        let opened = ring.next(&cursor, u64::MAX) == Next::Hole;
+        if opened {
+            ring.open_undrained(&mut cursor);
+            assert!(send(&ring, 3));
+        }
+        stopped.join().unwrap();
+        let sent = 1 + u64::from(sender.join().unwrap()) + u64::from(opened);
+        ring.shut(&mut cursor);
+        let taken: u64 = (0..sent).map(|_| take(&ring, &mut cursor)).sum();
+        assert_eq!(taken, [1, 3, 6][sent as usize - 1] + u64::from(opened && sent == 2));
+        assert!(cursor.is_drained());
+    });
+}
+
+/// A ring is opened that was shut for more positions than a sequence number tells apart.
 #[test]
 fn inv21_a_sender_sees_the_stamps_of_the_positions_sent_under_the_lock() {
     thoroughly(|| {

@@ -3,7 +3,9 @@
 //! In a model the ring has four slots. The queues have been used before, so that no send needs
 //! memory.
 
-use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused};
+use std::time::Duration;
+
+use mq_rbtree::{Bitmap, Queue, ReceiveError, SendRefused, Wait};
 use percpu::sync::{Arc, thread};
 
 #[cfg(offlock_shuttle)]
@@ -19,6 +21,14 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("publish: report the hole", "staging::inv21_a_send_behind_a_hole_is_drained"),
     ("publish: the holes before", "ring::inv21_a_hole_reported_by_another_sender_is_seen"),
     ("drain: a hole is waited for", "staging::inv21_a_send_behind_a_hole_is_drained"),
+    (
+        "receive: wait for the sender at a hole",
+        "staging::inv22_a_receive_at_a_hole_ends_at_its_deadline",
+    ),
+    (
+        "receive: a bounded wait at a hole",
+        "staging::inv22_a_receive_at_a_hole_ends_at_its_deadline",
+    ),
     ("receive: drain before the choice", "staging::inv21_the_highest_staged_message_is_next"),
     (
         "receive: the stored messages were sent before",
@@ -38,6 +48,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ),
     ("leave: open the quiet ring only", "staging::inv22_a_waiting_receiver_gets_a_staged_message"),
     ("lock: shut the ring", "staging::inv22_a_waiting_receiver_gets_a_staged_message"),
+    ("lock: open the undrained ring", "staging::inv22_receives_that_give_up_open_the_ring"),
     ("close: shut the ring", "staging::inv22_close_races_two_claims"),
 ];
 
@@ -74,6 +85,17 @@ fn next(queue: &Queue<Payload>) -> Option<u64> {
     queue.try_receive().ok().map(|(message, _)| message.seen())
 }
 
+/// Returns the message's number, or `None` if no message came before a deadline in the past.
+fn next_at_once(queue: &Queue<Payload>) -> Option<u64> {
+    match queue.receive_with(Wait::at_most(Duration::ZERO)) {
+        Ok((message, _)) => Some(message.seen()),
+        Err(error) => {
+            assert_eq!(error, ReceiveError::Timeout);
+            None
+        }
+    }
+}
+
 /// The message that a receive takes is written completely.
 #[test]
 fn inv21_a_message_is_published_with_its_send() {
@@ -97,6 +119,41 @@ fn inv21_a_send_behind_a_hole_is_drained() {
         assert!(next(&queue).is_some(), "a message was sent before");
         sender.join().unwrap();
         assert_eq!(finish(&queue), 1);
+    });
+}
+
+/// A receiver that finds a hole gets the message of the hole before the one behind it.
+#[test]
+fn inv21_the_message_of_a_hole_is_received_before_those_behind_it() {
+    thoroughly(|| {
+        let queue = warm(2);
+        let publish = queue.claim(Payload::new(1), 0).unwrap();
+        let receiver = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || {
+                queue.try_send(Payload::new(2), 0).unwrap();
+                [next(&queue), next(&queue)]
+            }
+        });
+        publish();
+        assert_eq!((receiver.join().unwrap(), finish(&queue)), ([Some(1), Some(2)], 0));
+    });
+}
+
+/// The sender at a hole publishes its message after the deadline. Behind the hole is the highest message,
+/// so the one before it is not the next.
+#[test]
+fn inv22_a_receive_at_a_hole_ends_at_its_deadline() {
+    thoroughly(|| {
+        let queue = warm(3);
+        queue.try_send(Payload::new(1), 0).unwrap();
+        let publish = queue.claim(Payload::new(2), 0).unwrap();
+        queue.try_send(Payload::new(3), 1).unwrap();
+        assert_eq!(next_at_once(&queue), None);
+        publish();
+        assert_eq!(queue.stats().timeouts, 1);
+        assert_eq!([(); 3].map(|()| next(&queue)), [3, 1, 2].map(Some));
+        assert_eq!(finish(&queue), 0);
     });
 }
 
@@ -215,6 +272,26 @@ fn inv22_a_staged_message_beats_the_deadline() {
     });
 }
 
+/// A sender is stopped between its claim and its publication, and two receives give up. Later sends take
+/// no lock.
+#[test]
+fn inv22_receives_that_give_up_open_the_ring() {
+    thoroughly(|| {
+        let queue = warm(2);
+        let first = queue.claim(Payload::new(1), 0).unwrap();
+        let receiver = thread::spawn({
+            let queue = Arc::clone(&queue);
+            move || received(queue.receive_with(soon()), ReceiveError::Timeout)
+        });
+        assert_eq!(received(queue.receive_with(soon()), ReceiveError::Timeout), 0);
+        assert_eq!(receiver.join().unwrap(), 0);
+        let second = queue.claim(Payload::new(2), 0).expect("the ring is open");
+        second();
+        first();
+        assert_eq!(finish(&queue), 2);
+    });
+}
+
 /// Each of two sends is before the close and succeeds, or after it and is refused.
 #[test]
 fn inv22_close_races_two_claims() {
@@ -269,7 +346,7 @@ fn inv24_locked_and_staged_sends_share_the_room() {
             }
         });
         let mut batch = [(Payload::new(3), 0)].into();
-        let went = match queue.send_batch(&mut batch, mq_rbtree::Wait::NO) {
+        let went = match queue.send_batch(&mut batch, Wait::NO) {
             Ok(count) => count as u64,
             Err(error) => {
                 assert_eq!(error.reason, SendRefused::Full);

@@ -67,7 +67,7 @@ impl<T: Linked> IntrusiveList<T> {
         Self::try_new().unwrap_or_else(|_| crate::out_of_memory::<Self>())
     }
 
-    /// Creates an empty list with a slot for each CPU, in a domain of its own.
+    /// Creates a list like [`new`](Self::new), and returns an error if there is no memory.
     ///
     /// # Errors
     ///
@@ -87,8 +87,8 @@ impl<T: Linked> IntrusiveList<T> {
         Self::try_new_in(domain).unwrap_or_else(|_| crate::out_of_memory::<Self>())
     }
 
-    /// Creates an empty list in a domain, which other lists may share. Allocates 8 bytes for each
-    /// slot.
+    /// Creates a list like [`new_in`](Self::new_in), and returns an error if there is no memory.
+    /// Allocates 8 bytes for each slot.
     ///
     /// # Errors
     ///

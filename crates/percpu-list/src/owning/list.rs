@@ -90,7 +90,7 @@ impl<T> PerCpuList<T> {
         Self::try_new().unwrap_or_else(|_| crate::out_of_memory::<Self>())
     }
 
-    /// Creates an empty list with a slot for each CPU, in a domain of its own.
+    /// Creates a list like [`new`](Self::new), and returns an error if there is no memory.
     ///
     /// # Errors
     ///
@@ -110,7 +110,7 @@ impl<T> PerCpuList<T> {
         Self::try_new_in(domain).unwrap_or_else(|_| crate::out_of_memory::<Self>())
     }
 
-    /// Creates an empty list in a domain, which other lists may share.
+    /// Creates a list like [`new_in`](Self::new_in), and returns an error if there is no memory.
     ///
     /// Allocates 8 bytes for each slot. The first add in a slot allocates 256 bytes more, and each
     /// entry takes 8 bytes in the array of its slot.

@@ -23,10 +23,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ),
     ("close: wait for the adds that have begun", "owning::nothing_is_added_once_close_returned"),
     ("length: removals before adds", "owning::inv10_a_list_with_an_entry_is_never_empty"),
-    (
-        "drop a domain: after the uses by other references",
-        "owning::inv13_the_last_list_of_a_domain_frees_it",
-    ),
 ];
 
 /// The planted bugs that only loom finds.
@@ -41,7 +37,6 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "first entry: use the other thread's shard",
     "close: wait for the adds that have begun",
     "length: removals before adds",
-    "drop a domain: after the uses by other references",
 ];
 
 pub(super) type List = PerCpuList<Payload>;

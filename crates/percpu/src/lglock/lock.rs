@@ -74,7 +74,7 @@ impl<T> LgLock<T> {
             .unwrap_or_else(|_| out_of_memory::<CachePadded<Slot<T>>>(cpu::possible()))
     }
 
-    /// Creates a lock with a slot for every possible CPU, whose value is `init(cpu)`.
+    /// Creates a lock like [`new`](Self::new), and returns an error if there is no memory.
     ///
     /// Makes one allocation of at least 128 bytes per slot. No other method allocates.
     ///

@@ -107,7 +107,7 @@ impl<T: Send + Sync + 'static> Atomic<T> {
         Self::from(Owned::new(value))
     }
 
-    /// Does the same as [`Atomic::new`], and returns an error if there is no memory.
+    /// Returns a pointer like [`Atomic::new`], and returns an error if there is no memory.
     ///
     /// # Errors
     ///

@@ -2,7 +2,6 @@
 //!
 //! A reader that leaves and a thread that unlocks a bag wake no waiter, so waiters poll.
 
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
 use std::time::Duration;
 
 use crate::sync::thread;
@@ -16,19 +15,15 @@ pub(super) struct Backoff {
 
 impl Backoff {
     /// Pauses the calling thread, longer with each call, for at most 1 ms.
-    #[cfg(not(any(offlock_loom, offlock_shuttle)))]
     pub(super) fn wait(&mut self) {
+        if cfg!(any(offlock_loom, offlock_shuttle)) {
+            return thread::yield_now(); // another thread of the model runs
+        }
         if !self.spins.is_completed() {
             return self.spins.snooze();
         }
         self.sleeps = self.sleeps.saturating_add(1);
         // From 1 us to 1 ms.
-        thread::sleep(Duration::from_micros(1 << (self.sleeps / 4).min(10)));
-    }
-
-    /// Lets another thread of the model run.
-    #[cfg(any(offlock_loom, offlock_shuttle))]
-    pub(super) fn wait(&mut self) {
-        thread::yield_now();
+        std::thread::sleep(Duration::from_micros(1 << (self.sleeps / 4).min(10)));
     }
 }

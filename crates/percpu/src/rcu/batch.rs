@@ -58,7 +58,7 @@ impl Batch {
         self.list.is_empty()
     }
 
-    /// Retires all objects.
+    /// Retires all objects of the batch: each is freed once no reader can hold a reference to it.
     pub fn retire(self) {
         drop(self);
     }

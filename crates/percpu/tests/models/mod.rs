@@ -13,6 +13,7 @@ mod mutants;
 mod rcu;
 mod ref_block;
 mod refcount;
+mod try_arc;
 mod word_lock;
 
 use std::cell::Cell;

@@ -2,7 +2,7 @@
 
 use testkit::planted::Planted;
 
-use super::{counter, facade, fence, gate, lglock, rcu, ref_block, refcount, word_lock};
+use super::{counter, facade, fence, gate, lglock, rcu, ref_block, refcount, try_arc, word_lock};
 
 const PLANTED: Planted = Planted {
     mutants: &[
@@ -14,6 +14,7 @@ const PLANTED: Planted = Planted {
         rcu::MUTANTS,
         ref_block::MUTANTS,
         refcount::MUTANTS,
+        try_arc::MUTANTS,
         word_lock::MUTANTS,
     ],
     loom_only: &[
@@ -25,6 +26,7 @@ const PLANTED: Planted = Planted {
         rcu::LOOM_ONLY,
         ref_block::LOOM_ONLY,
         refcount::LOOM_ONLY,
+        try_arc::LOOM_ONLY,
         word_lock::LOOM_ONLY,
     ],
     root: env!("CARGO_MANIFEST_DIR"),

@@ -167,6 +167,30 @@ fn spawn(
     thread::spawn(move || f(&shared))
 }
 
+/// Replaces the value while `reader` runs, polls, and joins the reader.
+fn replace_under(reader: impl FnOnce(&Atomic<Payload>) + Send + 'static) {
+    let shared = shared(1);
+    let reader = spawn(&shared, reader);
+    dawdle();
+    replace(&shared);
+    rcu::poll();
+    reader.join().unwrap();
+}
+
+/// Defers a function that takes a while and then stores 1 in the result.
+fn defer_slow() -> Arc<AtomicU64> {
+    let gone = Arc::new(AtomicU64::new(0));
+    rcu::defer(0, {
+        let gone = Arc::clone(&gone);
+        move || {
+            dawdle();
+            // Ordering: Relaxed; the barrier carries it.
+            gone.store(1, Ordering::Relaxed);
+        }
+    });
+    gone
+}
+
 /// Takes a while, so that others come first, or in between, as often as not. A random schedule gives
 /// every thread as many steps, and a pin or a poll takes dozens; loom needs no help.
 fn dawdle() {
@@ -199,15 +223,10 @@ fn inv15_a_reader_keeps_what_it_found() {
 #[test]
 fn a_reader_that_comes_back_has_left() {
     model(|| {
-        let shared = shared(1);
-        let reader = spawn(&shared, |shared| {
+        replace_under(|shared| {
             read(shared);
             drop(rcu::pin());
         });
-        dawdle();
-        replace(&shared);
-        rcu::poll();
-        reader.join().unwrap();
     });
 }
 
@@ -338,8 +357,7 @@ fn a_reclaimed_value_is_ours_alone() {
 #[test]
 fn inv15_a_thread_that_ends_inside_a_guard_goes_on_reading() {
     model(|| {
-        let shared = shared(1);
-        let reader = spawn(&shared, |shared| {
+        replace_under(|shared| {
             let guard = rcu::pin();
             let late = shared.load(&guard).late();
             rcu::end_thread();
@@ -351,10 +369,6 @@ fn inv15_a_thread_that_ends_inside_a_guard_goes_on_reading() {
             assert!(!rcu::is_pinned());
             read(shared); // with a slot taken anew
         });
-        dawdle();
-        replace(&shared);
-        rcu::poll();
-        reader.join().unwrap();
         rcu::poll();
         assert_eq!(rcu::stats().pending, 0);
     });
@@ -386,8 +400,7 @@ fn inv15_a_slot_goes_to_the_next_thread() {
 #[test]
 fn inv25_a_send_reader_keeps_what_it_found() {
     both_modes(|| {
-        let shared = shared(1);
-        let reader = spawn(&shared, |shared| {
+        replace_under(|shared| {
             let guard = rcu::pin_send();
             let late = shared.load(&guard).late();
             set_current(CpuId::new(1));
@@ -395,10 +408,6 @@ fn inv25_a_send_reader_keeps_what_it_found() {
             assert_eq!(late.read(), 1);
             drop(guard);
         });
-        dawdle();
-        replace(&shared);
-        rcu::poll();
-        reader.join().unwrap();
     });
 }
 
@@ -406,15 +415,10 @@ fn inv25_a_send_reader_keeps_what_it_found() {
 #[test]
 fn a_send_reader_without_an_id_keeps_what_it_found() {
     both_modes(|| {
-        let shared = shared(1);
-        let reader = spawn(&shared, |shared| {
+        replace_under(|shared| {
             take_id();
             read_send(shared);
         });
-        dawdle();
-        replace(&shared);
-        rcu::poll();
-        reader.join().unwrap();
     });
 }
 
@@ -501,19 +505,8 @@ fn two_threads_retire_on_one_cpu() {
 #[test]
 fn inv11_a_barrier_waits_for_the_drops_of_others() {
     model(|| {
-        let shared = shared(1);
-        let gone = Arc::new(AtomicU64::new(0));
-        rcu::defer(0, {
-            let gone = Arc::clone(&gone);
-            move || {
-                dawdle();
-                // Ordering: Relaxed; the barrier carries it.
-                gone.store(1, Ordering::Relaxed);
-            }
-        });
-        let other = spawn(&shared, |_| {
-            rcu::poll();
-        });
+        let gone = defer_slow();
+        let other = thread::spawn(rcu::poll);
         dawdle();
         rcu::barrier().unwrap();
         // Ordering: as above.
@@ -557,15 +550,7 @@ fn inv11_a_barrier_waits_for_a_segment_that_grew() {
 #[test]
 fn inv11_two_barriers_wait_for_the_same_drop() {
     model(|| {
-        let gone = Arc::new(AtomicU64::new(0));
-        rcu::defer(0, {
-            let gone = Arc::clone(&gone);
-            move || {
-                dawdle();
-                // Ordering: Relaxed; the barrier carries it.
-                gone.store(1, Ordering::Relaxed);
-            }
-        });
+        let gone = defer_slow();
         let check = |gone: &AtomicU64| {
             rcu::barrier().unwrap();
             // Ordering: as above.

@@ -79,7 +79,7 @@ impl<T: Send + Sync + 'static> Builder<T> {
         self
     }
 
-    /// Makes the table.
+    /// Makes a table with these limits.
     ///
     /// # Errors
     ///

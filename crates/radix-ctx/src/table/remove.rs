@@ -451,7 +451,7 @@ impl<T: Send + Sync + 'static> RemoveAll<'_, T> {
         self.killed == 0
     }
 
-    /// Returns whether all are dropped. Advances reclaim; never blocks.
+    /// Returns whether all removed contexts are dropped. Advances reclaim; never blocks.
     #[must_use]
     pub fn is_done(&mut self) -> bool {
         self.core.advance();
@@ -461,7 +461,7 @@ impl<T: Send + Sync + 'static> RemoveAll<'_, T> {
         clear
     }
 
-    /// Blocks until all are dropped.
+    /// Blocks until all removed contexts are dropped.
     ///
     /// # Errors
     ///
@@ -473,7 +473,7 @@ impl<T: Send + Sync + 'static> RemoveAll<'_, T> {
         waited
     }
 
-    /// Blocks until all are dropped, for `timeout` at most.
+    /// Blocks until all removed contexts are dropped, for `timeout` at most.
     ///
     /// # Errors
     ///

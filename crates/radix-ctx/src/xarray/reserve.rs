@@ -45,7 +45,7 @@ impl<P: Entry> Reservation<'_, P> {
         self.index
     }
 
-    /// Puts `entry` at the index. Blocks shortly on the lock. Never allocates.
+    /// Puts `entry` at the reserved index. Blocks shortly on the lock. Never allocates.
     ///
     /// # Errors
     ///

@@ -24,12 +24,12 @@
 use std::alloc::Layout;
 
 use percpu::AllocError;
+use percpu::alloc::TryArc;
 use percpu::alloc::try_box;
 use percpu::sync::atomic::{AtomicBool, Ordering};
 use percpu::sync::check;
 
 use super::node::{Link, Node, NodePtr};
-use crate::try_arc::TryArc;
 
 /// Allocates a node for a new level.
 pub(super) fn try_new_node<K>() -> Result<Box<Node<K>>, AllocError> {

@@ -11,13 +11,13 @@ use crate::policy::is_evictable_but_dirty;
 use crate::source::Source;
 use crate::word::{DIRTY, Key};
 
-/// Up to this many blocks are found without an allocation. A thread that needs a buffer writes no
-/// more.
+/// The most blocks that a selection returns without an allocation. A thread that needs a buffer
+/// writes at most as many.
 const FEW: usize = 64;
 
 /// Which dirty blocks of a device a write-back writes, and how.
 #[derive(Clone, Debug)]
-pub(crate) struct Task {
+pub(crate) struct Selection {
     /// Only blocks in this range.
     pub(crate) sectors: Range<u64>,
     /// The most blocks. If there are more, the oldest are taken.
@@ -28,27 +28,27 @@ pub(crate) struct Task {
     pub(crate) durable: bool,
     /// Waits for blocks that are marked or held back.
     pub(crate) wait: bool,
-    /// Which blocks it tries to write.
-    pub(crate) tries: Tries,
+    /// Whether blocks are included whose write may fail.
+    pub(crate) include: Include,
     /// Only those that would be evicted next if they were not dirty.
     pub(crate) is_due: bool,
 }
 
-/// Which blocks a task tries to write.
+/// Whether a write-back includes blocks whose write may fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Tries {
-    /// Blocks that are not held back and whose write has not failed. If a task has few blocks,
+pub(crate) enum Include {
+    /// Blocks that are not held back and whose write has not failed. With a limit of few blocks,
     /// older ones that cannot be written do not take the places of others.
     Promising,
-    /// All blocks but those that the cleaner has given up. A failure counts as a try, after some of
-    /// which the cleaner gives the block up.
-    Most,
-    /// All blocks, for an explicit flush or sync. A failure does not count as a try.
+    /// All blocks but those that the cleaner has given up, which it does after some failures. A
+    /// failure counts.
+    NotGivenUp,
+    /// All blocks, for an explicit flush or sync. A failure does not count.
     All,
 }
 
-impl Task {
-    /// Returns a task for all blocks that are dirty now.
+impl Selection {
+    /// Returns a selection of all blocks that are dirty now.
     pub(crate) fn all() -> Self {
         Self {
             sectors: 0..u64::MAX,
@@ -56,7 +56,7 @@ impl Task {
             before: u64::MAX,
             durable: false,
             wait: true,
-            tries: Tries::All,
+            include: Include::All,
             is_due: false,
         }
     }
@@ -64,73 +64,79 @@ impl Task {
 
 /// A dirty block to be written.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Going {
+pub(super) struct DirtyBlock {
     pub(super) key: Key,
     pub(super) frame: Frame,
 }
 
-impl Going {
+impl DirtyBlock {
     pub(super) const NONE: Self = Self { key: Key::NONE, frame: Frame(0) };
 }
 
-/// The dirty blocks that a task selects.
-pub(super) struct Found {
-    few: Few<Going, FEW>,
+/// The selected dirty blocks.
+pub(super) struct DirtyBlocks {
+    inline: Few<DirtyBlock, FEW>,
     /// All of them, if `most` is above `FEW`.
-    many: Vec<Going>,
+    heap: Vec<DirtyBlock>,
     most: usize,
 }
 
-impl Found {
+impl DirtyBlocks {
     fn try_new(most: usize) -> Result<Self, WriteError> {
-        let mut many = Vec::new();
+        let mut heap = Vec::new();
         if most > FEW {
-            many.try_reserve_exact(most).map_err(|_| WriteError::NoMemory)?;
+            heap.try_reserve_exact(most).map_err(|_| WriteError::NoMemory)?;
         }
-        Ok(Self { few: Few::new(Going::NONE), many, most })
+        Ok(Self { inline: Few::new(DirtyBlock::NONE), heap, most })
     }
 
     /// Adds a block. Returns whether there is room for another.
-    fn push(&mut self, going: Going) -> bool {
+    fn push(&mut self, dirty: DirtyBlock) -> bool {
         match self.most {
-            0..=FEW => self.few.push(going),
-            _ => self.many.push(going),
+            0..=FEW => self.inline.push(dirty),
+            _ => self.heap.push(dirty),
         }
-        self.all().len() < self.most
+        self.as_mut_slice().len() < self.most
     }
 
-    pub(super) fn all(&mut self) -> &mut [Going] {
-        if self.most > FEW { &mut self.many } else { &mut self.few }
+    pub(super) fn as_mut_slice(&mut self) -> &mut [DirtyBlock] {
+        if self.most > FEW { &mut self.heap } else { &mut self.inline }
     }
 }
 
 impl Shared {
-    /// Returns the dirty blocks that the task selects, from the dirty list of the device.
-    pub(super) fn dirty_blocks(&self, source: &Source, task: &Task) -> Result<Found, WriteError> {
-        if task.is_due {
-            return self.due_blocks(source, task);
+    /// Returns the selected blocks of the device.
+    pub(super) fn dirty_blocks(
+        &self,
+        source: &Source,
+        selection: &Selection,
+    ) -> Result<DirtyBlocks, WriteError> {
+        if selection.is_due {
+            return self.due_blocks(source, selection);
         }
         let (len, mut walk) = {
             let list = source.writes.dirty.lock();
             (list.len(), list.walk())
         };
-        let blocks = task.sectors.end.saturating_sub(task.sectors.start) >> (source.shift - 9);
-        if blocks < len as u64 && task.before == u64::MAX {
-            return self.dirty_of(source, task, blocks as usize);
+        let count =
+            selection.sectors.end.saturating_sub(selection.sectors.start) >> (source.shift - 9);
+        if count < len as u64 && selection.before == u64::MAX {
+            return self.dirty_blocks_in_range(source, selection, count as usize);
         }
         // Allocates without the lock. The length suffices, because the walk leaves out blocks that
         // became dirty after its begin.
-        let mut found = Found::try_new(len.min(task.most))?;
-        while found.most > 0 && !walk.is_over() {
+        let mut blocks = DirtyBlocks::try_new(len.min(selection.most))?;
+        while blocks.most > 0 && !walk.is_over() {
             let list = source.writes.dirty.lock();
             let mut is_last = false;
             for frame in list.piece(&self.frames, &mut walk) {
                 let key = self.entry(frame).key();
-                if task.tries == Tries::Promising && !self.is_promising(frame) {
+                if selection.include == Include::Promising && !self.is_promising(frame) {
                     continue;
                 }
-                is_last = self.frames.header(frame).since() >= task.before
-                    || (task.sectors.contains(&key.sector()) && !found.push(Going { key, frame }));
+                is_last = self.frames.header(frame).since() >= selection.before
+                    || (selection.sectors.contains(&key.sector())
+                        && !blocks.push(DirtyBlock { key, frame }));
                 if is_last {
                     break;
                 }
@@ -139,7 +145,7 @@ impl Shared {
                 walk.stop();
             }
         }
-        Ok(found)
+        Ok(blocks)
     }
 
     /// Returns whether a write of a dirty buffer is likely to succeed.
@@ -148,40 +154,48 @@ impl Shared {
         !header.is_held() && header.tries() == 0
     }
 
-    /// Returns the dirty blocks that a thread writes when it needs a buffer: those of the device at
-    /// the end of the list that has the next victim. They stay where they are. The lock is released
-    /// after each few visits.
-    fn due_blocks(&self, source: &Source, task: &Task) -> Result<Found, WriteError> {
-        let mut found = Found::try_new(task.most)?;
-        let (mut visits, mut at) = (0..task.most, None);
+    /// Returns the dirty blocks of the device that would be evicted next, from the end of the list
+    /// that has the next victim. They stay on it. Releases the lock after a few visits each.
+    fn due_blocks(
+        &self,
+        source: &Source,
+        selection: &Selection,
+    ) -> Result<DirtyBlocks, WriteError> {
+        let mut blocks = DirtyBlocks::try_new(selection.most)?;
+        let (mut visits, mut at) = (0..selection.most, None);
         while !visits.is_empty() {
             let cold = self.cold.lock();
             for _ in visits.by_ref().take(LOOKS as usize) {
-                let Some(frame) = cold.policy.next_due(&cold.nodes, at) else { return Ok(found) };
+                let Some(frame) = cold.policy.next_due(&cold.nodes, at) else { return Ok(blocks) };
                 at = Some(frame);
                 let entry = self.entry(frame);
                 let (word, key) = (entry.word(), entry.key());
                 let is_due = is_evictable_but_dirty(word) && word.used() == 0;
                 if is_due && key.device() == source.id && self.is_promising(frame) {
-                    found.push(Going { key, frame });
+                    blocks.push(DirtyBlock { key, frame });
                 }
             }
         }
-        Ok(found)
+        Ok(blocks)
     }
 
     /// Does the work of [`dirty_blocks`](Self::dirty_blocks) for a range of fewer blocks than the
     /// dirty list has: looks up each block of the range.
-    fn dirty_of(&self, source: &Source, task: &Task, blocks: usize) -> Result<Found, WriteError> {
-        let mut found = Found::try_new(blocks.min(task.most))?;
-        for sector in task.sectors.clone().step_by(1 << (source.shift - 9)) {
+    fn dirty_blocks_in_range(
+        &self,
+        source: &Source,
+        selection: &Selection,
+        count: usize,
+    ) -> Result<DirtyBlocks, WriteError> {
+        let mut blocks = DirtyBlocks::try_new(count.min(selection.most))?;
+        for sector in selection.sectors.clone().step_by(1 << (source.shift - 9)) {
             let key = Key::new(source.id, sector);
             let word = self.table.find(key).and_then(|entry| entry.look(key));
             let Some(word) = word.filter(|word| word.has(DIRTY)) else { continue };
-            if found.most == 0 || !found.push(Going { key, frame: word.frame() }) {
+            if blocks.most == 0 || !blocks.push(DirtyBlock { key, frame: word.frame() }) {
                 break;
             }
         }
-        Ok(found)
+        Ok(blocks)
     }
 }

@@ -1,31 +1,30 @@
 //! The core of an engine. It drives [`State`] and is the only module that runs user code:
 //! callbacks, wake-ups and drops, never while the state is borrowed.
 
-use std::cell::{Cell, RefCell, RefMut};
+mod wait;
+
+use std::cell::{Cell, RefCell};
 use std::io;
 use std::mem;
 use std::os::fd::RawFd;
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::task::Waker;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use percpu::sync::{Arc, panicking};
 
 use crate::backend::Backend;
 use crate::deadlines::Action;
-use crate::drive::{self, Served};
 use crate::payload::{Deliver, RawResult};
-use crate::reap::{ReapMode, Spin};
+use crate::reap::ReapMode;
 use crate::registry::{Kind as ResourceKind, Registration, Registry};
 use crate::remote::Shared;
 use crate::request_id::RequestId;
 use crate::slab::{CancelReason, CompletionTarget, Index, SlotState};
 use crate::state::{Delivery, State};
-use crate::sys;
 use crate::turn::{Scope, Turn};
 use crate::wake_fd::WakeFd;
-use crate::waker::BlockOnWaker;
 
 /// The core of an engine, which its front ends share.
 pub(crate) struct Core {
@@ -34,7 +33,7 @@ pub(crate) struct Core {
     pub(crate) registry: Rc<Registry>,
     pub(crate) reap_mode: Cell<ReapMode>,
     plugs: Cell<usize>,
-    /// A callback or a wake-up is running in a caller of the current function.
+    /// User code, such as a callback, is running in a caller of the current function.
     dispatching: Cell<bool>,
     /// The number of inner turns and waits among the callers of the current function.
     inner_turns: Cell<usize>,
@@ -119,12 +118,12 @@ impl Core {
     /// case the call that runs the callback, or the kick that it arms, submits them.
     pub(crate) fn flush_unless_held(&self, scope: Scope) {
         if self.plugs.get() == 0 && !self.dispatching.get() {
-            let _held = (scope == Scope::Inner).then(|| Held::new(self));
+            let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
             self.round(self.reap_mode.get().after_submit(), scope, false);
         }
     }
 
-    /// Performs the actions that are due. The next round delivers a request that is cancelled here.
+    /// Performs the due actions of deadlines. The next round delivers a request cancelled here.
     #[cold]
     fn expire(&self, scope: Scope) {
         let now = self.instant();
@@ -200,20 +199,6 @@ impl Core {
         }
     }
 
-    /// Turns the engine until no remote is left and no request is left.
-    pub(crate) fn serve(&self) -> io::Result<()> {
-        let turn = || match self.turn(Scope::All) {
-            turn if turn.delivered > 0 => Served::Progress,
-            turn if turn.is_idle() => Served::Idle,
-            _ => Served::Busy,
-        };
-        drive::serve(
-            || self.state.borrow().has_remotes(),
-            turn,
-            || self.sleep(None, None, Scope::All),
-        )
-    }
-
     /// Wakes futures that may take a slot now.
     pub(crate) fn admit(&self) {
         self.wake_waiting(|state| state.completions.slab.free_len());
@@ -231,13 +216,13 @@ impl Core {
         }
     }
 
-    /// Performs one submission, one reap (with `reap`) and the delivery (with `deliver`). Returns
-    /// the number of completions delivered.
+    /// Performs one submission, one reap (with `reap`) and the delivery of `scope`. Returns the number
+    /// of completions delivered.
     ///
     /// It does not loop, because it would never return on a device that completes inside submit.
     /// With `sleep` the submission may wait for a completion.
     fn round(&self, reap: bool, scope: Scope, sleep: bool) -> usize {
-        // Also in a turn that an inner callback makes.
+        // Whether this is an inner turn, or a turn that a callback in one makes.
         let holds = match scope {
             Scope::Nothing => self.inner_turns.get() > 0,
             Scope::Inner => true,
@@ -251,7 +236,7 @@ impl Core {
             }
             state.retry_remote_cancels();
             state.update_stage_limit();
-            // What is in queues is reported by the next turn that is not an inner one.
+            // The next turn that is not an inner one reports the completions in queues.
             let enqueued = if holds { 0 } else { state.take_enqueued() };
             if state.can_only_wait() {
                 // The usual case: no callback is ready and no work is left.
@@ -277,7 +262,7 @@ impl Core {
         delivered
     }
 
-    /// Wakes what inner turns have held.
+    /// Calls the wakers that inner turns have held back.
     fn wake_held(&self) {
         for waker in mem::take(&mut self.state.borrow_mut().held_wakes) {
             let _guard = self.dispatching();
@@ -327,12 +312,12 @@ impl Core {
     }
 
     pub(crate) fn turn(&self, scope: Scope) -> Turn {
-        let _held = (scope == Scope::Inner).then(|| Held::new(self));
-        self.turn_and(scope, false)
+        let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
+        self.turn_with(scope, false)
     }
 
     /// Turns the engine. With `sleep` the submission may wait for a completion.
-    fn turn_and(&self, scope: Scope, sleep: bool) -> Turn {
+    fn turn_with(&self, scope: Scope, sleep: bool) -> Turn {
         self.wake_fd.clear();
         if self.registry.has_returned() {
             self.unregister_returned();
@@ -349,160 +334,6 @@ impl Core {
         let state = self.state.borrow();
         let pending = state.held();
         Turn { delivered, pending, in_flight: state.in_flight() }
-    }
-
-    /// Turns the engine until a completion was delivered, the time is over, or the engine is idle.
-    /// With a waker, its wake-up ends the wait, and an idle engine does not.
-    pub(crate) fn wait(
-        &self,
-        timeout: Option<Duration>,
-        waker: Option<&BlockOnWaker>,
-    ) -> io::Result<Turn> {
-        self.wait_for(Scope::All, timeout, waker)
-    }
-
-    /// Waits for the waker like [`wait`](Self::wait), but delivers inner requests only.
-    pub(crate) fn wait_inner(&self, waker: &BlockOnWaker) -> io::Result<Turn> {
-        let _held = Held::new(self);
-        self.wait_for(Scope::Inner, None, Some(waker))
-    }
-
-    fn wait_for(
-        &self,
-        scope: Scope,
-        timeout: Option<Duration>,
-        waker: Option<&BlockOnWaker>,
-    ) -> io::Result<Turn> {
-        let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
-        // Otherwise the sleep may have to end without a completion.
-        let sleep = timeout.is_none() && waker.is_none() && !self.reap_mode.get().peeks();
-        loop {
-            let turn = self.turn_and(scope, sleep);
-            // `turn` may have cleared the waker's kick, so the flag is checked between the turn and
-            // the sleep.
-            if turn.delivered > 0 || waker.map_or(turn.is_idle(), BlockOnWaker::is_woken) {
-                return Ok(turn);
-            }
-            let left = deadline.map(|at| at.saturating_duration_since(self.instant()));
-            if left.is_some_and(|left| left.is_zero()) {
-                return Ok(turn);
-            }
-            self.sleep(left, waker, scope)?;
-        }
-    }
-
-    /// Waits like [`wait`](Self::wait), until a signal is handled at the latest. An engine with a
-    /// remote is not idle.
-    pub(crate) fn wait_interruptible(
-        &self,
-        timeout: Option<Duration>,
-        mask: Option<&libc::sigset_t>,
-    ) -> io::Result<Turn> {
-        let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
-        loop {
-            // Before the turn, as in `drive::serve`: the turn takes what the last remote sent.
-            let alone = !self.state.borrow().has_remotes();
-            let turn = self.turn_and(Scope::All, false);
-            // A sleep that finds a completion does not handle pending signals, this one does.
-            let signal = mask.map(|_| sys::poll_with_mask(&[], Some(Duration::ZERO), mask));
-            let left = deadline.map(|at| at.saturating_duration_since(self.instant()));
-            if turn.delivered > 0 {
-                return Ok(turn);
-            }
-            signal.transpose()?;
-            if (turn.is_idle() && alone) || left.is_some_and(|left| left.is_zero()) {
-                return Ok(turn);
-            }
-            if !alone && !self.state.borrow().has_remotes() {
-                continue; // the turn may have cleared the notification of the last remote
-            }
-            let state = self.state.borrow_mut();
-            let left = state.deadlines.shorten(left, || state.backend.instant());
-            if self.sleeps_before(state, left, Scope::All) {
-                self.wake_fd.wait_with_mask(left, mask)?;
-            }
-        }
-    }
-
-    /// Sleeps until a turn may make progress or the waker is woken. May return early.
-    fn sleep(
-        &self,
-        timeout: Option<Duration>,
-        waker: Option<&BlockOnWaker>,
-        scope: Scope,
-    ) -> io::Result<()> {
-        let now = || self.instant();
-        let mut timeout = self.state.borrow().deadlines.shorten(timeout, now);
-        if let Some(spin) = self.reap_mode.get().spin(timeout, now) {
-            let start = now();
-            if self.spin(spin, waker, scope) {
-                return Ok(());
-            }
-            let spent = now().saturating_duration_since(start);
-            timeout = timeout.map(|timeout| timeout.saturating_sub(spent));
-            if timeout.is_some_and(|timeout| timeout.is_zero()) {
-                return Ok(());
-            }
-        }
-        let mut state = self.state.borrow_mut();
-        if state.has_work_for(scope) {
-            return Ok(());
-        }
-        if state.in_kernel() > 0 && waker.is_none() && state.inbox.is_none() {
-            return state.wait(timeout);
-        }
-        if self.sleeps_before(state, timeout, scope) { self.wake_fd.wait(timeout) } else { Ok(()) }
-    }
-
-    /// Prepares a sleep on the descriptors. Returns false if there is work instead.
-    fn sleeps_before(
-        &self,
-        mut state: RefMut<'_, State>,
-        timeout: Option<Duration>,
-        scope: Scope,
-    ) -> bool {
-        if state.has_work_for(scope) {
-            return false;
-        }
-        if state.in_kernel() > 0 {
-            state.completions.stats.waits += 1;
-            state.backend.before_sleep(timeout);
-        } else if let Some(time) = self.wake_fd.retry_delay().into_iter().chain(timeout).min() {
-            if state.backend.advance_time(time) {
-                return false;
-            }
-        }
-        state.backend.watch(); // also without a request in the kernel, to clear older notifications
-        true
-    }
-
-    /// Peeks for completions as long as `spin` allows. Returns whether the sleep can be omitted.
-    fn spin(&self, mut spin: Spin, waker: Option<&BlockOnWaker>, scope: Scope) -> bool {
-        let mut state = self.state.borrow_mut();
-        while !state.has_work_for(scope) && !waker.is_some_and(BlockOnWaker::is_woken) {
-            if state.in_kernel() == 0 {
-                if state.needs_retry() {
-                    // The last peek found EAGAIN. Clear its notification, because it would end the
-                    // delay of the retry.
-                    state.backend.acknowledge();
-                    self.wake_fd.retry_later();
-                }
-                return false;
-            }
-            if !spin.go_on(|| state.backend.instant()) {
-                return false;
-            }
-            state.backend.relax();
-            if state.reap() {
-                self.wake_fd.progress();
-            }
-        }
-        true
-    }
-
-    pub(crate) fn drain(&self) -> io::Result<()> {
-        while !self.wait(None, None)?.is_idle() {}
-        Ok(())
     }
 
     pub(crate) fn is_done(&self, index: Index) -> bool {
@@ -542,7 +373,7 @@ impl Core {
         true
     }
 
-    /// Called when an operation is dropped. Its request keeps the buffer until the completion.
+    /// Detaches a request from its dropped operation. The request keeps its buffer until it completes.
     pub(crate) fn orphan(&self, index: Index) {
         let mut state = self.state.borrow_mut();
         let completions = &mut state.completions;
@@ -582,18 +413,18 @@ impl Drop for Rearm<'_> {
     }
 }
 
-/// On drop, kicks if an inner turn has held something, so that a turn that delivers all follows. Not
-/// after each inner turn, because the kick would end the sleep of the next one.
-struct Held<'c>(&'c Core);
+/// Counts an inner turn or wait. Its drop kicks if a turn that delivers all has work, and not always,
+/// because the kick would end the sleep of the next inner turn.
+struct InnerTurn<'c>(&'c Core);
 
-impl<'c> Held<'c> {
+impl<'c> InnerTurn<'c> {
     fn new(core: &'c Core) -> Self {
         core.inner_turns.set(core.inner_turns.get() + 1);
         Self(core)
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for InnerTurn<'_> {
     fn drop(&mut self) {
         self.0.inner_turns.set(self.0.inner_turns.get() - 1);
         let state = self.0.state.borrow(); // user code never runs under a borrow

@@ -1,22 +1,14 @@
-//! The references alone: whichever of two threads drops the last one, it sees what the other has done.
+//! `TryArc`: whichever of two threads drops the last reference, it sees what the other has done.
 
-use percpu::sync::cell::UnsafeCell;
-use percpu::sync::thread;
+use offlock_percpu::alloc::TryArc;
+use offlock_percpu::sync::cell::UnsafeCell;
+use offlock_percpu::sync::thread;
 
-use super::payload::thoroughly;
-
-#[path = "../../src/try_arc.rs"]
-#[expect(dead_code, reason = "the models use a part of it")]
-mod try_arc;
-
-use try_arc::TryArc;
+use super::model;
 
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("reference drop: after its last use", "references::the_last_reference_sees_all_uses"),
-    (
-        "reference free: after the uses of the others",
-        "references::the_last_reference_sees_all_uses",
-    ),
+    ("reference drop: after its last use", "try_arc::the_last_reference_sees_all_uses"),
+    ("reference free: after the uses of the others", "try_arc::the_last_reference_sees_all_uses"),
 ];
 
 /// shuttle is sequentially consistent.
@@ -46,7 +38,7 @@ impl Drop for Value {
 
 #[test]
 fn the_last_reference_sees_all_uses() {
-    thoroughly(|| {
+    model(|| {
         let value = TryArc::try_new(Value([UnsafeCell::new(0), UnsafeCell::new(0)])).ok().unwrap();
         let other = value.clone();
         let thread = thread::spawn(move || other.add(0));

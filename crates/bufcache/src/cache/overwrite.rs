@@ -1,9 +1,9 @@
 //! Discards, zeroes and writes past the cache.
 //!
 //! The range is [excluded](crate::dirty::Exclusion) first, so that no block of it is inserted.
-//! Clean blocks are invalidated. Dirty blocks get the mark of a write-back, by which they neither
-//! change nor leave, and are dropped once the device has succeeded. If the device fails, they are
-//! dirty as before.
+//! Clean blocks are invalidated. Dirty blocks get the mark of a write-back, so that they neither
+//! change nor leave the cache, and are dropped once the device has succeeded. If the device fails,
+//! they stay dirty.
 
 use std::future::poll_fn;
 use std::io::IoSlice;
@@ -14,7 +14,7 @@ use percpu::sync::{Arc, check, step, thread};
 use super::changes::{DeviceRange, DeviceWrite};
 use super::completion::{Batch, Outcome};
 use super::miss::Pinned;
-use super::{Forget, Shared};
+use super::{Attempt, Shared};
 use crate::contain::contain;
 use crate::dirty::{Extents, WriteError};
 use crate::error::GetError;
@@ -26,22 +26,22 @@ use crate::word::{BACK, DIRTY, IO, Key, STALE, WAITED, WRITE};
 
 /// The operation on a range of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wipe<'b> {
+pub(crate) enum Overwrite<'b> {
     Discard,
     Zero,
     Write(&'b [u8]),
 }
 
 /// Dirty blocks that are marked `BACK`.
-pub(super) type Aside = Vec<(Key, Frame)>;
+pub(super) type Marked = Vec<(Key, Frame)>;
 
 impl Shared {
     /// Discards, zeroes or writes whole blocks on the device, and drops their cached buffers.
-    pub(crate) async fn wipe(
+    pub(crate) async fn overwrite(
         &self,
         source: &Arc<Source>,
         blocks: Range<u64>,
-        how: Wipe<'_>,
+        how: Overwrite<'_>,
         mode: Mode,
     ) -> Result<(), WriteError> {
         self.check_sync(source)?;
@@ -63,8 +63,8 @@ impl Shared {
         if source.writes.refuses_writers() || source.in_flight.is_abandoned() {
             return Err(WriteError::Closed); // otherwise the close waits for the exclusion
         }
-        let aside = self.set_all_aside(source, blocks, mode).await?;
-        // The old contents may be lost whether it succeeds or not.
+        let marked = self.invalidate_or_mark_all(source, blocks, mode).await?;
+        // Before the operation, because it may lose the old contents even if it fails.
         let new = source.writes.change_unsynced(|unsynced| {
             let mut new = Extents::default();
             new.insert(sectors.clone());
@@ -76,13 +76,13 @@ impl Shared {
         });
         let offset = sectors.start << 9;
         let len = (sectors.end << 9).min(source.len()) - offset;
-        let wiped = self.wipe_device(source, (offset, len), how, mode).await;
-        // After the wait this may run on another thread, which has no slot yet.
+        let result = self.overwrite_on_device(source, (offset, len), how, mode).await;
+        // After the wait this may run on another thread, which has reserved no slot yet.
         while hazard::reserve().is_err() {
             let _ = self.pause_by(mode, &mut None).await;
         }
         source.writes.change_unsynced(|unsynced| {
-            if wiped == Err(Some(libc::EOPNOTSUPP)) && !matches!(how, Wipe::Write(_)) {
+            if result == Err(Some(libc::EOPNOTSUPP)) && !matches!(how, Overwrite::Write(_)) {
                 // The device has changed nothing, and no other operation overlaps the range.
                 for range in new.iter() {
                     unsynced.written.remove(&range);
@@ -93,16 +93,16 @@ impl Shared {
                 unsynced.written.insert(sectors.clone());
             }
         });
-        if wiped.is_err() {
-            self.put_back(source, &aside);
+        if result.is_err() {
+            self.unmark_all(source, &marked);
         }
         let block = source.block(Key::new(source.id, sectors.start));
-        match wiped {
+        match result {
             Ok(()) => {
-                if matches!(how, Wipe::Write(_)) {
+                if matches!(how, Overwrite::Write(_)) {
                     source.writes.load.set_succeeding();
                 }
-                aside.iter().for_each(|&(key, frame)| self.drop_marked(source, key, frame));
+                marked.iter().for_each(|&(key, frame)| self.drop_marked(source, key, frame));
                 Ok(())
             }
             Err(Some(errno)) => Err(WriteError::Io { errno, block }),
@@ -111,30 +111,30 @@ impl Shared {
     }
 
     /// Begins the operation on the device, and waits for its end.
-    async fn wipe_device(
+    async fn overwrite_on_device(
         &self,
         source: &Arc<Source>,
         (offset, len): (u64, u64),
-        how: Wipe<'_>,
+        how: Overwrite<'_>,
         mode: Mode,
     ) -> Outcome {
-        let bytes = if let Wipe::Write(bytes) = how { bytes } else { &[] };
+        let bytes = if let Overwrite::Write(bytes) = how { bytes } else { &[] };
         let parts = [IoSlice::new(bytes)];
         let batch = Batch::new(source, mode);
         // If the device panics the operation is dropped, which ends it.
         let _ = contain(|| match how {
-            Wipe::Write(_) => {
+            Overwrite::Write(_) => {
                 self.counters.write_calls.add(1);
                 // SAFETY: the batch is waited for below, before it or the parts go.
                 let write = unsafe { DeviceWrite::new(&batch, (0, true), offset, &parts, false) };
                 source.device.begin_write(write);
             }
-            Wipe::Discard => {
+            Overwrite::Discard => {
                 // SAFETY: the batch is waited for below.
                 let range = unsafe { DeviceRange::new(&batch, (offset, len), true) };
                 source.device.begin_discard(range);
             }
-            Wipe::Zero => {
+            Overwrite::Zero => {
                 // SAFETY: the batch is waited for below.
                 let range = unsafe { DeviceRange::new(&batch, (offset, len), false) };
                 source.device.begin_zero(range);
@@ -145,36 +145,36 @@ impl Shared {
     }
 
     /// Drops the clean buffers of an excluded range, and marks and returns the dirty ones.
-    async fn set_all_aside(
+    async fn invalidate_or_mark_all(
         &self,
         source: &Arc<Source>,
         blocks: Range<u64>,
         mode: Mode,
-    ) -> Result<Aside, WriteError> {
+    ) -> Result<Marked, WriteError> {
         let end = blocks.end.min(source.blocks);
         let sectors = source.sectors_of(blocks.clone());
-        let few = end - blocks.start <= self.frames.units() as u64;
-        if !few {
+        let is_short = end - blocks.start <= self.frames.units() as u64;
+        if !is_short {
             // More blocks than the table has entries, so the table is searched. A thread that is
             // inserting a block holds the lock of a home, so each of these is taken once before.
             self.table.pass_all_locks();
         }
-        let (mut aside, mut since) = (Aside::new(), None);
+        let (mut marked, mut since) = (Marked::new(), None);
         loop {
-            let mut one = |key| self.set_aside(source, key, mode, &mut aside);
-            let obstacle = if few {
+            let mut one = |key| self.invalidate_or_mark(source, key, mode, &mut marked);
+            let obstacle = if is_short {
                 (blocks.start..end)
                     .filter_map(|block| source.key(block))
                     .find_map(|key| one(key).err())
             } else {
-                let wiped =
+                let overlaps =
                     |key: &Key| key.device() == source.id && sectors.contains(&key.sector());
-                self.table.keys().filter(wiped).find_map(|key| one(key).err())
+                self.table.keys().filter(overlaps).find_map(|key| one(key).err())
             };
-            let Some(obstacle) = obstacle else { return Ok(aside) };
+            let Some(obstacle) = obstacle else { return Ok(marked) };
             // No thread waits while it has blocks marked.
-            self.put_back(source, &aside);
-            aside.clear();
+            self.unmark_all(source, &marked);
+            marked.clear();
             let (key, waited) = match obstacle {
                 Obstacle::Error(key, error) => {
                     return Err(WriteError::of_wait(error, source.block(key)));
@@ -194,24 +194,24 @@ impl Shared {
 
     /// Waits until a block is neither read nor evicted.
     async fn wait_for_load_as_task(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
-        match self.forget(source, key)? {
-            Forget::Done(_) => Ok(()),
-            Forget::Loading(place) => {
+        match self.invalidate_or_pin(source, key)? {
+            Attempt::NotCached(_) => Ok(()),
+            Attempt::Pinned(place) => {
                 let _pinned = Pinned::new(self, self.table.entry(place));
                 poll_fn(|context| self.poll_marks(place, IO, context)).await
             }
-            Forget::Busy => self.pause_by(Mode::Task, &mut None).await,
+            Attempt::Busy => self.pause_by(Mode::Task, &mut None).await,
         }
     }
 
-    pub(super) fn set_aside(
+    pub(super) fn invalidate_or_mark(
         &self,
         source: &Arc<Source>,
         key: Key,
         mode: Mode,
-        aside: &mut Aside,
+        marked: &mut Marked,
     ) -> Result<(), Obstacle> {
-        aside.try_reserve(1).map_err(|_| Obstacle::Error(key, GetError::NoMemory))?;
+        marked.try_reserve(1).map_err(|_| Obstacle::Error(key, GetError::NoMemory))?;
         loop {
             let home = self.table.lock(key);
             let Some(entry) = home.find() else { return Ok(()) };
@@ -235,16 +235,16 @@ impl Shared {
                 }
             }
             if entry.try_change(word, BACK, 0).is_ok() {
-                aside.push((key, word.frame()));
+                marked.push((key, word.frame()));
                 return Ok(());
             }
         }
     }
 
     /// Clears the marks. The blocks stay dirty, unless the last handle of the device is dropped.
-    pub(super) fn put_back(&self, source: &Arc<Source>, aside: &Aside) {
-        for &(key, frame) in aside {
-            self.end_marks(self.entry(frame), frame, BACK, 0);
+    pub(super) fn unmark_all(&self, source: &Arc<Source>, marked: &Marked) {
+        for &(key, frame) in marked {
+            self.clear_marks_and_wake(self.entry(frame), frame, BACK, 0);
             self.drop_if_abandoned(source, key);
         }
     }

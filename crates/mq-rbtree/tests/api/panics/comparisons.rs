@@ -1,0 +1,204 @@
+//! Keys whose comparison panics.
+
+use std::cell::Cell;
+use std::cmp::Ordering;
+use std::future::ready;
+use std::num::NonZeroU32;
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::task::{Poll, Waker};
+use std::thread;
+use std::time::Duration;
+
+use mq_rbtree::{Queue, RbTree, SendError, Wait};
+use testkit::{WakeCount, wait_until};
+
+use super::{Calls, Payload};
+use crate::panicking::poll;
+
+/// A key whose comparison panics on an armed thread, with a payload whose drop panics.
+#[derive(Clone, Copy, Debug)]
+struct PanickingKey(u32);
+
+thread_local! {
+    /// The comparison of this thread that panics: the next is 1. None does at 0.
+    static ARMED: Cell<u32> = const { Cell::new(0) };
+    /// The drops of messages on this thread.
+    static DROPS: Cell<u32> = const { Cell::new(0) };
+}
+
+impl Ord for PanickingKey {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let nth = ARMED.get();
+        ARMED.set(nth.saturating_sub(1));
+        if nth == 1 {
+            panic_any(Payload);
+        }
+        self.0.cmp(&other.0)
+    }
+}
+
+impl PartialOrd for PanickingKey {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for PanickingKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0 == other.0
+    }
+}
+
+impl Eq for PanickingKey {}
+
+/// The panic of a comparison for another thread is discarded. If the drop of its payload panics, the
+/// notification is called and the other waiters are served.
+#[test]
+fn a_discarded_panic_whose_drop_panics_costs_no_action() {
+    let queue = Queue::builder_with_keys(8).spin(false).build().unwrap();
+    (0..8).for_each(|n| queue.send(n, PanickingKey(0)).unwrap());
+    let called = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&called);
+    queue.notify(move || _ = counter.fetch_add(1, SeqCst)).unwrap();
+    let flag = WakeCount::new();
+    thread::scope(|scope| {
+        // The first finds an empty tree and compares nothing; the comparison for the second panics.
+        let blocked: Vec<_> = (1..3)
+            .map(|n| {
+                let blocked = scope.spawn(|| queue.send(8, PanickingKey(1)));
+                wait_until(|| queue.stats().waiting == (n, 0));
+                blocked
+            })
+            .collect();
+        let mut task = Box::pin(queue.send_async(9, PanickingKey(0)));
+        assert!(poll(&mut task, flag.waker()).is_pending());
+        let drained = catch_unwind(AssertUnwindSafe(|| {
+            queue.drain_filter(|_, _| {
+                ARMED.set(1);
+                true
+            })
+        }));
+        let is_of_the_drop = drained.unwrap_err().is::<&str>();
+        assert_eq!((called.load(SeqCst), flag.count(), is_of_the_drop), (1, 1, true));
+        assert!(blocked.into_iter().all(|blocked| blocked.join().unwrap().is_ok()));
+        assert!(poll(&mut task, flag.waker()).is_ready());
+    });
+    queue.validate();
+    assert_eq!((queue.len(), ARMED.get()), (3, 0));
+}
+
+/// A sender that is woken to compare by itself finds the room taken, by the waker that ran before, and
+/// waits again.
+#[test]
+fn a_sender_that_tries_again_may_wait_again() {
+    let queue = Arc::new(Queue::builder_with_keys(3).spin(false).build().unwrap());
+    (0..3).for_each(|n| queue.send(n, PanickingKey(0)).unwrap());
+    let inner = Arc::clone(&queue);
+    let refill = move || (7..9).for_each(|n| inner.try_send(n, PanickingKey(0)).unwrap());
+    let mut task = Box::pin(queue.send_async(9, PanickingKey(0)).urgency(9));
+    assert!(poll(&mut task, Arc::new(Calls(refill)).into()).is_pending());
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| queue.send(5, PanickingKey(1)));
+        wait_until(|| queue.stats().waiting == (2, 0));
+        let drained = catch_unwind(AssertUnwindSafe(|| {
+            queue.drain_filter(|&n, _| {
+                ARMED.set(2); // the first is of the filter's own search
+                n < 2
+            })
+        }));
+        assert!(drained.is_err(), "the drop of the payload panics");
+        wait_until(|| queue.stats().send_waits == 3 && queue.stats().waiting == (1, 0));
+        drop(task);
+        assert_eq!(queue.receive(), Ok((2, PanickingKey(0))));
+        assert!(blocked.join().unwrap().is_ok());
+    });
+    queue.validate();
+    assert_eq!(queue.receive(), Ok((5, PanickingKey(1))));
+}
+
+/// A receiver that is woken to compare by itself finds the message taken, and waits again.
+#[test]
+fn a_receiver_that_tries_again_may_wait_again() {
+    let every = NonZeroU32::MIN;
+    let builder = Queue::builder_with_keys(3).ageing(every).spin(false);
+    let queue = Arc::new(builder.build().unwrap());
+    // The two nodes are kept, for a batch in one section, and the next receive compares by age.
+    [0, 2].into_iter().for_each(|key| queue.send(0, PanickingKey(key)).unwrap());
+    (0..2).for_each(|_| assert!(queue.receive().is_ok()));
+    let inner = Arc::clone(&queue);
+    let take = move || (0..2).for_each(|_| assert!(inner.try_receive().is_ok()));
+    let mut task = Box::pin(queue.receive_async().urgency(9));
+    assert!(poll(&mut task, Arc::new(Calls(take)).into()).is_pending());
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| queue.receive());
+        wait_until(|| queue.stats().waiting == (0, 2));
+        ARMED.set(2); // the first is of the second message
+        let mut batch = [(1, PanickingKey(1)), (2, PanickingKey(1))].into();
+        let sent = catch_unwind(AssertUnwindSafe(|| queue.send_batch(&mut batch, Wait::NO)));
+        wait_until(|| queue.stats().receive_waits == 3 && queue.stats().waiting == (0, 1));
+        drop(task);
+        queue.send(3, PanickingKey(1)).unwrap();
+        assert_eq!(blocked.join().unwrap(), Ok((3, PanickingKey(1))));
+        assert!(sent.is_err(), "the drop of the payload panics");
+    });
+    queue.validate();
+}
+
+/// A message whose drop panics. In an unwind that would end the process.
+struct PanicsInDrop;
+
+impl Drop for PanicsInDrop {
+    fn drop(&mut self) {
+        DROPS.set(DROPS.get() + 1);
+        panic!("the drop of a message");
+    }
+}
+
+/// Whichever comparison of a send panics, its message is dropped before that panic resumes.
+#[test]
+fn a_message_whose_comparison_panics_is_not_dropped_in_an_unwind() {
+    type Messages = Queue<Option<PanicsInDrop>, RbTree<PanickingKey>>;
+    type Send = fn(&Messages) -> Result<(), SendError<Option<PanicsInDrop>>>;
+    let by_thread: Send = |queue| {
+        let wait = Wait::at_most(Duration::from_millis(5));
+        queue.send_with(Some(PanicsInDrop), PanickingKey(2), wait)
+    };
+    let by_task: Send = |queue| {
+        let send = queue.send_async(Some(PanicsInDrop), PanickingKey(2)).until(ready(()));
+        let Poll::Ready(sent) = poll(&mut Box::pin(send), Waker::noop().clone()) else { panic!() };
+        sent
+    };
+    for (send, most, spare, fewest) in
+        [(by_thread, 3, 9, 5), (by_task, 3, 9, 4), (by_thread, 5, 0, 2), (by_task, 5, 9, 2)]
+    {
+        let builder = Queue::builder_with_keys(most).spare_nodes(spare).spin(false);
+        let queue: Messages = builder.reserve(PanickingKey(7), 1).build().unwrap();
+        let fill = |keys: [u32; 3]| keys.map(|key| queue.send(None, PanickingKey(key)).is_ok());
+        fill([5, 6, 9]);
+        queue.drain(); // a node is kept, if any may be
+        assert_eq!(fill([5, 5, 9]), [true; 3]);
+        let mut sent = Ok(());
+        let panics = (1..).take_while(|&nth| {
+            ARMED.set(nth);
+            DROPS.set(0);
+            let caught = catch_unwind(AssertUnwindSafe(|| send(&queue)));
+            ARMED.set(0);
+            queue.validate();
+            match caught {
+                Ok(done) => sent = done,
+                Err(panic) => {
+                    assert_eq!((DROPS.get(), panic.is::<Payload>(), queue.len()), (1, true, 3));
+                    std::mem::forget(panic);
+                    return true;
+                }
+            }
+            false
+        });
+        assert!(panics.count() >= fewest, "{most} {spare}");
+        assert_eq!(sent.is_ok(), most == 5);
+        sent.map_err(std::mem::forget).unwrap_or(());
+        queue.drain().into_iter().for_each(std::mem::forget);
+    }
+}

@@ -1,0 +1,163 @@
+//! User code that panics: the queue stays consistent, and the other waiters proceed.
+//!
+//! Here are the functions of a queue and the drops of messages.
+
+mod comparisons;
+mod wakers;
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::task::Wake;
+use std::thread;
+
+use mq_rbtree::{Queue, Wait};
+use testkit::{WakeCount, wait_until};
+
+use crate::panicking::{panics, poll};
+
+/// The payload of a panic. Its drop panics too.
+struct Payload;
+
+impl Drop for Payload {
+    fn drop(&mut self) {
+        panic!("the drop of a payload");
+    }
+}
+
+/// A waker that calls a function.
+struct Calls<F>(F);
+
+impl<F: Fn() + Send + Sync> Wake for Calls<F> {
+    fn wake(self: Arc<Self>) {
+        self.0();
+    }
+}
+
+#[test]
+fn a_notification_that_panics_leaves_the_message_there() {
+    let queue: Queue<u32> = Queue::new(2).unwrap();
+    queue.notify(|| panic!("a notification")).unwrap();
+    assert!(panics(|| queue.send(1, 1)));
+    queue.validate();
+    assert_eq!(queue.receive(), Ok((1, 1)));
+    assert!(!queue.cancel_notify(), "it was the one shot");
+    queue.send(2, 2).unwrap();
+}
+
+/// If a filter panics, the messages it has selected are dropped, the others stay, and the room is
+/// used.
+#[test]
+fn a_panicking_filter_leaves_the_remaining_messages() {
+    let queue: Queue<Arc<u32>> = Queue::builder(10).spin(false).build().unwrap();
+    let messages: Vec<_> = (0..10).map(Arc::new).collect();
+    for (n, message) in messages.iter().enumerate() {
+        queue.send(Arc::clone(message), n as u32 / 3).unwrap();
+    }
+    let flag = WakeCount::new();
+    let mut task = Box::pin(queue.send_async(Arc::new(77), 7));
+    assert!(poll(&mut task, flag.waker()).is_pending());
+    thread::scope(|scope| {
+        let blocked = scope.spawn(|| queue.send(Arc::new(88), 8));
+        wait_until(|| queue.stats().waiting == (2, 0));
+        let left = Cell::new(5);
+        assert!(panics(|| {
+            queue.drain_filter(|_, _| {
+                assert!(left.replace(left.get() - 1) > 0, "a predicate");
+                left.get() % 2 == 0
+            })
+        }));
+        wait_until(|| blocked.is_finished());
+        assert!(blocked.join().unwrap().is_ok());
+    });
+    assert_eq!(flag.count(), 1);
+    queue.validate();
+    let kept = messages.iter().filter(|message| Arc::strong_count(message) == 2).count();
+    assert_eq!((kept, queue.len()), (7, 8), "of ten, five looked at, three taken");
+    assert!(poll(&mut task, flag.waker()).is_ready());
+    queue.validate();
+}
+
+/// If `peek` panics, nothing has changed, and the lock is released.
+#[test]
+fn a_panicking_peek_changes_nothing() {
+    let queue: Queue<u32> = Queue::new(2).unwrap();
+    queue.send(1, 1).unwrap();
+    assert!(panics(|| queue.peek(|_, _| panic!("a panic of the caller"))));
+    queue.validate();
+    assert_eq!(queue.receive(), Ok((1, 1)));
+}
+
+#[test]
+fn a_measure_that_panics_sends_nothing() {
+    let queue: Queue<usize> = Queue::builder(9)
+        .measure(|n| if *n == 7 { panic!("a measure") } else { *n })
+        .build()
+        .unwrap();
+    assert!(panics(|| queue.send(7, 1)));
+    assert!(panics(|| queue.send_async(7, 1)));
+    let mut batch = [1, 2, 7, 3].map(|n| (n, 1)).into();
+    assert!(panics(|| queue.send_batch(&mut batch, Wait::NO)));
+    queue.validate();
+    assert_eq!((batch.len(), queue.len()), (4, 0), "all are measured before the first is sent");
+}
+
+/// A message whose drop panics, except in an unwind.
+struct PanicsOnDrop(Arc<AtomicUsize>);
+
+impl Drop for PanicsOnDrop {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, SeqCst);
+        if !thread::panicking() {
+            panic!("a message");
+        }
+    }
+}
+
+#[test]
+fn a_panicking_drop_loses_no_other_message() {
+    let dropped = Arc::new(AtomicUsize::new(0));
+    let message = || PanicsOnDrop(Arc::clone(&dropped));
+    let queue: Queue<PanicsOnDrop> = Queue::new(8).unwrap();
+    (0..8).for_each(|n| queue.send(message(), n).unwrap());
+    assert!(panics(|| queue.try_receive()));
+    queue.validate();
+    assert!(panics(|| queue.drain_filter(|_, priority| priority > 4)));
+    queue.validate();
+    assert_eq!((dropped.load(SeqCst), queue.len()), (3, 5));
+    assert!(panics(|| {
+        queue.close();
+        queue.try_send(message(), 1)
+    }));
+    assert!(panics(move || drop(queue)));
+    assert_eq!(dropped.load(SeqCst), 9, "each, though the first of them panicked");
+}
+
+/// The drop of the last receiver drops every message, also if the drops of some panic, in an unwind or
+/// outside.
+#[test]
+fn messages_whose_drop_panics_leave_none_behind() {
+    struct Message(Arc<AtomicUsize>, bool);
+    impl Drop for Message {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, SeqCst);
+            assert!(!self.1, "the drop of a message");
+        }
+    }
+    for in_unwind in [false, true] {
+        let drops = Arc::new(AtomicUsize::new(0));
+        let (sender, receiver) = Queue::builder(8).channel().unwrap();
+        for n in 0..6 {
+            sender.send(Message(Arc::clone(&drops), n % 2 == 0), n).unwrap();
+        }
+        let panic = catch_unwind(AssertUnwindSafe(move || {
+            let _receiver = receiver;
+            assert!(!in_unwind, "the receiver's thread");
+        }));
+        let panic = panic.unwrap_err();
+        let is_own = panic.downcast_ref() == Some(&"the receiver's thread");
+        assert_eq!((drops.load(SeqCst), sender.len(), is_own), (6, 0, in_unwind));
+        sender.validate();
+    }
+}

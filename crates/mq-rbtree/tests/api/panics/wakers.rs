@@ -1,0 +1,310 @@
+//! Wakers that panic when they are woken, cloned or dropped.
+
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, RawWaker, RawWakerVTable, Wake, Waker};
+use std::thread;
+
+use mq_rbtree::{Queue, ReceiveError, SendRefused, Wait};
+use testkit::{WakeCount, wait_until};
+
+use super::{Calls, Payload};
+use crate::panicking::{panics, poll};
+use crate::timed::TIMED_SENDS;
+
+/// A waker that panics once, when it is woken.
+struct Bomb;
+
+impl Wake for Bomb {
+    fn wake(self: Arc<Self>) {
+        panic!("a waker");
+    }
+}
+
+/// A waker whose clone panics: the futures proceed with the next waker.
+#[test]
+fn a_waker_that_cannot_be_cloned_costs_no_message() {
+    fn no_clone(_: *const ()) -> RawWaker {
+        panic!("a clone");
+    }
+    static NO_CLONE: RawWakerVTable = RawWakerVTable::new(no_clone, |_| (), |_| (), |_| ());
+    // SAFETY: the functions of the table use no data.
+    let waker = || unsafe { Waker::from_raw(RawWaker::new(std::ptr::null(), &NO_CLONE)) };
+    let noop = || Waker::noop().clone();
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    for is_listed in [false, true] {
+        queue.send(1, 1).unwrap();
+        let mut send = Box::pin(queue.send_async(2, 2));
+        if is_listed {
+            assert!(poll(&mut send, noop()).is_pending());
+        }
+        assert!(panics(|| poll(&mut send, waker()).is_ready()));
+        queue.validate();
+        assert!(poll(&mut send, noop()).is_pending());
+        assert_eq!(queue.receive(), Ok((1, 1)));
+        assert!(poll(&mut send, noop()).is_ready());
+        assert_eq!(queue.receive(), Ok((2, 2)));
+        let mut receive = Box::pin(queue.receive_async());
+        if is_listed {
+            assert!(poll(&mut receive, noop()).is_pending());
+        }
+        assert!(panics(|| poll(&mut receive, waker()).is_ready()));
+        queue.send(3, 3).unwrap();
+        assert_eq!(poll(&mut receive, noop()), std::task::Poll::Ready(Ok((3, 3))));
+    }
+    queue.validate();
+}
+
+/// If one of several wakers panics, the others are called, and threads proceed.
+#[test]
+fn a_panicking_waker_does_not_stop_other_wake_ups() {
+    let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
+    let flags: Vec<_> = (0..10).map(|_| WakeCount::new()).collect();
+    let mut bombs: Vec<_> = (0..2).map(|_| Box::pin(queue.receive_async().urgency(9))).collect();
+    for bomb in &mut bombs {
+        assert!(poll(bomb, Waker::from(Arc::new(Bomb))).is_pending());
+    }
+    let mut tasks: Vec<_> = flags.iter().map(|_| Box::pin(queue.receive_async())).collect();
+    for (task, flag) in tasks.iter_mut().zip(&flags) {
+        assert!(poll(task, flag.waker()).is_pending());
+    }
+    thread::scope(|scope| {
+        let blocked: Vec<_> = (0..3).map(|_| scope.spawn(|| queue.receive())).collect();
+        wait_until(|| queue.stats().waiting == (0, 15));
+        assert!(panics(|| queue.close()));
+        for blocked in blocked {
+            assert_eq!(blocked.join().unwrap(), Err(ReceiveError::Closed));
+        }
+    });
+    assert!(flags.iter().all(|flag| flag.count() == 1));
+    queue.validate();
+    assert!(queue.is_closed());
+}
+
+/// A waker that panics when it is woken, with a payload whose drop panics.
+struct NestedBomb;
+
+impl Wake for NestedBomb {
+    fn wake(self: Arc<Self>) {
+        panic_any(Payload);
+    }
+}
+
+/// Only the first panic resumes. The payloads of the others are dropped, and a panic in their drop
+/// stops no wake-up.
+#[test]
+fn payloads_that_panic_when_dropped_cost_no_wake_up() {
+    let queue: Queue<u32> = Queue::builder(1).spin(false).build().unwrap();
+    let flags: Vec<_> = (0..6).map(|_| WakeCount::new()).collect();
+    let mut bombs: Vec<_> = (0..3).map(|_| Box::pin(queue.receive_async().urgency(9))).collect();
+    for bomb in &mut bombs {
+        assert!(poll(bomb, Waker::from(Arc::new(NestedBomb))).is_pending());
+    }
+    let mut tasks: Vec<_> = flags.iter().map(|_| Box::pin(queue.receive_async())).collect();
+    for (task, flag) in tasks.iter_mut().zip(&flags) {
+        assert!(poll(task, flag.waker()).is_pending());
+    }
+    let panic = catch_unwind(AssertUnwindSafe(|| queue.close())).unwrap_err();
+    let is_first = panic.is::<Payload>();
+    std::mem::forget(panic); // its drop would panic here
+    let woken: Vec<_> = flags.iter().map(|flag| flag.count()).collect();
+    assert_eq!((woken, is_first), (vec![1; 6], true));
+    queue.validate();
+}
+
+/// If a filter and wakers panic, the filter's panic resumes.
+#[test]
+fn a_filter_and_wakers_may_panic_with_such_payloads() {
+    let queue: Queue<u32> = Queue::builder(2).spin(false).build().unwrap();
+    [1, 2].into_iter().for_each(|n| queue.send(n, 1).unwrap());
+    let mut bomb = Box::pin(queue.send_async(3, 1).urgency(9));
+    assert!(poll(&mut bomb, Waker::from(Arc::new(NestedBomb))).is_pending());
+    let flag = WakeCount::new();
+    let mut task = Box::pin(queue.send_async(4, 1));
+    assert!(poll(&mut task, flag.waker()).is_pending());
+    let filter = |n: &u32, _| if *n == 1 { true } else { panic_any("the filter") };
+    let panic = catch_unwind(AssertUnwindSafe(|| queue.drain_filter(filter))).unwrap_err();
+    assert_eq!(panic.downcast_ref(), Some(&"the filter"));
+    queue.validate();
+    queue.drain();
+    assert_eq!(flag.count(), 1);
+    queue.validate();
+}
+
+/// If a waker panics, the received message is dropped and not leaked.
+#[test]
+fn a_received_message_is_dropped_if_a_waker_panics() {
+    type Messages = Queue<Arc<()>>;
+    let receives: [fn(&Messages); 5] = [
+        |queue| drop(queue.receive()),
+        |queue| drop(queue.try_receive()),
+        |queue| drop(poll(&mut Box::pin(queue.receive_async()), Waker::noop().clone())),
+        |queue| assert!(queue.receive_batch(&mut Vec::new(), 1, Wait::NO).is_err()),
+        |queue| drop(queue.drain()),
+    ];
+    for (nth, receive) in receives.into_iter().enumerate() {
+        let (queue, message): (Messages, _) = (Queue::new(1).unwrap(), Arc::new(()));
+        queue.send(Arc::clone(&message), 1).unwrap();
+        let mut bomb = Box::pin(queue.send_async(Arc::new(()), 1));
+        assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
+        assert!(panics(|| receive(&queue)), "{nth}");
+        assert_eq!(Arc::strong_count(&message), 1, "{nth}");
+        queue.validate();
+    }
+}
+
+/// A waker whose drop panics.
+struct PanicsWhenDropped;
+
+impl Wake for PanicsWhenDropped {
+    fn wake(self: Arc<Self>) {}
+}
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        panic!("the drop of a waker");
+    }
+}
+
+/// A task that waits takes a message that another task was woken for. If the drop of its former waker
+/// panics, the message is dropped and not leaked.
+#[test]
+fn a_message_is_dropped_if_the_drop_of_a_waker_panics() {
+    let (queue, message) = (Queue::<Arc<()>>::new(1).unwrap(), Arc::new(()));
+    let mut woken = Box::pin(queue.receive_async());
+    assert!(poll(&mut woken, Waker::noop().clone()).is_pending());
+    let mut receive = Box::pin(queue.receive_async());
+    assert!(poll(&mut receive, Arc::new(PanicsWhenDropped).into()).is_pending());
+    queue.send(Arc::clone(&message), 1).unwrap();
+    assert!(panics(|| poll(&mut receive, Waker::noop().clone())));
+    assert_eq!((Arc::strong_count(&message), queue.len()), (1, 0));
+    queue.validate();
+}
+
+/// Creates a queue of 10 bytes. A message has its number of bytes.
+fn of_ten_bytes() -> Queue<u32> {
+    Queue::builder(9).measure(|n: &u32| *n as usize).max_bytes(10).build().unwrap()
+}
+
+/// A timed send tries for the last time before the senders behind it are served: it keeps its room and
+/// its message.
+#[test]
+fn a_panicking_waker_behind_a_timed_send_loses_no_message() {
+    for send in TIMED_SENDS {
+        let queue = of_ten_bytes();
+        queue.send(10, 1).unwrap();
+        let mut permitted = Box::pin(queue.send_async(4, 1));
+        assert!(poll(&mut permitted, Waker::noop().clone()).is_pending());
+        let mut bomb = Box::pin(queue.send_async(3, 1));
+        let mut behind = || assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
+        let sent = send(&queue, &mut behind, &mut || assert_eq!(queue.receive(), Ok((10, 1))));
+        assert!(sent.is_ok(), "{sent:?}");
+        assert_eq!((queue.bytes(), queue.stats().timeouts), (8, 0));
+        queue.validate();
+    }
+}
+
+/// A send that is refused returns its message, though the wakers of the senders behind it panic.
+#[test]
+fn a_refused_send_returns_its_message_if_wakers_panic() {
+    for send in TIMED_SENDS {
+        let queue = of_ten_bytes();
+        (0..2).for_each(|_| queue.send(5, 1).unwrap());
+        // More than one lock section wakes.
+        let mut bombs: Vec<_> = (0..5).map(|_| Box::pin(queue.send_async(1, 1))).collect();
+        let mut behind = || {
+            for bomb in &mut bombs {
+                assert!(poll(bomb, Waker::from(Arc::new(NestedBomb))).is_pending());
+            }
+        };
+        let sent = send(&queue, &mut behind, &mut || assert_eq!(queue.receive(), Ok((5, 1))));
+        let error = sent.unwrap_err();
+        assert_eq!((error.value, error.reason), (8, SendRefused::Timeout));
+        assert_eq!((queue.stats().waiting, queue.stats().timeouts), ((0, 0), 1), "all were woken");
+        assert!(bombs.iter_mut().all(|bomb| poll(bomb, Waker::noop().clone()).is_ready()));
+        queue.validate();
+    }
+}
+
+/// So does the send of a task that has a permit when the queue closes. A waker polls it before all waiters are
+/// dismissed, and it serves those that are left.
+#[test]
+fn a_send_that_a_close_refuses_returns_its_message_if_wakers_panic() {
+    let (sender, receiver) = Queue::builder(1).channel().unwrap();
+    sender.send(1, 1).unwrap();
+    let mut permitted = Box::pin(sender.clone().into_send_async(2, 1));
+    assert!(poll(&mut permitted, Waker::noop().clone()).is_pending());
+    let permitted = Arc::new(Mutex::new((permitted, Poll::Pending)));
+    let inner = Arc::clone(&permitted);
+    let poll_permitted = move || {
+        let (future, sent) = &mut *inner.lock().unwrap();
+        *sent = poll(future, Waker::noop().clone());
+    };
+    let mut first = Box::pin(sender.send_async(3, 1));
+    assert!(poll(&mut first, Arc::new(Calls(poll_permitted)).into()).is_pending());
+    let mut bombs: Vec<_> = (0..9).map(|_| Box::pin(sender.send_async(4, 1))).collect();
+    for bomb in &mut bombs {
+        assert!(poll(bomb, Waker::from(Arc::new(Bomb))).is_pending());
+    }
+    assert_eq!(receiver.receive(), Ok((1, 1)));
+    assert!(panics(|| receiver.close()), "the first bombs are its own");
+    let sent = std::mem::replace(&mut permitted.lock().unwrap().1, Poll::Pending);
+    let Poll::Ready(Err(refused)) = sent else { panic!("{sent:?}") };
+    assert_eq!((refused.value, refused.reason), (2, SendRefused::Closed));
+    receiver.validate();
+}
+
+/// If a waker panics in a drain, the other waiting senders are served.
+#[test]
+fn a_panicking_waker_does_not_stop_other_senders() {
+    let queue: Queue<u32> = Queue::builder(12).spin(false).build().unwrap();
+    (0..12).for_each(|n| queue.send(n, 1).unwrap());
+    let mut bomb = Box::pin(queue.send_async(100, 1));
+    assert!(poll(&mut bomb, Waker::from(Arc::new(Bomb))).is_pending());
+    let flags: Vec<_> = (0..6).map(|_| WakeCount::new()).collect();
+    let mut tasks: Vec<_> = flags.iter().map(|_| Box::pin(queue.send_async(7, 7))).collect();
+    for (task, flag) in tasks.iter_mut().zip(&flags) {
+        assert!(poll(task, flag.waker()).is_pending());
+    }
+    thread::scope(|scope| {
+        let blocked: Vec<_> = (0..3).map(|_| scope.spawn(|| queue.send(8, 8))).collect();
+        wait_until(|| queue.stats().waiting == (10, 0));
+        assert!(panics(|| queue.drain()));
+        assert!(blocked.into_iter().all(|blocked| blocked.join().unwrap().is_ok()));
+    });
+    assert!(flags.iter().all(|flag| flag.count() == 1));
+    queue.validate();
+    assert_eq!(queue.len(), 3);
+    drop(bomb);
+    for (task, flag) in tasks.iter_mut().zip(&flags) {
+        assert!(poll(task, flag.waker()).is_ready());
+    }
+    assert_eq!(queue.len(), 9);
+    queue.validate();
+}
+
+/// A future that ends in an unwind wakes the next one. The panic of that one's waker does not end the
+/// process.
+#[test]
+fn a_panicking_waker_behind_a_future_dropped_by_an_unwind_ends_no_process() {
+    fn drop_in_unwind<F: Future>(mut first: Pin<Box<F>>, mut second: Pin<Box<F>>, wake: impl Fn()) {
+        assert!(poll(&mut first, Waker::noop().clone()).is_pending());
+        assert!(poll(&mut second, Waker::from(Arc::new(Bomb))).is_pending());
+        wake(); // the first gets the permit
+        let panic = catch_unwind(AssertUnwindSafe(move || {
+            let _first = first;
+            panic_any("the task's own");
+        }));
+        assert_eq!(panic.unwrap_err().downcast_ref(), Some(&"the task's own"));
+        assert!(poll(&mut second, Waker::noop().clone()).is_ready());
+    }
+    let queue: Queue<u32> = Queue::new(1).unwrap();
+    let receive = || Box::pin(queue.receive_async());
+    drop_in_unwind(receive(), receive(), || queue.send(1, 1).unwrap());
+    queue.send(1, 1).unwrap();
+    let send = || Box::pin(queue.send_async(2, 1));
+    drop_in_unwind(send(), send(), || assert!(queue.receive().is_ok()));
+    queue.validate();
+}
