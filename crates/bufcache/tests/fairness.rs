@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 use std::task::{Context, Waker};
 use std::thread;
@@ -65,10 +66,14 @@ fn inv25_a_full_device_that_was_alone_delays_no_other() {
     beside_a_full_device(false);
 }
 
-/// At the limit, gives the cleaner time for its first write, by which it notices that the device fails or hangs.
-fn let_the_cleaner_write(block: u64, most: usize) {
+/// At the limit, waits for the cleaner's first write, by which it notices that the device fails or hangs.
+fn let_the_cleaner_write(block: u64, most: usize, has_begun: impl Fn() -> bool) {
     if block as usize >= most - 1 {
-        thread::sleep(Duration::from_millis(5));
+        let began = Instant::now();
+        while !has_begun() && began.elapsed() < Duration::from_millis(200) {
+            thread::sleep(Duration::from_millis(1));
+        }
+        thread::sleep(Duration::from_millis(30)); // for the end of that write
     }
 }
 
@@ -79,7 +84,7 @@ fn beside_a_full_device(others_came_before: bool) {
     let ([written, read], most) = others(&cache, others_came_before);
     disk.inject(Operation::Write, .., Fault::Error(libc::ENOSPC));
     let refused = (0..full.blocks()).find_map(|block| {
-        let_the_cleaner_write(block, most);
+        let_the_cleaner_write(block, most, || disk.count(Operation::Write) > 0);
         match full.get_mut(block) {
             Ok(mut guard) => {
                 guard.fill(7);
@@ -108,6 +113,8 @@ fn beside_a_full_device(others_came_before: bool) {
 /// A device whose writes wait until it is opened.
 struct Gate {
     disk: MemoryDevice,
+    /// Whether a write has begun.
+    has_begun: AtomicBool,
     open: Mutex<bool>,
     changed: Condvar,
 }
@@ -132,6 +139,7 @@ impl BlockDevice for Gate {
     }
 
     fn write(&self, offset: u64, buf: &[u8]) -> io::Result<()> {
+        self.has_begun.store(true, Relaxed);
         let open = self.open.lock().unwrap();
         drop(self.changed.wait_while(open, |open| !*open).unwrap());
         self.disk.write(offset, buf)
@@ -154,7 +162,12 @@ fn inv25_a_device_that_hangs_and_was_alone_delays_no_other() {
 
 fn beside_a_device_that_hangs(others_came_before: bool) {
     let cache = cache();
-    let gate = Gate { disk: memory(), open: Mutex::new(false), changed: Condvar::new() };
+    let gate = Gate {
+        disk: memory(),
+        has_begun: AtomicBool::new(false),
+        open: Mutex::new(false),
+        changed: Condvar::new(),
+    };
     let gate = Arc::new(gate);
     let hung = cache.attach(Arc::clone(&gate), SIZE).unwrap();
     let ([written, read], most) = others(&cache, others_came_before);
@@ -163,7 +176,7 @@ fn beside_a_device_that_hangs(others_came_before: bool) {
         // It dirties as many buffers as it gets, and then hangs, or is refused.
         let writer = scope.spawn(|| {
             (0..hung.blocks()).find(|&block| {
-                let_the_cleaner_write(block, most);
+                let_the_cleaner_write(block, most, || gate.has_begun.load(Relaxed));
                 match hung.get_mut(block) {
                     Ok(mut guard) => {
                         guard.fill(7);
@@ -320,7 +333,7 @@ fn the_cleaner_beside<const HUNG: usize>() {
     let cache = builder.patience(PATIENCE).write_back_after(Duration::ZERO).build().unwrap();
     let gates = [(); HUNG].map(|()| {
         let (open, changed) = (Mutex::new(false), Condvar::new());
-        Arc::new(Gate { disk: memory(), open, changed })
+        Arc::new(Gate { disk: memory(), has_begun: AtomicBool::new(false), open, changed })
     });
     let hung = gates.each_ref().map(|gate| cache.attach(Arc::clone(gate), SIZE).unwrap());
     let healthy = cache.attach(memory(), SIZE).unwrap();

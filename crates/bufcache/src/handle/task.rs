@@ -85,7 +85,8 @@ impl Device {
     /// # Errors
     ///
     /// As [`get_mut`](Self::get_mut): [`GetError::Busy`] also if the tasks in line before keep the
-    /// block for longer than the patience in all. No thread waits for a write guard, a write-back or a
+    /// block for longer than the patience in all, or if threads lock it again and again, which
+    /// overtake tasks. No thread waits for a write guard, a write-back or a
     /// [`Pin`](crate::Pin) of the block. A thread of the cache waits for a
     /// [`ReadGuard`](crate::ReadGuard) of it, and for a buffer if all are in use.
     pub async fn get_mut_async(&self, block: u64) -> Result<OwnedWriteGuard, GetError> {
