@@ -208,7 +208,7 @@ fn a_panicking_waker_behind_a_timed_send_loses_no_message() {
 
 /// A send that is refused returns its message, though the wakers of the senders behind it panic.
 #[test]
-fn a_refused_send_returns_its_message_if_wakers_panic() {
+fn a_refused_send_returns_its_message_if_wakers_panic_with_payloads() {
     for send in TIMED_SENDS {
         let queue = of_ten_bytes();
         (0..2).for_each(|_| queue.send(5, 1).unwrap());
