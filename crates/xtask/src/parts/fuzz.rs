@@ -119,7 +119,7 @@ const SANITIZED: [(&str, &str); 5] = [
         "--include-ignored --test-threads=1 --skip without_rseq --skip dropped_inside_a_walk \
          lists:: list_model:: stress_",
     ),
-    ("-p mq-rbtree --test api", "--skip payloads panics:: orders:: promises::"),
+    ("-p mq-rbtree --test api", "--skip payloads panics:: reentry:: orders:: promises::"),
     ("-p mq-rbtree --test streams", ""),
     ("-p radix-ctx --test api", "table::"),
     ("-p radix-ctx --test table_memory --test table_wakers --test xarray_memory", ""),
