@@ -137,37 +137,50 @@ pub(crate) fn run_patterns(_plan: &Plan, report: &mut Report) {
     two_sizes();
 }
 
-/// Blocks of 512 bytes and of 64 KiB by Zipf, as many bytes and requests of each, and room for a fiftieth of the
-/// bytes: hits against those of least recently used by bytes.
+/// Blocks of two sizes by Zipf, as many bytes of each: hits against those of least recently used by bytes.
 fn two_sizes() {
-    const SIZES: [usize; 2] = [512, 65_536];
     const BYTES: usize = 64 << 20;
-    let blocks = SIZES.map(|size| BYTES / size);
-    let keys = blocks.map(|blocks| zipf(blocks, 0.8, REQUESTS));
-    let mut random = Random::new(2);
-    let picks: Vec<usize> = (0..REQUESTS).map(|_| random.below(2)).collect();
-    let room = BYTES * 2 / 50;
-    let percent = |hits: u64| 100.0 * hits as f64 / REQUESTS as f64;
-    for eviction in [Eviction::default(), Eviction::A2, Eviction::Clock] {
-        let (cache, devices) = bufcache_replay::cache(room, SIZES, eviction).expect(OPEN);
-        for (at, &pick) in picks.iter().enumerate() {
-            drop(devices[pick].get(u64::from(keys[pick][at])).expect(OPEN));
+    let (mut fewer, mut worst) = (0, 0.0_f64);
+    println!("{:<22}{:>8}{:>12}{:>12}", "two sizes, hits, %", "room", OURS, "LRU");
+    for sizes in [[512, 65_536], [4096, 65_536], [512, 4096]] {
+        for exponent in [0.8, 1.0] {
+            let keys = sizes.map(|size| zipf(BYTES / size, exponent, REQUESTS));
+            for small in [10, 50, 90] {
+                let mut random = Random::new(2);
+                let picks = (0..REQUESTS).map(|_| usize::from(random.below(100) >= small));
+                let requests: Vec<_> =
+                    picks.enumerate().map(|(at, pick)| (pick, keys[pick][at])).collect();
+                for part in [10, 50, 200] {
+                    // Whole chunks, of which a cache is made.
+                    let room = (2 * BYTES / part) & !0xffff;
+                    let percent = |hits: u64| 100.0 * hits as f64 / REQUESTS as f64;
+                    let least = percent(lru_by_bytes(&requests, sizes, room));
+                    let ours = percent(hits_of_two_sizes(&requests, sizes, room));
+                    let [small_size, large_size] = sizes;
+                    let name = format!("{small_size}, {large_size}: {small} % {exponent}");
+                    println!("  {name:<20}{:>8}{ours:>12.1}{least:>12.1}", format!("1/{part}"));
+                    fewer += usize::from(ours < least);
+                    worst = worst.max(least - ours);
+                }
+            }
         }
-        let stats = cache.stats();
-        println!("  two sizes, {eviction:?}: {:.1} %", percent(stats.get - stats.misses));
     }
-    let requests = picks.iter().enumerate().map(|(at, &pick)| (pick, keys[pick][at]));
-    println!("  two sizes, LRU by bytes: {:.1} %", percent(lru_by_bytes(requests, SIZES, room)));
+    println!("  {fewer} with fewer hits than LRU by bytes, at most {worst:.1} points");
 }
 
-fn lru_by_bytes(
-    requests: impl Iterator<Item = (usize, u32)>,
-    sizes: [usize; 2],
-    room: usize,
-) -> u64 {
+fn hits_of_two_sizes(requests: &[(usize, u32)], sizes: [usize; 2], room: usize) -> u64 {
+    let (cache, devices) = bufcache_replay::cache(room, sizes, Eviction::default()).expect(OPEN);
+    for &(pick, key) in requests {
+        drop(devices[pick].get(u64::from(key)).expect(OPEN));
+    }
+    let stats = cache.stats();
+    stats.get - stats.misses
+}
+
+fn lru_by_bytes(requests: &[(usize, u32)], sizes: [usize; 2], room: usize) -> u64 {
     let mut cached = lru::LruCache::unbounded();
     let (mut bytes, mut hits) = (0, 0);
-    for block in requests {
+    for &block in requests {
         if cached.put(block, ()).is_some() {
             hits += 1;
         } else {

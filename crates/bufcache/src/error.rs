@@ -80,7 +80,7 @@ pub enum GetError {
         /// The smallest capacity in bytes.
         smallest: usize,
     },
-    /// There is no memory for hazard slots of this thread.
+    /// There is no memory for hazard slots of this thread, or for a task that waits.
     NoMemory,
 }
 
@@ -144,7 +144,9 @@ impl fmt::Display for GetError {
             Self::TooSmall { smallest } => {
                 write!(f, "a cache with these block sizes needs at least {smallest} bytes")
             }
-            Self::NoMemory => f.write_str("no memory for hazard slots of this thread"),
+            Self::NoMemory => {
+                f.write_str("no memory for hazard slots of this thread, or for a task that waits")
+            }
         }
     }
 }

@@ -105,7 +105,7 @@ pub(crate) fn poll_ready<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// The most wake-ups inside each other on one stack.
+/// The most wake-ups inside each other on one stack. One more runs on a new thread.
 const MOST_NESTED: u32 = if cfg!(any(offlock_loom, offlock_shuttle)) { u32::MAX } else { 64 };
 
 thread_local! {

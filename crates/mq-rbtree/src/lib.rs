@@ -111,7 +111,8 @@
 //! wait: also [`try_send`](Queue::try_send), [`try_receive`](Queue::try_receive) and
 //! [`len`](Queue::len). Deadlines still end such a wait, with `Timeout`; signals do not, also with
 //! [`interruptible`](Wait::interruptible); tasks, and threads that receive guards, poll again at once;
-//! and [`close`](Queue::close) and the drop of a future do not wait, that of the last receiver 50 ms.
+//! and [`close`](Queue::close) and the drop of a future do not wait. The drop of the last receiver
+//! waits for such a sender for at most 50 ms.
 //!
 //! The lock is neither fair nor recursive. A thread that finds it locked tries again ten times,
 //! after pauses that double up to some microseconds, and then sleeps. So each of two threads that

@@ -1,7 +1,8 @@
 //! Tasks in line for the lock of a block.
 //!
-//! The end of a write wakes every waiter of the frame. So only the first task in line waits for it,
-//! and each other task waits until it is the first.
+//! The end of a write wakes every waiter of the frame. So only the first task in line waits for it.
+//! Each other task waits until it is the first, or for a quarter of the patience: the first one may
+//! be a future that is polled no more.
 
 use std::task::Waker;
 use std::time::Instant;
@@ -23,11 +24,12 @@ impl Line {
     }
 
     /// Adds a task. Returns whether it is the first.
-    fn join(&self, key: Key, waker: &Waker) -> bool {
+    fn join(&self, key: Key, waker: &Waker) -> Result<bool, GetError> {
         let mut line = self.0.lock();
+        line.try_reserve(1).map_err(|_| GetError::NoMemory)?;
         let is_first = line.iter().all(|(of, _)| *of != key);
         line.push((key, waker.clone()));
-        is_first
+        Ok(is_first)
     }
 
     /// Removes a task. Returns the waker of the task that is the first instead.
@@ -60,7 +62,8 @@ impl Drop for InLine<'_> {
 }
 
 impl Shared {
-    /// Waits, as a task, until no other task is in line for the lock of a block.
+    /// Waits, as a task, until it is the first in line for the lock of a block, or for a quarter of
+    /// the rest of the patience.
     pub(crate) async fn stand_in_line(
         &self,
         key: Key,
@@ -69,9 +72,7 @@ impl Shared {
         let left = self.time_left(since)?;
         let woken = Reply::new();
         let in_line = InLine { cache: self, key, waker: woken.waker() };
-        if !self.line.join(key, &in_line.waker) {
-            // The task before may be polled no more, and have no interest in the block: this one does
-            // not wait for it until the end of its patience.
+        if !self.line.join(key, &in_line.waker)? {
             self.wake_after(left / 4, &in_line.waker);
             let _ = woken.wait().await;
             self.time_left(since)?;

@@ -46,7 +46,7 @@ impl Shared {
                 && entry.word().used() == 0
                 && mark(entry)
             {
-                let on = cold.nodes.of(frame).on;
+                let on = cold.nodes.on(frame);
                 cold.withdraw(frame);
                 if let On::Policy(list) = on {
                     cold.policy.lose(list, entry.key());
@@ -131,7 +131,7 @@ impl Shared {
         let is_victim = |one: &Victim| victims.iter().any(|other| other.frame == one.frame);
         let mut chunk = Chunk::new(Victim::NONE);
         for frame in cold.frames_beside(of) {
-            let on = cold.nodes.of(frame).on;
+            let on = cold.nodes.on(frame);
             match on {
                 On::Free => {
                     cold.hold(frame);

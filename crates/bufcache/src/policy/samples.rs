@@ -1,10 +1,11 @@
 //! Hits of sampled blocks, on their way from the threads to the shadows.
 //!
-//! There is a ring for each of the first hazard records, which one thread owns at a time. Threads
-//! with other records share a few more rings, each with a lock. A hit adds the block's
-//! tag by two plain loads and two plain stores to memory of its thread, and drops it if the ring is
-//! full. The ring has at least as many places as a shadow has blocks: a shorter one loses most of a
-//! long run of hits, and shadows that miss the hits of the rule in force favour the other rules.
+//! There is a ring for each of the first hazard records, which one thread owns at a time. A hit adds
+//! the block's tag by two plain loads and two plain stores to memory of its thread, and drops it if
+//! the ring is full. Threads with other records share a few more rings: the one that gets the lock
+//! of its ring adds its tag, another one drops it. A ring has at least as many places as a shadow has
+//! blocks: a shorter one loses most of a long run of hits, and shadows that miss the hits of the rule
+//! in force favour the other rules.
 //!
 //! # Invariants
 //!
@@ -84,7 +85,7 @@ impl Samples {
         Ok(Self { share, planned, used, next, rings: rings.into(), locks })
     }
 
-    /// Samples the hits and misses of a share of the blocks, at least of the planned share.
+    /// Samples the hits and misses of a share of the blocks, which is at least the planned one.
     pub(crate) fn open(&self, share: f64) {
         self.share.store((share * f64::from(u32::MAX)) as u32, Ordering::Relaxed); // a hint
     }
@@ -155,7 +156,7 @@ impl Samples {
                 break;
             }
             let from = load_own(tail);
-            // Ordering: Acquire pairs with the Release in `add`; it carries the tags.
+            // Ordering: Acquire pairs with the Release in `push`; it carries the tags.
             let there = head.load(order!(Acquire, "drain: the tag is written")).wrapping_sub(from);
             let taken = there.min(left);
             left -= taken;
@@ -167,7 +168,7 @@ impl Samples {
                 take(tags[at as usize % tags.len()].with(|place| unsafe { place.read() }));
                 at = at.wrapping_add(1);
             }
-            // Ordering: Release pairs with the Acquire in `add`; the reads of the tags come before
+            // Ordering: Release pairs with the Acquire in `push`; the reads of the tags come before
             // it.
             tail.store(to, order!(Release, "drain: the tag was read"));
         }

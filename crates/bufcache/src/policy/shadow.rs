@@ -35,7 +35,8 @@ const FEWEST_BLOCKS: usize = 16;
 const DECAY: f32 = 0.97;
 /// The factor by which the hits of another rule must exceed those of the rule in force.
 const HYSTERESIS: f32 = 1.03;
-/// The cache is short of hits if it has a smaller part of those of the shadow of its rule. A guess.
+/// The cache is short of hits if it has a smaller part of those of the shadow of its rule. With 3/4,
+/// the trace P3 with room for 5 % has 0.8 points fewer hits.
 const SHORT: f32 = 0.5;
 /// A cache may refuse blocks if a smaller share of the requests hits than this. A guess: to fill
 /// buffers costs more than the hits save if fewer than one in eight is used again.
@@ -281,14 +282,15 @@ impl Shadows {
         self.is_due = true;
     }
 
-    /// Forgets the hits of the rule in force if the cache has clearly fewer than its shadow three
-    /// times in a row, so that another rule gets its turn. Then the shadow promises hits that this cache
-    /// does not have, for example because a loop fits in the shadow only.
+    /// Forgets the hits of the shadow of the rule in force if the cache was [`SHORT`] of them at three
+    /// comparisons in a row, so that another rule gets its turn: the shadow has hits that the cache
+    /// does not have, for example because a loop fits in the shadow only. Few hits say nothing.
     fn check_promise(&mut self) {
+        let is_settled = self.is_settled();
         let rule = &mut self.of[self.rules];
         let (promised, real) = (rule.hits - self.last.0, self.found - self.last.1);
         let is_short = promised > FEW * self.planned as f32 && real < SHORT * promised;
-        self.short = if is_short && self.expected > 0 { self.short + 1 } else { 0 };
+        self.short = if is_short && is_settled { self.short + 1 } else { 0 };
         if self.short == 3 {
             (rule.hits, self.short) = (0.0, 0);
         }

@@ -190,7 +190,7 @@ impl<T, L: Levels> Drop for Receiver<T, L> {
 mod tests {
     use std::sync::Arc;
     use std::thread;
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use crate::Queue;
 
@@ -210,7 +210,9 @@ mod tests {
                     publish();
                 });
             }
+            let begin = Instant::now();
             drop(receiver);
+            assert!(begin.elapsed() < Duration::from_secs(5));
         });
         if publish_during_the_drop {
             assert_eq!(Arc::strong_count(&message), 1, "the drop has dropped all messages");

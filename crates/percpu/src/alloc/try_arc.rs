@@ -22,7 +22,7 @@ struct Counted<T> {
 
 // SAFETY: the value is shared, and dropped by the thread that drops the last reference.
 unsafe impl<T: Send + Sync> Send for TryArc<T> {}
-// SAFETY: a `&TryArc` gives a `&T`, and a clone, as above.
+// SAFETY: a `&TryArc` gives other threads a `&T` and clones, of which the last one drops the value there.
 unsafe impl<T: Send + Sync> Sync for TryArc<T> {}
 
 impl<T> TryArc<T> {
