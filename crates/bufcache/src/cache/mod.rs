@@ -37,9 +37,7 @@ use percpu::AllocError;
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Arc, WordLock, coarse_clock};
 
-#[cfg(any(offlock_loom, offlock_shuttle))]
-pub(crate) use self::aside::order_claim;
-pub(crate) use self::aside::{Attempt, order_invalidation};
+pub(crate) use self::aside::Attempt;
 pub use self::bypass::Bypass;
 pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
 pub(crate) use self::cleaner::Limits;

@@ -195,7 +195,7 @@ impl Shared {
     /// Waits until a block is neither read nor evicted.
     async fn wait_for_load_as_task(&self, source: &Arc<Source>, key: Key) -> Result<(), GetError> {
         match self.invalidate_or_pin(source, key)? {
-            Attempt::NotCached(_) => Ok(()),
+            Attempt::NotCached => Ok(()),
             Attempt::Pinned(place) => {
                 let _pinned = Pinned::new(self, self.table.entry(place));
                 poll_fn(|context| self.poll_marks(place, IO, context)).await
