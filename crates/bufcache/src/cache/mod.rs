@@ -43,7 +43,7 @@ pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
 pub(crate) use self::cleaner::Limits;
 use self::line::Line;
 pub use self::load::Load;
-use self::load::WakerLists;
+use self::load::Waiters;
 pub(crate) use self::miss::Entered;
 pub(crate) use self::overwrite::Overwrite;
 use self::pool::Pool;
@@ -75,7 +75,7 @@ pub(crate) struct Shared {
     cold: TimedLock<Cold>,
     /// The numbers and identities of the devices.
     ids: WordLock<Ids>,
-    wakers: WakerLists,
+    waiters: Waiters,
     line: Line,
     pool: Pool,
     timer: Timer,
@@ -185,7 +185,7 @@ impl Shared {
             frames,
             cold: TimedLock::new(cold, holds.clone()),
             ids: WordLock::new(Ids::new()),
-            wakers: WakerLists::new(),
+            waiters: Waiters::new(),
             line: Line::new(),
             room: AtomicUsize::new(room),
             pool: Pool::new(limits),

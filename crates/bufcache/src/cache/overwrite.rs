@@ -5,7 +5,6 @@
 //! change nor leave the cache, and are dropped once the device has succeeded. If the device fails,
 //! they stay dirty.
 
-use std::future::poll_fn;
 use std::io::IoSlice;
 use std::ops::Range;
 
@@ -198,7 +197,8 @@ impl Shared {
             Attempt::NotCached => Ok(()),
             Attempt::Pinned(place) => {
                 let _pinned = Pinned::new(self, self.table.entry(place));
-                poll_fn(|context| self.poll_marks(place, IO, context)).await
+                self.wait_for_marks(place, IO).await;
+                Ok(())
             }
             Attempt::Busy => self.pause_by(Mode::Task, &mut None).await,
         }

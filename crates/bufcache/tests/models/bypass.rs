@@ -1,21 +1,21 @@
 //! A write that a thread makes by means of its own, against all other uses of the block.
 
-use std::future::Future;
 use std::io;
 use std::sync::Arc;
-use std::task::{Context, Waker};
 
 use bufcache::{AttachOptions, BlockDevice, Cache, Device, DeviceRange, Eviction, WriteError};
 use percpu::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use percpu::sync::{Mutex, model, thread};
 
 use super::disk::{Disk, fill, world};
+use super::task::{Alarm, begin};
 use super::world::{BLOCKS, LONG, SIZE, dawdle, thoroughly};
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("exclusion: no other range overlaps", "bypass::inv15_two_bypasses"),
     ("is_left: no slot names the entry", "bypass::inv10_a_bypass_against_a_hit"),
+    ("call: forget the task", "bypass::inv23_a_discard_goes_on_when_its_task_is_gone"),
 ];
 
 /// Each byte is the number of changes. As the memory of a real device, it orders no other access.
@@ -133,8 +133,10 @@ fn inv23_a_discard_goes_on_when_its_task_is_gone() {
     thoroughly(|| {
         let (changing, device) = Changing::attach(1);
         let mut discards = Box::pin(device.discard_async(0..1));
-        let _ = discards.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let alarm = Arc::new(Alarm::default());
+        begin(&mut discards, &alarm);
         drop(discards);
+        assert_eq!(Arc::strong_count(&alarm), 1, "its waker is kept");
         assert_eq!(device.get(0).unwrap()[0], 1);
         changing.join();
     });
