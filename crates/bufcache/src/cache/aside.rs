@@ -9,6 +9,7 @@ use super::{Reuse, Shared};
 use crate::error::{Failure, GetError};
 use crate::frames::Place;
 use crate::source::Source;
+use crate::wait::Mode;
 use crate::word::{IO, Key, MOST_PINS, WRITE};
 
 /// The result of one attempt to invalidate a block.
@@ -50,13 +51,13 @@ impl Shared {
         Ok(Some(load))
     }
 
-    /// Invalidates a block, unless that has to wait.
+    /// Invalidates a block for a task, unless that has to wait.
     pub(crate) fn invalidate_or_pin(
         &self,
         source: &Arc<Source>,
         key: Key,
     ) -> Result<Attempt, GetError> {
-        if self.try_invalidate(Some(source), key, 0)?.is_some() {
+        if self.try_invalidate(Some(source), key, 0, Mode::Task)?.is_some() {
             return Ok(Attempt::NotCached);
         }
         let home = self.table.lock(key);

@@ -62,7 +62,7 @@ use crate::table::Table;
 use crate::tally::Tally;
 use crate::timed::{Holds, TimedLock};
 use crate::times::{Counts, Times};
-use crate::wait::Reply;
+use crate::wait::{Mode, Reply};
 use crate::word::{Entry, Key, SAMPLED, WRITE};
 
 /// One of this many hits of a thread is timed. A guess: timing takes ten times as long as a hit.
@@ -347,7 +347,7 @@ impl Shared {
     fn drop_retired(&self, key: Key) -> Result<bool, BuildError> {
         let mut rounds = 0;
         loop {
-            match self.try_invalidate(None, key, 0) {
+            match self.try_invalidate(None, key, 0, Mode::Thread) {
                 Ok(Some(_)) => return Ok(true),
                 Err(GetError::NoMemory) => return Err(BuildError::NoMemory),
                 Err(_) => return Ok(false),

@@ -224,7 +224,7 @@ impl Shared {
             }
             if !word.has(DIRTY) {
                 drop(home);
-                match self.try_invalidate(Some(source), key, DIRTY) {
+                match self.try_invalidate(Some(source), key, DIRTY, mode) {
                     Ok(Some(true)) => return Ok(()),
                     Ok(Some(false)) => continue, // dirty by now
                     Ok(None) => {

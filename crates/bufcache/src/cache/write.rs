@@ -184,12 +184,14 @@ impl Shared {
         }
     }
 
-    /// Locks the buffer of a cached block for writing if that needs no wait.
+    /// Locks the buffer of a cached block for writing if that needs no wait. In [`Mode::Task`] a
+    /// guard of the calling thread is not the task's, so the task may wait for its drop.
     pub(crate) fn try_lock_write(
         &self,
         source: &Arc<Source>,
         key: Key,
         class: u8,
+        mode: Mode,
     ) -> Result<Protected, GetError> {
         source.check_write()?;
         if !self.may_dirty(source, key) {
@@ -203,7 +205,7 @@ impl Shared {
             Err(obstacle) => {
                 buffer.slot.clear();
                 return Err(match obstacle {
-                    Obstacle::Own => GetError::WouldDeadlock,
+                    Obstacle::Own if mode == Mode::Thread => GetError::WouldDeadlock,
                     Obstacle::Closing => GetError::Closed,
                     _ => GetError::WouldBlock,
                 });
