@@ -58,7 +58,7 @@ impl FileDevice {
     /// file reads as zeros, and a write there extends the file to the end of the last written
     /// block.
     ///
-    /// A file that is truncated while it is attached reads as zeros, too.
+    /// A file that is truncated while it is attached reads as zeros, too, whatever `max` is.
     ///
     /// ```
     /// use bufcache::{Cache, FileDevice};
@@ -77,7 +77,7 @@ impl FileDevice {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn growing(mut self, max: u64) -> Self {
-        self.grows |= max > self.len;
+        self.grows = true;
         self.len = self.len.max(max);
         self
     }
