@@ -211,7 +211,6 @@ impl Shared {
         mode: Mode,
         marked: &mut Marked,
     ) -> Result<(), Obstacle> {
-        marked.try_reserve(1).map_err(|_| Obstacle::Error(key, GetError::NoMemory))?;
         loop {
             let home = self.table.lock(key);
             let Some(entry) = home.find() else { return Ok(()) };
@@ -233,6 +232,11 @@ impl Shared {
                     }
                     Err(error) => return Err(Obstacle::Error(key, error)),
                 }
+            }
+            if marked.len() == marked.capacity() {
+                drop(home); // no allocation under the lock
+                marked.try_reserve(1).map_err(|_| Obstacle::Error(key, GetError::NoMemory))?;
+                continue;
             }
             if entry.try_change(word, BACK, 0).is_ok() {
                 marked.push((key, word.frame()));
