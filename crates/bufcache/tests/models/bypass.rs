@@ -21,6 +21,8 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 /// Each byte is the number of changes. As the memory of a real device, it orders no other access.
 struct Changing {
     changes: Arc<AtomicU64>,
+    /// Held by a model while no discard is to end.
+    gate: Arc<Mutex<()>>,
     threads: Mutex<Vec<thread::JoinHandle<()>>>,
 }
 
@@ -29,7 +31,8 @@ impl Changing {
         let builder = Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE).patience(LONG);
         let cache = builder.eviction(Eviction::Clock).build().unwrap();
         let changes = Arc::new(AtomicU64::new(0));
-        let changing = Arc::new(Self { changes, threads: Mutex::new(Vec::new()) });
+        let (gate, threads) = (Arc::default(), Mutex::new(Vec::new()));
+        let changing = Arc::new(Self { changes, gate, threads });
         let options = AttachOptions::new(SIZE).on_loss(|_| {});
         let device = cache.attach_with(Arc::clone(&changing), options).unwrap();
         (changing, device)
@@ -63,9 +66,10 @@ impl BlockDevice for Changing {
 
     /// Another thread discards: it changes the device, and ends then.
     fn begin_discard(&self, range: DeviceRange) {
-        let changes = Arc::clone(&self.changes);
+        let (changes, gate) = (Arc::clone(&self.changes), Arc::clone(&self.gate));
         self.threads.lock().push(thread::spawn(move || {
             dawdle();
+            drop(gate.lock());
             changes.store(1, Relaxed);
             range.finish(Ok(()));
         }));
@@ -134,9 +138,11 @@ fn inv23_a_discard_goes_on_when_its_task_is_gone() {
         let (changing, device) = Changing::attach(1);
         let mut discards = Box::pin(device.discard_async(0..1));
         let alarm = Arc::new(Alarm::default());
-        begin(&mut discards, &alarm);
+        let closed = changing.gate.lock();
+        assert!(begin(&mut discards, &alarm));
         drop(discards);
         assert_eq!(Arc::strong_count(&alarm), 1, "its waker is kept");
+        drop(closed);
         assert_eq!(device.get(0).unwrap()[0], 1);
         changing.join();
     });
