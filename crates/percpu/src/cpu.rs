@@ -16,7 +16,16 @@
 
 use std::fmt;
 
-pub use crate::cpu_id::CpuId;
+#[doc(inline)]
+/// ```
+/// use offlock_percpu::CpuId;
+///
+/// let cpu = CpuId::new(3);
+/// assert_eq!((cpu.get(), cpu.index()), (3, 3));
+/// assert_eq!(cpu.to_string(), "cpu 3");
+/// ```
+pub use offlock_sync::CpuId;
+
 use crate::starting::starting;
 use crate::sync::native::OnceLock;
 #[cfg(any(test, not(offlock_virtual_cpu)))]
