@@ -718,9 +718,9 @@ fn groups(count: usize, edges: &Edges) -> Vec<Vec<usize>> {
     };
     let reach: Vec<Vec<bool>> = (0..count).map(reachable).collect();
     let mut groups: Vec<Vec<usize>> = Vec::new();
-    for file in 0..count {
+    for (file, reached) in reach.iter().enumerate() {
         let group: Vec<usize> =
-            (0..count).filter(|&other| reach[file][other] && reach[other][file]).collect();
+            (0..count).filter(|&other| reached[other] && reach[other][file]).collect();
         if group.len() > 1 && !groups.contains(&group) {
             groups.push(group);
         }
