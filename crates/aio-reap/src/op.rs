@@ -65,8 +65,6 @@ pub(crate) enum Kind {
     Open,
     /// `statx`. `ptr` is the path, `offset` the address of the result, `len` the flags.
     Statx,
-    /// `unlinkat`. `ptr` is the path and `len` the flags.
-    Unlink,
     /// `close`. Linux closes the descriptor whatever the result is.
     Close,
 }
@@ -85,7 +83,7 @@ impl Kind {
     /// Returns whether the operation opens, closes or names files. Its descriptor is never a
     /// registered one, and may be `AT_FDCWD`.
     pub(crate) fn manages_files(self) -> bool {
-        matches!(self, Self::Open | Self::Statx | Self::Unlink | Self::Close)
+        matches!(self, Self::Open | Self::Statx | Self::Close)
     }
 }
 

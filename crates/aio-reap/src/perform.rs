@@ -49,10 +49,6 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
             let (flags, result) = (op.flags(), op.stat_address());
             libc::syscall(libc::SYS_statx, fd, op.ptr, flags, STATX_MASK, result)
         },
-        Kind::Unlink => {
-            // SAFETY: by the contract of this function the path is valid and ends.
-            unsafe { libc::unlinkat(fd, op.ptr.cast_const().cast(), op.flags()).into() }
-        }
         // SAFETY: the call takes no pointer; the request owns the descriptor.
         Kind::Close => unsafe { libc::close(fd).into() },
     };

@@ -137,7 +137,6 @@ impl Uring {
             opcode::Nop::CODE,
             opcode::OpenAt::CODE,
             opcode::Statx::CODE,
-            opcode::UnlinkAt::CODE,
             opcode::Close::CODE,
         ];
         if !needed.iter().all(|&code| probe.is_supported(code)) {

@@ -93,9 +93,6 @@ fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
                 .mask(STATX_MASK)
                 .build()
         }
-        Kind::Unlink => {
-            opcode::UnlinkAt::new(fd, ptr.cast_const().cast()).flags(op.flags()).build()
-        }
         Kind::Close => opcode::Close::new(fd).build(),
     };
     entry.flags(flags).user_data(user_data)
