@@ -107,7 +107,7 @@ impl Engine {
     ///
     /// Returns the error of `fcntl` if the descriptor is not open.
     pub fn attach(&self, fd: impl Into<OwnedFd>) -> io::Result<File> {
-        File::new(fd.into(), None)
+        File::new(fd.into())
     }
 
     /// Attaches a file that other threads or engines use too. It has the same descriptor.
@@ -162,21 +162,6 @@ impl Engine {
     pub unsafe fn attach_borrowed(&self, fd: BorrowedFd<'_>) -> io::Result<File> {
         // SAFETY: the contracts are the same.
         unsafe { File::borrowed(fd) }
-    }
-
-    /// Attaches an open file and registers it with io_uring, so that the kernel does not look up
-    /// the descriptor for each request of this engine.
-    ///
-    /// If that fails (other backends, more than 256 files, an older kernel), the file is [not
-    /// registered](File::is_registered) and works like one from [`attach`](Self::attach).
-    ///
-    /// # Errors
-    ///
-    /// Those of [`attach`](Self::attach).
-    pub fn attach_registered(&self, fd: impl Into<OwnedFd>) -> io::Result<File> {
-        let fd = fd.into();
-        let registration = self.core.register_file(fd.as_raw_fd());
-        File::new(fd, registration)
     }
 
     /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file or if the read is
@@ -293,15 +278,13 @@ impl Engine {
 
     fn op(&self, kind: Kind, file: &File, offset: u64) -> Op {
         let block = Block::of(file.alignment());
-        Op { kind, block, fd: file.op_fd(&self.core.registry), offset, ..Op::NOP }
+        Op { kind, block, fd: file.as_fd().as_raw_fd(), offset, ..Op::NOP }
     }
 
     /// Makes the operation of a transfer without the address, which is taken last: `buf` is not used
     /// afterwards.
     fn transfer<B: IoBuf>(&self, kind: Kind, file: &File, buf: &B, offset: u64) -> Op {
-        let known = buf.registered().and_then(|known| known.number_in(&self.core.registry));
-        let memory = known.map_or(Memory::PLAIN, Memory::registered);
-        Op { memory, len: buf.len() as u64, ..self.op(kind, file, offset) }
+        Op { len: buf.len() as u64, ..self.op(kind, file, offset) }
     }
 
     /// Holds requests back until the returned guard, and every other one, is dropped.

@@ -113,7 +113,7 @@ impl Reply<IoPath> for File {
         // SAFETY: by the contract of this function the kernel has just opened the descriptor for
         // this request, and no other value owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Self::new(fd, None).map_err(|error| {
+        Self::new(fd).map_err(|error| {
             let errno = error.raw_os_error().and_then(NonZeroI32::new);
             RequestError::new(errno.unwrap_or(const { NonZeroI32::new(libc::EIO).unwrap() }), 0)
         })

@@ -1,7 +1,7 @@
 //! Performs operations by blocking system calls, for the backends without an asynchronous
 //! interface.
 
-use crate::op::{Kind, MemoryKind, Op};
+use crate::op::{Kind, Op};
 use crate::statx::STATX_MASK;
 use crate::sys;
 
@@ -63,8 +63,8 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
 unsafe fn transfer(op: &Op) -> i32 {
     let (fd, len, offset) = (op.fd, op.len as usize, op.offset as libc::off_t);
     let write = op.kind == Kind::Write;
-    let moved = match op.memory.kind() {
-        MemoryKind::Vectors(count) => {
+    let moved = match op.memory.vector_count() {
+        Some(count) => {
             let (vectors, count) = (op.ptr.cast::<libc::iovec>(), libc::c_int::from(count));
             if write {
                 // SAFETY: by the contract of this function the vectors are valid, and so are the
