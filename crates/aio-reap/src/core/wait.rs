@@ -38,7 +38,7 @@ impl Core {
     ) -> io::Result<Turn> {
         let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
         // The submission may sleep if only a completion can end the wait.
-        let sleep = timeout.is_none() && waker.is_none() && !self.reap_mode.get().peeks();
+        let sleep = timeout.is_none() && waker.is_none() && !self.reap_mode.get().polls();
         loop {
             let turn = self.turn_with(scope, sleep);
             // `turn` may have cleared the waker's kick, so the flag is checked between the turn and
@@ -115,9 +115,9 @@ impl Core {
     ) -> io::Result<()> {
         let now = || self.instant();
         let mut timeout = self.state.borrow().deadlines.shorten(timeout, now);
-        if let Some(spin) = self.reap_mode.get().spin(timeout, now) {
+        if self.reap_mode.get().polls() {
             let start = now();
-            if self.spin(spin, waker, scope) {
+            if self.spin(Spin::new(timeout, now), waker, scope) {
                 return Ok(());
             }
             let spent = now().saturating_duration_since(start);
