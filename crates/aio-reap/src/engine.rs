@@ -304,8 +304,7 @@ impl Engine {
     }
 
     /// Turns the engine, and sleeps, until at least one completion was delivered, `timeout` is
-    /// over, or the engine is idle. Signals do not end it, but they end a
-    /// [`wait_interruptible`](Self::wait_interruptible).
+    /// over, or the engine is idle. Signals do not end it.
     ///
     /// Inside a callback it delivers too, so other callbacks run inside that one.
     ///
@@ -314,57 +313,6 @@ impl Engine {
     /// The kernel's error if it refuses to wait. Requests stay as they are.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Turn> {
         self.core.wait(timeout, None)
-    }
-
-    /// Waits like [`wait`](Self::wait), but a signal that is handled meanwhile ends it, and an
-    /// engine with a [`Remote`] is not idle.
-    ///
-    /// `mask` replaces the thread's signal mask during the sleep, as in `ppoll`. Block the signal,
-    /// check the flag that its handler sets, then wait with a mask that unblocks it: a signal that
-    /// arrives after the check ends the wait. So does a signal that was pending before the call,
-    /// even if completions are ready. Check the flag after each wait, because one that delivered
-    /// completions returns them and not an error. Without a mask a signal that comes just before
-    /// the sleep does not end it.
-    ///
-    /// It sleeps in every [`ReapMode`].
-    ///
-    /// # Errors
-    ///
-    /// [`Interrupted`](io::ErrorKind::Interrupted) if a signal was handled and no completion was
-    /// delivered since the call; and those of [`wait`](Self::wait). Requests stay as they are.
-    ///
-    /// ```
-    /// use std::{io, time::Duration};
-    /// use aio_reap::Engine;
-    ///
-    /// # fn main() -> io::Result<()> {
-    /// let engine = Engine::new()?;
-    /// let stop = false; // usually set by the handler of a signal that is blocked
-    /// # let (reader, _writer) = io::pipe()?;
-    /// # let pipe = engine.attach(reader)?;
-    /// # let read = engine.read(&pipe, vec![0], 0).submit()?;
-    /// let mut nothing_blocked = unsafe { std::mem::zeroed() };
-    /// unsafe { libc::sigemptyset(&mut nothing_blocked) };
-    /// # let mut rounds = 0;
-    /// while !stop {
-    /// #   rounds += 1; if rounds == 3 { break }
-    ///     match engine.wait_interruptible(Some(Duration::from_millis(1)), Some(&nothing_blocked)) {
-    ///         Ok(turn) if turn.is_idle() => break, // nothing to wait for, without a `Remote`
-    ///         Ok(_turn) => {} // completions, or the end of the time
-    ///         Err(error) if error.kind() == io::ErrorKind::Interrupted => {} // look at `stop`
-    ///         Err(error) => return Err(error),
-    ///     }
-    /// }
-    /// # drop(_writer); drop(read);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn wait_interruptible(
-        &self,
-        timeout: Option<Duration>,
-        mask: Option<&libc::sigset_t>,
-    ) -> io::Result<Turn> {
-        self.core.wait_interruptible(timeout, mask)
     }
 
     /// Turns the engine until no request is pending or in flight.

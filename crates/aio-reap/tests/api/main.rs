@@ -32,6 +32,5 @@ mod readable;
 mod reap_modes;
 mod reentry;
 mod remote;
-mod signals;
 mod tokio;
 mod vectored;
