@@ -130,9 +130,6 @@ enum Command {
     Layers {
         /// The crates, such as `percpu` or `nbd_server`; all if none is named
         crates: Vec<String>,
-        /// Print every import inside a cycle, not only those that close it
-        #[arg(long)]
-        all: bool,
         /// Fail if there is a cycle
         #[arg(long)]
         check: bool,
@@ -219,7 +216,7 @@ fn run(command: Command) -> Result<()> {
         Command::Deny => lint::deny(&ws),
         Command::Benches { smoke: true } => benches::smoke(&ws, &nothing_ahead()),
         Command::Benches { smoke: false } => benches::full(&ws),
-        Command::Layers { crates, all, check } => layers::run(&ws, &crates, all, check),
+        Command::Layers { crates, check } => layers::run(&ws, &crates, check),
         Command::Examples { crates, check } => examples::run(&ws, &crates, check),
         Command::Guard => Ok(()),
     }
