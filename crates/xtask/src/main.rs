@@ -1,6 +1,5 @@
 //! The commands that build, check and measure this workspace: `cargo xtask --help`.
 
-mod ahead;
 mod binaries;
 mod cfg;
 mod ci;
@@ -20,11 +19,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use self::ahead::Ahead;
 use self::error::Result;
 use self::parts::models::{self, Checker};
 use self::parts::{benches, fallbacks, fuzz, lint, stress};
-use self::process::{guard, signals};
 use self::workspace::Workspace;
 
 /// The commands that build, check and measure this workspace.
@@ -130,9 +127,6 @@ enum Command {
     Layers {
         /// The crates, such as `percpu` or `nbd_server`; all if none is named
         crates: Vec<String>,
-        /// Print every import inside a cycle, not only those that close it
-        #[arg(long)]
-        all: bool,
         /// Fail if there is a cycle
         #[arg(long)]
         check: bool,
@@ -145,8 +139,6 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
-    #[command(name = guard::COMMAND, hide = true)]
-    Guard,
 }
 
 fn main() -> ExitCode {
@@ -164,11 +156,7 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<()> {
-    if matches!(command, Command::Guard) {
-        guard::run();
-        return Ok(());
-    }
-    signals::handle().map_err(|error| error::Error::io("signals", error))?;
+    process::handle_signals().map_err(|error| error::Error::io("signals", error))?;
     let ws = Workspace::open()?;
     match command {
         Command::Ci { list: true, .. } => {
@@ -180,7 +168,7 @@ fn run(command: Command) -> Result<()> {
             let checkers = checker.map_or(Checker::ALL.to_vec(), |checker| vec![checker]);
             let selection =
                 models::Selection { crates: ws.select(&crates)?, checkers, filter: tests };
-            run_models(&ws, &selection, crates.is_empty())
+            models::run(&ws, &selection)
         }
         Command::Mutants { crates, patches: true, .. } => {
             mutants::patches::run(&ws, &ws.select(&crates)?)
@@ -198,42 +186,24 @@ fn run(command: Command) -> Result<()> {
                 checkers: Checker::ALL.to_vec(),
                 filter: vec!["mutants::".to_string()],
             };
-            run_models(&ws, &selection, crates.is_empty())
+            models::run(&ws, &selection)
         }
         Command::Litmus { tests, bless } => litmus::run(&ws, &tests, bless),
-        Command::Stress { crates, seconds } if crates.is_empty() => {
-            stress::all(&ws, &nothing_ahead(), seconds)
-        }
+        Command::Stress { crates, seconds } if crates.is_empty() => stress::all(&ws, seconds),
         Command::Stress { crates, seconds } => stress::some(&ws, &ws.select(&crates)?, seconds),
         Command::Fuzz { list: true, .. } => {
             fuzz::list(&ws)?.iter().for_each(|target| println!("{target}"));
             Ok(())
         }
-        Command::Fuzz { targets, seconds, list: false } => {
-            fuzz::targets(&ws, &nothing_ahead(), &targets, seconds)
-        }
-        Command::Asan => fuzz::sanitized(&ws, &nothing_ahead()),
-        Command::Fallbacks => fallbacks::run(&ws, &nothing_ahead()),
+        Command::Fuzz { targets, seconds, list: false } => fuzz::targets(&ws, &targets, seconds),
+        Command::Asan => fuzz::sanitized(&ws),
+        Command::Fallbacks => fallbacks::run(&ws),
         Command::Soak { steps, list, scale } => soak::run(&ws, &steps, scale, list),
         Command::Lint => lint::lint(&ws),
         Command::Deny => lint::deny(&ws),
-        Command::Benches { smoke: true } => benches::smoke(&ws, &nothing_ahead()),
+        Command::Benches { smoke: true } => benches::smoke(&ws),
         Command::Benches { smoke: false } => benches::full(&ws),
-        Command::Layers { crates, all, check } => layers::run(&ws, &crates, all, check),
+        Command::Layers { crates, check } => layers::run(&ws, &crates, check),
         Command::Examples { crates, check } => examples::run(&ws, &crates, check),
-        Command::Guard => Ok(()),
     }
-}
-
-/// For commands that do one thing.
-fn nothing_ahead() -> Ahead {
-    Ahead::new(Vec::new())
-}
-
-/// Builds the second checker's models beside those of the first.
-fn run_models(ws: &Workspace, selection: &models::Selection, whole: bool) -> Result<()> {
-    if !whole || selection.checkers.len() < 2 {
-        return models::run(ws, &nothing_ahead(), selection);
-    }
-    models::run(ws, &Ahead::new(models::JOBS.to_vec()), selection)
 }

@@ -29,8 +29,12 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 ];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] =
-    &["lock: the value", "unlock: the value", "unpark: before the look at the waiters"];
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "lock: the value",
+    "unlock: the value",
+    "unpark: before the look at the waiters",
+    "park: before the attempt",
+];
 
 /// Runs a model with each strategy of the fences, because an unlock takes another path with each.
 fn model(f: impl Fn() + Send + Sync + Copy + 'static) {

@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 
 use super::stress::{self, SECOND_RUN};
-use crate::ahead::Ahead;
 use crate::binaries::{self, TestBinary};
 use crate::cfg;
 use crate::error::Result;
@@ -18,11 +17,9 @@ const ELSEWHERE_WITHOUT_RSEQ: [&str; 3] = ["fuzz_corpora", "invariants", "nbd_de
 ///
 /// Doctests and the tests of crates that touch no rseq are left out: the same machine code has passed
 /// in the part `tests`.
-pub(crate) fn run(ws: &Workspace, ahead: &Ahead) -> Result<()> {
+pub(crate) fn run(ws: &Workspace) -> Result<()> {
     let crates = ws.crates()?;
     without_rseq_area(ws, &crates)?;
-    // From here on no test waits for the disk, which the writes of a build would keep busy.
-    ahead.start(ws);
     let with_rseq: Vec<Crate> = ws.libraries()?.into_iter().filter(touches_rseq).collect();
     let portable = ws.cargo(["test"]).args(packages(&with_rseq)).arg("--tests");
     cfg::members_only(ws, "portable", portable)?.run()?;

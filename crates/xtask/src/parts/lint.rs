@@ -42,7 +42,7 @@ pub(crate) fn lint(ws: &Workspace) -> Result<()> {
         .env("RUSTDOCFLAGS", "-D warnings")
         .run()?;
     examples::report(ws, &WITH_EXAMPLES.map(String::from), true)?;
-    layers::run(ws, &LAYERED.map(String::from), false, true)
+    layers::run(ws, &LAYERED.map(String::from), true)
 }
 
 /// Licences, bans and sources of the dependencies; advisories need a database from the network.

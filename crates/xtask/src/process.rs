@@ -1,17 +1,25 @@
-//! One command: how it is shown, started, limited in time and judged.
+//! Child processes: how a command is shown, started, limited in time and judged.
+//!
+//! Each child leads a process group of its own, which is ended when the child exceeds its time and
+//! when this program gets SIGINT, SIGTERM or SIGHUP.
 
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::{Read, Write};
-use std::os::unix::process::ExitStatusExt;
+use std::io::{self, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::groups::{Group, interrupted};
+use rustix::process::{Pid, Signal, kill_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::low_level::pipe;
+
 use crate::error::{Error, Result};
 
 /// When a command must have ended.
@@ -39,9 +47,7 @@ pub(crate) struct Cmd {
     dir: Option<PathBuf>,
     log: Option<Arc<File>>,
     deadline: Option<Deadline>,
-    cancel: Option<Arc<AtomicBool>>,
     until: Option<(PathBuf, &'static str)>,
-    idle: bool,
     terminal: bool,
 }
 
@@ -55,9 +61,7 @@ impl Cmd {
             dir: None,
             log: None,
             deadline: None,
-            cancel: None,
             until: None,
-            idle: false,
             terminal: false,
         }
     }
@@ -107,13 +111,6 @@ impl Cmd {
         self
     }
 
-    /// Runs at the lowest priority, and ends early once `cancel` is set.
-    pub(crate) fn idle(mut self, cancel: Arc<AtomicBool>) -> Cmd {
-        self.idle = true;
-        self.cancel = Some(cancel);
-        self
-    }
-
     /// Keeps the command in this program's group and on its terminal, where `sudo` asks.
     pub(crate) fn terminal(mut self) -> Cmd {
         self.terminal = true;
@@ -157,11 +154,9 @@ impl Cmd {
         };
         let stop = || {
             self.deadline.is_some_and(|deadline| Instant::now() >= deadline.at)
-                // Ordering: Relaxed; the flag carries nothing beside itself.
-                || self.cancel.as_ref().is_some_and(|cancel| cancel.load(Ordering::Relaxed))
                 || self.until.as_ref().is_some_and(logged)
         };
-        let limited = self.deadline.is_some() || self.cancel.is_some() || self.until.is_some();
+        let limited = self.deadline.is_some() || self.until.is_some();
         let stop = if limited { Some(&stop as &dyn Fn() -> bool) } else { None };
         match group.wait(stop).map_err(|error| Error::io(self.name(), error))? {
             Some(status) => self.judge(status),
@@ -199,13 +194,7 @@ impl Cmd {
     }
 
     fn command(&self) -> Command {
-        let mut command;
-        if self.idle {
-            command = Command::new("chrt");
-            command.args(["--idle", "0"]).arg(&self.program);
-        } else {
-            command = Command::new(&self.program);
-        }
+        let mut command = Command::new(&self.program);
         command.args(&self.args);
         for (name, value) in &self.base {
             match value {
@@ -256,6 +245,164 @@ fn quoted(word: &OsStr) -> String {
         return word.into_owned();
     }
     format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+/// How long a group may take to end after SIGTERM, before it gets SIGKILL.
+const GRACE: Duration = Duration::from_secs(10);
+/// How often a child is looked at while its time is limited.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// What the signal handlers' threads and those that run commands share.
+struct Live {
+    groups: BTreeSet<i32>,
+    /// The signal that ends this program; no group is started after it.
+    interrupted: Option<i32>,
+}
+
+static LIVE: Mutex<Live> = Mutex::new(Live { groups: BTreeSet::new(), interrupted: None });
+
+fn live() -> MutexGuard<'static, Live> {
+    LIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the signal that has asked this program to end.
+pub(crate) fn interrupted() -> Option<i32> {
+    live().interrupted
+}
+
+/// Refuses new groups from now on, and ends those that run.
+fn interrupt(signal: i32) {
+    live().interrupted.get_or_insert(signal);
+    end_all();
+}
+
+/// Ends every group. Returns once each has ended, or has been killed.
+fn end_all() {
+    signal_all(Signal::TERM);
+    let until = Instant::now() + GRACE;
+    while !live().groups.is_empty() {
+        if Instant::now() > until {
+            signal_all(Signal::KILL);
+            return;
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+fn signal_all(signal: Signal) {
+    for &group in &live().groups {
+        send(group, signal);
+    }
+}
+
+/// A child that leads its own process group.
+struct Group {
+    child: Child,
+    id: i32,
+}
+
+impl Group {
+    /// Starts `command`. The lock is held across the start: a signal that arrives now either
+    /// refuses it or finds the group listed.
+    fn start(command: &mut Command) -> io::Result<Group> {
+        let mut live = live();
+        if live.interrupted.is_some() {
+            return Err(io::Error::from(io::ErrorKind::Interrupted));
+        }
+        let child = command.process_group(0).spawn()?;
+        let id = i32::try_from(child.id()).expect("a process id fits");
+        live.groups.insert(id);
+        Ok(Group { child, id })
+    }
+
+    fn child(&mut self) -> &mut Child {
+        &mut self.child
+    }
+
+    /// Waits for the child. Once `stop` returns true the group is ended, and the result is `None`.
+    fn wait(&mut self, stop: Option<&dyn Fn() -> bool>) -> io::Result<Option<ExitStatus>> {
+        let Some(stop) = stop else { return self.child.wait().map(Some) };
+        loop {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(Some(status));
+            }
+            if stop() {
+                self.end()?;
+                return Ok(None);
+            }
+            thread::sleep(LOOK);
+        }
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        send(self.id, Signal::TERM);
+        let until = Instant::now() + GRACE;
+        while self.child.try_wait()?.is_none() && Instant::now() < until {
+            thread::sleep(LOOK);
+        }
+        // Also for what the child had started, which may have ignored SIGTERM.
+        send(self.id, Signal::KILL);
+        self.child.wait().map(drop)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            let _ = self.end();
+        }
+        let mut live = live();
+        if live.interrupted.is_some() {
+            send(self.id, Signal::KILL);
+        }
+        live.groups.remove(&self.id);
+    }
+}
+
+/// Signals a group. A group that has ended already is no error.
+fn send(group: i32, signal: Signal) {
+    if let Some(group) = Pid::from_raw(group) {
+        let _ = kill_process_group(group, signal);
+    }
+}
+
+/// Starts one thread per signal, which waits for its signal in a pipe.
+///
+/// The program does not end here: the commands that were running fail, and the caller reports that
+/// and exits.
+pub(crate) fn handle_signals() -> io::Result<()> {
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        let (mut received, sender) = UnixStream::pair()?;
+        pipe::register(signal, sender)?;
+        thread::spawn(move || {
+            while received.read_exact(&mut [0]).is_ok() {
+                interrupt(signal);
+            }
+        });
+    }
+    Ok(())
+}
+
+/// Calls `run` for each item, on as many threads as there are CPUs, in order of the items.
+///
+/// All items run even if one fails. Returns the first failure.
+pub(crate) fn each<T: Sync>(items: &[T], run: impl Fn(&T) -> Result<()> + Sync) -> Result<()> {
+    let lanes = thread::available_parallelism().map_or(1, usize::from);
+    let next = AtomicUsize::new(0);
+    let failure = Mutex::new(None);
+    thread::scope(|scope| {
+        for _ in 0..lanes.min(items.len()) {
+            scope.spawn(|| {
+                // Ordering: Relaxed; the counter hands out indices and publishes nothing.
+                while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    if let Err(error) = run(item) {
+                        failure.lock().unwrap().get_or_insert(error);
+                    }
+                }
+            });
+        }
+    });
+    failure.into_inner().unwrap().map_or(Ok(()), Err)
 }
 
 #[cfg(test)]
@@ -317,5 +464,18 @@ mod tests {
         assert_eq!(quoted(OsStr::new("a b")), "'a b'");
         assert_eq!(quoted(OsStr::new("it's")), "'it'\\''s'");
         assert_eq!(quoted(OsStr::new("")), "''");
+    }
+
+    #[test]
+    fn each_item_runs_once_and_a_failure_is_returned() {
+        let sum = AtomicUsize::new(0);
+        let add = |item: &usize| {
+            sum.fetch_add(*item, Ordering::Relaxed);
+            if *item == 3 { Err(Error::new("three")) } else { Ok(()) }
+        };
+        assert_eq!(each(&[1, 2, 3, 4], add).unwrap_err().to_string(), "three");
+        assert_eq!(sum.load(Ordering::Relaxed), 10);
+        assert!(each(&[1, 2], add).is_ok());
+        assert!(each(&[], add).is_ok());
     }
 }
