@@ -145,7 +145,7 @@ mod imp {
         }
     }
 
-    /// Returns whether [`heavy_rseq`] restarts sections.
+    /// Returns whether [`heavy_rseq`](super::heavy_rseq) restarts sections.
     #[cfg(all(target_arch = "x86_64", not(any(offlock_portable, offlock_virtual_cpu))))]
     pub fn rseq_fence_works() -> bool {
         state() == MEMBARRIER_RSEQ
