@@ -17,13 +17,6 @@
 use std::fmt;
 
 #[doc(inline)]
-/// ```
-/// use offlock_percpu::CpuId;
-///
-/// let cpu = CpuId::new(3);
-/// assert_eq!((cpu.get(), cpu.index()), (3, 3));
-/// assert_eq!(cpu.to_string(), "cpu 3");
-/// ```
 pub use offlock_sync::CpuId;
 
 use crate::starting::starting;

@@ -4,13 +4,6 @@ use std::alloc::{Layout, handle_alloc_error};
 use std::fmt;
 
 #[doc(inline)]
-/// ```
-/// fn buffers() -> Result<offlock_percpu::PerCpu<u64>, offlock_percpu::AllocError> {
-///     offlock_percpu::PerCpu::try_new(|_cpu| 0)
-/// }
-/// assert!(buffers().is_ok());
-/// assert_eq!(offlock_percpu::AllocError::new().errno(), 12); // ENOMEM
-/// ```
 pub use offlock_sync::AllocError;
 
 pub(crate) use crate::sync::impl_error;

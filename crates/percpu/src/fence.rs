@@ -39,19 +39,10 @@
 //! println!("by {}", fence::strategy());
 //! ```
 
-#[doc(inline)]
-/// ```
-/// use offlock_percpu::fence::{Strategy, strategy};
-///
-/// if strategy() == Strategy::Fences {
-///     eprintln!("every read pays for a full fence");
-/// }
-/// ```
-pub use offlock_sync::asymmetric::Strategy;
 #[doc(hidden)] // like `RefBlock`, the only structure whose gate a user closes
 pub use offlock_sync::asymmetric::heavy_rseq;
 #[doc(inline)]
-pub use offlock_sync::asymmetric::{heavy, light, strategy};
+pub use offlock_sync::asymmetric::{Strategy, heavy, light, strategy};
 
 #[cfg(all(
     target_arch = "x86_64",

@@ -19,6 +19,16 @@ pub use self::try_arc::TryArc;
 use crate::impl_error;
 
 /// An allocation failed. Maps to `ENOMEM`.
+///
+/// ```
+/// # use offlock_sync::AllocError;
+/// fn buffer(bytes: usize) -> Result<Vec<u8>, AllocError> {
+///     let mut buffer = Vec::new();
+///     buffer.try_reserve_exact(bytes).map_err(|_| AllocError::new())?;
+///     Ok(buffer)
+/// }
+/// assert_eq!(buffer(usize::MAX).unwrap_err().errno(), 12); // ENOMEM
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AllocError {}

@@ -33,6 +33,13 @@ pub use self::imp::rseq_fence_works;
 pub use self::imp::strategy;
 
 /// The implementation of [`light`] and [`heavy`] in this process. See [`strategy`].
+///
+/// ```
+/// # use offlock_sync::asymmetric::{Strategy, strategy};
+/// if strategy() == Strategy::Fences {
+///     eprintln!("every read pays for a full fence");
+/// }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Strategy {

@@ -5,6 +5,13 @@ use std::fmt;
 /// The number of a CPU, as the kernel counts CPUs.
 ///
 /// A type of its own, so that a CPU is not mistaken for the number of a node or a count.
+///
+/// ```
+/// # use offlock_sync::CpuId;
+/// let cpu = CpuId::new(3);
+/// assert_eq!((cpu.get(), cpu.index()), (3, 3));
+/// assert_eq!(cpu.to_string(), "cpu 3");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(transparent)]
 pub struct CpuId(u32);
