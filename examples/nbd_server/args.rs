@@ -20,13 +20,11 @@ const MANUAL: [&str; 2] = [
 #[derive(Clone, Debug, Parser)]
 #[command(name = "nbd_server", version, long_about = MANUAL[0], after_long_help = MANUAL[1])]
 pub(crate) struct Args {
-    /// Image to serve: a file, a block device, or an export of another NBD server.
+    /// Image to serve: a file or a block device.
     ///
     /// Repeatable; the first image is the default export. NAME is the name of the export, by
     /// default the name of the file. The options readonly, offset=BYTES and size=BYTES serve a part
-    /// of the file. Write a comma of PATH twice. An export of another server is given by its URI:
-    /// nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH, or with TLS
-    /// nbds://HOST[:PORT]/EXPORT?tls-certificates=DIR.
+    /// of the file. Write a comma of PATH twice.
     #[arg(long = "image", value_name = "[NAME=]PATH[,OPTION..]", help_heading = "Images")]
     pub(crate) images: Vec<ImageSpec>,
 
@@ -42,13 +40,6 @@ pub(crate) struct Args {
     /// A closed image is unlocked. 0 keeps images open until the server ends.
     #[arg(long, value_name = "SECONDS", default_value_t = 10, help_heading = "Images")]
     pub(crate) idle: u64,
-
-    /// Fail requests after the connection to another server has been lost for this long.
-    ///
-    /// Applies to an --image that is an NBD URI. Until then requests wait for a new connection. The
-    /// server then resends the changes that the other server had not made durable.
-    #[arg(long, value_name = "SECONDS", default_value_t = 30, help_heading = "Images")]
-    pub(crate) reconnect: u64,
 
     /// Create a missing image with this size, or grow a smaller image to it.
     ///

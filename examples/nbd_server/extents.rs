@@ -6,15 +6,13 @@
 //!
 //! The file system may have to read its map from the disk, or wait for a write to the file, so a
 //! thread of the cache asks it. The file system does not know the dirty blocks, so they are written
-//! back first. If that fails, everything is reported as data. An image that is not a file is
-//! reported as data too, unless its upstream knows the holes.
+//! back first. If that fails, everything is reported as data.
 //!
 //! A reply has at most [`ROOM`] bytes of extents, as the protocol allows: the client asks again
 //! from where they end.
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
 
 use aio_reap::AlignedBuf;
 use nbd_protocol::wire::state;
@@ -24,7 +22,6 @@ use rustix::io::Errno;
 use tracing::debug;
 
 use crate::blocks::{Image, Source};
-use crate::upstream::NbdDevice;
 
 /// The size of the buffer of a request: the smallest size of a buffer. Finding two extents takes
 /// two system calls.
@@ -44,7 +41,6 @@ pub(crate) fn find(
     let most = if one { 1 } else { ROOM / Extent::size(style) };
     let found = match (image.write_back(offset..end), &image.source) {
         (Ok(()), Source::File(file)) => extents(file, offset, end, unit, most)?,
-        (Ok(()), Source::Upstream(upstream)) => of_upstream(upstream, offset..end, most),
         #[cfg(test)]
         (Ok(()), Source::Device(_, Some(file))) => extents(file, offset, end, unit, most)?,
         #[cfg(test)]
@@ -95,24 +91,6 @@ fn extents(file: &File, start: u64, end: u64, unit: u64, most: usize) -> io::Res
         at = next;
     }
     Ok(found)
-}
-
-/// Returns the extents that the upstream reports. Everything is data if it reports none.
-fn of_upstream(upstream: &NbdDevice, range: Range<u64>, most: usize) -> Vec<Extent> {
-    let told = upstream.extents(range.clone());
-    let told = told.inspect_err(|error| debug!(%error, "the upstream tells no holes"));
-    let (mut left, mut found) = (range.end - range.start, Vec::new());
-    for Extent { len, flags } in told.unwrap_or_default().into_iter().take(most) {
-        let len = len.min(left);
-        left -= len;
-        if len > 0 {
-            found.push(Extent { len, flags: flags & (state::HOLE | state::ZERO) });
-        }
-    }
-    if found.is_empty() {
-        found.push(Extent { len: range.end - range.start, flags: 0 });
-    }
-    found
 }
 
 /// Returns whether there is a hole at `at`, and the end of that hole or data, at most `end`. If the

@@ -1,17 +1,13 @@
-//! One `--image` of the command line: `[NAME=]PATH[,OPTION..]`, or an NBD URI in place of the path.
+//! One `--image` of the command line: `[NAME=]PATH[,OPTION..]`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
-
-use crate::upstream::Address;
 
 /// The export that an `--image` describes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageSpec {
     pub(crate) name: String,
     pub(crate) path: PathBuf,
-    /// The export of another server, instead of a file.
-    pub(crate) upstream: Option<Address>,
     /// Refuse commands that change the image.
     pub(crate) read_only: bool,
     /// The offset of the export in the file, in bytes.
@@ -39,13 +35,6 @@ impl FromStr for ImageSpec {
                 spec.name = name.unwrap_or_default();
             }
         }
-        if let Some(uri) = spec.path.to_str().filter(|path| Address::is_uri(path)) {
-            let address: Address = uri.parse()?;
-            if image == uri {
-                spec.name = address.export().to_owned(); // empty for the default export
-            }
-            spec.upstream = Some(address);
-        }
         for option in parts {
             match option.split_once('=') {
                 None if option == "readonly" => spec.read_only = true,
@@ -58,9 +47,6 @@ impl FromStr for ImageSpec {
                     ));
                 }
             }
-        }
-        if spec.upstream.is_some() && (spec.offset > 0 || spec.size.is_some()) {
-            return Err("offset and size are for files, not for an upstream export".into());
         }
         Ok(spec)
     }
@@ -122,29 +108,11 @@ mod tests {
     }
 
     #[test]
-    fn an_nbd_uri_is_an_upstream_export() {
-        for (image, name, uri) in [
-            ("nbd://host/disk,readonly", "disk", "nbd://host:10809/disk"),
-            ("vol=nbd+unix:///?socket=/a,,b", "vol", "nbd+unix:///?socket=/a,b"),
-            ("nbd+unix:///d?socket=s", "d", "nbd+unix:///d?socket=s"),
-        ] {
-            let spec: ImageSpec = image.parse().unwrap();
-            assert_eq!(
-                (spec.name.as_str(), spec.upstream.unwrap().to_string().as_str()),
-                (name, uri)
-            );
-        }
-        assert!("nbd://host/disk,size=1M".parse::<ImageSpec>().unwrap_err().contains("size"));
-        assert!("vol=nbd://".parse::<ImageSpec>().unwrap_err().contains("HOST"));
-    }
-
-    #[test]
     fn options_follow_the_path() {
         let spec: ImageSpec = "boot=disk,,1.img,offset=1M,size=512K,readonly".parse().unwrap();
         let expected = ImageSpec {
             name: "boot".into(),
             path: "disk,1.img".into(),
-            upstream: None,
             read_only: true,
             offset: 1 << 20,
             size: Some(512 << 10),

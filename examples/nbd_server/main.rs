@@ -9,7 +9,7 @@
 //!
 //! ```text
 //!  main: accept, ─► worker: epoll ─► requests ─► commands ─┬─► aio-reap engine ─► image
-//!  signals          (conn,           (tasks,     (futures) └─► bufcache (blocks) ─► upstream
+//!  signals          (conn,           (tasks,     (futures) └─► bufcache (blocks)
 //!  (server,          session)         admission)
 //!   registry)
 //! ```
@@ -47,7 +47,6 @@ mod server;
 mod session;
 mod tasks;
 mod tls;
-mod upstream;
 mod worker;
 
 use std::error::Error;

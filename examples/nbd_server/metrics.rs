@@ -25,7 +25,6 @@ use crate::admission::Class;
 use crate::counters::Counters;
 use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
 use crate::report::{Reporter, ServerReport};
-use crate::upstream::UpstreamStats;
 
 /// How long a client may take to send its request and to receive the response.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -174,50 +173,10 @@ fn text(report: &ServerReport) -> String {
     page.one("connections", "Open connections of clients.", report.connections.live);
     let open = report.registry.exports.iter().map(|(name, open)| (&**name, open));
     page.metric(("export_connections", "export"), "Connections that have this export open.", open);
-    upstreams(&mut page, &report.registry.upstreams);
     requests(&mut page, &report.counters);
     cache(&mut page, report);
     engines(&mut page, report);
     page.0
-}
-
-fn upstreams(page: &mut Page, upstreams: &[(String, UpstreamStats)]) {
-    if upstreams.is_empty() {
-        return;
-    }
-    let mut metric = |name, help, count: fn(&UpstreamStats) -> u64| {
-        let counts = upstreams.iter().map(|(of, stats)| (&**of, count(stats)));
-        page.metric((name, "export"), help, counts);
-    };
-    metric(
-        "upstream_requests_total",
-        "Requests sent to the server of an upstream export.",
-        |stats| stats.requests,
-    );
-    metric(
-        "upstream_lane_requests_total",
-        "Reads sent to another server over a worker's own connection.",
-        |stats| stats.lane_requests,
-    );
-    metric("upstream_losses_total", "Connections to another server that were lost.", |stats| {
-        stats.losses
-    });
-    metric(
-        "upstream_protocol_errors_total",
-        "Connections ended because the other server broke the protocol.",
-        |stats| stats.protocol_errors,
-    );
-    metric("upstream_resent_total", "Unanswered operations that were sent again.", |stats| {
-        stats.resent
-    });
-    metric(
-        "upstream_replayed_total",
-        "Answered changes that were sent again to another server.",
-        |stats| stats.replayed,
-    );
-    metric("upstream_poisoned", "1 if changes to the other server may be lost.", |stats| {
-        stats.poisoned.into()
-    });
 }
 
 fn requests(page: &mut Page, counters: &Counters) {

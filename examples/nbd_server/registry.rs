@@ -15,7 +15,6 @@ use radix_ctx::Id;
 
 use crate::export::ExportTable;
 use crate::peer::Peer;
-use crate::upstream::UpstreamStats;
 
 /// An entry in the list of sessions. Dropping it removes it.
 pub(crate) type Listed = Entry<Arc<PerCpuList<Client>>>;
@@ -99,8 +98,7 @@ impl Registry {
         let fixed = exports.names().map(|name| (name.to_owned(), 0));
         let open = rows.iter().flatten().filter_map(|row| Some((row.export.clone()?, 1)));
         let counts = by_name(fixed.chain(open));
-        let (upstreams, sessions) = (exports.upstreams(), self.sessions.stats());
-        RegistryReport { exports: counts, rows, upstreams, sessions }
+        RegistryReport { exports: counts, rows, sessions: self.sessions.stats() }
     }
 
     /// Returns the number of connections of each of `workers` workers.
@@ -146,8 +144,6 @@ pub(crate) struct RegistryReport {
     rows: Result<Vec<Row>, LockError>,
     /// The number of sessions of each export: those of the command line, and others that are open.
     pub(crate) exports: BTreeMap<String, usize>,
-    /// Upstream exports, by their names on this server.
-    pub(crate) upstreams: Vec<(String, UpstreamStats)>,
     pub(crate) sessions: Stats,
 }
 
@@ -176,9 +172,6 @@ impl fmt::Display for RegistryReport {
         }
         for (name, count) in &self.exports {
             writeln!(f, "open       '{name}': {count}")?;
-        }
-        for (name, stats) in &self.upstreams {
-            writeln!(f, "upstream   '{name}': {stats}")?;
         }
         write!(f, "list of sessions\n{}", self.sessions)
     }

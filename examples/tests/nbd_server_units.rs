@@ -68,7 +68,5 @@ mod session;
 mod tasks;
 #[path = "../nbd_server/tls.rs"]
 mod tls;
-#[path = "../nbd_server/upstream/mod.rs"]
-mod upstream;
 #[path = "../nbd_server/worker/mod.rs"]
 mod worker;

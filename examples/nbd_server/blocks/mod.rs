@@ -46,7 +46,6 @@ use tracing::error;
 use crate::admission::SMALL;
 use crate::calls::Calls;
 use crate::flushes::Flushes;
-use crate::upstream::NbdDevice;
 
 /// Bytes of a block: the smallest read of most clients' file systems.
 pub(crate) const BLOCK: usize = 4096;
@@ -81,8 +80,6 @@ pub(crate) struct Backing {
 pub(crate) enum Source<F> {
     /// A file, which the workers' engines read and write.
     File(F),
-    /// An export of another server.
-    Upstream(Arc<NbdDevice>),
     /// A test's device, called on a thread of the cache. If there is a file, an engine reads it.
     #[cfg(test)]
     Device(Arc<dyn BlockDevice>, Option<F>),
@@ -94,7 +91,6 @@ impl Source<File> {
         let attach = |file: &File| engine.attach(file.try_clone()?);
         Ok(match self {
             Self::File(file) => Source::File(attach(file)?),
-            Self::Upstream(upstream) => Source::Upstream(Arc::clone(upstream)),
             #[cfg(test)]
             Self::Device(device, file) => {
                 Source::Device(Arc::clone(device), file.as_ref().map(attach).transpose()?)
@@ -111,11 +107,6 @@ impl Backing {
         let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
         let device = Arc::new(device.up_to(len));
         Ok(Self { device, source: Source::File(file.try_clone()?) })
-    }
-
-    /// An export of another server.
-    pub(crate) fn upstream(device: Arc<NbdDevice>) -> Self {
-        Self { device: Arc::clone(&device) as _, source: Source::Upstream(device) }
     }
 }
 
@@ -198,13 +189,12 @@ impl Image {
         self.len.load(Ordering::Relaxed)
     }
 
-    /// Returns the file of the image, unless it is an upstream.
+    /// Returns the file of the image. Only a test's image may have none.
     pub(crate) fn file(&self) -> Option<&File> {
         match &self.source {
             Source::File(file) => Some(file),
             #[cfg(test)]
             Source::Device(_, file) => file.as_ref(),
-            Source::Upstream(_) => None,
         }
     }
 

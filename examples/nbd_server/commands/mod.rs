@@ -14,8 +14,7 @@
 //! [`Image::try_read`].
 //!
 //! No future awaits while it holds a guard of a block, and none blocks. Reads and writes of an
-//! image are made by the worker's engine or by the upstream. An operation that exists only as a
-//! blocking call runs on a thread of the cache, of which each image has a few. Trims, zeroes, and
+//! image are made by the worker's engine. An operation that exists only as a blocking call runs on a thread of the cache, of which each image has a few. Trims, zeroes, and
 //! writes that the engine does not make would only wait for each other, so one of these threads
 //! makes all of them: see [`calls`](crate::calls).
 
@@ -144,8 +143,8 @@ impl Job {
                             let _ = advice.await;
                         }
                     }
-                    _ if self.image.is_bypassed() => {} // nothing is cached
-                    _ => self.image.device.readahead(covering(offset, end)),
+                    #[cfg(test)]
+                    Source::Device(..) => {}
                 }
                 (Ok(()), buf)
             }
@@ -187,7 +186,7 @@ impl Job {
         let image = &self.image;
         // With O_DIRECT a discard does not take the lock of the page cache for which READs would
         // wait.
-        if matches!(image.source, Source::Upstream(_)) || image.alignment > 1 {
+        if image.alignment > 1 {
             return change(|| image.device.discard_async(blocks.clone())).await;
         }
         let call = || {

@@ -141,10 +141,6 @@ impl Job {
     {
         match &self.source {
             Source::File(file) => transfer(self.engine.read(file, buf, start)).await,
-            Source::Upstream(upstream) => {
-                let (result, buf) = upstream.read_async(start, buf).await;
-                (result.map_err(Into::into), buf)
-            }
             #[cfg(test)]
             Source::Device(_, Some(file)) => transfer(self.engine.read(file, buf, start)).await,
             #[cfg(test)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use super::{PATIENCE, change};
-use crate::blocks::{Image, Source, of_write};
+use crate::blocks::{Image, of_write};
 
 impl Image {
     /// Makes everything written before durable.
@@ -27,16 +27,12 @@ impl Image {
         sync.wait().await
     }
 
-    /// Runs a blocking call on a thread of the cache: in turn with the image's other calls, unless
-    /// the image is an upstream.
+    /// Runs a blocking call on a thread of the cache, in turn with the image's other calls.
     pub(crate) async fn call<T: Send + 'static>(
         self: &Arc<Self>,
         call: impl FnOnce(&Self) -> T + Send + 'static,
     ) -> T {
         let image = Arc::clone(self);
-        if matches!(self.source, Source::Upstream(_)) {
-            return self.device.call_async(move |_| call(&image)).await;
-        }
         let begin = || {
             let image = Arc::clone(self);
             // The first poll starts the call, which continues without this future.

@@ -94,7 +94,7 @@ impl Job {
         }
     }
 
-    /// Writes a part of a buffer to the image. Only a write by the engine or to an upstream has a
+    /// Writes a part of a buffer to the image. Only a write by the engine has a
     /// bypass, which the engine holds together with the buffer.
     pub(super) async fn write_image<B: Bytes>(
         &self,
@@ -108,9 +108,6 @@ impl Job {
                 let write = self.engine.write(file, Part { buf, part, bypass }, start);
                 let (result, Part { buf, bypass, .. }) = transfer(write).await;
                 (result.map(drop).map_err(Into::into), buf, bypass)
-            }
-            Source::Upstream(upstream) => {
-                (upstream.write_async(start, &buf[part]).await, buf, bypass)
             }
             #[cfg(test)]
             Source::Device(device, _) => {

@@ -6,7 +6,6 @@
 
 #[cfg(test)]
 mod tests;
-mod upstream;
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -25,13 +24,12 @@ use thiserror::Error;
 use tracing::{info, warn};
 
 use crate::args::Args;
-use crate::blocks::{BLOCK, Backing, Blocks, Image};
+use crate::blocks::{Backing, Blocks, Image};
 use crate::folder::{Folder, MOST_NAMES};
 use crate::image_spec::ImageSpec;
 use crate::lock::{LockError, lock};
 use crate::open_images::{OpenImages, identity, length};
 use crate::tls::Acceptor;
-use crate::upstream::UpstreamError;
 
 /// How long to wait for an image's lock. The kernel keeps the lock of a killed server until its
 /// writes in flight have ended.
@@ -54,10 +52,6 @@ pub(crate) enum ExportError {
     Locked { path: PathBuf },
     #[error("'{name}' is not an export name: 1 to {MAX_STRING} bytes, no control characters")]
     Name { name: String },
-    #[error("image '{address}': {error}")]
-    Upstream { address: String, error: Box<UpstreamError> },
-    #[error("image '{address}' has blocks of {min} bytes; up to {BLOCK} are supported")]
-    UpstreamBlocks { address: String, min: usize },
     #[error("TLS: {0}")]
     Tls(String),
     #[error("cannot keep blocks in memory: {0}")]
@@ -165,9 +159,6 @@ impl ExportTable {
         }
         if self.names().any(|other| other == name) {
             return Err(ExportError::Duplicate { name: name.clone() });
-        }
-        if let Some(address) = &spec.upstream {
-            return self.add_upstream(spec, address);
         }
         // A file that another export may write is opened once, for writing.
         let writes = |other: &ImageSpec| !other.read_only && is_same_file(&other.path, path);

@@ -1,5 +1,4 @@
-//! Batching: a round waits a moment while its clients are busy with earlier replies, or while an
-//! upstream sends further replies.
+//! Batching: a round waits a moment while its clients are busy with earlier replies.
 //!
 //! A client that has many replies to read loses nothing if its next requests wait. The requests
 //! that it sends in that time join the batch: one submission and one send serve more of them, and
@@ -13,34 +12,16 @@ use radix_ctx::Id;
 use rustix::event::epoll;
 use socket2::Socket;
 
-use super::{LANES, Worker};
+use super::Worker;
 use crate::conn::Conn;
 
 /// How long a batch may wait. Measured: 20 to 40 us made no difference.
 const LIMIT: Duration = Duration::from_micros(25);
-/// How long replies of an upstream may wait for further ones. Measured: with 10 us the throughput
-/// was 12 % higher, with 25 us lower.
-const REPLIES: Duration = Duration::from_micros(10);
 /// A client with this many unread replies is busy for longer than a batch takes. Measured: with
 /// four, waiting halved the throughput.
 const BUSY: usize = 8;
 
 impl Worker {
-    /// Waits for [`REPLIES`] if an upstream has begun to answer and many requests are in flight.
-    /// Upstreams answer one by one, and each reply on its own costs a receive and a send.
-    pub(super) fn gather_upstream_replies(&self, events: &[epoll::Event]) {
-        let is_reply = |event: &epoll::Event| event.data.u64() == LANES;
-        // Does not wait for a few requests, which may be slow or hang, because other clients would
-        // wait too.
-        if self.lanes.in_flight() < BUSY || !events.iter().any(is_reply) {
-            return;
-        }
-        let start = Instant::now();
-        while start.elapsed() < REPLIES {
-            std::thread::yield_now(); // the upstream server may need this CPU
-        }
-    }
-
     /// Waits while every client of `events` has many replies to read, for [`LIMIT`] at most.
     pub(super) fn fill_batch(&mut self, events: &[epoll::Event]) {
         let mut busy = || !events.is_empty() && events.iter().all(|event| self.is_busy(event));

@@ -41,9 +41,9 @@ impl Worker {
         done && self.load.close()
     }
 
-    /// Closes connections past a deadline, including lanes. Does so at most once per tick.
+    /// Closes connections past a deadline. Does so at most once per tick.
     pub(super) fn check_deadlines(&mut self) {
-        if !self.watching && self.stopping.is_none() && self.lanes.in_flight() == 0 {
+        if !self.watching && self.stopping.is_none() {
             return;
         }
         let now = Instant::now();
@@ -51,7 +51,6 @@ impl Worker {
             return;
         }
         self.next_look = now + TICK;
-        self.lanes.expire(now);
         // A stuck connection does harm only while another one waits for memory or is refused it.
         let waits = |conn: &Conn| conn.blocked == Some(BlockedOn::Others) && conn.stuck().is_none();
         let refused = std::mem::take(&mut self.refused_memory);

@@ -69,7 +69,6 @@ use crate::notifier::{eventfd, notify};
 use crate::registry::{Client, Registry};
 use crate::requests::{Limits, Requests};
 use crate::tls::Wire;
-use crate::upstream::Lanes;
 
 /// How long a client may take for its handshake before its connection is closed.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
@@ -89,7 +88,6 @@ const EVICTED: &str = "it has not finished its handshake, and gives way to a new
 // Values that no id of a connection has.
 const ENGINE: u64 = u64::MAX;
 const INBOX: u64 = u64::MAX - 1;
-const LANES: u64 = u64::MAX - 2;
 
 /// A message from the main thread to a worker.
 pub(crate) enum Message {
@@ -200,10 +198,6 @@ pub(crate) struct Worker {
     refused_memory: bool,
     next_look: Instant,
     busy_poll: BusyPoll,
-    /// This worker's connections to upstream servers.
-    lanes: Lanes,
-    /// A lane may have received more than it has handled.
-    lanes_have_more: bool,
 }
 
 impl Worker {
@@ -223,8 +217,6 @@ impl Worker {
         let input = epoll::EventFlags::IN;
         epoll::add(&epoll, engine.as_ref().as_fd(), epoll::EventData::new_u64(ENGINE), input)?;
         epoll::add(&epoll, notifier.as_fd(), epoll::EventData::new_u64(INBOX), input)?;
-        let lanes = Lanes::start()?;
-        epoll::add(&epoll, lanes.as_fd(), epoll::EventData::new_u64(LANES), input)?;
         Ok(Self {
             requests: Requests::new(engine, limits, NotifierWaker::waker(&notifier)),
             exports,
@@ -249,8 +241,6 @@ impl Worker {
             refused_memory: false,
             next_look: Instant::now(),
             busy_poll: BusyPoll::default(),
-            lanes,
-            lanes_have_more: false,
         })
     }
 
@@ -268,11 +258,9 @@ impl Worker {
     /// Waits for events, handles them, and answers completed operations.
     fn round(&mut self, engine: &Engine, events: &mut Vec<epoll::Event>) -> io::Result<()> {
         self.wait(events)?;
-        self.gather_upstream_replies(events);
         self.fill_batch(events);
         let woke = self.has_peers.then(Instant::now);
         let (mut inbox, mut turn) = (false, false);
-        let mut lanes = std::mem::take(&mut self.lanes_have_more);
         {
             let _plug = engine.plug(); // requests that arrived together are submitted together
             for at in 0..self.undrained.len() {
@@ -284,7 +272,6 @@ impl Worker {
                 match data.u64() {
                     ENGINE => turn = true,
                     INBOX => inbox = true,
-                    LANES => lanes = true,
                     bits => {
                         if let Some(id) = Id::from_bits(bits) {
                             self.ready(id, flags);
@@ -296,10 +283,6 @@ impl Worker {
         if turn {
             engine.turn();
         }
-        if lanes {
-            self.lanes_have_more = self.lanes.turn();
-            self.again |= self.lanes_have_more;
-        }
         self.complete_round(engine);
         if inbox {
             self.read_inbox();
@@ -308,7 +291,6 @@ impl Worker {
         if let Some(woke) = woke {
             self.load.end_round(woke);
         }
-        self.lanes.send();
         Ok(())
     }
 
@@ -326,18 +308,11 @@ impl Worker {
         if std::mem::take(&mut self.again) {
             return poll(Some(&NOW)).map(drop);
         }
-        let upstream_works = self.lanes.in_flight() > 0;
-        let mut looked = false;
-        let found = self.busy_poll.run(|| {
-            if std::mem::replace(&mut looked, true) && upstream_works {
-                std::thread::yield_now(); // the upstream server may need this CPU
-            }
-            poll(Some(&NOW))
-        });
+        let found = self.busy_poll.run(|| poll(Some(&NOW)));
         if found?.is_some() {
             return Ok(());
         }
-        let ticking = self.watching || self.stopping.is_some() || upstream_works;
+        let ticking = self.watching || self.stopping.is_some();
         let tick = ticking.then_some(TICK);
         // `TICK` is less than a second.
         let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.subsec_nanos().into() });
@@ -362,7 +337,6 @@ impl Worker {
                         }
                     }
                 }
-                self.lanes.send(); // before the replies, so that the upstream works meanwhile
                 progress |= self.send_replies();
                 progress |= self.unblock();
             }

@@ -177,11 +177,6 @@ impl Client {
         Ok(Client { stream, export: Export::default(), next_cookie: 0x1000 })
     }
 
-    /// Waits longer for replies.
-    pub(crate) fn be_patient(&mut self, limit: Duration) -> Res {
-        Ok(self.stream.set_read_timeout(Some(limit))?)
-    }
-
     pub(crate) fn send(&mut self, bytes: &[u8]) -> Res {
         self.stream.write_all(bytes).map_err(|e| format!("send: {e}"))?;
         Ok(())

@@ -14,7 +14,6 @@
 mod activation;
 mod bad_requests;
 mod cache;
-mod ceph;
 mod client;
 mod crash;
 mod disk;
@@ -44,7 +43,6 @@ mod tearing;
 mod tls;
 mod tools;
 mod trace;
-mod upstream;
 mod write_back;
 
 use std::process::ExitCode;
@@ -87,10 +85,8 @@ fn main() -> ExitCode {
     trials.extend(cache::trials());
     trials.extend(write_back::trials());
     trials.extend(tcp::trials());
-    trials.extend(upstream::trials());
     trials.extend(tearing::trials());
     trials.extend(soak::trials());
-    trials.extend(ceph::trials());
     if let Ok(wanted) = std::env::var("OFFLOCK_BACKEND") {
         let of = |backend: &Backend, trial: &Trial| {
             trial.name().split_once('/').is_some_and(|(first, _)| first == backend.name())

@@ -21,12 +21,6 @@ pub(crate) enum Need {
     NbdCopy,
     Curl,
     OpenSsl,
-    CephMon,
-    CephOsd,
-    /// The tools of Ceph's block devices.
-    Rbd,
-    /// qemu-nbd with its driver for them.
-    QemuRbd,
     /// fio with its nbd engine.
     Fio,
     /// strace, and permission to trace one's own children.
@@ -58,10 +52,6 @@ impl Need {
             Need::NbdInfo => tool("nbdinfo", "libnbd-bin"),
             Need::OpenSsl => tool("openssl", "openssl"),
             Need::Curl => tool("curl", "curl"),
-            Need::CephMon => tool("ceph-mon", "ceph-mon"),
-            Need::CephOsd => tool("ceph-osd", "ceph-osd"),
-            Need::Rbd => tool("rbd", "ceph-common"),
-            Need::QemuRbd => tool("qemu-nbd", "qemu-utils").or_else(qemu_without_rbd),
             Need::NbdCopy => tool("nbdcopy", "libnbd-bin"),
             Need::Fio => tool("fio", "fio").or_else(fio_without_nbd),
             Need::Strace => tool("strace", "strace").or_else(ptrace_refused),
@@ -111,13 +101,6 @@ fn fio_without_nbd() -> Option<String> {
     let out = Command::new("fio").arg("--enghelp=nbd").output().ok()?;
     let known = out.status.success() && String::from_utf8_lossy(&out.stdout).contains("uri");
     (!known).then(|| "this fio has no nbd engine: apt-get install -y fio".to_string())
-}
-
-fn qemu_without_rbd() -> Option<String> {
-    // Without the driver the name is said to be unknown; with it, the image's is missing.
-    let out = Command::new("qemu-img").args(["info", "rbd:"]).output().ok()?;
-    let unknown = String::from_utf8_lossy(&out.stderr).contains("Unknown protocol");
-    unknown.then(|| "qemu has no rbd driver: apt-get install -y qemu-block-extra".to_string())
 }
 
 fn ptrace_refused() -> Option<String> {

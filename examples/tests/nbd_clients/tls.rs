@@ -32,7 +32,6 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials.push(trial("tls/injected_plaintext", &[Need::OpenSsl], injected));
     trials.push(trial("tls/optional", tools, optional));
     trials.push(trial("tls/revoked", tools, revoked));
-    trials.push(trial("tls/upstream", &[Need::OpenSsl], upstream));
     #[cfg(feature = "tls")]
     trials.push(trial("tls/end_behind_data", &[Need::OpenSsl], end_behind_data));
     trials.push(trial("tls/broken_certificates", &[Need::OpenSsl], broken));
@@ -98,54 +97,6 @@ fn info(lab: &Lab, server: &Server, dir: &Path) -> Res<(bool, String)> {
     let mut command = Command::new("nbdinfo");
     let end = lab.run(command.args(["--json", "--no-content", &uri]), Duration::from_secs(20))?;
     Ok((end.status.success(), end.text))
-}
-
-/// The export of another server over TLS, as an image; and refused: by either side with foreign certificates, and by
-/// ours where the other's has expired or it does without TLS.
-fn upstream(lab: &Lab) -> Res {
-    let (dir, foreign) = (lab.path("pki"), lab.path("foreign"));
-    certificates(lab, &dir, 5, 5)?;
-    certificates(lab, &foreign, 5, 5)?;
-    let back = start(lab, Backend::ALL[0], "require", &dir)?;
-    let image = |dir: &Path| -> Res<String> { Ok(format!("vol={}", uri(&back, dir)?)) };
-    let front = Launch::bare(lab).arg("--image").arg(image(&dir)?).on_socket("front");
-    let front = front.arg("--cache").arg("1M").start()?;
-    let mut client = front.client()?;
-    let there = client.read(0, MIB as u32)?;
-    check!(there == Ok(image::bytes_at(&lab.path("a.img"), 0, MIB as usize)?), "other bytes");
-    client.write(MIB, &vec![0x5e; MIB as usize], 0)?.ok("write")?;
-    client.flush()?.ok("flush")?;
-    client.disconnect()?;
-    let written = image::bytes_at(&lab.path("a.img"), MIB, MIB as usize)?;
-    check!(written.iter().all(|&byte| byte == 0x5e), "a flushed write is missing");
-    front.stop()?;
-
-    let mixed = lab.path("mixed"); // trusts the server, which does not trust it
-    fs::create_dir(&mixed)?;
-    fs::copy(dir.join("ca-cert.pem"), mixed.join("ca-cert.pem"))?;
-    for dir in [&foreign, &mixed] {
-        let refused = Launch::bare(lab).arg("--image").arg(image(dir)?).on_socket("front");
-        let (code, said) = refused.start_refused()?;
-        check!(code == 1 && said.contains("nbds://"), "{code}: {said}");
-    }
-    back.stop()?;
-
-    let old = lab.path("old");
-    certificates(lab, &old, -1, 5)?;
-    // Option 5 is STARTTLS.
-    for (reason, tls) in [("Expired", true), ("refused option 5", false)] {
-        let plain = Launch::new(lab, Backend::ALL[0]).image(&lab.path("a.img"));
-        let server = match tls {
-            true => start(lab, Backend::ALL[0], "require", &old)?,
-            false => plain.arg("--tcp").arg("127.0.0.1:0").start()?,
-        };
-        let image = format!("vol={}", uri(&server, &old)?);
-        let refused = Launch::bare(lab).arg("--image").arg(image).on_socket("front");
-        let (code, said) = refused.start_refused()?;
-        check!(code == 1 && said.contains(reason), "{code}: {said}");
-        server.stop()?;
-    }
-    Ok(())
 }
 
 /// nbdinfo sees TLS; nbdcopy and qemu-img copy out and in, and compare.
