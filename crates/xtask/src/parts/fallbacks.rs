@@ -13,7 +13,7 @@ use crate::workspace::{Crate, Workspace, packages, rust_files};
 /// demo's client. What is not named here is run.
 const ELSEWHERE_WITHOUT_RSEQ: [&str; 3] = ["fuzz_corpora", "invariants", "nbd_demo"];
 
-/// Without libc's rseq area; then without the rseq code; then the base without membarrier.
+/// Without libc's rseq area; then without the rseq code; then the two base crates without membarrier.
 ///
 /// Doctests and the tests of crates that touch no rseq are left out: the same machine code has passed
 /// in the part `tests`.
@@ -40,16 +40,18 @@ fn without_rseq_area(ws: &Workspace, crates: &[Crate]) -> Result<()> {
 }
 
 fn without_membarrier(ws: &Workspace) -> Result<()> {
-    let percpu = ws.select(&["percpu".to_string()])?;
-    let cargo = ws.cargo(["test"]).args(packages(&percpu)).arg("--tests");
+    let bases = ws.select(&["percpu".to_string(), "sync".to_string()])?;
+    let cargo = ws.cargo(["test"]).args(packages(&bases)).arg("--tests");
     let built = binaries::build(cfg::members_only(ws, "no_membarrier", cargo)?)?;
     for binary in &built {
         binary.cmd(ws).run()?;
     }
     // As they are built for the tests: the soak has them optimised.
-    let targets = stress::targets(&percpu[0].dir);
-    let stress: Vec<_> =
-        built.iter().filter(|binary| targets.iter().any(|target| target.is(binary))).collect();
+    let stressed = |binary: &&TestBinary| {
+        let package = bases.iter().find(|package| package.dir == binary.package);
+        package.is_some_and(|p| stress::targets(&p.dir).iter().any(|target| target.is(binary)))
+    };
+    let stress: Vec<_> = built.iter().filter(stressed).collect();
     stress::run(ws, &stress, stress::SECONDS, None, &SECOND_RUN)
 }
 

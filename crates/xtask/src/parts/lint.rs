@@ -6,7 +6,8 @@ use crate::workspace::Workspace;
 use crate::{examples, layers};
 
 /// The crates whose modules form layers. The others get there one by one.
-const LAYERED: [&str; 8] = [
+const LAYERED: [&str; 9] = [
+    "sync",
     "percpu",
     "aio-reap",
     "mq-rbtree",

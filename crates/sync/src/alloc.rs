@@ -1,13 +1,13 @@
 //! Fallible allocation, until `Box::try_new` and `Arc::try_new` are stable.
 //!
 //! ```
-//! use offlock_percpu::alloc::{TryArc, try_box};
+//! use offlock_sync::alloc::{TryArc, try_box};
 //!
 //! let boxed = try_box(7).expect("out of memory");
 //! assert_eq!(*boxed, 7);
 //! let shared = TryArc::try_new(7)?;
 //! assert_eq!(*shared.clone(), 7);
-//! # Ok::<(), offlock_percpu::AllocError>(())
+//! # Ok::<(), offlock_sync::AllocError>(())
 //! ```
 
 mod try_arc;
@@ -16,7 +16,33 @@ use std::alloc::{Layout, alloc};
 use std::ptr::NonNull;
 
 pub use self::try_arc::TryArc;
-use crate::error::AllocError;
+use crate::impl_error;
+
+/// An allocation failed. Maps to `ENOMEM`.
+///
+/// ```
+/// # use offlock_sync::AllocError;
+/// fn buffer(bytes: usize) -> Result<Vec<u8>, AllocError> {
+///     let mut buffer = Vec::new();
+///     buffer.try_reserve_exact(bytes).map_err(|_| AllocError::new())?;
+///     Ok(buffer)
+/// }
+/// assert_eq!(buffer(usize::MAX).unwrap_err().errno(), 12); // ENOMEM
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AllocError {}
+
+impl AllocError {
+    /// Makes the error.
+    #[allow(clippy::new_without_default, reason = "an error is not made by default")]
+    #[must_use]
+    pub fn new() -> Self {
+        Self {}
+    }
+}
+
+impl_error! { [] AllocError { _ => ENOMEM, "out of memory"; } }
 
 /// Allocates uninitialised memory for one `T`. A zero-sized `T` does not compile.
 ///

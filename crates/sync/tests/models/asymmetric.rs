@@ -2,18 +2,18 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
-use offlock_percpu::fence::{heavy, light};
-use offlock_percpu::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
-use offlock_percpu::sync::virtual_fence::both_strategies;
-use offlock_percpu::sync::{self, Arc, step, thread};
+use offlock_sync::asymmetric::{heavy, light};
+use offlock_sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use offlock_sync::virtual_fence::both_strategies;
+use offlock_sync::{Arc, step, thread};
 
 use super::thoroughly;
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("heavy: a full fence", "fence::inv19_one_of_two_sees_the_other"),
-    ("heavy: a full fence", "fence::inv19_a_reader_is_seen_or_sees_the_new_payload"),
-    ("read: before the index", "fence::inv19_a_reader_is_seen_or_sees_the_new_payload"),
+    ("heavy: a full fence", "asymmetric::inv19_one_of_two_sees_the_other"),
+    ("heavy: a full fence", "asymmetric::inv19_a_reader_is_seen_or_sees_the_new_payload"),
+    ("read: before the index", "asymmetric::inv19_a_reader_is_seen_or_sees_the_new_payload"),
 ];
 
 /// Of these, what only loom can see: shuttle is sequentially consistent, fences or not.
@@ -21,7 +21,7 @@ pub(super) const LOOM_ONLY: &[&str] = &["heavy: a full fence", "read: before the
 
 /// Runs a model with each strategy.
 fn model(f: impl Fn() + Send + Sync + Copy + 'static) {
-    thoroughly(|| both_strategies(|| sync::model(f)));
+    thoroughly(|| both_strategies(|| offlock_sync::model(f)));
 }
 
 /// Each stores to its place and loads the other's: both loads cannot miss. Fails without `heavy`.

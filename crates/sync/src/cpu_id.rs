@@ -4,11 +4,10 @@ use std::fmt;
 
 /// The number of a CPU, as the kernel counts CPUs.
 ///
-/// A type of its own, so that a CPU is not mistaken for a [`NodeId`](crate::NodeId) or a count.
+/// A type of its own, so that a CPU is not mistaken for the number of a node or a count.
 ///
 /// ```
-/// use offlock_percpu::CpuId;
-///
+/// # use offlock_sync::CpuId;
 /// let cpu = CpuId::new(3);
 /// assert_eq!((cpu.get(), cpu.index()), (3, 3));
 /// assert_eq!(cpu.to_string(), "cpu 3");
@@ -32,9 +31,8 @@ impl CpuId {
         self.0
     }
 
-    /// Returns the number as the index of a slot. For every id that
-    /// [`current_cpu`](crate::current_cpu) returns it is below
-    /// [`Topology::capacity`](crate::Topology::capacity).
+    /// Returns the number as the index of a slot. For every id that `current_cpu` returns it is
+    /// below the capacity.
     #[inline]
     #[must_use]
     pub const fn index(self) -> usize {

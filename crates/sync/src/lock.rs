@@ -9,7 +9,7 @@ use std::sync::{PoisonError, TryLockError};
 
 use super::imp::std_shaped;
 use super::label::step;
-use crate::const_fn::const_fn;
+use crate::const_fn;
 
 /// A mutual exclusion lock: `std`'s, or the model checker's.
 #[derive(Debug, Default)]

@@ -4,9 +4,9 @@
 //! sees that); and every use of a guard goes through a checked cell, so that two uses which no
 //! ordering separates fail (loom sees that). Where a wake-up is lost, the model deadlocks.
 
-use offlock_percpu::sync::atomic::{AtomicU64, Ordering};
-use offlock_percpu::sync::virtual_fence::both_strategies;
-use offlock_percpu::sync::{self, Arc, WordLock, thread};
+use offlock_sync::atomic::{AtomicU64, Ordering};
+use offlock_sync::virtual_fence::both_strategies;
+use offlock_sync::{Arc, WordLock, thread};
 
 use super::{Long, thoroughly};
 
@@ -17,6 +17,7 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("lock: the word is free", "word_lock::inv24_one_thread_at_a_time_sees_what_the_last_one_did"),
     ("unlock: wake a waiter", "word_lock::inv24_three_threads_are_all_woken"),
     ("unpark: change the sequence", "word_lock::inv24_three_threads_are_all_woken"),
+    ("unpark: wake a waiter", "word_lock::inv24_three_threads_are_all_woken"),
     (
         "unpark: before the look at the waiters",
         "word_lock::inv24_one_thread_at_a_time_sees_what_the_last_one_did",
@@ -28,12 +29,16 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
 ];
 
 /// Of these, what only loom can see.
-pub(super) const LOOM_ONLY: &[&str] =
-    &["lock: the value", "unlock: the value", "unpark: before the look at the waiters"];
+pub(super) const LOOM_ONLY: &[&str] = &[
+    "lock: the value",
+    "unlock: the value",
+    "unpark: before the look at the waiters",
+    "park: before the attempt",
+];
 
 /// Runs a model with each strategy of the fences, because an unlock takes another path with each.
 fn model(f: impl Fn() + Send + Sync + Copy + 'static) {
-    thoroughly(|| both_strategies(|| sync::model(f)));
+    thoroughly(|| both_strategies(|| offlock_sync::model(f)));
 }
 
 /// Adds 1 in two steps.

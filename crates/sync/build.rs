@@ -1,5 +1,5 @@
-//! Refuses a target that the crate does not support, with one error in place of one for each
-//! missing system call. The other crates depend on this one, so they are not compiled either.
+//! Refuses a target that the crates do not support, with one error in place of one for each
+//! missing system call. All of them depend on this one, so they are not compiled either.
 
 use std::env;
 
@@ -8,6 +8,6 @@ fn main() {
     let target = |name: &str| env::var(format!("CARGO_CFG_TARGET_{name}")).unwrap_or_default();
     let (os, bits) = (target("OS"), target("POINTER_WIDTH"));
     if (os.as_str(), bits.as_str()) != ("linux", "64") {
-        println!("cargo::error=offlock-percpu supports 64-bit Linux only, not {bits}-bit {os}");
+        println!("cargo::error=the offlock crates support 64-bit Linux only, not {bits}-bit {os}");
     }
 }

@@ -7,7 +7,7 @@
 
 use std::cell::Cell;
 
-use crate::cpu::CpuId;
+use crate::CpuId;
 
 super::const_thread_local! {
     static CURRENT: Cell<CpuId> = Cell::new(CpuId::new(0));
@@ -30,7 +30,7 @@ pub fn set_current(cpu: CpuId) {
 }
 
 #[cfg(any(offlock_loom, offlock_shuttle))]
-pub(crate) use current as recent;
+pub use current as recent;
 
 pub use self::imp::*;
 
@@ -67,7 +67,7 @@ mod imp {
     use shuttle::{lazy_static, sync::MutexGuard, thread_local};
 
     use super::super::imp::std_shaped;
-    use crate::cpu::CpuId;
+    use crate::CpuId;
 
     thread_local! {
         static HAS_ID: Cell<bool> = Cell::new(true);
@@ -117,7 +117,7 @@ mod imp {
     }
 
     /// Takes the lock of `cpu`: no other thread runs a section on `cpu` while the guard lives.
-    pub(crate) fn alone_on(cpu: CpuId) -> MutexGuard<'static, ()> {
+    pub fn alone_on(cpu: CpuId) -> MutexGuard<'static, ()> {
         ALONE[cpu.index()].lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }

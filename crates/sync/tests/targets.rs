@@ -22,7 +22,7 @@ fn only_64_bit_linux_is_accepted() {
             .collect()
     };
     assert_eq!(errors("linux", "64"), Vec::<String>::new());
-    let refused = |target| [format!("offlock-percpu supports 64-bit Linux only, not {target}")];
+    let refused = |target| [format!("the offlock crates support 64-bit Linux only, not {target}")];
     assert_eq!(errors("macos", "64"), refused("64-bit macos"));
     assert_eq!(errors("linux", "32"), refused("32-bit linux"));
 }

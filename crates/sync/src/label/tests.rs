@@ -1,7 +1,7 @@
 //! Tests of the macros in a normal build, where each expands to the plain operation.
 
-use crate::sync::atomic::{AtomicU32, Ordering, fence as plain_fence};
-use crate::sync::{check, fence, order, step};
+use crate::atomic::{AtomicU32, Ordering, fence as plain_fence};
+use crate::{check, fence, order, step};
 
 /// The macros expand to constants, so they neither call a function nor read the environment.
 #[test]

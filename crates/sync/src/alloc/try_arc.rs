@@ -6,10 +6,10 @@ use std::process;
 use std::ptr::NonNull;
 
 use super::try_box;
-use crate::error::AllocError;
-use crate::sync::atomic::{AtomicUsize, Ordering};
-use crate::sync::quarantine::{self, Watched};
-use crate::sync::{fence, order};
+use crate::AllocError;
+use crate::atomic::{AtomicUsize, Ordering};
+use crate::quarantine::{self, Watched};
+use crate::{fence, order};
 
 /// A counted reference to a shared value. The drop of the last one drops the value.
 #[derive(Debug)]

@@ -2,11 +2,12 @@
 
 use std::sync::atomic::{AtomicUsize as Uncounted, Ordering};
 
-use offlock_percpu::CpuId;
-use offlock_percpu::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
-use offlock_percpu::sync::quarantine::{Watched, free};
-use offlock_percpu::sync::{
-    Arc, Condvar, Futex, Mutex, check, cpu, fence, is_planted, model, order, step, thread,
+use offlock_sync::CpuId;
+use offlock_sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize};
+use offlock_sync::quarantine::{Watched, free};
+use offlock_sync::{
+    Arc, Condvar, Futex, Mutex, check, fence, is_planted, model, order, step, thread,
+    virtual_cpu as cpu,
 };
 
 /// A count that is read and written in two steps, so that only the lock makes it right.

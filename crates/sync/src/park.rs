@@ -20,16 +20,16 @@
 //! 3. A release takes no lock, does not wait and leaves `errno` alone. So a signal handler may make
 //!    a release even if it interrupts a release or a wait of the same parker.
 
-use crate::fence::{Strategy, compiler_fence, heavy, light, strategy};
-use crate::sync::atomic::{AtomicU32, Ordering};
-use crate::sync::{Futex, hint, step, thread};
+use crate::asymmetric::{Strategy, compiler_fence, heavy, light, strategy};
+use crate::atomic::{AtomicU32, Ordering};
+use crate::{Futex, hint, step, thread};
 
 /// Limits the attempts before a thread parks.
 ///
 /// The first attempts follow pauses that double. The last ones follow a `sched_yield`, for a holder
 /// that was preempted. A model makes none, because it makes the same attempts after `heavy`.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct SpinLimit {
+pub struct SpinLimit {
     /// The number of pauses before the first attempt.
     first_pauses: u32,
     /// The most pauses before an attempt.
@@ -42,14 +42,13 @@ pub(crate) struct SpinLimit {
 
 impl SpinLimit {
     /// About a microsecond. A guess.
-    pub(crate) const SHORT: Self = Self { first_pauses: 0, max_pauses: 32, attempts: 7, yields: 4 };
+    pub const SHORT: Self = Self { first_pauses: 0, max_pauses: 32, attempts: 7, yields: 4 };
     /// About 25 us where a pause takes 20 ns, with at most 5 us between two attempts.
     ///
     /// For that long, a thread that locks repeatedly keeps the value in its cache. Measured on a
     /// queue with one sender and one receiver: the shorter the limit, the more time went into
     /// moving the value between their caches.
-    pub(crate) const LONG: Self =
-        Self { first_pauses: 4, max_pauses: 256, attempts: 10, yields: 4 };
+    pub const LONG: Self = Self { first_pauses: 4, max_pauses: 256, attempts: 10, yields: 4 };
 }
 
 /// Set in `waiters` where `light` is a full fence, so that a release takes the slow path, which has
@@ -59,7 +58,7 @@ const FENCED: u32 = 1 << 31;
 /// The waiters of one word. A release wakes one thread, and that thread wakes the next when it
 /// releases the word.
 #[derive(Debug)]
-pub(crate) struct Parker {
+pub struct Parker {
     /// The number of waiters, and [`FENCED`].
     waiters: AtomicU32,
     /// Advances with every release that sees a waiter.
@@ -67,7 +66,9 @@ pub(crate) struct Parker {
 }
 
 impl Parker {
-    pub(crate) fn new() -> Self {
+    /// Creates a parker without waiters.
+    #[allow(clippy::new_without_default, reason = "the facade's types have no such use")]
+    pub fn new() -> Self {
         Self {
             waiters: AtomicU32::new(match strategy() {
                 Strategy::Membarrier => 0,
@@ -79,7 +80,7 @@ impl Parker {
 
     /// Wakes one waiter, if there is one. The calling thread has just released the word.
     #[inline(always)]
-    pub(crate) fn unpark_one(&self) {
+    pub fn unpark_one(&self) {
         // All that `light` does where `FENCED` is not set (invariant 1).
         step!("unpark: before the look at the waiters", compiler_fence());
         // Ordering: Relaxed; the fences order it, and no other memory is read because of it.
@@ -107,12 +108,12 @@ impl Parker {
     /// Waits until `attempt` returns a value.
     ///
     /// `attempt` must be short, and must succeed once the word that it found taken is released.
-    pub(crate) fn wait<R>(&self, limit: SpinLimit, mut attempt: impl FnMut() -> Option<R>) -> R {
+    pub fn wait<R>(&self, limit: SpinLimit, mut attempt: impl FnMut() -> Option<R>) -> R {
         spin(limit, &mut attempt).unwrap_or_else(|| self.park(attempt))
     }
 
     /// Waits like [`wait`](Self::wait), but without attempts before the thread parks.
-    pub(crate) fn park<R>(&self, mut attempt: impl FnMut() -> Option<R>) -> R {
+    pub fn park<R>(&self, mut attempt: impl FnMut() -> Option<R>) -> R {
         // Ordering: Relaxed; `heavy` orders it before the attempts, for `unpark_one`.
         self.waiters.fetch_add(1, Ordering::Relaxed);
         step!("park: before the attempt", heavy()); // against `light` of `unpark_one` (invariant 1)
@@ -130,7 +131,7 @@ impl Parker {
 }
 
 /// Makes attempts up to `limit`. Returns `None` if all fail.
-pub(crate) fn spin<R>(limit: SpinLimit, mut attempt: impl FnMut() -> Option<R>) -> Option<R> {
+pub fn spin<R>(limit: SpinLimit, mut attempt: impl FnMut() -> Option<R>) -> Option<R> {
     if cfg!(any(offlock_loom, offlock_shuttle)) {
         return None;
     }

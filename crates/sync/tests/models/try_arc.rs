@@ -1,8 +1,8 @@
 //! `TryArc`: whichever of two threads drops the last reference, it sees what the other has done.
 
-use offlock_percpu::alloc::TryArc;
-use offlock_percpu::sync::cell::UnsafeCell;
-use offlock_percpu::sync::thread;
+use offlock_sync::alloc::TryArc;
+use offlock_sync::cell::UnsafeCell;
+use offlock_sync::thread;
 
 use super::model;
 

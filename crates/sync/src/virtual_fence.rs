@@ -1,6 +1,6 @@
 //! Asymmetric fences for models.
 //!
-//! A model runs with one of the two strategies of [`fence`](crate::fence):
+//! A model runs with one of the two strategies of [`asymmetric`](crate::asymmetric):
 //!
 //! - Membarrier, like most programs, in [`with_membarrier`]. Each thread has a *token*, an atomic. [`light`] is a
 //!   read-modify-write of the calling thread's token, and [`heavy`] one of every token. So a `light`
@@ -52,7 +52,7 @@ pub(crate) use self::imp::{compiler_fence, heavy, light};
 mod imp {
     use shuttle::sync::atomic::{Ordering, fence};
 
-    pub(in crate::sync) fn begin_run() {}
+    pub(crate) fn begin_run() {}
 
     pub(crate) fn compiler_fence() {}
 
@@ -102,7 +102,7 @@ mod imp {
     }
 
     /// Begins a run: no thread has a token.
-    pub(in crate::sync) fn begin_run() {
+    pub(crate) fn begin_run() {
         TAKEN.set(0);
         if membarrier() {
             // Made here, because the first access to a `lazy_static` happens before every later one.

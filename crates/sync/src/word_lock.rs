@@ -18,10 +18,10 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 
+use crate::atomic::{AtomicU32, Ordering};
+use crate::cell::UnsafeCell;
 use crate::park::{Parker, SpinLimit};
-use crate::sync::atomic::{AtomicU32, Ordering};
-use crate::sync::cell::UnsafeCell;
-use crate::sync::{check, order, step};
+use crate::{check, order, step};
 
 const HELD: u32 = 1;
 

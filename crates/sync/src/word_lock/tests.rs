@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use super::*;
-use crate::sync::{Arc, thread};
+use crate::{Arc, thread};
 
 /// The value begins on the cache line of the word and of the parker, which an unlock reads.
 #[test]

@@ -32,27 +32,40 @@ compile_error!("`--cfg offlock_loom` and `--cfg offlock_shuttle` exclude each ot
 
 pub use self::imp::*;
 
+pub mod alloc;
+pub mod asymmetric;
 #[cfg(not(offlock_loom))]
 pub mod cell;
+pub mod panics;
 pub mod quarantine;
 
+mod cpu_id;
 mod futex;
 mod label;
 mod lock;
+mod macros;
+mod park;
 mod planted;
 mod spawn;
 #[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
 pub mod virtual_cpu;
 #[cfg(any(offlock_loom, offlock_shuttle))]
 pub mod virtual_fence;
+mod word_lock;
 
+pub use self::alloc::AllocError;
+pub use self::cpu_id::CpuId;
 pub use self::futex::Futex;
 pub use self::label::{check, fence, order, step};
+pub use self::macros::{const_fn, const_thread_local, global, impl_error};
+pub use self::park::{Parker, SpinLimit, spin};
 #[doc(hidden)]
 pub use self::planted::is_planted;
 pub use self::planted::is_planted as mutant;
 pub use self::spawn::spawn;
-pub use crate::word_lock::{WordGuard, WordLock};
+pub use self::word_lock::{WordGuard, WordLock};
+#[doc(hidden)]
+pub use libc;
 
 /// [`Mutex`] and [`Condvar`] without allocation: for locks that a memory allocator may reach.
 pub mod std_lock {
@@ -150,56 +163,7 @@ mod imp {
 
     /// The module whose locks [`super::lock`] wraps.
     pub(super) use std::sync as std_shaped;
-
-    /// The CPUs of the machine, or with `--cfg offlock_virtual_cpu` those that the test sets.
-    pub mod cpu {
-        pub use crate::cpu::current_cpu as current;
-        #[cfg(not(offlock_virtual_cpu))]
-        pub(crate) use crate::cpu::recent_cpu as recent;
-        /// The number of slots of an array indexed by CPU: one more than the largest possible CPU
-        /// number.
-        pub use crate::topology::capacity as possible;
-        #[cfg(offlock_virtual_cpu)]
-        pub(crate) use current as recent;
-    }
 }
-
-/// Declares a static that each run of a model creates anew: `global! { static NAME: T = value; }`.
-#[cfg(not(any(offlock_loom, offlock_shuttle)))]
-#[doc(hidden)]
-#[macro_export]
-macro_rules! offlock_global {
-    ($(#[$meta:meta])* $vis:vis static $name:ident: $type:ty = $value:expr;) => {
-        $(#[$meta])* $vis static $name: $type = $value;
-    };
-}
-
-#[cfg(any(offlock_loom, offlock_shuttle))]
-#[doc(hidden)]
-#[macro_export]
-macro_rules! offlock_global {
-    // An empty `vis` does not match the `lazy_static!` of the checkers.
-    ($(#[$meta:meta])* static $name:ident: $type:ty = $value:expr;) => {
-        $crate::sync::lazy_static! { $(#[$meta])* static ref $name: $type = $value; }
-    };
-    ($(#[$meta:meta])* $vis:vis static $name:ident: $type:ty = $value:expr;) => {
-        $crate::sync::lazy_static! { $(#[$meta])* $vis static ref $name: $type = $value; }
-    };
-}
-
-pub use crate::offlock_global as global;
-
-/// Declares thread-local variables with constant values. Those of the model checkers, whose macro
-/// does not accept `const`, are new in each run and one per thread of the model.
-macro_rules! const_thread_local {
-    ($($(#[$meta:meta])* static $name:ident: $type:ty = $value:expr;)*) => {$(
-        #[cfg(not(any(offlock_loom, offlock_shuttle)))]
-        std::thread_local! { $(#[$meta])* static $name: $type = const { $value }; }
-        #[cfg(any(offlock_loom, offlock_shuttle))]
-        $crate::sync::thread_local! { $(#[$meta])* static $name: $type = $value; }
-    )*};
-}
-pub(crate) use const_thread_local;
 
 /// Returns the id of the calling thread: unique in the process, and never 0.
 #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -221,7 +185,6 @@ mod imp {
     use std::cell::Cell;
 
     pub use super::lock::{Condvar, Mutex, MutexGuard};
-    pub use super::virtual_cpu as cpu;
     pub use loom::sync::{Arc, atomic};
     pub use loom::{cell, hint, thread};
     pub use loom::{lazy_static, thread_local};
@@ -252,7 +215,7 @@ mod imp {
         let least = LEAST_PREEMPTIONS.get();
         builder.preemption_bound = builder.preemption_bound.map(|bound| bound.max(least));
         builder.check(move || {
-            super::quarantine::begin_run();
+            crate::quarantine::begin_run();
             super::virtual_fence::begin_run();
             f();
         });
@@ -266,7 +229,6 @@ mod imp {
 #[cfg(offlock_shuttle)]
 mod imp {
     pub use super::lock::{Condvar, Mutex, MutexGuard};
-    pub use super::virtual_cpu as cpu;
     pub use shuttle::sync::{Arc, atomic};
     pub use shuttle::{hint, thread};
     pub use shuttle::{lazy_static, thread_local};
@@ -293,7 +255,7 @@ mod imp {
         let iterations = asked.map_or(ITERATIONS, |n| n.parse().expect("a number of schedules"));
         shuttle::check_random(
             move || {
-                super::quarantine::begin_run();
+                crate::quarantine::begin_run();
                 super::virtual_fence::begin_run();
                 f();
             },

@@ -18,8 +18,8 @@
 #[macro_export]
 macro_rules! offlock_fence {
     ($order:ident, $label:literal) => {
-        if !$crate::sync::is_planted($label) {
-            $crate::sync::atomic::fence($crate::sync::atomic::Ordering::$order);
+        if !$crate::is_planted($label) {
+            $crate::atomic::fence($crate::atomic::Ordering::$order);
         }
     };
 }
@@ -29,10 +29,10 @@ macro_rules! offlock_fence {
 #[macro_export]
 macro_rules! offlock_order {
     ($order:ident, $label:literal) => {
-        if $crate::sync::is_planted($label) {
-            $crate::sync::atomic::Ordering::Relaxed
+        if $crate::is_planted($label) {
+            $crate::atomic::Ordering::Relaxed
         } else {
-            $crate::sync::atomic::Ordering::$order
+            $crate::atomic::Ordering::$order
         }
     };
 }
@@ -42,7 +42,7 @@ macro_rules! offlock_order {
 #[macro_export]
 macro_rules! offlock_step {
     ($label:literal, $step:expr $(,)?) => {
-        if !$crate::sync::is_planted($label) {
+        if !$crate::is_planted($label) {
             $step;
         }
     };
@@ -53,7 +53,7 @@ macro_rules! offlock_step {
 #[macro_export]
 macro_rules! offlock_check {
     // Not `||`, because a run must reach the label even if the condition is true.
-    ($label:literal, $condition:expr $(,)?) => {{ $condition | $crate::sync::is_planted($label) }};
+    ($label:literal, $condition:expr $(,)?) => {{ $condition | $crate::is_planted($label) }};
 }
 
 pub use crate::{
