@@ -126,7 +126,7 @@ enum Command {
     },
     /// The import cycles among the modules of each crate and of the server
     Layers {
-        /// The crates, such as `percpu` or `nbd_server`; all if none is named
+        /// The crates, such as `percpu` or `nbd-server`; all if none is named
         crates: Vec<String>,
         /// Fail if there is a cycle
         #[arg(long)]

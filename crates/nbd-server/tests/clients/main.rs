@@ -1,8 +1,8 @@
 //! `nbd_server` against the clients people have, and against bad input.
 //!
 //! ```text
-//! cargo test -p examples --test nbd_clients              every trial
-//! cargo test -p examples --test nbd_clients -- uring/    those of one backend
+//! cargo test -p offlock-nbd --test clients              every trial
+//! cargo test -p offlock-nbd --test clients -- uring/    those of one backend
 //! ```
 //!
 //! `OFFLOCK_BACKEND=threads` leaves out the trials of the other backends, and keeps those of none.

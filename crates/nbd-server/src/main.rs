@@ -1,6 +1,6 @@
 //! A network block device server on real disk images, built from this workspace's crates.
 //!
-//! Run:     cargo run --release --example nbd_server
+//! Run:     cargo run --release --bin offlock-nbd
 //! Prints:  one page: throughput, latency, bytes verified, cpu hits of the list of sessions,
 //!          completions reaped at once
 //!

@@ -49,7 +49,7 @@ fn missing_image(lab: &Lab) -> Res {
 
 /// `--help` is a manual; and every option of ours that the README's commands have is in it.
 fn help(lab: &Lab) -> Res {
-    let help = lab.run_ok(Command::new(server::binary()?).arg("--help"))?;
+    let help = lab.run_ok(Command::new(server::binary()).arg("--help"))?;
     for section in ["Usage:", "DURABILITY", "SIGNALS", "EXIT STATUS", "EXAMPLES"] {
         check!(help.contains(section), "no {section}:\n{help}");
     }
@@ -69,7 +69,7 @@ fn help(lab: &Lab) -> Res {
         }
     }
     check!(found > 8, "only {found} options in the README's commands");
-    let short = lab.run_ok(Command::new(server::binary()?).arg("-h"))?;
+    let short = lab.run_ok(Command::new(server::binary()).arg("-h"))?;
     check!(short.lines().count() < 60, "-h is no summary:\n{short}");
     Ok(())
 }

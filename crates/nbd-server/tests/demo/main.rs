@@ -2,7 +2,7 @@
 //!
 //! What the demo says about a good server means something only if it notices a bad one.
 
-#[path = "../../nbd_server/demo/mod.rs"]
+#[path = "../../src/demo/mod.rs"]
 mod demo;
 mod server;
 

@@ -1,8 +1,7 @@
 //! TLS: real clients, wrong certificates, and what comes in plaintext where it must not.
 //!
 //! ```text
-//! cargo build -p examples --example nbd_server --features tls
-//! cargo test -p examples --features tls --test nbd_clients -- tls/
+//! cargo test -p offlock-nbd --features tls --test clients -- tls/
 //! ```
 
 use std::fs;

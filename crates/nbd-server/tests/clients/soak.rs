@@ -2,7 +2,7 @@
 //! and the server's memory does not grow.
 //!
 //! ```text
-//! OFFLOCK_STRESS_SECONDS=900 cargo test --release -p examples --test nbd_clients -- --ignored soak_
+//! OFFLOCK_STRESS_SECONDS=900 cargo test --release -p offlock-nbd --test clients -- --ignored soak_
 //! ```
 //!
 //! Ignored by default; `OFFLOCK_STRESS_SECONDS` (10) is how long each backend serves.

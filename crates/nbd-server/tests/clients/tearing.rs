@@ -2,8 +2,8 @@
 //! there, with a cache what it acknowledged before a FLUSH; and its successor serves at once.
 //!
 //! ```text
-//! cargo test --release -p examples --test nbd_clients -- --ignored stress_
-//! OFFLOCK_TEARINGS=1000 cargo test --release -p examples --test nbd_clients -- --ignored stress_
+//! cargo test --release -p offlock-nbd --test clients -- --ignored stress_
+//! OFFLOCK_TEARINGS=1000 cargo test --release -p offlock-nbd --test clients -- --ignored stress_
 //! ```
 //!
 //! Ignored by default; `OFFLOCK_TEARINGS` (5) is the number of kills on each backend. The page cache

@@ -16,18 +16,9 @@ use crate::sandbox;
 /// How long a server may take to listen, and to end after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// The example binary: `<target>/<profile>/examples/nbd_server`, where this test is in `deps`.
-pub(crate) fn binary() -> Res<PathBuf> {
-    let me = std::env::current_exe()?;
-    let profile =
-        me.parent().and_then(Path::parent).ok_or("the test binary has no build folder")?;
-    let path = profile.join("examples/nbd_server");
-    check!(
-        path.is_file(),
-        "{} does not exist: cargo build -p examples --example nbd_server",
-        path.display()
-    );
-    Ok(path)
+/// The program under test.
+pub(crate) fn binary() -> PathBuf {
+    env!("CARGO_BIN_EXE_offlock-nbd").into()
 }
 
 /// A server's command line, before it starts.
@@ -127,7 +118,7 @@ impl<'a> Launch<'a> {
     /// Starts the process; gives it and the files of its standard output and error.
     fn spawn(&self) -> Res<(Tracked, PathBuf, PathBuf)> {
         let mut words = self.wrapper.clone();
-        words.push(binary()?.into());
+        words.push(binary().into());
         words.extend(self.args.iter().cloned());
         let unique = self.socket.as_deref().and_then(Path::file_name).unwrap_or("x".as_ref());
         let stdout = self.lab.path(&format!("{}.out", unique.to_string_lossy()));
