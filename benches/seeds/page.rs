@@ -63,11 +63,11 @@ impl fmt::Display for Plain<'_> {
 impl fmt::Display for Page<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { title, lead, header, chapters, missing } = self;
-        let Header { cpu, cores, kernel, commit, load, command } = header;
+        let Header { cpu, cores, kernel, commit, load, command, locked_add } = header;
         writeln!(f, "# {}\n\n{}\n", Plain(title), Plain(lead))?;
         writeln!(
             f,
-            "`{command}`, on {}, {cores} cores, Linux {kernel}, commit {commit}, load {load}.\n",
+            "`{command}`, on {}, {cores} cores, Linux {kernel}, commit {commit}, load {load}, an atomic addition takes {locked_add:.1} ns.\n",
             Plain(cpu)
         )?;
         claims(f, chapters)?;
