@@ -23,8 +23,8 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         ];
         rows.extend(peers::rows());
         rows.extend([
-            ("fio io_uring", fio_batched("io_uring", depth, &[])),
-            ("fio libaio", fio_batched("libaio", depth, &[])),
+            ("fio io_uring", fio_batched("io_uring", depth)),
+            ("fio libaio", fio_batched("libaio", depth)),
         ]);
         let group = format!("{}, 4 KiB reads, {depth} deep", device.name);
         let rounds = measure(&group, &plan, fio_length(&plan), &device, depth, &rows);

@@ -3,53 +3,35 @@
 use std::io;
 use std::rc::Rc;
 
-use aio_reap::{
-    AlignedBuf, BackendKind, BufferPool, CompletionQueue, Engine, File, IoBufMut, PoolBuf,
-};
+use aio_reap::{AlignedBuf, BackendKind, CompletionQueue, Engine, File};
 
 use crate::device::{BLOCK, open};
 use crate::reads::{Feed, Job, Reader};
 
-struct Ours<B> {
+struct Ours {
     engine: Engine,
     file: File,
-    queue: CompletionQueue<B>,
-    spare: Vec<B>,
+    queue: CompletionQueue<AlignedBuf>,
+    spare: Vec<AlignedBuf>,
     depth: usize,
 }
 
-fn engine(job: &Job, backend: BackendKind) -> io::Result<Engine> {
-    Ok(Engine::builder().backend(backend).depth(job.depth).build()?)
-}
-
-fn plain(job: &Job, backend: BackendKind) -> io::Result<Box<dyn Reader>> {
-    let engine = engine(job, backend)?;
+fn reads(job: &Job, backend: BackendKind) -> io::Result<Box<dyn Reader>> {
+    let engine = Engine::builder().backend(backend).depth(job.depth).build()?;
     let file = engine.attach(open(&job.path)?)?;
     let spare: Vec<AlignedBuf> = (0..job.depth).map(|_| AlignedBuf::zeroed(BLOCK, BLOCK)).collect();
     Ok(Box::new(Ours { engine, file, queue: CompletionQueue::new(), spare, depth: job.depth }))
 }
 
 pub(crate) fn uring(job: &Job) -> io::Result<Box<dyn Reader>> {
-    plain(job, BackendKind::Uring)
+    reads(job, BackendKind::Uring)
 }
 
 pub(crate) fn aio(job: &Job) -> io::Result<Box<dyn Reader>> {
-    plain(job, BackendKind::Aio)
+    reads(job, BackendKind::Aio)
 }
 
-/// With a registered file and registered buffers.
-pub(crate) fn registered(job: &Job) -> io::Result<Box<dyn Reader>> {
-    let engine = engine(job, BackendKind::Uring)?;
-    let file = engine.attach_registered(open(&job.path)?)?;
-    let pool = BufferPool::new(&engine, job.depth, BLOCK)?;
-    if let Some(refusal) = pool.refusal() {
-        return Err(io::Error::new(refusal.kind(), refusal.to_string()));
-    }
-    let spare: Vec<PoolBuf> = std::iter::from_fn(|| pool.checkout()).collect();
-    Ok(Box::new(Ours { engine, file, queue: CompletionQueue::new(), spare, depth: job.depth }))
-}
-
-impl<B: IoBufMut> Reader for Ours<B> {
+impl Reader for Ours {
     fn read(&mut self, feed: &Rc<Feed>) {
         let Self { engine, file, queue, spare, depth } = self;
         // Plugged all the time, so that each wait submits and sleeps in one system call.

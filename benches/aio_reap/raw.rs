@@ -21,8 +21,6 @@ struct Raw {
     file: File,
     bufs: Vec<AlignedBuf>,
     spare: Vec<u64>,
-    /// The kernel knows file and buffers by their numbers.
-    registered: bool,
 }
 
 impl Raw {
@@ -32,26 +30,14 @@ impl Raw {
             file: open(&job.path)?,
             bufs: (0..job.depth).map(|_| AlignedBuf::zeroed(BLOCK, BLOCK)).collect(),
             spare: (0..job.depth as u64).collect(),
-            registered: false,
         })
     }
 }
 
 #[inline(always)]
-fn entry(
-    fd: types::Fd,
-    bufs: &mut [AlignedBuf],
-    registered: bool,
-    token: u64,
-    offset: u64,
-) -> squeue::Entry {
+fn entry(fd: types::Fd, bufs: &mut [AlignedBuf], token: u64, offset: u64) -> squeue::Entry {
     let (buf, len) = (bufs[token as usize].as_mut_ptr(), BLOCK as u32);
-    let entry = if registered {
-        opcode::ReadFixed::new(types::Fixed(0), buf, len, token as u16).offset(offset).build()
-    } else {
-        opcode::Read::new(fd, buf, len).offset(offset).build()
-    };
-    entry.user_data(token)
+    opcode::Read::new(fd, buf, len).offset(offset).build().user_data(token)
 }
 
 /// Reads with one system call for each batch: what completed is submitted again together.
@@ -59,22 +45,9 @@ pub(crate) fn reads(job: &Job) -> io::Result<Box<dyn Reader>> {
     Ok(Box::new(Raw::new(job)?))
 }
 
-/// The same with a registered file and registered buffers.
-pub(crate) fn registered(job: &Job) -> io::Result<Box<dyn Reader>> {
-    let mut raw = Raw { registered: true, ..Raw::new(job)? };
-    let mut bufs = Vec::new();
-    for buf in &mut raw.bufs {
-        bufs.push(libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: BLOCK });
-    }
-    // SAFETY: the ring goes before the buffers.
-    unsafe { raw.ring.submitter().register_buffers(&bufs) }?;
-    raw.ring.submitter().register_files(&[raw.file.as_raw_fd()])?;
-    Ok(Box::new(raw))
-}
-
 impl Reader for Raw {
     fn read(&mut self, feed: &Rc<Feed>) {
-        let Self { ring, file, bufs, spare, registered } = self;
+        let Self { ring, file, bufs, spare } = self;
         let fd = types::Fd(file.as_raw_fd());
         loop {
             let mut queue = ring.submission();
@@ -83,7 +56,7 @@ impl Reader for Raw {
                     spare.push(token);
                     break;
                 };
-                let entry = entry(fd, bufs, *registered, token, offset);
+                let entry = entry(fd, bufs, token, offset);
                 // SAFETY: the buffer is nobody else's until its token comes back, which `read` waits
                 // for.
                 unsafe { queue.push(&entry) }.expect("as many entries as buffers");

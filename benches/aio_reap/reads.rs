@@ -94,15 +94,13 @@ pub(crate) fn fio(engine: &str) -> Kind {
 }
 
 /// The same with batches: what completed is taken at once, and as many are submitted at once.
-pub(crate) fn fio_batched(engine: &str, depth: usize, more: &[&str]) -> Kind {
-    let mut args = vec![
+pub(crate) fn fio_batched(engine: &str, depth: usize) -> Kind {
+    Kind::Fio(vec![
         format!("--ioengine={engine}"),
         format!("--iodepth_batch_submit={depth}"),
         "--iodepth_batch_complete_min=1".to_string(),
         format!("--iodepth_batch_complete_max={depth}"),
-    ];
-    args.extend(more.iter().map(ToString::to_string));
-    Kind::Fio(args)
+    ])
 }
 
 /// Measures the rows: about a ninth of the plan's rounds, with windows of `length` for threads and of

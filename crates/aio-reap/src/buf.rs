@@ -5,14 +5,10 @@ use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
-use std::rc::Rc;
 use std::slice;
 
-use crate::registry::{Registration, Registry};
-
 /// A buffer that the kernel may read from: `Vec<u8>`, `Box<[u8]>`, `String`, static bytes and
-/// strings, [`AlignedBuf`], [`PoolBuf`](crate::PoolBuf), and with the feature `bytes` `Bytes` and
-/// `BytesMut`.
+/// strings, [`AlignedBuf`], and with the feature `bytes` `Bytes` and `BytesMut`.
 ///
 /// A request transfers all [`len`](Self::len) bytes, never the spare capacity.
 ///
@@ -72,22 +68,14 @@ pub unsafe trait IoBuf: 'static {
     /// Returns the length in bytes, which a request transfers.
     fn len(&self) -> usize;
 
-    /// Returns the registration of the [`BufferPool`](crate::BufferPool) that contains the bytes,
-    /// if one does. A type that wraps a [`PoolBuf`](crate::PoolBuf) returns that buffer's
-    /// registration. The kernel fails the request with `EFAULT` if the bytes are not in the
-    /// registered memory.
-    fn registered(&self) -> Option<Registered<'_>> {
-        None
-    }
-
     /// Returns whether a request on this buffer transfers nothing.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A buffer that the kernel may write to: `Vec<u8>`, `Box<[u8]>`, [`AlignedBuf`],
-/// [`PoolBuf`](crate::PoolBuf), and with the feature `bytes` `BytesMut`.
+/// A buffer that the kernel may write to: `Vec<u8>`, `Box<[u8]>`, [`AlignedBuf`], and with the
+/// feature `bytes` `BytesMut`.
 ///
 /// A read fills at most [`len`](IoBuf::len) bytes, so give it the length that you want to read:
 /// `vec![0; 4096]`, not `Vec::with_capacity(4096)`.
@@ -132,42 +120,6 @@ pub unsafe trait IoBuf: 'static {
 pub unsafe trait IoBufMut: IoBuf {
     /// Returns the address of the first byte, for writing.
     fn as_mut_ptr(&mut self) -> *mut u8;
-}
-
-/// The registration of a buffer with an engine's kernel interface; see [`IoBuf::registered`].
-///
-/// ```
-/// use aio_reap::{IoBuf, PoolBuf, Registered};
-///
-/// /// A wrapper that keeps the registration of the buffer inside.
-/// struct Page(PoolBuf);
-///
-/// // SAFETY: it returns the memory of the `PoolBuf` inside.
-/// unsafe impl IoBuf for Page {
-///     fn as_ptr(&self) -> *const u8 {
-///         self.0.as_ptr()
-///     }
-///
-///     fn len(&self) -> usize {
-///         self.0.len()
-///     }
-///
-///     fn registered(&self) -> Option<Registered<'_>> {
-///         self.0.registered()
-///     }
-/// }
-/// ```
-#[derive(Clone, Copy, Debug)]
-pub struct Registered<'a>(&'a Registration);
-
-impl<'a> Registered<'a> {
-    pub(crate) fn new(registration: &'a Registration) -> Self {
-        Self(registration)
-    }
-
-    pub(crate) fn number_in(self, registry: &Rc<Registry>) -> Option<u16> {
-        self.0.number_in(registry)
-    }
 }
 
 // SAFETY: the bytes are on the heap, so a move of the `Vec` leaves them in place. `len` counts

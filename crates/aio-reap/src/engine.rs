@@ -107,7 +107,7 @@ impl Engine {
     ///
     /// Returns the error of `fcntl` if the descriptor is not open.
     pub fn attach(&self, fd: impl Into<OwnedFd>) -> io::Result<File> {
-        File::new(fd.into(), None)
+        File::new(fd.into())
     }
 
     /// Attaches a file that other threads or engines use too. It has the same descriptor.
@@ -162,21 +162,6 @@ impl Engine {
     pub unsafe fn attach_borrowed(&self, fd: BorrowedFd<'_>) -> io::Result<File> {
         // SAFETY: the contracts are the same.
         unsafe { File::borrowed(fd) }
-    }
-
-    /// Attaches an open file and registers it with io_uring, so that the kernel does not look up
-    /// the descriptor for each request of this engine.
-    ///
-    /// If that fails (other backends, more than 256 files, an older kernel), the file is [not
-    /// registered](File::is_registered) and works like one from [`attach`](Self::attach).
-    ///
-    /// # Errors
-    ///
-    /// Those of [`attach`](Self::attach).
-    pub fn attach_registered(&self, fd: impl Into<OwnedFd>) -> io::Result<File> {
-        let fd = fd.into();
-        let registration = self.core.register_file(fd.as_raw_fd());
-        File::new(fd, registration)
     }
 
     /// Reads `buf.len()` bytes at byte `offset`, or fewer at the end of the file or if the read is
@@ -293,15 +278,13 @@ impl Engine {
 
     fn op(&self, kind: Kind, file: &File, offset: u64) -> Op {
         let block = Block::of(file.alignment());
-        Op { kind, block, fd: file.op_fd(&self.core.registry), offset, ..Op::NOP }
+        Op { kind, block, fd: file.as_fd().as_raw_fd(), offset, ..Op::NOP }
     }
 
     /// Makes the operation of a transfer without the address, which is taken last: `buf` is not used
     /// afterwards.
     fn transfer<B: IoBuf>(&self, kind: Kind, file: &File, buf: &B, offset: u64) -> Op {
-        let known = buf.registered().and_then(|known| known.number_in(&self.core.registry));
-        let memory = known.map_or(Memory::PLAIN, Memory::registered);
-        Op { memory, len: buf.len() as u64, ..self.op(kind, file, offset) }
+        Op { len: buf.len() as u64, ..self.op(kind, file, offset) }
     }
 
     /// Holds requests back until the returned guard, and every other one, is dropped.
@@ -321,8 +304,7 @@ impl Engine {
     }
 
     /// Turns the engine, and sleeps, until at least one completion was delivered, `timeout` is
-    /// over, or the engine is idle. Signals do not end it, but they end a
-    /// [`wait_interruptible`](Self::wait_interruptible).
+    /// over, or the engine is idle. Signals do not end it.
     ///
     /// Inside a callback it delivers too, so other callbacks run inside that one.
     ///
@@ -331,57 +313,6 @@ impl Engine {
     /// The kernel's error if it refuses to wait. Requests stay as they are.
     pub fn wait(&self, timeout: Option<Duration>) -> io::Result<Turn> {
         self.core.wait(timeout, None)
-    }
-
-    /// Waits like [`wait`](Self::wait), but a signal that is handled meanwhile ends it, and an
-    /// engine with a [`Remote`] is not idle.
-    ///
-    /// `mask` replaces the thread's signal mask during the sleep, as in `ppoll`. Block the signal,
-    /// check the flag that its handler sets, then wait with a mask that unblocks it: a signal that
-    /// arrives after the check ends the wait. So does a signal that was pending before the call,
-    /// even if completions are ready. Check the flag after each wait, because one that delivered
-    /// completions returns them and not an error. Without a mask a signal that comes just before
-    /// the sleep does not end it.
-    ///
-    /// It sleeps in every [`ReapMode`].
-    ///
-    /// # Errors
-    ///
-    /// [`Interrupted`](io::ErrorKind::Interrupted) if a signal was handled and no completion was
-    /// delivered since the call; and those of [`wait`](Self::wait). Requests stay as they are.
-    ///
-    /// ```
-    /// use std::{io, time::Duration};
-    /// use aio_reap::Engine;
-    ///
-    /// # fn main() -> io::Result<()> {
-    /// let engine = Engine::new()?;
-    /// let stop = false; // usually set by the handler of a signal that is blocked
-    /// # let (reader, _writer) = io::pipe()?;
-    /// # let pipe = engine.attach(reader)?;
-    /// # let read = engine.read(&pipe, vec![0], 0).submit()?;
-    /// let mut nothing_blocked = unsafe { std::mem::zeroed() };
-    /// unsafe { libc::sigemptyset(&mut nothing_blocked) };
-    /// # let mut rounds = 0;
-    /// while !stop {
-    /// #   rounds += 1; if rounds == 3 { break }
-    ///     match engine.wait_interruptible(Some(Duration::from_millis(1)), Some(&nothing_blocked)) {
-    ///         Ok(turn) if turn.is_idle() => break, // nothing to wait for, without a `Remote`
-    ///         Ok(_turn) => {} // completions, or the end of the time
-    ///         Err(error) if error.kind() == io::ErrorKind::Interrupted => {} // look at `stop`
-    ///         Err(error) => return Err(error),
-    ///     }
-    /// }
-    /// # drop(_writer); drop(read);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn wait_interruptible(
-        &self,
-        timeout: Option<Duration>,
-        mask: Option<&libc::sigset_t>,
-    ) -> io::Result<Turn> {
-        self.core.wait_interruptible(timeout, mask)
     }
 
     /// Turns the engine until no request is pending or in flight.

@@ -6,13 +6,11 @@ use std::rc::Rc;
 
 use crate::alignment::Alignment;
 use crate::op::Op;
-use crate::registry::{Registration, Registry};
 use crate::remote::SharedFile;
 
 /// A file attached to an engine. Clones are cheap.
 ///
-/// The descriptor stays open while a clone or a request in the engine needs it. The kernel keeps a
-/// registered file open until the engine's next turn after that.
+/// The descriptor stays open while a clone or a request in the engine needs it.
 ///
 /// ```
 /// use aio_reap::Engine;
@@ -35,8 +33,6 @@ struct Inner {
     fd: Fd,
     /// `Some` for a file opened with `O_DIRECT`.
     direct: Option<Alignment>,
-    /// The number of the file in the engine that it was registered with.
-    registration: Option<Registration>,
 }
 
 /// A descriptor and its owner.
@@ -64,7 +60,7 @@ impl File {
     /// Attaches the descriptor of a shared file.
     pub(crate) fn shared(file: &SharedFile) -> Self {
         let (fd, direct) = (Fd::Shared(file.clone()), file.alignment());
-        Self(Rc::new(Inner { fd, direct, registration: None }))
+        Self(Rc::new(Inner { fd, direct }))
     }
 
     /// Attaches a descriptor that the file does not close.
@@ -75,24 +71,12 @@ impl File {
     pub(crate) unsafe fn borrowed(fd: BorrowedFd<'_>) -> io::Result<Self> {
         let direct = Alignment::of(fd)?;
         let fd = Fd::Borrowed(fd.as_raw_fd());
-        Ok(Self(Rc::new(Inner { fd, direct, registration: None })))
+        Ok(Self(Rc::new(Inner { fd, direct })))
     }
 
-    pub(crate) fn new(fd: OwnedFd, registration: Option<Registration>) -> io::Result<Self> {
+    pub(crate) fn new(fd: OwnedFd) -> io::Result<Self> {
         let direct = Alignment::of(&fd)?;
-        Ok(Self(Rc::new(Inner { fd: Fd::Owned(fd), direct, registration })))
-    }
-
-    /// Returns whether the file is registered with the kernel interface of an engine
-    /// ([`Engine::attach_registered`](crate::Engine::attach_registered)).
-    pub fn is_registered(&self) -> bool {
-        self.0.registration.is_some()
-    }
-
-    /// Returns [`Op::fd`] of this file for requests of the engine that has this registry.
-    pub(crate) fn op_fd(&self, registry: &Rc<Registry>) -> RawFd {
-        let number = self.0.registration.as_ref().and_then(|known| known.number_in(registry));
-        number.map_or_else(|| self.as_fd().as_raw_fd(), |number| !RawFd::from(number))
+        Ok(Self(Rc::new(Inner { fd: Fd::Owned(fd), direct })))
     }
 
     /// Returns the descriptor, for example to [close](crate::Engine::close) it, if this is the only
@@ -100,11 +84,10 @@ impl File {
     ///
     /// # Errors
     ///
-    /// Returns the file if another clone or a request uses it, or if it is registered, shared or
-    /// borrowed.
+    /// Returns the file if another clone or a request uses it, or if it is shared or borrowed.
     pub fn into_fd(self) -> Result<OwnedFd, Self> {
         match Rc::try_unwrap(self.0) {
-            Ok(Inner { fd: Fd::Owned(fd), registration: None, .. }) => Ok(fd),
+            Ok(Inner { fd: Fd::Owned(fd), .. }) => Ok(fd),
             Ok(inner) => Err(Self(Rc::new(inner))),
             Err(shared) => Err(Self(shared)),
         }

@@ -52,49 +52,12 @@ impl Engine {
     ///
     /// [`Statx`] has an example.
     pub fn stat(&self, path: impl Into<IoPath>) -> Request<'_, IoPath, Statx> {
-        self.statx(path.into(), 0)
-    }
-
-    /// Asks for the metadata like [`stat`](Self::stat), but does not follow a symbolic link.
-    pub fn lstat(&self, path: impl Into<IoPath>) -> Request<'_, IoPath, Statx> {
-        self.statx(path.into(), libc::AT_SYMLINK_NOFOLLOW)
-    }
-
-    fn statx(&self, mut path: IoPath, flags: libc::c_int) -> Request<'_, IoPath, Statx> {
-        let flags = if path.names_itself() { flags | libc::AT_EMPTY_PATH } else { flags };
+        let mut path = path.into();
+        let flags = if path.names_itself() { libc::AT_EMPTY_PATH } else { 0 };
         let (name, result) = path.addresses();
         let op = Op::on_path(Kind::Statx, path.dir_fd(), name, flags);
         let offset = result.expose_provenance() as u64;
         self.named(Op { offset, ..op }, path)
-    }
-
-    /// Removes the name of a file (`unlink`). The file is deleted if no other name and no open
-    /// descriptor is left.
-    ///
-    /// [`IoPath`] has an example.
-    pub fn unlink(&self, path: impl Into<IoPath>) -> Request<'_, IoPath> {
-        self.unlink_with(path.into(), 0)
-    }
-
-    /// Removes an empty directory (`rmdir`).
-    ///
-    /// ```
-    /// # fn main() -> std::io::Result<()> {
-    /// let engine = aio_reap::Engine::new()?;
-    /// let folder = tempfile::tempdir()?;
-    /// std::fs::create_dir(folder.path().join("empty"))?;
-    /// engine.remove_dir(&folder.path().join("empty")).submit()?.wait().0?;
-    /// assert_eq!(std::fs::read_dir(folder.path())?.count(), 0);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn remove_dir(&self, path: impl Into<IoPath>) -> Request<'_, IoPath> {
-        self.unlink_with(path.into(), libc::AT_REMOVEDIR)
-    }
-
-    fn unlink_with(&self, mut path: IoPath, flags: libc::c_int) -> Request<'_, IoPath> {
-        let op = Op::on_path(Kind::Unlink, path.dir_fd(), path.addresses().0, flags);
-        self.named(op, path)
     }
 
     /// Closes a descriptor, and reports the error of the close, which some file systems (NFS) use
@@ -150,7 +113,7 @@ impl Reply<IoPath> for File {
         // SAFETY: by the contract of this function the kernel has just opened the descriptor for
         // this request, and no other value owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Self::new(fd, None).map_err(|error| {
+        Self::new(fd).map_err(|error| {
             let errno = error.raw_os_error().and_then(NonZeroI32::new);
             RequestError::new(errno.unwrap_or(const { NonZeroI32::new(libc::EIO).unwrap() }), 0)
         })

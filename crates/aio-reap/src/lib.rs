@@ -56,7 +56,6 @@
 //! | `String`, `&'static str` | the same, for writes |
 //! | `BytesMut`, and for writes `Bytes` | the same (feature `bytes`) |
 //! | [`AlignedBuf`] | `O_DIRECT`; [`Alignment::of`] returns what a file needs |
-//! | [`BufferPool`] | many requests: registered with io_uring, which pins their pages once instead of for each request |
 //! | [`BufList`] | one request on several buffers |
 //! | an [`IoBuf`] of the program | memory that it manages, such as the frames of a cache |
 //!
@@ -176,7 +175,6 @@ mod alignment;
 mod backend;
 mod buf;
 mod buf_list;
-mod buffer_pool;
 mod builder;
 mod closing;
 mod completion_state;
@@ -203,7 +201,6 @@ mod plug;
 mod queue;
 mod raw;
 mod reap;
-mod registry;
 mod remote;
 mod reply;
 mod request;
@@ -225,9 +222,8 @@ mod waker;
 pub use alignment::Alignment;
 #[doc(hidden)]
 pub use backend::external;
-pub use buf::{AlignedBuf, IoBuf, IoBufMut, Registered};
+pub use buf::{AlignedBuf, IoBuf, IoBufMut};
 pub use buf_list::{BufList, TooManyBuffers};
-pub use buffer_pool::{BufferPool, PoolBuf};
 pub use builder::EngineBuilder;
 pub use closing::ClosingFd;
 pub use engine::Engine;

@@ -65,8 +65,6 @@ pub(crate) enum Kind {
     Open,
     /// `statx`. `ptr` is the path, `offset` the address of the result, `len` the flags.
     Statx,
-    /// `unlinkat`. `ptr` is the path and `len` the flags.
-    Unlink,
     /// `close`. Linux closes the descriptor whatever the result is.
     Close,
 }
@@ -82,10 +80,9 @@ impl Kind {
         }
     }
 
-    /// Returns whether the operation opens, closes or names files. Its descriptor is never a
-    /// registered one, and may be `AT_FDCWD`.
+    /// Returns whether the operation opens, closes or names files.
     pub(crate) fn manages_files(self) -> bool {
-        matches!(self, Self::Open | Self::Statx | Self::Unlink | Self::Close)
+        matches!(self, Self::Open | Self::Statx | Self::Close)
     }
 }
 
@@ -103,45 +100,24 @@ pub(crate) enum AtEof {
     Partial,
 }
 
-/// The memory that an operation's pointer names: a [`MemoryKind`], packed because an [`Op`] is half
-/// a cache line.
+/// The memory that an operation's pointer names: the bytes of one buffer (or none), or a number of
+/// `struct iovec`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Memory(u16);
 
-/// The unpacked form of [`Memory`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum MemoryKind {
-    /// The bytes of one buffer, or none.
-    Plain,
-    /// Bytes inside the registered buffer with this number.
-    Registered(u16),
-    /// This number of `struct iovec`.
-    Vectors(u16),
-}
-
 impl Memory {
     pub(crate) const PLAIN: Self = Self(0);
-    const REGISTERED: u16 = 1 << 15;
-    const VECTORS: u16 = 1 << 14;
-
-    pub(crate) fn registered(number: u16) -> Self {
-        debug_assert!(number < Self::VECTORS);
-        Self(Self::REGISTERED | number)
-    }
+    const VECTORS: u16 = 1 << 15;
 
     pub(crate) fn vectors(count: u16) -> Self {
         debug_assert!(count < Self::VECTORS);
         Self(Self::VECTORS | count)
     }
 
+    /// Returns the number of vectors, or `None` for the bytes of one buffer.
     #[inline]
-    pub(crate) fn kind(self) -> MemoryKind {
-        let number = self.0 & (Self::VECTORS - 1);
-        match self.0 & !(Self::VECTORS - 1) {
-            0 => MemoryKind::Plain,
-            Self::VECTORS => MemoryKind::Vectors(number),
-            _ => MemoryKind::Registered(number),
-        }
+    pub(crate) fn vector_count(self) -> Option<u16> {
+        self.is_vectors().then_some(self.0 & !Self::VECTORS)
     }
 
     #[inline]
@@ -182,8 +158,7 @@ pub(crate) struct Op {
     pub(crate) kind: Kind,
     pub(crate) block: Block,
     pub(crate) memory: Memory,
-    /// A descriptor, or the bitwise complement of a registered file's number (except where
-    /// [`Kind::manages_files`]).
+    /// A descriptor, or `AT_FDCWD`.
     pub(crate) fd: RawFd,
     /// The start of the buffer or of the vectors; null for operations without either.
     pub(crate) ptr: *mut u8,
@@ -272,7 +247,7 @@ impl Op {
     ///
     /// The vectors, if there are any, are valid, and the kernel no longer uses them.
     pub(crate) unsafe fn advance(&mut self, mut bytes: u64) {
-        let MemoryKind::Vectors(mut count) = self.memory.kind() else { return };
+        let Some(mut count) = self.memory.vector_count() else { return };
         let mut first = self.ptr.cast::<libc::iovec>();
         while count > 0 {
             // SAFETY: by the contract of this function the vectors are valid and unused, and at
@@ -301,7 +276,7 @@ impl Op {
     /// [advanced](Self::advance) by `done`.
     pub(crate) unsafe fn zero_rest(&self, done: u64) {
         debug_assert_eq!(self.kind, Kind::Read);
-        let MemoryKind::Vectors(count) = self.memory.kind() else {
+        let Some(count) = self.memory.vector_count() else {
             let start = self.ptr.wrapping_add(done as usize);
             // SAFETY: by the contract of this function the buffer is valid for writing; `len -
             // done` of its bytes start at `start`.
@@ -354,11 +329,9 @@ mod tests {
 
     #[test]
     fn memory_survives_packing() {
-        assert_eq!(Memory::PLAIN.kind(), MemoryKind::Plain);
+        assert_eq!(Memory::PLAIN.vector_count(), None);
         for number in [0, 1, 1024] {
-            assert_eq!(Memory::registered(number).kind(), MemoryKind::Registered(number));
-            assert_eq!(Memory::vectors(number).kind(), MemoryKind::Vectors(number));
-            assert!(Memory::vectors(number).is_vectors());
+            assert_eq!(Memory::vectors(number).vector_count(), Some(number));
         }
         assert_eq!(size_of::<Op>(), 32);
     }
@@ -396,7 +369,7 @@ mod tests {
                 done += step;
                 let rest = op.rest(done as u64);
                 assert_eq!((rest.len, rest.offset), ((total - done) as u64, 10 + done as u64));
-                let MemoryKind::Vectors(count) = rest.memory.kind() else { panic!() };
+                let count = rest.memory.vector_count().expect("vectors");
                 assert_eq!(count == 0, done == total, "none is left exactly at the end");
                 if count > 0 {
                     // SAFETY: `rest.ptr` points to one of `vectors`, since `count > 0`.

@@ -1,7 +1,7 @@
 //! Performs operations by blocking system calls, for the backends without an asynchronous
 //! interface.
 
-use crate::op::{Kind, MemoryKind, Op};
+use crate::op::{Kind, Op};
 use crate::statx::STATX_MASK;
 use crate::sys;
 
@@ -49,10 +49,6 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
             let (flags, result) = (op.flags(), op.stat_address());
             libc::syscall(libc::SYS_statx, fd, op.ptr, flags, STATX_MASK, result)
         },
-        Kind::Unlink => {
-            // SAFETY: by the contract of this function the path is valid and ends.
-            unsafe { libc::unlinkat(fd, op.ptr.cast_const().cast(), op.flags()).into() }
-        }
         // SAFETY: the call takes no pointer; the request owns the descriptor.
         Kind::Close => unsafe { libc::close(fd).into() },
     };
@@ -67,8 +63,8 @@ pub(crate) unsafe fn perform(op: &Op) -> i32 {
 unsafe fn transfer(op: &Op) -> i32 {
     let (fd, len, offset) = (op.fd, op.len as usize, op.offset as libc::off_t);
     let write = op.kind == Kind::Write;
-    let moved = match op.memory.kind() {
-        MemoryKind::Vectors(count) => {
+    let moved = match op.memory.vector_count() {
+        Some(count) => {
             let (vectors, count) = (op.ptr.cast::<libc::iovec>(), libc::c_int::from(count));
             if write {
                 // SAFETY: by the contract of this function the vectors are valid, and so are the

@@ -17,12 +17,9 @@ const PEEKS: u32 = 16;
 ///
 /// ```
 /// use aio_reap::{Engine, ReapMode};
-/// use std::time::Duration;
 ///
 /// # fn main() -> std::io::Result<()> {
-/// // A fast device: a wait peeks for a while before it sleeps.
-/// let mode = ReapMode::Hybrid { spin: Duration::from_micros(20) };
-/// let engine = Engine::builder().reap_mode(mode).build()?;
+/// let engine = Engine::builder().reap_mode(ReapMode::Poll).build()?;
 /// engine.nop().submit()?.wait().0?;
 /// engine.set_reap_mode(ReapMode::OnTurn); // submissions no longer run callbacks
 /// # Ok(())
@@ -40,11 +37,6 @@ pub enum ReapMode {
     /// Like `AfterSubmit`, but a wait never sleeps while the kernel has a request: it peeks until
     /// there is a completion. This gives the shortest latency and occupies a CPU.
     Poll,
-    /// Like `AfterSubmit`, but a wait peeks for a while before it sleeps.
-    Hybrid {
-        /// The maximum time that one wait peeks.
-        spin: Duration,
-    },
 }
 
 impl ReapMode {
@@ -52,24 +44,9 @@ impl ReapMode {
         self != Self::OnTurn
     }
 
-    /// Returns whether a wait peeks before it sleeps.
-    pub(crate) fn peeks(self) -> bool {
-        matches!(self, Self::Poll | Self::Hybrid { .. })
-    }
-
-    /// Returns the peeks of a wait of `timeout` before it sleeps, or `None` if it does not peek.
-    pub(crate) fn spin(
-        self,
-        timeout: Option<Duration>,
-        now: impl FnOnce() -> Instant,
-    ) -> Option<Spin> {
-        let budget = match self {
-            Self::OnTurn | Self::AfterSubmit => return None,
-            Self::Poll => timeout,
-            Self::Hybrid { spin } => Some(timeout.map_or(spin, |timeout| timeout.min(spin))),
-        };
-        let end = budget.map(|budget| now().checked_add(budget));
-        Some(Spin { end: end.flatten(), peeks: 0 })
+    /// Returns whether a wait peeks instead of sleeping.
+    pub(crate) fn polls(self) -> bool {
+        self == Self::Poll
     }
 }
 
@@ -81,6 +58,11 @@ pub(crate) struct Spin {
 }
 
 impl Spin {
+    /// Makes the peeks of a wait of `timeout`.
+    pub(crate) fn new(timeout: Option<Duration>, now: impl FnOnce() -> Instant) -> Self {
+        Self { end: timeout.and_then(|timeout| now().checked_add(timeout)), peeks: 0 }
+    }
+
     /// Counts a peek. Returns false if the time is over.
     pub(crate) fn go_on(&mut self, now: impl FnOnce() -> Instant) -> bool {
         self.peeks = self.peeks.wrapping_add(1);
@@ -97,25 +79,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spinning_ends_with_the_shorter_of_budget_and_timeout() {
-        let hybrid = ReapMode::Hybrid { spin: Duration::from_secs(3600) };
-        let none = Some(Duration::ZERO);
-        for (mode, timeout) in [
-            (ReapMode::Poll, none),
-            (hybrid, none),
-            (ReapMode::Hybrid { spin: Duration::ZERO }, None),
-        ] {
-            let mut spin = mode.spin(timeout, Instant::now).unwrap();
-            assert!((0..PEEKS).any(|_| !spin.go_on(Instant::now)), "{mode:?} never stops");
+    fn spinning_ends_with_the_timeout() {
+        let mut spin = Spin::new(Some(Duration::ZERO), Instant::now);
+        assert!((0..PEEKS).any(|_| !spin.go_on(Instant::now)), "it never stops");
+        // The second one is past what the clock can say.
+        for timeout in [None, Some(Duration::MAX)] {
+            let mut spin = Spin::new(timeout, Instant::now);
+            assert!((0..10 * PEEKS).all(|_| spin.go_on(Instant::now)), "it stops at once");
         }
-        for (mode, timeout) in [
-            (ReapMode::Poll, None),
-            (hybrid, None),
-            (ReapMode::Poll, Some(Duration::MAX)), // past what the clock can say
-        ] {
-            let mut spin = mode.spin(timeout, Instant::now).unwrap();
-            assert!((0..10 * PEEKS).all(|_| spin.go_on(Instant::now)), "{mode:?} stops at once");
-        }
-        assert!(ReapMode::AfterSubmit.spin(None, Instant::now).is_none());
     }
 }

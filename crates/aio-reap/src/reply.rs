@@ -9,7 +9,7 @@ use crate::error::RequestError;
 /// |---|---|
 /// | `usize`, the default | transfers: the number of bytes; and every request without a result of its own: 0 |
 /// | [`File`](crate::File) | [`Engine::open`](crate::Engine::open) |
-/// | [`Statx`](crate::Statx) | [`Engine::stat`](crate::Engine::stat), [`Engine::lstat`](crate::Engine::lstat) |
+/// | [`Statx`](crate::Statx) | [`Engine::stat`](crate::Engine::stat) |
 /// | `()` | [`Engine::close`](crate::Engine::close) |
 ///
 /// The trait is sealed. Functions that are generic over requests need it as a bound.

@@ -7,8 +7,7 @@ pub(crate) const STATX_WORDS: usize = 32;
 /// What every request asks for: the fields of `stat`, and the time of creation.
 pub(crate) const STATX_MASK: u32 = libc::STATX_BASIC_STATS | libc::STATX_BTIME;
 
-/// What the file system knows about a file (`statx(2)`), the result of
-/// [`Engine::stat`](crate::Engine::stat) and [`Engine::lstat`](crate::Engine::lstat).
+/// The metadata of a file (`statx(2)`), the result of [`Engine::stat`](crate::Engine::stat).
 ///
 /// ```
 /// use aio_reap::Engine;
@@ -65,11 +64,6 @@ impl Statx {
     /// Returns whether it is a directory.
     pub fn is_dir(&self) -> bool {
         self.mode & libc::S_IFMT == libc::S_IFDIR
-    }
-
-    /// Returns whether it is a symbolic link, as only `lstat` shows.
-    pub fn is_symlink(&self) -> bool {
-        self.mode & libc::S_IFMT == libc::S_IFLNK
     }
 
     /// Returns the permissions, without the type: the low twelve bits of the mode.

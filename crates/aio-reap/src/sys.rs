@@ -124,19 +124,6 @@ pub(crate) fn now() -> u64 {
 /// Waits until one of `fds` is readable. Returns `Ok(false)` if the time is over or a signal
 /// arrived; callers check again anyway.
 pub(crate) fn poll_readable(fds: &[RawFd], timeout: Option<Duration>) -> io::Result<bool> {
-    match poll_with_mask(fds, timeout, None) {
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
-        done => done,
-    }
-}
-
-/// Waits until one of `fds` is readable, with `mask` as the mask of blocked signals. Returns
-/// `Ok(false)` if the time is over, and `EINTR` if a signal was handled.
-pub(crate) fn poll_with_mask(
-    fds: &[RawFd],
-    timeout: Option<Duration>,
-    mask: Option<&libc::sigset_t>,
-) -> io::Result<bool> {
     let mut polled = [libc::pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 4];
     assert!(fds.len() <= polled.len());
     for (slot, &fd) in polled.iter_mut().zip(fds) {
@@ -144,10 +131,12 @@ pub(crate) fn poll_with_mask(
     }
     let spec = timeout.map(timespec);
     let spec = spec.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
-    let mask = mask.map_or(std::ptr::null(), std::ptr::from_ref);
     let count = fds.len() as libc::nfds_t;
-    // SAFETY: `polled` has at least `count` entries; `spec` is null or lives in this frame; `mask`
-    // is null or borrowed.
-    let ret = unsafe { libc::ppoll(polled.as_mut_ptr(), count, spec, mask) };
-    check(ret.into()).map(|ready| ready > 0)
+    // SAFETY: `polled` has at least `count` entries; `spec` is null or lives in this frame; without
+    // a mask the thread's own stays.
+    let ret = unsafe { libc::ppoll(polled.as_mut_ptr(), count, spec, std::ptr::null()) };
+    match check(ret.into()) {
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+        done => done.map(|ready| ready > 0),
+    }
 }

@@ -174,30 +174,9 @@ impl WakeFd {
 
     /// Sleeps until a descriptor is readable, the time is over, or a signal arrives.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> io::Result<()> {
-        self.wait_by(timeout, sys::poll_readable)
-    }
-
-    /// Sleeps like [`wait`](Self::wait), with another mask of blocked signals.
-    ///
-    /// # Errors
-    ///
-    /// `EINTR` if a signal was handled.
-    pub(crate) fn wait_with_mask(
-        &self,
-        timeout: Option<Duration>,
-        mask: Option<&libc::sigset_t>,
-    ) -> io::Result<()> {
-        self.wait_by(timeout, |fds, timeout| sys::poll_with_mask(fds, timeout, mask))
-    }
-
-    fn wait_by(
-        &self,
-        timeout: Option<Duration>,
-        sleep: impl FnOnce(&[RawFd], Option<Duration>) -> io::Result<bool>,
-    ) -> io::Result<()> {
         let mut fds = [self.kick.as_raw_fd(), self.retry.as_raw_fd(), -1, -1];
         fds.iter_mut().skip(2).zip(&self.backend).for_each(|(place, &fd)| *place = fd);
-        let slept = sleep(&fds, timeout);
+        let slept = sys::poll_readable(&fds, timeout);
         if self.kick_is_shared.get() {
             self.kicked.set(true); // the kick may have been the reason, so `clear` empties it
         }

@@ -175,45 +175,6 @@ fn linux_aio_without_room_in_aio_max_nr_falls_back_to_threads() {
     unsafe { libc::syscall(libc::SYS_io_destroy, context) };
 }
 
-/// If the process may not lock memory, the engine starts, and its buffers are not registered. The
-/// test runs in its own process, because the limit is that of the process.
-#[test]
-fn no_memory_to_lock_leaves_buffers_unregistered() {
-    const CHILD: &str = "AIO_REAP_NO_MEMLOCK";
-    if std::env::var_os(CHILD).is_none() {
-        let name = "no_memory_to_lock_leaves_buffers_unregistered";
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", name, "--nocapture"])
-            .env(CHILD, "1")
-            .status();
-        assert!(status.unwrap().success());
-        return;
-    }
-    let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `none` lives until the call returns.
-    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const none) }, 0);
-    let nobody: libc::c_long = 65_534;
-    // The raw system call changes only this thread, and drops its CAP_IPC_LOCK if it ran as root.
-    // SAFETY: the call takes no pointer.
-    let ret = unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) };
-    if ret != 0 {
-        // SAFETY: the call takes no pointer.
-        assert_ne!(unsafe { libc::geteuid() }, 0, "root cannot become another user");
-    }
-    // Kernels before 5.12 count the memory of the ring.
-    let engine = Engine::new().unwrap();
-    let pool = aio_reap::BufferPool::new(&engine, 4, 4096).unwrap();
-    assert!(pool.refusal().is_some(), "registered without leave");
-    if engine.backend() == BackendKind::Uring {
-        assert_eq!(pool.refusal().unwrap().raw_os_error(), Some(libc::ENOMEM));
-    }
-    let file = engine.attach(std::fs::File::open("/dev/zero").unwrap()).unwrap();
-    let mut buf = pool.checkout().unwrap();
-    buf.fill(1);
-    let (read, buf) = engine.read(&file, buf, 0).submit().unwrap().wait();
-    assert_eq!((read.unwrap(), buf[4095]), (4096, 0));
-}
-
 /// If the kernel refuses to watch one more descriptor, the engine's descriptor is always readable
 /// instead of never.
 #[test]

@@ -1,5 +1,5 @@
-//! A warm engine does not allocate per request: for vectors, registered buffers, deadlines, waits
-//! for a slot, and requests of other threads, on every real backend.
+//! A warm engine does not allocate per request: for vectors, deadlines, waits for a slot,
+//! and requests of other threads, on every real backend.
 //!
 //! The program has only one test, because the allocator counts every thread.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
@@ -14,7 +14,7 @@ use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use aio_reap::{BufList, BufferPool, Engine, File, IoPath, Operation, Remote, SharedFile};
+use aio_reap::{BufList, Engine, File, IoPath, Operation, Remote, SharedFile};
 use common::on_every_backend;
 use testkit::alloc::{CountingAllocator, counted};
 
@@ -57,19 +57,6 @@ fn stats_by_name(engine: &Engine) {
         let (stat, back) = engine.stat(path.take().unwrap()).submit().unwrap().wait();
         assert!(stat.unwrap().is_dir());
         path = Some(back);
-    });
-}
-
-fn pools(engine: &Engine, file: &File) {
-    let pool = BufferPool::new(engine, 4, 4096).unwrap();
-    count(engine, "pools", || {
-        let plug = engine.plug();
-        let writes = [0, 1, 2, 3].map(|block| {
-            let buf = pool.checkout().expect("all came back");
-            engine.write(file, buf, block * 4096).submit().unwrap()
-        });
-        drop(plug);
-        writes.into_iter().for_each(|write| assert_eq!(write.wait().0.unwrap(), 4096));
     });
 }
 
@@ -168,7 +155,6 @@ fn inv17_no_allocation_per_request_of_any_kind_after_warm_up() {
         burst.into_iter().for_each(|op| assert_eq!(op.wait().0.unwrap(), 0));
         vectors(engine, &file);
         stats_by_name(engine);
-        pools(engine, &file);
         deadlines(engine);
         renewed_deadlines(engine);
         waits_for_slots(engine, 64); // the capacity that `on_every_backend` sets

@@ -29,9 +29,8 @@
 //! # Time
 //!
 //! Times are virtual nanoseconds (`u64`, from 0 on). So are the latencies of
-//! [timed](aio_reap::EngineBuilder::timed) engines, the timeouts of waits, the delay before a retry,
-//! and the time that [`ReapMode::Hybrid`](aio_reap::ReapMode::Hybrid) peeks. Deadlines count from
-//! [`Sim::instant`]. An engine's descriptor becomes readable only if the engine itself sleeps on it
+//! [timed](aio_reap::EngineBuilder::timed) engines, the timeouts of waits, and the delay before
+//! a retry. Deadlines count from [`Sim::instant`]. An engine's descriptor becomes readable only if the engine itself sleeps on it
 //! (`block_on`). An event loop calls [`Sim::poll`] instead, until the earliest of its deadlines.
 //!
 //! Other threads have real time, even for the deadlines of their requests, so a simulation with

@@ -16,7 +16,7 @@ use percpu::sync::cell::UnsafeCell;
 use super::Backend;
 use super::pool::Pool;
 use super::ring::{Event, Ring};
-use crate::op::{Kind, MemoryKind};
+use crate::op::Kind;
 use crate::raw::{RawCompletion, Stop, Sub, Submitted};
 use crate::slab::Batch;
 use crate::sys;
@@ -184,9 +184,9 @@ impl Aio {
     fn control_block(&self, Sub { user_data, op }: &Sub) -> ControlBlock {
         let read = op.kind == Kind::Read;
         // `nbytes` is a number of bytes or of vectors, depending on the opcode.
-        let (opcode, nbytes) = match op.memory.kind() {
-            MemoryKind::Vectors(count) if read => (IOCB_CMD_PREADV, count.into()),
-            MemoryKind::Vectors(count) => (IOCB_CMD_PWRITEV, count.into()),
+        let (opcode, nbytes) = match op.memory.vector_count() {
+            Some(count) if read => (IOCB_CMD_PREADV, count.into()),
+            Some(count) => (IOCB_CMD_PWRITEV, count.into()),
             _ if read => (IOCB_CMD_PREAD, op.len),
             _ => (IOCB_CMD_PWRITE, op.len),
         };

@@ -3,7 +3,6 @@
 
 use std::io;
 use std::os::fd::RawFd;
-use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use super::Backend;
@@ -107,18 +106,6 @@ impl Backend for Device {
 
     fn has_cancellations(&self) -> bool {
         select!(self, backend => backend.has_cancellations())
-    }
-
-    fn register_file(&mut self, number: u16, fd: Option<RawFd>) -> io::Result<()> {
-        select!(self, backend => backend.register_file(number, fd))
-    }
-
-    fn register_buffer(
-        &mut self,
-        number: u16,
-        memory: Option<(NonNull<u8>, usize)>,
-    ) -> io::Result<()> {
-        select!(self, backend => backend.register_buffer(number, memory))
     }
 
     fn instant(&self) -> Instant {

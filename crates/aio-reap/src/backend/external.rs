@@ -8,7 +8,7 @@ use std::slice;
 use std::time::{Duration, Instant};
 
 use super::Backend;
-use crate::op::{Kind, MAX_TRANSFER, MemoryKind, Op};
+use crate::op::{Kind, MAX_TRANSFER, Op};
 use crate::perform;
 use crate::raw::Sub;
 pub use crate::raw::{RawCompletion, Stop, Submitted};
@@ -124,9 +124,9 @@ impl Request {
     pub unsafe fn perform(&self, most: usize) -> i32 {
         let op = &self.0.op;
         let mut vectors = Vec::new();
-        let less = match op.memory.kind() {
+        let less = match op.memory.vector_count() {
             _ if !op.transfers() => *op,
-            MemoryKind::Vectors(count) => {
+            Some(count) => {
                 let all = op.ptr.cast::<libc::iovec>();
                 // SAFETY: by the contract of this function the request is in flight, so its slot
                 // keeps the vectors.
@@ -138,9 +138,7 @@ impl Request {
                 }
                 Op { ptr: vectors.as_mut_ptr().cast(), ..*op }
             }
-            MemoryKind::Plain | MemoryKind::Registered(_) => {
-                Op { len: op.len.min(most as u64), ..*op }
-            }
+            None => Op { len: op.len.min(most as u64), ..*op },
         };
         // SAFETY: by the contract of this function the request is in flight, so its slot keeps the
         // buffers and the file; `vectors` lives until the end of the function.

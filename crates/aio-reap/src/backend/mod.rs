@@ -13,7 +13,6 @@
 
 use std::io;
 use std::os::fd::RawFd;
-use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use percpu::sync::hint;
@@ -113,22 +112,6 @@ pub(crate) trait Backend {
     /// Returns whether completions of cancellations are outstanding. A reap removes them.
     fn has_cancellations(&self) -> bool {
         false
-    }
-
-    /// Registers a file with the kernel as `number`, or unregisters that number. `number` is below
-    /// [`MAX_FILES`](crate::registry::MAX_FILES).
-    fn register_file(&mut self, _number: u16, _fd: Option<RawFd>) -> io::Result<()> {
-        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
-    }
-
-    /// Registers a buffer with the kernel as `number`, or unregisters that number. `number` is
-    /// below [`MAX_BUFFERS`](crate::registry::MAX_BUFFERS).
-    fn register_buffer(
-        &mut self,
-        _number: u16,
-        _memory: Option<(NonNull<u8>, usize)>,
-    ) -> io::Result<()> {
-        Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP))
     }
 
     /// Returns the number of accepted requests that the kernel has not taken yet.

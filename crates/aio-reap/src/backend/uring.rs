@@ -14,7 +14,7 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::time::Duration;
 
 use io_uring::cqueue::CompletionQueue;
@@ -26,7 +26,6 @@ use super::registered_ring::{ENTER_GETEVENTS, RegisteredRing};
 use super::uring_entry::{push, push_all};
 use crate::completion_state::CompletionState;
 use crate::raw::{RawCompletion, Stop, Sub, Submitted};
-use crate::registry::{MAX_BUFFERS, MAX_FILES};
 use crate::slab::Batch;
 use crate::sys;
 
@@ -57,9 +56,6 @@ pub(crate) struct Uring {
     notifier: Option<OwnedFd>,
     /// The descriptor may be polled, so each turn clears `notifier` by a system call.
     watched: bool,
-    /// Whether the tables of registered files and buffers exist.
-    has_files: bool,
-    has_buffers: bool,
 }
 
 /// An io_uring at a fixed address, which [`Uring::queue`] refers to. It is only used by shared
@@ -128,8 +124,6 @@ impl Uring {
             opcode::Write::CODE,
             opcode::Readv::CODE,
             opcode::Writev::CODE,
-            opcode::ReadFixed::CODE,
-            opcode::WriteFixed::CODE,
             opcode::Fsync::CODE,
             opcode::Fallocate::CODE,
             opcode::Fadvise::CODE,
@@ -137,7 +131,6 @@ impl Uring {
             opcode::Nop::CODE,
             opcode::OpenAt::CODE,
             opcode::Statx::CODE,
-            opcode::UnlinkAt::CODE,
             opcode::Close::CODE,
         ];
         if !needed.iter().all(|&code| probe.is_supported(code)) {
@@ -166,8 +159,6 @@ impl Uring {
             max_cancels,
             notifier,
             watched: false,
-            has_files: false,
-            has_buffers: false,
         })
     }
 
@@ -412,33 +403,6 @@ impl Backend for Uring {
 
     fn wake_fds(&self) -> Vec<RawFd> {
         vec![self.wake_fd()]
-    }
-
-    fn register_file(&mut self, number: u16, fd: Option<RawFd>) -> io::Result<()> {
-        let submitter = self.ring.submitter();
-        if !self.has_files {
-            submitter.register_files(&[-1; MAX_FILES as usize])?;
-            self.has_files = true;
-        }
-        submitter.register_files_update(number.into(), &[fd.unwrap_or(-1)]).map(drop)
-    }
-
-    fn register_buffer(
-        &mut self,
-        number: u16,
-        memory: Option<(NonNull<u8>, usize)>,
-    ) -> io::Result<()> {
-        let submitter = self.ring.submitter();
-        if !self.has_buffers {
-            submitter.register_buffers_sparse(MAX_BUFFERS.into())?;
-            self.has_buffers = true;
-        }
-        let (iov_base, iov_len) =
-            memory.map_or((ptr::null_mut(), 0), |(start, len)| (start.as_ptr().cast(), len));
-        let vector = libc::iovec { iov_base, iov_len };
-        // SAFETY: the kernel pins the pages, so they stay valid after their owner is dropped. It
-        // uses them only for requests with this number, whose slots own their buffers.
-        unsafe { submitter.register_buffers_update(number.into(), &[vector], None) }
     }
 
     fn backlog(&self) -> usize {

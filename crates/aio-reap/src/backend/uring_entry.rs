@@ -5,7 +5,7 @@ use std::mem;
 use io_uring::squeue::{self, PushError, SubmissionQueue};
 use io_uring::{opcode, types};
 
-use crate::op::{Kind, MAX_TRANSFER, Memory, MemoryKind, Op};
+use crate::op::{Kind, MAX_TRANSFER, Memory, Op};
 use crate::raw::Sub;
 use crate::slab::Batch;
 use crate::statx::STATX_MASK;
@@ -24,14 +24,10 @@ fn plain_entry(user_data: u64, op: &Op, done: u64) -> Option<squeue::Entry> {
     if memory != Memory::PLAIN {
         return None;
     }
-    let (fd, flags) = match fd {
-        0.. => (fd, 0),
-        _ => (!fd, squeue::Flags::FIXED_FILE.bits()),
-    };
     let [a, b, c, d] = fd.to_ne_bytes();
     // The fields of `struct io_uring_sqe` (ABI): opcode, flags, ioprio, fd; off; addr; len,
     // rw_flags.
-    let first = u64::from_ne_bytes([opcode, flags, 0, 0, a, b, c, d]);
+    let first = u64::from_ne_bytes([opcode, 0, 0, 0, a, b, c, d]);
     let len = (len - done).min(MAX_TRANSFER as u64);
     let [a, b, c, d] = (len as u32).to_ne_bytes();
     let third = u64::from_ne_bytes([a, b, c, d, 0, 0, 0, 0]);
@@ -44,32 +40,17 @@ fn plain_entry(user_data: u64, op: &Op, done: u64) -> Option<squeue::Entry> {
 
 fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
     let Op { kind, memory, fd, ptr, len, offset, .. } = op;
-    // The number of a registered file is stored as its complement.
-    let (fd, flags) = match fd {
-        _ if kind.manages_files() => (types::Fd(fd), squeue::Flags::empty()),
-        0.. => (types::Fd(fd), squeue::Flags::empty()),
-        _ => (types::Fd(!fd), squeue::Flags::FIXED_FILE),
-    };
+    let fd = types::Fd(fd);
     let entry = match kind {
         Kind::Nop => opcode::Nop::new().build(),
         // The length of a transfer fits in 32 bits: `Op::rest` cut it to the kernel's limit.
-        Kind::Read => match memory.kind() {
-            MemoryKind::Plain => opcode::Read::new(fd, ptr, len as u32).offset(offset).build(),
-            MemoryKind::Registered(number) => {
-                opcode::ReadFixed::new(fd, ptr, len as u32, number).offset(offset).build()
-            }
-            MemoryKind::Vectors(count) => {
-                opcode::Readv::new(fd, ptr.cast(), count.into()).offset(offset).build()
-            }
+        Kind::Read => match memory.vector_count() {
+            None => opcode::Read::new(fd, ptr, len as u32).offset(offset).build(),
+            Some(count) => opcode::Readv::new(fd, ptr.cast(), count.into()).offset(offset).build(),
         },
-        Kind::Write => match memory.kind() {
-            MemoryKind::Plain => opcode::Write::new(fd, ptr, len as u32).offset(offset).build(),
-            MemoryKind::Registered(number) => {
-                opcode::WriteFixed::new(fd, ptr, len as u32, number).offset(offset).build()
-            }
-            MemoryKind::Vectors(count) => {
-                opcode::Writev::new(fd, ptr.cast(), count.into()).offset(offset).build()
-            }
+        Kind::Write => match memory.vector_count() {
+            None => opcode::Write::new(fd, ptr, len as u32).offset(offset).build(),
+            Some(count) => opcode::Writev::new(fd, ptr.cast(), count.into()).offset(offset).build(),
         },
         Kind::Fsync => opcode::Fsync::new(fd).build(),
         Kind::Fdatasync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
@@ -93,12 +74,9 @@ fn entry(Sub { user_data, op }: Sub) -> squeue::Entry {
                 .mask(STATX_MASK)
                 .build()
         }
-        Kind::Unlink => {
-            opcode::UnlinkAt::new(fd, ptr.cast_const().cast()).flags(op.flags()).build()
-        }
         Kind::Close => opcode::Close::new(fd).build(),
     };
-    entry.flags(flags).user_data(user_data)
+    entry.user_data(user_data)
 }
 
 /// Pushes as many requests as the ring has room for. Returns their number.
@@ -146,7 +124,7 @@ mod tests {
     fn entries_of_transfers_are_those_of_the_crate() {
         let mut bytes = [0u8; 100];
         for kind in [Kind::Nop, Kind::Read, Kind::Write] {
-            for fd in [0, 7, i32::MAX, !0, !5] {
+            for fd in [0, 7, i32::MAX] {
                 let mut op = Op { kind, fd, ..Op::NOP };
                 if kind != Kind::Nop {
                     (op.ptr, op.len, op.offset) = (bytes.as_mut_ptr(), 100, 1 << 40 | 5);

@@ -4,11 +4,7 @@
 mod wait;
 
 use std::cell::{Cell, RefCell};
-use std::io;
 use std::mem;
-use std::os::fd::RawFd;
-use std::ptr::NonNull;
-use std::rc::Rc;
 use std::task::Waker;
 use std::time::Instant;
 
@@ -18,7 +14,6 @@ use crate::backend::Backend;
 use crate::deadlines::Action;
 use crate::payload::{Deliver, RawResult};
 use crate::reap::ReapMode;
-use crate::registry::{Kind as ResourceKind, Registration, Registry};
 use crate::remote::Shared;
 use crate::request_id::RequestId;
 use crate::slab::{CancelReason, CompletionTarget, Index, SlotState};
@@ -30,7 +25,6 @@ use crate::wake_fd::WakeFd;
 pub(crate) struct Core {
     pub(crate) state: RefCell<State>,
     pub(crate) wake_fd: WakeFd,
-    pub(crate) registry: Rc<Registry>,
     pub(crate) reap_mode: Cell<ReapMode>,
     plugs: Cell<usize>,
     /// User code, such as a callback, is running in a caller of the current function.
@@ -44,7 +38,6 @@ impl Core {
         Self {
             state: RefCell::new(state),
             wake_fd,
-            registry: Registry::new(),
             reap_mode: Cell::default(),
             plugs: Cell::new(0),
             dispatching: Cell::new(false),
@@ -59,46 +52,6 @@ impl Core {
 
     pub(crate) fn is_dispatching(&self) -> bool {
         self.dispatching.get()
-    }
-
-    /// Registers a file with the kernel. Returns `None` if that fails.
-    pub(crate) fn register_file(&self, fd: RawFd) -> Option<Registration> {
-        self.unregister_returned();
-        let registration = self.registry.take(ResourceKind::File)?;
-        let number = registration.number();
-        self.state.borrow_mut().backend.register_file(number, Some(fd)).ok()?;
-        Some(registration)
-    }
-
-    /// Registers a buffer with the kernel. The buffer may be freed after the registration is
-    /// dropped.
-    ///
-    /// # Errors
-    ///
-    /// The error of the backend, or `ENFILE` if every number is taken.
-    pub(crate) fn register_buffer(
-        &self,
-        start: NonNull<u8>,
-        len: usize,
-    ) -> io::Result<Registration> {
-        self.unregister_returned();
-        let all_taken = || io::Error::from_raw_os_error(libc::ENFILE);
-        let registration = self.registry.take(ResourceKind::Buffer).ok_or_else(all_taken)?;
-        let memory = Some((start, len));
-        self.state.borrow_mut().backend.register_buffer(registration.number(), memory)?;
-        Ok(registration)
-    }
-
-    /// Unregisters the numbers of dropped registrations.
-    #[cold]
-    fn unregister_returned(&self) {
-        let backend = &mut self.state.borrow_mut().backend;
-        // After an error the kernel keeps the file or buffer until the number is used again, or
-        // until the engine is dropped.
-        self.registry.collect(|kind, number| match kind {
-            ResourceKind::File => drop(backend.register_file(number, None)),
-            ResourceKind::Buffer => drop(backend.register_buffer(number, None)),
-        });
     }
 
     pub(crate) fn plug(&self) {
@@ -319,9 +272,6 @@ impl Core {
     /// Turns the engine. With `sleep` the submission may wait for a completion.
     fn turn_with(&self, scope: Scope, sleep: bool) -> Turn {
         self.wake_fd.clear();
-        if self.registry.has_returned() {
-            self.unregister_returned();
-        }
         let mut state = self.state.borrow_mut();
         state.backend.acknowledge();
         state.take_remote_requests();

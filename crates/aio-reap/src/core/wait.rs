@@ -9,7 +9,6 @@ use crate::backend::Backend;
 use crate::drive::{self, Served};
 use crate::reap::Spin;
 use crate::state::State;
-use crate::sys;
 use crate::turn::{Scope, Turn};
 use crate::waker::BlockOnWaker;
 
@@ -38,7 +37,7 @@ impl Core {
     ) -> io::Result<Turn> {
         let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
         // The submission may sleep if only a completion can end the wait.
-        let sleep = timeout.is_none() && waker.is_none() && !self.reap_mode.get().peeks();
+        let sleep = timeout.is_none() && waker.is_none() && !self.reap_mode.get().polls();
         loop {
             let turn = self.turn_with(scope, sleep);
             // `turn` may have cleared the waker's kick, so the flag is checked between the turn and
@@ -51,39 +50,6 @@ impl Core {
                 return Ok(turn);
             }
             self.sleep(left, waker, scope)?;
-        }
-    }
-
-    /// Waits like [`wait`](Self::wait), until a signal is handled at the latest. An engine with a
-    /// remote is not idle.
-    pub(crate) fn wait_interruptible(
-        &self,
-        timeout: Option<Duration>,
-        mask: Option<&libc::sigset_t>,
-    ) -> io::Result<Turn> {
-        let deadline = timeout.and_then(|timeout| self.instant().checked_add(timeout));
-        loop {
-            // Before the turn, as in `drive::serve`: the turn takes what the last remote sent.
-            let alone = !self.state.borrow().has_remotes();
-            let turn = self.turn_with(Scope::All, false);
-            // A sleep that finds a completion does not handle pending signals, this one does.
-            let signal = mask.map(|_| sys::poll_with_mask(&[], Some(Duration::ZERO), mask));
-            let left = deadline.map(|at| at.saturating_duration_since(self.instant()));
-            if turn.delivered > 0 {
-                return Ok(turn);
-            }
-            signal.transpose()?;
-            if (turn.is_idle() && alone) || left.is_some_and(|left| left.is_zero()) {
-                return Ok(turn);
-            }
-            if !alone && !self.state.borrow().has_remotes() {
-                continue; // the turn may have cleared the notification of the last remote
-            }
-            let state = self.state.borrow_mut();
-            let left = state.deadlines.shorten(left, || state.backend.instant());
-            if self.prepare_sleep(state, left, Scope::All) {
-                self.wake_fd.wait_with_mask(left, mask)?;
-            }
         }
     }
 
@@ -115,9 +81,9 @@ impl Core {
     ) -> io::Result<()> {
         let now = || self.instant();
         let mut timeout = self.state.borrow().deadlines.shorten(timeout, now);
-        if let Some(spin) = self.reap_mode.get().spin(timeout, now) {
+        if self.reap_mode.get().polls() {
             let start = now();
-            if self.spin(spin, waker, scope) {
+            if self.spin(Spin::new(timeout, now), waker, scope) {
                 return Ok(());
             }
             let spent = now().saturating_duration_since(start);

@@ -1,6 +1,7 @@
 //! The same work on every real backend.
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -327,6 +328,47 @@ fn waking_from_another_thread_ends_block_on() {
             }))
             .unwrap();
         thread.join().unwrap();
+    });
+}
+
+extern "C" fn ignore(_signal: libc::c_int) {}
+
+/// The handler does not restart system calls, so the sleep of the wait ends with `EINTR`.
+#[test]
+fn inv20_a_signal_ends_no_wait() {
+    // SAFETY: every field of a `sigaction` may be zero.
+    let mut action: libc::sigaction = unsafe { std::mem::MaybeUninit::zeroed().assume_init() };
+    action.sa_sigaction = ignore as *const () as usize;
+    // SAFETY: the handler does nothing, `action` outlives the call, and a null old one is allowed.
+    let ret = unsafe { libc::sigaction(libc::SIGUSR1, &raw const action, std::ptr::null_mut()) };
+    assert_eq!(ret, 0);
+    // SAFETY: the call has no condition.
+    let me = unsafe { libc::pthread_self() };
+    on_every_backend(|engine| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let pipe = engine.attach(reader).unwrap();
+        let read = engine.read(&pipe, vec![0; 1], 0).submit().unwrap(); // waits, if the kernel can
+        if read.is_done() || engine.backend() != BackendKind::Uring {
+            return;
+        }
+        for timeout in [Some(Duration::from_millis(60)), None] {
+            let end = writer.try_clone().unwrap();
+            let sender = std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(20));
+                // SAFETY: that thread waits for this one.
+                assert_eq!(unsafe { libc::pthread_kill(me, libc::SIGUSR1) }, 0);
+                std::thread::sleep(Duration::from_millis(60));
+                if timeout.is_none() {
+                    io::Write::write_all(&mut { end }, b"x").unwrap();
+                }
+            });
+            let start = Instant::now();
+            let delivered = engine.wait(timeout).unwrap().delivered;
+            assert_eq!(delivered, usize::from(timeout.is_none()));
+            assert!(start.elapsed() >= Duration::from_millis(60), "the signal has ended it");
+            sender.join().unwrap();
+        }
+        assert_eq!(read.wait().0.unwrap(), 1);
     });
 }
 

@@ -31,8 +31,6 @@ mod partial;
 mod readable;
 mod reap_modes;
 mod reentry;
-mod registered;
 mod remote;
-mod signals;
 mod tokio;
 mod vectored;

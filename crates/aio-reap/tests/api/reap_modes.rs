@@ -17,7 +17,6 @@ use count::count;
 use readable::readable;
 
 const REAL: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
-const LONG: Duration = Duration::from_secs(3600);
 
 fn scripted(mode: ReapMode) -> (Engine, Script) {
     let script = Script::new();
@@ -28,12 +27,7 @@ fn scripted(mode: ReapMode) -> (Engine, Script) {
 /// a turn reaps.
 #[test]
 fn inv05_on_turn_leaves_completions_to_the_next_turn() {
-    for mode in [
-        ReapMode::OnTurn,
-        ReapMode::AfterSubmit,
-        ReapMode::Poll,
-        ReapMode::Hybrid { spin: Duration::from_micros(50) },
-    ] {
+    for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit, ReapMode::Poll] {
         let (engine, script) = scripted(mode);
         assert_eq!(engine.reap_mode(), mode);
         let called = Rc::new(Cell::new(0));
@@ -125,18 +119,15 @@ fn waiting_submits_every_batch_before_it_sleeps() {
     assert_eq!(read, Some(vec![7]));
 }
 
-/// `Poll` never sleeps. `Hybrid` sleeps when its time is used up.
+/// `Poll` never sleeps while the kernel has a request.
 #[test]
-fn polling_peeks_and_hybrid_sleeps_in_the_end() {
+fn polling_peeks_and_the_other_modes_sleep() {
     for (mode, peeks, sleeps) in [
         (ReapMode::Poll, true, false),
-        (ReapMode::Hybrid { spin: LONG }, true, false),
-        (ReapMode::Hybrid { spin: Duration::ZERO }, true, true),
         (ReapMode::AfterSubmit, false, true),
         (ReapMode::OnTurn, false, true),
     ] {
         let (engine, script) = scripted(mode);
-        // It sleeps once: without any time, the peeks end before the device completes a request.
         let turn = {
             let _nop = engine.nop().submit().unwrap();
             engine.wait(None).unwrap()
@@ -149,17 +140,15 @@ fn polling_peeks_and_hybrid_sleeps_in_the_end() {
 /// A peek finds the last completion, which is an EAGAIN. The engine must retry.
 #[test]
 fn inv04_eagain_found_by_a_peek_is_retried() {
-    for mode in [ReapMode::Poll, ReapMode::Hybrid { spin: LONG }] {
-        let (engine, script) = scripted(mode);
-        script.on_transfer(Transfer::Fail(libc::EAGAIN));
-        let nop = engine.nop().submit().unwrap();
-        let start = Instant::now();
-        let Ok((result, ())) = nop.wait_timeout(Duration::from_secs(60)) else {
-            panic!("{mode:?}: the request is not retried");
-        };
-        result.unwrap();
-        assert!(start.elapsed() >= Duration::from_micros(100), "{mode:?}: without a delay");
-    }
+    let (engine, script) = scripted(ReapMode::Poll);
+    script.on_transfer(Transfer::Fail(libc::EAGAIN));
+    let nop = engine.nop().submit().unwrap();
+    let start = Instant::now();
+    let Ok((result, ())) = nop.wait_timeout(Duration::from_secs(60)) else {
+        panic!("the request is not retried");
+    };
+    result.unwrap();
+    assert!(start.elapsed() >= Duration::from_micros(100), "without a delay");
 }
 
 /// A wait with a timeout ends in time, and the request is not lost.
@@ -245,12 +234,7 @@ fn every_backend_works_in_every_mode() {
         };
         let file = engine.attach(tempfile::tempfile().unwrap()).unwrap();
         let queue = CompletionQueue::new();
-        for mode in [
-            ReapMode::OnTurn,
-            ReapMode::AfterSubmit,
-            ReapMode::Poll,
-            ReapMode::Hybrid { spin: Duration::from_micros(20) },
-        ] {
+        for mode in [ReapMode::OnTurn, ReapMode::AfterSubmit, ReapMode::Poll] {
             engine.set_reap_mode(mode);
             let waits = engine.stats().waits;
             for round in 0..20u64 {
