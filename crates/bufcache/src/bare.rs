@@ -315,7 +315,7 @@ impl BareWrites {
     #[must_use]
     #[expect(clippy::new_without_default, reason = "for models")]
     pub fn new() -> Self {
-        Self(Writes::new(1, AttachOptions::new(512), None))
+        Self(Writes::new(1, AttachOptions::new(512)))
     }
 
     /// As `Shared::sync_device` does. `device` returns false if it is told of a loss.

@@ -22,7 +22,6 @@ pub struct Builder {
     patience: Duration,
     membarrier: bool,
     limits: Limits,
-    time_locks: bool,
 }
 
 impl Cache {
@@ -51,7 +50,6 @@ impl Builder {
             patience: Duration::from_secs(1),
             membarrier: false,
             limits: Limits::default(),
-            time_locks: false,
         }
     }
 
@@ -90,13 +88,6 @@ impl Builder {
     /// `membarrier`.
     pub fn membarrier(mut self, membarrier: bool) -> Self {
         self.membarrier = membarrier;
-        self
-    }
-
-    /// Measures how long the locks of the table, of the lists and of the dirty buffers are held, by
-    /// two reads of the clock each time. Off by default. See [`Times::holds`](crate::Times::holds).
-    pub fn time_locks(mut self, time_locks: bool) -> Self {
-        self.time_locks = time_locks;
         self
     }
 
@@ -149,7 +140,7 @@ impl Builder {
         let works = strategy() == Strategy::Membarrier || cfg!(any(offlock_loom, offlock_shuttle));
         let order = if self.membarrier && works { Order::Membarrier } else { Order::Fences };
         let waits = (self.patience, self.limits);
-        let shared = cache::make(units, sizes, (policy, sampled), order, waits, self.time_locks)
+        let shared = cache::make(units, sizes, (policy, sampled), order, waits)
             .map_err(|_| BuildError::NoMemory)?;
         Ok(Cache::from_shared(shared))
     }

@@ -17,7 +17,6 @@ use crate::error::{BuildError, GetError};
 use crate::in_flight::InFlight;
 use crate::source::Source;
 use crate::stats::CacheStats;
-use crate::times::Times;
 use crate::wait::Bell;
 use crate::word::SECTOR_BITS;
 
@@ -101,7 +100,7 @@ impl Cache {
             identity.inspect(|&identity| self.shared.detach(identity));
         })?;
         let device = Box::new(device);
-        let writes = Writes::new(id, options, self.shared.holds.clone());
+        let writes = Writes::new(id, options);
         let cache = Arc::clone(&self.shared);
         self.shared.add_device();
         let in_flight = InFlight::new();
@@ -147,11 +146,6 @@ impl Cache {
     /// [weight](crate::ReadGuard::set_weight), stay and lose a part of that.
     pub fn shrink(&self, buffers: usize) -> usize {
         self.shared.shrink(buffers)
-    }
-
-    /// Returns a snapshot of the times that gets took. Allocates 8 KiB.
-    pub fn times(&self) -> Times {
-        self.shared.times()
     }
 
     /// Returns a snapshot of the counters.

@@ -104,8 +104,6 @@ mod source;
 mod stats;
 mod table;
 mod tally;
-mod timed;
-mod times;
 mod wait;
 mod word;
 mod write;
@@ -128,7 +126,6 @@ pub use self::guard::{Hold, OwnedWriteGuard, Pin, ReadGuard, Uncached, WriteGuar
 pub use self::handle::{Cache, Device};
 pub use self::policy::Eviction;
 pub use self::stats::CacheStats;
-pub use self::times::{Histogram, Times};
 pub use self::write::{CloseError, Lost};
 
 /// Compiles and runs the example of the README.

@@ -1,7 +1,6 @@
 //! The methods of a device that read blocks.
 
 use std::ops::Range;
-use std::time::Instant;
 
 use crate::cache::{Entered, Fill, Got, Reuse, Wait, Want};
 use crate::error::GetError;
@@ -47,18 +46,16 @@ impl Device {
     #[inline(always)]
     fn get_key(&self, key: Key, reuse: Reuse) -> Result<ReadGuard<'_>, GetError> {
         if let Some((buffer, is_sampled, record)) = self.shared.look_up(key, self.class, reuse) {
-            let is_timed = self.shared.count_get(record);
-            if is_sampled || is_timed {
-                self.shared.note_and_time(key, self.class, is_sampled, is_timed);
+            self.shared.count_get(record);
+            if is_sampled {
+                self.shared.note_hit(key);
             }
             return Ok(ReadGuard::new(self, buffer));
         }
         self.shared.counters.get.add(1);
-        let began = Instant::now();
         let buffer = match self.shared.miss(&self.source, key, self.class, reuse, Fill::Read)? {
             Got::Shared(buffer) | Got::Locked(buffer) => buffer,
         };
-        self.shared.miss_times.add(began);
         Ok(ReadGuard::new(self, buffer))
     }
 

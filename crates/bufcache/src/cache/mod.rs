@@ -31,11 +31,11 @@ mod timer;
 mod write;
 
 use std::fmt;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use percpu::AllocError;
 use percpu::sync::atomic::{AtomicUsize, Ordering};
-use percpu::sync::{Arc, WordLock, coarse_clock};
+use percpu::sync::{WordLock, coarse_clock};
 
 pub(crate) use self::aside::Attempt;
 pub use self::bypass::Bypass;
@@ -60,19 +60,14 @@ use crate::policy::{Buffers, Eviction, Policy, Samples, Shadows};
 use crate::stats::Counter;
 use crate::table::Table;
 use crate::tally::Tally;
-use crate::timed::{Holds, TimedLock};
-use crate::times::{Counts, Times};
 use crate::wait::{Mode, Reply};
 use crate::word::{Entry, Key, SAMPLED, WRITE};
-
-/// One of this many hits of a thread is timed. A guess: timing takes ten times as long as a hit.
-const SAMPLE: u64 = 4096;
 
 /// The state that all handles of a cache share.
 pub(crate) struct Shared {
     table: Table,
     pub(crate) frames: Frames,
-    cold: TimedLock<Cold>,
+    cold: WordLock<Cold>,
     /// The numbers and identities of the devices.
     ids: WordLock<Ids>,
     waiters: Waiters,
@@ -92,10 +87,6 @@ pub(crate) struct Shared {
     is_selective: std::sync::atomic::AtomicBool,
     /// The number of hits, except for those in `counters.get`.
     hits: Tally,
-    hit_times: Counts,
-    pub(crate) miss_times: Counts,
-    /// The hold times of the locks, if they are measured.
-    pub(crate) holds: Holds,
     /// The capacity in bytes, for threads without the lock.
     room: AtomicUsize,
     /// The fences between hits and evictions.
@@ -176,14 +167,13 @@ impl Shared {
         cold: Cold,
         order: Order,
         (patience, limits): (Duration, Limits),
-        holds: Holds,
         (samples, shadows): (Samples, Option<Shadows>),
     ) -> Self {
         let room = frames.capacity();
         Self {
             table,
             frames,
-            cold: TimedLock::new(cold, holds.clone()),
+            cold: WordLock::new(cold),
             ids: WordLock::new(Ids::new()),
             waiters: Waiters::new(),
             line: Line::new(),
@@ -199,9 +189,6 @@ impl Shared {
             shadows: WordLock::new(shadows),
             is_selective: std::sync::atomic::AtomicBool::new(false),
             hits: Tally::new(),
-            hit_times: Counts::new(),
-            miss_times: Counts::new(),
-            holds,
             order,
             patience,
         }
@@ -261,46 +248,11 @@ impl Shared {
         }
     }
 
-    /// Counts a hit, whose buffer a slot of this thread's record with that number protects. Returns
-    /// whether it is to be timed.
+    /// Counts a hit, whose buffer a slot of this thread's record with that number protects.
     #[inline(always)]
-    pub(crate) fn count_get(&self, record: u32) -> bool {
-        match self.hits.count(record) {
-            Some(count) => count.is_multiple_of(SAMPLE),
-            None => {
-                self.counters.get.add(1);
-                false
-            }
-        }
-    }
-
-    /// Samples or times a hit, which few hits need. One function, because two calls would make
-    /// every hit spill a register.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn note_and_time(&self, key: Key, class: u8, is_sampled: bool, is_timed: bool) {
-        if is_sampled {
-            self.note_hit(key);
-        }
-        if is_timed {
-            self.time_a_hit(key, class);
-        }
-    }
-
-    /// Looks a block up again, and measures the time.
-    fn time_a_hit(&self, key: Key, class: u8) {
-        let began = Instant::now();
-        if let Some(buffer) = self.hit(key, class, Reuse::None) {
-            self.hit_times.add(began);
-            buffer.slot.clear();
-        }
-    }
-
-    pub(crate) fn times(&self) -> Times {
-        Times {
-            hits: self.hit_times.snapshot(),
-            misses: self.miss_times.snapshot(),
-            holds: self.holds.as_ref().map(|counts| counts.snapshot()),
+    pub(crate) fn count_get(&self, record: u32) {
+        if !self.hits.count(record) {
+            self.counters.get.add(1);
         }
     }
 
@@ -424,13 +376,11 @@ pub(crate) fn make(
     (policy, sampled): (Policy, usize),
     order: Order,
     waits: (Duration, Limits),
-    time_locks: bool,
 ) -> Result<Shared, AllocError> {
     let frames = Frames::new(units, unit, chunk)?;
     let cold = Cold::new(units, (chunk - unit) as u8, policy)?;
-    let holds = time_locks.then(|| Arc::new(Counts::new()));
-    let table = Table::new(units, holds.clone())?;
+    let table = Table::new(units)?;
     let shadows = if sampled > 0 { Some(Shadows::new(sampled)?) } else { None };
     let sample = (Samples::new(sampled, units)?, shadows);
-    Ok(Shared::new(frames, table, cold, order, waits, holds, sample))
+    Ok(Shared::new(frames, table, cold, order, waits, sample))
 }
