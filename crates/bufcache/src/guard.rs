@@ -55,26 +55,6 @@ impl<'d> ReadGuard<'d> {
     }
 }
 
-impl ReadGuard<'_> {
-    /// Sets the number of passes of the evictor that the buffer survives; 0 by default.
-    ///
-    /// A buffer that leads to others, such as the root of a tree, may weigh more than a leaf. A
-    /// miss that finds no lighter buffer in a whole pass takes more than one off each weight in its
-    /// next passes.
-    ///
-    /// Takes the lock of misses. A buffer that is evicted loses its weight.
-    ///
-    /// Not for most buffers of a large cache: the first miss that finds only heavy ones visits
-    /// them several times, a few at a time under the lock. With 512,000 buffers of weight 255
-    /// that takes up to 250 ms.
-    pub fn set_weight(&self, weight: u8) {
-        // SAFETY: the slot of this guard names an entry of the cache's table, which lives as long
-        // as `device`.
-        let entry = unsafe { self.slot.entry().as_ref() };
-        self.device.shared.set_weight(entry.word().frame(), weight);
-    }
-}
-
 impl Deref for ReadGuard<'_> {
     type Target = [u8];
 

@@ -142,8 +142,8 @@ impl Cache {
     /// Evicts at most `buffers` buffers, in the order in which misses would, and returns their
     /// number.
     ///
-    /// Visits each buffer once. Buffers in use stay. Buffers that were used lately, or that have a
-    /// [weight](crate::ReadGuard::set_weight), stay and lose a part of that.
+    /// Visits each buffer once. Buffers in use stay. Buffers that were used lately
+    /// stay and lose a use.
     pub fn shrink(&self, buffers: usize) -> usize {
         self.shared.shrink(buffers)
     }

@@ -92,7 +92,7 @@ impl Shared {
         search: Search,
         mut done: impl FnMut(&mut Cold) -> Option<T>,
     ) -> Option<T> {
-        // The number of visits since the last eviction, and since a use or a weight was lowered.
+        // The number of visits since the last eviction, and since a use was lowered.
         let (mut looked, mut idle) = (0, 0);
         let is_mostly_dirty = search != Search::Full && self.is_mostly_dirty();
         let (in_a_row, of_one_list, mut of_dead) = match search {
@@ -234,7 +234,7 @@ impl Shared {
             let Some(frame) = nodes.last(scanned) else { break };
             nodes.remove(scanned, frame);
             let entry = self.entry(frame);
-            if nodes.of(frame).weight > 0 || entry.word().used() > 0 {
+            if entry.word().used() > 0 {
                 // It was used again.
                 looks.lowered = true;
                 nodes.of(frame).once = false;
@@ -348,7 +348,7 @@ impl Shared {
 
     pub(super) fn give_to(&self, cold: &mut Cold, frame: Frame) {
         let node = cold.nodes.of(frame);
-        (node.weight, node.once, node.due) = (0, false, None);
+        (node.once, node.due) = (false, None);
         if cold.give(frame) {
             // Rare, after a resize. Under the lock, so that no thread takes the chunk meanwhile.
             self.frames.release(cold.chunk_of(frame));
@@ -418,11 +418,6 @@ impl Shared {
                 self.frames.release(chunk);
             }
         }
-    }
-
-    /// Sets the number of passes of the evictor that a buffer survives.
-    pub(crate) fn set_weight(&self, frame: Frame, weight: u8) {
-        self.cold.lock().nodes.of(frame).weight = weight;
     }
 
     /// Puts a buffer that is being loaded on a list of the policy.

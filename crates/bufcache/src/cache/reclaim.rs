@@ -41,11 +41,7 @@ impl Shared {
         for _ in 0..1 << class {
             let Some(frame) = next else { return false };
             let entry = self.entry(frame);
-            if frame.class() >= class
-                && cold.nodes.of(frame).weight == 0
-                && entry.word().used() == 0
-                && mark(entry)
-            {
+            if frame.class() >= class && entry.word().used() == 0 && mark(entry) {
                 let on = cold.nodes.on(frame);
                 cold.withdraw(frame);
                 if let On::Policy(list) = on {
@@ -113,7 +109,7 @@ impl Shared {
                 On::Free => continue,
                 On::Policy(_) | On::Scanned => {
                     let word = self.entry(frame).word();
-                    if node.weight > 0 || !is_evictable(word) {
+                    if !is_evictable(word) {
                         return None;
                     }
                     uses += word.used();

@@ -49,12 +49,9 @@ pub enum Eviction {
     Clock,
 }
 
-/// The passes over all buffers that lower weights, in a search that evicts nothing. Each lowers
-/// them twice as much as the one before, so that the largest weight is zero after the last.
-const WEIGHT_PASSES: usize = u8::BITS as usize;
 /// The passes after which uses do not keep a buffer any more. A buffer counts at most three, but
 /// hits may add uses as fast as passes take them.
-const USE_PASSES: usize = WEIGHT_PASSES + 3;
+const USE_PASSES: usize = 4;
 /// The passes after which a search gives up: every buffer was in use in the last one.
 pub(crate) const PASSES: usize = USE_PASSES + 1;
 
@@ -92,13 +89,6 @@ impl Looks {
             has_met_dirty: false,
             most,
         }
-    }
-
-    /// Returns whether a buffer of that weight stays, and lowers the weight for the next visit.
-    fn outweighs(&self, weight: &mut u8) -> bool {
-        let before = *weight;
-        *weight = before.saturating_sub(1 << self.pass.min(WEIGHT_PASSES - 1));
-        before > 0
     }
 
     /// Returns whether uses still keep a buffer.

@@ -361,23 +361,6 @@ fn a_cache_made_smaller_than_what_is_in_use_says_so() {
 }
 
 #[test]
-fn inv11_weight_r_survives_r_passes_and_goes_in_the_next() {
-    for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
-        let cache = Cache::builder(16 * SIZE).eviction(eviction).build().unwrap();
-        let disk = cache.attach(Numbered::new(16), SIZE).unwrap();
-        disk.get(0).unwrap().set_weight(3);
-        drop(disk.get(1));
-        for pass in 0..3 {
-            let evicted = cache.shrink(usize::MAX);
-            assert_eq!(evicted, usize::from(pass == 0), "pass {pass} of {eviction:?}");
-            assert!(disk.is_cached(0), "pass {pass} of {eviction:?}");
-        }
-        assert_eq!(cache.shrink(usize::MAX), 1);
-        assert!(!disk.is_cached(0), "{eviction:?}");
-    }
-}
-
-#[test]
 fn an_uncached_buffer_is_its_holders_alone() {
     let device = Numbered::new(10);
     let cache = Cache::builder(2 * SIZE).patience(Duration::from_millis(20)).build().unwrap();
@@ -528,26 +511,19 @@ fn inv07_a_buffer_is_found_behind_a_scan_that_is_in_use() {
     }
 }
 
-/// A pass looks at each buffer once, wherever it is: what it finds in use on one list leaves the
-/// others to it.
 #[test]
-fn inv11_a_pass_looks_at_each_buffer_once() {
-    const BUFFERS: u64 = 100;
+fn inv11_shrinks_evict_what_is_not_in_use() {
     for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
-        let cache = Cache::builder(BUFFERS as usize * SIZE).eviction(eviction).build().unwrap();
-        let disk = cache.attach(Numbered::new(300), SIZE).unwrap();
-        (0..BUFFERS + 8)
-            .chain(BUFFERS - 10..BUFFERS)
-            .for_each(|block| drop(disk.get(block).unwrap()));
-        let there: Vec<_> = (0..BUFFERS + 8).filter(|&block| disk.is_cached(block)).collect();
-        assert_eq!(there.len() as u64, BUFFERS);
-        there.iter().for_each(|&block| disk.get(block).unwrap().set_weight(1));
-        // Of those that weigh one, whatever their uses, none goes in the first pass.
-        assert_eq!(cache.shrink(usize::MAX), 0, "{eviction:?}");
+        let cache = Cache::builder(100 * SIZE).eviction(eviction).build().unwrap();
+        let disk = cache.attach(Numbered::new(100), SIZE).unwrap();
+        (0..100).chain(0..100).for_each(|block| drop(disk.get(block).unwrap()));
+        let held: Vec<_> = (0..100).step_by(2).map(|block| disk.get(block).unwrap()).collect();
         let passes = (1..10).find(|_| {
             cache.shrink(usize::MAX);
-            !there.iter().any(|&block| disk.is_cached(block))
+            (1..100).step_by(2).all(|block| !disk.is_cached(block))
         });
         assert!(passes.is_some_and(|passes| passes < 6), "{eviction:?}: {passes:?}");
+        assert!((0..100).step_by(2).all(|block| disk.is_cached(block)), "{eviction:?}");
+        drop(held);
     }
 }

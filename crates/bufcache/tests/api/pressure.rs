@@ -24,19 +24,6 @@ fn pin(disk: &Device, block: u64) -> Pin {
     disk.get(block).unwrap().pin().unwrap()
 }
 
-#[test]
-fn inv26_heavy_buffers_that_are_not_pinned_are_evicted() {
-    for eviction in POLICIES {
-        let (_cache, disk) = full(eviction, 640);
-        for block in 0..640 {
-            disk.get(block).unwrap().set_weight(u8::MAX);
-        }
-        let got = disk.get(640).map(|guard| guard[0]);
-        assert_eq!(got, Ok(7), "{eviction:?}");
-        assert!((0..640).filter(|&block| disk.is_cached(block)).count() >= 600, "{eviction:?}");
-    }
-}
-
 /// The table of a later cache may have the address of a dropped one.
 #[test]
 fn inv26_a_guard_that_was_forgotten_with_its_cache_keeps_no_buffer_of_another() {
@@ -52,34 +39,6 @@ fn inv26_a_guard_that_was_forgotten_with_its_cache_keeps_no_buffer_of_another() 
         (640..1280).for_each(|block| assert_eq!(disk.get(block).err(), None, "{round}"));
         (1280..1920).for_each(|block| std::mem::forget(disk.get(block).unwrap()));
         drop((disk, cache));
-    }
-}
-
-#[test]
-fn inv26_lighter_buffers_go_before_heavier_ones() {
-    for eviction in POLICIES {
-        let (_cache, disk) = full(eviction, 640);
-        for block in 0..640 {
-            let weight = if block % 2 == 0 { 100 } else { 255 };
-            disk.get(block).unwrap().set_weight(weight);
-        }
-        (640..800).for_each(|block| assert_eq!(disk.get(block).map(|guard| guard[0]), Ok(7)));
-        let left = |parity| (0..640).filter(|&b| b % 2 == parity && disk.is_cached(b)).count();
-        assert_eq!(left(1), 320, "{eviction:?}: of the light ones {} are left", left(0));
-    }
-}
-
-#[test]
-fn inv26_a_large_block_takes_the_chunk_of_heavy_small_ones() {
-    for eviction in POLICIES {
-        let builder = Cache::builder(640 * SIZE).block_sizes(SIZE, 8 * SIZE).eviction(eviction);
-        let cache = builder.patience(Duration::ZERO).build().unwrap();
-        let small = cache.attach(MemoryDevice::new(vec![7; 640 * SIZE]), SIZE).unwrap();
-        let large = cache.attach(MemoryDevice::new(vec![8; 640 * SIZE]), 8 * SIZE).unwrap();
-        for block in 0..640 {
-            small.get(block).unwrap().set_weight(u8::MAX);
-        }
-        assert_eq!(large.get(0).map(|guard| guard[0]), Ok(8), "{eviction:?}");
     }
 }
 

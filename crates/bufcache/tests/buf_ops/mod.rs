@@ -299,13 +299,6 @@ impl<'d> Machine<'d> {
                 assert_eq!(device.invalidate(BLOCKS), Err(error));
                 assert!(device.try_get(BLOCKS).is_err() && device.read_uncached(u64::MAX).is_err());
             }
-            1 => {
-                for holding in &self.kept {
-                    if let Kept::Guard(guard) = &holding.kept {
-                        guard.set_weight(arg >> 4 & 1);
-                    }
-                }
-            }
             _ => self.look_around(),
         }
     }
