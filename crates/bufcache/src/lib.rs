@@ -23,7 +23,7 @@
 //! |---|---|
 //! | reads in threads that may block | [`Device::get`]; [`ReadGuard::pin`] to move or keep what it returns |
 //! | reads in tasks | [`Device::get_async`], which changes a count of the buffer, also on a hit |
-//! | scans | [`Device::get_once`], whose blocks are evicted first, and [`Device::readahead`] |
+//! | scans | [`Device::readahead`] |
 //! | changes blocks | [`Device::get_mut`], or [`Device::create`] for a block of zeros; [`Device::sync`] |
 //! | has a log of its own | [`AttachOptions::wal`] and [`WriteGuard::set_lsn`] |
 //! | reads from files or block devices | [`FileDevice`]; with many operations in flight `EngineDevice` (feature `aio-reap`) |

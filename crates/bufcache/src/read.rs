@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::cache::{Entered, Fill, Got, Reuse, Wait, Want};
+use crate::cache::{Entered, Fill, Got, Wait, Want};
 use crate::error::GetError;
 use crate::guard::{Pin, ReadGuard, Uncached};
 use crate::handle::Device;
@@ -27,25 +27,7 @@ impl Device {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
-        self.get_key(key, Reuse::Likely)
-    }
-
-    /// As [`get`](Self::get), for a block that is used once, as in a scan: a hit does not count as
-    /// a use, and a block that it loads is evicted first, unless it is used again.
-    ///
-    /// # Errors
-    ///
-    /// As [`get`](Self::get).
-    pub fn get_once(&self, block: u64) -> Result<ReadGuard<'_>, GetError> {
-        let Some(key) = self.source.key(block) else {
-            return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
-        };
-        self.get_key(key, Reuse::None)
-    }
-
-    #[inline(always)]
-    fn get_key(&self, key: Key, reuse: Reuse) -> Result<ReadGuard<'_>, GetError> {
-        if let Some((buffer, is_sampled, record)) = self.shared.look_up(key, self.class, reuse) {
+        if let Some((buffer, is_sampled, record)) = self.shared.look_up(key, self.class) {
             self.shared.count_get(record);
             if is_sampled {
                 self.shared.note_hit(key);
@@ -53,7 +35,7 @@ impl Device {
             return Ok(ReadGuard::new(self, buffer));
         }
         self.shared.counters.get.add(1);
-        let buffer = match self.shared.miss(&self.source, key, self.class, reuse, Fill::Read)? {
+        let buffer = match self.shared.miss(&self.source, key, self.class, Fill::Read)? {
             Got::Shared(buffer) | Got::Locked(buffer) => buffer,
         };
         Ok(ReadGuard::new(self, buffer))
@@ -119,8 +101,7 @@ impl Device {
     /// for that before it reads the bytes. `None` if the block is being discarded.
     fn pin(&self, key: Key) -> Result<Option<Pin>, GetError> {
         let shared = &self.shared;
-        let (reuse, fill) = (Reuse::Likely, Fill::Read);
-        let want = Want { class: self.class, reuse, fill, wait: Wait::None };
+        let want = Want { class: self.class, fill: Fill::Read, wait: Wait::None };
         let place = match shared.enter(&self.source, key, want)? {
             Entered::Pinned(place) => place,
             Entered::Cached(buffer) | Entered::Locked(buffer) => shared.pin_protected(buffer)?,
@@ -140,7 +121,7 @@ impl Device {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
-        let found = self.shared.look_up(key, self.class, Reuse::Likely);
+        let found = self.shared.look_up(key, self.class);
         if let Some((buffer, is_sampled, record)) = found {
             if is_sampled {
                 self.shared.note_hit(key);

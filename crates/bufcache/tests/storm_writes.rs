@@ -176,7 +176,6 @@ impl Storm {
         let oldest = disk.settled[block as usize].load(Ordering::Acquire);
         let guard = match rng.u64(..4) {
             0 => device.try_get(block),
-            1 => device.get_once(block),
             _ => device.get(block),
         };
         let guard = match guard {

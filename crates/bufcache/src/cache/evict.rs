@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 use percpu::sync::atomic::Ordering;
 use percpu::sync::{Arc, check, step, thread};
 
-use super::{Reuse, Shared};
+use super::Shared;
 use crate::cold::Cold;
 use crate::error::GetError;
 use crate::few::Few;
 use crate::frames::Frame;
 use crate::hazard;
 use crate::nodes::{On, Victim};
-use crate::policy::{Buffers, Looks, PASSES, mark};
+use crate::policy::{Looks, PASSES};
 use crate::source::Source;
 use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, STALE, WAITED, WRITE};
@@ -120,7 +120,7 @@ impl Shared {
                 // The dirty buffers that keep a chunk from being freed may be anywhere on the
                 // lists.
                 looks.until_dirty &= !cold.may_need_chunk(class);
-                let all = cold.policy.len() + cold.scanned.len;
+                let all = cold.policy.len();
                 looks.pass = looked / all.max(1);
                 self.choose(&mut cold, &mut victims, BATCH, &mut looks);
                 if cold.may_need_chunk(class) {
@@ -224,29 +224,7 @@ impl Shared {
         let is_done = |victims: &Batch, units: usize| {
             victims.len() >= most.min(BATCH) || (units > 0 && units >= most_units)
         };
-        let Cold { nodes, policy, scanned, .. } = cold;
-        // First the buffers that were read once. Buffers in use go to the front of the list.
-        while looks.left > 0 && looks.has_more(looks.scanned, scanned.len) {
-            if is_done(victims, units) {
-                return;
-            }
-            looks.left -= 1;
-            let Some(frame) = nodes.last(scanned) else { break };
-            nodes.remove(scanned, frame);
-            let entry = self.entry(frame);
-            if entry.word().used() > 0 {
-                // It was used again.
-                looks.lowered = true;
-                nodes.of(frame).once = false;
-                policy.insert(nodes, self, frame, entry.key());
-            } else if mark(entry) {
-                victims.push(self.victim(frame, On::Scanned));
-                units += 1 << frame.class();
-            } else {
-                nodes.push(scanned, frame, On::Scanned);
-                looks.scanned += 1;
-            }
-        }
+        let Cold { nodes, policy, .. } = cold;
         while !is_done(victims, units) {
             let Some(victim) = policy.pick(nodes, self, looks) else { break };
             victims.push(victim);
@@ -348,7 +326,7 @@ impl Shared {
 
     pub(super) fn give_to(&self, cold: &mut Cold, frame: Frame) {
         let node = cold.nodes.of(frame);
-        (node.once, node.due) = (false, None);
+        node.due = None;
         if cold.give(frame) {
             // Rare, after a resize. Under the lock, so that no thread takes the chunk meanwhile.
             self.frames.release(cold.chunk_of(frame));
@@ -359,10 +337,7 @@ impl Shared {
     /// Returns the number of evicted buffers.
     pub(crate) fn shrink(&self, buffers: usize) -> usize {
         let mut freed = 0;
-        let mut left = {
-            let cold = self.cold.lock();
-            cold.policy.len() + cold.scanned.len
-        };
+        let mut left = self.cold.lock().policy.len();
         let mut looks = Looks::new(None);
         while freed < buffers {
             freed += self.free_dead(LOOKS as usize);
@@ -421,19 +396,13 @@ impl Shared {
     }
 
     /// Puts a buffer that is being loaded on a list of the policy.
-    pub(super) fn admit(&self, frame: Frame, key: Key, reuse: Reuse) {
+    pub(super) fn admit(&self, frame: Frame, key: Key) {
         let mut cold = self.cold.lock();
-        let Cold { nodes, policy, scanned, .. } = &mut *cold;
-        match reuse {
-            Reuse::Likely => policy.insert(nodes, self, frame, key),
-            Reuse::None => {
-                nodes.of(frame).once = true;
-                nodes.push(scanned, frame, On::Scanned);
-            }
-        }
+        let Cold { nodes, policy, .. } = &mut *cold;
+        policy.insert(nodes, self, frame, key);
         let is_full = cold.is_nearly_full();
         drop(cold);
-        self.note_miss(key, reuse, is_full);
+        self.note_miss(key, is_full);
     }
 
     /// Takes a buffer off the list from which it may be evicted, if it is on one.

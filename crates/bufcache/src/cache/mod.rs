@@ -120,13 +120,6 @@ pub(crate) struct Counters {
     pub(crate) claims_refused: Counter,
 }
 
-/// Whether a block is likely to be used again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reuse {
-    Likely,
-    None,
-}
-
 impl Counters {
     /// Returns counters that have their memory, so that the first miss that counts something
     /// allocates nothing.
@@ -195,8 +188,8 @@ impl Shared {
     }
 
     /// Returns the buffer of `key` if it is cached and readable. Wait-free, without a shared write.
-    pub(crate) fn hit(&self, key: Key, class: u8, reuse: Reuse) -> Option<Protected> {
-        let (buffer, is_sampled, _) = self.look_up(key, class, reuse)?;
+    pub(crate) fn hit(&self, key: Key, class: u8) -> Option<Protected> {
+        let (buffer, is_sampled, _) = self.look_up(key, class)?;
         if is_sampled {
             self.note_hit(key);
         }
@@ -206,22 +199,15 @@ impl Shared {
     /// As [`hit`](Self::hit), but returns whether the caller is to call
     /// [`note_hit`](Self::note_hit), and the number of the slot's record.
     #[inline(always)]
-    pub(crate) fn look_up(
-        &self,
-        key: Key,
-        class: u8,
-        reuse: Reuse,
-    ) -> Option<(Protected, bool, u32)> {
+    pub(crate) fn look_up(&self, key: Key, class: u8) -> Option<(Protected, bool, u32)> {
         let entry = self.table.find(key)?;
         let (slot, record) = hazard::protect_numbered(entry, self.order).ok()?;
         if let Some(word) = entry.look(key) {
             if word.is_readable_as(class) {
-                if reuse == Reuse::Likely {
-                    entry.count_hit(word);
-                }
+                entry.count_hit(word);
                 self.frames.reading(word.frame());
-                let is_sampled = word.has(SAMPLED) && reuse == Reuse::Likely;
-                return Some((Protected { slot, frame: word.frame() }, is_sampled, record));
+                let buffer = Protected { slot, frame: word.frame() };
+                return Some((buffer, word.has(SAMPLED), record));
             }
         }
         slot.clear();

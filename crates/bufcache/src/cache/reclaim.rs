@@ -107,7 +107,7 @@ impl Shared {
             let node = cold.nodes.of(frame);
             match node.on {
                 On::Free => continue,
-                On::Policy(_) | On::Scanned => {
+                On::Policy(_) => {
                     let word = self.entry(frame).word();
                     if !is_evictable(word) {
                         return None;
@@ -133,7 +133,7 @@ impl Shared {
                     cold.hold(frame);
                     chunk.push(Victim { frame, place: 0, on });
                 }
-                On::Policy(_) | On::Scanned if mark(self.entry(frame)) => {
+                On::Policy(_) if mark(self.entry(frame)) => {
                     cold.withdraw(frame);
                     chunk.push(Victim { frame, place: self.frames.header(frame).place(), on });
                 }

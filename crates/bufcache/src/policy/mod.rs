@@ -63,10 +63,8 @@ pub(crate) struct Looks {
     pub(crate) left: u32,
     /// Set if a visited buffer stays and counts as less used now.
     pub(crate) lowered: bool,
-    /// The buffers visited in a row that stay on the list of buffers read once. They are at its
-    /// front. If it is the whole list, the victim is on another.
-    pub(crate) scanned: usize,
-    /// The same of the main list of the policy.
+    /// The buffers visited in a row that stay on the main list. They are at its front. If it is the
+    /// whole list, the victim is on another.
     pub(crate) main: usize,
     /// Whether the search ends at a buffer that is due for eviction, but dirty.
     pub(crate) until_dirty: bool,
@@ -83,7 +81,6 @@ impl Looks {
             pass: 0,
             left: 0,
             lowered: false,
-            scanned: 0,
             main: 0,
             until_dirty: false,
             has_met_dirty: false,
@@ -108,7 +105,7 @@ impl Looks {
 
     /// A buffer was evicted, so all lists are visited again.
     pub(crate) fn start_over(&mut self) {
-        (self.scanned, self.main) = (0, 0);
+        self.main = 0;
     }
 }
 

@@ -487,7 +487,7 @@ fn inv07_the_only_buffer_that_is_not_in_use_is_found() {
         // scan.
         let blocks = (0..BUFFERS + 3).chain(BUFFERS - 4..BUFFERS);
         blocks.for_each(|block| drop(disk.get(block).unwrap()));
-        (60..90).for_each(|block| drop(disk.get_once(block).unwrap()));
+        (60..90).for_each(|block| drop(disk.get(block).unwrap()));
         let mut held: Vec<_> = (0..90).filter_map(|block| disk.try_get(block).ok()).collect();
         assert_eq!(held.len() as u64, BUFFERS);
         drop(held.remove(idle as usize));
@@ -504,7 +504,7 @@ fn inv07_a_buffer_is_found_behind_a_scan_that_is_in_use() {
     for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
         let cache = Cache::builder(BUFFERS as usize * SIZE).eviction(eviction).build().unwrap();
         let disk = cache.attach(Numbered::new(200), SIZE).unwrap();
-        let held: Vec<_> = (1..BUFFERS).map(|block| disk.get_once(block).unwrap()).collect();
+        let held: Vec<_> = (1..BUFFERS).map(|block| disk.get(block).unwrap()).collect();
         drop(disk.get(0).unwrap());
         assert!(disk.claim(150).unwrap().is_some(), "{eviction:?}");
         drop(held);

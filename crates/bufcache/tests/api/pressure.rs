@@ -57,19 +57,6 @@ fn inv26_one_buffer_is_found_behind_thousands_that_are_pinned() {
 }
 
 #[test]
-fn inv26_one_buffer_is_found_behind_thousands_that_were_read_once_and_are_pinned() {
-    for free in [0, 500, 999, 1999] {
-        let builder = Cache::builder(2000 * SIZE).block_sizes(SIZE, SIZE);
-        let cache = builder.patience(Duration::ZERO).build().unwrap();
-        let disk = cache.attach(MemoryDevice::new(vec![7; 4000 * SIZE]), SIZE).unwrap();
-        let once = |block| disk.get_once(block).unwrap().pin().unwrap();
-        let mut pins: Vec<_> = (0..2000).map(once).collect();
-        drop(pins.swap_remove(free));
-        assert_eq!(disk.get(2000).map(|guard| guard[0]), Ok(7), "buffer {free} is free");
-    }
-}
-
-#[test]
 fn inv26_a_stale_buffer_is_freed_behind_others_that_are_pinned() {
     for free in [0, 50, 99] {
         let (_cache, disk) = full(Eviction::A2, 100);
