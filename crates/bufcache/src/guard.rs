@@ -302,39 +302,3 @@ impl fmt::Debug for Hold {
         f.debug_struct("Hold").finish_non_exhaustive()
     }
 }
-
-/// An owned buffer that is not in the cache's table. From [`Device::read_uncached`].
-pub struct Uncached {
-    pub(crate) device: Device,
-    pub(crate) frame: Frame,
-}
-
-impl Deref for Uncached {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        // SAFETY: the frame has no entry, so this value owns its bytes (invariant 1 of `frames`).
-        unsafe { self.device.shared.frames.bytes(self.frame).as_ref() }
-    }
-}
-
-impl DerefMut for Uncached {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the frame has no entry, so this value owns its bytes, and `&mut self` excludes
-        // other references to them.
-        unsafe { self.device.shared.frames.bytes(self.frame).as_mut() }
-    }
-}
-
-impl Drop for Uncached {
-    fn drop(&mut self) {
-        self.device.shared.frames.writing(self.frame);
-        self.device.shared.give(self.frame);
-    }
-}
-
-impl fmt::Debug for Uncached {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Uncached").field("len", &self.len()).finish_non_exhaustive()
-    }
-}

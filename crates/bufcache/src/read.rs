@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::cache::{Entered, Fill, Got, Wait, Want};
 use crate::error::GetError;
-use crate::guard::{Pin, ReadGuard, Uncached};
+use crate::guard::{Pin, ReadGuard};
 use crate::handle::Device;
 use crate::word::{IO, Key};
 
@@ -132,24 +132,5 @@ impl Device {
         self.shared.counters.get.add(1);
         self.shared.counters.busy_locked.add(1);
         Err(GetError::WouldBlock)
-    }
-
-    /// Reads a block from the device into a buffer that is not in the table. Does not see dirty
-    /// bytes of the block, which the device does not have yet. Blocks for the device, and for a
-    /// buffer.
-    ///
-    /// # Errors
-    ///
-    /// As [`get`](Self::get).
-    pub fn read_uncached(&self, block: u64) -> Result<Uncached, GetError> {
-        let key = self.checked_key(block)?;
-        self.source.check_read(key)?;
-        let frame = self.shared.take_frame(&self.source, self.class)?;
-        self.shared.counters.create.add(1);
-        self.shared.frames.writing(frame);
-        let mut buffer = Uncached { device: self.clone(), frame };
-        self.shared.counters.get_read.add(1);
-        self.source.read(key, &mut buffer).map_err(|failure| failure.of(block))?;
-        Ok(buffer)
     }
 }

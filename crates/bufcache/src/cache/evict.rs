@@ -69,17 +69,6 @@ impl BufferWait {
 }
 
 impl Shared {
-    /// Takes a frame off the lists. Waits for one.
-    pub(crate) fn take_frame(&self, source: &Arc<Source>, class: u8) -> Result<Frame, GetError> {
-        let mut wait = BufferWait::new(self.patience);
-        loop {
-            if let Some(frame) = self.try_take_frame(class, wait.search) {
-                return Ok(frame);
-            }
-            self.wait_for_buffers(Some(source), &mut wait)?;
-        }
-    }
-
     /// Takes a frame off the lists. `None` if the search finds no buffer that may be evicted.
     pub(super) fn try_take_frame(&self, class: u8, search: Search) -> Option<Frame> {
         self.evict_until(class, search, |cold| cold.take(class))

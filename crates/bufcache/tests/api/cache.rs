@@ -361,19 +361,6 @@ fn a_cache_made_smaller_than_what_is_in_use_says_so() {
 }
 
 #[test]
-fn an_uncached_buffer_is_its_holders_alone() {
-    let device = Numbered::new(10);
-    let cache = Cache::builder(2 * SIZE).patience(Duration::from_millis(20)).build().unwrap();
-    let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
-    let (mut mine, other) = (disk.read_uncached(4).unwrap(), disk.read_uncached(4).unwrap());
-    mine[0] = 99;
-    assert_eq!((mine[0], other[0]), (99, 4));
-    assert_eq!(disk.get(4).err(), Some(GetError::NoFreeBuffers));
-    drop(mine);
-    assert_eq!((disk.get(4).unwrap()[0], device.reads.load(Relaxed)), (4, 3));
-}
-
-#[test]
 fn devices_that_are_gone_give_their_numbers_back_and_leave_no_blocks() {
     let cache = Cache::new(64 * SIZE).unwrap();
     let kept = cache.attach(MemoryDevice::new(vec![255; SIZE]), SIZE).unwrap();

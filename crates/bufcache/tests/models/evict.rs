@@ -53,7 +53,7 @@ fn inv06_a_guard_becomes_a_pin() {
         let guard = world.disk.get(0).unwrap();
         let evicts = thread::spawn({
             let disk = world.disk.clone();
-            move || assert_eq!(disk.read_uncached(1).err(), Some(GetError::NoFreeBuffers))
+            move || assert_eq!(disk.get(1).err(), Some(GetError::NoFreeBuffers))
         });
         let pin = guard.pin().unwrap();
         drop(guard);
@@ -103,7 +103,7 @@ fn inv05_a_lookup_against_the_last_release() {
             let world = world.clone();
             move || world.read(0)
         });
-        look(&world.disk.read_uncached(1).unwrap(), 1);
+        look(&world.disk.get(1).unwrap(), 1);
         reads.join().unwrap();
         // In the end it is there only if it was read again.
         let again = world.reads() - 2;
