@@ -218,26 +218,6 @@ macro_rules! exclusive {
                 self.modified = true;
                 self.device.shared.frames.header(self.frame).raise_lsn(lsn);
             }
-
-            /// Keeps the block from being written to the device until the returned [`Hold`] drops.
-            /// Meanwhile the block can be read and written in the cache. Counts as a change.
-            ///
-            /// ```
-            /// use bufcache::{Cache, MemoryDevice};
-            ///
-            /// let disk = Cache::new(1 << 20)?.attach(MemoryDevice::new(vec![0; 100_000]), 4096)?;
-            /// let mut block = disk.get_mut(3)?;
-            /// block[..5].copy_from_slice(b"hello");
-            /// let hold = block.hold_back(); // until the entry of a journal is durable
-            /// drop(block);
-            /// drop(hold);
-            /// disk.sync()?;
-            /// # Ok::<(), Box<dyn std::error::Error>>(())
-            /// ```
-            pub fn hold_back(&mut self) -> Hold {
-                self.modified = true;
-                Hold::new(&self.device, self.frame)
-            }
         }
 
         impl Deref for $guard $(<$life>)? {
@@ -272,33 +252,3 @@ macro_rules! exclusive {
 
 exclusive!(WriteGuard<'_>);
 exclusive!(OwnedWriteGuard);
-
-/// Keeps a dirty block from being written. From [`WriteGuard::hold_back`] and
-/// [`OwnedWriteGuard::hold_back`].
-///
-/// It is a handle of the device, too: a device whose handles are dropped stays attached, with its
-/// dirty blocks, until its holds drop.
-#[must_use = "the block is held back only while this lives"]
-pub struct Hold {
-    device: Device,
-    frame: Frame,
-}
-
-impl Hold {
-    fn new(device: &Device, frame: Frame) -> Self {
-        device.shared.frames.header(frame).hold();
-        Self { device: device.clone(), frame }
-    }
-}
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        self.device.shared.frames.header(self.frame).let_go();
-    }
-}
-
-impl fmt::Debug for Hold {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hold").finish_non_exhaustive()
-    }
-}

@@ -39,7 +39,7 @@ impl Cache {
     /// Attaches a device, which is read in blocks of `block_size` bytes.
     ///
     /// The device is dropped after its last handle, guard and pin, or when the cleaner has ended
-    /// its round, or the last [`Hold`](crate::Hold). Its clean buffers are evicted in their turn. Devices have 65,535 numbers: once
+    /// its round. Its clean buffers are evicted in their turn. Devices have 65,535 numbers: once
     /// these are used up, a call searches the whole table for buffers of dropped devices, and frees
     /// their numbers.
     ///

@@ -122,7 +122,7 @@ pub use self::engine::lent;
 #[cfg(feature = "aio-reap")]
 pub use self::engine::{LentEngine, lend_engine};
 pub use self::error::{BuildError, GetError};
-pub use self::guard::{Hold, OwnedWriteGuard, Pin, ReadGuard, WriteGuard};
+pub use self::guard::{OwnedWriteGuard, Pin, ReadGuard, WriteGuard};
 pub use self::handle::{Cache, Device};
 pub use self::policy::Eviction;
 pub use self::stats::CacheStats;

@@ -293,8 +293,7 @@ impl Shared {
         let entry = self.entry(frame);
         debug_assert!(entry.word().has(STALE), "a live buffer among the dead");
         // The entry is hidden, so it gets no new users.
-        let held_back = self.frames.header(frame).is_held();
-        let unused = !held_back && hazard::is_left(entry, self.order);
+        let unused = hazard::is_left(entry, self.order);
         if unused {
             self.table.free(self.frames.header(frame).place());
         }
