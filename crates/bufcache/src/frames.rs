@@ -198,12 +198,12 @@ impl Header {
         self.lsn.load(Ordering::Relaxed)
     }
 
-    /// Counts a failed write by the cleaner. Returns the count before.
-    pub(crate) fn count_try(&self) -> u32 {
+    /// Counts a failed write by the cleaner.
+    pub(crate) fn count_try(&self) {
         // Ordering: Relaxed, here and in the three methods below; the thread that has marked the
         // word `BACK` or `WRITE` changes the count, and its change of the word carries it to the
         // next. A walk of the dirty list reads it as a hint.
-        self.tries.fetch_add(1, Ordering::Relaxed)
+        self.tries.store(self.tries().saturating_add(1), Ordering::Relaxed);
     }
 
     pub(crate) fn tries(&self) -> u32 {

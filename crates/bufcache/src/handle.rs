@@ -62,7 +62,7 @@ impl Cache {
         self.attach_with(device, AttachOptions::new(block_size))
     }
 
-    /// Attaches a device with options: verifiers, a log, and rules for failed writes.
+    /// Attaches a device with options: verifiers and a log.
     ///
     /// # Errors
     ///

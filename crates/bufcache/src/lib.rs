@@ -115,7 +115,7 @@ pub use self::device::EngineDevice;
 pub use self::device::{
     BlockDevice, Fault, FaultDevice, FileDevice, MemoryDevice, Operation, Outcome, Recorded,
 };
-pub use self::dirty::{AttachOptions, ErrorRule, Wal, WriteError};
+pub use self::dirty::{AttachOptions, Wal, WriteError};
 #[cfg(all(feature = "aio-reap", any(offlock_loom, offlock_shuttle)))]
 #[doc(hidden)]
 pub use self::engine::lent;

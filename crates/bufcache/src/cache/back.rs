@@ -467,10 +467,11 @@ impl Shared {
         }
         let header = self.frames.header(dirty.frame);
         if selection.include != Include::All {
-            let rule = source.writes.options.rule(number);
-            let life = self.now().saturating_sub(header.since());
-            if header.count_try() >= rule.retries || u128::from(life) >= rule.within.as_millis() {
+            // The cleaner retries for ever, unless the device is gone.
+            if matches!(number, libc::ENODEV | libc::ENXIO) {
                 header.give_up();
+            } else {
+                header.count_try();
             }
         }
         self.unmark_back(self.entry(dirty.frame), dirty.frame, 0);

@@ -40,8 +40,8 @@ pub(crate) enum Include {
     /// Blocks whose write has not failed. With a limit of few blocks,
     /// older ones that cannot be written do not take the places of others.
     Promising,
-    /// All blocks but those that the cleaner has given up, which it does after some failures. A
-    /// failure counts.
+    /// All blocks but those that the cleaner has given up, because their device is gone. A failure
+    /// counts.
     NotGivenUp,
     /// All blocks, for an explicit flush or sync. A failure does not count.
     All,

@@ -27,7 +27,7 @@ pub(crate) use self::exclusion::Exclusion;
 pub(crate) use self::extents::Extents;
 pub(crate) use self::group::Group;
 pub(crate) use self::list::DirtyList;
-pub use self::rules::{AttachOptions, ErrorRule, Wal};
+pub use self::rules::{AttachOptions, Wal};
 
 /// The state of the writes of one device.
 pub(crate) struct Writes {
