@@ -233,7 +233,7 @@ impl Shared {
         });
         let mut in_use = [false; BATCH];
         let marked = &entries[..victims.len()];
-        step!("evict: scan the slots", hazard::mark_protected(marked, &mut in_use, self.order));
+        step!("evict: scan the slots", hazard::mark_protected(marked, &mut in_use));
         for at in 0..victims.len() {
             let (entry, place) = (entries[at], victims[at].place);
             // A guard may have become a pin since the mark. The pin comes before the clear of its
@@ -293,7 +293,7 @@ impl Shared {
         let entry = self.entry(frame);
         debug_assert!(entry.word().has(STALE), "a live buffer among the dead");
         // The entry is hidden, so it gets no new users.
-        let unused = hazard::is_left(entry, self.order);
+        let unused = hazard::is_left(entry);
         if unused {
             self.table.free(self.frames.header(frame).place());
         }
@@ -479,10 +479,7 @@ impl Shared {
             // the buffer marked may put it on that list first. Without the slot it could be freed
             // there, and this thread would move the frame of another block.
             let mut slot = None;
-            step!(
-                "invalidate: protect the entry",
-                slot = Some(hazard::protect(entry, self.order)?)
-            );
+            step!("invalidate: protect the entry", slot = Some(hazard::protect(entry)?));
             let clear = || slot.inspect(|slot| slot.clear());
             if entry.try_change(word, STALE, DIRTY | WAITED).is_err() {
                 clear();

@@ -53,7 +53,7 @@ use crate::cold::Cold;
 use crate::contain::contain;
 use crate::error::{BuildError, GetError};
 use crate::frames::{Frame, Frames};
-use crate::hazard::{self, Order, Slot};
+use crate::hazard::{self, Slot};
 use crate::ids::{Identity, Ids};
 use crate::nodes::{On, Victim};
 use crate::policy::{Buffers, Eviction, Policy, Samples, Shadows};
@@ -89,8 +89,6 @@ pub(crate) struct Shared {
     hits: Tally,
     /// The capacity in bytes, for threads without the lock.
     room: AtomicUsize,
-    /// The fences between hits and evictions.
-    order: Order,
     /// How long a miss waits for a buffer, and other calls for a guard.
     pub(crate) patience: Duration,
     /// The coarse time at which the cache was made.
@@ -158,7 +156,6 @@ impl Shared {
         frames: Frames,
         table: Table,
         cold: Cold,
-        order: Order,
         (patience, limits): (Duration, Limits),
         (samples, shadows): (Samples, Option<Shadows>),
     ) -> Self {
@@ -182,7 +179,6 @@ impl Shared {
             shadows: WordLock::new(shadows),
             is_selective: std::sync::atomic::AtomicBool::new(false),
             hits: Tally::new(),
-            order,
             patience,
         }
     }
@@ -201,7 +197,7 @@ impl Shared {
     #[inline(always)]
     pub(crate) fn look_up(&self, key: Key, class: u8) -> Option<(Protected, bool, u32)> {
         let entry = self.table.find(key)?;
-        let (slot, record) = hazard::protect_numbered(entry, self.order).ok()?;
+        let (slot, record) = hazard::protect_numbered(entry).ok()?;
         if let Some(word) = entry.look(key) {
             if word.is_readable_as(class) {
                 entry.count_hit(word);
@@ -360,7 +356,6 @@ pub(crate) fn make(
     units: usize,
     (unit, chunk): (u32, u32),
     (policy, sampled): (Policy, usize),
-    order: Order,
     waits: (Duration, Limits),
 ) -> Result<Shared, AllocError> {
     let frames = Frames::new(units, unit, chunk)?;
@@ -368,5 +363,5 @@ pub(crate) fn make(
     let table = Table::new(units)?;
     let shadows = if sampled > 0 { Some(Shadows::new(sampled)?) } else { None };
     let sample = (Samples::new(sampled, units)?, shadows);
-    Ok(Shared::new(frames, table, cold, order, waits, sample))
+    Ok(Shared::new(frames, table, cold, waits, sample))
 }

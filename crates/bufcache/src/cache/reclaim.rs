@@ -193,7 +193,7 @@ impl Shared {
         }
         let entries = &entries[..len];
         let mut in_use = [false; MOST];
-        hazard::mark_protected(entries, &mut in_use, self.order);
+        hazard::mark_protected(entries, &mut in_use);
         for (entry, in_use) in entries.iter().zip(&mut in_use) {
             // After the scan: a guard that becomes a pin pins before it clears its slot.
             *in_use |= entry.word().pins() > 0;

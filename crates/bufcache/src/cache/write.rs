@@ -232,10 +232,10 @@ impl Shared {
             return Err(Obstacle::Passing);
         }
         entry.try_change(word, WRITE, 0).map_err(|_| Obstacle::Passing)?;
-        // Ordering: against the slots of readers, see `Order::barrier`; and against the SeqCst
+        // Ordering: against the slots of readers, see `hazard::barrier`; and against the SeqCst
         // fence in `Shared::close`: this thread finds the stage `Closing`, or the closer finds
         // `WRITE`.
-        step!("write: the mark is set before the scan", self.order.barrier());
+        step!("write: the mark is set before the scan", hazard::barrier());
         if source.writes.refuses_writers() {
             self.clear_marks_and_wake(entry, buffer.frame, WRITE, 0);
             return Err(Obstacle::Closing);

@@ -8,11 +8,6 @@ use super::world::{World, dawdle, look, neighbours, thoroughly};
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("protect: the slot is set before the lookup", "evict::inv06_a_hit_keeps_its_buffer"),
-    (
-        "protect: the slot is set before the lookup",
-        "evict::inv06_a_hit_keeps_its_buffer_by_membarrier",
-    ),
-    ("evict: scan the slots", "evict::inv06_a_hit_keeps_its_buffer_by_membarrier"),
     ("evict: scan the slots", "evict::inv06_a_hit_keeps_its_buffer"),
     ("evict: scan the slots", "evict::inv05_a_lookup_against_the_last_release"),
     #[cfg(offlock_loom)] // too rare in random schedules
@@ -31,12 +26,6 @@ pub(super) const LOOM_ONLY: &[&str] =
 #[test]
 fn inv06_a_hit_keeps_its_buffer() {
     thoroughly(|| hits_against_an_evictor(&World::new(1)));
-}
-
-/// The same with the other kind of fence.
-#[test]
-fn inv06_a_hit_keeps_its_buffer_by_membarrier() {
-    thoroughly(|| hits_against_an_evictor(&World::membarrier(1)));
 }
 
 fn hits_against_an_evictor(world: &World) {

@@ -14,10 +14,6 @@ use super::world::{BLOCKS, SIZE, dawdle, thoroughly};
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("write: the mark is set before the scan", "write::inv15_a_writer_against_a_reader"),
-    (
-        "write: the mark is set before the scan",
-        "write::inv15_a_writer_against_a_reader_by_membarrier",
-    ),
     ("write: no reader is left", "write::inv15_a_writer_against_a_reader"),
     ("scan by a writer: the bytes were read before", "write::inv15_a_writer_against_a_reader"),
     (
@@ -45,12 +41,6 @@ pub(super) const LOOM_ONLY: &[&str] =
 #[test]
 fn inv15_a_writer_against_a_reader() {
     thoroughly(|| against_a_reader(small(2)));
-}
-
-/// The same with the other kind of fence.
-#[test]
-fn inv15_a_writer_against_a_reader_by_membarrier() {
-    thoroughly(|| against_a_reader(small(2).membarrier(true)));
 }
 
 fn against_a_reader(builder: Builder) {
