@@ -58,9 +58,9 @@ impl BlockDevice for Disk {
     }
 }
 
-/// The disk, attached once with each length: a block is asked for with one of them only.
+/// The disk, attached to a cache for each length: a block is asked for with one of them only.
 struct Ours {
-    cache: Cache,
+    caches: [Cache; LENGTHS.len()],
     disks: [Device; LENGTHS.len()],
 }
 
@@ -68,17 +68,21 @@ impl Buffers for Ours {
     const NAME: &'static str = "bufcache";
 
     fn new() -> Self {
-        let largest = usize::from(LENGTHS[LENGTHS.len() - 1]) * SECTOR;
-        let builder = Cache::builder(ROOM * largest).block_sizes(SECTOR, largest);
-        let cache = builder.build().expect(OPEN);
-        let disks =
-            LENGTHS.map(|length| cache.attach(Disk, usize::from(length) * SECTOR).expect(OPEN));
-        Self { cache, disks }
+        let sizes = LENGTHS.map(|length| usize::from(length) * SECTOR);
+        let caches =
+            sizes.map(|size| Cache::builder(ROOM * size).block_size(size).build().expect(OPEN));
+        let mut at = caches.iter().zip(sizes);
+        let disks = LENGTHS.map(|_| {
+            let (cache, size) = at.next().expect("one for each length");
+            cache.attach(Disk, size).expect(OPEN)
+        });
+        Self { caches, disks }
     }
 
     fn empty(&self) {
         for _ in 0..8 {
-            self.cache.shrink(usize::MAX); // what was used often survives a pass
+            // What was used often survives a pass.
+            self.caches.iter().for_each(|cache| _ = cache.shrink(usize::MAX));
         }
     }
 
@@ -151,6 +155,6 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
         report.against(&rounds, Ours::NAME, 1, &[Quick::NAME]);
         let ratio = rounds.time_ratio("bufcache/1", "quick_cache/1");
         report.record(&format!("B5.{}.quick_cache", recording.name), ratio);
-        println!("  bufcache: {}", ours.cache.stats());
+        ours.caches.iter().for_each(|cache| println!("  bufcache: {}", cache.stats()));
     }
 }

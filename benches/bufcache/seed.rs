@@ -125,7 +125,7 @@ pub(crate) fn run(plan: &Plan, report: &mut Report) {
     for recording in [UNLINK8, CREATE8] {
         let gets = &gets(&recording)[..];
         // One length, as here the time of a lookup counts; frames are there already.
-        let cache = Cache::builder(8192 * SECTOR).block_sizes(SECTOR, SECTOR).build().expect(OPEN);
+        let cache = Cache::builder(8192 * SECTOR).block_size(SECTOR).build().expect(OPEN);
         let disk = cache.attach(Numbers(1 << 32), SECTOR).expect(OPEN);
         let ours = || {
             for &get in gets {

@@ -68,7 +68,7 @@ fn hits(device: &Device) -> f64 {
 
 /// With frames of its own that are touched already, and the hot blocks in it.
 fn cache() -> (Cache, Device) {
-    let builder = Cache::builder(ROOM * BLOCK).block_sizes(BLOCK, BLOCK);
+    let builder = Cache::builder(ROOM * BLOCK).block_size(BLOCK);
     let cache = builder.dirty_limits(50, 75).build().expect(OPEN);
     let device = cache.attach(Slow(Duration::ZERO), BLOCK).expect(OPEN);
     for number in (1 << 20..(1 << 20) + ROOM as u64).chain(0..HOT).chain(0..HOT) {

@@ -11,13 +11,11 @@ mod policies;
 
 use std::thread;
 
-use bufcache::Eviction;
-use harness::{Plan, Random, Report};
+use harness::{Plan, Report};
 use recordings::xfsbuf::{CREATE8, UNLINK8};
 use testkit::traces::{Trace, TraceError, in_folder};
 
 use crate::keys::{cycle, shifting_zipf, write_once_read_once, zigzag, zipf, zipf_and_scans};
-use crate::ours::OPEN;
 use crate::replay::gets;
 use policies::{LRU, OPT, OURS, POLICIES, QUICK_CACHE};
 
@@ -134,62 +132,4 @@ pub(crate) fn run_patterns(_plan: &Plan, report: &mut Report) {
             row(name, keys, BLOCKS * percent / 100);
         }
     }
-    two_sizes();
-}
-
-/// Blocks of two sizes by Zipf, as many bytes of each: hits against those of least recently used by bytes.
-fn two_sizes() {
-    const BYTES: usize = 64 << 20;
-    let (mut fewer, mut worst) = (0, 0.0_f64);
-    println!("{:<22}{:>8}{:>12}{:>12}", "two sizes, hits, %", "room", OURS, "LRU");
-    for sizes in [[512, 65_536], [4096, 65_536], [512, 4096]] {
-        for exponent in [0.8, 1.0] {
-            let keys = sizes.map(|size| zipf(BYTES / size, exponent, REQUESTS));
-            for small in [10, 50, 90] {
-                let mut random = Random::new(2);
-                let picks = (0..REQUESTS).map(|_| usize::from(random.below(100) >= small));
-                let requests: Vec<_> =
-                    picks.enumerate().map(|(at, pick)| (pick, keys[pick][at])).collect();
-                for part in [10, 50, 200] {
-                    // Whole chunks, of which a cache is made.
-                    let room = (2 * BYTES / part) & !0xffff;
-                    let percent = |hits: u64| 100.0 * hits as f64 / REQUESTS as f64;
-                    let least = percent(lru_by_bytes(&requests, sizes, room));
-                    let ours = percent(hits_of_two_sizes(&requests, sizes, room));
-                    let [small_size, large_size] = sizes;
-                    let name = format!("{small_size}, {large_size}: {small} % {exponent}");
-                    println!("  {name:<20}{:>8}{ours:>12.1}{least:>12.1}", format!("1/{part}"));
-                    fewer += usize::from(ours < least);
-                    worst = worst.max(least - ours);
-                }
-            }
-        }
-    }
-    println!("  {fewer} with fewer hits than LRU by bytes, at most {worst:.1} points");
-}
-
-fn hits_of_two_sizes(requests: &[(usize, u32)], sizes: [usize; 2], room: usize) -> u64 {
-    let (cache, devices) = bufcache_replay::cache(room, sizes, Eviction::default()).expect(OPEN);
-    for &(pick, key) in requests {
-        drop(devices[pick].get(u64::from(key)).expect(OPEN));
-    }
-    let stats = cache.stats();
-    stats.get - stats.misses
-}
-
-fn lru_by_bytes(requests: &[(usize, u32)], sizes: [usize; 2], room: usize) -> u64 {
-    let mut cached = lru::LruCache::unbounded();
-    let (mut bytes, mut hits) = (0, 0);
-    for &block in requests {
-        if cached.put(block, ()).is_some() {
-            hits += 1;
-        } else {
-            bytes += sizes[block.0];
-        }
-        while bytes > room {
-            let Some(((pick, _), ())) = cached.pop_lru() else { break };
-            bytes -= sizes[pick];
-        }
-    }
-    hits
 }

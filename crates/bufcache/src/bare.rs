@@ -38,7 +38,7 @@ impl Bare {
     #[must_use]
     pub fn loading() -> Self {
         let bare = Self::empty();
-        assert!(bare.entry.take(Self::key(), Word::loading(Frame::new(0, 0))));
+        assert!(bare.entry.take(Self::key(), Word::loading(Frame(0))));
         bare
     }
 
@@ -68,7 +68,7 @@ impl Bare {
 
     /// Claims a load, as a miss does, and fills the buffer with what `device` has.
     pub fn claim(&self, device: impl FnOnce() -> u64) {
-        assert!(self.entry.take(Self::key(), Word::loading(Frame::new(0, 0))));
+        assert!(self.entry.take(Self::key(), Word::loading(Frame(0))));
         self.load(device());
     }
 
@@ -83,7 +83,7 @@ impl Bare {
 
     /// Takes the place for another block, and uses it. Returns false if it is not free yet.
     pub fn take_over(&self) -> bool {
-        let taken = self.entry.take(Key::new(1, 8), Word::loading(Frame::new(1, 0)));
+        let taken = self.entry.take(Key::new(1, 8), Word::loading(Frame(1)));
         if taken {
             // SAFETY: as in `give_back`.
             self.bytes.with_mut(|at| unsafe { at.write(9) });

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::cache::{self, Limits};
 use crate::error::BuildError;
-use crate::frames::MOST_UNITS;
+use crate::frames::MOST_FRAMES;
 use crate::handle::Cache;
 use crate::policy::{Eviction, Policy, sampled_blocks};
 
@@ -13,8 +13,7 @@ use crate::policy::{Eviction, Policy, sampled_blocks};
 #[must_use = "a builder makes no cache before `build`"]
 pub struct Builder {
     capacity: usize,
-    smallest: usize,
-    largest: usize,
+    block_size: usize,
     eviction: Eviction,
     patience: Duration,
     limits: Limits,
@@ -30,7 +29,7 @@ impl Cache {
         Self::builder(capacity).build()
     }
 
-    /// Returns a builder of a cache of `capacity` bytes, to choose block sizes, eviction and limits.
+    /// Returns a builder of a cache of `capacity` bytes, to choose the block size, eviction and limits.
     pub fn builder(capacity: usize) -> Builder {
         Builder::new(capacity)
     }
@@ -40,22 +39,17 @@ impl Builder {
     fn new(capacity: usize) -> Self {
         Self {
             capacity,
-            smallest: 4096,
-            largest: 4096,
+            block_size: 4096,
             eviction: Eviction::default(),
             patience: Duration::from_secs(1),
             limits: Limits::default(),
         }
     }
 
-    /// Sets the block sizes with which devices may be attached: the powers of two from `smallest`
-    /// to `largest`, within 512 to 65,536. Only 4,096 by default. The memory is cut into chunks of
-    /// the largest size, each with blocks of one size.
-    ///
-    /// A chunk gets blocks of another size once none of its buffers is in use, so one pinned block
-    /// holds its chunk.
-    pub fn block_sizes(mut self, smallest: usize, largest: usize) -> Self {
-        (self.smallest, self.largest) = (smallest, largest);
+    /// Sets the size of the blocks in bytes: a power of two from 512 to 65,536, 4,096 by default. A
+    /// program with blocks of two sizes has two caches.
+    pub fn block_size(mut self, block_size: usize) -> Self {
+        self.block_size = block_size;
         self
     }
 
@@ -91,34 +85,28 @@ impl Builder {
     /// Builds the cache. Reserves its memory, which the system provides at first use, and allocates
     /// its table, about 5 % of the capacity with blocks of 4,096 bytes.
     ///
-    /// The capacity is rounded down to blocks of the largest size.
+    /// The capacity is rounded down to whole blocks.
     ///
     /// # Errors
     ///
-    /// [`BuildError::BlockSize`], [`BuildError::BlockSizes`] and [`BuildError::Capacity`] for a size
-    /// out of range, and [`BuildError::NoMemory`].
+    /// [`BuildError::BlockSize`] and [`BuildError::Capacity`] for a size out of range, and
+    /// [`BuildError::NoMemory`].
     pub fn build(self) -> Result<Cache, BuildError> {
-        for size in [self.smallest, self.largest] {
-            if !size.is_power_of_two() || !(512..=65_536).contains(&size) {
-                return Err(BuildError::BlockSize(size));
-            }
+        let size = self.block_size;
+        if !size.is_power_of_two() || !(512..=65_536).contains(&size) {
+            return Err(BuildError::BlockSize(size));
         }
-        if self.smallest > self.largest {
-            return Err(BuildError::BlockSizes { smallest: self.smallest, largest: self.largest });
-        }
-        let capacity = self.capacity & !(self.largest - 1);
-        let units = capacity / self.smallest;
-        if units == 0 || units > MOST_UNITS {
+        let count = self.capacity / size;
+        if count == 0 || count > MOST_FRAMES {
             return Err(BuildError::Capacity(self.capacity));
         }
-        let sizes = (self.smallest.ilog2(), self.largest.ilog2());
         let (rule, sampled) = match self.eviction {
-            Eviction::Adaptive => (Eviction::A2, sampled_blocks(units)),
+            Eviction::Adaptive => (Eviction::A2, sampled_blocks(count)),
             fixed => (fixed, 0),
         };
-        let policy = Policy::new(rule, units).map_err(|_| BuildError::NoMemory)?;
+        let policy = Policy::new(rule, count).map_err(|_| BuildError::NoMemory)?;
         let waits = (self.patience, self.limits);
-        let shared = cache::make(units, sizes, (policy, sampled), waits)
+        let shared = cache::make((count, size.ilog2()), (policy, sampled), waits)
             .map_err(|_| BuildError::NoMemory)?;
         Ok(Cache::from_shared(shared))
     }

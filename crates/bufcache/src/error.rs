@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
-use crate::frames::MOST_UNITS;
+use crate::frames::MOST_FRAMES;
 use crate::word::{MOST_PINS, SECTOR_BITS, TooManyPins};
 
 /// Why a get did not return a block.
@@ -40,21 +40,10 @@ pub enum GetError {
         /// The block asked for.
         block: u64,
     },
-    /// The block is cached with another length.
-    LengthMismatch {
-        /// The length of the cached buffer in bytes.
-        there: usize,
-        /// The length asked for in bytes.
-        asked: usize,
-    },
     /// The call would have to wait, and was asked not to.
     WouldBlock,
-    /// No buffer of that size became free for as long as the cache waits for one: each was in use,
+    /// No buffer became free for as long as the cache waits for one: each was in use,
     /// or dirty and could not be written.
-    ///
-    /// A large block needs a whole chunk, memory of the size of the largest blocks. One buffer in
-    /// use holds its chunk: a pinned block of 512 bytes in each of them is enough to refuse a block
-    /// of 64 KiB, while small blocks still find buffers.
     NoFreeBuffers,
     /// Another thread wrote the block, or read the block that this call was to write, for as long
     /// as the cache waits.
@@ -75,7 +64,7 @@ pub enum GetError {
     ReadOnly,
     /// The buffer has 65,535 pins.
     TooManyPins,
-    /// The capacity is less than one block of the largest size.
+    /// The capacity is less than one block.
     TooSmall {
         /// The smallest capacity in bytes.
         smallest: usize,
@@ -94,9 +83,7 @@ impl GetError {
     /// Returns the errno that fits the error best.
     pub fn errno(&self) -> i32 {
         match self {
-            Self::OutOfRange { .. } | Self::LengthMismatch { .. } | Self::TooSmall { .. } => {
-                libc::EINVAL
-            }
+            Self::OutOfRange { .. } | Self::TooSmall { .. } => libc::EINVAL,
             Self::Io { errno, .. } | Self::Poisoned { errno } => *errno,
             Self::Busy => libc::ETIMEDOUT,
             Self::WouldDeadlock => libc::EDEADLK,
@@ -124,12 +111,9 @@ impl fmt::Display for GetError {
             Self::ShortRead { block } => write!(f, "block {block}: the device ended inside it"),
             Self::Verify { block } => write!(f, "block {block}: the verifier refused it"),
             Self::Panicked { block } => write!(f, "block {block}: reading it panicked"),
-            Self::LengthMismatch { there, asked } => {
-                write!(f, "the block is cached with {there} bytes, but {asked} were asked for")
-            }
             Self::WouldBlock => f.write_str("the call would have to wait"),
             Self::NoFreeBuffers => {
-                f.write_str("no buffer of that size became free for as long as the cache waits")
+                f.write_str("no buffer became free for as long as the cache waits")
             }
             Self::Busy => f.write_str("the block was in use for as long as the cache waits"),
             Self::WouldDeadlock => {
@@ -142,7 +126,7 @@ impl fmt::Display for GetError {
             Self::ReadOnly => f.write_str("the device is read-only"),
             Self::TooManyPins => write!(f, "the buffer has {MOST_PINS} pins, the most possible"),
             Self::TooSmall { smallest } => {
-                write!(f, "a cache with these block sizes needs at least {smallest} bytes")
+                write!(f, "a cache of this block size needs at least {smallest} bytes")
             }
             Self::NoMemory => {
                 f.write_str("no memory for hazard slots of this thread, or for a task that waits")
@@ -221,17 +205,9 @@ impl Failure {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A size is not a power of two from 512 to 65,536, or is not within the sizes of the cache.
+    /// The size is not a power of two from 512 to 65,536, or is not that of the cache.
     BlockSize(usize),
-    /// The smallest block size of a cache is larger than its largest.
-    BlockSizes {
-        /// The smallest block size in bytes.
-        smallest: usize,
-        /// The largest block size in bytes.
-        largest: usize,
-    },
-    /// The capacity is less than one block of the largest size, or more than 2^29 - 1 blocks of the
-    /// smallest.
+    /// The capacity is less than one block, or more than 2^29 - 1 blocks.
     Capacity(usize),
     /// There is no memory for the cache.
     NoMemory,
@@ -258,10 +234,7 @@ impl BuildError {
     /// Returns the errno that fits the error best.
     pub fn errno(&self) -> i32 {
         match self {
-            Self::BlockSize(_)
-            | Self::BlockSizes { .. }
-            | Self::Capacity(_)
-            | Self::Misaligned { .. } => libc::EINVAL,
+            Self::BlockSize(_) | Self::Capacity(_) | Self::Misaligned { .. } => libc::EINVAL,
             Self::NoMemory => libc::ENOMEM,
             Self::TooManyDevices => libc::EMFILE,
             Self::DeviceTooLarge(_) => libc::EFBIG,
@@ -276,19 +249,13 @@ impl fmt::Display for BuildError {
             Self::BlockSize(size) => {
                 write!(
                     f,
-                    "{size} bytes is not a block size of this cache: sizes are powers of two from \
-                     512 to 65,536, from the smallest to the largest of the cache"
+                    "{size} bytes is not the block size of this cache: a power of two from 512 to 65,536"
                 )
             }
-            Self::BlockSizes { smallest, largest } => write!(
-                f,
-                "the smallest block size, {smallest} bytes, is larger than the largest, {largest} \
-                 bytes"
-            ),
             Self::Capacity(bytes) => write!(
                 f,
-                "a capacity of {bytes} bytes is not possible: at least one block of the largest \
-                 size, at most {MOST_UNITS} blocks of the smallest"
+                "a capacity of {bytes} bytes is not possible: at least one block, at most \
+                 {MOST_FRAMES}"
             ),
             Self::NoMemory => f.write_str("no memory for the cache"),
             Self::TooManyDevices => f.write_str("the cache has 65,535 devices, the most possible"),
@@ -326,13 +293,8 @@ mod tests {
     fn an_error_of_a_limit_names_the_limit_and_the_value() {
         let texts = [
             (GetError::OutOfRange { block: 7, blocks: 5 }.to_string(), ["7", "5 blocks"]),
-            (GetError::LengthMismatch { there: 512, asked: 4096 }.to_string(), ["512", "4096"]),
             (GetError::TooManyPins.to_string(), ["65535", "pins"]),
             (BuildError::BlockSize(1000).to_string(), ["1000", "65,536"]),
-            (
-                BuildError::BlockSizes { smallest: 4096, largest: 512 }.to_string(),
-                ["smallest block size, 4096", "largest, 512"],
-            ),
             (BuildError::Capacity(1000).to_string(), ["1000", "536870911"]),
             (BuildError::DeviceTooLarge(1 << 60).to_string(), ["1152921504606846976", "2^48"]),
             (

@@ -1,9 +1,4 @@
-//! Memory for buffers: one region, in frames that are aligned to their size.
-//!
-//! ```text
-//!  region | chunk: the largest size | chunk | ...        a chunk has frames of one size
-//!  frame  size class 3 | unit 29                         unit: the smallest size
-//! ```
+//! Memory for buffers: one region, in frames of one size, each aligned to it.
 //!
 //! The region is reserved at once, and the system backs a frame with memory at its first use. This
 //! module has the bytes and a header for each frame; the lists of free frames are in
@@ -25,7 +20,7 @@ use percpu::sync::{Futex, thread_id};
 
 use crate::region::Region;
 
-/// Names a frame by its first unit and its size class.
+/// Names a frame by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Frame(pub(crate) u32);
 
@@ -35,30 +30,9 @@ pub(crate) type Place = u32;
 /// The link behind the last frame of a list.
 pub(crate) const NIL: u32 = u32::MAX;
 
-const UNIT_BITS: u32 = 29;
-/// The largest number of units of a region.
-pub(crate) const MOST_UNITS: usize = (1 << UNIT_BITS) - 1;
-
-/// The largest size class.
-pub(crate) const MOST_CLASS: u8 = (1 << (u32::BITS - UNIT_BITS)) - 1;
-
-impl Frame {
-    pub(crate) fn new(unit: u32, class: u8) -> Self {
-        debug_assert!(unit >> UNIT_BITS == 0 && class <= MOST_CLASS);
-        Self(u32::from(class) << UNIT_BITS | unit)
-    }
-
-    #[inline(always)]
-    pub(crate) fn unit(self) -> u32 {
-        self.0 & ((1 << UNIT_BITS) - 1)
-    }
-
-    /// Returns the size class: the frame has `1 << class` units.
-    #[inline(always)]
-    pub(crate) fn class(self) -> u8 {
-        (self.0 >> UNIT_BITS) as u8
-    }
-}
+/// The largest number of frames: the entries of the table, up to four for each, have numbers of 32
+/// bits.
+pub(crate) const MOST_FRAMES: usize = (1 << 29) - 1;
 
 /// The state of a frame beside the word of its entry. Hits never access it.
 #[derive(Debug)]
@@ -236,11 +210,8 @@ impl Header {
 #[derive(Debug)]
 pub(crate) struct Frames {
     region: Region,
-    /// The binary logarithm of the smallest size.
-    unit: u32,
-    /// The binary logarithm of the largest size.
-    largest: u32,
-    /// One for each unit. Frames of several units use the header of their first.
+    /// The binary logarithm of the size of a frame in bytes.
+    shift: u32,
     headers: Box<[Header]>,
     /// Stands for the bytes in a model, which reports racing accesses.
     #[cfg(offlock_loom)]
@@ -253,16 +224,16 @@ unsafe impl Send for Frames {}
 unsafe impl Sync for Frames {}
 
 impl Frames {
-    /// Reserves memory for `units` units of `1 << unit` bytes.
+    /// Reserves memory for `count` frames of `1 << shift` bytes.
     ///
     /// # Errors
     ///
     /// [`AllocError`] if the system has no address space or memory for it.
-    pub(crate) fn new(units: usize, unit: u32, largest: u32) -> Result<Self, AllocError> {
-        let region = Region::new(units << unit, 1 << largest)?;
+    pub(crate) fn new(count: usize, shift: u32) -> Result<Self, AllocError> {
+        let region = Region::new(count << shift, 1 << shift)?;
         let mut headers = Vec::new();
-        headers.try_reserve_exact(units).map_err(|_| AllocError::new())?;
-        headers.extend((0..units).map(|_| Header {
+        headers.try_reserve_exact(count).map_err(|_| AllocError::new())?;
+        headers.extend((0..count).map(|_| Header {
             loaded: Futex::new(),
             failure: AtomicI32::new(0),
             place: AtomicU32::new(0),
@@ -274,27 +245,30 @@ impl Frames {
         }));
         Ok(Self {
             region,
-            unit,
-            largest,
+            shift,
             headers: headers.into(),
             #[cfg(offlock_loom)]
-            shadows: (0..units).map(|_| percpu::sync::cell::UnsafeCell::new(0)).collect(),
+            shadows: (0..count).map(|_| percpu::sync::cell::UnsafeCell::new(0)).collect(),
         })
     }
 
     #[inline(always)]
     pub(crate) fn header(&self, frame: Frame) -> &Header {
-        &self.headers[frame.unit() as usize]
+        &self.headers[frame.0 as usize]
     }
 
-    /// Returns the binary logarithm of the frame's size in bytes.
-    #[inline(always)]
-    pub(crate) fn shift(&self, frame: Frame) -> u32 {
-        self.unit + u32::from(frame.class())
+    /// Returns the binary logarithm of the size of a frame in bytes.
+    pub(crate) fn shift(&self) -> u32 {
+        self.shift
     }
 
-    /// Returns the number of units.
-    pub(crate) fn units(&self) -> usize {
+    /// Returns the size of a frame in bytes.
+    pub(crate) fn size(&self) -> usize {
+        1 << self.shift
+    }
+
+    /// Returns the number of frames.
+    pub(crate) fn count(&self) -> usize {
         self.headers.len()
     }
 
@@ -303,33 +277,18 @@ impl Frames {
         self.bytes_of(self.headers.len())
     }
 
-    /// Converts a number of units to bytes.
-    pub(crate) fn bytes_of(&self, units: usize) -> usize {
-        units << self.unit
-    }
-
-    /// Returns whether frames can have this size in bytes.
-    pub(crate) fn has_size(&self, bytes: usize) -> bool {
-        bytes.is_power_of_two() && (self.unit..=self.largest).contains(&bytes.ilog2())
-    }
-
-    /// Returns the largest size of a frame in bytes.
-    pub(crate) fn largest_size(&self) -> usize {
-        1 << self.largest
-    }
-
-    /// Returns the size class of frames of `1 << shift` bytes.
-    pub(crate) fn class(&self, shift: u32) -> u8 {
-        (shift - self.unit) as u8
+    /// Returns the size of so many frames in bytes.
+    pub(crate) fn bytes_of(&self, frames: usize) -> usize {
+        frames << self.shift
     }
 
     /// Returns the bytes of a frame. Invariant 1 says which thread may access them.
     #[inline(always)]
     pub(crate) fn bytes(&self, frame: Frame) -> NonNull<[u8]> {
-        let offset = (frame.unit() as usize) << self.unit;
+        let offset = (frame.0 as usize) << self.shift;
         // SAFETY: the frame lies in the region, so the offset is less than the region's length.
         let start = unsafe { self.region.start().add(offset) };
-        NonNull::slice_from_raw_parts(start, 1 << self.shift(frame))
+        NonNull::slice_from_raw_parts(start, self.size())
     }
 
     /// Reports a read of the frame's bytes to a model.
@@ -337,7 +296,7 @@ impl Frames {
     pub(crate) fn reading(&self, frame: Frame) {
         #[cfg(offlock_loom)]
         // SAFETY: invariant 1 excludes writers; loom reports a violation.
-        self.shadows[frame.unit() as usize].with(|at| unsafe { at.read() });
+        self.shadows[frame.0 as usize].with(|at| unsafe { at.read() });
         let _ = frame;
     }
 
@@ -348,7 +307,7 @@ impl Frames {
         {
             let offset = bytes.cast::<u8>().addr().get() - self.region.start().addr().get();
             // SAFETY: invariant 1 excludes writers; loom reports a violation.
-            self.shadows[offset >> self.unit].with(|at| unsafe { at.read() });
+            self.shadows[offset >> self.shift].with(|at| unsafe { at.read() });
         }
         let _ = bytes;
     }
@@ -358,13 +317,8 @@ impl Frames {
     pub(crate) fn writing(&self, frame: Frame) {
         #[cfg(offlock_loom)]
         // SAFETY: the caller owns the bytes (invariant 1); loom reports a violation.
-        self.shadows[frame.unit() as usize].with_mut(|at| unsafe { at.write(1) });
+        self.shadows[frame.0 as usize].with_mut(|at| unsafe { at.write(1) });
         let _ = frame;
-    }
-
-    /// Converts a size in bytes to units, rounded down.
-    pub(crate) fn units_in(&self, bytes: usize) -> usize {
-        bytes >> self.unit
     }
 
     /// Sets whether the system may use huge pages.

@@ -36,9 +36,6 @@ impl<'d> ReadGuard<'d> {
     /// Returns a pin on the buffer, which may be sent to another thread. Costs one write to shared
     /// memory.
     ///
-    /// In a cache with several block sizes a pin on a small buffer also holds its
-    /// [chunk](crate::Builder::block_sizes): no large block gets that memory.
-    ///
     /// # Errors
     ///
     /// [`GetError::TooManyPins`] if the buffer has 65,535 pins.

@@ -36,7 +36,7 @@ impl Cache {
         Self { shared: Arc::new(shared) }
     }
 
-    /// Attaches a device, which is read in blocks of `block_size` bytes.
+    /// Attaches a device, which is read in blocks of `block_size` bytes: those of the cache.
     ///
     /// The device is dropped after its last handle, guard and pin, or when the cleaner has ended
     /// its round. Its clean buffers are evicted in their turn. Devices have 65,535 numbers: once
@@ -73,7 +73,7 @@ impl Cache {
         options: AttachOptions,
     ) -> Result<Device, BuildError> {
         let block_size = options.block_size;
-        if !self.shared.frames.has_size(block_size) {
+        if block_size != self.shared.frames.size() {
             return Err(BuildError::BlockSize(block_size));
         }
         let alignment = device.alignment().max(1);
@@ -118,21 +118,20 @@ impl Cache {
             write_depth,
             writes,
         });
-        let class = self.shared.frames.class(shift);
         let alive = Arc::new(Alive(Arc::clone(&source)));
         let shared = Arc::clone(&self.shared);
-        Ok(Device { shared, source, class, alive, seen: Seen::Own(AtomicU64::new(0)) })
+        Ok(Device { shared, source, alive, seen: Seen::Own(AtomicU64::new(0)) })
     }
 
-    /// Sets the capacity in bytes, rounded down to blocks of the largest size, and at most the one
-    /// that the cache was built with. Returns memory above it to the system as buffers are evicted.
+    /// Sets the capacity in bytes, rounded down to whole blocks, and at most the one that the
+    /// cache was built with. Returns memory above it to the system as buffers are evicted.
     ///
     /// Blocks while buffers beyond the capacity are in use, as long as the cache waits for a
     /// buffer.
     ///
     /// # Errors
     ///
-    /// [`GetError::TooSmall`] for less than one block of the largest size; nothing changes.
+    /// [`GetError::TooSmall`] for less than one block; nothing changes.
     /// [`GetError::NoFreeBuffers`] if buffers beyond the capacity stay in use; they are freed
     /// later.
     pub fn resize(&self, capacity: usize) -> Result<(), GetError> {
@@ -169,7 +168,6 @@ impl fmt::Debug for Cache {
 pub struct Device {
     pub(crate) shared: Arc<Shared>,
     pub(crate) source: Arc<Source>,
-    pub(crate) class: u8,
     alive: Arc<Alive>,
     /// The position of this handle in the write errors of the device.
     pub(crate) seen: Seen,
@@ -198,7 +196,6 @@ impl Clone for Device {
         Self {
             shared: Arc::clone(&self.shared),
             source: Arc::clone(&self.source),
-            class: self.class,
             alive: Arc::clone(&self.alive),
             seen: Seen::Own(AtomicU64::new(self.source.writes.seen_now())),
         }

@@ -27,7 +27,7 @@ impl Device {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
-        if let Some((buffer, is_sampled, record)) = self.shared.look_up(key, self.class) {
+        if let Some((buffer, is_sampled, record)) = self.shared.look_up(key) {
             self.shared.count_get(record);
             if is_sampled {
                 self.shared.note_hit(key);
@@ -35,7 +35,7 @@ impl Device {
             return Ok(ReadGuard::new(self, buffer));
         }
         self.shared.counters.get.add(1);
-        let buffer = match self.shared.miss(&self.source, key, self.class, Fill::Read)? {
+        let buffer = match self.shared.miss(&self.source, key, Fill::Read)? {
             Got::Shared(buffer) | Got::Locked(buffer) => buffer,
         };
         Ok(ReadGuard::new(self, buffer))
@@ -101,7 +101,7 @@ impl Device {
     /// for that before it reads the bytes. `None` if the block is being discarded.
     fn pin(&self, key: Key) -> Result<Option<Pin>, GetError> {
         let shared = &self.shared;
-        let want = Want { class: self.class, fill: Fill::Read, wait: Wait::None };
+        let want = Want { fill: Fill::Read, wait: Wait::None };
         let place = match shared.enter(&self.source, key, want)? {
             Entered::Pinned(place) => place,
             Entered::Cached(buffer) | Entered::Locked(buffer) => shared.pin_protected(buffer)?,
@@ -121,7 +121,7 @@ impl Device {
         let Some(key) = self.source.key(block) else {
             return Err(GetError::OutOfRange { block, blocks: self.source.blocks });
         };
-        let found = self.shared.look_up(key, self.class);
+        let found = self.shared.look_up(key);
         if let Some((buffer, is_sampled, record)) = found {
             if is_sampled {
                 self.shared.note_hit(key);

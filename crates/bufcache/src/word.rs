@@ -33,7 +33,7 @@
 use percpu::sync::atomic::{AtomicU64, Ordering};
 use percpu::sync::{check, order, step};
 
-use crate::frames::{Frame, MOST_CLASS};
+use crate::frames::Frame;
 
 /// Names a block by its device and its first sector. 0 names no block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -148,15 +148,6 @@ impl Word {
     #[inline(always)]
     pub(crate) fn is_readable(self) -> bool {
         self.0 & (VALID | EVICT | IO | STALE | WRITE) == VALID
-    }
-
-    /// Returns whether a reader may read the bytes, and the frame has that size class: in one
-    /// comparison, as each hit asks.
-    #[inline(always)]
-    pub(crate) fn is_readable_as(self, class: u8) -> bool {
-        let as_class = |class| u64::from(Frame::new(0, class).0);
-        let asked = VALID | EVICT | IO | STALE | WRITE | as_class(MOST_CLASS);
-        self.0 & asked == VALID | as_class(class)
     }
 
     pub(crate) fn pins(self) -> u64 {

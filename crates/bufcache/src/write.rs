@@ -32,7 +32,7 @@ impl Device {
     pub fn get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let buffer = self.shared.lock_write(&self.source, key, self.class, Fill::Read)?;
+        let buffer = self.shared.lock_write(&self.source, key, Fill::Read)?;
         Ok(WriteGuard::new(self, buffer))
     }
 
@@ -44,10 +44,8 @@ impl Device {
     pub fn try_get_mut(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let buffer = self
-            .shared
-            .try_lock_write(&self.source, key, self.class, Mode::Thread)
-            .inspect_err(|_| {
+        let buffer =
+            self.shared.try_lock_write(&self.source, key, Mode::Thread).inspect_err(|_| {
                 self.shared.counters.busy_locked.add(1);
             })?;
         Ok(WriteGuard::new(self, buffer))
@@ -62,7 +60,7 @@ impl Device {
     pub fn create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
         self.shared.counters.get.add(1);
-        let buffer = self.shared.lock_write(&self.source, key, self.class, Fill::Caller)?;
+        let buffer = self.shared.lock_write(&self.source, key, Fill::Caller)?;
         self.source.writes.forget_load(&self.source.sectors(key));
         let mut guard = WriteGuard::new(self, buffer);
         guard.fill(0);

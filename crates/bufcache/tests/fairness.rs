@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 const FAST: Duration = Duration::from_secs(1);
 
 fn cache() -> Cache {
-    let builder = Cache::builder(BLOCKS * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(BLOCKS * SIZE).block_size(SIZE);
     builder.patience(PATIENCE).build().unwrap()
 }
 
@@ -315,7 +315,7 @@ fn inv25_three_devices_that_hang_do_not_keep_the_cleaner_from_others() {
 
 /// So many devices that hang, and one whose blocks are written without a sync.
 fn the_cleaner_beside<const HUNG: usize>() {
-    let builder = Cache::builder(BLOCKS * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(BLOCKS * SIZE).block_size(SIZE);
     let cache = builder.patience(PATIENCE).write_back_after(Duration::ZERO).build().unwrap();
     let gates = [(); HUNG].map(|()| {
         let (open, changed) = (Mutex::new(false), Condvar::new());
@@ -339,7 +339,7 @@ fn the_cleaner_beside<const HUNG: usize>() {
 /// The thread that waits for the next round takes the load.
 #[test]
 fn inv25_a_load_that_takes_long_does_not_keep_the_cleaner_from_its_device() {
-    let builder = Cache::builder(BLOCKS * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(BLOCKS * SIZE).block_size(SIZE);
     let cache = builder.write_back_after(Duration::ZERO).build().unwrap();
     let disk = Arc::new(FaultDevice::new(memory()));
     let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();

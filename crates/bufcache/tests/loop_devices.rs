@@ -76,13 +76,14 @@ fn reads_all(cache: &Cache, device: impl BlockDevice) {
 
 fn serves(sector: usize) {
     let Some(disk) = Loop::with_sectors(sector) else { return };
-    let cache = Cache::builder(16 * SIZE).block_sizes(512, SIZE).build().unwrap();
+    let cache = Cache::builder(16 * SIZE).build().unwrap();
+    let small = Cache::builder(16 * SIZE).block_size(512).build().unwrap();
     reads_all(&cache, EngineDevice::new(disk.open(true)).unwrap());
 
     let direct = Arc::new(FileDevice::new(disk.open(true)).unwrap());
     assert_eq!(direct.alignment(), sector);
     reads_all(&cache, Arc::clone(&direct));
-    match cache.attach(Arc::clone(&direct), 512) {
+    match small.attach(Arc::clone(&direct), 512) {
         Ok(small) => assert_eq!((sector, small.get(17).unwrap()[3]), (512, 2)),
         Err(BuildError::Misaligned { alignment, .. }) => {
             assert_eq!((sector, alignment), (4096, 4096))

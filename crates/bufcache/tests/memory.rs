@@ -21,7 +21,7 @@ fn calls(f: impl FnOnce()) -> u64 {
 fn inv01_hits_and_steady_misses_allocate_nothing() {
     assert!(calls(|| drop(std::hint::black_box(Box::new(1)))) == 2, "it counts");
     for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
-        let cache = Cache::builder(160 * 512).block_sizes(512, 512).eviction(eviction);
+        let cache = Cache::builder(160 * 512).block_size(512).eviction(eviction);
         let cache = cache.build().unwrap();
         let disk = cache.attach(MemoryDevice::new(vec![3; 512 * 1000]), 512).unwrap();
         let get = |block: u64| assert_eq!(disk.get(block).unwrap()[0], 3);
@@ -52,7 +52,7 @@ fn inv01_hits_and_steady_misses_allocate_nothing() {
 #[test]
 fn inv01_a_miss_that_writes_dirty_buffers_allocates_nothing() {
     for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
-        let cache = Cache::builder(160 * 512).block_sizes(512, 512).eviction(eviction);
+        let cache = Cache::builder(160 * 512).block_size(512).eviction(eviction);
         let cache = cache.dirty_limits(100, 100).write_back_after(Duration::from_secs(3600));
         let cache = cache.build().unwrap();
         let disk = cache.attach(MemoryDevice::new(vec![3; 512 * 4000]), 512).unwrap();
@@ -71,7 +71,7 @@ fn inv01_a_miss_that_writes_dirty_buffers_allocates_nothing() {
 fn inv01_a_miss_that_waits_for_a_lock_allocates_nothing() {
     const MISSED: u64 = 200;
     const ZEROED: u64 = 30_000;
-    let cache = Cache::builder(160 * 512).block_sizes(512, 512);
+    let cache = Cache::builder(160 * 512).block_size(512);
     let cache = cache.dirty_limits(100, 100).write_back_after(Duration::from_secs(3600));
     let cache = cache.build().unwrap();
     let len = 512 * (MISSED + ZEROED) as usize;
@@ -103,7 +103,7 @@ fn inv01_a_miss_that_waits_for_a_lock_allocates_nothing() {
 fn the_shadows_take_so_much() {
     let bytes = |blocks: usize, eviction| {
         let before = thread_bytes();
-        let cache = Cache::builder(blocks * 512).block_sizes(512, 512).eviction(eviction).build();
+        let cache = Cache::builder(blocks * 512).block_size(512).eviction(eviction).build();
         let after = thread_bytes();
         drop(cache.unwrap());
         after - before

@@ -45,7 +45,7 @@ static ALLOCATOR: Failing = Failing;
 #[test]
 fn a_cache_without_memory_for_one_of_its_parts_is_refused() {
     for eviction in [Eviction::Adaptive, Eviction::A2, Eviction::Clock] {
-        let build = || Cache::builder(64 << 20).block_sizes(512, 512).eviction(eviction).build();
+        let build = || Cache::builder(64 << 20).block_size(512).eviction(eviction).build();
         let mut failed = 0;
         loop {
             LEFT.set(failed);

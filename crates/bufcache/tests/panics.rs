@@ -93,7 +93,7 @@ impl BlockDevice for Disk {
 }
 
 fn builder() -> Builder {
-    let builder = Cache::builder(64 * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(64 * SIZE).block_size(SIZE);
     builder.write_back_after(Duration::ZERO)
 }
 

@@ -1,4 +1,4 @@
-//! Threads that write, read, discard and sync blocks of two sizes in a cache that is too small for
+//! Threads that write, read, discard and sync blocks of two devices in a cache that is too small for
 //! them, over devices that fail: a reader of a block sees one version of it, none older than the
 //! last whose guard had dropped before, and the devices have the last of each in the end.
 //!
@@ -21,7 +21,7 @@ use testkit::stress::stress_time;
 const THREADS: u64 = 4;
 /// Blocks of a device: as many of each thread's.
 const BLOCKS: u64 = 16 * THREADS;
-const SIZES: [usize; 2] = [512, 4096];
+const SIZE: usize = 512;
 /// Blocks of the largest size that the cache has room for.
 const ROOM: usize = 8;
 
@@ -71,7 +71,7 @@ fn is_injected(error: WriteError) -> bool {
 
 impl Storm {
     fn new(eviction: Eviction) -> Self {
-        let builder = Cache::builder(ROOM * SIZES[1]).block_sizes(SIZES[0], SIZES[1]);
+        let builder = Cache::builder(ROOM * SIZE).block_size(SIZE);
         let builder = builder.write_back_after(Duration::from_millis(20)).eviction(eviction);
         let cache = builder.patience(Duration::from_millis(5)).build().unwrap();
         let zeros = || (0..BLOCKS).map(|_| AtomicU64::new(0)).collect();
@@ -81,7 +81,7 @@ impl Storm {
             let handle = RwLock::new(attach(&cache, &device, size));
             Disk { size, device, handle, begun: zeros(), settled: zeros(), zeros: zeros() }
         };
-        let disks = SIZES.map(disk).into();
+        let disks = [SIZE; 2].map(disk).into();
         let [writes, reads] = [0, 0].map(AtomicU64::new);
         Self { cache, disks, writes, reads, over: AtomicBool::new(false) }
     }
@@ -199,7 +199,7 @@ impl Storm {
             236..240 => told(device.flush()),
             240..244 => told(device.write_through(own..own + 1)),
             244 => drop(self.cache.shrink(rng.u64(..8) as usize)),
-            245 => match self.cache.resize(SIZES[1] * (3 + rng.u64(..ROOM as u64 - 2) as usize)) {
+            245 => match self.cache.resize(SIZE * (3 + rng.u64(..ROOM as u64 - 2) as usize)) {
                 Ok(()) | Err(GetError::NoFreeBuffers) => {}
                 Err(error) => panic!("{error}"),
             },
@@ -318,12 +318,12 @@ fn storm(eviction: Eviction) {
 
 #[test]
 #[ignore = "stress"]
-fn stress_inv17_writers_of_two_sizes_lose_nothing() {
+fn stress_inv17_writers_of_two_devices_lose_nothing() {
     storm(Eviction::A2);
 }
 
 #[test]
 #[ignore = "stress"]
-fn stress_inv17_writers_of_two_sizes_lose_nothing_by_the_clock() {
+fn stress_inv17_writers_of_two_devices_lose_nothing_by_the_clock() {
     storm(Eviction::Clock);
 }

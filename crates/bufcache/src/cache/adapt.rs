@@ -70,12 +70,12 @@ impl Shared {
     /// Returns whether a block that is not cached is worth a buffer, for a caller that can do
     /// without. While few requests hit, a block is if it was evicted from probation or refused
     /// lately, or if there is room.
-    pub(super) fn is_worth_a_buffer(&self, key: Key, class: u8) -> bool {
+    pub(super) fn is_worth_a_buffer(&self, key: Key) -> bool {
         if !self.is_selective.load(Ordering::Relaxed) {
             return true;
         }
         let mut cold = self.cold.lock();
-        let is_worth = cold.has_room(class) || cold.policy.knows(key);
+        let is_worth = cold.has_room() || cold.policy.knows(key);
         drop(cold);
         if !is_worth {
             self.counters.claims_refused.add(1);
@@ -103,7 +103,7 @@ mod tests {
     #[test]
     fn hits_are_sampled_once_a_miss_finds_the_cache_full() {
         let blocks = 4000;
-        let builder = Cache::builder(2 * blocks as usize * SIZE).block_sizes(SIZE, 8 * SIZE);
+        let builder = Cache::builder(2 * blocks as usize * SIZE).block_size(SIZE);
         let cache = builder.build().unwrap();
         let disk = MemoryDevice::new(vec![0; 4 * blocks as usize * SIZE]);
         let disk = cache.attach(disk, SIZE).unwrap();

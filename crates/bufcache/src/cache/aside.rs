@@ -24,21 +24,16 @@ pub(crate) enum Attempt {
 
 impl Shared {
     /// Begins a load of a block that is not cached, unless that has to wait.
-    pub(crate) fn claim(
-        &self,
-        source: &Arc<Source>,
-        key: Key,
-        class: u8,
-    ) -> Result<Option<Load>, GetError> {
+    pub(crate) fn claim(&self, source: &Arc<Source>, key: Key) -> Result<Option<Load>, GetError> {
         source.check_read(key)?;
         if self.is_cached(key) {
             return Ok(None);
         }
         self.note_want(source);
-        if !self.may_load(source) || !self.is_worth_a_buffer(key, class) {
+        if !self.may_load(source) || !self.is_worth_a_buffer(key) {
             return Ok(None);
         }
-        let Some(frame) = self.insert_load(source, key, class) else { return Ok(None) };
+        let Some(frame) = self.insert_load(source, key) else { return Ok(None) };
         let Some(load) = Load::new(source, key, frame, false) else {
             self.fail(source, key, frame, Failure::Closed, 0);
             return Err(GetError::Closed);

@@ -499,11 +499,11 @@ impl Shared {
             self.pool.add_dirty(source);
         }
         drop(list);
-        source.writes.load.add_dirty(1 << self.frames.shift(frame));
+        source.writes.load.add_dirty(self.frames.size());
         // Ordering: Relaxed; it carries no memory. `Shared::is_newer` relies on the order of the
         // changes of this count alone: it is raised before `DIRTY` is set, and lowered only after
         // the device has the block or the block is invalidated.
-        self.dirty_bytes.fetch_add(1 << self.frames.shift(frame), Ordering::Relaxed);
+        self.dirty_bytes.fetch_add(self.frames.size(), Ordering::Relaxed);
     }
 
     /// Takes an invalidated buffer off the dirty list.
@@ -523,7 +523,7 @@ impl Shared {
         let mut bytes = 0;
         if are_there(&list) {
             let removed = frames.into_iter().filter(|frame| list.remove(&self.frames, *frame));
-            bytes = removed.map(|frame| 1 << self.frames.shift(frame)).sum();
+            bytes = removed.count() * self.frames.size();
         }
         let gone = if list.is_empty() { self.pool.remove_dirty(source) } else { None };
         drop(list);

@@ -117,7 +117,7 @@ impl Shared {
         if source.is_read_only {
             return Err(WriteError::ReadOnly);
         }
-        let is_long = blocks.end.saturating_sub(blocks.start) > self.frames.units() as u64;
+        let is_long = blocks.end.saturating_sub(blocks.start) > self.frames.count() as u64;
         let sectors = source.sectors_of(blocks.clone());
         if is_long || self.has_many_extents(source) {
             return Ok(None);

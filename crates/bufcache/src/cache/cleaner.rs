@@ -74,7 +74,7 @@ impl Shared {
     pub(super) fn has_many_extents(&self, source: &Source) -> bool {
         // The devices share the limit of the cache, which is about 3 % of its memory.
         let devices = self.devices.load(Ordering::Relaxed).max(1); // a hint
-        let most = MOST_EXTENTS.max(4 * self.frames.units() / devices);
+        let most = MOST_EXTENTS.max(4 * self.frames.count() / devices);
         source.writes.unsynced(|unsynced| unsynced.written.len()) > most
     }
 

@@ -70,14 +70,13 @@ impl BufferWait {
 
 impl Shared {
     /// Takes a frame off the lists. `None` if the search finds no buffer that may be evicted.
-    pub(super) fn try_take_frame(&self, class: u8, search: Search) -> Option<Frame> {
-        self.evict_until(class, search, |cold| cold.take(class))
+    pub(super) fn try_take_frame(&self, search: Search) -> Option<Frame> {
+        self.evict_until(search, Cold::take)
     }
 
     /// Evicts buffers until `done` returns a value. Returns `None` where the search ends first.
     fn evict_until<T>(
         &self,
-        class: u8,
         search: Search,
         mut done: impl FnMut(&mut Cold) -> Option<T>,
     ) -> Option<T> {
@@ -94,56 +93,25 @@ impl Shared {
         };
         let mut looks = Looks::new(of_one_list);
         looks.until_dirty = search == Search::UntilDirty && is_mostly_dirty;
-        // Cleared when a large buffer was in use: the search would come to it again.
-        let mut prefers_large = true;
         loop {
             let mut victims = Batch::new(Victim::NONE);
             (looks.left, looks.lowered) = (LOOKS, false);
-            let (mut chunk, mut passes, mut is_large) = (None, 1, false);
             let all = {
                 let mut cold = self.cold.lock();
                 if let Some(result) = done(&mut cold) {
                     return Some(result);
                 }
                 cold.policy.note_full();
-                // The dirty buffers that keep a chunk from being freed may be anywhere on the
-                // lists.
-                looks.until_dirty &= !cold.may_need_chunk(class);
                 let all = cold.policy.len();
                 looks.pass = looked / all.max(1);
                 self.choose(&mut cold, &mut victims, BATCH, &mut looks);
-                if cold.may_need_chunk(class) {
-                    passes = 2; // the first is choosy
-                    let wanted = cold.wanted(class);
-                    is_large = prefers_large
-                        && are_smaller_than(&victims, wanted)
-                        && self.choose_large(&mut cold, &mut victims, wanted);
-                    if are_smaller_than(&victims, wanted) {
-                        let choosy = looked < all.min(IN_A_ROW).min(in_a_row);
-                        chunk = self.choose_chunk(&mut cold, &mut victims, choosy, &mut looks);
-                    }
-                }
                 all
             };
             let taken = LOOKS - looks.left;
-            if let Some(chunk) = chunk {
-                let (freed, result) = self.take_chunk(&chunk, &mut looks, &mut done);
-                if result.is_some() {
-                    return result;
-                }
-                if freed > 0 {
-                    (looked, idle) = (0, 0);
-                    looks.start_over();
-                    prefers_large = true;
-                    continue;
-                }
-            }
-            prefers_large &= !is_large;
             let dead = std::mem::replace(&mut of_dead, LOOKS as usize);
             if self.free_marked(victims, &mut looks) + self.free_dead(dead) > 0 {
                 (looked, idle) = (0, 0);
                 looks.start_over();
-                prefers_large = true;
                 continue;
             }
             if looks.has_met_dirty {
@@ -151,7 +119,7 @@ impl Shared {
             }
             looked += taken as usize;
             idle = if looks.lowered { 0 } else { idle + taken as usize };
-            if taken == 0 || idle >= passes * all.min(in_a_row) || looked >= PASSES * all {
+            if taken == 0 || idle >= all.min(in_a_row) || looked >= PASSES * all {
                 return None;
             }
         }
@@ -206,18 +174,12 @@ impl Shared {
 
     /// Takes a few buffers to evict off the lists.
     fn choose(&self, cold: &mut Cold, victims: &mut Batch, most: usize, looks: &mut Looks) {
-        // Fewer in a small cache, of which a whole batch would be a large part. Large buffers count
-        // by their units.
-        let most_units = cold.limit() / 64;
-        let mut units = 0;
-        let is_done = |victims: &Batch, units: usize| {
-            victims.len() >= most.min(BATCH) || (units > 0 && units >= most_units)
-        };
+        // Fewer in a small cache, of which a whole batch would be a large part.
+        let most = most.min(BATCH).min((cold.limit() / 64).max(1));
         let Cold { nodes, policy, .. } = cold;
-        while !is_done(victims, units) {
+        while victims.len() < most {
             let Some(victim) = policy.pick(nodes, self, looks) else { break };
             victims.push(victim);
-            units += 1 << victim.frame.class();
         }
     }
 
@@ -316,8 +278,8 @@ impl Shared {
         let node = cold.nodes.of(frame);
         node.due = None;
         if cold.give(frame) {
-            // Rare, after a resize. Under the lock, so that no thread takes the chunk meanwhile.
-            self.frames.release(cold.chunk_of(frame));
+            // Rare, after a resize. Under the lock, so that no thread takes the frame meanwhile.
+            self.frames.release(frame);
         }
     }
 
@@ -345,13 +307,13 @@ impl Shared {
 
     /// Sets the capacity in bytes, at most the one that the cache was built with.
     pub(crate) fn resize(&self, bytes: usize) -> Result<(), GetError> {
-        let smallest = self.frames.largest_size();
+        let smallest = self.frames.size();
         if bytes < smallest {
             return Err(GetError::TooSmall { smallest });
         }
         let limit = {
             let mut cold = self.cold.lock();
-            cold.set_limit(self.frames.units_in(bytes));
+            cold.set_limit(bytes >> self.frames.shift());
             cold.limit()
         };
         self.room.store(self.frames.bytes_of(limit), Ordering::Relaxed); // a hint
@@ -361,7 +323,7 @@ impl Shared {
         self.frames.set_huge(self.frames.bytes_of(limit) == self.frames.capacity());
         let mut wait = BufferWait::new(self.patience);
         let fits = |cold: &mut Cold| (!cold.exceeds_limit()).then_some(());
-        while self.evict_until(0, wait.search, fits).is_none() {
+        while self.evict_until(wait.search, fits).is_none() {
             self.wait_for_buffers(None, &mut wait)?;
         }
         if self.frames.bytes_of(limit) < self.frames.capacity() {
@@ -370,15 +332,15 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns the memory of unused chunks to the system. Ignores chunks that are freed meanwhile.
+    /// Returns the memory of free frames to the system. Ignores frames that are freed meanwhile.
     fn release_unused(&self) {
         for first in (0..).step_by(BATCH) {
-            // Under the lock, so that no thread takes the chunks meanwhile; a few at a time, so
+            // Under the lock, so that no thread takes the frames meanwhile; a few at a time, so
             // that misses wait a short time for it.
             let cold = self.cold.lock();
             for number in first..first + BATCH {
-                let Some(chunk) = cold.unused(number) else { return };
-                self.frames.release(chunk);
+                let Some(frame) = cold.unused(number) else { return };
+                self.frames.release(frame);
             }
         }
     }
@@ -513,9 +475,4 @@ impl Shared {
 }
 
 /// The buffers of one eviction.
-pub(super) type Batch = Few<Victim, BATCH>;
-
-/// Returns whether there are victims, all of them too small for a frame of that class.
-fn are_smaller_than(victims: &Batch, class: u8) -> bool {
-    !victims.is_empty() && victims.iter().all(|victim| victim.frame.class() < class)
-}
+type Batch = Few<Victim, BATCH>;

@@ -215,10 +215,7 @@ impl Waiters {
     }
 
     fn set(&self, frame: Frame) -> &WaitSet<Frame> {
-        // Uses the upper bits as well, because the frames of large blocks begin at every 128th
-        // unit.
-        let unit = frame.unit() as usize;
-        &self.0[(unit ^ unit >> 6) % SETS]
+        &self.0[frame.0 as usize % SETS]
     }
 }
 

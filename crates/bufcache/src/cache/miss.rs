@@ -21,7 +21,7 @@ use crate::frames::Frame;
 use crate::frames::Place;
 use crate::hazard;
 use crate::source::Source;
-use crate::word::{BACK, Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE, Word};
+use crate::word::{BACK, Entry, FAILED, IO, Key, MOST_PINS, STALE, WAITED, WRITE};
 
 /// A frame that this thread owns. Its drop gives the frame back.
 pub(super) struct Spare<'c> {
@@ -83,14 +83,8 @@ impl Shared {
     /// Returns the buffer of a block, read from the device if it is not cached.
     #[cold]
     #[inline(never)]
-    pub(crate) fn miss(
-        &self,
-        source: &Arc<Source>,
-        key: Key,
-        class: u8,
-        fill: Fill,
-    ) -> Result<Got, GetError> {
-        self.miss_with(source, key, Want { class, fill, wait: Wait::Block })
+    pub(crate) fn miss(&self, source: &Arc<Source>, key: Key, fill: Fill) -> Result<Got, GetError> {
+        self.miss_with(source, key, Want { fill, wait: Wait::Block })
     }
 
     /// Does the work of [`miss`](Self::miss). With [`Wait::Load`] it fails with
@@ -135,7 +129,7 @@ impl Shared {
         let mut rounds = 0_u32;
         loop {
             let found = self.table.find(key);
-            if let Some(buffer) = found.and_then(|_| self.hit(key, want.class)) {
+            if let Some(buffer) = found.and_then(|_| self.hit(key)) {
                 return Ok(Entered::Cached(buffer));
             }
             source.check_read(key)?;
@@ -145,7 +139,7 @@ impl Shared {
                 if !blocks && !self.may_load(source) {
                     return Err(GetError::NoFreeBuffers);
                 }
-                spare = self.spare(want.class, wait.search);
+                spare = self.spare(wait.search);
                 if spare.is_none() {
                     // Looks again, because the block may be cached after the wait.
                     self.wait_for_buffers(Some(source), &mut wait)?;
@@ -189,7 +183,6 @@ impl Shared {
             let Some(entry) = found else { continue };
             let word = entry.word();
             let is_marked = word.has(IO | WRITE);
-            self.check_class(word, want.class)?;
             // This thread has a write guard, or is a verifier or device that gets its own block. A
             // task does not block the thread.
             if is_marked && blocks && hazard::protected_by_me(entry) > 0 {
@@ -227,27 +220,16 @@ impl Shared {
     }
 
     /// Takes a frame, if that needs no wait.
-    pub(super) fn spare(&self, class: u8, search: Search) -> Option<Spare<'_>> {
-        let frame = self.try_take_frame(class, search)?;
+    pub(super) fn spare(&self, search: Search) -> Option<Spare<'_>> {
+        let frame = self.try_take_frame(search)?;
         self.counters.create.add(1);
         Some(Spare { cache: self, frame })
     }
 
-    /// Returns an error if the cached buffer has another size class.
-    pub(super) fn check_class(&self, word: Word, class: u8) -> Result<(), GetError> {
-        if word.frame().class() == class {
-            return Ok(());
-        }
-        Err(GetError::LengthMismatch {
-            there: 1 << self.frames.shift(word.frame()),
-            asked: 1 << self.frames.shift(Frame::new(0, class)),
-        })
-    }
-
     /// Inserts a block as being loaded, if it is not cached and that needs no wait for a buffer.
-    pub(super) fn insert_load(&self, source: &Source, key: Key, class: u8) -> Option<Frame> {
+    pub(super) fn insert_load(&self, source: &Source, key: Key) -> Option<Frame> {
         self.note_want(source);
-        let spare = self.spare(class, Search::Short)?;
+        let spare = self.spare(Search::Short)?;
         let home = self.table.lock(key);
         let word = self.loading(spare.frame, key);
         let is_free = home.find().is_none() && !source.writes.excluded.has(key.sector());

@@ -24,7 +24,6 @@ mod miss;
 mod overwrite;
 mod past;
 mod pool;
-mod reclaim;
 mod selection;
 mod sync;
 mod timer;
@@ -55,7 +54,7 @@ use crate::error::{BuildError, GetError};
 use crate::frames::{Frame, Frames};
 use crate::hazard::{self, Slot};
 use crate::ids::{Identity, Ids};
-use crate::nodes::{On, Victim};
+use crate::nodes::Victim;
 use crate::policy::{Buffers, Eviction, Policy, Samples, Shadows};
 use crate::stats::Counter;
 use crate::table::Table;
@@ -184,8 +183,8 @@ impl Shared {
     }
 
     /// Returns the buffer of `key` if it is cached and readable. Wait-free, without a shared write.
-    pub(crate) fn hit(&self, key: Key, class: u8) -> Option<Protected> {
-        let (buffer, is_sampled, _) = self.look_up(key, class)?;
+    pub(crate) fn hit(&self, key: Key) -> Option<Protected> {
+        let (buffer, is_sampled, _) = self.look_up(key)?;
         if is_sampled {
             self.note_hit(key);
         }
@@ -195,11 +194,11 @@ impl Shared {
     /// As [`hit`](Self::hit), but returns whether the caller is to call
     /// [`note_hit`](Self::note_hit), and the number of the slot's record.
     #[inline(always)]
-    pub(crate) fn look_up(&self, key: Key, class: u8) -> Option<(Protected, bool, u32)> {
+    pub(crate) fn look_up(&self, key: Key) -> Option<(Protected, bool, u32)> {
         let entry = self.table.find(key)?;
         let (slot, record) = hazard::protect_numbered(entry).ok()?;
         if let Some(word) = entry.look(key) {
-            if word.is_readable_as(class) {
+            if word.is_readable() {
                 entry.count_hit(word);
                 self.frames.reading(word.frame());
                 let buffer = Protected { slot, frame: word.frame() };
@@ -311,8 +310,8 @@ impl Shared {
 
     /// Returns the bytes of the buffers, in use or free but not released.
     pub(crate) fn bytes_in_use(&self) -> usize {
-        let units = self.cold.lock().units_in_use();
-        self.frames.bytes_of(units)
+        let in_use = self.cold.lock().in_use();
+        self.frames.bytes_of(in_use)
     }
 
     /// Returns the eviction policy in use.
@@ -321,8 +320,8 @@ impl Shared {
     }
 
     pub(crate) fn capacity(&self) -> usize {
-        let units = self.cold.lock().limit();
-        self.frames.bytes_of(units)
+        let limit = self.cold.lock().limit();
+        self.frames.bytes_of(limit)
     }
 }
 
@@ -338,8 +337,8 @@ impl Buffers for Shared {
         Shared::entry(self, frame)
     }
 
-    fn victim(&self, frame: Frame, on: On) -> Victim {
-        Victim { frame, place: self.frames.header(frame).place(), on }
+    fn victim(&self, frame: Frame) -> Victim {
+        Victim { frame, place: self.frames.header(frame).place() }
     }
 }
 
@@ -349,19 +348,17 @@ impl fmt::Debug for Shared {
     }
 }
 
-/// Returns the shared state of a cache of `units` units. `unit` and `chunk` are the binary
-/// logarithms of the sizes of a unit and of a chunk in bytes. The cache has shadows of about
-/// `sampled` blocks each, unless that is 0.
+/// Returns the shared state of a cache of `count` buffers of `1 << shift` bytes. The cache has shadows
+/// of about `sampled` blocks each, unless that is 0.
 pub(crate) fn make(
-    units: usize,
-    (unit, chunk): (u32, u32),
+    (count, shift): (usize, u32),
     (policy, sampled): (Policy, usize),
     waits: (Duration, Limits),
 ) -> Result<Shared, AllocError> {
-    let frames = Frames::new(units, unit, chunk)?;
-    let cold = Cold::new(units, (chunk - unit) as u8, policy)?;
-    let table = Table::new(units)?;
+    let frames = Frames::new(count, shift)?;
+    let cold = Cold::new(count, policy)?;
+    let table = Table::new(count)?;
     let shadows = if sampled > 0 { Some(Shadows::new(sampled)?) } else { None };
-    let sample = (Samples::new(sampled, units)?, shadows);
+    let sample = (Samples::new(sampled, count)?, shadows);
     Ok(Shared::new(frames, table, cold, waits, sample))
 }

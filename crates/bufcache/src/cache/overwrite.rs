@@ -152,7 +152,7 @@ impl Shared {
     ) -> Result<Marked, WriteError> {
         let end = blocks.end.min(source.blocks);
         let sectors = source.sectors_of(blocks.clone());
-        let is_short = end - blocks.start <= self.frames.units() as u64;
+        let is_short = end - blocks.start <= self.frames.count() as u64;
         if !is_short {
             // More blocks than the table has entries, so the table is searched. A thread that is
             // inserting a block holds the lock of a home, so each of these is taken once before.

@@ -17,12 +17,7 @@ use crate::word::{DIRTY, Key};
 impl Shared {
     /// Locks the buffer of a block that the caller overwrites, if that needs no wait. The bytes may
     /// be those of an earlier block.
-    pub(crate) fn try_create(
-        &self,
-        source: &Arc<Source>,
-        key: Key,
-        class: u8,
-    ) -> Result<Protected, GetError> {
+    pub(crate) fn try_create(&self, source: &Arc<Source>, key: Key) -> Result<Protected, GetError> {
         let refused = |error| {
             self.counters.get.add(1);
             self.counters.busy_locked.add(1);
@@ -32,7 +27,7 @@ impl Shared {
         if is_too_dirty || !self.may_dirty(source, key) {
             return Err(refused(GetError::WouldBlock));
         }
-        match self.try_lock_write(source, key, class, Mode::Thread) {
+        match self.try_lock_write(source, key, Mode::Thread) {
             Ok(buffer) => {
                 self.counters.get.add(1);
                 return Ok(buffer);
@@ -41,7 +36,7 @@ impl Shared {
             Err(error) => return Err(refused(error)),
         }
         hazard::reserve()?;
-        match self.insert_load(source, key, class) {
+        match self.insert_load(source, key) {
             Some(frame) => self.create(source, key, frame), // and counted
             None => Err(refused(GetError::WouldBlock)),
         }

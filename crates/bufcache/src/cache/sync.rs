@@ -244,12 +244,11 @@ impl Shared {
             if word.has(DIRTY) && !word.has(STALE) && entry.key() == key {
                 return Ok(is_copy());
             }
-            let class = word.frame().class();
             if word.has(VALID) && !word.has(EVICT | IO | STALE) {
                 // Takes the mark of a writer, but changes no bytes, so readers go on. Writers are
                 // refused, because the device is poisoned.
                 if entry.try_change(word, WRITE, 0).is_ok() {
-                    let is_there = entry.key() == key && word.frame().class() == class;
+                    let is_there = entry.key() == key;
                     // Tested under the mark, so that the block is neither evicted nor loaded
                     // meanwhile.
                     if is_there && !is_copy() {

@@ -48,7 +48,6 @@ pub(crate) enum Fill {
 /// A request for a block.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Want {
-    pub(crate) class: u8,
     /// The contents of a block that was not cached.
     pub(crate) fill: Fill,
     pub(crate) wait: Wait,
@@ -102,12 +101,11 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         key: Key,
-        class: u8,
         fill: Fill,
     ) -> Result<Protected, GetError> {
         source.check_write()?;
         self.limit_dirty(source, key)?;
-        let want = Want { class, fill, wait: Wait::Block };
+        let want = Want { fill, wait: Wait::Block };
         let (mut rounds, mut since) = (0, None);
         loop {
             match self.lock_once(source, key, want, &mut since)? {
@@ -124,13 +122,12 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         key: Key,
-        class: u8,
         fill: Fill,
         since: &mut Option<Instant>,
     ) -> Result<Option<Protected>, GetError> {
         source.check_write()?;
         self.limit_dirty(source, key)?;
-        let want = Want { class, fill, wait: Wait::Load };
+        let want = Want { fill, wait: Wait::Load };
         let mut rounds = 0;
         loop {
             if let Ok(buffer) = self.lock_once(source, key, want, since)? {
@@ -156,7 +153,7 @@ impl Shared {
         want: Want,
         since: &mut Option<Instant>,
     ) -> Result<Result<Protected, Obstacle>, GetError> {
-        let buffer = match self.hit(key, want.class) {
+        let buffer = match self.hit(key) {
             Some(buffer) => buffer,
             None => match self.miss_with(source, key, want) {
                 Ok(Got::Locked(buffer)) => return Ok(Ok(buffer)),
@@ -189,14 +186,13 @@ impl Shared {
         &self,
         source: &Arc<Source>,
         key: Key,
-        class: u8,
         mode: Mode,
     ) -> Result<Protected, GetError> {
         source.check_write()?;
         if !self.may_dirty(source, key) {
             return Err(GetError::WouldBlock);
         }
-        let Some(buffer) = self.hit(key, class) else {
+        let Some(buffer) = self.hit(key) else {
             return Err(GetError::WouldBlock);
         };
         match self.mark_write(source, &buffer) {

@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn a_walk_in_pieces_sees_what_was_there_and_stays() {
         const ALL: u32 = 300;
-        let frames = Frames::new(ALL as usize, 9, 9).unwrap();
+        let frames = Frames::new(ALL as usize, 9).unwrap();
         let mut state = 1_u64;
         let mut random = |below: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

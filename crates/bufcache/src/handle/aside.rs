@@ -34,6 +34,6 @@ impl Device {
     /// [`GetError::OutOfRange`], [`GetError::Closed`] and [`GetError::Poisoned`].
     pub fn claim(&self, block: u64) -> Result<Option<Load>, GetError> {
         let key = self.checked_key(block)?;
-        self.shared.claim(&self.source, key, self.class)
+        self.shared.claim(&self.source, key)
     }
 }

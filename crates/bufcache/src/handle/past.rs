@@ -18,7 +18,7 @@ impl Device {
     /// As [`create`](Self::create), and [`GetError::WouldBlock`] if the call would wait.
     pub fn try_create(&self, block: u64) -> Result<WriteGuard<'_>, GetError> {
         let key = self.checked_key(block)?;
-        let buffer = self.shared.try_create(&self.source, key, self.class)?;
+        let buffer = self.shared.try_create(&self.source, key)?;
         self.source.writes.forget_load(&self.source.sectors(key));
         let mut guard = WriteGuard::new(self, buffer);
         guard.fill(0);

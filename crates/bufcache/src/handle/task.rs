@@ -133,7 +133,7 @@ impl Device {
         loop {
             // If too much is dirty, the blocking call writes some of it first.
             if !self.shared.must_clean(&self.source) {
-                match self.shared.try_lock_write(&self.source, key, self.class, Mode::Task) {
+                match self.shared.try_lock_write(&self.source, key, Mode::Task) {
                     Err(GetError::WouldBlock) => {}
                     locked => return locked.map(|buffer| own(self.clone(), buffer)),
                 }
@@ -147,8 +147,8 @@ impl Device {
                 continue;
             }
             let lock = move |device: Self| {
-                let Self { shared, source, class, .. } = &device;
-                let locked = shared.lock_write_for_task(source, key, *class, fill, &mut since);
+                let Self { shared, source, .. } = &device;
+                let locked = shared.lock_write_for_task(source, key, fill, &mut since);
                 (locked.map(|buffer| buffer.map(|buffer| own(device, buffer))), since)
             };
             let (locked, begun) = self.call_async(lock).await;

@@ -48,9 +48,9 @@ pub(crate) struct Policy {
     main: List,
     ghost: Ghost,
     rule: Eviction,
-    /// The units of the cache.
-    units: usize,
-    /// The units of probation.
+    /// The buffers of the cache.
+    most: usize,
+    /// The buffers of probation.
     probation: usize,
     /// Set until a miss finds the cache full. Later, room in the main list is not a reason to
     /// insert there: it may come from an eviction, and belong to probation.
@@ -58,15 +58,15 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
-    /// Returns the empty lists of a cache of `units` units.
+    /// Returns the empty lists of a cache of `most` buffers.
     ///
     /// # Errors
     ///
     /// [`AllocError`] if there is no memory for the ghosts.
-    pub(crate) fn new(rule: Eviction, units: usize) -> Result<Self, AllocError> {
+    pub(crate) fn new(rule: Eviction, most: usize) -> Result<Self, AllocError> {
         let [newer, older, main] = [List::new(); 3];
-        let ghost = Ghost::new(if rule == Eviction::Clock { 1 } else { units * GHOSTS })?;
-        let mut new = Self { newer, older, main, ghost, rule, units, probation: 0, filling: true };
+        let ghost = Ghost::new(if rule == Eviction::Clock { 1 } else { most * GHOSTS })?;
+        let mut new = Self { newer, older, main, ghost, rule, most, probation: 0, filling: true };
         new.set_rule(rule);
         Ok(new)
     }
@@ -75,8 +75,8 @@ impl Policy {
     pub(crate) fn set_rule(&mut self, rule: Eviction) {
         self.rule = rule;
         self.probation = match rule {
-            Eviction::A2 | Eviction::Adaptive => (self.units / 10).max(1),
-            Eviction::A2Small => (self.units / 100).max(1),
+            Eviction::A2 | Eviction::Adaptive => (self.most / 10).max(1),
+            Eviction::A2Small => (self.most / 100).max(1),
             Eviction::Clock => 0,
         };
     }
@@ -96,10 +96,10 @@ impl Policy {
         self.ghost.resize(self.len() * GHOSTS);
     }
 
-    /// Sets the units of the cache.
-    pub(crate) fn resize(&mut self, units: usize) {
-        self.filling |= units > self.units;
-        self.units = units;
+    /// Sets the number of buffers of the cache.
+    pub(crate) fn resize(&mut self, most: usize) {
+        self.filling |= most > self.most;
+        self.most = most;
         self.set_rule(self.rule);
     }
 
@@ -108,14 +108,9 @@ impl Policy {
         self.newer.len + self.older.len + self.main.len
     }
 
-    /// Returns the units of the buffers on the lists.
-    pub(crate) fn units(&self) -> usize {
-        self.on_probation() + self.main.units
-    }
-
-    /// Returns the units of the buffers on probation.
+    /// Returns the number of buffers on probation.
     fn on_probation(&self) -> usize {
-        self.newer.units + self.older.units
+        self.newer.len + self.older.len
     }
 
     fn list(&mut self, which: u8) -> &mut List {
@@ -140,7 +135,7 @@ impl Policy {
         frame: Frame,
         key: Key,
     ) {
-        let room = self.main.units + (1 << frame.class()) + self.probation <= self.units;
+        let room = self.main.len + 1 + self.probation <= self.most;
         let goes_to_main = self.rule == Eviction::Clock
             || (self.filling && room)
             || (self.ghost.take(key) && self.passes_gate(nodes, buffers));
@@ -154,7 +149,7 @@ impl Policy {
         }
         nodes.push(&mut self.newer, frame, On::Policy(NEWER));
         // The oldest buffer of the newer half moves to the older half.
-        if self.newer.units > self.probation / 2 {
+        if self.newer.len > self.probation / 2 {
             if let Some(aged) = nodes.last(&self.newer) {
                 nodes.remove(&mut self.newer, aged);
                 buffers.entry(aged).change(0, NEW);
@@ -203,7 +198,7 @@ impl Policy {
                 if which != MAIN {
                     self.ghost.add(entry.key());
                 }
-                return Some(buffers.victim(frame, On::Policy(which)));
+                return Some(buffers.victim(frame));
             }
             if !stays && looks.until_dirty && is_evictable_but_dirty(entry.word()) {
                 self.put_back(nodes, frame, which);
@@ -249,16 +244,6 @@ impl Policy {
         })
     }
 
-    /// Returns the buffer that would be evicted after another one of the policy, without regard to
-    /// uses: on its list, or on the lists that follow if their turn comes.
-    pub(crate) fn due_after(&self, nodes: &Nodes, frame: Frame) -> Option<Frame> {
-        nodes.before(frame).or_else(|| match nodes.on(frame) {
-            On::Policy(OLDER) => nodes.last(&self.newer).or_else(|| nodes.last(&self.main)),
-            On::Policy(NEWER) => nodes.last(&self.main),
-            _ => None,
-        })
-    }
-
     /// Inserts a buffer into main, at the back of the order of eviction.
     pub(crate) fn keep(&mut self, nodes: &mut Nodes, frame: Frame) {
         nodes.push(&mut self.main, frame, On::Policy(MAIN));
@@ -273,9 +258,8 @@ impl Policy {
     /// the frame's block; by now the frame may be free, or have another block.
     pub(crate) fn evict_next(&mut self, nodes: &mut Nodes, frame: Frame) {
         let node = nodes.of(frame);
-        // If the buffer is on no list, an evictor is about to keep it. A frame of another size may
-        // begin at the unit by now.
-        if node.on == On::Policy(MAIN) && node.class == frame.class() {
+        // If the buffer is on no list, an evictor is about to keep it.
+        if node.on == On::Policy(MAIN) {
             if let Some(list) = node.due.take() {
                 nodes.remove(&mut self.main, frame);
                 self.put_back(nodes, frame, list);
@@ -283,49 +267,8 @@ impl Policy {
         }
     }
 
-    /// Notes the eviction of a buffer of that list that [`pick`](Self::pick) did not choose.
-    pub(crate) fn lose(&mut self, list: u8, key: Key) {
-        if list != MAIN {
-            self.ghost.add(key);
-        }
-    }
-
     /// Removes a buffer from the given list, which it is on.
     pub(crate) fn remove(&mut self, nodes: &mut Nodes, frame: Frame, list: u8) {
         nodes.remove(self.list(list), frame);
-    }
-}
-
-#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn there_are_ghosts_for_the_buffers_of_a_large_size_only() {
-        let mut nodes = Nodes::new(64).unwrap();
-        let mut policy = Policy::new(Eviction::A2, 64).unwrap();
-        for unit in (0..64).step_by(8) {
-            nodes.push(&mut policy.main, Frame::new(unit, 3), On::Policy(MAIN));
-        }
-        policy.note_full();
-        let key = |sector: u64| Key::new(1, sector * 8);
-        (0..16).for_each(|sector| policy.lose(OLDER, key(sector)));
-        assert!(policy.ghost.take(key(0)));
-        (16..40).for_each(|sector| policy.lose(OLDER, key(sector)));
-        assert!(!policy.ghost.take(key(1)), "two for each of the 8 buffers");
-    }
-
-    #[test]
-    fn a_frame_that_was_cut_to_another_size_is_not_evicted_next() {
-        let mut nodes = Nodes::new(8).unwrap();
-        let mut policy = Policy::new(Eviction::A2, 8).unwrap();
-        let (written, now) = (Frame::new(0, 0), Frame::new(0, 3));
-        nodes.of(now).class = 3;
-        nodes.push(&mut policy.main, now, On::Policy(MAIN));
-        nodes.of(now).due = Some(OLDER);
-        policy.evict_next(&mut nodes, written);
-        assert_eq!((policy.main.units, policy.older.units), (8, 0));
-        policy.evict_next(&mut nodes, now);
-        assert_eq!((policy.main.units, policy.older.units), (0, 8));
     }
 }

@@ -20,7 +20,7 @@ pub(crate) use self::lists::Policy;
 pub(crate) use self::samples::Samples;
 pub(crate) use self::shadow::{Shadows, sampled_blocks};
 use crate::frames::Frame;
-use crate::nodes::{On, Victim};
+use crate::nodes::Victim;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, STALE, VALID, WRITE, Word};
 
 /// How buffers are chosen for eviction.
@@ -113,8 +113,8 @@ impl Looks {
 pub(crate) trait Buffers {
     /// Returns the entry that has the frame.
     fn entry(&self, frame: Frame) -> &Entry;
-    /// Returns a victim that was on the list `on`.
-    fn victim(&self, frame: Frame, on: On) -> Victim;
+    /// Returns the buffer as a victim.
+    fn victim(&self, frame: Frame) -> Victim;
 }
 
 /// Returns whether a buffer is live, and not pinned, loaded or written.

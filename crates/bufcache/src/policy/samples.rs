@@ -57,12 +57,12 @@ struct Ring {
 unsafe impl Sync for Ring {}
 
 impl Samples {
-    /// Samples `blocks` of `units` blocks; with 0, nothing is sampled.
+    /// Samples `blocks` of the blocks of `buffers` buffers; with 0, nothing is sampled.
     ///
     /// # Errors
     ///
     /// [`AllocError`] if there is no memory for the rings.
-    pub(crate) fn new(blocks: usize, units: usize) -> Result<Self, AllocError> {
+    pub(crate) fn new(blocks: usize, buffers: usize) -> Result<Self, AllocError> {
         let mut rings = Vec::new();
         let shared = if blocks == 0 { 0 } else { SHARED };
         let count = if blocks == 0 { 0 } else { RINGS + SHARED };
@@ -77,7 +77,7 @@ impl Samples {
             let [head, tail] = [0; 2].map(AtomicU32::new);
             rings.push(Ring { head, tail, tags: tags.into() });
         }
-        let planned = (blocks as f64 / units as f64 * f64::from(u32::MAX)) as u32;
+        let planned = (blocks as f64 / buffers as f64 * f64::from(u32::MAX)) as u32;
         // A model does not explore `used`, so all rings count as used there.
         let used = if cfg!(any(offlock_loom, offlock_shuttle)) { count as u32 } else { 0 };
         let [share, used, next] = [0, used, 0].map(std::sync::atomic::AtomicU32::new);

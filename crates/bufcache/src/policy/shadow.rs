@@ -4,7 +4,7 @@
 //! cache, and so behaves like one. It has as many blocks as the full cache has sampled ones, at
 //! most about [`MOST_BLOCKS`], and takes under 200 bytes for each. With the rings of
 //! [`Samples`](super::Samples) that is at most 180 KiB, and nothing in a cache of fewer than `PART
-//! * FEWEST_BLOCKS` units.
+//! * FEWEST_BLOCKS` blocks.
 //!
 //! Three rules are enough. On 45 pairs of a capacity and a trace or pattern, among them those of B8
 //! and B11, the mean gap to the best of LRU, ARC, S3-FIFO and the variants tried is 4.7 points with
@@ -19,7 +19,7 @@ use percpu::AllocError;
 use super::{Buffers, Eviction, Looks, Policy};
 use crate::frames::Frame;
 use crate::frames::Place;
-use crate::nodes::{Nodes, On, Victim};
+use crate::nodes::{Nodes, Victim};
 use crate::region::boxed;
 use crate::table::Table;
 use crate::word::{Entry, Key, Word};
@@ -43,7 +43,7 @@ const SHORT: f32 = 0.5;
 const FEW: f32 = 1.0 / 8.0;
 /// The share of the requests that may miss because the cache refused their blocks. Two standard
 /// deviations of the hits are added, because the hits are those of a sample. With as many requests
-/// as [`DECAY`] leaves, the sum is at most 1/55 of the requests in a cache of 2,048 units or more,
+/// as [`DECAY`] leaves, the sum is at most 1/55 of the requests in a cache of 2,048 buffers or more,
 /// and 1/24 in one of 128.
 const COST: f32 = 1.0 / 96.0;
 /// The number of comparisons in which the cache refuses nothing after refusals have cost more than
@@ -51,10 +51,10 @@ const COST: f32 = 1.0 / 96.0;
 /// the end. Refusals that cost more are noticed after about 5 comparisons.
 const PAUSE: Range<u32> = 32..1024;
 
-/// Returns the planned blocks of a shadow of a cache with `units` units; 0 for a cache without
+/// Returns the planned blocks of a shadow of a cache with `count` buffers; 0 for a cache without
 /// shadows.
-pub(crate) fn sampled_blocks(units: usize) -> usize {
-    let blocks = (units / PART).min(MOST_BLOCKS);
+pub(crate) fn sampled_blocks(count: usize) -> usize {
+    let blocks = (count / PART).min(MOST_BLOCKS);
     if blocks < FEWEST_BLOCKS { 0 } else { blocks }
 }
 
@@ -68,11 +68,11 @@ struct Blocks {
 
 impl Buffers for Blocks {
     fn entry(&self, frame: Frame) -> &Entry {
-        self.table.entry(self.places[frame.unit() as usize])
+        self.table.entry(self.places[frame.0 as usize])
     }
 
-    fn victim(&self, frame: Frame, on: On) -> Victim {
-        Victim { frame, place: self.places[frame.unit() as usize], on }
+    fn victim(&self, frame: Frame) -> Victim {
+        Victim { frame, place: self.places[frame.0 as usize] }
     }
 }
 
@@ -94,7 +94,7 @@ impl Shadow {
     fn new(rule: Eviction, blocks: usize) -> Result<Self, AllocError> {
         let mut free = Vec::new();
         free.try_reserve_exact(blocks).map_err(|_| AllocError::new())?;
-        free.extend((0..blocks as u32).map(|unit| Frame::new(unit, 0)));
+        free.extend((0..blocks as u32).map(Frame));
         Ok(Self {
             nodes: Nodes::new(blocks)?,
             policy: Policy::new(rule, blocks)?,
@@ -140,7 +140,7 @@ impl Shadow {
         let Some(frame) = self.free.pop() else { return };
         let place = self.blocks.table.lock(key).insert(Word::loading(frame));
         let Some(place) = place else { return self.free.push(frame) };
-        self.blocks.places[frame.unit() as usize] = place;
+        self.blocks.places[frame.0 as usize] = place;
         self.blocks.entry(frame).publish();
         self.policy.insert(&mut self.nodes, &self.blocks, frame, key);
     }
@@ -253,8 +253,7 @@ impl Shadows {
     /// sample, or `None` if the cache has too few blocks.
     pub(crate) fn settle(&mut self, blocks: usize) -> Option<f64> {
         let expected = self.planned.min(blocks / PART);
-        // Half of the least number, because the smallest cache has units that are between two
-        // blocks.
+        // Half of the least number, because a cache may have a few more or less than planned.
         if expected < FEWEST_BLOCKS / 2 {
             return None;
         }

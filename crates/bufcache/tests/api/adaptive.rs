@@ -9,7 +9,7 @@ const BUFFERS: u64 = 2000;
 /// A cache that has become larger has room for a while. Another rule is found to be better meanwhile.
 #[test]
 fn a_rule_that_changes_while_there_is_room_is_followed() {
-    let builder = Cache::builder(BUFFERS as usize * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(BUFFERS as usize * SIZE).block_size(SIZE);
     let cache = builder.eviction(Eviction::Adaptive).build().unwrap();
     let disk = MemoryDevice::new(vec![0; 8 * BUFFERS as usize * SIZE]);
     let disk = cache.attach(disk, SIZE).unwrap();
@@ -29,7 +29,7 @@ fn a_rule_that_changes_while_there_is_room_is_followed() {
 
 /// A cache of [`BUFFERS`] blocks, and a device of `times` as many.
 fn world(times: u64) -> (Cache, Device) {
-    let builder = Cache::builder(BUFFERS as usize * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(BUFFERS as usize * SIZE).block_size(SIZE);
     let cache = builder.build().unwrap();
     let disk = MemoryDevice::new(vec![0; (times * BUFFERS) as usize * SIZE]);
     let disk = cache.attach(disk, SIZE).unwrap();
@@ -135,7 +135,7 @@ fn a_loop_just_above_the_room_hits_after_a_scan_of_other_blocks() {
 #[test]
 fn a_cache_that_was_resized_adapts() {
     for is_full in [false, true] {
-        let builder = Cache::builder(16 * BUFFERS as usize * SIZE).block_sizes(SIZE, SIZE);
+        let builder = Cache::builder(16 * BUFFERS as usize * SIZE).block_size(SIZE);
         let cache = builder.build().unwrap();
         let disk = MemoryDevice::new(vec![0; 24 * BUFFERS as usize * SIZE]);
         let disk = cache.attach(disk, SIZE).unwrap();

@@ -10,7 +10,7 @@ use bufcache::{
 };
 
 fn cache() -> Cache {
-    Cache::builder(1 << 20).block_sizes(512, 4096).build().unwrap()
+    Cache::builder(1 << 20).block_size(4096).build().unwrap()
 }
 
 fn file() -> (tempfile::TempDir, File) {
@@ -21,9 +21,9 @@ fn file() -> (tempfile::TempDir, File) {
     (dir, file)
 }
 
-/// By another descriptor, another name, another kind of device, with the same block size or not.
+/// By another descriptor, another name, another kind of device.
 #[test]
-fn inv09_a_file_is_attached_once_with_one_block_size() {
+fn inv09_a_file_is_attached_once() {
     let (dir, file) = file();
     let cache = cache();
     let device = cache.attach(FileDevice::new(file).unwrap(), 4096).unwrap();
@@ -31,26 +31,24 @@ fn inv09_a_file_is_attached_once_with_one_block_size() {
     hard_link(dir.path().join("a"), dir.path().join("b")).unwrap();
     let open = |name| File::open(dir.path().join(name)).unwrap();
     for name in ["a", "b"] {
-        for size in [512, 1024, 4096] {
-            let attached = [
-                cache.attach(FileDevice::new(open(name)).unwrap(), size).err(),
-                cache.attach(EngineDevice::new(open(name)).unwrap(), size).err(),
-                cache.attach(FaultDevice::new(FileDevice::new(open(name)).unwrap()), size).err(),
-                cache.attach(Arc::new(FileDevice::new(open(name)).unwrap()), size).err(),
-            ];
-            for error in attached {
-                assert!(matches!(error, Some(BuildError::Attached { block_size: 4096 })));
-            }
+        let attached = [
+            cache.attach(FileDevice::new(open(name)).unwrap(), 4096).err(),
+            cache.attach(EngineDevice::new(open(name)).unwrap(), 4096).err(),
+            cache.attach(FaultDevice::new(FileDevice::new(open(name)).unwrap()), 4096).err(),
+            cache.attach(Arc::new(FileDevice::new(open(name)).unwrap()), 4096).err(),
+        ];
+        for error in attached {
+            assert!(matches!(error, Some(BuildError::Attached { block_size: 4096 })));
         }
     }
     // Others are, and by other caches.
     std::fs::copy(dir.path().join("a"), dir.path().join("c")).unwrap();
-    let other = cache.attach(FileDevice::new(open("c")).unwrap(), 512).unwrap();
-    assert_eq!(other.get(8).unwrap()[0], 7);
-    drop(self::cache().attach(FileDevice::new(open("a")).unwrap(), 512).unwrap());
+    let other = cache.attach(FileDevice::new(open("c")).unwrap(), 4096).unwrap();
+    assert_eq!(other.get(1).unwrap()[0], 7);
+    drop(self::cache().attach(FileDevice::new(open("a")).unwrap(), 4096).unwrap());
 }
 
-/// What was dirty is on the file then, and in the blocks of another size.
+/// The dirty blocks are on the file then.
 #[test]
 fn inv09_a_file_that_is_closed_or_let_go_is_attached_anew() {
     let (dir, file) = file();
@@ -61,7 +59,6 @@ fn inv09_a_file_that_is_closed_or_let_go_is_attached_anew() {
     };
     let mut device = cache.attach(FileDevice::new(file).unwrap(), 4096).unwrap();
     for round in 0..6_u8 {
-        let old = device.block_size();
         device.get_mut(1).unwrap().fill(round);
         let kept = (round % 3 == 2).then(|| device.clone());
         if round % 3 == 0 {
@@ -69,12 +66,11 @@ fn inv09_a_file_that_is_closed_or_let_go_is_attached_anew() {
         } else {
             device.close().unwrap()
         }
-        let new = if old == 512 { 4096 } else { 512 };
-        device = cache.attach(open(), new).unwrap();
-        assert_eq!(device.get((old / new) as u64).unwrap()[old % new], round);
+        device = cache.attach(open(), 4096).unwrap();
+        assert_eq!(device.get(1).unwrap()[0], round);
         // A closed one that ends later is not this one's end.
         drop(kept);
-        let again = cache.attach(open(), new).err();
+        let again = cache.attach(open(), 4096).err();
         assert!(matches!(again, Some(BuildError::Attached { .. })), "{again:?}");
     }
 }
@@ -85,19 +81,19 @@ fn inv09_a_file_that_could_not_be_closed_is_attached_still() {
     let (dir, file) = file();
     let cache = cache();
     let disk = Arc::new(FaultDevice::new(FileDevice::new(file).unwrap()));
-    let options = AttachOptions::new(512).on_loss(|_| {});
+    let options = AttachOptions::new(4096).on_loss(|_| {});
     let device = cache.attach_with(Arc::clone(&disk), options).unwrap();
     device.get_mut(1).unwrap().fill(1);
     disk.inject(Operation::Write, .., Fault::Error(libc::EIO));
     let device = device.close().unwrap_err().device;
     let open = || FileDevice::new(File::open(dir.path().join("a")).unwrap()).unwrap();
-    assert!(matches!(cache.attach(open(), 512), Err(BuildError::Attached { block_size: 512 })));
+    assert!(matches!(cache.attach(open(), 4096), Err(BuildError::Attached { .. })));
     drop(device);
     cache.attach(open(), 4096).unwrap();
     // One that is refused for another reason is not attached.
     let cache = self::cache();
     assert!(matches!(cache.attach(open(), 8192), Err(BuildError::BlockSize(8192))));
-    cache.attach(open(), 512).unwrap();
+    cache.attach(open(), 4096).unwrap();
 }
 
 /// Its new blocks are read and written in place; a device that does not end with a whole block keeps its length.

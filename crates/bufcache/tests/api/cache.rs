@@ -244,30 +244,8 @@ fn many_guards_at_a_time_in_one_thread() {
 }
 
 #[test]
-fn two_block_sizes_share_the_memory() {
-    let cache = Cache::builder(16 * SIZE).block_sizes(512, SIZE).build().unwrap();
-    let large = cache.attach(Numbered::new(64), SIZE).unwrap();
-    let small = cache.attach(MemoryDevice::new(vec![9; 512 * 500]), 512).unwrap();
-    for round in 0..3 {
-        for block in 0..64 {
-            assert_eq!(large.get(block).unwrap()[round], block as u8, "{:?}", cache.stats());
-        }
-        for block in 0..500 {
-            assert_eq!(small.get(block).unwrap()[round], 9, "{:?}", cache.stats());
-        }
-    }
-    assert!(cache.attach(MemoryDevice::new(Vec::new()), 8192).is_err());
-}
-
-#[test]
 fn a_storm_of_readers_sees_the_right_bytes() {
-    storm(Cache::new(32 * SIZE).unwrap());
-}
-
-#[test]
-fn a_storm_of_readers_without_fences_sees_the_right_bytes() {}
-
-fn storm(cache: Cache) {
+    let cache = Cache::new(32 * SIZE).unwrap();
     let disk = cache.attach(Numbered::new(200), SIZE).unwrap();
     thread::scope(|scope| {
         for seed in 1..5_u64 {
@@ -308,8 +286,8 @@ fn a_smaller_cache_gives_its_memory_back_and_grows_again() {
 }
 
 #[test]
-fn a_cache_has_room_for_one_block_of_its_largest_size() {
-    let cache = Cache::builder(8 * SIZE).block_sizes(512, SIZE).build().unwrap();
+fn a_cache_has_room_for_one_block() {
+    let cache = Cache::builder(8 * SIZE).block_size(SIZE).build().unwrap();
     let disk = cache.attach(Numbered::new(100), SIZE).unwrap();
     for bytes in [0, 1, 512, SIZE - 1] {
         assert_eq!(cache.resize(bytes), Err(GetError::TooSmall { smallest: SIZE }));
@@ -336,7 +314,7 @@ fn a_buffer_has_so_many_pins_and_no_more() {
 /// What is smaller than a page shares it with others.
 #[test]
 fn inv06_a_smaller_cache_leaves_blocks_alone_that_are_in_use() {
-    let cache = Cache::builder(64 * 512).block_sizes(512, 512).build().unwrap();
+    let cache = Cache::builder(64 * 512).block_size(512).build().unwrap();
     let disk = cache.attach(MemoryDevice::new(vec![7; 512 * 64]), 512).unwrap();
     (0..64).for_each(|block| drop(disk.get(block).unwrap()));
     let held: Vec<_> = (5..64).step_by(8).map(|block| disk.get(block).unwrap()).collect();
@@ -510,5 +488,20 @@ fn inv11_shrinks_evict_what_is_not_in_use() {
         assert!(passes.is_some_and(|passes| passes < 6), "{eviction:?}: {passes:?}");
         assert!((0..100).step_by(2).all(|block| disk.is_cached(block)), "{eviction:?}");
         drop(held);
+    }
+}
+
+#[test]
+fn a_device_has_the_block_size_of_its_cache() {
+    for (size, other) in [(512, 4096), (4096, 512), (65_536, 8192)] {
+        let cache = Cache::builder(1 << 20).block_size(size).build().unwrap();
+        let attach = |size| cache.attach(MemoryDevice::new(vec![9; 1 << 20]), size);
+        assert!(matches!(attach(other), Err(BuildError::BlockSize(refused)) if refused == other));
+        let disk = attach(size).unwrap();
+        assert_eq!((disk.block_size(), disk.get(3).unwrap().len()), (size, size));
+    }
+    for size in [0, 256, 1000, 131_072] {
+        let built = Cache::builder(1 << 20).block_size(size).build().map(drop);
+        assert!(matches!(built, Err(BuildError::BlockSize(refused)) if refused == size));
     }
 }

@@ -83,7 +83,7 @@ fn inv19_a_close_refuses_writers_before_it_syncs() {
         let (begun, may_go_on) = (Mutex::new(begun), Mutex::new(may_go_on));
         let fails_once = AtomicBool::new(fails);
         let gate = Arc::new(Gate { inner, begun, go_on: may_go_on, fails: fails_once });
-        let cache = Cache::builder(16 * SIZE).block_sizes(SIZE, SIZE).build().unwrap();
+        let cache = Cache::builder(16 * SIZE).block_size(SIZE).build().unwrap();
         let options = AttachOptions::new(SIZE).on_loss(|_| {});
         let device = cache.attach_with(Arc::clone(&gate), options).unwrap();
         fill(&device, 1, 2);
@@ -200,7 +200,7 @@ fn inv19_the_last_handle_makes_it_durable_or_tells_the_loss() {
         let told = Arc::clone(&told);
         move |error| told.lock().unwrap().push(error)
     };
-    let cache = Cache::builder(16 * SIZE).block_sizes(SIZE, SIZE).build().unwrap();
+    let cache = Cache::builder(16 * SIZE).block_size(SIZE).build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
     let options = || AttachOptions::new(SIZE).on_loss(tell.clone());
     let device = cache.attach_with(Arc::clone(&disk), options()).unwrap();

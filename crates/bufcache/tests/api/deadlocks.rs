@@ -77,7 +77,7 @@ impl BlockDevice for Disk {
 }
 
 fn new(asks: bool, begins: bool) -> (Arc<Inside>, Arc<Disk>, Device) {
-    let builder = Cache::builder(8 * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(8 * SIZE).block_size(SIZE);
     let cache = builder.patience(Duration::from_millis(200)).build().unwrap();
     let inside = Arc::new(Inside::default());
     let begins = AtomicBool::new(begins);
@@ -209,7 +209,7 @@ impl BlockDevice for Begins {
 #[test]
 fn a_task_that_a_reader_of_its_block_polls_waits() {
     let device = Arc::new(Begins::default());
-    let cache = Cache::builder(8 * SIZE).block_sizes(SIZE, SIZE).build().unwrap();
+    let cache = Cache::builder(8 * SIZE).block_size(SIZE).build().unwrap();
     let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();
     let (send, tasks) = mpsc::channel();
     let begin = move |mut task: Task<Result<(), String>>| {

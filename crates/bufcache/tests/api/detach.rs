@@ -73,7 +73,7 @@ fn new() -> (Cache, Arc<Disk>) {
 }
 
 fn new_with(write_back_after: Duration) -> (Cache, Arc<Disk>) {
-    let builder = Cache::builder(BUFFERS * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(BUFFERS * SIZE).block_size(SIZE);
     let builder = builder.dirty_limits(100, 100).write_back_after(write_back_after);
     let cache = builder.patience(SHORT).build().unwrap();
     let disk = Arc::new(Disk {

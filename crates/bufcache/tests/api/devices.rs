@@ -182,10 +182,11 @@ fn a_direct_file_is_read_to_its_end_and_asks_for_whole_blocks() {
     let device = FileDevice::new(direct).unwrap();
     let alignment = device.alignment();
     assert!(alignment >= 512 && alignment.is_power_of_two(), "{alignment}");
-    let cache = Cache::builder(64 * SIZE).block_sizes(512, SIZE).build().unwrap();
+    let cache = Cache::builder(64 * SIZE).build().unwrap();
     let device = Arc::new(device);
     if alignment > 512 {
-        let refused = cache.attach(Arc::clone(&device), 512).map(drop);
+        let small = Cache::builder(64 * SIZE).block_size(512).build().unwrap();
+        let refused = small.attach(Arc::clone(&device), 512).map(drop);
         assert!(matches!(refused, Err(BuildError::Misaligned { block_size: 512, .. })));
     }
     let disk = cache.attach(Arc::clone(&device), SIZE).unwrap();

@@ -30,7 +30,6 @@ mod queued;
 mod readahead;
 mod refusals;
 mod reloaded;
-mod sizes;
 mod sync_after_failure;
 mod tasks;
 mod told_once;

@@ -43,7 +43,7 @@ fn a_block_is_created_without_a_wait_or_not_at_all() {
 
 #[test]
 fn inv07_a_try_that_would_wait_for_dirty_blocks_is_refused() {
-    let builder = Cache::builder(16 * SIZE).block_sizes(SIZE, SIZE).dirty_limits(100, 50);
+    let builder = Cache::builder(16 * SIZE).block_size(SIZE).dirty_limits(100, 50);
     let cache = builder.write_back_after(std::time::Duration::from_secs(3600)).build().unwrap();
     let device = cache.attach(MemoryDevice::new(vec![0; 64 * SIZE]), SIZE).unwrap();
     for block in 0..9 {
@@ -179,7 +179,7 @@ fn inv17_a_failed_bypass_forgets_nothing_that_was_dirty() {
 
 #[test]
 fn the_last_block_is_as_long_as_the_device() {
-    let cache = Cache::builder(16 * SIZE).block_sizes(SIZE, SIZE).build().unwrap();
+    let cache = Cache::builder(16 * SIZE).block_size(SIZE).build().unwrap();
     let disk = Arc::new(MemoryDevice::new(vec![1; 3 * SIZE + 100]));
     let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
     fill(&device, 3, 7);
@@ -254,7 +254,7 @@ fn zeros_by_the_device_alone_dirty_nothing() {
 fn a_read_past_the_cache_sees_what_was_told_before_it_began() {
     const BLOCKS: u64 = 8;
     const LONG: Duration = Duration::from_secs(60);
-    let cache = Cache::builder(4 * SIZE).block_sizes(SIZE, SIZE).patience(LONG).build().unwrap();
+    let cache = Cache::builder(4 * SIZE).block_size(SIZE).patience(LONG).build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; BLOCKS as usize * SIZE])));
     let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
     let told: Vec<AtomicU64> = (0..BLOCKS).map(|_| AtomicU64::new(0)).collect();
@@ -318,7 +318,7 @@ fn a_read_past_the_cache_sees_what_was_told_before_it_began() {
 fn what_is_discarded_here_and_there_is_made_durable_before_it_takes_much_memory() {
     const PARTS: u64 = 17_000;
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 2 * PARTS as usize * SIZE])));
-    let cache = Cache::builder(16 * SIZE).block_sizes(SIZE, SIZE).build().unwrap();
+    let cache = Cache::builder(16 * SIZE).block_size(SIZE).build().unwrap();
     let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
     for part in 0..PARTS {
         device.discard(2 * part..2 * part + 1).unwrap();

@@ -13,7 +13,7 @@ const POLICIES: [Eviction; 3] = [Eviction::Adaptive, Eviction::A2, Eviction::Clo
 
 /// A full cache of `buffers` buffers that does not wait for one, and its device.
 fn full(eviction: Eviction, buffers: u64) -> (Cache, Device) {
-    let builder = Cache::builder(buffers as usize * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(buffers as usize * SIZE).block_size(SIZE);
     let cache = builder.eviction(eviction).patience(Duration::ZERO).build().unwrap();
     let disk = cache.attach(MemoryDevice::new(vec![7; 4 * buffers as usize * SIZE]), SIZE).unwrap();
     (0..buffers).for_each(|block| drop(disk.get(block).unwrap()));
@@ -71,7 +71,7 @@ fn inv26_a_stale_buffer_is_freed_behind_others_that_are_pinned() {
 #[test]
 fn inv26_dirty_buffers_are_written_behind_older_ones_that_cannot_be() {
     const BUFFERS: u64 = 128;
-    let builder = Cache::builder(BUFFERS as usize * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(BUFFERS as usize * SIZE).block_size(SIZE);
     let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(100, 100);
     let cache = builder.patience(Duration::from_millis(100)).build().unwrap();
     let disk = FaultDevice::new(MemoryDevice::new(vec![7; 2 * BUFFERS as usize * SIZE]));

@@ -77,7 +77,7 @@ fn disk() -> (Arc<Disk>, Device, Ends, Ends) {
     let ((durable, writes), (sync, syncs)) = (Gate::new(), Gate::new());
     let inner = MemoryDevice::new(vec![0; 64 * SIZE]);
     let disk = Arc::new(Disk { inner, writes: AtomicU64::new(0), durable, sync });
-    let builder = Cache::builder(16 * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(16 * SIZE).block_size(SIZE);
     let cache = builder.write_back_after(Duration::from_secs(3600)).build().unwrap();
     let options = AttachOptions::new(SIZE).on_loss(|_| {});
     let device = cache.attach_with(Arc::clone(&disk), options).unwrap();

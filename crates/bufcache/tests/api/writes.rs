@@ -373,7 +373,7 @@ fn inv19_dirty_buffers_are_written_when_their_memory_is_needed() {
 /// Those that were dirty longest are used again, and stay.
 #[test]
 fn a_thread_that_needs_a_buffer_writes_those_that_are_evicted_next() {
-    let builder = Cache::builder(256 * SIZE).block_sizes(SIZE, SIZE).eviction(Eviction::Clock);
+    let builder = Cache::builder(256 * SIZE).block_size(SIZE).eviction(Eviction::Clock);
     let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(100, 100);
     let cache = builder.build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 512])));
@@ -431,7 +431,7 @@ fn no_get_reads_a_range_that_is_being_discarded() {
 
 #[test]
 fn the_cleaner_writes_what_is_old_and_what_is_too_much() {
-    let builder = Cache::builder(64 * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(64 * SIZE).block_size(SIZE);
     let cache = builder.write_back_after(Duration::from_millis(100)).build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));
     let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
@@ -462,7 +462,7 @@ fn a_power_cut_leaves_what_was_synced() {
 /// Each thread keeps a buffer while it gets another: one is refused in time, and no write is lost.
 #[test]
 fn inv19_three_threads_and_two_buffers() {
-    let builder = Cache::builder(2 * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(2 * SIZE).block_size(SIZE);
     let cache = builder.patience(Duration::from_millis(2)).build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; SIZE * 64])));
     let device = cache.attach(Arc::clone(&disk), SIZE).unwrap();
@@ -525,7 +525,7 @@ fn a_block_that_cannot_be_read_is_created_also_beside_its_reader() {
 #[test]
 fn many_unsynced_ranges_are_synced() {
     for (buffers, most) in [(2048, 16_384), (6144, 24_576)] {
-        let cache = Cache::builder(buffers * 512).block_sizes(512, 512).build().unwrap();
+        let cache = Cache::builder(buffers * 512).block_size(512).build().unwrap();
         let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![0; 64_000 * 512])));
         let device = cache.attach(Arc::clone(&disk), 512).unwrap();
         let count_syncs = || {
@@ -543,7 +543,7 @@ fn many_unsynced_ranges_are_synced() {
 
 #[test]
 fn a_buffer_whose_eviction_had_to_wait_for_its_write_is_evicted_next() {
-    let builder = Cache::builder(64 * SIZE).block_sizes(SIZE, SIZE).eviction(Eviction::Clock);
+    let builder = Cache::builder(64 * SIZE).block_size(SIZE).eviction(Eviction::Clock);
     let cache = builder.dirty_limits(100, 100).build().unwrap();
     let disk = cache.attach(MemoryDevice::new(vec![0; 100 * SIZE]), SIZE).unwrap();
     (0..32).for_each(|block| disk.get_mut(block).unwrap().fill(1));

@@ -17,7 +17,7 @@ use disk::{BLOCKS, Disk, Fault, check, is_whole};
 
 /// Of the largest size: so many blocks fit.
 const MOST: usize = 8;
-const SIZES: [usize; 2] = [512, 1024];
+const SIZE: usize = 512;
 
 /// Something that keeps a buffer.
 enum Kept<'d> {
@@ -64,7 +64,7 @@ struct Machine<'d> {
     /// What was read when it was read last, of blocks that may be cached.
     read: HashMap<(usize, u64), u8>,
     kept: Vec<Holding<'d>>,
-    /// Chunks that may be in use.
+    /// Buffers that may be in use.
     limit: usize,
     counts: Counts,
 }
@@ -80,13 +80,13 @@ pub(crate) fn run(input: &[u8]) -> usize {
         Some(byte) if byte % 2 == 1 => Eviction::Clock,
         _ => Eviction::A2,
     };
-    let cache = Cache::builder(MOST * SIZES[1])
-        .block_sizes(SIZES[0], SIZES[1])
+    let cache = Cache::builder(MOST * SIZE)
+        .block_size(SIZE)
         .eviction(eviction)
         .patience(Duration::from_micros(100))
         .build()
         .unwrap();
-    let disks = SIZES.map(|size| {
+    let disks = [SIZE; 2].map(|size| {
         let disk = Arc::new(Disk::new(size));
         let options = AttachOptions::new(size).verify(|_, bytes| is_whole(bytes));
         let device = cache.attach_with(Arc::clone(&disk), options);
@@ -251,12 +251,12 @@ impl<'d> Machine<'d> {
         assert!(self.cache.stats().bytes <= before);
     }
 
-    fn resize(&mut self, chunks: usize) {
-        self.limit = chunks;
+    fn resize(&mut self, buffers: usize) {
+        self.limit = buffers;
         let cache = self.cache;
-        let result = self.patiently(|| cache.resize(chunks * SIZES[1]));
+        let result = self.patiently(|| cache.resize(buffers * SIZE));
         let stats = cache.stats();
-        assert_eq!(stats.capacity, chunks * SIZES[1]);
+        assert_eq!(stats.capacity, buffers * SIZE);
         match result {
             Ok(()) => assert!(stats.bytes <= stats.capacity, "{stats}"),
             Err(error) => assert!(error == GetError::NoFreeBuffers && self.may_be_full()),

@@ -134,7 +134,7 @@ pub(crate) fn run(input: &[u8], lie: Lie) -> usize {
     let mut bytes = input.iter().copied();
     let first = bytes.next().unwrap_or(0);
     let cache = Cache::builder(MOST * SIZE)
-        .block_sizes(SIZE, SIZE)
+        .block_size(SIZE)
         .eviction(if first % 2 == 1 { Eviction::Clock } else { Eviction::A2 })
         .patience(PATIENCE)
         .write_back_after(Duration::from_secs(1 << 20))

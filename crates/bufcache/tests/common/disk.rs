@@ -23,7 +23,7 @@ pub(crate) fn patient(
     blocks: usize,
     options: AttachOptions,
 ) -> (Cache, Device, Disk) {
-    let builder = Cache::builder(blocks * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(blocks * SIZE).block_size(SIZE);
     let builder = builder.write_back_after(Duration::from_secs(3600)).dirty_limits(100, 100);
     let cache = builder.patience(time).build().unwrap();
     let disk = Arc::new(FaultDevice::new(MemoryDevice::new(vec![1; SIZE * 64])));

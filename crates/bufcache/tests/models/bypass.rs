@@ -28,7 +28,7 @@ struct Changing {
 
 impl Changing {
     fn attach(buffers: usize) -> (Arc<Self>, Device) {
-        let builder = Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE).patience(LONG);
+        let builder = Cache::builder(buffers * SIZE).block_size(SIZE).patience(LONG);
         let cache = builder.eviction(Eviction::Clock).build().unwrap();
         let changes = Arc::new(AtomicU64::new(0));
         let (gate, threads) = (Arc::default(), Mutex::new(Vec::new()));

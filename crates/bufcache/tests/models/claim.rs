@@ -18,7 +18,7 @@ struct Changing(AtomicU64);
 
 impl Changing {
     fn attach(buffers: usize) -> (Arc<Self>, Device) {
-        let builder = Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE);
+        let builder = Cache::builder(buffers * SIZE).block_size(SIZE);
         let changing = Arc::new(Self(AtomicU64::new(0)));
         let cache = builder.eviction(Eviction::Clock).build().unwrap();
         let device = cache.attach(Arc::clone(&changing), SIZE).unwrap();

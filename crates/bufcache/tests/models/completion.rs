@@ -71,7 +71,7 @@ impl BlockDevice for Elsewhere {
 }
 
 fn world() -> (Arc<Elsewhere>, bufcache::Device) {
-    let builder = Cache::builder(SIZE).block_sizes(SIZE, SIZE).patience(LONG);
+    let builder = Cache::builder(SIZE).block_size(SIZE).patience(LONG);
     let cache = builder.eviction(Eviction::Clock).build().unwrap();
     let device = Arc::new(Elsewhere::default());
     let options = AttachOptions::new(SIZE).on_loss(|_| {});
@@ -199,7 +199,7 @@ fn inv23_a_device_does_not_go_in_the_thread_that_ends_a_sync() {
     thoroughly(|| {
         let (elsewhere, is_own) = (Arc::new(Elsewhere::default()), Arc::default());
         let own = Own(thread::current().id(), Arc::clone(&is_own));
-        let cache = Cache::builder(SIZE).block_sizes(SIZE, SIZE).patience(LONG);
+        let cache = Cache::builder(SIZE).block_size(SIZE).patience(LONG);
         let cache = cache.eviction(Eviction::Clock).build().unwrap();
         let options = AttachOptions::new(SIZE).on_loss(|_| {});
         let disk =

@@ -152,7 +152,7 @@ pub(super) fn world() -> (Arc<Disk>, Device) {
 }
 
 pub(super) fn small(buffers: usize) -> Builder {
-    let builder = Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE).patience(LONG);
+    let builder = Cache::builder(buffers * SIZE).block_size(SIZE).patience(LONG);
     builder.eviction(Eviction::Clock).dirty_limits(100, 100)
 }
 

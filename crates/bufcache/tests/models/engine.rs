@@ -49,7 +49,7 @@ impl BlockDevice for ByEngine {
 }
 
 fn attach(buffers: usize) -> (Arc<ByEngine>, Device) {
-    let builder = Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE);
+    let builder = Cache::builder(buffers * SIZE).block_size(SIZE);
     let builder = builder.patience(LONG).eviction(Eviction::Clock);
     let reads = Arc::new(ByEngine::default());
     let device = builder.build().unwrap().attach(Arc::clone(&reads), SIZE).unwrap();

@@ -96,7 +96,7 @@ impl Later {
     }
 
     fn attach_with(self: &Arc<Self>, buffers: usize, options: AttachOptions) -> Device {
-        let builder = Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE);
+        let builder = Cache::builder(buffers * SIZE).block_size(SIZE);
         let builder = builder.patience(Duration::ZERO).eviction(Eviction::Clock);
         builder.build().unwrap().attach_with(Arc::clone(self), options).unwrap()
     }

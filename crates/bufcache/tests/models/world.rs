@@ -124,7 +124,7 @@ impl World {
     }
 
     fn builder(buffers: usize, patience: Duration) -> Builder {
-        Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE).patience(patience)
+        Cache::builder(buffers * SIZE).block_size(SIZE).patience(patience)
     }
 
     fn by(builder: Builder, device: Numbered) -> Self {

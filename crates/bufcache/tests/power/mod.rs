@@ -51,7 +51,7 @@ fn stamp(block: u64, version: usize) -> [u8; SECTOR] {
 impl World {
     /// So many blocks on the device, and buffers for so many.
     pub(crate) fn new(blocks: u64, buffers: usize) -> Self {
-        let builder = Cache::builder(buffers * SIZE).block_sizes(SIZE, SIZE);
+        let builder = Cache::builder(buffers * SIZE).block_size(SIZE);
         let patience = std::time::Duration::from_secs(10);
         let builder = builder.dirty_limits(100, 100).patience(patience);
         let cache = builder.build().unwrap();

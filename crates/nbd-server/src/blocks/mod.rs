@@ -140,7 +140,7 @@ impl Blocks {
         // Syncs and exclusion need the cache even if it keeps no blocks.
         let capacity = if bytes == 0 { BLOCK } else { capacity };
         let cache =
-            Cache::builder(capacity).block_sizes(BLOCK, BLOCK).patience(PATIENCE).build()?;
+            Cache::builder(capacity).block_size(BLOCK).patience(PATIENCE).build()?;
         let longest = if bytes == 0 { 0 } else { SMALL.min(bytes / SHARE).max(BLOCK as u64) };
         Ok(Self { cache, longest })
     }
