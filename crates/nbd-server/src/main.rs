@@ -94,7 +94,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             // If the pipe is closed, the exit code still reports the failure.
-            let _ = writeln!(LogWriter, "nbd_server: {error}");
+            let _ = writeln!(LogWriter, "offlock-nbd: {error}");
             ExitCode::FAILURE
         }
     }
@@ -230,7 +230,7 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
         writeln!(
             stdout,
             "\n--verbose adds the server's own figures. To serve an image of your own, see --help:\n    \
-             nbd_server --image disk.img --size 1G --socket /tmp/disk.sock"
+             offlock-nbd --image disk.img --size 1G --socket /tmp/disk.sock"
         )?;
     }
     server.stop()?;

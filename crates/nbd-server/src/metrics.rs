@@ -147,11 +147,11 @@ impl Page {
         values: impl IntoIterator<Item = (&'a str, V)>,
     ) {
         let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
-        self.0 += &format!("# HELP nbd_server_{name} {help}\n# TYPE nbd_server_{name} {kind}\n");
+        self.0 += &format!("# HELP offlock_nbd_{name} {help}\n# TYPE offlock_nbd_{name} {kind}\n");
         for (of, value) in values {
             self.0 += &match label {
-                "" => format!("nbd_server_{name} {value}\n"),
-                label => format!("nbd_server_{name}{{{label}=\"{}\"}} {value}\n", escaped(of)),
+                "" => format!("offlock_nbd_{name} {value}\n"),
+                label => format!("offlock_nbd_{name}{{{label}=\"{}\"}} {value}\n", escaped(of)),
             };
         }
     }
@@ -336,8 +336,8 @@ mod tests {
     fn labels_are_escaped() {
         let mut page = Page(String::new());
         page.metric(("a", "export"), "Help.", [("a\\b\"c\nd", 1)]);
-        let wanted = "# HELP nbd_server_a Help.\n# TYPE nbd_server_a gauge\n\
-                      nbd_server_a{export=\"a\\\\b\\\"c\\nd\"} 1\n";
+        let wanted = "# HELP offlock_nbd_a Help.\n# TYPE offlock_nbd_a gauge\n\
+                      offlock_nbd_a{export=\"a\\\\b\\\"c\\nd\"} 1\n";
         assert_eq!(page.0, wanted);
     }
 }
