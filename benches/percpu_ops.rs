@@ -88,7 +88,6 @@ fn pin(c: &mut Criterion) {
     let seize = seize::Collector::new();
     let mut group = c.benchmark_group("pin");
     row!(group, "percpu", drop(black_box(rcu::pin())));
-    row!(group, "percpu-send", drop(black_box(rcu::pin_send())));
     row!(group, "crossbeam-epoch", drop(black_box(crossbeam_epoch::pin())));
     row!(group, "seize", drop(black_box(seize.enter())));
     group.finish();

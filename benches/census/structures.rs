@@ -63,7 +63,6 @@ pub(crate) const STRUCTURES: &[Structure] = &[
     Structure::ours("reference", "PercpuRef get + put", Some("P9.ref"), reference),
     Structure::peer("arc", "Arc clone + drop", arc),
     Structure::ours("pin", "rcu::pin + unpin", Some("P9.pin"), pin),
-    Structure::ours("pin-send", "rcu::pin_send + unpin", None, pin_send),
     Structure::peer("crossbeam-epoch", "crossbeam_epoch::pin + unpin", crossbeam_epoch_pin),
     Structure::ours("gate", "ReadWriteGate read + release", None, gate),
     Structure::peer("sharded-lock", "crossbeam ShardedLock read + release", sharded_lock),
@@ -154,14 +153,6 @@ fn pin(_threads: usize) -> Shared {
     Box::new(move |_| {
         Box::new(move || {
             black_box(&rcu::pin());
-        })
-    })
-}
-
-fn pin_send(_threads: usize) -> Shared {
-    Box::new(move |_| {
-        Box::new(move || {
-            black_box(&rcu::pin_send());
         })
     })
 }

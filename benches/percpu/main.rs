@@ -50,7 +50,7 @@ const FAMILIES: [Family; 9] = [
     Family { name: "P3 reference", depends_on_rseq: true, run: reference::run },
     Family { name: "P4 lock", depends_on_rseq: true, run: lock::run },
     Family { name: "P4 global lock", depends_on_rseq: true, run: lock::run_global },
-    Family { name: "P5 P6 pin", depends_on_rseq: true, run: pin::run },
+    Family { name: "P5 pin", depends_on_rseq: true, run: pin::run },
     Family { name: "P5 read", depends_on_rseq: false, run: pin::run_read },
     Family { name: "P7 reclaim", depends_on_rseq: false, run: reclaim::run },
     Family { name: "gate", depends_on_rseq: true, run: gate::run },

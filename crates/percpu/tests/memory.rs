@@ -102,14 +102,14 @@ fn locks_gates_and_references_allocate_when_made_and_never_after() {
     assert_eq!(calls, 0);
 }
 
-/// RCU allocates each node, and once the thread's slot, the bags and the counters of `Send` guards.
+/// RCU allocates each node, and once the thread's slot and the bags.
 #[test]
 fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
     const NODES: u64 = 2_500; // more than a bag holds
     let node = |n| Owned::new(n);
     let shared = Atomic::new(0);
     shared.store(node(1));
-    drop((rcu::pin(), rcu::pin_send()));
+    drop(rcu::pin());
     rcu::barrier().unwrap();
 
     let (calls_of_one, eight) = calls(|| node(8).into_inner());
@@ -118,9 +118,9 @@ fn readers_and_writers_under_rcu_allocate_nothing_but_nodes() {
     let mut nodes: Vec<_> = (0..NODES).map(node).collect();
     let (calls, ()) = calls(|| {
         while let Some(node) = nodes.pop() {
-            let guard = (rcu::pin(), rcu::pin(), rcu::pin_send());
+            let guard = (rcu::pin(), rcu::pin());
             let found = shared.load(&guard.0);
-            let old = shared.compare_exchange(found, node, &guard.2).unwrap();
+            let old = shared.compare_exchange(found, node, &guard.1).unwrap();
             let period = rcu::start_grace_period();
             assert!(!period.poll(), "this thread holds a guard");
             drop((old, guard)); // retires the old node

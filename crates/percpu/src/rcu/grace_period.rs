@@ -5,14 +5,12 @@ use super::error::SynchronizeError;
 use super::guard::is_pinned;
 use super::reclaim::{drain, is_freeing};
 
-/// Waits until every current reader has left: each [`Guard`](super::Guard) and each
-/// [`SendGuard`](super::SendGuard).
+/// Waits until every current reader has left, which is until each [`Guard`](super::Guard) of now has
+/// been dropped.
 ///
 /// When it returns, no reader can reach an object that was unlinked before the call. Blocks: spins,
 /// yields, then sleeps for up to a millisecond at a time, because readers do not wake waiters.
 /// Never allocates.
-///
-/// The call never returns if the calling code holds a [`SendGuard`](super::SendGuard).
 ///
 /// ```
 /// use offlock_percpu::rcu::{self, SynchronizeError};

@@ -190,8 +190,6 @@ fn unpin_and_release(slot: &Slot) {
 
 /// Returns whether the calling thread holds a [`Guard`]. Wait-free.
 ///
-/// A [`SendGuard`](super::SendGuard) belongs to no thread and does not count.
-///
 /// ```
 /// use offlock_percpu::rcu;
 ///

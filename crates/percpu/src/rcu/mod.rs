@@ -1,7 +1,7 @@
 //! Read-copy-update (RCU): wait-free readers, and memory that is freed after they leave.
 //!
 //! A reader calls [`pin`], follows an [`Atomic`] pointer and uses the value for as long as its
-//! guard lives. A reader writes to a cache line of its thread or to words of its CPU. A writer
+//! guard lives. A reader writes only to a cache line of its thread. A writer
 //! replaces the value and retires the old version. The old version is dropped once every reader
 //! that may hold a reference to it has dropped its guard.
 //!
@@ -18,11 +18,6 @@
 //!
 //! rcu::barrier().unwrap(); // drops every value retired so far
 //! ```
-//!
-//! | | guard | each pin or unpin | may change threads |
-//! |---|---|---|---|
-//! | [`pin`] | [`Guard`] | two stores to a cache line of the calling thread | no |
-//! | [`pin_send`] | [`SendGuard`] | one addition to a word of this CPU | yes, across `.await` |
 //!
 //! A writer waits for readers in one of four ways, from the cheapest to the most expensive:
 //!
@@ -59,12 +54,9 @@
 //!
 //! The thread guard follows the asymmetric-fence variant of epoch-based reclamation (Desnoyers,
 //! McKenney, Stern, Dagenais, Walpole: "User-Level Implementations of Read-Copy Update", IEEE TPDS
-//! 2012, the memory-barrier flavour with the barrier moved to the writer). The `Send` guard is
-//! sleepable RCU with its two pairs of counters (McKenney, "Sleepable Read-Copy Update", 2006, as
-//! reworked in Linux 4.12), with rseq sections for the counts. The segmented lists of retired
-//! objects are the kernel's segmented callback lists, in which each segment waits for one grace
-//! period. Two things differ: a target is computed without a shared write, and both kinds of
-//! readers use the same grace-period number.
+//! 2012, the memory-barrier flavour with the barrier moved to the writer). The segmented
+//! lists of retired objects are the kernel's segmented callback lists, in which each segment waits
+//! for one grace period. One thing differs: a target is computed without a shared write.
 
 mod atomic;
 mod backoff;
@@ -81,8 +73,6 @@ mod in_flight;
 mod owned;
 mod reclaim;
 mod registry;
-mod send_guard;
-mod send_readers;
 mod spin_lock;
 mod stats;
 mod unlinked;
@@ -100,7 +90,6 @@ pub use self::guard::end_thread;
 pub use self::guard::{Guard, is_pinned, pin, try_pin};
 pub use self::owned::Owned;
 pub use self::reclaim::{poll, retire_raw};
-pub use self::send_guard::{SendGuard, pin_send};
 pub use self::stats::{Stats, bounds, set_bounds, stats};
 pub use self::unlinked::{ReclaimError, Unlinked};
 

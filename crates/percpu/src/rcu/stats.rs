@@ -42,8 +42,6 @@ pub struct Stats {
     /// Threads that have held a [`Guard`](super::Guard) since before the current grace period
     /// began.
     pub stalled_readers: usize,
-    /// Live [`SendGuard`](super::SendGuard)s.
-    pub send_guards: u64,
 }
 
 impl fmt::Display for Stats {
@@ -51,8 +49,7 @@ impl fmt::Display for Stats {
         write!(
             f,
             "{} objects ({} bytes) pending, the oldest for {:?}; {} objects ({} bytes) reclaimed in \
-             {} grace periods with {} heavy fences, {} drops panicked; {} stalled readers, {} Send \
-             guards",
+             {} grace periods with {} heavy fences, {} drops panicked; {} stalled readers",
             self.pending,
             self.pending_bytes,
             self.oldest_pending.unwrap_or_default(),
@@ -62,7 +59,6 @@ impl fmt::Display for Stats {
             self.heavy_fences,
             self.panics,
             self.stalled_readers,
-            self.send_guards,
         )
     }
 }
@@ -94,7 +90,6 @@ pub fn stats() -> Stats {
         heavy_fences: domain.heavy_fences(),
         panics: bags.panics.load(Relaxed),
         stalled_readers: domain.registry.stalled(domain.current_gp()),
-        send_guards: domain.send.alive(),
     }
 }
 

@@ -1,13 +1,11 @@
 //! Grace periods, guards and reclamation.
 
-use offlock_percpu::CpuId;
 use offlock_percpu::rcu::{self, Atomic, Owned};
 use offlock_percpu::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use offlock_percpu::sync::quarantine::{Watched, free};
-use offlock_percpu::sync::virtual_cpu::{set_current, take_id};
-use offlock_percpu::sync::{Arc, thread};
+use offlock_percpu::sync::{Arc, Condvar, Mutex, thread};
 
-use super::{Long, both_modes};
+use super::Long;
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
@@ -32,10 +30,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "rcu::inv15_a_thread_that_ends_inside_a_guard_goes_on_reading",
     ),
     ("thread exit: the slot is reset", "rcu::inv15_a_slot_goes_to_the_next_thread"),
-    ("pin_send: before the reads", "rcu::inv25_a_send_reader_keeps_what_it_found"),
-    ("unpin_send: the reads are done", "rcu::inv25_a_send_reader_keeps_what_it_found"),
-    ("scan: the Send readers have left", "rcu::inv25_a_send_reader_is_not_hidden_by_another"),
-    ("scan: the Send readers have left", "rcu::inv25_a_send_reader_outlives_two_updates"),
     ("bag: take its lock", "rcu::two_threads_retire_on_one_cpu"),
     ("bag: the lists are consistent", "rcu::two_threads_retire_on_one_cpu"),
     ("overflow: the retired list is complete", "rcu::two_threads_retire_on_one_cpu"),
@@ -69,8 +63,6 @@ pub(super) const LOOM_ONLY: &[&str] = &[
     "scan: the reads are done",
     "free: the reads are done",
     "thread exit: the slot is reset",
-    "pin_send: before the reads",
-    "unpin_send: the reads are done",
     "bag: take its lock",
     "bag: the lists are consistent",
     "overflow: the retired list is complete",
@@ -150,15 +142,6 @@ fn read(shared: &Atomic<Payload>) {
     assert_eq!(late.read(), 1);
 }
 
-/// The same with a guard that is counted.
-fn read_send(shared: &Atomic<Payload>) {
-    let guard = rcu::pin_send();
-    let late = shared.load(&guard).late();
-    thread::yield_now();
-    dawdle();
-    assert_eq!(late.read(), 1);
-}
-
 fn spawn(
     shared: &Shared,
     f: impl FnOnce(&Atomic<Payload>) + Send + 'static,
@@ -200,9 +183,6 @@ fn dawdle() {
         }
     }
 }
-
-/// How often a short thing is done that must hit another short thing: a random schedule needs some.
-const TIMES: usize = if cfg!(offlock_shuttle) { 20 } else { 1 };
 
 /// What a reader finds is not dropped while its guard lives, and then it is.
 #[test]
@@ -396,91 +376,6 @@ fn inv15_a_slot_goes_to_the_next_thread() {
     });
 }
 
-/// As for a thread's guard; the guard is dropped on another CPU.
-#[test]
-fn inv25_a_send_reader_keeps_what_it_found() {
-    both_modes(|| {
-        replace_under(|shared| {
-            let guard = rcu::pin_send();
-            let late = shared.load(&guard).late();
-            set_current(CpuId::new(1));
-            dawdle();
-            assert_eq!(late.read(), 1);
-            drop(guard);
-        });
-    });
-}
-
-/// A thread without an rseq id counts elsewhere, and is waited for.
-#[test]
-fn a_send_reader_without_an_id_keeps_what_it_found() {
-    both_modes(|| {
-        replace_under(|shared| {
-            take_id();
-            read_send(shared);
-        });
-    });
-}
-
-/// A reader inside, while another comes and goes on two CPUs under the writer's eyes: the sums
-/// never find that no reader is inside. Fails if locks are summed first, or with one counter.
-#[test]
-fn inv25_a_send_reader_is_not_hidden_by_another() {
-    both_modes(|| {
-        let shared = shared(1);
-        set_current(CpuId::new(1));
-        let guard = rcu::pin_send();
-        let late = shared.load(&guard).late();
-        let writer = spawn(&shared, |shared| {
-            dawdle();
-            replace(shared);
-            for _ in 0..TIMES {
-                assert_eq!(rcu::poll(), 0, "a reader is inside");
-            }
-        });
-        let other = thread::spawn(|| {
-            for _ in 0..TIMES {
-                set_current(CpuId::new(0));
-                let guard = rcu::pin_send();
-                set_current(CpuId::new(1));
-                drop(guard);
-            }
-        });
-        writer.join().unwrap();
-        other.join().unwrap();
-        assert_eq!(late.read(), 1);
-        drop(guard);
-        assert_eq!(rcu::poll(), 1);
-    });
-}
-
-/// A reader inside during two updates: the parities change places, and it is still seen.
-#[test]
-fn inv25_a_send_reader_outlives_two_updates() {
-    both_modes(|| {
-        let shared = shared(1);
-        let guard = rcu::pin_send();
-        let late = shared.load(&guard).late();
-        let writer = spawn(&shared, |shared| {
-            for _ in 0..2 {
-                dawdle();
-                replace(shared);
-                rcu::poll();
-            }
-        });
-        let other = spawn(&shared, read_send);
-        for _ in 0..TIMES {
-            dawdle();
-            assert_eq!(late.read(), 1);
-        }
-        writer.join().unwrap();
-        other.join().unwrap();
-        drop(guard);
-        rcu::poll();
-        assert_eq!(rcu::stats().pending, 0, "{}", rcu::stats());
-    });
-}
-
 /// Two threads retire on one CPU, and a third polls: each value is dropped once.
 #[test]
 fn two_threads_retire_on_one_cpu() {
@@ -515,13 +410,42 @@ fn inv11_a_barrier_waits_for_the_drops_of_others() {
     });
 }
 
+/// A thread waits until another one opens it.
+#[derive(Default)]
+struct Gate(Mutex<bool>, Condvar);
+
+impl Gate {
+    fn open(&self) {
+        *self.0.lock() = true;
+        self.1.notify_all();
+    }
+
+    fn wait(&self) {
+        let mut open = self.0.lock();
+        while !*open {
+            self.1.wait(&mut open);
+        }
+    }
+}
+
 /// An object that is retired while `barrier` waits is merged with one that `barrier` waits for, so
 /// both wait for a later grace period. `barrier` waits for that one too.
 #[test]
 fn inv11_a_barrier_waits_for_a_segment_that_grew() {
+    let _long = Long::mark();
     model(|| {
         let gone = Arc::new(AtomicU64::new(0));
-        let first = rcu::pin_send();
+        let gates = Arc::new((Gate::default(), Gate::default()));
+        let first = thread::spawn({
+            let gates = Arc::clone(&gates);
+            move || {
+                let guard = rcu::pin();
+                gates.0.open();
+                gates.1.wait();
+                drop(guard);
+            }
+        });
+        gates.0.wait();
         rcu::defer(0, || ());
         rcu::poll(); // closes the first segment
         rcu::defer(0, {
@@ -539,7 +463,8 @@ fn inv11_a_barrier_waits_for_a_segment_that_grew() {
         rcu::defer(0, || ());
         let second = rcu::pin();
         rcu::poll(); // the second segment now waits for a grace period that waits for `second`
-        drop(first);
+        gates.1.open();
+        first.join().unwrap();
         dawdle();
         drop(second);
         other.join().unwrap();

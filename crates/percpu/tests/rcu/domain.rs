@@ -35,13 +35,13 @@ fn unlinked<T: Send + Sync + 'static>(value: T) -> Unlinked<T> {
     unsafe { Unlinked::from_raw(Owned::new(value).into_raw()) }
 }
 
-/// Runs `f` on a thread that holds a guard of `kind` and has loaded nothing.
-fn with_reader<G: 'static>(pin: fn() -> G, f: impl FnOnce()) {
+/// Runs `f` on a thread that holds a guard and has loaded nothing.
+fn with_reader(f: impl FnOnce()) {
     let (tell, pinned) = mpsc::channel();
     let (leave, left) = mpsc::channel::<()>();
     thread::scope(|s| {
         s.spawn(move || {
-            let _guard = pin();
+            let _guard = rcu::pin();
             tell.send(()).unwrap();
             let _ = left.recv();
         });
@@ -63,39 +63,8 @@ fn a_retired_value_is_dropped_once_and_not_under_a_reader() {
         before
     };
     let mut before = 0;
-    with_reader(rcu::pin, || before = check());
+    with_reader(|| before = check());
     assert_eq!((rcu::poll(), DROPS.load(Relaxed)), (1, before + 1));
-    with_reader(rcu::pin_send, || before = check());
-    assert_eq!((rcu::poll(), DROPS.load(Relaxed)), (1, before + 1));
-}
-
-/// Grace periods end although a new `Send` reader always enters before the old one leaves.
-#[test]
-fn overlapping_send_readers_do_not_hold_up_grace_periods() {
-    static DROPS: AtomicUsize = AtomicUsize::new(0);
-    let _alone = alone();
-    let mut guard = rcu::pin_send();
-    for round in 0..100 {
-        retire(&DROPS);
-        rcu::poll();
-        guard = rcu::pin_send(); // drops the old guard after the new one exists
-        rcu::poll();
-        assert!(DROPS.load(Relaxed) + 2 >= round, "{}", rcu::stats());
-    }
-    drop(guard);
-}
-
-#[test]
-fn a_send_guard_may_end_elsewhere() {
-    static DROPS: AtomicUsize = AtomicUsize::new(0);
-    let _alone = alone();
-    let guard = rcu::pin_send();
-    retire(&DROPS);
-    assert_eq!(rcu::poll(), 0);
-    assert_eq!(rcu::stats().send_guards, 1);
-    thread::spawn(move || drop(guard)).join().unwrap();
-    assert_eq!(rcu::stats().send_guards, 0);
-    assert_eq!(rcu::poll(), 1);
 }
 
 #[test]
@@ -285,7 +254,7 @@ fn stalled(stall: Duration) {
     rcu::set_bounds(bounds);
     let mut worst = Duration::ZERO;
     let (mut retired, mut slow) = (0_u64, 0);
-    with_reader(rcu::pin, || {
+    with_reader(|| {
         let mut until = None;
         while until.is_none_or(|until| Instant::now() < until) || retired < 1000 {
             let began = Instant::now();
@@ -400,7 +369,7 @@ fn inv15_a_forgotten_guard_holds_up_memory_only() {
     });
 }
 
-/// With both kinds of readers, writers and exiting threads, no value is dropped while a reader has
+/// With readers, writers and exiting threads, no value is dropped while a reader has
 /// it, and every retired value is dropped once.
 fn churn(time: Duration) {
     static MADE: AtomicU64 = AtomicU64::new(0);
@@ -427,7 +396,7 @@ fn churn(time: Duration) {
     let go = || Instant::now() < until;
     let reads = AtomicU64::new(0);
     thread::scope(|s| {
-        for reader in 0..4 {
+        for _ in 0..4 {
             let (shared, reads) = (&shared, &reads);
             s.spawn(move || {
                 while go() {
@@ -435,18 +404,10 @@ fn churn(time: Duration) {
                     thread::scope(|s| {
                         s.spawn(|| {
                             for i in 0..2000 {
-                                let alive = if reader % 2 == 0 {
-                                    let guard = rcu::pin();
-                                    let value = shared[i % 4].load(&guard);
-                                    std::hint::spin_loop();
-                                    value.0.load(Relaxed)
-                                } else {
-                                    let guard = rcu::pin_send();
-                                    let value = shared[i % 4].load(&guard);
-                                    std::hint::spin_loop();
-                                    value.0.load(Relaxed)
-                                };
-                                assert_eq!(alive, ALIVE);
+                                let guard = rcu::pin();
+                                let value = shared[i % 4].load(&guard);
+                                std::hint::spin_loop();
+                                assert_eq!(value.0.load(Relaxed), ALIVE);
                             }
                             reads.fetch_add(2000, Relaxed);
                         });
