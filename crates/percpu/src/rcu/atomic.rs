@@ -143,7 +143,7 @@ impl<T: Send + Sync + 'static> Atomic<T> {
 
     /// Replaces the value by `new`, and retires the old value.
     ///
-    /// Lock-free. May run the drops of objects retired before: see [`Unlinked::retire`].
+    /// May run the drops of objects retired before: see [`Unlinked::retire`].
     #[inline]
     pub fn store(&self, new: Owned<T>) {
         drop(self.swap(new));

@@ -51,7 +51,6 @@ use super::spin_lock::SpinLock;
 use crate::fence;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::const_fn;
-use crate::sync::native::atomic::AtomicU64 as Statistic;
 use crate::sync::{global, order, step};
 
 global! {
@@ -83,8 +82,6 @@ pub(super) struct Domain {
     gp_lock: SpinLock,
     pub(super) registry: Registry,
     pub(super) bags: Bags,
-    /// The number of heavy fences that grace periods ran.
-    heavy_fences: Statistic,
 }
 
 impl Domain {
@@ -96,7 +93,6 @@ impl Domain {
                 gp_lock: SpinLock::new(),
                 registry: Registry::new(),
                 bags: Bags::new(),
-                heavy_fences: Statistic::new(0),
             }
         }
     }
@@ -168,17 +164,6 @@ impl Domain {
     pub(super) fn wait_for(&'static self, target: u64) {
         wait_until(|| self.advance(target));
     }
-
-    /// Returns how many grace periods are completed.
-    pub(super) fn grace_periods(&self) -> u64 {
-        self.completed() - 1
-    }
-
-    /// Returns how many heavy fences grace periods ran.
-    pub(super) fn heavy_fences(&self) -> u64 {
-        // Ordering: Relaxed; a statistic.
-        self.heavy_fences.load(std::sync::atomic::Ordering::Relaxed)
-    }
 }
 
 /// Calls `done` until it returns true, with growing pauses.
@@ -218,8 +203,6 @@ impl GpGuard {
         // in `Domain::target`: either its unlink is visible after this fence, or it loads the new
         // `gp`.
         step!("bump: before the scan", fence::heavy());
-        // Ordering: Relaxed; a statistic.
-        self.domain.heavy_fences.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         now
     }
 

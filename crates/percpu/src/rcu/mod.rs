@@ -19,27 +19,25 @@
 //! rcu::barrier().unwrap(); // drops every value retired so far
 //! ```
 //!
-//! A writer waits for readers in one of four ways, from the cheapest to the most expensive:
+//! A writer waits for readers in one of three ways, from the cheapest to the most expensive:
 //!
 //! | | blocks | allocates |
 //! |---|---|---|
 //! | [`Unlinked::retire`], or dropping the [`Unlinked`] | never | once in the process |
-//! | [`defer`] | never | a node for the closure |
 //! | [`start_grace_period`] and [`GracePeriod::poll`] | never | never |
 //! | [`synchronize`], [`Unlinked::reclaim`], [`barrier`] | until the readers have left | never |
 //!
 //! A process has one RCU domain. So a reader delays the drop of every object that is retired after
 //! the reader pinned, in any data structure. It never delays the thread that retires. [`stats`]
-//! shows how many bytes wait to be freed, and for how long. Retired objects are dropped in
-//! batches, on the thread that fills a batch or calls [`poll`]. [`set_bounds`] limits how many
-//! bytes wait for a batch to fill, and for how long. If no thread retires, only a [`poll`] enforces
-//! the time limit: a program may call it from a timer. The order in which retired objects are dropped and deferred
-//! closures run is not specified.
+//! shows how many bytes wait to be freed. Retired objects are dropped in batches, on the thread
+//! that fills a batch or calls [`poll`]: up to 1,024 objects, or 2 MiB, wait on each CPU for their
+//! batch to fill. A program that retires rarely calls [`poll`] from a timer. The order in which
+//! retired objects are dropped is not specified.
 //!
 //! # Special cases
 //!
-//! - *The drop of a retired object panics*: the panic hook runs, the panic is caught and counted in
-//!   [`Stats::panics`], and the rest of the batch is dropped. Such a drop runs without any lock of
+//! - *The drop of a retired object panics*: the panic hook runs, the panic goes no
+//!   further, and the rest of the batch is dropped. Such a drop runs without any lock of
 //!   this module. It may pin, retire and poll; a poll inside a drop drops nothing, so drops do not
 //!   recurse.
 //! - *The process ends* (`main` returns, or `exit`): retired objects that are not dropped yet stay
@@ -63,8 +61,6 @@ mod backoff;
 mod bag;
 mod bags;
 mod batch;
-mod bounds;
-mod defer;
 mod domain;
 mod error;
 mod grace_period;
@@ -80,8 +76,6 @@ mod unlinked;
 pub use self::atomic::{Atomic, CompareExchangeError, Pinned};
 pub use self::bag::RetireHead;
 pub use self::batch::Batch;
-pub use self::bounds::Bounds;
-pub use self::defer::{defer, try_defer};
 pub use self::error::SynchronizeError;
 pub use self::grace_period::{GracePeriod, barrier, start_grace_period, synchronize};
 #[cfg(any(offlock_loom, offlock_shuttle))]
@@ -90,7 +84,7 @@ pub use self::guard::end_thread;
 pub use self::guard::{Guard, is_pinned, pin, try_pin};
 pub use self::owned::Owned;
 pub use self::reclaim::{poll, retire_raw};
-pub use self::stats::{Stats, bounds, set_bounds, stats};
+pub use self::stats::{Stats, stats};
 pub use self::unlinked::{ReclaimError, Unlinked};
 
 #[cfg(test)]

@@ -29,7 +29,6 @@ fn send_and_sync_are_as_documented() {
     both::<Batch>();
     both::<RetireHead>();
     both::<Stats>();
-    both::<Bounds>();
     both::<SynchronizeError>();
     both::<ReclaimError<u64>>();
     both::<CompareExchangeError<'_, u64>>();
