@@ -108,9 +108,7 @@ pub use self::gate::{GateError, ReadGuard, ReadWriteGate, WriteGuard};
 pub use self::lglock::{LgLock, LockError};
 #[doc(hidden)]
 pub use self::refcount::RefBlock;
-pub use self::refcount::{
-    ArcReference, KillError, PercpuRef, Reference, ReinitError, ResurrectError,
-};
+pub use self::refcount::{KillError, PercpuRef, Reference};
 pub use self::rseq::state::Sections;
 pub use self::slots::PerCpu;
 pub use self::topology::{NodeId, Topology, topology};

@@ -121,8 +121,6 @@ fn everything_counts() {
                         gate.write().unwrap().iter_mut().for_each(|half| *half += 1);
                         config.store(rcu::Owned::new([round; 2]));
                         drop(lock.global().unwrap());
-                        object.switch_to_atomic();
-                        object.switch_to_percpu();
                     }
                 }
             });

@@ -8,7 +8,7 @@ use std::thread;
 
 use offlock_percpu::rcu::{self, Atomic, Owned};
 use offlock_percpu::{AllocError, CpuId, LgLock, PerCpu, PerCpuCounter};
-use offlock_percpu::{PercpuRef, ReadWriteGate, ReinitError};
+use offlock_percpu::{PercpuRef, ReadWriteGate};
 
 /// The system's allocator. Counts the calls of each thread, and fails those above a size.
 struct Counting;
@@ -90,10 +90,6 @@ fn locks_gates_and_references_allocate_when_made_and_never_after() {
             drop(writer.downgrade());
             let held = refs.try_get().unwrap();
             drop((held.clone(), refs.try_get()));
-            refs.switch_to_atomic();
-            refs.switch_to_percpu();
-            refs.kill().unwrap();
-            refs.resurrect().unwrap();
             drop(held);
         }
         refs.kill().unwrap();
@@ -165,13 +161,6 @@ fn what_is_refused_for_want_of_memory_comes_back() {
 
     let refs = refused(LARGE, || PercpuRef::new(released).map(drop));
     refs.expect_err("too large").into_inner()(); // the closure itself
-    let refs = PercpuRef::new(|| ()).unwrap();
-    refs.kill().unwrap();
-    let error = refused(LARGE, || refs.reinit(released)).unwrap_err();
-    assert!(matches!(error, ReinitError::Alloc(_)) && refs.is_zero());
-    assert_eq!(error.errno(), libc::ENOMEM);
-    error.into_release()();
-
     let error = refused(LARGE, || Owned::try_new(text).map(drop)).unwrap_err();
     assert_eq!((error.0, error.errno()), (text, libc::ENOMEM));
     assert_eq!(refused(LARGE, || Atomic::try_new(text).map(drop)).unwrap_err().0, text);

@@ -11,9 +11,9 @@ use std::sync::MutexGuard;
 use offlock_percpu::fence::Strategy;
 use offlock_percpu::sync::{WordGuard, WordLock};
 use offlock_percpu::{
-    AllocError, ArcReference, Backend, Capabilities, CpuId, CpuList, LgLock, NodeId, PerCpu,
-    PerCpuCounter, PercpuRef, ReadGuard, ReadWriteGate, RefBlock, Reference, RseqState,
-    RseqUnavailable, Sections, Source, Topology, WriteGuard,
+    AllocError, Backend, Capabilities, CpuId, CpuList, LgLock, NodeId, PerCpu, PerCpuCounter,
+    PercpuRef, ReadGuard, ReadWriteGate, RefBlock, Reference, RseqState, RseqUnavailable, Sections,
+    Source, Topology, WriteGuard,
 };
 
 /// `none::<T>` names one function only if `T` has none of the traits.
@@ -81,7 +81,6 @@ fn locks_and_references_go_where_they_may() {
     sync::<WriteGuard<'_, u8>>();
     <WriteGuard<'_, u8> as NotSend<_>>::none();
     everywhere::<Reference<'_>>();
-    everywhere::<ArcReference>();
     send::<PercpuRef>();
     sync::<PercpuRef>();
     send::<RefBlock>();
