@@ -14,16 +14,10 @@ pub(crate) use crate::sync::impl_error;
 /// value is not, use `.map_err(AllocError::from)?`.
 ///
 /// ```
-/// use offlock_percpu::{NewError, ReadWriteGate};
+/// use offlock_percpu::{NewError, rcu::Owned};
 ///
-/// fn gate(routes: Vec<u32>) -> Result<ReadWriteGate<Vec<u32>>, Vec<u32>> {
-///     ReadWriteGate::new(routes).map_err(|NewError(routes)| routes)
-/// }
-/// fn with_question_mark() -> std::io::Result<ReadWriteGate<u32>> {
-///     Ok(ReadWriteGate::new(7)?)
-/// }
-/// # assert_eq!((gate(vec![1]).unwrap().into_inner(), with_question_mark()?.into_inner()), (vec![1], 7));
-/// # Ok::<(), std::io::Error>(())
+/// let node: Result<Owned<u32>, u32> = Owned::try_new(7).map_err(|NewError(value)| value);
+/// assert_eq!(node.map(Owned::into_inner), Ok(7));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct NewError<T>(pub T);

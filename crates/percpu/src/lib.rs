@@ -23,7 +23,6 @@
 //! | count events | [`PerCpuCounter`] | add | sum, which is exact when no add runs |
 //! | keep an object alive until its last user | [`PercpuRef`] | get, put | kill |
 //! | own one part, sometimes all parts | [`LgLock`] | the slot of the current CPU | all slots |
-//! | read often, write in place rarely | [`ReadWriteGate`] | read | write |
 //! | read often, replace rarely | [`rcu`] | pin, load | waiting for readers |
 //! | order two sides | [`fence`] | [`light`](fence::light) | [`heavy`](fence::heavy) |
 //! | spread anything else over CPUs | [`PerCpu`], [`current_cpu`], [`topology()`] | the slot of the current CPU | all slots |
@@ -50,21 +49,21 @@
 //!
 //! Operations are wait-free and allocate nothing, unless the item says otherwise. *Wait-free*
 //! includes sections: a section restarts only when its thread is preempted, migrated or signalled, or
-//! when a fold, a kill or the write of a gate calls `membarrier`. Under an endless stream of such
+//! when a fold or a kill calls `membarrier`. Under an endless stream of such
 //! events the number of restarts is not bounded.
 //!
 //! The first use in a process reads `/sys`, registers with `membarrier` and tests the sections. It
 //! allocates, and ends like `Box::new` if it cannot. Threads that call at the same time wait for
 //! it. [`capabilities()`] runs the first use at a moment that the program chooses.
 //!
-//! A word of a counter, a reference or a gate takes 8 bytes per CPU, from a pool of pages: the first
+//! A word of a counter or a reference takes 8 bytes per CPU, from a pool of pages: the first
 //! word takes one page (4 KiB) for each possible CPU, and the next 511 words take no more. Words
 //! return to the pool, pages never return to the system.
 //!
 //! | out of memory | `new` | `try_new` |
 //! |---|---|---|
 //! | [`PerCpu`], [`LgLock`] | ends like `Box::new` ([`handle_alloc_error`](std::alloc::handle_alloc_error)) | [`AllocError`] |
-//! | [`PercpuRef`], [`ReadWriteGate`] | [`NewError`] with the argument of `new` | |
+//! | [`PercpuRef`] | [`NewError`] with the argument of `new` | |
 //! | [`PerCpuCounter`] | allocates nothing; if the first add finds no memory, the counter works slowly | [`reserve`](PerCpuCounter::reserve): [`AllocError`] |
 //!
 //! - *A guard is forgotten* (`mem::forget`): its slot, lock or pin stays held for ever. Nothing is
@@ -84,7 +83,6 @@ mod cpu;
 mod cpulist;
 mod error;
 pub mod fence;
-mod gate;
 #[cfg(doc)]
 pub mod guide;
 pub mod lglock;
@@ -104,7 +102,6 @@ pub use self::counter::PerCpuCounter;
 pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
 pub use self::cpulist::CpuList;
 pub use self::error::{AllocError, NewError};
-pub use self::gate::{GateError, ReadGuard, ReadWriteGate, WriteGuard};
 pub use self::lglock::{LgLock, LockError};
 #[doc(hidden)]
 pub use self::refcount::RefBlock;

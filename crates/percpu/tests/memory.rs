@@ -6,9 +6,9 @@ use std::cell::Cell;
 use std::sync::Barrier;
 use std::thread;
 
+use offlock_percpu::PercpuRef;
 use offlock_percpu::rcu::{self, Atomic, Owned};
 use offlock_percpu::{AllocError, CpuId, LgLock, PerCpu, PerCpuCounter};
-use offlock_percpu::{PercpuRef, ReadWriteGate};
 
 /// The system's allocator. Counts the calls of each thread, and fails those above a size.
 struct Counting;
@@ -71,9 +71,8 @@ fn counters_allocate_when_made_and_never_after() {
 }
 
 #[test]
-fn locks_gates_and_references_allocate_when_made_and_never_after() {
+fn locks_and_references_allocate_when_made_and_never_after() {
     let lock = LgLock::new(|_| 0_u64);
-    let gate = ReadWriteGate::new(0_u64).unwrap();
     let refs = PercpuRef::new(|| ()).unwrap();
     let (first, last) = (CpuId::new(0), CpuId::new(lock.capacity() as u32 - 1));
     let (calls, ()) = calls(|| {
@@ -84,10 +83,6 @@ fn locks_gates_and_references_allocate_when_made_and_never_after() {
                 drop(lock.pair(last, first).unwrap());
             }
             drop(lock.global().unwrap());
-            assert_eq!(*gate.read().unwrap(), *gate.try_read().unwrap());
-            let mut writer = gate.write().unwrap();
-            *writer += 1;
-            drop(writer.downgrade());
             let held = refs.try_get().unwrap();
             drop((held.clone(), refs.try_get()));
             drop(held);

@@ -12,8 +12,7 @@ use offlock_percpu::fence::Strategy;
 use offlock_percpu::sync::{WordGuard, WordLock};
 use offlock_percpu::{
     AllocError, Backend, Capabilities, CpuId, CpuList, LgLock, NodeId, PerCpu, PerCpuCounter,
-    PercpuRef, ReadGuard, ReadWriteGate, RefBlock, Reference, RseqState, RseqUnavailable, Sections,
-    Source, Topology, WriteGuard,
+    PercpuRef, RefBlock, Reference, RseqState, RseqUnavailable, Sections, Source, Topology,
 };
 
 /// `none::<T>` names one function only if `T` has none of the traits.
@@ -74,12 +73,6 @@ fn slots_go_where_their_values_go() {
 
 #[test]
 fn locks_and_references_go_where_they_may() {
-    send::<ReadWriteGate<Cell<u8>>>();
-    sync::<ReadWriteGate<u8>>();
-    <ReadWriteGate<Cell<u8>> as NotSync<_>>::none();
-    everywhere::<ReadGuard<'_, u8>>();
-    sync::<WriteGuard<'_, u8>>();
-    <WriteGuard<'_, u8> as NotSend<_>>::none();
     everywhere::<Reference<'_>>();
     send::<PercpuRef>();
     sync::<PercpuRef>();
@@ -97,7 +90,6 @@ fn structures_stay_usable_after_a_caught_panic() {
     fn unwind_safe<T: UnwindSafe + RefUnwindSafe>() {}
     unwind_safe::<PerCpu<PerCpuCounter>>();
     unwind_safe::<Reference<'_>>();
-    unwind_safe::<ReadGuard<'_, u32>>();
     unwind_safe::<&LgLock<Cell<u32>>>();
 }
 
@@ -105,10 +97,6 @@ fn structures_stay_usable_after_a_caught_panic() {
 #[expect(dead_code, reason = "compiled for the variance they need")]
 mod covariant {
     use super::*;
-
-    fn reader<'a>(guard: ReadGuard<'static, u8>) -> ReadGuard<'a, u8> {
-        guard
-    }
 
     fn reference<'a>(reference: Reference<'static>) -> Reference<'a> {
         reference
