@@ -9,18 +9,18 @@ use super::Long;
 
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("reclaim: the target is completed", "rcu::inv15_a_reader_keeps_what_it_found"),
-    ("bump: before the scan", "rcu::inv15_a_reader_keeps_what_it_found"),
-    ("pin: before the reads", "rcu::inv15_a_reader_keeps_what_it_found"),
-    ("scan: the readers have left", "rcu::inv15_a_reader_keeps_what_it_found"),
-    ("unpin: the reads are done", "rcu::inv15_a_reader_keeps_what_it_found"),
+    ("reclaim: the target is completed", "rcu::inv25_a_reader_keeps_what_it_found"),
+    ("bump: before the scan", "rcu::inv25_a_reader_keeps_what_it_found"),
+    ("pin: before the reads", "rcu::inv25_a_reader_keeps_what_it_found"),
+    ("scan: the readers have left", "rcu::inv25_a_reader_keeps_what_it_found"),
+    ("unpin: the reads are done", "rcu::inv25_a_reader_keeps_what_it_found"),
     ("pin: the reads of earlier guards are done", "rcu::a_reader_that_comes_back_has_left"),
     ("publish: the node is built", "rcu::a_new_value_is_seen_finished"),
     ("update: compute again from the value found", "rcu::inv23_no_update_is_lost"),
     ("publish: the node is built", "rcu::a_value_taken_out_is_seen_finished"),
     ("update: the node is built", "rcu::inv23_no_update_is_lost"),
-    ("pin: the unlinks before the grace period", "rcu::inv15_a_reader_keeps_what_it_found"),
-    ("bump: the unlinks", "rcu::inv15_a_reader_keeps_what_it_found"),
+    ("pin: the unlinks before the grace period", "rcu::inv25_a_reader_keeps_what_it_found"),
+    ("bump: the unlinks", "rcu::inv25_a_reader_keeps_what_it_found"),
     ("target: after the unlink", "rcu::a_cookie_needs_no_shared_write"),
     ("target: one more, for a bump under way", "rcu::a_cookie_needs_no_shared_write"),
     ("scan: the reads are done", "rcu::a_grace_period_of_another_thread_carries_the_reads"),
@@ -194,7 +194,7 @@ fn dawdle() {
 
 /// What a reader finds is not dropped while its guard lives, and then it is.
 #[test]
-fn inv15_a_reader_keeps_what_it_found() {
+fn inv25_a_reader_keeps_what_it_found() {
     model(|| {
         let shared = shared(1);
         let reader = spawn(&shared, read);

@@ -18,7 +18,7 @@ use super::{Long, both_modes, with_sections};
 /// A planted bug, and the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("put: the use is done", "refcount::inv07_the_last_put_releases_what_others_used"),
-    ("kill: the uses so far are done", "refcount::inv07_a_kill_releases_what_others_used"),
+    ("kill: the uses so far are done", "refcount::inv09_a_kill_counts_what_races_with_it"),
     ("fold: no section still counts", "refcount::inv09_a_kill_counts_what_races_with_it"),
     ("fold: the holders of the word", "refcount::inv07_a_kill_releases_what_others_used"),
 ];
