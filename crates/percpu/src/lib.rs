@@ -38,8 +38,8 @@
 //! no lock prefix. A thread that must stop these sections closes a gate and makes the kernel
 //! (`membarrier`) restart those that run. If rseq or this `membarrier` command is missing, or
 //! `GLIBC_TUNABLES=glibc.pthread.rseq=0` is set (as for programs that link tcmalloc), atomics
-//! change the words: slower, with the same results. [`capabilities()`] returns what is in use and
-//! why. [`require_rseq`] returns an error without sections.
+//! change the words: slower, with the same results. [`capabilities()`] returns what is in use, and
+//! why the rest is not.
 //!
 //! Build switches, each `--cfg` in `RUSTFLAGS`: `offlock_portable` omits the assembly, as on every
 //! other architecture. `offlock_no_membarrier` uses full fences on both sides.
@@ -97,16 +97,15 @@ mod topology;
 mod unwind;
 mod words;
 
-pub use self::capabilities::{Capabilities, RseqUnavailable, capabilities, require_rseq};
+pub use self::capabilities::{Capabilities, capabilities};
 pub use self::counter::PerCpuCounter;
-pub use self::cpu::{Backend, CpuId, RseqState, Source, backend, current_cpu};
+pub use self::cpu::{CpuId, current_cpu};
 pub use self::cpulist::CpuList;
 pub use self::error::{AllocError, NewError};
 pub use self::lglock::{LgLock, LockError};
 #[doc(hidden)]
 pub use self::refcount::RefBlock;
 pub use self::refcount::{KillError, PercpuRef, Reference};
-pub use self::rseq::state::Sections;
 pub use self::slots::PerCpu;
 pub use self::topology::{NodeId, Topology, topology};
 

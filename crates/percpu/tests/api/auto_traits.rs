@@ -11,8 +11,8 @@ use std::sync::MutexGuard;
 use offlock_percpu::fence::Strategy;
 use offlock_percpu::sync::{WordGuard, WordLock};
 use offlock_percpu::{
-    AllocError, Backend, Capabilities, CpuId, CpuList, LgLock, NodeId, PerCpu, PerCpuCounter,
-    PercpuRef, RefBlock, Reference, RseqState, RseqUnavailable, Sections, Source, Topology,
+    AllocError, Capabilities, CpuId, CpuList, LgLock, NodeId, PerCpu, PerCpuCounter, PercpuRef,
+    RefBlock, Reference, Topology,
 };
 
 /// `none::<T>` names one function only if `T` has none of the traits.
@@ -41,13 +41,8 @@ fn plain<T: Copy + PartialEq + std::fmt::Debug + Send + Sync + 'static>() {}
 fn facts_are_plain_values_on_every_thread() {
     plain::<CpuId>();
     plain::<NodeId>();
-    plain::<Backend>();
     plain::<Capabilities>();
-    plain::<Source>();
-    plain::<RseqState>();
-    plain::<Sections>();
     plain::<Strategy>();
-    plain::<RseqUnavailable>();
     everywhere::<Topology>();
     everywhere::<&'static Topology>();
     everywhere::<CpuList>();
