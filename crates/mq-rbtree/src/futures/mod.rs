@@ -35,8 +35,8 @@ macro_rules! operation {
         impl<T, L: Levels> Drop for $name<'_, T, L> {
             #[inline]
             fn drop(&mut self) {
-                if self.waiter.is_some() {
-                    drop(leave(self.queue.get(), &mut self.waiter));
+                if let Some(waiter) = &self.waiter {
+                    drop(leave(self.queue.get(), waiter));
                 }
             }
         }
@@ -97,13 +97,12 @@ unsafe fn detach<T, L: Levels>(
     Detached { rank: inner.rank(), was_listed, had_permit, _waker: inner.take_waker() }
 }
 
-/// Ends the wait of a task, and passes its permit on. The drop of the result resumes the panic of a
-/// waker.
+/// Ends the wait of a task, and passes its permit on. Then the node is on no list, and no other thread
+/// knows it. The drop of the result resumes the panic of a waker.
 #[cold]
 #[inline(never)]
-fn leave<T, L: Levels>(queue: &Queue<T, L>, node: &mut Option<Waiter<T, L::Priority>>) -> Deferred {
+fn leave<T, L: Levels>(queue: &Queue<T, L>, waiter: &Waiter<T, L::Priority>) -> Deferred {
     let mut section = queue.section();
-    let Some(waiter) = node else { return section.deferred };
     let detached;
     {
         // While others wait, the ring is shut and drained.
@@ -115,7 +114,6 @@ fn leave<T, L: Levels>(queue: &Queue<T, L>, node: &mut Option<Waiter<T, L::Prior
         // behind it.
         step!("future dropped: serve the other waiters", state.serve_waiters(&mut section));
     }
-    *node = None; // it is on no list, so no other thread knows it
     queue.run_and_keep_panic(&mut section.deferred);
     drop(detached);
     section.deferred
