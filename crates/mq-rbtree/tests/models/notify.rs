@@ -12,6 +12,10 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("send: notify of the first message", "notify::inv12_hand_over_or_notification"),
     ("clear: arm after the read", "notify::inv14_message_races_clear"),
     ("clear: check after arming", "notify::inv14_message_races_clear"),
+    (
+        "clear: come back for the stopped sender",
+        "notify::inv22_clear_comes_back_for_a_stopped_sender",
+    ),
     ("receive: serve the waiting senders", "notify::inv14_room_races_clear"),
 ];
 
@@ -84,6 +88,29 @@ fn inv14_message_races_clear() {
         assert!(is_readable(&ready), "the event loop would not wake");
         drop(ready);
         assert_eq!(finish(&queue), 2 - got);
+    });
+}
+
+/// An event loop clears the descriptor beside a sender that has claimed its slot, and does not wait for it.
+/// The descriptor is readable until the message is seen.
+#[test]
+fn inv22_clear_comes_back_for_a_stopped_sender() {
+    thoroughly(|| {
+        let queue = with::<Bitmap>(2, 1);
+        let ready = Readiness::new(Arc::clone(&queue), Interest::Readable).unwrap();
+        assert_eq!(queue.try_receive().unwrap().0.seen(), 0);
+        let publish = queue.claim(Payload::new(1), 0).expect("signalled, so not armed");
+        let clears = thread::spawn(move || {
+            ready.clear();
+            ready
+        });
+        publish();
+        let ready = clears.join().unwrap();
+        assert!(is_readable(&ready), "the event loop would not wake");
+        ready.clear();
+        assert!(is_readable(&ready));
+        drop(ready);
+        assert_eq!(finish(&queue), 1);
     });
 }
 
