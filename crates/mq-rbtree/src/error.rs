@@ -45,9 +45,6 @@ pub enum SendRefused {
     },
     /// Memory is exhausted. Maps to `ENOMEM`.
     NoMemory,
-    /// Another errno of the kernel.
-    #[cfg(feature = "kernel")]
-    System(i32),
 }
 
 // With a `u64` message, `Result<(), SendError>` fits in two registers. Measured: with a larger
@@ -78,13 +75,9 @@ pub enum ReceiveError {
     /// There is no message and none will come: the queue is closed, or its last sender was dropped,
     /// and no message is in a guard. Maps to `ESHUTDOWN`.
     Closed,
-    /// There is no memory for the longest message of a `KernelQueue`, for a
-    /// [`MessageGuard`](crate::MessageGuard) of a queue with an [`RbTree`](crate::RbTree), or for the
-    /// vector of a batch. Maps to `ENOMEM`.
+    /// There is no memory for a [`MessageGuard`](crate::MessageGuard) of a queue with an
+    /// [`RbTree`](crate::RbTree), or for the vector of a batch. Maps to `ENOMEM`.
     NoMemory,
-    /// Another errno of the kernel.
-    #[cfg(feature = "kernel")]
-    System(i32),
 }
 
 /// The reason why a queue was not made.
@@ -125,7 +118,7 @@ pub enum BuildError {
 
 /// Writes the errno and the text of each reason, and the conversion to an [`io::Error`].
 macro_rules! reasons {
-    ($name:ident($($system:ident)?): $f:ident; $(
+    ($name:ident: $f:ident; $(
         $reason:ident $({ $($field:ident),* })? => $errno:ident, $text:expr;
     )*) => {
         impl $name {
@@ -134,10 +127,6 @@ macro_rules! reasons {
             pub fn errno(&self) -> i32 {
                 match self {
                     $(Self::$reason { .. } => libc::$errno,)*
-                    $(
-                        #[cfg(feature = "kernel")]
-                        Self::$system(errno) => *errno,
-                    )?
                 }
             }
         }
@@ -146,10 +135,6 @@ macro_rules! reasons {
             fn fmt(&self, $f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self {
                     $(Self::$reason $({ $($field),* })? => $text,)*
-                    $(
-                        #[cfg(feature = "kernel")]
-                        Self::$system(errno) => io::Error::from_raw_os_error(*errno).fmt($f),
-                    )?
                 }
             }
         }
@@ -170,11 +155,9 @@ macro_rules! to_io_error {
     };
 }
 
-#[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
-pub(crate) use reasons;
 pub(crate) use to_io_error;
 
-reasons! { SendRefused(System): f;
+reasons! { SendRefused: f;
     Full => EAGAIN, f.write_str("the queue is full");
     Timeout => ETIMEDOUT, f.write_str("the queue was full until the deadline");
     Interrupted => EINTR, f.write_str("the queue was full until a signal interrupted the wait");
@@ -185,7 +168,7 @@ reasons! { SendRefused(System): f;
     NoMemory => ENOMEM, AllocError::new().fmt(f);
 }
 
-reasons! { ReceiveError(System): f;
+reasons! { ReceiveError: f;
     Empty => EAGAIN, f.write_str("the queue is empty");
     Timeout => ETIMEDOUT, f.write_str("the queue was empty until the deadline");
     Interrupted => EINTR, f.write_str("the queue was empty until a signal interrupted the wait");
@@ -193,13 +176,13 @@ reasons! { ReceiveError(System): f;
     NoMemory => ENOMEM, AllocError::new().fmt(f);
 }
 
-reasons! { NotifyRefused(System): f;
+reasons! { NotifyRefused: f;
     Busy => EBUSY, f.write_str("a notification is registered already");
     Closed => ESHUTDOWN, f.write_str("the queue is closed");
     NoMemory => ENOMEM, AllocError::new().fmt(f);
 }
 
-reasons! { BuildError(): f;
+reasons! { BuildError: f;
     Limits { messages, reserved } => EINVAL, match *messages {
         0 => f.write_str("the queue would hold 0 messages; it needs room for at least 1"),
         1..=MAX_MESSAGES => {
@@ -299,9 +282,6 @@ pub enum NotifyRefused {
     Closed,
     /// Memory is exhausted. Maps to `ENOMEM`.
     NoMemory,
-    /// The errno of the kernel, or of the system call that creates the thread or socket.
-    #[cfg(feature = "kernel")]
-    System(i32),
 }
 
 /// A notification that was not registered, and the reason.

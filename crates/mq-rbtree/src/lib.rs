@@ -36,7 +36,6 @@
 //! | [`Sender`], [`Receiver`] | the queue ends when the last user of one side is gone: [`Builder::channel`] |
 //! | [`Queue`], by reference or in an `Arc` | every user sends and receives, or the program closes the queue itself |
 //! | [`Core`] | one thread uses the queue, or a lock of your own protects it |
-//! | `KernelQueue`, with the feature `kernel` | other processes take part; [`MessageQueue`] is the interface of both queues |
 //!
 //! Then the priorities:
 //!
@@ -75,12 +74,8 @@
 //!
 //! # Features
 //!
-//! Both are off by default. The asynchronous operations need none.
-//!
-//! | feature | adds |
-//! |---|---|
-//! | `kernel` | `KernelQueue`, the kernel's POSIX message queue |
-//! | `stream` | `ReceiveStream`: the trait `Stream` of futures-core |
+//! `stream`, which is off by default, adds `ReceiveStream`: the trait `Stream` of futures-core. The
+//! asynchronous operations need no feature.
 //!
 //! # Order
 //!
@@ -198,7 +193,7 @@
 //!   guard, with an [`RbTree`], it may need a node. The drop of the guard needs none. A thread that has
 //!   never waited before looks again every millisecond in place of a sleep. These end the process, as a
 //!   `Vec` without memory does: [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter),
-//!   [`Quota::new`], and `notify` of a `KernelQueue`.
+//!   [`Quota::new`].
 //! - *In a signal handler* no function of this crate may be called: the interrupted thread may hold
 //!   the lock.
 //! - *After `fork`* the child may only exec or exit.
@@ -207,8 +202,7 @@
 //!
 //! The crate is not for:
 //!
-//! - Other processes: a queue is in the memory of this process. `KernelQueue` works between
-//!   processes, with the kernel's limits on depth and length.
+//! - Other processes: a queue is in the memory of this process.
 //! - Unbounded queues, and queues of no capacity (rendezvous).
 //! - Changing the priority of a sent message, or finding messages by other properties:
 //!   [`drain_filter`](Queue::drain_filter) examines all messages.
@@ -247,10 +241,7 @@ mod guard;
 #[cfg(doc)]
 pub mod guide;
 mod handles;
-#[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
-mod kernel;
 mod parker;
-mod posix;
 mod queue;
 mod quota;
 mod readiness;
@@ -269,9 +260,6 @@ pub use self::futures::ReceiveStream;
 pub use self::futures::{ReceiveFuture, SendFuture, Timed};
 pub use self::guard::MessageGuard;
 pub use self::handles::{Iter, QueueHandle, Receiver, Sender};
-#[cfg(all(feature = "kernel", not(any(offlock_loom, offlock_shuttle))))]
-pub use self::kernel::{KernelQueue, OpenError};
-pub use self::posix::{Attributes, Callback, MessageQueue};
 pub use self::queue::{Builder, Queue, Received};
 pub use self::quota::Quota;
 pub use self::readiness::{Readiness, ReadinessError};

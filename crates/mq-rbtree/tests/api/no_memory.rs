@@ -10,8 +10,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Attributes, Bitmap, BuildError, Core, Interest, KernelQueue, Levels, MessageQueue,
-    NotifyRefused, Queue, RbTree, Readiness, ReceiveError, SendRefused, Wait,
+    Bitmap, BuildError, Core, Interest, Levels, NotifyRefused, Queue, RbTree, Readiness,
+    ReceiveError, SendRefused, Wait,
 };
 
 use testkit::alloc::{refuse_after, refuse_first};
@@ -63,15 +63,6 @@ fn what_was_passed_in_comes_back_if_there_is_no_memory() {
     };
     assert_eq!(needed(&Some(libc::ENOMEM), ready), 1);
     queue.validate();
-}
-
-#[test]
-fn a_kernel_queue_needs_no_memory_of_the_process() {
-    let attributes = Attributes { max_messages: 1, max_message_bytes: 8 };
-    let queue = refuse_after(0, || KernelQueue::new(attributes)).unwrap();
-    queue.send_with(b"m".to_vec(), 1, Wait::NO).unwrap();
-    assert_eq!(refuse_after(0, || queue.receive_with(Wait::NO)), Err(ReceiveError::NoMemory));
-    assert_eq!(queue.receive_with(Wait::NO), Ok((b"m".to_vec(), 1)));
 }
 
 /// A batch uses the room that its vector has.
