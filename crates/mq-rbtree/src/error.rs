@@ -105,13 +105,6 @@ pub enum BuildError {
         /// The priority of the reserve.
         priority: u32,
     },
-    /// The quota has too few bytes left. Maps to `EMFILE`.
-    Quota {
-        /// The bytes that the queue needs.
-        needed: u64,
-        /// The bytes that are left.
-        left: u64,
-    },
     /// Memory is exhausted. Maps to `ENOMEM`.
     NoMemory,
 }
@@ -191,8 +184,6 @@ reasons! { BuildError: f;
         _ => write!(f, "the queue would hold {messages} messages; the most are {MAX_MESSAGES}"),
     };
     BadPriority { priority } => EINVAL, write_bad_priority(f, *priority);
-    Quota { needed, left } => EMFILE,
-        write!(f, "the queue needs {needed} bytes, and the quota has {left} left");
     NoMemory => ENOMEM, AllocError::new().fmt(f);
 }
 

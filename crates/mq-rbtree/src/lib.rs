@@ -64,7 +64,6 @@
 //! | lose no message to a consumer that panics or is cancelled | [`receive_guard`](Queue::receive_guard): a [`MessageGuard`] puts its message back unless it is accepted |
 //! | send or receive many messages at once | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch), [`receive_batch_async`](Queue::receive_batch_async) |
 //! | limit the bytes of one message or of all | [`measure`](Builder::measure), [`max_message_bytes`](Builder::max_message_bytes), [`max_bytes`](Builder::max_bytes), [`fair_bytes`](Builder::fair_bytes) |
-//! | limit the bytes of several queues | a [`Quota`] |
 //! | end the wait of a thread by a signal | [`Wait::interruptible`] |
 //! | reserve room for urgent messages | [`reserve`](Builder::reserve) |
 //! | prevent the starvation of low priorities | [`ageing`](Builder::ageing) |
@@ -163,7 +162,6 @@
 //! | `EINVAL` | `BadPriority` | | [`BuildError::Limits`], [`BuildError::BadPriority`], [`InvalidDeadline`] |
 //! | `ENOMEM` | `NoMemory` | `NoMemory` | [`BuildError::NoMemory`] |
 //! | `EBUSY` | | | [`NotifyRefused::Busy`], [`ReadinessError`] |
-//! | `EMFILE` | | | [`BuildError::Quota`] |
 //!
 //! # Special situations
 //!
@@ -192,8 +190,7 @@
 //! - *Memory is exhausted*: a send is refused, a queue is not made. A receive needs no memory; in a
 //!   guard, with an [`RbTree`], it may need a node. The drop of the guard needs none. A thread that has
 //!   never waited before looks again every millisecond in place of a sleep. These end the process, as a
-//!   `Vec` without memory does: [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter),
-//!   [`Quota::new`].
+//!   `Vec` without memory does: [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter).
 //! - *In a signal handler* no function of this crate may be called: the interrupted thread may hold
 //!   the lock.
 //! - *After `fork`* the child may only exec or exit.
@@ -243,7 +240,6 @@ pub mod guide;
 mod handles;
 mod parker;
 mod queue;
-mod quota;
 mod readiness;
 mod staging;
 mod stats;
@@ -261,7 +257,6 @@ pub use self::futures::{ReceiveFuture, SendFuture, Timed};
 pub use self::guard::MessageGuard;
 pub use self::handles::{Iter, QueueHandle, Receiver, Sender};
 pub use self::queue::{Builder, Queue, Received};
-pub use self::quota::Quota;
 pub use self::readiness::{Readiness, ReadinessError};
 pub use self::stats::{LevelStats, QueueStats};
 pub use percpu::AllocError;

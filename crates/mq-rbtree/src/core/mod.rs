@@ -30,7 +30,7 @@ pub(crate) use self::lent::Lent;
 pub use self::levels::Levels;
 pub use self::rbtree::RbTree;
 pub(crate) use self::slab::MAX_MESSAGES;
-use self::slab::{Chunk, Removed, Slab, SlabHint, Slot};
+use self::slab::{Chunk, Removed, Slab, SlabHint};
 use crate::stats::LevelStats;
 
 /// A message with its priority and its measured length.
@@ -149,9 +149,6 @@ impl<T, L: Levels> Core<T, L> {
     pub fn set_ageing(&mut self, every: Option<NonZeroU32>) {
         self.ageing = every.map(|every| Ageing { every, count: 0, last: None });
     }
-
-    /// The bytes of memory that each message takes.
-    pub(crate) const SLOT_BYTES: usize = size_of::<Slot<T>>();
 
     /// Sets the most messages that the queue will ever hold, so that no memory is allocated for
     /// more. Nothing was allocated before.

@@ -45,8 +45,6 @@ macro_rules! of_both_sides {
                 max_messages() -> usize;
                 /// Returns the most bytes that one message may have.
                 max_message_bytes() -> usize;
-                /// Returns the bytes that are charged to the queue's quota.
-                charged() -> u64;
                 /// Returns whether the queue refuses messages: it was closed, or the last handle of a
                 /// side was dropped.
                 #[doc(alias = "is_disconnected")]

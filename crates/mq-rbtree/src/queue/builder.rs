@@ -11,7 +11,6 @@ use super::spin::Spin;
 use super::state::State;
 use crate::core::{Bitmap, Core, Levels, MAX_MESSAGES, RbTree};
 use crate::error::BuildError;
-use crate::quota::Quota;
 use crate::staging::{Cursor, Ring};
 
 /// The nodes kept for reuse by default, 64 KiB or so.
@@ -97,7 +96,6 @@ pub struct Builder<T, L: Levels = Bitmap> {
     spare: usize,
     no_alloc: bool,
     spin: bool,
-    quota: Option<Quota>,
     /// There was no memory for a reserve.
     no_memory: bool,
 }
@@ -118,8 +116,8 @@ impl<T, L: Levels> Builder<T, L> {
             fair_bytes: false,
             time_lock: false,
         };
-        let (ageing, spare, no_alloc, spin, quota) = (None, DEFAULT_SPARE_NODES, false, true, None);
-        Self { config, ageing, spare, no_alloc, spin, quota, no_memory: false }
+        let (ageing, spare, no_alloc, spin) = (None, DEFAULT_SPARE_NODES, false, true);
+        Self { config, ageing, spare, no_alloc, spin, no_memory: false }
     }
 
     /// Sets the function that returns a message's length in bytes, for the limits on bytes.
@@ -253,16 +251,6 @@ impl<T, L: Levels> Builder<T, L> {
         self
     }
 
-    /// Charges the queue to a quota until it is dropped.
-    ///
-    /// The charge is the most bytes that its messages may have, plus the memory of their slots: for each
-    /// message its own size and 8 bytes, rounded up to its alignment.
-    #[must_use]
-    pub fn quota(mut self, quota: &Quota) -> Self {
-        self.quota = Some(quota.clone());
-        self
-    }
-
     /// Makes the queue.
     ///
     /// # Errors
@@ -270,10 +258,9 @@ impl<T, L: Levels> Builder<T, L> {
     /// - [`BuildError::Limits`]: the most messages are 0 or above 2^32 - 64, or the reserves leave
     ///   no place for other messages.
     /// - [`BuildError::BadPriority`]: a reserve is for an invalid priority.
-    /// - [`BuildError::Quota`]: the quota has too few bytes left.
     /// - [`BuildError::NoMemory`]: memory is exhausted.
     pub fn build(self) -> Result<Queue<T, L>, BuildError> {
-        let Self { mut config, ageing, spare, no_alloc, spin, quota, no_memory } = self;
+        let Self { mut config, ageing, spare, no_alloc, spin, no_memory } = self;
         if no_memory {
             return Err(BuildError::NoMemory);
         }
@@ -291,7 +278,6 @@ impl<T, L: Levels> Builder<T, L> {
         // behind it.
         let most = u32::try_from(config.max_bytes).unwrap_or(u32::MAX);
         config.max_message_bytes = config.max_message_bytes.min(most);
-        let charge = quota.map(|quota| quota.charge(config.max_memory())).transpose()?;
         let mut core = Core::try_new(if no_alloc { spare.max(max) } else { spare })?;
         core.set_limit(max);
         core.set_ageing(ageing);
@@ -311,7 +297,6 @@ impl<T, L: Levels> Builder<T, L> {
             config,
             spin: Spin::new(spin && several),
             room_spin: Spin::new(spin && several),
-            charge,
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The limits of a queue, and their checks.
 
-use crate::core::{Core, Levels, Message};
+use crate::core::{Levels, Message};
 use crate::error::{SendError, SendRefused};
 use crate::waiter::Demand;
 
@@ -96,17 +96,5 @@ impl<T, L: Levels> Config<T, L> {
         let kept = |reserve: &&Reserve<L::Priority>| L::is_above(reserve.from, priority);
         let kept: usize = self.reserves.iter().filter(kept).map(|reserve| reserve.messages).sum();
         self.max_messages.saturating_sub(kept)
-    }
-
-    /// Returns the most bytes that messages and their slots can take.
-    pub(crate) fn max_memory(&self) -> u64 {
-        let messages = self.max_messages as u64;
-        let each = match self.measure {
-            Some(_) => u64::from(self.max_message_bytes),
-            None => 0,
-        };
-        let contents = messages.saturating_mul(each).min(self.max_bytes);
-        let places = messages.saturating_mul(Core::<T, L>::SLOT_BYTES as u64);
-        contents.saturating_add(places)
     }
 }

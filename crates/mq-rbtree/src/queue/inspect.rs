@@ -57,11 +57,6 @@ impl<T, L: Levels> Queue<T, L> {
         self.config.max_message_bytes as usize
     }
 
-    /// Returns the bytes that are charged to the queue's quota.
-    pub fn charged(&self) -> u64 {
-        self.charge.as_ref().map_or(0, crate::quota::Charge::bytes)
-    }
-
     /// Calls `look` with the oldest message of the highest priority, without regard to ageing.
     ///
     /// `look` runs under the lock: it delays other threads, and must not use this queue.

@@ -47,7 +47,6 @@ pub(crate) use self::state::State;
 use crate::core::{Bitmap, Hint, Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused};
-use crate::quota::Charge;
 use crate::staging::Ring;
 use crate::waiter::{Demand, rank_of_new};
 
@@ -86,7 +85,6 @@ pub struct Queue<T, L: Levels = Bitmap> {
     spin: Spin,
     /// For senders of the ring.
     room_spin: Spin,
-    charge: Option<Charge>,
 }
 
 /// A received message and its priority.

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, Waker};
 use std::thread;
 
 use mq_rbtree::{
-    Bitmap, Builder, Core, Deadline, Queue, Quota, RbTree, Readiness, ReceiveError, ReceiveFuture,
+    Bitmap, Builder, Core, Deadline, Queue, RbTree, Readiness, ReceiveError, ReceiveFuture,
     Receiver, SendFuture, SendRefused, Sender, Wait,
 };
 
@@ -182,7 +182,7 @@ fn handles_are_send_and_sync() {
     both::<Queue<Cell<u8>, RbTree<(u64, char)>>>();
     both::<Sender<Cell<u8>>>();
     both::<Receiver<Cell<u8>, RbTree<i8>>>();
-    both::<(Quota, Deadline, Wait)>();
+    both::<(Deadline, Wait)>();
     send::<Core<Cell<u8>, Bitmap>>();
     send::<Core<Cell<u8>, RbTree<u8>>>();
     send::<ReceiveFuture<'static, Cell<u8>>>();

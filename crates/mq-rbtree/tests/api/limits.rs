@@ -1,4 +1,4 @@
-//! Limits: messages, bytes, reserves and quotas; and ageing, which serves low priorities in time.
+//! Limits: messages, bytes, and reserves; and ageing, which serves low priorities in time.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::collections::BTreeMap;
@@ -10,14 +10,12 @@ use std::task::Context;
 use std::thread;
 
 use mq_rbtree::{
-    Bitmap, BuildError, Core, Levels, PRIORITIES, Queue, Quota, RbTree, ReceiveError, SendRefused,
-    Wait,
+    Bitmap, BuildError, Core, Levels, PRIORITIES, Queue, RbTree, ReceiveError, SendRefused, Wait,
 };
 use proptest::prelude::*;
 
 use crate::timed::TIMED_SENDS;
 use testkit::WakeCount;
-use testkit::alloc::thread_bytes;
 use testkit::block_on;
 use testkit::wait_until;
 
@@ -318,68 +316,6 @@ fn a_message_longer_than_either_limit_is_refused() {
     assert_eq!((refused(&queue, 7, 1), queue.bytes()), (None, 0));
 }
 
-#[test]
-fn inv15_a_quota_is_charged_once_and_released_at_the_last_drop() {
-    let quota = Quota::new(1_000);
-    let build = |messages, bytes: u64| {
-        let builder = Queue::<[u8; 16]>::builder(messages).measure(|m| usize::from(m[0]));
-        builder.max_bytes(bytes).quota(&quota).build()
-    };
-    // 24 bytes for each slot, and at most `bytes` for the contents of messages.
-    let first = build(10, 100).unwrap();
-    assert_eq!((first.charged(), quota.used(), quota.limit()), (340, 340, 1_000));
-    let second = build(10, 420).unwrap();
-    assert_eq!((second.charged(), quota.used()), (660, 1_000), "to the last byte");
-    let error = build(1, 0).map(drop).unwrap_err();
-    assert_eq!((error, error.errno()), (BuildError::Quota { needed: 24, left: 0 }, libc::EMFILE));
-    assert_eq!(quota.used(), 1_000, "nothing was charged");
-    // Messages come and go without a charge.
-    (0..10).for_each(|n| first.send([n; 16], 1).unwrap());
-    first.drain();
-    drop(first);
-    assert_eq!(quota.used(), 660);
-    // A build that fails later returns its charge as well: the invalid priority is found first.
-    let bad = Queue::<u8>::builder(9).reserve(PRIORITIES, 1).quota(&quota).build().map(drop);
-    assert_eq!((bad, quota.used()), (Err(BuildError::BadPriority { priority: PRIORITIES }), 660));
-
-    // Handles share one charge. The last handle of both sides releases it.
-    let (sender, receiver) = Queue::<u8>::builder(4).quota(&quota).channel().unwrap();
-    let other = sender.clone();
-    assert_eq!((receiver.charged(), quota.used()), (48, 708));
-    drop((sender, other));
-    assert_eq!((receiver.is_closed(), quota.used()), (true, 708));
-    drop((receiver, second));
-    assert_eq!(quota.used(), 0);
-    // A sum that overflows counts as too much.
-    let all = Queue::<u8>::builder(1 << 31).measure(|_| 0).quota(&Quota::new(u64::MAX - 1)).build();
-    assert!(all.is_ok());
-    let builder = Queue::<[u64; 1 << 30]>::builder((1 << 32) - 64).quota(&quota).build();
-    assert!(matches!(builder.map(drop), Err(BuildError::Quota { needed: u64::MAX, left: 1_000 })));
-}
-
-/// What is charged are the slots as they are allocated: for the limit and not more, with their padding.
-#[test]
-fn inv15_the_charge_is_the_memory_of_the_slots() {
-    #[repr(align(64))]
-    struct Aligned(#[expect(dead_code, reason = "for the size")] u8);
-
-    fn check<T>(messages: usize, slot: u64) {
-        let quota = Quota::new(u64::MAX);
-        let before = thread_bytes();
-        let queue = Queue::<T>::builder(messages).no_alloc().quota(&quota).build().unwrap();
-        let (charged, allocated) = (queue.charged(), (thread_bytes() - before) as u64);
-        assert_eq!(charged, messages as u64 * slot);
-        // The bitmap, the ring, and what the queue has beside.
-        let beside = (4 + 384 + 64 + 4) << 10;
-        assert!(allocated >= charged && allocated <= charged + beside, "{allocated} {charged}");
-    }
-    check::<[u8; 1 << 20]>(1, (1 << 20) + 8);
-    check::<[u8; 1 << 29]>(1, (1 << 29) + 8);
-    check::<[u8; 1 << 14]>(65, (1 << 14) + 8);
-    check::<Aligned>(20_000, 128);
-    check::<()>(100_000, 8);
-}
-
 /// Any number of messages is the limit of the slots, also one that ends in the middle of a chunk.
 #[test]
 fn the_slots_end_at_the_limit() {
@@ -407,30 +343,6 @@ fn a_reservation_beyond_the_indices_is_refused() {
     }
     core.validate();
     assert_eq!((core.capacity(), core.pop()), (64, Some((1, 1))));
-}
-
-#[test]
-fn inv15_threads_charge_a_quota_for_no_more_than_there_is() {
-    let quota = Quota::new(9 * 10);
-    thread::scope(|scope| {
-        let made: Vec<_> = (0..4)
-            .map(|_| {
-                let quota = &quota;
-                scope.spawn(move || {
-                    (0..200)
-                        .filter(|n| {
-                            let built = Queue::<u8>::builder(n % 7 + 1).quota(quota).build();
-                            assert!(quota.used() <= 90);
-                            built.is_ok()
-                        })
-                        .count()
-                })
-            })
-            .collect();
-        let made: usize = made.into_iter().map(|thread| thread.join().unwrap()).sum();
-        assert!(made >= 200, "{made}");
-    });
-    assert_eq!(quota.used(), 0);
 }
 
 /// Generates `every`, the number of levels, and steps: messages to push before each pop, with the
