@@ -63,7 +63,7 @@
 //! | receive in a loop | a `for` loop over a [`Receiver`], [`try_iter`](Receiver::try_iter) |
 //! | lose no message to a consumer that panics or is cancelled | [`receive_guard`](Queue::receive_guard): a [`MessageGuard`] puts its message back unless it is accepted |
 //! | send or receive many messages at once | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch), [`receive_batch_async`](Queue::receive_batch_async) |
-//! | limit the bytes of one message or of all | [`measure`](Builder::measure), [`max_message_bytes`](Builder::max_message_bytes), [`max_bytes`](Builder::max_bytes), [`fair_bytes`](Builder::fair_bytes) |
+//! | limit the bytes of one message or of all | [`measure`](Builder::measure), [`max_message_bytes`](Builder::max_message_bytes), [`max_bytes`](Builder::max_bytes) |
 //! | end the wait of a thread by a signal | [`Wait::interruptible`] |
 //! | reserve room for urgent messages | [`reserve`](Builder::reserve) |
 //! | prevent the starvation of low priorities | [`ageing`](Builder::ageing) |
@@ -89,8 +89,7 @@
 //! with it the waiters behind that task. A thread that waits for a [`MessageGuard`] counts as a task. It does not overtake a waiting thread that is first: the
 //! operation that makes it possible also completes the wait of that thread. With limits on bytes, a
 //! send may overtake a waiting sender whose longer message has no room yet. An endless stream of
-//! short messages can then keep a long one waiting for ever, unless the queue is made with
-//! [`fair_bytes`](Builder::fair_bytes).
+//! short messages can then keep a long one waiting for ever.
 //!
 //! # Progress
 //!

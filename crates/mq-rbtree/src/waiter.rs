@@ -94,11 +94,6 @@ pub(crate) type Rank = (Reverse<u8>, u64);
 /// The ticket of a waiter that was never listed, which is behind all listed ones of its urgency.
 const NO_TICKET: u64 = u64::MAX;
 
-/// Returns the rank of an operation that was never listed: behind all waiters of its urgency.
-pub(crate) fn rank_of_new(urgency: u8) -> Rank {
-    (Reverse(urgency), NO_TICKET)
-}
-
 #[repr(C)] // the fields that a hand-over to a thread uses come first
 pub(crate) struct Waiter<T, P> {
     state: AtomicU32,

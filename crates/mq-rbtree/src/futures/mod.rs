@@ -13,7 +13,7 @@ use percpu::sync::step;
 
 use crate::core::Levels;
 use crate::queue::{Deferred, Queue, State};
-use crate::waiter::{Rank, Waiter};
+use crate::waiter::Waiter;
 
 /// Writes what both futures have: the options, and the end of one that is dropped.
 macro_rules! operation {
@@ -62,7 +62,6 @@ pub use self::timed::Timed;
 
 /// A task's node that was taken off its list.
 struct Detached {
-    rank: Rank,
     was_listed: bool,
     had_permit: bool,
     /// The old waker, which is dropped after the unlock.
@@ -94,7 +93,7 @@ unsafe fn detach<T, L: Levels>(
             None => state.release_receive_permit(),
         }
     }
-    Detached { rank: inner.rank(), was_listed, had_permit, _waker: inner.take_waker() }
+    Detached { was_listed, had_permit, _waker: inner.take_waker() }
 }
 
 /// Ends the wait of a task, and passes its permit on. Then the node is on no list, and no other thread

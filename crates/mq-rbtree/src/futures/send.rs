@@ -166,7 +166,7 @@ impl<T, L: Levels> SendFuture<'_, T, L> {
             // message must not give the permit for its room to this task.
             // SAFETY: the lock is held. The future is pinned, and only this queue's list had its node.
             detached = unsafe { detach(&mut state, waiter) };
-            match state.send(message, detached.rank, &mut section) {
+            match state.send(message, &mut section) {
                 Err((back, SendRefused::Full)) => {
                     this.message = Some(Ok(back));
                     // SAFETY: the lock is held, and the reference ends in this line.
@@ -225,7 +225,7 @@ impl<T, L: Levels> Expire for SendFuture<'_, T, L> {
         // SAFETY: the lock is held. The future is pinned, and only this queue's list had its node.
         let detached = unsafe { detach(&mut state, waiter) };
         let late = SendRefused::Timeout;
-        let sent = queue.send_at_deadline(message, detached.rank, section, state, late);
+        let sent = queue.send_at_deadline(message, section, state, late);
         drop(detached); // its waker, after the unlock; if that panics, the message is not leaked
         this.waiter = None; // it is on no list, so no other thread knows it
         sent

@@ -8,7 +8,6 @@ use super::{Access, Queue, Received};
 use crate::core::{Levels, Message};
 use crate::deadline::{Deadline, Wait};
 use crate::error::{BatchError, ReceiveError, SendError, SendRefused};
-use crate::waiter::rank_of_new;
 
 /// The most messages of one lock section; a guess: a few microseconds.
 const SECTION: usize = 64;
@@ -83,7 +82,6 @@ impl<T, L: Levels> Queue<T, L> {
         }
         let (mut sent, mut refused) = (0, None);
         let mut section = self.section();
-        let rank = rank_of_new(wait.urgency_level());
         if let Some(mut state) = self.lock_to_send(&mut section.preload, wait.deadline()) {
             for &bytes in &sizes[..count] {
                 // The preload was allocated for the first message only.
@@ -92,7 +90,7 @@ impl<T, L: Levels> Queue<T, L> {
                 }
                 let Some((value, priority)) = batch.pop_front() else { break };
                 let message = Message { value, priority, bytes };
-                if let Err((back, reason)) = state.send(message, rank, &mut section) {
+                if let Err((back, reason)) = state.send(message, &mut section) {
                     // If its comparison panicked, the panic resumes below.
                     batch.push_front((back.value, back.priority));
                     refused = Some(reason);

@@ -113,7 +113,6 @@ impl<T, L: Levels> Builder<T, L> {
             max_message_bytes: u32::MAX,
             measure: None,
             reserves: Vec::new(),
-            fair_bytes: false,
             time_lock: false,
         };
         let (ageing, spare, no_alloc, spin) = (None, DEFAULT_SPARE_NODES, false, true);
@@ -131,26 +130,10 @@ impl<T, L: Levels> Builder<T, L> {
 
     /// Limits the bytes of all messages together, and so of each one; the default is no limit.
     ///
-    /// Without [`measure`](Self::measure) every message counts 0 bytes, so this limits nothing. See also
-    /// [`fair_bytes`](Self::fair_bytes).
+    /// Without [`measure`](Self::measure) every message counts 0 bytes, so this limits nothing.
     #[must_use]
     pub fn max_bytes(mut self, bytes: u64) -> Self {
         self.config.max_bytes = bytes;
-        self
-    }
-
-    /// Serves senders that wait for bytes in turn.
-    ///
-    /// With this option a send does not overtake a waiting sender of the same or higher
-    /// [urgency](crate::Wait::urgency), and does not use bytes that a task has a permit for. It
-    /// waits behind them, or finds the queue full, even if its message would fit.
-    ///
-    /// Without this option a message is sent whenever there is room for it, so an endless stream of
-    /// short messages can keep a long one waiting for ever. With it, a future that waits to send
-    /// blocks other senders until it is polled or dropped: do not keep one without polling it.
-    #[must_use]
-    pub fn fair_bytes(mut self) -> Self {
-        self.config.fair_bytes = true;
         self
     }
 
@@ -286,7 +269,7 @@ impl<T, L: Levels> Builder<T, L> {
         }
         // A limit that depends on the message is kept under the lock, and a comparison that panics
         // must not block a ring.
-        let by_message = config.measure.is_some() || config.fair_bytes;
+        let by_message = config.measure.is_some();
         let staged = !L::COMPARES && !by_message && config.reserves.is_empty();
         let ring = if staged { Ring::try_new(max)? } else { None };
         let several = has_several_cpus();

@@ -18,8 +18,6 @@ pub(crate) struct Config<T, L: Levels> {
     pub(crate) max_message_bytes: u32,
     pub(crate) measure: Option<fn(&T) -> usize>,
     pub(crate) reserves: Vec<Reserve<L::Priority>>,
-    /// No send overtakes a waiter for bytes.
-    pub(crate) fair_bytes: bool,
     pub(crate) time_lock: bool,
 }
 

@@ -48,7 +48,7 @@ use crate::core::{Bitmap, Hint, Levels, Message, Preload};
 use crate::deadline::Wait;
 use crate::error::{NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused};
 use crate::staging::Ring;
-use crate::waiter::{Demand, rank_of_new};
+use crate::waiter::Demand;
 
 /// A bounded priority queue for any number of threads and tasks.
 ///
@@ -240,7 +240,7 @@ impl<T, L: Levels> Queue<T, L> {
         }
         let mut section = self.section();
         let put = match self.lock_to_send(&mut section.preload, wait.deadline()) {
-            Some(mut state) => state.send(message, rank_of_new(wait.urgency_level()), &mut section),
+            Some(mut state) => state.send(message, &mut section),
             None => {
                 self.count_timeout();
                 return Err(SendError { value: message.value, reason: SendRefused::Timeout });

@@ -28,7 +28,7 @@ use crate::error::{ReceiveError, SendRefused};
 use crate::event::EventNotifier;
 use crate::staging::{Cursor, Next, Ring};
 use crate::stats::Counters;
-use crate::waiter::{Demand, Rank, WaitList, Waiter};
+use crate::waiter::{WaitList, Waiter};
 
 pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
 
@@ -76,22 +76,20 @@ impl<T, L: Levels> State<T, L> {
         }
     }
 
-    /// Sends a message into the queue, or directly to a waiting thread. `rank` orders the sender
-    /// among the waiting ones.
+    /// Sends a message into the queue, or directly to a waiting thread.
     #[inline(always)]
     pub(crate) fn send(
         &mut self,
         message: Message<T, L::Priority>,
-        rank: Rank,
         section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
         if self.closed {
             return Err((message, SendRefused::Closed));
         }
         if !check!("send: no receiver waits", self.receivers.is_empty()) {
-            return self.send_to_receivers(message, rank, section);
+            return self.send_to_receivers(message, section);
         }
-        self.push(message, rank, section)?;
+        self.push(message, section)?;
         if self.core.len() == 1 {
             self.notify_unless_awaited(&mut section.deferred);
         }
@@ -113,10 +111,9 @@ impl<T, L: Levels> State<T, L> {
         priority: L::Priority,
         bytes: u32,
     ) -> Option<L::Level> {
-        // With `fair_bytes`, the room of a permit is not free.
-        let idle = self.may_open() && self.send_permits == 0;
         let demand = || config.demand(priority, bytes);
-        let room = idle && config.has_room(self.core.occupied(), self.core.bytes(), demand());
+        let room =
+            self.may_open() && config.has_room(self.core.occupied(), self.core.bytes(), demand());
         if room { self.core.get_or_insert_level_no_alloc(priority) } else { None }
     }
 
@@ -338,11 +335,10 @@ impl<T, L: Levels> State<T, L> {
     fn push(
         &mut self,
         message: Message<T, L::Priority>,
-        rank: Rank,
         section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
         let Message { priority, bytes, .. } = message;
-        let find_level = || self.level_for_send(priority, bytes, rank, section);
+        let find_level = || self.level_for_send(priority, bytes, section);
         let level = match catch_comparison::<L, _>(find_level) {
             Ok(Ok(level)) => level,
             Ok(Err(reason)) => return Err((message, reason)),
@@ -366,14 +362,11 @@ impl<T, L: Levels> State<T, L> {
         &mut self,
         priority: L::Priority,
         bytes: u32,
-        rank: Rank,
         section: &mut Section<'_, T, L>,
     ) -> Result<L::Level, SendRefused> {
         let config = section.config;
         let demand = config.demand(priority, bytes);
-        if !config.has_room(self.core.occupied(), self.core.bytes(), demand)
-            || (config.fair_bytes && self.would_overtake(config, demand, rank))
-        {
+        if !config.has_room(self.core.occupied(), self.core.bytes(), demand) {
             return Err(SendRefused::Full);
         }
         self.core
@@ -381,41 +374,11 @@ impl<T, L: Levels> State<T, L> {
             .map_err(|AllocError { .. }| SendRefused::NoMemory)
     }
 
-    /// Returns whether a send, whose message has room, would take that room from other senders:
-    /// from tasks with a permit, or from a waiter before it that needs more room.
-    #[cold]
-    #[inline(never)]
-    fn would_overtake(
-        &self,
-        config: &Config<T, L>,
-        demand: Demand<L::Priority>,
-        rank: Rank,
-    ) -> bool {
-        let len = self.core.occupied() + self.send_permits;
-        let bytes = self.core.bytes() + self.send_permit_bytes;
-        if !config.has_room(len, bytes, demand) {
-            return true;
-        }
-        for (_, inner) in self.senders.iter() {
-            if inner.rank() > rank {
-                return false;
-            }
-            // A waiter that fits here is about to be served, or only a reserve keeps it out.
-            // Neither holds up this send, as in `first_admissible_sender`.
-            let fits = |theirs| config.fits_without_reserves(len, bytes, theirs);
-            if !inner.demand.is_some_and(fits) {
-                return true;
-            }
-        }
-        false
-    }
-
     #[cold]
     #[inline(never)]
     fn send_to_receivers(
         &mut self,
         message: Message<T, L::Priority>,
-        rank: Rank,
         section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
         // An empty queue without messages in guards has room.
@@ -429,7 +392,7 @@ impl<T, L: Levels> State<T, L> {
                 return Ok(());
             }
         }
-        self.push(message, rank, section)?;
+        self.push(message, section)?;
         self.serve_waiters(section);
         Ok(())
     }

@@ -16,7 +16,6 @@ use proptest::prelude::*;
 
 use crate::timed::TIMED_SENDS;
 use testkit::WakeCount;
-use testkit::block_on;
 use testkit::wait_until;
 
 fn is_pending<F: Future>(future: &mut Pin<Box<F>>, flag: &Arc<WakeCount>) -> bool {
@@ -139,89 +138,6 @@ fn a_waiting_large_sender_is_not_overtaken_by_later_waiters() {
         assert!(!is_pending(&mut large, &flag));
     });
     assert_eq!(queue.stats().bytes, 100);
-    queue.validate();
-}
-
-/// Creates the same with `fair_bytes`.
-fn by_bytes_in_turn(messages: usize, bytes: u64) -> Queue<u32> {
-    let builder = Queue::<u32>::builder(messages).measure(|n| *n as usize);
-    builder.max_bytes(bytes).fair_bytes().spin(false).build().unwrap()
-}
-
-#[test]
-fn inv20_a_new_sender_does_not_overtake_a_waiter_for_bytes() {
-    for fair in [false, true] {
-        let queue = if fair { by_bytes_in_turn(100, 100) } else { by_bytes(100, 100) };
-        (0..3).for_each(|n| queue.send(30, n).unwrap());
-        thread::scope(|scope| {
-            let large = scope.spawn(|| queue.send(60, 9));
-            wait_until(|| queue.stats().waiting == (1, 0));
-            let full = fair.then_some(SendRefused::Full);
-            assert_eq!(refused(&queue, 10, 1), full, "though there is room");
-            let mut batch = [(0, 1)].into();
-            assert_eq!(queue.send_batch(&mut batch, Wait::NO).is_err(), fair);
-            queue.validate();
-            let urgent = queue.send_with(0, 1, Wait::NO.urgency(1));
-            assert!(urgent.is_ok(), "it would be before it");
-            let small = scope.spawn(|| queue.send_with(20, 1, Wait::FOREVER));
-            wait_until(|| queue.stats().waiting == (2, 0) || !fair && small.is_finished());
-            while !large.is_finished() {
-                let _ = queue.try_receive();
-                queue.validate();
-                thread::yield_now();
-            }
-            assert!(large.join().unwrap().is_ok());
-            queue.drain();
-            assert!(small.join().unwrap().is_ok());
-        });
-        queue.validate();
-        assert_eq!(refused(&queue, 10, 1), None, "no sender waits");
-    }
-}
-
-#[test]
-fn inv20_the_bytes_of_a_permit_are_reserved() {
-    for fair in [false, true] {
-        let queue = if fair { by_bytes_in_turn(100, 100) } else { by_bytes(100, 100) };
-        queue.send(90, 9).unwrap();
-        let (flag, other) = (WakeCount::new(), WakeCount::new());
-        let mut large = Box::pin(queue.send_async(70, 1));
-        let mut behind = Box::pin(queue.send_async(40, 1));
-        assert!(is_pending(&mut large, &flag) && is_pending(&mut behind, &other));
-        queue.receive().unwrap();
-        assert_eq!((flag.count(), other.count()), (1, 0));
-        assert_eq!(refused(&queue, 40, 1), fair.then_some(SendRefused::Full));
-        assert_eq!(refused(&queue, 10, 1), fair.then_some(SendRefused::Full), "40 was before it");
-        assert_eq!(is_pending(&mut large, &flag), !fair);
-        queue.validate();
-        if fair {
-            assert!(is_pending(&mut behind, &other), "not with 70");
-            drop(behind);
-            assert_eq!(refused(&queue, 30, 1), None, "no sender is before it any more");
-        }
-        drop(large);
-        queue.validate();
-    }
-}
-
-/// An endless stream of short messages does not keep a long one waiting, of a thread or of a task.
-#[test]
-fn inv20_an_endless_stream_does_not_starve_a_long_message() {
-    let queue = by_bytes_in_turn(1_000, 100);
-    let over = std::sync::atomic::AtomicBool::new(false);
-    let ended = || over.load(std::sync::atomic::Ordering::Relaxed);
-    thread::scope(|scope| {
-        for _ in 0..2 {
-            scope.spawn(|| while !ended() && queue.send(10, 1).is_ok() {});
-        }
-        scope.spawn(|| while queue.receive().is_ok() {});
-        for _ in 0..100 {
-            queue.send(100, 1).unwrap(); // takes all bytes
-            block_on(queue.send_async(95, 1)).unwrap();
-        }
-        over.store(true, std::sync::atomic::Ordering::Relaxed);
-        queue.close();
-    });
     queue.validate();
 }
 

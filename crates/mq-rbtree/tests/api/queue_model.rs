@@ -110,23 +110,12 @@ fn limits() -> impl Strategy<Value = Limits> {
         prop_oneof![2 => Just(u32::MAX), 1 => 100_u32..255],
         prop::collection::vec((any::<u8>(), 1_u8..4), 0..3),
         prop::option::weighted(0.3, 1_u32..5),
-        (prop::bool::weighted(0.2), any::<bool>()),
+        prop::bool::weighted(0.2),
         0_usize..4,
     )
-        .prop_map(
-            |(messages, bytes, message_bytes, reserves, ageing, (no_alloc, fair_bytes), spare)| {
-                Limits {
-                    messages,
-                    bytes,
-                    message_bytes,
-                    reserves,
-                    ageing,
-                    no_alloc,
-                    fair_bytes,
-                    spare,
-                }
-            },
-        )
+        .prop_map(|(messages, bytes, message_bytes, reserves, ageing, no_alloc, spare)| {
+            Limits { messages, bytes, message_bytes, reserves, ageing, no_alloc, spare }
+        })
 }
 
 proptest! {

@@ -38,7 +38,6 @@ fn limits(&[_, size, bytes, first, second, habits]: &[u8; 6]) -> Limits {
         reserves: reserves.map(|reserve| (reserve / 4, reserve % 4)).collect(),
         ageing: Some(u32::from(habits >> 1 & 3)).filter(|every| *every != 0),
         no_alloc: habits >> 3 & 7 == 7,
-        fair_bytes: bytes % 4 == 3,
         spare: usize::from(habits >> 6),
     }
 }

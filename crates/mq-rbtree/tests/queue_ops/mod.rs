@@ -170,7 +170,6 @@ pub(crate) struct Limits {
     pub(crate) reserves: Vec<(u8, u8)>,
     pub(crate) ageing: Option<u32>,
     pub(crate) no_alloc: bool,
-    pub(crate) fair_bytes: bool,
     pub(crate) spare: usize,
 }
 
@@ -222,9 +221,6 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
     }
     if limits.no_alloc {
         builder = builder.no_alloc();
-    }
-    if limits.fair_bytes {
-        builder = builder.fair_bytes();
     }
     let queue = builder.build().unwrap();
     let live = Rc::new(());

@@ -28,16 +28,6 @@ pub(crate) struct Sender<P> {
     pub(crate) permit: bool,
 }
 
-/// The position of a waiter.
-type Rank = (Reverse<u8>, u64);
-const RANK_OF_NEW: Rank = (Reverse(0), u64::MAX);
-
-impl<P> Sender<P> {
-    fn rank(&self) -> Rank {
-        (Reverse(self.urgency), if self.ticket == 0 { u64::MAX } else { self.ticket })
-    }
-}
-
 pub(crate) struct Model<L: Keyed> {
     pub(crate) limits: Limits,
     pub(crate) reserves: Vec<(L::Priority, usize)>,
@@ -135,15 +125,6 @@ impl<L: Keyed> Model<L> {
 
     /// Returns whether a message is accepted now, apart from missing memory.
     pub(crate) fn accepts(&self, key: L::Priority, stored: Stored) -> Result<(), SendRefused> {
-        self.accepts_from(key, stored, RANK_OF_NEW)
-    }
-
-    fn accepts_from(
-        &self,
-        key: L::Priority,
-        stored: Stored,
-        rank: Rank,
-    ) -> Result<(), SendRefused> {
         if !L::is_key(key) {
             let priority = L::check(key).expect_err("an invalid priority");
             return Err(SendRefused::BadPriority { priority });
@@ -159,35 +140,11 @@ impl<L: Keyed> Model<L> {
         if !self.fits(len, self.bytes(), stored) || len >= self.len_limit(key) {
             return Err(SendRefused::Full);
         }
-        if self.limits.fair_bytes && self.would_overtake(key, stored, rank) {
-            return Err(SendRefused::Full);
-        }
         Ok(())
     }
 
-    /// Returns whether a send would overtake a waiter.
-    fn would_overtake(&self, key: L::Priority, stored: Stored, rank: Rank) -> bool {
-        let permitted = || self.senders.iter().filter(|waiter| waiter.permit);
-        let len = self.taken() + permitted().count();
-        let permitted_bytes: u64 = permitted().map(|waiter| u64::from(waiter.stored.bytes)).sum();
-        let bytes = self.bytes() + permitted_bytes;
-        let before = |waiter: &&Sender<L::Priority>| !waiter.permit && waiter.rank() < rank;
-        !self.fits(len, bytes, stored)
-            || len >= self.len_limit(key)
-            || self.senders.iter().filter(before).any(|w| !self.fits(len, bytes, w.stored))
-    }
-
     pub(crate) fn send(&mut self, key: L::Priority, stored: Stored) -> Result<(), SendRefused> {
-        self.send_from(key, stored, RANK_OF_NEW)
-    }
-
-    fn send_from(
-        &mut self,
-        key: L::Priority,
-        stored: Stored,
-        rank: Rank,
-    ) -> Result<(), SendRefused> {
-        self.accepts_from(key, stored, rank)?;
+        self.accepts(key, stored)?;
         // A task with an unused permit counts as waiting.
         let waits = !self.receivers.is_empty();
         if self.len() == 0 && !waits && std::mem::take(&mut self.registered) {
@@ -308,7 +265,7 @@ impl<L: Keyed> Model<L> {
     pub(crate) fn poll_send(&mut self, id: u64) -> Result<(), SendRefused> {
         let at = self.senders.iter().position(|waiter| waiter.stored.id == id).unwrap();
         let mut waiter = self.senders.swap_remove(at);
-        let sent = self.send_from(waiter.key, waiter.stored, waiter.rank());
+        let sent = self.send(waiter.key, waiter.stored);
         if sent == Err(SendRefused::Full) {
             waiter.permit = false;
             waiter.ticket = self.ticket(waiter.ticket);
@@ -324,7 +281,7 @@ impl<L: Keyed> Model<L> {
     pub(crate) fn poll_send_short(&mut self, id: u64) {
         let at = self.senders.iter().position(|waiter| waiter.stored.id == id).unwrap();
         let waiter = self.senders.swap_remove(at);
-        assert_eq!(self.accepts_from(waiter.key, waiter.stored, waiter.rank()), Ok(()));
+        assert_eq!(self.accepts(waiter.key, waiter.stored), Ok(()));
         self.wake_waiters();
     }
 
