@@ -33,11 +33,6 @@ pub enum SendRefused {
     Interrupted,
     /// The queue is closed, or its last receiver was dropped. Maps to `ESHUTDOWN`.
     Closed,
-    /// The message is longer than one message may be. Maps to `EMSGSIZE`.
-    TooLong {
-        /// The most bytes that one message may have.
-        limit: u32,
-    },
     /// The priority is above 32,767. Maps to `EINVAL`.
     BadPriority {
         /// The priority of the message.
@@ -155,8 +150,6 @@ reasons! { SendRefused: f;
     Timeout => ETIMEDOUT, f.write_str("the queue was full until the deadline");
     Interrupted => EINTR, f.write_str("the queue was full until a signal interrupted the wait");
     Closed => ESHUTDOWN, f.write_str("the queue is closed");
-    TooLong { limit } => EMSGSIZE,
-        write!(f, "the message is too long: it may have at most {limit} bytes");
     BadPriority { priority } => EINVAL, write_bad_priority(f, *priority);
     NoMemory => ENOMEM, AllocError::new().fmt(f);
 }

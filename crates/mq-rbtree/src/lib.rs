@@ -63,7 +63,6 @@
 //! | receive in a loop | a `for` loop over a [`Receiver`], [`try_iter`](Receiver::try_iter) |
 //! | lose no message to a consumer that panics or is cancelled | [`receive_guard`](Queue::receive_guard): a [`MessageGuard`] puts its message back unless it is accepted |
 //! | send or receive many messages at once | [`send_batch`](Queue::send_batch), [`receive_batch`](Queue::receive_batch), [`receive_batch_async`](Queue::receive_batch_async) |
-//! | limit the bytes of one message or of all | [`measure`](Builder::measure), [`max_message_bytes`](Builder::max_message_bytes), [`max_bytes`](Builder::max_bytes) |
 //! | end the wait of a thread by a signal | [`Wait::interruptible`] |
 //! | reserve room for urgent messages | [`reserve`](Builder::reserve) |
 //! | prevent the starvation of low priorities | [`ageing`](Builder::ageing) |
@@ -87,9 +86,7 @@
 //!
 //! An operation that need not wait may overtake a task that was woken and has not polled yet, and
 //! with it the waiters behind that task. A thread that waits for a [`MessageGuard`] counts as a task. It does not overtake a waiting thread that is first: the
-//! operation that makes it possible also completes the wait of that thread. With limits on bytes, a
-//! send may overtake a waiting sender whose longer message has no room yet. An endless stream of
-//! short messages can then keep a long one waiting for ever.
+//! operation that makes it possible also completes the wait of that thread.
 //!
 //! # Progress
 //!
@@ -97,7 +94,7 @@
 //! publishes its message there. Receives, which take the lock, take messages of one priority from the
 //! ring, and otherwise drain the ring into the ordered store. Sends take the lock as well while a
 //! thread or task waits, a [`notify`](Queue::notify) or a [`Readiness`] is armed, or memory is missing; and always in queues
-//! with an [`RbTree`], [`measure`](Builder::measure) or [`reserve`](Builder::reserve).
+//! with an [`RbTree`] or [`reserve`](Builder::reserve).
 //!
 //! A sender that is stopped between its claim and its publication, a few instructions, delays the
 //! receives that come to its slot, and all operations if the queue is full or a thread begins to
@@ -124,7 +121,7 @@
 //! | [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter) | linear in the depth | as for a receive |
 //!
 //! These run outside the lock: allocation (but see [Memory](#memory)), freeing, the drop of messages, clones and calls of
-//! wakers, the callback of [`notify`](Queue::notify), and [`measure`](Builder::measure). These run
+//! wakers, and the callback of [`notify`](Queue::notify). These run
 //! under it: comparisons of an [`RbTree`]'s keys, and the functions passed to [`peek`](Queue::peek)
 //! and [`drain_filter`](Queue::drain_filter).
 //!
@@ -157,7 +154,6 @@
 //! | `ETIMEDOUT` | `Timeout` | `Timeout` | |
 //! | `EINTR` | `Interrupted` | `Interrupted` | only with [`Wait::interruptible`] |
 //! | `ESHUTDOWN` | `Closed` | `Closed` | [`NotifyRefused::Closed`] |
-//! | `EMSGSIZE` | `TooLong` | | |
 //! | `EINVAL` | `BadPriority` | | [`BuildError::Limits`], [`BuildError::BadPriority`], [`InvalidDeadline`] |
 //! | `ENOMEM` | `NoMemory` | `NoMemory` | [`BuildError::NoMemory`] |
 //! | `EBUSY` | | | [`NotifyRefused::Busy`], [`ReadinessError`] |

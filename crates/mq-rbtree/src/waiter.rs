@@ -82,7 +82,6 @@ pub(crate) enum WaitEnd {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Demand<P> {
     pub(crate) priority: P,
-    pub(crate) bytes: u32,
     /// The queue's length must be below this: the most messages, less the reserves for others.
     pub(crate) len_limit: usize,
 }

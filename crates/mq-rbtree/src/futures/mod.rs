@@ -89,7 +89,7 @@ unsafe fn detach<T, L: Levels>(
     let had_permit = std::mem::take(&mut inner.permit);
     if had_permit {
         match demand {
-            Some(demand) => state.release_send_permit(demand.bytes),
+            Some(_) => state.release_send_permit(),
             None => state.release_receive_permit(),
         }
     }

@@ -38,13 +38,9 @@ macro_rules! of_both_sides {
                 is_full() -> bool;
                 /// Returns the number of messages of one priority.
                 len_at(priority: L::Priority) -> usize;
-                /// Returns the bytes of the messages in the queue, as measured.
-                bytes() -> u64;
                 /// Returns the most messages that the queue holds.
                 #[doc(alias = "capacity")]
                 max_messages() -> usize;
-                /// Returns the most bytes that one message may have.
-                max_message_bytes() -> usize;
                 /// Returns whether the queue refuses messages: it was closed, or the last handle of a
                 /// side was dropped.
                 #[doc(alias = "is_disconnected")]

@@ -12,7 +12,7 @@ use crate::staging::Ring;
 /// The locked state of a queue.
 pub(crate) struct LockedState<'q, T, L: Levels> {
     pub(super) ring: Option<&'q Ring<T, L::Priority>>,
-    pub(super) config: &'q Config<T, L>,
+    pub(super) config: &'q Config<L>,
     pub(super) guard: WordGuard<'q, State<T, L>>,
     /// The moment of the lock, if the queue measures the hold time.
     pub(super) since: Option<Instant>,

@@ -81,7 +81,7 @@ pub struct Queue<T, L: Levels = Bitmap> {
     ring: Option<Ring<T, L::Priority>>,
     state: WordLock<State<T, L>>,
     pub(crate) hint: Hint<L>,
-    pub(crate) config: Config<T, L>,
+    pub(crate) config: Config<L>,
     spin: Spin,
     /// For senders of the ring.
     room_spin: Spin,
@@ -155,7 +155,7 @@ impl<T, L: Levels> Queue<T, L> {
         &self,
         message: Message<T, L::Priority>,
     ) -> Result<(), Message<T, L::Priority>> {
-        let Message { priority, bytes, .. } = message;
+        let priority = message.priority;
         if let Some(ring) = &self.ring {
             return match self.try_stage(ring, message) {
                 Ok(()) => Ok(()),
@@ -166,7 +166,7 @@ impl<T, L: Levels> Queue<T, L> {
             return Err(message);
         }
         let mut guard = self.state.lock();
-        let look = || guard.level_at_once(&self.config, priority, bytes);
+        let look = || guard.level_at_once(&self.config, priority);
         let found = catch_comparison::<L, _>(look);
         let Ok(Some(level)) = found else {
             drop(guard);
@@ -280,7 +280,7 @@ impl<T, L: Levels> Queue<T, L> {
         &self,
         message: Message<T, L::Priority>,
     ) -> (Message<T, L::Priority>, Demand<L::Priority>) {
-        let demand = || self.config.demand(message.priority, message.bytes);
+        let demand = || self.config.demand(message.priority);
         match catch_comparison::<L, _>(demand) {
             Ok(demand) => (message, demand),
             Err(panic) => drop_and_unwind(message, panic),

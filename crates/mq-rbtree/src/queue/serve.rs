@@ -155,7 +155,6 @@ impl<T, L: Levels> State<T, L> {
             // SAFETY: the caller guarantees that the node is on this list.
             unsafe { self.senders.remove(node) };
             step!("send permit: increment the count", self.send_permits += 1);
-            self.send_permit_bytes += demand.map_or(0, |demand| u64::from(demand.bytes));
             // SAFETY: the task's node was taken off its list above.
             section.deferred.wake(unsafe { grant_permit(node) });
             return;
@@ -205,24 +204,22 @@ impl<T, L: Levels> State<T, L> {
 
     /// Returns the first waiting sender whose message has room.
     ///
-    /// A sender that only a reserve keeps out does not block those behind it; any other sender
-    /// without room does.
+    /// A sender that only a reserve keeps out does not block those behind it.
     pub(super) fn first_admissible_sender(
         &self,
-        config: &Config<T, L>,
+        config: &Config<L>,
     ) -> Option<Node<T, L::Priority>> {
         if self.closed {
             return None; // every waiting sender is about to be dismissed
         }
         let len = self.core.occupied() + self.send_permits;
-        let bytes = self.core.bytes() + self.send_permit_bytes;
+        if len >= config.max_messages {
+            return None;
+        }
         for (node, inner) in self.senders.iter() {
             let demand = inner.demand?;
-            if config.has_room(len, bytes, demand) {
+            if len < demand.len_limit {
                 return Some(node);
-            }
-            if !config.fits_without_reserves(len, bytes, demand) {
-                return None;
             }
         }
         None
@@ -234,9 +231,8 @@ impl<T, L: Levels> State<T, L> {
     }
 
     /// Ends a send permit: its task has polled, or was dropped.
-    pub(crate) fn release_send_permit(&mut self, bytes: u32) {
+    pub(crate) fn release_send_permit(&mut self) {
         step!("send permit: decrement the count", self.send_permits -= 1);
-        self.send_permit_bytes -= u64::from(bytes);
     }
 
     /// Ends the wait of one waiter of a closed queue, which tries again and finds the queue closed. A
@@ -263,8 +259,7 @@ impl<T, L: Levels> State<T, L> {
     #[inline(never)]
     pub(crate) fn signal_notifiers(&mut self, section: &mut Section<'_, T, L>) {
         let readable = !self.core.is_empty() || self.has_ended();
-        let writable =
-            !section.config.is_full(self.core.occupied(), self.core.bytes()) || self.closed;
+        let writable = self.core.occupied() < section.config.max_messages || self.closed;
         for (interest, due) in [(Interest::Readable, readable), (Interest::Writable, writable)] {
             let direction = interest as usize;
             if due && self.armed & (1 << direction) != 0 {

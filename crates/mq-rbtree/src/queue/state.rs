@@ -28,7 +28,7 @@ use crate::error::{ReceiveError, SendRefused};
 use crate::event::EventNotifier;
 use crate::staging::{Cursor, Next, Ring};
 use crate::stats::Counters;
-use crate::waiter::{WaitList, Waiter};
+use crate::waiter::{Demand, WaitList, Waiter};
 
 pub(crate) type Node<T, P> = NonNull<Waiter<T, P>>;
 
@@ -43,9 +43,8 @@ pub(crate) struct State<T, L: Levels> {
     pub(crate) senders: WaitList<T, L::Priority>,
     /// Tasks that were woken for a message and have not polled since.
     pub(crate) receive_permits: usize,
-    /// Tasks that were woken for room and have not polled since; and the bytes they need.
+    /// Tasks that were woken for room and have not polled since.
     pub(crate) send_permits: usize,
-    pub(crate) send_permit_bytes: u64,
     pub(crate) notifiers: [Option<TryArc<EventNotifier>>; 2],
     pub(crate) counters: Counters,
     pub(crate) core: Core<T, L>,
@@ -69,7 +68,6 @@ impl<T, L: Levels> State<T, L> {
             senders: WaitList::new(),
             receive_permits: 0,
             send_permits: 0,
-            send_permit_bytes: 0,
             notification: None,
             notifiers: [const { None }; 2],
             counters: Counters::default(),
@@ -107,13 +105,10 @@ impl<T, L: Levels> State<T, L> {
     #[inline(always)]
     pub(crate) fn level_at_once(
         &mut self,
-        config: &Config<T, L>,
+        config: &Config<L>,
         priority: L::Priority,
-        bytes: u32,
     ) -> Option<L::Level> {
-        let demand = || config.demand(priority, bytes);
-        let room =
-            self.may_open() && config.has_room(self.core.occupied(), self.core.bytes(), demand());
+        let room = self.may_open() && self.core.occupied() < config.len_limit(priority);
         if room { self.core.get_or_insert_level_no_alloc(priority) } else { None }
     }
 
@@ -123,7 +118,7 @@ impl<T, L: Levels> State<T, L> {
     pub(crate) fn fast_receive(
         &mut self,
         ring: Option<&Ring<T, L::Priority>>,
-        config: &Config<T, L>,
+        config: &Config<L>,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
         if !self.is_idle() {
@@ -146,7 +141,7 @@ impl<T, L: Levels> State<T, L> {
     fn receive_staged(
         &mut self,
         ring: &Ring<T, L::Priority>,
-        config: &Config<T, L>,
+        config: &Config<L>,
         preload: &mut Preload<T, L>,
     ) -> Option<Message<T, L::Priority>> {
         let message = match ring.next(&self.cursor, u64::MAX) {
@@ -183,7 +178,7 @@ impl<T, L: Levels> State<T, L> {
             if check!("receive: the stored messages were sent before", is_next) {
                 // SAFETY: the lock is held, and `next` has returned a message.
                 let value = unsafe { ring.take(&mut self.cursor) };
-                return Some(Message { value, priority, bytes: 0 });
+                return Some(Message { value, priority });
             }
             // While all messages have one priority and fit into the ring, receives empty the store.
             // Otherwise a message of another priority may follow, and each one would cost a drain.
@@ -194,7 +189,7 @@ impl<T, L: Levels> State<T, L> {
             if count * 2 <= ring.slots() {
                 // SAFETY: the lock is held, and `next` has returned a message.
                 let value = unsafe { ring.take(&mut self.cursor) };
-                let message = Message { value, priority, bytes: 0 };
+                let message = Message { value, priority };
                 return Some(self.core.exchange(message, preload));
             }
         }
@@ -218,7 +213,7 @@ impl<T, L: Levels> State<T, L> {
                 Next::Message(priority) => {
                     // SAFETY: the lock is held, and `next` has just returned a message.
                     let value = unsafe { ring.take(&mut self.cursor) };
-                    self.core.push_stored(Message { value, priority, bytes: 0 });
+                    self.core.push_stored(Message { value, priority });
                 }
             }
         }
@@ -228,7 +223,7 @@ impl<T, L: Levels> State<T, L> {
 
     /// Publishes the room to the senders of the ring.
     #[inline(always)]
-    fn set_room(&self, ring: &Ring<T, L::Priority>, config: &Config<T, L>) {
+    fn set_room(&self, ring: &Ring<T, L::Priority>, config: &Config<L>) {
         let most = config.max_messages.min(self.core.capacity());
         ring.set_room(&self.cursor, self.core.occupied(), most);
     }
@@ -236,7 +231,7 @@ impl<T, L: Levels> State<T, L> {
     /// Publishes the room before the unlock, and opens the ring again if no thread or task waits or is to
     /// be notified.
     #[inline(always)]
-    pub(crate) fn leave_ring(&mut self, ring: &Ring<T, L::Priority>, config: &Config<T, L>) {
+    pub(crate) fn leave_ring(&mut self, ring: &Ring<T, L::Priority>, config: &Config<L>) {
         self.set_room(ring, config);
         let quiet = check!("leave: open the quiet ring only", self.may_open());
         if quiet && self.cursor.is_drained() {
@@ -319,8 +314,8 @@ impl<T, L: Levels> State<T, L> {
         if self.closed || !section.deferred.has_room() {
             return;
         }
-        let (len, bytes) = (self.core.occupied(), self.core.bytes());
-        let has_room = |demand| section.config.has_room(len, bytes, demand);
+        let len = self.core.occupied();
+        let has_room = |demand: Demand<L::Priority>| len < demand.len_limit;
         let thread = self
             .senders
             .iter()
@@ -337,8 +332,8 @@ impl<T, L: Levels> State<T, L> {
         message: Message<T, L::Priority>,
         section: &mut Section<'_, T, L>,
     ) -> Result<(), Refused<T, L::Priority>> {
-        let Message { priority, bytes, .. } = message;
-        let find_level = || self.level_for_send(priority, bytes, section);
+        let priority = message.priority;
+        let find_level = || self.level_for_send(priority, section);
         let level = match catch_comparison::<L, _>(find_level) {
             Ok(Ok(level)) => level,
             Ok(Err(reason)) => return Err((message, reason)),
@@ -361,12 +356,9 @@ impl<T, L: Levels> State<T, L> {
     fn level_for_send(
         &mut self,
         priority: L::Priority,
-        bytes: u32,
         section: &mut Section<'_, T, L>,
     ) -> Result<L::Level, SendRefused> {
-        let config = section.config;
-        let demand = config.demand(priority, bytes);
-        if !config.has_room(self.core.occupied(), self.core.bytes(), demand) {
+        if self.core.occupied() >= section.config.len_limit(priority) {
             return Err(SendRefused::Full);
         }
         self.core

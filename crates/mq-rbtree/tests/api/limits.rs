@@ -1,4 +1,4 @@
-//! Limits: messages, bytes, and reserves; and ageing, which serves low priorities in time.
+//! Limits: messages and reserves; and ageing, which serves low priorities in time.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use std::collections::BTreeMap;
@@ -10,11 +10,10 @@ use std::task::Context;
 use std::thread;
 
 use mq_rbtree::{
-    Bitmap, BuildError, Core, Levels, PRIORITIES, Queue, RbTree, ReceiveError, SendRefused, Wait,
+    Bitmap, BuildError, Core, Levels, PRIORITIES, Queue, RbTree, ReceiveError, SendRefused,
 };
 use proptest::prelude::*;
 
-use crate::timed::TIMED_SENDS;
 use testkit::WakeCount;
 use testkit::wait_until;
 
@@ -29,12 +28,6 @@ fn refused<T, L: Levels>(
     priority: L::Priority,
 ) -> Option<SendRefused> {
     queue.try_send(value, priority).err().map(|error| error.reason)
-}
-
-/// Creates a queue whose messages have their value as length in bytes.
-fn by_bytes(messages: usize, bytes: u64) -> Queue<u32> {
-    let builder = Queue::<u32>::builder(messages).measure(|n| *n as usize);
-    builder.max_bytes(bytes).spin(false).build().unwrap()
 }
 
 #[test]
@@ -115,128 +108,11 @@ fn a_sender_blocked_by_a_reserve_does_not_block_later_senders() {
     queue.validate();
 }
 
-#[test]
-fn a_waiting_large_sender_is_not_overtaken_by_later_waiters() {
-    let queue = by_bytes(100, 100);
-    for bytes in [40, 30, 30] {
-        queue.send(bytes, bytes).unwrap();
-    }
-    let flag = WakeCount::new();
-    let mut large = Box::pin(queue.send_async(90, 1));
-    assert!(is_pending(&mut large, &flag));
-    thread::scope(|scope| {
-        let small = scope.spawn(|| queue.send(10, 10));
-        wait_until(|| queue.stats().waiting == (2, 0));
-        for _ in 0..2 {
-            queue.receive().unwrap();
-            queue.validate();
-            assert_eq!((flag.count(), queue.stats().waiting), (0, (2, 0)), "no room for 90");
-        }
-        queue.receive().unwrap();
-        assert!(small.join().unwrap().is_ok(), "90 and 10 fit");
-        assert_eq!((flag.count(), queue.bytes()), (1, 10));
-        assert!(!is_pending(&mut large, &flag));
-    });
-    assert_eq!(queue.stats().bytes, 100);
-    queue.validate();
-}
-
-/// At its deadline a sender may use the room of a task's permit. Those behind it do not take that room.
-#[test]
-fn a_large_sender_at_its_deadline_is_not_overtaken() {
-    for send in TIMED_SENDS {
-        let (queue, flag) = (by_bytes(100, 10), WakeCount::new());
-        queue.send(10, 1).unwrap();
-        let mut permitted = Box::pin(queue.send_async(4, 1));
-        assert!(is_pending(&mut permitted, &flag));
-        thread::scope(|scope| {
-            let mut small = None;
-            let mut behind = || {
-                small = Some(scope.spawn(|| queue.send(3, 1)));
-                wait_until(|| queue.stats().waiting == (3, 0));
-            };
-            let sent = send(&queue, &mut behind, &mut || assert_eq!(queue.receive(), Ok((10, 1))));
-            assert!(sent.is_ok(), "{sent:?}");
-            assert_eq!((flag.count(), queue.bytes(), queue.stats().waiting), (1, 8, (1, 0)));
-            queue.validate();
-            assert_eq!(queue.receive(), Ok((8, 1)));
-            assert!(small.unwrap().join().unwrap().is_ok());
-        });
-        assert!(!is_pending(&mut permitted, &flag));
-        queue.validate();
-    }
-}
-
-/// A large sender that times out or is dropped does not block those behind it.
-#[test]
-fn a_large_sender_that_gives_up_unblocks_later_senders() {
-    let flag = WakeCount::new();
-    let soon = Wait::at_most(std::time::Duration::from_millis(60)).urgency(2);
-    for by_deadline in [false, true] {
-        let queue = by_bytes(100, 100);
-        queue.send(30, 2).unwrap();
-        queue.send(40, 1).unwrap();
-        thread::scope(|scope| {
-            let late = by_deadline.then(|| scope.spawn(|| queue.send_with(90, 1, soon)));
-            let mut future = Box::pin(queue.send_async(90, 1).urgency(2));
-            assert!(is_pending(&mut future, &flag));
-            if by_deadline {
-                drop(future);
-                let mut small = Box::pin(queue.send_async(41, 1));
-                assert!(is_pending(&mut small, &flag));
-                queue.receive().unwrap();
-                let error = late.map(|late| late.join().unwrap().unwrap_err()).unwrap();
-                assert_eq!((error.value, error.reason), (90, SendRefused::Timeout));
-                assert!(!is_pending(&mut small, &flag));
-            } else {
-                let mut small = Box::pin(queue.send_async(41, 1));
-                assert!(is_pending(&mut small, &flag));
-                queue.receive().unwrap();
-                queue.validate();
-                assert_eq!(flag.count(), 0, "40 and 41 fit, but 90 was first");
-                drop(future);
-                assert_eq!(flag.count(), 1);
-            }
-        });
-        queue.validate();
-    }
-    assert_eq!(flag.count(), 2);
-}
-
-#[test]
-fn a_message_longer_than_either_limit_is_refused() {
-    let builder = || Queue::<u32>::builder(10).measure(|n| *n as usize);
-    for (queue, most) in [
-        (builder().max_message_bytes(20).max_bytes(50).build().unwrap(), 20),
-        (builder().max_message_bytes(80).max_bytes(50).build().unwrap(), 50),
-        (builder().max_message_bytes(80).build().unwrap(), 80),
-        (builder().max_bytes(50).build().unwrap(), 50),
-    ] {
-        assert_eq!(queue.max_message_bytes(), most as usize);
-        let too_long = SendRefused::TooLong { limit: most };
-        assert_eq!(refused(&queue, most + 1, 1), Some(too_long));
-        assert_eq!((refused(&queue, most, 1), queue.bytes()), (None, most.into()));
-        // The length is checked first, also if the queue is full or closed.
-        let error = queue.send_with(most + 1, 1, Wait::FOREVER).unwrap_err();
-        assert_eq!((error.value, error.reason), (most + 1, too_long));
-        queue.close();
-        assert_eq!(refused(&queue, most + 1, 1), Some(too_long));
-        queue.validate();
-    }
-    // A length that does not fit in 32 bits.
-    let queue = Queue::<u32>::builder(1).measure(|_| 1 << 32).build().unwrap();
-    let too_long = SendRefused::TooLong { limit: u32::MAX };
-    assert_eq!(refused(&queue, 1, 1), Some(too_long));
-    // Without a measure, no message is too long.
-    let queue = Queue::<u32>::builder(1).max_bytes(0).max_message_bytes(0).build().unwrap();
-    assert_eq!((refused(&queue, 7, 1), queue.bytes()), (None, 0));
-}
-
 /// Any number of messages is the limit of the slots, also one that ends in the middle of a chunk.
 #[test]
 fn the_slots_end_at_the_limit() {
     for (messages, no_alloc) in (1..70).chain(180..200).flat_map(|n| [(n, false), (n, true)]) {
-        let builder = Queue::<usize>::builder(messages).measure(|_| 0);
+        let builder = Queue::<usize>::builder(messages);
         let builder = if no_alloc { builder.no_alloc() } else { builder };
         let queue = builder.build().unwrap();
         for round in 0..2 {

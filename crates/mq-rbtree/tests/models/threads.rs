@@ -4,8 +4,7 @@ use mq_rbtree::{Bitmap, ReceiveError, SendRefused};
 use percpu::sync::{Arc, thread};
 
 use super::payload::{
-    Payload, WakeCounter, check_waiters, finish, measured, received, run, sent, soon, thoroughly,
-    with,
+    Payload, WakeCounter, check_waiters, finish, received, run, sent, soon, thoroughly, with,
 };
 
 /// Each mutant with the model that must fail for it.
@@ -29,10 +28,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ),
     ("receive: serve the waiting senders", "threads::inv07_sender_waits_only_on_a_full_queue"),
     ("receive: a message beats the deadline", "threads::inv09_a_message_beats_the_deadline"),
-    (
-        "send timed out: serve the other senders",
-        "threads::inv09_timed_out_send_unblocks_smaller_message",
-    ),
 ];
 
 /// The mutants that only loom can detect.
@@ -210,29 +205,5 @@ fn inv09_message_goes_to_the_remaining_waiter() {
         }
         assert_eq!(waits.join().unwrap(), 1);
         assert_eq!(finish(&queue), 0);
-    });
-}
-
-/// A message of two bytes waits for room, and one of one byte behind it. There is room for the
-/// second message only, when the first send times out.
-#[test]
-fn inv09_timed_out_send_unblocks_smaller_message() {
-    thoroughly(|| {
-        let queue = measured(2);
-        (0..2).for_each(|_| queue.try_send(Payload::new(1), 0).unwrap());
-        let gives_up = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || sent(queue.send_with(Payload::new(2), 0, soon()), SendRefused::Timeout)
-        });
-        let counter = WakeCounter::new();
-        let mut waits = Box::pin(queue.send_async(Payload::new(1), 0));
-        assert!(counter.poll(waits.as_mut()).is_pending());
-        assert_eq!(queue.try_receive().unwrap().0.seen(), 1);
-        assert_eq!(gives_up.join().unwrap(), 0);
-        assert_eq!(counter.wakes(), 1, "there is room for it");
-        queue.validate();
-        assert!(counter.poll(waits.as_mut()).is_ready());
-        drop(waits);
-        assert_eq!(finish(&queue), 2);
     });
 }
