@@ -162,12 +162,6 @@ reasons! { ReceiveError: f;
     NoMemory => ENOMEM, AllocError::new().fmt(f);
 }
 
-reasons! { NotifyRefused: f;
-    Busy => EBUSY, f.write_str("a notification is registered already");
-    Closed => ESHUTDOWN, f.write_str("the queue is closed");
-    NoMemory => ENOMEM, AllocError::new().fmt(f);
-}
-
 reasons! { BuildError: f;
     Limits { messages, reserved } => EINVAL, match *messages {
         0 => f.write_str("the queue would hold 0 messages; it needs room for at least 1"),
@@ -246,49 +240,6 @@ impl fmt::Display for BatchError {
     }
 }
 
-/// The reason why a notification was not registered.
-///
-/// ```
-/// use mq_rbtree::{NotifyRefused, Queue};
-///
-/// let queue: Queue<u8> = Queue::new(1)?;
-/// queue.close();
-/// let refused = queue.notify(|| println!("a message came")).unwrap_err();
-/// assert_eq!(refused.reason, NotifyRefused::Closed);
-/// # Ok::<(), mq_rbtree::BuildError>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum NotifyRefused {
-    /// Another notification is registered. Maps to `EBUSY`.
-    Busy,
-    /// The queue is closed, so no message will come. Maps to `ESHUTDOWN`.
-    Closed,
-    /// Memory is exhausted. Maps to `ENOMEM`.
-    NoMemory,
-}
-
-/// A notification that was not registered, and the reason.
-///
-/// ```
-/// use mq_rbtree::{NotifyRefused, Queue};
-///
-/// let queue: Queue<u8> = Queue::new(1)?;
-/// queue.notify(|| println!("a message came")).unwrap();
-/// let refused = queue.notify(|| println!("twice")).unwrap_err();
-/// assert_eq!(refused.reason, NotifyRefused::Busy);
-/// assert!(queue.cancel_notify());
-/// queue.notify(refused.callback).unwrap();
-/// # Ok::<(), mq_rbtree::BuildError>(())
-/// ```
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct NotifyError<N> {
-    /// The function that would have been called.
-    pub callback: N,
-    /// The reason.
-    pub reason: NotifyRefused,
-}
-
 /// Writes the methods and traits of an error that gives back what was passed in.
 macro_rules! gives_back {
     ($name:ident, $field:ident, $what:literal $(, $errno:ident)?) => {
@@ -334,4 +285,3 @@ macro_rules! gives_back {
 pub(crate) use gives_back;
 
 gives_back!(SendError, value, "message that was not sent", errno);
-gives_back!(NotifyError, callback, "function that was not registered", errno);

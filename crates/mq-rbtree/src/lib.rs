@@ -54,7 +54,6 @@
 //! | their [`until`](ReceiveFuture::until) | a task with a deadline: a timer of the runtime ends the operation |
 //! | `Receiver::into_stream`, with the feature `stream` | code that expects a `Stream` |
 //! | [`Readiness`], a file descriptor | an event loop: epoll, or tokio's `AsyncFd` |
-//! | [`notify`](Queue::notify) | a program that wants one call when a message comes, as with `mq_notify` |
 //!
 //! And the rest:
 //!
@@ -93,7 +92,7 @@
 //! A send that need not wait takes no lock: it claims a slot of a ring by one compare-exchange and
 //! publishes its message there. Receives, which take the lock, take messages of one priority from the
 //! ring, and otherwise drain the ring into the ordered store. Sends take the lock as well while a
-//! thread or task waits, a [`notify`](Queue::notify) or a [`Readiness`] is armed, or memory is missing; and always in queues
+//! thread or task waits, a [`Readiness`] is armed, or memory is missing; and always in queues
 //! with an [`RbTree`] or [`reserve`](Builder::reserve).
 //!
 //! A sender that is stopped between its claim and its publication, a few instructions, delays the
@@ -121,7 +120,7 @@
 //! | [`drain`](Queue::drain), [`drain_filter`](Queue::drain_filter) | linear in the depth | as for a receive |
 //!
 //! These run outside the lock: allocation (but see [Memory](#memory)), freeing, the drop of messages, clones and calls of
-//! wakers, and the callback of [`notify`](Queue::notify). These run
+//! wakers. These run
 //! under it: comparisons of an [`RbTree`]'s keys, and the functions passed to [`peek`](Queue::peek)
 //! and [`drain_filter`](Queue::drain_filter).
 //!
@@ -153,10 +152,10 @@
 //! | `EAGAIN` | `Full` | `Empty` | |
 //! | `ETIMEDOUT` | `Timeout` | `Timeout` | |
 //! | `EINTR` | `Interrupted` | `Interrupted` | only with [`Wait::interruptible`] |
-//! | `ESHUTDOWN` | `Closed` | `Closed` | [`NotifyRefused::Closed`] |
+//! | `ESHUTDOWN` | `Closed` | `Closed` | |
 //! | `EINVAL` | `BadPriority` | | [`BuildError::Limits`], [`BuildError::BadPriority`], [`InvalidDeadline`] |
 //! | `ENOMEM` | `NoMemory` | `NoMemory` | [`BuildError::NoMemory`] |
-//! | `EBUSY` | | | [`NotifyRefused::Busy`], [`ReadinessError`] |
+//! | `EBUSY` | | | [`ReadinessError`] |
 //!
 //! # Special situations
 //!
@@ -178,7 +177,7 @@
 //!   behalf of a waiter panics, the waiter repeats it and gets the panic; the thread that served it
 //!   does not.
 //! - *A panic in a drop* of a message is the panic of the thread that dropped it.
-//! - *A panic of a waker or notification* resumes in the thread that called it, after all other
+//! - *A panic of a waker* resumes in the thread that called it, after all other
 //!   waiters were woken. If that thread was in a receive, the received message is dropped; so is that of
 //!   [`MessageGuard::accept`], and so are those of a drain. A batch has put its messages into its vector.
 //!   A send that was refused returns its message, and the panic is dropped.
@@ -242,9 +241,7 @@ mod waiter;
 
 pub use self::core::{Bitmap, Core, Levels, PRIORITIES, RbTree};
 pub use self::deadline::{Deadline, InvalidDeadline, Wait};
-pub use self::error::{
-    BatchError, BuildError, NotifyError, NotifyRefused, ReceiveError, SendError, SendRefused,
-};
+pub use self::error::{BatchError, BuildError, ReceiveError, SendError, SendRefused};
 pub use self::event::Interest;
 #[cfg(feature = "stream")]
 pub use self::futures::ReceiveStream;

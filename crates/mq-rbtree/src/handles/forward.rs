@@ -6,7 +6,7 @@ use std::future::Future;
 use super::{QueueHandle, Receiver, Sender};
 use crate::core::Levels;
 use crate::deadline::Wait;
-use crate::error::{BatchError, NotifyError, ReceiveError, SendError};
+use crate::error::{BatchError, ReceiveError, SendError};
 use crate::futures::{ReceiveFuture, SendFuture};
 use crate::guard::MessageGuard;
 use crate::queue::Received;
@@ -110,9 +110,5 @@ impl<T, L: Levels> Receiver<T, L> {
         drain() -> Vec<Received<T, L>>;
         /// Removes and returns every message that `take` selects; `take` runs under the lock.
         drain_filter(take: impl FnMut(&T, L::Priority) -> bool) -> Vec<Received<T, L>>;
-        /// Registers `notification` to be called once when a message comes to the empty queue.
-        notify[F: FnOnce() + Send + 'static](notification: F) -> Result<(), NotifyError<F>>;
-        /// Cancels the registered notification. Returns false if there is none.
-        cancel_notify() -> bool;
     }
 }

@@ -37,18 +37,6 @@ impl<T, L: Levels> State<T, L> {
     #[cold]
     #[inline(never)]
     pub(crate) fn serve_waiters(&mut self, section: &mut Section<'_, T, L>) {
-        self.serve_waiters_with(section, self.core.is_empty());
-    }
-
-    /// Restores the invariants. `was_empty` tells that other threads last saw the queue empty: a message
-    /// of a waiting sender is then a first message, for which the notification is due.
-    #[cold]
-    #[inline(never)]
-    pub(super) fn serve_waiters_with(
-        &mut self,
-        section: &mut Section<'_, T, L>,
-        mut was_empty: bool,
-    ) {
         while self.has_ended()
             && section.deferred.has_room()
             && self.dismiss_one(&mut section.deferred)
@@ -75,27 +63,10 @@ impl<T, L: Levels> State<T, L> {
             } else if let Some(node) = sender {
                 // SAFETY: `first_admissible_sender` returns a node of the list.
                 unsafe { self.serve_sender(node, section) };
-                if was_empty && !self.core.is_empty() {
-                    was_empty = false;
-                    self.notify_unless_awaited(&mut section.deferred);
-                }
             }
         }
         if self.armed != 0 {
             self.signal_notifiers(section);
-        }
-    }
-
-    /// Defers the notification of a first message, unless a receiver waits for the message: one on
-    /// the list, or a task with a permit that has not polled yet.
-    #[inline(always)]
-    pub(super) fn notify_unless_awaited(&mut self, deferred: &mut Deferred) {
-        let awaited = !self.receivers.is_empty() || self.receive_permits != 0;
-        if self.notification.is_some() && !awaited {
-            step!(
-                "send: notify of the first message",
-                deferred.set_notification(self.notification.take())
-            );
         }
     }
 

@@ -21,7 +21,7 @@ use percpu::alloc::TryArc;
 use percpu::sync::{check, step};
 
 use super::config::Config;
-use super::deferred::{Notification, catch_comparison};
+use super::deferred::catch_comparison;
 use super::section::Section;
 use crate::core::{Core, Levels, Message, Preload};
 use crate::error::{ReceiveError, SendRefused};
@@ -38,7 +38,6 @@ pub(crate) struct State<T, L: Levels> {
     pub(crate) closed: bool,
     /// The armed notifiers: one bit for each direction.
     pub(crate) armed: u8,
-    pub(crate) notification: Option<Notification>,
     pub(crate) receivers: WaitList<T, L::Priority>,
     pub(crate) senders: WaitList<T, L::Priority>,
     /// Tasks that were woken for a message and have not polled since.
@@ -50,7 +49,7 @@ pub(crate) struct State<T, L: Levels> {
     pub(crate) core: Core<T, L>,
 }
 
-// SAFETY: messages, notifications and wakers move between threads, and priorities are copied
+// SAFETY: messages and wakers move between threads, and priorities are copied
 // between them, for which `Send` suffices. The levels contain nothing but priorities.
 unsafe impl<T: Send, L: Levels> Send for State<T, L> where L::Priority: Send {}
 
@@ -68,7 +67,6 @@ impl<T, L: Levels> State<T, L> {
             senders: WaitList::new(),
             receive_permits: 0,
             send_permits: 0,
-            notification: None,
             notifiers: [const { None }; 2],
             counters: Counters::default(),
         }
@@ -88,9 +86,6 @@ impl<T, L: Levels> State<T, L> {
             return self.send_to_receivers(message, section);
         }
         self.push(message, section)?;
-        if self.core.len() == 1 {
-            self.notify_unless_awaited(&mut section.deferred);
-        }
         if self.armed != 0 {
             self.signal_notifiers(section);
         }
@@ -99,7 +94,7 @@ impl<T, L: Levels> State<T, L> {
 
     /// Returns the level to which a message can be appended at once.
     ///
-    /// Returns `None` if a thread waits or is to be notified, if the queue is closed, or if room or memory
+    /// Returns `None` if a thread waits or a notifier is armed, if the queue is closed, or if room or memory
     /// is missing; then nothing has changed. The caller appends a message before any other call, because
     /// a new level is empty.
     #[inline(always)]
@@ -228,8 +223,8 @@ impl<T, L: Levels> State<T, L> {
         ring.set_room(&self.cursor, self.core.occupied(), most);
     }
 
-    /// Publishes the room before the unlock, and opens the ring again if no thread or task waits or is to
-    /// be notified.
+    /// Publishes the room before the unlock, and opens the ring again if no thread or task waits and no
+    /// notifier is armed.
     #[inline(always)]
     pub(crate) fn leave_ring(&mut self, ring: &Ring<T, L::Priority>, config: &Config<L>) {
         self.set_room(ring, config);
@@ -239,11 +234,11 @@ impl<T, L: Levels> State<T, L> {
         }
     }
 
-    /// Returns whether senders may use the ring: no thread or task waits or is to be notified, and the
-    /// queue is not closed.
+    /// Returns whether senders may use the ring: no thread or task waits, no notifier is armed, and
+    /// the queue is not closed.
     #[inline(always)]
     pub(super) fn may_open(&self) -> bool {
-        self.is_idle() && self.notification.is_none() && !self.closed
+        self.is_idle() && !self.closed
     }
 
     /// Returns whether no thread or task waits and no notifier is armed.
@@ -291,7 +286,7 @@ impl<T, L: Levels> State<T, L> {
         };
         let waiting = !self.senders.is_empty() || self.armed != 0;
         if waiting {
-            step!("receive: serve the waiting senders", self.serve_waiters_with(section, false));
+            step!("receive: serve the waiting senders", self.serve_waiters(section));
         }
         Some(message)
     }

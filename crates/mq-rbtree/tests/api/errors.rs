@@ -5,10 +5,7 @@ use std::collections::BTreeSet;
 use std::error::Error;
 use std::io;
 
-use mq_rbtree::{
-    BuildError, Deadline, NotifyError, NotifyRefused, Queue, ReceiveError, SendError, SendRefused,
-    Wait,
-};
+use mq_rbtree::{BuildError, Deadline, Queue, ReceiveError, SendError, SendRefused, Wait};
 
 #[test]
 fn each_reason_has_an_errno_and_a_text() {
@@ -66,13 +63,6 @@ fn each_reason_has_an_errno_and_a_text() {
         (deadline.errno(), io::Error::from(deadline).raw_os_error()),
         (libc::EINVAL, Some(libc::EINVAL))
     );
-    let notify = [(NotifyRefused::Busy, libc::EBUSY), (NotifyRefused::Closed, libc::ESHUTDOWN)];
-    for (reason, errno) in notify {
-        let error = NotifyError { callback: Unprintable, reason };
-        assert_eq!((error.errno(), reason.to_string()), (errno, error.to_string()));
-        assert!(format!("{error:?}").starts_with("NotifyError { reason: "));
-        assert_eq!(io::Error::from(error).raw_os_error(), Some(errno));
-    }
 }
 
 struct Unprintable;

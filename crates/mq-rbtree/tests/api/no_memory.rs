@@ -3,15 +3,14 @@
 
 use std::fmt::Debug;
 use std::future::Future;
-use std::hint::black_box;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Bitmap, BuildError, Core, Interest, Levels, NotifyRefused, Queue, RbTree, Readiness,
-    ReceiveError, SendRefused, Wait,
+    Bitmap, BuildError, Core, Interest, Levels, Queue, RbTree, Readiness, ReceiveError,
+    SendRefused, Wait,
 };
 
 use testkit::alloc::{refuse_after, refuse_first};
@@ -48,13 +47,6 @@ fn a_queue_without_memory_is_not_made() {
 #[test]
 fn what_was_passed_in_comes_back_if_there_is_no_memory() {
     let queue: Queue<u8> = Queue::new(8).unwrap();
-    let value = 7_u64;
-    let notify =
-        || queue.notify(move || assert_eq!(black_box(value), 7)).map_err(|error| error.reason);
-    assert_eq!(needed(&NotifyRefused::NoMemory, notify), 1);
-    assert!(queue.cancel_notify());
-    let reason = NotifyRefused::NoMemory;
-    assert_eq!((reason.errno(), reason.to_string()), (libc::ENOMEM, "out of memory".to_string()));
     let ready = || {
         Readiness::new(&queue, Interest::Readable).map_err(|error| {
             assert!(std::ptr::eq(error.queue, &queue));

@@ -1,5 +1,4 @@
-//! Queues with all kinds of limits against a model, on one thread: messages, levels, wake-ups and
-//! notifications.
+//! Queues with all kinds of limits against a model, on one thread: messages, levels, and wake-ups.
 #![cfg(not(any(offlock_loom, offlock_shuttle)))]
 
 use crate::mq_ops::queue_ops;
@@ -46,7 +45,7 @@ fn plain() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Steps with waits and a notification.
+/// Steps with waits.
 fn mixed() -> impl Strategy<Value = Step> {
     prop_oneof![
         16 => plain(),
@@ -63,8 +62,6 @@ fn mixed() -> impl Strategy<Value = Step> {
             .prop_map(|[priority, refused]| Step::SendShort { priority, refused }),
         2 => any::<[u8; 2]>()
             .prop_map(|[which, refused]| Step::PollSendShort { which, refused }),
-        3 => Just(Step::Notify),
-        1 => Just(Step::CancelNotify),
         1 => Just(Step::Drain),
     ]
 }

@@ -60,8 +60,7 @@ fn step(bytes: &[u8]) -> Option<Step> {
         25..27 => Step::PollSendShort { which: a, refused: b },
         27 => Step::DropReceive { which: a },
         28 => Step::DropSend { which: a },
-        29 => Step::Notify,
-        30 => Step::CancelNotify,
+        29 | 30 => return None,
         _ => match a % 16 {
             15 => Step::Close,
             0..5 => Step::Guard,

@@ -13,13 +13,12 @@ use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use mq_rbtree::{
-    Bitmap, Builder, Levels, MessageGuard, NotifyRefused, Queue, RbTree, ReceiveError,
-    ReceiveFuture, SendError, SendFuture, SendRefused, Wait,
+    Bitmap, Builder, Levels, MessageGuard, Queue, RbTree, ReceiveError, ReceiveFuture, SendError,
+    SendFuture, SendRefused, Wait,
 };
 
 use model::Model;
@@ -143,8 +142,6 @@ pub(crate) enum Step {
     DropSend {
         which: u8,
     },
-    Notify,
-    CancelNotify,
     Guard,
     AcceptGuard {
         which: u8,
@@ -220,7 +217,6 @@ pub(crate) fn run<L: Keyed>(limits: &Limits, steps: &[Step]) {
             receives: Vec::new(),
             sends: Vec::new(),
             guards: Vec::new(),
-            fired: Arc::default(),
         };
         for &step in steps {
             runner.step(&mut model, step);
@@ -238,7 +234,6 @@ struct Runner<'q, L: Keyed> {
     receives: Vec<Waiting<ReceiveFuture<'q, Payload, L>>>,
     sends: Vec<Waiting<SendFuture<'q, Payload, L>>>,
     guards: Vec<MessageGuard<'q, Payload, L>>,
-    fired: Arc<AtomicUsize>,
 }
 
 /// Returns whether memory was missing: both the preload and the allocation under the lock were
@@ -410,26 +405,6 @@ impl<L: Keyed> Runner<'_, L> {
                     model.senders.retain(|waiter| waiter.id != gone.id);
                 }
             }
-            Step::Notify => {
-                let fired = Arc::clone(&self.fired);
-                let notification = move || {
-                    fired.fetch_add(1, Relaxed);
-                };
-                match queue.notify(notification) {
-                    Ok(()) => {
-                        assert!(!model.closed && !std::mem::replace(&mut model.registered, true));
-                    }
-                    Err(refused) if model.closed => {
-                        assert_eq!(refused.reason, NotifyRefused::Closed);
-                    }
-                    Err(refused) => {
-                        assert_eq!((refused.reason, model.registered), (NotifyRefused::Busy, true));
-                    }
-                }
-            }
-            Step::CancelNotify => {
-                assert_eq!(queue.cancel_notify(), std::mem::take(&mut model.registered));
-            }
             Step::Guard => match queue.try_receive_guard() {
                 Ok(guard) => {
                     let expected = model.guard();
@@ -461,7 +436,6 @@ impl<L: Keyed> Runner<'_, L> {
             Step::Close => {
                 let closed = std::mem::replace(&mut model.closed, true);
                 assert_eq!(queue.close(), !closed);
-                model.registered = false; // no message will come that could trigger it
             }
         }
     }
@@ -564,6 +538,5 @@ impl<L: Keyed> Runner<'_, L> {
         let senders = model.senders.iter().map(|waiter| waiter.permit).filter(unlisted).count();
         let receivers = model.receivers.iter().map(|waiter| waiter.permit).filter(unlisted).count();
         assert_eq!(stats.waiting, (senders, receivers));
-        assert_eq!(self.fired.load(Relaxed), model.fired, "notifications");
     }
 }

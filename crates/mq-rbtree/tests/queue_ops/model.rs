@@ -29,8 +29,6 @@ pub(crate) struct Model<L: Keyed> {
     /// The messages in guards, which keep their places.
     pub(crate) guarded: Vec<(L::Priority, u64)>,
     pub(crate) closed: bool,
-    pub(crate) registered: bool,
-    pub(crate) fired: usize,
     pub(crate) receivers: Vec<Receiver>,
     pub(crate) senders: Vec<Sender<L::Priority>>,
     pub(crate) ids: u64,
@@ -57,8 +55,6 @@ impl<L: Keyed> Model<L> {
             stored: BTreeMap::new(),
             guarded: Vec::new(),
             closed: false,
-            registered: false,
-            fired: 0,
             receivers: Vec::new(),
             senders: Vec::new(),
             ids: 0,
@@ -124,11 +120,6 @@ impl<L: Keyed> Model<L> {
 
     pub(crate) fn send(&mut self, key: L::Priority, stored: u64) -> Result<(), SendRefused> {
         self.accepts(key)?;
-        // A task with an unused permit counts as waiting.
-        let waits = !self.receivers.is_empty();
-        if self.len() == 0 && !waits && std::mem::take(&mut self.registered) {
-            self.fired += 1;
-        }
         self.stored.entry(key).or_default().push_back(stored);
         self.sent += 1;
         self.peak = self.peak.max(self.taken());
@@ -159,9 +150,6 @@ impl<L: Keyed> Model<L> {
 
     pub(crate) fn put_back(&mut self, which: usize) {
         let (key, stored) = self.guarded.swap_remove(which);
-        if self.len() == 0 && self.receivers.is_empty() && std::mem::take(&mut self.registered) {
-            self.fired += 1;
-        }
         self.stored.entry(key).or_default().push_front(stored);
         self.wake_waiters();
     }

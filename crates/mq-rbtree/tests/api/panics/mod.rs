@@ -35,17 +35,6 @@ impl<F: Fn() + Send + Sync> Wake for Calls<F> {
     }
 }
 
-#[test]
-fn a_notification_that_panics_leaves_the_message_there() {
-    let queue: Queue<u32> = Queue::new(2).unwrap();
-    queue.notify(|| panic!("a notification")).unwrap();
-    assert!(panics(|| queue.send(1, 1)));
-    queue.validate();
-    assert_eq!(queue.receive(), Ok((1, 1)));
-    assert!(!queue.cancel_notify(), "it was the one shot");
-    queue.send(2, 2).unwrap();
-}
-
 /// If a filter panics, the messages it has selected are dropped, the others stay, and the room is
 /// used.
 #[test]
