@@ -11,6 +11,7 @@ mod mutants;
 mod parts;
 mod process;
 mod readme;
+mod size;
 mod soak;
 mod tools;
 mod workspace;
@@ -125,12 +126,14 @@ enum Command {
     },
     /// The import cycles among the modules of each crate and of the server
     Layers {
-        /// The crates, such as `percpu` or `nbd_server`; all if none is named
+        /// The crates, such as `percpu` or `nbd-server`; all if none is named
         crates: Vec<String>,
         /// Fail if there is a cycle
         #[arg(long)]
         check: bool,
     },
+    /// Lines, files and public functions of each crate, beside those of the last version
+    Size,
     /// The share of the public types of each library that have an example in their documentation
     Examples {
         /// The libraries, such as `percpu`; all if none is named
@@ -204,6 +207,7 @@ fn run(command: Command) -> Result<()> {
         Command::Benches { smoke: true } => benches::smoke(&ws),
         Command::Benches { smoke: false } => benches::full(&ws),
         Command::Layers { crates, check } => layers::run(&ws, &crates, check),
+        Command::Size => size::run(&ws),
         Command::Examples { crates, check } => examples::run(&ws, &crates, check),
     }
 }

@@ -27,7 +27,7 @@ pub(crate) fn smoke(ws: &Workspace) -> Result<()> {
     let report = ws.target.join("report");
     let report = report.to_str().ok_or_else(|| Error::new("the target folder is not in UTF-8"))?;
     run(ws, "seeds", &["--smoke", "--only", "mq_rbtree", "--report", report])?;
-    let page = ws.target.join("report/index.html");
+    let page = ws.target.join("report/README.md");
     if fs::metadata(&page).map_or(0, |page| page.len()) == 0 {
         return Err(Error::new(format!("{} was not written", page.display())));
     }

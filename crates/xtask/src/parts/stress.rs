@@ -98,18 +98,12 @@ pub(crate) fn run(
 /// They are built as for the tests: the server is not what they measure, and the soak has it
 /// optimised.
 fn server(ws: &Workspace, seconds: u32) -> Result<()> {
-    let wanted = targets(&ws.root.join("examples"));
-    build_server(ws)?;
+    let wanted = targets(&ws.root.join("crates/nbd-server"));
     let options = wanted.iter().flat_map(Target::options);
     let built = binaries::build(ws.cargo(["test", "--workspace"]).args(options))?;
     let own: Vec<_> =
         built.iter().filter(|binary| wanted.iter().any(|target| target.is(binary))).collect();
     run(ws, &own, seconds, None, &[])
-}
-
-/// Builds the server, which tests named one by one start and do not bring.
-fn build_server(ws: &Workspace) -> Result<()> {
-    ws.cargo(["build", "--workspace", "--example", "nbd_server"]).run()
 }
 
 /// A test program that has stress tests.

@@ -13,5 +13,5 @@ pub(crate) fn tests(ws: &Workspace) -> Result<()> {
 
 /// The demo verifies every byte itself, and ends with 0 only if all were right.
 pub(crate) fn demo(ws: &Workspace) -> Result<()> {
-    readme::command(ws, "cargo run --release --example nbd_server")?.run()
+    readme::command(ws, "cargo run --release --bin offlock-nbd")?.run()
 }

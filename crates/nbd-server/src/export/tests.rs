@@ -1,0 +1,160 @@
+//! Folders, the names of exports, and images that were renamed or replaced.
+
+use clap::Parser;
+use testkit::wait_until;
+
+use super::*;
+
+/// Makes a folder with images, and its exports.
+fn folder(images: &[(&str, u64)], more: &[&str]) -> (tempfile::TempDir, ExportTable) {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, size) in images {
+        File::create(dir.path().join(name)).unwrap().set_len(*size).unwrap();
+    }
+    let path = dir.path().to_str().unwrap();
+    let args = [&["offlock-nbd", "--export-dir", path], more].concat();
+    let table = ExportTable::open(&Args::parse_from(args)).unwrap();
+    (dir, table)
+}
+
+impl ExportTable {
+    fn size_of(&self, name: &str) -> Option<u64> {
+        self.find_export(name).map(|info| info.size)
+    }
+
+    fn opened_size(&self, name: &str) -> Option<u64> {
+        self.open_export(name).map(|export| export.info.size)
+    }
+
+    fn list(&self) -> Vec<String> {
+        Opening::new(self).list().into_iter().map(|listed| listed.name).collect()
+    }
+}
+
+#[test]
+fn a_folder_is_opened_image_by_image_and_only_so_many_at_a_time() {
+    let all = [("a", 4096), ("b", 8192), ("c", 1), ("d", 2)];
+    for cache in ["0", "1M"] {
+        let (_dir, table) = folder(&all, &["--cache", cache]);
+        assert_eq!(table.list(), ["a", "b", "c", "d"]);
+        assert_eq!((table.size_of(""), table.opened_size("")), (None, None), "there is no default");
+        for (name, bytes) in all {
+            assert_eq!(table.size_of(name), Some(bytes), "to look opens nothing");
+        }
+        assert_eq!(table.images().len(), 0);
+        for (name, bytes) in &all[..3] {
+            assert_eq!(table.opened_size(name), Some(*bytes));
+            assert_eq!(table.opened_size(name), Some(*bytes), "once");
+        }
+        assert_eq!(table.images().len(), 3);
+        assert!(table.open_export("d").is_none(), "one too many");
+        assert_eq!(table.size_of("d"), Some(2), "and yet it is there");
+        assert_eq!(table.open_export("b").unwrap().image.len(), 8192);
+        table.sync().unwrap();
+        table.release_idle(Instant::now());
+        table.release_idle(Instant::now() + Duration::from_secs(60));
+        wait_until(|| table.opened_size("d").is_some()); // once another image is released
+    }
+}
+
+#[test]
+fn exports_of_the_command_line_neither_take_nor_leave_places_of_the_folder() {
+    let outside = tempfile::tempdir().unwrap();
+    let path = outside.path().join("x");
+    File::create(&path).unwrap().set_len(4096).unwrap();
+    let [x, y] = ["x", "y"].map(|name| format!("{name}={}", path.display()));
+    let all = ["a", "b", "c", "d"];
+    let (_dir, table) = folder(&all.map(|name| (name, 4096)), &["--image", &x, "--image", &y]);
+    let opened = all.map(|name| table.open_export(name));
+    assert_eq!(opened.each_ref().map(Option::is_some), [true, true, true, false]);
+}
+
+#[test]
+fn another_name_of_an_open_image_is_the_same_file() {
+    let (dir, table) = folder(&[("a", 4096)], &[]);
+    std::fs::hard_link(dir.path().join("a"), dir.path().join("b")).unwrap();
+    let (a, b) = (table.open_export("a").unwrap(), table.open_export("b").unwrap());
+    assert!(Arc::ptr_eq(&a.image, &b.image));
+    assert_eq!((&*a.info.name, &*b.info.name), ("a", "b"));
+}
+
+/// A WRITE after the image's end as it was opened would be answered and then be lost.
+#[test]
+fn a_later_name_of_an_image_that_grew_is_as_long_as_the_first() {
+    for cache in ["0", "1M"] {
+        let bytes = 5000;
+        let (dir, table) = folder(&[("a", 5000)], &["--cache", cache]);
+        assert_eq!(table.opened_size("a"), Some(5000));
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        OpenOptions::new().write(true).open(&a).unwrap().set_len(8192).unwrap();
+        std::fs::hard_link(a, b).unwrap();
+        assert_eq!(table.size_of("b"), Some(bytes));
+        assert_eq!(table.opened_size("b"), Some(bytes));
+        assert_eq!(table.opened_size("a"), Some(5000));
+    }
+}
+
+#[test]
+fn a_client_gets_the_export_that_it_was_told_of() {
+    let (dir, table) = folder(&[("a", 4096), ("other", 8192)], &[]);
+    let opening = Opening::new(&table);
+    assert_eq!(opening.open("a").unwrap().size, 4096);
+    std::fs::rename(dir.path().join("other"), dir.path().join("a")).unwrap();
+    assert_eq!(opening.find("a").unwrap().size, 8192, "another file has the name now");
+    let opened = opening.opened.into_inner().unwrap();
+    assert_eq!((opened.info.size, opened.image.len()), (4096, 4096));
+    assert_eq!(table.opened_size("a"), Some(8192));
+}
+
+#[test]
+fn a_name_is_that_of_the_file_which_has_it_now() {
+    for cache in ["0", "1M"] {
+        let (dir, table) = folder(&[("a", 4096), ("b", 4096)], &["--cache", cache]);
+        let rename = |from, to| std::fs::rename(dir.path().join(from), dir.path().join(to));
+        let open = || table.open_export("a").unwrap().image;
+        let first = open();
+        rename("a", "c").and_then(|()| rename("b", "a")).unwrap();
+        assert!(!Arc::ptr_eq(&open(), &first));
+        rename("a", "b").and_then(|()| rename("c", "a")).unwrap();
+        assert!([open(), open()].iter().all(|image| Arc::ptr_eq(image, &first)), "it is back");
+    }
+}
+
+#[test]
+fn images_of_the_command_line_come_first() {
+    let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for (dir, name, size) in [(&dir, "a", 1), (&dir, "b", 2), (&outside, "x", 3)] {
+        File::create(dir.path().join(name)).unwrap().set_len(size).unwrap();
+    }
+    let image = format!("a={}", outside.path().join("x").display());
+    let path = dir.path().to_str().unwrap();
+    let args = ["offlock-nbd", "--image", &image, "--export-dir", path];
+    let table = ExportTable::open(&Args::parse_from(args)).unwrap();
+    assert_eq!(table.list(), ["a", "b"]);
+    assert_eq!(["", "a", "b"].map(|name| table.opened_size(name)), [3, 3, 2].map(Some));
+}
+
+#[test]
+fn an_open_image_grows_with_its_file_by_whole_blocks() {
+    let (dir, table) = folder(&[("a", 8192), ("odd", 5000)], &[]);
+    let open = |name| table.opened_size(name);
+    assert_eq!([open("a"), open("odd")], [Some(8192), Some(5000)]);
+    let set_len = |len| {
+        for name in ["a", "odd"] {
+            OpenOptions::new()
+                .write(true)
+                .open(dir.path().join(name))
+                .unwrap()
+                .set_len(len)
+                .unwrap();
+        }
+    };
+    set_len(20_000);
+    assert_eq!(open("a"), Some(8192), "not before it is asked for");
+    table.grow();
+    assert_eq!([open("a"), table.size_of("a")], [Some(16_384); 2]);
+    assert_eq!(open("odd"), Some(5000), "its last block is written as far as it went");
+    set_len(4096);
+    table.grow();
+    assert_eq!((open("a"), table.images().len()), (Some(16_384), 2), "no image shrinks");
+}

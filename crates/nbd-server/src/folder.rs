@@ -1,0 +1,201 @@
+//! A folder of images (`--export-dir`): each file is an export with its name, even if it is created
+//! later.
+//!
+//! A client names a file of this folder only: no path, no symbolic link, and no name that begins
+//! with a dot.
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+use nbd_protocol::MAX_STRING;
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use tracing::warn;
+
+/// Most names in a list of exports. A guess; a file that is not listed is still served.
+pub(crate) const MOST_NAMES: usize = 10_000;
+
+/// An open folder.
+#[derive(Debug)]
+pub(crate) struct Folder {
+    dir: OwnedFd,
+    path: PathBuf,
+}
+
+impl Folder {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = rustix::fs::openat(CWD, path, flags, Mode::empty())?;
+        Ok(Self { dir, path: path.to_owned() })
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Opens a file of the folder; a block device that takes no writes is opened for reading. Fails
+    /// with [`NotFound`](io::ErrorKind::NotFound) if no image has that name.
+    pub(crate) fn file(&self, name: &str, read_only: bool, direct: bool) -> io::Result<File> {
+        let absent = || io::Error::from(io::ErrorKind::NotFound);
+        if !is_name(name) {
+            return Err(absent());
+        }
+        let name = CString::new(name).map_err(|_| absent())?;
+        // Opening a device of another kind could have side effects, so check the kind first.
+        let stat = rustix::fs::statat(&self.dir, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+        if !is_image(FileType::from_raw_mode(stat.st_mode)) {
+            return Err(absent());
+        }
+        let open = |read_only| {
+            let mut flags = if read_only { OFlags::RDONLY } else { OFlags::RDWR };
+            flags.set(OFlags::DIRECT, direct);
+            // The file may have been replaced since, and the open must neither follow a link nor
+            // block.
+            let careful = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+            let fd = rustix::fs::openat(&self.dir, &name, flags | careful, Mode::empty())?;
+            rustix::fs::fcntl_setfl(&fd, flags)?; // NONBLOCK would also apply to the engine's I/O
+            let file = File::from(fd);
+            let kind = file.metadata()?.file_type();
+            if kind.is_file() || kind.is_block_device() { Ok(file) } else { Err(absent()) }
+        };
+        let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+        let file = open(read_only || is_device)?;
+        match is_device && !read_only && !is_read_only_device(&file)? {
+            true => open(false),
+            false => Ok(file),
+        }
+    }
+
+    /// Returns the sorted names of the files that can be served.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        if let Err(error) = self.collect(&mut names) {
+            warn!(folder = %self.path.display(), %error, "not every name is known");
+        }
+        names.sort_unstable();
+        names
+    }
+
+    fn collect(&self, names: &mut Vec<String>) -> io::Result<()> {
+        for entry in Dir::read_from(&self.dir)? {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().to_str() else { continue };
+            let mut kind = entry.file_type();
+            if kind == FileType::Unknown {
+                let stat = rustix::fs::statat(&self.dir, name, AtFlags::SYMLINK_NOFOLLOW)?;
+                kind = FileType::from_raw_mode(stat.st_mode);
+            }
+            if is_name(name) && is_image(kind) {
+                if names.len() == MOST_NAMES {
+                    return Err(io::Error::other("there are too many files"));
+                }
+                names.push(name.to_owned());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether the file is a block device that takes no writes. The kernel lets a process open
+/// some of these devices for writing, and fails its writes or only their sync.
+pub(crate) fn is_read_only_device(file: &File) -> io::Result<bool> {
+    if !file.metadata()?.file_type().is_block_device() {
+        return Ok(false);
+    }
+    let mut read_only: libc::c_int = 0;
+    // SAFETY: BLKROGET stores one `int` at the address and keeps no pointer to it.
+    let ret = unsafe { libc::ioctl(file.as_raw_fd(), BLKROGET as _, &raw mut read_only) };
+    if ret == 0 { Ok(read_only != 0) } else { Err(io::Error::last_os_error()) }
+}
+
+/// The request for the state of a block device, `_IO(0x12, 94)`.
+const BLKROGET: libc::c_ulong = linux_ioctl_none(0x12, 94);
+
+/// Returns the number of an `ioctl` that has no size. Some machines have another code for that.
+const fn linux_ioctl_none(kind: libc::c_ulong, number: libc::c_ulong) -> libc::c_ulong {
+    let none = cfg!(any(
+        target_arch = "mips",
+        target_arch = "mips64",
+        target_arch = "powerpc",
+        target_arch = "powerpc64",
+        target_arch = "sparc64"
+    ));
+    (if none { 1 << 29 } else { 0 }) | (kind << 8) | number
+}
+
+/// Returns whether files of that name are served. `.` and `..` are not.
+fn is_name(name: &str) -> bool {
+    let bad = |char: char| char == '/' || char.is_control();
+    !name.is_empty() && name.len() <= MAX_STRING && !name.starts_with('.') && !name.contains(bad)
+}
+
+fn is_image(kind: FileType) -> bool {
+    matches!(kind, FileType::RegularFile | FileType::BlockDevice)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn only_files_of_the_folder_are_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = dir.path().join("inner");
+        std::fs::create_dir_all(inner.join("sub")).unwrap();
+        std::fs::write(dir.path().join("outside"), b"secret").unwrap();
+        for name in ["b.img", "a", ".hidden", "tab\there", "sub/deep", "ä"] {
+            std::fs::write(inner.join(name), name).unwrap();
+        }
+        symlink("../outside", inner.join("out")).unwrap();
+        symlink("a", inner.join("link")).unwrap();
+        symlink("..", inner.join("up")).unwrap();
+        let fifo = CString::new(inner.join("fifo").to_str().unwrap()).unwrap();
+        // SAFETY: a path that ends in NUL and outlives the call.
+        assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+        let _socket = std::os::unix::net::UnixListener::bind(inner.join("socket")).unwrap();
+
+        let folder = Folder::open(&inner).unwrap();
+        assert_eq!(folder.names(), ["a", "b.img", "ä"]);
+        for name in ["a", "b.img", "ä"] {
+            let file = folder.file(name, true, false).unwrap();
+            assert_eq!(std::io::read_to_string(file).unwrap(), name);
+        }
+        for name in [
+            "",
+            ".",
+            "..",
+            "../outside",
+            "out",
+            "link",
+            "up",
+            "up/outside",
+            "sub",
+            "sub/deep",
+            "./a",
+            "fifo",
+            "socket",
+            ".hidden",
+            "tab\there",
+            "nope",
+            "a/",
+            "a\0",
+            "/etc/passwd",
+        ] {
+            assert!(folder.file(name, true, false).is_err(), "{name:?}");
+        }
+        let long = "x".repeat(MAX_STRING + 1);
+        assert!(folder.file(&long, true, false).is_err());
+        // Files that are created later are served too, even if the folder has been renamed.
+        std::fs::rename(&inner, dir.path().join("other")).unwrap();
+        std::fs::write(dir.path().join("other/late"), b"x").unwrap();
+        assert_eq!(folder.names(), ["a", "b.img", "late", "ä"]);
+        assert!(folder.file("late", false, false).is_ok());
+        assert_eq!(folder.names(), folder.names(), "each look begins anew");
+        assert!(Folder::open(&dir.path().join("outside")).is_err());
+    }
+}

@@ -1,0 +1,438 @@
+//! The server's statistics for Prometheus: its text format, by HTTP on a Unix socket.
+//!
+//! ```text
+//!  curl --unix-socket PATH http://localhost/metrics
+//! ```
+//!
+//! One thread answers up to [`AT_ONCE`] clients at a time, each within [`PATIENCE`]. At that limit
+//! a new client takes the place of the oldest one, so silent clients do not delay others. The
+//! socket is created and removed like that of `--socket`.
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use tracing::{debug, error, warn};
+
+use crate::admission::Class;
+use crate::counters::Counters;
+use crate::diagnostics;
+use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
+use crate::notifier::{eventfd, notify};
+use crate::report::{Reporter, ServerReport};
+
+/// How long a client may take to send its request and to receive the response.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Most clients at a time.
+const AT_ONCE: usize = 64;
+/// Longest request that is read. A guess; browsers send less.
+const LONGEST: usize = 16 << 10;
+
+/// The thread that serves the metrics. Dropping this stops it.
+pub(crate) struct Metrics {
+    stop: Arc<OwnedFd>,
+    thread: Option<thread::JoinHandle<()>>,
+    _file: SocketFile,
+}
+
+impl Metrics {
+    pub(crate) fn start(path: &Path, reporter: Reporter) -> Result<Self, ListenError> {
+        let (socket, file) = listen_unix(path, Access::OWNER)?;
+        let listener = UnixListener::from(OwnedFd::from(socket));
+        listener.set_nonblocking(true)?;
+        let stop = eventfd()?;
+        let clients = VecDeque::with_capacity(AT_ONCE);
+        let mut server =
+            Server { listener, stop: Arc::clone(&stop), reporter, clients, resume: Instant::now() };
+        let run = move || {
+            // Unwind safety: the server is not used afterwards.
+            let ended = catch_unwind(AssertUnwindSafe(|| server.run()));
+            match ended {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => error!(%error, "the metrics are no longer served"),
+                Err(_) => error!("the metrics are no longer served, because their code panicked"),
+            }
+        };
+        let thread = thread::Builder::new().name("metrics".into()).spawn(run)?;
+        Ok(Self { stop, thread: Some(thread), _file: file })
+    }
+}
+
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        notify(&self.stop);
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            warn!("the metrics' thread panicked");
+        }
+    }
+}
+
+/// What the thread has.
+struct Server {
+    listener: UnixListener,
+    /// Readable once the thread is to end.
+    stop: Arc<OwnedFd>,
+    reporter: Reporter,
+    /// The oldest is the first.
+    clients: VecDeque<Client>,
+    /// No client is accepted before this time.
+    resume: Instant,
+}
+
+impl Server {
+    fn run(&mut self) -> Result<(), Errno> {
+        loop {
+            let now = Instant::now();
+            self.clients.retain(|client| now < client.deadline);
+            let mut polled = vec![PollFd::new(&self.stop, PollFlags::IN)];
+            polled.extend(self.clients.iter().map(|client| {
+                let is_sending = !client.response.is_empty();
+                let wanted = if is_sending { PollFlags::OUT } else { PollFlags::IN };
+                PollFd::new(&client.stream, wanted)
+            }));
+            let accepts = now >= self.resume;
+            if accepts {
+                polled.push(PollFd::new(&self.listener, PollFlags::IN));
+            }
+            let deadlines = self.clients.iter().map(|client| client.deadline);
+            let next = deadlines.chain((!accepts).then_some(self.resume)).min();
+            // `PATIENCE` at most, so it fits.
+            let wait = next.map(|next| Timespec::try_from(next - now).unwrap_or_default());
+            match poll(&mut polled, wait.as_ref()) {
+                Ok(_) => {}
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error),
+            }
+            let mut ready =
+                polled.iter().map(|of| !of.revents().is_empty()).collect::<VecDeque<_>>();
+            if ready.pop_front() == Some(true) {
+                return Ok(());
+            }
+            let arrived = accepts && ready.pop_back() == Some(true);
+            let reporter = &self.reporter;
+            self.clients.retain_mut(|client| {
+                ready.pop_front() != Some(true) || client.is_unfinished_after_a_turn(reporter)
+            });
+            if arrived {
+                self.accept(now);
+            }
+        }
+    }
+
+    fn accept(&mut self, now: Instant) {
+        let accepted = self.listener.accept().and_then(|(stream, _)| {
+            stream.set_nonblocking(true)?;
+            Ok(stream)
+        });
+        let stream = match accepted {
+            Ok(stream) => stream,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+            Err(error) => {
+                warn!(%error, "cannot accept a client of the metrics");
+                self.resume = now + PATIENCE; // usually the process is out of descriptors
+                return;
+            }
+        };
+        let deadline = now + PATIENCE;
+        let mut client =
+            Client { stream, request: Vec::new(), response: Vec::new(), sent: 0, deadline };
+        // A request that arrived with the connection is answered before further clients are
+        // accepted, so they cannot displace it.
+        if client.is_unfinished_after_a_turn(&self.reporter) {
+            if self.clients.len() == AT_ONCE {
+                self.clients.pop_front();
+            }
+            self.clients.push_back(client);
+        }
+    }
+}
+
+struct Client {
+    stream: UnixStream,
+    request: Vec<u8>,
+    /// Empty until the request is complete.
+    response: Vec<u8>,
+    /// Bytes of the response that were sent.
+    sent: usize,
+    deadline: Instant,
+}
+
+impl Client {
+    /// Receives and sends what is possible without a wait. Returns whether there is more to do.
+    fn is_unfinished_after_a_turn(&mut self, reporter: &Reporter) -> bool {
+        match self.turn(reporter) {
+            Ok(()) => false,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => true,
+            Err(error) => {
+                debug!(%error, "a client of the metrics was not answered");
+                false
+            }
+        }
+    }
+
+    fn turn(&mut self, reporter: &Reporter) -> io::Result<()> {
+        while self.response.is_empty() {
+            let mut bytes = [0; 4096];
+            let most = bytes.len().min(LONGEST - self.request.len());
+            let count = self.stream.read(&mut bytes[..most])?;
+            self.request.extend_from_slice(&bytes[..count]);
+            if count == 0 || is_whole(&self.request) {
+                self.response = respond(&self.request, || text(&reporter.report()));
+            }
+        }
+        while self.sent < self.response.len() {
+            self.sent += self.stream.write(&self.response[self.sent..])?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether the head of a request is complete: an empty line ends it.
+fn is_whole(request: &[u8]) -> bool {
+    request.windows(4).any(|four| four == b"\r\n\r\n")
+        || request.windows(2).any(|two| two == b"\n\n")
+}
+
+/// Returns the response to a request.
+fn respond(request: &[u8], page: impl FnOnce() -> String) -> Vec<u8> {
+    let line = request.split(|&byte| byte == b'\r' || byte == b'\n').next().unwrap_or_default();
+    let mut words = std::str::from_utf8(line).unwrap_or_default().split(' ');
+    let (method, target, version) = (words.next(), words.next(), words.next());
+    let sane = is_whole(request) && version.is_some_and(|version| version.starts_with("HTTP/1."));
+    let path = target.and_then(|target| target.split('?').next());
+    let (status, body) = match (sane, method, path) {
+        (false, ..) => ("400 Bad Request", "this is no HTTP request\n".into()),
+        (true, Some("GET" | "HEAD"), Some("/metrics" | "/")) => ("200 OK", page()),
+        (true, Some("GET" | "HEAD"), _) => ("404 Not Found", "there is /metrics only\n".into()),
+        _ => ("405 Method Not Allowed", "GET and HEAD only\n".into()),
+    };
+    let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
+    let mut response = format!(
+        "HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
+         Content-Length: {}\r\n{allow}Connection: close\r\n\r\n",
+        body.len()
+    );
+    if method != Some("HEAD") {
+        response += &body;
+    }
+    response.into_bytes()
+}
+
+/// A page in the text format of Prometheus.
+struct Page(String);
+
+impl Page {
+    /// Adds a metric, with one value per value of `label`, or a single value if `label` is empty.
+    /// It is a counter if its name ends in `_total`, otherwise a gauge.
+    fn metric<'a, V: Display>(
+        &mut self,
+        (name, label): (&str, &str),
+        help: &str,
+        values: impl IntoIterator<Item = (&'a str, V)>,
+    ) {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        self.0 += &format!("# HELP offlock_nbd_{name} {help}\n# TYPE offlock_nbd_{name} {kind}\n");
+        for (of, value) in values {
+            self.0 += &match label {
+                "" => format!("offlock_nbd_{name} {value}\n"),
+                label => format!("offlock_nbd_{name}{{{label}=\"{}\"}} {value}\n", escaped(of)),
+            };
+        }
+    }
+
+    fn one(&mut self, name: &str, help: &str, value: impl Display) {
+        self.metric((name, ""), help, [("", value)]);
+    }
+}
+
+/// Escapes the value of a label.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// Returns the page with all metrics. The counters start at zero when the server starts.
+fn text(report: &ServerReport) -> String {
+    let mut page = Page(String::new());
+    page.one("workers", "Worker threads that serve connections.", report.workers);
+    page.one("connections", "Open connections of clients.", report.connections.live);
+    let dropped = "Lines of the log that were dropped because standard error did not take them.";
+    page.one("log_dropped_total", dropped, diagnostics::dropped());
+    let open = report.registry.exports.iter().map(|(name, open)| (&**name, open));
+    page.metric(("export_connections", "export"), "Connections that have this export open.", open);
+    requests(&mut page, &report.counters);
+    cache(&mut page, report);
+    engines(&mut page, report);
+    page.0
+}
+
+fn requests(page: &mut Page, counters: &Counters) {
+    let Counters { reads, read_bytes, hits, writes, written_bytes, flushes, .. } = *counters;
+    let Counters { other, errors, failures, closed, .. } = *counters;
+    page.metric(
+        ("requests_total", "type"),
+        "Accepted requests of clients, by type.",
+        [("read", reads), ("write", writes), ("flush", flushes), ("other", other)],
+    );
+    page.metric(
+        ("bytes_total", "direction"),
+        "Bytes of read and write requests of clients.",
+        [("read", read_bytes), ("written", written_bytes)],
+    );
+    page.one("read_hits_total", "Reads that were answered from the cache.", hits);
+    page.one("errors_total", "Requests of clients that were refused or failed.", errors);
+    page.one(
+        "image_errors_total",
+        "Requests that failed because of an error of an image.",
+        failures,
+    );
+    page.one(
+        "closed_completions_total",
+        "Requests that ended after their connection was closed.",
+        closed,
+    );
+}
+
+fn cache(page: &mut Page, report: &ServerReport) {
+    let Some(cache) = &report.cache else { return };
+    page.metric(
+        ("cache_gets_total", "result"),
+        "Lookups of blocks in the cache, by result.",
+        [("hit", cache.hits), ("miss", cache.misses), ("busy", cache.busy)],
+    );
+    page.one("cache_evictions_total", "Blocks that were evicted from the cache.", cache.evictions);
+    let refused = "Read blocks that the cache did not keep because few reads hit.";
+    page.one("cache_claims_refused_total", refused, cache.claims_refused);
+    page.one("cache_blocks_written_total", "Blocks that the cache wrote to images.", cache.written);
+    page.one("cache_write_calls_total", "Write calls of the cache to images.", cache.write_calls);
+    page.one("cache_syncs_total", "Syncs of images to stable storage.", cache.syncs);
+    page.one("cache_bytes", "Bytes of memory that cached blocks use.", cache.bytes);
+    page.one(
+        "cache_dirty_bytes",
+        "Bytes of cached blocks that are not written to an image yet.",
+        cache.dirty,
+    );
+    page.one("cache_capacity_bytes", "Capacity of the cache in bytes.", cache.capacity);
+}
+
+fn engines(page: &mut Page, report: &ServerReport) {
+    if let Some(engine) = &report.engine {
+        page.one(
+            "engine_requests_total",
+            "I/O requests that the engines accepted.",
+            engine.accepted,
+        );
+        page.one(
+            "engine_completed_total",
+            "I/O requests that the engines completed.",
+            engine.completed,
+        );
+        page.one(
+            "engine_submissions_total",
+            "Submissions of I/O requests to the kernel.",
+            engine.submissions,
+        );
+        page.one(
+            "engine_submitted_total",
+            "I/O requests that the kernel accepted.",
+            engine.submitted,
+        );
+        page.one(
+            "engine_reaps_total",
+            "Reaps of the engines that found a completion.",
+            engine.reap_sizes.count(),
+        );
+        page.one(
+            "engine_busy_total",
+            "Submissions that the kernel cut short because it had no room.",
+            engine.busy,
+        );
+        page.one(
+            "engine_retries_total",
+            "I/O requests that were retried after EAGAIN or EINTR.",
+            engine.retries,
+        );
+        page.one("engine_short_total", "Short transfers that an engine continued.", engine.short);
+        page.one(
+            "engine_waits_total",
+            "Times that an engine slept to wait for completions.",
+            engine.waits,
+        );
+        page.one(
+            "engine_max_in_flight",
+            "Most I/O requests that one engine had in flight.",
+            engine.max_in_flight,
+        );
+    }
+    let waiting = &report.waiting;
+    page.one("waiting", "Requests that wait until their worker may start them.", waiting.depth);
+    page.one(
+        "waiting_dropped_total",
+        "Waiting requests that were dropped with their connection.",
+        waiting.dropped,
+    );
+    let begun = report.begun.iter().map(|(name, begun)| (&**name, begun));
+    page.metric(("in_flight", "export"), "Requests in progress, by image.", begun);
+    let classes = Class::ALL.map(|class| (class.to_string(), waiting.of(class)));
+    let counts = classes.iter().map(|(name, waits)| (&**name, waits.count));
+    page.metric(
+        ("waited_total", "class"),
+        "Requests that waited until their worker could start them.",
+        counts,
+    );
+    let times = classes.iter().map(|(name, waits)| (&**name, waits.time.as_secs_f64()));
+    page.metric(
+        ("waited_seconds_total", "class"),
+        "Seconds that requests waited until their worker could start them.",
+        times,
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(request: &str) -> String {
+        String::from_utf8(respond(request.as_bytes(), || "x 1\n".into())).unwrap()
+    }
+
+    #[test]
+    fn requests_are_answered_by_their_first_line() {
+        for (request, status, body) in [
+            ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "200 OK", "x 1\n"),
+            ("GET /metrics?all=1 HTTP/1.0\n\n", "200 OK", "x 1\n"),
+            ("GET / HTTP/1.0\r\n\r\n", "200 OK", "x 1\n"),
+            ("HEAD /metrics HTTP/1.1\r\n\r\n", "200 OK", ""),
+            ("GET /metricsx HTTP/1.1\r\n\r\n", "404 Not Found", "there is /metrics only\n"),
+            ("POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed", "GET and HEAD only\n"),
+            ("GET /metrics HTTP/1.1\r\n", "400 Bad Request", "this is no HTTP request\n"),
+            ("GET /metrics\r\n\r\n", "400 Bad Request", "this is no HTTP request\n"),
+            ("\r\n\r\n", "400 Bad Request", "this is no HTTP request\n"),
+            ("", "400 Bad Request", "this is no HTTP request\n"),
+        ] {
+            let said = said(request);
+            let (head, found) = said.split_once("\r\n\r\n").unwrap();
+            assert!(head.starts_with(&format!("HTTP/1.0 {status}\r\n")), "{request:?}: {head}");
+            assert_eq!(found, body, "{request:?}");
+            assert_eq!(head.contains("Allow:"), status.starts_with("405"));
+            assert!(body.is_empty() || head.contains(&format!("Content-Length: {}", body.len())));
+        }
+    }
+
+    #[test]
+    fn labels_are_escaped() {
+        let mut page = Page(String::new());
+        page.metric(("a", "export"), "Help.", [("a\\b\"c\nd", 1)]);
+        let wanted = "# HELP offlock_nbd_a Help.\n# TYPE offlock_nbd_a gauge\n\
+                      offlock_nbd_a{export=\"a\\\\b\\\"c\\nd\"} 1\n";
+        assert_eq!(page.0, wanted);
+    }
+}

@@ -1,0 +1,536 @@
+//! The open images of files: one for each file, however many names it has.
+//!
+//! ```text
+//!  export of the command line ──────────────────────────┐
+//!  connection ─► target ─► image as its worker uses it ─┼─► Image: the file, its lock, its blocks
+//!  operation, call of a thread ─────────────────────────┤
+//!  OpenImages ─ identity of the file ─► Slot ───────────┘
+//! ```
+//!
+//! Each arrow to an image is a reference. An image is idle if its slot has the only one. An image
+//! of a folder that stays idle is released: it is synced, unlocked for other programs, and dropped.
+//! The next client that opens the file gets a new image, which reads the file anew, because another
+//! program may have written to it.
+//!
+//! A thread holds the slot's `opening` lock while it opens or drops the image, so a slow file
+//! delays its own clients only. The `state` lock is never held during a system call, because
+//! threads that iterate over all slots take it. The sync before a release holds neither lock: the
+//! release checks afterwards whether a client has opened the image, and then keeps it.
+
+use std::collections::HashMap;
+use std::fs::{File, Metadata};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use percpu::sync::Mutex;
+use tracing::{info, warn};
+
+use crate::blocks::{BLOCK, Image};
+use crate::lock::unlock;
+
+/// The interval of the search for idle images.
+pub(crate) const IDLE_CHECK: Duration = Duration::from_secs(1);
+
+/// Most releases that one search starts. Each runs on a thread of its own, so that an image that
+/// hangs does not delay the others. A guess.
+const AT_ONCE: usize = 64;
+
+/// Device and inode of a file, or the number of a block device.
+pub(crate) type Identity = (u64, u64, u64);
+
+/// Returns what two paths of one image have in common: the inode, or for block devices the device.
+pub(crate) fn identity(meta: &Metadata) -> Identity {
+    if meta.file_type().is_block_device() {
+        (0, 0, meta.rdev())
+    } else {
+        (meta.dev(), meta.ino(), u64::MAX)
+    }
+}
+
+/// The open images by the identities of their files.
+#[derive(Debug)]
+pub(crate) struct OpenImages {
+    slots: Mutex<HashMap<Identity, Arc<Slot>>>,
+    /// Most images that may be open.
+    most: usize,
+    /// Images are locked when they are opened, so a release unlocks them.
+    has_locks: bool,
+    /// The number of calls of [`grow`](Self::grow) so far.
+    growths: AtomicU64,
+}
+
+/// One file's image, and the locks to open and release it.
+#[derive(Debug, Default)]
+struct Slot {
+    /// Held while the image is opened or dropped. Locked before `state`.
+    opening: Mutex<()>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    image: Option<Arc<Image>>,
+    /// How often clients have opened the image.
+    opened: u64,
+    /// When the image was first found idle.
+    idle_since: Option<Instant>,
+    /// A release has begun since a client last opened the image; it may have failed.
+    tried: bool,
+}
+
+impl OpenImages {
+    /// Makes a table without a limit.
+    pub(crate) fn new(has_locks: bool) -> Self {
+        let growths = AtomicU64::new(0);
+        Self { slots: Mutex::default(), most: usize::MAX, has_locks, growths }
+    }
+
+    /// Limits the number of open images to the present number plus `more`.
+    pub(crate) fn limit(&mut self, more: usize) {
+        self.most = self.slots.get_mut().len() + more;
+    }
+
+    /// Returns the image of a file, made with `open` if there is none. `None` if too many are open.
+    pub(crate) fn get<E>(
+        &self,
+        identity: Identity,
+        open: impl FnOnce() -> Result<Arc<Image>, E>,
+    ) -> Result<Option<Arc<Image>>, E> {
+        let growths = self.growths.load(Ordering::Relaxed); // see `grow`
+        let slot = {
+            let mut slots = self.slots.lock();
+            if slots.len() >= self.most && !slots.contains_key(&identity) {
+                prune(&mut slots);
+                if slots.len() >= self.most {
+                    return Ok(None);
+                }
+            }
+            Arc::clone(slots.entry(identity).or_default())
+        };
+        let opening = slot.opening.lock();
+        let known = slot.state.lock().image.clone();
+        let image = known.map_or_else(open, Ok);
+        {
+            let mut state = slot.state.lock();
+            state.image = image.as_ref().ok().cloned();
+            state.opened += 1;
+            (state.idle_since, state.tried) = (None, false);
+        }
+        if let Ok(image) = &image
+            && self.growths.load(Ordering::Relaxed) != growths
+        {
+            grow(image); // the file may have grown after `open` read its length
+        }
+        drop(opening);
+        drop(slot);
+        if image.is_err() {
+            prune(&mut self.slots.lock());
+        }
+        image.map(Some)
+    }
+
+    /// Returns the image of a file if it is open.
+    pub(crate) fn find(&self, identity: &Identity) -> Option<Arc<Image>> {
+        let slot = self.slots.lock().get(identity).cloned()?;
+        let state = slot.state.lock();
+        state.image.clone()
+    }
+
+    /// Returns all images that were opened and are not released yet.
+    pub(crate) fn all(&self) -> Vec<Arc<Image>> {
+        let slots: Vec<_> = self.slots.lock().values().cloned().collect();
+        slots.iter().filter_map(|slot| slot.state.lock().image.clone()).collect()
+    }
+
+    /// Grows images with their files, by whole blocks. An image that a thread is opening now is
+    /// grown by that thread, if `open` used the old length.
+    pub(crate) fn grow(&self) {
+        // Ordering: Relaxed; with the loads in `get`. If this function reads a slot before `get`
+        // stores an image there, the lock of the slots or of the slot's state orders this increment
+        // before the second load. Otherwise this function sees the image.
+        self.growths.fetch_add(1, Ordering::Relaxed);
+        let slots: Vec<_> = self.slots.lock().values().cloned().collect();
+        // Holds one image at a time, so that a file that hangs does not keep other images from
+        // being released. The files after it are checked once it answers.
+        let images = slots.iter().filter_map(|slot| slot.state.lock().image.clone());
+        images.for_each(|image| grow(&image));
+    }
+
+    /// Blocks all access to the table until the result is dropped, like a file that hangs.
+    #[cfg(test)]
+    pub(crate) fn hold(&self) -> impl Sized {
+        self.slots.lock()
+    }
+
+    /// Starts threads that release images that were idle for `patience`. Does not wait for them.
+    pub(crate) fn release_idle(&self, now: Instant, patience: Duration) {
+        let slots: Vec<_> = self.slots.lock().values().cloned().collect();
+        let due = slots.into_iter().filter_map(|slot| slot.due(now, patience).map(|at| (slot, at)));
+        for (slot, opened) in due.take(AT_ONCE) {
+            let (its, has_lock) = (Arc::clone(&slot), self.has_locks);
+            let release = move || drop(its.release(opened, has_lock, || {})); // an error is logged
+            if thread::Builder::new().name("release".into()).spawn(release).is_err() {
+                slot.state.lock().tried = false; // no memory for a thread: try again later
+            }
+        }
+        prune(&mut self.slots.lock());
+    }
+}
+
+/// Grows an image with its file, by whole blocks.
+fn grow(image: &Image) {
+    let Some(file) = image.file() else { return };
+    let (name, before) = (&image.name, image.len());
+    match length(file) {
+        Ok(len) if len < before + BLOCK as u64 => {}
+        Ok(len) if image.grow(len) => {
+            info!(export = name, from = before, to = image.len(), "the image has grown");
+        }
+        Ok(_) => {
+            warn!(export = name, before, "only a size in whole blocks of {BLOCK} can grow")
+        }
+        Err(error) => {
+            warn!(export = name, %error, "cannot tell whether the image has grown")
+        }
+    }
+}
+
+/// Returns the length of a file or block device in bytes.
+pub(crate) fn length(mut file: &File) -> io::Result<u64> {
+    file.seek(SeekFrom::End(0)) // block devices have no length in stat
+}
+
+/// Removes slots that have no image and that no thread uses.
+fn prune(slots: &mut HashMap<Identity, Arc<Slot>>) {
+    slots.retain(|_, slot| {
+        Arc::get_mut(slot).is_none_or(|slot| slot.state.get_mut().image.is_some())
+    });
+}
+
+impl Slot {
+    /// If the image has been idle for `patience`, marks it as being released, and returns how often
+    /// it was opened. The caller must release it.
+    fn due(&self, now: Instant, patience: Duration) -> Option<u64> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        // There is no other reference, so all earlier uses happened before.
+        if Arc::get_mut(state.image.as_mut()?).is_none() {
+            state.idle_since = None;
+            return None;
+        }
+        let since = *state.idle_since.get_or_insert(now);
+        let is_due = !state.tried && now.saturating_duration_since(since) >= patience;
+        state.tried |= is_due;
+        is_due.then_some(state.opened)
+    }
+
+    /// Releases the image, unless a client has opened it since [`due`](Self::due) returned
+    /// `opened`. Everything that clients have written is synced here, so that the drop writes
+    /// nothing. Blocks.
+    fn release(&self, opened: u64, has_lock: bool, meanwhile: impl FnOnce()) -> io::Result<()> {
+        let image = {
+            let state = self.state.lock();
+            if state.opened != opened {
+                return Ok(()); // `get` has reset `tried`
+            }
+            let Some(image) = state.image.clone() else { return Ok(()) };
+            image
+        };
+        let to_unlock = image
+            .sync_now()
+            .and_then(|()| image.file().filter(|_| has_lock).map(File::try_clone).transpose());
+        meanwhile();
+        let to_unlock = to_unlock.inspect_err(|error| {
+            // The release is tried again after a client has used the image, and that client gets
+            // the error.
+            warn!(export = image.name, %error, "an image stays locked");
+        })?;
+        drop(image);
+        // Held until the image is dropped, because the cache may have a file only once.
+        let _opening = self.opening.lock();
+        let image = {
+            let mut state = self.state.lock();
+            let is_idle = state.image.as_mut().is_some_and(|image| Arc::get_mut(image).is_some());
+            (state.idle_since, state.tried) = (None, false);
+            if state.opened != opened || !is_idle {
+                return Ok(());
+            }
+            state.image.take()
+        };
+        let Some(image) = image else { return Ok(()) };
+        let name = image.name.clone();
+        drop(image);
+        // Unlock before the last descriptor is closed: an engine may close its descriptor later.
+        if let Some(Err(error)) = to_unlock.as_ref().map(unlock) {
+            warn!(export = name, %error, "an image is not unlocked");
+        }
+        info!(export = name, "no client has it open: let go");
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use clap::Parser;
+    use tempfile::TempDir;
+    use testkit::wait_until;
+
+    use super::*;
+    use crate::args::Args;
+    use crate::blocks::Backing;
+    use crate::export::{Export, ExportTable};
+    use crate::lock::lock;
+
+    /// Makes a folder with an image, and its exports.
+    fn folder(cache: &str) -> (TempDir, ExportTable) {
+        let dir = tempfile::tempdir().unwrap();
+        File::create(dir.path().join("a")).unwrap().set_len(4 * BLOCK as u64).unwrap();
+        let path = dir.path().to_str().unwrap();
+        let args = ["offlock-nbd", "--export-dir", path, "--cache", cache];
+        let table = ExportTable::open(&Args::parse_from(args)).unwrap();
+        (dir, table)
+    }
+
+    fn open(table: &ExportTable) -> Option<Export> {
+        table.open_export("a")
+    }
+
+    impl ExportTable {
+        /// The slot of the only image.
+        fn slot(&self) -> Arc<Slot> {
+            self.images.slots.lock().values().next().cloned().unwrap()
+        }
+
+        /// Releases the only image if it is idle.
+        fn release(&self, meanwhile: impl FnOnce()) {
+            let slot = self.slot();
+            let due = slot.due(Instant::now(), Duration::ZERO);
+            if let Some(opened) = due {
+                slot.release(opened, true, meanwhile).unwrap();
+            }
+        }
+    }
+
+    fn other(dir: &TempDir) -> File {
+        File::options().read(true).write(true).open(dir.path().join("a")).unwrap()
+    }
+
+    /// Returns whether another program may write to the image.
+    fn is_free(dir: &TempDir) -> bool {
+        lock(&other(dir), false, Duration::ZERO).is_ok()
+    }
+
+    #[test]
+    fn a_used_image_is_kept_and_a_released_one_is_locked_again() {
+        for cache in ["0", "1M"] {
+            let (dir, table) = folder(cache);
+            let used = open(&table).unwrap();
+            for _ in 0..2 {
+                table.release(|| {});
+                assert!(!is_free(&dir), "it is used");
+            }
+            drop(used);
+            table.release(|| assert!(!is_free(&dir), "it is not synced yet"));
+            assert!(is_free(&dir), "--cache {cache}");
+            let again = open(&table).unwrap();
+            assert!(!is_free(&dir), "it is locked again");
+            drop(again);
+            // Another program gets the lock first.
+            table.release(|| {});
+            let other = other(&dir);
+            lock(&other, false, Duration::ZERO).unwrap();
+            assert!(open(&table).is_none());
+            assert!(table.images.slots.lock().is_empty(), "the slot of what was not opened");
+            drop(other);
+            assert!(open(&table).is_some());
+        }
+    }
+
+    #[test]
+    fn a_client_that_comes_during_the_sync_keeps_the_image() {
+        let (dir, table) = folder("1M");
+        drop(open(&table).unwrap());
+        let mut taken = None;
+        table.release(|| taken = open(&table));
+        assert!(taken.is_some() && !is_free(&dir), "it came");
+        drop(taken);
+        table.release(|| drop(open(&table).unwrap()));
+        assert!(!is_free(&dir), "it came and went");
+        let mut seen = Vec::new();
+        table.release(|| seen = table.images.all());
+        assert!(seen.len() == 1 && !is_free(&dir), "it is looked at");
+    }
+
+    /// A client opens the image before the sync of its release: its later write is synced before
+    /// another program may write.
+    #[test]
+    fn a_client_that_comes_before_the_sync_keeps_the_image() {
+        let (dir, table) = folder("1M");
+        drop(open(&table).unwrap());
+        let slot = table.slot();
+        let opened = slot.due(Instant::now(), Duration::ZERO).expect("it is idle");
+        let mut used = open(&table);
+        let write = || {
+            let used = used.take().unwrap();
+            assert_eq!(used.image.try_write(0, &[7; BLOCK]), Ok(BLOCK));
+        };
+        slot.release(opened, true, write).unwrap();
+        drop(used);
+        assert!(!is_free(&dir), "it came");
+        table.release(|| {});
+        assert!(is_free(&dir), "it went");
+    }
+
+    #[test]
+    fn a_release_writes_back_and_later_reads_see_other_programs_writes() {
+        let (dir, table) = folder("1M");
+        let used = open(&table).unwrap();
+        assert_eq!(used.image.try_write(BLOCK as u64, &[7; BLOCK]), Ok(BLOCK));
+        let mut bytes = [0; BLOCK];
+        assert!(used.image.try_read(BLOCK as u64, &mut bytes) && bytes == [7; BLOCK]);
+        drop(used);
+        table.release(|| {});
+        let other = other(&dir);
+        other.read_exact_at(&mut bytes, BLOCK as u64).unwrap();
+        assert_eq!(bytes, [7; BLOCK]);
+        assert_eq!(other.metadata().unwrap().len(), 4 * BLOCK as u64);
+        other.write_all_at(&[8; BLOCK], BLOCK as u64).unwrap();
+        let used = open(&table).unwrap();
+        assert!(!used.image.try_read(BLOCK as u64, &mut bytes), "it is not what it was");
+    }
+
+    #[test]
+    fn a_released_image_of_another_length_is_opened_anew() {
+        for (cache, blocks) in [("0", 1), ("0", 8), ("1M", 1), ("1M", 8)] {
+            let len = (blocks * BLOCK) as u64;
+            let (dir, table) = folder(cache);
+            drop(open(&table).unwrap());
+            let other = other(&dir);
+            table.release(|| {});
+            other.set_len(len).unwrap();
+            assert_eq!(table.find_export("a").unwrap().size, len, "--cache {cache}");
+            let used = open(&table).unwrap();
+            assert_eq!((used.info.size, used.image.len()), (len, len), "--cache {cache}");
+            assert!(!is_free(&dir), "it is locked");
+            // The size does not change while the image is used.
+            other.set_len(2 * len).unwrap();
+            assert_eq!(table.find_export("a").unwrap().size, len);
+            assert!(Arc::ptr_eq(&open(&table).unwrap().image, &used.image));
+            table.sync().unwrap();
+        }
+    }
+
+    #[test]
+    fn only_long_idle_images_are_released() {
+        let (dir, table) = folder("1M");
+        let begun = Instant::now();
+        let at = |seconds| {
+            table
+                .images
+                .release_idle(begun + Duration::from_secs(seconds), Duration::from_secs(10));
+        };
+        let used = open(&table).unwrap();
+        [0, 100, 200].into_iter().for_each(at);
+        drop(used);
+        [300, 305].into_iter().for_each(at);
+        let slot = table.slot();
+        assert!(!is_free(&dir) && !slot.state.lock().tried, "it is not long");
+        at(320);
+        drop(slot);
+        wait_until(|| is_free(&dir));
+        wait_until(|| {
+            at(321); // once the thread has ended
+            table.images.slots.lock().is_empty()
+        });
+    }
+
+    #[test]
+    fn opens_and_releases_at_once_lose_no_write_and_make_one_image_at_a_time() {
+        const CLIENTS: usize = 3;
+        let (dir, table) = folder("1M");
+        drop(open(&table).unwrap());
+        thread::scope(|scope| {
+            let table = &table;
+            let clients: [_; CLIENTS] = std::array::from_fn(|client| {
+                scope.spawn(move || {
+                    for round in 1..=200 {
+                        let used = open(table).expect("nothing else holds the lock");
+                        let at = (client * BLOCK) as u64;
+                        wait_until(|| used.image.try_write(at, &[round; BLOCK]) == Ok(BLOCK));
+                        drop(used);
+                        thread::yield_now();
+                        let used = open(table).expect("nothing else holds the lock");
+                        let mut found = [0; BLOCK];
+                        if !used.image.try_read(at, &mut found) {
+                            used.image.file().unwrap().read_exact_at(&mut found, at).unwrap();
+                        }
+                        assert!(found == [round; BLOCK], "{} after {round}", found[0]);
+                    }
+                })
+            });
+            while !clients.iter().all(|client| client.is_finished()) {
+                table.release(|| {});
+            }
+        });
+        table.release(|| {});
+        assert!(is_free(&dir));
+        let bytes = std::fs::read(dir.path().join("a")).unwrap();
+        assert!(bytes[..CLIENTS * BLOCK].iter().all(|&byte| byte == 200));
+    }
+
+    /// A file that is slow to open, as on a server that does not answer, delays its own clients
+    /// only.
+    #[test]
+    fn a_slow_open_delays_no_other_file() {
+        let (dir, table) = folder("0");
+        let (images, used) = (&table.images, open(&table).unwrap());
+        let slow = images.get((1, 2, 3), || {
+            assert!(Arc::ptr_eq(&open(&table).unwrap().image, &used.image), "another file");
+            assert!(images.find(&(1, 2, 3)).is_none());
+            images.release_idle(Instant::now(), Duration::ZERO);
+            assert_eq!(images.all().len(), 1, "the other one");
+            Err(())
+        });
+        assert!(slow.is_err() && !is_free(&dir));
+        assert_eq!(images.slots.lock().len(), 1);
+    }
+
+    #[test]
+    fn an_image_that_is_opened_during_a_look_grows_too() {
+        let (dir, table) = folder("0");
+        let long = 6 * BLOCK as u64;
+        let image = table.images.get((1, 2, 3), || {
+            let opened = Backing::open(&other(&dir))?;
+            let image = table.blocks.attach("a".into(), opened)?;
+            other(&dir).set_len(long)?;
+            table.grow();
+            assert_eq!(image.len(), 4 * BLOCK as u64, "the look does not wait for it");
+            io::Result::Ok(image)
+        });
+        assert_eq!(image.unwrap().unwrap().len(), long);
+    }
+
+    /// The server's last sync and the search for grown files do not wait for a file that hangs.
+    #[test]
+    fn a_look_misses_no_open_image() {
+        let (dir, table) = folder("1M");
+        let used = open(&table).unwrap();
+        let slot = table.slot();
+        let state = slot.state.lock();
+        thread::scope(|scope| {
+            let look = scope.spawn(|| table.images.all().len());
+            thread::sleep(Duration::from_millis(20)); // by now a try_lock would have failed
+            drop(state);
+            assert_eq!(look.join().unwrap(), 1);
+        });
+        drop(used);
+        table.release(|| assert_eq!(table.images.all().len(), 1, "it is not released yet"));
+        assert!(is_free(&dir) && table.images.all().is_empty());
+    }
+}

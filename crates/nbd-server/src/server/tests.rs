@@ -1,0 +1,235 @@
+//! The whole server, run in this process.
+
+use std::collections::BTreeSet;
+use std::io::Write;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use clap::Parser;
+use nbd_protocol::{CommandFlags, HeaderStyle, Request, wire::cmd};
+use signal_hook::consts::SIGUSR2;
+use tempfile::TempDir;
+use testkit::wait_until;
+
+use super::*;
+
+const BLOCK: usize = 4096;
+/// Blocks of each client.
+const BLOCKS: usize = 32;
+/// A server that is silent for this long has failed.
+const SILENCE: Duration = Duration::from_secs(60);
+
+/// Starts a server, and a thread that runs `clients`. Stops the server when they end or ask for it.
+/// Also returns the final content of the image.
+fn serve<T: Send>(options: &[&str], clients: impl FnOnce(&Lab) -> T + Send) -> (T, Vec<u8>) {
+    let dir = tempfile::tempdir().unwrap();
+    let (socket, image) = (dir.path().join("s"), dir.path().join("a.img"));
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    let mut args = vec!["offlock-nbd".into(), "--socket".into(), path(&socket)];
+    args.extend(["--image".into(), path(&image)]);
+    args.extend(options.iter().map(|&option| option.into()));
+    let mut server = Server::start(&Args::parse_from(args), vec![]).unwrap();
+    server.grow_at(Signals::new([SIGUSR2]).unwrap()).unwrap();
+    let (stop, stopped) = UnixStream::pair().unwrap();
+    let Shared { registry, connections, .. } = server.shared.clone();
+    let workers = server.reporter.workers.clone();
+    let reporter = server.reporter.clone();
+    let lab = Lab { socket, stop: stopped, reporter, dir };
+    let result = thread::scope(|scope| {
+        let lab = &lab;
+        let clients = scope.spawn(|| {
+            let _stop = Stop(lab); // stops the server even if `clients` panics
+            clients(lab)
+        });
+        let period = Some(Duration::MAX);
+        let wakeups = Wakeups { stop: stop.as_fd(), show: None, period };
+        server.accept_until(wakeups, |_| {}).unwrap();
+        server.stop().unwrap();
+        clients.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    });
+    assert!(registry.is_empty() && connections.is_empty(), "a connection is left");
+    assert!(workers.iter().all(|worker| worker.load.close()), "or counted");
+    (result, std::fs::read(image).unwrap())
+}
+
+struct Lab {
+    socket: PathBuf,
+    stop: UnixStream,
+    reporter: Reporter,
+    dir: TempDir,
+}
+
+struct Stop<'l>(&'l Lab);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.stop();
+    }
+}
+
+impl Lab {
+    fn stop(&self) {
+        let _ = (&self.stop).write_all(&[0]); // fails if the server has stopped
+    }
+}
+
+/// Returns a client with the default export open.
+fn client(lab: &Lab) -> UnixStream {
+    let mut stream = UnixStream::connect(&lab.socket).unwrap();
+    stream.set_read_timeout(Some(SILENCE)).unwrap();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    stream.write_all(&3_u32.to_be_bytes()).unwrap(); // fixed newstyle, no zeroes
+    stream.write_all(b"IHAVEOPT\0\0\0\x01\0\0\0\0").unwrap(); // EXPORT_NAME, ""
+    stream.read_exact(&mut [0; 10]).unwrap();
+    stream
+}
+
+fn request(command: u16, cookie: u64, block: usize) -> Vec<u8> {
+    let (flags, offset) = (CommandFlags::NONE, (block * BLOCK) as u64);
+    let len = if command == cmd::FLUSH { 0 } else { BLOCK as u64 };
+    Request { flags, command, cookie, offset, len }
+        .encode(HeaderStyle::Simple)
+        .unwrap()
+        .as_slice()
+        .to_vec()
+}
+
+/// Writes ascending numbers to its blocks, in batches, until the server ends. Returns for each
+/// block the last number that was answered and the last number that was sent.
+fn write_on(mut stream: UnixStream, first: usize, written: &AtomicBool) -> Vec<(u64, u64)> {
+    let mut blocks = vec![(0, 0); BLOCKS];
+    let mut number = 0_u64;
+    loop {
+        number += 1;
+        let mut batch = Vec::new();
+        for (block, (_, sent)) in blocks.iter_mut().enumerate() {
+            batch.extend(request(cmd::WRITE, block as u64, first + block));
+            batch.extend(number.to_le_bytes().repeat(BLOCK / 8));
+            *sent = number;
+        }
+        if stream.write_all(&batch).is_err() {
+            break; // all earlier replies have been read
+        }
+        let mut expected: BTreeSet<usize> = (0..BLOCKS).collect();
+        while !expected.is_empty() {
+            let mut reply = [0; 16];
+            match stream.read_exact(&mut reply) {
+                Ok(()) => {}
+                Err(error) => {
+                    let late =
+                        matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut);
+                    assert!(!late, "{} are not answered", expected.len());
+                    return blocks;
+                }
+            }
+            assert_eq!(reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+            let block = u64::from_be_bytes(reply[8..].try_into().unwrap()) as usize;
+            assert!(expected.remove(&block), "a second reply to {block}");
+            blocks[block].0 = number;
+        }
+        written.store(true, Ordering::Relaxed);
+    }
+    blocks
+}
+
+#[test]
+fn a_server_that_stops_has_what_it_answered() {
+    for round in 0..10 {
+        let cache = if round % 2 == 0 { "0" } else { "4M" };
+        let options = ["--workers", "3", "--size", "1M", "--backend", "threads", "--cache", cache];
+        let (blocks, image) = serve(&options, |lab| {
+            let written: [_; 4] = std::array::from_fn(|_| AtomicBool::new(false));
+            thread::scope(|scope| {
+                let clients = written.iter().enumerate().map(|(nth, written)| {
+                    let stream = client(lab);
+                    scope.spawn(move || write_on(stream, nth * BLOCKS, written))
+                });
+                let clients: Vec<_> = clients.collect();
+                let all = || written.iter().all(|written| written.load(Ordering::Relaxed));
+                while !all() {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                lab.stop();
+                let blocks = clients.into_iter().flat_map(|client| client.join().unwrap());
+                blocks.collect::<Vec<_>>()
+            })
+        });
+        for (block, (answered, sent)) in blocks.into_iter().enumerate() {
+            let bytes = &image[block * BLOCK..][..BLOCK];
+            let found = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+            assert!((answered..=sent).contains(&found), "{found} in {block}, not {answered}");
+            assert!(bytes == found.to_le_bytes().repeat(BLOCK / 8), "a part of {block}");
+        }
+    }
+}
+
+/// Reads cached blocks, many requests at a time, until told to stop.
+fn read_on(stream: &mut UnixStream, stop: &AtomicBool) {
+    const AT_ONCE: usize = 64;
+    let requests: Vec<u8> =
+        (0..AT_ONCE).flat_map(|cookie| request(cmd::READ, cookie as u64, cookie)).collect();
+    let mut replies = vec![0; AT_ONCE * (16 + BLOCK)];
+    while !stop.load(Ordering::Relaxed) {
+        stream.write_all(&requests).unwrap();
+        stream.read_exact(&mut replies).unwrap();
+        let mut expected: BTreeSet<usize> = (0..AT_ONCE).collect();
+        for reply in replies.chunks(16 + BLOCK) {
+            assert_eq!(reply[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+            assert!(expected.remove(&usize::from(reply[15])), "a second reply to {}", reply[15]);
+        }
+    }
+}
+
+#[test]
+fn a_connection_goes_to_the_worker_that_is_less_busy() {
+    let options = ["--workers", "2", "--size", "1M", "--backend", "threads", "--cache", "4M"];
+    serve(&options, |lab| {
+        let shared = &lab.reporter.shared;
+        let mut busy = client(lab);
+        let _idle = client(lab);
+        assert_eq!(shared.registry.by_worker(2), [1, 1], "they are placed in turn");
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let reader = scope.spawn(|| read_on(&mut busy, &stop));
+            let load = |worker: usize| lab.reporter.workers[worker].load.get();
+            let since = Instant::now();
+            while load(0) <= load(1) && since.elapsed() < SILENCE {
+                thread::sleep(Duration::from_millis(5));
+            }
+            let _another = client(lab);
+            assert_eq!(shared.registry.by_worker(2), [1, 2]);
+            stop.store(true, Ordering::Relaxed);
+            reader.join().unwrap();
+        });
+    });
+}
+
+#[test]
+fn a_worker_that_does_not_answer_keeps_no_figures_from_us() {
+    serve(&["--workers", "2", "--size", "1M"], |lab| {
+        let mut reporter = lab.reporter.clone();
+        assert_eq!(reporter.report().workers, 2);
+        let (dead, _inbox) = Inbox::new(Instant::now()).unwrap();
+        reporter.workers.push(dead);
+        reporter.patience = Duration::from_millis(10);
+        assert!(reporter.report().workers <= 2);
+    });
+}
+
+#[test]
+fn a_client_can_connect_while_a_look_for_longer_files_hangs() {
+    serve(&["--workers", "1", "--size", "1M"], |lab| {
+        let exports = &lab.reporter.shared.exports;
+        let len = || exports.fixed[0].image.len();
+        let image = std::fs::File::options().write(true).open(lab.dir.path().join("a.img"));
+        image.unwrap().set_len(2 << 20).unwrap();
+        let held = exports.images.hold();
+        signal_hook::low_level::raise(SIGUSR2).unwrap();
+        let _clients = [client(lab), client(lab)]; // one may be accepted already
+        assert_eq!(len(), 1 << 20, "the look is held");
+        drop(held);
+        wait_until(|| len() == 2 << 20);
+    });
+}

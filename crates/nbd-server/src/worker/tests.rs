@@ -1,0 +1,389 @@
+//! A worker that the test drives, with a device that completes requests when told to.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use aio_reap_test::Build;
+use aio_reap_test::scripted::{Script, Transfer};
+use bufcache::{Fault, FaultDevice, FileDevice, Operation};
+use clap::Parser;
+use nbd_protocol::{Agreed, CommandFlags, HeaderStyle, MAX_PAYLOAD, NbdError, Request, wire::cmd};
+use radix_ctx::CtxTable;
+use tempfile::TempDir;
+
+mod caching;
+mod crash;
+mod hanging;
+mod hits;
+mod receiving;
+mod waiting;
+
+use super::*;
+use crate::args::Args;
+use crate::blocks::{Backing, Blocks, Source};
+use crate::connection_limits::ConnectionLimits;
+use crate::peer::Peer;
+use crate::session::Session;
+
+/// The permit of the only connection of a server.
+fn permit() -> Permit {
+    let peer = Peer::User { user: 0, process: std::process::id() as libc::pid_t };
+    ConnectionLimits::new(1, None, None).admit(peer).expect("it has no other").0
+}
+
+const BLOCK: usize = 4096;
+const MOST: usize = 8;
+
+/// Replaces the cache of the exports by one in which the first image is on a device of the test.
+fn remount(
+    exports: &mut ExportTable,
+    disk: &Arc<FaultDevice<FileDevice>>,
+    engines_write: bool,
+    cache: u64,
+) {
+    exports.blocks = Blocks::new(cache).unwrap();
+    for (nr, export) in exports.fixed.iter_mut().enumerate() {
+        let file = export.image.file().unwrap();
+        let mut backing = Backing::open(file).unwrap();
+        if nr == 0 {
+            backing.device = disk.clone();
+            if !engines_write {
+                backing.source = Source::Device(disk.clone(), Some(file.try_clone().unwrap()));
+            }
+        }
+        export.image = exports.blocks.attach(export.info.name.clone(), backing).unwrap();
+    }
+}
+
+struct Lab {
+    worker: Worker,
+    script: Script,
+    /// The device below the cache.
+    disk: Arc<FaultDevice<FileDevice>>,
+    connections: Arc<Connections>,
+    registry: Arc<Registry>,
+    image: std::path::PathBuf,
+    _inbox: Inbox,
+    _dir: TempDir,
+}
+
+impl Lab {
+    fn new() -> Self {
+        Self::with(Limits { depth: MOST, most: MOST }, MOST + 1)
+    }
+
+    /// Makes a lab with an engine that holds `capacity` requests.
+    fn with(limits: Limits, capacity: usize) -> Self {
+        Self::caching(limits, capacity, "0")
+    }
+
+    /// Makes a lab with a cache of `cache` bytes.
+    fn caching(limits: Limits, capacity: usize, cache: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a.img");
+        let image_arg = image.to_str().unwrap();
+        let args = ["offlock-nbd", "--cache", cache, "--size", "1M", "--image", image_arg];
+        Self::serving(&args, (image.clone(), dir), limits, capacity)
+    }
+
+    fn serving(
+        args: &[&str],
+        (image, dir): (std::path::PathBuf, TempDir),
+        limits: Limits,
+        capacity: usize,
+    ) -> Self {
+        let mut exports = ExportTable::open(&Args::parse_from(args)).unwrap();
+        let device =
+            FileDevice::new(exports.fixed[0].image.file().unwrap().try_clone().unwrap()).unwrap();
+        let disk = Arc::new(FaultDevice::new(device));
+        remount(&mut exports, &disk, true, Args::parse_from(args).cache);
+        let exports = Arc::new(exports);
+        let connections = Arc::new(CtxTable::builder().max_contexts(4).build().unwrap());
+        let registry = Arc::new(Registry::new().unwrap());
+        let script = Script::new();
+        let engine = Engine::builder().depth(limits.depth).capacity(capacity);
+        let engine = engine.build_scripted(&script).unwrap();
+        let shared = Shared {
+            exports,
+            connections: Arc::clone(&connections),
+            registry: Arc::clone(&registry),
+        };
+        let (inbox, receiver) = Inbox::new(Instant::now()).unwrap();
+        let ends = (inbox.clone(), receiver);
+        let worker = Worker::new(shared, engine, limits, 0, (0, 1), ends).unwrap();
+        Self { worker, script, disk, connections, registry, image, _inbox: inbox, _dir: dir }
+    }
+
+    /// Connects a client that has finished its handshake.
+    fn client(&mut self) -> (Id, UnixStream) {
+        self.client_of(0)
+    }
+
+    fn client_of(&mut self, export: usize) -> (Id, UnixStream) {
+        let (mut client, server) = UnixStream::pair().unwrap();
+        server.set_nonblocking(true).unwrap();
+        let id = self.connections.insert(Connection::default()).unwrap();
+        assert!(self.worker.load.reserve());
+        self.worker.serve(Socket::from(server), self.connections.get_ref(id).unwrap(), permit());
+        client.read_exact(&mut [0; 18]).expect("the greeting");
+        let slot = self.worker.slot_of(id).unwrap();
+        let export = self.worker.exports.fixed[export].clone();
+        let image = self.worker.requests.open(&export.image).unwrap();
+        let conn = &mut self.worker.conns[slot];
+        conn.listed.set_export(&export.info.name);
+        conn.phase = Phase::Transmission(Session::new(export, image, Agreed::default()));
+        (id, client)
+    }
+
+    fn ask(&mut self, client: &mut (Id, UnixStream), command: u16, flags: CommandFlags) {
+        self.ask_for(client, command, flags, 0xc0, BLOCK);
+    }
+
+    fn ask_for(
+        &mut self,
+        (id, client): &mut (Id, UnixStream),
+        command: u16,
+        flags: CommandFlags,
+        cookie: u64,
+        len: usize,
+    ) {
+        let request = Request { flags, command, cookie, offset: 0, len: len as u64 };
+        client.write_all(request.encode(HeaderStyle::Simple).unwrap().as_slice()).unwrap();
+        if command == cmd::WRITE {
+            client.write_all(&vec![0x5a; len]).unwrap();
+        }
+        self.worker.ready(*id, epoll::EventFlags::IN);
+    }
+
+    /// Completes the oldest request of the device, and lets the worker handle it.
+    fn complete(&mut self) {
+        assert_eq!(self.script.complete(1), 1, "nothing is in flight");
+        let engine = Rc::clone(&self.worker.requests.engine);
+        engine.turn();
+        self.worker.complete_round(&engine);
+    }
+
+    /// Returns whether one more request of the first image may run or queue.
+    fn has_room(&mut self) -> bool {
+        let image = Arc::clone(&self.worker.exports.fixed[0].image);
+        let image = self.worker.requests.open(&image).unwrap();
+        self.worker.requests.has_room(&image)
+    }
+
+    /// Returns the number of requests that ended after their connection.
+    fn closed(&self) -> u64 {
+        self.worker.requests.counters.closed
+    }
+
+    /// Checks that no context, no reference to one, and no buffer is left.
+    fn ends_empty(self) {
+        let Self { worker, connections, registry, .. } = self;
+        assert!(worker.requests.is_idle() && worker.conns.is_empty());
+        assert_eq!(worker.memory.used(), 0);
+        assert!(matches!(worker.load.connections(), 0 | usize::MAX), "or it has stopped");
+        assert_eq!(worker.report().begun, []);
+        drop(worker);
+        assert_eq!(connections.len(), 0);
+        connections.flush().unwrap();
+        assert_eq!(connections.stats().pending, 0, "a reference was left");
+        assert!(registry.is_empty(), "a connection is listed still");
+    }
+}
+
+#[test]
+fn a_completion_after_the_close_reaches_no_connection_and_frees_its_buffer_once() {
+    let mut lab = Lab::new();
+    let mut first = lab.client();
+    lab.ask(&mut first, cmd::READ, CommandFlags::NONE);
+    assert_eq!((lab.script.in_flight(), lab.worker.memory.used()), (1, BLOCK));
+    let slot = lab.worker.slot_of(first.0);
+    lab.worker.close(first.0, "a test");
+    assert_eq!(lab.worker.memory.used(), BLOCK, "the device has the buffer yet");
+    lab.connections.flush().unwrap();
+    assert_eq!(lab.connections.stats().referenced, 1, "and the operation its connection's context");
+
+    // Another client in the same slot must not get the reply.
+    let mut second = lab.client();
+    assert_eq!(lab.worker.slot_of(second.0), slot);
+    lab.ask(&mut second, cmd::READ, CommandFlags::NONE);
+    lab.complete();
+    assert_eq!(lab.closed(), 1);
+    assert_eq!(lab.worker.memory.used(), BLOCK, "one of two buffers came back");
+    assert_eq!(lab.worker.conns[slot.unwrap()].active, 1);
+    // Nor must an event of the first client's socket reach the second client.
+    lab.worker.ready(first.0, epoll::EventFlags::HUP);
+    assert_eq!(lab.worker.conns.len(), 1);
+    lab.complete();
+    assert_eq!(lab.closed(), 1);
+    second.1.read_exact(&mut [0; 16 + BLOCK]).expect("its own reply");
+    lab.worker.close(second.0, "a test");
+    lab.ends_empty();
+}
+
+#[test]
+fn a_write_goes_on_to_its_end_after_the_close() {
+    let mut lab = Lab::new();
+    let mut client = lab.client();
+    lab.ask(&mut client, cmd::WRITE, CommandFlags::FUA);
+    lab.worker.close(client.0, "a test");
+    lab.disk.inject_next(Operation::Sync, Fault::Error(libc::EIO));
+    lab.complete();
+    lab.rest();
+    assert_eq!((lab.closed(), lab.worker.memory.used()), (1, 0));
+    assert_eq!(std::fs::read(&lab.image).unwrap()[..BLOCK], [0x5a; BLOCK]);
+    assert_eq!(lab.disk.count(Operation::Sync), 1);
+    let mut next = lab.client();
+    lab.ask_for(&mut next, cmd::FLUSH, CommandFlags::NONE, 1, 0);
+    lab.rest();
+    assert_eq!(
+        waiting::reply(&mut next, 0),
+        (1, 5),
+        "EIO: the lost client's failure is remembered"
+    );
+    lab.worker.close(next.0, "a test");
+    lab.ends_empty();
+}
+
+#[test]
+fn operations_of_closed_connections_count_towards_the_limit() {
+    let mut lab = Lab::new();
+    let mut client = lab.client();
+    for _ in 0..MOST {
+        lab.ask(&mut client, cmd::READ, CommandFlags::NONE);
+    }
+    lab.worker.close(client.0, "a test");
+    // The operations of the closed connection count until they have ended.
+    let mut next = lab.client();
+    lab.ask(&mut next, cmd::READ, CommandFlags::NONE);
+    assert_eq!((lab.script.in_flight(), lab.has_room()), (MOST, false));
+    assert!(lab.worker.blocked.contains(&next.0), "it waits for room");
+    lab.complete();
+    assert_eq!((lab.script.in_flight(), lab.has_room()), (MOST, false));
+    for _ in 0..MOST {
+        lab.complete();
+    }
+    next.1.read_exact(&mut [0; 16 + BLOCK]).expect("the reply");
+    assert_eq!(lab.closed(), MOST as u64);
+    lab.worker.close(next.0, "a test");
+    lab.ends_empty();
+}
+
+#[test]
+fn a_session_that_is_told_to_end_gets_its_replies_first() {
+    let mut lab = Lab::new();
+    let (mut busy, mut idle) = (lab.client(), lab.client());
+    lab.ask(&mut busy, cmd::READ, CommandFlags::NONE);
+    let mut told = Vec::new();
+    let count = lab.registry.end(|client| told.push((client.worker, client.id))).unwrap();
+    told.sort_by_key(|&(_, id)| id.to_bits());
+    assert_eq!((count, &told[..]), (2, &[(0, busy.0), (0, idle.0)][..]));
+    assert_eq!(lab.registry.end(|_| panic!("told twice")), Ok(0));
+
+    for (_, id) in told {
+        lab.worker.end(id);
+        lab.worker.end(id); // a second time changes nothing
+    }
+    assert_eq!(idle.1.read(&mut [0; 1]).unwrap(), 0, "it had asked for nothing");
+    assert_eq!((lab.worker.conns.len(), lab.script.in_flight()), (1, 1));
+    lab.complete();
+    busy.1.read_exact(&mut [0; 16 + BLOCK]).expect("the reply");
+    assert_eq!(busy.1.read(&mut [0; 1]).unwrap(), 0, "and then the end");
+    lab.ends_empty();
+}
+
+#[test]
+fn a_connection_during_the_stop_is_refused() {
+    let mut lab = Lab::new();
+    let told = lab.registry.end(|_| panic!("no session is there")).unwrap();
+    let (mut client, server) = UnixStream::pair().unwrap();
+    let id = lab.connections.insert(Connection::default()).unwrap();
+    assert!(lab.worker.load.reserve());
+    lab.worker.serve(Socket::from(server), lab.connections.get_ref(id).unwrap(), permit());
+    assert_eq!((told, client.read(&mut [0; 18]).unwrap()), (0, 0), "a greeting");
+    lab.ends_empty();
+}
+
+#[test]
+fn the_page_lists_sessions_and_their_requests() {
+    let mut lab = Lab::new();
+    let page = |lab: &Lab| lab.registry.report(&lab.worker.exports).to_string();
+    let mut client = lab.client();
+    for _ in 0..3 {
+        lab.ask(&mut client, cmd::READ, CommandFlags::NONE);
+        lab.complete();
+    }
+    lab.ask(&mut client, 77, CommandFlags::NONE); // refused requests count too
+    let text = page(&lab);
+    let rows: Vec<_> = text.lines().filter(|line| line.contains("pid ")).collect();
+    let (id, pid) = (client.0.to_string(), std::process::id().to_string());
+    let slot = lab.worker.conns[0].listed.slot().get().to_string();
+    let words: Vec<_> = rows[0].split_whitespace().collect();
+    assert_eq!(
+        (rows.len(), &words[..7]),
+        (1, &[&*id, "pid", &*pid, "a.img", "0", &*slot, "4"][..])
+    );
+    assert!(text.contains("'a.img': 1"), "{text}");
+    assert!(!page(&Lab::new()).contains("pid "));
+
+    lab.worker.close(client.0, "a test");
+    let text = page(&lab);
+    let counts: Vec<Vec<&str>> = text
+        .lines()
+        .skip_while(|line| !line.starts_with("list of sessions"))
+        .map(|line| line.split_whitespace().take(2).collect())
+        .collect();
+    assert!(!text.contains("pid ") && text.contains("'a.img': 0"), "{text}");
+    assert_eq!(counts[1..3], [["adds", "removals"], ["1", "1"]], "{text}");
+    lab.ends_empty();
+}
+
+/// A READ of a device with units of 512 bytes gets the bytes that it asked for, also if it asks for
+/// none, and one that would be too long in whole units is refused.
+#[test]
+fn a_reply_has_the_bytes_that_were_asked_for() {
+    for cache in ["0", "1M"] {
+        let dir = tempfile::tempdir().unwrap();
+        let image = dir.path().join("a.img");
+        let args = ["nbd_server", "--cache", cache, "--size", "40M", "--image"];
+        let args = [&args[..], &[image.to_str().unwrap()]].concat();
+        let limits = Limits { depth: MOST, most: MOST };
+        let mut lab = Lab::serving(&args, (image.clone(), dir), limits, MOST + 1);
+        let exports = Arc::get_mut(&mut lab.worker.exports).unwrap();
+        Arc::get_mut(&mut exports.fixed[0].image).unwrap().alignment = 512;
+        let mut client = lab.client();
+        let mut ask = |lab: &mut Lab, offset, len: u64| {
+            let (flags, command, cookie) = (CommandFlags::NONE, cmd::READ, offset + len);
+            let request = Request { flags, command, cookie, offset, len };
+            let header = request.encode(HeaderStyle::Simple).unwrap();
+            client.1.write_all(header.as_slice()).unwrap();
+            lab.worker.ready(client.0, epoll::EventFlags::IN);
+            while lab.script.in_flight() > 0 {
+                lab.complete();
+            }
+            let engine = Rc::clone(&lab.worker.requests.engine);
+            lab.worker.complete_round(&engine);
+            let mut head = [0; 16];
+            client.1.read_exact(&mut head).unwrap();
+            assert_eq!(head[8..], (offset + len).to_be_bytes(), "{offset} {len}: a reply's end");
+            let errno = u32::from_be_bytes(*head[4..].first_chunk().unwrap());
+            if errno == 0 {
+                client.1.read_exact(&mut vec![0; len as usize]).unwrap();
+            }
+            errno
+        };
+        for offset in [0, 1, 511, 512, 513, 4095, 4096] {
+            for len in [0, 1, 511, 512, 4096, 70_000, 0] {
+                assert_eq!(ask(&mut lab, offset, len), 0, "{offset} {len}");
+            }
+        }
+        let invalid = NbdError::Inval as u32;
+        assert_eq!(
+            ask(&mut lab, 1, u64::from(MAX_PAYLOAD)),
+            invalid,
+            "32 MiB in whole units are more"
+        );
+        assert_eq!(ask(&mut lab, 1, 0), 0);
+        lab.worker.close(client.0, "a test");
+        lab.ends_empty();
+    }
+}
