@@ -58,7 +58,7 @@ fn counter(c: &mut Criterion) {
 
 /// Taking a reference and putting it.
 fn reference(c: &mut Criterion) {
-    let ours = PercpuRef::new(|| {}).expect("memory for a reference");
+    let ours = PercpuRef::new(|| {});
     let arc = Arc::new(0_u64);
     let mut group = c.benchmark_group("reference");
     row!(group, "percpu", drop(black_box(ours.try_get())));

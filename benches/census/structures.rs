@@ -140,7 +140,7 @@ fn counter(_threads: usize) -> Shared {
 }
 
 fn reference(_threads: usize) -> Shared {
-    let refs = leak(PercpuRef::new(|| {}).expect("memory for a reference"));
+    let refs = leak(PercpuRef::new(|| {}));
     Box::new(move |_| {
         Box::new(move || {
             black_box(&refs.try_get());

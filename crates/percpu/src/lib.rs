@@ -60,11 +60,11 @@
 //! word takes one page (4 KiB) for each possible CPU, and the next 511 words take no more. Words
 //! return to the pool, pages never return to the system.
 //!
-//! | out of memory | `new` | `try_new` |
-//! |---|---|---|
-//! | [`PerCpu`], [`LgLock`] | ends like `Box::new` ([`handle_alloc_error`](std::alloc::handle_alloc_error)) | [`AllocError`] |
-//! | [`PercpuRef`] | [`NewError`] with the argument of `new` | |
-//! | [`PerCpuCounter`] | allocates nothing; if the first add finds no memory, the counter works slowly | [`reserve`](PerCpuCounter::reserve): [`AllocError`] |
+//! | out of memory | |
+//! |---|---|
+//! | a constructor | ends like `Box::new` ([`handle_alloc_error`](std::alloc::handle_alloc_error)); [`PerCpu::try_new`] returns [`AllocError`] |
+//! | the first [`rcu::pin`] of a thread, the first retired object | ends like `Box::new` |
+//! | [`PerCpuCounter`] | allocates nothing; if the first add finds no memory, the counter works slowly; [`reserve`](PerCpuCounter::reserve) returns [`AllocError`] |
 //!
 //! - *A guard is forgotten* (`mem::forget`): its slot, lock or pin stays held for ever. Nothing is
 //!   unsound.
@@ -101,7 +101,7 @@ pub use self::capabilities::{Capabilities, capabilities};
 pub use self::counter::PerCpuCounter;
 pub use self::cpu::{CpuId, current_cpu};
 pub use self::cpulist::CpuList;
-pub use self::error::{AllocError, NewError};
+pub use self::error::AllocError;
 pub use self::lglock::{LgLock, LockError};
 #[doc(hidden)]
 pub use self::refcount::RefBlock;

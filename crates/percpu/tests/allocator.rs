@@ -79,7 +79,7 @@ const FIRST_USES: &[(&str, fn())] = &[
         counters.iter().for_each(PerCpuCounter::increment);
     }),
     ("reference", || {
-        let object = PercpuRef::new(|| drop(vec![1_u8; 9])).unwrap();
+        let object = PercpuRef::new(|| drop(vec![1_u8; 9]));
         drop(object.try_get());
         object.kill().unwrap();
     }),

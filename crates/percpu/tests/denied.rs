@@ -93,7 +93,7 @@ fn everything_counts() {
     let counter = PerCpuCounter::new();
     let lock = LgLock::new(|_| 0_u64);
     let config = rcu::Atomic::new([0_u64; 2]);
-    let object = PercpuRef::new(|| ()).unwrap();
+    let object = PercpuRef::new(|| ());
     thread::scope(|scope| {
         for thread in 0..4 {
             let (counter, object) = (&counter, &object);

@@ -3,7 +3,6 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::Barrier;
 use std::thread;
 
 use offlock_percpu::PercpuRef;
@@ -73,7 +72,7 @@ fn counters_allocate_when_made_and_never_after() {
 #[test]
 fn locks_and_references_allocate_when_made_and_never_after() {
     let lock = LgLock::new(|_| 0_u64);
-    let refs = PercpuRef::new(|| ()).unwrap();
+    let refs = PercpuRef::new(|| ());
     let (first, last) = (CpuId::new(0), CpuId::new(lock.capacity() as u32 - 1));
     let (calls, ()) = calls(|| {
         for _ in 0..100 {
@@ -133,49 +132,9 @@ fn what_cannot_be_allocated_is_said() {
     let _ = offlock_percpu::topology(); // allocates here, not below
     REFUSED_FROM.set(128);
     let slots = PerCpu::<u8>::try_new(|_| unreachable!("not called")).err();
-    let lock = LgLock::<u8>::try_new(|_| unreachable!("not called")).err();
+    let lock = LgLock::<u8>::try_with_slots(2, |_| unreachable!("not called")).err();
     REFUSED_FROM.set(usize::MAX);
     let errors: [Option<AllocError>; 2] = [slots, lock];
     assert!(errors.iter().all(Option::is_some), "{errors:?}");
     assert_eq!(errors[0].unwrap().errno(), libc::ENOMEM);
-}
-
-/// Without memory, `new` returns its argument in the error.
-#[test]
-fn what_is_refused_for_want_of_memory_comes_back() {
-    fn refused<R>(from: usize, f: impl FnOnce() -> R) -> R {
-        REFUSED_FROM.set(from);
-        let result = f();
-        REFUSED_FROM.set(usize::MAX);
-        result
-    }
-    let _ = offlock_percpu::capabilities(); // allocates here, not below
-    const LARGE: usize = 100;
-    let text = [b'x'; LARGE];
-    let released = move || assert_eq!(text[7], b'x');
-
-    let refs = refused(LARGE, || PercpuRef::new(released).map(drop));
-    refs.expect_err("too large").into_inner()(); // the closure itself
-    let error = refused(LARGE, || Owned::try_new(text).map(drop)).unwrap_err();
-    assert_eq!((error.0, error.errno()), (text, libc::ENOMEM));
-    assert_eq!(refused(LARGE, || Atomic::try_new(text).map(drop)).unwrap_err().0, text);
-
-    // A thread allocates at its first pin only, and not if an ended thread left its slot. So many
-    // threads at once need some new slots.
-    let together = Barrier::new(16);
-    let refusals = thread::scope(|scope| {
-        let threads = [(); 16].map(|()| {
-            scope.spawn(|| {
-                let first = refused(128, rcu::try_pin);
-                together.wait();
-                assert_eq!(rcu::is_pinned(), first.is_ok());
-                let is_refused = first.is_err();
-                drop((first, rcu::try_pin().unwrap()));
-                assert!(refused(0, rcu::try_pin).is_ok());
-                usize::from(is_refused)
-            })
-        });
-        threads.map(|thread| thread.join().unwrap()).into_iter().sum::<usize>()
-    });
-    assert!(refusals > 0);
 }

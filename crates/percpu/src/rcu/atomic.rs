@@ -19,7 +19,7 @@ use std::ptr::{self, NonNull};
 use super::guard::{Guard, pin};
 use super::owned::{Node, Owned};
 use super::unlinked::Unlinked;
-use crate::error::{NewError, impl_error};
+use crate::error::impl_error;
 use crate::sync::atomic::{AtomicPtr, Ordering};
 use crate::sync::quarantine::Watched;
 use crate::sync::{order, step};
@@ -102,15 +102,6 @@ impl<T: Send + Sync + 'static> Atomic<T> {
     #[must_use]
     pub fn new(value: T) -> Self {
         Self::from(Owned::new(value))
-    }
-
-    /// Returns a pointer like [`Atomic::new`], and returns an error if there is no memory.
-    ///
-    /// # Errors
-    ///
-    /// [`NewError`] returns the value: there is no memory.
-    pub fn try_new(value: T) -> Result<Self, NewError<T>> {
-        Owned::try_new(value).map(Self::from)
     }
 
     /// Returns the value. Wait-free: one load.

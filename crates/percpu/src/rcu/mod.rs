@@ -81,7 +81,7 @@ pub use self::grace_period::{GracePeriod, barrier, start_grace_period, synchroni
 #[cfg(any(offlock_loom, offlock_shuttle))]
 #[doc(hidden)]
 pub use self::guard::end_thread;
-pub use self::guard::{Guard, is_pinned, pin, try_pin};
+pub use self::guard::{Guard, is_pinned, pin};
 pub use self::owned::Owned;
 pub use self::reclaim::{poll, retire_raw};
 pub use self::stats::{Stats, stats};

@@ -7,7 +7,7 @@ use crate::error::impl_error;
 /// ```
 /// use offlock_percpu::{KillError, PercpuRef};
 ///
-/// let refs = PercpuRef::new(|| ())?;
+/// let refs = PercpuRef::new(|| ());
 /// refs.kill()?;
 /// assert_eq!(refs.kill(), Err(KillError::AlreadyDying));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -9,12 +9,12 @@ use crossbeam_utils::CachePadded;
 
 use super::error::KillError;
 use super::words::{self, BIAS, try_add};
-use crate::error::NewError;
+use crate::error::out_of_memory;
 use crate::fence;
 use crate::rseq::section;
 use crate::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
-use crate::sync::{order, step};
+use crate::sync::{cpu, order, step};
 use crate::words::Words;
 
 type ReleaseFn = Box<dyn FnOnce() + Send>;
@@ -36,7 +36,7 @@ type ReleaseFn = Box<dyn FnOnce() + Send>;
 /// use offlock_percpu::PercpuRef;
 ///
 /// let (tell, told) = mpsc::channel();
-/// let refs = PercpuRef::new(move || tell.send("released").unwrap())?;
+/// let refs = PercpuRef::new(move || tell.send("released").unwrap());
 ///
 /// let reference = refs.try_get().expect("live");
 /// refs.kill()?;
@@ -81,24 +81,21 @@ impl PercpuRef {
     /// [`kill`](Self::kill), must stay valid until their call returns. So
     /// [leak](Reference::leak) a reference before the kill, and `put` it after the kill.
     ///
-    /// # Errors
+    /// # Aborts
     ///
-    /// [`NewError`], which returns `release`, if there is no memory.
-    pub fn new<F>(release: F) -> Result<Self, NewError<F>>
-    where
-        F: FnOnce() + Send + 'static,
-    {
-        let Ok(words) = Words::new() else { return Err(NewError(release)) };
-        let release: ReleaseFn = crate::sync::alloc::try_box(release).map_err(NewError)?;
-        Ok(Self {
+    /// If there is no memory, like `Box::new`.
+    #[must_use]
+    pub fn new(release: impl FnOnce() + Send + 'static) -> Self {
+        let words = Words::new().unwrap_or_else(|_| out_of_memory::<u64>(cpu::possible()));
+        Self {
             gate: AtomicU64::new(0),
             words,
             cold: CachePadded::new(Cold {
                 atomic: AtomicI64::new(BIAS + 1),
                 remote: AtomicU64::new(0),
-                release: UnsafeCell::new(Some(release)),
+                release: UnsafeCell::new(Some(Box::new(release))),
             }),
-        })
+        }
     }
 
     /// Takes a reference, unless the object was killed.
@@ -118,7 +115,7 @@ impl PercpuRef {
     /// ```
     /// use offlock_percpu::PercpuRef;
     ///
-    /// let refs = PercpuRef::new(|| ())?;
+    /// let refs = PercpuRef::new(|| ());
     /// refs.try_get().expect("live").leak();
     /// refs.kill()?;
     /// assert!(!refs.is_zero());
@@ -260,7 +257,7 @@ impl fmt::Debug for PercpuRef {
 ///     // ... uses the object; both references are put at the end ...
 /// }
 ///
-/// let refs = PercpuRef::new(|| ())?;
+/// let refs = PercpuRef::new(|| ());
 /// std::thread::scope(|scope| {
 ///     let reference = refs.try_get().expect("live");
 ///     scope.spawn(move || serve(reference));

@@ -25,7 +25,7 @@ fn counting() -> (PercpuRef, Arc<AtomicUsize>) {
     let refs = PercpuRef::new(move || {
         count.fetch_add(1, SeqCst);
     });
-    (refs.unwrap(), released)
+    (refs, released)
 }
 
 #[derive(Clone, Debug)]
@@ -199,7 +199,7 @@ fn inv08_try_get_refuses_after_a_kill() {
 
 #[test]
 fn inv11_a_panic_of_the_release_closure_reaches_whoever_put_last() {
-    let refs = PercpuRef::new(|| panic!("from the closure")).unwrap();
+    let refs = PercpuRef::new(|| panic!("from the closure"));
     let last = refs.try_get().unwrap();
     refs.kill().unwrap();
     let panic = catch_unwind(AssertUnwindSafe(|| drop(last))).unwrap_err();
@@ -228,7 +228,7 @@ impl Object {
             assert_eq!(released.inside.load(SeqCst), 0, "released while a thread has a reference");
             released.releases.fetch_add(1, SeqCst);
         };
-        Self { refs: PercpuRef::new(release).unwrap(), ledger }
+        Self { refs: PercpuRef::new(release), ledger }
     }
 
     fn enter(&self) {

@@ -12,7 +12,7 @@ pub(super) struct Released(Arc<AtomicUsize>);
 impl Released {
     pub(super) fn counted(&self) -> PercpuRef {
         let Self(count) = self.clone();
-        PercpuRef::new(move || _ = count.fetch_add(1, Relaxed)).unwrap()
+        PercpuRef::new(move || _ = count.fetch_add(1, Relaxed))
     }
 }
 

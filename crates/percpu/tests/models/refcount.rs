@@ -48,7 +48,7 @@ impl Object {
                 free(unsafe { Box::from_raw(value) });
             }
         });
-        Arc::new(Self { refs: refs.unwrap(), value: AtomicPtr::new(value), released })
+        Arc::new(Self { refs, value: AtomicPtr::new(value), released })
     }
 
     /// Looks at the object; the caller holds a reference.
@@ -227,7 +227,7 @@ impl Plain {
 #[test]
 fn inv07_zero_carries_the_uses() {
     both_modes(|| {
-        let refs = Arc::new(PercpuRef::new(|| ()).unwrap());
+        let refs = Arc::new(PercpuRef::new(|| ()));
         let before_put = Plain::new();
         let holder = refs.try_get().unwrap();
         let killer = thread::spawn({
@@ -294,7 +294,7 @@ fn inv11_the_release_closure_may_drop_the_owner() {
                 free(unsafe { Box::from_raw(place.load(Ordering::Relaxed)) });
             }
         });
-        let owner = Box::into_raw(Box::new(Watched::new(Owner { refs: refs.unwrap(), value: 7 })));
+        let owner = Box::into_raw(Box::new(Watched::new(Owner { refs, value: 7 })));
         place.store(owner, Ordering::Relaxed);
         // SAFETY: not killed yet.
         unsafe { &*owner }.refs.try_get().unwrap().leak();

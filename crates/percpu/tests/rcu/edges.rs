@@ -64,7 +64,7 @@ fn errors_name_their_cause_and_values_print_themselves() {
     let _alone = alone();
     let owned = Owned::new(7);
     assert_eq!(format!("{owned:?}"), "Owned(7)");
-    let shared = Atomic::try_new(8).unwrap();
+    let shared = Atomic::new(8);
     assert_eq!(format!("{shared:?}"), "Atomic { .. }");
     let guard = rcu::pin();
     let unlinked = shared.swap(owned);
