@@ -188,7 +188,6 @@ mod files;
 #[cfg(doc)]
 pub mod guide;
 mod held_buf;
-mod histogram;
 mod inner;
 mod io_path;
 mod op;
@@ -229,7 +228,6 @@ pub use closing::ClosingFd;
 pub use engine::Engine;
 pub use error::{RequestError, SubmitError};
 pub use file::File;
-pub use histogram::Histogram;
 pub use io_path::IoPath;
 pub use op::AllocateMode;
 pub use open_options::OpenOptions;

@@ -30,7 +30,6 @@ use crate::adaptive::BatchLimit;
 use crate::backend::{Backend, Device};
 use crate::completion_state::{CompletionState, NewRequest};
 use crate::deadlines::{Action, Deadlines};
-use crate::histogram::Histogram;
 use crate::op::Kind;
 use crate::payload::Deliver;
 use crate::payload::{RawResult, TakenPayload};
@@ -56,8 +55,6 @@ pub(crate) struct Limits {
     pub(crate) reap_budget: usize,
     /// The maximum number of requests of other threads.
     pub(crate) remote: usize,
-    /// Whether latencies are measured.
-    pub(crate) timed: bool,
 }
 
 /// The requests, the backend and the limits of an engine.
@@ -93,8 +90,7 @@ pub(crate) enum Delivery {
 
 impl State {
     pub(crate) fn new(backend: Device, limits: Limits) -> Self {
-        let mut completions = CompletionState::new(limits.capacity, limits.depth);
-        completions.stats.latency = limits.timed.then(Histogram::new);
+        let completions = CompletionState::new(limits.capacity, limits.depth);
         let batch = BatchLimit::new(limits.max_batch, limits.adaptive);
         Self {
             completions,
@@ -143,14 +139,11 @@ impl State {
         self.stage_limit = 0;
     }
 
-    /// Updates the number of requests that may be staged, after a submission and a reap. A staged
-    /// request has no time stamp, so an engine that measures latencies stages none.
+    /// Updates the number of requests that may be staged, after a submission and a reap.
     #[inline]
     pub(crate) fn update_stage_limit(&mut self) {
         let completions = &self.completions;
-        let may = completions.pending.len() == self.staged
-            && !self.limits.timed
-            && self.backend.can_stage();
+        let may = completions.pending.len() == self.staged && self.backend.can_stage();
         self.stage_limit = if may { self.room() } else { 0 };
     }
 
@@ -328,10 +321,6 @@ impl State {
             && self.completions.slab.promised == 0
     }
 
-    fn now(&self) -> u64 {
-        if self.completions.stats.is_timed() { self.backend.now() } else { 0 }
-    }
-
     /// Submits one batch. With `sleep` it may also wait for a completion, unless a delivery, a
     /// future, a deadline or another thread would wait for that.
     pub(crate) fn submit(&mut self, sleep: bool) {
@@ -340,12 +329,11 @@ impl State {
         }
         let sleep = sleep && self.inbox.is_none();
         let sleep = sleep && self.deadlines.earliest().is_none() && self.has_delivered_all();
-        let now = self.now();
         loop {
             let (room, staged) = (self.room(), mem::take(&mut self.staged));
             let completions = &mut self.completions;
             let CompletionState { slab, pending, .. } = &mut *completions;
-            let batch = Batch::new(slab, pending, staged, room - staged, now);
+            let batch = Batch::new(slab, pending, staged, room - staged);
             let offered = staged + batch.len();
             if offered == 0 && self.backend.backlog() == 0 {
                 completions.blocked = false;
@@ -400,11 +388,10 @@ impl State {
         if self.completions.in_flight == 0 && !self.backend.has_cancellations() {
             return false;
         }
-        let now = self.now();
         let budget = self.limits.reap_budget;
         let completions = &mut self.completions;
         let blocked = mem::take(&mut completions.blocked); // a completion makes room in the kernel
-        let found = self.backend.reap_into(budget, completions, now);
+        let found = self.backend.reap_into(budget, completions);
         completions.blocked |= blocked && found == 0;
         completions.stats.reaped(found);
         self.batch.reaped(found, completions.in_flight);
