@@ -99,8 +99,9 @@ impl EngineBuilder {
         self
     }
 
-    /// Sets the maximum number of requests of other threads ([`Remote`](crate::Remote)); `capacity`
-    /// by default. One more is refused with [`SubmitError::Full`](crate::SubmitError::Full).
+    /// Sets the maximum number of calls of other threads that wait for a turn
+    /// ([`Remote`](crate::Remote)); `capacity` by default. One more is refused with
+    /// [`SubmitError::Full`](crate::SubmitError::Full).
     pub fn remote_capacity(mut self, remote_capacity: usize) -> Self {
         self.remote_capacity = Some(remote_capacity);
         self

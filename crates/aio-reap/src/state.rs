@@ -34,7 +34,7 @@ use crate::op::Kind;
 use crate::payload::Deliver;
 use crate::payload::{RawResult, TakenPayload};
 use crate::raw::{Stop, Sub};
-use crate::remote::{Inbox, PendingRemote, Shared};
+use crate::remote::{Call, CallQueue, RemoteCalls};
 use crate::slab::{
     Batch, CancelReason, CompletionTarget, Index, Slab, SlotState, finish_submission,
 };
@@ -53,7 +53,7 @@ pub(crate) struct Limits {
     pub(crate) adaptive: bool,
     /// The maximum number of completions in one reap.
     pub(crate) reap_budget: usize,
-    /// The maximum number of requests of other threads.
+    /// The maximum number of calls of other threads that wait for a turn.
     pub(crate) remote: usize,
 }
 
@@ -67,8 +67,8 @@ pub(crate) struct State {
     pub(crate) deadlines: Deadlines,
     /// Futures that wait for a slot.
     pub(crate) waiting: WaitQueue,
-    /// The requests of other threads. `None` before the first [`Remote`](crate::Remote).
-    pub(crate) inbox: Option<Box<Inbox>>,
+    /// The calls of other threads. `None` before the first [`Remote`](crate::Remote).
+    pub(crate) remote: Option<RemoteCalls>,
     /// The wakers of deadlines that passed in inner turns, for the next turn that delivers all.
     pub(crate) held_wakes: Vec<Waker>,
     /// The number of requests at the head of the pending list that are staged, and its limit.
@@ -100,7 +100,7 @@ impl State {
             batch,
             deadlines: Deadlines::default(),
             waiting: WaitQueue::default(),
-            inbox: None,
+            remote: None,
             held_wakes: Vec::new(),
             staged: 0,
             stage_limit: 0,
@@ -194,8 +194,7 @@ impl State {
             || self.ready(scope) > 0
             || (scope == Scope::All && self.holds_reports())
             || (!self.completions.blocked && (can_submit || self.backend.backlog() > 0))
-            || self.inbox.as_ref().is_some_and(|inbox| inbox.has_requests() || inbox.has_cancels())
-            || self.remote_requests() > 0
+            || (scope == Scope::All && self.has_calls())
     }
 
     /// Returns whether a turn that is not an inner one reports or wakes something without a request.
@@ -203,63 +202,15 @@ impl State {
         self.completions.enqueued > 0 || !self.held_wakes.is_empty()
     }
 
-    /// Returns the number of requests of other threads for which a turn would find a slot.
-    fn remote_requests(&self) -> usize {
-        let Some(inbox) = &self.inbox else { return 0 };
-        inbox.pending(&self.waiting, &self.completions.slab)
+    /// Returns whether calls of other threads wait for a turn.
+    pub(crate) fn has_calls(&self) -> bool {
+        self.remote.as_ref().is_some_and(RemoteCalls::has_calls)
     }
 
     /// Returns the number of requests that are not in the kernel and that another turn would
     /// advance.
     pub(crate) fn held(&self) -> usize {
-        self.pending() + self.ready(Scope::All) + self.remote_requests()
-    }
-
-    /// Takes requests of other threads into slots, as far as slots are free.
-    #[inline]
-    pub(crate) fn take_remote_requests(&mut self) {
-        if let Some(inbox) = &mut self.inbox {
-            inbox.turn(&mut self.completions, &mut self.waiting, &mut self.deadlines);
-            if inbox.has_cancels() {
-                self.cancel_remote_requests();
-            }
-        }
-    }
-
-    /// Cancels the requests in slots whose senders want that.
-    #[cold]
-    fn cancel_remote_requests(&mut self) {
-        let Some(mut inbox) = self.inbox.take() else { return };
-        let mut refused = mem::take(&mut inbox.refused_cancels);
-        inbox.take_cancels(|user_data| {
-            let current = self.completions.slab.current(user_data).is_some();
-            if current && !self.cancel_user_data(user_data) && !refused.contains(&user_data) {
-                refused.push(user_data);
-            }
-            current
-        });
-        inbox.refused_cancels = refused;
-        self.inbox = Some(inbox);
-    }
-
-    /// Tries again to cancel the requests of other threads whose cancellation the backend refused.
-    /// Called after a submission and a reap, which may have made room for cancellations. No turn is
-    /// made for that alone.
-    #[inline]
-    pub(crate) fn retry_remote_cancels(&mut self) {
-        if self.inbox.as_ref().is_some_and(|inbox| !inbox.refused_cancels.is_empty()) {
-            self.retry_refused_cancels();
-        }
-    }
-
-    #[cold]
-    fn retry_refused_cancels(&mut self) {
-        let Some(mut inbox) = self.inbox.take() else { return };
-        inbox.refused_cancels.retain(|&user_data| {
-            let current = self.completions.slab.current(user_data).is_some();
-            current && !self.cancel_user_data(user_data)
-        });
-        self.inbox = Some(inbox);
+        self.pending() + self.ready(Scope::All)
     }
 
     /// Tries to end the request with this user data early. Returns false if there was no attempt.
@@ -268,35 +219,37 @@ impl State {
         index.is_some_and(|index| self.cancel(index, CancelReason::Cancelled))
     }
 
-    /// Returns the state that the engine shares with its remotes, which signal `kick`.
-    pub(crate) fn remote_shared(&mut self, kick: &Arc<OwnedFd>) -> Arc<Shared> {
-        let slots = self.limits.remote;
-        let inbox = self.inbox.get_or_insert_with(|| Box::new(Inbox::new(slots, kick)));
-        if self.closed {
-            inbox.close();
+    /// Returns the queue of the calls of other threads, which wake the engine by `kick`. The first call
+    /// makes it.
+    pub(crate) fn call_queue(&mut self, kick: &Arc<OwnedFd>) -> Arc<CallQueue<Call>> {
+        let (capacity, closed) = (self.limits.remote, self.closed);
+        let remote = self.remote.get_or_insert_with(|| RemoteCalls::new(capacity, kick));
+        if closed {
+            remote.queue.close(&mut remote.taken);
         }
-        Arc::clone(inbox.shared())
+        Arc::clone(&remote.queue)
     }
 
     /// Returns whether a remote of this engine is left.
     pub(crate) fn has_remotes(&self) -> bool {
-        self.inbox.as_ref().is_some_and(|inbox| inbox.has_senders())
+        self.remote.as_ref().is_some_and(|remote| remote.queue.has_senders())
     }
 
-    /// Refuses later requests.
-    pub(crate) fn close(&mut self) {
-        self.closed = true;
-        if let Some(inbox) = &mut self.inbox {
-            inbox.close();
+    /// Takes the queued calls of other threads, and with `close` refuses later ones. Returns the number
+    /// of calls that have not begun.
+    pub(crate) fn take_calls(&mut self, close: bool) -> usize {
+        let Some(RemoteCalls { queue, taken }) = &mut self.remote else { return 0 };
+        if close {
+            queue.close(taken);
+        } else {
+            queue.take(taken);
         }
+        taken.len()
     }
 
-    /// Returns a request of another thread that has no slot, to refuse it. Called when no turn
-    /// follows.
-    pub(crate) fn refuse_remote_request(&mut self) -> Option<PendingRemote> {
-        let pending = self.inbox.as_mut()?.refuse(&mut self.waiting);
-        self.note_waiting();
-        pending
+    /// Returns the oldest call that was taken and has not begun.
+    pub(crate) fn next_call(&mut self) -> Option<Call> {
+        self.remote.as_mut()?.taken.pop_front()
     }
 
     /// Returns whether the engine can only wait for the kernel, or is idle, and no future waits for
@@ -327,7 +280,7 @@ impl State {
         if self.staged > self.room() {
             self.unstage(); // the adaptive limit has shrunk
         }
-        let sleep = sleep && self.inbox.is_none();
+        let sleep = sleep && self.remote.is_none();
         let sleep = sleep && self.deadlines.earliest().is_none() && self.has_delivered_all();
         loop {
             let (room, staged) = (self.room(), mem::take(&mut self.staged));
@@ -521,9 +474,6 @@ impl Drop for State {
             }
             if self.backend.wait(None).is_err() {
                 mem::forget(mem::replace(&mut self.completions.slab, Slab::new(0)));
-                if let Some(inbox) = &self.inbox {
-                    inbox.lose();
-                }
                 return;
             }
         }

@@ -5,6 +5,7 @@ mod wait;
 
 use std::cell::{Cell, RefCell};
 use std::mem;
+use std::rc::Rc;
 use std::task::Waker;
 use std::time::Instant;
 
@@ -12,11 +13,13 @@ use percpu::sync::{Arc, panicking};
 
 use crate::backend::Backend;
 use crate::deadlines::Action;
+use crate::engine::Engine;
 use crate::payload::{Deliver, RawResult};
 use crate::reap::ReapMode;
-use crate::remote::Shared;
+use crate::remote::{Call, CallQueue};
 use crate::request_id::RequestId;
 use crate::slab::{CancelReason, CompletionTarget, Index, SlotState};
+use crate::start::{BackendKind, Fallback};
 use crate::state::{Delivery, State};
 use crate::turn::{Scope, Turn};
 use crate::wake_fd::WakeFd;
@@ -25,6 +28,8 @@ use crate::wake_fd::WakeFd;
 pub(crate) struct Core {
     pub(crate) state: RefCell<State>,
     pub(crate) wake_fd: WakeFd,
+    pub(crate) kind: BackendKind,
+    pub(crate) fallbacks: Vec<Fallback>,
     pub(crate) reap_mode: Cell<ReapMode>,
     plugs: Cell<usize>,
     /// User code, such as a callback, is running in a caller of the current function.
@@ -34,10 +39,17 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(state: State, wake_fd: WakeFd) -> Self {
+    pub(crate) fn new(
+        state: State,
+        wake_fd: WakeFd,
+        kind: BackendKind,
+        fallbacks: Vec<Fallback>,
+    ) -> Self {
         Self {
             state: RefCell::new(state),
             wake_fd,
+            kind,
+            fallbacks,
             reap_mode: Cell::default(),
             plugs: Cell::new(0),
             dispatching: Cell::new(false),
@@ -132,23 +144,44 @@ impl Core {
 
     /// Refuses later requests, and wakes the futures that wait for a slot.
     pub(crate) fn close(&self) {
-        self.state.borrow_mut().close();
+        self.state.borrow_mut().closed = true;
         self.wake_waiting(|_| usize::MAX);
     }
 
-    /// Returns the state that the engine shares with its remotes. The first call makes it.
+    /// Returns the queue of the calls of other threads. The first call makes it.
     #[cold]
-    pub(crate) fn remote_shared(&self) -> Arc<Shared> {
-        self.state.borrow_mut().remote_shared(self.wake_fd.shared_kick())
+    pub(crate) fn call_queue(&self) -> Arc<CallQueue<Call>> {
+        self.state.borrow_mut().call_queue(self.wake_fd.shared_kick())
     }
 
-    /// Refuses the requests of other threads that have no slot.
-    pub(crate) fn refuse_remote_requests(&self) {
+    /// Runs the calls of other threads that are queued now; with `close` the queue refuses later ones.
+    ///
+    /// If a call panics, the other ones stay with the engine, and the next turn runs them.
+    pub(crate) fn run_calls(self: &Rc<Self>, close: bool) {
+        let count = self.state.borrow_mut().take_calls(close);
+        if count == 0 {
+            return;
+        }
+        let _rearm = RearmOnPanic(self);
+        let engine = Engine::borrowed(self);
+        let _guard = self.dispatching();
+        for _ in 0..count {
+            // The borrow ends with this statement.
+            let next = self.state.borrow_mut().next_call();
+            let Some(call) = next else { return }; // a call waited, and that turn ran the rest
+            call(&engine);
+        }
+    }
+
+    /// Drops the queued calls of other threads, and refuses later ones.
+    pub(crate) fn drop_calls(&self) {
+        self.state.borrow_mut().take_calls(true);
         loop {
-            let refused = self.state.borrow_mut().refuse_remote_request();
-            let Some(pending) = refused else { return };
-            let _guard = self.dispatching();
-            pending.refuse();
+            // The borrow ends with this statement: the drop of a call is user code.
+            let next = self.state.borrow_mut().next_call();
+            if next.is_none() {
+                return;
+            }
         }
     }
 
@@ -187,7 +220,6 @@ impl Core {
             if reap && state.reap() {
                 self.wake_fd.progress();
             }
-            state.retry_remote_cancels();
             state.update_stage_limit();
             // The next turn that is not an inner one reports the completions in queues.
             let enqueued = if holds { 0 } else { state.take_enqueued() };
@@ -264,19 +296,24 @@ impl Core {
         ready
     }
 
-    pub(crate) fn turn(&self, scope: Scope) -> Turn {
+    pub(crate) fn turn(self: &Rc<Self>, scope: Scope) -> Turn {
         let _inner = (scope == Scope::Inner).then(|| InnerTurn::new(self));
         self.turn_with(scope, false)
     }
 
     /// Turns the engine. With `sleep` the submission may wait for a completion.
-    fn turn_with(&self, scope: Scope, sleep: bool) -> Turn {
+    fn turn_with(self: &Rc<Self>, scope: Scope, sleep: bool) -> Turn {
         self.wake_fd.clear();
         let mut state = self.state.borrow_mut();
         state.backend.acknowledge();
-        state.take_remote_requests();
         let timed = state.deadlines.earliest().is_some();
+        let has_remote = state.remote.is_some();
         drop(state);
+        if has_remote && scope == Scope::All {
+            self.run_calls(false);
+        } else if has_remote && scope == Scope::Nothing && self.state.borrow().has_calls() {
+            self.wake_fd.kick(); // their wake-up may have been cleared above
+        }
         if timed && scope != Scope::Nothing {
             self.expire(scope);
         }
@@ -360,6 +397,17 @@ impl Drop for Rearm<'_> {
             self.0.wake_fd.retry_later();
         }
         self.0.wake_fd.wake_at(state.deadlines.earliest());
+    }
+}
+
+/// The same if a panic unwinds. Otherwise a round follows.
+struct RearmOnPanic<'c>(&'c Core);
+
+impl Drop for RearmOnPanic<'_> {
+    fn drop(&mut self) {
+        if panicking() {
+            drop(Rearm(self.0));
+        }
     }
 }
 

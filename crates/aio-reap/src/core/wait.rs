@@ -2,6 +2,7 @@
 
 use std::cell::RefMut;
 use std::io;
+use std::rc::Rc;
 use std::time::Duration;
 
 use super::{Core, InnerTurn};
@@ -16,7 +17,7 @@ impl Core {
     /// Turns the engine until a completion was delivered, the time is over, or the engine is idle.
     /// With a waker, its wake-up ends the wait, and an idle engine does not.
     pub(crate) fn wait(
-        &self,
+        self: &Rc<Self>,
         timeout: Option<Duration>,
         waker: Option<&BlockOnWaker>,
     ) -> io::Result<Turn> {
@@ -24,13 +25,13 @@ impl Core {
     }
 
     /// Waits for the waker like [`wait`](Self::wait), but delivers inner requests only.
-    pub(crate) fn wait_inner(&self, waker: &BlockOnWaker) -> io::Result<Turn> {
+    pub(crate) fn wait_inner(self: &Rc<Self>, waker: &BlockOnWaker) -> io::Result<Turn> {
         let _inner = InnerTurn::new(self);
         self.wait_for(Scope::Inner, None, Some(waker))
     }
 
     fn wait_for(
-        &self,
+        self: &Rc<Self>,
         scope: Scope,
         timeout: Option<Duration>,
         waker: Option<&BlockOnWaker>,
@@ -53,13 +54,13 @@ impl Core {
         }
     }
 
-    pub(crate) fn drain(&self) -> io::Result<()> {
+    pub(crate) fn drain(self: &Rc<Self>) -> io::Result<()> {
         while !self.wait(None, None)?.is_idle() {}
         Ok(())
     }
 
     /// Turns the engine until no remote is left and no request is left.
-    pub(crate) fn serve(&self) -> io::Result<()> {
+    pub(crate) fn serve(self: &Rc<Self>) -> io::Result<()> {
         let turn = || match self.turn(Scope::All) {
             turn if turn.delivered > 0 => Served::Progress,
             turn if turn.is_idle() => Served::Idle,
@@ -96,7 +97,7 @@ impl Core {
         if state.has_work_for(scope) {
             return Ok(());
         }
-        if state.in_kernel() > 0 && waker.is_none() && state.inbox.is_none() {
+        if state.in_kernel() > 0 && waker.is_none() && state.remote.is_none() {
             return state.wait(timeout);
         }
         if self.prepare_sleep(state, timeout, scope) { self.wake_fd.wait(timeout) } else { Ok(()) }
