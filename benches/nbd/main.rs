@@ -6,7 +6,6 @@
 //! cargo bench --bench nbd -- --quick            the rows that decide a target: under 60 s
 //! cargo bench --bench nbd -- --only N1          rows by part of a name or target
 //! cargo bench --bench nbd -- --only W           the rows that write ([`writes`]); 3 rounds with `--quick`
-//! cargo bench --bench nbd -- --only U           an export of another server ([`upstream`]); the same
 //! cargo bench --bench nbd -- --backend aio      our server on that engine: uring, aio or threads
 //! cargo bench --bench nbd -- --only N --picture FILE    draws the rows that decide a target
 //! ```
@@ -28,7 +27,6 @@ mod picture;
 mod rows;
 mod servers;
 mod table;
-mod upstream;
 mod writes;
 
 use std::error::Error;
@@ -85,8 +83,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let section = |name| -> Result<_, TargetError> {
         Ok(Targets::parse(include_str!("../targets.toml"), name)?.asked_for_by(&args))
     };
-    let mut targets =
-        [section("nbd")?, section("nbd_cached")?, section("nbd_writes")?, section("nbd_upstream")?];
+    let mut targets = [section("nbd")?, section("nbd_cached")?, section("nbd_writes")?];
     let header = Header::take("nbd");
     print!("{header}");
     if let Err(error) = measure(&args, &header, &mut targets) {
@@ -96,7 +93,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn measure(args: &Args, header: &Header, targets: &mut [Targets; 4]) -> Result<(), Box<dyn Error>> {
+fn measure(args: &Args, header: &Header, targets: &mut [Targets; 3]) -> Result<(), Box<dyn Error>> {
     if Command::new("fio").arg("--version").output().is_err() {
         return Err("fio is not installed: apt install fio".into());
     }
@@ -117,7 +114,7 @@ fn measure(args: &Args, header: &Header, targets: &mut [Targets; 4]) -> Result<(
         sockets: sockets.path(),
         cpu: server,
     };
-    let [first, second, third, fourth] = targets;
+    let [first, second, third] = targets;
     let rows = measure_reads(args, &site, (client, server), scratch.path(), [first, second])?;
     if let Some(file) = args.picture.as_ref().filter(|_| !rows.is_empty()) {
         // Cargo starts a bench in its own package; a relative path is one from the workspace.
@@ -128,9 +125,6 @@ fn measure(args: &Args, header: &Header, targets: &mut [Targets; 4]) -> Result<(
     }
     site.writable = true;
     measure_writes(args, &site, (client, server), scratch.path(), third)?;
-    if !args.quick || args.only.is_some() || args.smoke {
-        upstream::measure(args, &site, client, scratch.path(), fourth)?;
-    }
     Ok(())
 }
 

@@ -244,10 +244,10 @@ pub(crate) fn build_ours() -> io::Result<PathBuf> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     // `--workspace`: with fewer packages dependencies have other features, and are compiled anew.
-    command.args(["build", "--workspace", "--example", "nbd_server", "--profile"]).arg(profile());
+    command.args(["build", "--workspace", "--bin", "offlock-nbd", "--profile"]).arg(profile());
     command.arg("--target-dir").arg(target_dir()?).current_dir(env!("CARGO_MANIFEST_DIR"));
     if !command.status()?.success() {
-        return Err(io::Error::other("cargo build --example nbd_server failed"));
+        return Err(io::Error::other("cargo build --bin offlock-nbd failed"));
     }
-    Ok(profile_dir()?.join("examples/nbd_server"))
+    Ok(profile_dir()?.join("offlock-nbd"))
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo bench --bench seeds                              tables on the terminal: about five minutes
-//! cargo bench --bench seeds -- --report target/report    and a page, target/report/index.html
+//! cargo bench --bench seeds -- --report target/report    and a page, target/report/README.md, with plots
 //! cargo bench --bench seeds -- --quick                   fewer and shorter windows
 //! cargo bench --bench seeds -- --only mq_rbtree          benches by part of a name
 //! ```
@@ -41,7 +41,7 @@ const PARTS: &[(&str, Option<&str>)] = &[
 const TITLE: &str = "Five kernel and QEMU patches, in user space";
 const LEAD: &str = "Each crate of this workspace grew from one published change. For each of them, what was \
     there before and what came after were built from this workspace, differing in that change only, and \
-    measured in one run, on the machine below. Fainter bars and broader lines are the published figures, of \
+    measured in one run, on the machine below. Fainter bars and broader lines in the plots are the published figures, of \
     other and larger machines: the direction and the ratio are what can be compared.";
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -91,7 +91,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             chapters: &chapters,
             missing: &missing,
         };
-        println!("# {}", write(&folder, &page)?.display());
+        println!("# {}", page.write(&folder)?.display());
     }
     if missing.is_empty() { Ok(()) } else { Err("not everything could be measured".into()) }
 }
@@ -120,14 +120,4 @@ fn measure(
 fn workspace() -> PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     here.ancestors().nth(2).unwrap_or(here).to_path_buf()
-}
-
-/// The page, whole or not at all.
-fn write(folder: &Path, page: &Page<'_>) -> Result<PathBuf, Box<dyn Error>> {
-    fs::create_dir_all(folder)?;
-    let path = folder.join("index.html");
-    let new = folder.join("index.html.new");
-    fs::write(&new, page.to_string())?;
-    fs::rename(new, &path)?;
-    Ok(path)
 }

@@ -1,42 +1,60 @@
-//! One page that needs nothing but itself: chapters, with their plots drawn, in one file.
-//!
-//! It is HTML, and well-formed XML as well, so that a test can parse all of it.
+//! The report: one page of Markdown, and its plots as SVG files beside it.
 
+use std::error::Error;
 use std::fmt::{self, Write};
+use std::fs;
+use std::path::{Path, PathBuf};
 
-use harness::{Chapter, Claim, Header, Plot, Table};
+use harness::{Chapter, Claim, Header, Table};
 
-use crate::plot::{color, svg};
-
-const STYLE: &str = include_str!("page.css");
+use crate::plot::svg;
 
 /// A page, to be written with `Display`.
 #[derive(Debug)]
 pub(crate) struct Page<'p> {
-    /// What the page is called.
     pub(crate) title: &'p str,
-    /// A sentence or two at its beginning.
+    /// A sentence or two at the beginning of the page.
     pub(crate) lead: &'p str,
-    /// Where and how it was measured.
+    /// Where and how the chapters were measured.
     pub(crate) header: &'p Header,
-    /// In the order of the page; those of one crate follow each other.
+    /// In the order of the page; the chapters of one crate follow each other.
     pub(crate) chapters: &'p [Chapter],
     /// What could not be measured at all.
     pub(crate) missing: &'p [String],
 }
 
-/// Text between tags, or in an attribute.
-struct Escaped<'t>(&'t str);
+impl Page<'_> {
+    /// Writes the page and its plots to a folder. Returns the path of the page.
+    pub(crate) fn write(&self, folder: &Path) -> Result<PathBuf, Box<dyn Error>> {
+        fs::create_dir_all(folder)?;
+        for (number, chapter) in self.chapters.iter().enumerate() {
+            for (at, plot) in chapter.plots.iter().enumerate() {
+                if let Ok(drawn) = svg(plot) {
+                    fs::write(folder.join(file_name(number, at)), drawn)?;
+                }
+            }
+        }
+        // The page appears whole or not at all.
+        let (path, new) = (folder.join("README.md"), folder.join("README.md.new"));
+        fs::write(&new, self.to_string())?;
+        fs::rename(new, &path)?;
+        Ok(path)
+    }
+}
 
-impl fmt::Display for Escaped<'_> {
+/// The file of a chapter's plot.
+fn file_name(chapter: usize, plot: usize) -> String {
+    format!("plot-{chapter}-{plot}.svg")
+}
+
+/// Text in Markdown: signs that would begin a cell, a tag or a link are escaped.
+struct Plain<'t>(&'t str);
+
+impl fmt::Display for Plain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.chars().try_for_each(|letter| match letter {
-            '&' => f.write_str("&amp;"),
-            '<' => f.write_str("&lt;"),
-            '>' => f.write_str("&gt;"),
-            '"' => f.write_str("&quot;"),
-            // What XML has no place for.
-            '\0'..='\u{8}' | '\u{b}'..='\u{c}' | '\u{e}'..='\u{1f}' => f.write_char('\u{fffd}'),
+            '|' | '<' | '[' | ']' | '*' | '_' | '\\' => write!(f, "\\{letter}"),
+            letter if letter.is_control() => f.write_char(' '),
             letter => f.write_char(letter),
         })
     }
@@ -45,143 +63,68 @@ impl fmt::Display for Escaped<'_> {
 impl fmt::Display for Page<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { title, lead, header, chapters, missing } = self;
-        let (title, lead) = (Escaped(title), Escaped(lead));
-        writeln!(f, "<!DOCTYPE html>")?;
-        writeln!(f, "<html lang=\"en\" xmlns=\"http://www.w3.org/1999/xhtml\"><head>")?;
-        writeln!(f, "<meta charset=\"utf-8\"/><title>{title}</title>")?;
-        writeln!(f, "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>")?;
-        writeln!(f, "<style>\n{STYLE}</style></head><body>")?;
-        writeln!(f, "<h1>{title}</h1>\n<p>{lead}</p>")?;
-        summary(f, chapters)?;
-        machine(f, header)?;
+        let Header { cpu, cores, kernel, commit, load, command, locked_add } = header;
+        writeln!(f, "# {}\n\n{}\n", Plain(title), Plain(lead))?;
+        writeln!(
+            f,
+            "`{command}`, on {}, {cores} cores, Linux {kernel}, commit {commit}, load {load}, an atomic addition takes {locked_add:.1} ns.\n",
+            Plain(cpu)
+        )?;
         claims(f, chapters)?;
         differences(f, chapters, missing)?;
         let mut last = None;
         for (number, chapter) in chapters.iter().enumerate() {
             if last != Some(&chapter.of) {
-                writeln!(f, "<h2 id=\"{0}\">{0}</h2>", Escaped(&chapter.of))?;
+                writeln!(f, "## {}\n", Plain(&chapter.of))?;
             }
             last = Some(&chapter.of);
             write_chapter(f, number, chapter, header)?;
         }
-        writeln!(f, "</body></html>")
+        Ok(())
     }
 }
 
-/// One line for each chapter with claims: how many of them hold, and the first that was measured.
-fn summary(f: &mut fmt::Formatter<'_>, chapters: &[Chapter]) -> fmt::Result {
-    for (number, chapter) in chapters.iter().enumerate() {
-        let Chapter { claims, .. } = chapter;
-        if claims.is_empty() {
-            continue;
-        }
-        let count = |holds| claims.iter().filter(|claim| claim.holds == holds).count();
-        let (hold, all, open) = (count(Some(true)), claims.len(), count(None));
-        let linked = Linked(number, chapter);
-        write!(f, "<p class=\"summary\">{linked}: {hold} of {all} effects hold")?;
-        if open > 0 {
-            write!(f, ", {open} not measured")?;
-        }
-        if let Some(first) = claims.iter().find(|claim| claim.holds.is_some()) {
-            let Claim { what, published, measured, .. } = first;
-            let (what, measured) = (Escaped(what), Escaped(measured));
-            write!(f, ". {what}: {measured}")?;
-            if published != "none" {
-                write!(f, "; published {}", Escaped(published))?;
-            }
-        }
-        writeln!(f, ".</p>")?;
-    }
-    Ok(())
-}
-
-fn machine(f: &mut fmt::Formatter<'_>, header: &Header) -> fmt::Result {
-    let Header { cpu, cores, kernel, commit, load, command } = header;
-    let cores = format!("{cpu}, {cores} cores");
-    writeln!(f, "<dl>")?;
-    for (name, value) in [
-        ("machine", &cores),
-        ("kernel", kernel),
-        ("commit", commit),
-        ("load", load),
-        ("command", command),
-    ] {
-        writeln!(f, "<dt>{name}</dt><dd>{}</dd>", Escaped(value))?;
-    }
-    writeln!(f, "</dl>")
-}
-
-/// Every claim of the page in one table, under the chapter that it is of.
+/// Every claim of the page in one table.
 fn claims(f: &mut fmt::Formatter<'_>, chapters: &[Chapter]) -> fmt::Result {
-    writeln!(f, "<h2>At a glance</h2>\n<div class=\"wide\"><table class=\"claims\">")?;
-    writeln!(f, "<tr><th>what was claimed</th>")?;
-    writeln!(f, "<th>published</th><th>measured</th><th>here</th></tr>")?;
-    for (number, chapter) in chapters.iter().enumerate() {
-        if chapter.claims.is_empty() {
-            continue;
-        }
-        writeln!(f, "<tr><th colspan=\"4\">{}</th></tr>", Linked(number, chapter))?;
+    writeln!(
+        f,
+        "| crate | what was claimed | published | measured | here |\n|---|---|---|---|---|"
+    )?;
+    for chapter in chapters {
         for claim in &chapter.claims {
-            let Claim { what, published, measured, holds, .. } = claim;
-            let (class, verdict) = (class(*holds), Escaped(claim.verdict()));
-            writeln!(
-                f,
-                "<tr><td>{}</td><td data-label=\"published\">{}</td>\
-                 <td data-label=\"measured\">{}</td><td class=\"{class}\">{verdict}</td></tr>",
-                Escaped(what),
-                Escaped(published),
-                Escaped(measured),
-            )?;
+            let Claim { what, published, measured, .. } = claim;
+            let [of, what, published, measured] =
+                [&chapter.of, what, published, measured].map(|text| Plain(text));
+            writeln!(f, "| {of} | {what} | {published} | {measured} | {} |", claim.verdict())?;
         }
     }
-    writeln!(f, "</table></div>")
+    writeln!(f)
 }
 
-/// A chapter's crate and title, as a link to it: its number is its place on the page.
-struct Linked<'c>(usize, &'c Chapter);
-
-impl fmt::Display for Linked<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(number, Chapter { of, title, .. }) = self;
-        write!(f, "<a href=\"#chapter-{number}\">{}: {}</a>", Escaped(of), Escaped(title))
-    }
-}
-
-fn class(holds: Option<bool>) -> &'static str {
-    match holds {
-        Some(true) => "yes",
-        Some(false) => "no",
-        None => "unknown",
-    }
-}
-
-/// What is not as published, in words.
+/// What is not as published, and what was not measured.
 fn differences(
     f: &mut fmt::Formatter<'_>,
     chapters: &[Chapter],
     missing: &[String],
 ) -> fmt::Result {
-    writeln!(f, "<h2>What did not reproduce, or was not measured</h2>")?;
+    writeln!(f, "## What did not reproduce, or was not measured\n")?;
     let all_hold = |chapter: &Chapter| chapter.claims.iter().all(|claim| claim.holds == Some(true));
     if missing.is_empty() && chapters.iter().all(all_hold) {
-        return writeln!(f, "<p>Nothing: all was measured, and is as published.</p>");
+        return writeln!(f, "Nothing: all was measured, and is as published.\n");
     }
-    writeln!(f, "<ul>")?;
-    for (number, chapter) in chapters.iter().enumerate() {
+    for chapter in chapters {
         for claim in chapter.claims.iter().filter(|claim| claim.holds != Some(true)) {
             let Claim { what, published, measured, holds, remark } = claim;
-            write!(f, "<li>{}: {}. ", Linked(number, chapter), Escaped(what))?;
+            write!(f, "- {}: {}. ", Plain(&chapter.of), Plain(what))?;
             match holds {
-                None => write!(f, "Not measured; published {}. ", Escaped(published))?,
-                _ => {
-                    write!(f, "Measured {}, published {}. ", Escaped(measured), Escaped(published))?
-                }
+                None => write!(f, "Not measured; published {}. ", Plain(published))?,
+                _ => write!(f, "Measured {}, published {}. ", Plain(measured), Plain(published))?,
             }
-            writeln!(f, "{}</li>", Escaped(remark))?;
+            writeln!(f, "{}", Plain(remark))?;
         }
     }
-    missing.iter().try_for_each(|what| writeln!(f, "<li>{}</li>", Escaped(what)))?;
-    writeln!(f, "</ul>")
+    missing.iter().try_for_each(|what| writeln!(f, "- {}", Plain(what)))?;
+    writeln!(f)
 }
 
 fn write_chapter(
@@ -191,65 +134,32 @@ fn write_chapter(
     header: &Header,
 ) -> fmt::Result {
     let Chapter { title, about, command, plots, tables, claims, .. } = chapter;
-    writeln!(f, "<h3 id=\"chapter-{number}\">{}</h3>", Escaped(title))?;
-    writeln!(f, "<p>{}</p>", Escaped(about))?;
     let command = if command.is_empty() { &header.command } else { command };
-    let origin = format!("{command}, on {}", header.cpu);
-    plots.iter().try_for_each(|plot| write_plot(f, plot, &origin))?;
-    tables.iter().try_for_each(|table| write_table(f, table))?;
-    verdicts(f, claims)
-}
-
-/// Each claim of a chapter, and what became of it, in words.
-fn verdicts(f: &mut fmt::Formatter<'_>, claims: &[Claim]) -> fmt::Result {
-    for claim in claims {
-        let Claim { what, published, measured, holds, remark } = claim;
-        let (class, verdict) = (class(*holds), Escaped(claim.verdict()));
-        write!(f, "<p class=\"said\"><b class=\"{class}\">{verdict}</b>: {}; ", Escaped(what))?;
-        match (holds, published.as_str()) {
-            (None, _) => write!(f, "published {}. ", Escaped(published))?,
-            (_, "none") => write!(f, "measured {}. ", Escaped(measured))?,
-            _ => write!(f, "measured {}, published {}. ", Escaped(measured), Escaped(published))?,
+    writeln!(f, "### {}\n\n{} `{command}`\n", Plain(title), Plain(about))?;
+    for (at, plot) in plots.iter().enumerate() {
+        match svg(plot) {
+            Ok(_) => writeln!(f, "![{}]({})\n", Plain(&plot.title), file_name(number, at))?,
+            Err(_) => writeln!(f, "{}: not measured\n", Plain(&plot.title))?,
         }
-        writeln!(f, "{}</p>", Escaped(remark))?;
     }
-    Ok(())
-}
-
-/// A plot with its unit and its origin: the command and the machine.
-fn write_plot(f: &mut fmt::Formatter<'_>, plot: &Plot, origin: &str) -> fmt::Result {
-    let Ok(drawn) = svg(plot) else {
-        return writeln!(f, "<p class=\"remark\">{}: not measured</p>", Escaped(&plot.title));
-    };
-    let (title, unit, origin) = (Escaped(&plot.title), Escaped(&plot.unit), Escaped(origin));
-    writeln!(f, "<figure><figcaption>{title}")?;
-    writeln!(f, "<small>{unit}; <code>{origin}</code></small></figcaption>")?;
-    writeln!(f, "<div class=\"wide\">{drawn}</div>")?;
-    writeln!(f, "<div class=\"legend\">")?;
-    for (at, series) in plot.series.iter().enumerate() {
-        let plotters::style::RGBAColor(red, green, blue, alpha) = color(plot, at);
-        writeln!(
-            f,
-            "<span><i style=\"background: rgba({red},{green},{blue},{alpha})\"></i>{}</span>",
-            Escaped(&series.name)
-        )?;
+    tables.iter().try_for_each(|table| write_table(f, table))?;
+    for claim in claims.iter().filter(|claim| !claim.remark.is_empty()) {
+        writeln!(f, "- {}: {}", Plain(&claim.what), Plain(&claim.remark))?;
     }
-    writeln!(f, "</div></figure>")
+    writeln!(f)
 }
 
 fn write_table(f: &mut fmt::Formatter<'_>, table: &Table) -> fmt::Result {
     let Table { title, columns, rows } = table;
-    writeln!(f, "<div class=\"wide\"><table><caption>{}</caption>", Escaped(title))?;
-    write!(f, "<tr><th></th>")?;
-    columns.iter().try_for_each(|column| write!(f, "<th>{}</th>", Escaped(column)))?;
-    writeln!(f, "</tr>")?;
+    write!(f, "| {} |", Plain(title))?;
+    columns.iter().try_for_each(|column| write!(f, " {} |", Plain(column)))?;
+    writeln!(f, "\n|---|{}", "---|".repeat(columns.len()))?;
     for (name, cells) in rows {
-        write!(f, "<tr><th>{}</th>", Escaped(name))?;
+        write!(f, "| {} |", Plain(name))?;
         for at in 0..columns.len() {
-            let cell = cells.get(at).map_or("", String::as_str);
-            write!(f, "<td>{}</td>", Escaped(cell))?;
+            write!(f, " {} |", Plain(cells.get(at).map_or("", String::as_str)))?;
         }
-        writeln!(f, "</tr>")?;
+        writeln!(f)?;
     }
-    writeln!(f, "</table></div>")
+    writeln!(f)
 }

@@ -1,7 +1,4 @@
-//! Plots as SVG, in the colours of the page that they stand in.
-//!
-//! Axes and text are black here and get the page's colour there; the colours of the series are legible
-//! on light and on dark.
+//! Plots as SVG files, each with its legend.
 
 use std::error::Error;
 
@@ -14,6 +11,8 @@ const SIZE: (u32, u32) = (800, 360);
 /// With more places than this their names stand upright, and the plot is larger.
 const MOST_ACROSS: usize = 12;
 const LARGE: (u32, u32) = (1200, 520);
+/// Above the plot, for a line of the legend.
+const LEGEND: u32 = 22;
 /// Below the plot, for the names of the places.
 const BELOW: u32 = 28;
 const BELOW_UPRIGHT: u32 = 160;
@@ -36,14 +35,26 @@ pub(crate) fn color(plot: &Plot, at: usize) -> RGBAColor {
     COLORS[before % COLORS.len()].mix(if published { 0.45 } else { 1.0 })
 }
 
-/// The plot, as an element of a page.
+/// Draws a plot. Fails if nothing was measured.
 pub(crate) fn svg(plot: &Plot) -> Result<String, Box<dyn Error>> {
     let scale = Scale::of(plot).ok_or("nothing was measured")?;
     let upright = plot.places.len() > MOST_ACROSS;
     let (size, below) = if upright { (LARGE, BELOW_UPRIGHT) } else { (SIZE, BELOW) };
     let mut text = String::new();
     {
+        let size = (size.0, size.1 + LEGEND * plot.series.len() as u32);
         let area = SVGBackend::with_string(&mut text, size).into_drawing_area();
+        area.fill(&WHITE)?;
+        let (legend, area) = area.split_vertically(LEGEND * plot.series.len() as u32);
+        for (at, series) in plot.series.iter().enumerate() {
+            let y = 8 + (LEGEND * at as u32) as i32;
+            legend.draw(&Rectangle::new([(20, y), (34, y + 10)], color(plot, at).filled()))?;
+            legend.draw_text(
+                &series.name,
+                &TextStyle::from(("sans-serif", 14)).color(&BLACK),
+                (42, y - 2),
+            )?;
+        }
         let mut chart = ChartBuilder::on(&area)
             .margin(12)
             .x_label_area_size(below)

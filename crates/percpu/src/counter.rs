@@ -43,13 +43,13 @@ use std::ptr::{self, NonNull};
 
 use crossbeam_utils::CachePadded;
 
-use crate::const_fn::const_fn;
 use crate::cpu::CpuId;
 use crate::error::AllocError;
 use crate::fence;
 use crate::rseq::section;
 use crate::starting::is_starting;
 use crate::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, Ordering};
+use crate::sync::const_fn;
 use crate::sync::{cpu, order, step};
 use crate::words::Words;
 

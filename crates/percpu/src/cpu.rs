@@ -16,7 +16,9 @@
 
 use std::fmt;
 
-pub use crate::cpu_id::CpuId;
+#[doc(inline)]
+pub use offlock_sync::CpuId;
+
 use crate::starting::starting;
 use crate::sync::native::OnceLock;
 #[cfg(any(test, not(offlock_virtual_cpu)))]

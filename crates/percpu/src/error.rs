@@ -3,61 +3,10 @@
 use std::alloc::{Layout, handle_alloc_error};
 use std::fmt;
 
-/// Implements `errno`, `Display`, `Error` and the conversion into `io::Error` for an error type.
-///
-/// The generics of the type come first, in brackets. Each line has a pattern for `self`, its errno,
-/// and its message with the bindings of the pattern.
-macro_rules! impl_error {
-    ([$($generics:tt)*] $type:ty { $($pattern:pat => $errno:ident, $message:literal;)+ }) => {
-        impl<$($generics)*> $type {
-            /// Returns the matching errno value.
-            #[must_use]
-            #[allow(unused_variables, reason = "bindings of the patterns are for the messages")]
-            pub fn errno(&self) -> i32 {
-                match self { $($pattern => libc::$errno,)+ }
-            }
-        }
+#[doc(inline)]
+pub use offlock_sync::AllocError;
 
-        impl<$($generics)*> std::fmt::Display for $type {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                match self { $($pattern => write!(f, $message),)+ }
-            }
-        }
-
-        impl<$($generics)*> std::error::Error for $type {}
-
-        impl<$($generics)*> From<$type> for std::io::Error {
-            fn from(error: $type) -> Self {
-                Self::from_raw_os_error(error.errno())
-            }
-        }
-    };
-}
-pub(crate) use impl_error;
-
-/// An allocation failed. Maps to `ENOMEM`.
-///
-/// ```
-/// fn buffers() -> Result<offlock_percpu::PerCpu<u64>, offlock_percpu::AllocError> {
-///     offlock_percpu::PerCpu::try_new(|_cpu| 0)
-/// }
-/// assert!(buffers().is_ok());
-/// assert_eq!(offlock_percpu::AllocError::new().errno(), 12); // ENOMEM
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct AllocError {}
-
-impl AllocError {
-    /// Makes the error. Public for the other crates of the workspace, which return it too.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn new() -> Self {
-        Self {}
-    }
-}
-
-impl_error! { [] AllocError { _ => ENOMEM, "out of memory"; } }
+pub(crate) use crate::sync::impl_error;
 
 /// An allocation failed; the error returns the value. Maps to `ENOMEM`.
 ///

@@ -78,13 +78,9 @@
 //!   object, and use the `try_` methods of an [`LgLock`] that was used before ([`lglock`]). Other
 //!   operations take locks.
 
-#[doc(hidden)]
-pub mod alloc;
 mod capabilities;
-mod const_fn;
 mod counter;
 mod cpu;
-mod cpu_id;
 mod cpulist;
 mod error;
 pub mod fence;
@@ -92,9 +88,6 @@ mod gate;
 #[cfg(doc)]
 pub mod guide;
 pub mod lglock;
-#[doc(hidden)]
-pub mod panics;
-mod park;
 pub mod rcu;
 mod refcount;
 mod rseq;
@@ -104,7 +97,6 @@ mod starting;
 pub mod sync;
 mod topology;
 mod unwind;
-mod word_lock;
 mod words;
 
 pub use self::capabilities::{Capabilities, RseqUnavailable, capabilities, require_rseq};
@@ -122,6 +114,9 @@ pub use self::refcount::{
 pub use self::rseq::state::Sections;
 pub use self::slots::PerCpu;
 pub use self::topology::{NodeId, Topology, topology};
+
+#[doc(hidden)]
+pub use offlock_sync::{alloc, panics};
 
 /// Compiles and runs the example of the README.
 #[cfg(doctest)]

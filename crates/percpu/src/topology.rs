@@ -13,9 +13,9 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-use crate::cpu_id::CpuId;
 use crate::cpulist::{CpuList, MAX_CPUS};
 use crate::starting::starting;
+use crate::sync::CpuId;
 use crate::sync::native::OnceLock;
 
 /// The number of a memory (NUMA) node, as the kernel counts nodes.

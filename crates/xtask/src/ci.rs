@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
-use crate::ahead::{Ahead, Job};
 use crate::error::{Error, Result};
 use crate::parts::{adopt, benches, fallbacks, fuzz, lint, models, stress, tests};
 use crate::tools;
@@ -12,46 +11,29 @@ use crate::workspace::Workspace;
 /// One part.
 struct Part {
     name: &'static str,
-    run: fn(&Workspace, &Ahead) -> Result<()>,
+    run: fn(&Workspace) -> Result<()>,
 }
 
 /// All parts, in the order in which they run: what fails fast and often comes first; `fallbacks`
-/// uses the build of `tests`; `fuzz` and what follows has been built beside the parts before it.
+/// uses the build of `tests`.
 const PARTS: [Part; 11] = [
-    Part { name: "tools", run: |ws, _| tools::install(ws) },
-    Part { name: "lint", run: |ws, _| lint::lint(ws) },
-    Part { name: "tests", run: |ws, _| tests::tests(ws) },
-    Part { name: "adopt", run: |ws, _| adopt::run(ws) },
+    Part { name: "tools", run: tools::install },
+    Part { name: "lint", run: lint::lint },
+    Part { name: "tests", run: tests::tests },
+    Part { name: "adopt", run: adopt::run },
     Part { name: "fallbacks", run: fallbacks::run },
     Part { name: "models", run: all_models },
-    Part { name: "stress", run: |ws, ahead| stress::all(ws, ahead, stress::SECONDS) },
+    Part { name: "stress", run: |ws| stress::all(ws, stress::SECONDS) },
     Part { name: "fuzz", run: fuzz::all },
-    Part { name: "deny", run: |ws, _| lint::deny(ws) },
+    Part { name: "deny", run: lint::deny },
     Part { name: "benches", run: benches::smoke },
-    Part { name: "demo", run: demo },
+    Part { name: "demo", run: tests::demo },
 ];
 
-/// The builds that are done beside earlier parts, in the order of the parts.
-fn jobs(chosen: &[&Part]) -> Vec<Job> {
-    let demo = Job { part: "demo", name: "demo", folder: "release", build: tests::build_demo };
-    let all = models::JOBS.into_iter().chain(stress::JOBS).chain(fuzz::JOBS).chain(benches::JOBS);
-    let mut jobs: Vec<Job> = all.chain([demo]).collect();
-    jobs.retain(|job| chosen.iter().any(|part| part.name == job.part));
-    jobs
-}
-
-fn all_models(ws: &Workspace, ahead: &Ahead) -> Result<()> {
+fn all_models(ws: &Workspace) -> Result<()> {
     let crates = ws.libraries()?;
     let checkers = models::Checker::ALL.to_vec();
-    models::run(ws, ahead, &models::Selection { crates, checkers, filter: Vec::new() })
-}
-
-fn demo(ws: &Workspace, ahead: &Ahead) -> Result<()> {
-    {
-        let _held = ahead.take_over("demo");
-        tests::build_demo(ws)?;
-    }
-    tests::demo(ws)
+    models::run(ws, &models::Selection { crates, checkers, filter: Vec::new() })
 }
 
 /// Prints the names of the parts.
@@ -64,14 +46,13 @@ pub(crate) fn list() {
 /// Runs these parts in the order given, or all if none is named.
 pub(crate) fn run(ws: &Workspace, names: &[String]) -> Result<()> {
     let chosen = select(names)?;
-    let ahead = Ahead::new(jobs(&chosen));
     let began = Instant::now();
     let mut report = Report::default();
     let mut outcome = Ok(());
     for part in &chosen {
         println!("\n=== {}", part.name);
         let part_began = Instant::now();
-        outcome = (part.run)(ws, &ahead);
+        outcome = (part.run)(ws);
         if let Err(error) = &outcome {
             eprintln!("error: {error}");
             report.failure = Some((part.name, error.status()));
@@ -79,7 +60,6 @@ pub(crate) fn run(ws: &Workspace, names: &[String]) -> Result<()> {
         }
         report.minutes.push((part.name, part_began.elapsed()));
     }
-    drop(ahead); // ends a build that no part has come to
     print!("{}", report.text(began.elapsed()));
     // The summary ends with the failure.
     outcome.map_err(|error| Error::with_status("", error.status()))
@@ -147,20 +127,6 @@ mod unit_tests {
         let Err(error) = select(&["lint".to_string(), "lynt".to_string()]) else { panic!() };
         assert_eq!(error.to_string(), "no part is called lynt; see --list");
         assert_eq!(error.status(), 2);
-    }
-
-    #[test]
-    fn only_builds_of_chosen_parts_are_done_ahead() {
-        let jobs_of = |names: &[&str]| {
-            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
-            jobs(&select(&names).unwrap()).iter().map(|job| job.name).collect::<Vec<_>>()
-        };
-        assert_eq!(jobs_of(&["tests", "fallbacks"]), [""; 0]);
-        assert_eq!(jobs_of(&["demo", "fuzz"]), ["fuzz", "asan", "demo"]);
-        let all = jobs_of(&[]);
-        assert_eq!(all, ["loom", "shuttle", "stress", "fuzz", "asan", "benches", "demo"]);
-        // Each is of a part that exists.
-        assert!(jobs(&select(&[]).unwrap()).iter().all(|job| select(&[job.part.into()]).is_ok()));
     }
 
     #[test]

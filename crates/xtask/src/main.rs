@@ -1,6 +1,5 @@
 //! The commands that build, check and measure this workspace: `cargo xtask --help`.
 
-mod ahead;
 mod binaries;
 mod cfg;
 mod ci;
@@ -12,6 +11,7 @@ mod mutants;
 mod parts;
 mod process;
 mod readme;
+mod size;
 mod soak;
 mod tools;
 mod workspace;
@@ -20,11 +20,9 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use self::ahead::Ahead;
 use self::error::Result;
 use self::parts::models::{self, Checker};
 use self::parts::{benches, fallbacks, fuzz, lint, stress};
-use self::process::{guard, signals};
 use self::workspace::Workspace;
 
 /// The commands that build, check and measure this workspace.
@@ -128,12 +126,14 @@ enum Command {
     },
     /// The import cycles among the modules of each crate and of the server
     Layers {
-        /// The crates, such as `percpu` or `nbd_server`; all if none is named
+        /// The crates, such as `percpu` or `nbd-server`; all if none is named
         crates: Vec<String>,
         /// Fail if there is a cycle
         #[arg(long)]
         check: bool,
     },
+    /// Lines, files and public functions of each crate, beside those of the last version
+    Size,
     /// The share of the public types of each library that have an example in their documentation
     Examples {
         /// The libraries, such as `percpu`; all if none is named
@@ -142,8 +142,6 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
-    #[command(name = guard::COMMAND, hide = true)]
-    Guard,
 }
 
 fn main() -> ExitCode {
@@ -161,11 +159,7 @@ fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<()> {
-    if matches!(command, Command::Guard) {
-        guard::run();
-        return Ok(());
-    }
-    signals::handle().map_err(|error| error::Error::io("signals", error))?;
+    process::handle_signals().map_err(|error| error::Error::io("signals", error))?;
     let ws = Workspace::open()?;
     match command {
         Command::Ci { list: true, .. } => {
@@ -177,7 +171,7 @@ fn run(command: Command) -> Result<()> {
             let checkers = checker.map_or(Checker::ALL.to_vec(), |checker| vec![checker]);
             let selection =
                 models::Selection { crates: ws.select(&crates)?, checkers, filter: tests };
-            run_models(&ws, &selection, crates.is_empty())
+            models::run(&ws, &selection)
         }
         Command::Mutants { crates, patches: true, .. } => {
             mutants::patches::run(&ws, &ws.select(&crates)?)
@@ -195,42 +189,25 @@ fn run(command: Command) -> Result<()> {
                 checkers: Checker::ALL.to_vec(),
                 filter: vec!["mutants::".to_string()],
             };
-            run_models(&ws, &selection, crates.is_empty())
+            models::run(&ws, &selection)
         }
         Command::Litmus { tests, bless } => litmus::run(&ws, &tests, bless),
-        Command::Stress { crates, seconds } if crates.is_empty() => {
-            stress::all(&ws, &nothing_ahead(), seconds)
-        }
+        Command::Stress { crates, seconds } if crates.is_empty() => stress::all(&ws, seconds),
         Command::Stress { crates, seconds } => stress::some(&ws, &ws.select(&crates)?, seconds),
         Command::Fuzz { list: true, .. } => {
             fuzz::list(&ws)?.iter().for_each(|target| println!("{target}"));
             Ok(())
         }
-        Command::Fuzz { targets, seconds, list: false } => {
-            fuzz::targets(&ws, &nothing_ahead(), &targets, seconds)
-        }
-        Command::Asan => fuzz::sanitized(&ws, &nothing_ahead()),
-        Command::Fallbacks => fallbacks::run(&ws, &nothing_ahead()),
+        Command::Fuzz { targets, seconds, list: false } => fuzz::targets(&ws, &targets, seconds),
+        Command::Asan => fuzz::sanitized(&ws),
+        Command::Fallbacks => fallbacks::run(&ws),
         Command::Soak { steps, list, scale } => soak::run(&ws, &steps, scale, list),
         Command::Lint => lint::lint(&ws),
         Command::Deny => lint::deny(&ws),
-        Command::Benches { smoke: true } => benches::smoke(&ws, &nothing_ahead()),
+        Command::Benches { smoke: true } => benches::smoke(&ws),
         Command::Benches { smoke: false } => benches::full(&ws),
         Command::Layers { crates, check } => layers::run(&ws, &crates, check),
+        Command::Size => size::run(&ws),
         Command::Examples { crates, check } => examples::run(&ws, &crates, check),
-        Command::Guard => Ok(()),
     }
-}
-
-/// For commands that do one thing.
-fn nothing_ahead() -> Ahead {
-    Ahead::new(Vec::new())
-}
-
-/// Builds the second checker's models beside those of the first.
-fn run_models(ws: &Workspace, selection: &models::Selection, whole: bool) -> Result<()> {
-    if !whole || selection.checkers.len() < 2 {
-        return models::run(ws, &nothing_ahead(), selection);
-    }
-    models::run(ws, &Ahead::new(models::JOBS.to_vec()), selection)
 }

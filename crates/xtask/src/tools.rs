@@ -9,7 +9,7 @@ const CARGO_DENY: &str = "0.20.2";
 const CARGO_FUZZ: &str = "0.13.2";
 
 /// A command, and the Debian package that has it.
-const PACKAGES: [(&str, &str); 16] = [
+const PACKAGES: [(&str, &str); 15] = [
     ("qemu-io", "qemu-utils"),
     ("qemu-nbd", "qemu-utils"),
     ("nbdinfo", "libnbd-bin"),
@@ -25,7 +25,6 @@ const PACKAGES: [(&str, &str); 16] = [
     ("c++", "g++"),
     ("cc", "gcc"),
     ("qemu-x86_64", "qemu-user"),
-    ("chrt", "util-linux"),
 ];
 
 /// Installs what is missing. The toolchains must be there: the pinned one, and nightly.

@@ -2,10 +2,8 @@
 
 use std::env;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use crate::error::{Error, Result};
 use crate::process::Cmd;
@@ -18,8 +16,6 @@ pub(crate) struct Workspace {
     /// dependencies, so that no build invalidates the files of another.
     pub(crate) target: PathBuf,
     env: Vec<(String, Option<OsString>)>,
-    /// Commands run at the lowest priority and write to this log.
-    idle: Option<(Arc<File>, Arc<AtomicBool>)>,
 }
 
 impl Workspace {
@@ -36,18 +32,13 @@ impl Workspace {
         fs::create_dir_all(&target).map_err(|error| Error::io(target.display(), error))?;
         let target = target.canonicalize().map_err(|error| Error::io(target.display(), error))?;
         let env = settings(&target);
-        Ok(Workspace { root, target, env, idle: None })
+        Ok(Workspace { root, target, env })
     }
 
     /// A copy of this workspace in another folder, with a target folder of its own.
     pub(crate) fn moved(&self, root: PathBuf, target: PathBuf) -> Workspace {
         let env = settings(&target);
-        Workspace { root, target, env, idle: None }
-    }
-
-    /// The same workspace with every command at the lowest priority, until `cancel` is set.
-    pub(crate) fn idle(&self, log: Arc<File>, cancel: Arc<AtomicBool>) -> Workspace {
-        Workspace { idle: Some((log, cancel)), ..self.clone() }
+        Workspace { root, target, env }
     }
 
     /// A command that runs in the root folder.
@@ -56,10 +47,7 @@ impl Workspace {
         for (name, value) in &self.env {
             cmd = cmd.base_env(name, value.clone());
         }
-        match &self.idle {
-            Some((log, cancel)) => cmd.log(Arc::clone(log)).idle(Arc::clone(cancel)),
-            None => cmd,
-        }
+        cmd
     }
 
     /// `cargo` with these words.

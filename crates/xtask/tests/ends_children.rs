@@ -1,8 +1,7 @@
-//! However this program ends, what it has started ends too.
+//! A signal that ends this program ends what it has started, too.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -90,15 +89,6 @@ fn a_signal_ends_the_descendants_and_is_reported() {
         assert!(said.contains("FAILED in part 'lint'"), "{said}");
         assert!(said.contains(&format!("(exit status {})", 128 + number)), "{said}");
     }
-}
-
-#[test]
-fn the_descendants_end_if_the_program_is_killed() {
-    let stub = Stub::new("killed", HANGS);
-    let mut xtask = stub.start();
-    let descendant = stub.descendant();
-    assert_eq!(send("KILL", &mut xtask).signal(), Some(9));
-    until_ended(descendant);
 }
 
 #[test]

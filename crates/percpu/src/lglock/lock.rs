@@ -6,9 +6,8 @@ use crossbeam_utils::CachePadded;
 
 use crate::cpu::CpuId;
 use crate::error::{AllocError, out_of_memory};
-use crate::park::{self, SpinLimit};
 use crate::sync::atomic::Ordering;
-use crate::sync::{check, cpu, order, thread_id};
+use crate::sync::{SpinLimit, check, cpu, order, spin, thread_id};
 
 use super::error::LockError;
 use super::guard::{GlobalGuard, LocalGuard, PairGuard};
@@ -301,7 +300,7 @@ impl<T> LgLock<T> {
         }
         // The thread spins first, because the check below reads a cache line of every CPU from this
         // one on.
-        if park::spin(SpinLimit::SHORT, attempt).is_some() {
+        if spin(SpinLimit::SHORT, attempt).is_some() {
             return Ok(());
         }
         // A thread waits for slots in ascending order only (invariant 3).

@@ -42,7 +42,7 @@
 //! 2. A guard keeps the word that it locked. An unlock never asks for the CPU again.
 //! 3. A thread waits for a slot only if it holds neither that slot nor a later one. So threads do
 //!    not wait in a circle inside one lock.
-//! 4. No wake-up is lost: see `crate::park`.
+//! 4. No wake-up is lost: see `offlock_sync::Parker`.
 
 mod error;
 mod guard;

@@ -4,7 +4,7 @@ use crossbeam_utils::CachePadded;
 
 use crate::cpu::CpuId;
 use crate::error::AllocError;
-use crate::park::Parker;
+use crate::sync::Parker;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
 use crate::sync::order;

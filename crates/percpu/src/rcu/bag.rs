@@ -9,8 +9,8 @@ use std::ptr::{self, NonNull};
 
 use super::backoff::Backoff;
 use super::spin_lock::SpinLock;
-use crate::const_fn::const_fn;
 use crate::sync::cell::UnsafeCell;
+use crate::sync::const_fn;
 use crate::sync::{check, coarse_clock};
 
 /// The 16 bytes that an object contains so that it can be retired by

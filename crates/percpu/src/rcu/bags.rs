@@ -12,10 +12,10 @@ use crossbeam_utils::CachePadded;
 use super::bag::{Bag, Lists, RetireHead, Segment, next_of, set_next};
 use super::bounds::Bounds;
 use super::in_flight::InFlight;
-use crate::const_fn::const_fn;
 use crate::cpu::CpuId;
 use crate::fence;
 use crate::sync::atomic::{AtomicPtr, Ordering};
+use crate::sync::const_fn;
 use crate::sync::native::atomic::{AtomicBool, AtomicU64 as Statistic, Ordering::Relaxed};
 use crate::sync::{coarse_clock, cpu, order};
 

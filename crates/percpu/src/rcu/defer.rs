@@ -4,8 +4,8 @@ use std::ptr::NonNull;
 
 use super::bag::RetireHead;
 use super::reclaim::retire_raw;
-use crate::alloc::try_box;
 use crate::error::NewError;
+use crate::sync::alloc::try_box;
 
 /// A closure with the head that retires it.
 #[repr(C)]

@@ -52,10 +52,10 @@ use super::bags::Bags;
 use super::registry::Registry;
 use super::send_readers::SendReaders;
 use super::spin_lock::SpinLock;
-use crate::const_fn::const_fn;
 use crate::fence;
 use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
+use crate::sync::const_fn;
 use crate::sync::native::atomic::AtomicU64 as Statistic;
 use crate::sync::{global, order, step};
 

@@ -14,8 +14,8 @@ use crossbeam_utils::CachePadded;
 
 use super::backoff::Backoff;
 use super::spin_lock::SpinLock;
-use crate::const_fn::const_fn;
 use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::const_fn;
 
 /// The number of batches that are being freed.
 #[derive(Debug)]

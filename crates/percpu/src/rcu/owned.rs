@@ -20,8 +20,8 @@ use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::{self, NonNull};
 
 use super::bag::RetireHead;
-use crate::alloc::try_box;
 use crate::error::NewError;
+use crate::sync::alloc::try_box;
 use crate::sync::quarantine::{Watched, free};
 
 /// A value behind the head that retires it.

@@ -33,7 +33,7 @@ use super::bag::{RetireHead, Segment, next_of};
 use super::bags::Bags;
 use super::domain::{Domain, GpGuard, domain};
 use crate::cpu::CpuId;
-use crate::panics::drop_payload;
+use crate::sync::panics::drop_payload;
 use crate::sync::{const_thread_local, cpu, step};
 
 /// Frees an object once no reader can hold a reference to it.

@@ -22,11 +22,11 @@ use std::ptr;
 
 use crossbeam_utils::CachePadded;
 
-use crate::const_fn::const_fn;
 use crate::error::AllocError;
 use crate::fence;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use crate::sync::cell::UnsafeCell;
+use crate::sync::const_fn;
 use crate::sync::{order, step, thread_id};
 
 /// Added to the nesting of a slot that the last unpin must release.
@@ -152,7 +152,7 @@ impl Registry {
             owner: AtomicU64::new(me),
             next: ptr::null(),
         });
-        let mut slot = crate::alloc::try_box(slot).map_err(|_| AllocError::new())?;
+        let mut slot = crate::sync::alloc::try_box(slot).map_err(|_| AllocError::new())?;
         // Ordering: Relaxed; the slot found is not accessed here. A thread that follows `next` to
         // it acquires it through the release sequence that the exchange below continues.
         let mut head = self.head.load(Ordering::Relaxed);

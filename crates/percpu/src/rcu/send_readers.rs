@@ -33,11 +33,11 @@ use std::ptr;
 
 use crossbeam_utils::CachePadded;
 
-use crate::const_fn::const_fn;
 use crate::error::AllocError;
 use crate::fence;
 use crate::rseq::section;
 use crate::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use crate::sync::const_fn;
 use crate::sync::{check, cpu, order, step};
 use crate::words::Words;
 
@@ -106,7 +106,7 @@ impl SendReaders {
         let _ = fence::strategy();
         let pair = || Ok::<_, AllocError>([Words::new()?, Words::new()?]);
         let counters = Counters { lock: pair().ok()?, unlock: pair().ok()? };
-        let new = Box::into_raw(crate::alloc::try_box(counters).ok()?);
+        let new = Box::into_raw(crate::sync::alloc::try_box(counters).ok()?);
         // Ordering: Release on success pairs with the Acquire in `counters`; it carries the
         // counters. Relaxed on failure: `counters` loads the pointer again.
         let first = self.counters.compare_exchange(

@@ -1,7 +1,7 @@
 //! The spin lock of the bags and of the grace periods.
 
-use crate::const_fn::const_fn;
 use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::const_fn;
 use crate::sync::order;
 
 /// A spin lock without a guard. Most callers only call [`try_lock`](SpinLock::try_lock).

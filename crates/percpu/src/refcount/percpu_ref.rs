@@ -112,7 +112,7 @@ impl PercpuRef {
         F: FnOnce() + Send + 'static,
     {
         let Ok(words) = Words::new() else { return Err(NewError(release)) };
-        let release: ReleaseFn = crate::alloc::try_box(release).map_err(NewError)?;
+        let release: ReleaseFn = crate::sync::alloc::try_box(release).map_err(NewError)?;
         Ok(Self {
             gate: AtomicU64::new(0),
             words,

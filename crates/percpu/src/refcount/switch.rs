@@ -8,9 +8,9 @@ use std::mem;
 use super::error::{KillError, ReinitError, ResurrectError};
 use super::percpu_ref::{DEAD, Mode, ONE, PercpuRef, Reference, ReleaseFn};
 use super::words::{self, BIAS};
-use crate::alloc::try_box;
 use crate::fence;
 use crate::rseq::section;
+use crate::sync::alloc::try_box;
 use crate::sync::atomic::Ordering;
 use crate::sync::{order, step};
 

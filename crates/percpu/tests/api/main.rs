@@ -17,4 +17,3 @@ mod model;
 mod no_id;
 mod ref_block;
 mod refcount;
-mod targets;

@@ -2,32 +2,24 @@
 
 use testkit::planted::Planted;
 
-use super::{counter, facade, fence, gate, lglock, rcu, ref_block, refcount, try_arc, word_lock};
+use super::{counter, gate, lglock, rcu, ref_block, refcount};
 
 const PLANTED: Planted = Planted {
     mutants: &[
         counter::MUTANTS,
-        facade::MUTANTS,
-        fence::MUTANTS,
         gate::MUTANTS,
         lglock::MUTANTS,
         rcu::MUTANTS,
         ref_block::MUTANTS,
         refcount::MUTANTS,
-        try_arc::MUTANTS,
-        word_lock::MUTANTS,
     ],
     loom_only: &[
         counter::LOOM_ONLY,
-        facade::LOOM_ONLY,
-        fence::LOOM_ONLY,
         gate::LOOM_ONLY,
         lglock::LOOM_ONLY,
         rcu::LOOM_ONLY,
         ref_block::LOOM_ONLY,
         refcount::LOOM_ONLY,
-        try_arc::LOOM_ONLY,
-        word_lock::LOOM_ONLY,
     ],
     root: env!("CARGO_MANIFEST_DIR"),
     dirs: &["src", "tests/models"],

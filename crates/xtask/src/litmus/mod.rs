@@ -24,7 +24,7 @@ use self::expected::Line;
 use self::herd::{Herd, Verdict};
 use self::program::{Kind, Program};
 use crate::error::{Error, Result};
-use crate::process::lanes;
+use crate::process;
 use crate::workspace::Workspace;
 
 /// Checks the tests with these names, or all if no name is given. With `bless`, writes the files
@@ -44,7 +44,7 @@ pub(crate) fn run(ws: &Workspace, names: &[String], bless: bool) -> Result<()> {
     }
     let herd = Herd::find(ws)?;
     let totals = Mutex::new((0, 0));
-    lanes::each(&tests, |test| {
+    process::each(&tests, |test| {
         let variants = check(ws, &herd, test, bless)?;
         println!("{:<32} {variants} weakened variants", stem(test));
         let mut totals = totals.lock().unwrap();

@@ -3,16 +3,12 @@
 use std::fs;
 use std::time::Duration;
 
-use crate::ahead::{Ahead, Job};
 use crate::error::{Error, Result};
 use crate::process::{Cmd, Deadline};
 use crate::workspace::Workspace;
 
 /// For one bench: under 90 seconds where nothing else runs, most of it the build of the census.
 const PATIENCE: Duration = Duration::from_secs(300);
-
-pub(crate) const JOBS: [Job; 1] =
-    [Job { part: "benches", name: "benches", folder: "stress", build: build_smoke }];
 
 /// Every bench as it is meant, optimised: hours.
 pub(crate) fn full(ws: &Workspace) -> Result<()> {
@@ -22,11 +18,8 @@ pub(crate) fn full(ws: &Workspace) -> Result<()> {
 /// Every bench as short as it goes.
 ///
 /// The server's is left out: it needs one more build of the server.
-pub(crate) fn smoke(ws: &Workspace, ahead: &Ahead) -> Result<()> {
-    {
-        let _held = ahead.take_over("benches");
-        build_smoke(ws)?;
-    }
+pub(crate) fn smoke(ws: &Workspace) -> Result<()> {
+    cargo(ws).arg("--no-run").run()?;
     for name in ["percpu", "radix_ctx", "percpu_list", "mq_rbtree", "bufcache", "aio_reap"] {
         run(ws, name, &["--smoke"])?;
     }
@@ -34,7 +27,7 @@ pub(crate) fn smoke(ws: &Workspace, ahead: &Ahead) -> Result<()> {
     let report = ws.target.join("report");
     let report = report.to_str().ok_or_else(|| Error::new("the target folder is not in UTF-8"))?;
     run(ws, "seeds", &["--smoke", "--only", "mq_rbtree", "--report", report])?;
-    let page = ws.target.join("report/index.html");
+    let page = ws.target.join("report/README.md");
     if fs::metadata(&page).map_or(0, |page| page.len()) == 0 {
         return Err(Error::new(format!("{} was not written", page.display())));
     }
@@ -42,10 +35,6 @@ pub(crate) fn smoke(ws: &Workspace, ahead: &Ahead) -> Result<()> {
         run(ws, "census", &["--smoke", "--only", only])?;
     }
     Ok(())
-}
-
-fn build_smoke(ws: &Workspace) -> Result<()> {
-    cargo(ws).arg("--no-run").run()
 }
 
 fn run(ws: &Workspace, name: &str, options: &[&str]) -> Result<()> {

@@ -4,25 +4,22 @@ use std::fs;
 use std::path::Path;
 
 use super::stress::{self, SECOND_RUN};
-use crate::ahead::Ahead;
 use crate::binaries::{self, TestBinary};
 use crate::cfg;
 use crate::error::Result;
 use crate::workspace::{Crate, Workspace, packages, rust_files};
 
-/// Tests beside the crates that run no code of `percpu`: checks of files, the wire protocol, and the
+/// Tests beside the libraries that run no code of `percpu`: checks of files, the wire protocol, and the
 /// demo's client. What is not named here is run.
-const ELSEWHERE_WITHOUT_RSEQ: [&str; 3] = ["fuzz_corpora", "invariants", "nbd_demo"];
+const ELSEWHERE_WITHOUT_RSEQ: [&str; 3] = ["fuzz_corpora", "invariants", "demo"];
 
-/// Without libc's rseq area; then without the rseq code; then the base without membarrier.
+/// Without libc's rseq area; then without the rseq code; then the two base crates without membarrier.
 ///
 /// Doctests and the tests of crates that touch no rseq are left out: the same machine code has passed
 /// in the part `tests`.
-pub(crate) fn run(ws: &Workspace, ahead: &Ahead) -> Result<()> {
+pub(crate) fn run(ws: &Workspace) -> Result<()> {
     let crates = ws.crates()?;
     without_rseq_area(ws, &crates)?;
-    // From here on no test waits for the disk, which the writes of a build would keep busy.
-    ahead.start(ws);
     let with_rseq: Vec<Crate> = ws.libraries()?.into_iter().filter(touches_rseq).collect();
     let portable = ws.cargo(["test"]).args(packages(&with_rseq)).arg("--tests");
     cfg::members_only(ws, "portable", portable)?.run()?;
@@ -43,23 +40,25 @@ fn without_rseq_area(ws: &Workspace, crates: &[Crate]) -> Result<()> {
 }
 
 fn without_membarrier(ws: &Workspace) -> Result<()> {
-    let percpu = ws.select(&["percpu".to_string()])?;
-    let cargo = ws.cargo(["test"]).args(packages(&percpu)).arg("--tests");
+    let bases = ws.select(&["percpu".to_string(), "sync".to_string()])?;
+    let cargo = ws.cargo(["test"]).args(packages(&bases)).arg("--tests");
     let built = binaries::build(cfg::members_only(ws, "no_membarrier", cargo)?)?;
     for binary in &built {
         binary.cmd(ws).run()?;
     }
     // As they are built for the tests: the soak has them optimised.
-    let targets = stress::targets(&percpu[0].dir);
-    let stress: Vec<_> =
-        built.iter().filter(|binary| targets.iter().any(|target| target.is(binary))).collect();
+    let stressed = |binary: &&TestBinary| {
+        let package = bases.iter().find(|package| package.dir == binary.package);
+        package.is_some_and(|p| stress::targets(&p.dir).iter().any(|target| target.is(binary)))
+    };
+    let stress: Vec<_> = built.iter().filter(stressed).collect();
     stress::run(ws, &stress, stress::SECONDS, None, &SECOND_RUN)
 }
 
 fn is_wanted(binary: &TestBinary, crates: &[Crate]) -> bool {
     match crates.iter().find(|package| package.dir == binary.package) {
-        Some(package) => package.published && touches_rseq(package),
-        None => !ELSEWHERE_WITHOUT_RSEQ.contains(&binary.name.as_str()),
+        Some(package) if package.name != "nbd-server" => package.published && touches_rseq(package),
+        _ => !ELSEWHERE_WITHOUT_RSEQ.contains(&binary.name.as_str()),
     }
 }
 
@@ -107,7 +106,8 @@ mod tests {
         assert!(wanted("crates/percpu", "cpu"));
         assert!(wanted("crates/radix-ctx", "table"));
         assert!(!wanted("crates/xtask", "xtask"));
-        assert!(wanted("examples", "nbd_clients"));
+        assert!(wanted("crates/nbd-server", "clients"));
+        assert!(!wanted("crates/nbd-server", "demo"));
         assert!(!wanted("examples", "invariants"));
     }
 }

@@ -5,28 +5,22 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use super::{logged, stress};
-use crate::ahead::{Ahead, Job};
 use crate::error::{Error, Result};
-use crate::process::{Cmd, lanes};
+use crate::process::{self, Cmd};
 use crate::workspace::{Scratch, Workspace, rust_files};
 
 /// The default for each target.
 pub(crate) const SECONDS: u32 = 8;
 
-pub(crate) const JOBS: [Job; 2] = [
-    Job { part: "fuzz", name: "fuzz", folder: "fuzz", build },
-    Job { part: "fuzz", name: "asan", folder: "asan", build: |ws| sanitized_tests(ws, true) },
-];
-
 /// The targets for a few seconds each, then the sanitized tests.
-pub(crate) fn all(ws: &Workspace, ahead: &Ahead) -> Result<()> {
-    targets(ws, ahead, &[], SECONDS)?;
-    sanitized(ws, ahead)
+pub(crate) fn all(ws: &Workspace) -> Result<()> {
+    targets(ws, &[], SECONDS)?;
+    sanitized(ws)
 }
 
 /// Runs these targets, or all if none is named, as many at a time as there are CPUs: a target runs
 /// on one.
-pub(crate) fn targets(ws: &Workspace, ahead: &Ahead, names: &[String], seconds: u32) -> Result<()> {
+pub(crate) fn targets(ws: &Workspace, names: &[String], seconds: u32) -> Result<()> {
     let mut targets = list(ws)?;
     for name in names {
         if !targets.contains(name) {
@@ -34,18 +28,15 @@ pub(crate) fn targets(ws: &Workspace, ahead: &Ahead, names: &[String], seconds: 
         }
     }
     targets.retain(|target| names.is_empty() || names.contains(target));
-    {
-        let _held = ahead.take_over("fuzz");
-        match &targets[..] {
-            [only] => cargo_fuzz(ws).args(["build", only]).run()?,
-            _ => build(ws)?,
-        }
+    match &targets[..] {
+        [only] => cargo_fuzz(ws).args(["build", only]).run()?,
+        _ => cargo_fuzz(ws).arg("build").run()?,
     }
     let (scratch, printing) = (Scratch::new("fuzz")?, Mutex::new(()));
     if let [only] = &targets[..] {
         return fuzz(ws, only, seconds, &scratch.path)?.run();
     }
-    lanes::each(&targets, |target| {
+    process::each(&targets, |target| {
         logged(&scratch, fuzz(ws, target, seconds, &scratch.path)?, &printing)
     })
 }
@@ -72,41 +63,24 @@ pub(crate) fn fuzz(ws: &Workspace, target: &str, seconds: u32, scratch: &Path) -
     Ok(cargo_fuzz(ws).args(["run", target]).arg(found).arg(corpus).arg("--").args(limits))
 }
 
-fn build(ws: &Workspace) -> Result<()> {
-    cargo_fuzz(ws).arg("build").run()
-}
-
 fn cargo_fuzz(ws: &Workspace) -> Cmd {
     let target = ws.target.join("fuzz");
     ws.nightly(["fuzz"]).base_env("CARGO_TARGET_DIR", Some(target.into()))
 }
 
 /// Tests of memory that threads and panics pass around, which no fuzz target has.
-pub(crate) fn sanitized(ws: &Workspace, ahead: &Ahead) -> Result<()> {
-    {
-        let _held = ahead.take_over("asan");
-        sanitized_tests(ws, true)?;
-    }
-    sanitized_tests(ws, false)
-}
-
-fn sanitized_tests(ws: &Workspace, only_build: bool) -> Result<()> {
+pub(crate) fn sanitized(ws: &Workspace) -> Result<()> {
     let version = ws.cmd("rustc").args(["+nightly", "-vV"]).output()?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));
     let host = host.ok_or_else(|| Error::new("rustc +nightly -vV names no host"))?;
     for (tests, options) in SANITIZED {
-        let mut cmd = ws
+        let cmd = ws
             .nightly(["test", "--target", host])
             .args(tests.split_whitespace())
             .env("RUSTFLAGS", "-Zsanitizer=address")
             .env("OFFLOCK_STRESS_SECONDS", stress::SECONDS.to_string())
             .base_env("CARGO_TARGET_DIR", Some(ws.target.join("asan").into()));
-        cmd = if only_build {
-            cmd.arg("--no-run")
-        } else {
-            cmd.arg("--").args(options.split_whitespace())
-        };
-        cmd.run()?;
+        cmd.arg("--").args(options.split_whitespace()).run()?;
     }
     Ok(())
 }

@@ -3,10 +3,11 @@
 use crate::error::Result;
 use crate::tools;
 use crate::workspace::Workspace;
-use crate::{examples, layers};
+use crate::{examples, layers, size};
 
 /// The crates whose modules form layers. The others get there one by one.
-const LAYERED: [&str; 8] = [
+const LAYERED: [&str; 9] = [
+    "sync",
     "percpu",
     "aio-reap",
     "mq-rbtree",
@@ -41,7 +42,8 @@ pub(crate) fn lint(ws: &Workspace) -> Result<()> {
         .env("RUSTDOCFLAGS", "-D warnings")
         .run()?;
     examples::report(ws, &WITH_EXAMPLES.map(String::from), true)?;
-    layers::run(ws, &LAYERED.map(String::from), true)
+    layers::run(ws, &LAYERED.map(String::from), true)?;
+    size::run(ws)
 }
 
 /// Licences, bans and sources of the dependencies; advisories need a database from the network.

@@ -5,11 +5,10 @@ use std::sync::Mutex;
 use clap::ValueEnum;
 
 use super::logged;
-use crate::ahead::{Ahead, Job};
 use crate::binaries::{self, TestBinary};
 use crate::cfg;
 use crate::error::{Error, Result};
-use crate::process::lanes;
+use crate::process;
 use crate::workspace::{Crate, Scratch, Workspace, packages};
 
 /// A model checker.
@@ -33,22 +32,6 @@ impl Checker {
     }
 }
 
-/// The builds of both checkers, which [`run`] takes over.
-pub(crate) const JOBS: [Job; 2] = [
-    Job {
-        part: "models",
-        name: "loom",
-        folder: "cfg-loom",
-        build: |ws| build(ws, Checker::Loom, &ws.libraries()?).map(drop),
-    },
-    Job {
-        part: "models",
-        name: "shuttle",
-        folder: "cfg-shuttle",
-        build: |ws| build(ws, Checker::Shuttle, &ws.libraries()?).map(drop),
-    },
-];
-
 /// Which models run.
 pub(crate) struct Selection {
     pub(crate) crates: Vec<Crate>,
@@ -60,17 +43,13 @@ pub(crate) struct Selection {
 /// Runs the models of one checker after those of the other.
 ///
 /// The programs of one checker run several at a time, so that no CPU waits for the longest model of
-/// a crate. The next checker's build comes beside them if `ahead` has it.
+/// a crate.
 ///
 /// A filter that selects no model is an error: a misspelt name must not pass.
-pub(crate) fn run(ws: &Workspace, ahead: &Ahead, selection: &Selection) -> Result<()> {
+pub(crate) fn run(ws: &Workspace, selection: &Selection) -> Result<()> {
     let mut any = false;
     for &checker in &selection.checkers {
-        let built = {
-            let _held = ahead.take_over(checker.name());
-            build(ws, checker, &selection.crates)?
-        };
-        ahead.start(ws);
+        let built = build(ws, checker, &selection.crates)?;
         let built = with_a_match(ws, built, &selection.filter)?;
         any |= !built.is_empty();
         let cmd = |binary: &TestBinary| {
@@ -86,7 +65,7 @@ pub(crate) fn run(ws: &Workspace, ahead: &Ahead, selection: &Selection) -> Resul
             continue;
         }
         let (logs, printing) = (Scratch::new("models")?, Mutex::new(()));
-        lanes::each(&built, |binary| logged(&logs, cmd(binary), &printing))?;
+        process::each(&built, |binary| logged(&logs, cmd(binary), &printing))?;
     }
     if !any {
         return Err(Error::new(format!("no model matches {}", selection.filter.join(" "))));

@@ -4,7 +4,6 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::ahead::{Ahead, Job};
 use crate::binaries::{self, TestBinary};
 use crate::error::{Error, Result};
 use crate::process::Deadline;
@@ -22,20 +21,10 @@ pub(crate) const SECOND_RUN: [&str; 2] = ["--skip", "a_reader_stalled_for_ten_se
 /// Switches rseq off in glibc.
 pub(crate) const WITHOUT_RSEQ: (&str, &str) = ("GLIBC_TUNABLES", "glibc.pthread.rseq=0");
 
-pub(crate) const JOBS: [Job; 1] = [Job {
-    part: "stress",
-    name: "stress",
-    folder: "stress",
-    build: |ws| build(ws, &ws.libraries()?, true).map(drop),
-}];
-
 /// The stress tests of all libraries, and those of the server.
-pub(crate) fn all(ws: &Workspace, ahead: &Ahead, seconds: u32) -> Result<()> {
+pub(crate) fn all(ws: &Workspace, seconds: u32) -> Result<()> {
     let crates = ws.libraries()?;
-    let built = {
-        let _held = ahead.take_over("stress");
-        build(ws, &crates, true)?
-    };
+    let built = build(ws, &crates, true)?;
     run_crates(ws, &crates, &built, seconds)?;
     server(ws, seconds)
 }
@@ -109,18 +98,12 @@ pub(crate) fn run(
 /// They are built as for the tests: the server is not what they measure, and the soak has it
 /// optimised.
 fn server(ws: &Workspace, seconds: u32) -> Result<()> {
-    let wanted = targets(&ws.root.join("examples"));
-    build_server(ws)?;
+    let wanted = targets(&ws.root.join("crates/nbd-server"));
     let options = wanted.iter().flat_map(Target::options);
     let built = binaries::build(ws.cargo(["test", "--workspace"]).args(options))?;
     let own: Vec<_> =
         built.iter().filter(|binary| wanted.iter().any(|target| target.is(binary))).collect();
     run(ws, &own, seconds, None, &[])
-}
-
-/// Builds the server, which tests named one by one start and do not bring.
-fn build_server(ws: &Workspace) -> Result<()> {
-    ws.cargo(["build", "--workspace", "--example", "nbd_server"]).run()
 }
 
 /// A test program that has stress tests.

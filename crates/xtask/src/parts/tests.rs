@@ -11,11 +11,7 @@ pub(crate) fn tests(ws: &Workspace) -> Result<()> {
     readme::command(ws, "cargo test --workspace")?.run()
 }
 
-pub(crate) fn build_demo(ws: &Workspace) -> Result<()> {
-    ws.cargo(["build", "--release", "--example", "nbd_server"]).run()
-}
-
 /// The demo verifies every byte itself, and ends with 0 only if all were right.
 pub(crate) fn demo(ws: &Workspace) -> Result<()> {
-    readme::command(ws, "cargo run --release --example nbd_server")?.run()
+    readme::command(ws, "cargo run --release --bin offlock-nbd")?.run()
 }

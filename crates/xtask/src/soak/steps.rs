@@ -57,12 +57,7 @@ impl Step {
                 ws.cmd("cargo").args(words.split_whitespace()).log(Arc::clone(log)).run()
             }
             Action::Clients(features, options) => {
-                // Naming the trials does not build the server that they start.
-                let server =
-                    ["build", "--release", "--locked", "-p", "examples", "--example", "nbd_server"];
-                let server = ws.cargo(server).args(features.split_whitespace());
-                server.log(Arc::clone(log)).run()?;
-                let trials = format!("-p examples {features} --test nbd_clients -- {options}");
+                let trials = format!("-p offlock-nbd {features} --test clients -- {options}");
                 self.prepare(ws.cargo(RELEASE), &trials, log).run()
             }
             Action::Fuzz { target, seconds } => {
@@ -226,13 +221,6 @@ pub(super) fn steps(crates: &[Crate], fuzz_targets: &[String], scale: f64) -> Ve
         format!("3 x {n} s, a kill each"),
         &[for_seconds(n)],
         Action::Clients("", "--ignored --test-threads=1 soak_"),
-    );
-    let n = count(600);
-    step(
-        "nbd-ceph",
-        format!("{n} s of kills"),
-        &[for_seconds(n)],
-        Action::Clients("", "--ignored ceph_"),
     );
     let rounds = count(20);
     let width = rounds.to_string().len();

@@ -1,0 +1,239 @@
+//! The options of the command line.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+
+use aio_reap::BackendKind;
+use clap::Parser;
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use nbd_protocol::TlsPolicy;
+
+use crate::image_spec::{ImageSpec, parse_size};
+
+/// The texts that `--help` prints before and after the options.
+const MANUAL: [&str; 2] = [
+    include_str!("manual/about.txt").trim_ascii_end(),
+    include_str!("manual/more.txt").trim_ascii_end(),
+];
+
+/// Serves disk images over the network block device protocol (NBD, fixed newstyle).
+#[derive(Clone, Debug, Parser)]
+#[command(name = "nbd_server", version, long_about = MANUAL[0], after_long_help = MANUAL[1])]
+pub(crate) struct Args {
+    /// Image to serve: a file or a block device.
+    ///
+    /// Repeatable; the first image is the default export. NAME is the name of the export, by
+    /// default the name of the file. The options readonly, offset=BYTES and size=BYTES serve a part
+    /// of the file. Write a comma of PATH twice.
+    #[arg(long = "image", value_name = "[NAME=]PATH[,OPTION..]", help_heading = "Images")]
+    pub(crate) images: Vec<ImageSpec>,
+
+    /// Serve each file and block device of this folder as an export with its name.
+    ///
+    /// Includes files that are added later. Leaves out symbolic links and names that begin with a
+    /// dot. At most 1024 files are open at a time.
+    #[arg(long, value_name = "DIR", help_heading = "Images")]
+    pub(crate) export_dir: Option<PathBuf>,
+
+    /// Close an image of --export-dir that no client has had open for this long.
+    ///
+    /// A closed image is unlocked. 0 keeps images open until the server ends.
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, help_heading = "Images")]
+    pub(crate) idle: u64,
+
+    /// Create a missing image with this size, or grow a smaller image to it.
+    ///
+    /// K, M, G, T are powers of 1024.
+    #[arg(long, value_name = "BYTES", value_parser = parse_size, help_heading = "Images")]
+    pub(crate) size: Option<u64>,
+
+    /// Listen on this Unix socket.
+    #[arg(long, value_name = "PATH", help_heading = "Clients")]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// Permissions of the --socket, in octal. A client needs write permission.
+    #[arg(long, value_name = "MODE", default_value = "600", value_parser = parse_mode, help_heading = "Clients")]
+    pub(crate) socket_mode: u32,
+
+    /// Group of the --socket, by name or number.
+    #[arg(long, value_name = "GROUP", requires = "socket", value_parser = parse_group, help_heading = "Clients")]
+    pub(crate) socket_group: Option<u32>,
+
+    /// Listen on this TCP address; a port alone means the loopback address.
+    #[arg(long, value_name = "[ADDR:]PORT", value_parser = parse_tcp, help_heading = "Clients")]
+    pub(crate) tcp: Option<SocketAddr>,
+
+    /// Whether clients may (on) or must (require) use TLS.
+    #[arg(long, value_name = "MODE", default_value = "off", value_parser = tls_policies(), help_heading = "Clients")]
+    pub(crate) tls: TlsPolicy,
+
+    /// Folder of the TLS certificates.
+    ///
+    /// The server identifies itself with server-cert.pem and server-key.pem, and verifies clients
+    /// against ca-cert.pem. It refuses the certificates that ca-crl.pem revokes, if that file
+    /// exists.
+    #[arg(long, value_name = "DIR", help_heading = "Clients")]
+    pub(crate) tls_certificates: Option<PathBuf>,
+
+    /// Admit clients without a certificate; ca-cert.pem is then not needed.
+    #[arg(long, requires = "tls_certificates", help_heading = "Clients")]
+    pub(crate) tls_no_verify_peer: bool,
+
+    /// Allow a TCP address that other machines reach without --tls require.
+    #[arg(long, help_heading = "Clients")]
+    pub(crate) insecure: bool,
+
+    /// Refuse all commands that change an image.
+    #[arg(long, help_heading = "Images")]
+    pub(crate) read_only: bool,
+
+    /// Bypass the page cache (O_DIRECT). Sizes of exports are rounded down to whole minimum blocks.
+    #[arg(long, help_heading = "Images")]
+    pub(crate) direct: bool,
+
+    /// Do not lock the images against other programs.
+    #[arg(long, help_heading = "Images")]
+    pub(crate) no_lock: bool,
+
+    /// Memory for cached blocks; 0 disables the cache.
+    ///
+    /// Keeps blocks that were read, and written blocks until a FLUSH or for some seconds. Reads
+    /// longer than 64K and writes longer than 16K are not kept. K, M, G, T are powers of 1024.
+    #[arg(long, value_name = "BYTES", default_value = "64M", value_parser = parse_size, help_heading = "Resources")]
+    pub(crate) cache: u64,
+
+    /// Kernel interface for disk I/O.
+    #[arg(long, default_value = "auto", value_parser = backends(), help_heading = "Resources")]
+    pub(crate) backend: Backend,
+
+    /// Most requests that each worker has in flight in the kernel.
+    ///
+    /// Further requests wait. Flushes and small reads go first, large writes last.
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Resources")]
+    pub(crate) depth: u32,
+
+    /// Number of worker threads; by default one per CPU, at most 4.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64), help_heading = "Resources")]
+    pub(crate) workers: Option<u32>,
+
+    /// Most connections at a time.
+    ///
+    /// At the limit, a new connection takes the place of the oldest one that has not finished its
+    /// handshake; if there is none, the new connection is closed.
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
+    pub(crate) max_connections: u32,
+
+    /// Most connections of one peer at a time.
+    ///
+    /// A peer is a user on Unix sockets, and an address on TCP (a /64 network of IPv6). By default
+    /// an address may have half of --max-connections, and a user all of them.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "Clients")]
+    pub(crate) max_per_peer: Option<u32>,
+
+    /// Run in the background: the command returns once the server listens.
+    ///
+    /// Later output of the server is discarded.
+    #[arg(long, help_heading = "Process")]
+    pub(crate) fork: bool,
+
+    /// Write the server's process id to this file once the server listens.
+    ///
+    /// The server removes the file when it ends.
+    #[arg(long, value_name = "PATH", help_heading = "Process")]
+    pub(crate) pid_file: Option<PathBuf>,
+
+    /// Run this shell command, and exit with its exit code when it ends.
+    ///
+    /// The command starts once the server listens. Its variables uri, unixsocket, port and
+    /// exportname tell how to connect. Without --socket and --tcp the server listens on a private
+    /// socket.
+    #[arg(long, value_name = "COMMAND", conflicts_with = "fork", help_heading = "Process")]
+    pub(crate) run: Option<String>,
+
+    /// Exit when the last client disconnects. A client counts once it has finished its handshake.
+    #[arg(long, help_heading = "Process")]
+    pub(crate) exit_with_last: bool,
+
+    /// Without an image: print the server's statistics after those of the built-in client.
+    #[arg(long, conflicts_with_all = ["images", "export_dir"], help_heading = "Figures")]
+    pub(crate) verbose: bool,
+
+    /// Serve metrics for Prometheus on this Unix socket (mode 0600), by HTTP at `/metrics`.
+    #[arg(long, value_name = "PATH", help_heading = "Figures")]
+    pub(crate) metrics: Option<PathBuf>,
+
+    /// Print sessions and statistics to standard error at this interval.
+    ///
+    /// SIGUSR1 prints them at once.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..), help_heading = "Figures")]
+    pub(crate) stats: Option<u64>,
+}
+
+/// The backend of `--backend`; `None` lets the engine choose. (clap would make an option of type
+/// `Option` optional.)
+type Backend = Option<BackendKind>;
+
+fn backends() -> impl TypedValueParser<Value = Backend> {
+    let kinds = [
+        ("auto", "The first of the following that the system allows", None),
+        ("uring", "io_uring", Some(BackendKind::Uring)),
+        ("aio", "Linux AIO for --direct images, threads for the rest", Some(BackendKind::Aio)),
+        ("threads", "Blocking system calls in a pool of threads", Some(BackendKind::Threads)),
+    ];
+    PossibleValuesParser::new(kinds.map(|(name, help, _)| PossibleValue::new(name).help(help)))
+        .map(move |word| kinds.into_iter().find(|(name, ..)| *name == word)?.2)
+}
+
+fn tls_policies() -> impl TypedValueParser<Value = TlsPolicy> {
+    PossibleValuesParser::new(["off", "on", "require"]).map(|word| match word.as_str() {
+        "off" => TlsPolicy::Off,
+        "on" => TlsPolicy::On,
+        _ => TlsPolicy::Require,
+    })
+}
+
+fn parse_mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|&mode| mode <= 0o777);
+    mode.ok_or_else(|| format!("'{text}' is not an octal mode between 0 and 777"))
+}
+
+/// Returns the number of a group. Looks up a name with `getgrnam_r`.
+fn parse_group(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok();
+    let number = number.or_else(|| uzers::get_group_by_name(text).map(|group| group.gid()));
+    number.ok_or_else(|| format!("there is no group '{text}'"))
+}
+
+fn parse_tcp(text: &str) -> Result<SocketAddr, String> {
+    let port = text.strip_prefix(':').unwrap_or(text);
+    if let Ok(port) = port.parse::<u16>() {
+        return Ok(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port));
+    }
+    let mut found = text.to_socket_addrs().map_err(|error| format!("'{text}': {error}"))?;
+    found.next().ok_or_else(|| format!("'{text}' names no address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modes_are_octal_and_groups_have_names_or_numbers() {
+        assert_eq!(parse_mode("0660"), Ok(0o660));
+        for bad in ["", "8", "1000", "-1", "rw"] {
+            assert!(parse_mode(bad).is_err(), "{bad}");
+        }
+        assert_eq!(parse_group("65534"), Ok(65534));
+        assert_eq!(parse_group("root"), Ok(0));
+        assert!(parse_group("no such group").unwrap_err().contains("no such group"));
+        assert!(parse_group("a\0b").is_err());
+    }
+
+    #[test]
+    fn a_port_alone_is_loopback() {
+        assert_eq!(parse_tcp("10809").unwrap().to_string(), "127.0.0.1:10809");
+        assert_eq!(parse_tcp(":0").unwrap().to_string(), "127.0.0.1:0");
+        assert_eq!(parse_tcp("0.0.0.0:1").unwrap().to_string(), "0.0.0.0:1");
+        assert!(parse_tcp("nowhere").is_err());
+    }
+}

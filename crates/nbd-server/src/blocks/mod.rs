@@ -1,0 +1,526 @@
+//! The images, and the cache of their blocks.
+//!
+//! ```text
+//!  READ ─► all blocks cached? ─yes─► copied to the reply's buffer, without a future
+//!             └─no─► a future of the worker reads the image, and keeps the blocks of a short READ
+//!  WRITE ─► each block cached, or a buffer free? ─yes─► copied to the cache, dirty ─► reply
+//!             └─no─► a future waits for buffers; a long WRITE bypasses the cache
+//! ```
+//!
+//! All changes pass through the cache, even those that bypass its buffers: they exclude other
+//! changes of their blocks. So an answered change is on the image, or dirty in the cache; see
+//! [`commands`](crate::commands).
+//!
+//! A READ that fills the cache claims its blocks before it reads them, and a WRITE of a claimed
+//! block waits for the READ. A block cannot be claimed if it is cached, if another READ is reading
+//! it, or if no buffer is free. The READ then returns it without keeping it, so no READ waits for
+//! another one or fails with it. While few READs hit, the cache also refuses the first claim of a
+//! block: the READ bypasses the cache.
+//!
+//! A failed sync poisons the image until the server ends: writes, trims and flushes fail with EIO.
+//! A read returns blocks that are cached, and blocks of the image that were not written since the
+//! last successful sync. Other blocks may be lost, and their reads fail with EIO. A block that
+//! cannot be written back stays dirty and readable, and is written again later.
+//!
+//! With `--cache 0` the engine reads and writes the image, so the cache does not know which blocks
+//! were written. After a failed sync, READs and WRITEs continue, and READs may return bytes that a
+//! crash would lose. FLUSH, FUA, TRIM and ZEROES fail with EIO.
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use aio_reap::{AlignedBuf, Engine, IoBuf, IoBufMut, RequestError};
+use bufcache::{
+    AttachOptions, BlockDevice, Cache, CacheStats, Device, EngineDevice, GetError, Load, WriteError,
+};
+use tracing::error;
+
+use crate::admission::SMALL;
+use crate::calls::Calls;
+use crate::flushes::Flushes;
+
+/// Bytes of a block: the smallest read of most clients' file systems.
+pub(crate) const BLOCK: usize = 4096;
+/// A request may fill at most one of this many parts of the cache, so that one client does not
+/// evict all blocks of others. A guess.
+const SHARE: u64 = 8;
+/// A READ of at least this many bytes that begins where another READ ended belongs to a scan, whose
+/// blocks are mostly read once. Keeping 16 blocks took as much time as a READ of 64 KiB itself.
+/// Longer WRITEs bypass the cache for the same reason. A guess.
+const SCAN: usize = 4 * BLOCK;
+/// How long the cache waits for a buffer while no block can be written back. A guess: a full disk
+/// reports it at once, and a slow one may take seconds.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The cache of all images.
+#[derive(Debug)]
+pub(crate) struct Blocks {
+    cache: Cache,
+    /// See [`Image::longest`].
+    longest: u64,
+}
+
+/// The bytes of an image.
+pub(crate) struct Backing {
+    /// The device below the cache.
+    pub(crate) device: Arc<dyn BlockDevice>,
+    pub(crate) source: Source<File>,
+}
+
+/// What reads and writes an image when the cache is bypassed.
+#[derive(Clone)]
+pub(crate) enum Source<F> {
+    /// A file, which the workers' engines read and write.
+    File(F),
+    /// A test's device, called on a thread of the cache. If there is a file, an engine reads it.
+    #[cfg(test)]
+    Device(Arc<dyn BlockDevice>, Option<F>),
+}
+
+impl Source<File> {
+    /// Returns the same source for tasks of an engine.
+    pub(crate) fn attach(&self, engine: &Engine) -> io::Result<Source<aio_reap::File>> {
+        let attach = |file: &File| engine.attach(file.try_clone()?);
+        Ok(match self {
+            Self::File(file) => Source::File(attach(file)?),
+            #[cfg(test)]
+            Self::Device(device, file) => {
+                Source::Device(Arc::clone(device), file.as_ref().map(attach).transpose()?)
+            }
+        })
+    }
+}
+
+impl Backing {
+    /// Opens a file with its present size.
+    pub(crate) fn open(file: &File) -> io::Result<Self> {
+        let device = EngineDevice::new(file.try_clone()?)?;
+        // O_DIRECT writes whole units only: leave out a part of a unit, as exports do.
+        let len = device.len() / device.alignment() as u64 * device.alignment() as u64;
+        let device = Arc::new(device.up_to(len));
+        Ok(Self { device, source: Source::File(file.try_clone()?) })
+    }
+}
+
+/// An image, its cached blocks, and what its requests share.
+pub(crate) struct Image {
+    pub(crate) name: String,
+    pub(crate) device: Device,
+    pub(crate) source: Source<File>,
+    /// The unit of offsets and lengths of reads and writes, in bytes.
+    pub(crate) alignment: usize,
+    pub(crate) flushes: Flushes,
+    pub(crate) calls: Calls,
+    /// Bytes of the image. Ordering: Relaxed, all: the length only grows, and a request learns of
+    /// the new length from its session, which its worker made after a load of this word.
+    len: AtomicU64,
+    /// Longest READ that is kept, and the limit of kept WRITEs unless [`SCAN`] is less. Blocks of
+    /// longer requests are mostly used once, and the device's time per byte outweighs its time per
+    /// request. 0: nothing is kept.
+    longest: u64,
+    /// The end of the last READ that missed the cache.
+    next: AtomicU64,
+    /// A bug that a test has planted.
+    #[cfg(test)]
+    planted: std::sync::OnceLock<&'static str>,
+}
+
+impl Blocks {
+    /// Makes a cache of `bytes` bytes; 0 disables it.
+    pub(crate) fn new(bytes: u64) -> io::Result<Self> {
+        let capacity = usize::try_from(bytes).unwrap_or(usize::MAX);
+        // Syncs and exclusion need the cache even if it keeps no blocks.
+        let capacity = if bytes == 0 { BLOCK } else { capacity };
+        let cache =
+            Cache::builder(capacity).block_sizes(BLOCK, BLOCK).patience(PATIENCE).build()?;
+        let longest = if bytes == 0 { 0 } else { SMALL.min(bytes / SHARE).max(BLOCK as u64) };
+        Ok(Self { cache, longest })
+    }
+
+    /// Makes an image. `name` identifies it in the log and in reports.
+    pub(crate) fn attach(&self, name: String, backing: Backing) -> io::Result<Arc<Image>> {
+        let Backing { device, source } = backing;
+        let (len, alignment) = (device.len(), device.alignment());
+        let options = AttachOptions::new(BLOCK).on_loss(|error| error!(%error, "blocks are lost"));
+        let options = if matches!(source, Source::File(_)) { options.growing() } else { options };
+        Ok(Arc::new(Image {
+            name,
+            device: self.cache.attach_with(device, options)?,
+            source,
+            alignment,
+            len: AtomicU64::new(len),
+            longest: self.longest,
+            flushes: Flushes::default(),
+            calls: Calls::default(),
+            next: AtomicU64::new(u64::MAX),
+            #[cfg(test)]
+            planted: std::sync::OnceLock::new(),
+        }))
+    }
+
+    /// Returns the cache's statistics, if it keeps blocks.
+    pub(crate) fn stats(&self) -> Option<CacheStats> {
+        (self.longest > 0).then(|| self.cache.stats())
+    }
+}
+
+/// A part of a request within one block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) block: u64,
+    /// The offset within the block.
+    pub(crate) from: usize,
+    pub(crate) count: usize,
+    /// The part covers every byte of the block that the image has.
+    pub(crate) whole: bool,
+}
+
+impl Image {
+    /// Returns the length of the image in bytes.
+    pub(crate) fn len(&self) -> u64 {
+        self.len.load(Ordering::Relaxed)
+    }
+
+    /// Returns the file of the image. Only a test's image may have none.
+    pub(crate) fn file(&self) -> Option<&File> {
+        match &self.source {
+            Source::File(file) => Some(file),
+            #[cfg(test)]
+            Source::Device(_, file) => file.as_ref(),
+        }
+    }
+
+    /// Grows the image to `len` bytes, the new length of its file, rounded down to whole blocks.
+    /// Returns false for an image that cannot grow, because it has no file or does not end with a
+    /// whole block.
+    pub(crate) fn grow(&self, len: u64) -> bool {
+        let may = self.file().is_some() && self.len().is_multiple_of(BLOCK as u64);
+        if may {
+            self.len.fetch_max(len - len % BLOCK as u64, Ordering::Relaxed);
+        }
+        may
+    }
+
+    /// Returns whether the cache keeps nothing, so that each READ and WRITE goes to the image.
+    pub(crate) fn is_bypassed(&self) -> bool {
+        self.longest == 0
+    }
+
+    /// Returns whether a READ or WRITE is too long to be kept.
+    pub(crate) fn bypasses_cache(&self, len: u64, write: bool) -> bool {
+        len > if write { self.longest.min(SCAN as u64) } else { self.longest }
+    }
+
+    /// Returns the parts of a range, one per block.
+    pub(crate) fn pieces(&self, offset: u64, len: usize) -> impl Iterator<Item = Piece> + use<> {
+        let (image_end, end) = (self.len(), offset + len as u64);
+        covering(offset, end).map(move |block| {
+            let start = block * BLOCK as u64;
+            let stop = (start + BLOCK as u64).min(image_end);
+            let (from, till) = (start.max(offset), stop.min(end));
+            Piece {
+                block,
+                from: (from - start) as usize,
+                count: till.saturating_sub(from) as usize,
+                whole: from == start && till == stop,
+            }
+        })
+    }
+
+    /// Returns the blocks that lie wholly within a range.
+    pub(crate) fn inner(&self, offset: u64, end: u64) -> Range<u64> {
+        let start = offset.div_ceil(BLOCK as u64);
+        let stop = if end == self.len() { covering(0, end).end } else { end / BLOCK as u64 };
+        start..stop.max(start)
+    }
+
+    /// Returns the blocks of a READ. `None` if the READ is empty, too long to be kept, or past the
+    /// end.
+    fn cacheable_blocks(&self, offset: u64, len: usize) -> Option<Range<u64>> {
+        let end = offset.checked_add(len as u64)?;
+        let kept = (1..=self.longest).contains(&(len as u64)) && end <= self.len();
+        kept.then(|| covering(offset, end))
+    }
+
+    /// Returns the size of the buffer that a READ needs.
+    pub(crate) fn room(&self, offset: u64, len: usize) -> usize {
+        match self.cacheable_blocks(offset, len) {
+            Some(blocks) => bytes_of(&blocks),
+            None if self.is_aligned(offset, len) => len,
+            None => bytes_of(&covering(offset, offset.saturating_add(len as u64))),
+        }
+    }
+
+    /// Returns whether the image can be read at exactly this range.
+    fn is_aligned(&self, offset: u64, len: usize) -> bool {
+        (offset | len as u64).is_multiple_of(self.alignment as u64)
+    }
+
+    /// Fills `bytes` if all of its blocks are cached.
+    pub(crate) fn try_read(&self, offset: u64, bytes: &mut [u8]) -> bool {
+        let Some(blocks) = self.cacheable_blocks(offset, bytes.len()) else { return false };
+        let (mut from, mut done) = ((offset % BLOCK as u64) as usize, 0);
+        for block in blocks {
+            let Ok(guard) = self.device.try_get(block) else { return false };
+            let count = (BLOCK - from).min(bytes.len() - done);
+            bytes[done..][..count].copy_from_slice(&guard[from..][..count]);
+            (from, done) = (0, done + count);
+        }
+        true
+    }
+
+    /// Writes to the cache without waiting. Returns the number of bytes written; the rest must
+    /// wait.
+    pub(crate) fn try_write(&self, offset: u64, bytes: &[u8]) -> Result<usize, GetError> {
+        let mut done = 0;
+        for Piece { block, from, count, whole } in self.pieces(offset, bytes.len()) {
+            if count == 0 {
+                break;
+            }
+            let got =
+                if whole { self.device.try_create(block) } else { self.device.try_get_mut(block) };
+            match got {
+                Ok(mut guard) => {
+                    guard[from..][..count].copy_from_slice(&bytes[done..][..count]);
+                }
+                Err(GetError::WouldBlock) => break,
+                Err(error) => return Err(error),
+            }
+            done += count;
+        }
+        Ok(done)
+    }
+
+    /// Widens the buffer of a READ to whole blocks, and claims the blocks that are missing and to
+    /// be kept. Returns the buffer unchanged if no block was claimed and the image can be read at
+    /// the READ's own range.
+    pub(crate) fn fill(&self, offset: u64, mut buf: AlignedBuf) -> Result<Fill, AlignedBuf> {
+        let len = buf.len();
+        let is_aligned = self.is_aligned(offset, len);
+        let short = self.cacheable_blocks(offset, len);
+        let is_kept = short.is_some() && {
+            // Ordering: Relaxed; a hint.
+            let follows = self.next.swap(offset + len as u64, Ordering::Relaxed) == offset;
+            !(follows && len >= SCAN)
+        };
+        let blocks = short.unwrap_or_else(|| covering(offset, offset + len as u64));
+        let whole = bytes_of(&blocks);
+        if buf.capacity() < whole || (is_aligned && !is_kept) {
+            return Err(buf);
+        }
+        buf.set_len(whole);
+        let start = blocks.start * BLOCK as u64;
+        let mut loads = Vec::new();
+        let has_room = loads.try_reserve_exact((blocks.end - blocks.start) as usize).is_ok();
+        for block in blocks.filter(|_| is_kept && has_room) {
+            match self.device.claim(block) {
+                Ok(claimed) => loads.extend(claimed),
+                Err(_) => break, // this and later blocks are not kept
+            }
+        }
+        if loads.is_empty() && is_aligned {
+            buf.set_len(len);
+            return Err(buf);
+        }
+        Ok(Fill { buf, start, head: (offset - start) as usize, len, loads })
+    }
+
+    /// Writes the dirty blocks of a range to the image, not necessarily to stable storage. Blocks.
+    pub(crate) fn write_back(&self, bytes: Range<u64>) -> io::Result<()> {
+        let blocks = covering(bytes.start, bytes.end);
+        self.device.flush_range(blocks).map_err(of_write)
+    }
+
+    /// Makes everything written before durable. Blocks.
+    pub(crate) fn sync_now(&self) -> io::Result<()> {
+        self.sync_within(Duration::MAX)
+    }
+
+    /// As [`sync_now`](Self::sync_now), but fails if the cache stays busy for `patience`.
+    pub(crate) fn sync_within(&self, patience: Duration) -> io::Result<()> {
+        let since = Instant::now();
+        loop {
+            match ignore_earlier(self.device.sync()) {
+                Err(WriteError::Busy { .. }) if since.elapsed() < patience => {}
+                result => return result.map_err(of_write),
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn plant(&self, bug: &'static str) {
+        self.planted.set(bug).expect("one at a time");
+    }
+
+    /// Returns whether a test has planted this bug.
+    pub(crate) fn has_bug(&self, bug: &str) -> bool {
+        #[cfg(test)]
+        return self.planted.get() == Some(&bug);
+        #[cfg(not(test))]
+        {
+            let _ = bug;
+            false
+        }
+    }
+}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Image").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+/// Maps the error of a poisoned device to EIO: a client must see lost data, whatever the reason of
+/// the failed sync was.
+pub(crate) fn of_get(error: GetError) -> io::Error {
+    io::Error::from_raw_os_error(if let GetError::Poisoned { .. } = error {
+        libc::EIO
+    } else {
+        error.errno()
+    })
+}
+
+pub(crate) fn of_write(error: WriteError) -> io::Error {
+    io::Error::from_raw_os_error(if let WriteError::Poisoned { .. } = error {
+        libc::EIO
+    } else {
+        error.errno()
+    })
+}
+
+/// Ignores the error of an earlier write-back. The blocks of this call are on the device, otherwise
+/// the call would have failed again.
+pub(crate) fn ignore_earlier(result: Result<(), WriteError>) -> Result<(), WriteError> {
+    match result {
+        Err(WriteError::Earlier { .. }) => Ok(()),
+        result => result,
+    }
+}
+
+/// Returns the blocks that contain the bytes from `offset` to `end`.
+pub(crate) fn covering(offset: u64, end: u64) -> Range<u64> {
+    offset / BLOCK as u64..end.div_ceil(BLOCK as u64)
+}
+
+fn bytes_of(blocks: &Range<u64>) -> usize {
+    (blocks.end - blocks.start) as usize * BLOCK
+}
+
+/// Why a read or write of an image failed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TransferError {
+    pub(crate) errno: i32,
+    /// Bytes that were transferred before the failure.
+    pub(crate) transferred: usize,
+}
+
+impl From<RequestError> for TransferError {
+    fn from(error: RequestError) -> Self {
+        let errno = io::Error::from(error).raw_os_error().unwrap_or(libc::EIO);
+        Self { errno, transferred: error.transferred() }
+    }
+}
+
+impl From<io::Error> for TransferError {
+    fn from(error: io::Error) -> Self {
+        Self { errno: error.raw_os_error().unwrap_or(libc::EIO), transferred: 0 }
+    }
+}
+
+impl From<TransferError> for io::Error {
+    fn from(error: TransferError) -> Self {
+        Self::from_raw_os_error(error.errno)
+    }
+}
+
+/// The buffer of a READ of whole blocks, and the claimed loads of the blocks to keep. Dropping it
+/// ends the loads.
+#[derive(Debug)]
+pub(crate) struct Fill {
+    buf: AlignedBuf,
+    /// The offset of the first block in the image.
+    start: u64,
+    /// Bytes before the requested ones.
+    head: usize,
+    /// Requested bytes.
+    len: usize,
+    loads: Vec<Load>,
+}
+
+impl Fill {
+    /// Returns the offset of the read.
+    pub(crate) fn offset(&self) -> u64 {
+        self.start
+    }
+
+    /// Passes the blocks that were read to the cache, even if an error followed them. Returns the
+    /// number of requested bytes that were read, and the buffer with these bytes. An error beyond
+    /// the requested bytes is ignored.
+    pub(crate) fn finish(
+        self,
+        result: Result<usize, TransferError>,
+    ) -> (io::Result<usize>, AlignedBuf) {
+        let Self { mut buf, start, head, len, loads } = self;
+        // The number of bytes read from `at` on, of `wanted` bytes.
+        let read = |at: usize, wanted: usize| match result {
+            Ok(count) => Ok(count.saturating_sub(at).min(wanted)),
+            Err(error) if error.transferred >= at + wanted => Ok(wanted),
+            Err(error) => Err(io::Error::from(error)),
+        };
+        for mut load in loads {
+            let at = (load.offset() - start) as usize;
+            let result = read(at, load.len());
+            if let Ok(count) = result {
+                load[..count].copy_from_slice(&buf[at..][..count]);
+            }
+            load.finish(result);
+        }
+        let result = read(head, len);
+        if head > 0 {
+            buf.copy_within(head..head + len, 0);
+        }
+        buf.set_len(len);
+        (result, buf)
+    }
+}
+
+impl Deref for Fill {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.buf
+    }
+}
+
+impl DerefMut for Fill {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.buf
+    }
+}
+
+// SAFETY: the pointer and length are those of `buf`, which is not touched until the engine returns
+// the `Fill`.
+unsafe impl IoBuf for Fill {
+    fn as_ptr(&self) -> *const u8 {
+        IoBuf::as_ptr(&self.buf)
+    }
+
+    fn len(&self) -> usize {
+        IoBuf::len(&self.buf)
+    }
+}
+
+// SAFETY: as above; the pointer is the same.
+unsafe impl IoBufMut for Fill {
+    fn as_mut_ptr(&mut self) -> *mut u8 {
+        IoBufMut::as_mut_ptr(&mut self.buf)
+    }
+}

@@ -1,0 +1,258 @@
+//! The NBD commands, each a future that runs on its worker.
+//!
+//! ```text
+//!  READ          copy dirty blocks ─► read the image once ─► keep the blocks, if few ─► reply
+//!  WRITE         short: to the cache, dirty    long: whole blocks to the image, ends to the cache
+//!  TRIM          whole blocks: punch a hole
+//!  ZEROES        whole blocks: punch a hole, or zero, or write zeros    ends: as a WRITE of zeros
+//!  FLUSH, FUA    a sync of the cache, which requests share: see [`flushes`](crate::flushes)
+//!  BLOCK_STATUS  write dirty blocks back ─► find the holes
+//! ```
+//!
+//! With `--cache 0` the commands are the same, but each READ and WRITE goes to the image. A request
+//! that the cache answers at once needs no future: see [`Image::try_write`] and
+//! [`Image::try_read`].
+//!
+//! No future awaits while it holds a guard of a block, and none blocks. Reads and writes of an
+//! image are made by the worker's engine. An operation that exists only as a blocking call runs on a thread of the cache, of which each image has a few. Trims, zeroes, and
+//! writes that the engine does not make would only wait for each other, so one of these threads
+//! makes all of them: see [`calls`](crate::calls).
+
+mod read;
+mod shared;
+#[cfg(test)]
+mod tests;
+mod write;
+
+use std::future::Future;
+use std::io;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use aio_reap::{AlignedBuf, Engine, File};
+use bufcache::{GetError, WriteError};
+use nbd_protocol::{Command, HeaderStyle, Request};
+
+use crate::blocks::{BLOCK, Image, Source, TransferError, covering, of_write};
+use crate::extents;
+use crate::memory::{self, MOST_ZEROS, ZEROS};
+
+/// How long a command retries while a block is busy. A guess: longer than any operation of a disk.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A command to carry out.
+pub(crate) struct Job {
+    pub(crate) engine: Rc<Engine>,
+    /// What reads and writes the image when the cache is bypassed.
+    pub(crate) source: Source<File>,
+    pub(crate) image: Arc<Image>,
+    /// The granularity of the export's extents, in bytes.
+    pub(crate) unit: u64,
+    pub(crate) style: HeaderStyle,
+    pub(crate) command: Command,
+    /// With the offset in the image, not in the export.
+    pub(crate) request: Request,
+    /// Bytes of a WRITE that are in the cache already.
+    pub(crate) written: usize,
+}
+
+/// The result of a command, and its buffer.
+type Ended = (io::Result<()>, Option<AlignedBuf>);
+
+fn os(errno: i32) -> io::Error {
+    io::Error::from_raw_os_error(errno)
+}
+
+fn is_unsupported(result: &Result<(), WriteError>) -> bool {
+    matches!(
+        result,
+        Err(WriteError::Io { errno: libc::EOPNOTSUPP | libc::ENODEV | libc::ENOSYS, .. })
+    )
+}
+
+/// Retries while the block is busy. Each attempt waits as long as the cache does.
+async fn retry_while_busy<T, E, F: Future<Output = Result<T, E>>>(
+    is_busy: fn(&E) -> bool,
+    mut ask: impl FnMut() -> F,
+) -> Result<T, E> {
+    let since = Instant::now();
+    loop {
+        match ask().await {
+            Err(error) if is_busy(&error) && since.elapsed() < PATIENCE => {}
+            result => return result,
+        }
+    }
+}
+
+async fn get<T, F: Future<Output = Result<T, GetError>>>(
+    ask: impl FnMut() -> F,
+) -> Result<T, GetError> {
+    retry_while_busy(|error| *error == GetError::Busy, ask).await
+}
+
+async fn change<F: Future<Output = Result<(), WriteError>>>(
+    ask: impl FnMut() -> F,
+) -> Result<(), WriteError> {
+    retry_while_busy(|error| matches!(error, WriteError::Busy { .. }), ask).await
+}
+
+impl Job {
+    /// Carries out the command. `buf` is the buffer of a READ or BLOCK_STATUS, or the data of a
+    /// WRITE.
+    pub(crate) async fn run(self, buf: Option<AlignedBuf>) -> Ended {
+        let Request { offset, len, .. } = self.request;
+        let end = offset + len;
+        match (self.command, buf) {
+            (Command::Read { .. }, Some(buf)) => {
+                let (result, buf) = self.read(buf).await;
+                (result, Some(buf))
+            }
+            (Command::Write { fua }, Some(buf)) => {
+                let (mut result, buf) = self.write(buf).await;
+                if fua && result.is_ok() {
+                    result = self.write_through().await;
+                }
+                (result, Some(buf))
+            }
+            (Command::BlockStatus { one }, Some(buf)) => self.find_holes(one, buf).await,
+            (Command::Flush, buf) => (self.image.sync().await, buf),
+            (Command::Trim { fua }, buf) => {
+                let inner = self.image.inner(offset, end);
+                let result = self.discard(inner).await;
+                let trimmed = match is_unsupported(&result) {
+                    true => Ok(()),                    // a TRIM may have no effect
+                    false => result.map_err(of_write), // it need not trim the ends
+                };
+                (self.then_sync(fua, trimmed).await, buf)
+            }
+            (Command::WriteZeroes { fua, no_hole, fast }, buf) => {
+                let inner = self.image.inner(offset, end);
+                let zeroed = match self.zero(inner, no_hole, fast).await {
+                    Ok(()) => self.zero_ends().await,
+                    failed => failed,
+                };
+                (self.then_sync(fua, zeroed).await, buf)
+            }
+            (Command::Cache, buf) => {
+                match &self.source {
+                    // The command is only advice, so a failure is no error.
+                    Source::File(file) => {
+                        if let Ok(advice) = self.engine.will_need(file, offset, len).submit() {
+                            let _ = advice.await;
+                        }
+                    }
+                    #[cfg(test)]
+                    Source::Device(..) => {}
+                }
+                (Ok(()), buf)
+            }
+            (_, buf) => (Err(os(libc::EINVAL)), buf),
+        }
+    }
+
+    async fn then_sync(&self, fua: bool, result: io::Result<()>) -> io::Result<()> {
+        if fua && result.is_ok() { self.image.sync().await } else { result }
+    }
+
+    /// Zeroes the parts of blocks at the ends of the range.
+    async fn zero_ends(&self) -> io::Result<()> {
+        let Request { offset, len, .. } = self.request;
+        let end = offset + len;
+        let inner = self.image.inner(offset, end);
+        let (start, stop) = if inner.is_empty() {
+            (end, end)
+        } else {
+            (inner.start * BLOCK as u64, end.min(inner.end * BLOCK as u64))
+        };
+        let zeros = memory::zeros().ok_or_else(|| os(libc::ENOMEM))?;
+        // Both ends together are shorter than two blocks.
+        for (from, to) in [(offset, start), (stop, end)] {
+            let zeros = &zeros[..(to - from) as usize];
+            if zeros.is_empty() {
+                continue;
+            }
+            if self.image.is_bypassed() {
+                self.write_image(zeros, 0..zeros.len(), from, None).await.0?;
+            } else {
+                self.write_cached(from, zeros).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn discard(&self, blocks: Range<u64>) -> Result<(), WriteError> {
+        let image = &self.image;
+        // With O_DIRECT a discard does not take the lock of the page cache for which READs would
+        // wait.
+        if image.alignment > 1 {
+            return change(|| image.device.discard_async(blocks.clone())).await;
+        }
+        let call = || {
+            let blocks = blocks.clone();
+            image.call(move |image| image.device.discard(blocks))
+        };
+        change(call).await
+    }
+
+    /// Zeroes whole blocks. With `no_hole` they stay allocated.
+    async fn zero(&self, blocks: Range<u64>, no_hole: bool, fast: bool) -> io::Result<()> {
+        let len = self.image.len();
+        if !no_hole {
+            let result = self.discard(blocks.clone()).await;
+            if !is_unsupported(&result) {
+                return result.map_err(of_write);
+            }
+        }
+        let by_device = || {
+            let blocks = blocks.clone();
+            self.image.call(move |image| image.device.zero_by_device(blocks))
+        };
+        let result = change(by_device).await;
+        if !is_unsupported(&result) {
+            return result.map_err(of_write);
+        }
+        if fast {
+            return Err(os(libc::EOPNOTSUPP));
+        }
+        if (blocks.end - blocks.start).saturating_mul(BLOCK as u64) > MOST_ZEROS {
+            return Err(os(libc::EINVAL));
+        }
+        let zeros = memory::zeros().ok_or_else(|| os(libc::ENOMEM))?;
+        let mut at = blocks.start;
+        while at < blocks.end {
+            let start = at * BLOCK as u64;
+            let stop = (blocks.end * BLOCK as u64).min(len).min(start + ZEROS as u64);
+            self.write_blocks(at, zeros, 0..(stop - start) as usize).await.0?;
+            at = covering(start, stop).end;
+        }
+        Ok(())
+    }
+
+    async fn find_holes(&self, one: bool, mut buf: AlignedBuf) -> Ended {
+        let Request { offset, len, .. } = self.request;
+        let (image, style, how) = (Arc::clone(&self.image), self.style, (one, self.unit));
+        let find = move |_| {
+            let found = extents::find(&image, (offset, len), how, style, &mut buf);
+            (found, Some(buf))
+        };
+        self.image.device.call_async(find).await
+    }
+}
+
+/// Submits a read or write to the engine once it has room, and waits for the result.
+async fn transfer<B: 'static>(
+    request: aio_reap::Request<'_, B>,
+) -> (Result<usize, TransferError>, B) {
+    match request.submit_async().await {
+        Ok(transfer) => {
+            let (result, buf) = transfer.await;
+            (result.map_err(Into::into), buf)
+        }
+        Err(refused) => {
+            let errno = refused.errno();
+            (Err(TransferError { errno, transferred: 0 }), refused.into_request().into_buf())
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! READ: the blocks that are newer in the cache, over the rest from the image.
+//!
+//! # Why a READ may bypass the cache
+//!
+//! Before the image is read, the READ checks each block and copies it if it is dirty. A block that
+//! is not dirty at that time is on the image as it was last answered. A WRITE after the check is
+//! unanswered, or was sent while this READ was in flight: the READ may return either version. The
+//! order matters: if the image were read first, a block that is written back and evicted between
+//! the read and the check would be missed.
+
+use std::future::poll_fn;
+use std::io;
+use std::ops::DerefMut;
+#[cfg(test)]
+use std::sync::Arc;
+use std::task::Poll;
+
+use aio_reap::{AlignedBuf, IoBufMut};
+use bufcache::GetError;
+use nbd_protocol::Request;
+
+use super::{Job, os, transfer};
+use crate::blocks::{BLOCK, Image, Source, TransferError, covering, of_get};
+use crate::memory;
+
+/// Most dirty blocks that a READ copies before it has the rest written back and lets other requests
+/// run. A guess: 256 KiB are copied in less time than a write takes.
+pub(super) const MAX_COPIED: usize = 64;
+
+/// Lets the worker poll other futures.
+async fn yield_now() {
+    let mut has_yielded = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut has_yielded, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// Copies of the blocks of a READ that are newer than the image.
+#[derive(Default)]
+struct Newer {
+    blocks: Vec<u64>,
+    bytes: Vec<u8>,
+}
+
+impl Newer {
+    fn push(&mut self, block: u64, bytes: &[u8]) -> Result<(), GetError> {
+        self.blocks.try_reserve(1).map_err(|_| GetError::NoMemory)?;
+        // In steps, because `reserve` checks each for memory that the system needs.
+        let has_room = self.bytes.len() + BLOCK <= self.bytes.capacity();
+        if !has_room
+            && !memory::reserve(&mut self.bytes, MAX_COPIED.min(1 + self.blocks.len()) * BLOCK)
+        {
+            return Err(GetError::NoMemory);
+        }
+        self.blocks.push(block);
+        self.bytes.extend_from_slice(bytes);
+        self.bytes.resize(self.blocks.len() * BLOCK, 0); // pads the last block of the image
+        Ok(())
+    }
+
+    /// Copies the blocks over `into`, which was read from `offset` on.
+    fn copy_over(&self, offset: u64, into: &mut [u8]) {
+        for (block, bytes) in self.blocks.iter().zip(self.bytes.chunks_exact(BLOCK)) {
+            let start = block * BLOCK as u64;
+            let at = start.saturating_sub(offset) as usize;
+            let from = offset.saturating_sub(start) as usize;
+            let count = (BLOCK - from).min(into.len() - at);
+            into[at..][..count].copy_from_slice(&bytes[from..][..count]);
+        }
+    }
+}
+
+impl Job {
+    pub(super) async fn read(&self, buf: AlignedBuf) -> (io::Result<()>, AlignedBuf) {
+        let Request { offset, len, .. } = self.request;
+        let newer = match self.newer().await {
+            Ok(newer) => newer,
+            Err(error) => return (Err(of_get(error)), buf),
+        };
+        let (result, mut buf) = match self.image.fill(offset, buf) {
+            Ok(fill) => {
+                let start = fill.offset();
+                let (result, fill) = self.read_image(fill, start).await;
+                fill.finish(result)
+            }
+            Err(buf) => {
+                let (result, buf) = self.read_image(buf, offset).await;
+                (result.map_err(Into::into), buf)
+            }
+        };
+        let result = result.and_then(|count| match (count as u64) < len {
+            true => Err(os(libc::EIO)), // the image has been truncated since it was opened
+            false => Ok(()),
+        });
+        newer.copy_over(offset, &mut buf);
+        (result, buf)
+    }
+
+    /// Copies the blocks that are newer in the cache than on the image.
+    async fn newer(&self) -> Result<Newer, GetError> {
+        let Request { offset, len, .. } = self.request;
+        let Image { device, .. } = &*self.image;
+        let mut newer = Newer::default();
+        let blocks = covering(offset, offset + len);
+        let bypassed = self.image.is_bypassed() || self.image.has_bug("read-past-what-is-dirty");
+        if bypassed || !device.is_newer(blocks.clone()) {
+            return Ok(newer);
+        }
+        let mut limit = MAX_COPIED;
+        for block in blocks.clone() {
+            // The block may be written back and evicted before `get_async` finds it.
+            while device.is_newer(block..block + 1) {
+                if newer.blocks.len() == limit {
+                    limit += MAX_COPIED;
+                    // A block that cannot be written back stays dirty, and is copied then.
+                    let rest = block..blocks.end;
+                    let _ = device.call_async(move |device| device.flush_range(rest)).await;
+                    yield_now().await;
+                    continue;
+                }
+                match device.get_async(block).await {
+                    Ok(pin) => newer.push(block, &pin)?,
+                    Err(GetError::NoFreeBuffers) => continue,
+                    Err(error) => return Err(error),
+                }
+                break;
+            }
+        }
+        Ok(newer)
+    }
+
+    /// Reads from the image, past the cache.
+    async fn read_image<B>(&self, buf: B, start: u64) -> (Result<usize, TransferError>, B)
+    where
+        B: IoBufMut + DerefMut<Target = [u8]> + Send + 'static,
+    {
+        match &self.source {
+            Source::File(file) => transfer(self.engine.read(file, buf, start)).await,
+            #[cfg(test)]
+            Source::Device(_, Some(file)) => transfer(self.engine.read(file, buf, start)).await,
+            #[cfg(test)]
+            Source::Device(device, None) => {
+                let (device, mut buf) = (Arc::clone(device), buf);
+                let read = move |_| (device.read(start, &mut buf).map_err(Into::into), buf);
+                self.image.device.call_async(read).await
+            }
+        }
+    }
+}

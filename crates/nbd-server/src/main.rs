@@ -1,0 +1,238 @@
+//! A network block device server on real disk images, built from this workspace's crates.
+//!
+//! Run:     cargo run --release --bin offlock-nbd
+//! Prints:  one page: throughput, latency, bytes verified, cpu hits of the list of sessions,
+//!          completions reaped at once
+//!
+//! With `--image` it serves images until it is stopped, and prints sessions and statistics on
+//! SIGUSR1. `--help` lists the other options.
+//!
+//! ```text
+//!  main: accept, ─► worker: epoll ─► requests ─► commands ─┬─► aio-reap engine ─► image
+//!  signals          (conn,           (tasks,     (futures) └─► bufcache (blocks)
+//!  (server,          session)         admission)
+//!   registry)
+//! ```
+
+mod admission;
+mod args;
+mod background;
+mod blocks;
+mod busy_poll;
+mod calls;
+mod commands;
+mod conn;
+mod connection_limits;
+mod contexts;
+mod counters;
+mod demo;
+mod export;
+mod extents;
+mod flushes;
+mod folder;
+mod image_spec;
+mod listeners;
+mod lock;
+mod memory;
+mod metrics;
+mod notifier;
+mod open_images;
+mod operation;
+mod peer;
+mod registry;
+mod report;
+mod requests;
+mod run_command;
+mod server;
+mod session;
+mod tasks;
+mod tls;
+mod worker;
+
+use std::error::Error;
+use std::io::{self, IsTerminal, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{CommandFactory, Parser, error::ErrorKind};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+use tracing::info;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::Args;
+use crate::background::{PidFile, Starter};
+use crate::demo::DemoOptions;
+use crate::image_spec::ImageSpec;
+use crate::run_command::RunCommand;
+use crate::server::{Server, Wakeups};
+
+fn main() -> ExitCode {
+    let starter = Starter::find();
+    let args = Args::parse();
+    let demo = args.images.is_empty() && args.export_dir.is_none();
+    let default = if demo { "warn" } else { "info" };
+    let filter = EnvFilter::try_from_env("OFFLOCK_LOG").unwrap_or_else(|_| default.into());
+    let ansi = io::stderr().is_terminal();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| LogWriter)
+        .with_ansi(ansi)
+        .log_internal_errors(false)
+        .init();
+    raise_descriptor_limit();
+    ignore_sigxfsz();
+    let done = match starter {
+        Err(error) => Err(error.into()),
+        Ok(_) if demo => demonstrate(args).map(|()| ExitCode::SUCCESS),
+        Ok(None) if args.fork => fork(),
+        Ok(starter) => serve(args, starter),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            // If the pipe is closed, the exit code still reports the failure.
+            let _ = writeln!(LogWriter, "nbd_server: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Standard error. Its errors are ignored, because a closed pipe must not end the server.
+struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(io::stderr().write(bytes).unwrap_or(bytes.len()))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Raises the limit of open descriptors to the maximum, because each connection needs one.
+fn raise_descriptor_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = setrlimit(Resource::Nofile, limit); // on failure fewer connections fit
+}
+
+/// Ignores SIGXFSZ, so that a write beyond the file size limit (`ulimit -f`) fails with EFBIG and
+/// does not end the process.
+fn ignore_sigxfsz() {
+    // SAFETY: ignoring a signal installs no handler, so no code of this process runs in signal
+    // context.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
+/// Starts the server in the background.
+fn fork() -> Result<ExitCode, Box<dyn Error>> {
+    if !listeners::handed_over()?.is_empty() {
+        return Err(
+            "--fork: sockets were handed over to this process, and it is about to end".into()
+        );
+    }
+    Ok(background::start()?)
+}
+
+/// Serves the images until a signal arrives, the command of `--run` ends, or, with
+/// `--exit-with-last`, the last client leaves. SIGUSR1 prints the statistics; SIGHUP lets exports
+/// grow with their files.
+fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn Error>> {
+    let handed_over = listeners::handed_over()?;
+    let mut own_folder = None;
+    if args.socket.is_none() && args.tcp.is_none() && handed_over.is_empty() {
+        if args.run.is_none() {
+            let missing = "--image and --export-dir need --socket or --tcp, or sockets handed over, to be reached by";
+            Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit();
+        }
+        let folder = own_folder.insert(tempfile::tempdir()?);
+        args.socket = Some(folder.path().join("nbd.sock"));
+    }
+    // Any thread may receive the signal; the handler writes a byte to the pipe.
+    let (stop, notify) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::low_level::pipe::register(signal, notify.try_clone()?)?;
+    }
+    let (show, notify_show) = UnixStream::pair()?;
+    show.set_nonblocking(true)?;
+    signal_hook::low_level::pipe::register(SIGUSR1, notify_show)?;
+    let grow = Signals::new([SIGHUP])?;
+    let mut server = Server::start(&args, handed_over)?;
+    server.grow_at(grow)?;
+    let _pid_file = args.pid_file.as_deref().map(PidFile::create).transpose()?;
+    let addresses = server.addresses();
+    let mut stdout = io::stdout().lock();
+    for address in &addresses {
+        writeln!(stdout, "listening on {address}")?;
+    }
+    stdout.flush()?;
+    drop(stdout);
+    starter.map_or(Ok(()), Starter::report)?;
+    let export = server.default_export();
+    let run = |command: &String| RunCommand::start(command, &addresses, &export, args.tls, notify);
+    let command = args.run.as_ref().map(run).transpose()?;
+    let period = args.stats.map(Duration::from_secs);
+    let print = |server: &Server| {
+        let page = format!("{}\n", server.report());
+        let _ = LogWriter.write_all(page.as_bytes()); // in one write, so that no log line splits it
+    };
+    let wakeups = Wakeups { stop: stop.as_fd(), show: Some(&show), period };
+    let ended = server.accept_until(wakeups, print);
+    let code = command.and_then(|command| command.end());
+    info!("stopping");
+    if args.stats.is_some() {
+        print(&server);
+    }
+    server.stop()?; // before `ended`: its error names the cause if a worker failed
+    ended?;
+    Ok(code.map_or(ExitCode::SUCCESS, ExitCode::from))
+}
+
+/// Size of the demonstration's image, in bytes.
+const DEMO_SIZE: u64 = 256 << 20;
+
+/// Serves a temporary image to the built-in client, and prints the results.
+fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
+    let dir = tempfile::tempdir()?;
+    let socket = dir.path().join("nbd.sock");
+    let size = args.size.unwrap_or(DEMO_SIZE);
+    let path = dir.path().join("demo.img");
+    args.images = vec![ImageSpec { name: "demo".into(), path, ..ImageSpec::default() }];
+    args.size = Some(size);
+    args.socket = Some(socket.clone());
+    let (stop, notify) = UnixStream::pair()?;
+    let mut server = Server::start(&args, vec![])?;
+    let client = std::thread::spawn(move || {
+        let report = demo::run(&socket, &DemoOptions::default());
+        drop(notify); // the other end becomes readable
+        report.map_err(|error| error.to_string())
+    });
+    let wakeups = Wakeups { stop: stop.as_fd(), show: None, period: None };
+    server.accept_until(wakeups, |_| {})?;
+    let report = client.join().map_err(|_| "the client panicked")??;
+    let figures = server.report();
+    let mut stdout = io::stdout();
+    writeln!(stdout, "{report}")?;
+    writeln!(
+        stdout,
+        "  cached:   {} MiB, which answered {:.0} % of the reads",
+        args.cache >> 20,
+        figures.hit_rate() * 100.0
+    )?;
+    if args.verbose {
+        writeln!(stdout, "\n{figures}")?;
+    } else {
+        writeln!(
+            stdout,
+            "\n--verbose adds the server's own figures. To serve an image of your own, see --help:\n    \
+             nbd_server --image disk.img --size 1G --socket /tmp/disk.sock"
+        )?;
+    }
+    server.stop()?;
+    Ok(())
+}

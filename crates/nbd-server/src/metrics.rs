@@ -1,0 +1,343 @@
+//! The server's statistics for Prometheus: its text format, by HTTP on a Unix socket.
+//!
+//! ```text
+//!  curl --unix-socket PATH http://localhost/metrics
+//! ```
+//!
+//! One thread answers up to [`AT_ONCE`] clients at a time, each within [`PATIENCE`]. At that limit
+//! a new client takes the place of the oldest one, so silent clients do not delay others. The
+//! socket is created and removed like that of `--socket`.
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::{runtime, task, time};
+use tracing::{debug, error, warn};
+
+use crate::admission::Class;
+use crate::counters::Counters;
+use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
+use crate::report::{Reporter, ServerReport};
+
+/// How long a client may take to send its request and to receive the response.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Most clients at a time.
+const AT_ONCE: usize = 64;
+/// Longest request that is read. A guess; browsers send less.
+const LONGEST: u64 = 16 << 10;
+
+/// The thread that serves the metrics. Dropping this stops it.
+pub(crate) struct Metrics {
+    stop: task::AbortHandle,
+    thread: Option<thread::JoinHandle<()>>,
+    _file: SocketFile,
+}
+
+impl Metrics {
+    pub(crate) fn start(path: &Path, reporter: Reporter) -> Result<Self, ListenError> {
+        let (socket, file) = listen_unix(path, Access::OWNER)?;
+        let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        let entered = runtime.enter();
+        let listener = UnixListener::from_std(OwnedFd::from(socket).into())?;
+        drop(entered);
+        let answering = runtime.spawn(answer_all(listener, reporter));
+        let stop = answering.abort_handle();
+        let run = move || {
+            let ended = runtime.block_on(answering);
+            if ended.is_err_and(|error| error.is_panic()) {
+                error!("the metrics are no longer served, because their code panicked");
+            }
+        };
+        let thread = thread::Builder::new().name("metrics".into()).spawn(run)?;
+        Ok(Self { stop, thread: Some(thread), _file: file })
+    }
+}
+
+impl Drop for Metrics {
+    fn drop(&mut self) {
+        self.stop.abort();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            warn!("the metrics' thread panicked");
+        }
+    }
+}
+
+async fn answer_all(listener: UnixListener, reporter: Reporter) {
+    let mut clients: VecDeque<task::JoinHandle<()>> = VecDeque::with_capacity(AT_ONCE);
+    loop {
+        let client = match listener.accept().await {
+            Ok((client, _)) => client,
+            Err(error) => {
+                warn!(%error, "cannot accept a client of the metrics");
+                time::sleep(PATIENCE).await; // usually the process is out of descriptors
+                continue;
+            }
+        };
+        clients.retain(|client| !client.is_finished());
+        if clients.len() == AT_ONCE {
+            clients.pop_front().inspect(task::JoinHandle::abort);
+        }
+        let reporter = reporter.clone();
+        clients.push_back(tokio::spawn(async move {
+            if let Ok(Err(error)) = time::timeout(PATIENCE, answer(client, &reporter)).await {
+                debug!(%error, "a client of the metrics was not answered");
+            }
+        }));
+        // First answer a request that arrived with the connection.
+        task::yield_now().await;
+    }
+}
+
+async fn answer(mut client: UnixStream, reporter: &Reporter) -> io::Result<()> {
+    let mut request = Vec::new();
+    let mut bytes = (&mut client).take(LONGEST);
+    while !is_whole(&request) && bytes.read_buf(&mut request).await? > 0 {}
+    let response = respond(&request, || text(&reporter.report()));
+    client.write_all(&response).await
+}
+
+/// Returns whether the head of a request is complete: an empty line ends it.
+fn is_whole(request: &[u8]) -> bool {
+    request.windows(4).any(|four| four == b"\r\n\r\n")
+        || request.windows(2).any(|two| two == b"\n\n")
+}
+
+/// Returns the response to a request.
+fn respond(request: &[u8], page: impl FnOnce() -> String) -> Vec<u8> {
+    let line = request.split(|&byte| byte == b'\r' || byte == b'\n').next().unwrap_or_default();
+    let mut words = std::str::from_utf8(line).unwrap_or_default().split(' ');
+    let (method, target, version) = (words.next(), words.next(), words.next());
+    let sane = is_whole(request) && version.is_some_and(|version| version.starts_with("HTTP/1."));
+    let path = target.and_then(|target| target.split('?').next());
+    let (status, body) = match (sane, method, path) {
+        (false, ..) => ("400 Bad Request", "this is no HTTP request\n".into()),
+        (true, Some("GET" | "HEAD"), Some("/metrics" | "/")) => ("200 OK", page()),
+        (true, Some("GET" | "HEAD"), _) => ("404 Not Found", "there is /metrics only\n".into()),
+        _ => ("405 Method Not Allowed", "GET and HEAD only\n".into()),
+    };
+    let allow = if status.starts_with("405") { "Allow: GET, HEAD\r\n" } else { "" };
+    let mut response = format!(
+        "HTTP/1.0 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n\
+         Content-Length: {}\r\n{allow}Connection: close\r\n\r\n",
+        body.len()
+    );
+    if method != Some("HEAD") {
+        response += &body;
+    }
+    response.into_bytes()
+}
+
+/// A page in the text format of Prometheus.
+struct Page(String);
+
+impl Page {
+    /// Adds a metric, with one value per value of `label`, or a single value if `label` is empty.
+    /// It is a counter if its name ends in `_total`, otherwise a gauge.
+    fn metric<'a, V: Display>(
+        &mut self,
+        (name, label): (&str, &str),
+        help: &str,
+        values: impl IntoIterator<Item = (&'a str, V)>,
+    ) {
+        let kind = if name.ends_with("_total") { "counter" } else { "gauge" };
+        self.0 += &format!("# HELP nbd_server_{name} {help}\n# TYPE nbd_server_{name} {kind}\n");
+        for (of, value) in values {
+            self.0 += &match label {
+                "" => format!("nbd_server_{name} {value}\n"),
+                label => format!("nbd_server_{name}{{{label}=\"{}\"}} {value}\n", escaped(of)),
+            };
+        }
+    }
+
+    fn one(&mut self, name: &str, help: &str, value: impl Display) {
+        self.metric((name, ""), help, [("", value)]);
+    }
+}
+
+/// Escapes the value of a label.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// Returns the page with all metrics. The counters start at zero when the server starts.
+fn text(report: &ServerReport) -> String {
+    let mut page = Page(String::new());
+    page.one("workers", "Worker threads that serve connections.", report.workers);
+    page.one("connections", "Open connections of clients.", report.connections.live);
+    let open = report.registry.exports.iter().map(|(name, open)| (&**name, open));
+    page.metric(("export_connections", "export"), "Connections that have this export open.", open);
+    requests(&mut page, &report.counters);
+    cache(&mut page, report);
+    engines(&mut page, report);
+    page.0
+}
+
+fn requests(page: &mut Page, counters: &Counters) {
+    let Counters { reads, read_bytes, hits, writes, written_bytes, flushes, .. } = *counters;
+    let Counters { other, errors, failures, closed, .. } = *counters;
+    page.metric(
+        ("requests_total", "type"),
+        "Accepted requests of clients, by type.",
+        [("read", reads), ("write", writes), ("flush", flushes), ("other", other)],
+    );
+    page.metric(
+        ("bytes_total", "direction"),
+        "Bytes of read and write requests of clients.",
+        [("read", read_bytes), ("written", written_bytes)],
+    );
+    page.one("read_hits_total", "Reads that were answered from the cache.", hits);
+    page.one("errors_total", "Requests of clients that were refused or failed.", errors);
+    page.one(
+        "image_errors_total",
+        "Requests that failed because of an error of an image.",
+        failures,
+    );
+    page.one(
+        "closed_completions_total",
+        "Requests that ended after their connection was closed.",
+        closed,
+    );
+}
+
+fn cache(page: &mut Page, report: &ServerReport) {
+    let Some(cache) = &report.cache else { return };
+    page.metric(
+        ("cache_gets_total", "result"),
+        "Lookups of blocks in the cache, by result.",
+        [("hit", cache.hits), ("miss", cache.misses), ("busy", cache.busy)],
+    );
+    page.one("cache_evictions_total", "Blocks that were evicted from the cache.", cache.evictions);
+    let refused = "Read blocks that the cache did not keep because few reads hit.";
+    page.one("cache_claims_refused_total", refused, cache.claims_refused);
+    page.one("cache_blocks_written_total", "Blocks that the cache wrote to images.", cache.written);
+    page.one("cache_write_calls_total", "Write calls of the cache to images.", cache.write_calls);
+    page.one("cache_syncs_total", "Syncs of images to stable storage.", cache.syncs);
+    page.one("cache_bytes", "Bytes of memory that cached blocks use.", cache.bytes);
+    page.one(
+        "cache_dirty_bytes",
+        "Bytes of cached blocks that are not written to an image yet.",
+        cache.dirty,
+    );
+    page.one("cache_capacity_bytes", "Capacity of the cache in bytes.", cache.capacity);
+}
+
+fn engines(page: &mut Page, report: &ServerReport) {
+    if let Some(engine) = &report.engine {
+        page.one(
+            "engine_requests_total",
+            "I/O requests that the engines accepted.",
+            engine.accepted,
+        );
+        page.one(
+            "engine_completed_total",
+            "I/O requests that the engines completed.",
+            engine.completed,
+        );
+        page.one(
+            "engine_submissions_total",
+            "Submissions of I/O requests to the kernel.",
+            engine.submissions,
+        );
+        page.one(
+            "engine_submitted_total",
+            "I/O requests that the kernel accepted.",
+            engine.submitted,
+        );
+        page.one(
+            "engine_reaps_total",
+            "Reaps of the engines that found a completion.",
+            engine.reap_sizes.count(),
+        );
+        page.one(
+            "engine_busy_total",
+            "Submissions that the kernel cut short because it had no room.",
+            engine.busy,
+        );
+        page.one(
+            "engine_retries_total",
+            "I/O requests that were retried after EAGAIN or EINTR.",
+            engine.retries,
+        );
+        page.one("engine_short_total", "Short transfers that an engine continued.", engine.short);
+        page.one(
+            "engine_waits_total",
+            "Times that an engine slept to wait for completions.",
+            engine.waits,
+        );
+        page.one(
+            "engine_max_in_flight",
+            "Most I/O requests that one engine had in flight.",
+            engine.max_in_flight,
+        );
+    }
+    let waiting = &report.waiting;
+    page.one("waiting", "Requests that wait until their worker may start them.", waiting.depth);
+    page.one(
+        "waiting_dropped_total",
+        "Waiting requests that were dropped with their connection.",
+        waiting.dropped,
+    );
+    let begun = report.begun.iter().map(|(name, begun)| (&**name, begun));
+    page.metric(("in_flight", "export"), "Requests in progress, by image.", begun);
+    let classes = Class::ALL.map(|class| (class.to_string(), waiting.of(class)));
+    let counts = classes.iter().map(|(name, waits)| (&**name, waits.count));
+    page.metric(
+        ("waited_total", "class"),
+        "Requests that waited until their worker could start them.",
+        counts,
+    );
+    let times = classes.iter().map(|(name, waits)| (&**name, waits.time.as_secs_f64()));
+    page.metric(
+        ("waited_seconds_total", "class"),
+        "Seconds that requests waited until their worker could start them.",
+        times,
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(request: &str) -> String {
+        String::from_utf8(respond(request.as_bytes(), || "x 1\n".into())).unwrap()
+    }
+
+    #[test]
+    fn requests_are_answered_by_their_first_line() {
+        for (request, status, body) in [
+            ("GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", "200 OK", "x 1\n"),
+            ("GET /metrics?all=1 HTTP/1.0\n\n", "200 OK", "x 1\n"),
+            ("GET / HTTP/1.0\r\n\r\n", "200 OK", "x 1\n"),
+            ("HEAD /metrics HTTP/1.1\r\n\r\n", "200 OK", ""),
+            ("GET /metricsx HTTP/1.1\r\n\r\n", "404 Not Found", "there is /metrics only\n"),
+            ("POST /metrics HTTP/1.1\r\n\r\n", "405 Method Not Allowed", "GET and HEAD only\n"),
+            ("GET /metrics HTTP/1.1\r\n", "400 Bad Request", "this is no HTTP request\n"),
+            ("GET /metrics\r\n\r\n", "400 Bad Request", "this is no HTTP request\n"),
+            ("\r\n\r\n", "400 Bad Request", "this is no HTTP request\n"),
+            ("", "400 Bad Request", "this is no HTTP request\n"),
+        ] {
+            let said = said(request);
+            let (head, found) = said.split_once("\r\n\r\n").unwrap();
+            assert!(head.starts_with(&format!("HTTP/1.0 {status}\r\n")), "{request:?}: {head}");
+            assert_eq!(found, body, "{request:?}");
+            assert_eq!(head.contains("Allow:"), status.starts_with("405"));
+            assert!(body.is_empty() || head.contains(&format!("Content-Length: {}", body.len())));
+        }
+    }
+
+    #[test]
+    fn labels_are_escaped() {
+        let mut page = Page(String::new());
+        page.metric(("a", "export"), "Help.", [("a\\b\"c\nd", 1)]);
+        let wanted = "# HELP nbd_server_a Help.\n# TYPE nbd_server_a gauge\n\
+                      nbd_server_a{export=\"a\\\\b\\\"c\\nd\"} 1\n";
+        assert_eq!(page.0, wanted);
+    }
+}

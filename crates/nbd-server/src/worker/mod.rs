@@ -1,0 +1,507 @@
+//! One worker thread: an engine, its connections, and the loop that serves them.
+//!
+//! ```text
+//!  epoll ─► receive ─► parse ─► engine (one batch) ─► completions ─► replies ─► send (one call)
+//!    ▲ sockets, engine, inbox      ▲ queued operations            │
+//!                                  └──── next operation ◄─────────┘
+//! ```
+//!
+//! All bytes received at one time are parsed under one plug, so that the kernel gets their requests
+//! in one submission. All operations completed by then are answered with one send per connection.
+//! Bytes beyond a limit wait in their connection until replies have left.
+//!
+//! A request that the cache answers stays on this thread and allocates nothing. Its costs:
+//!
+//! - For a batch of requests one wait for events, one receive and one send. Reading from a socket
+//!   without a wait would favour the client of the last event.
+//! - For each block of 4 KiB a lookup in the cache and a guard, which are its only accesses to
+//!   memory that other threads write.
+//! - For each byte a copy between the cache and the request's buffer, besides the kernel's copy.
+//!   Sending from the cache would hold guards for as long as a client takes to read; receiving into
+//!   the cache, for as long as a client takes to write.
+//! - For a batch of requests two reads of the clock, if there are several workers: see [`load`].
+//! - No cache line that another core has written: `cargo bench --bench census -- --only served`.
+//! - For each request one of the worker's buffers, and for each event three lookups of its
+//!   connection, because an id that the kernel returns may be stale.
+//!
+//! Measured by `cargo bench --bench nbd -- --only N7` and perf: a random read of 4 KiB took 2.7 us
+//! of an Intel Xeon, with 32 in flight and all of the 1 GiB image in the cache. The kernel's send
+//! is 44 % of that (27 % its copy, 9 % its memory), its receive 5 %, and the waits for events are
+//! 3 %; any server has these costs. The copy out of the cache is 22 %, because the block comes from
+//! memory and not from the CPU's cache. Waiting for a busy client (see [`batching`]) is 8 %, and
+//! the lookup of the block 6 %, nearly all of it one cache miss.
+
+mod batching;
+mod deadlines;
+mod intake;
+mod load;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
+
+use aio_reap::{Engine, EngineStats};
+use percpu_list::InsertError;
+use radix_ctx::{CtxRef, Id};
+use rustix::event::{Timespec, epoll};
+use slab::Slab;
+use socket2::Socket;
+use tracing::{info, warn};
+
+pub(crate) use self::load::WorkerLoad;
+use crate::admission::WaitStats;
+use crate::busy_poll::BusyPoll;
+use crate::conn::{Conn, Phase, Sent};
+use crate::connection_limits::Permit;
+use crate::contexts::{Connection, Connections};
+use crate::counters::Counters;
+use crate::export::ExportTable;
+use crate::memory::BufferPool;
+use crate::notifier::{eventfd, notify};
+use crate::registry::{Client, Registry};
+use crate::requests::{Limits, Requests};
+use crate::tls::Wire;
+
+/// How long a client may take for its handshake before its connection is closed.
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
+/// How long a client may take to close its side after the last reply.
+const LINGER_LIMIT: Duration = Duration::from_secs(1);
+/// How often deadlines are checked while there are any.
+const TICK: Duration = Duration::from_millis(250);
+/// Most bytes of one receive.
+const SCRATCH: usize = 256 << 10;
+/// Rounds of completions and replies before the sockets get their turn: one for the received
+/// requests, and one for the requests that these unblock.
+const ROUNDS: usize = 2;
+
+/// The reason for closing a half-open connection early.
+const EVICTED: &str = "it has not finished its handshake, and gives way to a newer connection";
+
+// Values that no id of a connection has.
+const ENGINE: u64 = u64::MAX;
+const INBOX: u64 = u64::MAX - 1;
+
+/// A message from the main thread to a worker.
+pub(crate) enum Message {
+    Serve(Socket, CtxRef<Connection>, Permit),
+    Report(Sender<WorkerReport>),
+    /// The session was removed from the list: answer its pending requests, then close it.
+    End(Id),
+    /// Close the connection: it has not finished its handshake, and a newer one takes its place.
+    Evict(Id),
+    /// Finish the requests in flight, then end. Each listed session was told to end before.
+    Stop,
+}
+
+/// State shared by all threads of the server.
+#[derive(Clone)]
+pub(crate) struct Shared {
+    pub(crate) exports: Arc<ExportTable>,
+    pub(crate) connections: Arc<Connections>,
+    pub(crate) registry: Arc<Registry>,
+}
+
+/// The sending half of a worker's inbox.
+#[derive(Clone)]
+pub(crate) struct Inbox {
+    pub(crate) sender: Sender<Message>,
+    pub(crate) notifier: Arc<OwnedFd>,
+    pub(crate) load: Arc<WorkerLoad>,
+}
+
+impl Inbox {
+    /// Makes both halves of an inbox. All workers have the same `start`.
+    pub(crate) fn new(start: Instant) -> io::Result<(Self, Receiver<Message>)> {
+        let (sender, receiver) = mpsc::channel();
+        let load = Arc::new(WorkerLoad::new(start));
+        Ok((Self { sender, notifier: eventfd()?, load }, receiver))
+    }
+
+    /// Sends a message. Returns whether the worker still runs.
+    pub(crate) fn send(&self, message: Message) -> bool {
+        let is_sent = self.sender.send(message).is_ok();
+        notify(&self.notifier);
+        is_sent
+    }
+}
+
+/// A worker's statistics since it started.
+#[derive(Debug)]
+pub(crate) struct WorkerReport {
+    pub(crate) counters: Counters,
+    /// Operations in progress, by image.
+    pub(crate) begun: Vec<(String, usize)>,
+    pub(crate) engine: EngineStats,
+    pub(crate) waits: WaitStats,
+}
+
+/// Wakes the worker from any thread, to handle completed operations.
+struct NotifierWaker(Arc<OwnedFd>);
+
+impl NotifierWaker {
+    fn waker(notifier: &Arc<OwnedFd>) -> Waker {
+        Arc::new(Self(Arc::clone(notifier))).into()
+    }
+}
+
+impl Wake for NotifierWaker {
+    fn wake(self: Arc<Self>) {
+        notify(&self.0);
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        notify(&self.0);
+    }
+}
+
+pub(crate) struct Worker {
+    exports: Arc<ExportTable>,
+    requests: Requests,
+    memory: BufferPool,
+    conns: Slab<Conn>,
+    epoll: OwnedFd,
+    inbox: Receiver<Message>,
+    notifier: Arc<OwnedFd>,
+    /// Shared by the whole server.
+    connections: Arc<Connections>,
+    /// Shared by the whole server.
+    registry: Arc<Registry>,
+    /// The index of this worker.
+    number: usize,
+    load: Arc<WorkerLoad>,
+    /// There are several workers, so this one measures its load for the placement of new
+    /// connections.
+    has_peers: bool,
+    scratch: Box<[u8]>,
+    /// Connections with output to send.
+    sendable: Vec<Id>,
+    /// Connections whose next request waits for memory or another limit.
+    blocked: VecDeque<Id>,
+    /// Connections for which TLS has decrypted more than was read.
+    undrained: Vec<Id>,
+    /// Scratch space of `unblock`, kept to avoid an allocation.
+    behind: Vec<Id>,
+    /// Do not sleep in the next wait: memory came free outside a round, or a round ended early.
+    again: bool,
+    stopping: Option<Instant>,
+    /// Some connection has a deadline.
+    watching: bool,
+    /// The system had no memory for a request since the last check of deadlines.
+    refused_memory: bool,
+    next_look: Instant,
+    busy_poll: BusyPoll,
+}
+
+impl Worker {
+    /// Makes a worker of the calling thread, which owns the engine. `workers` is the number of
+    /// workers.
+    pub(crate) fn new(
+        Shared { exports, connections, registry }: Shared,
+        engine: Engine,
+        limits: Limits,
+        memory: usize,
+        (number, workers): (usize, usize),
+        (inbox, receiver): (Inbox, Receiver<Message>),
+    ) -> io::Result<Self> {
+        let Inbox { notifier, load, .. } = inbox;
+        let engine = Rc::new(engine);
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let input = epoll::EventFlags::IN;
+        epoll::add(&epoll, engine.as_ref().as_fd(), epoll::EventData::new_u64(ENGINE), input)?;
+        epoll::add(&epoll, notifier.as_fd(), epoll::EventData::new_u64(INBOX), input)?;
+        Ok(Self {
+            requests: Requests::new(engine, limits, NotifierWaker::waker(&notifier)),
+            exports,
+            memory: BufferPool::new(memory),
+            conns: Slab::new(),
+            epoll,
+            inbox: receiver,
+            notifier,
+            connections,
+            registry,
+            number,
+            load,
+            has_peers: workers > 1,
+            scratch: vec![0; SCRATCH].into(),
+            sendable: Vec::new(),
+            blocked: VecDeque::new(),
+            undrained: Vec::new(),
+            behind: Vec::new(),
+            again: false,
+            stopping: None,
+            watching: false,
+            refused_memory: false,
+            next_look: Instant::now(),
+            busy_poll: BusyPoll::default(),
+        })
+    }
+
+    /// Serves until it was told to stop and all requests in flight are answered.
+    pub(crate) fn run(mut self) -> io::Result<()> {
+        let engine = Rc::clone(&self.requests.engine);
+        let _lent = bufcache::lend_engine(&engine); // the engine makes the cache's loads
+        let mut events = Vec::with_capacity(256);
+        while !self.has_stopped() {
+            self.round(&engine, &mut events)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for events, handles them, and answers completed operations.
+    fn round(&mut self, engine: &Engine, events: &mut Vec<epoll::Event>) -> io::Result<()> {
+        self.wait(events)?;
+        self.fill_batch(events);
+        let woke = self.has_peers.then(Instant::now);
+        let (mut inbox, mut turn) = (false, false);
+        {
+            let _plug = engine.plug(); // requests that arrived together are submitted together
+            for at in 0..self.undrained.len() {
+                self.ready(self.undrained[at], epoll::EventFlags::IN);
+            }
+            self.undrained.clear();
+            for event in &*events {
+                let (data, flags) = (event.data, event.flags); // the struct is packed
+                match data.u64() {
+                    ENGINE => turn = true,
+                    INBOX => inbox = true,
+                    bits => {
+                        if let Some(id) = Id::from_bits(bits) {
+                            self.ready(id, flags);
+                        }
+                    }
+                }
+            }
+        }
+        if turn {
+            engine.turn();
+        }
+        self.complete_round(engine);
+        if inbox {
+            self.read_inbox();
+        }
+        self.check_deadlines();
+        if let Some(woke) = woke {
+            self.load.end_round(woke);
+        }
+        Ok(())
+    }
+
+    /// Waits for events: polls for a moment, then sleeps.
+    fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
+        let mut poll = |timeout: Option<&Timespec>| {
+            events.clear();
+            match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => Ok(None),
+                Ok(_) => Ok(Some(())),
+                Err(error) => Err(io::Error::from(error)),
+            }
+        };
+        const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        if std::mem::take(&mut self.again) {
+            return poll(Some(&NOW)).map(drop);
+        }
+        let found = self.busy_poll.run(|| poll(Some(&NOW)));
+        if found?.is_some() {
+            return Ok(());
+        }
+        let ticking = self.watching || self.stopping.is_some();
+        let tick = ticking.then_some(TICK);
+        // `TICK` is less than a second.
+        let tick = tick.map(|tick| Timespec { tv_sec: 0, tv_nsec: tick.subsec_nanos().into() });
+        poll(tick.as_ref()).map(drop)
+    }
+
+    /// Answers completed operations, unblocks connections, and sends replies, until there is
+    /// nothing more to do or the rounds are used up.
+    fn complete_round(&mut self, engine: &Engine) {
+        for _ in 0..ROUNDS {
+            let mut progress = false;
+            {
+                let _plug = engine.plug();
+                while let Some(completed) = self.requests.complete() {
+                    progress = true;
+                    match completed {
+                        Ok((slot, step)) => {
+                            self.conns[slot].take(step, &mut self.memory, &mut self.sendable);
+                        }
+                        Err(buf) => {
+                            buf.into_iter().for_each(|buf| self.memory.release(buf, None));
+                        }
+                    }
+                }
+                progress |= self.send_replies();
+                progress |= self.unblock();
+            }
+            // Nothing else to do: send the answers that `unblock` may have produced. A reply that
+            // leaves makes room for blocked requests.
+            if !progress && self.requests.nothing_completed() && !self.send_replies() {
+                return;
+            }
+        }
+        self.again = true;
+    }
+
+    /// Returns the slot of a connection, unless it was closed.
+    fn slot_of(&self, id: Id) -> Option<usize> {
+        self.connections.with(id, |conn| conn.slot.get().copied()).ok().flatten()
+    }
+
+    fn queue_send(&mut self, id: Id) {
+        if let Some(slot) = self.slot_of(id) {
+            self.conns[slot].queue_send(&mut self.sendable);
+        }
+    }
+
+    /// Sends on every sendable connection, and registers with epoll the events that each waits for.
+    /// Returns whether any reply was sent completely.
+    fn send_replies(&mut self) -> bool {
+        let mut left = false;
+        for at in 0..self.sendable.len() {
+            let id = self.sendable[at];
+            let Some(slot) = self.slot_of(id) else { continue };
+            let conn = &mut self.conns[slot];
+            conn.send_queued = false;
+            let Conn { out, socket, tls, account, .. } = conn;
+            let waiting = out.len();
+            let mut wire = Wire { socket, tls: tls.as_deref_mut() };
+            let sent = match out.send(&mut wire, &mut self.memory, account) {
+                Ok(Sent::All) => match wire.flush() {
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(Sent::Blocked),
+                    flushed => flushed.map(|()| Sent::All),
+                },
+                other => other,
+            };
+            left |= out.len() < waiting;
+            match sent {
+                Ok(Sent::All) => out.stuck = None,
+                Ok(Sent::Blocked) => {
+                    out.stuck.get_or_insert_with(Instant::now);
+                    self.watching = true;
+                }
+                Err(error) => {
+                    self.close(id, &error.to_string());
+                    continue;
+                }
+            }
+            if conn.is_finished() {
+                if let Some(mut tls) = conn.tls.take() {
+                    tls.close();
+                    let _ = tls.flush(&conn.socket); // best effort: the connection closes anyway
+                }
+                if !conn.tcp || conn.socket.shutdown(Shutdown::Write).is_err() {
+                    self.close(id, "done");
+                    continue;
+                }
+                conn.phase = Phase::Lingering(Instant::now() + LINGER_LIMIT);
+                self.watching = true;
+            }
+            if conn.has_plaintext() {
+                self.undrained.push(id);
+                self.again = true;
+            }
+            if conn.interest() != conn.registered {
+                conn.registered = conn.interest();
+                let data = epoll::EventData::new_u64(id.to_bits());
+                if let Err(error) = epoll::modify(&self.epoll, &conn.socket, data, conn.registered)
+                {
+                    self.close(id, &error.to_string());
+                }
+            }
+        }
+        self.sendable.clear();
+        left
+    }
+
+    fn read_inbox(&mut self) {
+        let _ = rustix::io::read(&*self.notifier, &mut [0; 8]); // resets the count
+        // The event may report an operation that completed after `complete_round`.
+        self.again |= !self.requests.nothing_completed();
+        loop {
+            match self.inbox.try_recv() {
+                Ok(Message::Serve(socket, ctx, permit)) => self.serve(socket, ctx, permit),
+                Ok(Message::Report(sender)) => {
+                    let _ = sender.send(self.report()); // fails if the reporter no longer waits
+                }
+                Ok(Message::End(id)) => self.end(id),
+                Ok(Message::Evict(id)) => self.close(id, EVICTED),
+                Ok(Message::Stop) => self.stop(),
+                Err(TryRecvError::Empty) => return,
+                Err(TryRecvError::Disconnected) => return self.stop(),
+            }
+        }
+    }
+
+    fn serve(&mut self, socket: Socket, ctx: CtxRef<Connection>, permit: Permit) {
+        let id = CtxRef::id(&ctx);
+        let listed = match self.registry.add(Client::new(id, permit.peer, self.number)) {
+            Ok(listed) => listed,
+            Err(InsertError { value: Client { id, peer, .. }, reason }) => {
+                info!(conn = %id, %peer, %reason, "connection refused");
+                return self.remove_id(id);
+            }
+        };
+        let entry = self.conns.vacant_entry();
+        let _ = ctx.slot.set(entry.key()); // unset before: a connection is served once
+        let data = epoll::EventData::new_u64(id.to_bits());
+        let conn = Conn::new(
+            socket,
+            ctx,
+            permit,
+            listed,
+            Instant::now() + HANDSHAKE_LIMIT,
+            self.exports.tls.policy,
+        );
+        if let Err(error) = epoll::add(&self.epoll, &conn.socket, data, conn.registered) {
+            warn!(%error, "cannot watch a new connection");
+            self.remove_id(id);
+            return;
+        }
+        entry.insert(conn);
+        self.watching = true;
+        self.queue_send(id); // the greeting
+        self.send_replies();
+    }
+
+    fn report(&self) -> WorkerReport {
+        WorkerReport {
+            counters: self.requests.counters,
+            begun: self.requests.begun_by_image(),
+            engine: self.requests.engine.stats(),
+            waits: self.requests.waits(),
+        }
+    }
+
+    /// Closes a connection. Its operations in the engine continue and keep their buffers; its
+    /// queued operations are dropped.
+    fn close(&mut self, id: Id, reason: &str) {
+        let Some(slot) = self.slot_of(id) else { return };
+        self.remove_id(id);
+        let mut conn = self.conns.remove(slot);
+        info!(conn = %id, reason, refused = conn.refused, "connection closed");
+        conn.out.discard(&mut self.memory);
+        self.requests.abandon(id, |buf| self.memory.release(buf, None));
+        self.again |= !self.blocked.is_empty(); // its memory is free for them
+        if let Phase::Transmission(session) = conn.phase {
+            if let Some(buf) = session.abandon() {
+                self.memory.release(buf, None);
+            }
+        }
+    }
+
+    /// Removes the id of a connection, and releases its place in this worker's load. Called once
+    /// for each connection sent to this worker.
+    fn remove_id(&self, id: Id) {
+        self.load.release();
+        if let Err(error) = self.connections.remove(id) {
+            warn!(conn = %id, %error, "a connection was forgotten before it was closed");
+        }
+    }
+}

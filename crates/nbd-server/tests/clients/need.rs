@@ -1,0 +1,249 @@
+//! What a trial needs from the machine, looked for at run time.
+
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use rustix::net::sockopt::set_socket_send_buffer_size_force;
+
+/// Something that a machine may lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Need {
+    QemuIo,
+    QemuImg,
+    NbdInfo,
+    NbdCopy,
+    Curl,
+    OpenSsl,
+    /// fio with its nbd engine.
+    Fio,
+    /// strace, and permission to trace one's own children.
+    Strace,
+    /// The kernel accepts `io_uring_setup`.
+    Uring,
+    /// The kernel accepts `io_setup`, and O_DIRECT works where the images lie.
+    Aio,
+    /// O_DIRECT works where the images lie.
+    Direct,
+    /// The kernel's trace points of io_uring (root).
+    TracePoints,
+    /// A private mount name space with a small tmpfs in it (root, or user name spaces).
+    SmallTmpfs,
+    /// A writable file system that punches holes but cannot zero a range in place: tmpfs.
+    NoZeroRange,
+    /// The images lie on a file system that punches holes and zeroes ranges.
+    PunchAndZero,
+    /// Socket buffers past the system's limit (root).
+    LargeSocketBuffer,
+}
+
+impl Need {
+    /// Why this machine cannot do it; `None` if it can.
+    fn missing(self) -> Option<String> {
+        match self {
+            Need::QemuIo => tool("qemu-io", "qemu-utils"),
+            Need::QemuImg => tool("qemu-img", "qemu-utils"),
+            Need::NbdInfo => tool("nbdinfo", "libnbd-bin"),
+            Need::OpenSsl => tool("openssl", "openssl"),
+            Need::Curl => tool("curl", "curl"),
+            Need::NbdCopy => tool("nbdcopy", "libnbd-bin"),
+            Need::Fio => tool("fio", "fio").or_else(fio_without_nbd),
+            Need::Strace => tool("strace", "strace").or_else(ptrace_refused),
+            Need::Uring => setup_uring().err().map(|e| format!("io_uring is refused here: {e}")),
+            Need::Aio => setup_aio()
+                .err()
+                .map(|e| format!("Linux AIO is refused here: {e}"))
+                .or_else(|| Need::Direct.missing()),
+            Need::Direct => (!direct_works(image_root()))
+                .then(|| format!("no O_DIRECT on the file system of {}", image_root().display())),
+            Need::TracePoints => trace_points_missing(),
+            Need::SmallTmpfs => small_tmpfs_missing(),
+            Need::NoZeroRange => no_zero_range_missing(),
+            Need::PunchAndZero => punch_and_zero_missing(),
+            Need::LargeSocketBuffer => large_socket_buffer_missing(),
+        }
+    }
+}
+
+/// The first of `needs` that this machine lacks, in words.
+pub(crate) fn first_missing(needs: &[Need]) -> Option<String> {
+    needs.iter().find_map(|n| n.missing())
+}
+
+/// True if a missing client, privilege or backend is a failure rather than an ignored trial.
+pub(crate) fn require_all() -> bool {
+    std::env::var_os("OFFLOCK_REQUIRE_ALL").is_some_and(|v| v == "1")
+}
+
+/// Where temporary directories go: the system's, or the build's if only that one does O_DIRECT.
+pub(crate) fn image_root() -> &'static Path {
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let system = std::env::temp_dir();
+        let build = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
+        if !direct_works(&system) && direct_works(&build) { build } else { system }
+    })
+}
+
+fn tool(program: &str, package: &str) -> Option<String> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).any(|dir| dir.join(program).is_file());
+    (!found).then(|| format!("{program} is not installed: apt-get install -y {package}"))
+}
+
+fn fio_without_nbd() -> Option<String> {
+    let out = Command::new("fio").arg("--enghelp=nbd").output().ok()?;
+    let known = out.status.success() && String::from_utf8_lossy(&out.stdout).contains("uri");
+    (!known).then(|| "this fio has no nbd engine: apt-get install -y fio".to_string())
+}
+
+fn ptrace_refused() -> Option<String> {
+    let out = Command::new("strace").args(["-o", "/dev/null", "true"]).output().ok()?;
+    (!out.status.success()).then(|| {
+        format!("strace may not trace here: {}", String::from_utf8_lossy(&out.stderr).trim())
+    })
+}
+
+fn setup_uring() -> io::Result<()> {
+    let mut params = [0u32; 30]; // struct io_uring_params, 120 bytes, all zero: no flags
+    // SAFETY: `params` is as large as the structure that the kernel fills in, and outlives the call.
+    let fd = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, params.as_mut_ptr()) };
+    let fd = i32::try_from(fd).expect("a descriptor or -1");
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call above returned this descriptor, and nothing else owns it.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
+}
+
+fn setup_aio() -> io::Result<()> {
+    let mut context: libc::c_ulong = 0;
+    // SAFETY: `context` is zero as io_setup demands, and outlives the call.
+    if unsafe { libc::syscall(libc::SYS_io_setup, 4, &raw mut context) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `context` was just created, and has nothing in flight.
+    unsafe { libc::syscall(libc::SYS_io_destroy, context) };
+    Ok(())
+}
+
+fn direct_works(dir: &Path) -> bool {
+    let Ok(probe) = tempfile::NamedTempFile::new_in(dir) else { return false };
+    OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(probe.path()).is_ok()
+}
+
+fn is_root() -> bool {
+    // SAFETY: geteuid has no preconditions and cannot fail.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// The directory of the kernel's trace points.
+pub(crate) const TRACEFS: &str = "/sys/kernel/tracing";
+
+fn trace_points_missing() -> Option<String> {
+    if !is_root() {
+        return Some("the io_uring trace points need root".to_string());
+    }
+    let event = Path::new(TRACEFS).join("events/io_uring/io_uring_submit_req/enable");
+    if !event.exists() {
+        let _ = Command::new("mount")
+            .args(["-t", "tracefs", "nodev", TRACEFS])
+            .stderr(Stdio::null())
+            .status();
+    }
+    if !event.exists() {
+        return Some(format!("no io_uring trace points in {TRACEFS}"));
+    }
+    let instance =
+        Path::new(TRACEFS).join(format!("instances/offlock-probe-{}", std::process::id()));
+    static PROBE: OnceLock<Option<String>> = OnceLock::new();
+    PROBE
+        .get_or_init(|| match fs::create_dir(&instance) {
+            Ok(()) => {
+                let _ = fs::remove_dir(&instance);
+                None
+            }
+            Err(e) => Some(format!("trace instances are refused here: {e}")),
+        })
+        .clone()
+}
+
+/// The start of a command line that runs the rest in a mount name space of its own.
+pub(crate) fn unshare_mounts() -> Vec<&'static str> {
+    if is_root() {
+        vec!["unshare", "--mount", "--propagation", "private"]
+    } else {
+        vec!["unshare", "--user", "--map-root-user", "--mount", "--propagation", "private"]
+    }
+}
+
+fn small_tmpfs_missing() -> Option<String> {
+    let words = unshare_mounts();
+    let out = Command::new(words[0])
+        .args(&words[1..])
+        .args(["mount", "-t", "tmpfs", "-o", "size=1m", "none", "/tmp"])
+        .output();
+    match out {
+        Ok(out) if out.status.success() => None,
+        Ok(out) => Some(format!(
+            "no private mounts here (root is needed): {}",
+            String::from_utf8_lossy(&out.stderr).trim()
+        )),
+        Err(e) => Some(format!("unshare: {e}: apt-get install -y util-linux")),
+    }
+}
+
+/// Where tmpfs is mounted on nearly every Linux.
+pub(crate) const SHM: &str = "/dev/shm";
+
+fn try_fallocate(file: &File, mode: i32) -> io::Result<()> {
+    // SAFETY: the descriptor is open for the length of the call; the rest are plain numbers.
+    match unsafe { libc::fallocate(file.as_raw_fd(), mode, 0, 4096) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn fallocate_in(dir: &Path, mode: i32) -> io::Result<()> {
+    let file = tempfile::tempfile_in(dir)?;
+    file.set_len(8192)?;
+    try_fallocate(&file, mode | libc::FALLOC_FL_KEEP_SIZE)
+}
+
+fn no_zero_range_missing() -> Option<String> {
+    // SAFETY: all-zero is a valid statfs, a structure of plain numbers.
+    let mut info: libc::statfs = unsafe { std::mem::zeroed() };
+    let path = CString::new(SHM).expect("no NUL in a constant");
+    // SAFETY: `path` ends in NUL and `info` is as large as the call fills in; both outlive it.
+    if unsafe { libc::statfs(path.as_ptr(), &raw mut info) } != 0
+        || info.f_type != libc::TMPFS_MAGIC
+    {
+        return Some(format!("{SHM} is not tmpfs"));
+    }
+    match fallocate_in(Path::new(SHM), libc::FALLOC_FL_ZERO_RANGE) {
+        Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => None,
+        Err(e) => Some(format!("{SHM} cannot be used: {e}")),
+        Ok(()) => Some("tmpfs of this kernel can zero a range: nothing here is slow".to_string()),
+    }
+}
+
+fn punch_and_zero_missing() -> Option<String> {
+    let dir = image_root();
+    [libc::FALLOC_FL_PUNCH_HOLE, libc::FALLOC_FL_ZERO_RANGE].into_iter().find_map(|mode| {
+        let error = fallocate_in(dir, mode).err()?;
+        Some(format!("the file system of {} lacks fallocate mode {mode}: {error}", dir.display()))
+    })
+}
+
+fn large_socket_buffer_missing() -> Option<String> {
+    let forced = UnixStream::pair()
+        .and_then(|(socket, _)| Ok(set_socket_send_buffer_size_force(socket, 32 << 20)?));
+    forced.err().map(|e| format!("a send buffer of 32 MiB is refused here (root is needed): {e}"))
+}

@@ -1,0 +1,259 @@
+//! Starting: what is refused with a message, how the sockets are made, who may open an image.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+
+use crate::client::MIB;
+use crate::image;
+use crate::lab::{Backend, Lab, Res, check, fail, trial};
+use crate::server::{self, Launch, Server};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    vec![
+        trial("startup/missing_image", &[], missing_image),
+        trial("startup/unreadable_image", &[], unreadable_image),
+        trial("startup/size_creates_image", &[], size_creates),
+        trial("startup/failed_size_leaves_no_image", &[], failed_size),
+        trial("startup/socket_mode_0600", &[], socket_mode),
+        trial("startup/stale_socket", &[], stale_socket),
+        trial("startup/tcp_is_loopback", &[], tcp_is_loopback),
+        trial("startup/second_writer_refused", &[], second_writer),
+        trial("startup/locked_image_not_grown", &[], locked_not_grown),
+        trial("startup/two_names_one_file", &[], two_names),
+        trial("startup/help_and_readme_agree", &[], help),
+    ]
+}
+
+/// The server refuses to start: exit code 1 and a message that names the file, without a panic.
+fn refused(launch: Launch<'_>, name: &str) -> Res<String> {
+    let (code, log) = launch.start_refused()?;
+    check!(code == 1, "exit code {code}, wanted 1:\n{log}");
+    check!(log.contains(name), "the message does not name {name}:\n{log}");
+    check!(!log.contains("panicked") && !log.contains("RUST_BACKTRACE"), "a panic:\n{log}");
+    Ok(log)
+}
+
+fn missing_image(lab: &Lab) -> Res {
+    let launch = Launch::new(lab, Backend::Threads).image(&lab.path("nosuch.img"));
+    let log = refused(launch, "nosuch.img")?;
+    let reason = log.contains("No such file") || log.contains("does not exist");
+    check!(reason, "no reason:\n{log}");
+    check!(!lab.path("nosuch.img").exists(), "the image was created");
+    Ok(())
+}
+
+/// `--help` is a manual; and every option of ours that the README's commands have is in it.
+fn help(lab: &Lab) -> Res {
+    let help = lab.run_ok(Command::new(server::binary()).arg("--help"))?;
+    for section in ["Usage:", "DURABILITY", "SIGNALS", "EXIT STATUS", "EXAMPLES"] {
+        check!(help.contains(section), "no {section}:\n{help}");
+    }
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+    let readme = fs::read_to_string(readme)?;
+    let (mut ours, mut found) = (false, 0);
+    for line in readme.lines().chain(help.lines()) {
+        // A command may go on in the next line.
+        ours = line.trim_start().starts_with("nbd_server ") || (ours && line.ends_with('\\'));
+        for option in line.split_whitespace().filter(|word| ours && word.starts_with("--")) {
+            found += 1;
+            check!(
+                help.contains(&format!("      {option} <"))
+                    || help.contains(&format!("      {option}\n")),
+                "{option} is no option: {line}"
+            );
+        }
+    }
+    check!(found > 8, "only {found} options in the README's commands");
+    let short = lab.run_ok(Command::new(server::binary()).arg("-h"))?;
+    check!(short.lines().count() < 60, "-h is no summary:\n{short}");
+    Ok(())
+}
+
+/// A directory, and (unless root, which may read everything) a file without permissions.
+fn unreadable_image(lab: &Lab) -> Res {
+    let dir = lab.path("a-directory");
+    fs::create_dir(&dir)?;
+    refused(Launch::new(lab, Backend::Threads).image(&dir), "a-directory")?;
+
+    let file = lab.path("locked.img");
+    image::sparse(&file, MIB)?;
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o000))?;
+    if fs::File::open(&file).is_err() {
+        let log = refused(Launch::new(lab, Backend::Threads).image(&file), "locked.img")?;
+        check!(log.contains("ermission denied"), "no reason:\n{log}");
+    }
+    Ok(())
+}
+
+fn size_creates(lab: &Lab) -> Res {
+    let image = lab.path("new.img");
+    let launch = Launch::new(lab, Backend::Threads).image(&image);
+    let mut server = launch.arg("--size").arg("24M").start()?;
+    let client = server.client()?;
+    check!(client.export.size == 24 * MIB, "{} bytes", client.export.size);
+    server.still_serves()?;
+    server.stop()?;
+    check!(fs::metadata(&image)?.len() == 24 * MIB, "the file's size");
+    Ok(())
+}
+
+/// Where the file cannot be made as large as `--size` says, the server ends with an error and leaves no
+/// file. The limit on the size of files stands for a full disk; by default the kernel also sends SIGXFSZ.
+fn failed_size(lab: &Lab) -> Res {
+    let limited = |ignore: &str| {
+        ["sh", "-c", &format!("{ignore} ulimit -f 64; exec \"$0\" \"$@\"")].map(String::from)
+    };
+    let soft = lab.path("soft.img");
+    std::os::unix::fs::symlink("target.img", &soft)?;
+    for (image, left) in [(lab.path("new.img"), "new.img"), (soft, "target.img")] {
+        for ignore in ["trap '' XFSZ;", ""] {
+            let launch = Launch::new(lab, Backend::Threads).through(limited(ignore));
+            let log = refused(launch.image(&image).arg("--size").arg("24M"), "img")?;
+            check!(log.contains("File too large"), "no reason:\n{log}");
+            check!(!lab.path(left).exists(), "{left} is left, {ignore:?}");
+        }
+    }
+    // A file that was there before stays, at its old size.
+    let old = lab.path("old.img");
+    image::sparse(&old, 4096)?;
+    let launch = Launch::new(lab, Backend::Threads).through(limited(""));
+    refused(launch.image(&old).arg("--size").arg("24M"), "old.img")?;
+    check!(fs::metadata(&old)?.len() == 4096, "the old image has another size");
+    Ok(())
+}
+
+fn socket_mode(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    let server = Launch::new(lab, Backend::Threads).image(&image).start()?;
+    let mode = fs::metadata(server.socket())?.permissions().mode() & 0o777;
+    check!(mode == 0o600, "the socket has mode {mode:o}");
+    let wanted = format!("unix:{}", server.socket().display());
+    check!(server.listeners == [wanted], "it says it listens on {:?}", server.listeners);
+    let socket = server.socket().to_path_buf();
+    server.stop()?;
+    check!(!socket.exists(), "the socket file is left after a clean end");
+    Ok(())
+}
+
+/// A socket file left by a killed server does not keep the next one from starting; a socket in
+/// use does.
+fn stale_socket(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    let launch = || Launch::new(lab, Backend::Threads).image(&image);
+    drop(launch().start()?); // SIGKILL: nobody removes the file
+    check!(lab.path("s").exists(), "the killed server had no socket file");
+    let mut server = launch().start()?;
+    let other = lab.path("b.img");
+    image::sparse(&other, MIB)?;
+    refused(Launch::new(lab, Backend::Threads).image(&other), "s")?;
+    server.still_serves()?;
+    server.stop()
+}
+
+/// `--tcp` without an address binds 127.0.0.1, not every interface.
+fn tcp_is_loopback(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    for argument in [":0", "0", "127.0.0.1:0"] {
+        let launch = Launch::bare(lab).arg("--image").arg(&image).arg("--tcp").arg(argument);
+        let server = launch.start()?;
+        let found = server.listeners.iter().find_map(|l| l.strip_prefix("tcp:127.0.0.1:"));
+        let Some(port) = found.and_then(|p| p.parse::<u16>().ok()) else {
+            fail!("--tcp {argument}: listens on {:?}", server.listeners);
+        };
+        let table = fs::read_to_string(format!("/proc/{}/net/tcp", server.pid()))?;
+        let six =
+            fs::read_to_string(format!("/proc/{}/net/tcp6", server.pid())).unwrap_or_default();
+        let suffix = format!(":{port:04X}");
+        // Columns: number, local address, remote address, state (0A: listening).
+        let listening: Vec<&str> = table
+            .lines()
+            .chain(six.lines())
+            .map(|l| l.split_whitespace().collect::<Vec<_>>())
+            .filter(|c| c.get(3) == Some(&"0A") && c[1].ends_with(&suffix))
+            .map(|c| c[1])
+            .collect();
+        check!(listening == [format!("0100007F{suffix}")], "bound to {listening:?}");
+        let mut stream = std::net::TcpStream::connect(("127.0.0.1", port))?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let mut hello = [0; 8];
+        std::io::Read::read_exact(&mut stream, &mut hello)?;
+        check!(&hello == b"NBDMAGIC", "greeting over TCP {hello:?}");
+        drop(stream);
+        server.stop()?;
+    }
+    Ok(())
+}
+
+/// The lock on an open file keeps a second server from writing, unless told `--no-lock`; it is
+/// gone with the first server, however that ends.
+fn second_writer(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    let first = Launch::new(lab, Backend::Threads).image(&image).start()?;
+    let second = || Launch::new(lab, Backend::Threads).socket(&lab.path("s2")).image(&image);
+    let log = refused(second(), "a.img")?;
+    check!(log.contains("lock"), "the message does not speak of the lock:\n{log}");
+    // The refused one did not harm the first.
+    check!(first.client()?.read(0, 4096)?.is_ok(), "the first server");
+    second().arg("--no-lock").start()?.stop()?;
+    drop(first); // SIGKILL
+    second().start()?.stop()
+}
+
+/// `--size` does not touch an image that another server holds.
+fn locked_not_grown(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    let mut first = Launch::new(lab, Backend::Threads).image(&image).start()?;
+    let second = Launch::new(lab, Backend::Threads).socket(&lab.path("s2")).image(&image);
+    let log = refused(second.arg("--size").arg("8M"), "a.img")?;
+    check!(log.contains("in use"), "not refused for the lock:\n{log}");
+    let len = fs::metadata(&image)?.len();
+    check!(len == MIB, "the refused server changed the size from {MIB} to {len}");
+    first.still_serves()?;
+    first.stop()?;
+    // The control: without the lock it grows.
+    let again = Launch::new(lab, Backend::Threads).image(&image).arg("--size").arg("8M");
+    again.start()?.stop()?;
+    check!(fs::metadata(&image)?.len() == 8 * MIB, "not grown although free");
+    Ok(())
+}
+
+/// One image by its path, a symbolic link and a hard link: one open file, one content.
+fn two_names(lab: &Lab) -> Res {
+    let (image, soft, hard) = (lab.path("a.img"), lab.path("soft.img"), lab.path("hard.img"));
+    image::sparse(&image, MIB)?;
+    std::os::unix::fs::symlink(&image, &soft)?;
+    fs::hard_link(&image, &hard)?;
+    let launch = || Launch::new(lab, Backend::Threads).image(&image);
+    let open = |server: &Server| -> Res<Vec<PathBuf>> {
+        let is_image = |p: &PathBuf| p.extension() == Some("img".as_ref());
+        Ok(server.descriptors()?.into_iter().filter(is_image).collect())
+    };
+    // Workers may each have a duplicate; more names must not mean more of them.
+    let server = launch().start()?;
+    let by_one_name = open(&server)?;
+    server.stop()?;
+    let server = launch().image_as("soft", &soft).image_as("hard", &hard).start()?;
+    let by_three = open(&server)?;
+    check!(by_three.len() == by_one_name.len(), "{by_three:?}, by one name {by_one_name:?}");
+    check!(by_three.iter().all(|p| *p == image), "opened under several names: {by_three:?}");
+    let data = vec![0x7e; 4096];
+    server.client()?.write(0, &data, 0)?.ok("write")?;
+    for name in ["soft", "hard", ""] {
+        let mut client = server.connect()?;
+        client.greet()?;
+        client.go(name)?;
+        check!(client.read(0, 4096)? == Ok(data.clone()), "export {name:?} shows other bytes");
+        client.disconnect()?;
+    }
+    server.stop()
+}

@@ -1,0 +1,429 @@
+//! TLS: real clients, wrong certificates, and what comes in plaintext where it must not.
+//!
+//! ```text
+//! cargo test -p offlock-nbd --features tls --test clients -- tls/
+//! ```
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use libtest_mimic::Trial;
+
+use crate::client::{Client, MIB, cmd, opt, rep};
+use crate::image;
+use crate::lab::{Backend, Lab, Res, check, fail, per_backend, trial};
+use crate::need::Need;
+use crate::server::{Launch, Server};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = vec![trial("tls/plaintext_off_this_machine", &[], insecure)];
+    if !cfg!(feature = "tls") {
+        trials.push(trial("tls/not_built_in", &[], not_built_in));
+        return trials;
+    }
+    let tools = &[Need::OpenSsl, Need::QemuImg, Need::NbdInfo, Need::NbdCopy];
+    trials.extend(per_backend(&Backend::ALL, "tls/copies", tools, copies));
+    trials.push(trial("tls/foreign_certificates", tools, strangers));
+    trials.push(trial("tls/refused_by_the_client", tools, refused_by_the_client));
+    trials.push(trial("tls/nothing_before", &[Need::OpenSsl], nothing_before));
+    trials.push(trial("tls/injected_plaintext", &[Need::OpenSsl], injected));
+    trials.push(trial("tls/optional", tools, optional));
+    trials.push(trial("tls/revoked", tools, revoked));
+    #[cfg(feature = "tls")]
+    trials.push(trial("tls/end_behind_data", &[Need::OpenSsl], end_behind_data));
+    trials.push(trial("tls/broken_certificates", &[Need::OpenSsl], broken));
+    trials
+}
+
+/// Makes `ca-cert.pem` and certificates of that authority in `dir`, valid for so many days.
+fn certificates(lab: &Lab, dir: &Path, server_days: i32, client_days: i32) -> Res {
+    fs::create_dir_all(dir)?;
+    let script = format!(
+        r#"set -e
+cd "$1"
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 10 -subj "/CN=ca of ${{PWD##*/}}" \
+  -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign -keyout ca-key.pem -out ca-cert.pem
+one() {{
+  openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=$1 -keyout $1-key.pem -out $1.csr
+  printf '%s\n' basicConstraints=critical,CA:FALSE keyUsage=critical,digitalSignature extendedKeyUsage=$3 \
+    subjectAltName=DNS:localhost,IP:127.0.0.1 > $1.ext
+  openssl x509 -req -in $1.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days $2 -extfile $1.ext -out $1-cert.pem
+}}
+one server {server_days} serverAuth
+one client {client_days} clientAuth
+"#
+    );
+    lab.run_ok(Command::new("sh").args(["-c", &script, "sh"]).arg(dir))?;
+    Ok(())
+}
+
+fn launch<'a>(lab: &'a Lab, backend: Backend, mode: &str, dir: &Path) -> Launch<'a> {
+    let launch =
+        Launch::new(lab, backend).image(&lab.path("a.img")).arg("--tcp").arg("127.0.0.1:0");
+    launch.arg("--tls").arg(mode).arg("--tls-certificates").arg(dir)
+}
+
+fn start(lab: &Lab, backend: Backend, mode: &str, dir: &Path) -> Res<Server> {
+    if !lab.path("a.img").exists() {
+        image::with_parts(&lab.path("a.img"), 32 * MIB, 32, 9)?;
+    }
+    launch(lab, backend, mode, dir).start()
+}
+
+fn port(server: &Server) -> Res<String> {
+    let found = server.listeners.iter().find_map(|l| l.strip_prefix("tcp:127.0.0.1:"));
+    Ok(found.ok_or("no TCP listener")?.to_string())
+}
+
+fn uri(server: &Server, dir: &Path) -> Res<String> {
+    Ok(format!("nbds://localhost:{}/vol?tls-certificates={}", port(server)?, dir.display()))
+}
+
+/// qemu-img's options for the export as an image.
+fn qemu(server: &Server, dir: &Path) -> Res<[String; 4]> {
+    let credentials = format!("tls-creds-x509,id=tls0,dir={},endpoint=client", dir.display());
+    let port = port(server)?;
+    let image = format!(
+        "driver=nbd,host=localhost,port={port},export=vol,tls-creds=tls0,tls-hostname=localhost"
+    );
+    Ok(["--object".into(), credentials, "--image-opts".into(), image])
+}
+
+fn info(lab: &Lab, server: &Server, dir: &Path) -> Res<(bool, String)> {
+    let uri = uri(server, dir)?;
+    let mut command = Command::new("nbdinfo");
+    let end = lab.run(command.args(["--json", "--no-content", &uri]), Duration::from_secs(20))?;
+    Ok((end.status.success(), end.text))
+}
+
+/// nbdinfo sees TLS; nbdcopy and qemu-img copy out and in, and compare.
+fn copies(lab: &Lab, backend: Backend) -> Res {
+    let dir = lab.path("pki");
+    certificates(lab, &dir, 5, 5)?;
+    let server = start(lab, backend, "require", &dir)?;
+    let (ok, text) = info(lab, &server, &dir)?;
+    check!(ok && text.contains("\"TLS\": true"), "{text}");
+
+    let (out, uri) = (lab.path("out.img"), uri(&server, &dir)?);
+    lab.run_ok(Command::new("nbdcopy").arg(&uri).arg(&out))?;
+    check!(fs::read(&out)? == fs::read(lab.path("a.img"))?, "nbdcopy read something else");
+    let new = lab.path("new.img");
+    image::with_parts(&new, 32 * MIB, 64, 10)?;
+    lab.run_ok(Command::new("nbdcopy").arg("--flush").arg(&new).arg(&uri))?;
+    check!(fs::read(&new)? == fs::read(lab.path("a.img"))?, "nbdcopy wrote something else");
+
+    let options = qemu(&server, &dir)?;
+    let map = Command::new("qemu-img").arg("map").args(&options).output()?;
+    check!(map.status.success(), "{}", String::from_utf8_lossy(&map.stderr));
+    let back = lab.path("back.img");
+    let mut convert = Command::new("qemu-img");
+    convert.arg("convert").args(&options).args(["-O", "raw"]).arg(&back);
+    lab.run_ok(&mut convert)?;
+    check!(fs::read(&back)? == fs::read(&new)?, "qemu-img read something else");
+    server.stop()
+}
+
+/// No certificate, that of another authority, one that has expired: refused, and others are still served.
+fn strangers(lab: &Lab) -> Res {
+    // The other authority has the name of ours: GnuTLS sends no certificate of an authority with another name.
+    let (ours, others, old) = (lab.path("pki"), lab.path("others/pki"), lab.path("old"));
+    certificates(lab, &ours, 5, 5)?;
+    certificates(lab, &others, 5, 5)?;
+    certificates(lab, &old, 5, -1)?;
+    fs::copy(ours.join("ca-cert.pem"), others.join("ca-cert.pem"))?; // it trusts us
+    let none = lab.path("none");
+    fs::create_dir(&none)?;
+    fs::copy(ours.join("ca-cert.pem"), none.join("ca-cert.pem"))?;
+    let server = start(lab, Backend::Threads, "require", &ours)?;
+    for (dir, wanted) in [(&ours, true), (&none, false), (&others, false)] {
+        let (ok, text) = info(lab, &server, dir)?;
+        let what = dir.display();
+        check!(ok == wanted, "{what}: {text}");
+        let options = qemu(&server, dir)?;
+        let mut command = Command::new("qemu-img");
+        let limit = Duration::from_secs(20);
+        let end = lab.run(command.arg("info").args(&options), limit)?;
+        check!(end.status.success() == wanted, "{what}: {}", end.text);
+    }
+    check!(info(lab, &server, &ours)?.0, "the server no longer serves");
+    let log = server.log();
+    for reason in ["peer sent no certificates", "invalid peer certificate"] {
+        check!(log.contains(reason), "no {reason:?} in {log}");
+    }
+    server.stop()?;
+
+    let server = start(lab, Backend::Threads, "require", &old)?;
+    let (ok, text) = info(lab, &server, &old)?;
+    check!(!ok, "an expired certificate: {text}");
+    let log = server.log();
+    check!(log.contains("Expired"), "{log}");
+    server.stop()
+}
+
+/// The server's certificate is of another authority, or has expired.
+fn refused_by_the_client(lab: &Lab) -> Res {
+    let (ours, others, old) = (lab.path("pki"), lab.path("others"), lab.path("old"));
+    certificates(lab, &ours, 5, 5)?;
+    certificates(lab, &others, 5, 5)?;
+    certificates(lab, &old, -1, 5)?;
+    for (serves, asks) in [(&others, &ours), (&old, &old)] {
+        let server = start(lab, Backend::Threads, "require", serves)?;
+        let (ok, text) = info(lab, &server, asks)?;
+        check!(!ok, "{}: {text}", serves.display());
+        server.stop()?;
+    }
+    Ok(())
+}
+
+/// Without TLS, where it is required, no export is told of and none is opened.
+fn nothing_before(lab: &Lab) -> Res {
+    let dir = lab.path("pki");
+    certificates(lab, &dir, 5, 5)?;
+    let server = start(lab, Backend::Threads, "require", &dir)?;
+    let mut client = server.connect()?;
+    client.greet()?;
+    for option in [opt::LIST, opt::STRUCTURED_REPLY, opt::GO, opt::INFO, 4711] {
+        let kind = client.option(option, &crate::client::info_data("vol"))?;
+        check!(kind == (1 << 31) + 5, "option {option}: {kind:#x}, wanted ERR_TLS_REQD");
+    }
+    client.send_option(opt::EXPORT_NAME, b"vol")?;
+    check!(client.closed_within(Duration::from_secs(5))? == 0, "EXPORT_NAME was answered");
+    let mut client = server.connect()?;
+    client.greet()?;
+    check!(client.option(opt::ABORT, &[])? == rep::ACK, "ABORT");
+
+    // After STARTTLS the server speaks TLS or not at all.
+    let mut client = server.connect()?;
+    client.greet()?;
+    check!(client.option(opt::STARTTLS, &[])? == rep::ACK, "STARTTLS");
+    client.send_option(opt::GO, &crate::client::info_data("vol"))?;
+    let alert = client.recv_vec(1)?;
+    check!(alert == [21], "an alert of TLS, not {alert:x?}");
+    client.closed_within(Duration::from_secs(5))?;
+    server.stop()
+}
+
+/// Options behind STARTTLS, in the same segment, must not pass for what is said over TLS.
+fn injected(lab: &Lab) -> Res {
+    let dir = lab.path("pki");
+    certificates(lab, &dir, 5, 5)?;
+    for mode in ["on", "require"] {
+        let server = start(lab, Backend::Threads, mode, &dir)?;
+        let mut client: Client = server.connect()?;
+        client.read_greeting()?;
+        let mut bytes = 3_u32.to_be_bytes().to_vec();
+        for option in [opt::STARTTLS, opt::LIST] {
+            bytes.extend(b"IHAVEOPT");
+            bytes.extend(option.to_be_bytes());
+            bytes.extend([0; 4]);
+        }
+        client.send(&bytes)?;
+        let answered = client.closed_within(Duration::from_secs(5))?;
+        check!(answered == 0, "{answered} bytes were answered");
+        let log = server.log();
+        check!(log.contains("16 bytes in plaintext behind STARTTLS"), "{log}");
+        server.stop()?;
+    }
+    Ok(())
+}
+
+/// With `on` a client chooses: plaintext works, TLS works; with `--tls-no-verify-peer` it needs no certificate, and the
+/// server no `ca-cert.pem`.
+fn optional(lab: &Lab) -> Res {
+    let dir = lab.path("pki");
+    certificates(lab, &dir, 5, 5)?;
+    let serves = lab.path("serves");
+    fs::create_dir(&serves)?;
+    let asks: PathBuf = lab.path("asks");
+    fs::create_dir(&asks)?;
+    for name in ["server-cert.pem", "server-key.pem"] {
+        fs::copy(dir.join(name), serves.join(name))?;
+    }
+    fs::copy(dir.join("ca-cert.pem"), asks.join("ca-cert.pem"))?;
+    image::sparse(&lab.path("a.img"), MIB)?;
+    let launch = launch(lab, Backend::Threads, "on", &serves);
+    let server = launch.arg("--tls-no-verify-peer").start()?;
+    let mut client = server.client()?;
+    client.plain(cmd::FLUSH, 0, 0, 0)?.ok("FLUSH in plaintext")?;
+    let (ok, text) = info(lab, &server, &asks)?;
+    check!(ok && text.contains("\"TLS\": true"), "{text}");
+    server.stop()
+}
+
+/// A client's certificate that the list revokes is refused; a list without it changes nothing.
+fn revoked(lab: &Lab) -> Res {
+    let dir = lab.path("pki");
+    certificates(lab, &dir, 5, 5)?;
+    for (command, wanted) in [(":", true), ("ca -revoke client-cert.pem", false)] {
+        let script = format!(
+            r#"set -e
+cd "$1"
+printf '%s\n' '[ca]' default_ca=d '[d]' database=index.txt crlnumber=crlnumber default_md=sha256 default_crl_days=5 \
+  > ca.conf
+ca() {{ openssl ca -config ca.conf -keyfile ca-key.pem -cert ca-cert.pem "$@"; }}
+: >> index.txt
+echo 01 > crlnumber
+{command}
+ca -gencrl -out ca-crl.pem
+"#
+        );
+        lab.run_ok(Command::new("sh").args(["-c", &script, "sh"]).arg(&dir))?;
+        let server = start(lab, Backend::Threads, "require", &dir)?;
+        let (ok, text) = info(lab, &server, &dir)?;
+        check!(ok == wanted, "{command}: {text}");
+        check!(wanted || server.log().contains("Revoked"), "{}", server.log());
+        server.stop()?;
+    }
+    Ok(())
+}
+
+/// A goodbye, or a broken record, in the same segment as a request: the connection ends, and before it the request is
+/// answered if there was a goodbye.
+#[cfg(feature = "tls")]
+fn end_behind_data(lab: &Lab) -> Res {
+    use std::io::{Read, Write};
+    use std::sync::Arc;
+
+    use rustls::pki_types::pem::PemObject;
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    use rustls::{ClientConfig, ClientConnection, RootCertStore};
+
+    let dir = lab.path("pki");
+    certificates(lab, &dir, 5, 5)?;
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(dir.join("ca-cert.pem"))?)?;
+    let chain = vec![CertificateDer::from_pem_file(dir.join("client-cert.pem"))?];
+    let key = PrivateKeyDer::from_pem_file(dir.join("client-key.pem"))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)?;
+    let config = Arc::new(config);
+    let server = start(lab, Backend::Threads, "require", &dir)?;
+    for goodbye in [true, false] {
+        let mut client = server.connect()?;
+        client.greet()?;
+        check!(client.option(opt::STARTTLS, &[])? == rep::ACK, "STARTTLS");
+        let mut tls = ClientConnection::new(Arc::clone(&config), "localhost".try_into()?)?;
+        while tls.is_handshaking() || tls.wants_write() {
+            tls.complete_io(&mut client.stream)?;
+        }
+        let go = crate::client::info_data("vol");
+        let mut said = b"IHAVEOPT".to_vec();
+        said.extend(opt::GO.to_be_bytes());
+        said.extend((go.len() as u32).to_be_bytes());
+        said.extend(go);
+        said.extend(crate::client::header(0, cmd::FLUSH, 77, 0, 0));
+        tls.writer().write_all(&said)?;
+        let mut segment = Vec::new();
+        if goodbye {
+            tls.send_close_notify();
+        }
+        while tls.wants_write() {
+            tls.write_tls(&mut segment)?;
+        }
+        if !goodbye {
+            segment.extend([23, 3, 3, 0, 32]);
+            segment.extend([0; 32]);
+        }
+        client.send(&segment)?;
+        client.stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let mut answer = Vec::new();
+        let mut piece = [0; 4096];
+        loop {
+            let count = match client.stream.read(&mut piece) {
+                Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => 0,
+                read => read.map_err(|e| format!("goodbye {goodbye}, no end of it: {e}"))?,
+            };
+            if count == 0 {
+                break;
+            }
+            let mut received = &piece[..count];
+            while !received.is_empty() {
+                tls.read_tls(&mut received)?;
+                if goodbye {
+                    let plain = tls.process_new_packets()?.plaintext_bytes_to_read();
+                    let start = answer.len();
+                    answer.resize(start + plain, 0);
+                    tls.reader().read_exact(&mut answer[start..])?;
+                }
+            }
+        }
+        if goodbye {
+            let Some(reply) = answer.last_chunk() else { fail!("no reply in {answer:x?}") };
+            let (answer, cookie) = crate::client::parse_simple(reply)?;
+            answer.ok("FLUSH in front of the goodbye")?;
+            check!(cookie == 77, "a reply to {cookie}");
+            let tickets = tls.tls13_tickets_received();
+            check!(tickets == 0, "{tickets} tickets, by which a session would resume unverified");
+        }
+    }
+    server.stop()
+}
+
+/// A file that is missing or broken, or an option that means nothing, is an error that names it.
+fn broken(lab: &Lab) -> Res {
+    let dir = lab.path("pki");
+    certificates(lab, &dir, 5, 5)?;
+    image::sparse(&lab.path("a.img"), MIB)?;
+    let refused = |named: &str| -> Res {
+        let (_, log) = launch(lab, Backend::Threads, "on", &dir).start_refused()?;
+        check!(log.contains(named) && log.contains("No such file"), "{log}");
+        Ok(())
+    };
+    let crl = dir.join("ca-crl.pem");
+    std::os::unix::fs::symlink("nowhere", &crl)?;
+    refused("pki/ca-crl.pem")?;
+    fs::remove_file(&crl)?;
+    let ca = dir.join("ca-cert.pem");
+    fs::rename(&ca, dir.join("old-ca-cert.pem"))?;
+    refused("pki/ca-cert.pem")?;
+    std::os::unix::fs::symlink("nowhere", &ca)?;
+    refused("pki/ca-cert.pem")?;
+    fs::remove_file(&ca)?;
+    fs::rename(dir.join("old-ca-cert.pem"), &ca)?;
+
+    fs::write(dir.join("server-key.pem"), "no key")?;
+    let (_, log) = launch(lab, Backend::Threads, "require", &dir).start_refused()?;
+    check!(log.contains("server-key.pem"), "{log}");
+    fs::remove_file(dir.join("server-cert.pem"))?;
+    let (_, log) = launch(lab, Backend::Threads, "require", &dir).start_refused()?;
+    check!(log.contains("server-cert.pem"), "{log}");
+    Ok(())
+}
+
+/// An address that other machines reach wants TLS, or the word of the user.
+fn insecure(lab: &Lab) -> Res {
+    image::sparse(&lab.path("a.img"), MIB)?;
+    let open = || {
+        let launch = Launch::new(lab, Backend::Threads).image(&lab.path("a.img"));
+        launch.arg("--tcp").arg("0.0.0.0:0")
+    };
+    let (code, log) = open().start_refused()?;
+    check!(code == 1 && log.contains("--tls require"), "exit code {code}: {log}");
+    // The same for a socket that was handed over.
+    let socket = || std::net::TcpListener::bind("0.0.0.0:0").map(|tcp| vec![tcp.into()]);
+    let given = |sockets| {
+        Launch::new(lab, Backend::Threads).image(&lab.path("a.img")).handed_over(sockets, None)
+    };
+    let (code, log) = given(socket()?).start_refused()?;
+    check!(code == 1 && log.contains("--tls require"), "exit code {code}: {log}");
+    given(socket()?).arg("--insecure").start()?.stop()?;
+    let (code, log) = launch(lab, Backend::Threads, "off", &lab.path("pki")).start_refused()?;
+    check!(code == 1 && log.contains("--tls-certificates needs"), "exit code {code}: {log}");
+    let server = open().arg("--insecure").start()?;
+    if !server.listeners.iter().any(|listener| listener.starts_with("tcp:0.0.0.0:")) {
+        fail!("{:?}", server.listeners);
+    }
+    server.stop()
+}
+
+fn not_built_in(lab: &Lab) -> Res {
+    image::sparse(&lab.path("a.img"), MIB)?;
+    let (_, log) = launch(lab, Backend::Threads, "on", &lab.path("pki")).start_refused()?;
+    check!(log.contains("without TLS"), "{log}");
+    Ok(())
+}

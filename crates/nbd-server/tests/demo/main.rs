@@ -1,0 +1,108 @@
+//! The demo client of `nbd_server`, against a server in memory that can be told to misbehave.
+//!
+//! What the demo says about a good server means something only if it notices a bad one.
+
+#[path = "../../src/demo/mod.rs"]
+mod demo;
+mod server;
+
+use std::time::Duration;
+
+use demo::{DemoError, DemoOptions, DemoReport};
+use nbd_protocol::{NbdError, TransmissionFlags};
+use server::{Fault, Server};
+
+const SIZE: u64 = 16 << 20;
+
+fn run(server: &Server) -> Result<DemoReport, DemoError> {
+    let options = DemoOptions {
+        connections: 3,
+        depth: 16,
+        mixed: Duration::ZERO,
+        at_least: 2000,
+        progress: false,
+        ..DemoOptions::default()
+    };
+    demo::run(server.socket(), &options)
+}
+
+#[test]
+fn a_good_server_passes_and_every_byte_is_compared() {
+    let server = Server::start(SIZE, Fault::None);
+    let report = run(&server).unwrap();
+    assert!(report.image_verified);
+    assert_eq!((report.size, report.connections, report.structured), (SIZE, 3, 2));
+    assert_eq!(report.fill.written, SIZE);
+    assert_eq!(report.verify.read, SIZE);
+    assert_eq!(report.bytes_verified(), report.mixed.read + SIZE);
+    let count = |name: &str| {
+        report.kinds.iter().find(|kind| kind.name.starts_with(name)).map_or(0, |kind| kind.count)
+    };
+    let (reads, writes) = (count("read 4"), count("write 4"));
+    assert!(reads > writes && writes > 0, "{report}");
+    for kind in ["large read", "large write", "trim", "zero", "flush"] {
+        assert!(count(kind) > 0, "no {kind}: {report}");
+    }
+    let page = report.to_string();
+    assert!(page.contains("every byte of the image right"), "{page}");
+}
+
+#[test]
+fn a_server_without_options_gets_plain_requests_on_one_connection() {
+    let server = Server::start(SIZE, Fault::Plain);
+    let report = run(&server).unwrap();
+    assert!(report.image_verified);
+    assert_eq!(report.connections, 1);
+    assert!(report.kinds.iter().all(|kind| kind.name.contains("read") || kind.name.contains("wr")));
+}
+
+#[test]
+fn wrong_data_is_noticed() {
+    for fault in [Fault::LostWrite, Fault::FlippedBit, Fault::WriteElsewhere, Fault::LostZeroes] {
+        let server = Server::start(SIZE, fault);
+        let result = run(&server);
+        assert!(matches!(result, Err(DemoError::WrongData { .. })), "{fault:?}: {result:?}");
+    }
+}
+
+#[test]
+fn broken_replies_are_noticed() {
+    for fault in [Fault::WrongCookie, Fault::SimpleReplyToStructuredRead, Fault::ShortData] {
+        let server = Server::start(SIZE, fault);
+        let result = run(&server);
+        assert!(matches!(result, Err(DemoError::Stray(_))), "{fault:?}: {result:?}");
+    }
+    let server = Server::start(SIZE, Fault::Garbage);
+    assert!(matches!(run(&server), Err(DemoError::Protocol(_))));
+}
+
+#[test]
+fn errors_and_lost_connections_end_the_demo() {
+    let server = Server::start(SIZE, Fault::Error);
+    assert!(matches!(run(&server), Err(DemoError::Failed { error: NbdError::Io, .. })));
+    let server = Server::start(SIZE, Fault::Hangup);
+    assert!(matches!(run(&server), Err(DemoError::Lost(_))));
+}
+
+#[test]
+fn an_image_that_is_too_small_or_read_only_is_refused() {
+    let server = Server::start(1 << 20, Fault::None);
+    let Err(DemoError::Unusable { needed, .. }) = run(&server) else { panic!("1 MiB was enough") };
+    assert!(run(&Server::start(needed, Fault::None)).is_ok());
+    assert!(matches!(
+        run(&Server::start(needed - 8 * 4096, Fault::None)),
+        Err(DemoError::Unusable { .. })
+    ));
+
+    let server = Server::start(SIZE, Fault::ReadOnly);
+    assert!(server.flags().contains(TransmissionFlags::READ_ONLY));
+    assert!(matches!(run(&server), Err(DemoError::Unusable { .. })));
+}
+
+#[test]
+fn no_server_is_a_clear_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let result = demo::run(&dir.path().join("none"), &DemoOptions::default());
+    let message = result.unwrap_err().to_string();
+    assert!(message.starts_with("cannot connect to "), "{message}");
+}

@@ -1,0 +1,81 @@
+//! Fallible allocation, until `Box::try_new` and `Arc::try_new` are stable.
+//!
+//! ```
+//! use offlock_sync::alloc::{TryArc, try_box};
+//!
+//! let boxed = try_box(7).expect("out of memory");
+//! assert_eq!(*boxed, 7);
+//! let shared = TryArc::try_new(7)?;
+//! assert_eq!(*shared.clone(), 7);
+//! # Ok::<(), offlock_sync::AllocError>(())
+//! ```
+
+mod try_arc;
+
+use std::alloc::{Layout, alloc};
+use std::ptr::NonNull;
+
+pub use self::try_arc::TryArc;
+use crate::impl_error;
+
+/// An allocation failed. Maps to `ENOMEM`.
+///
+/// ```
+/// # use offlock_sync::AllocError;
+/// fn buffer(bytes: usize) -> Result<Vec<u8>, AllocError> {
+///     let mut buffer = Vec::new();
+///     buffer.try_reserve_exact(bytes).map_err(|_| AllocError::new())?;
+///     Ok(buffer)
+/// }
+/// assert_eq!(buffer(usize::MAX).unwrap_err().errno(), 12); // ENOMEM
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AllocError {}
+
+impl AllocError {
+    /// Makes the error.
+    #[allow(clippy::new_without_default, reason = "an error is not made by default")]
+    #[must_use]
+    pub fn new() -> Self {
+        Self {}
+    }
+}
+
+impl_error! { [] AllocError { _ => ENOMEM, "out of memory"; } }
+
+/// Allocates uninitialised memory for one `T`. A zero-sized `T` does not compile.
+///
+/// # Errors
+///
+/// [`AllocError`] if the allocation fails.
+pub fn try_alloc<T>() -> Result<NonNull<T>, AllocError> {
+    let layout = const {
+        assert!(size_of::<T>() != 0);
+        Layout::new::<T>()
+    };
+    // SAFETY: by the assertion above the size is not 0.
+    let at = unsafe { alloc(layout) };
+    NonNull::new(at.cast()).ok_or_else(AllocError::new)
+}
+
+/// Moves `value` into a box.
+///
+/// # Errors
+///
+/// Returns `value` if the allocation fails.
+pub fn try_box<T>(value: T) -> Result<Box<T>, T> {
+    let layout = Layout::new::<T>();
+    if layout.size() == 0 {
+        return Ok(Box::new(value)); // does not allocate
+    }
+    // SAFETY: the size is not 0, for which the function returned above.
+    let at = unsafe { alloc(layout) }.cast::<T>();
+    if at.is_null() {
+        return Err(value);
+    }
+    // SAFETY: new memory with the layout of a `T`.
+    unsafe { at.write(value) };
+    // SAFETY: allocated by the global allocator with the layout of a `T`, and initialised.
+    Ok(unsafe { Box::from_raw(at) })
+}

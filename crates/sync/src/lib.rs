@@ -1,0 +1,268 @@
+//! Atomics, locks, cells and threads: those of `std`, or those of a model checker.
+//!
+//! Every crate of the workspace imports these types from here, so that one `--cfg` switches all of
+//! them together. Modules outside this one do not name a model checker.
+//!
+//! | | default | `--cfg offlock_loom` | `--cfg offlock_shuttle` |
+//! |---|---|---|---|
+//! | `atomic`, `Arc`, `thread`, `hint` | `std` | `loom` | `shuttle` |
+//! | `Mutex`, `Condvar` | `parking_lot` | wrap `loom`'s | wrap `shuttle`'s |
+//! | `std_lock` | wraps `std`'s `Mutex` and `Condvar` | as above | as above |
+//! | `Futex` | a word and the futex system call | a word, `Mutex` and `Condvar` | as loom |
+//! | `WordLock` | a word and a parker | as default | as default |
+//! | `cell::UnsafeCell` | `std`'s, transparent | `loom`'s, checks each access | as default |
+//! | `global!` | a `static` | a `lazy_static`, new in each run | as loom |
+//! | `thread_local!` | `std`'s | `loom`'s, new in each run | `shuttle`'s, new in each run |
+//! | `thread_id()` | address of a thread-local variable | a number from a counter | as loom |
+//! | `quarantine` | drops and frees | checks a canary, keeps the memory | as loom |
+//! | `cpu::current()` | the current CPU | the CPU that the test sets | as loom |
+//! | `fence::light`, `fence::heavy` | compiler fence, `membarrier` | `virtual_fence` | full fences |
+//! | `fence!`, `order!`, `step!`, `check!` | plain | weakened by `OFFLOCK_MUTANT` | as loom |
+//! | `mutant()` | `false` | reads `OFFLOCK_MUTANT` | as loom |
+//!
+//! The locks have the interface of `parking_lot` in all three builds: `lock()` returns the guard,
+//! there is no poisoning, and `Condvar::wait` borrows the guard. Only the default build has `const`
+//! constructors. `global!` declares a `static` that a model checks. A `static` that no model checks
+//! takes its types from [`native`].
+//!
+//! Not covered by semantic versioning.
+
+#[cfg(all(offlock_loom, offlock_shuttle))]
+compile_error!("`--cfg offlock_loom` and `--cfg offlock_shuttle` exclude each other");
+
+pub use self::imp::*;
+
+pub mod alloc;
+pub mod asymmetric;
+#[cfg(not(offlock_loom))]
+pub mod cell;
+pub mod panics;
+pub mod quarantine;
+
+mod cpu_id;
+mod futex;
+mod label;
+mod lock;
+mod macros;
+mod park;
+mod planted;
+mod spawn;
+#[cfg(any(offlock_loom, offlock_shuttle, offlock_virtual_cpu))]
+pub mod virtual_cpu;
+#[cfg(any(offlock_loom, offlock_shuttle))]
+pub mod virtual_fence;
+mod word_lock;
+
+pub use self::alloc::AllocError;
+pub use self::cpu_id::CpuId;
+pub use self::futex::Futex;
+pub use self::label::{check, fence, order, step};
+pub use self::macros::{const_fn, const_thread_local, global, impl_error};
+pub use self::park::{Parker, SpinLimit, spin};
+#[doc(hidden)]
+pub use self::planted::is_planted;
+pub use self::planted::is_planted as mutant;
+pub use self::spawn::spawn;
+pub use self::word_lock::{WordGuard, WordLock};
+#[doc(hidden)]
+pub use libc;
+
+/// [`Mutex`] and [`Condvar`] without allocation: for locks that a memory allocator may reach.
+pub mod std_lock {
+    pub use super::lock::{Condvar, Mutex, MutexGuard};
+}
+
+/// The types of `std` in all three builds.
+///
+/// For process-wide facts that are set once and that no model checks, such as which CPUs exist and
+/// whether rseq works, and for statistics.
+pub mod native {
+    pub use std::sync::{OnceLock, atomic};
+}
+
+/// Loads an atomic to which only the calling thread may store at this time. Relaxed.
+///
+/// For a load whose value the caller changes and stores back. loom tries two accesses in both orders
+/// only if no other access of the same object is between them. This load would be between the store
+/// that follows it and an earlier load of another thread, so loom's scheduler must not see it.
+#[inline(always)]
+pub fn load_own<A: OwnLoad>(atomic: &A) -> A::Value {
+    atomic.load_own()
+}
+
+/// Returns the nanoseconds of a coarse monotonic clock, which moves every few milliseconds and takes a
+/// fifth of the time of a fine one. It stands still in models.
+pub fn coarse_clock() -> u64 {
+    if cfg!(any(offlock_loom, offlock_shuttle)) {
+        return 0;
+    }
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is a local variable, valid for the write.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// An atomic that [`load_own`] can load.
+pub trait OwnLoad {
+    /// The type of the value.
+    type Value;
+
+    /// Loads the value; [`load_own`] says when.
+    fn load_own(&self) -> Self::Value;
+}
+
+macro_rules! own_load {
+    ($($atomic:ident $value:ty),*) => {$(
+        impl OwnLoad for imp::atomic::$atomic {
+            type Value = $value;
+
+            #[inline(always)]
+            fn load_own(&self) -> $value {
+                #[cfg(offlock_loom)]
+                // SAFETY: only the calling thread stores at this time; loom fails the model if
+                // another thread does.
+                return unsafe { self.unsync_load() };
+                // Ordering: Relaxed; the value is from this thread, or a lock ordered its store
+                // before this load.
+                #[cfg(not(offlock_loom))]
+                self.load(imp::atomic::Ordering::Relaxed)
+            }
+        }
+    )*};
+}
+
+own_load!(AtomicU32 u32, AtomicU64 u64);
+
+/// Returns whether the calling thread unwinds.
+///
+/// `std`'s in every build, because the model checkers unwind their threads by `std`'s panics.
+pub fn panicking() -> bool {
+    std::thread::panicking()
+}
+
+#[cfg(not(any(offlock_loom, offlock_shuttle)))]
+mod imp {
+    pub use parking_lot::{Condvar, Mutex, MutexGuard};
+    pub use std::sync::{Arc, atomic};
+    pub use std::{hint, thread, thread_local};
+
+    /// Returns the id of the calling thread: unique among living threads, and never 0. Wait-free, a
+    /// few instructions.
+    ///
+    /// The id is the address of a thread-local variable, so a later thread may get the id of a
+    /// thread that has ended. If a forgotten guard left that id in a word, the word then seems to
+    /// belong to the later thread.
+    #[inline(always)]
+    pub fn thread_id() -> u64 {
+        thread_local! {
+            static HERE: u8 = const { 0 };
+        }
+        // It has no destructor, so it can be read at any point of the thread's exit.
+        HERE.with(|here| std::ptr::from_ref(here).addr() as u64)
+    }
+
+    /// The module whose locks [`super::lock`] wraps.
+    pub(super) use std::sync as std_shaped;
+}
+
+/// Returns the id of the calling thread: unique in the process, and never 0.
+#[cfg(any(offlock_loom, offlock_shuttle))]
+pub fn thread_id() -> u64 {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    self::imp::thread_local! {
+        // `std`'s atomic, not the checker's: no model depends on which thread gets which number.
+        // Ordering: Relaxed; the numbers must differ, and publish no other data.
+        static MINE: Cell<u64> = Cell::new(NEXT.fetch_add(1, Ordering::Relaxed));
+    }
+    MINE.with(Cell::get)
+}
+
+#[cfg(offlock_loom)]
+mod imp {
+    use std::cell::Cell;
+
+    pub use super::lock::{Condvar, Mutex, MutexGuard};
+    pub use loom::sync::{Arc, atomic};
+    pub use loom::{cell, hint, thread};
+    pub use loom::{lazy_static, thread_local};
+
+    /// The module whose locks [`super::lock`] wraps.
+    pub(super) use loom::sync as std_shaped;
+
+    std::thread_local! {
+        static LEAST_PREEMPTIONS: Cell<usize> = const { Cell::new(0) };
+    }
+
+    /// Runs the models in `run` with at least `least` preemptions, also if `LOOM_MAX_PREEMPTIONS`
+    /// is lower.
+    pub fn with_preemptions(least: usize, run: impl FnOnce()) {
+        LEAST_PREEMPTIONS.set(least);
+        run();
+        LEAST_PREEMPTIONS.set(0);
+    }
+
+    /// Runs `f` once for each interleaving within loom's limits (`LOOM_MAX_PREEMPTIONS`).
+    ///
+    /// # Panics
+    ///
+    /// Panics if a run panics or deadlocks. A deadlock may abort the process instead.
+    pub fn model(f: impl Fn() + Send + Sync + 'static) {
+        let mut builder = loom::model::Builder::new();
+        builder.max_branches = builder.max_branches.max(BRANCHES);
+        let least = LEAST_PREEMPTIONS.get();
+        builder.preemption_bound = builder.preemption_bound.map(|bound| bound.max(least));
+        builder.check(move || {
+            crate::quarantine::begin_run();
+            super::virtual_fence::begin_run();
+            f();
+        });
+    }
+
+    /// The number of steps after which loom gives up a run as endless. A guess: the longest runs
+    /// take 1,500 steps.
+    const BRANCHES: usize = 5_000;
+}
+
+#[cfg(offlock_shuttle)]
+mod imp {
+    pub use super::lock::{Condvar, Mutex, MutexGuard};
+    pub use shuttle::sync::{Arc, atomic};
+    pub use shuttle::{hint, thread};
+    pub use shuttle::{lazy_static, thread_local};
+
+    /// The module whose locks [`super::lock`] wraps.
+    pub(super) use shuttle::sync as std_shaped;
+
+    /// The number of schedules that [`model`] tries if `OFFLOCK_SHUTTLE_ITERATIONS` is not set. A
+    /// guess: the models of this crate catch the planted bugs within the first hundred.
+    const ITERATIONS: usize = 1_000;
+
+    /// Calls `run`. shuttle does not limit preemptions.
+    pub fn with_preemptions(_least: usize, run: impl FnOnce()) {
+        run();
+    }
+
+    /// Runs `f` under `OFFLOCK_SHUTTLE_ITERATIONS` random schedules.
+    ///
+    /// # Panics
+    ///
+    /// Panics if a run panics or deadlocks.
+    pub fn model(f: impl Fn() + Send + Sync + 'static) {
+        let asked = std::env::var("OFFLOCK_SHUTTLE_ITERATIONS").ok();
+        let iterations = asked.map_or(ITERATIONS, |n| n.parse().expect("a number of schedules"));
+        shuttle::check_random(
+            move || {
+                crate::quarantine::begin_run();
+                super::virtual_fence::begin_run();
+                f();
+            },
+            iterations,
+        );
+    }
+}
+
+#[cfg(all(test, not(any(offlock_loom, offlock_shuttle))))]
+mod tests;

@@ -1,0 +1,32 @@
+//! Every planted bug must fail the model that is about it.
+
+use testkit::planted::Planted;
+
+use super::{asymmetric, facade, try_arc, word_lock};
+
+const PLANTED: Planted = Planted {
+    mutants: &[asymmetric::MUTANTS, facade::MUTANTS, try_arc::MUTANTS, word_lock::MUTANTS],
+    loom_only: &[
+        asymmetric::LOOM_ONLY,
+        facade::LOOM_ONLY,
+        try_arc::LOOM_ONLY,
+        word_lock::LOOM_ONLY,
+    ],
+    root: env!("CARGO_MANIFEST_DIR"),
+    dirs: &["src", "tests/models"],
+};
+
+#[test]
+fn planted_mutants_are_caught() {
+    PLANTED.assert_caught();
+}
+
+#[test]
+fn a_mutant_that_does_not_exist_changes_nothing() {
+    PLANTED.assert_control_passes();
+}
+
+#[test]
+fn every_planted_mutant_has_a_model() {
+    PLANTED.assert_listed();
+}

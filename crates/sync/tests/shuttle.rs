@@ -1,0 +1,4 @@
+//! The models under shuttle: random schedules, sequentially consistent.
+#![cfg(offlock_shuttle)]
+
+mod models;
