@@ -1,4 +1,4 @@
-//! A READ of 4 KiB that `nbd_server` answers from memory, as far as its worker shares memory with others,
+//! A READ of 4 KiB that `offlock-nbd` answers from memory, as far as its worker shares memory with others,
 //! and the same of what a program uses instead.
 //!
 //! ```text

@@ -115,7 +115,7 @@ pub(crate) const STRUCTURES: &[Structure] = &[
     Structure::ours("aio-engine", "request and reap, an engine per thread", None, aio_engine),
     Structure::peer("aio-queue", "request through one locked queue, as of a pool", aio_queue),
     // all of them
-    Structure::ours("served-hit", "nbd_server's READ of a cached block", None, served::crates),
+    Structure::ours("served-hit", "offlock-nbd's READ of a cached block", None, served::crates),
     Structure::peer(
         "served-hit-maps",
         "the same by dashmap, quick_cache, atomics",

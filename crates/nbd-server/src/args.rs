@@ -18,7 +18,7 @@ const MANUAL: [&str; 2] = [
 
 /// Serves disk images over the network block device protocol (NBD, fixed newstyle).
 #[derive(Clone, Debug, Parser)]
-#[command(name = "nbd_server", version, long_about = MANUAL[0], after_long_help = MANUAL[1])]
+#[command(name = "offlock-nbd", version, long_about = MANUAL[0], after_long_help = MANUAL[1])]
 pub(crate) struct Args {
     /// Image to serve: a file or a block device.
     ///

@@ -49,18 +49,24 @@ mod tasks;
 mod tls;
 mod worker;
 
+use std::env;
 use std::error::Error;
+use std::fs::{self, DirBuilder};
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixStream;
-use std::process::ExitCode;
+use std::path::PathBuf;
+use std::process::{self, ExitCode};
 use std::time::Duration;
 
 use clap::{CommandFactory, Parser, error::ErrorKind};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use tracing::info;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::args::Args;
 use crate::background::{PidFile, Starter};
@@ -73,15 +79,8 @@ fn main() -> ExitCode {
     let starter = Starter::find();
     let args = Args::parse();
     let demo = args.images.is_empty() && args.export_dir.is_none();
-    let default = if demo { "warn" } else { "info" };
-    let filter = EnvFilter::try_from_env("OFFLOCK_LOG").unwrap_or_else(|_| default.into());
-    let ansi = io::stderr().is_terminal();
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(|| LogWriter)
-        .with_ansi(ansi)
-        .log_internal_errors(false)
-        .init();
+    let default = if demo { LevelFilter::WARN } else { LevelFilter::INFO };
+    start_log(default);
     raise_descriptor_limit();
     ignore_sigxfsz();
     let done = match starter {
@@ -94,10 +93,23 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             // If the pipe is closed, the exit code still reports the failure.
-            let _ = writeln!(LogWriter, "nbd_server: {error}");
+            let _ = writeln!(LogWriter, "offlock-nbd: {error}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Sets the log up, with the level of `OFFLOCK_LOG` or else `default`.
+fn start_log(default: LevelFilter) {
+    let wanted = env::var("OFFLOCK_LOG").ok().filter(|text| !text.is_empty());
+    let filter = wanted
+        .and_then(|text| text.parse().ok())
+        .unwrap_or_else(|| Targets::new().with_default(default));
+    let layer = tracing_subscriber::fmt::layer()
+        .with_writer(|| LogWriter)
+        .with_ansi(io::stderr().is_terminal())
+        .log_internal_errors(false);
+    tracing_subscriber::registry().with(layer).with(filter).init();
 }
 
 /// Standard error. Its errors are ignored, because a closed pipe must not end the server.
@@ -150,8 +162,8 @@ fn serve(mut args: Args, starter: Option<Starter>) -> Result<ExitCode, Box<dyn E
             let missing = "--image and --export-dir need --socket or --tcp, or sockets handed over, to be reached by";
             Args::command().error(ErrorKind::MissingRequiredArgument, missing).exit();
         }
-        let folder = own_folder.insert(tempfile::tempdir()?);
-        args.socket = Some(folder.path().join("nbd.sock"));
+        let folder = own_folder.insert(PrivateFolder::create()?);
+        args.socket = Some(folder.path.join("nbd.sock"));
     }
     // Any thread may receive the signal; the handler writes a byte to the pipe.
     let (stop, notify) = UnixStream::pair()?;
@@ -198,10 +210,10 @@ const DEMO_SIZE: u64 = 256 << 20;
 
 /// Serves a temporary image to the built-in client, and prints the results.
 fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
-    let dir = tempfile::tempdir()?;
-    let socket = dir.path().join("nbd.sock");
+    let folder = PrivateFolder::create()?;
+    let socket = folder.path.join("nbd.sock");
     let size = args.size.unwrap_or(DEMO_SIZE);
-    let path = dir.path().join("demo.img");
+    let path = folder.path.join("demo.img");
     args.images = vec![ImageSpec { name: "demo".into(), path, ..ImageSpec::default() }];
     args.size = Some(size);
     args.socket = Some(socket.clone());
@@ -230,9 +242,39 @@ fn demonstrate(mut args: Args) -> Result<(), Box<dyn Error>> {
         writeln!(
             stdout,
             "\n--verbose adds the server's own figures. To serve an image of your own, see --help:\n    \
-             nbd_server --image disk.img --size 1G --socket /tmp/disk.sock"
+             offlock-nbd --image disk.img --size 1G --socket /tmp/disk.sock"
         )?;
     }
     server.stop()?;
     Ok(())
+}
+
+/// A folder that only this user can enter. Dropping it removes it with its contents.
+struct PrivateFolder {
+    path: PathBuf,
+}
+
+impl PrivateFolder {
+    fn create() -> io::Result<Self> {
+        for number in 0.. {
+            let name = format!("offlock-nbd-{}-{number}", process::id());
+            let path = env::temp_dir().join(name);
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Self { path }),
+                // Left behind by a killed process with the same id, or made by another user.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => {
+                    let text = format!("cannot make the folder {}: {error}", path.display());
+                    return Err(io::Error::new(error.kind(), text));
+                }
+            }
+        }
+        unreachable!("the loop has no end")
+    }
+}
+
+impl Drop for PrivateFolder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.path);
+    }
 }

@@ -82,7 +82,7 @@ impl Lab {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("a.img");
         let image_arg = image.to_str().unwrap();
-        let args = ["nbd_server", "--cache", cache, "--size", "1M", "--image", image_arg];
+        let args = ["offlock-nbd", "--cache", cache, "--size", "1M", "--image", image_arg];
         Self::serving(&args, (image.clone(), dir), limits, capacity)
     }
 

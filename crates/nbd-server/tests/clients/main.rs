@@ -1,4 +1,4 @@
-//! `nbd_server` against the clients people have, and against bad input.
+//! `offlock-nbd` against the clients people have, and against bad input.
 //!
 //! ```text
 //! cargo test -p offlock-nbd --test clients              every trial

@@ -10,7 +10,7 @@ const NONE: CommandFlags = CommandFlags::NONE;
 fn images(count: usize, cache: &str, limits: Limits) -> Lab {
     let dir = tempfile::tempdir().unwrap();
     let paths: Vec<_> = (0..count).map(|nr| dir.path().join(format!("{nr}.img"))).collect();
-    let mut args = vec!["nbd_server", "--cache", cache, "--size", "1M"];
+    let mut args = vec!["offlock-nbd", "--cache", cache, "--size", "1M"];
     for path in &paths {
         args.extend(["--image", path.to_str().unwrap()]);
     }
