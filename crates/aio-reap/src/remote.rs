@@ -279,6 +279,21 @@ pub fn response<T>() -> (Responder<T>, Response<T>) {
 
 /// Sends the response of a call, from [`Remote::ask`]. A responder that is dropped ends the
 /// [`Response`] with [`NoResponse`].
+///
+/// ```
+/// use aio_reap::{Engine, Responder};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let depth = |engine: &Engine, responder: Responder<usize>| {
+///     let refused = responder.send(engine.batch_limit());
+///     assert_eq!(refused, Ok(())); // the response was not dropped
+/// };
+/// let response = engine.remote().ask(depth)?; // usually of another thread
+/// assert_eq!(engine.block_on(response)??, 128);
+/// # Ok(())
+/// # }
+/// ```
 pub struct Responder<T>(Arc<Mutex<Slot<T>>>);
 
 impl<T> Responder<T> {
@@ -321,6 +336,19 @@ impl<T> fmt::Debug for Responder<T> {
 
 /// The response of a call, from [`Remote::ask`]: a future for any executor. Its drop does not end the
 /// call.
+///
+/// ```
+/// use aio_reap::{Engine, Response};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let backend: Response<String> = engine.remote().ask(|engine, responder| {
+///     _ = responder.send(engine.backend().to_string());
+/// })?;
+/// println!("on {}", engine.block_on(backend)??);
+/// # Ok(())
+/// # }
+/// ```
 #[must_use = "futures do nothing unless polled"]
 pub struct Response<T>(Arc<Mutex<Slot<T>>>);
 
@@ -357,7 +385,18 @@ impl<T> fmt::Debug for Response<T> {
 }
 
 /// The error of a [`Response`] whose responder was dropped: the request was refused, or the engine has
-/// ended. Also that of a poll after the response was returned.
+/// ended. Also that of a poll after the response was returned. As an [`io::Error`] it is `ECANCELED`.
+///
+/// ```
+/// use aio_reap::{Engine, NoResponse};
+///
+/// # fn main() -> std::io::Result<()> {
+/// let engine = Engine::new()?;
+/// let response = engine.remote().ask::<(), _>(|_, responder| drop(responder))?;
+/// assert_eq!(engine.block_on(response)?, Err(NoResponse));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the call has ended without a response")]
 pub struct NoResponse;
