@@ -21,7 +21,6 @@ use crate::held_buf::HeldBuf;
 use crate::op::{AllocateMode, Block, Kind, Memory, Op};
 use crate::plug::Plug;
 use crate::reap::ReapMode;
-use crate::remote::Remote;
 use crate::request::Request;
 use crate::request_id::RequestId;
 use crate::shared_file::SharedFile;
@@ -401,17 +400,7 @@ impl Engine {
         )
     }
 
-    /// Makes a handle through which other threads run closures with this engine.
-    ///
-    /// A turn runs them. A call makes the engine's [descriptor](AsFd) readable and ends the sleep of
-    /// [`wait`](Self::wait), [`block_on`](Self::block_on) and [`serve`](Self::serve). The first call
-    /// of this function allocates the queue; after that, each sleep of the engine takes one more
-    /// system call. After the shutdown of the engine the remote refuses every call.
-    pub fn remote(&self) -> Remote {
-        Remote::new(&self.core.call_queue())
-    }
-
-    /// Turns the engine, and sleeps, until the last [`Remote`] is dropped and every request is
+    /// Turns the engine, and sleeps, until the last [`Remote`](crate::Remote) is dropped and every request is
     /// delivered.
     ///
     /// # Errors
@@ -438,7 +427,7 @@ impl Engine {
         let state = core.state.borrow();
         state.validate();
         let between_calls = !core.is_dispatching();
-        if between_calls && state.needs_retry() && !state.has_work() {
+        if between_calls && state.needs_retry() && !core.has_work(&state) {
             assert!(core.wake_fd.retry_delay().is_some(), "blocked for ever");
         }
         let pending = state.held();
@@ -472,7 +461,7 @@ impl AsFd for Engine {
         core.state.borrow_mut().backend.watch();
         // Work that was left before the descriptor was watched.
         let state = core.state.borrow();
-        if state.has_work() {
+        if core.has_work(&state) {
             core.wake_fd.kick();
         }
         core.wake_fd.wake_at(state.deadlines.earliest());

@@ -176,6 +176,7 @@ mod backend;
 mod buf;
 mod buf_list;
 mod builder;
+mod calls;
 mod closing;
 mod completion_state;
 mod core;
@@ -225,6 +226,7 @@ pub use backend::external;
 pub use buf::{AlignedBuf, IoBuf, IoBufMut};
 pub use buf_list::{BufList, TooManyBuffers};
 pub use builder::EngineBuilder;
+pub use calls::{NoResponse, Responder, Response};
 pub use closing::ClosingFd;
 pub use engine::Engine;
 pub use error::{RequestError, SubmitError};
@@ -237,7 +239,7 @@ pub use outcome::Outcome;
 pub use plug::Plug;
 pub use queue::{Completion, CompletionQueue};
 pub use reap::ReapMode;
-pub use remote::{NoResponse, Remote, Responder, Response};
+pub use remote::Remote;
 pub use reply::Reply;
 pub use request::Request;
 pub use request_id::RequestId;
@@ -253,8 +255,8 @@ pub use turn::Turn;
 pub mod model {
     pub use crate::backend::pool::Jobs;
     pub use crate::backend::ring::{Event, Ring};
+    pub use crate::calls::{CallQueue, response};
     pub use crate::drive::{Served, block_on, round, serve};
-    pub use crate::remote::{CallQueue, response};
     pub use crate::waker::WokenFlag;
 }
 

@@ -20,11 +20,8 @@
 use std::io;
 use std::mem;
 use std::num::NonZeroI32;
-use std::os::fd::OwnedFd;
 use std::task::Waker;
 use std::time::{Duration, Instant};
-
-use percpu::sync::Arc;
 
 use crate::adaptive::BatchLimit;
 use crate::backend::{Backend, Device};
@@ -34,7 +31,6 @@ use crate::op::Kind;
 use crate::payload::Deliver;
 use crate::payload::{RawResult, TakenPayload};
 use crate::raw::{Stop, Sub};
-use crate::remote::{Call, CallQueue, RemoteCalls};
 use crate::slab::{
     Batch, CancelReason, CompletionTarget, Index, Slab, SlotState, finish_submission,
 };
@@ -67,8 +63,8 @@ pub(crate) struct State {
     pub(crate) deadlines: Deadlines,
     /// Futures that wait for a slot.
     pub(crate) waiting: WaitQueue,
-    /// The calls of other threads. `None` before the first [`Remote`](crate::Remote).
-    pub(crate) remote: Option<RemoteCalls>,
+    /// Other threads may make calls, which wake the engine by its descriptors only.
+    pub(crate) has_remote: bool,
     /// The wakers of deadlines that passed in inner turns, for the next turn that delivers all.
     pub(crate) held_wakes: Vec<Waker>,
     /// The number of requests at the head of the pending list that are staged, and its limit.
@@ -100,7 +96,7 @@ impl State {
             batch,
             deadlines: Deadlines::default(),
             waiting: WaitQueue::default(),
-            remote: None,
+            has_remote: false,
             held_wakes: Vec::new(),
             staged: 0,
             stage_limit: 0,
@@ -182,29 +178,19 @@ impl State {
         }
     }
 
-    /// Returns whether another turn makes progress without a wake-up.
-    pub(crate) fn has_work(&self) -> bool {
-        self.has_work_for(Scope::All)
-    }
-
-    /// The same for a turn that delivers the completions of `scope`.
+    /// Returns whether another turn that delivers the completions of `scope` makes progress without a
+    /// wake-up, apart from the calls of other threads.
     pub(crate) fn has_work_for(&self, scope: Scope) -> bool {
         let can_submit = self.pending() > 0 && self.in_flight() < self.limits.depth;
         self.budget_used_up
             || self.ready(scope) > 0
             || (scope == Scope::All && self.holds_reports())
             || (!self.completions.blocked && (can_submit || self.backend.backlog() > 0))
-            || (scope == Scope::All && self.has_calls())
     }
 
     /// Returns whether a turn that is not an inner one reports or wakes something without a request.
     fn holds_reports(&self) -> bool {
         self.completions.enqueued > 0 || !self.held_wakes.is_empty()
-    }
-
-    /// Returns whether calls of other threads wait for a turn.
-    pub(crate) fn has_calls(&self) -> bool {
-        self.remote.as_ref().is_some_and(RemoteCalls::has_calls)
     }
 
     /// Returns the number of requests that are not in the kernel and that another turn would
@@ -217,39 +203,6 @@ impl State {
     pub(crate) fn cancel_user_data(&mut self, user_data: u64) -> bool {
         let index = self.completions.slab.current(user_data);
         index.is_some_and(|index| self.cancel(index, CancelReason::Cancelled))
-    }
-
-    /// Returns the queue of the calls of other threads, which wake the engine by `kick`. The first call
-    /// makes it.
-    pub(crate) fn call_queue(&mut self, kick: &Arc<OwnedFd>) -> Arc<CallQueue<Call>> {
-        let (capacity, closed) = (self.limits.remote, self.closed);
-        let remote = self.remote.get_or_insert_with(|| RemoteCalls::new(capacity, kick));
-        if closed {
-            remote.queue.close(&mut remote.taken);
-        }
-        Arc::clone(&remote.queue)
-    }
-
-    /// Returns whether a remote of this engine is left.
-    pub(crate) fn has_remotes(&self) -> bool {
-        self.remote.as_ref().is_some_and(|remote| remote.queue.has_senders())
-    }
-
-    /// Takes the queued calls of other threads, and with `close` refuses later ones. Returns the number
-    /// of calls that have not begun.
-    pub(crate) fn take_calls(&mut self, close: bool) -> usize {
-        let Some(RemoteCalls { queue, taken }) = &mut self.remote else { return 0 };
-        if close {
-            queue.close(taken);
-        } else {
-            queue.take(taken);
-        }
-        taken.len()
-    }
-
-    /// Returns the oldest call that was taken and has not begun.
-    pub(crate) fn next_call(&mut self) -> Option<Call> {
-        self.remote.as_mut()?.taken.pop_front()
     }
 
     /// Returns whether the engine can only wait for the kernel, or is idle, and no future waits for
@@ -280,7 +233,7 @@ impl State {
         if self.staged > self.room() {
             self.unstage(); // the adaptive limit has shrunk
         }
-        let sleep = sleep && self.remote.is_none();
+        let sleep = sleep && !self.has_remote;
         let sleep = sleep && self.deadlines.earliest().is_none() && self.has_delivered_all();
         loop {
             let (room, staged) = (self.room(), mem::take(&mut self.staged));

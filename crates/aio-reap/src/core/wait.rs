@@ -66,11 +66,7 @@ impl Core {
             turn if turn.is_idle() => Served::Idle,
             _ => Served::Busy,
         };
-        drive::serve(
-            || self.state.borrow().has_remotes(),
-            turn,
-            || self.sleep(None, None, Scope::All),
-        )
+        drive::serve(|| self.has_remotes(), turn, || self.sleep(None, None, Scope::All))
     }
 
     /// Sleeps until a turn may make progress or the waker is woken. May return early.
@@ -94,10 +90,10 @@ impl Core {
             }
         }
         let mut state = self.state.borrow_mut();
-        if state.has_work_for(scope) {
+        if self.has_work_for(&state, scope) {
             return Ok(());
         }
-        if state.in_kernel() > 0 && waker.is_none() && state.remote.is_none() {
+        if state.in_kernel() > 0 && waker.is_none() && !state.has_remote {
             return state.wait(timeout);
         }
         if self.prepare_sleep(state, timeout, scope) { self.wake_fd.wait(timeout) } else { Ok(()) }
@@ -110,7 +106,7 @@ impl Core {
         timeout: Option<Duration>,
         scope: Scope,
     ) -> bool {
-        if state.has_work_for(scope) {
+        if self.has_work_for(&state, scope) {
             return false;
         }
         if state.in_kernel() > 0 {
@@ -128,7 +124,7 @@ impl Core {
     /// Peeks for completions as long as `spin` allows. Returns whether the sleep can be omitted.
     fn spin(&self, mut spin: Spin, waker: Option<&BlockOnWaker>, scope: Scope) -> bool {
         let mut state = self.state.borrow_mut();
-        while !state.has_work_for(scope) && !waker.is_some_and(BlockOnWaker::is_woken) {
+        while !self.has_work_for(&state, scope) && !waker.is_some_and(BlockOnWaker::is_woken) {
             if state.in_kernel() == 0 {
                 if state.needs_retry() {
                     // The last peek found EAGAIN. Clear its notification, because it would end the
