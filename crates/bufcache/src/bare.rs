@@ -4,7 +4,6 @@
 use percpu::sync::cell::UnsafeCell;
 use percpu::sync::thread;
 
-use crate::cache::{order_claim, order_invalidation};
 use crate::dirty::{AttachOptions, Group, Writes};
 use crate::frames::Frame;
 use crate::hazard::{self, Order};
@@ -71,7 +70,6 @@ impl Bare {
     /// Claims a load, as a miss does, and fills the buffer with what `device` has.
     pub fn claim(&self, device: impl FnOnce() -> u64) {
         assert!(self.entry.take(Self::key(), Word::loading(Frame::new(0, 0))));
-        order_claim();
         self.load(device());
     }
 
@@ -92,12 +90,6 @@ impl Bare {
             self.bytes.with_mut(|at| unsafe { at.write(9) });
         }
         taken
-    }
-
-    /// The first step of a thread that has changed the device. Returns whether there is nothing to forget.
-    pub fn is_absent(&self) -> bool {
-        order_invalidation();
-        !self.entry.may_be(Self::key())
     }
 
     fn key() -> Key {

@@ -26,7 +26,7 @@ use percpu::sync::{Futex, order, thread_id};
 use crate::region::Region;
 
 /// Names a frame by its first unit and its size class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Frame(pub(crate) u32);
 
 /// The number of an entry in the table.

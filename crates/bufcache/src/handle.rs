@@ -10,7 +10,6 @@ use std::ops::Deref;
 use percpu::sync::Arc;
 use percpu::sync::atomic::AtomicU64;
 
-pub use self::aside::Invalidation;
 use crate::cache::Shared;
 use crate::device::BlockDevice;
 use crate::dirty::{AttachOptions, Writes};

@@ -69,7 +69,6 @@
 //! | calls [`Device::close`] or [`Device::reset`] in a callback or method of the device that a close or reset has called | for itself |
 //! | blocks for [`Device::get_async`], in `verify` or in [`BlockDevice::read`], of a block of the same device | once four loads of the device do; [`Device::get`] is fine, as the thread then reads the block itself |
 //! | blocks for [`Device::call_async`] or the like in a call by `call_async` of the same device | once sixteen calls do |
-//! | awaits an [`Invalidation`] of a block of which its task has an [`OwnedWriteGuard`] | for itself |
 //!
 //! After `fork` the child may only exec or exit.
 
@@ -126,7 +125,7 @@ pub use self::engine::lent;
 pub use self::engine::{LentEngine, lend_engine};
 pub use self::error::{BuildError, GetError};
 pub use self::guard::{Hold, OwnedWriteGuard, Pin, ReadGuard, Uncached, WriteGuard};
-pub use self::handle::{Cache, Device, Invalidation};
+pub use self::handle::{Cache, Device};
 pub use self::policy::Eviction;
 pub use self::stats::CacheStats;
 pub use self::times::{Histogram, Times};

@@ -1,16 +1,12 @@
 //! The methods of a device that read blocks.
 
-use std::future::poll_fn;
 use std::ops::Range;
 use std::time::Instant;
-
-use percpu::sync::Arc;
 
 use crate::cache::{Entered, Fill, Got, Reuse, Wait, Want};
 use crate::error::GetError;
 use crate::guard::{Pin, ReadGuard, Uncached};
 use crate::handle::Device;
-use crate::wait::run;
 use crate::word::{IO, Key};
 
 impl Device {
@@ -92,7 +88,7 @@ impl Device {
     /// Returns a pin on the buffer of a block, for tasks: does not block while the device reads.
     ///
     /// After a miss the device [begins](crate::BlockDevice::begin_read) to read. Dropping the
-    /// future does not cancel the read. A wait allocates if no capacity is left from earlier waits.
+    /// future does not cancel the read, and keeps nothing of the task. A wait allocates.
     ///
     /// # Errors
     ///
@@ -107,14 +103,12 @@ impl Device {
             if let Some(pin) = self.pin(key)? {
                 break pin;
             }
-            let excluded = &self.source.writes.excluded;
-            poll_fn(|context| excluded.poll_gone(key.sector(), context)).await;
+            self.source.writes.excluded.wait_async(key.sector()).await;
         };
-        poll_fn(|context| self.shared.poll_marks(pin.place, IO, context)).await?;
-        let pin = match self.shared.has_ended(pin.place) {
-            true => pin,
-            false => run(wait_for_writer(pin)).await?,
-        };
+        self.shared.wait_for_marks(pin.place, IO).await;
+        if !self.shared.has_ended(pin.place) {
+            self.shared.wait_for_writer(pin.place).await?;
+        }
         match self.shared.failure(pin.place) {
             Some(failure) => Err(failure.of(block)),
             None => {
@@ -180,10 +174,4 @@ impl Device {
         self.source.read(key, &mut buffer).map_err(|failure| failure.of(block))?;
         Ok(buffer)
     }
-}
-
-/// Waits until the writer of a pinned block has ended.
-async fn wait_for_writer(pin: Pin) -> Result<Pin, GetError> {
-    let shared = Arc::clone(&pin.device.shared);
-    shared.wait_for_writer(pin.place).await.map(|()| pin)
 }

@@ -36,7 +36,7 @@ use percpu::sync::{check, order, step};
 use crate::frames::{Frame, MOST_CLASS};
 
 /// Names a block by its device and its first sector. 0 names no block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Key(u64);
 
 /// Bits of a sector number: a device has at most `1 << SECTOR_BITS` sectors of 512 bytes.

@@ -21,6 +21,7 @@ use crate::hazard;
 use crate::nodes::{On, Victim};
 use crate::policy::{Buffers, Looks, PASSES, mark};
 use crate::source::Source;
+use crate::wait::Mode;
 use crate::word::{BACK, DIRTY, EVICT, Entry, IO, Key, NEW, STALE, WAITED, WRITE};
 
 /// The most buffers of one eviction, with one fence and one scan. A guess.
@@ -476,7 +477,7 @@ impl Shared {
     ) -> Result<bool, GetError> {
         let (mut rounds, mut since) = (0, None);
         loop {
-            let was_there = self.try_invalidate(source, key, flags)?;
+            let was_there = self.try_invalidate(source, key, flags, Mode::Thread)?;
             if check!("invalidate: nothing is to be waited for", was_there.is_some()) {
                 return Ok(was_there.unwrap_or_default());
             }
@@ -497,11 +498,15 @@ impl Shared {
 
     /// Invalidates a block, unless its word has one of the `flags`. Returns whether it was
     /// invalidated, or `None` if that has to wait.
+    ///
+    /// In [`Mode::Task`] the slots of the calling thread are not the task's: the thread that polls
+    /// the task may read the block, or have a guard of it.
     pub(super) fn try_invalidate(
         &self,
         source: Option<&Arc<Source>>,
         key: Key,
         flags: u64,
+        mode: Mode,
     ) -> Result<Option<bool>, GetError> {
         hazard::reserve()?;
         loop {
@@ -511,7 +516,8 @@ impl Shared {
             if word.has(flags) {
                 return Ok(Some(false));
             }
-            if word.has(IO | WRITE) && hazard::protected_by_me(entry) > 0 {
+            let is_own = || mode == Mode::Thread && hazard::protected_by_me(entry) > 0;
+            if word.has(IO | WRITE) && is_own() {
                 return Err(GetError::WouldDeadlock);
             }
             if !word.is_readable() || word.has(BACK) {

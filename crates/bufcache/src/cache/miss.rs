@@ -113,7 +113,7 @@ impl Shared {
                 }
                 // The discard may be on this thread's engine.
                 Entered::Excluded if turn_engine() => self.wait_a_moment(&mut rounds),
-                Entered::Excluded => source.writes.excluded.wait(key.sector(), self.patience),
+                Entered::Excluded => source.writes.excluded.wait(key.sector()),
             }
         }
     }
@@ -310,7 +310,7 @@ impl Shared {
         let before = entry.change(STALE | FAILED, IO | WRITE | WAITED);
         drop(home);
         let others = before.pins() > 1 + own;
-        if others || before.has(WAITED) || self.has_wakers(frame) {
+        if others || before.has(WAITED) {
             step!("fail: wake those who wait", self.wake_waiters(frame));
         }
         self.unpin(entry);
@@ -355,10 +355,14 @@ impl Shared {
             }
         }
         // Another thread may wait for an operation of this one's engine.
+        let mut waiting = self.waiters.wait(entry.word().frame());
         step!(
             "wait: turn the engine of this thread",
-            wait_by_engine(|context| { self.poll_marks(header.place(), IO, context).is_ready() })
+            wait_by_engine(|context| {
+                Self::poll_marks(entry, IO, &mut waiting, context).is_ready()
+            })
         );
+        drop(waiting);
         loop {
             let seen = header.loaded.load();
             let word = entry.word();
@@ -411,8 +415,8 @@ impl Shared {
             // Without pins and marks the block can be locked, so no waiter needs the flag. If the
             // entry is another block's by now, the drop of that block's last pin wakes its waiters.
             let _ = entry.try_change(left, 0, WAITED);
-            let wakers = self.wakers.list(left.frame());
-            step!("unpin: wake the tasks that wait to write", wakers.wake(left.frame()));
+            let frame = left.frame();
+            step!("unpin: wake the tasks that wait to write", self.waiters.wake(frame));
         }
     }
 }

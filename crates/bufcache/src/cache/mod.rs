@@ -37,15 +37,13 @@ use percpu::AllocError;
 use percpu::sync::atomic::{AtomicUsize, Ordering};
 use percpu::sync::{Arc, WordLock, coarse_clock};
 
-#[cfg(any(offlock_loom, offlock_shuttle))]
-pub(crate) use self::aside::order_claim;
-pub(crate) use self::aside::{Attempt, order_invalidation};
+pub(crate) use self::aside::Attempt;
 pub use self::bypass::Bypass;
 pub use self::changes::{DeviceRange, DeviceSync, DeviceWrite};
 pub(crate) use self::cleaner::Limits;
 use self::line::Line;
 pub use self::load::Load;
-use self::load::WakerLists;
+use self::load::Waiters;
 pub(crate) use self::miss::Entered;
 pub(crate) use self::overwrite::Overwrite;
 use self::pool::Pool;
@@ -64,7 +62,7 @@ use crate::table::Table;
 use crate::tally::Tally;
 use crate::timed::{Holds, TimedLock};
 use crate::times::{Counts, Times};
-use crate::wait::Reply;
+use crate::wait::{Mode, Reply};
 use crate::word::{Entry, Key, SAMPLED, WRITE};
 
 /// One of this many hits of a thread is timed. A guess: timing takes ten times as long as a hit.
@@ -77,7 +75,7 @@ pub(crate) struct Shared {
     cold: TimedLock<Cold>,
     /// The numbers and identities of the devices.
     ids: WordLock<Ids>,
-    wakers: WakerLists,
+    waiters: Waiters,
     line: Line,
     pool: Pool,
     timer: Timer,
@@ -187,7 +185,7 @@ impl Shared {
             frames,
             cold: TimedLock::new(cold, holds.clone()),
             ids: WordLock::new(Ids::new()),
-            wakers: WakerLists::new(),
+            waiters: Waiters::new(),
             line: Line::new(),
             room: AtomicUsize::new(room),
             pool: Pool::new(limits),
@@ -349,7 +347,7 @@ impl Shared {
     fn drop_retired(&self, key: Key) -> Result<bool, BuildError> {
         let mut rounds = 0;
         loop {
-            match self.try_invalidate(None, key, 0) {
+            match self.try_invalidate(None, key, 0, Mode::Thread) {
                 Ok(Some(_)) => return Ok(true),
                 Err(GetError::NoMemory) => return Err(BuildError::NoMemory),
                 Err(_) => return Ok(false),

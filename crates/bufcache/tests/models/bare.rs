@@ -30,11 +30,6 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
         "bare::inv06_the_first_place_of_a_bucket_is_free_once_its_user_has_left",
     ),
     ("take: the place was freed before", "bare::inv06_a_place_is_free_once_its_user_has_left"),
-    ("claim: the entry is inserted before the read", "bare::inv10_a_claim_against_an_invalidation"),
-    (
-        "invalidate: the device is changed before the lookup",
-        "bare::inv10_a_claim_against_an_invalidation",
-    ),
     ("look: the bytes are there before", "bare::inv03_a_block_that_is_found_has_its_bytes"),
     ("word: the load has ended before", "bare::inv03_a_thread_that_waits_under_its_pin"),
     ("try_pin: the bytes are there before", "bare::inv03_a_pin_of_a_block_that_was_loaded_again"),
@@ -179,23 +174,6 @@ fn taken_from_its_user(is_first: bool) {
     bare.give_back(is_first);
     let taken = takes.join().unwrap();
     assert!(taken || bare.take_over(), "the place is not free");
-}
-
-/// What is loaded is new, or is there to be forgotten.
-#[test]
-fn inv10_a_claim_against_an_invalidation() {
-    thoroughly(|| {
-        // A device's memory orders nothing.
-        let (bare, device) = (Arc::new(Bare::empty()), Arc::new(AtomicU64::new(0)));
-        let claims = thread::spawn({
-            let (bare, device) = (Arc::clone(&bare), Arc::clone(&device));
-            move || bare.claim(|| device.load(Relaxed))
-        });
-        device.store(1, Relaxed);
-        let absent = bare.is_absent();
-        claims.join().unwrap();
-        assert!(!absent || bare.read() == Some(1));
-    });
 }
 
 #[test]

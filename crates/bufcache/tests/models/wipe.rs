@@ -13,8 +13,11 @@ pub(super) const MUTANTS: &[(&str, &str)] = &[
     ("insert: the sector is not excluded", "wipe::inv10_a_discard_against_a_load"),
     #[cfg(offlock_loom)] // too rare in random schedules
     ("discard: wait for the load", "wipe::inv10_a_discard_against_a_load"),
-    ("exclusion: wake the threads", "wipe::inv10_a_discard_against_a_load"),
-    ("exclusion: wake the tasks", "wipe::inv10_a_discard_against_a_task"),
+    ("exclusion: wake those who wait", "wipe::inv10_a_discard_against_a_load"),
+    ("exclusion: wake those who wait", "wipe::inv10_a_discard_against_a_task"),
+    #[cfg(offlock_loom)] // too rare in random schedules
+    ("exclusion: the sector is excluded still", "wipe::inv10_a_discard_against_a_task"),
+    ("exclusion: wake the next", "wipe::inv15_two_discards"),
     ("discard: no write or write-back runs", "wipe::inv15_a_discard_against_write_back"),
     ("exclusion: no other range overlaps", "wipe::inv15_two_discards"),
     ("exclusion: the unsynced sectors are noted", "wipe::inv24_a_load_after_a_discard"),
