@@ -159,7 +159,7 @@ pub fn response<T>() -> (Responder<T>, Response<T>) {
     (Responder(Arc::clone(&slot)), Response(slot))
 }
 
-/// Sends the response of a call, from [`Remote::ask`]. A responder that is dropped ends the
+/// Sends the response of a call, from [`Remote::ask`](crate::Remote::ask). A responder that is dropped ends the
 /// [`Response`] with [`NoResponse`].
 ///
 /// ```
@@ -216,7 +216,7 @@ impl<T> fmt::Debug for Responder<T> {
     }
 }
 
-/// The response of a call, from [`Remote::ask`]: a future for any executor. Its drop does not end the
+/// The response of a call, from [`Remote::ask`](crate::Remote::ask): a future for any executor. Its drop does not end the
 /// call.
 ///
 /// ```
