@@ -25,6 +25,7 @@ use tracing::{debug, error, warn};
 
 use crate::admission::Class;
 use crate::counters::Counters;
+use crate::diagnostics;
 use crate::listeners::{Access, ListenError, SocketFile, listen_unix};
 use crate::notifier::{eventfd, notify};
 use crate::report::{Reporter, ServerReport};
@@ -263,6 +264,8 @@ fn text(report: &ServerReport) -> String {
     let mut page = Page(String::new());
     page.one("workers", "Worker threads that serve connections.", report.workers);
     page.one("connections", "Open connections of clients.", report.connections.live);
+    let dropped = "Lines of the log that were dropped because standard error did not take them.";
+    page.one("log_dropped_total", dropped, diagnostics::dropped());
     let open = report.registry.exports.iter().map(|(name, open)| (&**name, open));
     page.metric(("export_connections", "export"), "Connections that have this export open.", open);
     requests(&mut page, &report.counters);

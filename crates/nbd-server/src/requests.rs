@@ -164,12 +164,14 @@ impl Requests {
         written: &mut usize,
     ) -> Option<io::Result<()>> {
         let Request { offset, len, .. } = *request;
+        if let (Command::Read { .. }, Some(buf)) = (command, &mut *buf) {
+            buf.set_len(len as usize); // the buffer may have room for whole units around them
+        }
         if len == 0 && command != Command::Flush {
             return Some(Ok(())); // nothing to do, and fallocate refuses an empty range
         }
         match (command, buf) {
             (Command::Read { .. }, Some(buf)) => {
-                buf.set_len(len as usize); // its capacity may be larger
                 let hit = image.try_read(offset, buf);
                 self.counters.hits += u64::from(hit);
                 hit.then_some(Ok(()))

@@ -28,6 +28,7 @@ use crate::blocks::{Backing, Blocks, Image};
 use crate::folder::{Folder, MOST_NAMES, is_read_only_device};
 use crate::image_spec::ImageSpec;
 use crate::lock::{LockError, lock};
+use crate::memory::LARGEST;
 use crate::open_images::{OpenImages, identity, length};
 use crate::tls::Acceptor;
 
@@ -109,12 +110,12 @@ impl Export {
         self
     }
 
-    /// Returns the size of the buffer that a READ or WRITE needs.
-    pub(crate) fn room(&self, request: &Request, command: Command) -> usize {
+    /// Returns the size of the buffer that a READ or WRITE needs. `None` if no buffer is that large.
+    pub(crate) fn room(&self, request: &Request, command: Command) -> Option<usize> {
         let Request { offset, len, .. } = *request;
         match command {
-            Command::Read { .. } => self.image.room(self.start + offset, len as usize),
-            _ => len as usize,
+            Command::Read { .. } => Some(self.image.read_range(self.start + offset, len)?.len),
+            _ => usize::try_from(len).ok().filter(|&len| len <= LARGEST),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! What a server must not do to an image, and must not stop for: read-only devices, names that a power
 //! cut takes, QEMU's locks, a log that is not read, limits, and files past what a cache can number.
 
-use std::fs::{self};
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -10,7 +11,7 @@ use libtest_mimic::Trial;
 
 use crate::client::{Client, MIB};
 use crate::image;
-use crate::lab::{Backend, Lab, Res, Tracked, check, trial, wait_until};
+use crate::lab::{Backend, Lab, Res, Tracked, check, fail, trial, wait_until};
 use crate::need::Need;
 use crate::server::Launch;
 
@@ -21,6 +22,9 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("durability/name_of_a_new_image", &[Need::Strace], new_name),
         trial("locks/qemu_and_a_reader", &[Need::QemuIo], qemu_beside_reader),
         trial("locks/qemu_and_a_writer", &[Need::QemuIo], qemu_beside_writer),
+        trial("log/full_pipe_stops_nothing", &[], full_log),
+        trial("log/full_standard_output", &[], full_output),
+        trial("log/unwritable_standard_output", &[], unwritable_output),
     ]
 }
 
@@ -167,5 +171,64 @@ fn qemu_beside_writer(lab: &Lab) -> Res {
         check!(code == 1 && log.contains("in use"), "beside QEMU {options:?}: {code}\n{log}");
         drop(holder);
     }
+    Ok(())
+}
+
+/// A log that is not read fills its pipe. Clients are served meanwhile, and SIGTERM ends the server.
+fn full_log(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    let launch = Launch::new(lab, Backend::Threads).image(&image);
+    let mut server = launch.stderr_full()?.start()?;
+    let mut early = server.client()?;
+    for round in 0..600 {
+        let mut client = server.connect()?;
+        let talked =
+            client.greet().and_then(|_| client.go("vol")).and_then(|()| client.read(0, 512));
+        check!(talked.is_ok_and(|read| read.is_ok()), "client {round} is not served");
+        client.disconnect()?;
+    }
+    server.show(); // a page of statistics
+    check!(early.read(0, 4096)?.is_ok(), "an early client is not served");
+    server.stop()
+}
+
+/// Standard output that takes nothing stops nothing either.
+fn full_output(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    let fifo = lab.path("out");
+    lab.run_ok(Command::new("mkfifo").arg(&fifo))?;
+    let mut options = OpenOptions::new();
+    let held = options.read(true).write(true).custom_flags(libc::O_NONBLOCK).open(&fifo)?;
+    while rustix::io::write(&held, &[b'x'; 4096]).is_ok() {}
+    let script = format!("exec \"$0\" \"$@\" > {}", fifo.display());
+    let launch = Launch::new(lab, Backend::Threads).through(["sh", "-c", &script]).image(&image);
+    let mut process = launch.start_silent()?;
+    let socket = lab.path("s");
+    let client = || Client::connect(&socket).ok();
+    let Some(mut client) = wait_until(Duration::from_secs(20), client) else {
+        fail!("it does not listen");
+    };
+    client.greet()?;
+    client.go("vol")?;
+    check!(client.read(0, 4096)?.is_ok(), "not served");
+    client.disconnect()?;
+    process.signal(libc::SIGTERM);
+    let ended = process.wait_for(Duration::from_secs(20))?;
+    check!(ended.is_some_and(|status| status.success()), "after SIGTERM: {ended:?}");
+    drop(held);
+    Ok(())
+}
+
+/// The message names standard output.
+fn unwritable_output(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    let launch = Launch::new(lab, Backend::Threads);
+    let launch = launch.through(["sh", "-c", "exec \"$0\" \"$@\" > /dev/full"]).image(&image);
+    let (code, log) = launch.start_refused()?;
+    let last = log.lines().last().unwrap_or_default();
+    check!(code == 1 && last.contains("standard output"), "exit code {code}:\n{log}");
     Ok(())
 }
