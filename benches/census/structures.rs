@@ -156,6 +156,340 @@ fn pin(_threads: usize) -> Shared {
     })
 }
 
+fn lglock(_threads: usize) -> Shared {
+    let lock = leak(LgLock::new(|_| 0_u64));
+    Box::new(move |_| Box::new(move || *lock.local().expect(FREE) += 1))
+}
+
+/// Contexts of the table; every thread looks all of them up.
+const CONTEXTS: u64 = 512;
+
+fn table() -> (&'static CtxTable<[u64; 7]>, &'static [Id]) {
+    let table = leak(CtxTable::new());
+    let insert = |n| table.insert([n; 7]).expect("memory for a context, and no limit");
+    (table, leak((0..CONTEXTS).map(insert).collect::<Vec<_>>()))
+}
+
+/// All ids in turn, from another one on each thread.
+fn ids(ids: &'static [Id], thread: usize) -> impl FnMut() -> Id {
+    let mut at = thread * 37;
+    move || {
+        at += 67; // no neighbour, and all of them before the first again
+        ids[at % ids.len()]
+    }
+}
+
+fn radix_lookup(_threads: usize) -> Shared {
+    let (table, all) = table();
+    Box::new(move |thread| {
+        let mut next = ids(all, thread);
+        Box::new(move || {
+            let guard = rcu::pin();
+            black_box(table.get(next(), &guard).expect("it is there")[0]);
+        })
+    })
+}
+
+fn radix_get_ref(_threads: usize) -> Shared {
+    let (table, all) = table();
+    Box::new(move |thread| {
+        let mut next = ids(all, thread);
+        Box::new(move || {
+            black_box(&table.get_ref(next()).expect("it is there")[0]);
+        })
+    })
+}
+
+/// The keys of the peers in turn, as [`ids`] gives ours.
+fn keys(thread: usize) -> impl FnMut() -> u64 {
+    let mut at = thread as u64 * 37;
+    move || {
+        at += 67;
+        at % CONTEXTS
+    }
+}
+
+fn radix_papaya(_threads: usize) -> Shared {
+    let map = leak(papaya::HashMap::<u64, [u64; 7]>::new());
+    (0..CONTEXTS).for_each(|key| {
+        map.pin().insert(key, [key; 7]);
+    });
+    Box::new(move |thread| {
+        let mut next = keys(thread);
+        Box::new(move || {
+            black_box(map.pin().get(&next()).expect("it is there")[0]);
+        })
+    })
+}
+
+fn radix_dashmap(_threads: usize) -> Shared {
+    let map = leak(DashMap::<u64, [u64; 7]>::new());
+    (0..CONTEXTS).for_each(|key| {
+        map.insert(key, [key; 7]);
+    });
+    Box::new(move |thread| {
+        let mut next = keys(thread);
+        Box::new(move || {
+            black_box(map.get(&next()).expect("it is there")[0]);
+        })
+    })
+}
+
+fn radix_rwlock(_threads: usize) -> Shared {
+    let map: HashMap<u64, [u64; 7]> = (0..CONTEXTS).map(|key| (key, [key; 7])).collect();
+    let map = leak(CachePadded::new(RwLock::new(map)));
+    Box::new(move |thread| {
+        let mut next = keys(thread);
+        Box::new(move || {
+            black_box(map.read().get(&next()).expect("it is there")[0]);
+        })
+    })
+}
+
+/// Each thread removes what it has just inserted; the 512 stay.
+fn radix_insert(_threads: usize) -> Shared {
+    let (table, _) = table();
+    Box::new(move |_| {
+        Box::new(move || {
+            let id = table.insert([1; 7]).expect("memory for a context, and no limit");
+            assert!(table.remove(black_box(id)).is_ok());
+        })
+    })
+}
+
+/// What the intrusive lists link: on lines of its own.
+#[repr(align(128))]
+struct Object(Link);
+
+linked!(Object => 0);
+
+fn list_intrusive(_threads: usize) -> Shared {
+    let list = leak(IntrusiveList::new());
+    Box::new(move |_| {
+        let object = Box::pin(Object(Link::new(list.domain())));
+        Box::new(move || {
+            list.insert(object.as_ref()).expect("memory for a place");
+            assert_eq!(list.remove(black_box(&object)), Ok(true));
+        })
+    })
+}
+
+fn list_owning(_threads: usize) -> Shared {
+    let list = leak(PerCpuList::new());
+    Box::new(move |_| {
+        Box::new(move || drop(black_box(list.insert(1_u64).expect("memory for an entry"))))
+    })
+}
+
+/// What the single-lock list links.
+#[repr(align(128))]
+struct Node(LinkedListLink);
+
+intrusive_adapter!(NodeAdapter = Box<Node>: Node { 0 => LinkedListLink });
+
+/// The list under its lock.
+type Locked = CachePadded<Mutex<LinkedList<NodeAdapter>>>;
+
+/// As two operations, each under the lock. Every thread takes off what it has just added, unless
+/// another has done so meanwhile, and then that one's: it moves as many lines.
+fn list_mutex(_threads: usize) -> Shared {
+    let list: &'static Locked =
+        leak(CachePadded::new(Mutex::new(LinkedList::new(NodeAdapter::new()))));
+    Box::new(move |_| {
+        let mut node = Some(Box::new(Node(LinkedListLink::new())));
+        Box::new(move || {
+            list.lock().push_back(node.take().expect("taken off below"));
+            node = list.lock().pop_back();
+        })
+    })
+}
+
+/// The capacity of a queue in messages: more than there are threads, so that no thread waits.
+const MESSAGES: usize = 1024;
+
+/// A queue that each thread sends a message to, and receives one from: its own, or another's. What
+/// moves is the queue; a lock makes the two halves of it transfers of their own.
+fn queue<L>(queue: mq_rbtree::Queue<u64, L>) -> Shared
+where
+    L: Levels<Priority = u32, Hint: Send + Sync> + Send + 'static,
+{
+    let queue = leak(queue);
+    Box::new(move |_| {
+        Box::new(move || {
+            queue.try_send(1, 5).expect(ROOM);
+            black_box(queue.try_receive().expect(SENT));
+        })
+    })
+}
+
+/// Why nothing here is refused.
+const ROOM: &str = "fewer threads than messages that fit, and memory";
+const SENT: &str = "each thread sends before it receives";
+
+fn mq_bitmap(_threads: usize) -> Shared {
+    queue(mq_rbtree::Queue::new(MESSAGES).expect("memory for a queue"))
+}
+
+fn mq_rbtree_keys(_threads: usize) -> Shared {
+    queue(mq_rbtree::Queue::with_keys(MESSAGES).expect("memory for a queue"))
+}
+
+fn mq_heap(_threads: usize) -> Shared {
+    let heap: &'static CachePadded<Mutex<BinaryHeap<(u32, u64)>>> =
+        leak(CachePadded::new(Mutex::new(BinaryHeap::with_capacity(MESSAGES))));
+    Box::new(move |_| {
+        Box::new(move || {
+            heap.lock().push((5, 1));
+            black_box(heap.lock().pop().expect(SENT));
+        })
+    })
+}
+
+fn mq_crossbeam(_threads: usize) -> Shared {
+    let (sender, receiver) = leak(crossbeam_channel::bounded::<u64>(MESSAGES));
+    Box::new(move |_| {
+        Box::new(move || {
+            sender.try_send(1).expect(ROOM);
+            black_box(receiver.recv().expect(SENT));
+        })
+    })
+}
+
+/// Blocks that are there, of which each thread reads one after the other, from its own place on.
+pub(crate) const BLOCKS: u64 = 64;
+pub(crate) const BLOCK: usize = 4096;
+
+/// So many blocks, all of them there.
+pub(crate) fn blocks_of_bufcache(blocks: u64) -> &'static bufcache::Device {
+    let cache = bufcache::Cache::new(2 * BLOCKS as usize * BLOCK).expect(CACHED);
+    let device = bufcache::MemoryDevice::new(vec![1; blocks as usize * BLOCK]);
+    let disk = leak(cache.attach(device, BLOCK).expect(CACHED));
+    // Often enough for the policy, which counts to three.
+    (0..4 * blocks).for_each(|count| drop(disk.get(count % blocks).expect(CACHED)));
+    disk
+}
+
+fn bufcache_hits(blocks: u64) -> Shared {
+    let disk = blocks_of_bufcache(blocks);
+    Box::new(move |thread| {
+        let mut next = CachePadded::new(thread as u64);
+        Box::new(move || {
+            *next = (*next + 1) % blocks;
+            black_box(disk.get(*next).expect(CACHED)[0]);
+        })
+    })
+}
+
+/// Why a block can be had.
+pub(crate) const CACHED: &str = "there is memory, and the device is in memory";
+
+fn buf_hot(_threads: usize) -> Shared {
+    bufcache_hits(1)
+}
+
+/// The same, of a full cache, where the block is in the sample of its policy.
+fn buf_hot_sampled(_threads: usize) -> Shared {
+    const ROOM: u64 = 1024;
+    let cache = bufcache::Cache::new(ROOM as usize * BLOCK).expect(CACHED);
+    let device = bufcache::MemoryDevice::new(vec![1; 4 * ROOM as usize * BLOCK]);
+    let disk = leak(cache.attach(device, BLOCK).expect(CACHED));
+    (0..4 * ROOM).for_each(|block| drop(disk.get(block).expect(CACHED)));
+    let hot = (0..4 * ROOM).rev().find(|&block| disk.is_sampled(block));
+    let hot = hot.expect("one block in eight is sampled");
+    // Often enough for the policy, and for the samples of this thread.
+    (0..ROOM).for_each(|_| drop(disk.get(hot).expect(CACHED)));
+    Box::new(move |_| Box::new(move || _ = black_box(disk.get(hot).expect(CACHED)[0])))
+}
+
+fn buf_random(_threads: usize) -> Shared {
+    bufcache_hits(BLOCKS)
+}
+
+fn quick_hits(keys: u64) -> Shared {
+    let cache = leak(quick_cache::sync::Cache::<u64, Arc<[u8; BLOCK]>>::new(4 * BLOCKS as usize));
+    (0..keys).for_each(|key| cache.insert(key, Arc::new([1; BLOCK])));
+    Box::new(move |thread| {
+        let mut next = CachePadded::new(thread as u64);
+        Box::new(move || {
+            *next = (*next + 1) % keys;
+            black_box(cache.get(&*next).expect("room for all")[0]);
+        })
+    })
+}
+
+fn buf_quick_hot(_threads: usize) -> Shared {
+    quick_hits(1)
+}
+
+fn buf_quick_random(_threads: usize) -> Shared {
+    quick_hits(BLOCKS)
+}
+
+/// An engine cannot be shared: what is left to count is what engines have in common. Its device is a
+/// script's, which does every request at once and without a system call.
+fn aio_engine(_threads: usize) -> Shared {
+    Box::new(|_| {
+        let script = Script::new();
+        let engine = Engine::builder().build_scripted(&script).expect(ENGINE);
+        Box::new(move || {
+            script.on_submit(SubmitStep::Inline);
+            let request = engine.nop().submit().expect(ENGINE);
+            black_box(request.wait().0.expect(ENGINE));
+        })
+    })
+}
+
+/// Why nothing fails.
+const ENGINE: &str = "memory, a descriptor, and a free slot";
+
+fn aio_queue(_threads: usize) -> Shared {
+    let queue: &'static CachePadded<Mutex<VecDeque<u64>>> =
+        leak(CachePadded::new(Mutex::new(VecDeque::with_capacity(MESSAGES))));
+    Box::new(move |_| {
+        Box::new(move || {
+            queue.lock().push_back(1);
+            black_box(queue.lock().pop_front().expect(SENT));
+        })
+    })
+}
+
+fn shared_counter(_threads: usize) -> Shared {
+    let counter = leak(CachePadded::new(AtomicU64::new(0)));
+    Box::new(move |_| {
+        Box::new(move || {
+            // Ordering: Relaxed; a counter, it publishes nothing.
+            counter.fetch_add(1, Ordering::Relaxed);
+        })
+    })
+}
+
+fn padded_counter(threads: usize) -> Shared {
+    let counters: Vec<CachePadded<AtomicU64>> =
+        (0..threads).map(|_| CachePadded::default()).collect();
+    let counters = leak(counters);
+    Box::new(move |thread| {
+        let own = &counters[thread];
+        Box::new(move || {
+            // Ordering: as above.
+            own.fetch_add(1, Ordering::Relaxed);
+        })
+    })
+}
+
+fn arc(_threads: usize) -> Shared {
+    let arc = leak(Arc::new(0_u64));
+    Box::new(move |_| {
+        Box::new(move || {
+            black_box(&Arc::clone(arc));
+        })
+    })
+}
+
+fn parking_lot_mutex(_threads: usize) -> Shared {
+    let lock = leak(CachePadded::new(Mutex::new(0_u64)));
+    Box::new(move |_| Box::new(move || *lock.lock() += 1))
+}
+
 fn sharded_lock(_threads: usize) -> Shared {
     let lock = leak(ShardedLock::new(0_u64));
     Box::new(move |_| {
