@@ -22,6 +22,7 @@ use tracing::{info, warn};
 use crate::args::Args;
 use crate::connection_limits::ConnectionLimits;
 use crate::contexts::Connection;
+use crate::diagnostics;
 use crate::export::{ExportError, ExportTable};
 use crate::listeners::{ListenError, Listeners};
 use crate::memory::LEAST;
@@ -60,6 +61,10 @@ pub(crate) enum ServerError {
     Start(String),
     #[error("cannot make the images durable: {0}")]
     Sync(io::Error),
+    #[error("a panic made the images {} fail", .0.join(", "))]
+    Images(Vec<String>),
+    #[error("{0} panics, which the log tells of")]
+    Panics(u64),
     #[error("a worker failed: {0}")]
     Worker(String),
     #[error(transparent)]
@@ -344,9 +349,20 @@ impl Server {
             Ok(left) => warn!(left, "connections were left by a worker that failed"),
             Err(error) => warn!(%error, "cannot close the table of connections"),
         }
-        self.shared.exports.sync().map_err(ServerError::Sync)?;
+        let synced = self.shared.exports.sync();
+        let images = self.shared.exports.blocks.failed();
+        if !images.is_empty() {
+            return Err(ServerError::Images(images)); // their sync fails for the same reason
+        }
+        synced.map_err(ServerError::Sync)?;
         info!("images are durable");
-        failed.map_or(Ok(()), |reason| Err(ServerError::Worker(reason)))
+        if let Some(reason) = failed {
+            return Err(ServerError::Worker(reason));
+        }
+        match diagnostics::panics() {
+            0 => Ok(()),
+            panics => Err(ServerError::Panics(panics)), // of a thread that serves no request
+        }
     }
 }
 
