@@ -1,4 +1,4 @@
-//! Notifications of a message: a one-shot callback, and a descriptor for event loops.
+//! The descriptor for event loops.
 
 use std::os::fd::AsRawFd;
 
@@ -9,52 +9,14 @@ use super::payload::{Payload, Shared, WakeCounter, finish, received, run, soon, 
 
 /// Each mutant with the model that must fail for it.
 pub(super) const MUTANTS: &[(&str, &str)] = &[
-    ("send: notify of the first message", "notify::inv12_hand_over_or_notification"),
-    ("clear: arm after the read", "notify::inv14_message_races_clear"),
-    ("clear: check after arming", "notify::inv14_message_races_clear"),
-    ("receive: serve the waiting senders", "notify::inv14_room_races_clear"),
+    ("clear: arm after the read", "readiness::inv14_message_races_clear"),
+    ("clear: check after arming", "readiness::inv14_message_races_clear"),
+    (
+        "clear: come back for the stopped sender",
+        "readiness::inv22_clear_comes_back_for_a_stopped_sender",
+    ),
+    ("receive: serve the waiting senders", "readiness::inv14_room_races_clear"),
 ];
-
-/// Two senders race: the notification is called once.
-#[test]
-fn inv12_one_of_two_senders_notifies() {
-    thoroughly(|| {
-        let queue = with::<Bitmap>(2, 0);
-        let counter = WakeCounter::new();
-        let waker = counter.waker();
-        queue.notify(move || waker.wake()).unwrap();
-        let sender = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || queue.send(Payload::new(1), 0).unwrap()
-        });
-        queue.send(Payload::new(2), 0).unwrap();
-        sender.join().unwrap();
-        assert_eq!((counter.wakes(), queue.cancel_notify()), (1, false));
-        assert_eq!(finish(&queue), 2);
-    });
-}
-
-/// A receiver that gives up may be waiting when the message comes. If it is not, the notification
-/// is called.
-#[test]
-fn inv12_hand_over_or_notification() {
-    thoroughly(|| {
-        let queue = with::<Bitmap>(1, 0);
-        let counter = WakeCounter::new();
-        let waker = counter.waker();
-        queue.notify(move || waker.wake()).unwrap();
-        let receiver = thread::spawn({
-            let queue = Arc::clone(&queue);
-            move || received(queue.receive_with(soon()), ReceiveError::Timeout)
-        });
-        queue.send(Payload::new(1), 0).unwrap();
-        let got = receiver.join().unwrap();
-        let handed = queue.stats().handed_over;
-        assert_eq!(counter.wakes() as u64, 1 - handed);
-        assert_eq!(queue.cancel_notify(), handed == 1);
-        assert_eq!(finish(&queue), 1 - got);
-    });
-}
 
 type Ready = Readiness<Shared<Bitmap>>;
 
@@ -84,6 +46,29 @@ fn inv14_message_races_clear() {
         assert!(is_readable(&ready), "the event loop would not wake");
         drop(ready);
         assert_eq!(finish(&queue), 2 - got);
+    });
+}
+
+/// An event loop clears the descriptor beside a sender that has claimed its slot, and does not wait for it.
+/// The descriptor is readable until the message is seen.
+#[test]
+fn inv22_clear_comes_back_for_a_stopped_sender() {
+    thoroughly(|| {
+        let queue = with::<Bitmap>(2, 1);
+        let ready = Readiness::new(Arc::clone(&queue), Interest::Readable).unwrap();
+        assert_eq!(queue.try_receive().unwrap().0.seen(), 0);
+        let publish = queue.claim(Payload::new(1), 0).expect("signalled, so not armed");
+        let clears = thread::spawn(move || {
+            ready.clear();
+            ready
+        });
+        publish();
+        let ready = clears.join().unwrap();
+        assert!(is_readable(&ready), "the event loop would not wake");
+        ready.clear();
+        assert!(is_readable(&ready));
+        drop(ready);
+        assert_eq!(finish(&queue), 1);
     });
 }
 

@@ -1,31 +1,30 @@
-//! Open files that requests of any thread may use.
+//! Open files that engines of several threads use.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use percpu::sync::Arc;
 
 use crate::alignment::Alignment;
-use crate::op::Block;
 
-/// An open file for the requests of [`Remote`](crate::Remote)s of any engine. Clones are cheap.
+/// An open file for requests of any thread's engine ([`Engine::attach_shared`]). Clones are cheap.
 ///
 /// The descriptor stays open while a clone or a request needs it.
+///
+/// [`Engine::attach_shared`]: crate::Engine::attach_shared
 ///
 /// ```
 /// use aio_reap::{Engine, SharedFile};
 /// use std::thread;
 ///
 /// # fn main() -> std::io::Result<()> {
-/// let engine = Engine::new()?;
-/// let remote = engine.remote();
 /// let file = SharedFile::new(tempfile::tempfile()?)?;
-/// let sender = thread::spawn(move || {
-///     let write = remote.write(&file, b"hello".to_vec(), 0).submit()?;
-///     Ok::<_, std::io::Error>(write.wait().0?)
-/// });
-/// engine.serve()?; // until the remote is dropped
-/// assert_eq!(sender.join().unwrap()?, 5);
+/// let write = |text: &'static str, at| -> std::io::Result<usize> {
+///     let engine = Engine::new()?;
+///     Ok(engine.write(&engine.attach_shared(&file), text, at).submit()?.wait().0?)
+/// };
+/// thread::scope(|scope| scope.spawn(|| write("hello ", 0)).join().unwrap())?;
+/// assert_eq!(write("world", 6)?, 5);
 /// # Ok(())
 /// # }
 /// ```
@@ -55,14 +54,6 @@ impl SharedFile {
     /// Returns the alignment that requests on this file need, if it was opened with `O_DIRECT`.
     pub fn alignment(&self) -> Option<Alignment> {
         self.0.direct
-    }
-
-    pub(crate) fn block(&self) -> Block {
-        Block::of(self.0.direct)
-    }
-
-    pub(crate) fn fd(&self) -> RawFd {
-        self.0.fd.as_raw_fd()
     }
 }
 
