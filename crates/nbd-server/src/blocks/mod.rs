@@ -22,6 +22,9 @@
 //! last successful sync. Other blocks may be lost, and their reads fail with EIO. A block that
 //! cannot be written back stays dirty and readable, and is written again later.
 //!
+//! A panic marks the image as failed: its changes and FLUSHes fail with EIO, and the server ends with
+//! an exit code that says so.
+//!
 //! With `--cache 0` the engine reads and writes the image, so the cache does not know which blocks
 //! were written. After a failed sync, READs and WRITEs continue, and READs may return bytes that a
 //! crash would lose. FLUSH, FUA, TRIM and ZEROES fail with EIO.
@@ -34,13 +37,14 @@ use std::fs::File;
 use std::io;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use aio_reap::{AlignedBuf, Engine, IoBuf, IoBufMut, RequestError};
 use bufcache::{
     AttachOptions, BlockDevice, Cache, CacheStats, Device, EngineDevice, GetError, Load, WriteError,
 };
+use percpu::sync::Mutex;
 use tracing::error;
 
 use crate::admission::SMALL;
@@ -67,6 +71,8 @@ pub(crate) struct Blocks {
     cache: Cache,
     /// See [`Image::longest`].
     longest: u64,
+    /// The names of the images that have failed, also of images that were let go since.
+    failed: Arc<Mutex<Vec<String>>>,
 }
 
 /// The bytes of an image.
@@ -129,6 +135,11 @@ pub(crate) struct Image {
     longest: u64,
     /// The end of the last READ that missed the cache.
     next: AtomicU64,
+    /// A request or a call of the image panicked. Ordering: Relaxed, all; a result that is told
+    /// after it was set fails, and the task that tells it has learned of the panic's end.
+    has_failed: AtomicBool,
+    /// See [`Blocks::failed`].
+    failed: Arc<Mutex<Vec<String>>>,
     /// A bug that a test has planted.
     #[cfg(test)]
     planted: std::sync::OnceLock<&'static str>,
@@ -143,7 +154,7 @@ impl Blocks {
         let cache =
             Cache::builder(capacity).block_sizes(BLOCK, BLOCK).patience(PATIENCE).build()?;
         let longest = if bytes == 0 { 0 } else { SMALL.min(bytes / SHARE).max(BLOCK as u64) };
-        Ok(Self { cache, longest })
+        Ok(Self { cache, longest, failed: Arc::default() })
     }
 
     /// Makes an image. `name` identifies it in the log and in reports.
@@ -159,12 +170,19 @@ impl Blocks {
             alignment,
             len: AtomicU64::new(len),
             longest: self.longest,
+            has_failed: AtomicBool::new(false),
+            failed: Arc::clone(&self.failed),
             flushes: Flushes::default(),
             calls: Calls::default(),
             next: AtomicU64::new(u64::MAX),
             #[cfg(test)]
             planted: std::sync::OnceLock::new(),
         }))
+    }
+
+    /// Returns the names of the images that have failed.
+    pub(crate) fn failed(&self) -> Vec<String> {
+        self.failed.lock().clone()
     }
 
     /// Returns the cache's statistics, if it keeps blocks.
@@ -380,8 +398,28 @@ impl Image {
         self.sync_within(Duration::MAX)
     }
 
+    /// Marks the image as failed after a panic. Its changes and FLUSHes fail from now on, because
+    /// what the panic interrupted is not known; the log, the metrics and the exit code tell of it.
+    pub(crate) fn fail(&self) {
+        if !self.has_failed.swap(true, Ordering::Relaxed) {
+            error!(
+                export = self.name,
+                "a panic: the image has failed, nothing changes it any more"
+            );
+            self.failed.lock().push(self.name.clone());
+        }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
     /// As [`sync_now`](Self::sync_now), but fails if the cache stays busy for `patience`.
     pub(crate) fn sync_within(&self, patience: Duration) -> io::Result<()> {
+        let _fails = FailsOnPanic(self);
+        if self.has_failed() {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         let since = Instant::now();
         loop {
             match ignore_earlier(self.device.sync()) {
@@ -404,6 +442,17 @@ impl Image {
         {
             let _ = bug;
             false
+        }
+    }
+}
+
+/// Marks an image as failed if it is dropped by a panic.
+pub(crate) struct FailsOnPanic<'a>(pub(crate) &'a Image);
+
+impl Drop for FailsOnPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.fail();
         }
     }
 }

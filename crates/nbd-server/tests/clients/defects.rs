@@ -5,11 +5,11 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::Trial;
 
-use crate::client::{Client, MIB};
+use crate::client::{Client, MIB, cmd};
 use crate::image;
 use crate::lab::{Backend, Lab, Res, Tracked, check, fail, trial, wait_until};
 use crate::need::Need;
@@ -25,6 +25,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         trial("log/full_pipe_stops_nothing", &[], full_log),
         trial("log/full_standard_output", &[], full_output),
         trial("log/unwritable_standard_output", &[], unwritable_output),
+        trial("limits/clients_one_after_another", &[], one_after_another),
     ]
 }
 
@@ -230,5 +231,45 @@ fn unwritable_output(lab: &Lab) -> Res {
     let (code, log) = launch.start_refused()?;
     let last = log.lines().last().unwrap_or_default();
     check!(code == 1 && last.contains("standard output"), "exit code {code}:\n{log}");
+    Ok(())
+}
+
+/// Clients that come one after the other are one at a time: each is served, whatever the limit.
+fn one_after_another(lab: &Lab) -> Res {
+    let image = lab.path("a.img");
+    image::sparse(&image, MIB)?;
+    for option in ["--max-connections", "--max-per-peer"] {
+        let launch = Launch::new(lab, Backend::Threads).image(&image).arg(option).arg("1");
+        let server = launch.arg("--tcp").arg("127.0.0.1:0").start()?;
+        let address = server.listeners.iter().find_map(|l| l.strip_prefix("tcp:"));
+        let address = address.ok_or("no TCP address")?.to_string();
+        for tcp in [false, true] {
+            let mut refused = 0;
+            for _ in 0..400 {
+                let client = if tcp { Client::connect_tcp(&address) } else { server.connect() };
+                let served = client.and_then(|mut client| {
+                    client.greet()?;
+                    client.go("vol")?;
+                    let read = client.read(0, 512)?;
+                    client.request(0, cmd::DISC, 0, 0)?;
+                    Ok(read.is_ok())
+                });
+                refused += u32::from(!served.is_ok_and(|served| served));
+            }
+            check!(refused == 0, "{option} 1, tcp {tcp}: {refused} of 400 were refused");
+        }
+        // One that stays keeps others out, and no longer than it stays.
+        let first = server.client()?;
+        let began = Instant::now();
+        check!(server.client().is_err(), "{option} 1: a second client beside the first");
+        check!(
+            began.elapsed() < Duration::from_secs(5),
+            "it was refused after {:?}",
+            began.elapsed()
+        );
+        first.disconnect()?;
+        check!(wait_until(Duration::from_secs(5), || server.client().ok()).is_some(), "no room");
+        server.stop()?;
+    }
     Ok(())
 }
